@@ -1,0 +1,55 @@
+# The commands of this repository; CI runs these and nothing else.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+PYTHON ?= python3
+CLUSTER ?= 2ps4w
+ARGS ?=
+BIN := .venv/bin
+
+help: ## List the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+train: .venv/run ## Train a CNN on handwritten digits with CLUSTER (2ps4w); ARGS="train.steps=500" for more
+	$(BIN)/python -m trainer cluster=$(CLUSTER) $(ARGS)
+
+test: .venv/dev ## All tests: modules, then real clusters of processes
+	$(BIN)/python -m pytest
+
+test-fast: .venv/dev ## The tests that start no cluster, within a minute
+	$(BIN)/python -m pytest -m "not cluster"
+
+check: .venv/dev ## Format, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy trainer
+
+format: .venv/dev ## Apply the format and the safe lint fixes
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lock: .venv/dev ## Lock the requirements again, for every Python from 3.10 to 3.13
+	$(BIN)/pip install --quiet uv
+	for extra in cpu gpu; do $(LOCK) --extra $$extra -o requirements/$$extra.txt pyproject.toml; done
+	$(LOCK) --extra cpu --group dev -c requirements/cpu.txt -o requirements/dev.txt pyproject.toml
+
+LOCK := $(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.10 --no-annotate --no-header
+
+clean: ## Remove what these commands made, except runs/
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v <= (3, 13) else \
+	  f"Python {v[0]}.{v[1]} found; 3.10 to 3.13 is needed: make PYTHON=/path/to/python3.12 ...")'
+	$(PYTHON) -m venv .venv
+
+.venv/run: requirements/cpu.txt pyproject.toml | .venv/bin/python
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/cpu.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+.venv/dev: .venv/run requirements/dev.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	@touch $@
+
+.PHONY: help train test test-fast check format lock clean

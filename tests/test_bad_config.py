@@ -1,0 +1,457 @@
+"""Every bad config is refused before anything starts: where it is, what was given, what to type instead."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from pytest import param
+
+from trainer.compose import load, sources
+from trainer.config import ConfigError, Problem
+
+ROOT = Path(__file__).parent.parent
+GLOBAL = "# @package _global_\n"
+
+
+def faults(*overrides, config_dir=None, check=lambda config: []):
+    """What the user reads, with the spaces of the page made single."""
+    with pytest.raises(ConfigError) as caught:
+        load(overrides, check, config_dir)
+    return " ".join(str(caught.value).split())
+
+
+@pytest.fixture
+def experiment(tmp_path, monkeypatch):
+    """Writes mine/experiment/bad.yaml and returns what is wrong with it."""
+    monkeypatch.chdir(tmp_path)
+
+    def faults_of(content, *overrides):
+        path = tmp_path / "mine" / "experiment" / "bad.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return faults("experiment=bad", *overrides, config_dir="mine")
+
+    return faults_of
+
+
+# Overrides, one fault each: what was typed, and what is answered.
+OVERRIDES = [
+    param("train.stpes=5", "train.stpes=5: there is no key train.stpes; train has steps, batch_size "
+          "did you mean train.steps=5?", id="unknown nested key"),
+    param("trian.steps=5", "there is no key trian.steps did you mean train.steps=5?", id="unknown section"),
+    param("clustr=4w", "there is no key clustr did you mean cluster=4w?", id="unknown top key"),
+    param("batch_size=64", "did you mean train.batch_size=64?", id="key without its section"),
+    param("zzz=1", "there is no key zzz; the config has mode, name, run,", id="unknown key unlike any"),
+    param("train={stpes:5}", "there is no key train.stpes", id="unknown key in a mapping"),
+    param("+train.foo=3", "train.foo: there is no key train.foo; train has steps, batch_size", id="unknown key forced"),
+    param("train.steps=abc", "train.steps=abc: 'abc' is not a whole number e.g. train.steps=300", id="text for a number"),
+    param("train.steps=1.5", "'1.5' is not a whole number", id="fraction for a whole number"),
+    param("train.steps=1e3", "'1000.0' is not a whole number e.g. train.steps=1000", id="1e3 for a whole number"),
+    param("train.steps=true", "'true' is not a whole number", id="bool for a number"),
+    param("train.steps=null", "'null' is not a whole number", id="null for a number"),
+    param("train.steps=[1]", "'[1]' is not a whole number", id="list for a number"),
+    param("train=3", "train is a section with steps, batch_size e.g. train.steps=300", id="number for a section"),
+    param("strategy.quorum=few", "'few' is not a whole number or null e.g. strategy.quorum=1", id="text for an optional"),
+    param("device.soft_placement=maybe", "'maybe' is not true or false", id="text for a bool"),
+    param("device.gpus.worker=all", "'all' is not a list [a,b], each a whole number e.g. device.gpus={worker:[1]}",
+          id="text for a list"),
+    param("device.memory_fraction={worker\\:0:much}", "'much' is not a number e.g. device.memory_fraction={worker\\:0:0.5}",
+          id="text in a mapping"),
+    param("train.batch_size=0", "train.batch_size: 0 is out of range; it must be at least 1", id="batch of zero"),
+    param("train.batch_size=-8", "train.batch_size: -8 is out of range", id="negative batch"),
+    param("train.steps=0", "train.steps: 0 is out of range", id="no steps"),
+    param("train.steps=-5", "train.steps: -5 is out of range", id="negative steps"),
+    param("optimizer.learning_rate=0", "optimizer.learning_rate: 0.0 is out of range; it must be above 0", id="rate of zero"),
+    param("optimizer.learning_rate=-0.1", "optimizer.learning_rate: -0.1 is out of range", id="negative rate"),
+    param("optimizer.learning_rate=nan", "optimizer.learning_rate: nan is not a finite number", id="rate of nan"),
+    param("optimizer.learning_rate=inf", "optimizer.learning_rate: inf is not a finite number", id="rate of inf"),
+    param("model.options.dropout=nan", "model.options.dropout: nan is not a finite number e.g. model.options.dropout=0.0",
+          id="option of nan"),
+    param("seed=4294967296", "seed: 4294967296 is out of range; it must be at least 0 and below 2147483648",
+          id="seed too large"),
+    param("model=cmm", "model=cmm: there is no model 'cmm'; there are cnn, mlp, resnet20 e.g. model=cnn", id="unknown model"),
+    param("data=mnits", "there is no data 'mnits'; there are cifar10, fashion_mnist, mnist, mnist_10k, npz, synthetic,",
+          id="unknown data"),
+    param("optimizer=adm", "there is no optimizer 'adm'; there are adagrad, adam, adamw, momentum, rmsprop, sgd",
+          id="unknown optimizer"),
+    param("strategy=snyc", "e.g. strategy=sync", id="unknown strategy"),
+    param("experiment=nope", "experiment=nope: there is no experiment 'nope'", id="unknown experiment"),
+    param("optimizer.name=adm", "'adm' is not one of sgd, adam, adamw, rmsprop, adagrad e.g. optimizer.name=adam",
+          id="unknown name in a key"),
+    param("strategy.name=asnyc", "strategy.name=asnyc: 'asnyc' is not one of auto, local, sync", id="unknown strategy name"),
+    param("mode=trian", "'trian' is not one of train, plan e.g. mode=train", id="unknown mode"),
+    param("model.name=foo", "model.name: there is no model 'foo'; there are cnn, mlp, resnet20", id="unknown model name"),
+    param("model.name=mlp", "model.name: model=cnn brings the options of cnn, not of mlp model=mlp",
+          id="name without its options"),
+    param("model=null", "there is no model 'null'", id="null for a group"),
+    param("~model", "model.name: is not set choose a file of conf/model, e.g. model=cnn", id="group taken away"),
+    param("~train.steps", "takes away a key that every config has", id="key taken away"),
+    param("+model=mlp", "the + adds a choice to a group that has one model=mlp", id="choice added"),
+    param("cluster=2ps", "'2ps' is not a cluster size: it has no workers; the nearest size is 2ps1w cluster=2ps1w",
+          id="size without workers"),
+    param("cluster=0ps4w", "'0ps4w' is not a cluster size: 0ps is no count: ... leave ps out for none ... cluster=4w", id="size with zero ps"),
+    param("cluster=2ps0w", "'2ps0w' is not a cluster size: 0w is no count: ... cluster=2ps1w", id="size with zero workers"),
+    param("cluster=w4", "'w4' is not a cluster size: it reads [<n>ps]<m>w[<k>e], ... cluster=4w", id="size reversed"),
+    param("cluster=2pss4w", "'2pss4w' is not a cluster size: ... cluster=2ps4w", id="size misspelt"),
+    param("cluster=02ps4w", "'02ps4w' is not a cluster size: ... without leading zeros", id="size with a leading zero"),
+    param("cluster=10000w", "a job has at most 9999 tasks", id="size beyond all measure"),
+    param("cluster=locl", "there is no cluster 'locl'; there are ... e.g. cluster=local", id="unknown cluster name"),
+    param("model.options.widht=64", "there is no key model.options.widht; model.options has filters, units, dropout",
+          id="unknown option"),
+    param("+model.options.widht=64", "there is no key model.options.widht", id="unknown option forced"),
+    param("data.options.path=x", "data.options.path: mnist_10k takes no options leave it out", id="option of none"),
+    param("model.options.filters=abc", "'abc' is not a whole number, as cnn takes it e.g. model.options.filters=32",
+          id="option of another type"),
+    param("model.options.filters=1.5", "'1.5' is not a whole number, as cnn takes it", id="option with a fraction"),
+    param("model.options=3", "'3' is not a mapping", id="options that are no mapping"),
+    param("data=npz", "data.options.path: data=npz needs it, and it is not set add data.options.path=",
+          id="mandatory option unset"),
+    param("train.steps=${nope}", "train.steps: ${nope} refers to a key that does not exist", id="reference to nothing"),
+    param("train.steps=${train.stpes}", "refers to a key that does not exist; the nearest is train.steps",
+          id="reference misspelt"),
+    param("train.steps=${name}", "train.steps: ${name} cannot be resolved: ... could not be converted to Integer",
+          id="reference to another type"),
+    param("name=${name}", "name: ${name} cannot be resolved: Recursive interpolation", id="reference to itself"),
+    param("run=${oc.env:NO_SUCH_VARIABLE}", "run: ... Environment variable 'NO_SUCH_VARIABLE' not found",
+          id="reference to an unset variable"),
+    param("name=${nope:1}", "name: ... Unsupported interpolation type nope", id="reference of an unknown kind"),
+    param("train.steps=${seed", "has a reference that cannot be read", id="reference not closed"),
+    param("cluster.addresses.worker=['a:${nope}']", "cluster.addresses.worker: [a:${nope}] refers to a key that does not exist",
+          id="reference in a list"),
+    param("name=My_Run", "'My_Run' is not 1 to 63 of the characters a-z, 0-9 and - e.g. name=my-run", id="name with capitals"),
+    param("name=", "'' is not 1 to 63 of the characters", id="empty name"),
+    param(f"name={'a' * 64}", f"is not 1 to 63 of the characters a-z, 0-9 and - e.g. name={'a' * 63}", id="name too long"),
+    param("name='a/../b'", "'a/../b' is not 1 to 63 of the characters", id="name that is a path"),
+    param("run=runs/../../etc", "run: 'runs/../../etc' holds '..'", id="run directory through .."),
+    param("run=/", "run: '/' names no directory of its own", id="run directory at the root"),
+    param("run=.", "run: '.' names no directory of its own", id="run directory is here"),
+    param("run=", "run: '' names no directory of its own", id="run directory is empty"),
+    param("run='~/x'", "run: '~/x' starts with ~, which only a shell expands", id="run directory with ~"),
+    param("model=../data/npz", "there is no model '../data/npz'", id="choice outside its group"),
+    param("model=/etc/passwd", "there is no model '/etc/passwd'", id="choice at the root"),
+    param("model.options._target_=os.system", "names code to import; a config is plain data", id="target key"),
+    param("+hydra.callbacks.x={_target_:os.system}", "names code to import", id="target in a value"),
+    param("train.steps=1,2", "holds several values give one, e.g. train.steps=1, or add --multirun", id="several values"),
+    param("plan", "plan: is not key=value mode=plan", id="mode without its key"),
+    param("2ps4w", "2ps4w: is not key=value cluster=2ps4w", id="size without its key"),
+    param("my.py", "my.py: is not key=value user=my.py", id="file without its key"),
+    param("train.steps", "train.steps: is not key=value e.g. train.steps=300", id="key without value"),
+    param("=3", "=3: has no key before the =", id="value without key"),
+    param("train..steps=3", "has a key that cannot be read: 'train..steps'", id="unreadable key"),
+    param("run=a b;c", """has a value that cannot be read quote it twice: 'run="a b;c"'""", id="unreadable value"),
+    param(f"train.steps={'[' * 2000}", "has a value that cannot be read", id="value nested too deeply"),
+    param("hydra.foo=1", "hydra.foo=1: Key 'foo' not in 'HydraConf'", id="unknown key of hydra"),
+    param("hydra/launcher=nope", "hydra/launcher=nope: ... Could not find 'hydra/launcher/nope'", id="unknown choice of hydra"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("override", "answer"), OVERRIDES)
+def test_an_override_that_cannot_hold_is_explained(override, answer):
+    text = faults(override)
+    for part in answer.split(" ... "):
+        assert part in text
+
+
+def test_one_fault_is_one_problem():
+    with pytest.raises(ConfigError, match="there is no key train.stpes") as caught:
+        load(["train.stpes=5"])
+    assert len(caught.value.problems) == 1
+
+
+def test_several_words_are_read_as_the_shell_passes_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert load(["run=my runs/first"]).run == "my runs/first"
+
+
+# Files, one fault each: what mine/experiment/bad.yaml holds, and what is answered.
+FILES = [
+    param("train:\n  stpes: 3\n", "mine/experiment/bad.yaml:3 train.stpes: there is no key train.stpes", id="unknown key"),
+    param("train:\n  steps: abc\n", "mine/experiment/bad.yaml:3 train.steps: 'abc' is not a whole number", id="wrong type"),
+    param("train: 3\n", "mine/experiment/bad.yaml:2 train: train is a section with steps, batch_size", id="no section"),
+    param("train:\n  steps: 1\n  steps: 2\n", "bad.yaml:4: duplicate key steps, first on line 3", id="duplicate key"),
+    param("1: 2\n", "bad.yaml:2 1: there is no key 1", id="number for a key"),
+    param("? [a]\n: b\n", "bad.yaml:2: has a key that is a list or a mapping", id="list for a key"),
+    param("~: 2\n", "bad.yaml: cannot be read: Incompatible key type 'NoneType'", id="null for a key"),
+    param("optimizer: {learning_rate: 1e-}\n", "'1e-' is not a number", id="number not finished"),
+    param("train: {steps: 1e3}\n", "'1000.0' is not a whole number e.g. train.steps=1000", id="1e3 for a whole number"),
+    param("train: {steps: ${nope}}\n", "is not YAML", id="reference without quotes"),
+    param("train: {steps: '${nope}'}\n", "train.steps: ${nope} refers to a key that does not exist", id="reference"),
+    param("train: {steps: '${nope'}\n", "bad.yaml: cannot be read", id="reference not closed"),
+    param("\ttrain: 3\n", "bad.yaml:2: is not YAML: while scanning for the next token: found character", id="tab"),
+    param("a: b: c\n", "bad.yaml:2: is not YAML: mapping values are not allowed here", id="two colons"),
+    param("seed: 1\n---\nseed: 2\n", "is not YAML: expected a single document", id="two documents"),
+    param("seed: *a\n", "is not YAML: found undefined alias 'a'", id="alias of nothing"),
+    param("name: !!python/object/apply:os.system ['touch pwned']\n",
+          "bad.yaml:2: has the tag !!python/object/apply:os.system; a config is plain data", id="python tag"),
+    param("name: !!python/name:os.system\n", "has the tag !!python/name:os.system", id="python name"),
+    param("run: !!python/object/apply:pathlib.Path [x]\n", "has the tag !!python/object/apply:pathlib.Path", id="path tag"),
+    param("name: !mine x\n", "has the tag !mine", id="tag of one's own"),
+    param("model: {options: {_target_: os.system}}\n", "bad.yaml:2: has a key _target_, which names code", id="target"),
+    param("hydra: {job_logging: {handlers: {x: {(): os.system}}}}\n", "has a key (), which names code", id="factory"),
+    param("hydra: {callbacks: {x: {_target_: os.system}}}\n", "has a key _target_", id="target for hydra"),
+    param("a: &a [*a]\n", "holds more than 50000 keys and values once its aliases", id="alias of itself"),
+    param("a: " + "[" * 2000 + "]" * 2000, "is nested too deeply", id="deep nesting"),
+    param("a: " + "x" * 300_000, "has more than 256 KiB", id="large file"),
+    param("name: '\x01'\n", "is not YAML: unacceptable character #x0001", id="control character"),
+    param("defaults:\n  - override /cluster: 2pss4w\n", "experiment=bad: '2pss4w' is not a cluster size", id="bad choice"),
+    param("defaults: 3\n", "defaults must be a list (got int)", id="defaults that are no list"),
+    param("hydra: {searchpath: [file:///x]}\n", "Overriding hydra.searchpath is only supported", id="search path"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "answer"), FILES)
+def test_a_file_that_cannot_hold_is_explained(experiment, content, answer, tmp_path):
+    assert answer in experiment(GLOBAL + content)
+    assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "answer"),
+    [
+        param("", "mine/experiment/bad.yaml: is empty write the keys it should set, or {} if", id="empty"),
+        param("# a comment\n", "mine/experiment/bad.yaml: is empty", id="comments only"),
+        param("- a\n- b\n", "bad.yaml:1: is a list at top level; a config file maps keys to values", id="list"),
+        param("hello\n", "bad.yaml:1: is one value, not a mapping", id="scalar"),
+        param(b"name: caf\xe9\n", "bad.yaml: is not UTF-8: byte 9 is 0xe9 save the file as UTF-8", id="latin-1"),
+        param("seed: 3\n".encode("utf-16"), "bad.yaml: is not UTF-8: byte 0 is 0xff", id="utf-16"),
+        param(b"\xef\xbb\xbf# @package _global_\nseed: 3\n", "starts with a byte order mark", id="byte order mark"),
+        param("# @package a b\nseed: 1\n", "bad.yaml: cannot be read: Too many components", id="package line"),
+    ],
+)
+def test_a_file_that_is_no_mapping_in_utf8_is_explained(experiment, content, answer):
+    assert answer in experiment(content)
+
+
+@pytest.mark.parametrize(("text", "rate"), [("1e-3", 0.001), ("1e3", 1000.0), ("5E-4", 0.0005), ("'1e-3'", 0.001)])
+def test_a_number_with_an_exponent_is_a_number_in_a_file(tmp_path, text, rate):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "rate.yaml").write_text(f"{GLOBAL}optimizer: {{learning_rate: {text}}}\n")
+    assert load(["experiment=rate"], config_dir=str(tmp_path)).optimizer.learning_rate == rate
+
+
+def test_an_alias_bomb_is_refused_before_it_grows(experiment):
+    levels = "".join(f"a{level}: &a{level} [{','.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, 30))
+    started = time.process_time()
+    assert "holds more than 50000 keys and values" in experiment(f"a0: &a0 [x]\n{levels}")
+    assert time.process_time() - started < 2
+
+
+def test_a_few_aliases_are_fine(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "shared.yaml").write_text(f"{GLOBAL}seed: &n 9\ntrain: {{steps: *n}}\n")
+    config = load(["experiment=shared"], config_dir=str(tmp_path))
+    assert (config.seed, config.train.steps) == (9, 9)
+
+
+def test_all_faults_of_a_file_show_together(experiment):
+    text = experiment(f"{GLOBAL}train:\n  stpes: 3\n  batch_size: 0\ntrian: 3\nmodel:\n  options:\n    widht: 4\n")
+    assert "bad.yaml:3 train.stpes: there is no key train.stpes" in text
+    assert "train.batch_size: 0 is out of range" in text
+    assert "bad.yaml:5 trian: there is no key trian" in text
+    assert "there is no key model.options.widht" in text
+
+
+def test_a_choice_without_even_a_list_names_its_file(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text("name: mlp\noptoins: {width: 3}\n")
+    text = faults("model=mine", config_dir=str(tmp_path))
+    assert "mine.yaml:2 model.optoins: there is no key model.optoins" in text
+    assert "did you mean model.options" in text
+
+
+def test_a_broken_file_that_is_not_chosen_does_no_harm(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "broken.yaml").write_text("][")
+    assert load([], config_dir=str(tmp_path)).train.steps == 300
+
+
+def test_a_broken_main_file_is_named(tmp_path, monkeypatch):
+    shutil.copytree(sources.conf_dir(), tmp_path / "conf")
+    with (tmp_path / "conf" / "config.yaml").open("a") as file:
+        file.write("train: {stpes: 5}\n")
+    monkeypatch.setattr(sources, "conf_dir", lambda: tmp_path / "conf")
+    assert "config.yaml" in faults()
+    assert "there is no key train.stpes" in faults("cluster=4w")
+
+
+def test_a_config_dir_that_is_none_is_named(tmp_path):
+    assert f"--config-dir={tmp_path}/none: is no directory" in faults(config_dir=f"{tmp_path}/none")
+
+
+# The user's Python file.
+PYTHON = [
+    param("my.txt", b"def tiny(): ...", "user=my.txt: is no Python file: its name does not end in .py", id="not .py"),
+    param("my.py", None, "user=my.py: cannot be read: No such file or directory", id="missing"),
+    param("my.py", b"def caf\xe9(): ...", "user=my.py: is not UTF-8: byte 7 is 0xe9", id="latin-1"),
+    param("my.py", b"x = 1\ndef tiny(:\n", "user=my.py: is not valid Python: invalid syntax, line 2", id="syntax"),
+    param("my.py", b"x = '\0'\n", "user=my.py: is not valid Python: ", id="null byte"),
+    param("my.py", b"def tinny(): ...", "model=tiny: there is no model 'tiny'; there are cnn, mlp, resnet20, tinny "
+          "e.g. model=tinny", id="unknown function"),
+    param("my.py", b"class tiny: ...", "there is no model 'tiny'; there are cnn, mlp, resnet20", id="class"),
+    param("my.py", b"def tiny(s, c, *, width): ...", "model.options.width: model=tiny needs it, and it is not set",
+          id="option without default"),
+    param("my.py", b"def tiny(): ...\ndef mnist_10k(): ...",
+          "data.name: mnist_10k is built in, and a function of my.py too rename the function", id="name of a built-in"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "content", "answer"), PYTHON)
+def test_a_python_file_that_cannot_serve_is_explained(tmp_path, monkeypatch, name, content, answer):
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    assert answer in faults(f"user={name}", "model=tiny")
+
+
+def test_a_missing_python_file_does_not_make_its_functions_unknown_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = faults("user=my.py", "model=tiny", "train.steps=0")
+    assert "there is no model" not in text
+    assert "train.steps: 0 is out of range" in text
+
+
+@pytest.mark.parametrize(
+    ("override", "answer"),
+    [
+        ("model.options.width=abc", "'abc' is not a whole number, as tiny takes it e.g. model.options.width=32"),
+        ("model.options.width=1.5", "'1.5' is not a whole number"),
+        ("model.options.rate=fast", "'fast' is not a number"),
+        ("model.options.deep=3", "'3' is not true or false"),
+        ("model.options.act=[relu]", "'[relu]' is not text"),
+        ("model.options.sizes=3", "'3' is not a list [a,b], as tiny takes it e.g. model.options.sizes=[1,2]"),
+        (
+            "model.options.depth=3",
+            "there is no key model.options.depth; model.options has width, rate, deep, act, sizes",
+        ),
+    ],
+)
+def test_options_of_a_function_keep_the_types_of_their_defaults(tmp_path, monkeypatch, override, answer):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.py").write_text("def tiny(s, c, *, width=32, rate=0.1, deep=True, act='relu', sizes=(1, 2)): ...\n")
+    assert answer in faults("user=my.py", "model=tiny", override)
+    assert load(["user=my.py", "model=tiny", "model.options.rate=1"]).model.options["rate"] == 1
+
+
+# All at once.
+
+
+def divides(config):
+    replicas = config.cluster.worker
+    if config.train.batch_size % replicas == 0:
+        return []
+    message = f"{config.train.batch_size} examples do not divide by {replicas} replicas"
+    return [Problem("train.batch_size", message, f"e.g. train.batch_size={replicas}")]
+
+
+def test_faults_of_every_kind_show_in_one_pass():
+    text = faults(
+        "cluster=0ps4w",
+        "model=cmm",
+        "train.stpes=5",
+        "optimizer.learning_rate=-1",
+        "seed=abc",
+        "name=My",
+        "data=npz",
+        "train.batch_size=255",
+        check=divides,
+    )
+    for part in (
+        "cluster=0ps4w: '0ps4w' is not a cluster size",
+        "model=cmm: there is no model 'cmm'",
+        "train.stpes=5: there is no key train.stpes",
+        "seed=abc: 'abc' is not a whole number",
+        "data.options.path: data=npz needs it",
+        "optimizer.learning_rate: -1.0 is out of range",
+        "name: 'My' is not 1 to 63",
+        "train.batch_size: 255 examples do not divide by 4 replicas",  # the 4 of 4w, the size nearest to 0ps4w
+    ):
+        assert part in text
+
+
+def test_keys_that_disagree_are_refused():
+    assert faults("cluster=4w", "train.batch_size=255", check=divides).startswith(
+        "train.batch_size: 255 examples do not divide by 4 replicas"
+    )
+
+
+def test_a_value_known_to_be_wrong_is_not_blamed_twice():
+    text = faults("cluster=7w", "train.batch_size=abc", check=divides)
+    assert "train.batch_size=abc: 'abc' is not a whole number" in text
+    assert "do not divide" not in text
+
+
+def test_a_check_that_stumbles_over_a_reported_value_does_not_hide_it():
+    assert faults("cluster.worker=0", check=divides).startswith("cluster.worker: 0 is out of range")
+
+
+def test_a_check_that_stumbles_over_a_good_config_is_not_silenced():
+    def broken(config):
+        raise ZeroDivisionError("a fault of the check")
+
+    with pytest.raises(ZeroDivisionError, match="a fault of the check"):
+        load([], broken)
+
+
+# Real command lines.
+
+
+@pytest.fixture
+def trainer(tmp_path):
+    """Runs a program that only composes, in an empty directory, and returns how it went and what it left there."""
+    program = tmp_path / "program.py"
+    program.write_text("from trainer import compose\n\ncompose.run(lambda config: 0, lambda config: [])\n")
+    (tmp_path / "here").mkdir()
+
+    def run(*arguments, files=()):
+        for name, content in dict(files).items():
+            (tmp_path / "here" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "here" / name).write_text(content)
+        command = [sys.executable, str(program), *arguments]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(
+            command, cwd=tmp_path / "here", env=environment, capture_output=True, text=True, check=False
+        )
+        left = {
+            path.relative_to(tmp_path / "here").as_posix() for path in (tmp_path / "here").rglob("*") if path.is_file()
+        }
+        return done, left - set(dict(files))
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "files", "answer"),
+    [
+        param(["cluster=2ps", "train.stpes=5"], {}, "cluster=2ps: '2ps' is not a cluster size: it has no workers; "
+              "the nearest size is 2ps1w\n    cluster=2ps1w\n"
+              "train.stpes=5: there is no key train.stpes; train has steps, batch_size\n"
+              "    did you mean train.steps=5?\n", id="two faults"),
+        param(["train.steps=-1"], {}, "train.steps: -1 is out of range; it must be at least 1\n    e.g. train.steps=1\n",
+              id="limit"),
+        param(["--multirun", "train.steps=5,x"], {}, "train.steps=x: 'x' is not a whole number\n    e.g. train.steps=300\n",
+              id="multirun"),
+        param(["--cfg", "job", "mode=paln"], {}, "mode=paln: 'paln' is not one of train, plan\n    e.g. mode=plan\n",
+              id="cfg"),
+        param(["--config-dir=none"], {}, "--config-dir=none: is no directory\n    give a folder laid out as conf/\n",
+              id="config dir"),
+        param(["--experimental-rerun", "x.pickle"], {}, "--experimental-rerun: reads a pickle, which can run any code\n"
+              "    give the overrides of that run again\n", id="pickle"),
+        param(["+hydra.callbacks.x._target_=os.getcwd"], {}, "+hydra.callbacks.x._target_=os.getcwd: names code to import; "
+              "a config is plain data and runs no code\n"
+              "    choose by name, e.g. model=cnn, or put a function into a file: user=my_models.py\n", id="target"),
+        param(["user=my.py", "model=tiny", "train.steps=0"], {"my.py": "open('imported', 'w')\ndef tiny(): ...\n"},
+              "train.steps: 0 is out of range; it must be at least 1\n    e.g. train.steps=1\n", id="user file"),
+        param(["--config-dir=mine", "experiment=bad"], {"mine/experiment/bad.yaml": "a: !!python/name:os.system\n"},
+              "mine/experiment/bad.yaml:1: has the tag !!python/name:os.system; a config is plain data and runs no code\n"
+              "    write a plain value without a tag\n", id="python tag"),
+    ],
+)  # fmt: skip
+def test_a_bad_command_line_prints_its_faults_alone_exits_2_and_leaves_nothing(trainer, arguments, files, answer):
+    done, left = trainer(*arguments, files=files)
+    assert (done.returncode, done.stderr, done.stdout, left) == (2, answer, "", set())

@@ -1,0 +1,480 @@
+"""Checkpoints on a real disk: round trips, every kind of damage, writers that are killed."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import select
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainer import checkpoint
+from trainer.checkpoint import CheckpointError
+
+ROOT = Path(__file__).parents[1]
+FACTS = {"optimizer": "adam", "slots": ["momentum", "velocity"], "seed": 7, "replicas": 2}
+KILL_SEED = 11
+
+
+def tensors_of(value: float) -> dict[str, np.ndarray]:
+    kernel = np.full((2, 3), value, np.float32)
+    return {
+        "parameters/dense/kernel": kernel,
+        "parameters/dense/bias": np.full(3, value, np.float32),
+        "state/norm/mean": np.float32([value]).reshape(()),
+        "slots/momentum/dense/kernel": kernel / 2,
+        "slots/velocity/dense/kernel": kernel / 4,
+    }
+
+
+def shapes_of(tensors: dict[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
+    return {name: value.shape for name, value in tensors.items()}
+
+
+def save(folder: Path, *steps: int, keep: int = 9) -> Path:
+    """Saves checkpoints that hold their step; returns the last one's folder."""
+    return [checkpoint.write(folder, step, 1, FACTS, tensors_of(step), keep=keep) for step in steps][-1]
+
+
+def steps_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def edit_manifest(path: Path, **values: object) -> None:
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({**manifest, **values}))
+
+
+def flip_a_bit(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+# ---- what is saved comes back
+
+
+def test_tensors_come_back_bit_for_bit(tmp_path):
+    tensors = {
+        "parameters/noise": np.random.default_rng(3).normal(size=(4, 5)).astype(np.float32),
+        "parameters/extreme": np.float32([np.finfo(np.float32).max, 1e-45, -0.0, np.inf]),
+        "parameters/transposed": np.arange(6, dtype=np.float32).reshape(2, 3).T,
+        "state/scalar": np.float32(3.5).reshape(()),
+        "slots/momentum/empty": np.zeros((0, 4), np.float32),
+    }
+    loaded = checkpoint.load(checkpoint.read_manifest(checkpoint.write(tmp_path, 5, 0, {}, tensors, keep=1)))
+    assert {name: (v.shape, v.tobytes()) for name, v in loaded.items()} == {
+        name: (v.shape, v.tobytes()) for name, v in tensors.items()
+    }
+
+
+def test_the_manifest_says_what_the_checkpoint_holds(tmp_path):
+    path = checkpoint.write(tmp_path, 1200, 3, FACTS, tensors_of(1.0), keep=1)
+    found = checkpoint.read_manifest(path)
+    assert (found.step, found.generation, found.path, found.facts) == (1200, 3, tmp_path / "000001200", FACTS)
+    assert found.tensors == shapes_of(tensors_of(1.0))
+
+
+def test_a_checkpoint_is_a_folder_of_two_plain_files(tmp_path):
+    assert steps_in(save(tmp_path, 1)) == ["manifest.json", "tensors.npz"]
+
+
+def test_the_newest_is_the_one_of_the_highest_step(tmp_path):
+    save(tmp_path, 300, 20, 1_000_000_000, 100)
+    newest, skipped = checkpoint.newest_valid(tmp_path)
+    assert (newest.step, skipped) == (1_000_000_000, [])
+
+
+def test_a_folder_that_does_not_exist_has_no_checkpoint_and_no_complaint(tmp_path):
+    assert checkpoint.newest_valid(tmp_path / "checkpoints") == (None, [])
+
+
+def test_saving_a_step_again_changes_nothing(tmp_path):
+    before = (save(tmp_path, 1) / "manifest.json").stat().st_mtime_ns
+    checkpoint.write(tmp_path, 1, 2, FACTS, tensors_of(99.0), keep=9)
+    assert (tmp_path / "000000001" / "manifest.json").stat().st_mtime_ns == before
+
+
+def test_saving_a_damaged_step_again_repairs_it(tmp_path):
+    flip_a_bit(save(tmp_path, 1) / "tensors.npz")
+    checkpoint.verify(checkpoint.read_manifest(save(tmp_path, 1)))
+
+
+def test_values_that_are_no_plain_numbers_are_refused(tmp_path):
+    with pytest.raises(TypeError, match="parameters/a is object; .* cast it to float32"):
+        checkpoint.write(tmp_path, 1, 0, {}, {"parameters/a": np.array([{}])}, keep=1)
+
+
+def test_a_refused_save_leaves_nothing_behind(tmp_path):
+    with pytest.raises(TypeError):
+        checkpoint.write(tmp_path, 1, 0, {}, {"parameters/a": np.array([{}])}, keep=1)
+    assert steps_in(tmp_path) == []
+
+
+# ---- damage
+
+
+def make_link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+DAMAGES = {
+    "bit-flip": (lambda path: flip_a_bit(path / "tensors.npz"), "tensors.npz does not match its checksum"),
+    "truncated": (lambda path: cut(path / "tensors.npz"), r"tensors.npz has \d+ bytes instead of \d+"),
+    "tensors-missing": (lambda path: (path / "tensors.npz").unlink(), "tensors.npz is missing"),
+    "tensors-linked": (lambda path: make_link(path / "tensors.npz"), "tensors.npz is a link"),
+    "manifest-missing": (lambda path: (path / "manifest.json").unlink(), "manifest.json is missing"),
+    "manifest-linked": (lambda path: make_link(path / "manifest.json"), "manifest.json is a link"),
+    "manifest-empty": (lambda path: (path / "manifest.json").write_text(""), "manifest.json is damaged"),
+    "manifest-garbage": (lambda path: (path / "manifest.json").write_bytes(b"\xff\0{"), "manifest.json is damaged"),
+    "manifest-cut": (lambda path: cut(path / "manifest.json"), "manifest.json is damaged"),
+    "manifest-list": (lambda path: (path / "manifest.json").write_text("[1]"), "manifest.json is damaged"),
+    "manifest-nested": (lambda path: (path / "manifest.json").write_text("[" * 99999), "manifest.json is damaged"),
+    "manifest-edited": (
+        lambda path: edit_manifest(path, generation=9),
+        "manifest.json does not match its own checksum",
+    ),
+    "newer-format": (lambda path: edit_manifest(path, format=2), "it has format 2, this version reads format 1"),
+    "folder-linked": (make_link, "it is a link"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_damaged_newest_checkpoint_is_skipped_with_its_reason(tmp_path, kind):
+    damage, reason = DAMAGES[kind]
+    damage(save(tmp_path, 100, 200))
+    newest, skipped = checkpoint.newest_valid(tmp_path)
+    assert newest.step == 100
+    assert re.fullmatch(f"{tmp_path}/000000200: {reason}.*", *skipped)
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_damaged_checkpoint_that_was_asked_for_is_refused_with_a_remedy(tmp_path, kind):
+    damage, reason = DAMAGES[kind]
+    damage(save(tmp_path, 100))
+    with pytest.raises(CheckpointError, match=f"{tmp_path}/000000100: {reason}.*; .*resume="):
+        checkpoint.verify(checkpoint.read_manifest(tmp_path / "000000100"))
+
+
+def test_when_all_are_damaged_every_reason_is_given(tmp_path):
+    save(tmp_path, 100, 200)
+    for path in list(tmp_path.iterdir()):
+        flip_a_bit(path / "tensors.npz")
+    newest, skipped = checkpoint.newest_valid(tmp_path)
+    assert newest is None
+    assert [Path(reason.split(":")[0]).name for reason in skipped] == ["000000200", "000000100"]
+
+
+def test_a_file_in_the_place_of_a_checkpoint_is_refused(tmp_path):
+    (tmp_path / "model.ckpt").write_text("")
+    with pytest.raises(CheckpointError, match="it is not a directory"):
+        checkpoint.read_manifest(tmp_path / "model.ckpt")
+
+
+def test_a_checkpoint_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="it does not exist"):
+        checkpoint.read_manifest(tmp_path / "000000100")
+
+
+def test_a_file_in_the_place_of_the_checkpoints_is_refused(tmp_path):
+    (tmp_path / "checkpoints").write_text("")
+    with pytest.raises(CheckpointError, match="it is not a directory"):
+        checkpoint.newest_valid(tmp_path / "checkpoints")
+
+
+def test_a_checkpoint_renamed_to_another_step_is_refused(tmp_path):
+    save(tmp_path, 100).rename(tmp_path / "000000900")
+    with pytest.raises(CheckpointError, match="it holds step 100; rename it to 000000100"):
+        checkpoint.read_manifest(tmp_path / "000000900")
+
+
+def test_a_checkpoint_copied_under_a_name_of_your_own_is_read(tmp_path):
+    assert checkpoint.read_manifest(save(tmp_path, 100).rename(tmp_path / "best")).step == 100
+
+
+@pytest.mark.parametrize(
+    ("stored", "problem"),
+    [
+        (np.zeros((3, 2), np.float32), r"parameters/a is float32 \[3, 2\], but manifest.json says float32 \[2, 3\]"),
+        (np.zeros((2, 3), np.int32), r"parameters/a is int32 \[2, 3\], but manifest.json says float32 \[2, 3\]"),
+    ],
+    ids=["shape", "dtype"],
+)
+def test_tensors_that_are_not_what_the_manifest_says_are_refused(tmp_path, stored, problem):
+    path = checkpoint.write(tmp_path, 1, 0, {}, {"parameters/a": np.zeros((2, 3), np.float32)}, keep=1)
+    found = checkpoint.read_manifest(path)
+    np.savez(path / "tensors.npz", **{"parameters/a": stored})
+    with pytest.raises(CheckpointError, match=problem):
+        checkpoint.load(found)
+
+
+def test_tensors_of_other_names_than_the_manifest_are_refused(tmp_path):
+    found = checkpoint.read_manifest(save(tmp_path, 1))
+    np.savez(found.path / "tensors.npz", **{**tensors_of(1), "parameters/b": np.zeros(1, np.float32)})
+    with pytest.raises(CheckpointError, match=r"tensors\.npz and manifest\.json disagree on parameters/b"):
+        checkpoint.load(found)
+
+
+def test_pickled_objects_are_never_loaded(tmp_path):
+    found = checkpoint.read_manifest(save(tmp_path, 1))
+    np.savez(found.path / "tensors.npz", **{name: np.array([{}], object) for name in found.tensors})
+    with pytest.raises(CheckpointError, match=r"tensors\.npz is damaged .*allow_pickle=False"):
+        checkpoint.load(found)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\3\4", b"not a zip file"])
+def test_tensors_that_are_no_archive_are_refused(tmp_path, content):
+    found = checkpoint.read_manifest(save(tmp_path, 1))
+    (found.path / "tensors.npz").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"tensors\.npz is damaged"):
+        checkpoint.load(found)
+
+
+def test_nan_is_refused_with_the_tensor_that_holds_it(tmp_path):
+    path = checkpoint.write(tmp_path, 1, 0, {}, {"parameters/a": np.float32([1, np.nan])}, keep=1)
+    with pytest.raises(CheckpointError, match="parameters/a holds NaN; give an earlier one"):
+        checkpoint.load(checkpoint.read_manifest(path))
+
+
+# ---- another model, another optimizer
+
+
+def misfit(tmp_path: Path, **changed: np.ndarray | None) -> str:
+    """The error of a run that has other tensors than the checkpoint; None for one it has not."""
+    found = checkpoint.read_manifest(save(tmp_path, 1))
+    tensors = {name: value for name, value in {**tensors_of(1), **changed}.items() if value is not None}
+    with pytest.raises(CheckpointError) as error:
+        checkpoint.check_fits(found, shapes_of(tensors))
+    return error.value.problem
+
+
+def test_the_model_and_optimizer_that_were_saved_fit(tmp_path):
+    checkpoint.check_fits(checkpoint.read_manifest(save(tmp_path, 1)), shapes_of(tensors_of(2)))
+
+
+def test_a_parameter_the_checkpoint_lacks_is_named(tmp_path):
+    problem = misfit(tmp_path, **{"parameters/new": np.zeros(2)})
+    assert problem == "it does not fit this run: it lacks parameters/new"
+
+
+def test_a_parameter_the_model_lacks_is_named(tmp_path):
+    problem = misfit(tmp_path, **{"state/norm/mean": None})
+    assert problem == "it does not fit this run: the model does not have its state/norm/mean"
+
+
+def test_another_shape_is_named_on_both_sides(tmp_path):
+    problem = misfit(tmp_path, **{"parameters/dense/kernel": np.zeros((3, 2))})
+    assert problem == "it does not fit this run: other shapes: parameters/dense/kernel (there (2, 3), here (3, 2))"
+
+
+def test_at_most_five_tensors_are_named(tmp_path):
+    problem = misfit(tmp_path, **{f"parameters/new{i}": np.zeros(2) for i in range(7)})
+    assert problem.endswith("parameters/new3, parameters/new4 and 2 more")
+
+
+def test_another_optimizer_is_said_in_words_and_its_tensors_are_not_listed(tmp_path):
+    gone = {"slots/momentum/dense/kernel": None, "slots/velocity/dense/kernel": None}
+    problem = misfit(tmp_path, **gone, **{"slots/accumulator/dense/kernel": np.zeros((2, 3))})
+    assert problem == "it does not fit this run: its optimizer kept momentum, velocity, this run's keeps accumulator"
+
+
+def test_an_optimizer_without_slots_is_said_in_words(tmp_path):
+    problem = misfit(tmp_path, **{"slots/momentum/dense/kernel": None, "slots/velocity/dense/kernel": None})
+    assert problem == "it does not fit this run: its optimizer kept momentum, velocity, this run's keeps nothing"
+
+
+# ---- what stays in the folder
+
+
+def test_only_the_newest_are_kept(tmp_path):
+    save(tmp_path, 100, 200, 300, 400, keep=2)
+    assert steps_in(tmp_path) == ["000000300", "000000400"]
+
+
+def test_a_damaged_checkpoint_does_not_count_as_kept(tmp_path):
+    cut(save(tmp_path, 100, 200) / "tensors.npz")
+    save(tmp_path, 300, keep=2)
+    assert steps_in(tmp_path) == ["000000100", "000000200", "000000300"]
+
+
+def test_the_one_just_saved_stays_even_when_later_ones_exist(tmp_path):
+    save(tmp_path, 500, 100, keep=1)
+    assert steps_in(tmp_path) == ["000000100", "000000500"]
+
+
+def test_leftovers_of_dead_writers_are_removed(tmp_path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    (tmp_path / f".000000100.tmp-{dead.pid}").mkdir()
+    save(tmp_path, 200)
+    assert steps_in(tmp_path) == ["000000200"]
+
+
+def test_temporary_folders_of_live_writers_stay(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as alive:
+        (tmp_path / f".000000100.tmp-{alive.pid}").mkdir()
+        save(tmp_path, 200)
+        alive.communicate(b"\n")
+    assert steps_in(tmp_path) == [f".000000100.tmp-{alive.pid}", "000000200"]
+
+
+def test_temporary_folders_are_no_checkpoints(tmp_path):
+    save(tmp_path, 100).rename(tmp_path / ".000000100.tmp-1")
+    assert checkpoint.newest_valid(tmp_path) == (None, [])
+
+
+# ---- the writer in the background
+
+
+def test_a_closed_writer_has_saved_everything(tmp_path):
+    writer = checkpoint.Writer(tmp_path, keep=9)
+    for step in (1, 2, 3):
+        writer.save(step, 0, FACTS, tensors_of(step))
+    writer.close()
+    assert checkpoint.newest_valid(tmp_path)[0].step == 3
+    assert len(steps_in(tmp_path)) == 3
+
+
+def test_saving_happens_in_another_thread(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(checkpoint, "write", lambda *_, **__: seen.append(threading.current_thread()))
+    writer = checkpoint.Writer(tmp_path, keep=1)
+    writer.save(1, 0, {}, {})
+    writer.close()
+    assert seen != [threading.main_thread()]
+
+
+def test_a_second_save_waits_for_the_first(tmp_path, monkeypatch):
+    log, release = [], threading.Event()
+
+    def slow(folder, step, *_, **__):
+        release.wait()
+        log.append(step)
+
+    monkeypatch.setattr(checkpoint, "write", slow)
+    writer = checkpoint.Writer(tmp_path, keep=1)
+    writer.save(1, 0, {}, {})
+    threading.Timer(0.05, release.set).start()
+    writer.save(2, 0, {}, {})
+    assert log[:1] == [1]
+    writer.close()
+
+
+@pytest.fixture
+def failed_writer(tmp_path):
+    """A writer whose first save has failed: there is a file where its folder should be."""
+    (tmp_path / "checkpoints").write_text("")
+    writer = checkpoint.Writer(tmp_path / "checkpoints", keep=1)
+    writer.save(1, 0, FACTS, tensors_of(1))
+    return writer
+
+
+def test_a_failure_is_raised_by_the_next_save(failed_writer):
+    with pytest.raises(OSError, match="checkpoint of step 1 was not saved"):
+        failed_writer.save(2, 0, FACTS, tensors_of(2))
+
+
+def test_a_failure_is_raised_by_close(failed_writer):
+    with pytest.raises(OSError, match="checkpoint of step 1 was not saved"):
+        failed_writer.close()
+
+
+def test_a_failure_that_was_raised_is_not_raised_again(failed_writer):
+    with pytest.raises(OSError, match="not saved"):
+        failed_writer.wait()
+    failed_writer.close()
+
+
+def test_a_writer_saves_again_after_a_failure(failed_writer, tmp_path):
+    with pytest.raises(OSError, match="not saved"):
+        failed_writer.wait()
+    (tmp_path / "checkpoints").unlink()
+    failed_writer.save(2, 0, FACTS, tensors_of(2))
+    failed_writer.close()
+    assert steps_in(tmp_path / "checkpoints") == ["000000002"]
+
+
+# ---- real processes
+
+SAVE_FOR_EVER = """
+import itertools, sys
+from pathlib import Path
+import numpy as np
+from trainer import checkpoint
+
+writer = checkpoint.Writer(Path(sys.argv[1]), keep=2)
+for step in itertools.count(int(sys.argv[2])):
+    writer.save(step, 0, {}, {"parameters/a": np.full(1_000_000, step, np.float32)})
+    writer.wait()
+    print(step, flush=True)
+"""
+
+FILL_THE_DISK = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from trainer import checkpoint
+
+folder = Path(sys.argv[1])
+checkpoint.write(folder, 1, 0, {}, {"parameters/a": np.zeros(10, np.float32)}, keep=1)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+try:
+    checkpoint.write(folder, 2, 0, {}, {f"parameters/{i}": np.zeros(30_000, np.float32) for i in range(4)}, keep=1)
+except OSError as error:
+    print(error)
+"""
+
+
+def last_line_within(process: subprocess.Popen[str], secs: float) -> str:
+    """Reads what a process prints for some time after its first line, then kills it."""
+    line = process.stdout.readline()
+    select.select([], [], [], secs)
+    process.kill()
+    rest = process.communicate()[0].split()
+    return rest[-1] if rest else line
+
+
+def test_a_writer_killed_at_any_moment_leaves_the_previous_checkpoint_valid(tmp_path):
+    print(f"seed {KILL_SEED}")
+    delays = random.Random(KILL_SEED)
+    saved = 0
+    for _ in range(12):
+        command = [sys.executable, "-c", SAVE_FOR_EVER, str(tmp_path), str(saved + 1)]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+            said = int(last_line_within(process, delays.uniform(0, 0.08)))
+        newest, skipped = checkpoint.newest_valid(tmp_path)
+        saved = newest.step
+        assert skipped == []
+        assert said <= saved <= said + 1
+        assert (checkpoint.load(newest)["parameters/a"] == saved).all()
+
+
+def test_what_killed_writers_left_is_gone_after_the_next_save(tmp_path):
+    command = [sys.executable, "-c", SAVE_FOR_EVER, str(tmp_path), "1"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        while process.poll() is None and not list(tmp_path.glob(".*.tmp-*/tensors.npz")):
+            pass
+        process.kill()
+    save(tmp_path, 100_000, keep=1)
+    assert steps_in(tmp_path) == ["000100000"]
+
+
+@pytest.mark.parametrize("room_bytes", [0, 100, 50_000, 300_000, 480_500])
+def test_a_full_disk_leaves_the_previous_checkpoint_valid_and_nothing_temporary(tmp_path, room_bytes):
+    command = [sys.executable, "-c", FILL_THE_DISK, str(tmp_path), str(room_bytes)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "the checkpoint of step 2 was not saved (File too large); earlier ones are untouched" in done.stdout
+    assert steps_in(tmp_path) == ["000000001"]
+    checkpoint.verify(checkpoint.read_manifest(tmp_path / "000000001"))

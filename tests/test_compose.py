@@ -1,0 +1,309 @@
+"""The command line becomes a typed config, or several, and `main` gets them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainer import compose, user
+from trainer.cluster import ClusterSize, nearest_size, parse_size
+from trainer.compose import help_page, keys, load, sources
+from trainer.config import LossName, OptimizerName, Problem, RunConfig
+
+ROOT = Path(__file__).parent.parent
+USER_FILE = """
+raise RuntimeError("this file must only be read")
+WIDTH = 8
+
+def tiny(input_shape, classes, depth=2, *, width=32, rate=1e-3, sizes=(1, 2), note=None, units=WIDTH): ...
+def blobs(seed=0): ...
+def needs(input_shape, classes, *, width): ...
+def _helper(x=1): ...
+class Model:
+    def method(self, x=1): ...
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def no_problems(config: RunConfig) -> list[Problem]:
+    return []
+
+
+def run(monkeypatch, *arguments, main=lambda config: 0, check=no_problems):
+    """The exit code of `python -m trainer` with these arguments."""
+    monkeypatch.setattr(sys, "argv", ["trainer", *arguments])
+    with pytest.raises(SystemExit) as left:
+        compose.run(main, check)
+    return left.value.code
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1w", ClusterSize(ps=0, worker=1, evaluator=0)),
+        ("4w", ClusterSize(ps=0, worker=4, evaluator=0)),
+        ("2ps4w", ClusterSize(ps=2, worker=4, evaluator=0)),
+        ("4w1e", ClusterSize(ps=0, worker=4, evaluator=1)),
+        ("8ps32w1e", ClusterSize(ps=8, worker=32, evaluator=1)),
+        ("9999ps9999w", ClusterSize(ps=9999, worker=9999, evaluator=0)),
+    ],
+)
+def test_a_size_says_how_many_tasks_each_job_has(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "nearest"),
+    [
+        ("2ps", "2ps1w"),
+        ("0ps4w", "4w"),
+        ("2ps0w", "2ps1w"),
+        ("w4", "4w"),
+        ("2pss4w", "2ps4w"),
+        ("2ps4", "2ps4w"),
+        ("02ps4w", "2ps4w"),
+        ("2PS4W", "2ps4w"),
+        ("4w2ps", "2ps4w"),
+        ("10000w", "9999w"),
+        ("", "1w"),
+        ("9" * 5000 + "w", "9999w"),
+    ],
+)
+def test_the_nearest_size_of_a_bad_one_can_be_typed(text, nearest):
+    assert nearest_size(text) == nearest
+    parse_size(nearest)
+
+
+def test_without_overrides_the_shipped_choices_hold():
+    config = load([])
+    assert (config.cluster.name, config.cluster.ps, config.cluster.worker) == ("local", 0, 1)
+    assert (config.model.name, config.model.options["filters"]) == ("cnn", 32)
+    assert config.model.loss is LossName.sparse_categorical_crossentropy
+    assert config.optimizer.name is OptimizerName.adam
+
+
+def test_a_cluster_of_any_size_needs_no_file():
+    cluster = load(["cluster=8ps32w1e"]).cluster
+    assert (cluster.name, cluster.ps, cluster.worker, cluster.evaluator) == ("8ps32w1e", 8, 32, 1)
+
+
+def test_a_cluster_file_wins_over_the_generated_size(tmp_path):
+    (tmp_path / "cluster").mkdir()
+    (tmp_path / "cluster" / "2ps4w.yaml").write_text("name: mine\nps: 1\nworker: 3\n")
+    cluster = load(["cluster=2ps4w"], config_dir=str(tmp_path)).cluster
+    assert (cluster.name, cluster.ps, cluster.worker) == ("mine", 1, 3)
+    assert load(["cluster=2ps4w"]).cluster.name == "2ps4w"
+
+
+def test_a_shipped_cluster_file_wins_too(tmp_path, monkeypatch):
+    shutil.copytree(sources.conf_dir(), tmp_path / "conf")
+    (tmp_path / "conf" / "cluster" / "2ps4w.yaml").write_text("name: shipped\nps: 2\nworker: 4\n")
+    monkeypatch.setattr(sources, "conf_dir", lambda: tmp_path / "conf")
+    assert load(["cluster=2ps4w"]).cluster.name == "shipped"
+
+
+def test_an_experiment_file_sets_choices_and_values(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "first.yaml").write_text(
+        "# @package _global_\n"
+        "defaults:\n  - override /cluster: 2ps4w\n  - override /model: mlp\n"
+        "train: {steps: 7}\nmodel: {options: {width: 5}}\noptimizer: {learning_rate: 1e-3}\n"
+    )
+    config = load(["experiment=first", "train.batch_size=8"], config_dir=str(tmp_path))
+    assert (config.cluster.name, config.model.name, config.model.options["width"]) == ("2ps4w", "mlp", 5)
+    assert (config.train.steps, config.train.batch_size, config.optimizer.learning_rate) == (7, 8, 0.001)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for group in ("cluster", "model", "data", "strategy", "optimizer", "device", "experiment")
+     for path in sorted((sources.conf_dir() / group).glob("*.yaml"))],
+    ids=lambda path: f"{path.parent.name}={path.stem}",
+)  # fmt: skip
+def test_every_shipped_file_composes(path):
+    group, unset = path.parent.name, {"npz": ["path"], "tfrecord": ["train", "evaluate"]}
+    paths = [f"data.options.{option}=x" for option in unset.get(path.stem, [])]
+    config = load([f"{group}={path.stem}", *paths])
+    if group in ("model", "data"):
+        assert getattr(config, group).name == path.stem
+
+
+def test_mappings_take_new_names_without_a_plus():
+    config = load(
+        [
+            "device.gpus.worker=[0,1]",
+            "device.memory_fraction={worker\\:0:0.5}",
+            "placement.pins={dense*:1,embed/table:0}",
+            "cluster.addresses={worker:[a:1,b:2]}",
+        ]
+    )
+    assert config.device.gpus == {"worker": [0, 1]}
+    assert config.device.memory_fraction == {"worker:0": 0.5}
+    assert config.placement.pins == {"dense*": 1, "embed/table": 0}
+    assert config.cluster.addresses == {"worker": ["a:1", "b:2"]}
+
+
+def test_functions_of_a_python_file_are_models_and_data_sets(here):
+    (here / "my.py").write_text(USER_FILE)
+    config = load(["user=my.py", "model=tiny", "data=blobs", "model.options.width=64", "data.options.seed=3"])
+    assert config.model.name == "tiny"
+    assert config.model.options == {"depth": 2, "width": 64, "rate": 0.001, "sizes": [1, 2], "note": None}
+    assert (config.data.name, config.data.options) == ("blobs", {"seed": 3})
+
+
+def test_a_null_default_takes_a_value_of_any_type(here):
+    (here / "my.py").write_text(USER_FILE)
+    assert load(["user=my.py", "model=tiny", "model.options.note=[1,a]"]).model.options["note"] == [1, "a"]
+
+
+def test_a_yaml_file_of_yours_may_name_a_function_of_yours(here):
+    (here / "my.py").write_text(USER_FILE)
+    (here / "mine" / "model").mkdir(parents=True)
+    (here / "mine" / "model" / "big.yaml").write_text("name: tiny\noptions: {width: 512}\n")
+    config = load(["user=my.py", "model=big", "+model.options.depth=9"], config_dir="mine")
+    assert (config.model.name, config.model.options) == ("tiny", {"width": 512, "depth": 9})
+
+
+def test_reading_a_python_file_lists_public_functions_with_literal_defaults(tmp_path):
+    (tmp_path / "my.py").write_text(USER_FILE)
+    assert user.functions(tmp_path / "my.py") == {
+        "tiny": {"depth": 2, "width": 32, "rate": 0.001, "sizes": [1, 2], "note": None},
+        "blobs": {"seed": 0},
+        "needs": {"width": "???"},
+    }
+
+
+def test_loading_a_python_file_runs_it_with_its_neighbours(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "beside_it.py").write_text("VALUE = 5\n")
+    (tmp_path / "my_file.py").write_text("import beside_it\n\ndef tiny():\n    return beside_it.VALUE\n")
+    assert user.load(tmp_path / "my_file.py").tiny() == 5
+
+
+def test_main_gets_the_config_and_its_code_is_the_exit_code(here, monkeypatch):
+    seen = []
+
+    def main(config):
+        seen.append((config.cluster.name, config.train.steps))
+        return 7
+
+    assert run(monkeypatch, "cluster=2ps4w", "train.steps=5", main=main) == 7
+    assert seen == [("2ps4w", 5)]
+    assert list(here.iterdir()) == []
+
+
+def test_multirun_runs_every_combination_and_leaves_no_file(here, monkeypatch):
+    seen = []
+
+    def main(config):
+        seen.append((config.optimizer.name.value, config.train.steps))
+        return 0
+
+    assert run(monkeypatch, "--multirun", "optimizer=sgd,adam", "train.steps=1,2", main=main) == 0
+    assert seen == [("sgd", 1), ("sgd", 2), ("adam", 1), ("adam", 2)]
+    assert list(here.iterdir()) == []
+
+
+def test_multirun_goes_on_after_a_failed_run_and_exits_with_its_code(here, monkeypatch):
+    seen = []
+
+    def main(config):
+        seen.append(config.seed)
+        return {1: 65, 2: 70}.get(config.seed, 0)
+
+    assert run(monkeypatch, "-m", "seed=0,1,2,3", main=main) == 65
+    assert seen == [0, 1, 2, 3]
+
+
+def test_multirun_starts_nothing_if_the_config_of_one_run_is_bad(here, monkeypatch, capsys):
+    def main(config):
+        raise AssertionError("a run was started")
+
+    assert run(monkeypatch, "-m", "train.steps=5,-1", main=main) == 2
+    assert capsys.readouterr().err == "train.steps: -1 is out of range; it must be at least 1\n    e.g. train.steps=1\n"
+
+
+def test_runs_of_a_multirun_may_not_share_a_run_directory(here, monkeypatch, capsys):
+    assert run(monkeypatch, "-m", "run=a", "seed=0,1") == 2
+    assert "run: 2 runs of this --multirun share the directory a" in capsys.readouterr().err
+    assert run(monkeypatch, "-m", "run=a,b") == 0
+
+
+def test_cfg_prints_the_composed_config_and_runs_nothing(here, monkeypatch, capsys):
+    def main(config):
+        raise AssertionError("a run was started")
+
+    assert run(monkeypatch, "--cfg", "job", "--package", "train", "train.steps=9", main=main) == 0
+    assert "steps: 9" in capsys.readouterr().out
+
+
+def test_info_shows_that_generated_configs_come_last(here, monkeypatch, capsys):
+    assert run(monkeypatch, "--info", "searchpath") == 0
+    path = capsys.readouterr().out
+    assert path.index("file://") < path.index("generated://")
+
+
+def test_help_names_what_to_type_the_groups_and_the_keys(here, monkeypatch, capsys):
+    assert run(monkeypatch, "--help") == 0
+    page = capsys.readouterr().out
+    for part in (
+        "python -m trainer cluster=2ps4w mode=plan",
+        "cluster takes any size [<n>ps]<m>w[<k>e]",
+        "model: cnn, mlp, resnet20",
+        "train.steps=300",
+        "user=my_models.py",
+        "--multirun",
+        "2 config",
+    ):
+        assert part in page
+    assert max(map(len, page.splitlines())) <= 120
+
+
+def test_every_key_of_the_help_page_exists():
+    assert [key for key in help_page.KEYS if keys.hint(key.split(".")) is None] == []
+
+
+def test_tab_completion_knows_usual_sizes_and_options(here, monkeypatch, capsys):
+    monkeypatch.setenv("COMP_LINE", "trainer cluster=")
+    assert run(monkeypatch, "-sc", "query=bash") == 0
+    assert "cluster=2ps4w" in capsys.readouterr().out
+    monkeypatch.setenv("COMP_LINE", "trainer cluster=3ps5w model=mlp model.options.")
+    assert run(monkeypatch, "-sc", "query=bash") == 0
+    assert "model.options.width=" in capsys.readouterr().out
+
+
+def test_hydras_error_setting_does_not_leak_into_the_run(here, monkeypatch):
+    seen = []
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    run(monkeypatch, main=lambda config: seen.append(os.environ.get("HYDRA_FULL_ERROR")) or 0)
+    assert seen == [None]
+
+
+def test_composing_imports_no_tensorflow():
+    program = (
+        "import sys; from trainer import compose; compose.load(['cluster=2ps4w']);"
+        "print([name for name in ('tensorflow', 'keras', 'numpy') if name in sys.modules])"
+    )
+    assert subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, text=True) == "[]\n"
+
+
+def test_an_installed_package_finds_its_own_conf(tmp_path):
+    ignored = shutil.ignore_patterns("__pycache__", "*.gz", "*.npz")
+    shutil.copytree(ROOT / "trainer", tmp_path / "trainer", ignore=ignored)
+    shutil.copytree(ROOT / "conf", tmp_path / "trainer" / "conf")
+    program = (
+        "from trainer.compose import load, sources; print(sources.conf_dir(), load(['cluster=4w']).cluster.worker)"
+    )
+    out = subprocess.check_output([sys.executable, "-c", program], cwd=tmp_path, text=True)
+    assert out == f"{tmp_path / 'trainer' / 'conf'} 4\n"

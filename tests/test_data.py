@@ -1,0 +1,216 @@
+"""Each data set gives the examples it promises."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer.data import DATA_SETS, DataSet, Examples, open_data
+from trainer.data.arrays import from_arrays
+from trainer.data.records import index_records, masked_crc32c
+
+IMAGES = np.arange(6 * 2 * 2, dtype=np.uint8).reshape(6, 2, 2, 1) * 10
+LABELS = np.array([0, 1, 2, 2, 1, 0])
+
+
+def fetch(examples, *indices):
+    """Features and labels of these examples, as a v1 session gives them."""
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        arrays = tuple(tf.compat.v1.placeholder(array.dtype, array.shape) for array in examples.arrays)
+        wanted = examples.fetch(tf.constant(indices, tf.int64), arrays)
+        return session.run(wanted, dict(zip(arrays, examples.arrays, strict=True)))
+
+
+def floats(values):
+    return tf.train.Feature(float_list=tf.train.FloatList(value=np.ravel(values)))
+
+
+def blob(value):
+    return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
+
+
+def write_records(path, features, labels):
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for feature, label in zip(features, labels, strict=True):
+            number = tf.train.Feature(int64_list=tf.train.Int64List(value=[label]))
+            example = tf.train.Example(features=tf.train.Features(feature={"image": feature, "label": number}))
+            writer.write(example.SerializeToString())
+
+
+def open_records(folder, **options):
+    pattern = f"{folder}/*.tfrecord"
+    return open_data(
+        "tfrecord", {"train": pattern, "evaluate": pattern, "shape": [2, 2, 1], "classes": 3, **options}, seed=0
+    )
+
+
+def test_importing_the_data_sets_does_not_import_tensorflow():
+    code = "import sys, trainer.data; assert not {'tensorflow', 'keras'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_mnist_10k_is_split_eight_to_two_with_every_digit_in_both():
+    data = open_data("mnist_10k", {}, seed=0)
+    assert (data.train.count, data.evaluate.count, data.input_shape, data.classes) == (8000, 2000, (28, 28, 1), 10)
+    assert np.bincount(data.evaluate.arrays[1]).tolist() == [179, 253, 218, 189, 192, 154, 187, 206, 216, 206]
+
+
+def test_mnist_10k_evaluates_on_every_fifth_image():
+    data = open_data("mnist_10k", {}, seed=0)
+    assert data.train.arrays[1][:8].tolist() == [7, 2, 1, 0, 1, 4, 9, 5]  # the file starts 7 2 1 0 4 1 4 9 5 9
+    assert data.evaluate.arrays[1][:2].tolist() == [4, 9]
+
+
+def test_bytes_are_scaled_to_one_when_they_are_fetched():
+    data = from_arrays((IMAGES, LABELS), (IMAGES, LABELS), source="images")
+    features, labels = fetch(data.train, 5, 0)
+    np.testing.assert_allclose(features, IMAGES[[5, 0]] / 255, rtol=1e-6)
+    assert (features.dtype, labels.dtype, labels.tolist()) == (np.float32, np.int64, [0, 0])
+
+
+def test_bytes_stay_bytes_in_memory():
+    data = from_arrays((IMAGES, LABELS), (IMAGES, LABELS), source="images")
+    assert data.train.arrays[0].dtype == np.uint8
+
+
+def test_doubles_become_floats_and_are_not_scaled():
+    data = from_arrays((IMAGES.astype(float), LABELS), (IMAGES.astype(float), LABELS), source="images")
+    features, _ = fetch(data.train, 1)
+    assert (features.dtype, features.max()) == (np.float32, 70)
+
+
+def test_integer_labels_of_one_column_are_classes():
+    data = from_arrays((IMAGES, LABELS[:, None]), (IMAGES, LABELS[:, None]), source="images")
+    assert (data.classes, fetch(data.train, 1, 2)[1].tolist()) == (3, [1, 2])
+
+
+def test_float_labels_are_targets_of_the_output_shape():
+    targets = np.linspace(0, 1, 6)
+    data = from_arrays((IMAGES, targets), (IMAGES, targets), source="images")
+    assert (data.classes, fetch(data.train, 5)[1].tolist()) == (1, [[1.0]])
+
+
+def test_one_output_tells_two_classes_apart():
+    data = from_arrays((IMAGES, LABELS % 2), (IMAGES, LABELS % 2), source="images", classes=1)
+    assert data.classes == 1
+
+
+def test_npz_reads_the_four_arrays_and_scales_features(tmp_path):
+    np.savez(tmp_path / "a.npz", x_train=IMAGES, y_train=LABELS, x_test=IMAGES[:2], y_test=LABELS[:2])
+    data = open_data("npz", {"path": str(tmp_path / "a.npz"), "scale": 0.5}, seed=0)
+    assert (data.train.count, data.evaluate.count, data.classes) == (6, 2, 3)
+    assert fetch(data.train, 1)[0].max() == 35
+
+
+@pytest.mark.parametrize(
+    ("name", "stored", "shape"),
+    [
+        ("mnist", (28, 28), (28, 28, 1)),
+        ("fashion_mnist", (28, 28, 1), (28, 28, 1)),
+        ("cifar10", (32, 32, 3), (32, 32, 3)),
+    ],
+)
+def test_a_local_file_takes_the_place_of_a_download(tmp_path, name, stored, shape):
+    x, y = np.zeros((3, *stored), np.uint8), np.array([[0], [9], [4]])
+    np.savez(tmp_path / "local.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    data = open_data(name, {"path": str(tmp_path / "local.npz")}, seed=0)
+    assert (data.train.count, data.input_shape, data.classes) == (3, shape, 10)
+
+
+def test_synthetic_examples_are_the_same_bits_everywhere():
+    data = open_data("synthetic", {"train_examples": 100, "evaluate_examples": 10, "shape": [4]}, seed=3)
+    features, labels = data.train.arrays
+    assert hashlib.sha256(features.astype("<f4").tobytes()).hexdigest()[:16] == "f6bf440f0be370ed"
+    assert labels[:12].tolist() == [7, 9, 2, 5, 6, 0, 9, 2, 7, 6, 7, 1]
+
+
+def test_synthetic_sets_differ_by_seed_and_between_training_and_evaluation():
+    one, other = (open_data("synthetic", {"shape": [4]}, seed=seed) for seed in (0, 1))
+    assert not np.array_equal(one.train.arrays[0], other.train.arrays[0])
+    assert not np.array_equal(one.train.arrays[0][:2048], one.evaluate.arrays[0])
+
+
+def test_a_linear_model_learns_synthetic_labels():
+    data = open_data("synthetic", {"shape": [16], "classes": 4}, seed=0)
+    (x, y), (x_test, y_test) = data.train.arrays, data.evaluate.arrays
+    weights = np.linalg.lstsq(x, np.eye(4)[y], rcond=None)[0]
+    assert ((x_test @ weights).argmax(axis=1) == y_test).mean() > 0.85
+
+
+def test_an_option_of_the_data_set_wins_over_the_seed_of_the_run():
+    fixed, same = (open_data("synthetic", {"shape": [4], "seed": 7}, seed=seed) for seed in (0, 1))
+    assert np.array_equal(fixed.train.arrays[0], same.train.arrays[0])
+
+
+def test_every_option_of_a_data_set_is_a_keyword():
+    for function in DATA_SETS.values():
+        code: types.CodeType = function.__code__
+        assert code.co_argcount == 0
+
+
+def test_records_are_read_at_any_place_over_several_files(tmp_path):
+    write_records(tmp_path / "a.tfrecord", map(floats, IMAGES[:4]), LABELS[:4])
+    write_records(tmp_path / "b.tfrecord", map(floats, IMAGES[4:]), LABELS[4:])
+    data = open_records(tmp_path)
+    features, labels = fetch(data.train, 5, 0, 3)
+    assert data.train.count == 6
+    assert np.array_equal(features, IMAGES[[5, 0, 3]])
+    assert labels.tolist() == LABELS[[5, 0, 3]].tolist()
+
+
+@pytest.mark.parametrize("encoding", ["raw", "png"])
+def test_images_in_records_are_scaled_to_one(tmp_path, encoding):
+    encode = {"raw": lambda image: image.tobytes(), "png": lambda image: tf.io.encode_png(image).numpy()}[encoding]
+    write_records(tmp_path / "a.tfrecord", [blob(encode(image)) for image in IMAGES], LABELS)
+    features, _ = fetch(open_records(tmp_path, encoding=encoding).train, 4, 1)
+    assert features.shape == (2, 2, 2, 1)
+    np.testing.assert_allclose(features, IMAGES[[4, 1]] / 255, rtol=1e-6)
+
+
+def test_checksums_of_records_are_those_of_tensorflow(tmp_path):
+    write_records(tmp_path / "a.tfrecord", map(floats, IMAGES), LABELS)
+    content = np.frombuffer((tmp_path / "a.tfrecord").read_bytes(), np.uint8)
+    for offset, length in zip(*index_records(tmp_path / "a.tfrecord"), strict=True):
+        record, stored = content[offset : offset + length], content[offset + length : offset + length + 4]
+        assert masked_crc32c(record[None]) == stored.view("<u4")
+
+
+def test_more_files_than_may_be_open_are_read(tmp_path):
+    for number in range(70):
+        write_records(tmp_path / f"{number:02}.tfrecord", [floats(np.full(4, number))], [number % 3])
+    features, _ = fetch(open_records(tmp_path, verify=False).train, *range(70), 0)
+    assert features[:, 0, 0, 0].tolist() == [*range(70), 0]
+
+
+def test_a_function_of_the_user_may_return_arrays():
+    def mine(*, copies):
+        return {"train": (np.repeat(IMAGES, copies, 0), np.repeat(LABELS, copies)), "evaluate": (IMAGES, LABELS)}
+
+    data = open_data("mine", {"copies": 2}, seed=0, user_function=mine)
+    assert (data.train.count, data.evaluate.count, data.input_shape, data.classes) == (12, 6, (2, 2, 1), 3)
+
+
+def test_a_function_of_the_user_may_name_the_number_of_classes():
+    def mine():
+        return {"train": (IMAGES, LABELS), "evaluate": (IMAGES, LABELS), "classes": 10}
+
+    assert open_data("mine", {}, seed=0, user_function=mine).classes == 10
+
+
+def test_a_function_of_the_user_gets_the_seed_if_it_has_an_argument_for_it():
+    def mine(*, seed):
+        return {"train": (IMAGES, LABELS + seed), "evaluate": (IMAGES, LABELS)}
+
+    assert open_data("mine", {}, seed=4, user_function=mine).classes == 7
+
+
+def test_a_function_of_the_user_may_return_a_data_set_of_its_own():
+    examples = Examples(1, (), lambda indices, arrays: (indices, indices))
+    mine = DataSet(examples, examples, (1,), 2)
+    assert open_data("mine", {}, seed=0, user_function=lambda: mine) is mine

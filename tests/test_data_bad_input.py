@@ -1,0 +1,426 @@
+"""Bad data is refused with the file, the record, what was found, what is allowed and what to type."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer.data import DataError, MissingInputError, find_data_error, open_data
+from trainer.data.arrays import from_arrays
+from trainer.data.idx import read_idx
+from trainer.data.pipeline import training_batches
+
+X = np.ones((4, 2, 2, 1), np.float32)
+Y = np.array([0, 1, 2, 1])
+
+
+def floats(*values):
+    return tf.train.Feature(float_list=tf.train.FloatList(value=values))
+
+
+def integers(*values):
+    return tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+
+
+def blob(*values):
+    return tf.train.Feature(bytes_list=tf.train.BytesList(value=values))
+
+
+def example(**features):
+    given = {"image": floats(1, 2, 3, 4), "label": integers(1)} | features
+    present = {name: feature for name, feature in given.items() if feature is not None}
+    return tf.train.Example(features=tf.train.Features(feature=present)).SerializeToString()
+
+
+def write(path, *records):
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for record in records:
+            writer.write(record)
+    return path
+
+
+def open_records(path, **options):
+    given = {"train": str(path), "evaluate": str(path), "shape": [2, 2, 1], "classes": 3} | options
+    return open_data("tfrecord", given, seed=0)
+
+
+@pytest.fixture
+def whole(tmp_path):
+    """A good file of three records of 64 bytes each."""
+    return write(tmp_path / "a.tfrecord", *[example()] * 3)
+
+
+# Any data set
+
+
+def test_an_unknown_data_set_is_refused_with_the_names_there_are():
+    with pytest.raises(
+        ValueError, match="data.name=mnst is not a data set; type data=NAME with one of mnist_10k, mnist,"
+    ):
+        open_data("mnst", {}, seed=0)
+
+
+def test_an_unknown_option_is_refused_with_those_there_are():
+    with pytest.raises(
+        ValueError, match="of npz: got an unexpected keyword argument 'file'; allowed are path, scale, classes"
+    ):
+        open_data("npz", {"path": "a", "file": "b"}, seed=0)
+
+
+def test_a_missing_option_is_named():
+    with pytest.raises(ValueError, match="data.options of npz: missing a required .*'path'"):
+        open_data("npz", {}, seed=0)
+
+
+@pytest.mark.parametrize("option", ["train_examples", "evaluate_examples", "classes"])
+def test_a_synthetic_set_of_nothing_is_refused(option):
+    with pytest.raises(
+        ValueError, match=f"synthetic has {option} of 0; it must be at least 1, set data.options.{option}"
+    ):
+        open_data("synthetic", {option: 0}, seed=0)
+
+
+# Arrays
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        pytest.param((X, Y[:3]), "mine, train: 4 features but 3 labels", id="lengths differ"),
+        pytest.param((X[:0], Y[:0]), "mine, train features: have shape .*no examples; at least one", id="no examples"),
+        pytest.param((X.astype(str), Y), "mine, train features: have type <U.*; allowed are integers and", id="text"),
+        pytest.param((np.array([{}] * 4), Y), "mine, train features: have type object", id="objects"),
+        pytest.param(
+            (X, Y - 1), r"mine, train labels: example 0 has label -1, allowed are 0..2 \(3 cl", id="label below"
+        ),
+        pytest.param((X, Y + 1), "mine, train labels: example 2 has label 3, allowed are 0..2", id="label above"),
+        pytest.param((X[:, :1], Y), "an example to train on is float32 .1, 2, 1., one to evaluate on is", id="shapes"),
+        pytest.param((X.astype(np.uint8), Y), "to train on is uint8 .* on is float32 .* must be the same", id="types"),
+        pytest.param((X, Y.astype(float)), "mine, labels: .* must be the same", id="targets and classes"),
+    ],
+)
+def test_arrays_that_cannot_be_trained_on_are_refused(train, message):
+    with pytest.raises(DataError, match=message):
+        from_arrays(train, (X, Y), source="mine", classes=3)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e39], ids=str)
+def test_a_feature_that_is_not_finite_is_found(value):
+    features = X.astype(np.float64)
+    features[3, 1, 0, 0] = value
+    with pytest.raises(
+        DataError, match=r"mine, evaluate features: example 3 holds .* not finite as float32 .*nan_to_num"
+    ):
+        from_arrays((X, Y), (features, Y), source="mine")
+
+
+def test_a_target_that_is_not_finite_is_found():
+    with pytest.raises(DataError, match="mine, train labels: example 1 holds a value that is not finite"):
+        from_arrays((X, [0, np.nan, 0, 0]), (X, [0.0] * 4), source="mine")
+
+
+@pytest.mark.parametrize(
+    ("returned", "given"),
+    [
+        pytest.param([1, 2], "a list", id="list"),
+        pytest.param({"train": (X, Y), "test": (X, Y)}, r"a dict of \['test', 'train'\]", id="other keys"),
+        pytest.param({"train": X, "evaluate": X}, r"a dict of \['evaluate', 'train'\]", id="no labels"),
+        pytest.param(None, "a NoneType", id="nothing"),
+    ],
+)
+def test_a_function_of_the_user_must_return_pairs_of_arrays(returned, given):
+    with pytest.raises(
+        DataError, match=f'data set mine: its function returned {given}; return {{"train": .x, y., "eval'
+    ):
+        open_data("mine", {}, seed=0, user_function=lambda: returned)
+
+
+# .npz files
+
+
+def test_a_missing_npz_file_is_missing_input(tmp_path):
+    with pytest.raises(MissingInputError, match="none.npz: no such file .* type data.options.path=/PATH/TO/FILE"):
+        open_data("npz", {"path": str(tmp_path / "none.npz")}, seed=0)
+
+
+def test_a_folder_is_not_an_npz_file(tmp_path):
+    with pytest.raises(
+        DataError, match="is a directory, data.options.path takes a file; e.g. data.options.path=.*NAME"
+    ):
+        open_data("npz", {"path": str(tmp_path)}, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        pytest.param(b"", r"a.npz: is empty \(0 bytes\)", id="empty"),
+        pytest.param(
+            b"x_train,y_train\n1,2\n", "a.npz: is not a whole .npz file; copy it again, or write it", id="text"
+        ),
+    ],
+)
+def test_a_file_that_is_no_npz_is_refused(tmp_path, content, message):
+    (tmp_path / "a.npz").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        open_data("npz", {"path": str(tmp_path / "a.npz")}, seed=0)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip"])
+def test_a_damaged_npz_file_is_refused(tmp_path, damage):
+    np.savez(tmp_path / "a.npz", x_train=X, y_train=Y, x_test=X, y_test=Y)
+    content = bytearray((tmp_path / "a.npz").read_bytes())
+    if damage == "flip":
+        content[180] ^= 1  # within the data of x_train
+    (tmp_path / "a.npz").write_bytes(content if damage == "flip" else content[:-100])
+    with pytest.raises(
+        DataError, match="a.npz: (is not a whole .npz file|cannot be read .*Bad CRC-32.*); copy it again"
+    ):
+        open_data("npz", {"path": str(tmp_path / "a.npz")}, seed=0)
+
+
+def test_an_npz_file_without_an_array_names_it_and_what_there_is(tmp_path):
+    np.savez(tmp_path / "a.npz", x_train=X, labels=Y)
+    with pytest.raises(
+        DataError, match=r"has no array y_train, it holds \['labels', 'x_train'\]; write it with np.savez"
+    ):
+        open_data("npz", {"path": str(tmp_path / "a.npz")}, seed=0)
+
+
+def test_pickles_in_an_npz_file_are_not_executed(tmp_path):
+    np.savez(tmp_path / "a.npz", x_train=np.array([{}]), y_train=Y, x_test=X, y_test=Y)
+    with pytest.raises(DataError, match="cannot be read .*allow_pickle=False"):
+        open_data("npz", {"path": str(tmp_path / "a.npz")}, seed=0)
+
+
+# Downloads
+
+
+def test_without_a_network_the_message_says_which_file_to_put_where(monkeypatch, tmp_path):
+    def fail():
+        raise OSError("URL fetch failure on https://example.org: no route to host")
+
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+    monkeypatch.setattr(keras.datasets.cifar10, "load_data", fail)
+    with pytest.raises(
+        MissingInputError, match="no route to host.*x_train, y_train.* type data.options.path=/data/cifar10.npz"
+    ):
+        open_data("cifar10", {"path": None}, seed=0)
+
+
+def test_images_of_another_shape_are_refused(tmp_path):
+    np.savez(tmp_path / "a.npz", x_train=X, y_train=Y, x_test=X, y_test=Y)
+    with pytest.raises(
+        DataError, match=r"images are \[2, 2, 1\], they must be \[32, 32, 3\]; for other shapes type data=npz"
+    ):
+        open_data("cifar10", {"path": str(tmp_path / "a.npz")}, seed=0)
+
+
+# IDX files
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        pytest.param(b"\0\0\x08\x01", "not a whole gzip file", id="not compressed"),
+        pytest.param(gzip.compress(b"\0\0\x08\x01\0\0\0\2AB")[:-9], "not a whole gzip file", id="cut"),
+        pytest.param(gzip.compress(b"hello"), "starts with 68 65 6c 6c, .* starts with 00 00 08 01", id="not IDX"),
+        pytest.param(gzip.compress(b"\0\0\x08\x03" + bytes(12)), "starts with 00 00 08 03", id="images for labels"),
+        pytest.param(
+            gzip.compress(b"\0\0\x08\x01\0\0\0\3AB"), r"2 bytes of data, its header \[3\] says 3", id="too short"
+        ),
+    ],
+)
+def test_a_damaged_idx_file_is_refused(tmp_path, content, message):
+    (tmp_path / "labels.gz").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        read_idx(tmp_path / "labels.gz", dimensions=1)
+
+
+# TFRecord files
+
+
+def test_a_pattern_that_matches_nothing_is_missing_input(tmp_path):
+    with pytest.raises(MissingInputError, match="no file matches .* type 'data.options.train=/PATH/TO/"):
+        open_records(tmp_path / "*.tfrecord")
+
+
+def test_a_folder_is_not_a_tfrecord_file(tmp_path):
+    with pytest.raises(DataError, match="is a directory, data.options.train takes a file"):
+        open_records(tmp_path)
+
+
+def test_an_empty_tfrecord_file_is_refused(tmp_path):
+    (tmp_path / "a.tfrecord").touch()
+    with pytest.raises(DataError, match=r"a.tfrecord: is empty \(0 bytes\)"):
+        open_records(tmp_path / "a.tfrecord")
+
+
+@pytest.mark.parametrize("content", [b"hello", b"x_train,y_train\n" * 20], ids=["short", "long"])
+def test_a_file_that_is_no_tfrecord_is_refused(tmp_path, content):
+    (tmp_path / "a.tfrecord").write_bytes(content)
+    with pytest.raises(DataError, match="a.tfrecord: is not a TFRecord file"):
+        open_records(tmp_path / "a.tfrecord")
+
+
+def test_a_gzipped_file_is_recognised(whole):
+    whole.write_bytes(gzip.compress(whole.read_bytes()))
+    with pytest.raises(DataError, match="is compressed with gzip, only uncompressed files .*; gunzip it"):
+        open_records(whole)
+
+
+def test_a_declared_compression_is_refused(whole):
+    with pytest.raises(
+        DataError, match="compression=gzip, only uncompressed files .* type data.options.compression=none"
+    ):
+        open_records(whole, compression="gzip")
+
+
+@pytest.mark.parametrize("cut", [1, 4, 30], ids=lambda cut: f"{cut} bytes short")
+def test_a_file_cut_within_its_last_record_is_refused(whole, cut):
+    whole.write_bytes(whole.read_bytes()[:-cut])
+    with pytest.raises(DataError, match="a.tfrecord, record 2: the file ends within it, at byte .*; copy or write"):
+        open_records(whole)
+
+
+def test_a_file_cut_within_a_length_is_refused(whole):
+    whole.write_bytes(whole.read_bytes() + b"\0\0\0")
+    with pytest.raises(DataError, match="a.tfrecord, record 3: the file ends within it"):
+        open_records(whole)
+
+
+def test_a_file_cut_between_records_is_noticed_when_their_number_is_known(tmp_path):
+    path = write(tmp_path / "a.tfrecord", *[example()] * 2)
+    with pytest.raises(
+        DataError, match="2 records in 1 files, data.options.train_examples says 3; copy the files again, or"
+    ):
+        open_records(path, train_examples=3)
+
+
+def flip(path, place):
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+def record_start(path, number):
+    return path.stat().st_size // 3 * number
+
+
+def test_a_flipped_bit_in_a_length_is_found(whole):
+    flip(whole, record_start(whole, 1))
+    with pytest.raises(DataError, match="a.tfrecord, record 1: the checksum of its length is wrong"):
+        open_records(whole)
+
+
+def test_a_flipped_bit_in_a_record_is_found_at_the_start(whole):
+    flip(whole, record_start(whole, 2) + 20)
+    with pytest.raises(DataError, match="a.tfrecord, record 2: the checksum of its data is wrong"):
+        open_records(whole)
+
+
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(8) + struct.pack(">II", 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("changed", "options", "message"),
+    [
+        pytest.param(
+            {"image": None}, {}, r"has no feature 'image', it holds \['label'\]; type .*feature=", id="missing"
+        ),
+        pytest.param({"label": None}, {}, r"no feature 'label', it holds \['image'\]; type .*label=", id="no label"),
+        pytest.param(
+            {"image": blob(b"abcd")}, {}, "'image' is bytes_list, it must be float_list; type .*raw or png", id="type"
+        ),
+        pytest.param({"image": tf.train.Feature()}, {}, "feature 'image' is empty, it must be float_list", id="empty"),
+        pytest.param({"label": floats(1)}, {}, "'label' is float_list, it must be int64_list", id="label type"),
+        pytest.param({"image": floats(1, 2)}, {}, r"has 2 values, shape \[2, 2, 1\] has 4; type .*shape=", id="shape"),
+        pytest.param({"image": floats(1, 2, 3, np.nan)}, {}, "'image' holds NaN or infinity", id="NaN"),
+        pytest.param({"label": integers(1, 2)}, {}, "'label' has 2 values, it must have 1", id="two labels"),
+        pytest.param(
+            {"label": integers(3)}, {}, "label 3 is not in 0..2; type data.options.classes=COUNT", id="label above"
+        ),
+        pytest.param({"label": integers(-1)}, {}, "label -1 is not in 0..2", id="label below"),
+        pytest.param({"image": blob(b"abc")}, {"encoding": "raw"}, "has 3 bytes, shape .* has 4", id="raw size"),
+        pytest.param({"image": blob(b"a", b"b")}, {"encoding": "raw"}, "has 2 values, it must have 1", id="two blobs"),
+        pytest.param(
+            {"image": blob(b"abcd")}, {"encoding": "png"}, "is no PNG image; type .*encoding=raw", id="no png"
+        ),
+        pytest.param(
+            {"image": blob(PNG)}, {"encoding": "png"}, r"2 high and 3 wide, .*type .*\[2, 3, 1\]", id="png size"
+        ),
+    ],
+)
+def test_a_record_with_a_wrong_feature_is_named(tmp_path, changed, options, message):
+    good = {"raw": blob(b"abcd"), "png": blob(tf.io.encode_png(np.zeros((2, 2, 1), np.uint8)).numpy())}
+    first = example(image=good[options["encoding"]]) if options else example()
+    path = write(tmp_path / "a.tfrecord", first, example(**changed))
+    with pytest.raises(DataError, match=f"a.tfrecord, record 1: .*{message}"):
+        open_records(path, **options)
+
+
+def test_a_record_that_is_no_example_is_named(tmp_path):
+    path = write(tmp_path / "a.tfrecord", example(), b"\xff\xffhello")
+    with pytest.raises(DataError, match="a.tfrecord, record 1: is not a tf.train.Example; write the file with"):
+        open_records(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param({"encoding": "jpeg"}, "encoding=jpeg, it must be one of float, raw, png", id="encoding"),
+        pytest.param(
+            {"encoding": "png", "shape": [4]}, r"shape=\[4\], png images have \[height, width", id="png shape"
+        ),
+        pytest.param({"shape": [2, 0]}, r"shape=\[2, 0\], .* sizes must be at least 1", id="size zero"),
+        pytest.param({"classes": 0}, "classes=0; sizes must be at least 1", id="no classes"),
+    ],
+)
+def test_options_of_records_are_checked(whole, options, message):
+    with pytest.raises(DataError, match=message):
+        open_records(whole, **options)
+
+
+# Records that turn out to be bad while a run reads them, because they were not all verified
+
+
+def read_batch(data):
+    """What a session raises for the first batch, as find_data_error tells it."""
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        batches = training_batches(data.train, seed=0, start=0, stop=1, batch_size=2, replica=0, replicas=1)
+        session.run(batches.initializer, batches.feed_dict)
+        with pytest.raises((tf.errors.OpError, UnicodeDecodeError)) as raised:
+            session.run(batches.features)
+    return find_data_error(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        pytest.param(
+            example(image=None), "a.tfrecord, byte .*image.* is required but could not be found", id="missing"
+        ),
+        pytest.param(example(image=floats(1)), "a.tfrecord, byte .*Key: image.*Number of float values", id="shape"),
+        pytest.param(b"\xff\xffhello", "Could not parse example input", id="garbage"),
+    ],
+)
+def test_a_bad_record_met_on_the_way_is_a_data_error(tmp_path, record, message):
+    data = open_records(write(tmp_path / "a.tfrecord", example(), record), verify=False)
+    with pytest.raises(DataError, match=f"{message}(.|\n)*; type data.options.verify=true to find all"):
+        raise read_batch(data)
+
+
+def test_a_file_that_shrinks_under_a_run_is_a_data_error(tmp_path):
+    path = write(tmp_path / "a.tfrecord", *[example()] * 2)
+    data = open_records(path)
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(DataError, match="^[^:]*a.tfrecord, byte .*: the file has become shorter since the start"):
+        raise read_batch(data)
+
+
+def test_other_errors_of_a_session_are_not_data_errors():
+    assert find_data_error(tf.errors.UnavailableError(None, None, "Connection reset by peer")) is None

@@ -1,0 +1,102 @@
+"""The built-in models: shapes, names, sizes."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+from trainer.models import MODELS, cnn, mlp, resnet20
+
+
+def paths(model):
+    return [variable.path for variable in model.trainable_variables]
+
+
+def test_importing_the_models_does_not_import_tensorflow():
+    code = "import sys, trainer.models; assert not {'tensorflow', 'keras'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_takes_shape_and_classes_and_has_keyword_options_with_defaults(name):
+    first, second, *options = inspect.signature(MODELS[name]).parameters.values()
+    assert (first.name, second.name) == ("input_shape", "classes")
+    assert all(option.kind is option.KEYWORD_ONLY and option.default is not option.empty for option in options)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_gives_one_logit_a_class(name):
+    model = MODELS[name]((32, 32, 3), 7)
+    assert model.output_shape == (None, 7)
+    assert model.layers[-1].activation.__name__ == "linear"
+
+
+def test_the_cnn_has_six_parameters_named_by_layer():
+    model = cnn((28, 28, 1), 10)
+    assert paths(model) == ["conv/kernel", "conv/bias", "dense/kernel", "dense/bias", "logits/kernel", "logits/bias"]
+    assert model.count_params() == 2_770_634
+
+
+def test_the_mlp_numbers_its_layers():
+    model = mlp((4, 4), 3, depth=2, width=8)
+    assert paths(model) == [
+        "dense0/kernel",
+        "dense0/bias",
+        "dense1/kernel",
+        "dense1/bias",
+        "logits/kernel",
+        "logits/bias",
+    ]
+
+
+def test_an_mlp_of_no_depth_is_linear():
+    assert mlp((4, 4), 3, depth=0).count_params() == 4 * 4 * 3 + 3
+
+
+def test_resnet20_has_the_size_that_the_paper_gives():
+    model = resnet20((32, 32, 3), 10)
+    trainable = sum(variable.value.shape.num_elements() for variable in model.trainable_variables)
+    assert trainable == 269_722  # 0.27 M in table 6
+    assert sum(path.endswith(("_conv1/kernel", "_conv2/kernel")) for path in paths(model)) == 18
+
+
+def test_more_blocks_make_resnet20_deeper():
+    convolutions = [layer for layer in resnet20((32, 32, 3), 10, blocks=5).layers if "_conv" in layer.name]
+    assert len(convolutions) + 1 == 32  # and the dense layer: ResNet-32
+
+
+def test_parameter_names_of_resnet20_tell_stage_block_and_layer():
+    names = paths(resnet20((32, 32, 3), 10))
+    assert names[:4] == ["stem_conv/kernel", "stem_norm/gamma", "stem_norm/beta", "stage1_block0_conv1/kernel"]
+    assert "stage3_block2_norm2/beta" in names
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_names_do_not_depend_on_the_models_built_before(name):
+    first, second = (MODELS[name]((32, 32, 3), 10) for _ in range(2))
+    assert [v.path for v in first.variables] == [v.path for v in second.variables]
+
+
+@pytest.mark.parametrize("build", [cnn, mlp])
+def test_dropout_is_there_only_when_asked_for(build):
+    def dropouts(model):
+        return [layer.name for layer in model.layers if layer.name.startswith("dropout")]
+
+    assert not dropouts(build((8, 8, 1), 2))
+    assert dropouts(build((8, 8, 1), 2, dropout=0.5))
+
+
+@pytest.mark.parametrize("build", [cnn, resnet20])
+def test_a_model_of_images_refuses_other_shapes(build):
+    with pytest.raises(
+        ValueError, match=r"takes images of \[height, width, channels\], the data has \[784\]; type model=mlp"
+    ):
+        build((784,), 10)
+
+
+def test_resnet20_refuses_to_have_no_blocks():
+    with pytest.raises(ValueError, match="blocks=0; it must be at least 1"):
+        resnet20((32, 32, 3), 10, blocks=0)

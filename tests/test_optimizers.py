@@ -1,0 +1,330 @@
+"""The fused updates against `keras.optimizers`, and against themselves on another number of shards."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer import optimizers
+from trainer.config import OptimizerConfig, OptimizerName, ScheduleConfig, ScheduleName
+
+SEED = 20
+STEPS = 100
+SHAPES = ((3, 3, 2, 8), (8,), (37, 5), (5,), (), (16, 2))  # of the parameters, in path order
+ONE_SHARD = ((0, 1, 2, 3, 4, 5),)  # parameters of each shard
+THREE_SHARDS = ((4, 2), (5, 1), (3, 0))
+
+Sgd, Adam, AdamW = OptimizerName.sgd, OptimizerName.adam, OptimizerName.adamw
+Rmsprop, Adagrad = OptimizerName.rmsprop, OptimizerName.adagrad
+EXPONENTIAL = ScheduleConfig(ScheduleName.exponential, decay_steps=30, decay_rate=0.5)
+STAIRCASE = ScheduleConfig(ScheduleName.exponential, decay_steps=30, decay_rate=0.5, staircase=True)
+COSINE = ScheduleConfig(ScheduleName.cosine, decay_steps=80, final_fraction=0.1)
+WARMUP = ScheduleConfig(ScheduleName.cosine, decay_steps=60, warmup_steps=20)
+CLIP = 22.4  # global norm; clips about half of the gradients below
+EVERYTHING: dict[str, Any] = {"schedule": WARMUP, "weight_decay": 0.01, "clip_norm": CLIP, "ema": 0.9}
+
+CONFIGS = {
+    "sgd": OptimizerConfig(Sgd, 0.1),
+    "sgd-momentum": OptimizerConfig(Sgd, 0.01, momentum=0.9),
+    "sgd-nesterov": OptimizerConfig(Sgd, 0.01, momentum=0.9, nesterov=True),
+    "sgd-decay": OptimizerConfig(Sgd, 0.1, weight_decay=0.01),
+    "sgd-clip": OptimizerConfig(Sgd, 0.1, clip_norm=CLIP),
+    "sgd-ema": OptimizerConfig(Sgd, 0.1, ema=0.99),
+    "sgd-everything": OptimizerConfig(Sgd, 0.01, momentum=0.9, nesterov=True, **EVERYTHING),
+    "adam": OptimizerConfig(Adam, 0.01),
+    "adam-other-constants": OptimizerConfig(Adam, 0.01, beta_1=0.8, beta_2=0.95, epsilon=1e-3),
+    "adam-exponential": OptimizerConfig(Adam, 0.01, EXPONENTIAL),
+    "adam-staircase": OptimizerConfig(Adam, 0.01, STAIRCASE),
+    "adam-cosine": OptimizerConfig(Adam, 0.01, COSINE),
+    "adam-warmup": OptimizerConfig(Adam, 0.01, WARMUP),
+    "adam-clip": OptimizerConfig(Adam, 0.01, clip_norm=CLIP),
+    "adam-everything": OptimizerConfig(Adam, 0.01, **EVERYTHING),
+    "adamw": OptimizerConfig(AdamW, 0.01, weight_decay=0.004),
+    "adamw-everything": OptimizerConfig(AdamW, 0.01, **EVERYTHING),
+    "rmsprop": OptimizerConfig(Rmsprop, 0.01),
+    "rmsprop-momentum": OptimizerConfig(Rmsprop, 0.01, momentum=0.9, rho=0.95),
+    "rmsprop-centered": OptimizerConfig(Rmsprop, 0.01, centered=True),
+    "rmsprop-everything": OptimizerConfig(Rmsprop, 0.01, momentum=0.9, centered=True, **EVERYTHING),
+    "adagrad": OptimizerConfig(Adagrad, 0.1),
+    "adagrad-from-zero": OptimizerConfig(Adagrad, 0.1, initial_accumulator=0.0),
+    "adagrad-everything": OptimizerConfig(Adagrad, 0.1, **EVERYTHING),
+}
+SCHEDULES = {"exponential": EXPONENTIAL, "staircase": STAIRCASE, "cosine": COSINE, "cosine-warmup": WARMUP}
+every_config = pytest.mark.parametrize("name", [pytest.param(name, id=f"{name}-seed{SEED}") for name in CONFIGS])
+
+
+@functools.cache
+def start() -> list[np.ndarray]:
+    rng = np.random.default_rng(SEED)
+    return [rng.normal(size=shape).astype(np.float32) for shape in SHAPES]
+
+
+@functools.cache
+def gradients() -> list[list[np.ndarray]]:
+    """Of every step and parameter: noise around a drift, each parameter on a scale of its own."""
+    rng = np.random.default_rng(SEED + 1)
+    scales = (0.3, 1.0, 1.5, 3.0, 1.0, 0.01)
+    return [
+        [np.float32(scale * rng.normal(0.2, size=shape)) for scale, shape in zip(scales, SHAPES, strict=True)]
+        for _ in range(STEPS)
+    ]
+
+
+def keras_rate(config: OptimizerConfig) -> Any:
+    """A float, or the schedule of `keras.optimizers.schedules`."""
+    schedules, schedule = keras.optimizers.schedules, config.schedule
+    if schedule.name is ScheduleName.constant:
+        return config.learning_rate
+    if schedule.name is ScheduleName.exponential:
+        return schedules.ExponentialDecay(
+            config.learning_rate, schedule.decay_steps, schedule.decay_rate, schedule.staircase
+        )
+    if schedule.warmup_steps == 0:
+        return schedules.CosineDecay(config.learning_rate, schedule.decay_steps, alpha=schedule.final_fraction)
+    return schedules.CosineDecay(
+        0.0,
+        schedule.decay_steps,
+        alpha=schedule.final_fraction,
+        warmup_target=config.learning_rate,
+        warmup_steps=schedule.warmup_steps,
+    )
+
+
+def keras_optimizer(config: OptimizerConfig) -> keras.Optimizer:
+    adam = {"beta_1": config.beta_1, "beta_2": config.beta_2, "epsilon": config.epsilon}
+    rmsprop = {"rho": config.rho, "momentum": config.momentum, "epsilon": config.epsilon, "centered": config.centered}
+    adagrad = {"initial_accumulator_value": config.initial_accumulator, "epsilon": config.epsilon}
+    kind, options = {
+        Sgd: (keras.optimizers.SGD, {"momentum": config.momentum, "nesterov": config.nesterov}),
+        Adam: (keras.optimizers.Adam, adam),
+        AdamW: (keras.optimizers.AdamW, adam),
+        Rmsprop: (keras.optimizers.RMSprop, rmsprop),
+        Adagrad: (keras.optimizers.Adagrad, adagrad),
+    }[config.name]
+    return kind(
+        keras_rate(config),
+        weight_decay=config.weight_decay or (0.0 if config.name is AdamW else None),
+        global_clipnorm=config.clip_norm,
+        use_ema=config.ema is not None,
+        ema_momentum=config.ema or 0.99,
+        **options,
+    )
+
+
+@functools.cache
+def keras_result(name: str) -> dict[str, list[np.ndarray]]:
+    """What 100 steps of Keras make of the parameters, and of their averages where there are any."""
+    variables = [keras.Variable(value) for value in start()]
+    optimizer = keras_optimizer(CONFIGS[name])
+    optimizer.build(variables)
+    update = tf.function(optimizer.apply)  # as in `fit` with jit_compile=False
+    for gradient in gradients():
+        update(list(map(tf.constant, gradient)))
+    result = {"parameters": [variable.numpy() for variable in variables]}
+    if optimizer.use_ema:
+        result["ema"] = [average.numpy() for average in optimizer._model_variables_moving_average]
+    return result
+
+
+def padded(size: int) -> int:
+    return -(-size // 16) * 16
+
+
+def pack(values: list[np.ndarray], members: tuple[int, ...]) -> np.ndarray:
+    """[n] The parameters of one shard, each padded with zeros to a multiple of 16 floats."""
+    pieces = [np.pad(values[i].ravel(), (0, padded(values[i].size) - values[i].size)) for i in members]
+    return np.concatenate([np.zeros(0, np.float32), *pieces])
+
+
+def layout(members: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Where each parameter of a shard starts, and its floats."""
+    sizes = [math.prod(SHAPES[i]) for i in members]
+    offsets = np.cumsum([0, *map(padded, sizes)])[:-1]
+    return list(zip(offsets.tolist(), sizes, strict=True))
+
+
+@dataclass
+class Shard:
+    """Some of the parameters under training, with the two compiled functions of a task that holds them."""
+
+    config: OptimizerConfig
+    members: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        self.parameters = tf.constant(pack(start(), self.members))
+        begin = optimizers.slots(self.config)
+        self.slots = {name: tf.fill(self.parameters.shape, value) for name, value in begin.items()}
+        places = layout(self.members)
+        self.square_sums = tf.function(lambda g: optimizers.square_sums(g, places), jit_compile=True)
+        self.update = tf.function(self._update, jit_compile=True)
+
+    def _update(self, parameters, slots, gradient, sums, step):
+        gradient *= optimizers.clip_scale(self.config, sums)
+        return optimizers.apply(self.config, parameters, slots, gradient, step)
+
+    def unpacked(self, vector: tf.Tensor) -> dict[int, np.ndarray]:
+        places = zip(self.members, layout(self.members), strict=True)
+        return {i: vector.numpy()[offset : offset + size].reshape(SHAPES[i]) for i, (offset, size) in places}
+
+
+@functools.cache
+def trained(name: str, spread: tuple[tuple[int, ...], ...]) -> tuple[Shard, ...]:
+    """The shards after 100 steps of our own."""
+    config = CONFIGS[name]
+    shards = tuple(Shard(config, members) for members in spread)
+    for step, gradient in enumerate(gradients()):
+        flat = [tf.constant(pack(gradient, shard.members)) for shard in shards]
+        sums = np.zeros(len(SHAPES), np.float32)  # by path, whichever shard they come from
+        for shard, vector in zip(shards, flat, strict=True):
+            if config.clip_norm is not None:
+                sums[list(shard.members)] = shard.square_sums(vector)
+        for shard, vector in zip(shards, flat, strict=True):
+            shard.parameters, shard.slots = shard.update(
+                shard.parameters, shard.slots, vector, tf.constant(sums), tf.constant(step, tf.int64)
+            )
+    return shards
+
+
+def result(shards: tuple[Shard, ...]) -> dict[str, list[np.ndarray]]:
+    """Parameters and every slot, in path order."""
+    vectors = [{"parameters": shard.parameters, **shard.slots} for shard in shards]
+    found = {
+        name: {
+            i: value
+            for shard, held in zip(shards, vectors, strict=True)
+            for i, value in shard.unpacked(held[name]).items()
+        }
+        for name in vectors[0]
+    }
+    return {name: [values[i] for i in sorted(values)] for name, values in found.items()}
+
+
+def test_the_gradients_of_these_tests_reach_the_clip_norm_in_some_steps_only():
+    norms = [math.sqrt(sum(np.square(value).sum() for value in gradient)) for gradient in gradients()]
+    assert 30 < sum(norm > CLIP for norm in norms) < 70
+
+
+@pytest.mark.parametrize("spread", [ONE_SHARD, THREE_SHARDS], ids=["one-shard", "three-shards"])
+@every_config
+def test_hundred_updates_equal_keras(name, spread):
+    ours = result(trained(name, spread))
+    for what, expected in keras_result(name).items():
+        for value, wanted in zip(ours[what], expected, strict=True):
+            np.testing.assert_allclose(value, wanted, rtol=1e-6, atol=1e-6 * np.abs(wanted).max(), err_msg=what)
+
+
+@every_config
+def test_three_shards_give_the_bits_of_one(name):
+    one, three = result(trained(name, ONE_SHARD)), result(trained(name, THREE_SHARDS))
+    assert {what: [v.tobytes() for v in values] for what, values in one.items()} == {
+        what: [v.tobytes() for v in values] for what, values in three.items()
+    }
+
+
+@every_config
+def test_padding_stays_zero_in_the_parameters_and_finite_in_the_slots(name):
+    (shard,) = trained(name, ONE_SHARD)
+    lanes = np.ones(shard.parameters.shape, bool)
+    for offset, size in layout(shard.members):
+        lanes[offset : offset + size] = False
+    assert not shard.parameters.numpy()[lanes].any()
+    assert all(np.isfinite(slot.numpy()[lanes]).all() for slot in shard.slots.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("sgd", {}),
+        ("sgd-nesterov", {"momentum": 0.0}),
+        ("adam", {"momentum": 0.0, "velocity": 0.0}),
+        ("rmsprop", {"velocity": 0.0}),
+        ("rmsprop-everything", {"velocity": 0.0, "momentum": 0.0, "average_gradient": 0.0, "ema": 0.0}),
+        ("adagrad", {"accumulator": 0.1}),
+        ("sgd-ema", {"ema": 0.0}),
+    ],
+)
+def test_slots_are_those_the_rule_needs(name, expected):
+    assert list(optimizers.slots(CONFIGS[name]).items()) == list(expected.items())
+
+
+@every_config
+def test_an_update_returns_the_slots_it_was_declared_with(name):
+    (shard,) = trained(name, ONE_SHARD)
+    assert set(shard.slots) == set(optimizers.slots(CONFIGS[name]))
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_equals_keras_at_every_step(name):
+    config = OptimizerConfig(Sgd, 0.1, SCHEDULES[name])
+    rate = tf.function(lambda step: optimizers.learning_rate(config, step), jit_compile=True)
+    steps = [*range(STEPS), 1000, 100_000]
+    expected = [float(keras_rate(config)(step)) for step in steps]
+    np.testing.assert_allclose([rate(tf.constant(step, tf.int64)) for step in steps], expected, rtol=1e-6, atol=1e-8)
+
+
+def test_warmup_starts_from_zero_and_reaches_the_full_rate():
+    config = OptimizerConfig(Sgd, 0.1, WARMUP)
+    rates = [float(optimizers.learning_rate(config, tf.constant(step, tf.int64))) for step in (0, 10, 20)]
+    assert rates == pytest.approx([0.0, 0.05, 0.1])
+
+
+def test_clip_scale_equals_the_global_norm_of_tensorflow():
+    values = [tf.constant(value) for value in start()]
+    sums = [float(tf.reduce_sum(tf.square(value))) for value in values]
+    clipped, _ = tf.clip_by_global_norm(values, 3.0)
+    scale = optimizers.clip_scale(OptimizerConfig(Sgd, clip_norm=3.0), tf.constant(sums))
+    np.testing.assert_allclose(values[0] * scale, clipped[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("clip_norm", [None, 5.0, 5.1, 7.3])
+def test_gradients_within_the_norm_keep_their_bits(clip_norm):
+    scale = optimizers.clip_scale(OptimizerConfig(Sgd, clip_norm=clip_norm), tf.constant([9.0, 16.0]))
+    assert float(scale) == 1.0
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_makes_the_scale_nan(bad):
+    scale = tf.function(lambda s: optimizers.clip_scale(OptimizerConfig(Sgd, clip_norm=1.0), s), jit_compile=True)
+    assert math.isnan(scale(tf.constant([1.0, bad])))
+
+
+@pytest.mark.parametrize("size", [1, 16, 100, 4099, 70_001])
+def test_a_sum_of_squares_has_the_same_bits_wherever_the_parameter_stands(size):
+    rng = np.random.default_rng(SEED + size)
+    parameter = np.pad(rng.normal(size=size).astype(np.float32), (0, padded(size) - size))
+    found = set()
+    for before, after in [(0, 0), (16, 0), (48, 16), (112, 2000), (5040, 32)]:
+        vector = np.concatenate([rng.normal(size=before), parameter, rng.normal(size=after)]).astype(np.float32)
+        places = [(before, size)] if before == 0 else [(0, before), (before, size)]
+        sums = tf.function(functools.partial(optimizers.square_sums, offsets_and_sizes=places), jit_compile=True)
+        found.add(sums(tf.constant(vector)).numpy()[-1].tobytes())
+    assert len(found) == 1
+
+
+def test_a_sum_of_squares_is_right_to_the_last_bit():
+    values = np.random.default_rng(SEED).normal(size=100_000).astype(np.float32)
+    exact = np.float32(np.square(values, dtype=np.float64).sum())
+    assert optimizers.square_sums(tf.constant(values), [(0, values.size)]).numpy() == [exact]
+
+
+def test_a_shard_without_parameters_updates_nothing():
+    shard = Shard(CONFIGS["adam-everything"], members=())
+    assert shard.square_sums(shard.parameters).shape == [0]
+    shard.update(shard.parameters, shard.slots, shard.parameters, tf.ones([3]), tf.constant(0, tf.int64))
+
+
+def test_an_update_in_a_v1_graph_gives_the_bits_of_eager_mode():
+    shard = Shard(CONFIGS["adam-everything"], ONE_SHARD[0])
+    arguments = (pack(gradients()[0], ONE_SHARD[0]), np.full(len(SHAPES), 300.0, np.float32), np.int64(0))
+    eager, _ = shard.update(shard.parameters, shard.slots, *arguments)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        fresh = Shard(CONFIGS["adam-everything"], ONE_SHARD[0])
+        graph = session.run(fresh.update(fresh.parameters, fresh.slots, *arguments)[0])
+    assert graph.tobytes() == eager.numpy().tobytes()

@@ -1,0 +1,90 @@
+"""`python -m trainer`: compose the config, make the plan, show it or run it."""
+
+from __future__ import annotations
+
+import time
+
+STARTED_AT = time.time()
+
+import os
+import sys
+from typing import NoReturn
+
+from trainer import addresses, compose, exit_codes, plan
+from trainer.config import ConfigError, Mode, Problem, RunConfig
+from trainer.describe import DescriptionError, Question, describe
+from trainer.machine import this_machine
+
+
+def check(config: RunConfig) -> list[Problem]:
+    """What is wrong with a config beyond its single keys; a scheduler's TF_CONFIG is taken in."""
+    tf_config = os.environ.get("TF_CONFIG")
+    problems = addresses.adopt_tf_config(config, tf_config) if tf_config else []
+    return problems + plan.check(config, this_machine())
+
+
+def main(config: RunConfig) -> int:
+    try:
+        return {Mode.train: train, Mode.plan: show_plan}[config.mode](config)
+    except (ConfigError, DescriptionError) as error:
+        print(f"trainer: {error}", file=sys.stderr)
+        return exit_codes.CONFIG if isinstance(error, ConfigError) else error.exit_code
+    except Exception as error:
+        code = exit_codes.exit_code_of(error)
+        if code == exit_codes.INTERNAL:
+            raise
+        print(f"trainer: {error}", file=sys.stderr)
+        return code
+
+
+def train(config: RunConfig) -> int:
+    """Runs all tasks as processes of this machine; or, where the config says who this process is, plays that task."""
+    return train_one(config) if config.job is not None else train_all(config)
+
+
+def train_all(config: RunConfig) -> int:
+    from trainer.launch import local
+    from trainer.launch.tasks import Tasks
+    from trainer.run_directory import Lease, choose
+
+    with Tasks() as tasks:  # its import of TensorFlow overlaps with the planning
+        child = tasks.describe if tasks.can_describe else None
+        made = plan.make_plan(config, describe(_question(config), child), this_machine())
+        directory = choose(config)
+        with Lease(directory):
+            print(f"{made.in_words()}\n{directory.path}", flush=True)
+            return local.run(config, made, directory, tasks, started_at=STARTED_AT)
+
+
+def train_one(config: RunConfig) -> NoReturn:
+    from trainer.run_directory import choose
+
+    assert config.job is not None and config.task is not None
+    os.environ.setdefault("grpc_proxy", "")
+    made = plan.make_plan(config, describe(_question(config)), this_machine())
+    from trainer import task  # imports TensorFlow
+
+    task.play(config, made, choose(config), config.job, config.task)
+
+
+def show_plan(config: RunConfig) -> int:
+    from trainer import plan_page
+
+    made = plan.make_plan(config, describe(_question(config)), this_machine())
+    plan_page.show(made)
+    if config.plan.json is not None:
+        plan_page.write_json(made, config.plan.json)
+    return exit_codes.OK
+
+
+def _question(config: RunConfig) -> Question:
+    return Question.about(config.model, config.data, user=config.user, seed=config.seed)
+
+
+def console() -> None:
+    """The command line, for `python -m trainer` and the console script."""
+    compose.run(main, check)
+
+
+if __name__ == "__main__":
+    console()

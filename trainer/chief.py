@@ -1,0 +1,211 @@
+"""What worker 0 does besides its replica: the first state, checkpoints, history, events and the results."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from trainer import checkpoint, optimizers, replica
+from trainer.config import RunConfig
+from trainer.engine.pulled import Pulled
+from trainer.engine.snapshot import Snapshot
+from trainer.evaluation import Evaluator
+from trainer.exit_codes import NotFiniteError
+from trainer.export import export, params_sha256
+from trainer.loop import Engine, Pace
+from trainer.monitor.events import Events
+from trainer.monitor.history import History
+from trainer.monitor.status import Status
+from trainer.placement import Parameter
+from trainer.plan import Plan
+from trainer.run_directory import RunDirectory, write_atomically
+
+
+def first_snapshot(config: RunConfig, plan: Plan, directory: RunDirectory, model: Any) -> tuple[Snapshot, str | None]:
+    """The state to start from, and the checkpoint that it comes from, if any.
+
+    Raises:
+        CheckpointError: if the checkpoint does not hold, does not fit the model or the optimizer, or is beyond the run's
+            last step; or if there are checkpoints and all are damaged.
+    """
+    parameters = replica.parameters_of(model)
+    found = _checkpoint_to_resume(config.resume, directory)
+    if found is None:
+        values = replica.initial_values(model)
+        return _split(0, parameters, values), None
+    checkpoint.check_fits(found, _expected(parameters, list(optimizers.slots(config.optimizer))))
+    if found.step > plan.steps:
+        raise checkpoint.CheckpointError(
+            found.path,
+            f"it is at step {found.step}, the run ends at step {plan.steps}",
+            f"type train.steps={found.step} or more",
+        )
+    return Snapshot.from_tensors(found.step, checkpoint.load(found)), str(found.path)
+
+
+def _checkpoint_to_resume(resume: str, directory: RunDirectory) -> checkpoint.Checkpoint | None:
+    if resume == "never":
+        return None
+    folder = directory.checkpoints
+    if resume != "auto":
+        named = Path(resume)
+        if (named / checkpoint.MANIFEST).exists() or not (named / "checkpoints").is_dir():
+            found = checkpoint.read_manifest(named)
+            checkpoint.verify(found)
+            return found
+        folder = named / "checkpoints"
+    newest, skipped = checkpoint.newest_valid(folder)
+    for reason in skipped:
+        print(f"skips a checkpoint: {reason}", flush=True)
+    if newest is None and skipped:
+        raise checkpoint.CheckpointError(folder, "every checkpoint in it is damaged")
+    return newest
+
+
+def _expected(parameters: Sequence[Parameter], slots: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    expected = {f"{'parameters' if p.trainable else 'state'}/{p.path}": p.shape for p in parameters}
+    return expected | {f"slots/{slot}/{p.path}": p.shape for slot in slots for p in parameters if p.trainable}
+
+
+def _split(step: int, parameters: Sequence[Parameter], values: dict[str, Any]) -> Snapshot:
+    trainable = {p.path for p in parameters if p.trainable}
+    return Snapshot(
+        step,
+        {path: value for path, value in values.items() if path in trainable},
+        {path: value for path, value in values.items() if path not in trainable},
+        {},
+    )
+
+
+class Chief:
+    """The chief's actions: hand `between` and `after` to the loop, and call `finish` when it returns."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        plan: Plan,
+        directory: RunDirectory,
+        *,
+        engine: Engine,
+        evaluator: Evaluator,
+        status: Status,
+        start: int,
+        generation: int,
+    ) -> None:
+        self._config, self._plan, self._directory = config, plan, directory
+        self._engine, self._evaluator, self._status = engine, evaluator, status
+        self._start, self._generation = start, generation
+        self._writer = checkpoint.Writer(directory.checkpoints, keep=config.checkpoint.keep)
+        self._history = History(directory.history, start=start)
+        self._events = Events(directory.events, start=start)
+        self._events.graph(engine.graph)
+        self._reported_at, self._reported_step = time.monotonic(), start
+
+    def between(self, step: int) -> None:
+        """Whatever is due at a step; all of it looks at one snapshot."""
+        config = self._config
+        save, evaluate, histograms = (
+            interval > 0 and step % interval == 0
+            for interval in (config.checkpoint.every, config.evaluate.every, config.summary.histogram_every)
+        )
+        if not (save or evaluate or histograms):
+            return
+        snapshot = self._engine.snapshot()
+        if save:
+            self._save(snapshot)
+        if evaluate:
+            loss, accuracy = self._evaluate(snapshot)
+            self._events.scalars(step, {"evaluation/loss": loss, "evaluation/accuracy": accuracy})
+            print(f"step {step}: eval_loss {loss:.4f}, eval_accuracy {accuracy:.4f}", flush=True)
+        if histograms:
+            self._events.histograms(step, {f"parameters/{k}": v for k, v in snapshot.parameters.items()})
+
+    def after(self, pulled: Pulled) -> None:
+        """Writes down the metrics of the update that led to a step."""
+        step = pulled.step
+        if pulled.gradients is not None:
+            self._events.histograms(step, {f"gradients/{k}": v for k, v in pulled.gradients.items()})
+        if step > self._start and (step % self._config.summary.every == 0 or step == self._plan.steps):
+            self._report(pulled)
+
+    def finish(self, pace: Pace, *, stopped: bool, resumed_from: str | None) -> dict[str, Any]:
+        """Saves; unless the run was stopped early, evaluates and exports too. Then lets go of the engine.
+
+        Returns:
+            What the summary says of the training.
+        """
+        snapshot = self._engine.snapshot()
+        self._engine.leave()
+        self._save(snapshot)
+        results = self._results(snapshot, pace, resumed_from)
+        if not stopped:
+            self._status.state = "evaluating"
+            loss, accuracy = self._evaluate(snapshot)
+            results |= {"eval_loss": loss, "eval_accuracy": accuracy}
+            self._events.scalars(snapshot.step, {"evaluation/loss": loss, "evaluation/accuracy": accuracy})
+        self._writer.close()
+        self._history.close()
+        self._events.close()
+        return results | {"params_sha256": params_sha256(snapshot)}
+
+    def export(self, model: Any) -> None:
+        export(self._last, model, self._directory.export)
+
+    def write_summary(self, results: dict[str, Any]) -> None:
+        write_atomically(self._directory.summary, json.dumps(results, indent=1))
+
+    def _save(self, snapshot: Snapshot) -> None:
+        for path, value in snapshot.parameters.items():
+            if not np.isfinite(value).all():
+                raise NotFiniteError(f"parameter {path} is not finite at step {snapshot.step}; it is not saved")
+        config = self._config
+        facts = {
+            "model": config.model.name,
+            "optimizer": config.optimizer.name.value,
+            "slots": list(snapshot.slots),
+            "seed": config.seed,
+            "replicas": self._plan.replicas,
+            "global_batch": self._plan.global_batch,
+        }
+        self._writer.save(snapshot.step, self._generation, facts, snapshot.to_tensors())
+        self._last = snapshot
+
+    def _evaluate(self, snapshot: Snapshot) -> tuple[float, float]:
+        before, self._status.state = self._status.state, "evaluating"
+        loss, accuracy = self._evaluator.score(snapshot)
+        self._status.state = before
+        return float(loss), float(accuracy)
+
+    def _report(self, pulled: Pulled) -> None:
+        now = time.monotonic()
+        examples = self._plan.global_batch * (pulled.step - self._reported_step)
+        rate = examples / max(now - self._reported_at, 1e-9)
+        self._reported_at, self._reported_step = now, pulled.step
+        learning_rate = float(optimizers.learning_rate(self._config.optimizer, tf.constant(pulled.step - 1, tf.int64)))
+        values = {"loss": pulled.loss, "accuracy": pulled.accuracy, "learning_rate": learning_rate}
+        self._history.write(pulled.step, values | {"examples_per_second": round(rate, 1)})
+        self._events.scalars(pulled.step, values | {"examples_per_second": rate})
+        self._events.flush()
+
+    def _results(self, snapshot: Snapshot, pace: Pace, resumed_from: str | None) -> dict[str, Any]:
+        return {
+            "run_dir": str(self._directory.path),
+            "cluster": self._plan.cluster,
+            "strategy": self._plan.strategy,
+            "seed": self._config.seed,
+            "steps": snapshot.step,
+            "resumed_from": resumed_from,
+            "examples_per_second": round(self._plan.global_batch * pace.steps_per_second(), 1),
+            "step_ms_p50": round(pace.percentile_ms(0.50), 3),
+            "step_ms_p99": round(pace.percentile_ms(0.99), 3),
+            "wait_fraction": round(pace.wait_fraction(), 4),
+            "final_loss": self._status.loss,
+            "eval_loss": None,
+            "eval_accuracy": None,
+        }

@@ -1,0 +1,75 @@
+"""What `python -m trainer --help` prints: what to type, the groups, and the keys that runs change most."""
+
+from __future__ import annotations
+
+from enum import Enum
+from functools import reduce
+
+from trainer.config import RunConfig
+
+USAGE = """\
+Trains a Keras model on a TensorFlow cluster of any size, declared in config.
+
+  python -m trainer                                          one process, digits that are shipped
+  python -m trainer cluster=2ps4w                            2 parameter servers and 4 workers on this machine
+  python -m trainer cluster=2ps4w mode=plan                  what would run where, without starting anything
+  python -m trainer model=mlp model.options.width=64 train.steps=500
+  python -m trainer data=npz data.options.path=/data/digits.npz
+  python -m trainer user=my_models.py model=tiny data=blobs  functions of a Python file of yours
+  python -m trainer --config-dir=mine experiment=first       mine/experiment/first.yaml
+  python -m trainer --multirun optimizer=sgd,adam            one run after the other
+
+Groups (group=option); the files are in conf/, each says what it sets
+
+$APP_CONFIG_GROUPS
+cluster takes any size [<n>ps]<m>w[<k>e]: n parameter servers, m workers, k evaluators, e.g. 8ps32w1e.
+model and data take any function of the file named by user=.
+
+Keys (key=value) with their defaults; python -m trainer --cfg job lists all of them
+"""
+
+KEYS = {
+    "mode": "train, or plan",
+    "name": "starts the run directory's name",
+    "run": "run directory; null: a new one under runs/",
+    "resume": "auto, never, or a checkpoint's path",
+    "seed": "of the weights, the data's order and dropout",
+    "train.steps": "updates of the parameters",
+    "train.batch_size": "examples of one update, over all replicas",
+    "optimizer.learning_rate": "at full height; the schedule scales it",
+    "optimizer.schedule.name": "constant, exponential or cosine",
+    "strategy.quorum": "gradients an update waits for; null: all replicas",
+    "evaluate.every": "steps; 0: once, at the end",
+    "checkpoint.every": "steps; 0: only at the end",
+    "checkpoint.keep": "newest checkpoints kept",
+    "summary.every": "steps between lines of history.jsonl and events",
+    "device.gpus": "visible GPUs by job or task, e.g. {worker:[0]}",
+    "device.memory_fraction": "share of each GPU by job or task, in (0, 1]",
+    "timeouts.roll_call_secs": "seconds until all tasks must be up",
+}
+
+FLAGS = """
+Flags
+
+  --cfg job            print the config instead of running it
+  --multirun, -m       one run for each combination of key=a,b
+  --config-dir, -cd    a folder of your own YAML files, laid out as conf/
+  --hydra-help         every flag of Hydra, which composes the config
+
+Exit codes: 0 done; 2 config; 65 bad data or NaN; 66 input missing; 69 peer or port unavailable; 70 internal;
+73 run directory in use; 74 storage; 76 checkpoint invalid; 130, 143 signal.
+"""
+
+
+def template() -> str:
+    """The page for `hydra.help.template`: `$APP_CONFIG_GROUPS` is Hydra's, `$$` a dollar."""
+    keys = "".join(f"  {f'{key}={_default(key)}':<36} {meaning}".rstrip() + "\n" for key, meaning in KEYS.items())
+    return USAGE + "\n" + keys + FLAGS
+
+
+def _default(key: str) -> str:
+    """The value of a dotted key in a config of which nothing was chosen, as it is typed."""
+    value = reduce(getattr, key.split("."), RunConfig())
+    if isinstance(value, Enum):
+        value = value.value
+    return "null" if value is None else str(value)

@@ -1,0 +1,291 @@
+"""The shape of a run: every key that `conf/` and the command line may set, with units and limits.
+
+YAML files in `conf/` choose values; this file says which keys exist. Limits of one key stand beside it (`limits(...)`);
+what several keys must agree on is checked in `plan.py`, where the tasks are known. Nothing here imports TensorFlow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from omegaconf import MISSING
+
+NAME = re.compile(r"[a-z0-9-]{1,63}")
+
+
+class Mode(Enum):
+    """What `python -m trainer` does with the config."""
+
+    train = "train"  # plan, start the tasks, train, evaluate, export
+    plan = "plan"  # print what would run where; start nothing
+
+
+class StrategyName(Enum):
+    """How replicas meet."""
+
+    auto = "auto"  # local for one process, sync otherwise
+    local = "local"  # one process
+    sync = "sync"  # every update waits for all replicas
+
+
+class OptimizerName(Enum):
+    """The update rule; each equals the `keras.optimizers` class of that name."""
+
+    sgd = "sgd"
+    adam = "adam"
+    adamw = "adamw"
+    rmsprop = "rmsprop"
+    adagrad = "adagrad"
+
+
+class ScheduleName(Enum):
+    """How the learning rate moves with the global step."""
+
+    constant = "constant"
+    exponential = "exponential"
+    cosine = "cosine"
+
+
+class LossName(Enum):
+    """The loss of one batch; each is the mean over its examples."""
+
+    sparse_categorical_crossentropy = "sparse_categorical_crossentropy"  # integer labels, logits [N, classes]
+    binary_crossentropy = "binary_crossentropy"  # labels 0 or 1, logits [N, 1]
+    mean_squared_error = "mean_squared_error"  # targets of the output's shape
+
+
+class PlacementName(Enum):
+    """Which shard the next parameter goes to."""
+
+    greedy = "greedy"  # largest first, to the lightest shard
+    round_robin = "round_robin"  # creation order, as TensorFlow's replica_device_setter
+
+
+def limits(
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+) -> dict[str, float]:
+    """Metadata of a numeric key: the closed or open ends of what it may hold."""
+    given = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass
+class ClusterConfig:
+    """How many tasks each job has, and where they listen."""
+
+    name: str = "local"  # as typed: 2ps4w, 4w, local, ...
+    ps: int = field(default=0, metadata=limits(at_least=0))
+    worker: int = field(default=1, metadata=limits(at_least=1))
+    evaluator: int = field(default=0, metadata=limits(at_least=0))
+    addresses: dict[str, list[str]] = field(default_factory=dict)  # job -> "host:port"; empty: free ports, this machine
+
+
+@dataclass
+class ModelConfig:
+    """A function of trainer/models or of the file named by `user`, and its keyword arguments."""
+
+    name: str = MISSING
+    options: dict[str, Any] = field(default_factory=dict)
+    loss: LossName = LossName.sparse_categorical_crossentropy
+
+
+@dataclass
+class DataConfig:
+    """A function of trainer/data or of the file named by `user`, and its keyword arguments."""
+
+    name: str = MISSING
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class StrategyConfig:
+    """How gradients of the replicas become one update."""
+
+    name: StrategyName = StrategyName.auto
+    quorum: int | None = None  # fresh gradients an update waits for; none: all replicas
+
+
+@dataclass
+class ScheduleConfig:
+    """Learning rate by global step."""
+
+    name: ScheduleName = ScheduleName.constant
+    decay_steps: int = field(default=1000, metadata=limits(at_least=1))  # steps
+    decay_rate: float = field(default=0.96, metadata=limits(above=0, at_most=1))  # exponential: factor each decay_steps
+    staircase: bool = False  # exponential: decay at whole intervals only
+    warmup_steps: int = field(default=0, metadata=limits(at_least=0))  # cosine: steps from 0 to the full rate
+    final_fraction: float = field(default=0.0, metadata=limits(at_least=0, at_most=1))  # cosine: share left at the end
+
+
+@dataclass
+class OptimizerConfig:
+    """The update of the parameters from the mean gradient."""
+
+    name: OptimizerName = MISSING
+    learning_rate: float = field(default=0.001, metadata=limits(above=0))
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    momentum: float = field(default=0.0, metadata=limits(at_least=0, below=1))  # sgd, rmsprop
+    nesterov: bool = False  # sgd
+    beta_1: float = field(default=0.9, metadata=limits(at_least=0, below=1))  # adam, adamw
+    beta_2: float = field(default=0.999, metadata=limits(at_least=0, below=1))  # adam, adamw
+    rho: float = field(default=0.9, metadata=limits(at_least=0, below=1))  # rmsprop
+    centered: bool = False  # rmsprop
+    initial_accumulator: float = field(default=0.1, metadata=limits(at_least=0))  # adagrad
+    epsilon: float = field(default=1e-7, metadata=limits(above=0))
+    weight_decay: float = field(default=0.0, metadata=limits(at_least=0))  # decoupled; share of the parameter x rate
+    clip_norm: float | None = field(default=None, metadata=limits(above=0))  # global norm over all shards
+    ema: float | None = field(default=None, metadata=limits(above=0, below=1))  # momentum of the averaged weights
+
+
+@dataclass
+class DeviceConfig:
+    """What a task may use of its machine. Keys of the mappings are a job (`worker`) or a task (`worker:0`)."""
+
+    gpus: dict[str, list[int]] = field(default_factory=dict)  # visible GPUs by their index on the host; none by default
+    memory_fraction: dict[str, float] = field(default_factory=dict)  # share of each visible GPU, in (0, 1]
+    intra_op_threads: int = field(default=0, metadata=limits(at_least=0))  # of a worker; 0: cores / workers
+    inter_op_threads: int = field(default=2, metadata=limits(at_least=2))  # 1 deadlocks a server that waits in queues
+    soft_placement: bool = True
+
+
+@dataclass
+class PlacementConfig:
+    """Which shard holds which parameter."""
+
+    name: PlacementName = PlacementName.greedy
+    pins: dict[str, int] = field(default_factory=dict)  # pattern of parameter paths (fnmatch) -> shard
+
+
+@dataclass
+class TrainConfig:
+    steps: int = field(default=300, metadata=limits(at_least=1))  # global steps
+    batch_size: int = field(default=256, metadata=limits(at_least=1))  # global: examples an update averages
+
+
+@dataclass
+class EvaluateConfig:
+    every: int = field(default=0, metadata=limits(at_least=0))  # steps; 0: once, at the end
+    batch_size: int = field(default=500, metadata=limits(at_least=1))
+
+
+@dataclass
+class CheckpointConfig:
+    every: int = field(default=100, metadata=limits(at_least=0))  # steps; 0: only the last one
+    keep: int = field(default=3, metadata=limits(at_least=1))  # newest checkpoints kept
+
+
+@dataclass
+class SummaryConfig:
+    every: int = field(default=10, metadata=limits(at_least=1))  # steps between lines of history.jsonl and events
+    histogram_every: int = field(default=0, metadata=limits(at_least=0))  # steps; 0: no histograms
+
+
+@dataclass
+class TimeoutsConfig:
+    roll_call_secs: float = field(default=120.0, metadata=limits(above=0))  # all tasks up
+    stop_grace_secs: float = field(default=30.0, metadata=limits(above=0))  # from SIGTERM to SIGKILL
+
+
+@dataclass
+class SecurityConfig:
+    allow_untrusted_network: bool = False  # accept public addresses: TensorFlow's gRPC has no authentication, no TLS
+
+
+@dataclass
+class PlanConfig:
+    json: str | None = None  # also write the plan to this file
+
+
+@dataclass
+class RunConfig:
+    """Everything a run is made from."""
+
+    mode: Mode = Mode.train
+    name: str = "run"  # [a-z0-9-]{1,63}; starts the run directory's name
+    run: str | None = None  # run directory; none: a new one under runs/
+    resume: str = "auto"  # auto: from the run directory if it holds a checkpoint; never; or a checkpoint's path
+    seed: int = field(default=0, metadata=limits(at_least=0, below=2**31))
+    user: str | None = None  # Python file with models and data sets of your own
+    job: str | None = None  # play one task of a cluster with addresses, instead of starting them all
+    task: int | None = field(default=None, metadata=limits(at_least=0))
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    strategy: StrategyConfig = field(default_factory=StrategyConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    device: DeviceConfig = field(default_factory=DeviceConfig)
+    placement: PlacementConfig = field(default_factory=PlacementConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    summary: SummaryConfig = field(default_factory=SummaryConfig)
+    timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
+    security: SecurityConfig = field(default_factory=SecurityConfig)
+    plan: PlanConfig = field(default_factory=PlanConfig)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with a config: where, what was given, what is allowed, what to type."""
+
+    key: str  # dotted path of the key, an override or a file
+    message: str  # what was given and what is allowed
+    remedy: str  # what to type instead
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.message}\n    {self.remedy}"
+
+
+class ConfigError(ValueError):
+    """A config that cannot run; carries every problem found."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__("\n".join(map(str, problems)))
+        self.problems = problems
+
+
+def check_limits(section: Any, prefix: str = "") -> Iterator[Problem]:
+    """Yields a problem for every number in a section (and below it) that is outside its limits, or not finite."""
+    for key in dataclasses.fields(section):
+        value, path = getattr(section, key.name), f"{prefix}{key.name}"
+        if dataclasses.is_dataclass(value):
+            yield from check_limits(value, f"{path}.")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield from _check_number(path, value, dict(key.metadata))
+
+
+def _check_number(path: str, value: float, bounds: dict[str, float]) -> Iterator[Problem]:
+    if not math.isfinite(value):
+        yield Problem(
+            path, f"{value} is not a finite number", f"give a number, e.g. {path}={bounds.get('at_least', 1)}"
+        )
+        return
+    broken = (
+        value < bounds.get("at_least", -math.inf)
+        or value <= bounds.get("above", -math.inf)
+        or value > bounds.get("at_most", math.inf)
+        or value >= bounds.get("below", math.inf)
+    )
+    if broken:
+        allowed = " and ".join(f"{name.replace('_', ' ')} {limit}" for name, limit in bounds.items())
+        nearest = type(value)(_nearest(value, bounds))
+        yield Problem(path, f"{value} is out of range; it must be {allowed}", f"e.g. {path}={nearest}")
+
+
+def _nearest(value: float, bounds: dict[str, float]) -> float:
+    """An allowed value close to the refused one, to paste."""
+    if value <= bounds.get("above", -math.inf):
+        return min(bounds["above"] + 0.001, bounds.get("at_most", math.inf))
+    if value < bounds.get("at_least", -math.inf):
+        return bounds["at_least"]
+    return bounds.get("at_most", bounds.get("below", 1) * 0.9)

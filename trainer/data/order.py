@@ -1,0 +1,46 @@
+"""In which order examples are seen: a pure function of seed and step, so that nothing has to be remembered."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+STREAM = 0x0DE7  # keeps this use of the seed apart from others
+# Four rounds, TensorFlow's default, give successive epochs orders that resemble each other.
+ROUNDS = 8
+
+
+def batch_indices(
+    seed: int, step: tf.Tensor | int, *, batch_size: int, replica: int, replicas: int, count: int
+) -> tf.Tensor:
+    """The examples that one replica sees in one step.
+
+    Row r of the global batch of step s is at position p = s * batch_size + r of an endless row of epochs. In epoch
+    p // count it is the example at place p % count of that epoch's permutation. So an epoch holds each example once,
+    a batch may span two epochs, and the replicas' parts are together what one process would see.
+
+    Args:
+        seed: of the run.
+        step: scalar, from 0.
+        batch_size: of all replicas together.
+        replica: which of them, from 0; it takes the batch_size / replicas rows from replica * batch_size / replicas.
+        replicas: how many share the batch.
+        count: examples of the data set.
+
+    Returns:
+        [batch_size / replicas] of int64, each in 0..count-1.
+    """
+    if batch_size % replicas or not 0 <= replica < replicas:
+        raise ValueError(
+            f"batch_size={batch_size}, replica={replica}, replicas={replicas}: replicas must divide batch_size, and "
+            "replica must be one of 0..replicas-1"
+        )
+    rows = batch_size // replicas
+    positions = tf.cast(step, tf.int64) * batch_size + tf.range(replica * rows, (replica + 1) * rows, dtype=tf.int64)
+    epochs = positions // count
+    seeds = tf.stack(
+        [tf.fill([rows], tf.constant(seed, tf.int64)), epochs, tf.fill([rows], tf.constant(STREAM, tf.int64))], 1
+    )
+    # The raw operation: tf.random.experimental.index_shuffle pads a matrix of seeds along the wrong axis.
+    return tf.raw_ops.RandomIndexShuffle(
+        index=positions % count, seed=seeds, max_index=tf.fill([rows], tf.constant(count - 1, tf.int64)), rounds=ROUNDS
+    )

@@ -1,0 +1,64 @@
+"""The state of a run at one global step, named by parameter path: what a checkpoint holds, whatever the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainer.engine import packing
+from trainer.placement import Shard
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Parameters, state (BatchNorm statistics) and optimizer slots, all of the same global step."""
+
+    step: int
+    parameters: Arrays
+    state: Arrays
+    slots: dict[str, Arrays]  # by slot name; empty: every slot at its first value
+
+    def to_tensors(self) -> Arrays:
+        """One flat mapping, as a checkpoint stores it."""
+        named = {f"parameters/{path}": value for path, value in self.parameters.items()}
+        named |= {f"state/{path}": value for path, value in self.state.items()}
+        for slot, values in self.slots.items():
+            named |= {f"slots/{slot}/{path}": value for path, value in values.items()}
+        return named
+
+    @classmethod
+    def from_tensors(cls, step: int, tensors: Arrays) -> Snapshot:
+        parts: dict[str, Arrays] = {"parameters": {}, "state": {}}
+        slots: dict[str, Arrays] = {}
+        for name, value in tensors.items():
+            kind, rest = name.split("/", 1)
+            if kind == "slots":
+                slot, path = rest.split("/", 1)
+                slots.setdefault(slot, {})[path] = value
+            else:
+                parts[kind][rest] = value
+        return cls(step, parts["parameters"], parts["state"], slots)
+
+    @classmethod
+    def from_flats(
+        cls, step: int, shards: Sequence[Shard], flats: Sequence[np.ndarray], slots: Sequence[dict[str, np.ndarray]]
+    ) -> Snapshot:
+        parameters: Arrays = {}
+        state: Arrays = {}
+        named: dict[str, Arrays] = {}
+        for shard, flat, held in zip(shards, flats, slots, strict=True):
+            parameters |= packing.from_flat(shard.trainable, flat)
+            state |= packing.from_flat(shard.state, flat)
+            for name, values in held.items():
+                named.setdefault(name, {}).update(packing.from_flat(shard.trainable, values))
+        return cls(step, parameters, state, named)
+
+    def flat(self, shard: Shard, *, generation: int) -> np.ndarray:
+        return packing.to_flat(shard, self.parameters | self.state, generation=generation, step=self.step)
+
+    def slot(self, shard: Shard, name: str, fill: float) -> np.ndarray:
+        return packing.to_slot(shard, self.slots.get(name), fill)

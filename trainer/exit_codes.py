@@ -1,0 +1,65 @@
+"""What a process's exit code says, and whether trying again makes sense."""
+
+from __future__ import annotations
+
+OK = 0
+CONFIG = 2
+BAD_DATA = 65  # or a loss that is not finite
+INPUT_MISSING = 66
+UNAVAILABLE = 69  # a peer or a port
+INTERNAL = 70
+RUN_IN_USE = 73
+STORAGE = 74
+CHECKPOINT = 76
+INTERRUPTED = 130
+TERMINATED = 143
+
+MEANINGS = {
+    CONFIG: "the config cannot run",
+    BAD_DATA: "bad data, or a loss that is not finite",
+    INPUT_MISSING: "an input file is missing",
+    UNAVAILABLE: "a peer or a port is unavailable",
+    INTERNAL: "an unexpected error",
+    RUN_IN_USE: "the run directory is in use",
+    STORAGE: "storage failed",
+    CHECKPOINT: "the checkpoint is not valid",
+    INTERRUPTED: "interrupted",
+    TERMINATED: "terminated",
+}
+
+
+class NotFiniteError(ValueError):
+    """The loss is NaN or infinite."""
+
+
+def meaning(code: int) -> str:
+    """An exit code in words; a negative one is the signal that ended the process."""
+    if code == -9:
+        return "killed (SIGKILL; the kernel does this when memory runs out)"
+    return f"ended by signal {-code}" if code < 0 else MEANINGS.get(code, "an error")
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The exit code for an error; TensorFlow's own are told apart by name, so that this module needs no TensorFlow."""
+    from trainer.checkpoint import CheckpointError
+    from trainer.config import ConfigError
+    from trainer.data.examples import DataError, MissingInputError, find_data_error
+
+    bad_data = error if isinstance(error, DataError) else find_data_error(error)
+    if isinstance(bad_data, MissingInputError):
+        return INPUT_MISSING
+    if bad_data is not None or isinstance(error, NotFiniteError):
+        return BAD_DATA
+    if isinstance(error, CheckpointError):
+        return CHECKPOINT
+    if isinstance(error, ConfigError):
+        return CONFIG
+    if type(error).__name__ in (
+        "UnavailableError",
+        "AbortedError",
+        "CancelledError",
+        "DeadlineExceededError",
+        "PeerError",
+    ):
+        return UNAVAILABLE
+    return STORAGE if isinstance(error, OSError) else INTERNAL

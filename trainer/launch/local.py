@@ -1,0 +1,246 @@
+"""Runs a plan as processes on this machine, and watches them to the end."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from trainer import exit_codes
+from trainer.config import RunConfig
+from trainer.launch.ports import HeldPorts, is_free
+from trainer.launch.progress import Progress, make_progress
+from trainer.launch.tasks import Tasks
+from trainer.monitor.peers import PeerError, read_status
+from trainer.plan import Plan, Task
+from trainer.run_directory import RunDirectory, write_atomically
+
+POLL_SECS = 0.25
+SETTLE_SECS = 0.5  # after a failure: the cause may be heard of after its consequences
+LOG_LINES = 20
+
+
+@dataclass
+class _Life:
+    """What the launcher knows of a task."""
+
+    task: Task
+    pid: int | None = None
+    code: int | None = None  # once it has ended
+    page: dict[str, Any] | None = None  # as last read
+
+    @property
+    def state(self) -> str:
+        if self.code is not None:
+            return "done" if self.code == 0 else f"ended ({self.code})"
+        return self.page["state"] if self.page else "starting"
+
+
+@dataclass
+class _Signals:
+    """Ctrl-C and SIGTERM: the first stops the run cleanly, the second at once."""
+
+    numbers: list[int] = field(default_factory=list)
+
+    def listen(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda received, _: self.numbers.append(received))
+
+
+def run(config: RunConfig, plan: Plan, directory: RunDirectory, tasks: Tasks, *, started_at: float) -> int:
+    """Starts the plan's tasks, shows their progress, and sees to it that all of them end.
+
+    Args:
+        started_at: when the command was typed (Unix time, seconds).
+
+    Returns:
+        0, or the exit code of the task that failed first, or 130/143 when the user stopped the run.
+
+    Raises:
+        PeerError: if a port that the config names is taken.
+    """
+    signals = _Signals()
+    signals.listen()
+    with HeldPorts(2 * len(plan.tasks)) as held:
+        plan = _with_ports(plan, held.ports)
+        directory.write_inputs(config, plan)
+        lives = {task.name: _Life(task) for task in plan.tasks}
+        for task in plan.tasks:
+            log = directory.path / task.log
+            tasks.start(task.name, run=str(directory.path), environment=_environment(task), log=str(log))
+        with make_progress(plan.tasks, plan.steps) as progress:
+            failed = _Watch(config, directory, tasks, lives, progress, signals).watch()
+    return _conclude(directory, lives, failed, signals.numbers, started_at)
+
+
+def _with_ports(plan: Plan, ports: list[int]) -> Plan:
+    """Gives every task whose port is open a free one; those that the config names must be free.
+
+    Raises:
+        PeerError: if one is taken.
+    """
+    free = iter(ports)
+
+    def settle(address: str) -> str:
+        host, _, port = address.rpartition(":")
+        if address and port == "0":
+            return f"{host}:{next(free)}"
+        if address and not is_free("", int(port)):
+            raise PeerError(
+                f"port {port} of {address} is taken on this machine; stop what listens there, or choose another"
+            )
+        return address
+
+    settled = [replace(t, address=settle(t.address), control=settle(t.control)) for t in plan.tasks]
+    return replace(plan, tasks=tuple(settled))
+
+
+def _environment(task: Task) -> dict[str, str]:
+    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, task.gpus)) or "-1"}
+
+
+class _Watch:
+    """Follows the tasks until all have ended."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        directory: RunDirectory,
+        tasks: Tasks,
+        lives: Mapping[str, _Life],
+        progress: Progress,
+        signals: _Signals,
+    ) -> None:
+        self._config, self._directory, self._tasks, self._lives = config, directory, tasks, lives
+        self._progress, self._signals = progress, signals
+        self._kill_at: float | None = None
+        self._heard = 0  # signals acted upon
+        self._readers = ThreadPoolExecutor(max_workers=16, thread_name_prefix="pages")
+
+    def watch(self) -> _Life | None:
+        """Returns the task that failed first, if one did."""
+        failed: _Life | None = None
+        while any(life.code is None for life in self._lives.values()):
+            self._hear(POLL_SECS)
+            self._obey_signals()
+            if failed is None and not self._signals.numbers:
+                failed = self._first_failure()
+                if failed is not None:
+                    self._end_all(grace_secs=0)
+            if self._kill_at is not None and time.monotonic() > self._kill_at:
+                self._end_all(grace_secs=0)
+            self._read_pages()
+        self._readers.shutdown(wait=False)
+        return failed
+
+    def _hear(self, timeout_secs: float) -> None:
+        for event in self._tasks.events(timeout_secs):
+            life = self._lives.get(event["name"])
+            if life and event["event"] == "started":
+                life.pid = event["pid"]
+            elif life and event["event"] == "exited":
+                life.code = event["code"]
+
+    def _obey_signals(self) -> None:
+        """The first signal asks every task to save and leave; the second, or the end of the grace, ends them."""
+        if len(self._signals.numbers) == self._heard:
+            return
+        self._heard = len(self._signals.numbers)
+        began = any(life.page and life.page["first_step_at"] for life in self._lives.values())
+        if self._heard > 1 or not began:
+            self._progress.say("stops at once" if self._heard > 1 else "stops before the first step")
+            self._end_all(grace_secs=0)
+            return
+        grace = self._config.timeouts.stop_grace_secs
+        self._progress.say(f"stops after this step and saves, within {grace:g} s (once more: stops at once)")
+        self._end_all(grace_secs=grace)
+
+    def _end_all(self, *, grace_secs: float) -> None:
+        """Asks all tasks to leave; without grace, kills them."""
+        self._kill_at = time.monotonic() + grace_secs if grace_secs else None
+        for life in self._lives.values():
+            if life.pid and life.code is None:
+                self._tasks.signal(life.pid, signal.SIGTERM if grace_secs else signal.SIGKILL)
+
+    def _first_failure(self) -> _Life | None:
+        """The task whose failure explains the others: an unavailable peer is a consequence, if anything else failed."""
+        if not any(life.code for life in self._lives.values()):
+            return None
+        settled = time.monotonic() + SETTLE_SECS
+        while time.monotonic() < settled:
+            self._hear(max(0.0, settled - time.monotonic()))
+        ended = [life for life in self._lives.values() if life.code]
+        return min(ended, key=lambda life: life.code == exit_codes.UNAVAILABLE)
+
+    def _read_pages(self) -> None:
+        """Reads all status pages side by side; a task that does not answer keeps its last page."""
+
+        def read(life: _Life) -> None:
+            try:
+                life.page = read_status(life.task.control, timeout_secs=1.0)
+            except (OSError, ValueError):
+                pass  # not up yet, or leaving
+
+        list(self._readers.map(read, [life for life in self._lives.values() if life.code is None]))
+        pages = {name: life.page for name, life in self._lives.items() if life.page}
+        states = {name: life.state for name, life in self._lives.items()}
+        self._progress.show(pages, states)
+        write_atomically(self._directory.status, json.dumps({"tasks": pages, "states": states}, indent=1))
+
+
+def _conclude(
+    directory: RunDirectory, lives: Mapping[str, _Life], failed: _Life | None, signals: list[int], started_at: float
+) -> int:
+    """Completes the summary, says how the run ended, and returns the exit code."""
+    ended = {name: {"code": life.code, "log": life.task.log} for name, life in lives.items()}
+    first_steps = [life.page["first_step_at"] for life in lives.values() if life.page and life.page["first_step_at"]]
+    summary = _read_summary(directory) if failed is None else {"run_dir": str(directory.path), "failed": True}
+    summary |= {
+        "seconds": round(time.time() - started_at, 3),
+        "time_to_first_step_secs": round(min(first_steps) - started_at, 3) if first_steps else None,
+        "restarts": 0,
+        "tasks": ended,
+    }
+    write_atomically(directory.summary, json.dumps(summary, indent=1))
+    if failed is not None:
+        _report_failure(directory, failed)
+        assert failed.code is not None
+        return failed.code if failed.code > 0 else 128 - failed.code
+    if signals:
+        print(f"stopped; continue with the same command and run={directory.path}")
+        return 128 + signals[0]
+    print(_in_words(summary))
+    return exit_codes.OK
+
+
+def _read_summary(directory: RunDirectory) -> dict[str, Any]:
+    """What the chief wrote; nothing, if it was stopped before."""
+    try:
+        summary: dict[str, Any] = json.loads(directory.summary.read_text())
+        return summary
+    except FileNotFoundError:
+        return {"run_dir": str(directory.path)}
+
+
+def _in_words(summary: Mapping[str, Any]) -> str:
+    return (
+        f"done: {summary['steps']} steps in {summary['seconds']:.1f} s (first step after "
+        f"{summary['time_to_first_step_secs'] or 0:.1f} s), {summary['examples_per_second']:,.0f} examples/s, "
+        f"eval_loss {summary['eval_loss']:.4f}, eval_accuracy {summary['eval_accuracy']:.4f}\n"
+        f"params_sha256 {summary['params_sha256']}\n{summary['run_dir']}"
+    )
+
+
+def _report_failure(directory: RunDirectory, failed: _Life) -> None:
+    assert failed.code is not None
+    log = directory.path / failed.task.log
+    tail = log.read_text(errors="replace").splitlines()[-LOG_LINES:] if Path(log).exists() else []
+    print(f"{failed.task.name} failed first, exit code {failed.code}: {exit_codes.meaning(failed.code)}")
+    print(f"the end of {log}:")
+    for text in tail:
+        print(f"    {text}")

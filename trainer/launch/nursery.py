@@ -1,0 +1,167 @@
+"""The process that starts tasks: it has imported TensorFlow once and forks a task in milliseconds.
+
+    launcher  --requests, JSON lines-->  nursery  --fork-->  task
+              <--events, JSON lines---
+
+The nursery makes no session, context, device or thread, so that its forks are clean: importing TensorFlow touches no GPU,
+and CUDA_VISIBLE_DEVICES can still be set in the child. Where forking is not safe (macOS) it imports nothing and starts
+plain processes. When the launcher dies, however it dies, the nursery ends its tasks and itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+class _Nursery:
+    def __init__(self, control: socket.socket, *, can_fork: bool) -> None:
+        self._control, self._can_fork = control, can_fork
+        self._children: dict[int, str] = {}  # name by pid
+        self._plain: dict[int, subprocess.Popen[bytes]] = {}
+        self._wakeup, writer = socket.socketpair()
+        self._wakeup.setblocking(False)
+        writer.setblocking(False)
+        self._writer = writer
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(writer.fileno())
+
+    def serve(self) -> None:
+        """Answers requests and tells of exits until the launcher is gone."""
+        selector = selectors.DefaultSelector()
+        selector.register(self._control, selectors.EVENT_READ)
+        selector.register(self._wakeup, selectors.EVENT_READ)
+        pending = b""
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is self._wakeup:
+                    self._wakeup.recv(4096)
+                    self._reap()
+                    continue
+                received = self._control.recv(65536)
+                if not received:
+                    self._end_all()
+                    return
+                *lines, pending = (pending + received).split(b"\n")
+                for line in lines:
+                    self._obey(json.loads(line))
+
+    def _obey(self, request: dict[str, Any]) -> None:
+        action = request.pop("do")
+        if action == "start":
+            self._start(**request)
+        elif action == "describe":
+            self._describe(request["question"])
+        elif action == "signal" and request["pid"] in self._children:  # not reaped, so the pid is still the task's
+            os.kill(request["pid"], request["number"])
+
+    def _start(self, name: str, run: str, job: str, index: int, environment: dict[str, str], log: str) -> None:
+        def play() -> int:
+            from trainer import task
+
+            os.environ.update(environment)
+            _redirect(log)
+            task.main(run, job, index)
+
+        if self._can_fork:
+            pid = self._fork(play)
+        else:
+            with open(log, "ab") as output:
+                argv = [sys.executable, "-m", "trainer.task", run, job, str(index)]
+                process = subprocess.Popen(argv, env=os.environ | environment, stdout=output, stderr=output)
+            pid = process.pid
+            self._plain[pid] = process
+        self._children[pid] = name
+        self._tell({"event": "started", "name": name, "pid": pid})
+
+    def _describe(self, question: dict[str, Any]) -> None:
+        def answer() -> int:
+            from trainer import describe
+
+            told = describe.answer(describe.Question(**question))
+            self._tell({"event": "described", **told})
+            return 0
+
+        self._children[self._fork(answer)] = "describe"
+
+    def _fork(self, work: Callable[[], int]) -> int:
+        """Runs `work` in a child, which leaves with its result and never returns here."""
+        nursery = os.getpid()
+        pid = os.fork()
+        if pid:
+            return pid
+        code = 70
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            die_with_parent(nursery)
+            code = work()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _reap(self) -> None:
+        for pid in list(self._children):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                code = os.waitstatus_to_exitcode(status)
+                if pid in self._plain:
+                    self._plain.pop(pid).returncode = code  # reaped here, not by subprocess
+                self._tell({"event": "exited", "name": self._children.pop(pid), "pid": pid, "code": code})
+
+    def _end_all(self) -> None:
+        for pid in self._children:
+            os.kill(pid, signal.SIGKILL)
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        self._control.sendall(json.dumps(event).encode() + b"\n")
+
+
+def die_with_parent(parent: int) -> None:
+    """Has the kernel kill this process when its parent dies, on Linux; elsewhere the nursery does what it can."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before the kernel was told
+            os._exit(70)
+
+
+def _redirect(log: str) -> None:
+    """Sends all output of this process, TensorFlow's too, to a file."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+
+
+def main() -> None:
+    """Serves on the socket whose file descriptor is the first argument; the second says whether to fork."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    can_fork = sys.argv[2] == "fork"
+    die_with_parent(int(sys.argv[3]))
+    if can_fork:
+        import trainer.describe
+        import trainer.task  # noqa: F401 (imports TensorFlow and everything a task needs)
+    try:
+        _Nursery(control, can_fork=can_fork).serve()
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the launcher is gone; the kernel ends the tasks with this process
+
+
+if __name__ == "__main__":
+    main()

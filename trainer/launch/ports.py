@@ -1,0 +1,46 @@
+"""Free ports that nobody else can take between choosing them and using them."""
+
+from __future__ import annotations
+
+import socket
+from types import TracebackType
+
+
+class HeldPorts:
+    """Ports of the loopback interface, bound here (not listening) for as long as the tasks live.
+
+    TensorFlow servers (with TF_GRPC_REUSE_PORT) and status pages bind them with SO_REUSEPORT; a bound socket that does
+    not listen takes no connection away from them.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._sockets = [self._hold() for _ in range(count)]
+        self.ports: list[int] = [held.getsockname()[1] for held in self._sockets]
+
+    def __enter__(self) -> HeldPorts:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for held in self._sockets:
+            held.close()
+
+    @staticmethod
+    def _hold() -> socket.socket:
+        held = socket.socket()
+        if hasattr(socket, "SO_REUSEPORT"):
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("", 0))  # every interface, as TensorFlow's server does
+        return held
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether a server could listen on a port of this machine."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+        return True

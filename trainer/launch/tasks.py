@@ -1,0 +1,100 @@
+"""The launcher's side of the nursery: start tasks, signal them, hear of their ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any
+
+from trainer.describe import Question
+
+QUIET = {
+    "TF_CPP_MIN_LOG_LEVEL": "2",  # warnings of every task about the same CPU flags
+    "grpc_proxy": "",  # with http_proxy set, TensorFlow's gRPC would hang
+    "TF_GRPC_REUSE_PORT": "1",  # the launcher holds the port
+    "TF_GRPC_WORKER_CACHE_QUEUES": "4",  # threads; 64 by default
+    "OPENBLAS_NUM_THREADS": "1",  # numpy makes its threads at import, and they do not survive a fork
+}
+
+
+class Tasks:
+    """A nursery and the tasks it started. Leaving the block ends whatever is left of them."""
+
+    def __init__(self, *, fork: bool = sys.platform != "darwin") -> None:
+        ours, theirs = socket.socketpair()
+        how = "fork" if fork else "plain"
+        self._control, self._pending = ours, b""
+        self._nursery = subprocess.Popen(
+            [sys.executable, "-m", "trainer.launch.nursery", str(theirs.fileno()), how, str(os.getpid())],
+            env=os.environ | QUIET | {"CUDA_VISIBLE_DEVICES": "-1"},
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C reaches the launcher alone
+        )
+        theirs.close()
+        self._fork = fork
+
+    def __enter__(self) -> Tasks:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._control.close()  # the nursery kills its tasks and leaves
+        self._nursery.wait()
+
+    def describe(self, question: Question) -> dict[str, Any]:
+        """Has a fork of the nursery build the model."""
+        self._ask({"do": "describe", "question": asdict(question)})
+        while True:
+            for event in self._receive(None):
+                if event["event"] == "described":
+                    return {key: value for key, value in event.items() if key != "event"}
+                if event["event"] == "exited" and event["name"] == "describe" and event["code"] != 0:
+                    return {"failure": f"describing the model ended with {event['code']}", "exit_code": 70}
+
+    @property
+    def can_describe(self) -> bool:
+        return self._fork
+
+    def start(self, name: str, *, run: str, environment: Mapping[str, str], log: str) -> None:
+        """Starts a task, e.g. "worker:3"; an event tells its process id."""
+        job, index = name.split(":")
+        request = {"name": name, "run": run, "job": job, "index": int(index), "log": log}
+        self._ask({"do": "start", **request, "environment": dict(environment)})
+
+    def signal(self, pid: int, number: int) -> None:
+        """Sends a signal to a task, unless it has ended."""
+        self._ask({"do": "signal", "pid": pid, "number": number})
+
+    def events(self, timeout_secs: float) -> list[dict[str, Any]]:
+        """What happened: {"event": "started" | "exited", "name", "pid", "code"}; waits for news at most so long.
+
+        Raises:
+            RuntimeError: if the nursery is gone.
+        """
+        return self._receive(timeout_secs)
+
+    def _ask(self, request: Mapping[str, Any]) -> None:
+        try:
+            self._control.sendall(json.dumps(request).encode() + b"\n")
+        except BrokenPipeError:
+            raise RuntimeError(f"the nursery ended with code {self._nursery.wait()}") from None
+
+    def _receive(self, timeout_secs: float | None) -> list[dict[str, Any]]:
+        selector = selectors.DefaultSelector()
+        selector.register(self._control, selectors.EVENT_READ)
+        if not selector.select(timeout_secs):
+            return []
+        received = self._control.recv(1 << 20)
+        if not received:
+            raise RuntimeError(f"the nursery ended with code {self._nursery.wait()}")
+        *lines, self._pending = (self._pending + received).split(b"\n")
+        return [json.loads(line) for line in lines]

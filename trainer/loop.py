@@ -1,0 +1,106 @@
+"""The training loop: take steps, and let the actions look at each one."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from trainer.engine.pulled import Pulled
+from trainer.engine.snapshot import Snapshot
+from trainer.exit_codes import NotFiniteError
+
+BetweenSteps = Callable[[int], None]  # called with the global step, while no replica can move it
+AfterPull = Callable[[Pulled], None]
+
+
+class Engine(Protocol):
+    """Where parameters live and how gradients meet."""
+
+    graph: Any
+    session: Any
+
+    def connect(self, target: str, session_config: Any) -> None: ...
+    def load(self, snapshot: Snapshot, *, generation: int) -> None: ...
+    def start(self) -> int: ...
+    def step(self, *, stop: bool = False, fetch_gradients: bool = False) -> Pulled: ...
+    def peek(self) -> Pulled: ...
+    def snapshot(self) -> Snapshot: ...
+    def leave(self) -> None: ...
+
+
+@dataclass
+class Pace:
+    """Durations of the steps of one replica, in seconds; the first one builds and compiles, and does not count."""
+
+    began: float = field(default_factory=time.monotonic)
+    step_secs: list[float] = field(default_factory=list)
+    wait_secs: float = 0.0
+
+    def tick(self, pulled: Pulled) -> None:
+        now = time.monotonic()
+        self.step_secs.append(now - self.began)
+        self.wait_secs += pulled.wait_secs
+        self.began = now
+
+    def percentile_ms(self, share: float) -> float:
+        """The duration that `share` of the steps stay within."""
+        ordered = sorted(self.step_secs[1:] or self.step_secs or [0.0])
+        return 1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+    def steps_per_second(self, last: int | None = None) -> float:
+        recent = self.step_secs[1:][-(last or 0) :]
+        return len(recent) / sum(recent) if recent else 0.0
+
+    def wait_fraction(self) -> float:
+        return self.wait_secs / max(sum(self.step_secs), 1e-9)
+
+
+def train(
+    engine: Engine,
+    *,
+    start: int,
+    until: int,
+    stop_requested: Callable[[], bool],
+    gradients_every: int = 0,
+    between: Sequence[BetweenSteps] = (),
+    after: Sequence[AfterPull] = (),
+) -> tuple[Pulled, bool]:
+    """Steps from global step `start` to `until`, or until a replica asks to stop: then all replicas stop at the same step.
+
+    Args:
+        gradients_every: steps between those whose gradients the actions see; 0: never.
+        between: called before each step but the first, with the global step that no replica can pass meanwhile.
+        after: called with what each step pulled: the metrics of the update before it.
+
+    Returns:
+        Where the run stands, with the metrics of the last update; and whether it was stopped.
+
+    Raises:
+        NotFiniteError: if the mean loss of an update was not finite.
+    """
+    step, stopped = start, False
+    while step < until and not stopped:
+        if step > start:
+            for action in between:
+                action(step)
+        fetch = gradients_every > 0 and step % gradients_every == 0
+        pulled = engine.step(stop=stop_requested(), fetch_gradients=fetch)
+        _look_at(pulled, start, after)
+        step, stopped = pulled.step + 1, pulled.stop
+    last = engine.peek()
+    if last.step > start:
+        _look_at(last, start, after)
+    return last, stopped
+
+
+def _look_at(pulled: Pulled, start: int, after: Sequence[AfterPull]) -> None:
+    if pulled.step > start and not math.isfinite(pulled.loss):
+        raise NotFiniteError(
+            f"the loss of step {pulled.step} is {pulled.loss}; checkpoints before it are untouched. A lower "
+            "optimizer.learning_rate or optimizer.clip_norm=1 may help"
+        )
+    for action in after:
+        action(pulled)

@@ -1,0 +1,14 @@
+"""The models a config can name; each is a plain function from shapes and options to a Keras model that gives logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from trainer.models.cnn import cnn
+from trainer.models.mlp import mlp
+from trainer.models.resnet20 import resnet20
+
+MODELS: dict[str, Callable[..., Any]] = {"cnn": cnn, "mlp": mlp, "resnet20": resnet20}
+
+__all__ = ["MODELS", "cnn", "mlp", "resnet20"]

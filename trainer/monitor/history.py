@@ -1,0 +1,34 @@
+"""The series of a run: one JSON line per reported step in history.jsonl."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from trainer.run_directory import write_atomically
+
+
+class History:
+    """Appends lines; each is on disk, as far as the operating system goes, when `write` returns."""
+
+    def __init__(self, path: Path, *, start: int) -> None:
+        """Opens the file of a run that (re)starts at global step `start`; lines of later steps are taken back."""
+        if path.exists():
+            kept = [line for line in path.read_text().splitlines() if _step_of(line) <= start]
+            write_atomically(path, "".join(f"{line}\n" for line in kept))
+        self._file = path.open("a", buffering=1)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        self._file.write(json.dumps({"step": step, **values}) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _step_of(line: str) -> float:
+    """The step of a line; infinity for one that a crash cut off."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")

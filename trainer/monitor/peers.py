@@ -1,0 +1,94 @@
+"""Reading the status pages of other tasks, and the roll call that every task holds before its first session."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from trainer.monitor.status import Status
+from trainer.plan import Task
+
+REPORT_EVERY_SECS = 10.0
+POLL_SECS = 0.05
+
+
+class PeerError(RuntimeError):
+    """Peers did not come up, or belong to another run."""
+
+
+def read_status(control: str, *, timeout_secs: float) -> dict[str, Any]:
+    """The status page at "host:port".
+
+    Raises:
+        OSError, ValueError: if nobody answers there, or something else does.
+    """
+    connection = http.client.HTTPConnection(control, timeout=timeout_secs)
+    try:
+        connection.request("GET", "/status")
+        page = json.loads(connection.getresponse().read())
+    except http.client.HTTPException as error:
+        raise ValueError(f"no status page answers: {error!r}") from error
+    finally:
+        connection.close()
+    if not isinstance(page, dict) or "config_hash" not in page:
+        raise ValueError("another program answers")
+    return page
+
+
+def roll_call(
+    me: Status,
+    peers: Iterable[Task],
+    *,
+    until: str,
+    deadline_secs: float,
+    report: Callable[[str], None],
+    now: Callable[[], float] = time.monotonic,
+) -> None:
+    """Waits until every peer `is_listening` or `is_ready` (as `until` says), and says every ten seconds which ones are missing and why.
+
+    Raises:
+        PeerError: at the deadline, or as soon as a peer of another run, config or TensorFlow answers.
+    """
+    missing = {peer.name: (peer, "not asked yet") for peer in peers}
+    began = reported = now()
+    while missing:
+        for name, (peer, _) in list(missing.items()):
+            reason = _why_missing(me, peer, until)
+            if reason is None:
+                del missing[name]
+            else:
+                missing[name] = (peer, reason)
+        waited = now() - began
+        told = "; ".join(f"{name} at {peer.control}: {reason}" for name, (peer, reason) in missing.items())
+        if missing and waited > deadline_secs:
+            raise PeerError(f"missing after {waited:.0f} s: {told}")
+        if missing and now() - reported >= REPORT_EVERY_SECS:
+            report(f"waits {waited:.0f} s for {told}")
+            reported = now()
+        if missing:
+            time.sleep(POLL_SECS)
+
+
+def _why_missing(me: Status, peer: Task, until: str) -> str | None:
+    """None when a peer is up; else what keeps it, in words."""
+    try:
+        page = read_status(peer.control, timeout_secs=2.0)
+    except socket.gaierror:
+        return "its host name does not resolve"
+    except ConnectionRefusedError:
+        return "connection refused, it has not started or is gone"
+    except TimeoutError:
+        return "silent, it may be frozen or behind a firewall"
+    except (OSError, ValueError) as error:
+        return str(error)
+    for key, what in (("config_hash", "config"), ("tensorflow", "TensorFlow")):
+        mine = getattr(me, key)
+        if page[key] and page[key] != mine:
+            raise PeerError(f"{peer.name} at {peer.control} has another {what} ({page[key]}, here {mine})")
+    if (page["job"], page["index"]) != (peer.job, peer.index):
+        raise PeerError(f"{peer.control} is {page['job']}:{page['index']}, not {peer.name}")
+    return None if page[until] else f"starting ({page['state']})"

@@ -1,0 +1,94 @@
+"""What a task is doing, and the read-only page that tells it: heartbeat, health check and source of the progress table.
+
+`GET /status` answers JSON, `GET /metrics` the numbers in Prometheus's text format. The page shows no environment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+import threading
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass
+class Status:
+    """What one task tells about itself. Its main thread writes fields, the page's thread reads them."""
+
+    job: str
+    index: int
+    run: str  # path of the run directory
+    config_hash: str
+    tensorflow: str = ""  # version
+    state: str = "starting"  # starting, roll call, waiting, training, serving, evaluating, done
+    is_listening: bool = False  # its TensorFlow server accepts sessions
+    is_ready: bool = False  # and its shard, if it holds one, can be loaded
+    step: int = 0  # global step
+    examples_per_second: float = 0.0  # of this task's replica
+    wait_fraction: float = 0.0  # share of the step time spent until parameters, or gradients, were here
+    loss: float | None = None
+    first_step_at: float | None = None  # Unix time, seconds
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self) | {"pid": os.getpid(), "memory_bytes": resident_bytes()}
+
+    def to_prometheus(self) -> str:
+        label = f'{{job="{self.job}",task="{self.index}"}}'
+        numbers = {k: v for k, v in self.to_json().items() if isinstance(v, int | float) and k not in ("index", "pid")}
+        return "".join(f"trainer_{name}{label} {float(value):g}\n" for name, value in numbers.items())
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in RAM; 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
+    except OSError:
+        return 0
+
+
+def serve(status: Status, host: str, port: int) -> None:
+    """Answers for a task on its control port, in a daemon thread, for the life of the process.
+
+    Raises:
+        OSError: if the port is taken.
+    """
+    threading.Thread(target=_Server((host, port), _handler(status)).serve_forever, name="status", daemon=True).start()
+
+
+class _Server(HTTPServer):
+    def server_bind(self) -> None:
+        # The launcher holds the port, bound and not listening, so that nobody takes it before this task does.
+        if hasattr(socket, "SO_REUSEPORT"):
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+
+
+def _handler(status: Status) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = 5  # seconds; a silent client must not block the page
+
+        def do_GET(self) -> None:
+            pages = {"/status": status.to_json, "/metrics": status.to_prometheus}
+            if self.path not in pages:
+                self.send_error(404, "there are /status and /metrics")
+                return
+            page = pages[self.path]()
+            body = page if isinstance(page, str) else json.dumps(page)
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain" if isinstance(page, str) else "application/json")
+            self.send_header("Content-Length", str(len(body.encode())))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            """A page read twice a second is not worth a line each."""
+
+    return Handler

@@ -1,0 +1,96 @@
+"""A plan as a person reads it, and as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from trainer.plan import Plan, Task
+
+PIPE_COLUMNS = 140  # width where there is no terminal
+
+
+def show(plan: Plan) -> None:
+    """Prints what would run where."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=PIPE_COLUMNS)
+    console.print(f"[bold]{plan.cluster}[/bold]: {plan.in_words()}")
+    for table in (_tasks(plan), _shards(plan)):
+        console.print(table)
+    console.print(_traffic(plan))
+    for warning in plan.warnings:
+        console.print(f"warning: {warning}", markup=False)
+
+
+def write_json(plan: Plan, path: str) -> None:
+    """Writes the same as JSON."""
+    Path(path).write_text(json.dumps(plan.to_json(), indent=1) + "\n")
+
+
+def _tasks(plan: Plan) -> Table:
+    table = _table("tasks", "task", "address", "GPUs", "GPU memory", "threads", "replica batch", "log")
+    for task in plan.tasks:
+        memory = "" if task.memory_fraction is None or not task.gpus else f"{task.memory_fraction:.0%} each"
+        table.add_row(
+            task.name + (" (chief)" if task.is_chief else ""),
+            _address(task),
+            ", ".join(map(str, task.gpus)) or "none",
+            memory,
+            str(task.intra_op_threads),
+            str(plan.replica_batch) if task.job == "worker" else "",
+            task.log,
+        )
+    return table
+
+
+def _address(task: Task) -> str:
+    if not task.address:
+        return "none, one process"
+    return task.address.removesuffix(":0") + ", a free port" if task.address.endswith(":0") else task.address
+
+
+def _shards(plan: Plan) -> Table:
+    table = _table("shards", "host", "parameter", "shape", "bytes", "share")
+    total = sum(4 * piece.padded for shard in plan.shards for piece in (*shard.trainable, *shard.state)) or 1
+    for shard in plan.shards:
+        pieces = [*shard.trainable, *shard.state]
+        held = sum(4 * piece.padded for piece in pieces)
+        table.add_row(f"[bold]{shard.host}[/bold]", f"{len(pieces)} parameters", "", _size(held), f"{held / total:.1%}")
+        for piece in pieces:
+            kind = "" if piece in shard.trainable else " (state)"
+            shape = "x".join(map(str, piece.shape)) or "scalar"
+            table.add_row("", piece.path + kind, shape, _size(4 * piece.size), f"{4 * piece.padded / total:.1%}")
+    return table
+
+
+def _traffic(plan: Plan) -> str:
+    links = plan.link_nbytes()
+    epochs = plan.steps * plan.global_batch / plan.train_examples
+    batch = f"batch: {plan.global_batch} global, {plan.replica_batch} per replica x {plan.replicas} replicas"
+    steps = f"steps: {plan.steps}, {epochs:.2f} epochs of {plan.train_examples:,} examples"
+    if not links:
+        return f"{batch}\n{steps}\ntraffic: none"
+    per_link = sorted({(host.split(" - ")[1], nbytes) for host, nbytes in links.items()})
+    told = ", ".join(f"{_size(nbytes)} a link to {host}" for host, nbytes in per_link)
+    return f"{batch}\n{steps}\ntraffic: {_size(sum(links.values()))} a step over {len(links)} links; {told}"
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for column in columns:
+        table.add_column(
+            column, justify="right" if column in ("bytes", "share", "threads", "replica batch") else "left"
+        )
+    return table
+
+
+def _size(nbytes: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.2f} GiB"

@@ -1,0 +1,120 @@
+"""The folder of one run: its config and plan, and everything that it leaves."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import time
+from enum import Enum
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+
+from trainer.config import RunConfig
+from trainer.plan import Plan
+
+
+class RunInUseError(RuntimeError):
+    """Another run works in the directory."""
+
+
+class RunDirectory:
+    """Paths below a run's folder, and how its files are read and written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
+        self.plan = path / "plan.json"
+        self.status = path / "status.json"
+        self.summary = path / "summary.json"
+        self.history = path / "history.jsonl"
+        self.logs = path / "logs"
+        self.events = path / "events"
+        self.checkpoints = path / "checkpoints"
+        self.export = path / "export"
+
+    def write_inputs(self, config: RunConfig, plan: Plan) -> None:
+        """Leaves the config and the plan for the tasks."""
+        self.logs.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.config, yaml.safe_dump(_plain(config), sort_keys=False))
+        write_atomically(self.plan, json.dumps(plan.to_json(), indent=1))
+
+    def read_config(self) -> RunConfig:
+        merged = OmegaConf.merge(OmegaConf.structured(RunConfig), OmegaConf.load(self.config))
+        config = OmegaConf.to_object(merged)
+        assert isinstance(config, RunConfig)
+        return config
+
+    def read_plan(self) -> Plan:
+        return Plan.from_json(json.loads(self.plan.read_text()))
+
+
+class Lease:
+    """Holds a run directory as long as this process lives; the kernel lets go of it, whatever ends the process."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        directory.path.mkdir(parents=True, exist_ok=True)
+        self._file = open(directory.path / "lock", "a+")  # noqa: SIM115 (held until `__exit__`)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._file.seek(0)
+            owner = self._file.read().strip() or "unknown"
+            self._file.close()
+            raise RunInUseError(
+                f"{directory.path} is in use by process {owner}; wait for it, or choose another with run=PATH"
+            ) from error
+        self._file.truncate(0)
+        self._file.write(f"{os.getpid()}\n")
+        self._file.flush()
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        Path(self._file.name).unlink(missing_ok=True)
+        self._file.close()
+
+
+def choose(config: RunConfig) -> RunDirectory:
+    """The directory that the config names, or a new one under runs/ whose name two runs never share."""
+    if config.run is not None:
+        return RunDirectory(Path(config.run).resolve())
+    started = time.strftime("%Y%m%d-%H%M%S")
+    return RunDirectory(
+        Path("runs").resolve() / f"{config.name}-{config.cluster.name}-{started}-{secrets.token_hex(2)}"
+    )
+
+
+def config_hash(config: RunConfig) -> str:
+    """A digest of what all tasks of a run must agree on."""
+    own = ("job", "task", "run", "plan", "mode")
+    told = {name: value for name, value in _plain(config).items() if name not in own}
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """A reader sees the old file or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+def _plain(value: Any) -> Any:
+    """A config as YAML and JSON hold it."""
+    if dataclasses.is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value.value if isinstance(value, Enum) else value

@@ -1,0 +1,267 @@
+"""The life of one task, from its run directory, job and index to its exit code."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import tensorflow as tf
+
+from trainer import exit_codes, replica
+from trainer.chief import Chief, first_snapshot
+from trainer.config import RunConfig
+from trainer.data import DataSet
+from trainer.data.pipeline import training_batches
+from trainer.engine.compute import Replica
+from trainer.engine.local import LocalEngine
+from trainer.engine.pulled import Pulled
+from trainer.engine.shards import ShardHost, ShardsEngine, device_of
+from trainer.evaluation import Evaluator
+from trainer.loop import Engine, Pace, train
+from trainer.monitor import status as status_page
+from trainer.monitor.peers import roll_call
+from trainer.monitor.status import Status
+from trainer.plan import Plan, Task
+from trainer.run_directory import RunDirectory, config_hash
+from trainer.server import session_config, start_server
+from trainer.signals import StopRequest
+from trainer.workload import open_workload
+
+FIRST_GENERATION = 1
+RECENT_STEPS = 20
+
+
+def main(run: str, job: str, index: int) -> NoReturn:
+    """Plays a task of a run that a launcher prepared."""
+    directory = RunDirectory(Path(run))
+    play(directory.read_config(), directory.read_plan(), directory, job, index)
+
+
+def play(config: RunConfig, plan: Plan, directory: RunDirectory, job: str, index: int) -> NoReturn:
+    """Plays a task and ends the process; whatever goes wrong is printed, and told by the exit code."""
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)  # `kill -USR1 PID` writes the stacks of all threads to the log
+    task = plan.task(job, index)
+    print(f"{task.name} of {directory.path}, pid {os.getpid()}: {plan.in_words()}", flush=True)
+    player = _Player(config, plan, directory, task)
+    try:
+        code = player.play()
+    except Exception as error:
+        code = exit_codes.exit_code_of(error)
+        if code == exit_codes.INTERNAL:
+            traceback.print_exc()
+        print(f"{task.name} failed: {type(error).__name__}: {_first_lines(error)}", file=sys.stderr)
+    leave(code)
+
+
+def leave(code: int) -> NoReturn:
+    """Ends the process without finalizing it: closing a session, or a server, can wait for peers that are gone."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _first_lines(error: Exception) -> str:
+    """A TensorFlow error without the graph it quotes."""
+    text = getattr(error, "message", None) or str(error)
+    return "\n".join(text.splitlines()[:12])
+
+
+class _Player:
+    """One task at work."""
+
+    def __init__(self, config: RunConfig, plan: Plan, directory: RunDirectory, task: Task) -> None:
+        self._config, self._plan, self._directory, self._task = config, plan, directory, task
+        self._stop = StopRequest()
+        self._status = Status(
+            task.job, task.index, str(directory.path), config_hash(config), tensorflow=tf.version.VERSION
+        )
+        self._shard = next((shard for shard in plan.shards if shard.host == task.name), None)
+        self._server: Any = None
+
+    def play(self) -> int:
+        host, _, port = self._task.control.rpartition(":")
+        status_page.serve(self._status, host, int(port))
+        if self._plan.strategy == "sync":
+            self._server = start_server(self._plan, self._task, soft_placement=self._config.device.soft_placement)
+        self._status.is_listening = True
+        shard_host = self._start_hosting() if self._plan.strategy == "sync" and self._shard else None
+        stopped = self._train() if self._task.job == "worker" else False
+        if shard_host:
+            shard_host.wait_for_goodbyes()
+        self._status.state = "done"
+        print(f"{self._task.name} is done at step {self._status.step}", flush=True)
+        return exit_codes.TERMINATED if stopped or self._stop.requested else exit_codes.OK
+
+    def _session_config(self, peers: list[str]) -> Any:
+        return session_config(self._task, soft_placement=self._config.device.soft_placement, peers=peers)
+
+    def _hosts(self) -> list[str]:
+        return [shard.host for shard in self._plan.shards]
+
+    def _roll_call(self, names: list[str], until: str) -> None:
+        self._status.state = "roll call"
+        roll_call(
+            self._status,
+            [task for task in self._plan.tasks if task.name in names and task != self._task],
+            until=until,
+            deadline_secs=self._config.timeouts.roll_call_secs,
+            report=lambda text: print(f"{self._task.name} {text}", flush=True),
+        )
+
+    def _start_hosting(self) -> ShardHost:
+        """Makes this task's shard, and serves it in a thread of its own."""
+        assert self._shard is not None
+        shard_host = ShardHost(
+            shards=self._plan.shards,
+            index=self._shard.index,
+            replicas=self._plan.replicas,
+            optimizer=self._config.optimizer,
+        )
+        exchanges = self._config.optimizer.clip_norm is not None  # only then hosts talk to each other
+        peers = self._hosts() if exchanges else []
+        self._roll_call(peers, until="is_listening")
+        shard_host.connect(self._server.target, self._session_config(peers))
+        self._status.is_ready = True
+        self._stop.let_step_finish()
+        self._status.state = "waiting"
+        _start_thread("shard host", self._task.name, lambda: self._host(shard_host))
+        return shard_host
+
+    def _host(self, shard_host: ShardHost) -> None:
+        is_ps = self._task.job == "ps"
+        began, waited = time.monotonic(), 0.0
+        step = shard_host.load()
+
+        def on_update(updated: int, wait_secs: float) -> None:
+            nonlocal waited
+            waited += wait_secs
+            if is_ps:
+                self._status.step = updated
+                self._status.wait_fraction = waited / (time.monotonic() - began)
+
+        if is_ps:
+            self._status.step, self._status.state = step, "serving"
+        shard_host.serve(self._plan.steps, on_update)
+
+    def _train(self) -> bool:
+        """Trains this worker's replica; returns whether the run was stopped before its last step."""
+        config, plan = self._config, self._plan
+        model, data = open_workload(config)
+        engine = self._make_engine(model, data)
+        evaluator = None
+        if self._task.is_chief:
+            state, resumed_from = first_snapshot(config, plan, self._directory, model)
+            device = device_of(self._task.name) if plan.strategy == "sync" else "/cpu:0"
+            evaluator = Evaluator(
+                model, config.model.loss.value, data.evaluate, batch_size=config.evaluate.batch_size, device=device
+            )
+        target = self._server.target if self._server else ""
+        if plan.strategy == "sync":
+            names = [task.name for task in plan.tasks] if self._task.is_chief else self._hosts()
+            self._roll_call(names, until="is_listening")
+            self._roll_call(self._hosts(), until="is_ready")
+        engine.connect(target, self._session_config(self._hosts()))
+        if not self._task.is_chief:
+            return self._run(engine, Pace(), chief=None)
+        assert evaluator is not None
+        evaluator.connect(target, self._session_config([]))
+        engine.load(state, generation=FIRST_GENERATION)
+        if resumed_from:
+            print(f"resumes at step {state.step} from {resumed_from}", flush=True)
+        chief = Chief(
+            config,
+            plan,
+            self._directory,
+            engine=engine,
+            evaluator=evaluator,
+            status=self._status,
+            start=state.step,
+            generation=FIRST_GENERATION,
+        )
+        pace = Pace()
+        stopped = self._run(engine, pace, chief=chief)
+        results = chief.finish(pace, stopped=stopped, resumed_from=resumed_from)
+        if not stopped:
+            chief.export(model)
+        chief.write_summary(results)
+        return stopped
+
+    def _run(self, engine: Engine, pace: Pace, *, chief: Chief | None) -> bool:
+        """Steps to the end; returns whether the run was stopped before."""
+        status, plan = self._status, self._plan
+        status.state = "waiting"
+        self._stop.let_step_finish()
+        start = engine.start()
+        status.state, status.step = "training", start
+        pace.began = time.monotonic()
+
+        def tell(pulled: Pulled) -> None:
+            pace.tick(pulled)
+            status.step = pulled.step
+            status.wait_fraction = pace.wait_fraction()
+            status.examples_per_second = plan.replica_batch * pace.steps_per_second(RECENT_STEPS)
+            if pulled.step > start:
+                status.loss = pulled.loss
+                status.first_step_at = status.first_step_at or time.time()
+
+        _, stopped = train(
+            engine,
+            start=start,
+            until=plan.steps,
+            stop_requested=lambda: self._stop.requested,
+            gradients_every=self._config.summary.histogram_every if chief else 0,
+            between=[chief.between] if chief else [],
+            after=[tell, chief.after] if chief else [tell],
+        )
+        if chief is None:
+            engine.leave()
+        return stopped
+
+    def _make_engine(self, model: Any, data: DataSet) -> Engine:
+        config, plan, index = self._config, self._plan, self._task.index
+
+        def batches() -> Any:
+            return training_batches(
+                data.train,
+                seed=config.seed,
+                start=0,
+                stop=plan.steps,
+                batch_size=plan.global_batch,
+                replica=index,
+                replicas=plan.replicas,
+            )
+
+        step = replica.make_step(model, config.model.loss.value)
+        me = Replica(step, batches, config.seed, index, plan.replicas)
+        if plan.strategy == "local":
+            return LocalEngine(shard=plan.shards[0], optimizer=config.optimizer, replica=me)
+        return ShardsEngine(task=self._task.name, shards=plan.shards, optimizer=config.optimizer, replica=me)
+
+
+def _start_thread(name: str, task: str, work: Callable[[], None]) -> None:
+    """Runs `work` beside the main thread; its failure ends the task, because nobody would come to join it."""
+
+    def run() -> None:
+        try:
+            work()
+        except Exception as error:
+            code = exit_codes.exit_code_of(error)
+            if code == exit_codes.INTERNAL:
+                traceback.print_exc()
+            print(f"{task} failed: {name}: {_first_lines(error)}", file=sys.stderr)
+            leave(code)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
