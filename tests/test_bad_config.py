@@ -257,12 +257,25 @@ def test_all_faults_of_a_file_show_together(experiment):
     assert "there is no key model.options.widht" in text
 
 
-def test_a_choice_without_even_a_list_names_its_file(tmp_path):
+def test_a_fault_in_a_group_file_names_the_file_and_the_whole_key(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine.yaml").write_text("name: mlp\noptoins: {width: 3}\n")
     text = faults("model=mine", config_dir=str(tmp_path))
     assert "mine.yaml:2 model.optoins: there is no key model.optoins" in text
-    assert "did you mean model.options" in text
+    assert "did you mean model.options={width:3}?" in text
+
+
+def test_the_other_choices_of_a_bad_file_still_hold(experiment):
+    text = experiment(
+        f"{GLOBAL}defaults: [override /model: mlp]\ntrain: {{stpes: 3}}\nmodel: {{options: {{width: a, depth: 3}}}}\n"
+    )
+    assert "model.options.width: 'a' is not a whole number, as mlp takes it" in text
+    assert "model.options.depth" not in text
+
+
+def test_options_of_an_unknown_choice_are_not_measured_by_another(tmp_path):
+    text = faults("model=mpl", "model.options.depth=3")
+    assert text == "model=mpl: there is no model 'mpl'; there are cnn, mlp, resnet20 e.g. model=mlp"
 
 
 def test_a_broken_file_that_is_not_chosen_does_no_harm(tmp_path):

@@ -158,7 +158,7 @@ def _explained(line: CommandLine, check: Check, *, user_file_works: bool = True)
     found = Explainer(line, user_file_works=user_file_works).explain()
     if found.choices is None:
         return found.problems
-    examined = examine(found.composed, found.choices, line)
+    examined = examine(found.composed, found.choices, line, unknown=found.dropped)
     crossed = _cross_check(examined, check, found.dropped) if found.whole else []
     return [*found.problems, *examined.problems, *crossed]
 

@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
@@ -27,8 +27,17 @@ class Examined:
     problems: list[Problem]
 
 
-def examine(composed: DictConfig, choices: Mapping[str, Any], line: sources.CommandLine) -> Examined:
-    """Checks every value of a composed config. Bad references and unset options in it are replaced by stand-ins."""
+def examine(
+    composed: DictConfig, choices: Mapping[str, Any], line: sources.CommandLine, *, unknown: Collection[str] = ()
+) -> Examined:
+    """Checks every value of a composed config. Bad references and unset options in it are replaced by stand-ins.
+
+    Args:
+        composed: as Hydra composed it.
+        choices: the file chosen in each group.
+        line: what was typed.
+        unknown: groups whose options cannot be checked, because the user's choice is not the one that was composed.
+    """
     raw = OmegaConf.to_container(composed, resolve=False)
     # References first: OmegaConf cannot look for unset keys behind a broken one.
     problems = [*_undeclared(raw, ()), *_unresolvable(composed, raw, ()), *_unset(composed, choices)]
@@ -37,7 +46,7 @@ def examine(composed: DictConfig, choices: Mapping[str, Any], line: sources.Comm
     config = OmegaConf.to_object(composed)
     assert isinstance(config, RunConfig)
     problems += [*check_limits(config), *_check_name(config.name), *_check_run(config.run)]
-    problems += _check_functions(config, choices, line)
+    problems += _check_functions(config, {name: choices.get(name) for name in sources.FUNCTION_GROUPS if name not in unknown}, line)
     return Examined(config, problems)
 
 
@@ -128,14 +137,13 @@ def _check_run(run: str | None) -> Iterator[Problem]:
         yield Problem("run", message, "e.g. run=runs/first, or leave run out")
 
 
-def _check_functions(config: RunConfig, choices: Mapping[str, Any], line: sources.CommandLine) -> Iterator[Problem]:
+def _check_functions(config: RunConfig, given: Mapping[str, Any], line: sources.CommandLine) -> Iterator[Problem]:
     """Models and data sets that exist, with options that they have, of the types of their defaults."""
     try:
         functions = user.functions(config.user) if config.user else {}
     except ConfigError as error:
         yield from error.problems
         return
-    given = {group: choices.get(group) for group in sources.FUNCTION_GROUPS}
     plain, _ = sources.compose(line, [f"{group}={choice}" for group, choice in given.items() if choice is not None])
     for group, choice in given.items():
         section, chosen = getattr(config, group), plain[group]

@@ -36,7 +36,7 @@ class Explained:
     dropped: list[str] = field(default_factory=list)  # keys and groups that do not have the value the user meant
     composed: DictConfig = field(default_factory=sources.schema)
     choices: dict[str, Any] | None = None  # none: nothing could be composed
-    whole: bool = True  # whether every file took part; else keys may lack what belongs with them
+    whole: bool = True  # whether every file could be read; else keys may lack what belongs with them
 
     def drop(self, override: str, *problems: Problem) -> None:
         """Reports the problems of an override that is left out."""
@@ -56,16 +56,14 @@ class Explainer:
         self.line = line
         self.user_file_works = user_file_works
         self.loader = sources.loader(line)
+        self.schema = sources.schema()  # takes every good value, so that the bad ones fail
         self.checked: set[str] = set()  # files
+        self.brought: dict[str, str] = {}  # choices by group that the last file tried brings with it
         self.assignments: list[tuple[str, tuple[str, ...], Any]] = []  # where, key, value; of files and overrides
         self.result = Explained()
 
     def explain(self) -> Explained:
         """Finds the faults of overrides and files, one by one."""
-        faults = self.file_faults([])
-        if faults:
-            self.result.problems += faults
-            return self.result  # what everything is built on: conf/config.yaml and its choices
         kept, values = [], []
         for override in self.overrides():
             if self.is_special(override):
@@ -77,7 +75,8 @@ class Explainer:
         try:
             self.result.composed, self.result.choices = sources.compose(self.line, kept)
         except sources.ERRORS as error:
-            self.result.problems += said(" ".join(kept), error)
+            shipped = self.file_faults([])  # conf/config.yaml and its own choices
+            self.result.problems += shipped or said(" ".join(kept), error)
             return self.result
         for where, path, value in self.assignments:
             self.assign(where, path, value)
@@ -141,11 +140,10 @@ class Explainer:
             self.result.drop(text)
             return []
         faults = self.file_faults([text])
-        if faults:
-            self.result.drop(text, *faults)
-            self.result.whole = False
-            return []
-        return [text]
+        if not faults:
+            return [text]
+        self.result.drop(text, *faults)
+        return [f"{other}={choice}" for other, choice in self.brought.items() if other != group]
 
     def has_choice(self, override: Override, name: str) -> bool:
         """Whether the group of an override has that file or generated config."""
@@ -173,15 +171,20 @@ class Explainer:
     def file_faults(self, overrides: list[str]) -> list[Problem]:
         """Faults of the files that overrides bring in; each file is reported once."""
         where = " ".join(overrides) or self.line.config_name
+        self.brought = {}
         try:
-            defaults = self.loader.compute_defaults_list(self.line.config_name, overrides, RunMode.RUN).defaults
-            new = [default for default in defaults if default.config_path not in self.checked]
+            found = self.loader.compute_defaults_list(self.line.config_name, overrides, RunMode.RUN)
+            new = [default for default in found.defaults if default.config_path not in self.checked]
             self.checked |= {str(default.config_path) for default in new}
+            chosen = found.overrides.known_choices.items()
+            self.brought = {group: choice for group, choice in chosen if choice and not group.startswith("hydra/")}
             return [problem for default in new for problem in self.key_faults(default)]
         except MissingConfigException as error:
+            self.result.whole = False
             group, _, name = (error.missing_cfg_file or "").rpartition("/")
             return [self.no_such_choice(where, group, name)] if group else said(where, error)
         except sources.ERRORS as error:
+            self.result.whole = False
             return said(where, error)
 
     def key_faults(self, default: ResultDefault) -> list[Problem]:
@@ -195,11 +198,11 @@ class Explainer:
         assert isinstance(content, dict)
         if not package:
             content.pop("hydra", None)  # Hydra's own settings; it has a schema for them
-        schema, problems, good = sources.schema(), [], []
+        problems, good = [], []
         for path, value in keys.flatten(package, content):
             place = yaml_files.line_of(file, ".".join(path[len(package) :]))
             where = f"{yaml_files.shown(file)}:{place[0] if place else 1} {'.'.join(path)}"
-            problem = keys.fault(where, path, value, schema)
+            problem = keys.fault(where, path, value, self.schema)
             if problem:
                 problems.append(problem)
             else:
@@ -210,9 +213,9 @@ class Explainer:
 
     def try_value(self, override: Override) -> None:
         """Gives a value to the composed config, key by key, unless the schema refuses it."""
-        text, schema = str(override.input_line), sources.schema()
+        text = str(override.input_line)
         for path, value in keys.flatten(tuple(override.key_or_group.split(".")), override.value()):
-            problem = keys.fault(text, path, value, schema)
+            problem = keys.fault(text, path, value, self.schema)
             if problem:
                 self.result.drop(text, problem)
             else:

@@ -52,7 +52,7 @@ def declared() -> tuple[str, ...]:
 def flatten(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Splits what is given to a section, `train={steps: 5}`, into what is given to each of its keys."""
     kind = hint(path)
-    if isinstance(value, dict) and (kind is None or dataclasses.is_dataclass(kind) or get_origin(kind) is dict):
+    if isinstance(value, dict) and (dataclasses.is_dataclass(kind) or get_origin(kind) is dict):
         for name, item in value.items():
             yield from flatten((*path, str(name)), item)
     else:

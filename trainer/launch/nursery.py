@@ -11,6 +11,7 @@ plain processes. When the launcher dies, however it dies, the nursery ends its t
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import selectors
@@ -157,6 +158,9 @@ def main() -> None:
     if can_fork:
         import trainer.describe
         import trainer.task  # noqa: F401 (imports TensorFlow and everything a task needs)
+
+        gc.collect()
+        gc.freeze()  # a collection in a child would touch, and so copy, every page it shares with the nursery
     try:
         _Nursery(control, can_fork=can_fork).serve()
     except (BrokenPipeError, ConnectionResetError):
