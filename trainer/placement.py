@@ -4,9 +4,10 @@ A shard is one flat float32 vector, laid out as
 
     [ trainable parameters | state | metrics | header ]
 
-Every parameter starts at a multiple of 16 floats (64 bytes) and is padded with zeros to one, so that on a CPU a slice is a
-view and no parameter's arithmetic depends on what stands beside it: the same bits come out for any number of shards.
-What a replica pulls and what it pushes have the same layout: values one way, gradients, new state and metrics the other.
+Every parameter starts at a multiple of 16 floats (64 bytes) and is padded with zeros to one, so that on a CPU a slice
+is a view and no parameter's arithmetic depends on what stands beside it: the same bits come out for any number of
+shards. What a replica pulls and what it pushes have the same layout: values one way, gradients, new state and metrics
+the other.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ def place(
     Args:
         parameters: all parameters of the model, in creation order.
         hosts: the tasks that hold a shard, e.g. ("ps:0", "ps:1").
-        pins: shard by pattern of paths (`conv*/kernel`); where several match, the longest pattern wins.
+        pins: shard by pattern of paths (`conv*/kernel`); where several match, the one with the
+            most characters besides `*` wins.
         strategy: "greedy" or "round_robin".
 
     Raises:
@@ -120,7 +122,7 @@ def place(
 
 def _pin(path: str, pins: Mapping[str, int]) -> int | None:
     matching = [pattern for pattern in pins if fnmatchcase(path, pattern)]
-    return pins[max(matching, key=len)] if matching else None
+    return pins[max(matching, key=lambda pattern: len(pattern.replace("*", "")))] if matching else None
 
 
 def _check_pins(parameters: Sequence[Parameter], hosts: Sequence[str], pins: Mapping[str, int]) -> None:

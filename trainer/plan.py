@@ -161,7 +161,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
     try:
         shards = place(description.parameters, hosts, pins=config.placement.pins, strategy=config.placement.name.value)
     except ValueError as error:
-        problems.append(Problem("placement.pins", str(error), "e.g. 'placement.pins={\"dense/*\": 0}'"))
+        problems.append(Problem("placement.pins", str(error), "e.g. 'placement.pins={dense/*:0}'"))
     if problems:
         raise ConfigError(problems)
     return Plan(

@@ -6,6 +6,7 @@ All problems of a config are found in one pass and reported together; a config w
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +27,6 @@ from trainer.compose import sources
 from trainer.compose.checks import Examined, examine
 from trainer.compose.explain import Explainer, said
 from trainer.compose.sources import CommandLine
-from trainer.compose.yaml_files import CODE_KEYS
 from trainer.config import ConfigError, Problem, RunConfig
 
 Check = Callable[[RunConfig], list[Problem]]
@@ -96,7 +96,7 @@ def _checked(line: CommandLine, check: Check, compose: Callable[[CommandLine], l
                     raise
                 problems = _explained(line, check) or said(" ".join(line.overrides), error)
     for one in examined:
-        problems += [*one.problems, *_cross_check(one, check, [])]
+        problems += [*one.problems, *_cross_check(one, check)]
     problems += _shared_runs(examined)
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
@@ -105,7 +105,7 @@ def _checked(line: CommandLine, check: Check, compose: Callable[[CommandLine], l
 
 def _refuse_code(overrides: Sequence[str]) -> None:
     """Stops before anything is composed: Hydra itself imports and calls what some `_target_` keys name."""
-    named = [text for text in overrides if any(key in text for key in CODE_KEYS)]
+    named = [text for text in overrides if re.search(r"\b_target_\b", text)]
     if named:
         message = "names code to import; a config is plain data and runs no code"
         remedy = "choose by name, e.g. model=cnn, or put a function into a file: user=my_models.py"
@@ -163,16 +163,22 @@ def _explained(line: CommandLine, check: Check, *, user_file_works: bool = True)
     return [*found.problems, *examined.problems, *crossed]
 
 
-def _cross_check(examined: Examined, check: Check, dropped: Sequence[str]) -> list[Problem]:
-    """Problems between keys, but those that name a key whose value is known to be wrong: they would mislead."""
+def _cross_check(examined: Examined, check: Check, dropped: Sequence[str] | None = None) -> list[Problem]:
+    """Problems between keys, but those that name a key whose value is known to be wrong: they would mislead.
+
+    Args:
+        examined: one config.
+        check: the caller's.
+        dropped: keys left out of a config that could not be composed as typed.
+    """
     if examined.config is None:
         return []
-    wrong = [*dropped, *(problem.key for problem in examined.problems)]
+    wrong = [*(dropped or []), *(problem.key for problem in examined.problems)]
     try:
         found = check(examined.config)
     except Exception:
-        if wrong:
-            return []  # a check may rely on limits that are broken here
+        if wrong or dropped is not None:
+            return []  # a check may rely on what is wrong here
         raise
     return [problem for problem in found if not any(_names(problem, key) for key in wrong)]
 

@@ -12,11 +12,11 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
-from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
+from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError, OmegaConfBaseException
 
 from trainer import user
 from trainer.compose import keys, sources, yaml_files
-from trainer.config import NAME, ConfigError, Problem, RunConfig, check_limits
+from trainer.config import NAME, ConfigError, DataConfig, ModelConfig, Problem, RunConfig, check_limits
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ def examine(
     config = OmegaConf.to_object(composed)
     assert isinstance(config, RunConfig)
     problems += [*check_limits(config), *_check_name(config.name), *_check_run(config.run)]
-    problems += _check_functions(config, {name: choices.get(name) for name in sources.FUNCTION_GROUPS if name not in unknown}, line)
+    chosen = {group: choices.get(group) for group in sources.FUNCTION_GROUPS if group not in unknown}
+    problems += _check_functions(config, chosen, line)
     return Examined(config, problems)
 
 
@@ -61,17 +62,20 @@ def _undeclared(raw: Any, path: tuple[str, ...]) -> Iterator[Problem]:
 
 
 def _unset(composed: DictConfig, choices: Mapping[str, Any]) -> Iterator[Problem]:
-    """Keys that are still `???`; an option gets null as a stand-in."""
+    """Keys that are still `???`; an option is taken out, so that the rest can be checked."""
     for key in sorted(OmegaConf.missing_keys(composed)):
         group, _, option = key.partition(".options.")
         if option:
             choice = f"{group}={choices.get(group)}"
             yield Problem(key, f"{choice} needs it, and it is not set", f"add {key}={_hint(group, choices, option)}")
-            OmegaConf.update(composed, key, None)
+            options = OmegaConf.select(composed, key.rpartition(".")[0])
+            with open_dict(options):
+                del options[key.rpartition(".")[2]]
+        elif key in keys.EXAMPLES and key.endswith(".name"):
+            group = key.removesuffix(".name")
+            yield Problem(key, "is not set", f"choose a file of conf/{group}, e.g. {group}={keys.EXAMPLES[key]}")
         else:
-            group = key.partition(".")[0]
-            example = keys.EXAMPLES[f"{group}.name"]
-            yield Problem(key, "is not set", f"choose a file of conf/{group}, e.g. {group}={example}")
+            yield Problem(key, "is not set", f"e.g. {keys.example(key.partition('[')[0])}")
 
 
 def _hint(group: str, choices: Mapping[str, Any], option: str) -> str:
@@ -90,12 +94,14 @@ def _unresolvable(section: DictConfig, raw: Any, path: tuple[str, ...]) -> Itera
             value = None if OmegaConf.is_missing(section, name) else section[name]
             if isinstance(value, ListConfig):
                 OmegaConf.to_container(value, resolve=True)
+            if isinstance(value, DictConfig) and OmegaConf.is_interpolation(section, name):
+                raise InterpolationResolutionError("a section is written out, key by key")
         except OmegaConfBaseException as error:
             text = keys.shown(raw[name])
             yield Problem(key, f"{text} {_reason(error)}", f"give a value, e.g. {keys.example(key)}")
             _stand_in(section, name, key)
         else:
-            if isinstance(value, DictConfig) and not OmegaConf.is_interpolation(section, name):
+            if isinstance(value, DictConfig):
                 yield from _unresolvable(value, raw[name], inner)
 
 
@@ -137,28 +143,40 @@ def _check_run(run: str | None) -> Iterator[Problem]:
         yield Problem("run", message, "e.g. run=runs/first, or leave run out")
 
 
-def _check_functions(config: RunConfig, given: Mapping[str, Any], line: sources.CommandLine) -> Iterator[Problem]:
+def _check_functions(config: RunConfig, choices: Mapping[str, Any], line: sources.CommandLine) -> Iterator[Problem]:
     """Models and data sets that exist, with options that they have, of the types of their defaults."""
     try:
         functions = user.functions(config.user) if config.user else {}
     except ConfigError as error:
         yield from error.problems
         return
-    plain, _ = sources.compose(line, [f"{group}={choice}" for group, choice in given.items() if choice is not None])
-    for group, choice in given.items():
-        section, chosen = getattr(config, group), plain[group]
-        builtin = {path.stem for path in (sources.conf_dir() / group).glob("*.yaml")}
-        if section.name not in functions and section.name not in builtin:
-            yield unknown_choice(f"{group}.name", group, section.name, [*builtin, *functions])
-        elif section.name in functions and section.name in builtin:
-            message = f"{section.name} is built in, and a function of {config.user} too"
-            yield Problem(f"{group}.name", message, f"rename the function, and type {group}=its new name")
-        elif choice is not None and section.name != chosen.name:
-            message = f"{group}={choice} brings the options of {chosen.name}, not of {section.name}"
-            yield Problem(f"{group}.name", message, f"{group}={section.name}")
-        else:
-            declared = functions.get(section.name, {}) | _plain(chosen.options)
-            yield from _check_options(group, section.name, section.options, declared)
+    for group, choice in choices.items():
+        section, chosen = getattr(config, group), sources.content(line, group, choice)
+        yield from _check_function(group, choice, chosen, section, functions, config.user)
+
+
+def _check_function(
+    group: str,
+    choice: Any,
+    chosen: Mapping[str, Any],
+    section: ModelConfig | DataConfig,
+    functions: Mapping[str, dict[str, Any]],
+    user_file: str | None,
+) -> Iterator[Problem]:
+    """One section: `chosen` is what the chosen file says, `functions` are the user's."""
+    name, key = section.name, f"{group}.name"
+    builtin = {path.stem for path in (sources.conf_dir() / group).glob("*.yaml")}
+    if name not in functions and name not in builtin:
+        yield unknown_choice(key, group, name, [*builtin, *functions])
+    elif name in functions and name in builtin:
+        message = f"{name} is built in, and a function of {user_file} too"
+        yield Problem(key, message, f"rename the function, and type {group}=its new name")
+    elif chosen.get("name", "???") not in ("???", name):
+        message = f"{group}={choice} brings the options of {chosen['name']}, not of {name}"
+        yield Problem(key, message, f"{group}={name}")
+    else:
+        declared = functions.get(name, {}) | chosen.get("options", {})
+        yield from _check_options(group, name, section.options, declared)
 
 
 def unknown_choice(where: str, group: str, name: str, options: list[str]) -> Problem:
@@ -168,12 +186,6 @@ def unknown_choice(where: str, group: str, name: str, options: list[str]) -> Pro
         return Problem(where, f"there is no {group} '{name}', nor any other", f"leave {group} out")
     near = (*difflib.get_close_matches(name, options, n=1), options[0])[0]
     return Problem(where, f"there is no {group} '{name}'; there are {', '.join(options)}", f"e.g. {group}={near}")
-
-
-def _plain(options: DictConfig) -> dict[str, Any]:
-    container = OmegaConf.to_container(options, resolve=False)
-    assert isinstance(container, dict)
-    return {str(name): value for name, value in container.items()}
 
 
 def _check_options(group: str, name: str, given: Mapping[str, Any], declared: Mapping[str, Any]) -> Iterator[Problem]:

@@ -18,7 +18,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import MissingConfigException, OverrideParseException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from trainer.cluster import SIZE, nearest_size, parse_size
 from trainer.compose import keys, sources, yaml_files
@@ -223,8 +223,12 @@ class Explainer:
 
     def assign(self, where: str, path: tuple[str, ...], value: Any) -> None:
         """Sets a key that the schema knows."""
+        section: Any = self.result.composed
         try:
-            OmegaConf.update(self.result.composed, ".".join(path), value, merge=True, force_add=True)
+            for part in path[:-1]:
+                section = section[part]
+            with open_dict(section):
+                section[path[-1]] = value
         except sources.ERRORS as error:
             self.result.drop(where, *said(where, error))
 

@@ -111,7 +111,7 @@ def nearest(key: str, known: Iterable[str]) -> str | None:
     siblings = [other for other in known if other.rpartition(".")[0] == section]
     names = [other.rpartition(".")[2] for other in siblings]
     near = (
-        [f"{section}.{match}".lstrip(".") for match in difflib.get_close_matches(name, names, n=1, cutoff=0.7)]
+        [f"{section}.{match}".removeprefix(".") for match in difflib.get_close_matches(name, names, n=1, cutoff=0.7)]
         or difflib.get_close_matches(key, by_name.get(name, []), n=1, cutoff=0.0)
         or (difflib.get_close_matches(key, known, n=1, cutoff=0.8) if section and not siblings else [])
         or [full for match in difflib.get_close_matches(name, by_name, n=1, cutoff=0.8) for full in by_name[match]]
@@ -122,9 +122,8 @@ def nearest(key: str, known: Iterable[str]) -> str | None:
 def wrong_type(where: str, key: str, value: Any, kind: Any) -> Problem:
     """The problem of a value that its key cannot hold."""
     if dataclasses.is_dataclass(kind):
-        names = [field.name for field in dataclasses.fields(kind)]
-        first = f"{key}.{names[0]}"
-        return Problem(where, f"{key} is a section with {', '.join(names)}", f"e.g. {example(first)}")
+        names = ", ".join(field.name for field in dataclasses.fields(kind))
+        return Problem(where, f"{key} is a section with {names}", f"e.g. {example(key)}")
     better = example(key)
     if isinstance(value, float) and value.is_integer() and int in (kind, *get_args(kind)):
         better = f"{key}={int(value)}"
@@ -150,12 +149,15 @@ def describe(kind: Any) -> str:
 
 def example(key: str) -> str:
     """An assignment that can be typed: the key's default where that shows a value, else one of its type."""
+    kind = hint(key.split("."))
+    if dataclasses.is_dataclass(kind):
+        return example(f"{key}.{dataclasses.fields(kind)[0].name}")
     section, _, name = key.rpartition(".")
     if get_origin(hint(section.split("."))) is dict and section not in ("model.options", "data.options"):
         escaped = name.replace(":", "\\:")  # Hydra takes : for the end of the name
-        return f"{section}={{{escaped}:{_value(hint(key.split('.')))}}}"
+        return f"{section}={{{escaped}:{_value(kind)}}}"
     default = OmegaConf.select(OmegaConf.structured(RunConfig), key)
-    return f"{key}={EXAMPLES.get(key) or _value(hint(key.split('.')), default)}"
+    return f"{key}={EXAMPLES.get(key) or _value(kind, default)}"
 
 
 def _value(kind: Any, default: Any = None) -> str:

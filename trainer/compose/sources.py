@@ -1,4 +1,4 @@
-"""Where Hydra finds config groups: YAML files, checked first; cluster sizes of any kind; functions of the user's file."""
+"""Where Hydra finds config groups: YAML files, checked first; cluster sizes; functions of the user's file."""
 
 from __future__ import annotations
 
@@ -165,6 +165,20 @@ def compose(line: CommandLine, overrides: Iterable[str]) -> tuple[DictConfig, di
     del config["hydra"]
     OmegaConf.set_struct(config, True)
     return config, choices
+
+
+def content(line: CommandLine, group: str, choice: Any) -> dict[str, Any]:
+    """What the chosen file of a group says, with the files it builds on."""
+    loaded = loader(line).repository.load_config(f"{group}/{choice}") if isinstance(choice, str) else None
+    if loaded is not None and not loaded.defaults_list:
+        config: Any = loaded.config
+    elif choice is not None:
+        config = compose(line, [f"{group}={choice}"])[0][group]
+    else:
+        return {}
+    container = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(container, dict)
+    return {str(name): value for name, value in container.items()}
 
 
 def _choices(group: str) -> Mapping[str, dict[str, Any]]:

@@ -31,9 +31,12 @@ def compute(
     Every random draw is a function of (seed, global step, replica), so a restarted replica repeats it.
     """
     global_step = tf.cast(packing.tags_of(pulled[0], shards[0])[1], tf.int64)
+    same = tf.debugging.assert_equal(batches.step, global_step, "the batch is of another step than the parameters")
     draw = tf.stack([tf.constant(replica.seed, tf.int64), global_step * replica.count + replica.index])
     step = tf.function(lambda *inputs: replica.step(*inputs), autograph=False)
-    gradients, state, loss, accuracy = step(*packing.unpack(pulled, shards), draw, batches.features, batches.labels)
+    with tf.control_dependencies([same]):
+        features = tf.identity(batches.features)
+    gradients, state, loss, accuracy = step(*packing.unpack(pulled, shards), draw, features, batches.labels)
     metrics = tf.stack([loss, accuracy, stop])
     packed = [
         packing.pack(shard, gradients, state, metrics, packing.header_of(flat, shard))

@@ -265,7 +265,7 @@ class ShardsEngine:
         """
         began = time.time()
         run = self._run_step_and_fetch if fetch_gradients else self._run_step
-        tags, metrics, pulled_at, computed_at, *gradients = run(float(stop))
+        tags, metrics, pulled_at, computed_at, _, *gradients = run(float(stop))
         pulled = Pulled.read(tags, metrics, wait_secs=pulled_at - began, compute_secs=computed_at - pulled_at)
         return pulled._replace(gradients=self._name(gradients[0])) if gradients else pulled
 
@@ -294,12 +294,16 @@ class ShardsEngine:
         }
 
     def _make_step(self, shared: list[_Shared], here: str, replica: Replica) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Returns ([tags, metrics, time when pulled, time when computed], packed gradients)."""
+        """Returns ([tags, metrics, time when pulled, time when computed, pushes], packed gradients).
+
+        Everything but the two vectors stays where it is: one tensor each way per shard and step.
+        """
         pulled = []
-        for s in shared:
-            token = _take(s.tokens[replica.index], _not_after(s.seen[replica.index]))
-            with tf.control_dependencies([s.seen[replica.index].assign(token, read_value=False)]):
-                pulled.append(s.flat.read_value())
+        for s, shard in zip(shared, self._shards, strict=True):
+            with tf.device(device_of(shard.host)):
+                token = _take(s.tokens[replica.index], _not_after(s.seen[replica.index]))
+                with tf.control_dependencies([s.seen[replica.index].assign(token, read_value=False)]):
+                    pulled.append(s.flat.read_value())
         with tf.device(here):
             pulled = [tf.identity(flat) for flat in pulled]
             with tf.control_dependencies(pulled):
@@ -308,11 +312,10 @@ class ShardsEngine:
             packed, computed_at = compute(pulled, self._shards, replica, self._batches, self._stop)
             metrics = packing.metrics_of(pulled[0], self._shards[0])
         pushes = []
-        for s, vector in zip(shared, packed, strict=True):
-            with tf.device(s.flat.device):
+        for s, shard, vector in zip(shared, self._shards, packed, strict=True):
+            with tf.device(device_of(shard.host)):
                 pushes.append(s.intake[replica.index].enqueue(vector))
-        with tf.control_dependencies(pushes), tf.device(here):
-            return [tf.identity(tags), metrics, pulled_at, computed_at], packed
+        return [tags, metrics, pulled_at, computed_at, pushes], packed
 
     def _make_peek(self, shared: list[_Shared], replica: int) -> list[tf.Tensor]:
         tags, metrics = [], []

@@ -1,0 +1,130 @@
+"""Real runs for the tests: the command a user types, with a deadline, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+
+DEADLINE_SECS = 90.0
+SMALL = ["train.batch_size=48", "train.steps=12", "summary.every=1", "checkpoint.every=5"]
+
+
+class Run:
+    """One `python -m trainer` in a directory of its own."""
+
+    def __init__(self, overrides: list[str], cwd: Path, environment: dict[str, str]) -> None:
+        self.directory = cwd / next((o[4:] for o in overrides if o.startswith("run=")), "run")
+        if not any(o.startswith("run=") for o in overrides):
+            overrides = [*overrides, f"run={self.directory}"]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "trainer", *overrides],
+            cwd=cwd,
+            env=os.environ | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.output = ""
+
+    def wait(self, deadline_secs: float = DEADLINE_SECS) -> int:
+        """The exit code; at the deadline every task writes its stacks, and the test fails with all logs."""
+        try:
+            self.output, _ = self.process.communicate(timeout=deadline_secs)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"the run did not end within {deadline_secs:.0f} s\n{self.stacks()}")
+        return self.process.returncode
+
+    def stacks(self) -> str:
+        """Has every live task write the stacks of its threads into its log, ends the run, and returns all logs."""
+        for pid in self.pids():
+            os.kill(pid, signal.SIGUSR1)
+        time.sleep(1)  # the signal handlers of other processes have no other way to tell that they are done
+        self.end()
+        return "\n".join(f"== {log.name}\n{log.read_text(errors='replace')}" for log in self.logs())
+
+    def end(self) -> None:
+        """Kills the launcher, if it is still there; its tasks die with it."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.output, _ = self.process.communicate()
+
+    def logs(self) -> list[Path]:
+        return sorted((self.directory / "logs").glob("*.log"))
+
+    def pids(self) -> list[int]:
+        """Processes of this run's tasks that are alive, as their logs name them."""
+        named = re.findall(r", pid (\d+):", "".join(log.read_text(errors="replace") for log in self.logs()))
+        return [int(pid) for pid in named if _is_task(int(pid))]
+
+    def wait_for_step(self, step: int, deadline_secs: float = DEADLINE_SECS) -> None:
+        """Returns as soon as the chief is known to have seen a global step."""
+        deadline = time.monotonic() + deadline_secs
+        while self._step() < step:
+            if self.process.poll() is not None:
+                pytest.fail(f"the run ended with {self.process.returncode} before step {step}: {self.process.stdout}")
+            if time.monotonic() > deadline:
+                pytest.fail(f"step {step} was not reached within {deadline_secs:.0f} s\n{self.stacks()}")
+            time.sleep(0.02)
+
+    def _step(self) -> int:
+        """From history.jsonl, which the chief writes line by line."""
+        lines = self.history()
+        return lines[-1]["step"] if lines else -1
+
+    def summary(self) -> dict[str, Any]:
+        return json.loads((self.directory / "summary.json").read_text())
+
+    def history(self) -> list[dict[str, Any]]:
+        path = self.directory / "history.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("}")]
+
+    def plan(self) -> dict[str, Any]:
+        return json.loads((self.directory / "plan.json").read_text())
+
+
+def _is_task(pid: int) -> bool:
+    try:
+        return b"trainer" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    """start(*overrides, environment={...}) -> Run; whatever is still running at the end of the test is killed."""
+    runs: list[Run] = []
+
+    def start_one(*overrides: str, environment: dict[str, str] | None = None) -> Run:
+        runs.append(Run(list(overrides), tmp_path, environment or {}))
+        return runs[-1]
+
+    yield start_one
+    for run in runs:
+        run.end()
+
+
+@pytest.fixture
+def finish(start: Callable[..., Run]) -> Callable[..., Run]:
+    """finish(*overrides) -> the Run, ended with 0."""
+
+    def finish_one(*overrides: str) -> Run:
+        run = start(*overrides)
+        assert run.wait() == 0, run.output + "\n".join(log.read_text() for log in run.logs())
+        return run
+
+    return finish_one

@@ -1,0 +1,161 @@
+"""Addresses and roles: every entry of the cluster's bad inputs, and the good ones beside them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from trainer import addresses, plan
+from trainer.compose import load
+from trainer.config import ConfigError
+from trainer.plan import Machine
+
+MACHINE = Machine(cores=2, gpus=0)
+GOOD = {"ps": ["10.0.0.1:2222"], "worker": ["10.0.0.2:2222", "10.0.0.3:2222"]}
+
+
+def problems(*overrides: str, machine: Machine = MACHINE) -> str:
+    """What the checks say of a config, or nothing."""
+    try:
+        load(list(overrides), lambda config: plan.check(config, machine))
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def with_addresses(ps: str = "10.0.0.1:2222", workers: str = "10.0.0.2:2222,10.0.0.3:2222") -> list[str]:
+    return ["cluster=1ps2w", f"+cluster.addresses.ps=[{ps}]", f"+cluster.addresses.worker=[{workers}]"]
+
+
+def test_a_cluster_with_addresses_of_its_own_is_accepted():
+    assert problems(*with_addresses()) == ""
+
+
+@pytest.mark.parametrize("size", ["2ps", "0ps4w", "2ps0w", "w4", "4", "2ps4w0e", "02ps4w", "2pss4w", "2PS4W", ""])
+def test_what_is_no_size_is_refused_with_the_nearest(size):
+    found = problems(f"cluster={size}")
+    assert found.startswith(f"cluster={size}: ")
+    assert "cluster=" in found.splitlines()[1]
+
+
+def test_evaluators_are_refused_until_there_are_any():
+    assert "there are no evaluator tasks in this version" in problems("cluster=2ps4w1e")
+
+
+def test_an_address_listed_twice_names_both_places():
+    found = problems(*with_addresses(workers="10.0.0.1:2222,10.0.0.3:2222"))
+    assert "cluster.addresses.worker[0]: 10.0.0.1:2222 is also cluster.addresses.ps[0]" in found
+
+
+@pytest.mark.parametrize("port", ["0", "99999", "http", "-1", "２２２２"])
+def test_a_port_out_of_range_is_refused(port):
+    assert f"has port '{port}'; a port is a number from 1 to 64535" in problems(
+        *with_addresses(ps=f"'10.0.0.1:{port}'")
+    )
+
+
+def test_a_scheme_is_refused():
+    assert "has a scheme; write host:port, without http://" in problems(*with_addresses(ps="'http://10.0.0.1:2222'"))
+
+
+def test_an_address_without_a_port_is_refused():
+    assert "'10.0.0.1' is not host:port, e.g. 10.0.0.1:2222" in problems(*with_addresses(ps="10.0.0.1"))
+
+
+def test_as_many_addresses_as_tasks_are_needed():
+    assert "1 addresses for 2 worker tasks" in problems(*with_addresses(workers="10.0.0.2:2222"))
+
+
+def test_an_unknown_job_in_the_addresses_is_refused():
+    assert "'chief' is not a job; there are ps and worker" in problems(
+        *with_addresses(), "+cluster.addresses.chief=[10.0.0.9:2222]"
+    )
+
+
+def test_a_public_address_needs_a_word_of_consent():
+    public = with_addresses(ps="8.8.8.8:2222")
+    assert "8.8.8.8:2222 is a public address" in problems(*public)
+    assert problems(*public, "security.allow_untrusted_network=true") == ""
+
+
+def test_an_index_out_of_range_is_refused():
+    assert "2 is not a task of worker; worker has tasks 0..1" in problems(*with_addresses(), "job=worker", "task=2")
+
+
+def test_an_unknown_job_is_refused():
+    assert "'chief' is not a job; there are ps, worker" in problems(*with_addresses(), "job=chief", "task=0")
+
+
+def test_a_task_on_its_own_needs_addresses():
+    assert "the cluster has no addresses" in problems("cluster=1ps2w", "job=worker", "task=0")
+
+
+def test_a_gpu_that_is_not_there_is_refused():
+    assert "GPU 0 is not there; this machine has no GPU" in problems("cluster=1ps1w", "+device.gpus.worker=[0]")
+
+
+def test_memory_fractions_on_one_gpu_are_summed():
+    shared = ["cluster=1ps3w", "train.batch_size=48", "+device.gpus.worker=[0]", "+device.memory_fraction.worker=0.4"]
+    found = problems(*shared, machine=Machine(cores=2, gpus=1))
+    assert "the tasks on GPU 0 take 3 x 0.4 = 1.2 > 1 of its memory" in found
+
+
+def test_two_tasks_of_two_fifths_share_a_gpu():
+    shared = ["cluster=1ps2w", "+device.gpus.worker=[0]", "+device.memory_fraction.worker=0.4"]
+    assert problems(*shared, machine=Machine(cores=2, gpus=1)) == ""
+
+
+@pytest.mark.parametrize("fraction", ["0", "1.5", "-0.1"])
+def test_a_memory_fraction_out_of_range_is_refused(fraction):
+    found = problems("cluster=1ps2w", f"+device.memory_fraction.worker={fraction}")
+    assert f"device.memory_fraction.worker: {float(fraction):g} is not in (0, 1]" in found
+
+
+def test_device_settings_of_a_task_that_does_not_exist_are_refused():
+    assert "'worker:7' is no job or task of the cluster" in problems("cluster=1ps2w", r"device.gpus={worker\:7:[0]}")
+
+
+def adopt(value: object, *overrides: str) -> tuple[str, object]:
+    config = load(list(overrides))
+    found = addresses.adopt_tf_config(config, value if isinstance(value, str) else json.dumps(value))
+    return "\n".join(map(str, found)), config
+
+
+def test_a_role_is_taken_from_tf_config():
+    found, config = adopt({"cluster": GOOD, "task": {"type": "worker", "index": 1}})
+    assert found == ""
+    assert (config.cluster.name, config.job, config.task) == ("1ps2w", "worker", 1)
+
+
+def test_a_chief_entry_becomes_worker_0_and_the_workers_follow():
+    cluster = {"chief": ["10.0.0.1:2222"], "worker": ["10.0.0.2:2222"], "evaluator": ["10.0.0.9:2222"]}
+    _, chief = adopt({"cluster": cluster, "task": {"type": "chief", "index": 0}})
+    _, worker = adopt({"cluster": cluster, "task": {"type": "worker", "index": 0}})
+    assert (chief.job, chief.task, worker.job, worker.task) == ("worker", 0, "worker", 1)
+    assert worker.cluster.addresses["worker"] == ["10.0.0.1:2222", "10.0.0.2:2222"]
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("{", "it is not JSON"),
+        ([1], "it is a JSON list, not an object"),
+        ({"cluster": GOOD}, "it has no task"),
+        ({"task": {"type": "worker", "index": 0}}, "its cluster is not an object of address lists"),
+        ({"cluster": {"ps": "a:1"}, "task": {"type": "ps", "index": 0}}, "not an object of address lists"),
+        ({"cluster": GOOD, "task": {"type": "worker", "index": 2}}, r"its task is worker:2, and its cluster has worker tasks 0..1"),
+        ({"cluster": GOOD, "task": {"type": "chief", "index": 0}}, "its task is chief:0, and its cluster has only ps, worker"),
+        ({"cluster": GOOD, "task": {"type": "worker", "index": "x"}}, "its task index is 'x', not a number"),
+        ({"cluster": GOOD | {"gpu": ["a:1"]}, "task": {"type": "ps"}}, "unknown jobs gpu"),
+    ],
+    ids=["not JSON", "a list", "no task", "no cluster", "no list", "index", "task not in cluster", "text", "job"],
+)  # fmt: skip
+def test_a_tf_config_that_makes_no_sense_is_refused(value, says):
+    found, _ = adopt(value)
+    assert says in found
+
+
+def test_a_tf_config_that_contradicts_the_command_line_is_refused():
+    found, _ = adopt({"cluster": GOOD, "task": {"type": "ps", "index": 0}}, "cluster=2ps4w")
+    assert "it has 1 ps and 2 workers, cluster=2ps4w has 2 and 4" in found

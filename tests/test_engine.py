@@ -1,0 +1,411 @@
+"""The engines on real TensorFlow servers: every task of a small cluster as threads of this process."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer import replica
+from trainer.config import OptimizerConfig, OptimizerName
+from trainer.data.arrays import from_arrays
+from trainer.data.pipeline import training_batches
+from trainer.engine import packing
+from trainer.engine.compute import Replica
+from trainer.engine.local import LocalEngine
+from trainer.engine.shards import ShardHost, ShardsEngine, _share
+from trainer.engine.snapshot import Snapshot
+from trainer.launch.ports import HeldPorts
+from trainer.placement import Parameter, Shard, place
+from trainer.plan import Plan, Task
+from trainer.server import session_config, start_server
+
+SEED, BATCH, STEPS = 7, 24, 8
+LOSS = "sparse_categorical_crossentropy"
+
+
+def with_everything() -> keras.Model:
+    """Convolution, BatchNorm, Dropout and an L2 term."""
+    inputs = keras.Input((8, 8, 1))
+    hidden = keras.layers.Conv2D(4, 3, activation="relu", name="conv")(inputs)
+    hidden = keras.layers.BatchNormalization(name="norm")(hidden)
+    hidden = keras.layers.Flatten(name="flatten")(hidden)
+    hidden = keras.layers.Dense(16, activation="relu", kernel_regularizer=keras.regularizers.L2(1e-3), name="dense")(
+        hidden
+    )
+    hidden = keras.layers.Dropout(0.2, name="dropout")(hidden)
+    return keras.Model(inputs, keras.layers.Dense(10, name="logits")(hidden))
+
+
+def plain() -> keras.Model:
+    inputs = keras.Input((8, 8, 1))
+    hidden = keras.layers.Conv2D(4, 3, activation="relu", name="conv")(inputs)
+    hidden = keras.layers.Flatten(name="flatten")(hidden)
+    return keras.Model(inputs, keras.layers.Dense(10, name="logits")(hidden))
+
+
+def digits(count: int = 96) -> Any:
+    random = np.random.default_rng(SEED)
+    features = random.random((count, 8, 8, 1), np.float32)
+    return from_arrays(
+        (features, random.integers(0, 10, count)), (features, random.integers(0, 10, count)), source="test"
+    )
+
+
+class Cluster:
+    """`ps` parameter servers (none: shards on the workers) and `workers`, each with a real server."""
+
+    def __init__(
+        self, build: Callable[[], keras.Model], *, ps: int, workers: int, clip_norm: float | None = None
+    ) -> None:
+        keras.utils.set_random_seed(SEED)
+        self.model, self.data = build(), digits()
+        self.optimizer = OptimizerConfig(name=OptimizerName.adam, clip_norm=clip_norm)
+        self.parameters = replica.parameters_of(self.model)
+        hosts = [f"ps:{i}" for i in range(ps)] or [f"worker:{i}" for i in range(workers)]
+        self.shards = place(self.parameters, hosts, pins={})
+        with HeldPorts(ps + workers) as held:
+            ports = iter(held.ports)
+        self.tasks = tuple(
+            Task(job, i, f"127.0.0.1:{next(ports)}", "", (), None, 1, 2)
+            for job, count in (("ps", ps), ("worker", workers))
+            for i in range(count)
+        )
+        self.workers = workers
+        plan = Plan("test", "sync", STEPS, BATCH, self.tasks, self.shards, 96, ())
+        self.servers = {task.name: start_server(plan, task, soft_placement=True) for task in self.tasks}
+        self.engines = [self._engine(index) for index in range(workers)]
+        self.hosts = [
+            ShardHost(shards=self.shards, index=i, replicas=workers, optimizer=self.optimizer)
+            for i in range(len(hosts))
+        ]
+        for host, shard in zip(self.hosts, self.shards, strict=True):
+            host.connect(self.servers[shard.host].target, self._config(shard.host))
+        for index, engine in enumerate(self.engines):
+            engine.connect(self.servers[f"worker:{index}"].target, self._config(f"worker:{index}"))
+
+    def first(self) -> Snapshot:
+        return first_snapshot(self.model)
+
+    def train(self, replicas: Sequence[Callable[[ShardsEngine], Any]]) -> list[Any]:
+        """Serves the shards and runs each replica's function in a thread of its own; returns what they return."""
+        results: list[Any] = [None] * len(replicas)
+
+        def work(index: int) -> None:
+            results[index] = replicas[index](self.engines[index])
+
+        threads = [threading.Thread(target=_serve, args=(host,), daemon=True) for host in self.hosts]
+        threads += [threading.Thread(target=work, args=(index,), daemon=True) for index in range(len(replicas))]
+        for thread in threads:
+            thread.start()
+        self.engines[0].load(self.first(), generation=1)
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        return results
+
+    def _engine(self, index: int) -> ShardsEngine:
+        me = make_replica(self.model, self.data, index, self.workers)
+        return ShardsEngine(task=f"worker:{index}", shards=self.shards, optimizer=self.optimizer, replica=me)
+
+    def _config(self, name: str) -> Any:
+        task = next(task for task in self.tasks if task.name == name)
+        return session_config(task, soft_placement=True, peers=[shard.host for shard in self.shards])
+
+
+def first_snapshot(model: keras.Model) -> Snapshot:
+    values = replica.initial_values(model)
+    trainable = {p.path for p in replica.parameters_of(model) if p.trainable}
+    return Snapshot(
+        0,
+        {path: value for path, value in values.items() if path in trainable},
+        {path: value for path, value in values.items() if path not in trainable},
+        {},
+    )
+
+
+def make_replica(model: keras.Model, data: Any, index: int, count: int) -> Replica:
+    def batches() -> Any:
+        return training_batches(
+            data.train, seed=SEED, start=0, stop=STEPS, batch_size=BATCH, replica=index, replicas=count
+        )
+
+    return Replica(replica.make_step(model, LOSS), batches, SEED, index, count)
+
+
+def _serve(host: ShardHost) -> None:
+    host.load()
+    host.serve(STEPS, lambda step, waited: None)
+    host.wait_for_goodbyes()
+
+
+def to_the_end(engine: ShardsEngine) -> tuple[list[float], Snapshot]:
+    """Trains; returns the losses of all updates and the last state."""
+    losses, step = [], engine.start()
+    while step < STEPS:
+        pulled = engine.step()
+        losses.append(pulled.loss)
+        step = pulled.step + 1
+    losses.append(engine.peek().loss)
+    last = engine.snapshot()
+    engine.leave()
+    return losses[1:], last
+
+
+def digest(snapshot: Snapshot) -> str:
+    sha = hashlib.sha256()
+    for _, value in sorted(snapshot.to_tensors().items()):
+        sha.update(value.tobytes())
+    return sha.hexdigest()
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.5], ids=["unclipped", "clipped"])
+@pytest.mark.parametrize("workers", [2, 3])
+def test_the_bits_do_not_depend_on_where_the_shards_live(workers, clip_norm):
+    seen = {
+        ps: Cluster(with_everything, ps=ps, workers=workers, clip_norm=clip_norm).train([to_the_end] * workers)
+        for ps in (1, 2, 3, 0)
+    }
+    assert len({digest(results[0][1]) for results in seen.values()}) == 1
+    assert len({tuple(losses) for results in seen.values() for losses, _ in results}) == 1
+
+
+def test_the_update_is_that_of_one_process_with_the_whole_batch():
+    cluster = Cluster(plain, ps=2, workers=3)
+    (losses, last), *_ = cluster.train([to_the_end] * 3)
+    shard = place(cluster.parameters, ["worker:0"], pins={})[0]
+    local = LocalEngine(
+        shard=shard, optimizer=cluster.optimizer, replica=make_replica(cluster.model, cluster.data, 0, 1)
+    )
+    local.connect("", tf.compat.v1.ConfigProto())
+    local.load(cluster.first(), generation=1)
+    expected_losses, expected = to_the_end(local)
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
+    for path, value in expected.parameters.items():
+        np.testing.assert_allclose(last.parameters[path], value, rtol=1e-5, atol=1e-6)
+
+
+def test_one_process_trains_as_a_keras_loop_does():
+    keras.utils.set_random_seed(SEED)
+    model, data = plain(), digits()
+    shard = place(replica.parameters_of(model), ["worker:0"], pins={})[0]
+    engine = LocalEngine(
+        shard=shard, optimizer=OptimizerConfig(name=OptimizerName.adam), replica=make_replica(model, data, 0, 1)
+    )
+    engine.connect("", tf.compat.v1.ConfigProto())
+    engine.load(first_snapshot(model), generation=1)
+    losses, last = to_the_end(engine)
+    expected = _keras_losses(model, data)
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    for variable in model.trainable_variables:
+        np.testing.assert_allclose(last.parameters[variable.path], variable.numpy(), rtol=1e-4, atol=1e-6)
+
+
+def _keras_losses(model: keras.Model, data: Any) -> list[float]:
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        batches = training_batches(data.train, seed=SEED, start=0, stop=STEPS, batch_size=BATCH, replica=0, replicas=1)
+        session.run(batches.initializer, batches.feed_from(0))
+        drawn = [session.run([batches.features, batches.labels]) for _ in range(STEPS)]
+    optimizer, losses = keras.optimizers.Adam(0.001), []
+    for features, labels in drawn:
+        with tf.GradientTape() as tape:
+            per_example = keras.losses.sparse_categorical_crossentropy(labels, model(features), from_logits=True)
+            loss = tf.reduce_mean(per_example)
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        losses.append(float(loss))
+    return losses
+
+
+def test_duplicates_and_messages_of_an_older_generation_count_for_nothing():
+    expected = digest(Cluster(plain, ps=2, workers=2).train([to_the_end] * 2)[0][1])
+    cluster = Cluster(plain, ps=2, workers=2)
+
+    def with_ghosts(engine: ShardsEngine) -> Any:
+        """Before each step, what a predecessor would push again: this step's tag, and an older generation's."""
+        step = engine.start()
+        while step < STEPS:
+            ghost(generation=0, step=step)
+            ghost(generation=1, step=step - 1)
+            step = engine.step().step + 1
+        engine.peek()
+        last = engine.snapshot()
+        engine.leave()
+        return last
+
+    ghost = _ghost(cluster, replica_index=0)
+    last, _ = cluster.train([with_ghosts, to_the_end])
+    assert digest(last) == expected
+
+
+def _ghost(cluster: Cluster, replica_index: int) -> Callable[..., None]:
+    """Pushes garbage under a given tag to every shard, in the name of a replica."""
+    with tf.Graph().as_default() as graph:
+        feeds, pushes = [], []
+        for shard in cluster.shards:
+            shared = _share(shard, ["momentum", "velocity"], cluster.workers)
+            feeds.append(tf.compat.v1.placeholder(tf.float32, [shard.size]))
+            pushes.append(shared.intake[replica_index].enqueue(feeds[-1]))
+    session = tf.compat.v1.Session(cluster.servers["worker:0"].target, graph=graph, config=cluster._config("worker:0"))
+
+    def push(*, generation: int, step: int) -> None:
+        values = {
+            feed: _garbage(shard, generation=generation, step=step)
+            for feed, shard in zip(feeds, cluster.shards, strict=True)
+        }
+        session.run(pushes, values)
+
+    return push
+
+
+def _garbage(shard: Shard, *, generation: int, step: int) -> np.ndarray:
+    pieces = (*shard.trainable, *shard.state)
+    values = {piece.path: np.full(piece.shape, 1e9, np.float32) for piece in pieces}
+    return packing.to_flat(shard, values, generation=generation, step=step)
+
+
+def test_one_replica_that_asks_to_stop_stops_all_at_the_same_step():
+    cluster = Cluster(plain, ps=1, workers=3)
+
+    def until_stopped(asks_at: int | None) -> Callable[[ShardsEngine], int]:
+        def train(engine: ShardsEngine) -> int:
+            step, stopped = engine.start(), False
+            while not stopped:
+                pulled = engine.step(stop=step == asks_at)
+                step, stopped = pulled.step + 1, pulled.stop
+            reached = engine.peek().step
+            engine.leave()
+            return reached
+
+        return train
+
+    def serve_no_further(host: ShardHost) -> None:
+        host.load()
+        threading.Thread(target=host.serve, args=(STEPS, lambda step, waited: None), daemon=True).start()
+        host.wait_for_goodbyes()
+
+    threads = [threading.Thread(target=serve_no_further, args=(host,), daemon=True) for host in cluster.hosts]
+    for thread in threads:
+        thread.start()
+    cluster.hosts = []
+    reached = cluster.train([until_stopped(None), until_stopped(3), until_stopped(None)])
+    assert reached == [5, 5, 5]  # asked with the gradient of step 3, seen by all at step 4, which they still finish
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def test_a_snapshot_between_steps_is_the_state_of_that_step():
+    def snapshot_at(wanted: int) -> Callable[[ShardsEngine], Snapshot | None]:
+        def train(engine: ShardsEngine) -> Snapshot | None:
+            step, taken = engine.start(), None
+            while step < STEPS:
+                if step == wanted:
+                    taken = engine.snapshot()
+                step = engine.step().step + 1
+            engine.peek()
+            engine.leave()
+            return taken
+
+        return train
+
+    one = Cluster(with_everything, ps=1, workers=2).train([snapshot_at(4), snapshot_at(-1)])[0]
+    three = Cluster(with_everything, ps=3, workers=2).train([snapshot_at(4), snapshot_at(-1)])[0]
+    assert one.step == three.step == 4
+    assert digest(one) == digest(three)
+
+
+def test_more_shards_than_parameters_work():
+    one = Cluster(plain, ps=1, workers=2, clip_norm=0.5).train([to_the_end] * 2)[0][1]
+    many = Cluster(plain, ps=6, workers=2, clip_norm=0.5).train([to_the_end] * 2)[0][1]
+    assert digest(one) == digest(many)
+
+
+def received(cluster: Cluster) -> dict[str, int]:
+    """Tensors that cross between tasks in one worker step, by receiving task, from the graphs that really ran."""
+    options = tf.compat.v1.RunOptions(output_partition_graphs=True)
+
+    def one_traced_step(engine: ShardsEngine) -> Any:
+        engine.start()
+        metadata = tf.compat.v1.RunMetadata()
+        engine.session.run(engine._step, {engine._stop: 0.0}, options=options, run_metadata=metadata)
+        for _ in range(STEPS - 1):
+            engine.step()
+        engine.peek()
+        engine.leave()
+        return metadata.partition_graphs
+
+    counts: dict[str, int] = {}
+    for node in (node for graph in cluster.train([one_traced_step])[0] for node in graph.node):
+        sender, receiver = (node.attr[f"{end}_device"].s.decode().split("/device:")[0] for end in ("send", "recv"))
+        if node.op in ("_Recv", "_HostRecv") and sender != receiver:
+            counts[receiver] = counts.get(receiver, 0) + 1
+    return counts
+
+
+def deep() -> keras.Model:
+    """82 tensors."""
+    inputs = keras.Input((8, 8, 1))
+    hidden = keras.layers.Flatten(name="flatten")(inputs)
+    for number in range(40):
+        hidden = keras.layers.Dense(8, activation="relu", name=f"dense{number}")(hidden)
+    return keras.Model(inputs, keras.layers.Dense(10, name="logits")(hidden))
+
+
+@pytest.mark.parametrize("ps", [1, 2])
+@pytest.mark.parametrize("build", [plain, deep])
+def test_a_worker_step_receives_one_tensor_from_each_ps_and_sends_it_one(build, ps):
+    counts = received(Cluster(build, ps=ps, workers=1))
+    expected = {f"/job:ps/replica:0/task:{index}": 1 for index in range(ps)}
+    assert counts == expected | {"/job:worker/replica:0/task:0": ps}
+
+
+def test_shards_that_disagree_on_the_step_are_an_error():
+    cluster = Cluster(plain, ps=2, workers=1)
+    engine = cluster.engines[0]
+    feeds = {
+        feed: first.flat(shard, generation=1) if position == 0 else np.zeros(feed.shape, np.float32)
+        for shard, first, feeds in zip(
+            cluster.shards, (cluster.first(), Snapshot(3, *_values(cluster), {})), engine._feeds, strict=True
+        )
+        for position, feed in enumerate(feeds)
+    }
+    for host in cluster.hosts:
+        threading.Thread(target=host.load, daemon=True).start()
+    engine.session.run(engine._load, feeds)
+    with pytest.raises(
+        RuntimeError, match=r"the shards disagree: \(generation, step\) of each is \[\[1, 0\], \[1, 3\]\]"
+    ):
+        engine.peek()
+
+
+def _values(cluster: Cluster) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    first = cluster.first()
+    return first.parameters, first.state
+
+
+def test_a_batch_of_another_step_is_an_error():
+    cluster = Cluster(plain, ps=1, workers=1)
+
+    def shifted(engine: ShardsEngine) -> str:
+        engine.start()
+        engine.session.run(engine._batches.initializer, engine._batches.feed_from(2))
+        with pytest.raises(tf.errors.InvalidArgumentError) as error:
+            engine.step()
+        return str(error.value)
+
+    threading.Thread(target=_serve, args=cluster.hosts, daemon=True).start()
+    cluster.hosts = []
+    assert "the batch is of another step" in cluster.train([shifted])[0]
+
+
+def test_parameters_are_told_from_state():
+    keras.utils.set_random_seed(SEED)
+    found = replica.parameters_of(with_everything())
+    assert [p.path for p in found if not p.trainable] == ["norm/moving_mean", "norm/moving_variance"]
+    assert found[0] == Parameter("conv/kernel", (3, 3, 1, 4), True)

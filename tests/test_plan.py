@@ -1,0 +1,128 @@
+"""From a config to a plan, without TensorFlow."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from trainer import plan
+from trainer.compose import load
+from trainer.config import ConfigError
+from trainer.describe import Description
+from trainer.placement import Parameter
+from trainer.plan import Machine, Plan, make_plan
+
+MACHINE = Machine(cores=8, gpus=0)
+MODEL = Description(
+    (Parameter("dense/kernel", (784, 128), True), Parameter("dense/bias", (128,), True)), (28, 28, 1), 10, 8000, 2000
+)
+
+
+def planned(*overrides: str, model: Description = MODEL, machine: Machine = MACHINE) -> Plan:
+    return make_plan(load(list(overrides), lambda config: plan.check(config, machine)), model, machine)
+
+
+def test_a_cluster_has_its_tasks_in_order_and_worker_0_is_the_chief():
+    made = planned("cluster=2ps4w")
+    assert [task.name for task in made.tasks] == ["ps:0", "ps:1", "worker:0", "worker:1", "worker:2", "worker:3"]
+    assert [task.name for task in made.tasks if task.is_chief] == ["worker:0"]
+
+
+def test_parameters_live_on_the_ps_where_there_are_any():
+    assert [shard.host for shard in planned("cluster=2ps4w").shards] == ["ps:0", "ps:1"]
+
+
+def test_parameters_live_on_the_workers_where_there_is_no_ps():
+    assert [shard.host for shard in planned("cluster=2w").shards] == ["worker:0", "worker:1"]
+
+
+def test_one_process_trains_locally_and_a_cluster_in_step():
+    assert (planned().strategy, planned("cluster=1w").strategy) == ("local", "sync")
+
+
+def test_workers_of_one_machine_share_its_cores():
+    threads = {task.name: task.intra_op_threads for task in planned("cluster=1ps4w").tasks}
+    assert threads == {"ps:0": 1, "worker:0": 2, "worker:1": 2, "worker:2": 2, "worker:3": 2}
+
+
+def test_the_batch_is_global_and_shared_out():
+    made = planned("cluster=1ps4w", "train.batch_size=256")
+    assert (made.global_batch, made.replica_batch) == (256, 64)
+
+
+def test_a_link_carries_a_shard_there_and_back_each_step():
+    made = planned("cluster=1ps2w")
+    shard = 4 * (784 * 128 + 128 + 16 + 16)
+    assert made.link_nbytes() == {"worker:0 - ps:0": 2 * shard, "worker:1 - ps:0": 2 * shard}
+
+
+def test_a_worker_that_holds_a_shard_sends_it_nothing():
+    assert "worker:0 - worker:0" not in planned("cluster=2w").link_nbytes()
+
+
+def test_a_plan_survives_being_written_and_read():
+    made = planned("cluster=2ps2w")
+    assert Plan.from_json(json.loads(json.dumps(made.to_json()))) == made
+
+
+def test_a_batch_that_cannot_be_shared_out_names_the_nearest_sizes():
+    with pytest.raises(ConfigError, match="255 examples cannot be shared out over 4 replicas; the nearest sizes are 252 or 256"):  # fmt: skip
+        planned("cluster=2ps4w", "train.batch_size=255")
+
+
+def test_a_batch_larger_than_the_data_is_refused():
+    with pytest.raises(ConfigError, match="one global batch takes 8008 examples, the data has 8000"):
+        planned("cluster=2ps4w", "train.batch_size=8008")
+
+
+def test_sync_without_tasks_to_hold_the_shards_is_refused():
+    with pytest.raises(ConfigError, match="sync needs tasks that hold the shards"):
+        planned("strategy=sync")
+
+
+def test_local_with_several_tasks_is_refused():
+    with pytest.raises(ConfigError, match="local trains in one process, cluster=1ps2w has 3 tasks"):
+        planned("cluster=1ps2w", "strategy=local")
+
+
+@pytest.mark.parametrize("quorum", ["0", "5"])
+def test_a_quorum_that_cannot_be_met_is_refused(quorum):
+    with pytest.raises(ConfigError, match=rf"strategy.quorum: {quorum} of 4 replicas; pick 1\.\.4"):
+        planned("cluster=1ps4w", f"strategy.quorum={quorum}")
+
+
+def test_a_quorum_below_all_is_no_sync():
+    with pytest.raises(ConfigError, match="3 is fewer than the 4 replicas, and sync waits for all of them"):
+        planned("cluster=1ps4w", "strategy.quorum=3")
+
+
+def test_a_pin_that_matches_nothing_is_refused():
+    with pytest.raises(ConfigError, match=r"placement.pins: pin 'conv/\*' matches no parameter"):
+        planned("cluster=1ps2w", "placement.pins={conv/*:0}")
+
+
+def test_all_problems_are_found_in_one_pass():
+    with pytest.raises(ConfigError) as found:
+        planned("cluster=2ps4w", "train.batch_size=255", "strategy.quorum=9", "train.steps=-1")
+    assert [problem.key for problem in found.value.problems] == ["train.steps", "strategy.quorum", "train.batch_size"]
+
+
+def test_a_shard_without_parameters_is_warned_of():
+    assert any("ps:2 holds no parameter" in str(warning) for warning in planned("cluster=3ps2w").warnings)
+
+
+def test_more_workers_than_cores_are_warned_of():
+    warnings = planned("cluster=1ps4w", machine=Machine(cores=2, gpus=0)).warnings
+    assert any("4 workers share 2 cores" in str(warning) for warning in warnings)
+
+
+def test_deciding_and_launching_import_no_tensorflow():
+    modules = (
+        "trainer.__main__, trainer.addresses, trainer.cluster, trainer.config, trainer.describe, trainer.placement, "
+        "trainer.plan, trainer.plan_page, trainer.launch.local, trainer.launch.tasks, trainer.launch.nursery"
+    )
+    code = f"import sys, {modules}; assert not {{'tensorflow', 'keras'}} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
