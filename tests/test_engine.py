@@ -62,11 +62,17 @@ class Cluster:
     """`ps` parameter servers (none: shards on the workers) and `workers`, each with a real server."""
 
     def __init__(
-        self, build: Callable[[], keras.Model], *, ps: int, workers: int, clip_norm: float | None = None
+        self,
+        build: Callable[[], keras.Model],
+        *,
+        ps: int,
+        workers: int,
+        clip_norm: float | None = None,
+        optimizer: OptimizerName = OptimizerName.adam,
     ) -> None:
         keras.utils.set_random_seed(SEED)
         self.model, self.data = build(), digits()
-        self.optimizer = OptimizerConfig(name=OptimizerName.adam, clip_norm=clip_norm)
+        self.optimizer = OptimizerConfig(name=optimizer, clip_norm=clip_norm)
         self.parameters = replica.parameters_of(self.model)
         hosts = [f"ps:{i}" for i in range(ps)] or [f"worker:{i}" for i in range(workers)]
         self.shards = place(self.parameters, hosts, pins={})
@@ -318,6 +324,13 @@ def test_a_snapshot_between_steps_is_the_state_of_that_step():
     three = Cluster(with_everything, ps=3, workers=2).train([snapshot_at(4), snapshot_at(-1)])[0]
     assert one.step == three.step == 4
     assert digest(one) == digest(three)
+
+
+def test_an_optimizer_without_slots_works():
+    one = Cluster(plain, ps=1, workers=2, optimizer=OptimizerName.sgd).train([to_the_end] * 2)[0][1]
+    two = Cluster(plain, ps=2, workers=2, optimizer=OptimizerName.sgd).train([to_the_end] * 2)[0][1]
+    assert one.slots == {}
+    assert digest(one) == digest(two)
 
 
 def test_more_shards_than_parameters_work():

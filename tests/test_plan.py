@@ -69,7 +69,7 @@ def test_a_plan_survives_being_written_and_read():
 
 
 def test_a_batch_that_cannot_be_shared_out_names_the_nearest_sizes():
-    with pytest.raises(ConfigError, match="255 examples cannot be shared out over 4 replicas; the nearest sizes are 252 or 256"):  # fmt: skip
+    with pytest.raises(ConfigError, match="255 examples cannot be shared out over 4 .*sizes are 252 or 256"):
         planned("cluster=2ps4w", "train.batch_size=255")
 
 

@@ -59,7 +59,8 @@ def train_all(config: RunConfig) -> int:
 def train_one(config: RunConfig) -> NoReturn:
     from trainer.run_directory import choose
 
-    assert config.job is not None and config.task is not None
+    assert config.job is not None
+    assert config.task is not None
     os.environ.setdefault("grpc_proxy", "")
     made = plan.make_plan(config, describe(_question(config)), this_machine())
     from trainer import task  # imports TensorFlow

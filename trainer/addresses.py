@@ -1,4 +1,4 @@
-"""Where tasks listen: addresses given in the config, or by a scheduler's `TF_CONFIG`. Pure: no TensorFlow, no sockets."""
+"""Where tasks listen: addresses given in the config, or by a scheduler's `TF_CONFIG`. Pure: it opens no socket."""
 
 from __future__ import annotations
 
@@ -35,10 +35,8 @@ def check(config: RunConfig) -> Iterator[Problem]:
     cluster = config.cluster
     for job in cluster.addresses:
         if job not in JOBS:
-            jobs = " and ".join(JOBS)
-            yield Problem(
-                f"cluster.addresses.{job}", f"{job!r} is not a job; there are {jobs}", "move its addresses to one"
-            )
+            message = f"{job!r} is not a job; there are {' and '.join(JOBS)}"
+            yield Problem(f"cluster.addresses.{job}", message, "move its addresses to one of them")
     seen: dict[str, str] = {}
     for job, addresses in cluster.addresses.items():
         for index, address in enumerate(addresses):
@@ -64,7 +62,7 @@ def _check_address(key: str, address: str, untrusted_allowed: bool) -> Iterator[
     if public and not untrusted_allowed:
         yield Problem(
             key,
-            f"{address} is a public address, and TensorFlow's gRPC has no authentication: whoever reaches it can run code",
+            f"{address} is a public address, and TensorFlow's gRPC has no authentication: who reaches it can run code",
             "use a private address, or security.allow_untrusted_network=true if a firewall stands before it",
         )
 

@@ -31,8 +31,8 @@ def first_snapshot(config: RunConfig, plan: Plan, directory: RunDirectory, model
     """The state to start from, and the checkpoint that it comes from, if any.
 
     Raises:
-        CheckpointError: if the checkpoint does not hold, does not fit the model or the optimizer, or is beyond the run's
-            last step; or if there are checkpoints and all are damaged.
+        CheckpointError: if the checkpoint is damaged, does not fit the model or the optimizer, or is beyond the
+            run's last step; or if there are checkpoints and all are damaged.
     """
     parameters = replica.parameters_of(model)
     found = _checkpoint_to_resume(config.resume, directory)

@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -124,7 +125,9 @@ def answer(question: Question) -> dict[str, Any]:
             "problem": {"key": f"model={model['name']} data={data['name']}", "message": str(error), "remedy": remedy}
         }
     except Exception as error:  # whatever a user's function raises is told, with its kind, to whoever asked
-        return {"failure": f"{type(error).__name__}: {error}", "exit_code": exit_code_of(error)}
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"{place.filename}, line {place.lineno}, in {place.name}: {type(error).__name__}: {error}"
+        return {"failure": text, "exit_code": exit_code_of(error)}
     description = Description(
         tuple(parameters), data_set.input_shape, data_set.classes, data_set.train.count, data_set.evaluate.count
     )

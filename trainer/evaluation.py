@@ -38,7 +38,7 @@ class Evaluator:
         self._session = v1.Session(target, graph=self._graph, config=session_config)
 
     def score(self, snapshot: Snapshot) -> tuple[float, float]:
-        """(loss, accuracy), means over all examples; of the averaged parameters where the optimizer keeps an average."""
+        """(loss, accuracy), means over all examples; of the averaged parameters where the optimizer keeps them."""
         values = evaluated(snapshot) | snapshot.state
         self._session.run(self._assign, {self._feeds[path]: value for path, value in values.items()})
         self._session.run(self._batches.initializer, self._batches.feed_dict)

@@ -68,7 +68,7 @@ def train(
     between: Sequence[BetweenSteps] = (),
     after: Sequence[AfterPull] = (),
 ) -> tuple[Pulled, bool]:
-    """Steps from global step `start` to `until`, or until a replica asks to stop: then all replicas stop at the same step.
+    """Steps from global step `start` to `until`, or until a replica asks to stop: then all stop at the same step.
 
     Args:
         gradients_every: steps between those whose gradients the actions see; 0: never.

@@ -1,13 +1,13 @@
 """Parameters on shard hosts, gradients through queues: exact synchronous training over TensorFlow's own runtime.
 
     each shard host:  one flat vector, flat slots, an intake queue and a token queue per replica
-    host loop:        take one message of every replica -> average in replica order -> update -> a token to every replica
+    host loop:        take one message of every replica -> average in replica order -> update -> a token to each
     worker step:      one Session.run: wait for my token of every shard -> read -> replica step -> push
 
 Every vector carries (generation, step) in its header. A host takes only messages of its own generation and step, and
-drops others: a duplicate of a restarted worker counts once. Tokens are the same pair as one growing number, so a stale one
-is passed over. With this intake no shard can pass step s without every replica's gradient of s, so what a replica reads
-between its token and its push is consistent over all shards.
+drops others: a duplicate of a restarted worker counts once. Tokens are the same pair as one growing number, so a stale
+one is passed over. With this intake no shard can pass step s without every replica's gradient of s, so what a replica
+reads between its token and its push is consistent over all shards.
 
 A host is told its state, not built with it: it blocks until the chief loads it, and then lets every replica start.
 """
@@ -144,9 +144,9 @@ class ShardHost:
         return generation * GENERATION_STRIDE + step
 
     def _make_load(self, replicas: int) -> tf.Operation:
-        flat, *slots = self._shared.loads.dequeue()
+        loaded = tf.nest.flatten(self._shared.loads.dequeue())  # a queue of one component returns no list
         targets = [self._shared.flat, *self._shared.slots.values()]
-        assigned = [v.assign(value, read_value=False) for v, value in zip(targets, [flat, *slots], strict=True)]
+        assigned = [v.assign(value, read_value=False) for v, value in zip(targets, loaded, strict=True)]
         with tf.control_dependencies(assigned):
             return self._hand_out_tokens(replicas)
 
@@ -281,17 +281,17 @@ class ShardsEngine:
     def leave(self) -> None:
         """Tells every shard host that this replica needs it no more.
 
-        A host that has heard it from all replicas leaves at once, maybe before it has answered; so each is told on its own.
+        A host that has heard it from all leaves at once, maybe before it has answered; so each is told on its own.
         """
         for goodbye in self._goodbye:
             with contextlib.suppress(tf.errors.UnavailableError):
                 self.session.run(goodbye)
 
     def _name(self, packed: list[np.ndarray]) -> dict[str, np.ndarray]:
-        shards = zip(self._shards, packed, strict=True)
-        return {
-            path: value for shard, flat in shards for path, value in packing.from_flat(shard.trainable, flat).items()
-        }
+        named: dict[str, np.ndarray] = {}
+        for shard, flat in zip(self._shards, packed, strict=True):
+            named |= packing.from_flat(shard.trainable, flat)
+        return named
 
     def _make_step(self, shared: list[_Shared], here: str, replica: Replica) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Returns ([tags, metrics, time when pulled, time when computed, pushes], packed gradients).

@@ -3,9 +3,9 @@
     launcher  --requests, JSON lines-->  nursery  --fork-->  task
               <--events, JSON lines---
 
-The nursery makes no session, context, device or thread, so that its forks are clean: importing TensorFlow touches no GPU,
-and CUDA_VISIBLE_DEVICES can still be set in the child. Where forking is not safe (macOS) it imports nothing and starts
-plain processes. When the launcher dies, however it dies, the nursery ends its tasks and itself.
+The nursery makes no session, context, device or thread, so that its forks are clean: importing TensorFlow touches no
+GPU, and CUDA_VISIBLE_DEVICES can still be set in the child. Where forking is not safe (macOS) it imports nothing and
+starts plain processes. When the launcher dies, however it dies, the nursery ends its tasks and itself.
 """
 
 from __future__ import annotations

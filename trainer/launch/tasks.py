@@ -8,6 +8,7 @@ import selectors
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from types import TracebackType
@@ -29,6 +30,7 @@ class Tasks:
 
     def __init__(self, *, fork: bool = sys.platform != "darwin") -> None:
         ours, theirs = socket.socketpair()
+        self._complaints = tempfile.TemporaryFile()  # TensorFlow's greetings, and the reason if the nursery ends
         how = "fork" if fork else "plain"
         self._control, self._pending = ours, b""
         self._nursery = subprocess.Popen(
@@ -36,6 +38,7 @@ class Tasks:
             env=os.environ | QUIET | {"CUDA_VISIBLE_DEVICES": "-1"},
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
+            stderr=self._complaints,
             start_new_session=True,  # Ctrl-C reaches the launcher alone
         )
         theirs.close()
@@ -49,6 +52,7 @@ class Tasks:
     ) -> None:
         self._control.close()  # the nursery kills its tasks and leaves
         self._nursery.wait()
+        self._complaints.close()
 
     def describe(self, question: Question) -> dict[str, Any]:
         """Has a fork of the nursery build the model."""
@@ -86,7 +90,7 @@ class Tasks:
         try:
             self._control.sendall(json.dumps(request).encode() + b"\n")
         except BrokenPipeError:
-            raise RuntimeError(f"the nursery ended with code {self._nursery.wait()}") from None
+            raise self._gone() from None
 
     def _receive(self, timeout_secs: float | None) -> list[dict[str, Any]]:
         selector = selectors.DefaultSelector()
@@ -95,6 +99,12 @@ class Tasks:
             return []
         received = self._control.recv(1 << 20)
         if not received:
-            raise RuntimeError(f"the nursery ended with code {self._nursery.wait()}")
+            raise self._gone()
         *lines, self._pending = (self._pending + received).split(b"\n")
         return [json.loads(line) for line in lines]
+
+    def _gone(self) -> RuntimeError:
+        code = self._nursery.wait()
+        self._complaints.seek(0)
+        said = self._complaints.read().decode(errors="replace")[-2000:]
+        return RuntimeError(f"the process that starts tasks ended with code {code}:\n{said}")

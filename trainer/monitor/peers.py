@@ -48,7 +48,10 @@ def roll_call(
     report: Callable[[str], None],
     now: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Waits until every peer `is_listening` or `is_ready` (as `until` says), and says every ten seconds which ones are missing and why.
+    """Waits until every peer is up, and says every ten seconds which ones are missing and why.
+
+    Args:
+        until: the field of a status page that says that a peer is up: `is_listening` or `is_ready`.
 
     Raises:
         PeerError: at the deadline, or as soon as a peer of another run, config or TensorFlow answers.
