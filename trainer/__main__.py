@@ -29,6 +29,8 @@ def main(config: RunConfig) -> int:
     except (ConfigError, DescriptionError) as error:
         print(f"trainer: {error}", file=sys.stderr)
         return exit_codes.CONFIG if isinstance(error, ConfigError) else error.exit_code
+    except KeyboardInterrupt:
+        return exit_codes.INTERRUPTED
     except Exception as error:
         code = exit_codes.exit_code_of(error)
         if code == exit_codes.INTERNAL:
@@ -45,27 +47,30 @@ def train(config: RunConfig) -> int:
 def train_all(config: RunConfig) -> int:
     from trainer.launch import local
     from trainer.launch.tasks import Tasks
-    from trainer.run_directory import Lease, choose
+    from trainer.run_directory import choose
 
     with Tasks() as tasks:  # its import of TensorFlow overlaps with the planning
         child = tasks.describe if tasks.can_describe else None
         made = plan.make_plan(config, describe(_question(config), child), this_machine())
-        directory = choose(config)
-        with Lease(directory):
-            print(f"{made.in_words()}\n{directory.path}", flush=True)
-            return local.run(config, made, directory, tasks, started_at=STARTED_AT)
+        print(made.in_words(), flush=True)
+        return local.run(config, made, choose(config), tasks, started_at=STARTED_AT)
 
 
 def train_one(config: RunConfig) -> NoReturn:
-    from trainer.run_directory import choose
+    from trainer.run_directory import Lease, choose
 
     assert config.job is not None
     assert config.task is not None
-    os.environ.setdefault("grpc_proxy", "")
+    os.environ.setdefault("grpc_proxy", "")  # with http_proxy set, TensorFlow's gRPC would hang
     made = plan.make_plan(config, describe(_question(config)), this_machine())
+    me, directory = made.task(config.job, config.task), choose(config)
     from trainer import task  # imports TensorFlow
 
-    task.play(config, made, choose(config), config.job, config.task)
+    if not me.is_chief:  # only the chief writes
+        task.play(config, made, directory, me.job, me.index)
+    with Lease(directory):
+        directory.write_inputs(config, made)
+        task.play(config, made, directory, me.job, me.index)
 
 
 def show_plan(config: RunConfig) -> int:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from trainer import checkpoint, optimizers, replica
+from trainer import checkpoint, optimizers, replica, resume
 from trainer.config import RunConfig
 from trainer.engine.pulled import Pulled
 from trainer.engine.snapshot import Snapshot
@@ -31,41 +30,18 @@ def first_snapshot(config: RunConfig, plan: Plan, directory: RunDirectory, model
     """The state to start from, and the checkpoint that it comes from, if any.
 
     Raises:
-        CheckpointError: if the checkpoint is damaged, does not fit the model or the optimizer, or is beyond the
-            run's last step; or if there are checkpoints and all are damaged.
+        CheckpointError: if the checkpoint is damaged, beyond the run's last step, or of another model or optimizer.
     """
     parameters = replica.parameters_of(model)
-    found = _checkpoint_to_resume(config.resume, directory)
+    found = resume.find(config.resume, directory, steps=plan.steps)
     if found is None:
-        values = replica.initial_values(model)
-        return _split(0, parameters, values), None
-    checkpoint.check_fits(found, _expected(parameters, list(optimizers.slots(config.optimizer))))
-    if found.step > plan.steps:
-        raise checkpoint.CheckpointError(
-            found.path,
-            f"it is at step {found.step}, the run ends at step {plan.steps}",
-            f"type train.steps={found.step} or more",
-        )
-    return Snapshot.from_tensors(found.step, checkpoint.load(found)), str(found.path)
-
-
-def _checkpoint_to_resume(resume: str, directory: RunDirectory) -> checkpoint.Checkpoint | None:
-    if resume == "never":
-        return None
-    folder = directory.checkpoints
-    if resume != "auto":
-        named = Path(resume)
-        if (named / checkpoint.MANIFEST).exists() or not (named / "checkpoints").is_dir():
-            found = checkpoint.read_manifest(named)
-            checkpoint.verify(found)
-            return found
-        folder = named / "checkpoints"
-    newest, skipped = checkpoint.newest_valid(folder)
-    for reason in skipped:
-        print(f"skips a checkpoint: {reason}", flush=True)
-    if newest is None and skipped:
-        raise checkpoint.CheckpointError(folder, "every checkpoint in it is damaged")
-    return newest
+        state = _split(parameters, replica.initial_values(model))
+    else:
+        checkpoint.check_fits(found, _expected(parameters, list(optimizers.slots(config.optimizer))))
+        state = Snapshot.from_tensors(found.step, checkpoint.load(found))
+    if config.resume != "auto":
+        resume.set_aside_newer(directory, step=state.step)
+    return state, str(found.path) if found else None
 
 
 def _expected(parameters: Sequence[Parameter], slots: Sequence[str]) -> dict[str, tuple[int, ...]]:
@@ -73,10 +49,11 @@ def _expected(parameters: Sequence[Parameter], slots: Sequence[str]) -> dict[str
     return expected | {f"slots/{slot}/{p.path}": p.shape for slot in slots for p in parameters if p.trainable}
 
 
-def _split(step: int, parameters: Sequence[Parameter], values: dict[str, Any]) -> Snapshot:
+def _split(parameters: Sequence[Parameter], values: dict[str, Any]) -> Snapshot:
+    """The model's first values, as the state of step 0."""
     trainable = {p.path for p in parameters if p.trainable}
     return Snapshot(
-        step,
+        0,
         {path: value for path, value in values.items() if path in trainable},
         {path: value for path, value in values.items() if path not in trainable},
         {},
@@ -194,6 +171,7 @@ class Chief:
         self._events.flush()
 
     def _results(self, snapshot: Snapshot, pace: Pace, resumed_from: str | None) -> dict[str, Any]:
+        first = self._status.first_step_at
         return {
             "run_dir": str(self._directory.path),
             "cluster": self._plan.cluster,
@@ -208,4 +186,8 @@ class Chief:
             "final_loss": self._status.loss,
             "eval_loss": None,
             "eval_accuracy": None,
+            "seconds": round(time.time() - self._status.started_at, 3),
+            "time_to_first_step_secs": round(first - self._status.started_at, 3) if first else None,
+            "restarts": 0,
+            "tasks": [task.name for task in self._plan.tasks],
         }

@@ -28,6 +28,10 @@ MEANINGS = {
 }
 
 
+class RunInUseError(RuntimeError):
+    """Another run works in the directory."""
+
+
 class NotFiniteError(ValueError):
     """The loss is NaN or infinite."""
 
@@ -54,6 +58,8 @@ def exit_code_of(error: BaseException) -> int:
         return CHECKPOINT
     if isinstance(error, ConfigError):
         return CONFIG
+    if isinstance(error, RunInUseError):
+        return RUN_IN_USE
     if type(error).__name__ in (
         "UnavailableError",
         "AbortedError",

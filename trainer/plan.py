@@ -109,6 +109,8 @@ class Plan:
         if self.strategy == "local":
             return f"local, one process, {each}"
         where = f"shards on {len(self.shards)} ps" if self.shards[0].host.startswith("ps") else "shards on the workers"
+        if self.replicas == 1:
+            return f"sync, 1 replica, {each}, {where}"
         return f"sync, {self.replicas} replicas, {each}, {where}, every update waits for all {self.replicas}"
 
     def to_json(self) -> dict[str, Any]:

@@ -12,17 +12,14 @@ import time
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 import yaml
 from omegaconf import OmegaConf
 
 from trainer.config import RunConfig
+from trainer.exit_codes import RunInUseError
 from trainer.plan import Plan
-
-
-class RunInUseError(RuntimeError):
-    """Another run works in the directory."""
 
 
 class RunDirectory:
@@ -61,16 +58,11 @@ class Lease:
 
     def __init__(self, directory: RunDirectory) -> None:
         directory.path.mkdir(parents=True, exist_ok=True)
-        self._file = open(directory.path / "lock", "a+")  # noqa: SIM115 (held until `__exit__`)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._file.seek(0)
-            owner = self._file.read().strip() or "unknown"
+        path = directory.path / "lock"
+        self._file = _open_locked(path)
+        while not _is_at(path, self._file):  # its owner removed it between our opening and our locking
             self._file.close()
-            raise RunInUseError(
-                f"{directory.path} is in use by process {owner}; wait for it, or choose another with run=PATH"
-            ) from error
+            self._file = _open_locked(path)
         self._file.truncate(0)
         self._file.write(f"{os.getpid()}\n")
         self._file.flush()
@@ -85,14 +77,40 @@ class Lease:
         self._file.close()
 
 
+def _open_locked(path: Path) -> TextIO:
+    file = open(path, "a+")  # noqa: SIM115 (the lease closes it)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.seek(0)
+        owner = file.read().strip() or "unknown"
+        file.close()
+        raise RunInUseError(
+            f"{path.parent} is in use by process {owner}; wait for it, or choose another with run=PATH"
+        ) from error
+    return file
+
+
+def _is_at(path: Path, file: TextIO) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
+
 def choose(config: RunConfig) -> RunDirectory:
-    """The directory that the config names, or a new one under runs/ whose name two runs never share."""
+    """The directory that the config names, or a new one under runs/, made here so that two runs never share it."""
     if config.run is not None:
         return RunDirectory(Path(config.run).resolve())
     started = time.strftime("%Y%m%d-%H%M%S")
-    return RunDirectory(
-        Path("runs").resolve() / f"{config.name}-{config.cluster.name}-{started}-{secrets.token_hex(2)}"
-    )
+    while True:
+        name = f"{config.name}-{config.cluster.name}-{started}-{secrets.token_hex(2)}"
+        path = Path("runs").resolve() / name
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return RunDirectory(path)
 
 
 def config_hash(config: RunConfig) -> str:

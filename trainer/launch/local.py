@@ -8,17 +8,16 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-from trainer import exit_codes
-from trainer.config import RunConfig
-from trainer.launch.ports import HeldPorts, is_free
+from trainer import exit_codes, resume
+from trainer.config import ConfigError, Problem, RunConfig
+from trainer.launch.ports import HeldPorts, is_local
 from trainer.launch.progress import Progress, make_progress
 from trainer.launch.tasks import Tasks
 from trainer.monitor.peers import PeerError, read_status
-from trainer.plan import Plan, Task
-from trainer.run_directory import RunDirectory, write_atomically
+from trainer.plan import ANY_PORT, Plan, Task
+from trainer.run_directory import Lease, RunDirectory, write_atomically
 
 POLL_SECS = 0.25
 SETTLE_SECS = 0.5  # after a failure: the cause may be heard of after its consequences
@@ -62,42 +61,67 @@ def run(config: RunConfig, plan: Plan, directory: RunDirectory, tasks: Tasks, *,
         0, or the exit code of the task that failed first, or 130/143 when the user stopped the run.
 
     Raises:
+        ConfigError: if a task's address is of another machine.
         PeerError: if a port that the config names is taken.
     """
     signals = _Signals()
     signals.listen()
     with HeldPorts(2 * len(plan.tasks)) as held:
-        plan = _with_ports(plan, held.ports)
-        directory.write_inputs(config, plan)
-        lives = {task.name: _Life(task) for task in plan.tasks}
-        for task in plan.tasks:
-            log = directory.path / task.log
-            tasks.start(task.name, run=str(directory.path), environment=_environment(task), log=str(log))
-        with make_progress(plan.tasks, plan.steps) as progress:
-            failed = _Watch(config, directory, tasks, lives, progress, signals).watch()
-    return _conclude(directory, lives, failed, signals.numbers, started_at)
+        plan = _with_ports(plan, held)
+        with Lease(directory):
+            found = resume.find(config.resume, directory, steps=plan.steps)
+            print(f"{directory.path}{f', resumes at step {found.step}' if found else ''}", flush=True)
+            directory.write_inputs(config, plan)
+            lives = {task.name: _Life(task) for task in plan.tasks}
+            for task in plan.tasks:
+                log = directory.path / task.log
+                tasks.start(task.name, run=str(directory.path), environment=_environment(task), log=str(log))
+            with make_progress(plan.tasks, plan.steps) as progress:
+                failed = _Watch(config, directory, tasks, lives, progress, signals).watch()
+            return _conclude(directory, lives, failed, signals.numbers, started_at)
 
 
-def _with_ports(plan: Plan, ports: list[int]) -> Plan:
-    """Gives every task whose port is open a free one; those that the config names must be free.
+def _with_ports(plan: Plan, held: HeldPorts) -> Plan:
+    """Gives every task whose port is open a free one; those that the config names must be free, and of this machine.
 
     Raises:
-        PeerError: if one is taken.
+        ConfigError: if an address is of another machine.
+        PeerError: if a port is taken.
     """
-    free = iter(ports)
+    free = iter(held.ports)
+    elsewhere = [
+        task for task in plan.tasks if task.address and not is_local(task.address.rpartition(":")[0].strip("[]"))
+    ]
+    if elsewhere:
+        raise ConfigError([_elsewhere(task) for task in elsewhere])
 
     def settle(address: str) -> str:
         host, _, port = address.rpartition(":")
-        if address and port == "0":
+        if port == str(ANY_PORT):
             return f"{host}:{next(free)}"
-        if address and not is_free("", int(port)):
+        try:
+            held.hold(int(port))
+        except OSError as error:
             raise PeerError(
-                f"port {port} of {address} is taken on this machine; stop what listens there, or choose another"
-            )
+                f"{address} is taken ({error.strerror}); stop what listens there, or choose another"
+            ) from error
         return address
 
-    settled = [replace(t, address=settle(t.address), control=settle(t.control)) for t in plan.tasks]
-    return replace(plan, tasks=tuple(settled))
+    return replace(
+        plan,
+        tasks=tuple(
+            replace(task, address=settle(task.address) if task.address else "", control=settle(task.control))
+            for task in plan.tasks
+        ),
+    )
+
+
+def _elsewhere(task: Task) -> Problem:
+    return Problem(
+        f"cluster.addresses.{task.job}[{task.index}]",
+        f"{task.address} is not an address of this machine, where all tasks would start",
+        f"on the machine that has it, type the same command with job={task.job} task={task.index}",
+    )
 
 
 def _environment(task: Task) -> dict[str, str]:
@@ -239,7 +263,9 @@ def _in_words(summary: Mapping[str, Any]) -> str:
 def _report_failure(directory: RunDirectory, failed: _Life) -> None:
     assert failed.code is not None
     log = directory.path / failed.task.log
-    tail = log.read_text(errors="replace").splitlines()[-LOG_LINES:] if Path(log).exists() else []
+    said = log.read_text(errors="replace").splitlines() if log.exists() else []
+    starts = [number for number, text in enumerate(said) if text.startswith(f"{failed.task.name} of ")]
+    tail = said[starts[-1] if starts else 0 :][-LOG_LINES:]  # of this run, where the log holds earlier ones
     print(f"{failed.task.name} failed first, exit code {failed.code}: {exit_codes.meaning(failed.code)}")
     print(f"the end of {log}:")
     for text in tail:

@@ -26,21 +26,31 @@ class HeldPorts:
         for held in self._sockets:
             held.close()
 
+    def hold(self, port: int) -> None:
+        """Holds a port that the config names.
+
+        Raises:
+            OSError: if another program has it.
+        """
+        with socket.socket() as probe:
+            probe.bind(("", port))  # without SO_REUSEPORT: fails if anybody else holds it, one of our own runs included
+        self._sockets.append(self._hold(port))
+
     @staticmethod
-    def _hold() -> socket.socket:
+    def _hold(port: int = 0) -> socket.socket:
         held = socket.socket()
         if hasattr(socket, "SO_REUSEPORT"):
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        held.bind(("", 0))  # every interface, as TensorFlow's server does
+        held.bind(("", port))  # every interface, as TensorFlow's server does
         return held
 
 
-def is_free(host: str, port: int) -> bool:
-    """Whether a server could listen on a port of this machine."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-        return True
+def is_local(host: str) -> bool:
+    """Whether a host name or address is of this machine."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family) as probe:
+            probe.bind(address)
+    except OSError:
+        return False
+    return True

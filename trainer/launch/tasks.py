@@ -30,7 +30,8 @@ class Tasks:
 
     def __init__(self, *, fork: bool = sys.platform != "darwin") -> None:
         ours, theirs = socket.socketpair()
-        self._complaints = tempfile.TemporaryFile()  # TensorFlow's greetings, and the reason if the nursery ends
+        # What the nursery says: TensorFlow's greetings, and the reason if it ends.
+        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `__exit__`)
         how = "fork" if fork else "plain"
         self._control, self._pending = ours, b""
         self._nursery = subprocess.Popen(

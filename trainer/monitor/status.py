@@ -10,7 +10,8 @@ import json
 import os
 import socket
 import threading
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ class Status:
     examples_per_second: float = 0.0  # of this task's replica
     wait_fraction: float = 0.0  # share of the step time spent until parameters, or gradients, were here
     loss: float | None = None
+    started_at: float = field(default_factory=time.time)  # Unix time, seconds
     first_step_at: float | None = None  # Unix time, seconds
 
     def to_json(self) -> dict[str, Any]:

@@ -1,0 +1,174 @@
+"""The run directory: who may work in it, and what its files say."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainer import run_directory
+from trainer.compose import load
+from trainer.config import RunConfig
+from trainer.describe import Description
+from trainer.placement import Parameter
+from trainer.plan import Machine, Plan, make_plan
+from trainer.run_directory import Lease, RunDirectory, RunInUseError, choose, config_hash, write_atomically
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from trainer.run_directory import Lease, RunDirectory
+
+with Lease(RunDirectory(Path(sys.argv[1]))):
+    print("holds", flush=True)
+    time.sleep(60)
+"""
+MODEL = Description(
+    (Parameter("dense/kernel", (784, 128), True), Parameter("norm/moving_mean", (128,), False)),
+    (28, 28, 1),
+    10,
+    8000,
+    2000,
+)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(tmp_path / "run")
+
+
+@pytest.fixture
+def holder(directory: RunDirectory) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the lease of `directory`."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(directory.path)], stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "holds\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def planned(config: RunConfig) -> Plan:
+    return make_plan(config, MODEL, Machine(cores=2, gpus=0))
+
+
+@pytest.mark.timeout(20)
+def test_a_second_process_is_refused_with_the_first_ones_id(directory, holder):
+    with pytest.raises(
+        RunInUseError, match=f"run is in use by process {holder.pid}; wait for it, or choose another with run=PATH"
+    ):
+        Lease(directory)
+
+
+@pytest.mark.timeout(20)
+def test_a_directory_is_free_after_its_owner_was_killed(directory, holder):
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    with Lease(directory):
+        pass
+
+
+def test_a_directory_is_free_after_its_owner_left_the_block(directory):
+    with Lease(directory):
+        pass
+    with Lease(directory):
+        pass
+
+
+def test_a_lease_names_its_own_process(directory):
+    with Lease(directory), pytest.raises(RunInUseError, match=f"in use by process {os.getpid()};"):
+        Lease(directory)
+
+
+def test_a_lease_makes_the_directory(directory):
+    with Lease(directory):
+        assert directory.path.is_dir()
+
+
+def test_a_lease_taken_while_its_owner_leaves_still_keeps_others_out(directory, monkeypatch):
+    """The owner's last act may fall between another process's opening of the lock file and its locking of it."""
+    real, owner = fcntl.flock, Lease(directory)
+
+    def leave_first(file, operation):
+        monkeypatch.setattr(fcntl, "flock", real)
+        owner.__exit__(None, None, None)
+        return real(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", leave_first)
+    with Lease(directory), pytest.raises(RunInUseError, match="is in use by process"):
+        Lease(directory)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        pytest.param([], id="defaults"),
+        pytest.param(["cluster=2ps4w", "placement.pins={dense/*:1}", "optimizer.ema=0.99"], id="cluster"),
+        pytest.param(["model=mlp", "model.options.width=7", "device.memory_fraction={worker:0.5}"], id="options"),
+    ],
+)
+def test_a_config_survives_being_written_and_read(directory, overrides):
+    config = load(overrides)
+    directory.write_inputs(config, planned(config))
+    assert directory.read_config() == config
+
+
+def test_a_plan_survives_being_written_and_read(directory):
+    config = load(["cluster=3ps4w"])  # with warnings: a ps without parameters, more workers than cores
+    directory.write_inputs(config, planned(config))
+    assert directory.read_plan() == planned(config)
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path):
+    write_atomically(tmp_path / "status.json", "old")
+    with (tmp_path / "status.json").open() as reader:
+        write_atomically(tmp_path / "status.json", "new")
+        assert reader.read() == "old"
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"status.json": "new"}
+
+
+@pytest.mark.parametrize("own", ["run=elsewhere", "mode=plan", "plan.json=plan.json"])
+def test_the_config_hash_ignores_what_tasks_may_differ_in(own):
+    assert config_hash(load([own])) == config_hash(load([]))
+
+
+@pytest.mark.parametrize("told", ["seed=1", "train.steps=7", "optimizer.learning_rate=0.5", "model=mlp", "cluster=2w"])
+def test_the_config_hash_sees_what_the_result_depends_on(told):
+    assert config_hash(load([told])) != config_hash(load([]))
+
+
+def test_the_config_hash_is_the_same_after_the_config_was_written_and_read(directory):
+    config = load(["cluster=2ps4w"])
+    directory.write_inputs(config, planned(config))
+    assert config_hash(directory.read_config()) == config_hash(config)
+
+
+def test_a_named_directory_is_chosen(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert choose(load(["run=mine"])).path == tmp_path / "mine"
+
+
+def test_a_new_directory_says_name_cluster_and_time(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_directory.time, "strftime", lambda form: "20260102-030405")
+    monkeypatch.setattr(run_directory.secrets, "token_hex", lambda nbytes: "beef")
+    path = choose(load(["name=digits", "cluster=2ps4w"])).path
+    assert path == tmp_path / "runs" / "digits-2ps4w-20260102-030405-beef"
+
+
+def test_two_new_directories_never_share_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tokens = iter(["beef", "beef", "cafe"])
+    monkeypatch.setattr(run_directory.time, "strftime", lambda form: "20260102-030405")
+    monkeypatch.setattr(run_directory.secrets, "token_hex", lambda nbytes: next(tokens))
+    names = [choose(load([])).path.name for _ in range(2)]
+    assert names == ["run-local-20260102-030405-beef", "run-local-20260102-030405-cafe"]

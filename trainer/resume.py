@@ -1,0 +1,52 @@
+"""Which checkpoint a run starts from."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from trainer import checkpoint
+from trainer.checkpoint import Checkpoint, CheckpointError
+from trainer.run_directory import RunDirectory
+
+
+def find(resume: str, directory: RunDirectory, *, steps: int) -> Checkpoint | None:
+    """The checkpoint that `resume` means: the newest valid one of the run (auto), none (never), or the one at a path.
+
+    Raises:
+        CheckpointError: if the one at the path is damaged; if the run has some and all are damaged; or if it is beyond
+            the run's last step.
+    """
+    found = _find(resume, directory)
+    if found is not None and found.step > steps:
+        raise CheckpointError(
+            found.path,
+            f"it is at step {found.step}, the run ends at step {steps}",
+            f"type train.steps={found.step} or more",
+        )
+    return found
+
+
+def _find(resume: str, directory: RunDirectory) -> Checkpoint | None:
+    if resume == "never":
+        return None
+    named = directory.path if resume == "auto" else Path(resume)
+    if resume != "auto" and not (named / "checkpoints").is_dir():
+        found = checkpoint.read_manifest(named)
+        checkpoint.verify(found)
+        return found
+    newest, skipped = checkpoint.newest_valid(named / "checkpoints")
+    for reason in skipped:
+        print(f"skips a checkpoint: {reason}", flush=True)
+    if newest is None and (skipped or resume != "auto"):
+        raise CheckpointError(named / "checkpoints", "no checkpoint in it is valid")
+    return newest
+
+
+def set_aside_newer(directory: RunDirectory, *, step: int) -> None:
+    """Moves the run's checkpoints away if some are newer than the step it starts from: they belong to another past."""
+    if not any(path.name.isdigit() and int(path.name) > step for path in directory.checkpoints.glob("*")):
+        return
+    aside = directory.checkpoints.with_name(f"checkpoints-until-{time.strftime('%Y%m%d-%H%M%S')}")
+    directory.checkpoints.rename(aside)
+    print(f"newer checkpoints were moved to {aside}", flush=True)
