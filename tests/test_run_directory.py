@@ -16,9 +16,10 @@ from trainer import run_directory
 from trainer.compose import load
 from trainer.config import RunConfig
 from trainer.describe import Description
+from trainer.exit_codes import RunInUseError
 from trainer.placement import Parameter
 from trainer.plan import Machine, Plan, make_plan
-from trainer.run_directory import Lease, RunDirectory, RunInUseError, choose, config_hash, write_atomically
+from trainer.run_directory import Lease, RunDirectory, choose, config_hash, write_atomically
 
 HOLDER = """
 import sys, time

@@ -16,6 +16,7 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from glob import glob
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -61,10 +62,11 @@ class Question:
 
     def key(self) -> str:
         """A digest that changes whenever the answer may: options, code, user's file, data files, library versions."""
-        files = [Path(self.user)] if self.user else []
-        files += [Path(v) for v in self.data["options"].values() if isinstance(v, str) and Path(v).is_file()]
+        files = sorted(Path(self.user).parent.glob("*.py")) if self.user else []  # it may import those beside it
+        patterns = [v for v in self.data["options"].values() if isinstance(v, str)]
+        files += [Path(name) for v in patterns for name in sorted({v, *glob(v)}) if Path(name).is_file()]
         stamps = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-        code = [(str(file), file.stat().st_mtime_ns) for file in sorted(Path(__file__).parent.glob("*/*.py"))]
+        code = [(str(file), file.stat().st_mtime_ns) for file in sorted(Path(__file__).parent.rglob("*.py"))]
         versions = [metadata.version(name) for name in ("keras",)]
         told = json.dumps([FORMAT, asdict(self), stamps, code, versions], sort_keys=True, default=str)
         return hashlib.sha256(told.encode()).hexdigest()

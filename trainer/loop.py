@@ -46,9 +46,9 @@ class Pace:
         self.began = now
 
     def percentile_ms(self, share: float) -> float:
-        """The duration that `share` of the steps stay within."""
+        """The shortest of their durations that `share` of the steps stay within (nearest rank)."""
         ordered = sorted(self.step_secs[1:] or self.step_secs or [0.0])
-        return 1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+        return 1000 * ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
     def steps_per_second(self, last: int | None = None) -> float:
         recent = self.step_secs[1:][-(last or 0) :]

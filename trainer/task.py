@@ -86,6 +86,8 @@ class _Player:
         )
         self._shard = next((shard for shard in plan.shards if shard.host == task.name), None)
         self._server: Any = None
+        # Sessions stay open until the process ends: closing one can wait for ever for a peer that has left.
+        self._keep_open: list[Any] = []
 
     def play(self) -> int:
         host, _, port = self._task.control.rpartition(":")
@@ -129,6 +131,7 @@ class _Player:
         exchanges = self._config.optimizer.clip_norm is not None  # only then hosts talk to each other
         peers = self._hosts() if exchanges else []
         self._roll_call(peers, until="is_listening")
+        self._keep_open.append(shard_host)
         shard_host.connect(self._server.target, self._session_config(peers))
         self._status.is_ready = True
         self._stop.let_step_finish()
@@ -169,6 +172,7 @@ class _Player:
             names = [task.name for task in plan.tasks] if self._task.is_chief else self._hosts()
             self._roll_call(names, until="is_listening")
             self._roll_call(self._hosts(), until="is_ready")
+        self._keep_open += [engine, evaluator]
         engine.connect(target, self._session_config(self._hosts()))
         if not self._task.is_chief:
             return self._run(engine, Pace(), chief=None)

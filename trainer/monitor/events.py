@@ -28,14 +28,16 @@ class Events:
         name = f"events.out.tfevents.{time.time_ns() // 1000}.{socket.gethostname()}"
         self._writer = tf.io.TFRecordWriter(str(folder / name))
         self._write(v1.Event(file_version="brain.Event:2"))
-        if start:
-            self._write(v1.Event(step=start + 1, session_log=v1.SessionLog(status=v1.SessionLog.START)))
+        self._write(v1.Event(step=start + 1, session_log=v1.SessionLog(status=v1.SessionLog.START)))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         self._write(_summary(step, [v1.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]))
 
     def histograms(self, step: int, values: Mapping[str, np.ndarray]) -> None:
-        self._write(_summary(step, [v1.Summary.Value(tag=tag, histo=_histogram(v)) for tag, v in values.items()]))
+        """Writes how the finite values are spread; where none is, there is nothing to show."""
+        finite = {tag: v[np.isfinite(v)].astype(np.float64) for tag, v in values.items()}
+        shown = [v1.Summary.Value(tag=tag, histo=_histogram(v)) for tag, v in finite.items() if v.size]
+        self._write(_summary(step, shown))
 
     def graph(self, graph: Any) -> None:
         self._write(v1.Event(graph_def=graph.as_graph_def(add_shapes=True).SerializeToString()))
@@ -56,14 +58,14 @@ def _summary(step: int, values: list[Any]) -> Any:
 
 
 def _histogram(values: np.ndarray) -> Any:
+    """Of float64, because 30 edges do not fit between neighbouring values of float32."""
     counts, edges = np.histogram(values, bins=HISTOGRAM_BINS)
-    wide = values.astype(np.float64)
     return v1.HistogramProto(
-        min=wide.min(),
-        max=wide.max(),
-        num=wide.size,
-        sum=wide.sum(),
-        sum_squares=np.square(wide).sum(),
+        min=values.min(),
+        max=values.max(),
+        num=values.size,
+        sum=values.sum(),
+        sum_squares=np.square(values).sum(),
         bucket_limit=edges[1:].tolist(),
         bucket=counts.tolist(),
     )

@@ -32,6 +32,8 @@ def read_status(control: str, *, timeout_secs: float) -> dict[str, Any]:
         page = json.loads(connection.getresponse().read())
     except http.client.HTTPException as error:
         raise ValueError(f"no status page answers: {error!r}") from error
+    except ValueError:  # no JSON, or no text at all
+        page = None
     finally:
         connection.close()
     if not isinstance(page, dict) or "config_hash" not in page:

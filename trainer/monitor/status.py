@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass
 class Status:
-    """What one task tells about itself. Its main thread writes fields, the page's thread reads them."""
+    """What one task tells about itself. Its main thread writes fields, the page's threads read them."""
 
     job: str
     index: int
@@ -44,7 +44,7 @@ class Status:
     def to_prometheus(self) -> str:
         label = f'{{job="{self.job}",task="{self.index}"}}'
         numbers = {k: v for k, v in self.to_json().items() if isinstance(v, int | float) and k not in ("index", "pid")}
-        return "".join(f"trainer_{name}{label} {float(value):g}\n" for name, value in numbers.items())
+        return "".join(f"trainer_{name}{label} {float(value)!r}\n" for name, value in numbers.items())
 
 
 def resident_bytes() -> int:
@@ -64,7 +64,7 @@ def serve(status: Status, host: str, port: int) -> None:
     threading.Thread(target=_Server((host, port), _handler(status)).serve_forever, name="status", daemon=True).start()
 
 
-class _Server(HTTPServer):
+class _Server(ThreadingHTTPServer):
     def server_bind(self) -> None:
         # The launcher holds the port, bound and not listening, so that nobody takes it before this task does.
         if hasattr(socket, "SO_REUSEPORT"):
@@ -75,7 +75,7 @@ class _Server(HTTPServer):
 
 def _handler(status: Status) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        timeout = 5  # seconds; a silent client must not block the page
+        timeout = 5  # seconds; a silent client must not keep its thread
 
         def do_GET(self) -> None:
             pages = {"/status": status.to_json, "/metrics": status.to_prometheus}

@@ -1,0 +1,184 @@
+"""Real clusters of processes: the same bits everywhere, and a directory that tells what happened."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import Run
+
+pytestmark = pytest.mark.cluster
+
+Finish = Callable[..., Run]
+SHORT = ["seed=1", "train.steps=25", "summary.every=1"]
+
+USER_FILE = '''
+import keras
+
+
+def normed(input_shape, classes, *, width=24):
+    """BatchNorm and Dropout."""
+    inputs = keras.Input(input_shape)
+    hidden = keras.layers.Conv2D(4, 5, strides=3, name="conv")(inputs)
+    hidden = keras.layers.BatchNormalization(name="norm")(hidden)
+    hidden = keras.layers.Flatten(name="flatten")(keras.layers.ReLU(name="relu")(hidden))
+    hidden = keras.layers.Dropout(0.3, name="dropout")(keras.layers.Dense(width, name="dense")(hidden))
+    return keras.Model(inputs, keras.layers.Dense(classes, name="logits")(hidden))
+'''
+
+
+@pytest.mark.timeout(240)
+def test_the_main_job_learns_to_read_digits_and_leaves_nothing_behind(start):
+    run = start("cluster=2ps4w", "train.steps=300", "seed=1", "summary.histogram_every=100")
+    assert run.wait(200) == 0, run.output
+    ended = time.monotonic()
+    summary = run.summary()
+    assert summary["eval_accuracy"] >= 0.96
+    assert summary["steps"] == 300
+    _assert_nothing_left(run)
+    assert time.monotonic() - ended < 10
+    _assert_tells_everything(run, summary)
+
+
+def _assert_nothing_left(run: Run) -> None:
+    assert run.pids() == []
+    for task in run.plan()["tasks"]:
+        for address in (task["address"], task["control"]):
+            host, _, port = address.rpartition(":")
+            with socket.socket() as probe:
+                assert probe.connect_ex((host, int(port))) != 0, f"{address} still listens"
+
+
+def _assert_tells_everything(run: Run, summary: dict) -> None:
+    expected = (
+        "run_dir cluster strategy seed steps seconds time_to_first_step_secs examples_per_second step_ms_p50 step_ms_p99 "
+        "final_loss eval_loss eval_accuracy params_sha256 restarts tasks"
+    )
+    assert set(expected.split()) <= set(summary)
+    left = {path.name for path in run.directory.iterdir()}
+    assert left == {
+        "checkpoints", "config.yaml", "events", "export", "history.jsonl", "logs", "plan.json", "status.json", "summary.json"
+    }  # fmt: skip
+    assert [line["step"] for line in run.history()] == list(range(10, 301, 10))
+    assert sorted(path.name for path in (run.directory / "checkpoints").iterdir()) == [
+        "000000100", "000000200", "000000300"
+    ]  # fmt: skip
+    (events,) = (run.directory / "events").iterdir()
+    tags = {
+        value.tag
+        for event in tf.compat.v1.train.summary_iterator(str(events))
+        for value in event.summary.value
+    }
+    assert {"loss", "accuracy", "learning_rate", "examples_per_second", "evaluation/accuracy"} <= tags
+    assert {"parameters/conv/kernel", "gradients/logits/bias"} <= tags
+
+
+@pytest.mark.timeout(240)
+def test_the_parameters_are_bit_identical_wherever_the_shards_live(finish: Finish):
+    runs = {
+        size: finish(f"cluster={size}", f"run={name}", *SHORT)
+        for name, size in zip("abcd", ("2ps4w", "1ps4w", "3ps4w", "4w"), strict=True)
+    }
+    again = finish("cluster=2ps4w", "run=again", *SHORT)
+    local = finish("cluster=local", "run=local", *SHORT)
+    assert len({run.summary()["params_sha256"] for run in [*runs.values(), again]}) == 1
+    assert len({tuple(line["loss"] for line in run.history()) for run in [*runs.values(), again]}) == 1
+    one = np.load(local.directory / "export/params.npz")
+    four = np.load(again.directory / "export/params.npz")
+    assert one.files == four.files
+    for path in one.files:
+        assert np.linalg.norm(one[path] - four[path]) <= 1e-5 * np.linalg.norm(one[path]), path
+
+
+@pytest.mark.timeout(180)
+def test_batch_norm_and_dropout_are_bit_identical_too(finish: Finish, tmp_path: Path):
+    (tmp_path / "mine.py").write_text(USER_FILE)
+    digests = {
+        finish(f"cluster={size}", f"run={size}", "user=mine.py", "model=normed", *SHORT).summary()["params_sha256"]
+        for size in ("1ps4w", "2ps4w", "4w")
+    }
+    assert len(digests) == 1
+
+
+@pytest.mark.timeout(180)
+def test_a_checkpoint_resumes_on_a_cluster_of_any_shape(finish: Finish):
+    common = ["model=mlp", "seed=3", "summary.every=1"]
+    unbroken = finish("cluster=3ps4w", "train.steps=40", "run=unbroken", *common)
+    finish("cluster=2ps4w", "train.steps=20", "run=first", *common)
+    same = finish("cluster=3ps4w", "train.steps=40", "run=same", "resume=first", *common)
+    assert same.summary()["params_sha256"] == unbroken.summary()["params_sha256"]
+    assert _losses(same) == _losses(unbroken)[20:]
+    for size in ("1ps2w", "local"):
+        other = finish(f"cluster={size}", "train.steps=40", f"run={size}", "resume=first", *common)
+        assert other.summary()["steps"] == 40
+        np.testing.assert_allclose(_losses(other), _losses(unbroken)[20:], rtol=1e-3)
+
+
+def _losses(run: Run) -> list[float]:
+    return [line["loss"] for line in run.history()]
+
+
+def test_the_exported_model_scores_the_same_in_plain_keras(finish: Finish):
+    run = finish("cluster=1ps2w", "train.steps=30", "seed=1")
+    code = f"""
+import keras, numpy, sys
+from trainer.data import open_data
+data = open_data("mnist_10k", {{}}, seed=0).evaluate
+import tensorflow as tf
+features, labels = data.fetch(tf.range(data.count, dtype=tf.int64), tuple(map(tf.constant, data.arrays)))
+logits = keras.models.load_model({str(run.directory / "export/model.keras")!r}).predict(features, verbose=0)
+print(float(numpy.mean(numpy.argmax(logits, -1) == labels.numpy())))
+"""
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert float(told.split()[-1]) == pytest.approx(run.summary()["eval_accuracy"], abs=1e-6)
+
+
+def test_every_optimizer_option_trains_the_same_on_one_shard_and_on_three(finish: Finish):
+    options = [
+        "model=mlp", "optimizer=adamw", "optimizer.clip_norm=0.5", "optimizer.ema=0.9", "train.steps=15", "seed=2",
+        "optimizer.schedule.name=cosine", "optimizer.schedule.warmup_steps=5", "optimizer.schedule.decay_steps=15",
+    ]  # fmt: skip
+    one = finish("cluster=1ps2w", "run=one", *options).summary()
+    three = finish("cluster=3ps2w", "run=three", *options).summary()
+    assert one["params_sha256"] == three["params_sha256"]
+    assert one["eval_accuracy"] == three["eval_accuracy"]
+
+
+def test_tasks_started_by_a_scheduler_train_the_same(start, finish: Finish):
+    common = ["model=mlp", "train.steps=15", "seed=5"]
+    expected = finish("cluster=1ps2w", "run=launched", *common).summary()["params_sha256"]
+    with socket.socket() as one, socket.socket() as two, socket.socket() as three:
+        sockets = (one, two, three)
+        for free in sockets:
+            free.bind(("127.0.0.1", 0))
+        ports = [20000 + free.getsockname()[1] % 30000 for free in sockets]
+    cluster = {"ps": [f"localhost:{ports[0]}"], "worker": [f"localhost:{port}" for port in ports[1:]]}
+    roles = [("worker", 0), ("worker", 1), ("ps", 0)]
+    runs = [
+        start(
+            "run=scheduled",
+            *common,
+            environment={"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})},
+        )
+        for job, index in roles
+    ]
+    assert [run.wait() for run in runs] == [0, 0, 0], "\n".join(run.output for run in runs)
+    assert runs[0].summary()["params_sha256"] == expected
+
+
+def test_tasks_that_cannot_be_forked_are_started_plainly(tmp_path: Path):
+    code = "import sys; sys.platform = 'darwin'; from trainer.__main__ import console; console()"
+    overrides = ["cluster=1ps1w", "model=mlp", "train.steps=5", "run=plain"]
+    ended = subprocess.run(
+        [sys.executable, "-c", code, *overrides], cwd=tmp_path, timeout=90, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert json.loads((tmp_path / "plain/summary.json").read_text())["steps"] == 5

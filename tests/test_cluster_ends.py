@@ -1,0 +1,150 @@
+"""How clusters of processes end when something breaks, or somebody stops them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Run
+
+pytestmark = pytest.mark.cluster
+
+Finish = Callable[..., Run]
+FAST = ["model=mlp", "cluster=2ps2w", "train.batch_size=64", "seed=1", "summary.every=1", "checkpoint.every=40"]
+LONG = [*FAST, "train.steps=100000"]
+
+
+def _wait_until_gone(pids: list[int], deadline_secs: float = 10.0) -> None:
+    """Fails unless all processes end in time."""
+    deadline = time.monotonic() + deadline_secs
+    alive = pids
+    while alive and time.monotonic() < deadline:
+        alive = [pid for pid in alive if Path(f"/proc/{pid}").exists() and not _is_zombie(pid)]
+        time.sleep(0.05)
+    assert alive == []
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@pytest.mark.timeout(180)
+def test_a_run_killed_at_step_150_ends_with_the_weights_of_an_unbroken_one(start, finish: Finish):
+    unbroken = finish(*FAST, "train.steps=200", "run=unbroken")
+    broken = start(*FAST, "train.steps=200", "run=broken")
+    broken.wait_for_step(150)
+    pids = broken.pids()
+    os.killpg(broken.process.pid, signal.SIGKILL)
+    _wait_until_gone(pids)
+    assert max(int(path.name) for path in (broken.directory / "checkpoints").glob("0*")) < 200
+    resumed = finish(*FAST, "train.steps=200", "run=broken")
+    assert resumed.summary()["resumed_from"] is not None
+    assert resumed.summary()["params_sha256"] == unbroken.summary()["params_sha256"]
+    assert [line["loss"] for line in resumed.history()] == [line["loss"] for line in unbroken.history()]
+
+
+def test_nothing_survives_a_launcher_that_is_killed(start):
+    run = start(*LONG)
+    run.wait_for_step(5)
+    pids = run.pids()
+    assert len(pids) == 4
+    os.kill(run.process.pid, signal.SIGKILL)
+    _wait_until_gone(pids)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
+def test_a_stopped_run_saves_and_continues_as_if_nothing_happened(start, finish: Finish, number, code):
+    run = start(*LONG, "run=stopped")
+    run.wait_for_step(50)
+    run.process.send_signal(number)
+    assert run.wait(30) == code, run.output
+    assert "stops after this step and saves" in run.output
+    reached = run.summary()["steps"]
+    assert (run.directory / f"checkpoints/{reached:09d}/manifest.json").exists()
+    assert run.pids() == []
+    resumed = finish(*FAST, f"train.steps={reached + 10}", "run=stopped")
+    assert [line["step"] for line in resumed.history()] == list(range(1, reached + 11))
+    unbroken = finish(*FAST, f"train.steps={reached + 10}", "run=unbroken")
+    assert resumed.summary()["params_sha256"] == unbroken.summary()["params_sha256"]
+
+
+def test_a_run_stopped_before_its_first_step_ends_at_once(start):
+    run = start(*LONG)
+    deadline = time.monotonic() + 60
+    while not run.pids() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait(10) == 130
+    assert run.pids() == []
+
+
+def test_a_killed_worker_is_named_and_ends_the_run(start):
+    run = start(*LONG)
+    run.wait_for_step(5)
+    log = (run.directory / "logs/worker-1.log").read_text()
+    os.kill(int(log.partition("pid ")[2].partition(":")[0]), signal.SIGKILL)
+    assert run.wait(20) == 137
+    assert "worker:1 failed first, exit code -9: killed" in run.output
+    assert run.pids() == []
+
+
+def test_a_killed_ps_is_named_although_the_workers_fail_too(start):
+    run = start(*LONG)
+    run.wait_for_step(5)
+    log = (run.directory / "logs/ps-1.log").read_text()
+    os.kill(int(log.partition("pid ")[2].partition(":")[0]), signal.SIGKILL)
+    assert run.wait(20) == 137
+    assert "ps:1 failed first" in run.output
+
+
+def test_a_task_that_raises_is_named_with_the_end_of_its_log(start, tmp_path: Path):
+    (tmp_path / "mine.py").write_text(
+        "import keras\n"
+        "def bad(input_shape, classes):\n"
+        "    return keras.Sequential([keras.Input(input_shape), Explodes(), keras.layers.Flatten(), "
+        "keras.layers.Dense(classes)])\n"
+        "class Explodes(keras.layers.Layer):\n"
+        "    def call(self, inputs, training=False):\n"
+        "        if training: raise RuntimeError('this layer explodes')\n"
+        "        return inputs\n"
+    )
+    run = start("cluster=1ps2w", "user=mine.py", "model=bad", "train.steps=5")
+    assert run.wait() == 70
+    assert "failed first, exit code 70: an unexpected error" in run.output
+    assert "this layer explodes" in run.output
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing(start):
+    run = start("cluster=1ps2w", "model=mlp", "optimizer=sgd", "optimizer.learning_rate=1e30", "train.steps=50")
+    assert run.wait() == 65, run.output
+    assert "the loss of step" in run.output
+    assert not list((run.directory / "checkpoints").glob("0*"))
+
+
+def test_a_second_run_on_the_same_directory_is_refused(start):
+    first = start(*LONG, "run=shared")
+    first.wait_for_step(3)
+    second = start(*LONG, "run=shared")
+    assert second.wait(60) == 73
+    assert f"is in use by process {first.process.pid}" in second.output
+    assert first.process.poll() is None
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over_and_said(finish: Finish):
+    run = finish(*FAST, "train.steps=80", "run=torn")
+    expected = run.summary()["params_sha256"]
+    newest = run.directory / "checkpoints/000000080/tensors.npz"
+    damaged = bytearray(newest.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    newest.write_bytes(damaged)
+    again = finish(*FAST, "train.steps=80", "run=torn")
+    assert "skips a checkpoint" in again.output
+    assert "resumes at step 40" in again.output
+    assert again.summary()["params_sha256"] == expected

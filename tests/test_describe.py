@@ -1,0 +1,204 @@
+"""What a plan learns of a model and its data, from a child process and then from the cache."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer import describe as describe_module
+from trainer.config import ConfigError, DataConfig, ModelConfig
+from trainer.describe import Description, DescriptionError, Question, answer, describe
+from trainer.placement import Parameter
+
+SMALL = Description((Parameter("dense/kernel", (4, 2), True), Parameter("norm/mean", (2,), False)), (4,), 2, 30, 10)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def question(
+    model: str = "cnn",
+    data: str = "mnist_10k",
+    *,
+    model_options: dict[str, Any] | None = None,
+    data_options: dict[str, Any] | None = None,
+    user: Path | None = None,
+    seed: int = 0,
+) -> Question:
+    return Question.about(
+        ModelConfig(model, model_options or {}),
+        DataConfig(data, data_options or {}),
+        user=str(user) if user else None,
+        seed=seed,
+    )
+
+
+def tells_small(asked: Question) -> dict[str, Any]:
+    return {"description": SMALL.to_json()}
+
+
+def must_not_be_asked(asked: Question) -> dict[str, Any]:
+    raise AssertionError(f"a child was asked about {asked}")
+
+
+@pytest.mark.timeout(60)
+def test_a_child_process_builds_the_model_and_opens_the_data():
+    assert describe(question("cnn", "mnist_10k")) == Description(
+        parameters=(
+            Parameter("conv/kernel", (3, 3, 1, 32), True),
+            Parameter("conv/bias", (32,), True),
+            Parameter("dense/kernel", (26 * 26 * 32, 128), True),
+            Parameter("dense/bias", (128,), True),
+            Parameter("logits/kernel", (128, 10), True),
+            Parameter("logits/bias", (10,), True),
+        ),
+        input_shape=(28, 28, 1),
+        classes=10,
+        train_examples=8000,
+        evaluate_examples=2000,
+    )
+
+
+def test_a_description_survives_being_written_and_read():
+    assert Description.from_json(SMALL.to_json()) == SMALL
+
+
+def test_the_second_answer_comes_from_the_cache_without_a_child():
+    describe(question(), tells_small)
+    assert describe(question(), must_not_be_asked) == SMALL
+
+
+def test_a_damaged_cache_is_asked_again(cache):
+    describe(question(), tells_small)
+    (file,) = cache.rglob("*.json")
+    file.write_text(file.read_text()[:20])
+    assert describe(question(), tells_small) == SMALL
+
+
+def test_a_cache_that_cannot_be_written_stops_nothing(cache, capsys):
+    cache.write_text("a file where the folder should be")
+    assert describe(question(), tells_small) == SMALL
+    assert "the model's description is not cached" in capsys.readouterr().err
+
+
+def test_a_refused_question_is_not_remembered():
+    def refuses(asked: Question) -> dict[str, Any]:
+        return {"failure": "out of memory", "exit_code": 70}
+
+    with pytest.raises(DescriptionError, match="out of memory"):
+        describe(question(), refuses)
+    assert describe(question(), tells_small) == SMALL
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(question("mlp"), id="model"),
+        pytest.param(question(model_options={"filters": 8}), id="model options"),
+        pytest.param(question(data="synthetic"), id="data"),
+        pytest.param(question(data_options={"train_examples": 8}), id="data options"),
+        pytest.param(question(seed=1), id="seed"),
+    ],
+)
+def test_another_question_has_another_key(other):
+    assert other.key() != question().key()
+
+
+def test_the_key_stays_while_nothing_changes(tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text("def small(input_shape, classes): ...\n")
+    assert question("small", user=mine).key() == question("small", user=mine).key()
+
+
+@pytest.mark.parametrize("name", ["mine.py", "layers.py"])
+def test_the_key_changes_with_the_users_file_and_with_what_it_may_import(tmp_path, name):
+    (tmp_path / "mine.py").write_text("from layers import small\n")
+    (tmp_path / "layers.py").write_text("def small(input_shape, classes): ...\n")
+    before = question("small", user=tmp_path / "mine.py").key()
+    (tmp_path / name).write_text("def small(input_shape, classes): return None\n")
+    assert question("small", user=tmp_path / "mine.py").key() != before
+
+
+@pytest.mark.parametrize("pattern", ["digits.npz", "digits*.npz"])
+def test_the_key_changes_with_the_data_files(tmp_path, pattern):
+    asked = question(data="npz", data_options={"path": str(tmp_path / pattern)})
+    (tmp_path / "digits.npz").write_bytes(b"first")
+    before = asked.key()
+    (tmp_path / "digits.npz").write_bytes(b"others, longer")
+    assert asked.key() != before
+
+
+@pytest.mark.parametrize("name", ["replica.py", "models/cnn.py"])
+def test_the_key_changes_with_the_code_that_answers(tmp_path, monkeypatch, name):
+    (tmp_path / "models").mkdir()
+    (tmp_path / name).write_text("")
+    os.utime(tmp_path / name, (1, 1))
+    monkeypatch.setattr(describe_module, "__file__", str(tmp_path / "describe.py"))
+    before = question().key()
+    os.utime(tmp_path / name, (2, 2))
+    assert question().key() != before
+
+
+def test_what_a_users_function_raises_is_told_with_its_kind(tmp_path):
+    (tmp_path / "mine.py").write_text("def small(input_shape, classes):\n    raise RuntimeError('no such width')\n")
+    with pytest.raises(DescriptionError, match="RuntimeError: no such width") as raised:
+        describe(question("small", user=tmp_path / "mine.py"), answer)
+    assert raised.value.exit_code == 70
+
+
+def test_a_users_model_and_data_are_described(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import keras, numpy as np\n"
+        "def small(input_shape, classes, *, width=3):\n"
+        "    return keras.Sequential([keras.layers.Dense(width, name='in'), keras.layers.Dense(classes, name='out')])\n"
+        "def noise(*, count=6):\n"
+        "    x, y = np.zeros((count, 5), 'float32'), np.arange(count) % 4\n"
+        "    return {'train': (x, y), 'evaluate': (x[:4], y[:4])}\n"
+    )
+    told = describe(question("small", "noise", model_options={"width": 2}, user=tmp_path / "mine.py"), answer)
+    assert (told.input_shape, told.classes, told.train_examples, told.evaluate_examples) == ((5,), 4, 6, 4)
+    assert [(p.path.split("/", 1)[-1], p.shape) for p in told.parameters] == [
+        ("in/kernel", (5, 2)),
+        ("in/bias", (2,)),
+        ("out/kernel", (2, 4)),
+        ("out/bias", (4,)),
+    ]
+
+
+def test_wrong_model_options_list_the_allowed_ones():
+    asked = question("cnn", model_options={"filter": 3})
+    with pytest.raises(
+        ConfigError, match=r"model\.options of cnn: .*'filter'; allowed are filters, units, dropout"
+    ) as raised:
+        describe(asked, answer)
+    assert [problem.key for problem in raised.value.problems] == ["model=cnn data=mnist_10k"]
+
+
+def test_an_unknown_model_lists_the_models(tmp_path):
+    with pytest.raises(ConfigError, match="model.name=ccn is not a model; .* did you mean cnn"):
+        describe(question("ccn"), answer)
+
+
+def test_a_name_that_is_nowhere_is_refused_with_the_users_file(tmp_path):
+    (tmp_path / "mine.py").write_text("def small(input_shape, classes): ...\n")
+    with pytest.raises(ConfigError, match=r"smal is neither a function of .*mine\.py nor one of cnn, mlp, resnet20"):
+        describe(question("smal", user=tmp_path / "mine.py"), answer)
+
+
+def test_a_function_that_returns_no_model_is_refused(tmp_path):
+    (tmp_path / "mine.py").write_text("def small(input_shape, classes): return 3\n")
+    with pytest.raises(ConfigError, match=r"model small returned a int; return a keras\.Model"):
+        describe(question("small", user=tmp_path / "mine.py"), answer)
+
+
+def test_data_that_is_not_there_gives_its_own_exit_code(tmp_path):
+    asked = question(data="npz", data_options={"path": str(tmp_path / "digits.npz")})
+    with pytest.raises(DescriptionError, match=r"digits\.npz") as raised:
+        describe(asked, answer)
+    assert raised.value.exit_code == 66

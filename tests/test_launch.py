@@ -1,0 +1,350 @@
+"""Starting tasks on this machine: ports, the nursery, and what is shown of a run."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from trainer.config import DataConfig, ModelConfig
+from trainer.describe import Description, Question
+from trainer.launch import progress
+from trainer.launch.ports import HeldPorts, is_local
+from trainer.launch.tasks import Tasks
+from trainer.plan import Task
+
+pytestmark = pytest.mark.timeout(30)
+
+DEADLINE_SECS = 10.0
+SLEEP = "import time; time.sleep(60)"
+
+
+# Ports
+
+
+def server(port: int, option: int | None) -> socket.socket:
+    """Listens on a port of this machine, with one socket option set."""
+    listening = socket.socket()
+    if option is not None:
+        listening.setsockopt(socket.SOL_SOCKET, option, 1)
+    try:
+        listening.bind(("127.0.0.1", port))
+        listening.listen()
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
+def test_two_holders_never_share_a_port():
+    with HeldPorts(400) as one, HeldPorts(400) as other:
+        assert len({*one.ports, *other.ports}) == 800
+
+
+def test_a_server_with_reuseport_is_reached_on_a_held_port():
+    with HeldPorts(1) as held, server(held.ports[0], socket.SO_REUSEPORT) as listening:
+        with socket.create_connection(("127.0.0.1", held.ports[0]), timeout=5) as client:
+            accepted, address = listening.accept()
+            accepted.close()
+            assert address == client.getsockname()
+
+
+@pytest.mark.parametrize("option", [None, socket.SO_REUSEADDR], ids=["no option", "SO_REUSEADDR"])
+def test_another_program_cannot_take_a_held_port(option):
+    with HeldPorts(1) as held, pytest.raises(OSError, match="Address already in use"):
+        server(held.ports[0], option)
+
+
+def test_a_port_is_free_when_its_holder_has_left():
+    with HeldPorts(1) as held:
+        pass
+    server(held.ports[0], None).close()
+
+
+def test_a_port_that_the_config_names_is_held():
+    with HeldPorts(1) as free:
+        port = free.ports[0]
+    with HeldPorts(0) as held:
+        held.hold(port)
+        with pytest.raises(OSError, match="Address already in use"):
+            server(port, None)
+
+
+@pytest.mark.parametrize("option", [None, socket.SO_REUSEADDR, socket.SO_REUSEPORT])
+def test_a_port_that_another_program_serves_cannot_be_held(option):
+    with HeldPorts(1) as free:
+        port = free.ports[0]
+    with server(port, option), HeldPorts(0) as held, pytest.raises(OSError, match="Address already in use"):
+        held.hold(port)
+
+
+def test_a_port_that_another_run_holds_cannot_be_held():
+    with HeldPorts(1) as other, HeldPorts(0) as held, pytest.raises(OSError, match="Address already in use"):
+        held.hold(other.ports[0])
+
+
+def test_a_port_can_be_held_again_while_connections_of_the_last_run_linger():
+    with HeldPorts(1) as held, server(held.ports[0], socket.SO_REUSEPORT) as listening:
+        with socket.create_connection(("127.0.0.1", held.ports[0])) as client:
+            accepted, _ = listening.accept()
+            accepted.close()  # first, so that TIME_WAIT is on this side
+            assert client.recv(1) == b""
+    with HeldPorts(0) as again:
+        again.hold(held.ports[0])
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [("127.0.0.1", True), ("localhost", True), ("192.0.2.1", False), ("no-such-host.invalid", False)],
+)
+def test_a_host_is_of_this_machine_or_not(host, local):
+    assert is_local(host) is local
+
+
+# Tasks
+
+
+@pytest.fixture
+def tasks() -> Iterator[Tasks]:
+    """A nursery that starts plain processes."""
+    with Tasks(fork=False) as started:
+        yield started
+
+
+@pytest.fixture
+def start(tasks: Tasks, tmp_path: Path) -> Callable[..., None]:
+    """start(name, code, **environment): a task that runs a line of Python instead of TensorFlow."""
+
+    def start_one(name: str, code: str, **environment: str) -> None:
+        environment = stand_in(tmp_path, code) | environment
+        tasks.start(name, run=str(tmp_path), environment=environment, log=str(tmp_path / "task.log"))
+
+    return start_one
+
+
+def stand_in(folder: Path, code: str) -> dict[str, str]:
+    """The environment in which a new Python process runs `code`, and ends, before it gets to the task."""
+    (folder / "sitecustomize.py").write_text("import os\ntry: exec(os.environ['CODE'])\nfinally: os._exit(0)\n")
+    return {"PYTHONPATH": str(folder), "CODE": code, "PYTHONUNBUFFERED": "1"}
+
+
+def hear(tasks: Tasks, kind: str) -> dict[str, Any]:
+    """The next event of a kind; those before it are passed over."""
+    deadline = time.monotonic() + DEADLINE_SECS
+    while time.monotonic() < deadline:
+        for event in tasks.events(timeout_secs=0.1):
+            if event["event"] == kind:
+                return event
+    pytest.fail(f"nothing {kind} within {DEADLINE_SECS:.0f} s")
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def wait_for_end(*pids: int) -> None:
+    deadline = time.monotonic() + DEADLINE_SECS
+    while alive := [pid for pid in pids if is_alive(pid)]:
+        if time.monotonic() > deadline:
+            for pid in alive:
+                os.kill(pid, signal.SIGKILL)
+            pytest.fail(f"processes {alive} of {pids} outlived the launcher by {DEADLINE_SECS:.0f} s")
+        time.sleep(0.01)
+
+
+def test_a_start_and_an_end_are_told_with_name_process_and_code(tasks, start):
+    start("worker:1", "os._exit(7)")
+    started = hear(tasks, "started")
+    assert started == {"event": "started", "name": "worker:1", "pid": started["pid"]}
+    assert hear(tasks, "exited") == {"event": "exited", "name": "worker:1", "pid": started["pid"], "code": 7}
+
+
+def test_the_code_of_a_killed_task_is_its_signal(tasks, start):
+    start("ps:0", SLEEP)
+    tasks.signal(hear(tasks, "started")["pid"], signal.SIGKILL)
+    assert hear(tasks, "exited")["code"] == -9
+
+
+def test_a_task_writes_into_its_log(tasks, start, tmp_path):
+    start("ps:0", "print('hello', flush=True)")
+    hear(tasks, "exited")
+    assert (tmp_path / "task.log").read_text() == "hello\n"
+
+
+def test_a_task_has_its_own_environment(tasks, start, tmp_path):
+    start("worker:0", "print(os.environ['CUDA_VISIBLE_DEVICES'], flush=True)", CUDA_VISIBLE_DEVICES="2,3")
+    hear(tasks, "exited")
+    assert (tmp_path / "task.log").read_text() == "2,3\n"
+
+
+def test_a_process_that_is_no_task_is_never_signalled(tasks, start):
+    with subprocess.Popen(["sleep", "60"]) as stranger:
+        tasks.signal(stranger.pid, signal.SIGKILL)
+        start("worker:0", "os._exit(0)")
+        hear(tasks, "exited")  # the nursery obeys in order
+        assert stranger.poll() is None
+        stranger.kill()
+
+
+def test_waiting_for_news_ends_when_there_is_none(tasks):
+    assert tasks.events(timeout_secs=0.01) == []
+
+
+def test_leaving_the_block_ends_a_task_that_still_runs(tmp_path):
+    with Tasks(fork=False) as tasks:
+        tasks.start("ps:0", run="", environment=stand_in(tmp_path, SLEEP), log=str(tmp_path / "task.log"))
+        pid = hear(tasks, "started")["pid"]
+    wait_for_end(pid)
+
+
+LAUNCHER = """
+import json, sys, time
+from trainer.launch.tasks import Tasks
+
+if __name__ == "__main__":
+    with Tasks(fork=False) as tasks:
+        tasks.start("ps:0", run="", environment=json.loads(sys.argv[1]), log=sys.argv[2])
+        (started,) = tasks.events(10)
+        print(tasks._nursery.pid, started["pid"], flush=True)
+        time.sleep(60)
+"""
+
+
+def test_killing_the_launcher_ends_nursery_and_tasks(tmp_path):
+    import json
+
+    environment = json.dumps(stand_in(tmp_path, SLEEP))
+    with subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, environment, str(tmp_path / "task.log")], stdout=subprocess.PIPE, text=True
+    ) as launcher:
+        assert launcher.stdout is not None
+        pids = [int(pid) for pid in launcher.stdout.readline().split()]
+        assert [is_alive(pid) for pid in pids] == [True, True]
+        launcher.kill()
+    wait_for_end(*pids)
+
+
+def test_a_nursery_that_is_gone_is_an_error_with_its_code(tasks):
+    tasks._nursery.kill()
+    with pytest.raises(RuntimeError, match="the process that starts tasks ended with code -9"):
+        hear(tasks, "started")
+
+
+def test_a_nursery_that_ends_before_it_has_read_a_request_is_the_same_error(tasks, start):
+    os.kill(tasks._nursery.pid, signal.SIGSTOP)
+    start("ps:0", "os._exit(0)")
+    tasks._nursery.kill()
+    with pytest.raises(RuntimeError, match="the process that starts tasks ended with code -9"):
+        hear(tasks, "started")
+
+
+def test_a_nursery_that_is_gone_takes_no_request(tasks, start):
+    tasks._nursery.kill()
+    tasks._nursery.wait()
+    with pytest.raises(RuntimeError, match="the process that starts tasks ended with code -9"):
+        start("ps:0", "os._exit(0)")
+
+
+@pytest.fixture(scope="module")
+def forking() -> Iterator[Tasks]:
+    """A nursery as runs use it: TensorFlow is imported, tasks are forked."""
+    with Tasks(fork=True) as started:
+        yield started
+
+
+def test_a_fork_of_the_nursery_describes_a_model(forking):
+    data = DataConfig("synthetic", {"train_examples": 30, "evaluate_examples": 10, "shape": [4], "classes": 2})
+    told = forking.describe(Question.about(ModelConfig("mlp", {"depth": 0}), data, user=None, seed=0))
+    described = Description.from_json(told["description"])
+    assert [(p.path, p.shape) for p in described.parameters] == [("logits/kernel", (4, 2)), ("logits/bias", (2,))]
+
+
+def test_a_forked_task_that_cannot_start_says_why_in_its_log(forking, tmp_path):
+    log = tmp_path / "task.log"
+    forking.start("worker:0", run=str(tmp_path / "nowhere"), environment={}, log=str(log))
+    pid = hear(forking, "started")["pid"]
+    while (ended := hear(forking, "exited"))["pid"] != pid:
+        pass  # the fork that described a model
+    assert (ended["code"], "nowhere/config.yaml" in log.read_text()) == (70, True)
+
+
+# What is shown
+
+PAGES = {
+    "ps:0": {"job": "ps", "index": 0, "step": 40, "examples_per_second": 0.0, "wait_fraction": 0.5, "loss": None},
+    "worker:0": {"job": "worker", "index": 0, "step": 41, "examples_per_second": 1500.0, "wait_fraction": 0.3},
+    "worker:1": {"job": "worker", "index": 1, "step": 40, "examples_per_second": 1000.4, "wait_fraction": 0.04},
+}
+for _page in PAGES.values():
+    _page |= {"memory_bytes": 300 * 2**20} | ({"loss": 0.12345} if _page["job"] == "worker" else {})
+STATES = {"ps:0": "serving", "worker:0": "training", "worker:1": "training"}
+CLUSTER = tuple(Task(job, index, "", "", (), None, 1, 2) for job, index in (("ps", 0), ("worker", 0), ("worker", 1)))
+
+
+def shown(pages: dict[str, Any], states: dict[str, str]) -> list[list[str]]:
+    """The words of each row of the table, the heading first."""
+    console = Console(record=True, file=io.StringIO(), width=100)
+    console.print(progress.table(CLUSTER, pages, states, 300))
+    lines = [line.strip("│┃ ") for line in console.export_text().splitlines()]
+    return [line.replace("┃", "│").split("│") for line in lines if "│" in line or "┃" in line]
+
+
+def test_a_line_tells_step_loss_rate_and_who_the_others_wait_for():
+    told = progress.line(PAGES, STATES, 300)
+    assert told == "step 41/300, loss 0.1235, 2,500 examples/s, slowest worker:1 (waits 4%)"
+
+
+def test_a_line_of_one_worker_names_no_slowest():
+    alone = {"worker:0": PAGES["worker:0"]}
+    assert progress.line(alone, {"worker:0": "training"}, 300) == "step 41/300, loss 0.1235, 1,500 examples/s"
+
+
+def test_a_line_before_the_first_loss_has_none():
+    alone = {"worker:0": PAGES["worker:0"] | {"loss": None}}
+    assert progress.line(alone, {"worker:0": "training"}, 300) == "step 41/300, 1,500 examples/s"
+
+
+def test_a_line_before_the_first_step_tells_what_each_task_does():
+    pages = {"worker:0": PAGES["worker:0"] | {"step": 0}}
+    told = progress.line(pages, {"ps:0": "starting", "worker:0": "roll call"}, 300)
+    assert told == "starting: ps:0 starting, worker:0 roll call"
+
+
+def test_the_table_has_a_row_for_each_task():
+    rows = [[cell.strip() for cell in row] for row in shown(PAGES, STATES)]
+    assert rows == [
+        ["task", "state", "step", "examples/s", "wait", "memory"],
+        ["ps:0", "serving", "40", "", "50%", "300 MiB"],
+        ["worker:0", "training", "41", "1,500", "30%", "300 MiB"],
+        ["worker:1", "training", "40", "1,000", "4%", "300 MiB"],
+    ]
+
+
+def test_a_task_that_does_not_answer_has_a_row_with_its_state():
+    states = {"ps:0": "starting", "worker:0": "ended (70)"}
+    rows = [[cell.strip() for cell in row] for row in shown({}, states)]
+    assert [row[:2] for row in rows[1:]] == [["ps:0", "starting"], ["worker:0", "ended (70)"], ["worker:1", ""]]
+
+
+def test_without_a_terminal_a_line_is_shown_every_five_seconds(monkeypatch, capsys):
+    clock = iter([100.0, 104.9, 105.0, 105.0, 109.9])
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with progress.make_progress(CLUSTER, 300) as lines:
+        lines.show({}, {"ps:0": "at 104.9"})
+        lines.show({}, {"ps:0": "at 105.0"})
+        lines.show({}, {"ps:0": "at 109.9"})
+    assert capsys.readouterr().out == "starting: ps:0 at 105.0\n"
