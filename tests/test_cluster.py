@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
+import re
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -59,24 +63,19 @@ def _assert_nothing_left(run: Run) -> None:
 
 def _assert_tells_everything(run: Run, summary: dict) -> None:
     expected = (
-        "run_dir cluster strategy seed steps seconds time_to_first_step_secs examples_per_second step_ms_p50 step_ms_p99 "
-        "final_loss eval_loss eval_accuracy params_sha256 restarts tasks"
+        "run_dir cluster strategy seed steps seconds time_to_first_step_secs examples_per_second step_ms_p50 "
+        "step_ms_p99 final_loss eval_loss eval_accuracy params_sha256 restarts tasks"
     )
     assert set(expected.split()) <= set(summary)
     left = {path.name for path in run.directory.iterdir()}
-    assert left == {
-        "checkpoints", "config.yaml", "events", "export", "history.jsonl", "logs", "plan.json", "status.json", "summary.json"
-    }  # fmt: skip
+    files = {"config.yaml", "history.jsonl", "plan.json", "status.json", "summary.json"}
+    assert left == files | {"checkpoints", "events", "export", "logs"}
     assert [line["step"] for line in run.history()] == list(range(10, 301, 10))
     assert sorted(path.name for path in (run.directory / "checkpoints").iterdir()) == [
         "000000100", "000000200", "000000300"
     ]  # fmt: skip
     (events,) = (run.directory / "events").iterdir()
-    tags = {
-        value.tag
-        for event in tf.compat.v1.train.summary_iterator(str(events))
-        for value in event.summary.value
-    }
+    tags = {value.tag for event in tf.compat.v1.train.summary_iterator(str(events)) for value in event.summary.value}
     assert {"loss", "accuracy", "learning_rate", "examples_per_second", "evaluation/accuracy"} <= tags
     assert {"parameters/conv/kernel", "gradients/logits/bias"} <= tags
 
@@ -182,3 +181,45 @@ def test_tasks_that_cannot_be_forked_are_started_plainly(tmp_path: Path):
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert json.loads((tmp_path / "plain/summary.json").read_text())["steps"] == 5
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [["--help"], ["cluster=2ps4w", "mode=plan"], ["cluster=2ps4w", "train.stepz=1"]],
+    ids=["help", "plan of a cached model", "config error"],
+)
+def test_what_starts_nothing_answers_without_importing_tensorflow(overrides: list[str], tmp_path: Path):
+    """The cost that a slow machine cannot blur: modules, not seconds."""
+    code = (
+        "import sys; from trainer.__main__ import console\n"
+        "try: console()\n"
+        "finally: print('imported:', *sorted({'tensorflow', 'keras', 'numpy'} & set(sys.modules)))"
+    )
+    for _ in range(2):  # the first plan of a model asks a child process, and remembers
+        told = subprocess.run([sys.executable, "-c", code, *overrides], cwd=tmp_path, capture_output=True, text=True)
+    assert told.stdout.splitlines()[-1] == "imported:"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_on_a_terminal_a_table_has_a_row_for_each_task(tmp_path: Path):
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trainer", "cluster=1ps2w", "model=mlp", "train.steps=200"],
+        cwd=tmp_path,
+        env=os.environ | {"COLUMNS": "100", "TERM": "xterm"},
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    shown = "".join(_read_all(ours))
+    assert process.wait(60) == 0, shown
+    for row in ("ps:0", "worker:0", "worker:1"):
+        assert re.search(rf"│ {row} +│ \w+", shown), row
+    assert re.search(r"step +┃ examples/s ┃ wait ┃ +memory", shown)
+
+
+def _read_all(terminal: int) -> Iterator[str]:
+    """What a program writes on a terminal, until it has closed it."""
+    with contextlib.suppress(OSError):  # EIO: nobody has the other end open any more
+        while chunk := os.read(terminal, 65536):
+            yield chunk.decode(errors="replace")

@@ -171,6 +171,22 @@ def test_a_users_model_and_data_are_described(tmp_path):
     ]
 
 
+def test_a_users_model_class_is_built_by_calling_it(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import keras\n"
+        "class Small(keras.Model):\n"
+        "    def __init__(self, classes):\n"
+        "        super().__init__()\n"
+        "        self.flatten, self.out = keras.layers.Flatten(), keras.layers.Dense(classes, name='out')\n"
+        "    def call(self, features):\n"
+        "        return self.out(self.flatten(features))\n"
+        "def small(input_shape, classes):\n"
+        "    return Small(classes)\n"
+    )
+    told = describe(question("small", user=tmp_path / "mine.py"), answer)
+    assert [(p.path, p.shape) for p in told.parameters] == [("small/out/kernel", (784, 10)), ("small/out/bias", (10,))]
+
+
 def test_wrong_model_options_list_the_allowed_ones():
     asked = question("cnn", model_options={"filter": 3})
     with pytest.raises(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import socket
@@ -22,6 +23,7 @@ from trainer.describe import Description, Question
 from trainer.launch import progress
 from trainer.launch.ports import HeldPorts, is_local
 from trainer.launch.tasks import Tasks
+from trainer.monitor.peers import read_status
 from trainer.plan import Task
 
 pytestmark = pytest.mark.timeout(30)
@@ -53,11 +55,14 @@ def test_two_holders_never_share_a_port():
 
 
 def test_a_server_with_reuseport_is_reached_on_a_held_port():
-    with HeldPorts(1) as held, server(held.ports[0], socket.SO_REUSEPORT) as listening:
-        with socket.create_connection(("127.0.0.1", held.ports[0]), timeout=5) as client:
-            accepted, address = listening.accept()
-            accepted.close()
-            assert address == client.getsockname()
+    with (
+        HeldPorts(1) as held,
+        server(held.ports[0], socket.SO_REUSEPORT) as listening,
+        socket.create_connection(("127.0.0.1", held.ports[0]), timeout=5) as client,
+    ):
+        accepted, address = listening.accept()
+        accepted.close()
+        assert address == client.getsockname()
 
 
 @pytest.mark.parametrize("option", [None, socket.SO_REUSEADDR], ids=["no option", "SO_REUSEADDR"])
@@ -94,14 +99,26 @@ def test_a_port_that_another_run_holds_cannot_be_held():
         held.hold(other.ports[0])
 
 
+PAGE = """
+import sys, time
+from trainer.monitor import status
+
+status.serve(status.Status("ps", 0, "", "c0ffee"), "127.0.0.1", int(sys.argv[1]))
+print("serves", flush=True)
+time.sleep(60)
+"""
+
+
 def test_a_port_can_be_held_again_while_connections_of_the_last_run_linger():
-    with HeldPorts(1) as held, server(held.ports[0], socket.SO_REUSEPORT) as listening:
-        with socket.create_connection(("127.0.0.1", held.ports[0])) as client:
-            accepted, _ = listening.accept()
-            accepted.close()  # first, so that TIME_WAIT is on this side
-            assert client.recv(1) == b""
+    with HeldPorts(1) as held:
+        port = held.ports[0]
+        with subprocess.Popen([sys.executable, "-c", PAGE, str(port)], stdout=subprocess.PIPE, text=True) as task:
+            assert task.stdout is not None
+            assert task.stdout.readline() == "serves\n"
+            read_status(f"127.0.0.1:{port}", timeout_secs=5)
+            task.kill()
     with HeldPorts(0) as again:
-        again.hold(held.ports[0])
+        again.hold(port)
 
 
 @pytest.mark.parametrize(
@@ -225,8 +242,6 @@ if __name__ == "__main__":
 
 
 def test_killing_the_launcher_ends_nursery_and_tasks(tmp_path):
-    import json
-
     environment = json.dumps(stand_in(tmp_path, SLEEP))
     with subprocess.Popen(
         [sys.executable, "-c", LAUNCHER, environment, str(tmp_path / "task.log")], stdout=subprocess.PIPE, text=True
@@ -299,8 +314,8 @@ def shown(pages: dict[str, Any], states: dict[str, str]) -> list[list[str]]:
     """The words of each row of the table, the heading first."""
     console = Console(record=True, file=io.StringIO(), width=100)
     console.print(progress.table(CLUSTER, pages, states, 300))
-    lines = [line.strip("│┃ ") for line in console.export_text().splitlines()]
-    return [line.replace("┃", "│").split("│") for line in lines if "│" in line or "┃" in line]
+    lines = [line.replace("┃", "│") for line in console.export_text().splitlines()]
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "│" in line]
 
 
 def test_a_line_tells_step_loss_rate_and_who_the_others_wait_for():
@@ -325,8 +340,7 @@ def test_a_line_before_the_first_step_tells_what_each_task_does():
 
 
 def test_the_table_has_a_row_for_each_task():
-    rows = [[cell.strip() for cell in row] for row in shown(PAGES, STATES)]
-    assert rows == [
+    assert shown(PAGES, STATES) == [
         ["task", "state", "step", "examples/s", "wait", "memory"],
         ["ps:0", "serving", "40", "", "50%", "300 MiB"],
         ["worker:0", "training", "41", "1,500", "30%", "300 MiB"],
@@ -336,8 +350,11 @@ def test_the_table_has_a_row_for_each_task():
 
 def test_a_task_that_does_not_answer_has_a_row_with_its_state():
     states = {"ps:0": "starting", "worker:0": "ended (70)"}
-    rows = [[cell.strip() for cell in row] for row in shown({}, states)]
-    assert [row[:2] for row in rows[1:]] == [["ps:0", "starting"], ["worker:0", "ended (70)"], ["worker:1", ""]]
+    assert [row[:2] for row in shown({}, states)[1:]] == [
+        ["ps:0", "starting"],
+        ["worker:0", "ended (70)"],
+        ["worker:1", ""],
+    ]
 
 
 def test_without_a_terminal_a_line_is_shown_every_five_seconds(monkeypatch, capsys):

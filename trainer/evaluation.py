@@ -19,11 +19,11 @@ class Evaluator:
 
     def __init__(self, model: Any, loss: str, examples: Examples, *, batch_size: int, device: str) -> None:
         with tf.Graph().as_default() as self._graph, tf.device(device):
-            self._variables = {
+            self._variables = {  # by number, because a path may hold what the name of a variable may not
                 p.path: v1.get_variable(
-                    p.path.replace(":", "_"), p.shape, initializer=v1.zeros_initializer(), use_resource=True
+                    f"parameter_{number}", p.shape, initializer=v1.zeros_initializer(), use_resource=True
                 )
-                for p in replica.parameters_of(model)
+                for number, p in enumerate(replica.parameters_of(model))
             }
             self._feeds = {path: v1.placeholder(tf.float32, v.shape) for path, v in self._variables.items()}
             self._assign = [v.assign(self._feeds[path], read_value=False) for path, v in self._variables.items()]

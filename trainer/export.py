@@ -23,7 +23,7 @@ def params_sha256(snapshot: Snapshot) -> str:
 def export(snapshot: Snapshot, model: Any, folder: Path) -> None:
     """Writes params.npz (each parameter under its path) and model.keras (averaged parameters, where there are any)."""
     folder.mkdir(parents=True, exist_ok=True)
-    named: dict[str, Any] = snapshot.parameters | snapshot.state
+    named: dict[str, Any] = dict(sorted((snapshot.parameters | snapshot.state).items()))
     np.savez(folder / "params.npz", **named)
     values = evaluated(snapshot) | snapshot.state
     for variable in model.variables:

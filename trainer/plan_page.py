@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from trainer.plan import Plan, Task
@@ -37,7 +38,7 @@ def _tasks(plan: Plan) -> Table:
         memory = "" if task.memory_fraction is None or not task.gpus else f"{task.memory_fraction:.0%} each"
         table.add_row(
             task.name + (" (chief)" if task.is_chief else ""),
-            _address(task),
+            escape(_address(task)),
             ", ".join(map(str, task.gpus)) or "none",
             memory,
             str(task.intra_op_threads),
@@ -59,24 +60,27 @@ def _shards(plan: Plan) -> Table:
     for shard in plan.shards:
         pieces = [*shard.trainable, *shard.state]
         held = sum(4 * piece.padded for piece in pieces)
-        table.add_row(f"[bold]{shard.host}[/bold]", f"{len(pieces)} parameters", "", _size(held), f"{held / total:.1%}")
+        count = _count(len(pieces), "parameter")
+        table.add_row(f"[bold]{shard.host}[/bold]", count, "", _size(held), f"{held / total:.1%}")
         for piece in pieces:
             kind = "" if piece in shard.trainable else " (state)"
             shape = "x".join(map(str, piece.shape)) or "scalar"
-            table.add_row("", piece.path + kind, shape, _size(4 * piece.size), f"{4 * piece.padded / total:.1%}")
+            table.add_row(
+                "", escape(piece.path) + kind, shape, _size(4 * piece.size), f"{4 * piece.padded / total:.1%}"
+            )
     return table
 
 
 def _traffic(plan: Plan) -> str:
     links = plan.link_nbytes()
     epochs = plan.steps * plan.global_batch / plan.train_examples
-    batch = f"batch: {plan.global_batch} global, {plan.replica_batch} per replica x {plan.replicas} replicas"
+    batch = f"batch: {plan.global_batch} global, {plan.replica_batch} per replica x {_count(plan.replicas, 'replica')}"
     steps = f"steps: {plan.steps}, {epochs:.2f} epochs of {plan.train_examples:,} examples"
     if not links:
         return f"{batch}\n{steps}\ntraffic: none"
     per_link = sorted({(host.split(" - ")[1], nbytes) for host, nbytes in links.items()})
     told = ", ".join(f"{_size(nbytes)} a link to {host}" for host, nbytes in per_link)
-    return f"{batch}\n{steps}\ntraffic: {_size(sum(links.values()))} a step over {len(links)} links; {told}"
+    return f"{batch}\n{steps}\ntraffic: {_size(sum(links.values()))} a step over {_count(len(links), 'link')}; {told}"
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -86,6 +90,10 @@ def _table(title: str, *columns: str) -> Table:
             column, justify="right" if column in ("bytes", "share", "threads", "replica batch") else "left"
         )
     return table
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _size(nbytes: float) -> str:

@@ -26,6 +26,7 @@ from trainer.engine.pulled import Pulled
 from trainer.engine.shards import ShardHost, ShardsEngine, device_of
 from trainer.evaluation import Evaluator
 from trainer.loop import Engine, Pace, train
+from trainer.machine import is_local
 from trainer.monitor import status as status_page
 from trainer.monitor.peers import roll_call
 from trainer.monitor.status import Status
@@ -91,7 +92,8 @@ class _Player:
 
     def play(self) -> int:
         host, _, port = self._task.control.rpartition(":")
-        status_page.serve(self._status, host, int(port))
+        # A name may be a scheduler's, of an address that only others reach this task by.
+        status_page.serve(self._status, host if is_local(host) else "", int(port))
         if self._plan.strategy == "sync":
             self._server = start_server(self._plan, self._task, soft_placement=self._config.device.soft_placement)
         self._status.is_listening = True

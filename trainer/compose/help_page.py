@@ -22,7 +22,7 @@ Trains a Keras model on a TensorFlow cluster of any size, declared in config.
 Groups (group=option); the files are in conf/, each says what it sets
 
 $APP_CONFIG_GROUPS
-cluster takes any size [<n>ps]<m>w[<k>e]: n parameter servers, m workers, k evaluators, e.g. 8ps32w1e.
+cluster takes any size [<n>ps]<m>w: n parameter servers, m workers, e.g. 8ps32w.
 model and data take any function of the file named by user=.
 
 Keys (key=value) with their defaults; python -m trainer --cfg job lists all of them

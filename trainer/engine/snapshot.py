@@ -28,7 +28,7 @@ class Snapshot:
         named |= {f"state/{path}": value for path, value in self.state.items()}
         for slot, values in self.slots.items():
             named |= {f"slots/{slot}/{path}": value for path, value in values.items()}
-        return named
+        return dict(sorted(named.items()))
 
     @classmethod
     def from_tensors(cls, step: int, tensors: Arrays) -> Snapshot:

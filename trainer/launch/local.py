@@ -12,9 +12,10 @@ from typing import Any
 
 from trainer import exit_codes, resume
 from trainer.config import ConfigError, Problem, RunConfig
-from trainer.launch.ports import HeldPorts, is_local
+from trainer.launch.ports import HeldPorts
 from trainer.launch.progress import Progress, make_progress
 from trainer.launch.tasks import Tasks
+from trainer.machine import is_local
 from trainer.monitor.peers import PeerError, read_status
 from trainer.plan import ANY_PORT, Plan, Task
 from trainer.run_directory import Lease, RunDirectory, write_atomically

@@ -78,9 +78,15 @@ class _Nursery:
         if self._can_fork:
             pid = self._fork(play)
         else:
+            nursery = os.getpid()
             with open(log, "ab") as output:
-                argv = [sys.executable, "-m", "trainer.task", run, job, str(index)]
-                process = subprocess.Popen(argv, env=os.environ | environment, stdout=output, stderr=output)
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "trainer.task", run, job, str(index)],
+                    env=os.environ | environment,
+                    stdout=output,
+                    stderr=output,
+                    preexec_fn=lambda: die_with_parent(nursery),  # no thread here could hold a lock at the fork
+                )
             pid = process.pid
             self._plain[pid] = process
         self._children[pid] = name

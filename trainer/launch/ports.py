@@ -33,6 +33,7 @@ class HeldPorts:
             OSError: if another program has it.
         """
         with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an ended run may linger
             probe.bind(("", port))  # without SO_REUSEPORT: fails if anybody else holds it, one of our own runs included
         self._sockets.append(self._hold(port))
 
@@ -43,14 +44,3 @@ class HeldPorts:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         held.bind(("", port))  # every interface, as TensorFlow's server does
         return held
-
-
-def is_local(host: str) -> bool:
-    """Whether a host name or address is of this machine."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family) as probe:
-            probe.bind(address)
-    except OSError:
-        return False
-    return True

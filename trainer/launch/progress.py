@@ -90,9 +90,12 @@ class _Table:
 
 def table(tasks: Sequence[Task], pages: Pages, states: Mapping[str, str], steps: int) -> Any:
     """The run as a rich table, a row a task."""
+    from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
 
-    shown = Table(title=line(pages, states, steps), title_justify="left", title_style="bold")
+    furthest = max((page["step"] for page in pages.values()), default=0)
+    shown = Table()
     shown.add_column("task")
     shown.add_column("state")
     for heading in ("step", "examples/s", "wait", "memory"):
@@ -104,5 +107,6 @@ def table(tasks: Sequence[Task], pages: Pages, states: Mapping[str, str], steps:
             continue
         rate = f"{page['examples_per_second']:,.0f}" if task.job == "worker" else ""
         memory = f"{page['memory_bytes'] / 2**20:,.0f} MiB"
-        shown.add_row(task.name, states[task.name], str(page["step"]), rate, f"{page['wait_fraction']:.0%}", memory)
-    return shown
+        step = furthest if states[task.name] == "done" else page["step"]  # its last page may be from before the end
+        shown.add_row(task.name, states[task.name], str(step), rate, f"{page['wait_fraction']:.0%}", memory)
+    return Group(Text(line(pages, states, steps), style="bold"), shown)

@@ -98,7 +98,10 @@ class Tasks:
         selector.register(self._control, selectors.EVENT_READ)
         if not selector.select(timeout_secs):
             return []
-        received = self._control.recv(1 << 20)
+        try:
+            received = self._control.recv(1 << 20)
+        except ConnectionResetError:  # it ended before it had read our last request
+            received = b""
         if not received:
             raise self._gone()
         *lines, self._pending = (self._pending + received).split(b"\n")

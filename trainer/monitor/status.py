@@ -69,6 +69,8 @@ class _Server(ThreadingHTTPServer):
         # The launcher holds the port, bound and not listening, so that nobody takes it before this task does.
         if hasattr(socket, "SO_REUSEPORT"):
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        # The page closes its connections first, and where they linger the next run could not hold the port.
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
 

@@ -1,0 +1,197 @@
+"""What a run leaves at its end: scores, the digest of its parameters, and a model that plain Keras loads."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from trainer import replica
+from trainer.data.arrays import from_arrays
+from trainer.engine.snapshot import Snapshot
+from trainer.evaluation import Evaluator, evaluated
+from trainer.export import export, params_sha256
+
+CROSSENTROPY = "sparse_categorical_crossentropy"
+
+
+def linear() -> keras.Model:
+    """features [N, 2] -> logits [N, 3]"""
+    inputs = keras.Input((2,))
+    return keras.Model(inputs, keras.layers.Dense(3, name="logits")(inputs), name="linear")
+
+
+def normed() -> keras.Model:
+    inputs = keras.Input((2,))
+    hidden = keras.layers.BatchNormalization(epsilon=1e-3, name="norm")(inputs)
+    hidden = keras.layers.Dropout(0.5, name="dropout")(hidden)
+    return keras.Model(inputs, keras.layers.Dense(3, name="logits")(hidden), name="normed")
+
+
+def linear_values(scale: float) -> dict[str, np.ndarray]:
+    return {
+        "logits/kernel": scale * np.float32([[1, 0, -1], [0.5, 2, 0]]),
+        "logits/bias": scale * np.float32([0.1, -0.2, 0.3]),
+    }
+
+
+NORM = {"norm/gamma": np.float32([2, 0.5]), "norm/beta": np.float32([1, -1])}
+STATE = {"norm/moving_mean": np.float32([0.5, 0.25]), "norm/moving_variance": np.float32([4, 0.25])}
+LINEAR = Snapshot(10, linear_values(1), {}, {})
+AVERAGED = Snapshot(10, linear_values(1), {}, {"momentum": linear_values(9), "ema": linear_values(-2)})
+NORMED = Snapshot(10, linear_values(1) | NORM, STATE, {})
+
+
+# Digest
+
+
+def test_the_digest_is_over_the_bytes_of_the_arrays_in_the_order_of_their_paths():
+    snapshot = Snapshot(1, {"b/bias": np.float32([3]), "a/kernel": np.float32([[1, 2]])}, {}, {})
+    assert params_sha256(snapshot) == hashlib.sha256(struct.pack("<3f", 1, 2, 3)).hexdigest()
+
+
+def test_the_digest_counts_state_among_the_parameters():
+    snapshot = Snapshot(1, {"b": np.float32([2]), "d": np.float32([4])}, {"a": np.float32([1]), "c": np.float32(3)}, {})
+    assert params_sha256(snapshot) == hashlib.sha256(struct.pack("<4f", 1, 2, 3, 4)).hexdigest()
+
+
+def test_the_digest_does_not_depend_on_the_order_of_a_dict():
+    backwards = Snapshot(10, dict(reversed(LINEAR.parameters.items())), {}, {})
+    assert params_sha256(backwards) == params_sha256(LINEAR)
+
+
+def test_the_digest_does_not_depend_on_the_layout_in_memory():
+    transposed = {path: np.asfortranarray(value) for path, value in LINEAR.parameters.items()}
+    assert params_sha256(Snapshot(10, transposed, {}, {})) == params_sha256(LINEAR)
+
+
+def test_the_digest_sees_one_bit():
+    bias = np.nextafter(LINEAR.parameters["logits/bias"], np.float32(9))
+    assert params_sha256(Snapshot(10, LINEAR.parameters | {"logits/bias": bias}, {}, {})) != params_sha256(LINEAR)
+
+
+def test_the_digest_is_of_the_raw_parameters():
+    assert params_sha256(AVERAGED) == params_sha256(LINEAR)
+
+
+# Export
+
+
+def weights_in(folder: Path) -> dict[str, Any]:
+    loaded = keras.models.load_model(folder / "model.keras")
+    return {v.path: v.numpy().tolist() for v in loaded.variables if "seed" not in v.path}
+
+
+def as_lists(values: dict[str, np.ndarray]) -> dict[str, Any]:
+    return {path: value.tolist() for path, value in values.items()}
+
+
+def test_plain_keras_loads_the_model_with_its_weights_and_statistics(tmp_path):
+    export(NORMED, normed(), tmp_path)
+    assert weights_in(tmp_path) == as_lists(NORMED.parameters | STATE)
+
+
+def test_the_loaded_model_predicts_as_the_snapshot_does(tmp_path):
+    export(LINEAR, linear(), tmp_path)
+    features = np.float32([[1, 2], [-1, 0.5]])
+    expected = features @ LINEAR.parameters["logits/kernel"] + LINEAR.parameters["logits/bias"]
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(loaded.predict(features, verbose=0), expected, rtol=1e-6)
+
+
+def test_the_arrays_stand_under_their_paths(tmp_path):
+    export(NORMED, normed(), tmp_path)
+    with np.load(tmp_path / "params.npz", allow_pickle=False) as arrays:
+        assert as_lists(dict(arrays)) == as_lists(NORMED.parameters | STATE)
+
+
+def test_the_model_has_the_averaged_weights_where_there_are_any(tmp_path):
+    export(AVERAGED, linear(), tmp_path)
+    assert weights_in(tmp_path) == as_lists(linear_values(-2))
+
+
+def test_the_arrays_are_the_raw_parameters_also_where_there_is_an_average(tmp_path):
+    export(AVERAGED, linear(), tmp_path)
+    with np.load(tmp_path / "params.npz", allow_pickle=False) as arrays:
+        assert as_lists(dict(arrays)) == as_lists(linear_values(1))
+
+
+def test_the_same_snapshot_is_exported_to_the_same_arrays(tmp_path):
+    backwards = Snapshot(10, dict(reversed(LINEAR.parameters.items())), {}, {})
+    export(LINEAR, linear(), tmp_path / "one")
+    export(backwards, linear(), tmp_path / "other")
+    with np.load(tmp_path / "one/params.npz") as one, np.load(tmp_path / "other/params.npz") as other:
+        assert list(one) == list(other)
+
+
+# Scores
+
+
+def scores(model: keras.Model, snapshot: Snapshot, x: Any, y: Any, *, loss: str = CROSSENTROPY) -> tuple[float, float]:
+    data = from_arrays((x, y), (x, y), source="test", classes=3)
+    evaluator = Evaluator(model, loss, data.evaluate, batch_size=4, device="/cpu:0")
+    evaluator.connect("", None)
+    return evaluator.score(snapshot)
+
+
+def examples(count: int) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(2)
+    return random.normal(size=(count, 2)).astype(np.float32), random.integers(0, 3, count)
+
+
+def in_numpy(x: np.ndarray, y: np.ndarray, values: dict[str, np.ndarray]) -> tuple[float, float]:
+    """(cross-entropy, accuracy) of a linear model, in float64."""
+    logits = x.astype(np.float64) @ values["logits/kernel"] + values["logits/bias"]
+    losses = np.log(np.exp(logits).sum(-1)) - logits[np.arange(len(y)), y]
+    return float(losses.mean()), float((logits.argmax(-1) == y).mean())
+
+
+@pytest.mark.parametrize("count", [4, 8, 10, 3], ids=["one batch", "two", "a smaller one last", "a smaller one only"])
+def test_scores_are_means_over_all_examples(count):
+    x, y = examples(count)
+    assert scores(linear(), LINEAR, x, y) == pytest.approx(in_numpy(x, y, LINEAR.parameters), rel=1e-5)
+
+
+def test_scores_are_of_the_averaged_parameters_where_there_are_any():
+    x, y = examples(10)
+    assert scores(linear(), AVERAGED, x, y) == pytest.approx(in_numpy(x, y, linear_values(-2)), rel=1e-5)
+
+
+def test_scores_use_the_moving_statistics_and_no_dropout():
+    x, y = examples(10)
+    normal = (x - [0.5, 0.25]) / np.sqrt(np.float32([4, 0.25]) + 1e-3) * [2, 0.5] + [1, -1]
+    assert scores(normed(), NORMED, x, y) == pytest.approx(in_numpy(normal, y, NORMED.parameters), rel=1e-5)
+
+
+def test_squared_errors_are_scored_without_an_accuracy():
+    x, _ = examples(10)
+    targets = np.zeros((10, 3), np.float32)
+    outputs = x @ LINEAR.parameters["logits/kernel"] + LINEAR.parameters["logits/bias"]
+    found = scores(linear(), LINEAR, x, targets, loss="mean_squared_error")
+    assert found == pytest.approx((np.square(outputs).mean(), 0.0), rel=1e-5)
+
+
+def test_an_evaluator_scores_one_snapshot_after_another():
+    x, y = examples(10)
+    data = from_arrays((x, y), (x, y), source="test", classes=3)
+    evaluator = Evaluator(linear(), CROSSENTROPY, data.evaluate, batch_size=4, device="/cpu:0")
+    evaluator.connect("", None)
+    found = [evaluator.score(snapshot) for snapshot in (LINEAR, AVERAGED, LINEAR)]
+    expected = [in_numpy(x, y, evaluated(snapshot)) for snapshot in (LINEAR, AVERAGED, LINEAR)]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_a_model_may_name_its_layers_as_keras_allows():
+    inputs = keras.Input((2,))
+    model = keras.Model(inputs, keras.layers.Dense(3, name="my logits: [a]")(inputs))
+    values = {path.replace("logits", "my logits: [a]"): value for path, value in linear_values(1).items()}
+    x, y = examples(10)
+    assert [p.path for p in replica.parameters_of(model)] == ["my logits: [a]/kernel", "my logits: [a]/bias"]
+    assert scores(model, Snapshot(10, values, {}, {}), x, y) == pytest.approx(
+        in_numpy(x, y, linear_values(1)), rel=1e-5
+    )

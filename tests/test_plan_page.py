@@ -1,0 +1,131 @@
+"""A plan as it is printed and as JSON, without TensorFlow."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from trainer import plan_page
+from trainer.config import Problem
+from trainer.placement import Parameter, place
+from trainer.plan import Plan, Task
+
+PARAMETERS = [
+    Parameter("dense/kernel", (16, 20), True),  # 320 floats
+    Parameter("dense/bias", (20,), True),  # 20 floats, padded to 32
+    Parameter("norm/moving_mean", (), False),  # 1 float, padded to 16
+]
+
+
+def task(job: str, index: int, **told: object) -> Task:
+    facts = {"address": "127.0.0.1:0", "control": "127.0.0.1:0", "gpus": (), "memory_fraction": None}
+    return Task(job, index, **{**facts, "intra_op_threads": 1, "inter_op_threads": 2, **told})  # type: ignore[arg-type]
+
+
+def plan(*tasks: Task, parameters: list[Parameter] = PARAMETERS, warnings: tuple[Problem, ...] = ()) -> Plan:
+    hosts = [t.name for t in tasks if t.job == "ps"] or [t.name for t in tasks]
+    strategy = "local" if not tasks[0].address else "sync"
+    return Plan("1ps2w", strategy, 300, 64, tasks, place(parameters, hosts, pins={}), 8000, warnings)
+
+
+SMALL = plan(task("ps", 0), task("worker", 0, intra_op_threads=4), task("worker", 1, address="10.0.0.2:2222"))
+
+
+def printed(capsys: pytest.CaptureFixture[str], shown: Plan) -> str:
+    plan_page.show(shown)
+    return capsys.readouterr().out
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of all tables."""
+    lines = [line.replace("┃", "│") for line in text.splitlines()]
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "│" in line]
+
+
+def test_the_first_line_says_what_was_chosen_and_what_it_means(capsys):
+    first = printed(capsys, SMALL).splitlines()[0]
+    assert first == ("1ps2w: sync, 2 replicas, global batch 64, shards on 1 ps, every update waits for all 2")
+
+
+def test_every_task_has_a_row(capsys):
+    assert rows(printed(capsys, SMALL))[:4] == [
+        ["task", "address", "GPUs", "GPU memory", "threads", "replica batch", "log"],
+        ["ps:0", "127.0.0.1, a free port", "none", "", "1", "", "logs/ps-0.log"],
+        ["worker:0 (chief)", "127.0.0.1, a free port", "none", "", "4", "32", "logs/worker-0.log"],
+        ["worker:1", "10.0.0.2:2222", "none", "", "1", "32", "logs/worker-1.log"],
+    ]
+
+
+def test_gpus_have_their_numbers_and_their_share_of_memory(capsys):
+    shown = plan(task("ps", 0), task("worker", 0, gpus=(2, 3), memory_fraction=0.45), task("worker", 1))
+    assert rows(printed(capsys, shown))[2][2:4] == ["2, 3", "45% each"]
+
+
+def test_one_process_has_no_address(capsys):
+    shown = plan(task("worker", 0, address=""))
+    assert rows(printed(capsys, shown))[1][:2] == ["worker:0 (chief)", "none, one process"]
+
+
+def test_every_parameter_has_a_row_with_its_bytes_and_its_share(capsys):
+    assert rows(printed(capsys, SMALL))[4:] == [
+        ["host", "parameter", "shape", "bytes", "share"],
+        ["ps:0", "3 parameters", "", "1.4 KiB", "100.0%"],  # 4 x (320 + 32 + 16) = 1472 bytes
+        ["", "dense/kernel", "16x20", "1.2 KiB", "87.0%"],
+        ["", "dense/bias", "20", "80 B", "8.7%"],
+        ["", "norm/moving_mean (state)", "scalar", "4 B", "4.3%"],
+    ]
+
+
+def test_every_shard_has_a_row(capsys):
+    shown = rows(printed(capsys, plan(task("ps", 0), task("ps", 1), task("worker", 0))))[5:]
+    assert [row for row in shown if row[0]] == [
+        ["ps:0", "1 parameter", "", "1.2 KiB", "87.0%"],
+        ["ps:1", "2 parameters", "", "192 B", "13.0%"],
+    ]
+
+
+def test_a_name_in_brackets_is_shown_as_it_is(capsys):
+    shown = plan(task("ps", 0), task("worker", 0), parameters=[Parameter("block[a]/kernel", (16,), True)])
+    assert "block[a]/kernel" in printed(capsys, shown)
+
+
+def test_an_address_in_brackets_is_shown_as_it_is(capsys):
+    shown = plan(task("ps", 0, address="[fe80::1]:2222"), task("worker", 0))
+    assert "[fe80::1]:2222" in printed(capsys, shown)
+
+
+def test_batch_steps_and_traffic_are_told(capsys):
+    # A link carries the shard there and back: 2 x 4 x (320 + 32 + 16, and 16 each for metrics and header) bytes.
+    assert printed(capsys, SMALL).splitlines()[-3:] == [
+        "batch: 64 global, 32 per replica x 2 replicas",
+        "steps: 300, 2.40 epochs of 8,000 examples",
+        "traffic: 6.2 KiB a step over 2 links; 3.1 KiB a link to ps:0",
+    ]
+
+
+def test_one_process_sends_nothing(capsys):
+    assert printed(capsys, plan(task("worker", 0, address=""))).splitlines()[-1] == "traffic: none"
+
+
+def test_warnings_come_last(capsys):
+    warned = plan(task("ps", 0), task("worker", 0), warnings=(Problem("cluster", "[slow] machine", "fewer workers"),))
+    assert printed(capsys, warned).splitlines()[-2:] == ["warning: cluster: [slow] machine", "    fewer workers"]
+
+
+def test_the_json_file_equals_the_plan(tmp_path):
+    plan_page.write_json(SMALL, str(tmp_path / "plan.json"))
+    assert json.loads((tmp_path / "plan.json").read_text()) == json.loads(json.dumps(SMALL.to_json()))
+
+
+def test_the_plan_can_be_read_back_from_the_json_file(tmp_path):
+    plan_page.write_json(SMALL, str(tmp_path / "plan.json"))
+    assert Plan.from_json(json.loads((tmp_path / "plan.json").read_text())) == SMALL
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (11_534_336, "11.0 MiB"), (5 * 2**29, "2.50 GiB")],
+)
+def test_sizes_have_units(nbytes, text):
+    assert plan_page._size(nbytes) == text

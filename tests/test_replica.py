@@ -1,0 +1,306 @@
+"""The replica step against plain Keras: eagerly, compiled and in a v1 graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer import replica
+
+v1 = tf.compat.v1
+
+CROSSENTROPY = "sparse_categorical_crossentropy"
+FEATURES = np.random.default_rng(3).random((6, 4), np.float32)
+LABELS = np.int64([0, 1, 2, 0, 1, 2])
+SEED = np.int64([7, 1])
+
+
+def plain(regularizer: Any = None) -> keras.Model:
+    keras.utils.set_random_seed(5)
+    inputs = keras.Input((4,))
+    hidden = keras.layers.Dense(8, activation="relu", kernel_regularizer=regularizer, name="dense")(inputs)
+    return keras.Model(inputs, keras.layers.Dense(3, name="logits")(hidden))
+
+
+def with_norm() -> keras.Model:
+    keras.utils.set_random_seed(5)
+    inputs = keras.Input((4,))
+    hidden = keras.layers.BatchNormalization(momentum=0.9, name="norm")(inputs)
+    return keras.Model(inputs, keras.layers.Dense(3, name="logits")(hidden))
+
+
+def with_dropout() -> keras.Model:
+    keras.utils.set_random_seed(5)
+    inputs = keras.Input((4,))
+    hidden = keras.layers.Dense(64, activation="relu", name="dense")(inputs)
+    hidden = keras.layers.Dropout(0.5, name="dropout")(hidden)
+    return keras.Model(inputs, keras.layers.Dense(3, name="logits")(hidden))
+
+
+def with_everything(dropout: float = 0.5) -> keras.Model:
+    keras.utils.set_random_seed(5)
+    inputs = keras.Input((4,))
+    hidden = keras.layers.Dense(16, activation="relu", kernel_regularizer=keras.regularizers.L2(0.1), name="dense")(
+        inputs
+    )
+    hidden = keras.layers.BatchNormalization(name="norm")(hidden)
+    hidden = keras.layers.Dropout(dropout, name="dropout")(hidden)
+    return keras.Model(inputs, keras.layers.Dense(3, name="logits")(hidden))
+
+
+def values_of(model: keras.Model) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(parameters, state) of a model by path."""
+    values = replica.initial_values(model)
+    kinds = {p.path: p.trainable for p in replica.parameters_of(model)}
+    return {p: v for p, v in values.items() if kinds[p]}, {p: v for p, v in values.items() if not kinds[p]}
+
+
+def eagerly(step: Callable[..., Any], *inputs: Any) -> Any:
+    return tf.nest.map_structure(np.asarray, step(*tf.nest.map_structure(tf.constant, inputs)))
+
+
+def traced(step: Callable[..., Any], *inputs: Any) -> Any:
+    return eagerly(tf.function(step, autograph=False), *inputs)
+
+
+def compiled(step: Callable[..., Any], *inputs: Any) -> Any:
+    return eagerly(tf.function(step, autograph=False, jit_compile=True), *inputs)
+
+
+def in_a_v1_graph(step: Callable[..., Any], *inputs: Any) -> Any:
+    with tf.Graph().as_default(), v1.Session() as session:
+        fed = tf.nest.map_structure(lambda value: v1.placeholder(value.dtype, value.shape), inputs)
+        feeds = dict(zip(tf.nest.flatten(fed), tf.nest.flatten(inputs), strict=True))
+        return session.run(tf.function(step, autograph=False)(*fed), feeds)
+
+
+HOW = [eagerly, traced, compiled, in_a_v1_graph]
+
+
+def run(model: keras.Model, *, how: Callable[..., Any] = traced, seed: Any = SEED, loss: str = CROSSENTROPY) -> Any:
+    """(gradients, state', loss, accuracy) of one step on FEATURES and LABELS."""
+    return how(replica.make_step(model, loss), *values_of(model), seed, FEATURES, LABELS)
+
+
+def check_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert sorted(found) == sorted(expected)
+    for path, value in expected.items():
+        np.testing.assert_allclose(found[path], value, rtol=1e-5, atol=1e-6, err_msg=path)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_step_equals_a_plain_keras_step(how):
+    model = plain()
+    crossentropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    with tf.GradientTape() as tape:
+        outputs = model(FEATURES, training=True)
+        value = crossentropy(LABELS, outputs)
+    expected = tape.gradient(value, [v.value for v in model.trainable_variables])
+    gradients, _, loss, accuracy = run(model, how=how)
+    check_equal(gradients, {v.path: g.numpy() for v, g in zip(model.trainable_variables, expected, strict=True)})
+    assert loss == pytest.approx(float(value), rel=1e-6)
+    assert accuracy == pytest.approx(np.mean(np.argmax(outputs, -1) == LABELS))
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_the_moving_statistics_come_back_as_plain_keras_has_them(how):
+    model = with_norm()
+    _, state, _, _ = run(model, how=how)
+    model(FEATURES, training=True)  # moves the model's own
+    check_equal(state, {v.path: v.numpy() for v in model.non_trainable_variables})
+
+
+def test_the_moving_statistics_move_by_a_tenth_to_the_batchs():
+    _, state, _, _ = run(with_norm())
+    check_equal(
+        state,
+        {
+            "norm/moving_mean": 0.1 * FEATURES.mean(0),
+            "norm/moving_variance": 0.9 + 0.1 * FEATURES.var(0),
+        },
+    )
+
+
+def test_a_step_changes_nothing_in_the_model():
+    model = with_everything()
+    before = replica.initial_values(model)
+    run(model)
+    check_equal(replica.initial_values(model), before)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_dropout_repeats_for_the_same_seed(how):
+    first, again = (run(with_dropout(), how=how)[0] for _ in range(2))
+    assert {path: value.tobytes() for path, value in first.items()} == {p: v.tobytes() for p, v in again.items()}
+
+
+@pytest.mark.parametrize("seed", [np.int64([7, 2]), np.int64([8, 1])], ids=["another step", "another run"])
+@pytest.mark.parametrize("how", HOW)
+def test_dropout_differs_for_another_seed(how, seed):
+    assert run(with_dropout(), how=how)[2] != run(with_dropout(), how=how, seed=seed)[2]
+
+
+def test_every_layer_draws_for_itself():
+    inputs = keras.Input((64,))
+    first = keras.layers.Dropout(0.5, name="first")(inputs)
+    second = keras.layers.Dropout(0.5, name="second")(inputs)
+    model = keras.Model(inputs, keras.layers.Dense(3, name="logits")(keras.layers.Concatenate()([first, second])))
+    ones = np.ones((1, 64), np.float32)
+    step = replica.make_step(model, CROSSENTROPY)
+    gradients, *_ = traced(step, *values_of(model), SEED, ones, LABELS[:1])
+    kept = gradients["logits/kernel"][:, 0] != 0
+    assert not (kept[:64] == kept[64:]).all()
+
+
+def test_the_step_draws_nothing_from_the_global_generator():
+    first = run(with_dropout())[2]
+    keras.utils.set_random_seed(99)
+    tf.random.normal([3])
+    assert run(with_dropout())[2] == first
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_regularizer_is_added_to_the_loss_and_to_its_gradient(how):
+    model, without = plain(keras.regularizers.L2(0.1)), plain()
+    kernel = model.get_layer("dense").kernel.numpy()
+    regularized, bare = run(model, how=how), run(without, how=how)
+    assert regularized[2] - bare[2] == pytest.approx(0.1 * np.square(kernel).sum(), rel=1e-5)
+    np.testing.assert_allclose(
+        regularized[0]["dense/kernel"] - bare[0]["dense/kernel"], 0.2 * kernel, rtol=1e-4, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("how", "dropout"), [(traced, 0.5), (in_a_v1_graph, 0.5), (compiled, 0.0)]
+)  # XLA draws other numbers from the same seed
+def test_a_model_with_everything_gives_the_same_step_in_every_way(how, dropout):
+    expected, found = run(with_everything(dropout), how=eagerly), run(with_everything(dropout), how=how)
+    check_equal(found[0], expected[0])
+    check_equal(found[1], expected[1])
+    check_equal({"loss": found[2], "accuracy": found[3]}, {"loss": expected[2], "accuracy": expected[3]})
+
+
+def test_a_parameter_that_the_loss_does_not_use_has_a_zero_gradient():
+    inputs = keras.Input((4,))
+    outputs = keras.layers.Dense(3, name="logits")(inputs)
+    unused = keras.layers.Dense(2, name="unused")(inputs)
+    model = keras.Model(inputs, [outputs, unused])
+
+    class First(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def call(self, features: Any, training: bool = False) -> Any:
+            return self.inner(features, training=training)[0]
+
+    first = First()
+    first(FEATURES)
+    gradients = run(first)[0]
+    (path,) = [path for path in gradients if path.endswith("unused/kernel")]
+    assert gradients[path].tolist() == np.zeros((4, 2)).tolist()
+
+
+def test_an_embedding_has_a_dense_gradient():
+    inputs = keras.Input((4,))
+    embedded = keras.layers.Embedding(5, 2, name="table")(inputs)
+    model = keras.Model(inputs, keras.layers.Dense(3, name="logits")(keras.layers.Flatten()(embedded)))
+    gradients = run(model)[0]  # all features truncate to row 0
+    assert [bool(row.any()) for row in gradients["table/embeddings"]] == [True, False, False, False, False]
+
+
+def test_a_parameter_that_is_not_trained_is_state():
+    model = plain()
+    model.get_layer("dense").trainable = False
+    assert {p.path: p.trainable for p in replica.parameters_of(model)} == {
+        "dense/kernel": False,
+        "dense/bias": False,
+        "logits/kernel": True,
+        "logits/bias": True,
+    }
+
+
+def test_what_is_not_trained_comes_back_as_it_was():
+    model = plain()
+    model.get_layer("dense").trainable = False
+    gradients, state, _, _ = run(model)
+    assert sorted(gradients) == ["logits/bias", "logits/kernel"]
+    check_equal(state, {v.path: v.numpy() for v in model.get_layer("dense").variables})
+
+
+def test_parameters_stand_in_creation_order_without_seed_generators():
+    assert [(p.path, p.shape, p.trainable) for p in replica.parameters_of(with_everything())] == [
+        ("dense/kernel", (4, 16), True),
+        ("dense/bias", (16,), True),
+        ("norm/gamma", (16,), True),
+        ("norm/beta", (16,), True),
+        ("norm/moving_mean", (16,), False),
+        ("norm/moving_variance", (16,), False),
+        ("logits/kernel", (16, 3), True),
+        ("logits/bias", (3,), True),
+    ]
+
+
+def test_two_variables_of_one_name_are_refused():
+    class Twins(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = (keras.layers.Dense(3, name="dense") for _ in range(2))
+
+        def call(self, features: Any) -> Any:
+            return self.one(features) + self.two(features)
+
+    model = Twins()
+    model(FEATURES)
+    with pytest.raises(ValueError, match="two variables of the model are named '.*dense/kernel'; give its layers"):
+        replica.parameters_of(model)
+
+
+def test_a_variable_that_is_not_float32_is_refused():
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, keras.layers.Dense(3, dtype="float64", name="wide")(inputs))
+    with pytest.raises(ValueError, match="variable 'wide/kernel' is float64; a model's variables must be float32"):
+        replica.parameters_of(model)
+
+
+def test_an_evaluation_uses_the_moving_statistics_and_no_dropout():
+    model = with_everything()
+    evaluate = replica.make_evaluation(model, CROSSENTROPY)
+    loss, accuracy = traced(evaluate, *values_of(model), FEATURES, LABELS)
+    outputs = model(FEATURES, training=False)
+    expected = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(LABELS, outputs)
+    assert loss == pytest.approx(float(expected), rel=1e-6)
+    assert accuracy == pytest.approx(np.mean(np.argmax(outputs, -1) == LABELS))
+
+
+@pytest.mark.parametrize(
+    ("loss", "labels", "outputs", "expected"),
+    [
+        pytest.param(CROSSENTROPY, [1, 0, 2], [[0, 9, 0], [0, 9, 0], [0, 0, 9]], 2 / 3, id="classes"),
+        pytest.param("binary_crossentropy", [1, 0, 1, 0], [[3], [-3], [-3], [-3]], 3 / 4, id="two classes"),
+        pytest.param("mean_squared_error", [[1], [0]], [[1], [0]], 0, id="no classes"),
+    ],
+)
+def test_accuracy_is_the_share_that_is_classified_right(loss, labels, outputs, expected):
+    found = replica.accuracy(loss, tf.constant(labels), tf.constant(outputs, tf.float32))
+    assert float(found) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("loss", "labels", "keras_loss"),
+    [
+        pytest.param(CROSSENTROPY, [2], keras.losses.SparseCategoricalCrossentropy(from_logits=True), id="classes"),
+        pytest.param("binary_crossentropy", [1.0], keras.losses.BinaryCrossentropy(from_logits=True), id="binary"),
+        pytest.param("mean_squared_error", [[0.5, 2.0, 1.0]], keras.losses.MeanSquaredError(), id="squared"),
+    ],
+)
+def test_each_loss_equals_keras_s(loss, labels, keras_loss):
+    outputs = tf.constant([[0.3]] if loss == "binary_crossentropy" else [[0.3, -1.0, 2.0]])
+    expected = keras_loss(tf.reshape(labels, [1, -1]), outputs)
+    found = tf.reduce_mean(replica.LOSSES[loss](tf.constant(labels), outputs))
+    assert float(found) == pytest.approx(float(expected), rel=1e-6)
