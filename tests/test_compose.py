@@ -259,7 +259,7 @@ def test_help_names_what_to_type_the_groups_and_the_keys(here, monkeypatch, caps
     page = capsys.readouterr().out
     for part in (
         "python -m trainer cluster=2ps4w mode=plan",
-        "cluster takes any size [<n>ps]<m>w[<k>e]",
+        "cluster takes any size [<n>ps]<m>w",
         "model: cnn, mlp, resnet20",
         "train.steps=300",
         "user=my_models.py",

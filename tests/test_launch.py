@@ -21,8 +21,9 @@ from rich.console import Console
 from trainer.config import DataConfig, ModelConfig
 from trainer.describe import Description, Question
 from trainer.launch import progress
-from trainer.launch.ports import HeldPorts, is_local
+from trainer.launch.ports import HeldPorts
 from trainer.launch.tasks import Tasks
+from trainer.machine import is_local
 from trainer.monitor.peers import read_status
 from trainer.plan import Task
 

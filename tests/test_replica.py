@@ -185,6 +185,13 @@ def test_a_model_with_everything_gives_the_same_step_in_every_way(how, dropout):
     check_equal({"loss": found[2], "accuracy": found[3]}, {"loss": expected[2], "accuracy": expected[3]})
 
 
+@pytest.mark.parametrize("how", HOW)
+def test_a_layer_may_have_a_name_that_plain_keras_trains(how):
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, keras.layers.Dense(3, name="_logits")(inputs))
+    assert sorted(run(model, how=how)[0]) == ["_logits/bias", "_logits/kernel"]
+
+
 def test_a_parameter_that_the_loss_does_not_use_has_a_zero_gradient():
     inputs = keras.Input((4,))
     outputs = keras.layers.Dense(3, name="logits")(inputs)

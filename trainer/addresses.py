@@ -30,6 +30,11 @@ def split(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def host_of(address: str) -> str:
+    """The host of an address that `split` accepted, without brackets."""
+    return address.rpartition(":")[0].strip("[]")
+
+
 def check(config: RunConfig) -> Iterator[Problem]:
     """Yields what is wrong with the addresses of a cluster, and with the task chosen by `job` and `task`."""
     cluster = config.cluster

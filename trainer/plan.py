@@ -194,6 +194,7 @@ def _make_tasks(config: RunConfig, machine: Machine, strategy: str) -> tuple[Tas
         for index in range(getattr(cluster, job)):
             listed = cluster.addresses.get(job)
             host, port = addresses.split(listed[index]) if listed else ("127.0.0.1", ANY_PORT)
+            host = f"[{host}]" if ":" in host else host  # IPv6
             control = port + addresses.CONTROL_PORT_OFFSET if listed else ANY_PORT
             tasks.append(
                 Task(

@@ -57,7 +57,7 @@ def make_step(model: keras.Model, loss: str) -> Callable[..., tuple[Tensors, Ten
         parameters: Tensors, state: Tensors, seed: tf.Tensor, features: tf.Tensor, labels: tf.Tensor
     ) -> tuple[Tensors, Tensors, tf.Tensor, tf.Tensor]:
         weights = [parameters[path] for path in trainable]
-        with tf.GradientTape() as tape:
+        with tf.GradientTape() as tape, tf.name_scope("model"):  # layers may have names that no root scope may have
             tape.watch(weights)
             outputs, rest, own = model.stateless_call(
                 weights, _non_trainable(model, state, seed), features, training=True, return_losses=True
@@ -80,7 +80,8 @@ def make_evaluation(model: keras.Model, loss: str) -> Callable[..., tuple[tf.Ten
     ) -> tuple[tf.Tensor, tf.Tensor]:
         weights = [parameters[v.path] for v in model.trainable_variables]
         no_seed = tf.zeros([2], tf.int64)
-        outputs, _ = model.stateless_call(weights, _non_trainable(model, state, no_seed), features, training=False)
+        with tf.name_scope("model"):
+            outputs, _ = model.stateless_call(weights, _non_trainable(model, state, no_seed), features, training=False)
         return tf.reduce_mean(losses(labels, outputs)), accuracy(loss, labels, outputs)
 
     return evaluate

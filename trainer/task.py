@@ -9,13 +9,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from trainer import exit_codes, replica
+from trainer import addresses, exit_codes, replica
 from trainer.chief import Chief, first_snapshot
 from trainer.config import RunConfig
 from trainer.data import DataSet
@@ -30,6 +30,7 @@ from trainer.machine import is_local
 from trainer.monitor import status as status_page
 from trainer.monitor.peers import roll_call
 from trainer.monitor.status import Status
+from trainer.placement import Parameter
 from trainer.plan import Plan, Task
 from trainer.run_directory import RunDirectory, config_hash
 from trainer.server import session_config, start_server
@@ -91,9 +92,9 @@ class _Player:
         self._keep_open: list[Any] = []
 
     def play(self) -> int:
-        host, _, port = self._task.control.rpartition(":")
+        host, port = addresses.host_of(self._task.control), int(self._task.control.rpartition(":")[2])
         # A name may be a scheduler's, of an address that only others reach this task by.
-        status_page.serve(self._status, host if is_local(host) else "", int(port))
+        status_page.serve(self._status, host if is_local(host) else "", port)
         if self._plan.strategy == "sync":
             self._server = start_server(self._plan, self._task, soft_placement=self._config.device.soft_placement)
         self._status.is_listening = True
@@ -161,6 +162,7 @@ class _Player:
         """Trains this worker's replica; returns whether the run was stopped before its last step."""
         config, plan = self._config, self._plan
         model, data = open_workload(config)
+        _check_planned(plan, replica.parameters_of(model))
         engine = self._make_engine(model, data)
         evaluator = None
         if self._task.is_chief:
@@ -251,6 +253,15 @@ class _Player:
         if plan.strategy == "local":
             return LocalEngine(shard=plan.shards[0], optimizer=config.optimizer, replica=me)
         return ShardsEngine(task=self._task.name, shards=plan.shards, optimizer=config.optimizer, replica=me)
+
+
+def _check_planned(plan: Plan, parameters: Sequence[Parameter]) -> None:
+    """Fails if the model that was built is not the one that was planned, e.g. because its data changed since."""
+    planned = {piece.path: piece.shape for shard in plan.shards for piece in (*shard.trainable, *shard.state)}
+    built = {p.path: p.shape for p in parameters}
+    if built != planned:
+        other = sorted(path for path in built.keys() | planned.keys() if built.get(path) != planned.get(path))
+        raise RuntimeError(f"the model is not the one that was planned; different are {', '.join(other[:5])}")
 
 
 def _start_thread(name: str, task: str, work: Callable[[], None]) -> None:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from trainer import exit_codes, resume
+from trainer import addresses, exit_codes, resume
 from trainer.config import ConfigError, Problem, RunConfig
 from trainer.launch.ports import HeldPorts
 from trainer.launch.progress import Progress, make_progress
@@ -90,9 +90,7 @@ def _with_ports(plan: Plan, held: HeldPorts) -> Plan:
         PeerError: if a port is taken.
     """
     free = iter(held.ports)
-    elsewhere = [
-        task for task in plan.tasks if task.address and not is_local(task.address.rpartition(":")[0].strip("[]"))
-    ]
+    elsewhere = [task for task in plan.tasks if task.address and not is_local(addresses.host_of(task.address))]
     if elsewhere:
         raise ConfigError([_elsewhere(task) for task in elsewhere])
 

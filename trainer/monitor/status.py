@@ -61,7 +61,8 @@ def serve(status: Status, host: str, port: int) -> None:
     Raises:
         OSError: if the port is taken.
     """
-    threading.Thread(target=_Server((host, port), _handler(status)).serve_forever, name="status", daemon=True).start()
+    server = (_Server6 if ":" in host else _Server)((host, port), _handler(status))
+    threading.Thread(target=server.serve_forever, name="status", daemon=True).start()
 
 
 class _Server(ThreadingHTTPServer):
@@ -73,6 +74,10 @@ class _Server(ThreadingHTTPServer):
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
 
 
 def _handler(status: Status) -> type[BaseHTTPRequestHandler]:
