@@ -45,7 +45,28 @@ def test_evaluators_are_refused_until_there_are_any():
 
 def test_an_address_listed_twice_names_both_places():
     found = problems(*with_addresses(workers="10.0.0.1:2222,10.0.0.3:2222"))
-    assert "cluster.addresses.worker[0]: 10.0.0.1:2222 is also cluster.addresses.ps[0]" in found
+    assert "10.0.0.1:2222 of cluster.addresses.worker[0] is also cluster.addresses.ps[0]" in found
+
+
+def test_localhost_is_the_loopback_address():
+    found = problems(*with_addresses(ps="127.0.0.1:2222", workers="localhost:2222,localhost:2223"))
+    assert "127.0.0.1:2222 of cluster.addresses.worker[0] is also cluster.addresses.ps[0]" in found
+
+
+def test_a_port_that_another_task_needs_for_its_status_page_is_refused():
+    found = problems(*with_addresses(ps="127.0.0.1:2222", workers="127.0.0.1:3222,127.0.0.1:2223"))
+    assert "127.0.0.1:3222 of cluster.addresses.worker[0] is also the status page of cluster.addresses.ps[0]" in found
+
+
+def test_gpus_of_tasks_on_other_machines_do_not_count_here():
+    gpus = ["job=worker", "task=0", "device.gpus={worker:[0]}", "device.memory_fraction={worker:0.9}"]
+    assert problems(*with_addresses(), *gpus, machine=Machine(cores=2, gpus=1)) == ""
+
+
+def test_a_memory_fraction_of_a_task_without_gpu_is_refused():
+    assert "device.memory_fraction.worker: it sees no GPU" in problems(
+        "cluster=1ps2w", "device.memory_fraction={worker:0.5}"
+    )
 
 
 @pytest.mark.parametrize("port", ["0", "99999", "http", "-1", "２２２２"])
@@ -147,9 +168,10 @@ def test_a_chief_entry_becomes_worker_0_and_the_workers_follow():
         ({"cluster": GOOD, "task": {"type": "worker", "index": 2}}, "its cluster has worker tasks 0..1"),
         ({"cluster": GOOD, "task": {"type": "chief", "index": 0}}, "its cluster has only ps, worker"),
         ({"cluster": GOOD, "task": {"type": "worker", "index": "x"}}, "its task index is 'x', not a number"),
+        ({"cluster": {"ps": ["a:1"]}, "task": {"type": "ps"}}, "its cluster has no worker"),
         ({"cluster": GOOD | {"gpu": ["a:1"]}, "task": {"type": "ps"}}, "unknown jobs gpu"),
     ],
-    ids=["not JSON", "a list", "no task", "no cluster", "no list", "index", "task not in cluster", "text", "job"],
+    ids=["not JSON", "a list", "no task", "no cluster", "no list", "index", "no such task", "text", "no worker", "job"],
 )  # fmt: skip
 def test_a_tf_config_that_makes_no_sense_is_refused(value, says):
     found, _ = adopt(value)

@@ -26,6 +26,8 @@ from trainer.placement import Parameter, Shard, place
 from trainer.plan import Plan, Task
 from trainer.server import session_config, start_server
 
+pytestmark = pytest.mark.cluster
+
 SEED, BATCH, STEPS = 7, 24, 8
 LOSS = "sparse_categorical_crossentropy"
 

@@ -227,4 +227,4 @@ def test_a_tick_takes_down_what_passed_since_the_one_before(monkeypatch):
     pace = Pace(began=10.0)
     pace.tick(Pulled(1, 1, 0.5, 0.5, stop=False, wait_secs=0.25))
     pace.tick(Pulled(1, 2, 0.5, 0.5, stop=False, wait_secs=0.5))
-    assert (pace.step_secs, pace.wait_secs) == ([0.5, 1.5], 0.75)
+    assert (list(pace.step_secs), pace.wait_secs) == ([0.5, 1.5], 0.75)

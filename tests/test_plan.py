@@ -104,6 +104,18 @@ def test_a_pin_that_matches_nothing_is_refused():
         planned("cluster=1ps2w", "placement.pins={conv/*:0}")
 
 
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("optimizer.momentum=0.5", "optimizer.momentum: adam does not read it; sgd and rmsprop do"),
+        ("optimizer.schedule.warmup_steps=5", "optimizer.schedule.warmup_steps: constant does not read it; cosine do"),
+    ],
+)
+def test_a_key_that_nothing_would_read_is_refused(override, says):
+    with pytest.raises(ConfigError, match=says):
+        planned("optimizer=adam", override)
+
+
 def test_all_problems_are_found_in_one_pass():
     with pytest.raises(ConfigError) as found:
         planned("cluster=2ps4w", "train.batch_size=255", "strategy.quorum=9", "train.steps=-1")

@@ -8,6 +8,7 @@ STARTED_AT = time.time()
 
 import os
 import sys
+import traceback
 from typing import NoReturn
 
 from trainer import addresses, compose, exit_codes, plan
@@ -23,9 +24,10 @@ def check(config: RunConfig) -> list[Problem]:
     return problems + plan.check(config, this_machine())
 
 
-def main(config: RunConfig) -> int:
+def main(config: RunConfig, *, started_at: float) -> int:
+    """Does what the config says; returns the exit code."""
     try:
-        return {Mode.train: train, Mode.plan: show_plan}[config.mode](config)
+        return show_plan(config) if config.mode is Mode.plan else train(config, started_at)
     except (ConfigError, DescriptionError) as error:
         print(f"trainer: {error}", file=sys.stderr)
         return exit_codes.CONFIG if isinstance(error, ConfigError) else error.exit_code
@@ -34,17 +36,18 @@ def main(config: RunConfig) -> int:
     except Exception as error:
         code = exit_codes.exit_code_of(error)
         if code == exit_codes.INTERNAL:
-            raise
+            traceback.print_exc()
         print(f"trainer: {error}", file=sys.stderr)
         return code
 
 
-def train(config: RunConfig) -> int:
+def train(config: RunConfig, started_at: float) -> int:
     """Runs all tasks as processes of this machine; or, where the config says who this process is, plays that task."""
-    return train_one(config) if config.job is not None else train_all(config)
+    return train_one(config) if config.job is not None else train_all(config, started_at)
 
 
-def train_all(config: RunConfig) -> int:
+def train_all(config: RunConfig, started_at: float) -> int:
+    from trainer import plan_page
     from trainer.launch import local
     from trainer.launch.tasks import Tasks
     from trainer.run_directory import choose
@@ -52,8 +55,10 @@ def train_all(config: RunConfig) -> int:
     with Tasks() as tasks:  # its import of TensorFlow overlaps with the planning
         child = tasks.describe if tasks.can_describe else None
         made = plan.make_plan(config, describe(_question(config), child), this_machine())
+        if config.plan.json is not None:
+            plan_page.write_json(made, config.plan.json)
         print(made.in_words(), flush=True)
-        return local.run(config, made, choose(config), tasks, started_at=STARTED_AT)
+        return local.run(config, made, choose(config), tasks, started_at=started_at)
 
 
 def train_one(config: RunConfig) -> NoReturn:
@@ -64,6 +69,7 @@ def train_one(config: RunConfig) -> NoReturn:
     os.environ.setdefault("grpc_proxy", "")  # with http_proxy set, TensorFlow's gRPC would hang
     made = plan.make_plan(config, describe(_question(config)), this_machine())
     me, directory = made.task(config.job, config.task), choose(config)
+    os.environ.update(me.environment())
     from trainer import task  # imports TensorFlow
 
     if not me.is_chief:  # only the chief writes
@@ -89,7 +95,8 @@ def _question(config: RunConfig) -> Question:
 
 def console() -> None:
     """The command line, for `python -m trainer` and the console script."""
-    compose.run(main, check)
+    first = iter([STARTED_AT])  # of several runs, the others start when the one before has ended
+    compose.run(lambda config: main(config, started_at=next(first, None) or time.time()), check)
 
 
 if __name__ == "__main__":

@@ -42,34 +42,47 @@ def check(config: RunConfig) -> Iterator[Problem]:
         if job not in JOBS:
             message = f"{job!r} is not a job; there are {' and '.join(JOBS)}"
             yield Problem(f"cluster.addresses.{job}", message, "move its addresses to one of them")
-    seen: dict[str, str] = {}
+    taken: dict[tuple[str, int], str] = {}  # what listens there
     for job, addresses in cluster.addresses.items():
         for index, address in enumerate(addresses):
             key = f"cluster.addresses.{job}[{index}]"
-            yield from _check_address(key, address, config.security.allow_untrusted_network)
-            if address in seen:
-                yield Problem(key, f"{address} is also {seen[address]}", "give every task an address of its own")
-            seen[address] = key
+            problem = _check_address(key, address, config.security.allow_untrusted_network)
+            if problem is not None:
+                yield problem
+            else:
+                yield from _check_free(key, address, taken)
     yield from _check_counts(cluster)
     yield from _check_role(config)
 
 
-def _check_address(key: str, address: str, untrusted_allowed: bool) -> Iterator[Problem]:
+def _check_address(key: str, address: str, untrusted_allowed: bool) -> Problem | None:
     try:
         host, _ = split(address)
     except ValueError as error:
-        yield Problem(key, str(error), "an address is host:port")
-        return
+        return Problem(key, str(error), "an address is host:port")
     try:
         public = ipaddress.ip_address(host).is_global
     except ValueError:  # a name; whoever resolves it answers for it
-        return
-    if public and not untrusted_allowed:
-        yield Problem(
-            key,
-            f"{address} is a public address, and TensorFlow's gRPC has no authentication: who reaches it can run code",
-            "use a private address, or security.allow_untrusted_network=true if a firewall stands before it",
-        )
+        return None
+    if not public or untrusted_allowed:
+        return None
+    return Problem(
+        key,
+        f"{address} is a public address, and TensorFlow's gRPC has no authentication: who reaches it can run code",
+        "use a private address, or security.allow_untrusted_network=true if a firewall stands before it",
+    )
+
+
+def _check_free(key: str, address: str, taken: dict[tuple[str, int], str]) -> Iterator[Problem]:
+    """Enters a task's two ports into `taken`; yields a problem for one that is there already."""
+    host, port = split(address)
+    host = "127.0.0.1" if host == "localhost" else host
+    for number, what in ((port, key), (port + CONTROL_PORT_OFFSET, f"the status page of {key}")):
+        if (host, number) in taken:
+            message = f"{host}:{number} of {what} is also {taken[host, number]}"
+            remedy = f"give every task an address of its own, {CONTROL_PORT_OFFSET} away from the others"
+            yield Problem(key, message, remedy)
+        taken[host, number] = what
 
 
 def _check_counts(cluster: ClusterConfig) -> Iterator[Problem]:
@@ -122,6 +135,8 @@ def adopt_tf_config(config: RunConfig, text: str) -> list[Problem]:
         )
         return [Problem("TF_CONFIG", str(error), f"it reads {example}; unset it to start the tasks from here")]
     sizes = {name: len(jobs.get(name, [])) for name in JOBS}
+    if not sizes["worker"]:
+        return [Problem("TF_CONFIG", "its cluster has no worker", "add worker, or chief, with a list of addresses")]
     chosen = config.cluster
     if chosen.name != "local" and sizes != {name: getattr(chosen, name) for name in JOBS}:
         return [

@@ -188,6 +188,7 @@ class Chief:
             "eval_accuracy": None,
             "seconds": round(time.time() - self._status.started_at, 3),
             "time_to_first_step_secs": round(first - self._status.started_at, 3) if first else None,
+            "first_step_at": first,
             "restarts": 0,
             "tasks": [task.name for task in self._plan.tasks],
         }

@@ -73,10 +73,15 @@ def limits(
     above: float | None = None,
     at_most: float | None = None,
     below: float | None = None,
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Metadata of a numeric key: the closed or open ends of what it may hold."""
     given = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
     return {name: value for name, value in given.items() if value is not None}
+
+
+def read_by(*names: str) -> dict[str, Any]:
+    """Metadata of a key that only sections of these names read."""
+    return {"read_by": names}
 
 
 @dataclass
@@ -121,10 +126,13 @@ class ScheduleConfig:
 
     name: ScheduleName = ScheduleName.constant
     decay_steps: int = field(default=1000, metadata=limits(at_least=1))  # steps
-    decay_rate: float = field(default=0.96, metadata=limits(above=0, at_most=1))  # exponential: factor each decay_steps
-    staircase: bool = False  # exponential: decay at whole intervals only
-    warmup_steps: int = field(default=0, metadata=limits(at_least=0))  # cosine: steps from 0 to the full rate
-    final_fraction: float = field(default=0.0, metadata=limits(at_least=0, at_most=1))  # cosine: share left at the end
+    # factor each decay_steps
+    decay_rate: float = field(default=0.96, metadata=limits(above=0, at_most=1) | read_by("exponential"))
+    staircase: bool = field(default=False, metadata=read_by("exponential"))  # decay at whole intervals only
+    # steps from 0 to the full rate
+    warmup_steps: int = field(default=0, metadata=limits(at_least=0) | read_by("cosine"))
+    # share of the rate left at the end
+    final_fraction: float = field(default=0.0, metadata=limits(at_least=0, at_most=1) | read_by("cosine"))
 
 
 @dataclass
@@ -134,13 +142,13 @@ class OptimizerConfig:
     name: OptimizerName = MISSING
     learning_rate: float = field(default=0.001, metadata=limits(above=0))
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    momentum: float = field(default=0.0, metadata=limits(at_least=0, below=1))  # sgd, rmsprop
-    nesterov: bool = False  # sgd
-    beta_1: float = field(default=0.9, metadata=limits(at_least=0, below=1))  # adam, adamw
-    beta_2: float = field(default=0.999, metadata=limits(at_least=0, below=1))  # adam, adamw
-    rho: float = field(default=0.9, metadata=limits(at_least=0, below=1))  # rmsprop
-    centered: bool = False  # rmsprop
-    initial_accumulator: float = field(default=0.1, metadata=limits(at_least=0))  # adagrad
+    momentum: float = field(default=0.0, metadata=limits(at_least=0, below=1) | read_by("sgd", "rmsprop"))
+    nesterov: bool = field(default=False, metadata=read_by("sgd"))
+    beta_1: float = field(default=0.9, metadata=limits(at_least=0, below=1) | read_by("adam", "adamw"))
+    beta_2: float = field(default=0.999, metadata=limits(at_least=0, below=1) | read_by("adam", "adamw"))
+    rho: float = field(default=0.9, metadata=limits(at_least=0, below=1) | read_by("rmsprop"))
+    centered: bool = field(default=False, metadata=read_by("rmsprop"))
+    initial_accumulator: float = field(default=0.1, metadata=limits(at_least=0) | read_by("adagrad"))
     epsilon: float = field(default=1e-7, metadata=limits(above=0))
     weight_decay: float = field(default=0.0, metadata=limits(at_least=0))  # decoupled; share of the parameter x rate
     clip_norm: float | None = field(default=None, metadata=limits(above=0))  # global norm over all shards
@@ -261,7 +269,18 @@ def check_limits(section: Any, prefix: str = "") -> Iterator[Problem]:
         if dataclasses.is_dataclass(value):
             yield from check_limits(value, f"{path}.")
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield from _check_number(path, value, dict(key.metadata))
+            yield from _check_number(
+                path, value, {name: bound for name, bound in key.metadata.items() if name != "read_by"}
+            )
+
+
+def check_read(section: Any, prefix: str) -> Iterator[Problem]:
+    """Yields a problem for every key that is set, and that the choice made by the section's `name` does not read."""
+    for key in dataclasses.fields(section):
+        readers, value = key.metadata.get("read_by"), getattr(section, key.name)
+        if readers and section.name.value not in readers and value != key.default:
+            message = f"{section.name.value} does not read it; {' and '.join(readers)} do"
+            yield Problem(f"{prefix}{key.name}", message, f"leave it out, or type {prefix}name={readers[0]}")
 
 
 def _check_number(path: str, value: float, bounds: dict[str, float]) -> Iterator[Problem]:

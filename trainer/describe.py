@@ -60,6 +60,12 @@ class Question:
         named = {"name": model.name, "options": model.options, "loss": model.loss.value}
         return cls(named, {"name": data.name, "options": data.options}, user, seed)
 
+    def is_cacheable(self) -> bool:
+        """Whether `key` covers all that the answer depends on: a data function of the user's may read any file."""
+        from trainer.data import DATA_SETS
+
+        return self.user is None or self.data["name"] in DATA_SETS
+
     def key(self) -> str:
         """A digest that changes whenever the answer may: options, code, user's file, data files, library versions."""
         files = sorted(Path(self.user).parent.glob("*.py")) if self.user else []  # it may import those beside it
@@ -67,7 +73,7 @@ class Question:
         files += [Path(name) for v in patterns for name in sorted({v, *glob(v)}) if Path(name).is_file()]
         stamps = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
         code = [(str(file), file.stat().st_mtime_ns) for file in sorted(Path(__file__).parent.rglob("*.py"))]
-        versions = [metadata.version(name) for name in ("keras",)]
+        versions = [metadata.version(name) for name in ("keras", "numpy")]
         told = json.dumps([FORMAT, asdict(self), stamps, code, versions], sort_keys=True, default=str)
         return hashlib.sha256(told.encode()).hexdigest()
 
@@ -82,9 +88,10 @@ def describe(question: Question, child: Callable[[Question], dict[str, Any]] | N
         ConfigError: if the model or the data set refuses its options.
         DescriptionError: if the data cannot be used, or the model cannot be built.
     """
-    cached = _cache_file(question)
+    cached = _cache_file(question) if question.is_cacheable() else None
     try:
-        return Description.from_json(json.loads(cached.read_text()))
+        if cached is not None:
+            return Description.from_json(json.loads(cached.read_text()))
     except (OSError, ValueError, KeyError, TypeError):
         pass  # not there, or from another version: ask again
     told = (child or _ask_new_process)(question)
@@ -92,7 +99,8 @@ def describe(question: Question, child: Callable[[Question], dict[str, Any]] | N
         raise ConfigError([Problem(**told["problem"])])
     if "failure" in told:
         raise DescriptionError(told["failure"], told["exit_code"])
-    _write_atomically(cached, json.dumps(told["description"]))
+    if cached is not None:
+        _write_atomically(cached, json.dumps(told["description"]))
     return Description.from_json(told["description"])
 
 

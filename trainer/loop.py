@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -36,26 +37,31 @@ class Pace:
     """Durations of the steps of one replica, in seconds; the first one builds and compiles, and does not count."""
 
     began: float = field(default_factory=time.monotonic)
-    step_secs: list[float] = field(default_factory=list)
+    step_secs: MutableSequence[float] = field(default_factory=lambda: array("d"))
     wait_secs: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._total_secs = sum(self.step_secs)  # kept, because a long run would take long to add up each step
 
     def tick(self, pulled: Pulled) -> None:
         now = time.monotonic()
         self.step_secs.append(now - self.began)
+        self._total_secs += now - self.began
         self.wait_secs += pulled.wait_secs
         self.began = now
 
     def percentile_ms(self, share: float) -> float:
         """The shortest of their durations that `share` of the steps stay within (nearest rank)."""
-        ordered = sorted(self.step_secs[1:] or self.step_secs or [0.0])
+        ordered = sorted(self.step_secs[1:] or self.step_secs) or [0.0]
         return 1000 * ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
     def steps_per_second(self, last: int | None = None) -> float:
-        recent = self.step_secs[1:][-(last or 0) :]
+        """Over the last so many steps, or all."""
+        recent = self.step_secs[max(1, len(self.step_secs) - last) if last else 1 :]
         return len(recent) / sum(recent) if recent else 0.0
 
     def wait_fraction(self) -> float:
-        return self.wait_secs / max(sum(self.step_secs), 1e-9)
+        return self.wait_secs / max(self._total_secs, 1e-9)
 
 
 def train(

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trainer import addresses
-from trainer.config import ConfigError, DeviceConfig, Problem, RunConfig, StrategyName
+from trainer.config import ConfigError, DeviceConfig, Problem, RunConfig, StrategyName, check_read
 from trainer.describe import Description
 from trainer.placement import Shard, Slice, place
 
@@ -47,6 +47,10 @@ class Task:
     @property
     def is_chief(self) -> bool:
         return self.name == "worker:0"
+
+    def environment(self) -> dict[str, str]:
+        """Environment variables that must be set before TensorFlow touches a device."""
+        return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, self.gpus)) or "-1"}
 
     @property
     def log(self) -> str:
@@ -141,6 +145,8 @@ def check(config: RunConfig, machine: Machine) -> list[Problem]:
     return [
         *_check_strategy(config),
         *_check_batch(config),
+        *check_read(config.optimizer, "optimizer."),
+        *check_read(config.optimizer.schedule, "optimizer.schedule."),
         *addresses.check(config),
         *_check_devices(config, machine),
     ]
@@ -279,9 +285,10 @@ def _check_devices(config: RunConfig, machine: Machine) -> Iterator[Problem]:
                 f"{fraction:g} is not in (0, 1]",
                 "two tasks that share one GPU want 0.45 each",
             )
-    if cluster.addresses and config.job is None:
-        return  # the tasks' GPUs may be on other machines
-    yield from _check_gpus(device, names, machine)
+        elif not any(_of_task(device.gpus, *name) for name in names if key in (name[0], f"{name[0]}:{name[1]}")):
+            yield Problem(f"device.memory_fraction.{key}", "it sees no GPU", f"add 'device.gpus={{{key}:[0]}}'")
+    mine = [(job, index) for job, index in names if config.job is None or (job, index) == (config.job, config.task)]
+    yield from _check_gpus(device, mine, machine)
 
 
 def _check_gpus(device: DeviceConfig, names: Sequence[tuple[str, int]], machine: Machine) -> Iterator[Problem]:

@@ -40,6 +40,7 @@ class RunDirectory:
     def write_inputs(self, config: RunConfig, plan: Plan) -> None:
         """Leaves the config and the plan for the tasks."""
         self.logs.mkdir(parents=True, exist_ok=True)
+        self.summary.unlink(missing_ok=True)  # an earlier run's
         write_atomically(self.config, yaml.safe_dump(_plain(config), sort_keys=False))
         write_atomically(self.plan, json.dumps(plan.to_json(), indent=1))
 

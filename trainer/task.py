@@ -25,10 +25,11 @@ from trainer.engine.local import LocalEngine
 from trainer.engine.pulled import Pulled
 from trainer.engine.shards import ShardHost, ShardsEngine, device_of
 from trainer.evaluation import Evaluator
+from trainer.exit_codes import NotFiniteError
 from trainer.loop import Engine, Pace, train
 from trainer.machine import is_local
 from trainer.monitor import status as status_page
-from trainer.monitor.peers import roll_call
+from trainer.monitor.peers import PeerError, roll_call
 from trainer.monitor.status import Status
 from trainer.placement import Parameter
 from trainer.plan import Plan, Task
@@ -94,9 +95,11 @@ class _Player:
     def play(self) -> int:
         host, port = addresses.host_of(self._task.control), int(self._task.control.rpartition(":")[2])
         # A name may be a scheduler's, of an address that only others reach this task by.
-        status_page.serve(self._status, host if is_local(host) else "", port)
-        if self._plan.strategy == "sync":
-            self._server = start_server(self._plan, self._task, soft_placement=self._config.device.soft_placement)
+        try:
+            status_page.serve(self._status, host if is_local(host) else "", port)
+        except OSError as error:
+            raise PeerError(f"{self._task.control} is taken ({error.strerror}); stop what listens there") from error
+        self._make_devices()
         self._status.is_listening = True
         shard_host = self._start_hosting() if self._plan.strategy == "sync" and self._shard else None
         stopped = self._train() if self._task.job == "worker" else False
@@ -106,8 +109,24 @@ class _Player:
         print(f"{self._task.name} is done at step {self._status.step}", flush=True)
         return exit_codes.TERMINATED if stopped or self._stop.requested else exit_codes.OK
 
+    def _make_devices(self) -> None:
+        """Makes this process's devices and thread pools; whatever comes first decides their size for all."""
+        soft_placement = self._config.device.soft_placement
+        if self._plan.strategy == "local":
+            self._keep_open.append(tf.compat.v1.Session(graph=tf.Graph(), config=self._session_config([])))
+            return
+        try:
+            self._server = start_server(self._plan, self._task, soft_placement=soft_placement)
+        except tf.errors.UnknownError as error:
+            raise PeerError(f"{self._task.address} cannot be listened on: {error.message}") from error
+
     def _session_config(self, peers: list[str]) -> Any:
         return session_config(self._task, soft_placement=self._config.device.soft_placement, peers=peers)
+
+    def _compute_device(self) -> str:
+        """Where this task's replica computes: its first GPU, if it sees one."""
+        device = "gpu:0" if self._task.gpus else "cpu:0"
+        return device_of(self._task.name, device) if self._server else f"/{device}"
 
     def _hosts(self) -> list[str]:
         return [shard.host for shard in self._plan.shards]
@@ -137,7 +156,6 @@ class _Player:
         self._keep_open.append(shard_host)
         shard_host.connect(self._server.target, self._session_config(peers))
         self._status.is_ready = True
-        self._stop.let_step_finish()
         self._status.state = "waiting"
         _start_thread("shard host", self._task.name, lambda: self._host(shard_host))
         return shard_host
@@ -156,6 +174,7 @@ class _Player:
 
         if is_ps:
             self._status.step, self._status.state = step, "serving"
+            self._stop.let_step_finish()  # the workers decide when: they need this shard to save it
         shard_host.serve(self._plan.steps, on_update)
 
     def _train(self) -> bool:
@@ -167,9 +186,12 @@ class _Player:
         evaluator = None
         if self._task.is_chief:
             state, resumed_from = first_snapshot(config, plan, self._directory, model)
-            device = device_of(self._task.name) if plan.strategy == "sync" else "/cpu:0"
             evaluator = Evaluator(
-                model, config.model.loss.value, data.evaluate, batch_size=config.evaluate.batch_size, device=device
+                model,
+                config.model.loss.value,
+                data.evaluate,
+                batch_size=config.evaluate.batch_size,
+                device=self._compute_device(),
             )
         target = self._server.target if self._server else ""
         if plan.strategy == "sync":
@@ -207,8 +229,8 @@ class _Player:
         """Steps to the end; returns whether the run was stopped before."""
         status, plan = self._status, self._plan
         status.state = "waiting"
-        self._stop.let_step_finish()
         start = engine.start()
+        self._stop.let_step_finish()
         status.state, status.step = "training", start
         pace.began = time.monotonic()
 
@@ -221,15 +243,19 @@ class _Player:
                 status.loss = pulled.loss
                 status.first_step_at = status.first_step_at or time.time()
 
-        _, stopped = train(
-            engine,
-            start=start,
-            until=plan.steps,
-            stop_requested=lambda: self._stop.requested,
-            gradients_every=self._config.summary.histogram_every if chief else 0,
-            between=[chief.between] if chief else [],
-            after=[tell, chief.after] if chief else [tell],
-        )
+        try:
+            _, stopped = train(
+                engine,
+                start=start,
+                until=plan.steps,
+                stop_requested=lambda: self._stop.requested,
+                gradients_every=self._config.summary.histogram_every if chief else 0,
+                between=[chief.between] if chief else [],
+                after=[tell, chief.after] if chief else [tell],
+            )
+        except NotFiniteError:  # every replica sees it at the same step
+            engine.leave()
+            raise
         if chief is None:
             engine.leave()
         return stopped
@@ -249,7 +275,7 @@ class _Player:
             )
 
         step = replica.make_step(model, config.model.loss.value)
-        me = Replica(step, batches, config.seed, index, plan.replicas)
+        me = Replica(step, batches, config.seed, index, plan.replicas, self._compute_device())
         if plan.strategy == "local":
             return LocalEngine(shard=plan.shards[0], optimizer=config.optimizer, replica=me)
         return ShardsEngine(task=self._task.name, shards=plan.shards, optimizer=config.optimizer, replica=me)

@@ -57,7 +57,11 @@ def run(main: Callable[[RunConfig], int], check: Check) -> NoReturn:
     except ConfigError as error:
         print(error, file=sys.stderr)
         sys.exit(exit_codes.CONFIG)
-    codes = [main(config) for config in configs]
+    codes = []
+    for config in configs:
+        codes.append(main(config))
+        if codes[-1] in (exit_codes.INTERRUPTED, exit_codes.TERMINATED):
+            break  # whoever stopped this run did not mean to start the next
     sys.exit(next((code for code in codes if code), 0))
 
 

@@ -21,6 +21,7 @@ class Replica:
     seed: int
     index: int = 0
     count: int = 1
+    device: str | None = None  # of the forward and backward pass; none: where TensorFlow puts it
 
 
 def compute(
@@ -36,11 +37,12 @@ def compute(
     step = tf.function(lambda *inputs: replica.step(*inputs), autograph=False)
     with tf.control_dependencies([same]):
         features = tf.identity(batches.features)
-    gradients, state, loss, accuracy = step(*packing.unpack(pulled, shards), draw, features, batches.labels)
-    metrics = tf.stack([loss, accuracy, stop])
-    packed = [
-        packing.pack(shard, gradients, state, metrics, packing.header_of(flat, shard))
-        for flat, shard in zip(pulled, shards, strict=True)
-    ]
+    with tf.device(replica.device):  # one copy of each vector there, and one back
+        gradients, state, loss, accuracy = step(*packing.unpack(pulled, shards), draw, features, batches.labels)
+        metrics = tf.stack([loss, accuracy, stop])
+        packed = [
+            packing.pack(shard, gradients, state, metrics, packing.header_of(flat, shard))
+            for flat, shard in zip(pulled, shards, strict=True)
+        ]
     with tf.control_dependencies(packed):
         return packed, tf.timestamp()

@@ -38,10 +38,10 @@ GENERATION_STRIDE = 2**32  # a tag is generation * stride + step
 SPARE_TOKENS = 8  # a returned or stale token never blocks a host
 
 
-def device_of(task: str) -> str:
-    """The CPU of a task, e.g. "ps:0" -> "/job:ps/task:0/cpu:0"."""
+def device_of(task: str, device: str = "cpu:0") -> str:
+    """A device of a task, e.g. "ps:0" -> "/job:ps/task:0/cpu:0"."""
     job, index = task.split(":")
-    return f"/job:{job}/task:{index}/cpu:0"
+    return f"/job:{job}/task:{index}/{device}"
 
 
 @dataclass(frozen=True)

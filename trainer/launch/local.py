@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from types import TracebackType
 from typing import Any
 
 from trainer import addresses, exit_codes, resume
@@ -41,15 +42,24 @@ class _Life:
         return self.page["state"] if self.page else "starting"
 
 
-@dataclass
 class _Signals:
-    """Ctrl-C and SIGTERM: the first stops the run cleanly, the second at once."""
+    """Ctrl-C and SIGTERM while a run is watched: the first stops it cleanly, the second at once."""
 
-    numbers: list[int] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.numbers: list[int] = []  # as they came
 
-    def listen(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda received, _: self.numbers.append(received))
+    def __enter__(self) -> _Signals:
+        self._before = {
+            number: signal.signal(number, lambda received, _: self.numbers.append(received))
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
 
 def run(config: RunConfig, plan: Plan, directory: RunDirectory, tasks: Tasks, *, started_at: float) -> int:
@@ -65,9 +75,7 @@ def run(config: RunConfig, plan: Plan, directory: RunDirectory, tasks: Tasks, *,
         ConfigError: if a task's address is of another machine.
         PeerError: if a port that the config names is taken.
     """
-    signals = _Signals()
-    signals.listen()
-    with HeldPorts(2 * len(plan.tasks)) as held:
+    with _Signals() as signals, HeldPorts(2 * len(plan.tasks)) as held:
         plan = _with_ports(plan, held)
         with Lease(directory):
             found = resume.find(config.resume, directory, steps=plan.steps)
@@ -76,10 +84,16 @@ def run(config: RunConfig, plan: Plan, directory: RunDirectory, tasks: Tasks, *,
             lives = {task.name: _Life(task) for task in plan.tasks}
             for task in plan.tasks:
                 log = directory.path / task.log
-                tasks.start(task.name, run=str(directory.path), environment=_environment(task), log=str(log))
+                tasks.start(task.name, run=str(directory.path), environment=task.environment(), log=str(log))
             with make_progress(plan.tasks, plan.steps) as progress:
                 failed = _Watch(config, directory, tasks, lives, progress, signals).watch()
-            return _conclude(directory, lives, failed, signals.numbers, started_at)
+            summary = _complete_summary(directory, lives, failed, started_at)
+    if failed is not None:
+        return _report_failure(directory, failed)
+    if signals.numbers or any(life.code for life in lives.values()):
+        return _report_stop(config, directory, summary, signals.numbers)
+    print(_in_words(summary))
+    return exit_codes.OK
 
 
 def _with_ports(plan: Plan, held: HeldPorts) -> Plan:
@@ -123,10 +137,6 @@ def _elsewhere(task: Task) -> Problem:
     )
 
 
-def _environment(task: Task) -> dict[str, str]:
-    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, task.gpus)) or "-1"}
-
-
 class _Watch:
     """Follows the tasks until all have ended."""
 
@@ -141,8 +151,9 @@ class _Watch:
     ) -> None:
         self._config, self._directory, self._tasks, self._lives = config, directory, tasks, lives
         self._progress, self._signals = progress, signals
-        self._kill_at: float | None = None
         self._heard = 0  # signals acted upon
+        self._stop_by: float | None = None  # the tasks were asked to stop, and are killed after this
+        self._is_killing = False
         self._readers = ThreadPoolExecutor(max_workers=16, thread_name_prefix="pages")
 
     def watch(self) -> _Life | None:
@@ -151,12 +162,15 @@ class _Watch:
         while any(life.code is None for life in self._lives.values()):
             self._hear(POLL_SECS)
             self._obey_signals()
-            if failed is None and not self._signals.numbers:
+            if not self._is_killing:
                 failed = self._first_failure()
-                if failed is not None:
-                    self._end_all(grace_secs=0)
-            if self._kill_at is not None and time.monotonic() > self._kill_at:
-                self._end_all(grace_secs=0)
+                self._is_killing = failed is not None
+            if self._stop_by is None and any(life.code == exit_codes.TERMINATED for life in self._lives.values()):
+                self._ask_to_stop("a task was asked to stop, so all do")
+            if self._stop_by is not None and time.monotonic() > self._stop_by:
+                self._is_killing = True
+            if self._is_killing:
+                self._signal_all(signal.SIGKILL)  # each time: a task may only now be known to have started
             self._read_pages()
         self._readers.shutdown(wait=False)
         return failed
@@ -170,35 +184,40 @@ class _Watch:
                 life.code = event["code"]
 
     def _obey_signals(self) -> None:
-        """The first signal asks every task to save and leave; the second, or the end of the grace, ends them."""
+        """The first signal asks every task to save and leave; the second ends them."""
         if len(self._signals.numbers) == self._heard:
             return
         self._heard = len(self._signals.numbers)
         began = any(life.page and life.page["first_step_at"] for life in self._lives.values())
         if self._heard > 1 or not began:
             self._progress.say("stops at once" if self._heard > 1 else "stops before the first step")
-            self._end_all(grace_secs=0)
-            return
-        grace = self._config.timeouts.stop_grace_secs
-        self._progress.say(f"stops after this step and saves, within {grace:g} s (once more: stops at once)")
-        self._end_all(grace_secs=grace)
+            self._is_killing = True
+        else:
+            self._ask_to_stop("stops after this step and saves (once more: stops at once)")
 
-    def _end_all(self, *, grace_secs: float) -> None:
-        """Asks all tasks to leave; without grace, kills them."""
-        self._kill_at = time.monotonic() + grace_secs if grace_secs else None
+    def _ask_to_stop(self, why: str) -> None:
+        grace = self._config.timeouts.stop_grace_secs
+        self._progress.say(f"{why}, within {grace:g} s")
+        self._stop_by = time.monotonic() + grace
+        self._signal_all(signal.SIGTERM)
+
+    def _signal_all(self, number: int) -> None:
         for life in self._lives.values():
             if life.pid and life.code is None:
-                self._tasks.signal(life.pid, signal.SIGTERM if grace_secs else signal.SIGKILL)
+                self._tasks.signal(life.pid, number)
 
     def _first_failure(self) -> _Life | None:
         """The task whose failure explains the others: an unavailable peer is a consequence, if anything else failed."""
-        if not any(life.code for life in self._lives.values()):
+
+        def failures() -> list[_Life]:
+            return [life for life in self._lives.values() if life.code not in (None, 0, exit_codes.TERMINATED)]
+
+        if not failures():
             return None
         settled = time.monotonic() + SETTLE_SECS
         while time.monotonic() < settled:
             self._hear(max(0.0, settled - time.monotonic()))
-        ended = [life for life in self._lives.values() if life.code]
-        return min(ended, key=lambda life: life.code == exit_codes.UNAVAILABLE)
+        return min(failures(), key=lambda life: life.code == exit_codes.UNAVAILABLE)
 
     def _read_pages(self) -> None:
         """Reads all status pages side by side; a task that does not answer keeps its last page."""
@@ -216,50 +235,49 @@ class _Watch:
         write_atomically(self._directory.status, json.dumps({"tasks": pages, "states": states}, indent=1))
 
 
-def _conclude(
-    directory: RunDirectory, lives: Mapping[str, _Life], failed: _Life | None, signals: list[int], started_at: float
-) -> int:
-    """Completes the summary, says how the run ended, and returns the exit code."""
-    ended = {name: {"code": life.code, "log": life.task.log} for name, life in lives.items()}
-    first_steps = [life.page["first_step_at"] for life in lives.values() if life.page and life.page["first_step_at"]]
-    summary = _read_summary(directory) if failed is None else {"run_dir": str(directory.path), "failed": True}
+def _complete_summary(
+    directory: RunDirectory, lives: Mapping[str, _Life], failed: _Life | None, started_at: float
+) -> dict[str, Any]:
+    """Adds to what the chief wrote, if it came to that, what only the launcher knows."""
+    summary: dict[str, Any] = {"run_dir": str(directory.path)}
+    if directory.summary.exists():
+        summary = json.loads(directory.summary.read_text())
+    first_step_at = summary.pop("first_step_at", None)
     summary |= {
+        "failed": failed.task.name if failed else None,
         "seconds": round(time.time() - started_at, 3),
-        "time_to_first_step_secs": round(min(first_steps) - started_at, 3) if first_steps else None,
+        "time_to_first_step_secs": round(first_step_at - started_at, 3) if first_step_at else None,
         "restarts": 0,
-        "tasks": ended,
+        "tasks": {name: {"code": life.code, "log": life.task.log} for name, life in lives.items()},
     }
     write_atomically(directory.summary, json.dumps(summary, indent=1))
-    if failed is not None:
-        _report_failure(directory, failed)
-        assert failed.code is not None
-        return failed.code if failed.code > 0 else 128 - failed.code
-    if signals:
-        print(f"stopped; continue with the same command and run={directory.path}")
-        return 128 + signals[0]
-    print(_in_words(summary))
-    return exit_codes.OK
-
-
-def _read_summary(directory: RunDirectory) -> dict[str, Any]:
-    """What the chief wrote; nothing, if it was stopped before."""
-    try:
-        summary: dict[str, Any] = json.loads(directory.summary.read_text())
-        return summary
-    except FileNotFoundError:
-        return {"run_dir": str(directory.path)}
+    return summary
 
 
 def _in_words(summary: Mapping[str, Any]) -> str:
+    first = summary["time_to_first_step_secs"]
     return (
-        f"done: {summary['steps']} steps in {summary['seconds']:.1f} s (first step after "
-        f"{summary['time_to_first_step_secs'] or 0:.1f} s), {summary['examples_per_second']:,.0f} examples/s, "
+        f"done: {summary['steps']} steps in {summary['seconds']:.1f} s"
+        f"{f' (first step after {first:.1f} s)' if first else ''}, {summary['examples_per_second']:,.0f} examples/s, "
         f"eval_loss {summary['eval_loss']:.4f}, eval_accuracy {summary['eval_accuracy']:.4f}\n"
         f"params_sha256 {summary['params_sha256']}\n{summary['run_dir']}"
     )
 
 
-def _report_failure(directory: RunDirectory, failed: _Life) -> None:
+def _report_stop(config: RunConfig, directory: RunDirectory, summary: Mapping[str, Any], signals: Sequence[int]) -> int:
+    """Says whether the state was saved, and how to go on; returns the exit code."""
+    if "steps" in summary:
+        kept = f"saved at step {summary['steps']}"
+    else:
+        older = max((int(path.name) for path in directory.checkpoints.glob("*") if path.name.isdigit()), default=None)
+        kept = "nothing was saved" if older is None else f"nothing was saved since step {older}"
+    without = "" if config.resume == "auto" else f", without resume={config.resume}"
+    print(f"stopped, {kept}; to continue, type the same command with run={directory.path}{without}")
+    return 128 + signals[0] if signals else exit_codes.TERMINATED
+
+
+def _report_failure(directory: RunDirectory, failed: _Life) -> int:
+    """Shows the first failure and the end of its log; returns the exit code."""
     assert failed.code is not None
     log = directory.path / failed.task.log
     said = log.read_text(errors="replace").splitlines() if log.exists() else []
@@ -269,3 +287,4 @@ def _report_failure(directory: RunDirectory, failed: _Life) -> None:
     print(f"the end of {log}:")
     for text in tail:
         print(f"    {text}")
+    return failed.code if failed.code > 0 else 128 - failed.code
