@@ -85,11 +85,45 @@ def test_a_run_stopped_before_its_first_step_ends_at_once(start):
     assert run.pids() == []
 
 
+def test_ctrl_c_before_any_task_has_started_ends_the_run(start):
+    run = start(*LONG)
+    deadline = time.monotonic() + 60
+    while not (run.directory / "plan.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait(20) == 130
+    assert "nothing was saved" in run.output
+    assert not list((run.directory / "checkpoints").glob("0*"))
+
+
+def test_sigterm_to_one_worker_stops_all_and_saves(start):
+    run = start(*LONG)
+    run.wait_for_step(10)
+    os.kill(_pid(run, "worker-1"), signal.SIGTERM)
+    assert run.wait(30) == 143, run.output
+    saved = run.summary()["steps"]
+    assert f"saved at step {saved}" in run.output
+    assert (run.directory / f"checkpoints/{saved:09d}/manifest.json").exists()
+
+
+def test_a_save_that_fails_while_stopping_is_told(start):
+    run = start(*[o for o in LONG if not o.startswith("checkpoint")], "checkpoint.every=0")
+    run.wait_for_step(10)
+    (run.directory / "checkpoints").write_text("not a directory")
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait(30) == 74, run.output
+    assert "worker:0 failed first, exit code 74: storage failed" in run.output
+
+
+def _pid(run: Run, log: str) -> int:
+    """The process of a task, as its log names it."""
+    return int((run.directory / f"logs/{log}.log").read_text().partition("pid ")[2].partition(":")[0])
+
+
 def test_a_killed_worker_is_named_and_ends_the_run(start):
     run = start(*LONG)
     run.wait_for_step(5)
-    log = (run.directory / "logs/worker-1.log").read_text()
-    os.kill(int(log.partition("pid ")[2].partition(":")[0]), signal.SIGKILL)
+    os.kill(_pid(run, "worker-1"), signal.SIGKILL)
     assert run.wait(20) == 137
     assert "worker:1 failed first, exit code -9: killed" in run.output
     assert run.pids() == []
@@ -98,8 +132,7 @@ def test_a_killed_worker_is_named_and_ends_the_run(start):
 def test_a_killed_ps_is_named_although_the_workers_fail_too(start):
     run = start(*LONG)
     run.wait_for_step(5)
-    log = (run.directory / "logs/ps-1.log").read_text()
-    os.kill(int(log.partition("pid ")[2].partition(":")[0]), signal.SIGKILL)
+    os.kill(_pid(run, "ps-1"), signal.SIGKILL)
     assert run.wait(20) == 137
     assert "ps:1 failed first" in run.output
 
