@@ -13,10 +13,11 @@ train: .venv/run ## Train a CNN on handwritten digits with CLUSTER (2ps4w); ARGS
 	$(BIN)/python -m trainer cluster=$(CLUSTER) $(ARGS)
 
 test: .venv/dev ## All tests: modules, then real clusters of processes
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 -m "not cluster"
+	$(BIN)/python -m pytest -m cluster
 
 test-fast: .venv/dev ## The tests that start no cluster, within a minute
-	$(BIN)/python -m pytest -m "not cluster"
+	$(BIN)/python -m pytest -n 2 -m "not cluster and not slow"
 
 check: .venv/dev ## Format, lint and types
 	$(BIN)/ruff format --check .

@@ -14,6 +14,8 @@ import pytest
 from trainer.compose import load, sources
 from trainer.config import ConfigError, Problem
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 GLOBAL = "# @package _global_\n"
 

@@ -445,6 +445,7 @@ def last_line_within(process: subprocess.Popen[str], secs: float) -> str:
     return rest[-1] if rest else line
 
 
+@pytest.mark.slow
 def test_a_writer_killed_at_any_moment_leaves_the_previous_checkpoint_valid(tmp_path):
     print(f"seed {KILL_SEED}")
     delays = random.Random(KILL_SEED)

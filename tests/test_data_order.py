@@ -191,5 +191,6 @@ assert labels.tolist() == expected.tolist(), labels
 """
 
 
+@pytest.mark.slow
 def test_batches_come_from_the_cpu_of_the_task_whose_device_scope_is_open():
     subprocess.run([sys.executable, "-c", SERVER], check=True, timeout=60)

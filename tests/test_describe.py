@@ -47,6 +47,7 @@ def must_not_be_asked(asked: Question) -> dict[str, Any]:
     raise AssertionError(f"a child was asked about {asked}")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_a_child_process_builds_the_model_and_opens_the_data():
     assert describe(question("cnn", "mnist_10k")) == Description(

@@ -282,6 +282,7 @@ def forking() -> Iterator[Tasks]:
         yield started
 
 
+@pytest.mark.slow
 def test_a_fork_of_the_nursery_describes_a_model(forking):
     data = DataConfig("synthetic", {"train_examples": 30, "evaluate_examples": 10, "shape": [4], "classes": 2})
     told = forking.describe(Question.about(ModelConfig("mlp", {"depth": 0}), data, user=None, seed=0))

@@ -191,6 +191,7 @@ def test_listening_peers_need_not_be_ready(serve):
     assert call([peer(1, serve(worker(1, is_listening=True)))], until="is_listening") == []
 
 
+@pytest.mark.slow
 def test_a_report_names_the_missing_every_ten_seconds(serve, held):
     status = worker(1, state="starting")
     control, gone = serve(status), f"127.0.0.1:{held()}"
@@ -222,6 +223,7 @@ def test_the_deadline_names_who_is_missing_and_how_long_they_were_waited_for(hel
         call([peer(1, control)], deadline_secs=5, now=Clock(4.0))
 
 
+@pytest.mark.slow
 def test_a_peer_that_never_answers_is_called_silent():
     with socket.socket() as frozen:
         frozen.bind(("127.0.0.1", 0))

@@ -211,6 +211,7 @@ def test_the_gradients_of_these_tests_reach_the_clip_norm_in_some_steps_only():
     assert 30 < sum(norm > CLIP for norm in norms) < 70
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", [ONE_SHARD, THREE_SHARDS], ids=["one-shard", "three-shards"])
 @every_config
 def test_hundred_updates_equal_keras(name, spread):
