@@ -162,9 +162,8 @@ class ShardHost:
         generation, step = tf.unstack(tf.cast(mine, tf.int64))
 
         def stale(message: tf.Tensor) -> tf.Tensor:
-            return tf.reduce_any(
-                tf.not_equal(packing.tags_of(message, self._shard), mine)
-            )  # `!=` compares identity here
+            # Not `!=`, which compares identities in a v1 graph.
+            return tf.reduce_any(tf.not_equal(packing.tags_of(message, self._shard), mine))
 
         packed = [_take(self._shared.intake[r], stale) for r in range(replicas)]
         with tf.control_dependencies(packed):

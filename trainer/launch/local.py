@@ -188,6 +188,7 @@ class _Watch:
         if len(self._signals.numbers) == self._heard:
             return
         self._heard = len(self._signals.numbers)
+        self._read_pages()  # the last ones may be from before the first step
         began = any(life.page and life.page["first_step_at"] for life in self._lives.values())
         if self._heard > 1 or not began:
             self._progress.say("stops at once" if self._heard > 1 else "stops before the first step")
