@@ -40,14 +40,23 @@ def normed(input_shape, classes, *, width=24):
 
 
 @pytest.mark.timeout(240)
-def test_the_main_job_learns_to_read_digits_and_leaves_nothing_behind(start):
-    run = start("cluster=2ps4w", "train.steps=300", "seed=1", "summary.histogram_every=100")
+def test_the_main_job_learns_to_read_digits_and_leaves_nothing_behind(start, tmp_path: Path):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    run = start(
+        "cluster=2ps4w",
+        "train.steps=300",
+        "seed=1",
+        "summary.histogram_every=100",
+        environment={"TMPDIR": str(scratch)},
+    )
     assert run.wait(200) == 0, run.output
     ended = time.monotonic()
     summary = run.summary()
     assert summary["eval_accuracy"] >= 0.96
     assert summary["steps"] == 300
     _assert_nothing_left(run)
+    assert list(scratch.iterdir()) == []
     assert time.monotonic() - ended < 10
     _assert_tells_everything(run, summary)
 

@@ -71,7 +71,9 @@ def _batches(examples: Examples, indices: Callable[[tf.Tensor], tf.Tensor], *, s
         arrays = tuple(tf.compat.v1.placeholder(array.dtype, array.shape) for array in examples.arrays)
         first = tf.compat.v1.placeholder(tf.int64, [], name="start")
         steps = tf.data.Dataset.range(first, stop)
-        batches = steps.map(lambda step: (step, *examples.fetch(indices(step), arrays)))
+        # AutoGraph would write a temporary file for each function, which a task that is killed leaves behind.
+        fetch = tf.autograph.experimental.do_not_convert(lambda step: (step, *examples.fetch(indices(step), arrays)))
+        batches = steps.map(fetch)
         iterator = tf.compat.v1.data.make_initializable_iterator(batches.prefetch(AHEAD).with_options(_options()))
         step, features, labels = iterator.get_next()
     feed_dict = {**dict(zip(arrays, examples.arrays, strict=True)), first: start}

@@ -27,18 +27,18 @@ def make_update(shard: Shard, config: OptimizerConfig, exchange: Exchange) -> Up
         exchange: brings together the squared norms of all shards; called only when gradients are clipped.
     """
 
-    @tf.function(jit_compile=True)
+    @tf.function(jit_compile=True, autograph=False)
     def average(packed: Sequence[tf.Tensor]) -> tf.Tensor:
         total = packed[0]
         for one in packed[1:]:  # replica order, one by one: the sum's bits depend on nothing else
             total = total + one
         return total / len(packed)
 
-    @tf.function(jit_compile=True)
+    @tf.function(jit_compile=True, autograph=False)
     def squares_of(mean: tf.Tensor) -> tf.Tensor:
         return optimizers.square_sums(mean, [(piece.offset, piece.padded) for piece in shard.trainable])
 
-    @tf.function(jit_compile=True)
+    @tf.function(jit_compile=True, autograph=False)
     def apply(
         flat: tf.Tensor, slots: Slots, mean: tf.Tensor, scale: tf.Tensor | None, generation: tf.Tensor, step: tf.Tensor
     ) -> tuple[tf.Tensor, Slots]:
@@ -55,7 +55,7 @@ def make_update(shard: Shard, config: OptimizerConfig, exchange: Exchange) -> Up
         scale = optimizers.clip_scale(config, exchange(squares_of(mean)))
         return apply(flat, slots, mean, scale, generation, step)
 
-    @tf.function(jit_compile=True)
+    @tf.function(jit_compile=True, autograph=False)
     def unclipped(
         flat: tf.Tensor, slots: Slots, packed: Sequence[tf.Tensor], generation: tf.Tensor, step: tf.Tensor
     ) -> tuple[tf.Tensor, Slots]:
