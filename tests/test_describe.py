@@ -219,3 +219,12 @@ def test_data_that_is_not_there_gives_its_own_exit_code(tmp_path):
     with pytest.raises(DescriptionError, match=r"digits\.npz") as raised:
         describe(asked, answer)
     assert raised.value.exit_code == 66
+
+
+def test_a_value_error_of_the_users_own_code_is_told_with_its_place(tmp_path: Path):
+    (tmp_path / "mine.py").write_text("def bad(input_shape, classes):\n    raise ValueError('shape wrong')\n")
+    question = Question(
+        {"name": "bad", "options": {}}, {"name": "synthetic", "options": {}}, str(tmp_path / "mine.py"), 0
+    )
+    told = answer(question)
+    assert told["failure"].endswith("mine.py, line 2, in bad: ValueError: shape wrong")

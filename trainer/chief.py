@@ -39,7 +39,9 @@ def first_snapshot(config: RunConfig, plan: Plan, directory: RunDirectory, model
     else:
         checkpoint.check_fits(found, _expected(parameters, list(optimizers.slots(config.optimizer))))
         state = Snapshot.from_tensors(found.step, checkpoint.load(found))
-    if config.resume != "auto":
+    if found is None:
+        resume.set_aside(directory)
+    elif config.resume != "auto":
         resume.set_aside_newer(directory, step=state.step)
     return state, str(found.path) if found else None
 

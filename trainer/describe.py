@@ -132,18 +132,30 @@ def answer(question: Question) -> dict[str, Any]:
     except DataError as error:
         return {"failure": str(error), "exit_code": exit_code_of(error)}
     except ValueError as error:
+        if user is not None and any(Path(f.filename) == Path(user).resolve() for f in _frames(error)):
+            return _failure(error)  # in the user's own code, not in what was typed
         remedy = "python -m trainer --help lists the names, conf/ their options"
         return {
             "problem": {"key": f"model={model['name']} data={data['name']}", "message": str(error), "remedy": remedy}
         }
     except Exception as error:  # whatever a user's function raises is told, with its kind, to whoever asked
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        text = f"{place.filename}, line {place.lineno}, in {place.name}: {type(error).__name__}: {error}"
-        return {"failure": text, "exit_code": exit_code_of(error)}
+        return _failure(error)
     description = Description(
         tuple(parameters), data_set.input_shape, data_set.classes, data_set.train.count, data_set.evaluate.count
     )
     return {"description": description.to_json()}
+
+
+def _frames(error: Exception) -> traceback.StackSummary:
+    return traceback.extract_tb(error.__traceback__)
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    from trainer.exit_codes import exit_code_of
+
+    place = _frames(error)[-1]
+    text = f"{place.filename}, line {place.lineno}, in {place.name}: {type(error).__name__}: {error}"
+    return {"failure": text, "exit_code": exit_code_of(error)}
 
 
 def _ask_new_process(question: Question) -> dict[str, Any]:

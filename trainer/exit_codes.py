@@ -22,7 +22,7 @@ MEANINGS = {
     INTERNAL: "an unexpected error",
     RUN_IN_USE: "the run directory is in use",
     STORAGE: "storage failed",
-    CHECKPOINT: "the checkpoint is not valid",
+    CHECKPOINT: "the checkpoint cannot be used",
     INTERRUPTED: "interrupted",
     TERMINATED: "terminated",
 }

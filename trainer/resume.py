@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trainer import checkpoint
 from trainer.checkpoint import Checkpoint, CheckpointError
+from trainer.config import RunConfig
 from trainer.run_directory import RunDirectory
 
 
@@ -41,6 +42,34 @@ def _find(resume: str, directory: RunDirectory) -> Checkpoint | None:
     if newest is None and (skipped or resume != "auto"):
         raise CheckpointError(named / "checkpoints", "no checkpoint in it is valid")
     return newest
+
+
+def check_model(found: Checkpoint, config: RunConfig) -> None:
+    """Fails early if a checkpoint is of another model or optimizer; the shapes are compared when it is loaded.
+
+    Raises:
+        CheckpointError: naming both.
+    """
+    for key, wanted in (("model", config.model.name), ("optimizer", config.optimizer.name.value)):
+        held = found.facts.get(key)
+        if held is not None and held != wanted:
+            raise CheckpointError(
+                found.path,
+                f"it is of {key}={held}, this run has {key}={wanted}",
+                "choose another directory with run=PATH, or start anew with resume=never",
+            )
+
+
+def set_aside(directory: RunDirectory) -> None:
+    """Moves away what an earlier run left, for a run that starts anew in its directory."""
+    left = [path for path in (directory.checkpoints, directory.history, directory.events) if path.exists()]
+    if not left:
+        return
+    aside = directory.path / f"before-{time.strftime('%Y%m%d-%H%M%S')}"
+    aside.mkdir()
+    for path in left:
+        path.rename(aside / path.name)
+    print(f"starts anew; what an earlier run left is now in {aside}", flush=True)
 
 
 def set_aside_newer(directory: RunDirectory, *, step: int) -> None:

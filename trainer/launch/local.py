@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from trainer.run_directory import Lease, RunDirectory, write_atomically
 POLL_SECS = 0.25
 SETTLE_SECS = 0.5  # after a failure: the cause may be heard of after its consequences
 LOG_LINES = 20
+SAME_SIGNAL_SECS = 1.0
 
 
 @dataclass
@@ -38,7 +40,7 @@ class _Life:
     @property
     def state(self) -> str:
         if self.code is not None:
-            return "done" if self.code == 0 else f"ended ({self.code})"
+            return {0: "done", exit_codes.TERMINATED: "stopped"}.get(self.code, f"ended ({self.code})")
         return self.page["state"] if self.page else "starting"
 
 
@@ -47,13 +49,21 @@ class _Signals:
 
     def __init__(self) -> None:
         self.numbers: list[int] = []  # as they came
+        self._heard_at = -math.inf
 
     def __enter__(self) -> _Signals:
         self._before = {
-            number: signal.signal(number, lambda received, _: self.numbers.append(received))
+            number: signal.signal(number, lambda received, _: self._hear(received))
             for number in (signal.SIGINT, signal.SIGTERM)
         }
         return self
+
+    def _hear(self, number: int) -> None:
+        """Takes one Ctrl-C for one, also where a wrapper forwards it a second time."""
+        now = time.monotonic()
+        if now - self._heard_at > SAME_SIGNAL_SECS:
+            self.numbers.append(number)
+        self._heard_at = now
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -79,6 +89,10 @@ def run(config: RunConfig, plan: Plan, directory: RunDirectory, tasks: Tasks, *,
         plan = _with_ports(plan, held)
         with Lease(directory):
             found = resume.find(config.resume, directory, steps=plan.steps)
+            if found is None:
+                resume.set_aside(directory)
+            else:
+                resume.check_model(found, config)
             print(f"{directory.path}{f', resumes at step {found.step}' if found else ''}", flush=True)
             directory.write_inputs(config, plan)
             lives = {task.name: _Life(task) for task in plan.tasks}
