@@ -87,7 +87,7 @@ class Cluster:
         )
         self.workers = workers
         plan = Plan("test", "sync", STEPS, BATCH, self.tasks, self.shards, 96, ())
-        self.servers = {task.name: start_server(plan, task, soft_placement=True) for task in self.tasks}
+        self.servers = {task.name: start_server(plan, task) for task in self.tasks}
         self.engines = [self._engine(index) for index in range(workers)]
         self.hosts = [
             ShardHost(shards=self.shards, index=i, replicas=workers, optimizer=self.optimizer)
@@ -124,7 +124,7 @@ class Cluster:
 
     def _config(self, name: str) -> Any:
         task = next(task for task in self.tasks if task.name == name)
-        return session_config(task, soft_placement=True, peers=[shard.host for shard in self.shards])
+        return session_config(task, peers=[shard.host for shard in self.shards])
 
 
 def first_snapshot(model: keras.Model) -> Snapshot:

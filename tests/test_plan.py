@@ -95,7 +95,7 @@ def test_a_quorum_that_cannot_be_met_is_refused(quorum):
 
 
 def test_a_quorum_below_all_is_no_sync():
-    with pytest.raises(ConfigError, match="3 is fewer than the 4 replicas, and sync waits for all of them"):
+    with pytest.raises(ConfigError, match="sync does not read it; backup does, and waits for 3 of the 4 replicas"):
         planned("cluster=1ps4w", "strategy.quorum=3")
 
 

@@ -20,6 +20,7 @@ PARAMETERS = [
 
 def task(job: str, index: int, **told: object) -> Task:
     facts = {"address": "127.0.0.1:0", "control": "127.0.0.1:0", "gpus": (), "memory_fraction": None}
+    facts |= {"replicas": ("/cpu:0",) if job == "worker" else ()}
     return Task(job, index, **{**facts, "intra_op_threads": 1, "inter_op_threads": 2, **told})  # type: ignore[arg-type]
 
 

@@ -24,14 +24,37 @@ class Mode(Enum):
 
     train = "train"  # plan, start the tasks, train, evaluate, export
     plan = "plan"  # print what would run where; start nothing
+    doctor = "doctor"  # look at this machine and say what is missing
+    matpow = "matpow"  # A^n + B^n on one device and on two, timed: the smallest program with two devices
 
 
-class StrategyName(Enum):
-    """How replicas meet."""
+# How replicas meet. By call, because `async` cannot be written as a name in a class.
+StrategyName = Enum(
+    "StrategyName",
+    {
+        "auto": "auto",  # local for one process, sync otherwise
+        "local": "local",  # one process
+        "sync": "sync",  # every update waits for all replicas
+        "async": "async",  # every gradient is an update
+        "backup": "backup",  # an update waits for a quorum of the replicas; what comes later is dropped and counted
+        "all_reduce": "all_reduce",  # no shards: every worker holds all parameters, gradients are summed between them
+    },
+)
 
-    auto = "auto"  # local for one process, sync otherwise
-    local = "local"  # one process
-    sync = "sync"  # every update waits for all replicas
+
+class Precision(Enum):
+    """What the replica step computes in, by Keras's names; parameters and their gradients stay float32."""
+
+    float32 = "float32"
+    mixed_bfloat16 = "mixed_bfloat16"
+    mixed_float16 = "mixed_float16"  # with a loss scale that is halved where gradients overflow
+
+
+class MetricName(Enum):
+    """What says which checkpoint is the best."""
+
+    accuracy = "accuracy"  # the highest
+    loss = "loss"  # the lowest
 
 
 class OptimizerName(Enum):
@@ -117,7 +140,11 @@ class StrategyConfig:
     """How gradients of the replicas become one update."""
 
     name: StrategyName = StrategyName.auto
-    quorum: int | None = None  # fresh gradients an update waits for; none: all replicas
+    quorum: int | None = None  # backup: fresh gradients an update waits for, 1..replicas
+    # async: steps; older gradients are dropped and counted; none: all are applied
+    max_staleness: int | None = field(default=None, metadata=limits(at_least=0) | read_by("async"))
+    # all_reduce: gradients that travel as one message; smaller ones leave while the backward pass goes on
+    pack_mib: float = field(default=4.0, metadata=limits(above=0) | read_by("all_reduce"))
 
 
 @dataclass
@@ -161,9 +188,17 @@ class DeviceConfig:
 
     gpus: dict[str, list[int]] = field(default_factory=dict)  # visible GPUs by their index on the host; none by default
     memory_fraction: dict[str, float] = field(default_factory=dict)  # share of each visible GPU, in (0, 1]
-    intra_op_threads: int = field(default=0, metadata=limits(at_least=0))  # of a worker; 0: cores / workers
-    inter_op_threads: int = field(default=2, metadata=limits(at_least=2))  # 1 deadlocks a server that waits in queues
-    soft_placement: bool = True
+    memory_mib: dict[str, int] = field(default_factory=dict)  # of each visible GPU, instead of a share
+    growth: dict[str, bool] = field(default_factory=dict)  # take GPU memory as it is needed, instead of either
+    intra_op_threads: dict[str, int] = field(default_factory=dict)  # inside an operation; default: cores / replicas
+    # operations side by side; 1 deadlocks a server that waits in queues
+    inter_op_threads: dict[str, int] = field(default_factory=dict)
+    soft_placement: dict[str, bool] = field(default_factory=dict)  # where a kernel is missing use the CPU; default true
+    # devices of one worker's replicas, e.g. [/gpu:0,/gpu:1]; none: one replica, on its first GPU or on the CPU
+    replicas: list[str] = field(default_factory=list)
+    parameters: str = "/cpu:0"  # where a task that holds parameters keeps them
+    layers: dict[str, str] = field(default_factory=dict)  # pattern of layer paths (fnmatch) -> device in the replica
+    log_placement: bool = False  # write down where everything ran, and fail if it is not as planned
 
 
 @dataclass
@@ -172,18 +207,34 @@ class PlacementConfig:
 
     name: PlacementName = PlacementName.greedy
     pins: dict[str, int] = field(default_factory=dict)  # pattern of parameter paths (fnmatch) -> shard
+    # MiB; a larger parameter is cut into parts that may lie on several shards; none: it stays whole
+    max_part_mib: float | None = field(default=None, metadata=limits(above=0))
 
 
 @dataclass
 class TrainConfig:
     steps: int = field(default=300, metadata=limits(at_least=1))  # global steps
-    batch_size: int = field(default=256, metadata=limits(at_least=1))  # global: examples an update averages
+    batch_size: int = field(default=256, metadata=limits(at_least=1))  # global: examples of one step of all replicas
+    # parts that a replica computes its examples in, one after the other, to need less memory
+    accumulate: int = field(default=1, metadata=limits(at_least=1))
+    precision: Precision = Precision.float32
+    jit: bool = False  # compile the replica step with XLA
+
+
+@dataclass
+class MatpowConfig:
+    """Of mode=matpow."""
+
+    power: int = field(default=10, metadata=limits(at_least=1))
+    size: int = field(default=1000, metadata=limits(at_least=1))  # of the square matrices A and B
+    devices: list[str] = field(default_factory=lambda: ["/cpu:0", "/cpu:1"])  # of A's and B's products
 
 
 @dataclass
 class EvaluateConfig:
     every: int = field(default=0, metadata=limits(at_least=0))  # steps; 0: once, at the end
     batch_size: int = field(default=500, metadata=limits(at_least=1))
+    best_metric: MetricName = MetricName.accuracy  # what an evaluator task keeps the best checkpoint by
 
 
 @dataclass
@@ -196,6 +247,7 @@ class CheckpointConfig:
 class SummaryConfig:
     every: int = field(default=10, metadata=limits(at_least=1))  # steps between lines of history.jsonl and events
     histogram_every: int = field(default=0, metadata=limits(at_least=0))  # steps; 0: no histograms
+    lines: bool = False  # print every line of the history, in place of one every few seconds
 
 
 @dataclass
@@ -240,6 +292,7 @@ class RunConfig:
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
     plan: PlanConfig = field(default_factory=PlanConfig)
+    matpow: MatpowConfig = field(default_factory=MatpowConfig)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from typing import Any
 from trainer.config import ConfigError, DataConfig, ModelConfig, Problem
 from trainer.placement import Parameter
 
-FORMAT = 1  # of the cached file; raise it when Description changes
+FORMAT = 2  # of the cached file; raise it when Description changes
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Description:
     classes: int
     train_examples: int
     evaluate_examples: int
+    layers: tuple[str, ...] = ()  # paths, of layers inside layers too
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"parameters": [p._asdict() for p in self.parameters]}
@@ -43,7 +44,7 @@ class Description:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Description:
         parameters = tuple(Parameter(p["path"], tuple(p["shape"]), p["trainable"]) for p in value.pop("parameters"))
-        return cls(parameters, tuple(value.pop("input_shape")), **value)
+        return cls(parameters, tuple(value.pop("input_shape")), layers=tuple(value.pop("layers")), **value)
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,12 @@ def answer(question: Question) -> dict[str, Any]:
     except Exception as error:  # whatever a user's function raises is told, with its kind, to whoever asked
         return _failure(error)
     description = Description(
-        tuple(parameters), data_set.input_shape, data_set.classes, data_set.train.count, data_set.evaluate.count
+        tuple(parameters),
+        data_set.input_shape,
+        data_set.classes,
+        data_set.train.count,
+        data_set.evaluate.count,
+        tuple(replica.layers_of(built)),
     )
     return {"description": description.to_json()}
 

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 LANES = 16  # floats in 64 bytes
-METRICS = ("loss", "accuracy", "stop")  # the first lanes of the metrics region, in this order
+# The first lanes of the metrics region, in this order. Replicas push the first four; the others are the host's.
+METRICS = ("loss", "accuracy", "stop", "overflow", "loss_scale", "good_steps")
 HEADER = ("generation", "step")  # the first lanes of the header, int32 bits
 
 
@@ -103,7 +104,7 @@ def place(
     """
     _check_pins(parameters, hosts, pins)
     held: list[list[Parameter]] = [[] for _ in hosts]
-    pinned = {p.path: shard for p in parameters if (shard := _pin(p.path, pins)) is not None}
+    pinned = {p.path: pins[pattern] for p in parameters if (pattern := best_match(p.path, pins)) is not None}
     for path, shard in pinned.items():
         held[shard].append(next(p for p in parameters if p.path == path))
     free = [p for p in parameters if p.path not in pinned]
@@ -120,9 +121,10 @@ def place(
     )
 
 
-def _pin(path: str, pins: Mapping[str, int]) -> int | None:
-    matching = [pattern for pattern in pins if fnmatchcase(path, pattern)]
-    return pins[max(matching, key=lambda pattern: len(pattern.replace("*", "")))] if matching else None
+def best_match(path: str, patterns: Iterable[str]) -> str | None:
+    """The pattern that matches a path; of several, the one with the most characters besides `*`."""
+    matching = [pattern for pattern in patterns if fnmatchcase(path, pattern)]
+    return max(matching, key=lambda pattern: len(pattern.replace("*", ""))) if matching else None
 
 
 def _check_pins(parameters: Sequence[Parameter], hosts: Sequence[str], pins: Mapping[str, int]) -> None:

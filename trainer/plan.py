@@ -5,18 +5,22 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any
 
 from trainer import addresses
 from trainer.config import ConfigError, DeviceConfig, Problem, RunConfig, StrategyName, check_read
 from trainer.describe import Description
-from trainer.placement import Shard, Slice, place
+from trainer.placement import Shard, Slice, best_match, place
 
 ANY_PORT = 0  # chosen when the tasks start
+SHARDED = ("sync", "async", "backup")  # strategies with shard hosts
+JOBS = ("ps", "worker", "evaluator")
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,7 @@ class Machine:
 
     cores: int
     gpus: int
+    gpu_mib: tuple[int, ...] = ()  # memory of each GPU; empty: not known
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,11 @@ class Task:
     memory_fraction: float | None  # of each visible GPU; none: TensorFlow's default
     intra_op_threads: int
     inter_op_threads: int
+    memory_mib: int | None = None  # of each visible GPU, instead of a share
+    growth: bool = False  # takes GPU memory as it is needed
+    soft_placement: bool = True
+    cpus: int = 1  # logical CPU devices
+    replicas: tuple[str, ...] = ()  # devices of this task's replicas, e.g. ("/gpu:0", "/gpu:1")
 
     @property
     def name(self) -> str:
@@ -63,13 +73,16 @@ class Plan:
     """A run, frozen: what `mode=plan` shows is what the tasks do."""
 
     cluster: str
-    strategy: str  # local or sync
+    strategy: str  # a StrategyName, never auto
     steps: int
     global_batch: int
     tasks: tuple[Task, ...]
     shards: tuple[Shard, ...]
     train_examples: int
     warnings: tuple[Problem, ...]
+    quorum: int | None = None  # replicas an update waits for, of a backup strategy
+    parameters: str = "/cpu:0"  # device of a shard on its host
+    layers: Mapping[str, str] = field(default_factory=dict)  # device inside a replica by layer path
 
     @property
     def workers(self) -> tuple[Task, ...]:
@@ -77,7 +90,18 @@ class Plan:
 
     @property
     def replicas(self) -> int:
-        return len(self.workers)
+        """Copies of the model."""
+        return sum(len(task.replicas) for task in self.workers)
+
+    @property
+    def trainers(self) -> tuple[Task, ...]:
+        """The tasks that train: all but the evaluators."""
+        return tuple(task for task in self.tasks if task.job != "evaluator")
+
+    @property
+    def has_shard_hosts(self) -> bool:
+        """Whether tasks hold shards for others."""
+        return self.strategy in SHARDED
 
     @property
     def replica_batch(self) -> int:
@@ -94,12 +118,16 @@ class Plan:
     def jobs(self) -> dict[str, list[str]]:
         """Addresses by job, in the form `tf.train.ClusterSpec` takes."""
         jobs: dict[str, list[str]] = {}
-        for task in self.tasks:
+        for task in self.trainers:
             jobs.setdefault(task.job, []).append(task.address)
         return jobs
 
     def link_nbytes(self) -> dict[str, int]:
-        """Bytes that cross each link `worker -> host` per step, pulls and pushes together."""
+        """Bytes that cross each link per step: `worker - host`, pulls and pushes together; or round the ring."""
+        if self.strategy == "all_reduce":
+            count, nbytes = len(self.workers), sum(shard.nbytes for shard in self.shards)
+            share = 2 * (count - 1) * nbytes // count
+            return {f"worker:{i} - worker:{(i + 1) % count}": share for i in range(count) if count > 1}
         return {
             f"{worker.name} - {shard.host}": 2 * shard.nbytes
             for worker in self.workers
@@ -109,13 +137,19 @@ class Plan:
 
     def in_words(self) -> str:
         """What was chosen, and what it means."""
-        each = f"global batch {self.global_batch}"
+        replicas = f"{self.replicas} replica{'' if self.replicas == 1 else 's'}"
+        each, waits = f"global batch {self.global_batch}", f"every update waits for all {self.replicas}"
         if self.strategy == "local":
-            return f"local, one process, {each}"
+            return ", ".join(["local, one process", *([replicas] if self.replicas > 1 else []), each])
+        if self.strategy == "all_reduce":
+            return f"all_reduce, {replicas}, {each}, every worker holds all parameters, {waits}"
         where = f"shards on {len(self.shards)} ps" if self.shards[0].host.startswith("ps") else "shards on the workers"
-        if self.replicas == 1:
-            return f"sync, 1 replica, {each}, {where}"
-        return f"sync, {self.replicas} replicas, {each}, {where}, every update waits for all {self.replicas}"
+        if self.strategy == "async":
+            batch = f"batch {self.global_batch // len(self.workers)} each"
+            return f"async, {replicas}, {batch}, {where}, every gradient is an update, no worker waits for another"
+        if self.strategy == "backup":
+            waits = f"every update waits for {self.quorum} of {self.replicas}, later gradients are dropped"
+        return ", ".join([self.strategy, replicas, each, where, *([waits] if self.replicas > 1 else [])])
 
     def to_json(self) -> dict[str, Any]:
         derived = {
@@ -130,11 +164,12 @@ class Plan:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Plan:
-        fields = {name: value[name] for name in ("cluster", "strategy", "steps", "global_batch", "train_examples")}
+        names = ("cluster", "strategy", "steps", "global_batch", "train_examples", "quorum", "parameters", "layers")
+        fields = {name: value[name] for name in names}
         tasks = [{k: v for k, v in task.items() if k not in ("name", "log")} for task in value["tasks"]]
         return cls(
             **fields,
-            tasks=tuple(Task(**task | {"gpus": tuple(task["gpus"])}) for task in tasks),
+            tasks=tuple(Task(**t | {"gpus": tuple(t["gpus"]), "replicas": tuple(t["replicas"])}) for t in tasks),
             shards=tuple(_shard_from_json(shard) for shard in value["shards"]),
             warnings=tuple(Problem(**warning) for warning in value["warnings"]),
         )
@@ -163,11 +198,14 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
     """
     strategy = strategy_of(config)
     tasks = _make_tasks(config, machine, strategy)
-    job = "ps" if config.cluster.ps else "worker"
-    hosts = [task.name for task in tasks if task.job == job]
-    problems = list(_check_examples(config, description))
+    problems = [*_check_examples(config, description), *_check_layers(config, description)]
     try:
-        shards = place(description.parameters, hosts, pins=config.placement.pins, strategy=config.placement.name.value)
+        shards = place(
+            description.parameters,
+            _hosts(config, strategy),
+            pins=config.placement.pins,
+            strategy=config.placement.name.value,
+        )
     except ValueError as error:
         problems.append(Problem("placement.pins", str(error), "e.g. 'placement.pins={dense/*:0}'"))
     if problems:
@@ -181,40 +219,73 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         shards=shards,
         train_examples=description.train_examples,
         warnings=tuple(_warnings(shards, tasks, machine)),
+        quorum=config.strategy.quorum if strategy == "backup" else None,
+        parameters=config.device.parameters,
+        layers=_pin_layers(config.device.layers, description.layers),
     )
 
 
 def strategy_of(config: RunConfig) -> str:
     """local for one process, sync otherwise, unless the config says."""
     if config.strategy.name is not StrategyName.auto:
-        return config.strategy.name.value
+        return str(config.strategy.name.value)
     return "local" if config.cluster.name == "local" else "sync"
 
 
+def _hosts(config: RunConfig, strategy: str) -> list[str]:
+    """The tasks that hold a shard each; under all_reduce every worker holds the only one."""
+    if strategy == "all_reduce":
+        return ["worker"]
+    job = "ps" if config.cluster.ps else "worker"
+    return [f"{job}:{index}" for index in range(getattr(config.cluster, job))]
+
+
+def _pin_layers(pins: Mapping[str, str], layers: Sequence[str]) -> dict[str, str]:
+    """Device by path of every layer that a pattern matches; of several, the one with the most fixed characters."""
+    return {path: pins[pattern] for path in layers if (pattern := best_match(path, pins)) is not None}
+
+
 def _make_tasks(config: RunConfig, machine: Machine, strategy: str) -> tuple[Task, ...]:
-    cluster, device = config.cluster, config.device
-    here = 1 if config.job is not None else cluster.worker  # workers that share this machine's cores
-    worker_threads = device.intra_op_threads or max(1, machine.cores // here)
+    cluster = config.cluster
     tasks = []
-    for job in ("ps", "worker"):
+    for job in JOBS:
         for index in range(getattr(cluster, job)):
             listed = cluster.addresses.get(job)
             host, port = addresses.split(listed[index]) if listed else ("127.0.0.1", ANY_PORT)
             host = f"[{host}]" if ":" in host else host  # IPv6
             control = port + addresses.CONTROL_PORT_OFFSET if listed else ANY_PORT
+            has_server = strategy != "local" and job != "evaluator"
             tasks.append(
                 Task(
                     job=job,
                     index=index,
-                    address="" if strategy == "local" else f"{host}:{port}",
+                    address=f"{host}:{port}" if has_server else "",
                     control=f"{host}:{control}",
-                    gpus=tuple(_of_task(device.gpus, job, index) or ()),
-                    memory_fraction=_of_task(device.memory_fraction, job, index),
-                    intra_op_threads=1 if job == "ps" else worker_threads,
-                    inter_op_threads=device.inter_op_threads,
+                    **_devices(config, machine, job, index),
                 )
             )
     return tuple(tasks)
+
+
+def _devices(config: RunConfig, machine: Machine, job: str, index: int) -> dict[str, Any]:
+    """What a task may use, by the names of `Task`."""
+    device = config.device
+    gpus = tuple(_of_task(device.gpus, job, index) or ())
+    replicas = tuple(device.replicas) or ("/gpu:0" if gpus else "/cpu:0",) if job == "worker" else ()
+    here = 1 if config.job is not None else config.cluster.worker  # workers that share this machine's cores
+    threads = 1 if job == "ps" else max(1, machine.cores // (here * max(1, len(replicas))))
+    used = [*replicas, device.parameters, *(device.layers.values() if job == "worker" else ())]
+    return {
+        "gpus": gpus,
+        "memory_fraction": _of_task(device.memory_fraction, job, index),
+        "memory_mib": _of_task(device.memory_mib, job, index),
+        "growth": bool(_of_task(device.growth, job, index)),
+        "intra_op_threads": _of_task(device.intra_op_threads, job, index) or threads,
+        "inter_op_threads": _of_task(device.inter_op_threads, job, index) or max(2, len(replicas)),
+        "soft_placement": _of_task(device.soft_placement, job, index) is not False,
+        "cpus": 1 + max((int(name.removeprefix("/cpu:")) for name in used if name.startswith("/cpu:")), default=0),
+        "replicas": replicas,
+    }
 
 
 def _of_task(setting: Mapping[str, Any], job: str, index: int) -> Any:
@@ -224,43 +295,73 @@ def _of_task(setting: Mapping[str, Any], job: str, index: int) -> Any:
 
 def _check_strategy(config: RunConfig) -> Iterator[Problem]:
     cluster, strategy = config.cluster, config.strategy
-    replicas = cluster.worker
-    tasks = cluster.ps + cluster.worker
-    if strategy.name is StrategyName.local and tasks > 1:
+    name, tasks = strategy_of(config), cluster.ps + cluster.worker
+    if name == "local" and tasks > 1:
         yield Problem(
             "strategy", f"local trains in one process, cluster={cluster.name} has {tasks} tasks", "leave strategy out"
         )
-    if strategy.name is StrategyName.sync and cluster.name == "local":
+    if name in SHARDED and cluster.name == "local":
         yield Problem(
             "strategy",
-            "sync needs tasks that hold the shards, cluster=local has neither ps nor other workers",
+            f"{name} needs tasks that hold the shards, cluster=local has neither ps nor other workers",
             "type cluster=1ps2w or cluster=2w, or leave strategy out",
         )
-    if cluster.evaluator:
-        size = cluster.name.removesuffix(f"{cluster.evaluator}e")
+    if name == "all_reduce" and cluster.name == "local":
+        yield Problem("strategy", "all_reduce is between workers, cluster=local has none", "type cluster=2w")
+    if name == "all_reduce" and cluster.ps:
         yield Problem(
-            "cluster", "there are no evaluator tasks in this version; the chief evaluates", f"type cluster={size}"
+            "strategy",
+            f"all_reduce has no parameter servers, cluster={cluster.name} has {cluster.ps}",
+            f"type cluster={cluster.worker}w, or leave strategy out",
         )
-    if strategy.quorum is not None and not 1 <= strategy.quorum <= replicas:
+    if cluster.evaluator > 1:
         yield Problem(
-            "strategy.quorum", f"{strategy.quorum} of {replicas} replicas; pick 1..{replicas}", "leave it out for all"
+            "cluster",
+            f"one evaluator scores every checkpoint, cluster={cluster.name} has {cluster.evaluator}",
+            f"type cluster={cluster.name.removesuffix(f'{cluster.evaluator}e')}1e",
         )
-    elif strategy.quorum is not None and strategy.quorum < replicas:
+    yield from _check_quorum(config, name)
+    yield from (p for p in check_read(strategy, "strategy.") if strategy.name is not StrategyName.auto)
+    if strategy.name is StrategyName.auto and strategy.max_staleness is not None:
+        yield Problem("strategy.max_staleness", f"{name} has no stale gradients; async has", "type strategy=async")
+
+
+def _check_quorum(config: RunConfig, strategy: str) -> Iterator[Problem]:
+    quorum, here = config.strategy.quorum, max(1, len(config.device.replicas))
+    replicas = config.cluster.worker * here
+    if quorum is None:
+        if strategy == "backup":
+            remedy = f"type strategy.quorum={max(1, replicas - here)}"
+            yield Problem("strategy.quorum", "backup needs the number of replicas that an update waits for", remedy)
+    elif not 1 <= quorum <= replicas:
+        yield Problem("strategy.quorum", f"{quorum} of {replicas} replicas; pick 1..{replicas}", "leave it out for all")
+    elif strategy != "backup" and quorum < replicas:
         yield Problem(
             "strategy.quorum",
-            f"{strategy.quorum} is fewer than the {replicas} replicas, and sync waits for all of them",
-            f"type strategy.quorum={replicas}, or leave it out",
+            f"{strategy} does not read it; backup does, and waits for {quorum} of the {replicas} replicas",
+            f"type strategy=backup strategy.quorum={quorum}, or leave it out",
+        )
+    elif quorum % here:
+        near = quorum // here * here or here
+        yield Problem(
+            "strategy.quorum",
+            f"{quorum} cannot be reached: a worker sends the mean of its {here} replicas at once",
+            f"type strategy.quorum={near}",
         )
 
 
 def _check_batch(config: RunConfig) -> Iterator[Problem]:
-    batch, replicas = config.train.batch_size, config.cluster.worker
-    if batch > 0 and replicas > 0 and batch % replicas:
-        lower, upper = batch // replicas * replicas, -(-batch // replicas) * replicas
+    batch, accumulate = config.train.batch_size, config.train.accumulate
+    replicas = config.cluster.worker * max(1, len(config.device.replicas))
+    parts = replicas * accumulate
+    if batch > 0 and parts > 0 and batch % parts:
+        lower, upper = batch // parts * parts, -(-batch // parts) * parts
         sizes = f"{lower} or {upper}" if lower else f"{upper}"
         yield Problem(
             "train.batch_size",
-            f"{batch} examples cannot be shared out over {replicas} replicas; the nearest sizes are {sizes}",
+            f"{batch} examples cannot be shared out over {replicas} replicas"
+            + (f" in {accumulate} parts" if accumulate > 1 else "")
+            + f"; the nearest sizes are {sizes}",
             f"type train.batch_size={upper}",
         )
 
@@ -319,6 +420,14 @@ def _check_examples(config: RunConfig, description: Description) -> Iterator[Pro
             f"one global batch takes {config.train.batch_size} examples, the data has {examples}",
             f"type train.batch_size={max(1, examples // workers * workers)}",
         )
+
+
+def _check_layers(config: RunConfig, description: Description) -> Iterator[Problem]:
+    for pattern in config.device.layers:
+        if not any(fnmatchcase(path, pattern) for path in description.layers):
+            near = difflib.get_close_matches(pattern, description.layers, n=3, cutoff=0.3) or description.layers[:3]
+            message = f"pin {pattern!r} matches no layer; the nearest are {', '.join(near)}"
+            yield Problem("device.layers", message, f"e.g. 'device.layers={{{near[0] if near else 'dense'}:/cpu:1}}'")
 
 
 def _warnings(shards: Sequence[Shard], tasks: Sequence[Task], machine: Machine) -> Iterator[Problem]:

@@ -35,6 +35,11 @@ def parameters_of(model: keras.Model) -> list[Parameter]:
     return found
 
 
+def layers_of(model: keras.Model) -> list[str]:
+    """The paths of a model's layers, those inside other layers too, in creation order; inputs have none."""
+    return [layer.path for layer in model._flatten_layers(include_self=False) if layer.path]
+
+
 def initial_values(model: keras.Model) -> dict[str, object]:
     """The model's current values as numpy arrays, by path."""
     return {v.path: v.numpy() for v in model.variables if not _is_seed(v)}

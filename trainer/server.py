@@ -10,19 +10,19 @@ import tensorflow as tf
 from trainer.plan import Plan, Task
 
 
-def start_server(plan: Plan, task: Task, *, soft_placement: bool) -> Any:
+def start_server(plan: Plan, task: Task) -> Any:
     """Starts the task's server. Its config fixes devices and threads: those given to a session alone are ignored.
 
     Raises:
         tf.errors.UnknownError: if the port is taken.
     """
-    config = session_config(task, soft_placement=soft_placement, peers=[])
+    config = session_config(task, peers=[])
     return tf.distribute.Server(
         tf.train.ClusterSpec(plan.jobs()), job_name=task.job, task_index=task.index, config=config
     )
 
 
-def session_config(task: Task, *, soft_placement: bool, peers: Iterable[str]) -> Any:
+def session_config(task: Task, *, peers: Iterable[str]) -> Any:
     """The ConfigProto of a task.
 
     Args:
@@ -31,7 +31,8 @@ def session_config(task: Task, *, soft_placement: bool, peers: Iterable[str]) ->
     config = tf.compat.v1.ConfigProto(
         intra_op_parallelism_threads=task.intra_op_threads,
         inter_op_parallelism_threads=task.inter_op_threads,
-        allow_soft_placement=soft_placement,
+        allow_soft_placement=task.soft_placement,
+        device_count={"CPU": task.cpus},
         device_filters=[_filter(name) for name in (task.name, *peers)],
     )
     config.experimental.disable_thread_spinning = True  # the tasks of one machine share its cores

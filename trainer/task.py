@@ -111,17 +111,16 @@ class _Player:
 
     def _make_devices(self) -> None:
         """Makes this process's devices and thread pools; whatever comes first decides their size for all."""
-        soft_placement = self._config.device.soft_placement
         if self._plan.strategy == "local":
             self._keep_open.append(tf.compat.v1.Session(graph=tf.Graph(), config=self._session_config([])))
             return
         try:
-            self._server = start_server(self._plan, self._task, soft_placement=soft_placement)
+            self._server = start_server(self._plan, self._task)
         except tf.errors.UnknownError as error:
             raise PeerError(f"{self._task.address} cannot be listened on: {error.message}") from error
 
     def _session_config(self, peers: list[str]) -> Any:
-        return session_config(self._task, soft_placement=self._config.device.soft_placement, peers=peers)
+        return session_config(self._task, peers=peers)
 
     def _compute_device(self) -> str:
         """Where this task's replica computes: its first GPU, if it sees one."""
