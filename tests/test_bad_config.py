@@ -45,7 +45,7 @@ def experiment(tmp_path, monkeypatch):
 OVERRIDES = [
     (
         "train.stpes=5",
-        "train.stpes=5: there is no key train.stpes; train has steps, batch_size did you mean train.steps=5?",
+        "train.stpes=5: there is no key train.stpes; train has steps, batch_size, ... did you mean train.steps=5?",
     ),
     ("trian.steps=5", "there is no key trian.steps did you mean train.steps=5?"),
     ("clustr=4w", "there is no key clustr did you mean cluster=4w?"),
@@ -59,10 +59,18 @@ OVERRIDES = [
     ("train.steps=true", "'true' is not a whole number"),
     ("train.steps=null", "'null' is not a whole number"),
     ("train.steps=[1]", "'[1]' is not a whole number"),
-    ("train=3", "train is a section with steps, batch_size e.g. train.steps=300"),
+    ("train=3", "train is a section with steps, batch_size, ... e.g. train.steps=300"),
     ("strategy.quorum=few", "'few' is not a whole number or null e.g. strategy.quorum=1"),
-    ("device.soft_placement=maybe", "'maybe' is not true or false"),
-    ("device.gpus.worker=all", "'all' is not a list [a,b], each a whole number e.g. device.gpus={worker:[1]}"),
+    (
+        "device.soft_placement=maybe",
+        "is not a mapping {name:value}, ... true or false e.g. device.soft_placement={worker:false}",
+    ),
+    ("device.soft_placement={worker:maybe}", "'maybe' is not true or false e.g. device.soft_placement={worker:false}"),
+    ("device.inter_op_threads={ps:x}", "'x' is not a whole number e.g. device.inter_op_threads={ps:4}"),
+    ("device.memory_mib={ps:0.5}", "'0.5' is not a whole number e.g. device.memory_mib={ps:8000}"),
+    ("device.layers=/cpu:1", "is not a mapping {name:value}, ... e.g. device.layers={dense*:/cpu:1}"),
+    ("device.replicas=2", "'2' is not a list [a,b], each text e.g. device.replicas=[/cpu:0,/cpu:1]"),
+    ("device.gpus.worker=all", "'all' is not a list [a,b], each a whole number e.g. device.gpus={worker:[0]}"),
     ("device.memory_fraction={worker\\:0:much}", "'much' is not a number e.g. device.memory_fraction={worker\\:0:0.5}"),
     ("train.batch_size=0", "train.batch_size: 0 is out of range; it must be at least 1"),
     ("train.batch_size=-8", "train.batch_size: -8 is out of range"),
@@ -81,7 +89,7 @@ OVERRIDES = [
     ("experiment=nope", "experiment=nope: there is no experiment 'nope'"),
     ("optimizer.name=adm", "'adm' is not one of sgd, adam, adamw, rmsprop, adagrad e.g. optimizer.name=adam"),
     ("strategy.name=asnyc", "strategy.name=asnyc: 'asnyc' is not one of auto, local, sync"),
-    ("mode=trian", "'trian' is not one of train, plan e.g. mode=train"),
+    ("mode=trian", "'trian' is not one of train, plan, ... e.g. mode=train"),
     ("model.name=foo", "model.name: there is no model 'foo'; there are cnn, mlp, resnet20"),
     ("model.name=mlp", "model.name: model=cnn brings the options of cnn, not of mlp model=mlp"),
     ("model=null", "there is no model 'null'"),
@@ -490,7 +498,7 @@ def trainer(tmp_path):
             {},
             "cluster=2ps: '2ps' is not a cluster size: it has no workers; "
             "the nearest size is 2ps1w\n    cluster=2ps1w\n"
-            "train.stpes=5: there is no key train.stpes; train has steps, batch_size\n"
+            "train.stpes=5: there is no key train.stpes; train has steps, batch_size, accumulate, precision, jit\n"
             "    did you mean train.steps=5?\n",
             id="two faults",
         ),
@@ -509,7 +517,7 @@ def trainer(tmp_path):
         pytest.param(
             ["--cfg", "job", "mode=paln"],
             {},
-            "mode=paln: 'paln' is not one of train, plan\n    e.g. mode=plan\n",
+            "mode=paln: 'paln' is not one of train, plan, doctor, matpow\n    e.g. mode=plan\n",
             id="cfg",
         ),
         pytest.param(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,10 +18,14 @@ from trainer import replica
 from trainer.config import OptimizerConfig, OptimizerName
 from trainer.data.arrays import from_arrays
 from trainer.data.pipeline import training_batches
-from trainer.engine import packing
+from trainer.engine import contributions, packing
+from trainer.engine.arrivals import EachHost, QuorumHost
 from trainer.engine.compute import Replica
+from trainer.engine.host import ShardHost
 from trainer.engine.local import LocalEngine
-from trainer.engine.shards import ShardHost, ShardsEngine, _share
+from trainer.engine.lockstep import LockstepHost
+from trainer.engine.shards import ShardsEngine
+from trainer.engine.shared import device_of, share
 from trainer.engine.snapshot import Snapshot
 from trainer.launch.ports import HeldPorts
 from trainer.placement import Parameter, Shard, place
@@ -71,17 +77,25 @@ class Cluster:
         workers: int,
         clip_norm: float | None = None,
         optimizer: OptimizerName = OptimizerName.adam,
+        intake: str = "all",
+        quorum: int = 0,
+        max_staleness: int | None = None,
+        devices: Sequence[str] = ("/cpu:0",),
+        parameters_on: str = "/cpu:0",
+        max_part_mib: float | None = None,
+        **options: Any,
     ) -> None:
         keras.utils.set_random_seed(SEED)
         self.model, self.data = build(), digits()
         self.optimizer = OptimizerConfig(name=optimizer, clip_norm=clip_norm)
         self.parameters = replica.parameters_of(self.model)
         hosts = [f"ps:{i}" for i in range(ps)] or [f"worker:{i}" for i in range(workers)]
-        self.shards = place(self.parameters, hosts, pins={})
+        self.shards = place(self.parameters, hosts, pins={}, max_part_mib=max_part_mib)
+        self.intake, self.devices, self.parameters_on, self.options = intake, devices, parameters_on, options
         with HeldPorts(ps + workers) as held:
             ports = iter(held.ports)
         self.tasks = tuple(
-            Task(job, i, f"127.0.0.1:{next(ports)}", "", (), None, 1, 2)
+            Task(job, i, f"127.0.0.1:{next(ports)}", "", (), None, 1, 2, cpus=4, replicas=tuple(devices))
             for job, count in (("ps", ps), ("worker", workers))
             for i in range(count)
         )
@@ -89,10 +103,13 @@ class Cluster:
         plan = Plan("test", "sync", STEPS, BATCH, self.tasks, self.shards, 96, ())
         self.servers = {task.name: start_server(plan, task) for task in self.tasks}
         self.engines = [self._engine(index) for index in range(workers)]
-        self.hosts = [
-            ShardHost(shards=self.shards, index=i, replicas=workers, optimizer=self.optimizer)
-            for i in range(len(hosts))
-        ]
+        make: dict[str, Callable[..., ShardHost]] = {
+            "all": LockstepHost,
+            "each": functools.partial(EachHost, max_staleness=max_staleness),
+            "quorum": functools.partial(QuorumHost, quorum=quorum),
+        }
+        common = {"shards": self.shards, "workers": workers, "optimizer": self.optimizer, "parameters": parameters_on}
+        self.hosts = [make[intake](index=i, **common) for i in range(len(hosts))]
         for host, shard in zip(self.hosts, self.shards, strict=True):
             host.connect(self.servers[shard.host].target, self._config(shard.host))
         for index, engine in enumerate(self.engines):
@@ -119,8 +136,28 @@ class Cluster:
         return results
 
     def _engine(self, index: int) -> ShardsEngine:
-        me = make_replica(self.model, self.data, index, self.workers)
-        return ShardsEngine(task=f"worker:{index}", shards=self.shards, optimizer=self.optimizer, replica=me)
+        task, each = f"worker:{index}", len(self.devices)
+        mine = [
+            make_replica(
+                self.model,
+                self.data,
+                index * each + number,
+                self.workers * each,
+                device=device_of(task, device),
+                endless=self.intake != "all",
+                **self.options,
+            )
+            for number, device in enumerate(self.devices)
+        ]
+        return ShardsEngine(
+            task=task,
+            workers=self.workers,
+            shards=self.shards,
+            optimizer=self.optimizer,
+            replicas=mine,
+            intake=self.intake,
+            parameters=self.parameters_on,
+        )
 
     def _config(self, name: str) -> Any:
         task = next(task for task in self.tasks if task.name == name)
@@ -138,18 +175,42 @@ def first_snapshot(model: keras.Model) -> Snapshot:
     )
 
 
-def make_replica(model: keras.Model, data: Any, index: int, count: int) -> Replica:
+def make_replica(
+    model: keras.Model,
+    data: Any,
+    index: int,
+    count: int,
+    *,
+    device: str | None = None,
+    endless: bool = False,
+    jit: bool = False,
+    **options: Any,
+) -> Replica:
     def batches() -> Any:
+        stop = 2**62 if endless else STEPS
         return training_batches(
-            data.train, seed=SEED, start=0, stop=STEPS, batch_size=BATCH, replica=index, replicas=count
+            data.train, seed=SEED, start=0, stop=stop, batch_size=BATCH, replica=index, replicas=count
         )
 
-    return Replica(replica.make_step(model, LOSS), batches, SEED, index, count)
+    return Replica(replica.make_step(model, LOSS, **options), batches, SEED, index, count, device, jit)
+
+
+def make_local(
+    model: keras.Model, data: Any, optimizer: OptimizerConfig, *, count: int = 1, parameters_on: str = "/cpu:0"
+) -> LocalEngine:
+    """One process with so many replicas, on logical CPUs of their own, loaded with the model's first values."""
+    replicas = [make_replica(model, data, index, count, device=f"/cpu:{index}") for index in range(count)]
+    shard = place(replica.parameters_of(model), ["worker:0"], pins={})[0]
+    engine = LocalEngine(shard=shard, optimizer=optimizer, replicas=replicas, parameters=parameters_on)
+    engine.connect("", tf.compat.v1.ConfigProto(device_count={"CPU": count}))
+    engine.load(first_snapshot(model), generation=1)
+    return engine
 
 
 def _serve(host: ShardHost) -> None:
+    """Serves beside this thread, because a host whose workers do not wait for each other serves for ever."""
     host.load()
-    host.serve(STEPS, lambda step, waited: None)
+    threading.Thread(target=host.serve, args=(STEPS, lambda step, waited: None), daemon=True).start()
     host.wait_for_goodbyes()
 
 
@@ -187,13 +248,7 @@ def test_the_bits_do_not_depend_on_where_the_shards_live(workers, clip_norm):
 def test_the_update_is_that_of_one_process_with_the_whole_batch():
     cluster = Cluster(plain, ps=2, workers=3)
     (losses, last), *_ = cluster.train([to_the_end] * 3)
-    shard = place(cluster.parameters, ["worker:0"], pins={})[0]
-    local = LocalEngine(
-        shard=shard, optimizer=cluster.optimizer, replica=make_replica(cluster.model, cluster.data, 0, 1)
-    )
-    local.connect("", tf.compat.v1.ConfigProto())
-    local.load(cluster.first(), generation=1)
-    expected_losses, expected = to_the_end(local)
+    expected_losses, expected = to_the_end(make_local(cluster.model, cluster.data, cluster.optimizer))
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
     for path, value in expected.parameters.items():
         np.testing.assert_allclose(last.parameters[path], value, rtol=1e-5, atol=1e-6)
@@ -202,13 +257,7 @@ def test_the_update_is_that_of_one_process_with_the_whole_batch():
 def test_one_process_trains_as_a_keras_loop_does():
     keras.utils.set_random_seed(SEED)
     model, data = plain(), digits()
-    shard = place(replica.parameters_of(model), ["worker:0"], pins={})[0]
-    engine = LocalEngine(
-        shard=shard, optimizer=OptimizerConfig(name=OptimizerName.adam), replica=make_replica(model, data, 0, 1)
-    )
-    engine.connect("", tf.compat.v1.ConfigProto())
-    engine.load(first_snapshot(model), generation=1)
-    losses, last = to_the_end(engine)
+    losses, last = to_the_end(make_local(model, data, OptimizerConfig(name=OptimizerName.adam)))
     expected = _keras_losses(model, data)
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
     for variable in model.trainable_variables:
@@ -256,7 +305,7 @@ def _ghost(cluster: Cluster, replica_index: int) -> Callable[..., None]:
     with tf.Graph().as_default() as graph:
         feeds, pushes = [], []
         for shard in cluster.shards:
-            shared = _share(shard, ["momentum", "velocity"], cluster.workers)
+            shared = share(shard, ["momentum", "velocity"], cluster.workers, has_log=False)
             feeds.append(tf.compat.v1.placeholder(tf.float32, [shard.size]))
             pushes.append(shared.intake[replica_index].enqueue(feeds[-1]))
     session = tf.compat.v1.Session(cluster.servers["worker:0"].target, graph=graph, config=cluster._config("worker:0"))
@@ -292,20 +341,8 @@ def test_one_replica_that_asks_to_stop_stops_all_at_the_same_step():
 
         return train
 
-    def serve_no_further(host: ShardHost) -> None:
-        host.load()
-        threading.Thread(target=host.serve, args=(STEPS, lambda step, waited: None), daemon=True).start()
-        host.wait_for_goodbyes()
-
-    threads = [threading.Thread(target=serve_no_further, args=(host,), daemon=True) for host in cluster.hosts]
-    for thread in threads:
-        thread.start()
-    cluster.hosts = []
     reached = cluster.train([until_stopped(None), until_stopped(3), until_stopped(None)])
     assert reached == [5, 5, 5]  # asked with the gradient of step 3, seen by all at step 4, which they still finish
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive()
 
 
 def test_a_snapshot_between_steps_is_the_state_of_that_step():
@@ -409,13 +446,13 @@ def test_a_batch_of_another_step_is_an_error():
 
     def shifted(engine: ShardsEngine) -> str:
         engine.start()
-        engine.session.run(engine._batches.initializer, engine._batches.feed_from(2))
+        engine.session.run(engine._batches[0].initializer, engine._batches[0].feed_from(2))
         with pytest.raises(tf.errors.InvalidArgumentError) as error:
             engine.step()
         return str(error.value)
 
     threading.Thread(target=_serve, args=cluster.hosts, daemon=True).start()
-    cluster.hosts = []
+    cluster.hosts = []  # it waits for a goodbye that does not come
     assert "the batch is of another step" in cluster.train([shifted])[0]
 
 
@@ -424,3 +461,170 @@ def test_parameters_are_told_from_state():
     found = replica.parameters_of(with_everything())
     assert [p.path for p in found if not p.trainable] == ["norm/moving_mean", "norm/moving_variance"]
     assert found[0] == Parameter("conv/kernel", (3, 3, 1, 4), True)
+
+
+@pytest.mark.parametrize("optimizer", [OptimizerName.adam, OptimizerName.sgd])
+def test_replicas_inside_one_process_give_the_bits_of_as_many_workers(optimizer):
+    cluster = Cluster(with_everything, ps=1, workers=4, optimizer=optimizer)
+    first = cluster.first()
+    (losses, last), *_ = cluster.train([to_the_end] * 4)
+    local = make_local(cluster.model, cluster.data, cluster.optimizer, count=4)
+    local.load(first, generation=1)
+    local_losses, local_last = to_the_end(local)
+    assert local_losses == losses
+    assert digest(local_last) == digest(last)
+
+
+def test_replicas_inside_a_worker_are_averaged_there_and_pushed_once():
+    four = Cluster(with_everything, ps=2, workers=4).train([to_the_end] * 4)
+    two_by_two = Cluster(with_everything, ps=2, workers=2, devices=["/cpu:0", "/cpu:1"]).train([to_the_end] * 2)
+    np.testing.assert_allclose(two_by_two[0][0], four[0][0], rtol=1e-5)
+    for path, value in four[0][1].parameters.items():
+        np.testing.assert_allclose(two_by_two[0][1].parameters[path], value, rtol=1e-4, atol=1e-5)
+    counts = received(Cluster(plain, ps=1, workers=1, devices=["/cpu:0", "/cpu:1", "/cpu:2"]))
+    assert counts == {"/job:ps/replica:0/task:0": 1, "/job:worker/replica:0/task:0": 1}
+
+
+def test_the_bits_do_not_depend_on_the_device_that_holds_the_parameters():
+    here, there = (
+        Cluster(plain, ps=1, workers=2, parameters_on=device).train([to_the_end] * 2)[0]
+        for device in ("/cpu:0", "/cpu:1")
+    )
+    assert (here[0], digest(here[1])) == (there[0], digest(there[1]))
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.5], ids=["unclipped", "clipped"])
+def test_the_bits_do_not_depend_on_where_the_parts_of_a_parameter_live(clip_norm):
+    part = 1024 / 2**20  # MiB; the dense kernel has nine of them
+    digests = {
+        digest(
+            Cluster(with_everything, ps=ps, workers=2, clip_norm=clip_norm, max_part_mib=part).train([to_the_end] * 2)[
+                0
+            ][1]
+        )
+        for ps in (1, 2, 3)
+    }
+    assert len(digests) == 1
+
+
+def test_parts_of_a_batch_give_the_update_of_the_whole():
+    whole = Cluster(plain, ps=1, workers=2, optimizer=OptimizerName.sgd).train([to_the_end] * 2)[0]
+    parts = Cluster(plain, ps=1, workers=2, optimizer=OptimizerName.sgd, accumulate=3).train([to_the_end] * 2)[0]
+    np.testing.assert_allclose(parts[0], whole[0], rtol=1e-5)
+    for path, value in whole[1].parameters.items():
+        np.testing.assert_allclose(parts[1].parameters[path], value, rtol=1e-4, atol=1e-6)
+
+
+def test_a_compiled_replica_step_gives_the_update_of_a_plain_one():
+    plain_one = Cluster(plain, ps=1, workers=2, devices=["/cpu:0", "/cpu:1"]).train([to_the_end] * 2)[0]
+    compiled = Cluster(plain, ps=1, workers=2, devices=["/cpu:0", "/cpu:1"], jit=True).train([to_the_end] * 2)[0]
+    np.testing.assert_allclose(compiled[0], plain_one[0], rtol=1e-5)
+
+
+def free_running(engine: ShardsEngine) -> tuple[int, Any, Snapshot]:
+    """Trains as the loop does where nobody waits; returns (own steps, contributions, last state)."""
+    step, mine = engine.start(), 0
+    while step < STEPS:
+        step = engine.step().step + 1
+        mine += 1
+        if step >= STEPS:
+            step = engine.peek().step
+    last, table = engine.snapshot(), engine.contributions()
+    engine.leave()
+    return mine, table, last
+
+
+@pytest.mark.parametrize("ps", [1, 2, 0])
+def test_every_gradient_is_an_update_where_nobody_waits(ps):
+    results = Cluster(plain, ps=ps, workers=3, intake="each").train([free_running] * 3)
+    assert [last.step for _, _, last in results] == [STEPS] * 3
+    for _, table, _ in results:
+        assert table[:, : contributions.BINS].sum() == STEPS
+        assert table[:, contributions.DROPPED].sum() == 0
+    assert {digest(last) for _, _, last in results} == {digest(results[0][2])}
+
+
+def test_one_worker_alone_trains_the_same_with_and_without_waiting():
+    waiting, *_ = Cluster(plain, ps=2, workers=1).train([to_the_end])
+    alone, *_ = Cluster(plain, ps=2, workers=1, intake="each").train([free_running])
+    assert digest(alone[2]) == digest(waiting[1])
+    assert alone[1][0, 0] == STEPS  # all at staleness 0
+
+
+def test_gradients_beyond_the_staleness_allowed_are_dropped_and_counted():
+    results = Cluster(plain, ps=1, workers=3, intake="each", max_staleness=0).train([free_running] * 3)
+    table = results[0][1]
+    assert table[:, 0].sum() == table[:, : contributions.BINS].sum() == STEPS
+    assert table[:, contributions.MAXIMUM].max() == 0
+    pushed = sum(mine for mine, _, _ in results)
+    assert STEPS + table[:, contributions.DROPPED].sum() <= pushed
+
+
+@pytest.mark.parametrize("ps", [1, 2, 0])
+@pytest.mark.parametrize("clip_norm", [None, 0.5], ids=["unclipped", "clipped"])
+def test_an_update_waits_for_a_quorum_only(ps, clip_norm):
+    """One worker is late by whole steps; the others never wait for it, and it is in no update that it was late for."""
+    cluster = Cluster(plain, ps=ps, workers=3, intake="quorum", quorum=2, clip_norm=clip_norm)
+
+    def late(engine: ShardsEngine) -> Any:
+        slow = engine.step
+
+        def step() -> Any:
+            while engine.contributions()[:2, 0].sum() < 2 * STEPS:  # until the others are through without it
+                time.sleep(0.01)
+            return slow()
+
+        engine.step = step  # type: ignore[method-assign]
+        return free_running(engine)
+
+    results = cluster.train([free_running, free_running, late])
+    table = results[2][1]
+    assert table[:2, 0].tolist() == [STEPS, STEPS]
+    assert table[2, 0] == 0
+    assert len({digest(last) for _, _, last in results}) == 1
+
+
+def test_late_gradients_are_counted_for_the_worker_they_came_from():
+    cluster = Cluster(plain, ps=2, workers=3, intake="quorum", quorum=1)
+    results = cluster.train([free_running] * 3)
+    table = results[0][1]
+    assert table[:, 0].sum() == STEPS
+    assert [last.step for _, _, last in results] == [STEPS] * 3
+    assert len({digest(last) for _, _, last in results}) == 1
+
+
+@pytest.mark.parametrize("intake", ["each", "quorum"])
+def test_all_workers_stop_soon_after_one_asks_though_none_waits(intake):
+    cluster = Cluster(plain, ps=2, workers=3, intake=intake, quorum=2)
+
+    def until_stopped(asks: bool) -> Callable[[ShardsEngine], int]:
+        def train(engine: ShardsEngine) -> int:
+            engine.start()
+            while not engine.step(stop=asks).stop:
+                pass
+            reached = engine.peek().step
+            engine.snapshot()
+            engine.leave()
+            return reached
+
+        return train
+
+    reached = cluster.train([until_stopped(False), until_stopped(True), until_stopped(False)])
+    assert max(reached) < STEPS
+
+
+def test_a_copy_of_shards_that_share_their_arrivals_is_of_one_step():
+    cluster = Cluster(plain, ps=3, workers=2, intake="quorum", quorum=1)
+    seen: list[Any] = []
+
+    def looks(engine: ShardsEngine) -> Any:
+        engine.start()
+        for _ in range(3):
+            engine.step()
+            engine._ticket += 1
+            tags, *_ = engine.session.run(engine._snapshot, {engine._ticket_feed: engine._ticket})
+            seen.append([int(step) for _, step in tags])
+        return free_running(engine)
+
+    cluster.train([looks, free_running])
+    assert all(len(set(steps)) == 1 for steps in seen)

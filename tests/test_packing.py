@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from trainer import optimizers
+from trainer.config import OptimizerConfig, OptimizerName
 from trainer.engine import packing
+from trainer.engine.snapshot import Snapshot
+from trainer.engine.update import make_update, squares_order
 from trainer.placement import LANES, Parameter, Shard, place
 
 v1 = tf.compat.v1
@@ -33,12 +37,15 @@ TAGS = [
 ]
 
 
-def shards(count: int) -> tuple[Shard, ...]:
-    return place(PARAMETERS, [f"ps:{i}" for i in range(count)], pins={})
+def shards(count: int, max_part_mib: float | None = None) -> tuple[Shard, ...]:
+    return place(PARAMETERS, [f"ps:{i}" for i in range(count)], pins={}, max_part_mib=max_part_mib)
 
 
 def shard() -> Shard:
     return shards(1)[0]
+
+
+WHOLE, IN_PARTS = None, 4 * LANES / 2**20  # dense/kernel in parts of 16 and 5 floats
 
 
 def run(tensors: Any, feeds: dict[Any, Any] | None = None) -> Any:
@@ -58,12 +65,12 @@ def test_a_flat_vector_has_its_regions_in_order():
     assert flat[96:].view(np.int32).tolist() == [3, 8, *[0] * 14]
 
 
+@pytest.mark.parametrize("max_part_mib", [WHOLE, IN_PARTS], ids=["whole", "in parts"])
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_named_arrays_survive_being_made_flat(count):
-    back: dict[str, np.ndarray] = {}
-    for one in shards(count):
-        flat = packing.to_flat(one, VALUES, generation=1, step=1)
-        back |= packing.from_flat([*one.trainable, *one.state], flat)
+def test_named_arrays_survive_being_made_flat(count, max_part_mib):
+    made = shards(count, max_part_mib)
+    flats = [packing.to_flat(one, VALUES, generation=1, step=1) for one in made]
+    back = packing.join(([*one.trainable, *one.state], flat) for one, flat in zip(made, flats, strict=True))
     assert {path: value.tolist() for path, value in back.items()} == {p: v.tolist() for p, v in VALUES.items()}
 
 
@@ -108,13 +115,42 @@ def test_tags_survive_from_numpy_to_a_session_and_back(generation, step):
     assert (read.tolist(), header.view(np.int32).tolist()) == ([generation, step], [generation, step, *[0] * 14])
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_unpacking_takes_back_what_packing_laid_out(count):
+def test_a_part_stands_in_a_flat_vector_as_a_parameter_does():
+    first, second = shards(2, IN_PARTS)
+    assert [(p.path, p.begin, p.size) for p in first.trainable] == [("dense/kernel", 0, 16), ("dense/bias", 0, 16)]
+    assert [(p.path, p.begin, p.size) for p in second.trainable] == [("dense/kernel", 16, 5), ("scale", 0, 1)]
+    flat = packing.to_flat(second, VALUES, generation=3, step=8)
+    assert flat.tolist()[:32] == [16, 17, 18, 19, 20, *[0] * 11, -3, *[0] * 15]
+
+
+def test_a_whole_array_is_a_view_of_its_vector():
+    flat = packing.to_flat(shard(), VALUES, generation=1, step=1)
+    assert np.shares_memory(packing.from_flat(shard().trainable, flat)["dense/kernel"], flat)
+
+
+@pytest.mark.parametrize("max_part_mib", [WHOLE, IN_PARTS], ids=["whole", "in parts"])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_snapshot_names_parameters_wherever_their_parts_live(count, max_part_mib):
+    trained = {path: VALUES[path] for path in ("dense/kernel", "dense/bias", "scale")}
+    before = Snapshot(8, trained, {"norm/mean": VALUES["norm/mean"]}, {"momentum": {p: -v for p, v in trained.items()}})
+    made = shards(count, max_part_mib)
+    flats = [before.flat(one, generation=1) for one in made]
+    slots = [{"momentum": before.slot(one, "momentum", 0.0)} for one in made]
+    after = Snapshot.from_flats(8, made, flats, slots).to_tensors()
+    assert {name: value.tolist() for name, value in after.items()} == {
+        name: value.tolist() for name, value in before.to_tensors().items()
+    }
+
+
+@pytest.mark.parametrize("max_part_mib", [WHOLE, IN_PARTS], ids=["whole", "in parts"])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_unpacking_takes_back_what_packing_laid_out(count, max_part_mib):
     with tf.Graph().as_default():
         values = {path: tf.constant(value) for path, value in VALUES.items()}
         metrics, header = tf.constant([0.5, 0.25, 1.0]), packing.header(tf.constant(2), tf.constant(9))
-        packed = [packing.pack(one, values, values, metrics, header) for one in shards(count)]
-        parameters, state = run(packing.unpack(packed, shards(count)))
+        made = shards(count, max_part_mib)
+        packed = [packing.pack(one, values, values, metrics, header) for one in made]
+        parameters, state = run(packing.unpack(packed, made))
     assert {path: value.tolist() for path, value in parameters.items()} == {
         path: VALUES[path].tolist() for path in ("dense/kernel", "dense/bias", "scale")
     }
@@ -132,12 +168,66 @@ def test_a_packed_vector_carries_metrics_and_tags():
     assert (size, metrics.tolist(), tags.tolist()) == (shard().size, [0.5, 0.25, 1.0, *[0.0] * 13], [2, 9])
 
 
-def test_packing_equals_the_numpy_layout():
+@pytest.mark.parametrize("max_part_mib", [WHOLE, IN_PARTS], ids=["whole", "in parts"])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_packing_equals_the_numpy_layout(count, max_part_mib):
+    made = shards(count, max_part_mib)
     with tf.Graph().as_default():
         values = {path: tf.constant(value) for path, value in VALUES.items()}
         header = packing.header(tf.constant(2), tf.constant(9))
-        packed = run(packing.pack(shard(), values, values, tf.zeros([3]), header))
-    assert packed.tobytes() == packing.to_flat(shard(), VALUES, generation=2, step=9).tobytes()
+        packed = run([packing.pack(one, values, values, tf.zeros([3]), header) for one in made])
+    flats = [packing.to_flat(one, VALUES, generation=2, step=9) for one in made]
+    assert [vector.tobytes() for vector in packed] == [flat.tobytes() for flat in flats]
+
+
+def test_only_a_parameter_in_parts_costs_a_concat():
+    def operations(max_part_mib: float | None) -> list[str]:
+        with tf.Graph().as_default() as graph:
+            made = shards(2, max_part_mib)
+            packing.unpack([v1.placeholder(tf.float32, [one.size]) for one in made], made)
+            return [op.type for op in graph.get_operations() if op.type != "Const"]
+
+    # A slice and a reshape each; what is padded, all but dense/bias, is cut off before.
+    assert sorted(set(operations(WHOLE))) == ["Placeholder", "Reshape", "Slice", "StridedSlice"]
+    assert (operations(WHOLE).count("Slice"), operations(WHOLE).count("StridedSlice")) == (4, 3)
+    assert operations(IN_PARTS).count("ConcatV2") == 1
+
+
+def test_squares_come_in_path_order_and_parts_as_they_follow_each_other():
+    def squares(count: int) -> list[tuple[str, int]]:
+        made = shards(count, IN_PARTS)
+        laid_end_to_end = [(piece.path, piece.begin) for shard in made for piece in shard.trainable]
+        return [laid_end_to_end[index] for index in squares_order(made)]
+
+    assert squares(1) == squares(2) == squares(3)
+    assert squares(1) == [("dense/bias", 0), ("dense/kernel", 0), ("dense/kernel", 16), ("scale", 0)]
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+def test_an_update_gives_the_same_bits_wherever_the_parts_live(clip_norm):
+    config = OptimizerConfig(name=OptimizerName.adam, clip_norm=clip_norm)
+    tables = [Parameter("table", (1000, 7), True), Parameter("bias", (7,), True)]
+    draw = np.random.default_rng(0).normal
+    values, *gradients = ({p.path: draw(size=p.shape).astype(np.float32) for p in tables} for _ in range(3))
+
+    def updated(count: int) -> dict[str, bytes]:
+        """After the compiled update of every shard, with the squares exchanged by hand."""
+        made = place(tables, [f"ps:{i}" for i in range(count)], pins={}, max_part_mib=0.005)
+        pushed = [[tf.constant(packing.to_flat(one, g, generation=1, step=0)) for g in gradients] for one in made]
+        squares = [
+            optimizers.square_sums(sum(vectors) / 2, [(piece.offset, piece.padded) for piece in one.trainable])
+            for one, vectors in zip(made, pushed, strict=True)
+        ]
+        of_all = tf.gather(tf.concat(squares, 0), squares_order(made))
+        moved = []
+        for one, vectors in zip(made, pushed, strict=True):
+            flat = tf.constant(packing.to_flat(one, values, generation=1, step=0))
+            slots = {name: tf.zeros([one.trainable_size]) for name in optimizers.slots(config)}
+            update = make_update(one, config, lambda _: of_all)
+            moved.append((one.trainable, update(flat, slots, vectors, tf.constant(1), tf.constant(0))[0].numpy()))
+        return {path: value.tobytes() for path, value in packing.join(moved).items()}
+
+    assert updated(1) == updated(2) == updated(3)
 
 
 def test_padding_carries_nothing_of_its_neighbours():

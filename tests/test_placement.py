@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import math
+from itertools import pairwise
+
 import pytest
 
-from trainer.placement import LANES, Parameter, place
+from trainer import plan_page
+from trainer.compose import load
+from trainer.describe import Description
+from trainer.placement import CHOOSERS, LANES, Parameter, cut, place
+from trainer.plan import Machine, Plan, make_plan
 
 PS = ("ps:0", "ps:1")
 
@@ -15,6 +23,15 @@ def parameters(**sizes: int) -> list[Parameter]:
 
 def held(shards) -> list[list[str]]:
     return [[piece.path for piece in (*shard.trainable, *shard.state)] for shard in shards]
+
+
+def ranges(shards) -> list[list[str]]:
+    pieces = [[*shard.trainable, *shard.state] for shard in shards]
+    return [[f"{piece.path}[{piece.begin}:{piece.begin + piece.size}]" for piece in held] for held in pieces]
+
+
+def mib(floats: int) -> float:
+    return 4 * floats / 2**20
 
 
 def test_bytes_balance_when_the_big_table_comes_last():
@@ -56,3 +73,144 @@ def test_every_parameter_starts_at_64_bytes_and_state_follows_what_is_trained():
 def test_more_shards_than_parameters_leaves_some_empty():
     empty = place(parameters(a=16), ["ps:0", "ps:1", "ps:2"], pins={})[2]
     assert (empty.trainable, empty.trainable_size, empty.size) == ((), 0, 2 * LANES)
+
+
+@pytest.mark.parametrize(
+    ("size", "floats", "sizes"),
+    [
+        pytest.param(64, 64, [64], id="just fits"),
+        pytest.param(65, 64, [48, 17], id="one float more"),
+        pytest.param(100, 32, [32, 32, 32, 4], id="the last is the rest"),
+        pytest.param(160, 64, [64, 48, 48], id="nearly equal"),
+        pytest.param(64, 47, [32, 32], id="a limit between two multiples of 16"),
+        pytest.param(33, 1, [16, 16, 1], id="a limit below 16 floats"),
+        pytest.param(0, 16, [0], id="nothing to cut"),
+    ],
+)
+def test_a_large_parameter_is_cut_into_as_few_parts_as_fit_the_limit(size, floats, sizes):
+    parts = cut(Parameter("table", (size,), True), mib(floats))
+    assert [part.size for part in parts] == sizes
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 1000, 1023, 1024, 1025])
+@pytest.mark.parametrize("floats", [16, 100, 160, 2000])
+def test_parts_follow_each_other_and_begin_at_64_bytes(size, floats):
+    parts = cut(Parameter("table", (size,), True), mib(floats))
+    assert (parts[0].begin, parts[-1].begin + parts[-1].size) == (0, size)
+    assert all(after.begin == part.begin + part.size for part, after in pairwise(parts))
+    assert [part.begin % LANES for part in parts] == [0] * len(parts)
+    assert max(part.padded for part in parts) - min(part.padded for part in parts) <= LANES
+
+
+def test_a_parameter_in_parts_keeps_its_shape_and_a_whole_one_is_no_part():
+    parts = [*cut(Parameter("table", (4, 10), True), mib(32)), *cut(Parameter("bias", (), True), mib(32))]
+    assert [(p.path, p.shape, p.begin, p.size, p.padded, p.is_part) for p in parts] == [
+        ("table", (4, 10), 0, 32, 32, True),
+        ("table", (4, 10), 32, 8, 16, True),
+        ("bias", (), 0, 1, 16, False),
+    ]
+
+
+def test_parts_are_shared_out_as_parameters_are():
+    placed = place(parameters(a=16, table=96), PS, pins={}, max_part_mib=mib(32))
+    assert ranges(placed) == [["table[0:32]", "table[64:96]"], ["a[0:16]", "table[32:64]"]]
+
+
+def test_parts_take_turns():
+    placed = place(parameters(a=16, table=96), PS, pins={}, strategy="round_robin", max_part_mib=mib(32))
+    assert ranges(placed) == [["a[0:16]", "table[32:64]"], ["table[0:32]", "table[64:96]"]]
+
+
+def test_a_pin_moves_all_parts_of_a_parameter():
+    placed = place(parameters(a=16, table=96), PS, pins={"table": 1}, max_part_mib=mib(32))
+    assert ranges(placed) == [["a[0:16]"], ["table[0:32]", "table[32:64]", "table[64:96]"]]
+
+
+def test_state_is_cut_too():
+    mixed = [Parameter("mean", (48,), False), Parameter("w", (16,), True)]
+    (shard,) = place(mixed, ["ps:0"], pins={}, max_part_mib=mib(32))
+    assert [(p.path, p.begin, p.offset) for p in shard.state] == [("mean", 0, 16), ("mean", 32, 48)]
+
+
+@pytest.mark.parametrize("strategy", ["greedy", "round_robin"])
+def test_the_cut_is_the_same_for_any_number_of_shards(strategy):
+    def parts(count: int) -> list[str]:
+        hosts = [f"ps:{index}" for index in range(count)]
+        placed = place(parameters(a=40, table=1000), hosts, pins={}, strategy=strategy, max_part_mib=mib(100))
+        return sorted(part for shard in ranges(placed) for part in shard)
+
+    assert parts(1) == parts(2) == parts(3)
+    assert len(parts(1)) == 1 + math.ceil(1000 / 96)
+
+
+def test_the_lightest_shard_is_chosen_and_what_was_put_on_one_counts():
+    chooser = CHOOSERS["greedy"](3)
+    chooser.hold(0, 100)
+    assert [chooser.choose(nbytes) for nbytes in (60, 60, 50, 1)] == [1, 2, 1, 2]  # 100 60 0, ... 60, 110 60
+
+
+def test_turns_do_not_look_at_bytes():
+    chooser = CHOOSERS["round_robin"](3)
+    chooser.hold(0, 100)
+    assert [chooser.choose(nbytes) for nbytes in (60, 60, 50, 1)] == [0, 1, 2, 0]
+
+
+def planned(*overrides: str, **sizes: int) -> Plan:
+    model = Description(tuple(parameters(**sizes)), (28, 28, 1), 10, 8000, 2000)
+    machine = Machine(cores=8, gpus=0)
+    return make_plan(load(["cluster=3ps2w", *overrides], lambda config: []), model, machine)
+
+
+def imbalance(plan: Plan) -> list[str]:
+    return [str(warning) for warning in plan.warnings if warning.key == "placement"]
+
+
+def test_a_plan_warns_of_a_parameter_that_outweighs_all_others_and_says_how_to_cut_it():
+    (warning,) = imbalance(planned(a=2**18, b=2**18, table=10 * 2**18))  # 1, 1 and 10 MiB: 4 each are even
+    assert warning.split("\n") == [
+        "placement: ps:0 holds 83% of the bytes, table alone is 83%",
+        "    type placement.max_part_mib=4 to share it out in parts",
+    ]
+
+
+def test_what_the_warning_says_to_type_helps():
+    sizes = {"a": 2**18, "b": 2**18, "table": 10 * 2**18}
+    made = planned("placement.max_part_mib=4", **sizes)
+    assert imbalance(made) == []
+    assert [[round(4 * piece.size / 2**20, 2) for piece in shard.trainable] for shard in made.shards] == [
+        [3.33],
+        [1.0, 3.33],
+        [1.0, 3.33],
+    ]
+
+
+def test_an_even_share_below_a_mib_is_said_in_two_digits():
+    (warning,) = imbalance(planned(a=1000, b=1000, table=70_000))  # padded: 72,016 floats
+    assert warning.endswith("type placement.max_part_mib=0.092 to share it out in parts")
+
+
+def test_a_plan_warns_of_a_shard_that_pins_made_heavy():
+    (warning,) = imbalance(planned("placement.pins={big*:2}", big0=1000, big1=1000, big2=1000, big3=1000, a=16, b=16))
+    assert warning.endswith("type placement.name=greedy and leave out placement.pins")
+
+
+def test_a_plan_with_parts_survives_being_written_and_read():
+    made = planned("placement.max_part_mib=0.1", table=100_000)
+    assert Plan.from_json(json.loads(json.dumps(made.to_json()))) == made
+
+
+def test_a_plan_says_where_each_part_is(capsys):
+    plan_page.show(planned("placement.max_part_mib=0.1", **{"block[a]/kernel": 60_000, "bias": 16}))
+    shards = capsys.readouterr().out.split("shards")[-1]
+    rows = [[cell.strip() for cell in line.split("│")[2:5]] for line in shards.splitlines()]
+    assert [row for row in rows if row and "kernel" in row[0]] == [
+        ["block[a]/kernel [0:20000]", "60000", "78.1 KiB"],
+        ["block[a]/kernel [20000:40000]", "60000", "78.1 KiB"],
+        ["block[a]/kernel [40000:60000]", "60000", "78.1 KiB"],
+    ]
+
+
+def test_parts_of_one_parameter_count_as_one(capsys):
+    plan_page.show(planned("placement.max_part_mib=0.1", table=120_000))  # 5 parts on 3 shards
+    shards = capsys.readouterr().out.split("shards")[-1]
+    assert [line.split("│")[2].strip() for line in shards.splitlines() if "│ ps:" in line] == ["1 parameter"] * 3

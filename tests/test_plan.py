@@ -68,6 +68,13 @@ def test_a_plan_survives_being_written_and_read():
     assert Plan.from_json(json.loads(json.dumps(made.to_json()))) == made
 
 
+def test_a_plan_with_devices_survives_being_written_and_read():
+    gpus = ["+device.gpus={worker:[0,1]}", "+device.memory_mib={worker:900}", "device.replicas=[/gpu:0,/gpu:1]"]
+    made = planned("cluster=1ps2w", *gpus, machine=Machine(cores=8, gpus=2, gpu_mib=(8000, 8000)))
+    assert Plan.from_json(json.loads(json.dumps(made.to_json()))) == made
+    assert made.replicas == 4
+
+
 def test_a_batch_that_cannot_be_shared_out_names_the_nearest_sizes():
     with pytest.raises(ConfigError, match="255 examples cannot be shared out over 4 .*sizes are 252 or 256"):
         planned("cluster=2ps4w", "train.batch_size=255")
@@ -133,7 +140,8 @@ def test_more_workers_than_cores_are_warned_of():
 
 def test_deciding_and_launching_import_no_tensorflow():
     modules = (
-        "trainer.__main__, trainer.addresses, trainer.cluster, trainer.config, trainer.describe, trainer.placement, "
+        "trainer.__main__, trainer.addresses, trainer.cluster, trainer.config, trainer.describe, "
+        "trainer.device_checks, trainer.devices, trainer.gpu_memory, trainer.machine, trainer.placement, "
         "trainer.plan, trainer.plan_page, trainer.launch.local, trainer.launch.tasks, trainer.launch.nursery"
     )
     code = f"import sys, {modules}; assert not {{'tensorflow', 'keras'}} & set(sys.modules)"

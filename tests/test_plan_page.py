@@ -52,15 +52,33 @@ def test_the_first_line_says_what_was_chosen_and_what_it_means(capsys):
 def test_every_task_has_a_row(capsys):
     assert rows(printed(capsys, SMALL))[:4] == [
         ["task", "address", "GPUs", "GPU memory", "threads", "replica batch", "log"],
-        ["ps:0", "127.0.0.1, a free port", "none", "", "1", "", "logs/ps-0.log"],
-        ["worker:0 (chief)", "127.0.0.1, a free port", "none", "", "4", "32", "logs/worker-0.log"],
-        ["worker:1", "10.0.0.2:2222", "none", "", "1", "32", "logs/worker-1.log"],
+        ["ps:0", "127.0.0.1, a free port", "none", "", "1 intra, 2 inter", "", "logs/ps-0.log"],
+        ["worker:0 (chief)", "127.0.0.1, a free port", "none", "", "4 intra, 2 inter", "32", "logs/worker-0.log"],
+        ["worker:1", "10.0.0.2:2222", "none", "", "1 intra, 2 inter", "32", "logs/worker-1.log"],
     ]
 
 
-def test_gpus_have_their_numbers_and_their_share_of_memory(capsys):
-    shown = plan(task("ps", 0), task("worker", 0, gpus=(2, 3), memory_fraction=0.45), task("worker", 1))
-    assert rows(printed(capsys, shown))[2][2:4] == ["2, 3", "45% each"]
+@pytest.mark.parametrize(
+    ("told", "memory"),
+    [
+        ({"memory_fraction": 0.45}, "45% each"),
+        ({"memory_mib": 9000}, "9,000 MiB each"),
+        ({"growth": True}, "grows"),
+        ({}, "nearly all"),
+    ],
+)
+def test_gpus_have_their_numbers_and_what_is_taken_of_their_memory(capsys, told, memory):
+    shown = plan(task("ps", 0), task("worker", 0, gpus=(2, 3), **told), task("worker", 1))
+    assert rows(printed(capsys, shown))[2][2:4] == ["2, 3", memory]
+
+
+def test_replicas_have_a_column_where_a_worker_has_more_than_one(capsys):
+    shown = plan(task("ps", 0), task("worker", 0, replicas=("/cpu:0", "/cpu:1")))
+    assert [row[5:7] for row in rows(printed(capsys, shown))[:3]] == [
+        ["replicas", "replica batch"],
+        ["", ""],
+        ["/cpu:0 /cpu:1", "32"],
+    ]
 
 
 def test_one_process_has_no_address(capsys):

@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer import checkpoint, optimizers, replica, resume
+from trainer import checkpoint, optimizers, resume, workload
 from trainer.config import RunConfig
+from trainer.engine import contributions
 from trainer.engine.pulled import Pulled
 from trainer.engine.snapshot import Snapshot
 from trainer.evaluation import Evaluator
 from trainer.exit_codes import NotFiniteError
 from trainer.export import export, params_sha256
-from trainer.loop import Engine, Pace
+from trainer.loop import Engine, Every, Pace
 from trainer.monitor.events import Events
 from trainer.monitor.history import History
 from trainer.monitor.status import Status
@@ -32,10 +33,11 @@ def first_snapshot(config: RunConfig, plan: Plan, directory: RunDirectory, model
     Raises:
         CheckpointError: if the checkpoint is damaged, beyond the run's last step, or of another model or optimizer.
     """
-    parameters = replica.parameters_of(model)
+    precision = config.train.precision.value
+    parameters = workload.parameters_of(model, precision)
     found = resume.find(config.resume, directory, steps=plan.steps)
     if found is None:
-        state = _split(parameters, replica.initial_values(model))
+        state = _split(parameters, workload.initial_values(model, precision))
     else:
         checkpoint.check_fits(found, _expected(parameters, list(optimizers.slots(config.optimizer))))
         state = Snapshot.from_tensors(found.step, checkpoint.load(found))
@@ -85,14 +87,19 @@ class Chief:
         self._events = Events(directory.events, start=start)
         self._events.graph(engine.graph)
         self._reported_at, self._reported_step = time.monotonic(), start
+        self._saves, self._evaluates, self._draws, self._reports = (
+            Every(interval, start=start)
+            for interval in (
+                config.checkpoint.every,
+                config.evaluate.every,
+                config.summary.histogram_every,
+                config.summary.every,
+            )
+        )
 
     def between(self, step: int) -> None:
         """Whatever is due at a step; all of it looks at one snapshot."""
-        config = self._config
-        save, evaluate, histograms = (
-            interval > 0 and step % interval == 0
-            for interval in (config.checkpoint.every, config.evaluate.every, config.summary.histogram_every)
-        )
+        save, evaluate, histograms = (every.is_due(step) for every in (self._saves, self._evaluates, self._draws))
         if not (save or evaluate or histograms):
             return
         snapshot = self._engine.snapshot()
@@ -110,7 +117,7 @@ class Chief:
         step = pulled.step
         if pulled.gradients is not None:
             self._events.histograms(step, {f"gradients/{k}": v for k, v in pulled.gradients.items()})
-        if step > self._start and (step % self._config.summary.every == 0 or step == self._plan.steps):
+        if self._reports.is_due(step) or (step == self._plan.steps and step > self._reported_step):
             self._report(pulled)
 
     def finish(self, pace: Pace, *, stopped: bool, resumed_from: str | None) -> dict[str, Any]:
@@ -119,7 +126,7 @@ class Chief:
         Returns:
             What the summary says of the training.
         """
-        snapshot = self._engine.snapshot()
+        snapshot, table = self._engine.snapshot(), self._engine.contributions()
         self._engine.leave()
         self._save(snapshot)
         results = self._results(snapshot, pace, resumed_from)
@@ -131,6 +138,8 @@ class Chief:
         self._writer.close()
         self._history.close()
         self._events.close()
+        if table is not None:
+            results["contributions"] = contributions.to_json(table)
         return results | {"params_sha256": params_sha256(snapshot)}
 
     def export(self, model: Any) -> None:
@@ -170,7 +179,20 @@ class Chief:
         values = {"loss": pulled.loss, "accuracy": pulled.accuracy, "learning_rate": learning_rate}
         self._history.write(pulled.step, values | {"examples_per_second": round(rate, 1)})
         self._events.scalars(pulled.step, values | {"examples_per_second": rate})
+        self._report_contributions(pulled.step)
         self._events.flush()
+
+    def _report_contributions(self, step: int) -> None:
+        """How stale each worker's gradients were, and how many were dropped; nothing where all move in lockstep."""
+        table = self._engine.contributions()
+        if table is None:
+            return
+        for worker, told in contributions.to_json(table).items():
+            scalars = {name: told[name] for name in ("staleness_mean", "staleness_max", "dropped")}
+            self._events.scalars(step, {f"{name}/{worker}": v for name, v in scalars.items() if v is not None})
+        self._events.counts(
+            step, {f"staleness/worker:{i}": row for i, row in enumerate(contributions.histogram(table))}
+        )
 
     def _results(self, snapshot: Snapshot, pace: Pace, resumed_from: str | None) -> dict[str, Any]:
         first = self._status.first_step_at

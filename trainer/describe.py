@@ -55,11 +55,14 @@ class Question:
     data: dict[str, Any]
     user: str | None
     seed: int
+    precision: str = "float32"
 
     @classmethod
-    def about(cls, model: ModelConfig, data: DataConfig, *, user: str | None, seed: int) -> Question:
+    def about(
+        cls, model: ModelConfig, data: DataConfig, *, user: str | None, seed: int, precision: str = "float32"
+    ) -> Question:
         named = {"name": model.name, "options": model.options, "loss": model.loss.value}
-        return cls(named, {"name": data.name, "options": data.options}, user, seed)
+        return cls(named, {"name": data.name, "options": data.options}, user, seed, precision)
 
     def is_cacheable(self) -> bool:
         """Whether `key` covers all that the answer depends on: a data function of the user's may read any file."""
@@ -128,8 +131,15 @@ def answer(question: Question) -> dict[str, Any]:
     model, data, user = question.model, question.data, question.user
     try:
         data_set = workload.open_data_set(data["name"], data["options"], seed=question.seed, user_file=user)
-        built = workload.build_model(model["name"], model["options"], data_set, seed=question.seed, user_file=user)
-        parameters = replica.parameters_of(built)
+        built = workload.build_model(
+            model["name"],
+            model["options"],
+            data_set,
+            seed=question.seed,
+            user_file=user,
+            precision=question.precision,
+        )
+        parameters = workload.parameters_of(built, question.precision)
     except DataError as error:
         return {"failure": str(error), "exit_code": exit_code_of(error)}
     except ValueError as error:

@@ -40,7 +40,7 @@ class Evaluator:
     def score(self, snapshot: Snapshot) -> tuple[float, float]:
         """(loss, accuracy), means over all examples; of the averaged parameters where the optimizer keeps them."""
         values = evaluated(snapshot) | snapshot.state
-        self._session.run(self._assign, {self._feeds[path]: value for path, value in values.items()})
+        self._session.run(self._assign, {feed: values[path] for path, feed in self._feeds.items()})
         self._session.run(self._batches.initializer, self._batches.feed_dict)
         losses = accuracies = count = 0.0
         while True:

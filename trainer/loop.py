@@ -9,11 +9,12 @@ from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from trainer.engine.contributions import Table
 from trainer.engine.pulled import Pulled
 from trainer.engine.snapshot import Snapshot
 from trainer.exit_codes import NotFiniteError
 
-BetweenSteps = Callable[[int], None]  # called with the global step, while no replica can move it
+BetweenSteps = Callable[[int], None]  # called with the global step; in lockstep no replica can move it meanwhile
 AfterPull = Callable[[Pulled], None]
 
 
@@ -29,6 +30,7 @@ class Engine(Protocol):
     def step(self, *, stop: bool = False, fetch_gradients: bool = False) -> Pulled: ...
     def peek(self) -> Pulled: ...
     def snapshot(self) -> Snapshot: ...
+    def contributions(self) -> Table | None: ...
     def leave(self) -> None: ...
 
 
@@ -64,6 +66,29 @@ class Pace:
         return self.wait_secs / max(self._total_secs, 1e-9)
 
 
+class Every:
+    """Says when an interval of steps has passed.
+
+    Its multiple itself may never be seen: where workers do not wait for each other the global step moves by more than
+    one between two steps of one worker.
+    """
+
+    def __init__(self, interval: int, *, start: int) -> None:
+        """Begins at a step.
+
+        Args:
+            interval: steps; 0: never.
+        """
+        self._interval, self._passed = interval, start // interval if interval else 0
+
+    def is_due(self, step: int) -> bool:
+        """Whether a multiple of the interval was reached since the last time that it was."""
+        if not self._interval or step // self._interval <= self._passed:
+            return False
+        self._passed = step // self._interval
+        return True
+
+
 def train(
     engine: Engine,
     *,
@@ -87,16 +112,19 @@ def train(
     Raises:
         NotFiniteError: if the mean loss of an update was not finite.
     """
-    step, stopped = start, False
-    while step < until and not stopped:
+    step, stopped, last = start, False, None
+    wants_gradients = Every(gradients_every, start=start - 1)
+    while step < until:
         if step > start:
             for action in between:
                 action(step)
-        fetch = gradients_every > 0 and step % gradients_every == 0
-        pulled = engine.step(stop=stop_requested(), fetch_gradients=fetch)
+        pulled = engine.step(stop=stop_requested(), fetch_gradients=wants_gradients.is_due(step))
         _look_at(pulled, start, after)
         step, stopped = pulled.step + 1, pulled.stop
-    last = engine.peek()
+        if stopped or step >= until:
+            last = engine.peek()  # in lockstep this is the end; elsewhere the push may have been dropped
+            step = until if stopped else last.step
+    last = last or engine.peek()
     if last.step > start:
         _look_at(last, start, after)
     return last, stopped

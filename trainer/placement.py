@@ -8,20 +8,24 @@ Every parameter starts at a multiple of 16 floats (64 bytes) and is padded with 
 is a view and no parameter's arithmetic depends on what stands beside it: the same bits come out for any number of
 shards. What a replica pulls and what it pushes have the same layout: values one way, gradients, new state and metrics
 the other.
+
+A parameter larger than `placement.max_part_mib` is cut into parts, which are placed as parameters are. Where it is cut
+depends on its size alone, never on the shards: sums are formed part by part, so they too come out the same.
 """
 
 from __future__ import annotations
 
 import difflib
+import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 LANES = 16  # floats in 64 bytes
-# The first lanes of the metrics region, in this order. Replicas push the first four; the others are the host's.
-METRICS = ("loss", "accuracy", "stop", "overflow", "loss_scale", "good_steps")
+# The first lanes of the metrics region, in this order; loss and accuracy are means, the others say that a replica did.
+METRICS = ("loss", "accuracy", "stop", "overflow")
 HEADER = ("generation", "step")  # the first lanes of the header, int32 bits
 
 
@@ -36,19 +40,25 @@ class Parameter(NamedTuple):
     def size(self) -> int:
         return math.prod(self.shape)
 
-    @property
-    def padded(self) -> int:
-        return -(-self.size // LANES) * LANES
-
 
 class Slice(NamedTuple):
-    """Where a parameter stands in its shard's flat vector; offset and padded size in floats."""
+    """Where a parameter, or a part of one, stands in its shard's flat vector; all sizes in floats."""
 
     path: str
-    shape: tuple[int, ...]
-    offset: int
+    shape: tuple[int, ...]  # of the whole parameter
+    offset: int  # in the shard's vector
     size: int
     padded: int
+    begin: int = 0  # in the flattened (row-major) parameter
+
+    @property
+    def is_part(self) -> bool:
+        return self.size < math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes in its shard, padding included."""
+        return 4 * self.padded
 
 
 @dataclass(frozen=True)
@@ -83,10 +93,56 @@ class Shard:
         return 4 * self.size
 
 
+class Chooser(Protocol):
+    """Where the next parameter goes; also what `device_setter` asks."""
+
+    def choose(self, nbytes: int) -> int:
+        """The shard for a parameter of this size, which it holds from now on."""
+
+    def hold(self, shard: int, nbytes: int) -> None:
+        """Takes note of a parameter that was put on a shard without asking."""
+
+
+class RoundRobin:
+    """Goes through the shards in turn, as TensorFlow's `replica_device_setter` does."""
+
+    def __init__(self, shards: int) -> None:
+        self._turns = itertools.cycle(range(shards))
+
+    def choose(self, nbytes: int) -> int:
+        return next(self._turns)
+
+    def hold(self, shard: int, nbytes: int) -> None:
+        """Takes no turn."""
+
+
+class Lightest:
+    """The shard with the fewest bytes so far; of equal ones the first."""
+
+    def __init__(self, shards: int) -> None:
+        self._nbytes = [0] * shards
+
+    def choose(self, nbytes: int) -> int:
+        shard = self._nbytes.index(min(self._nbytes))
+        self.hold(shard, nbytes)
+        return shard
+
+    def hold(self, shard: int, nbytes: int) -> None:
+        self._nbytes[shard] += nbytes
+
+
+CHOOSERS: Mapping[str, Callable[[int], Chooser]] = {"greedy": Lightest, "round_robin": RoundRobin}
+
+
 def place(
-    parameters: Sequence[Parameter], hosts: Sequence[str], *, pins: Mapping[str, int], strategy: str = "greedy"
+    parameters: Sequence[Parameter],
+    hosts: Sequence[str],
+    *,
+    pins: Mapping[str, int],
+    strategy: str = "greedy",
+    max_part_mib: float | None = None,
 ) -> tuple[Shard, ...]:
-    """Assigns every parameter to a shard: its pin's if it has one, else the strategy's choice.
+    """Assigns every parameter, or every part of one, to a shard: its pin's if it has one, else the strategy's choice.
 
     `greedy` takes the largest first, because a big table placed last can leave one shard with twice the bytes of the
     others; equal sizes keep the model's order. `round_robin` goes through the shards in creation order, as
@@ -96,29 +152,48 @@ def place(
         parameters: all parameters of the model, in creation order.
         hosts: the tasks that hold a shard, e.g. ("ps:0", "ps:1").
         pins: shard by pattern of paths (`conv*/kernel`); where several match, the one with the
-            most characters besides `*` wins.
+            most characters besides `*` wins. A pin holds for all parts of a parameter.
         strategy: "greedy" or "round_robin".
+        max_part_mib: a larger parameter is cut into parts of at most this size; none: it stays whole.
 
     Raises:
         ValueError: if a pin matches no parameter, or names a shard that does not exist.
     """
     _check_pins(parameters, hosts, pins)
-    held: list[list[Parameter]] = [[] for _ in hosts]
     pinned = {p.path: pins[pattern] for p in parameters if (pattern := best_match(p.path, pins)) is not None}
-    for path, shard in pinned.items():
-        held[shard].append(next(p for p in parameters if p.path == path))
-    free = [p for p in parameters if p.path not in pinned]
-    if strategy == "round_robin":
-        for turn, parameter in enumerate(free):
-            held[turn % len(hosts)].append(parameter)
-    else:
-        for parameter in sorted(free, key=lambda p: -p.padded):
-            min(held, key=lambda shard: sum(p.padded for p in shard)).append(parameter)
-    order = {p.path: number for number, p in enumerate(parameters)}
+    pieces = [piece for parameter in parameters for piece in cut(parameter, max_part_mib)]
+    chooser = CHOOSERS[strategy](len(hosts))
+    chosen: dict[Slice, int] = {}
+    for piece in pieces:
+        if piece.path in pinned:
+            chosen[piece] = pinned[piece.path]
+            chooser.hold(chosen[piece], piece.nbytes)
+    free = [piece for piece in pieces if piece not in chosen]
+    for piece in sorted(free, key=lambda p: -p.padded) if strategy == "greedy" else free:
+        chosen[piece] = chooser.choose(piece.nbytes)
+    trainable = {p.path for p in parameters if p.trainable}
     return tuple(
-        _lay_out(index, host, sorted(shard, key=lambda p: order[p.path]))
-        for index, (host, shard) in enumerate(zip(hosts, held, strict=True))
+        _lay_out(index, host, [piece for piece in pieces if chosen[piece] == index], trainable)
+        for index, host in enumerate(hosts)
     )
+
+
+def cut(parameter: Parameter, max_part_mib: float | None) -> list[Slice]:
+    """The parts of a parameter, or its whole, at offset 0: as few as fit the limit, of nearly equal size.
+
+    Every part but the last is a multiple of LANES floats, so that parts are aligned in the parameter too.
+    """
+    lanes = -(-parameter.size // LANES)
+    most = max(lanes, 1) if max_part_mib is None else max(1, int(max_part_mib * 2**20) // (4 * LANES))
+    count = max(1, -(-lanes // most))
+    least, longer = divmod(lanes, count)
+    pieces, begin = [], 0
+    for part in range(count):
+        padded = LANES * (least + (part < longer))
+        size = min(padded, parameter.size - begin)
+        pieces.append(Slice(parameter.path, parameter.shape, 0, size, padded, begin))
+        begin += size
+    return pieces
 
 
 def best_match(path: str, patterns: Iterable[str]) -> str | None:
@@ -137,12 +212,12 @@ def _check_pins(parameters: Sequence[Parameter], hosts: Sequence[str], pins: Map
             raise ValueError(f"pin {pattern!r} matches no parameter; the nearest are {', '.join(near)}")
 
 
-def _lay_out(index: int, host: str, parameters: Sequence[Parameter]) -> Shard:
+def _lay_out(index: int, host: str, pieces: Sequence[Slice], trainable: Collection[str]) -> Shard:
     offset = 0
     regions: dict[bool, list[Slice]] = {True: [], False: []}
-    for trainable in (True, False):
-        for p in parameters:
-            if p.trainable == trainable:
-                regions[trainable].append(Slice(p.path, p.shape, offset, p.size, p.padded))
-                offset += p.padded
+    for is_trainable in (True, False):
+        for piece in pieces:
+            if (piece.path in trainable) == is_trainable:
+                regions[is_trainable].append(piece._replace(offset=offset))
+                offset += piece.padded
     return Shard(index, host, tuple(regions[True]), tuple(regions[False]))

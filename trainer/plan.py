@@ -7,29 +7,20 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from trainer import addresses
-from trainer.config import ConfigError, DeviceConfig, Problem, RunConfig, StrategyName, check_read
+from trainer import addresses, device_checks, gpu_memory
+from trainer.config import ConfigError, Problem, RunConfig, StrategyName, check_read
 from trainer.describe import Description
+from trainer.devices import JOBS, for_tasks
+from trainer.devices import Machine as Machine
 from trainer.placement import Shard, Slice, best_match, place
 
 ANY_PORT = 0  # chosen when the tasks start
 SHARDED = ("sync", "async", "backup")  # strategies with shard hosts
-JOBS = ("ps", "worker", "evaluator")
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What the tasks of this machine share."""
-
-    cores: int
-    gpus: int
-    gpu_mib: tuple[int, ...] = ()  # memory of each GPU; empty: not known
 
 
 @dataclass(frozen=True)
@@ -41,14 +32,14 @@ class Task:
     address: str  # "host:port" of its TensorFlow server; port 0: chosen at start
     control: str  # "host:port" of its status page
     gpus: tuple[int, ...]  # visible ones, by their index on the host
-    memory_fraction: float | None  # of each visible GPU; none: TensorFlow's default
+    memory_fraction: float | None  # of each visible GPU; with no memory_mib and no growth either: nearly all of it
     intra_op_threads: int
     inter_op_threads: int
-    memory_mib: int | None = None  # of each visible GPU, instead of a share
+    memory_mib: int | None = None  # MiB of each visible GPU, instead of a share
     growth: bool = False  # takes GPU memory as it is needed
     soft_placement: bool = True
     cpus: int = 1  # logical CPU devices
-    replicas: tuple[str, ...] = ()  # devices of this task's replicas, e.g. ("/gpu:0", "/gpu:1")
+    replicas: tuple[str, ...] = ()  # devices of this task's replicas; ("/gpu:0", "/gpu:1"): its first two GPUs
 
     @property
     def name(self) -> str:
@@ -60,7 +51,10 @@ class Task:
 
     def environment(self) -> dict[str, str]:
         """Environment variables that must be set before TensorFlow touches a device."""
-        return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, self.gpus)) or "-1"}
+        return {
+            "CUDA_VISIBLE_DEVICES": ",".join(map(str, self.gpus)) or "-1",
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as nvidia-smi counts; CUDA on its own begins with the fastest
+        }
 
     @property
     def log(self) -> str:
@@ -97,6 +91,13 @@ class Plan:
     def trainers(self) -> tuple[Task, ...]:
         """The tasks that train: all but the evaluators."""
         return tuple(task for task in self.tasks if task.job != "evaluator")
+
+    @property
+    def intake(self) -> str:
+        """How gradients become updates: all replicas' as one, a quorum's, or each on its own."""
+        if self.strategy == "backup" and self.quorum != self.replicas:
+            return "quorum"
+        return "each" if self.strategy == "async" else "all"
 
     @property
     def has_shard_hosts(self) -> bool:
@@ -183,7 +184,7 @@ def check(config: RunConfig, machine: Machine) -> list[Problem]:
         *check_read(config.optimizer, "optimizer."),
         *check_read(config.optimizer.schedule, "optimizer.schedule."),
         *addresses.check(config),
-        *_check_devices(config, machine),
+        *device_checks.check(config, machine),
     ]
 
 
@@ -205,6 +206,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
             _hosts(config, strategy),
             pins=config.placement.pins,
             strategy=config.placement.name.value,
+            max_part_mib=config.placement.max_part_mib,
         )
     except ValueError as error:
         problems.append(Problem("placement.pins", str(error), "e.g. 'placement.pins={dense/*:0}'"))
@@ -218,7 +220,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         tasks=tasks,
         shards=shards,
         train_examples=description.train_examples,
-        warnings=tuple(_warnings(shards, tasks, machine)),
+        warnings=(*_warnings(shards, tasks, machine), *gpu_memory.warnings(config, machine)),
         quorum=config.strategy.quorum if strategy == "backup" else None,
         parameters=config.device.parameters,
         layers=_pin_layers(config.device.layers, description.layers),
@@ -246,7 +248,7 @@ def _pin_layers(pins: Mapping[str, str], layers: Sequence[str]) -> dict[str, str
 
 
 def _make_tasks(config: RunConfig, machine: Machine, strategy: str) -> tuple[Task, ...]:
-    cluster = config.cluster
+    cluster, devices = config.cluster, for_tasks(config, machine)
     tasks = []
     for job in JOBS:
         for index in range(getattr(cluster, job)):
@@ -261,36 +263,10 @@ def _make_tasks(config: RunConfig, machine: Machine, strategy: str) -> tuple[Tas
                     index=index,
                     address=f"{host}:{port}" if has_server else "",
                     control=f"{host}:{control}",
-                    **_devices(config, machine, job, index),
+                    **devices[job, index],
                 )
             )
     return tuple(tasks)
-
-
-def _devices(config: RunConfig, machine: Machine, job: str, index: int) -> dict[str, Any]:
-    """What a task may use, by the names of `Task`."""
-    device = config.device
-    gpus = tuple(_of_task(device.gpus, job, index) or ())
-    replicas = tuple(device.replicas) or ("/gpu:0" if gpus else "/cpu:0",) if job == "worker" else ()
-    here = 1 if config.job is not None else config.cluster.worker  # workers that share this machine's cores
-    threads = 1 if job == "ps" else max(1, machine.cores // (here * max(1, len(replicas))))
-    used = [*replicas, device.parameters, *(device.layers.values() if job == "worker" else ())]
-    return {
-        "gpus": gpus,
-        "memory_fraction": _of_task(device.memory_fraction, job, index),
-        "memory_mib": _of_task(device.memory_mib, job, index),
-        "growth": bool(_of_task(device.growth, job, index)),
-        "intra_op_threads": _of_task(device.intra_op_threads, job, index) or threads,
-        "inter_op_threads": _of_task(device.inter_op_threads, job, index) or max(2, len(replicas)),
-        "soft_placement": _of_task(device.soft_placement, job, index) is not False,
-        "cpus": 1 + max((int(name.removeprefix("/cpu:")) for name in used if name.startswith("/cpu:")), default=0),
-        "replicas": replicas,
-    }
-
-
-def _of_task(setting: Mapping[str, Any], job: str, index: int) -> Any:
-    """What a mapping says of a task: its own entry before its job's."""
-    return setting.get(f"{job}:{index}", setting.get(job))
 
 
 def _check_strategy(config: RunConfig) -> Iterator[Problem]:
@@ -366,52 +342,6 @@ def _check_batch(config: RunConfig) -> Iterator[Problem]:
         )
 
 
-def _check_devices(config: RunConfig, machine: Machine) -> Iterator[Problem]:
-    device, cluster = config.device, config.cluster
-    names = [(job, index) for job in ("ps", "worker") for index in range(getattr(cluster, job))]
-    known = {job for job, _ in names} | {f"{job}:{index}" for job, index in names}
-    for setting in ("gpus", "memory_fraction"):
-        for key in getattr(device, setting):
-            if key not in known:
-                some = ", ".join(sorted(known)[:6])
-                yield Problem(
-                    f"device.{setting}.{key}",
-                    f"{key!r} is no job or task of the cluster; there are {some}",
-                    "e.g. worker:0",
-                )
-    for key, fraction in device.memory_fraction.items():
-        if not 0 < fraction <= 1:
-            yield Problem(
-                f"device.memory_fraction.{key}",
-                f"{fraction:g} is not in (0, 1]",
-                "two tasks that share one GPU want 0.45 each",
-            )
-        elif not any(_of_task(device.gpus, *name) for name in names if key in (name[0], f"{name[0]}:{name[1]}")):
-            yield Problem(f"device.memory_fraction.{key}", "it sees no GPU", f"add 'device.gpus={{{key}:[0]}}'")
-    mine = [(job, index) for job, index in names if config.job is None or (job, index) == (config.job, config.task)]
-    yield from _check_gpus(device, mine, machine)
-
-
-def _check_gpus(device: DeviceConfig, names: Sequence[tuple[str, int]], machine: Machine) -> Iterator[Problem]:
-    shares: dict[int, list[float]] = {}
-    for job, index in names:
-        for gpu in _of_task(device.gpus, job, index) or ():
-            shares.setdefault(gpu, []).append(_of_task(device.memory_fraction, job, index) or 0.0)
-    for gpu, fractions in sorted(shares.items()):
-        if not 0 <= gpu < machine.gpus:
-            there = f"GPUs 0..{machine.gpus - 1}" if machine.gpus else "no GPU"
-            yield Problem(
-                "device.gpus", f"GPU {gpu} is not there; this machine has {there}", "type device=cpu for none"
-            )
-        if sum(fractions) > 1 + 1e-9:
-            terms = " + ".join(f"{count} x {share:g}" for share, count in Counter(fractions).items())
-            yield Problem(
-                "device.memory_fraction",
-                f"the tasks on GPU {gpu} take {terms} = {sum(fractions):g} > 1 of its memory",
-                f"give each at most {math.floor(100 / len(fractions)) / 100:g}",
-            )
-
-
 def _check_examples(config: RunConfig, description: Description) -> Iterator[Problem]:
     examples, workers = description.train_examples, config.cluster.worker
     if examples < config.train.batch_size:
@@ -434,18 +364,33 @@ def _warnings(shards: Sequence[Shard], tasks: Sequence[Task], machine: Machine) 
     for shard in shards:
         if not shard.trainable:
             yield Problem("cluster", f"{shard.host} holds no parameter", f"{len(shards) - 1} shards would do")
-    sizes = [shard.nbytes for shard in shards]
-    if max(sizes) > 2 * sum(sizes) / len(sizes):
-        heaviest = max(shards, key=lambda shard: shard.nbytes)
-        share = 100 * heaviest.nbytes / sum(sizes)
-        yield Problem(
-            "placement",
-            f"{heaviest.host} holds {share:.0f} % of the bytes; one parameter stays on one shard",
-            f"cluster={len(tasks)}w or fewer ps move no more",
-        )
+    yield from _warn_of_imbalance(shards)
     workers = sum(task.job == "worker" for task in tasks)
     if workers > machine.cores:
         yield Problem("cluster", f"{workers} workers share {machine.cores} cores", "fewer workers may be faster here")
+
+
+def _warn_of_imbalance(shards: Sequence[Shard]) -> Iterator[Problem]:
+    held = {shard.host: [*shard.trainable, *shard.state] for shard in shards}
+    nbytes = {host: sum(piece.nbytes for piece in pieces) for host, pieces in held.items()}
+    total, heaviest = sum(nbytes.values()), max(nbytes, key=nbytes.__getitem__)
+    even = total / len(shards)
+    if nbytes[heaviest] > 2 * even:
+        largest = max(held[heaviest], key=lambda piece: piece.nbytes)
+        share, of_it = f"{nbytes[heaviest] / total:.0%}", f"{largest.nbytes / total:.0%}"
+        yield Problem(
+            "placement",
+            f"{heaviest} holds {share} of the bytes, {largest.path} alone is {of_it}",
+            f"type placement.max_part_mib={_round_up(even / 2**20)} to share it out in parts"
+            if largest.nbytes > even
+            else "type placement.name=greedy and leave out placement.pins",
+        )
+
+
+def _round_up(mib: float) -> str:
+    """To a whole number, or to two digits of a share that is smaller: rounded down, it would make a part too many."""
+    unit = 1.0 if mib >= 1 else 10.0 ** (math.floor(math.log10(mib)) - 1)
+    return f"{math.ceil(mib / unit) * unit:g}"
 
 
 def _shard_to_json(shard: Shard) -> dict[str, Any]:

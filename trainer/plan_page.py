@@ -33,19 +33,32 @@ def write_json(plan: Plan, path: str) -> None:
 
 
 def _tasks(plan: Plan) -> Table:
-    table = _table("tasks", "task", "address", "GPUs", "GPU memory", "threads", "replica batch", "log")
+    several = any(len(task.replicas) > 1 for task in plan.tasks)
+    columns = ("task", "address", "GPUs", "GPU memory", "threads", *["replicas"] * several, "replica batch", "log")
+    table = _table("tasks", *columns)
     for task in plan.tasks:
-        memory = "" if task.memory_fraction is None or not task.gpus else f"{task.memory_fraction:.0%} each"
         table.add_row(
             task.name + (" (chief)" if task.is_chief else ""),
             escape(_address(task)),
             ", ".join(map(str, task.gpus)) or "none",
-            memory,
-            str(task.intra_op_threads),
+            _memory(task),
+            f"{task.intra_op_threads} intra, {task.inter_op_threads} inter",
+            *[" ".join(task.replicas)] * several,
             str(plan.replica_batch) if task.job == "worker" else "",
             task.log,
         )
     return table
+
+
+def _memory(task: Task) -> str:
+    """What a task takes of each GPU it sees."""
+    if not task.gpus:
+        return ""
+    if task.growth:
+        return "grows"
+    if task.memory_mib is not None:
+        return f"{task.memory_mib:,} MiB each"
+    return "nearly all" if task.memory_fraction is None else f"{task.memory_fraction:.0%} each"
 
 
 def _address(task: Task) -> str:
@@ -56,17 +69,18 @@ def _address(task: Task) -> str:
 
 def _shards(plan: Plan) -> Table:
     table = _table("shards", "host", "parameter", "shape", "bytes", "share")
-    total = sum(4 * piece.padded for shard in plan.shards for piece in (*shard.trainable, *shard.state)) or 1
+    total = sum(piece.nbytes for shard in plan.shards for piece in (*shard.trainable, *shard.state)) or 1
     for shard in plan.shards:
         pieces = [*shard.trainable, *shard.state]
-        held = sum(4 * piece.padded for piece in pieces)
-        count = _count(len(pieces), "parameter")
+        held = sum(piece.nbytes for piece in pieces)
+        count = _count(len({piece.path for piece in pieces}), "parameter")
         table.add_row(f"[bold]{shard.host}[/bold]", count, "", _size(held), f"{held / total:.1%}")
         for piece in pieces:
             kind = "" if piece in shard.trainable else " (state)"
             shape = "x".join(map(str, piece.shape)) or "scalar"
+            part = f" [{piece.begin}:{piece.begin + piece.size}]" if piece.is_part else ""
             table.add_row(
-                "", escape(piece.path) + kind, shape, _size(4 * piece.size), f"{4 * piece.padded / total:.1%}"
+                "", escape(piece.path + part) + kind, shape, _size(4 * piece.size), f"{piece.nbytes / total:.1%}"
             )
     return table
 

@@ -7,13 +7,18 @@ an ordinary Keras model.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
 
+from trainer.layer_devices import pinned
 from trainer.placement import Parameter
 
 Tensors = Mapping[str, tf.Tensor]  # by parameter path
+Batch = tuple[tf.Tensor, tf.Tensor]  # features [N, ...], labels [N, ...]
+# (parameters, state, seed, batch, loss scale) -> (gradients, state', loss, accuracy)
+Pass = Callable[..., tuple[Tensors, Tensors, tf.Tensor, tf.Tensor]]
 Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]  # (labels, outputs) -> [N] losses
 
 
@@ -45,35 +50,107 @@ def initial_values(model: keras.Model) -> dict[str, object]:
     return {v.path: v.numpy() for v in model.variables if not _is_seed(v)}
 
 
-def make_step(model: keras.Model, loss: str) -> Callable[..., tuple[Tensors, Tensors, tf.Tensor, tf.Tensor]]:
-    """Builds step(parameters, state, seed, features, labels) -> (gradients, state', loss, accuracy).
+class Outcome(NamedTuple):
+    """What one replica step gives."""
+
+    gradients: Tensors
+    state: Tensors  # after the step
+    loss: tf.Tensor
+    accuracy: tf.Tensor
+    overflow: tf.Tensor  # 1 if a gradient is not finite under a loss scale, else 0
+
+
+def make_step(
+    model: keras.Model, loss: str, *, accumulate: int = 1, layers: Mapping[str, str] | None = None
+) -> Callable[..., Outcome]:
+    """Builds step(parameters, state, seed, features, labels, loss_scale=None) -> Outcome.
 
     Args:
         model: a Keras model whose outputs are logits (or values, for mean_squared_error).
         loss: a LossName.
+        accumulate: parts that the batch is computed in, one after the other; the result is the mean over them.
+        layers: device by layer path; the backward pass of a layer runs where its forward pass does.
 
     The step takes parameters and state by path, a seed [2] of int64 that fixes every random draw (dropout), and a batch
-    features [N, ...], labels [N, ...]; the loss is the mean over the batch plus the model's own (regularizers).
+    features [N, ...], labels [N, ...]; the loss is the mean over the batch plus the model's own (regularizers). With a
+    loss scale [] the gradients of small numbers survive float16: the loss is multiplied by it, the gradients divided.
     """
     losses = LOSSES[loss]
     trainable = [v.path for v in model.trainable_variables]
 
-    def step(
-        parameters: Tensors, state: Tensors, seed: tf.Tensor, features: tf.Tensor, labels: tf.Tensor
+    def whole(
+        parameters: Tensors, state: Tensors, seed: tf.Tensor, batch: Batch, loss_scale: tf.Tensor | None
     ) -> tuple[Tensors, Tensors, tf.Tensor, tf.Tensor]:
+        features, labels = batch
         weights = [parameters[path] for path in trainable]
-        with tf.GradientTape() as tape, tf.name_scope("model"):  # layers may have names that no root scope may have
-            tape.watch(weights)
-            outputs, rest, own = model.stateless_call(
-                weights, _non_trainable(model, state, seed), features, training=True, return_losses=True
-            )
-            value = tf.reduce_mean(losses(labels, outputs)) + tf.add_n([0.0, *own])
-        gradients = tape.gradient(value, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        moved = {v.path: new for v, new in zip(model.non_trainable_variables, rest, strict=True) if not _is_seed(v)}
+        with pinned(model, layers or {}):
+            # Layers may have names that no root scope may have.
+            with tf.GradientTape() as tape, tf.name_scope("model"):
+                tape.watch(weights)
+                outputs, rest, own = model.stateless_call(
+                    weights, _non_trainable(model, state, seed), features, training=True, return_losses=True
+                )
+                outputs = tf.cast(outputs, tf.float32)
+                value = tf.add_n([tf.reduce_mean(losses(labels, outputs)), *(tf.cast(o, tf.float32) for o in own)])
+                scaled = value if loss_scale is None else value * loss_scale
+            gradients = tape.gradient(scaled, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
+        if loss_scale is not None:
+            dense = [gradient / loss_scale for gradient in dense]
+        moved = {
+            v.path: tf.cast(new, tf.float32)
+            for v, new in zip(model.non_trainable_variables, rest, strict=True)
+            if not _is_seed(v)
+        }
         return dict(zip(trainable, dense, strict=True)), moved, value, accuracy(loss, labels, outputs)
 
+    def step(
+        parameters: Tensors,
+        state: Tensors,
+        seed: tf.Tensor,
+        features: tf.Tensor,
+        labels: tf.Tensor,
+        loss_scale: tf.Tensor | None = None,
+    ) -> Outcome:
+        run = whole if accumulate == 1 else _in_parts(whole, accumulate)
+        told = run(parameters, _of_model(model, state), seed, (features, labels), loss_scale)
+        overflow = tf.constant(0.0)
+        if loss_scale is not None:
+            finite = [tf.reduce_all(tf.math.is_finite(gradient)) for gradient in told[0].values()]
+            overflow = 1.0 - tf.cast(tf.reduce_all(finite), tf.float32)
+        return Outcome(*told, overflow)
+
     return step
+
+
+def _in_parts(run: Pass, count: int) -> Pass:
+    """A pass over equal parts of the batch, one after the other: the mean of what they give, the state of the last."""
+
+    def in_parts(
+        parameters: Tensors, state: Tensors, seed: tf.Tensor, batch: Batch, loss_scale: tf.Tensor | None
+    ) -> tuple[Tensors, Tensors, tf.Tensor, tf.Tensor]:
+        parts = [tf.reshape(values, [count, -1, *values.shape[1:]]) for values in batch]
+
+        def add(
+            part: tf.Tensor, gradients: Tensors, state: Tensors, loss: tf.Tensor, accuracy: tf.Tensor
+        ) -> tuple[tf.Tensor, Tensors, Tensors, tf.Tensor, tf.Tensor]:
+            drawn = tf.random.experimental.stateless_fold_in(seed, part)
+            rows = parts[0][part], parts[1][part]
+            more, state, loss_of, accuracy_of = run(parameters, state, drawn, rows, loss_scale)
+            total = {path: gradient + more[path] for path, gradient in gradients.items()}
+            return part + 1, total, state, loss + loss_of, accuracy + accuracy_of
+
+        zeros = {path: tf.zeros_like(values) for path, values in parameters.items()}
+        _, gradients, state, loss, accuracy = tf.while_loop(
+            lambda part, *_: part < count,
+            add,
+            (tf.constant(0), zeros, dict(state), tf.constant(0.0), tf.constant(0.0)),
+            parallel_iterations=1,
+            maximum_iterations=count,
+        )
+        return {path: total / count for path, total in gradients.items()}, state, loss / count, accuracy / count
+
+    return in_parts
 
 
 def make_evaluation(model: keras.Model, loss: str) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
@@ -87,6 +164,7 @@ def make_evaluation(model: keras.Model, loss: str) -> Callable[..., tuple[tf.Ten
         no_seed = tf.zeros([2], tf.int64)
         with tf.name_scope("model"):
             outputs, _ = model.stateless_call(weights, _non_trainable(model, state, no_seed), features, training=False)
+        outputs = tf.cast(outputs, tf.float32)
         return tf.reduce_mean(losses(labels, outputs)), accuracy(loss, labels, outputs)
 
     return evaluate
@@ -122,6 +200,11 @@ LOSSES: dict[str, Loss] = {
     "binary_crossentropy": _binary_crossentropy,
     "mean_squared_error": _squared_error,
 }
+
+
+def _of_model(model: keras.Model, state: Tensors) -> Tensors:
+    """The part of the state that is the model's; the trainer keeps some of its own there."""
+    return {v.path: state[v.path] for v in model.non_trainable_variables if not _is_seed(v)}
 
 
 def _is_seed(variable: keras.Variable) -> bool:

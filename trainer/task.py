@@ -15,15 +15,12 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from trainer import addresses, exit_codes, replica
+from trainer import addresses, exit_codes
+from trainer.assembly import compute_device, make_engine, make_host
 from trainer.chief import Chief, first_snapshot
 from trainer.config import RunConfig
-from trainer.data import DataSet
-from trainer.data.pipeline import training_batches
-from trainer.engine.compute import Replica
-from trainer.engine.local import LocalEngine
+from trainer.engine.host import ShardHost
 from trainer.engine.pulled import Pulled
-from trainer.engine.shards import ShardHost, ShardsEngine, device_of
 from trainer.evaluation import Evaluator
 from trainer.exit_codes import NotFiniteError
 from trainer.loop import Engine, Pace, train
@@ -34,9 +31,9 @@ from trainer.monitor.status import Status
 from trainer.placement import Parameter
 from trainer.plan import Plan, Task
 from trainer.run_directory import RunDirectory, config_hash
-from trainer.server import session_config, start_server
+from trainer.server import configure_eager, session_config, start_server, start_strategy
 from trainer.signals import StopRequest
-from trainer.workload import open_workload
+from trainer.workload import open_workload, parameters_of
 
 FIRST_GENERATION = 1
 RECENT_STEPS = 20
@@ -89,6 +86,7 @@ class _Player:
         )
         self._shard = next((shard for shard in plan.shards if shard.host == task.name), None)
         self._server: Any = None
+        self._strategy: Any = None  # of all-reduce training
         # Sessions stay open until the process ends: closing one can wait for ever for a peer that has left.
         self._keep_open: list[Any] = []
 
@@ -101,7 +99,9 @@ class _Player:
             raise PeerError(f"{self._task.control} is taken ({error.strerror}); stop what listens there") from error
         self._make_devices()
         self._status.is_listening = True
-        shard_host = self._start_hosting() if self._plan.strategy == "sync" and self._shard else None
+        if self._plan.strategy == "all_reduce":
+            self._join_all_reduce([task.name for task in self._plan.workers])
+        shard_host = self._start_hosting() if self._plan.has_shard_hosts and self._shard else None
         stopped = self._train() if self._task.job == "worker" else False
         if shard_host:
             shard_host.wait_for_goodbyes()
@@ -114,43 +114,46 @@ class _Player:
         if self._plan.strategy == "local":
             self._keep_open.append(tf.compat.v1.Session(graph=tf.Graph(), config=self._session_config([])))
             return
+        if self._plan.strategy == "all_reduce":  # its strategy starts the server, when the others are there
+            configure_eager(self._task)
+            return
         try:
             self._server = start_server(self._plan, self._task)
         except tf.errors.UnknownError as error:
             raise PeerError(f"{self._task.address} cannot be listened on: {error.message}") from error
 
+    def _join_all_reduce(self, workers: list[str]) -> None:
+        """Goes in when all workers have seen each other: from then on TensorFlow keeps this process from answering."""
+        self._roll_call(workers, until="is_listening")
+        self._status.is_ready = True
+        self._roll_call(workers, until="is_ready", may_be_silent=True)
+        self._strategy = start_strategy(self._plan, self._task, pack_mib=self._config.strategy.pack_mib)
+
     def _session_config(self, peers: list[str]) -> Any:
         return session_config(self._task, peers=peers)
 
-    def _compute_device(self) -> str:
-        """Where this task's replica computes: its first GPU, if it sees one."""
-        device = "gpu:0" if self._task.gpus else "cpu:0"
-        return device_of(self._task.name, device) if self._server else f"/{device}"
-
     def _hosts(self) -> list[str]:
-        return [shard.host for shard in self._plan.shards]
+        """The tasks that hold shards for others."""
+        return [shard.host for shard in self._plan.shards] if self._plan.has_shard_hosts else []
 
-    def _roll_call(self, names: list[str], until: str) -> None:
+    def _roll_call(self, names: list[str], until: str, *, may_be_silent: bool = False) -> None:
         self._status.state = "roll call"
         roll_call(
             self._status,
             [task for task in self._plan.tasks if task.name in names and task != self._task],
             until=until,
             deadline_secs=self._config.timeouts.roll_call_secs,
+            may_be_silent=may_be_silent,
             report=lambda text: print(f"{self._task.name} {text}", flush=True),
         )
 
     def _start_hosting(self) -> ShardHost:
         """Makes this task's shard, and serves it in a thread of its own."""
         assert self._shard is not None
-        shard_host = ShardHost(
-            shards=self._plan.shards,
-            index=self._shard.index,
-            replicas=self._plan.replicas,
-            optimizer=self._config.optimizer,
-        )
-        exchanges = self._config.optimizer.clip_norm is not None  # only then hosts talk to each other
-        peers = self._hosts() if exchanges else []
+        shard_host = make_host(self._config, self._plan, self._shard)
+        # Only to agree on a norm, or on the order of arrivals, do hosts talk to each other.
+        is_clipped = self._config.optimizer.clip_norm is not None and self._plan.intake != "each"
+        peers = self._hosts() if is_clipped or self._plan.intake == "quorum" else []
         self._roll_call(peers, until="is_listening")
         self._keep_open.append(shard_host)
         shard_host.connect(self._server.target, self._session_config(peers))
@@ -180,8 +183,8 @@ class _Player:
         """Trains this worker's replica; returns whether the run was stopped before its last step."""
         config, plan = self._config, self._plan
         model, data = open_workload(config)
-        _check_planned(plan, replica.parameters_of(model))
-        engine = self._make_engine(model, data)
+        _check_planned(plan, parameters_of(model, config.train.precision.value))
+        engine = make_engine(config, plan, self._task, model, data, strategy=self._strategy)
         evaluator = None
         if self._task.is_chief:
             state, resumed_from = first_snapshot(config, plan, self._directory, model)
@@ -190,10 +193,10 @@ class _Player:
                 config.model.loss.value,
                 data.evaluate,
                 batch_size=config.evaluate.batch_size,
-                device=self._compute_device(),
+                device=compute_device(plan, self._task),
             )
         target = self._server.target if self._server else ""
-        if plan.strategy == "sync":
+        if plan.has_shard_hosts:
             names = [task.name for task in plan.tasks] if self._task.is_chief else self._hosts()
             self._roll_call(names, until="is_listening")
             self._roll_call(self._hosts(), until="is_ready")
@@ -258,26 +261,6 @@ class _Player:
         if chief is None:
             engine.leave()
         return stopped
-
-    def _make_engine(self, model: Any, data: DataSet) -> Engine:
-        config, plan, index = self._config, self._plan, self._task.index
-
-        def batches() -> Any:
-            return training_batches(
-                data.train,
-                seed=config.seed,
-                start=0,
-                stop=plan.steps,
-                batch_size=plan.global_batch,
-                replica=index,
-                replicas=plan.replicas,
-            )
-
-        step = replica.make_step(model, config.model.loss.value)
-        me = Replica(step, batches, config.seed, index, plan.replicas, self._compute_device())
-        if plan.strategy == "local":
-            return LocalEngine(shard=plan.shards[0], optimizer=config.optimizer, replica=me)
-        return ShardsEngine(task=self._task.name, shards=plan.shards, optimizer=config.optimizer, replica=me)
 
 
 def _check_planned(plan: Plan, parameters: Sequence[Parameter]) -> None:

@@ -8,11 +8,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
+import numpy as np
 
-from trainer import user
+from trainer import loss_scale, replica, user
 from trainer.config import RunConfig
 from trainer.data import DATA_SETS, DataSet, open_data
 from trainer.models import MODELS
+from trainer.placement import Parameter
+
+SCALED = "mixed_float16"  # the precision that needs a loss scale
 
 
 def open_data_set(name: str, options: Mapping[str, Any], *, seed: int, user_file: str | None) -> DataSet:
@@ -26,9 +30,18 @@ def open_data_set(name: str, options: Mapping[str, Any], *, seed: int, user_file
 
 
 def build_model(
-    name: str, options: Mapping[str, Any], data: DataSet, *, seed: int, user_file: str | None
+    name: str,
+    options: Mapping[str, Any],
+    data: DataSet,
+    *,
+    seed: int,
+    user_file: str | None,
+    precision: str = "float32",
 ) -> keras.Model:
     """Builds the model of that name for a data set, with its first weights drawn from `seed`.
+
+    Args:
+        precision: Keras's dtype policy of layers that do not choose one; their variables are float32 in any case.
 
     Raises:
         ValueError: if there is none, it does not take these options, or it returns no Keras model.
@@ -43,7 +56,12 @@ def build_model(
         allowed = ", ".join(list(inspect.signature(function).parameters)[2:]) or "none"
         raise ValueError(f"model.options of {name}: {error}; allowed are {allowed}") from error
     keras.utils.set_random_seed(seed)
-    model = function(data.input_shape, data.classes, **options)
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(precision)
+    try:
+        model = function(data.input_shape, data.classes, **options)
+    finally:
+        keras.config.set_dtype_policy(before)
     if not isinstance(model, keras.Model):
         raise ValueError(f"model {name} returned a {type(model).__name__}; return a keras.Model")
     if not model.built:
@@ -54,8 +72,26 @@ def build_model(
 def open_workload(config: RunConfig) -> tuple[keras.Model, DataSet]:
     """The model and the data of a run."""
     data = open_data_set(config.data.name, config.data.options, seed=config.seed, user_file=config.user)
-    model = build_model(config.model.name, config.model.options, data, seed=config.seed, user_file=config.user)
+    model = build_model(
+        config.model.name,
+        config.model.options,
+        data,
+        seed=config.seed,
+        user_file=config.user,
+        precision=config.train.precision.value,
+    )
     return model, data
+
+
+def parameters_of(model: keras.Model, precision: str) -> list[Parameter]:
+    """What a run keeps of a model, and of training it."""
+    return [*replica.parameters_of(model), *([loss_scale.PARAMETER] if precision == SCALED else [])]
+
+
+def initial_values(model: keras.Model, precision: str) -> dict[str, Any]:
+    """The first values of `parameters_of`, by path."""
+    own = {loss_scale.PARAMETER.path: np.array(loss_scale.FIRST, np.float32)} if precision == SCALED else {}
+    return replica.initial_values(model) | own
 
 
 def _user_function(user_file: str | None, name: str, built_in: Mapping[str, Any]) -> Callable[..., Any] | None:

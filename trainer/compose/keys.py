@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 import types
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
@@ -21,6 +22,13 @@ EXAMPLES = {  # where the default shows no value
     "cluster.addresses": "{ps:[10.0.0.1:2222],worker:[10.0.0.2:2222]}",
     "device.gpus": "{worker:[0]}",
     "device.memory_fraction": "{worker:0.5}",
+    "device.memory_mib": "{worker:8000}",
+    "device.growth": "{worker:true}",
+    "device.intra_op_threads": "{worker:2}",
+    "device.inter_op_threads": "{worker:4}",
+    "device.soft_placement": "{worker:false}",
+    "device.replicas": "[/cpu:0,/cpu:1]",
+    "device.layers": "{dense*:/cpu:1}",
     "placement.pins": "{dense*:0}",
     "model.name": "cnn",
     "data.name": "mnist_10k",
@@ -155,7 +163,8 @@ def example(key: str) -> str:
     section, _, name = key.rpartition(".")
     if get_origin(hint(section.split("."))) is dict and section not in ("model.options", "data.options"):
         escaped = name.replace(":", "\\:")  # Hydra takes : for the end of the name
-        return f"{section}={{{escaped}:{_value(kind)}}}"
+        shows_one = re.fullmatch(r"\{[^:,]*:([^,]*)\}", EXAMPLES.get(section, ""))
+        return f"{section}={{{escaped}:{shows_one[1] if shows_one else _value(kind)}}}"
     default = OmegaConf.select(OmegaConf.structured(RunConfig), key)
     return f"{key}={EXAMPLES.get(key) or _value(kind, default)}"
 

@@ -39,7 +39,18 @@ ERRORS = (HydraException, OmegaConfBaseException, ValueError, TypeError, LookupE
 
 USUAL_SIZES = ["2ps4w", "4w"]  # for tab completion and --help; any other size works as well
 FUNCTION_GROUPS = ("model", "data")
-OPEN_MAPPINGS = ("cluster.addresses", "device.gpus", "device.memory_fraction", "placement.pins")
+OPEN_MAPPINGS = (
+    "cluster.addresses",
+    "device.gpus",
+    "device.memory_fraction",
+    "device.memory_mib",
+    "device.growth",
+    "device.intra_op_threads",
+    "device.inter_op_threads",
+    "device.soft_placement",
+    "device.layers",
+    "placement.pins",
+)
 
 # Hydra makes its sources itself, from a search path of strings; this is how the user's functions reach them.
 _functions: ContextVar[Mapping[str, dict[str, Any]]] = ContextVar("functions")

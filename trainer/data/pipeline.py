@@ -56,6 +56,23 @@ def training_batches(
     return _batches(examples, indices, start=start, stop=stop)
 
 
+def training_iterator(
+    examples: Examples, *, seed: int, start: int, stop: int, batch_size: int, replica: int, replicas: int
+) -> Any:
+    """The same batches for TensorFlow's eager mode: an iterator of (step, features, labels)."""
+
+    def indices(step: tf.Tensor) -> tf.Tensor:
+        return batch_indices(
+            seed, step, batch_size=batch_size, replica=replica, replicas=replicas, count=examples.count
+        )
+
+    with tf.device("/cpu:0"):
+        arrays = tuple(tf.constant(array) for array in examples.arrays)
+        steps = tf.data.Dataset.range(start, stop)
+        fetch = tf.autograph.experimental.do_not_convert(lambda step: (step, *examples.fetch(indices(step), arrays)))
+        return iter(steps.map(fetch).prefetch(AHEAD).with_options(_options()))
+
+
 def evaluation_batches(examples: Examples, *, batch_size: int) -> Batches:
     """All examples in their own order, `batch_size` at a time; the last batch may be smaller."""
 

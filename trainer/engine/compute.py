@@ -1,15 +1,20 @@
-"""The middle of every engine's step: from pulled vectors to packed gradients."""
+"""The middle of every engine's step: from pulled vectors to packed gradients, on each replica of a worker."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
+from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
+from trainer import loss_scale, optimizers
+from trainer.config import OptimizerConfig
 from trainer.engine import packing
-from trainer.placement import Shard
+from trainer.engine.update import mean_of, squares_order
+from trainer.placement import METRICS, Shard
 
 
 @dataclass(frozen=True)
@@ -17,32 +22,146 @@ class Replica:
     """What one replica computes, and which one it is."""
 
     step: Callable[..., Any]  # from replica.make_step
-    batches: Callable[[], Any]  # makes its training batches (data.pipeline.Batches) in the default graph
+    batches: Callable[..., Any]  # makes its training batches (data.pipeline.Batches) in the default graph
     seed: int
-    index: int = 0
+    index: int = 0  # among all replicas of the run
     count: int = 1
     device: str | None = None  # of the forward and backward pass; none: where TensorFlow puts it
+    jit: bool = False  # compiled by XLA
+
+
+def for_replicas(session_config: Any, replicas: Sequence[Replica]) -> Any:
+    """A session's config under which replica steps can be compiled.
+
+    TensorFlow fuses a convolution and what follows it into one operation, before XLA sees a step, and XLA does not know
+    that operation.
+    """
+    config = tf.compat.v1.ConfigProto()
+    config.CopyFrom(session_config)
+    if any(replica.jit for replica in replicas):
+        config.graph_options.rewrite_options.remapping = RewriterConfig.OFF
+    return config
+
+
+class Computed(NamedTuple):
+    """What a replica step gives to an update."""
+
+    gradients: dict[str, tf.Tensor]  # by path
+    state: dict[str, tf.Tensor]
+    metrics: tf.Tensor  # in the order of placement.METRICS
+
+
+def run_step(
+    flats: Sequence[tf.Tensor], shards: Sequence[Shard], replica: Replica, batches: Any, stop: tf.Tensor
+) -> Computed:
+    """Runs the replica step on the next batch.
+
+    Every random draw is a function of (seed, the batch's step, replica), so a restarted replica repeats it.
+
+    Args:
+        flats: what was pulled of each shard.
+    """
+    return _run(lambda told: told, flats, shards, replica, batches, stop)
 
 
 def compute(
-    pulled: Sequence[tf.Tensor], shards: Sequence[Shard], replica: Replica, batches: Any, stop: tf.Tensor
-) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Runs the replica step on the next batch; returns what to push to each shard, and the time when it was ready.
+    flats: Sequence[tf.Tensor],
+    headers: Sequence[tf.Tensor],
+    shards: Sequence[Shard],
+    replica: Replica,
+    batches: Any,
+    stop: tf.Tensor,
+) -> list[tf.Tensor]:
+    """Like `run_step`, packed: what to push to each shard.
 
-    Every random draw is a function of (seed, global step, replica), so a restarted replica repeats it.
+    Args:
+        headers: [LANES] what a push to each shard is tagged with.
     """
-    global_step = tf.cast(packing.tags_of(pulled[0], shards[0])[1], tf.int64)
-    same = tf.debugging.assert_equal(batches.step, global_step, "the batch is of another step than the parameters")
-    draw = tf.stack([tf.constant(replica.seed, tf.int64), global_step * replica.count + replica.index])
-    step = tf.function(lambda *inputs: replica.step(*inputs), autograph=False)
-    with tf.control_dependencies([same]):
-        features = tf.identity(batches.features)
-    with tf.device(replica.device):  # one copy of each vector there, and one back
-        gradients, state, loss, accuracy = step(*packing.unpack(pulled, shards), draw, features, batches.labels)
-        metrics = tf.stack([loss, accuracy, stop])
-        packed = [
-            packing.pack(shard, gradients, state, metrics, packing.header_of(flat, shard))
-            for flat, shard in zip(pulled, shards, strict=True)
+
+    def pack(told: Computed) -> list[tf.Tensor]:
+        return [
+            packing.pack(shard, told.gradients, told.state, told.metrics, header)
+            for shard, header in zip(shards, headers, strict=True)
         ]
-    with tf.control_dependencies(packed):
-        return packed, tf.timestamp()
+
+    return _run(pack, flats, shards, replica, batches, stop)
+
+
+def _run(
+    end: Callable[[Computed], Any],
+    flats: Sequence[tf.Tensor],
+    shards: Sequence[Shard],
+    replica: Replica,
+    batches: Any,
+    stop: tf.Tensor,
+) -> Any:
+    """Steps, and ends the same function with `end`, on the replica's device."""
+
+    def step(flats: Sequence[tf.Tensor], draw: tf.Tensor, batch: tuple[tf.Tensor, tf.Tensor], stop: tf.Tensor) -> Any:
+        with tf.device(replica.device):  # here too: operations of a function do not take over their caller's device
+            parameters, state = packing.unpack(flats, shards)
+            scale = state.get(loss_scale.PARAMETER.path)
+            told = replica.step(parameters, state, draw, *batch, None if scale is None else scale[0])
+            kept = {} if scale is None else {loss_scale.PARAMETER.path: scale}
+            metrics = {"loss": told.loss, "accuracy": told.accuracy, "stop": stop, "overflow": told.overflow}
+            lanes = tf.stack([metrics[name] for name in METRICS])
+            return end(Computed(told.gradients, {**told.state, **kept}, lanes))
+
+    draw = tf.stack([tf.constant(replica.seed, tf.int64), batches.step * replica.count + replica.index])
+    run = tf.function(step, autograph=False, jit_compile=replica.jit or None)
+    with tf.name_scope(f"replica{replica.index}"), tf.device(replica.device):  # one copy of each vector goes there
+        return run(list(flats), draw, (batches.features, batches.labels), stop)
+
+
+def mean_computed(told: Sequence[Computed]) -> Computed:
+    """The mean over a worker's replicas, in their order."""
+    if len(told) == 1:
+        return told[0]
+    mean = tf.nest.map_structure(lambda *values: mean_of(values), *told)
+    assert isinstance(mean, Computed)
+    return mean
+
+
+def mean_over_replicas(
+    packed: Sequence[Sequence[tf.Tensor]],
+    headers: Sequence[tf.Tensor],
+    shards: Sequence[Shard],
+    *,
+    clip: OptimizerConfig | None = None,
+) -> list[tf.Tensor]:
+    """What a worker pushes to each shard: the mean over its replicas.
+
+    Args:
+        packed: of each replica, for each shard.
+        headers: [LANES] what a push to each shard is tagged with; to be copied, never computed with.
+        clip: limits the norm of this worker's own gradient, where each gradient is an update of its own.
+    """
+    if len(packed) == 1 and clip is None:
+        return list(packed[0])
+
+    @tf.function(jit_compile=True, autograph=False)
+    def combine(packed: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
+        means = [mean_of([one[i] for one in packed])[: shard.header_offset] for i, shard in enumerate(shards)]
+        return means if clip is None else _clipped(means, shards, clip)
+
+    means = combine([list(one) for one in packed])
+    return [tf.concat([mean, header], 0) for mean, header in zip(means, headers, strict=True)]
+
+
+def _clipped(means: Sequence[tf.Tensor], shards: Sequence[Shard], config: OptimizerConfig) -> list[tf.Tensor]:
+    squares = [
+        optimizers.square_sums(mean, [(piece.offset, piece.padded) for piece in shard.trainable])
+        for mean, shard in zip(means, shards, strict=True)
+    ]
+    scale = optimizers.clip_scale(config, tf.gather(tf.concat(squares, 0), squares_order(shards)))
+    return [
+        tf.concat([mean[: shard.trainable_size] * scale, mean[shard.trainable_size :]], 0)
+        for mean, shard in zip(means, shards, strict=True)
+    ]
+
+
+def in_step(batches: Any, step: tf.Tensor) -> Any:
+    """Batches that fail unless each is of the step that the parameters are of."""
+    same = tf.debugging.assert_equal(batches.step, step, "the batch is of another step than the parameters")
+    with tf.control_dependencies([same]):
+        return dataclasses.replace(batches, features=tf.identity(batches.features))

@@ -1,8 +1,9 @@
-"""One process: the same replica step and the same update on one shard, in one graph without a cluster."""
+"""One process: the same replica steps and the same update on one shard, in one graph without a cluster."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,10 @@ import tensorflow as tf
 from trainer import optimizers
 from trainer.config import OptimizerConfig
 from trainer.engine import packing
-from trainer.engine.compute import Replica, compute
+from trainer.engine.compute import Replica, compute, for_replicas, in_step
 from trainer.engine.pulled import Pulled
 from trainer.engine.snapshot import Snapshot
-from trainer.engine.update import make_update, squares_order
+from trainer.engine.update import is_scaled, make_update, mean_of, squares_order
 from trainer.placement import Shard
 
 v1 = tf.compat.v1
@@ -28,20 +29,27 @@ class LocalEngine:
         *,
         shard: Shard,
         optimizer: OptimizerConfig,
-        replica: Replica,
+        replicas: Sequence[Replica],
+        parameters: str = "/cpu:0",
     ) -> None:
-        self._shard, self._fills = shard, optimizers.slots(optimizer)
+        """Builds the graph.
+
+        Args:
+            replicas: each computes its part of the global batch, on a device of its own.
+            parameters: device of the shard's vectors, where they are updated.
+        """
+        self._replicas, self._shard, self._fills = replicas, shard, optimizers.slots(optimizer)
         with tf.Graph().as_default() as self.graph:
-            self._flat = v1.get_variable("flat", [shard.size], initializer=v1.zeros_initializer(), use_resource=True)
-            self._slots = {
-                name: v1.get_variable(
-                    f"slots/{name}", [shard.trainable_size], initializer=v1.zeros_initializer(), use_resource=True
-                )
-                for name in self._fills
-            }
-            self._batches = replica.batches()
+            zeros = v1.zeros_initializer()
+            with tf.device(parameters):
+                self._flat = v1.get_variable("flat", [shard.size], initializer=zeros, use_resource=True)
+                self._slots = {
+                    name: v1.get_variable(f"slots/{name}", [shard.trainable_size], initializer=zeros, use_resource=True)
+                    for name in self._fills
+                }
+            self._batches = [replica.batches() for replica in replicas]
             self._stop = v1.placeholder(tf.float32, [])
-            self._step, self._gradients = self._make_step(optimizer, replica)
+            self._step, self._gradients = self._make_step(optimizer, replicas, parameters)
             flat = self._flat.read_value()
             self._peek = [tf.expand_dims(packing.tags_of(flat, shard), 0), packing.metrics_of(flat, shard)]
             self._snapshot = [
@@ -57,7 +65,7 @@ class LocalEngine:
 
     def connect(self, target: str, session_config: Any) -> None:
         """Opens the session; there is no server, so the target is the empty one."""
-        self.session = v1.Session(target, graph=self.graph, config=session_config)
+        self.session = v1.Session(target, graph=self.graph, config=for_replicas(session_config, self._replicas))
         self._run_step = self.session.make_callable(self._step, feed_list=[self._stop])
         self._run_step_and_fetch = self.session.make_callable([*self._step, self._gradients], feed_list=[self._stop])
 
@@ -70,7 +78,8 @@ class LocalEngine:
     def start(self) -> int:
         """Sets the input to the global step of what was loaded, and returns it."""
         step = self.peek().step
-        self.session.run(self._batches.initializer, self._batches.feed_from(step))
+        for batches in self._batches:
+            self.session.run(batches.initializer, batches.feed_from(step))
         return step
 
     def step(self, *, stop: bool = False, fetch_gradients: bool = False) -> Pulled:
@@ -78,7 +87,7 @@ class LocalEngine:
 
         Args:
             stop: asks all replicas to stop after the next step.
-            fetch_gradients: also returns what this replica pushed.
+            fetch_gradients: also returns their mean over the replicas.
         """
         began = time.time()
         run = self._run_step_and_fetch if fetch_gradients else self._run_step
@@ -95,26 +104,37 @@ class LocalEngine:
         tags, flat, slots = self.session.run(self._snapshot)
         return Snapshot.from_flats(int(tags[1]), [self._shard], [flat], [slots])
 
+    def contributions(self) -> None:
+        """Every replica is in every update."""
+
     def leave(self) -> None:
         """Nobody waits for this process."""
 
-    def _name(self, packed: list[np.ndarray]) -> dict[str, np.ndarray]:
-        return packing.from_flat(self._shard.trainable, packed[0])
+    def _name(self, packed: np.ndarray) -> dict[str, np.ndarray]:
+        return packing.from_flat(self._shard.trainable, packed)
 
-    def _make_step(self, optimizer: OptimizerConfig, replica: Replica) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Returns ([tags, metrics, time when the batch was here, time when computed], packed gradients)."""
-        flat = self._flat.read_value()
+    def _make_step(
+        self, optimizer: OptimizerConfig, replicas: Sequence[Replica], parameters: str
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Returns ([tags, metrics, time when the batches were here, time when computed], mean gradient)."""
+        shard, flat = self._shard, self._flat.read_value()
         slots = {name: slot.read_value() for name, slot in self._slots.items()}
-        tags = packing.tags_of(flat, self._shard)
+        tags, header = packing.tags_of(flat, shard), packing.header_of(flat, shard)
         generation, step = tf.unstack(tf.cast(tags, tf.int64))
-        with tf.control_dependencies([self._batches.features]):
+        with tf.control_dependencies([batches.features for batches in self._batches]):
             began_at = tf.timestamp()
-        packed, computed_at = compute([flat], [self._shard], replica, self._batches, self._stop)
-        order = squares_order([self._shard])
-        update = make_update(self._shard, optimizer, lambda squares: tf.gather(squares, order))
-        new, moved = update(flat, slots, packed, generation, step)
-        assigned = [self._flat.assign(new, read_value=False)]
-        assigned += [slot.assign(moved[name], read_value=False) for name, slot in self._slots.items()]
+        packed = [
+            compute([flat], [header], [shard], replica, in_step(batches, step), self._stop)[0]
+            for replica, batches in zip(replicas, self._batches, strict=True)
+        ]
+        with tf.control_dependencies(packed):
+            computed_at = tf.timestamp()
+        order = squares_order([shard])
+        update = make_update(shard, optimizer, lambda squares: tf.gather(squares, order), scaled=is_scaled([shard]))
+        with tf.device(parameters):
+            new, moved = update(flat, slots, packed, generation, step, None)
+            assigned = [self._flat.assign(new, read_value=False)]
+            assigned += [slot.assign(moved[name], read_value=False) for name, slot in self._slots.items()]
         with tf.control_dependencies(assigned):
-            metrics = packing.metrics_of(flat, self._shard)
-            return [tf.expand_dims(tags, 0), metrics, began_at, computed_at], packed
+            metrics = packing.metrics_of(flat, shard)
+            return [tf.expand_dims(tags, 0), metrics, began_at, computed_at], mean_of(packed)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -11,24 +12,25 @@ from trainer.placement import LANES, Shard, Slice
 
 Tensors = Mapping[str, tf.Tensor]  # by parameter path
 Arrays = Mapping[str, np.ndarray]
+Vector = TypeVar("Vector", tf.Tensor, np.ndarray)
 
 
 def unpack(flats: Sequence[tf.Tensor], shards: Sequence[Shard]) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
-    """Cuts the shards' vectors into (parameters, state) by path."""
-    parameters: dict[str, tf.Tensor] = {}
-    state: dict[str, tf.Tensor] = {}
-    for flat, shard in zip(flats, shards, strict=True):
-        parameters.update((piece.path, _cut(flat, piece)) for piece in shard.trainable)
-        state.update((piece.path, _cut(flat, piece)) for piece in shard.state)
-    return parameters, state
+    """Cuts the shards' vectors into (parameters, state) by path, each parameter whole."""
+    parameters = _by_path(zip((shard.trainable for shard in shards), flats, strict=True))
+    state = _by_path(zip((shard.state for shard in shards), flats, strict=True))
+    return (
+        {path: _restore(found) for path, found in parameters.items()},
+        {path: _restore(found) for path, found in state.items()},
+    )
 
 
 def pack(shard: Shard, gradients: Tensors, state: Tensors, metrics: tf.Tensor, header: tf.Tensor) -> tf.Tensor:
     """Lays out what a replica pushes to one shard: [size] float32.
 
     Args:
-        gradients, state: by path; only the shard's own are read.
-        metrics: [3] in the order of placement.METRICS.
+        gradients, state: by path, whole; only the shard's own parts are read.
+        metrics: [k], the first k of placement.METRICS.
         header: [LANES], as it was pulled.
     """
     pieces = [_pad(gradients[piece.path], piece) for piece in shard.trainable]
@@ -59,7 +61,7 @@ def to_flat(shard: Shard, values: Arrays, *, generation: int, step: int) -> np.n
     """[size] float32 with the parameters and state of a shard, tagged; the metrics are zero."""
     flat = np.zeros(shard.size, np.float32)
     for piece in (*shard.trainable, *shard.state):
-        flat[piece.offset : piece.offset + piece.size] = np.ravel(values[piece.path])
+        flat[piece.offset : piece.offset + piece.size] = _part(values, piece)
     flat.view(np.int32)[shard.header_offset : shard.header_offset + 2] = generation, step
     return flat
 
@@ -69,20 +71,54 @@ def to_slot(shard: Shard, values: Arrays | None, fill: float) -> np.ndarray:
     slot = np.full(shard.trainable_size, fill, np.float32)
     if values is not None:
         for piece in shard.trainable:
-            slot[piece.offset : piece.offset + piece.size] = np.ravel(values[piece.path])
+            slot[piece.offset : piece.offset + piece.size] = _part(values, piece)
     return slot
 
 
+def join(held: Iterable[tuple[Sequence[Slice], np.ndarray]]) -> dict[str, np.ndarray]:
+    """The named arrays in flat vectors or slots; a whole one is a view.
+
+    Args:
+        held: pieces with the vector that they stand in; together they must have all parts of each parameter.
+    """
+    joined = {}
+    for path, found in _by_path(held).items():
+        cuts = [flat[piece.offset : piece.offset + piece.size] for piece, flat in found]
+        joined[path] = (np.concatenate(cuts) if len(cuts) > 1 else cuts[0]).reshape(found[0][0].shape)
+    return joined
+
+
 def from_flat(pieces: Sequence[Slice], flat: np.ndarray) -> dict[str, np.ndarray]:
-    """The named arrays in a flat vector or slot."""
-    return {p.path: flat[p.offset : p.offset + p.size].reshape(p.shape) for p in pieces}
+    """The named arrays in the one flat vector or slot that holds them all."""
+    return join([(pieces, flat)])
+
+
+def _by_path(held: Iterable[tuple[Sequence[Slice], Vector]]) -> dict[str, list[tuple[Slice, Vector]]]:
+    """The parts of every parameter in the order in which they follow each other, with the vectors they stand in."""
+    found: dict[str, list[tuple[Slice, Vector]]] = {}
+    for pieces, flat in held:
+        for piece in pieces:
+            found.setdefault(piece.path, []).append((piece, flat))
+    return {path: sorted(parts, key=lambda part: part[0].begin) for path, parts in found.items()}
+
+
+def _restore(found: Sequence[tuple[Slice, tf.Tensor]]) -> tf.Tensor:
+    """A parameter from its parts: one that is whole stays a view, without a concat."""
+    cuts = [_cut(flat, piece) for piece, flat in found]
+    return tf.reshape(tf.concat(cuts, 0) if len(cuts) > 1 else cuts[0], found[0][0].shape)
 
 
 def _cut(flat: tf.Tensor, piece: Slice) -> tf.Tensor:
     padded = tf.slice(flat, [piece.offset], [piece.padded])  # 64-byte aligned at both ends: a view on a CPU
-    return tf.reshape(padded if piece.size == piece.padded else padded[: piece.size], piece.shape)
+    return padded if piece.size == piece.padded else padded[: piece.size]
+
+
+def _part(values: Arrays, piece: Slice) -> np.ndarray:
+    return np.ravel(values[piece.path])[piece.begin : piece.begin + piece.size]
 
 
 def _pad(value: tf.Tensor, piece: Slice) -> tf.Tensor:
     flat = tf.reshape(tf.cast(value, tf.float32), [-1])
+    if piece.is_part:
+        flat = tf.slice(flat, [piece.begin], [piece.size])
     return flat if piece.size == piece.padded else tf.pad(flat, [[0, piece.padded - piece.size]])

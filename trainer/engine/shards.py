@@ -1,23 +1,17 @@
-"""Parameters on shard hosts, gradients through queues: exact synchronous training over TensorFlow's own runtime.
+"""A worker's side of training with shard hosts: one Session.run pulls parameters, computes, pushes gradients.
 
-    each shard host:  one flat vector, flat slots, an intake queue and a token queue per replica
-    host loop:        take one message of every replica -> average in replica order -> update -> a token to each
-    worker step:      one Session.run: wait for my token of every shard -> read -> replica step -> push
+    worker step:  wait for my token of every shard -> read -> replica step -> push
 
-Every vector carries (generation, step) in its header. A host takes only messages of its own generation and step, and
-drops others: a duplicate of a restarted worker counts once. Tokens are the same pair as one growing number, so a stale
-one is passed over. With this intake no shard can pass step s without every replica's gradient of s, so what a replica
-reads between its token and its push is consistent over all shards.
-
-A host is told its state, not built with it: it blocks until the chief loads it, and then lets every replica start.
+Every vector carries (generation, step) in its header. Tokens are growing numbers, so a stale one is passed over. In
+lockstep all shards are of the same step when a worker reads them. Elsewhere they may differ; then a gradient counts as
+of the oldest, and the batches of a worker follow its own steps, for nobody knows which global step a push will make.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,215 +20,64 @@ import tensorflow as tf
 from trainer import optimizers
 from trainer.config import OptimizerConfig
 from trainer.engine import packing
-from trainer.engine.compute import Replica, compute
+from trainer.engine.compute import Replica, compute, for_replicas, in_step, mean_over_replicas
+from trainer.engine.contributions import Table
 from trainer.engine.pulled import Pulled
+from trainer.engine.shared import HOLD, Shared, device_of, not_after, share, take
 from trainer.engine.snapshot import Snapshot
-from trainer.engine.update import make_update, squares_order
+from trainer.engine.update import STOP
 from trainer.placement import Shard
 
 v1 = tf.compat.v1
 
-GENERATION_STRIDE = 2**32  # a tag is generation * stride + step
-SPARE_TOKENS = 8  # a returned or stale token never blocks a host
-
-
-def device_of(task: str, device: str = "cpu:0") -> str:
-    """A device of a task, e.g. "ps:0" -> "/job:ps/task:0/cpu:0"."""
-    job, index = task.split(":")
-    return f"/job:{job}/task:{index}/{device}"
-
-
-@dataclass(frozen=True)
-class _Shared:
-    """The resources of one shard; whoever makes them by these names, in whichever process, gets the same ones."""
-
-    flat: Any  # [size] float32 variable
-    slots: dict[str, Any]  # [trainable_size] float32 variables
-    seen: list[Any]  # per replica, int64 variable: tag of the last token it took
-    intake: list[Any]  # per replica, queue of [size] float32
-    tokens: list[Any]  # per replica, queue of int64 tags
-    loads: Any  # queue of (flat, slots...)
-    goodbyes: Any  # queue of replica numbers
-
-
-def _share(shard: Shard, slots: Sequence[str], replicas: int) -> _Shared:
-    """Makes the resources of a shard known to the default graph, on its host."""
-    prefix = f"shard{shard.index}"
-
-    def variable(name: str, shape: list[int], dtype: tf.DType = tf.float32) -> Any:
-        initializer = v1.zeros_initializer() if dtype == tf.float32 else v1.constant_initializer(-1)
-        return v1.get_variable(f"{prefix}/{name}", shape, dtype, initializer, use_resource=True)
-
-    def queue(name: str, capacity: int, dtypes: list[tf.DType], shapes: list[list[int]]) -> Any:
-        return v1.FIFOQueue(capacity, dtypes, shapes, shared_name=f"{prefix}/{name}")
-
-    vectors = [[shard.size]] + [[shard.trainable_size]] * len(slots)
-    with tf.device(device_of(shard.host)):
-        return _Shared(
-            flat=variable("flat", [shard.size]),
-            slots={name: variable(f"slots/{name}", [shard.trainable_size]) for name in slots},
-            seen=[variable(f"seen{r}", [], tf.int64) for r in range(replicas)],
-            intake=[queue(f"intake{r}", 1, [tf.float32], [[shard.size]]) for r in range(replicas)],
-            tokens=[queue(f"tokens{r}", SPARE_TOKENS, [tf.int64], [[]]) for r in range(replicas)],
-            loads=queue("loads", 1, [tf.float32] * len(vectors), vectors),
-            goodbyes=queue("goodbyes", replicas, [tf.int32], [[]]),
-        )
-
-
-def _take(queue: Any, stale: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
-    """Takes from a queue, dropping what is stale."""
-    return tf.while_loop(stale, lambda _: (queue.dequeue(),), (queue.dequeue(),), parallel_iterations=1)[0]
-
-
-def _not_after(seen: Any) -> Callable[[tf.Tensor], tf.Tensor]:
-    return lambda tag: tag <= seen.read_value()
-
-
-class ShardHost:
-    """Holds one shard and updates it; runs on a ps, or in a thread of a worker."""
-
-    def __init__(
-        self,
-        *,
-        shards: Sequence[Shard],
-        index: int,
-        replicas: int,
-        optimizer: OptimizerConfig,
-    ) -> None:
-        """Builds the host's graph.
-
-        Args:
-            shards: all shards of the plan; `index` is the one held here.
-        """
-        self._shards, self._shard, self._optimizer = shards, shards[index], optimizer
-        with tf.Graph().as_default() as self._graph, tf.device(device_of(self._shard.host)):
-            self._shared = _share(self._shard, list(optimizers.slots(optimizer)), replicas)
-            self._tags = self._tag()
-            self._load = self._make_load(replicas)
-            self._update = self._make_update(replicas)
-            self._goodbyes = self._shared.goodbyes.dequeue_many(replicas)
-            self._initialize = v1.global_variables_initializer()
-
-    def connect(self, target: str, session_config: Any) -> None:
-        """Opens the session on the task's own server and makes the shard's resources, still without a state."""
-        self._session = v1.Session(target, graph=self._graph, config=session_config)
-        self._session.run(self._initialize)
-        self._read_tag = self._session.make_callable(self._tags)
-
-    def load(self) -> int:
-        """Blocks until the chief has sent a state, then lets every replica start from it; returns its step."""
-        self._session.run(self._load)
-        return int(self._read_tag()) % GENERATION_STRIDE
-
-    def serve(self, steps: int, on_update: Callable[[int, float], None]) -> None:
-        """Updates until the global step is `steps`; reports the step and the seconds that were spent waiting."""
-        update = self._session.make_callable(self._update)
-        step = int(self._read_tag()) % GENERATION_STRIDE
-        while step < steps:
-            began = time.time()
-            step, taken_at = update()
-            on_update(int(step), max(0.0, taken_at - began))
-
-    def wait_for_goodbyes(self) -> None:
-        """Blocks until every replica has said that it needs this shard no more."""
-        self._session.run(self._goodbyes)
-
-    def _tag(self) -> tf.Tensor:
-        generation, step = tf.unstack(tf.cast(packing.tags_of(self._shared.flat.read_value(), self._shard), tf.int64))
-        return generation * GENERATION_STRIDE + step
-
-    def _make_load(self, replicas: int) -> tf.Operation:
-        loaded = tf.nest.flatten(self._shared.loads.dequeue())  # a queue of one component returns no list
-        targets = [self._shared.flat, *self._shared.slots.values()]
-        assigned = [v.assign(value, read_value=False) for v, value in zip(targets, loaded, strict=True)]
-        with tf.control_dependencies(assigned):
-            return self._hand_out_tokens(replicas)
-
-    def _hand_out_tokens(self, replicas: int) -> tf.Operation:
-        tag = self._tag()
-        return tf.group(*(self._shared.tokens[r].enqueue(tag) for r in range(replicas)))
-
-    def _make_update(self, replicas: int) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns (global step after the update, the time at which every replica's gradient was here)."""
-        flat = self._shared.flat.read_value()
-        slots = {name: slot.read_value() for name, slot in self._shared.slots.items()}
-        mine = packing.tags_of(flat, self._shard)
-        generation, step = tf.unstack(tf.cast(mine, tf.int64))
-
-        def stale(message: tf.Tensor) -> tf.Tensor:
-            # Not `!=`, which compares identities in a v1 graph.
-            return tf.reduce_any(tf.not_equal(packing.tags_of(message, self._shard), mine))
-
-        packed = [_take(self._shared.intake[r], stale) for r in range(replicas)]
-        with tf.control_dependencies(packed):
-            taken_at = tf.timestamp()
-        exchange = self._make_exchange(mine) if self._optimizer.clip_norm is not None else tf.identity
-        new, moved = make_update(self._shard, self._optimizer, exchange)(flat, slots, packed, generation, step)
-        assigned = [self._shared.flat.assign(new, read_value=False)]
-        assigned += [slot.assign(moved[name], read_value=False) for name, slot in self._shared.slots.items()]
-        with tf.control_dependencies(assigned):
-            handed = self._hand_out_tokens(replicas)
-        with tf.control_dependencies([handed]):
-            return step + 1, tf.identity(taken_at)
-
-    def _make_exchange(self, mine: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
-        """Tells every other host the squared norms here and hears theirs; all hosts get the same [K] bits."""
-        here, sizes = self._shard.index, [len(shard.trainable) for shard in self._shards]
-        order = squares_order(self._shards)
-
-        def queue(sender: int, receiver: int) -> Any:
-            with tf.device(device_of(self._shards[receiver].host)):
-                name = f"shard{receiver}/squares_of{sender}"
-                return v1.FIFOQueue(2, [tf.int32, tf.float32], [[2], [sizes[sender]]], shared_name=name)
-
-        def hear(sender: int) -> tf.Tensor:
-            inbox = queue(sender, here)
-            return tf.while_loop(
-                lambda tags, _: tf.reduce_any(tf.not_equal(tags, mine)), lambda *_: inbox.dequeue(), inbox.dequeue()
-            )[1]
-
-        def exchange(squares: tf.Tensor) -> tf.Tensor:
-            others = [shard.index for shard in self._shards if shard.index != here]
-            told = [queue(here, other).enqueue([mine, squares]) for other in others]
-            heard = {other: hear(other) for other in others} | {here: squares}
-            with tf.control_dependencies(told):
-                return tf.gather(tf.concat([heard[index] for index in sorted(heard)], 0), order)
-
-        return exchange
-
 
 class ShardsEngine:
-    """A replica's side: pulls parameters from the shard hosts, pushes packed gradients."""
+    """Pulls parameters from the shard hosts, pushes packed gradients."""
 
     def __init__(
         self,
         *,
         task: str,
+        workers: int,
         shards: Sequence[Shard],
         optimizer: OptimizerConfig,
-        replica: Replica,
+        replicas: Sequence[Replica],
+        intake: str = "all",
+        parameters: str = "/cpu:0",
     ) -> None:
-        """Builds the replica's graph.
+        """Builds the worker's graph.
 
         Args:
             task: this task, e.g. "worker:3".
+            workers: how many push.
+            replicas: those of this worker.
+            intake: of the hosts: all, each or quorum.
+            parameters: the hosts' device that holds the vectors.
         """
-        self._shards, self._fills = shards, optimizers.slots(optimizer)
+        self._shards, self._fills, self._intake, self._workers = shards, optimizers.slots(optimizer), intake, workers
+        self._replicas, self._worker, here = replicas, int(task.split(":")[1]), device_of(task)
+        is_lockstep = intake == "all"
         with tf.Graph().as_default() as self.graph:
-            shared = [_share(shard, list(self._fills), replica.count) for shard in shards]
-            with tf.device(device_of(task)):
-                self._batches = replica.batches()
+            shared = [
+                share(s, list(self._fills), workers, parameters=parameters, has_log=not is_lockstep) for s in shards
+            ]
+            with tf.device(here):
+                self._batches = [replica.batches() for replica in replicas]
                 self._stop = v1.placeholder(tf.float32, [])
-            self._step, self._gradients = self._make_step(shared, device_of(task), replica)
-            self._peek = self._make_peek(shared, replica.index)
-            self._snapshot = self._make_snapshot(shared, replica.index)
+            clip = optimizer if intake == "each" and optimizer.clip_norm is not None else None
+            self._step, self._gradients = self._make_step(shared, here, replicas, clip)
+            self._peek = self._make_peek(shared)
+            self._ticket_feed = v1.placeholder(tf.int32, [])
+            self._snapshot = self._make_snapshot(shared) if is_lockstep else self._make_held_snapshot(shared)
+            self._contributions = shared[0].log.contributions.read_value() if shared[0].log else None
             self._feeds = [[v1.placeholder(tf.float32, v.shape) for v in (s.flat, *s.slots.values())] for s in shared]
             self._load = [s.loads.enqueue(feeds) for s, feeds in zip(shared, self._feeds, strict=True)]
-            self._goodbye = [s.goodbyes.enqueue(replica.index) for s in shared]
+            self._goodbye = [s.goodbyes.enqueue(self._worker) for s in shared]
+        self._ticket = 0
 
     def connect(self, target: str, session_config: Any) -> None:
         """Opens the session on the task's own server; the shard hosts must be up."""
-        self.session = v1.Session(target, graph=self.graph, config=session_config)
+        self.session = v1.Session(target, graph=self.graph, config=for_replicas(session_config, self._replicas))
         self._run_step = self.session.make_callable(self._step, feed_list=[self._stop])
         self._run_step_and_fetch = self.session.make_callable([*self._step, self._gradients], feed_list=[self._stop])
 
@@ -252,15 +95,17 @@ class ShardsEngine:
     def start(self) -> int:
         """Blocks until the shards are loaded; sets the input to their global step and returns it."""
         step = self.peek().step
-        self.session.run(self._batches.initializer, self._batches.feed_from(step))
+        first = step // self._workers if self._intake == "each" else step  # of this worker's own steps
+        for batches in self._batches:
+            self.session.run(batches.initializer, batches.feed_from(first))
         return step
 
     def step(self, *, stop: bool = False, fetch_gradients: bool = False) -> Pulled:
         """Pulls, computes on the next batch, pushes.
 
         Args:
-            stop: asks all replicas to stop after the next step.
-            fetch_gradients: also returns what this replica pushed.
+            stop: asks all workers to stop.
+            fetch_gradients: also returns what this worker pushed.
         """
         began = time.time()
         run = self._run_step_and_fetch if fetch_gradients else self._run_step
@@ -269,16 +114,21 @@ class ShardsEngine:
         return pulled._replace(gradients=self._name(gradients[0])) if gradients else pulled
 
     def peek(self) -> Pulled:
-        """Blocks until all that this replica pushed is applied; reads where the run stands and pushes nothing."""
+        """Blocks until all that this worker pushed is applied, or dropped; reads where the run stands."""
         return Pulled.read(*self.session.run(self._peek))
 
     def snapshot(self) -> Snapshot:
-        """Like `peek`, with everything a checkpoint holds."""
-        tags, flats, slots = self.session.run(self._snapshot)
-        return Snapshot.from_flats(int(tags[0][1]), self._shards, flats, slots)
+        """Everything a checkpoint holds, of one step; where shards do not move together, of the oldest one's."""
+        self._ticket += 1
+        tags, flats, slots, *_ = self.session.run(self._snapshot, {self._ticket_feed: self._ticket})
+        return Snapshot.from_flats(min(int(step) for _, step in tags), self._shards, flats, slots)
+
+    def contributions(self) -> Table | None:
+        """What each worker contributed so far, as the first shard counts it; none in lockstep, where all do equally."""
+        return None if self._contributions is None else np.asarray(self.session.run(self._contributions))
 
     def leave(self) -> None:
-        """Tells every shard host that this replica needs it no more.
+        """Tells every shard host that this worker needs it no more.
 
         A host that has heard it from all leaves at once, maybe before it has answered; so each is told on its own.
         """
@@ -287,54 +137,93 @@ class ShardsEngine:
                 self.session.run(goodbye)
 
     def _name(self, packed: list[np.ndarray]) -> dict[str, np.ndarray]:
-        named: dict[str, np.ndarray] = {}
-        for shard, flat in zip(self._shards, packed, strict=True):
-            named |= packing.from_flat(shard.trainable, flat)
-        return named
+        return packing.join(zip((shard.trainable for shard in self._shards), packed, strict=True))
 
-    def _make_step(self, shared: list[_Shared], here: str, replica: Replica) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    def _make_step(
+        self, shared: Sequence[Shared], here: str, replicas: Sequence[Replica], clip: OptimizerConfig | None
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Returns ([tags, metrics, time when pulled, time when computed, pushes], packed gradients).
 
         Everything but the two vectors stays where it is: one tensor each way per shard and step.
         """
+        shards, me = self._shards, self._worker
         pulled = []
-        for s, shard in zip(shared, self._shards, strict=True):
+        for s, shard in zip(shared, shards, strict=True):
             with tf.device(device_of(shard.host)):
-                token = _take(s.tokens[replica.index], _not_after(s.seen[replica.index]))
-                with tf.control_dependencies([s.seen[replica.index].assign(token, read_value=False)]):
+                token = take(s.tokens[me], not_after(s.seen[me]))
+                with tf.control_dependencies([s.seen[me].assign(token, read_value=False)]):
                     pulled.append(s.flat.read_value())
         with tf.device(here):
             pulled = [tf.identity(flat) for flat in pulled]
             with tf.control_dependencies(pulled):
                 pulled_at = tf.timestamp()
-            tags = tf.stack([packing.tags_of(flat, shard) for flat, shard in zip(pulled, self._shards, strict=True)])
-            packed, computed_at = compute(pulled, self._shards, replica, self._batches, self._stop)
-            metrics = packing.metrics_of(pulled[0], self._shards[0])
-        pushes = []
-        for s, shard, vector in zip(shared, self._shards, packed, strict=True):
-            with tf.device(device_of(shard.host)):
-                pushes.append(s.intake[replica.index].enqueue(vector))
+            tags = tf.stack([packing.tags_of(flat, shard) for flat, shard in zip(pulled, shards, strict=True)])
+            headers, batches = [packing.header_of(f, s) for f, s in zip(pulled, shards, strict=True)], self._batches
+            if self._intake == "all":
+                batches = [in_step(one, tf.cast(tags[0][1], tf.int64)) for one in batches]
+            else:
+                tags = tf.reduce_min(tags, 0, keepdims=True)
+                headers = [packing.header(tags[0][0], tags[0][1])] * len(shards)
+            computed = [
+                compute(pulled, headers, shards, replica, one, self._stop)
+                for replica, one in zip(replicas, batches, strict=True)
+            ]
+            packed = mean_over_replicas(computed, headers, shards, clip=clip)
+            with tf.control_dependencies(packed):
+                computed_at = tf.timestamp()
+            metrics = packing.metrics_of(pulled[0], shards[0])
+        pushes = [self._push(s, shard, vector) for s, shard, vector in zip(shared, shards, packed, strict=True)]
         return [tags, metrics, pulled_at, computed_at, pushes], packed
 
-    def _make_peek(self, shared: list[_Shared], replica: int) -> list[tf.Tensor]:
+    def _push(self, s: Shared, shard: Shard, vector: tf.Tensor) -> tf.Operation:
+        with tf.device(device_of(shard.host)):
+            arrived = tf.identity(vector)  # here, so that what is read of it below is not sent on its own
+            pushed = s.intake[self._worker].enqueue(arrived)
+            if s.log is None or (self._intake == "quorum" and shard.index > 0):  # the first shard's host tells it
+                return pushed
+            stop = packing.metrics_of(arrived, shard)[STOP] > 0
+            arrival = tf.concat([[self._worker], packing.tags_of(arrived, shard), [tf.cast(stop, tf.int32)]], 0)
+            with tf.control_dependencies([pushed]):
+                return s.log.arrivals.enqueue(arrival)
+
+    def _make_peek(self, shared: Sequence[Shared]) -> list[tf.Tensor]:
         tags, metrics = [], []
         for s, shard in zip(shared, self._shards, strict=True):
-            with tf.device(device_of(shard.host)), tf.control_dependencies([self._wait(s, replica)]):
+            with tf.device(device_of(shard.host)), tf.control_dependencies([self._wait(s)]):
                 flat = s.flat.read_value()
                 tags.append(packing.tags_of(flat, shard))
                 metrics.append(packing.metrics_of(flat, shard))
-        return [tf.stack(tags), metrics[0]]
+        stacked = tf.stack(tags)
+        return [stacked if self._intake == "all" else tf.reduce_min(stacked, 0, keepdims=True), metrics[0]]
 
-    def _make_snapshot(self, shared: list[_Shared], replica: int) -> tuple[Any, Any, Any]:
+    def _make_snapshot(self, shared: Sequence[Shared]) -> tuple[Any, Any, Any]:
+        """Reads between two steps: no shard moves before this worker pushes."""
         tags, flats, slots = [], [], []
         for s, shard in zip(shared, self._shards, strict=True):
-            with tf.device(device_of(shard.host)), tf.control_dependencies([self._wait(s, replica)]):
+            with tf.device(device_of(shard.host)), tf.control_dependencies([self._wait(s)]):
                 flats.append(s.flat.read_value())
                 tags.append(packing.tags_of(flats[-1], shard))
                 slots.append({name: slot.read_value() for name, slot in s.slots.items()})
         return tags, flats, slots
 
-    def _wait(self, s: _Shared, replica: int) -> tf.Operation:
+    def _make_held_snapshot(self, shared: Sequence[Shared]) -> tuple[Any, Any, Any, Any]:
+        """Asks the hosts for a copy and reads that: the shards themselves move on."""
+        tags, flats, slots, asked = [], [], [], []
+        for s, shard in zip(shared, self._shards, strict=True):
+            assert s.log is not None
+            with tf.device(device_of(shard.host)):
+                if self._intake == "each" or shard.index == 0:  # the first shard's host tells the others
+                    asked.append(s.log.arrivals.enqueue(tf.stack([HOLD, 0, self._ticket_feed, 0])))
+                with tf.control_dependencies([take(s.log.held, self._is_other_ticket)]):
+                    flats.append(s.log.held_flat.read_value())
+                    tags.append(packing.tags_of(flats[-1], shard))
+                    slots.append({name: slot.read_value() for name, slot in s.log.held_slots.items()})
+        return tags, flats, slots, asked
+
+    def _is_other_ticket(self, ticket: tf.Tensor) -> tf.Tensor:
+        return tf.not_equal(ticket, tf.cast(self._ticket_feed, tf.int64))
+
+    def _wait(self, s: Shared) -> tf.Operation:
         """Waits for the token of the next step, and gives it back."""
-        token = _take(s.tokens[replica], _not_after(s.seen[replica]))
-        return s.tokens[replica].enqueue(token)
+        token = take(s.tokens[self._worker], not_after(s.seen[self._worker]))
+        return s.tokens[self._worker].enqueue(token)

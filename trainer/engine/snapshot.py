@@ -47,14 +47,11 @@ class Snapshot:
     def from_flats(
         cls, step: int, shards: Sequence[Shard], flats: Sequence[np.ndarray], slots: Sequence[dict[str, np.ndarray]]
     ) -> Snapshot:
-        parameters: Arrays = {}
-        state: Arrays = {}
-        named: dict[str, Arrays] = {}
-        for shard, flat, held in zip(shards, flats, slots, strict=True):
-            parameters |= packing.from_flat(shard.trainable, flat)
-            state |= packing.from_flat(shard.state, flat)
-            for name, values in held.items():
-                named.setdefault(name, {}).update(packing.from_flat(shard.trainable, values))
+        """From the vectors and slots of all shards."""
+        trainable = [shard.trainable for shard in shards]
+        named = {name: packing.join(zip(trainable, (held[name] for held in slots), strict=True)) for name in slots[0]}
+        parameters = packing.join(zip(trainable, flats, strict=True))
+        state = packing.join(zip((shard.state for shard in shards), flats, strict=True))
         return cls(step, parameters, state, named)
 
     def flat(self, shard: Shard, *, generation: int) -> np.ndarray:

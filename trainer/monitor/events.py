@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 from collections.abc import Mapping
@@ -17,6 +18,8 @@ import tensorflow as tf
 v1 = tf.compat.v1
 
 HISTOGRAM_BINS = 30
+# What TensorFlow inserts in the names of a function's operations when it inlines it, by the attribute that names it.
+INLINED = {"f": "", "body": "body/", "cond": "cond/", "then_branch": "then/", "else_branch": "else/"}
 
 
 class Events:
@@ -39,8 +42,21 @@ class Events:
         shown = [v1.Summary.Value(tag=tag, histo=_histogram(v)) for tag, v in finite.items() if v.size]
         self._write(_summary(step, shown))
 
-    def graph(self, graph: Any) -> None:
-        self._write(v1.Event(graph_def=graph.as_graph_def(add_shapes=True).SerializeToString()))
+    def counts(self, step: int, values: Mapping[str, np.ndarray]) -> None:
+        """Histograms that are counted already: how often 0, 1, 2, ... was seen."""
+        shown = [v1.Summary.Value(tag=tag, histo=_counted(v)) for tag, v in values.items() if v.any()]
+        self._write(_summary(step, shown))
+
+    def graph(self, graph: Any, devices: Mapping[str, str] | None = None) -> None:
+        """Writes a graph.
+
+        Args:
+            devices: where each operation ran, by its name with those of its callers; instead of where it was asked for.
+        """
+        definition = graph.as_graph_def(add_shapes=True)
+        if devices is not None:
+            _set_devices(definition, devices)
+        self._write(v1.Event(graph_def=definition.SerializeToString()))
 
     def flush(self) -> None:
         self._writer.flush()
@@ -57,6 +73,29 @@ def _summary(step: int, values: list[Any]) -> Any:
     return v1.Event(step=step, summary=v1.Summary(value=values))
 
 
+def _set_devices(graph: Any, devices: Mapping[str, str]) -> None:
+    """Says of each node where it ran; nothing of one that was optimized away, or that ran on several devices."""
+    functions = {f.signature.name: f for f in graph.library.function}
+    told = {re.sub(r"/(body|cond|then|else)/_\d+/", r"/\1/", name): device for name, device in devices.items()}
+    ran: dict[tuple[str, str], set[str]] = {}  # by (function, node); a function has several callers
+
+    def visit(function: str, nodes: Any, caller: str, above: tuple[str, ...]) -> None:
+        for node in nodes:
+            name = caller + node.name
+            if name in told:
+                ran.setdefault((function, node.name), set()).add(told[name])
+            for attribute, below in INLINED.items():
+                called = node.attr[attribute].func.name if attribute in node.attr else ""
+                if called in functions and called not in above:
+                    visit(called, functions[called].node_def, f"{name}/{below}", (*above, called))
+
+    visit("", graph.node, "", ())
+    for function, nodes in [("", graph.node), *((name, f.node_def) for name, f in functions.items())]:
+        for node in nodes:
+            where = ran.get((function, node.name), set())
+            node.device = where.pop() if len(where) == 1 else ""
+
+
 def _histogram(values: np.ndarray) -> Any:
     """Of float64, because 30 edges do not fit between neighbouring values of float32."""
     counts, edges = np.histogram(values, bins=HISTOGRAM_BINS)
@@ -67,5 +106,19 @@ def _histogram(values: np.ndarray) -> Any:
         sum=values.sum(),
         sum_squares=np.square(values).sum(),
         bucket_limit=edges[1:].tolist(),
+        bucket=counts.tolist(),
+    )
+
+
+def _counted(counts: np.ndarray) -> Any:
+    seen = np.flatnonzero(counts)
+    numbers = np.arange(len(counts), dtype=np.float64)
+    return v1.HistogramProto(
+        min=seen[0],
+        max=seen[-1],
+        num=counts.sum(),
+        sum=(counts * numbers).sum(),
+        sum_squares=(counts * np.square(numbers)).sum(),
+        bucket_limit=(numbers + 0.5).tolist(),
         bucket=counts.tolist(),
     )

@@ -48,12 +48,14 @@ def roll_call(
     until: str,
     deadline_secs: float,
     report: Callable[[str], None],
+    may_be_silent: bool = False,
     now: Callable[[], float] = time.monotonic,
 ) -> None:
     """Waits until every peer is up, and says every ten seconds which ones are missing and why.
 
     Args:
         until: the field of a status page that says that a peer is up: `is_listening` or `is_ready`.
+        may_be_silent: a peer that listens and does not answer counts as up; it was heard before, and is busy.
 
     Raises:
         PeerError: at the deadline, or as soon as a peer of another run, config or TensorFlow answers.
@@ -62,7 +64,7 @@ def roll_call(
     began = reported = now()
     while missing:
         for name, (peer, _) in list(missing.items()):
-            reason = _why_missing(me, peer, until)
+            reason = _why_missing(me, peer, until, may_be_silent)
             if reason is None:
                 del missing[name]
             else:
@@ -78,16 +80,16 @@ def roll_call(
             time.sleep(POLL_SECS)
 
 
-def _why_missing(me: Status, peer: Task, until: str) -> str | None:
+def _why_missing(me: Status, peer: Task, until: str, may_be_silent: bool) -> str | None:
     """None when a peer is up; else what keeps it, in words."""
     try:
-        page = read_status(peer.control, timeout_secs=2.0)
+        page = read_status(peer.control, timeout_secs=0.5 if may_be_silent else 2.0)
     except socket.gaierror:
         return "its host name does not resolve"
     except ConnectionRefusedError:
         return "connection refused, it has not started or is gone"
     except TimeoutError:
-        return "silent, it may be frozen or behind a firewall"
+        return None if may_be_silent else "silent, it may be frozen or behind a firewall"
     except (OSError, ValueError) as error:
         return str(error)
     for key, what in (("config_hash", "config"), ("tensorflow", "TensorFlow")):

@@ -1,0 +1,106 @@
+"""From a plan to what a task runs: its shard's host, its engine and its replicas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainer import replica
+from trainer.config import RunConfig
+from trainer.data import DataSet
+from trainer.data.pipeline import training_batches, training_iterator
+from trainer.engine.all_reduce import AllReduceEngine
+from trainer.engine.arrivals import EachHost, QuorumHost
+from trainer.engine.compute import Replica
+from trainer.engine.host import ShardHost
+from trainer.engine.local import LocalEngine
+from trainer.engine.lockstep import LockstepHost
+from trainer.engine.shards import ShardsEngine
+from trainer.engine.shared import device_of
+from trainer.loop import Engine
+from trainer.placement import Shard
+from trainer.plan import Plan, Task
+
+ENDLESS = 2**62  # steps; a worker that waits for nobody cannot know how many it will make
+
+
+def make_host(config: RunConfig, plan: Plan, shard: Shard) -> ShardHost:
+    """The host of a shard, with the intake of the plan's strategy."""
+    options: dict[str, Any] = {
+        "shards": plan.shards,
+        "index": shard.index,
+        "workers": len(plan.workers),
+        "optimizer": config.optimizer,
+        "parameters": plan.parameters,
+    }
+    if plan.intake == "each":
+        return EachHost(max_staleness=config.strategy.max_staleness, **options)
+    if plan.intake == "quorum":
+        assert plan.quorum is not None
+        return QuorumHost(quorum=plan.quorum // len(plan.workers[0].replicas), **options)
+    return LockstepHost(**options)
+
+
+def make_engine(
+    config: RunConfig, plan: Plan, task: Task, model: Any, data: DataSet, *, strategy: Any = None
+) -> Engine:
+    """The engine of a worker.
+
+    Args:
+        strategy: of all-reduce training, from server.start_strategy.
+    """
+    common: dict[str, Any] = {
+        "optimizer": config.optimizer,
+        "replicas": _make_replicas(config, plan, task, model, data),
+    }
+    if plan.strategy == "local":
+        return LocalEngine(shard=plan.shards[0], parameters=plan.parameters, **common)
+    if plan.strategy == "all_reduce":
+        return AllReduceEngine(
+            strategy=strategy, shard=plan.shards[0], index=task.index, parameters=plan.parameters, **common
+        )
+    return ShardsEngine(
+        task=task.name,
+        workers=len(plan.workers),
+        shards=plan.shards,
+        intake=plan.intake,
+        parameters=plan.parameters,
+        **common,
+    )
+
+
+def compute_device(plan: Plan, task: Task) -> str:
+    """Where a task computes what is no replica's: on the device of its first replica."""
+    return _full(plan, task, task.replicas[0])
+
+
+def _full(plan: Plan, task: Task, device: str) -> str:
+    return device_of(task.name, device) if plan.has_shard_hosts else device
+
+
+def _make_replicas(config: RunConfig, plan: Plan, task: Task, model: Any, data: DataSet) -> list[Replica]:
+    step = replica.make_step(
+        model,
+        config.model.loss.value,
+        accumulate=config.train.accumulate,
+        layers={path: _full(plan, task, device) for path, device in plan.layers.items()},
+    )
+    first = sum(len(other.replicas) for other in plan.workers[: task.index])
+
+    def make(index: int, device: str) -> Replica:
+        def batches(start: int = 0) -> Any:
+            pipeline = training_iterator if plan.strategy == "all_reduce" else training_batches
+            return pipeline(
+                data.train,
+                seed=config.seed,
+                start=start,
+                stop=plan.steps if plan.intake == "all" else ENDLESS,
+                batch_size=plan.global_batch,
+                replica=index,
+                replicas=plan.replicas,
+            )
+
+        return Replica(
+            step, batches, config.seed, index, plan.replicas, _full(plan, task, device), jit=config.train.jit
+        )
+
+    return [make(first + number, device) for number, device in enumerate(task.replicas)]

@@ -1,0 +1,194 @@
+"""No shards: every worker holds all parameters, and gradients are summed between the workers.
+
+`tf.distribute.MultiWorkerMirroredStrategy` brings the cluster up and carries the sums (a ring over gRPC, or NCCL
+between GPUs). Everything else is as in the other engines: the same replica step on the same batches, the same update, so the
+same run to rounding, for a ring adds in another order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from trainer import optimizers
+from trainer.config import OptimizerConfig
+from trainer.engine import packing
+from trainer.engine.compute import Replica, mean_computed, run_step
+from trainer.engine.pulled import Pulled
+from trainer.engine.snapshot import Snapshot
+from trainer.engine.update import is_scaled, make_update, squares_order
+from trainer.placement import Shard
+
+
+class _Batch(NamedTuple):
+    """What an iterator of `data.pipeline.training_iterator` gives."""
+
+    step: tf.Tensor
+    features: tf.Tensor
+    labels: tf.Tensor
+
+
+class AllReduceEngine:
+    """One worker's copy of everything; the same calls as `ShardsEngine`."""
+
+    session = None  # it needs none
+
+    def __init__(
+        self,
+        *,
+        strategy: Any,
+        shard: Shard,
+        index: int,
+        optimizer: OptimizerConfig,
+        replicas: Sequence[Replica],
+        parameters: str = "/cpu:0",
+    ) -> None:
+        """Describes the engine; `connect` builds it.
+
+        Args:
+            strategy: from server.start_strategy.
+            shard: all parameters.
+            index: of this worker; 0 has the state.
+            replicas: those of this worker; their `batches` take the first step and give an iterator.
+            parameters: device of the vectors.
+        """
+        self._strategy, self._shard, self._index, self._optimizer = strategy, shard, index, optimizer
+        self._replicas, self._device, self._fills = replicas, parameters, optimizers.slots(optimizer)
+
+    def connect(self, target: str, session_config: Any) -> None:
+        """Makes this worker's copy.
+
+        Args:
+            target, session_config: not used; the strategy's cluster is up.
+        """
+        with tf.device(self._device):
+            self._flat = tf.Variable(tf.zeros([self._shard.size]), trainable=False)
+            self._slots = {
+                name: tf.Variable(tf.zeros([self._shard.trainable_size]), trainable=False) for name in self._fills
+            }
+        self._run_broadcast = tf.function(self._broadcast, autograph=False)
+        self._run_step = tf.function(self._make_step, autograph=False)
+        self._iterators = [replica.batches(0) for replica in self._replicas]
+        self.graph = self._run_step.get_concrete_function(self._iterators, tf.constant(0.0)).graph
+
+    def load(self, snapshot: Snapshot, *, generation: int) -> None:
+        """Gives every worker the chief's state."""
+        vectors = [snapshot.flat(self._shard, generation=generation)]
+        vectors += [snapshot.slot(self._shard, name, fill) for name, fill in self._fills.items()]
+        self._receive([tf.constant(vector) for vector in vectors])
+
+    def start(self) -> int:
+        """Takes the chief's state, unless this is the chief; sets the input to its global step and returns that."""
+        if self._index > 0:
+            self._receive([tf.zeros_like(variable) for variable in (self._flat, *self._slots.values())])
+        step = self.peek().step
+        self._iterators = [replica.batches(step) for replica in self._replicas]
+        return step
+
+    def step(self, *, stop: bool = False, fetch_gradients: bool = False) -> Pulled:
+        """Computes on the next batch, sums over the workers, updates; the metrics are the previous update's.
+
+        Args:
+            stop: asks all workers to stop after the next step.
+            fetch_gradients: also returns the mean gradient of the update.
+        """
+        tags, metrics, began, computed, ended, gradients = self._run_step(self._iterators, tf.constant(float(stop)))
+        pulled = Pulled.read(
+            tags.numpy(),
+            metrics.numpy(),
+            wait_secs=float(ended - computed),
+            compute_secs=float(computed - began),
+        )
+        if not fetch_gradients:
+            return pulled
+        return pulled._replace(gradients=packing.from_flat(self._shard.trainable, gradients.numpy()))
+
+    def peek(self) -> Pulled:
+        """Where the run stands."""
+        flat = self._flat.read_value()
+        tags, metrics = packing.tags_of(flat, self._shard), packing.metrics_of(flat, self._shard)
+        return Pulled.read(tags.numpy()[None], metrics.numpy())
+
+    def snapshot(self) -> Snapshot:
+        """Everything a checkpoint holds."""
+        slots = {name: slot.numpy() for name, slot in self._slots.items()}
+        return Snapshot.from_flats(self.peek().step, [self._shard], [self._flat.numpy()], [slots])
+
+    def contributions(self) -> None:
+        """Every replica is in every update."""
+
+    def leave(self) -> None:
+        """Waits until every worker has come to its end: one that left earlier would look like one that failed."""
+        self._receive([tf.zeros([0]) for _ in (self._flat, *self._slots)])
+
+    def _receive(self, vectors: Sequence[tf.Tensor]) -> None:
+        received = self._run_broadcast(list(vectors))
+        for variable, value in zip((self._flat, *self._slots.values()), received, strict=True):
+            if value.shape[0]:
+                variable.assign(value)
+
+    def _broadcast(self, vectors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Sums over the workers, of which one has the values and the others zeros; no bit changes.
+
+        A sum of floats would turn -0.0 into 0.0, so halves of their bits are summed as the whole numbers that they are.
+        """
+
+        def on_worker(*vectors: tf.Tensor) -> list[tf.Tensor]:
+            halves = [tf.cast(tf.bitcast(vector, tf.uint16), tf.float32) for vector in vectors]
+            summed = self._sum(halves)
+            return [tf.bitcast(tf.cast(half, tf.uint16), tf.float32) for half in summed]
+
+        return list(self._strategy.run(on_worker, vectors))
+
+    def _sum(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        context = tf.distribute.get_replica_context()
+        return list(context.all_reduce(tf.distribute.ReduceOp.SUM, list(values)))
+
+    def _make_step(self, iterators: Sequence[Any], stop: tf.Tensor) -> Any:
+        """Returns (tags, metrics, time when the batches were here, when computed, when updated, mean gradient)."""
+
+        def on_worker(stop: tf.Tensor) -> Any:
+            shard = self._shard
+            with tf.device("/cpu:0"):
+                batches = [_Batch(*iterator.get_next()) for iterator in iterators]
+                with tf.control_dependencies([batch.features for batch in batches]):
+                    began = tf.timestamp()
+            flat = self._flat.read_value()
+            tags = packing.tags_of(flat, shard)
+            generation, step = tf.unstack(tf.cast(tags, tf.int64))
+            outcome = mean_computed(
+                [
+                    run_step([flat], [shard], replica, batch, stop)
+                    for replica, batch in zip(self._replicas, batches, strict=True)
+                ]
+            )
+            values = tf.nest.flatten(outcome)
+            with tf.control_dependencies(values), tf.device("/cpu:0"):
+                computed = tf.timestamp()
+            # TensorFlow sends the last first, which is the order in which the backward pass finishes.
+            means = tf.nest.pack_sequence_as(
+                outcome, [total / self._strategy.num_replicas_in_sync for total in self._sum(values)]
+            )
+            packed = packing.pack(shard, means.gradients, means.state, means.metrics, packing.header_of(flat, shard))
+            updated = self._update(flat, packed, generation, step)
+            with tf.control_dependencies(updated), tf.device("/cpu:0"):
+                ended = tf.timestamp()
+            metrics = packing.metrics_of(flat, shard)
+            return tf.expand_dims(tags, 0), metrics, began, computed, ended, packed[: shard.trainable_size]
+
+        return self._strategy.run(on_worker, (stop,))
+
+    def _update(
+        self, flat: tf.Tensor, packed: tf.Tensor, generation: tf.Tensor, step: tf.Tensor
+    ) -> list[tf.Operation | tf.Tensor]:
+        order = squares_order([self._shard])
+        update = make_update(
+            self._shard, self._optimizer, lambda squares: tf.gather(squares, order), scaled=is_scaled([self._shard])
+        )
+        slots = {name: slot.read_value() for name, slot in self._slots.items()}
+        with tf.device(self._device):
+            new, moved = update(flat, slots, [packed], generation, step, None)
+            assigned = [self._flat.assign(new, read_value=False)]
+            return assigned + [slot.assign(moved[name], read_value=False) for name, slot in self._slots.items()]

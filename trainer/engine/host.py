@@ -1,0 +1,142 @@
+"""The side of a task that holds a shard: it is loaded, updates, hands out tokens, and hears goodbyes.
+
+A host is told its state, not built with it: it blocks until the chief loads it, and then lets every worker start.
+How gradients become updates is its intake's business.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from trainer import optimizers
+from trainer.config import OptimizerConfig
+from trainer.engine import packing
+from trainer.engine.shared import GENERATION_STRIDE, device_of, share
+from trainer.engine.update import Exchange, is_scaled, make_update, squares_order
+from trainer.placement import Shard
+
+v1 = tf.compat.v1
+
+OnUpdate = Callable[[int, float], None]  # global step, seconds spent waiting for gradients
+
+
+class ShardHost(ABC):
+    """Holds one shard and updates it; runs on a ps, or in a thread of a worker."""
+
+    def __init__(
+        self,
+        *,
+        shards: Sequence[Shard],
+        index: int,
+        workers: int,
+        optimizer: OptimizerConfig,
+        parameters: str = "/cpu:0",
+        has_log: bool = False,
+    ) -> None:
+        """Begins the host's graph.
+
+        Args:
+            shards: all shards of the plan; `index` is the one held here.
+            workers: how many push.
+            parameters: device of the vectors.
+            has_log: whether gradients are taken as they come.
+        """
+        self.shards, self.shard, self.optimizer, self.workers = shards, shards[index], optimizer, workers
+        self.parameters = device_of(self.shard.host, parameters)
+        self.graph = tf.Graph()
+        with self.graph.as_default(), tf.device(device_of(self.shard.host)):
+            names = list(optimizers.slots(optimizer))
+            self.shared = share(self.shard, names, workers, parameters=parameters, has_log=has_log)
+            self._tag = self.tag()
+            self._load = self._make_load()
+            self._goodbyes = self.shared.goodbyes.dequeue_many(workers)
+
+    def connect(self, target: str, session_config: Any) -> None:
+        """Opens the session on the task's own server and makes the shard's resources, still without a state."""
+        with self.graph.as_default():
+            initialize = v1.global_variables_initializer()
+        self.session = v1.Session(target, graph=self.graph, config=session_config)
+        self.session.run(initialize)
+        self._read_tag = self.session.make_callable(self._tag)
+
+    def load(self) -> int:
+        """Blocks until the chief has sent a state, then lets every worker start from it; returns its step."""
+        self.session.run(self._load)
+        return self.read_tag()[1]
+
+    def read_tag(self) -> tuple[int, int]:
+        """(generation, step) of the shard."""
+        return divmod(int(self._read_tag()), GENERATION_STRIDE)
+
+    @abstractmethod
+    def serve(self, steps: int, on_update: OnUpdate) -> None:
+        """Updates until the global step is `steps`, or, where others may still push, until the process ends."""
+
+    def wait_for_goodbyes(self) -> None:
+        """Blocks until every worker has said that it needs this shard no more."""
+        self.session.run(self._goodbyes)
+
+    def tag(self) -> tf.Tensor:
+        generation, step = tf.unstack(tf.cast(packing.tags_of(self.shared.flat.read_value(), self.shard), tf.int64))
+        return generation * GENERATION_STRIDE + step
+
+    def hand_out_tokens(self) -> tf.Operation:
+        """A token of the shard's step for every worker."""
+        tag = self.tag()
+        return tf.group(*(tokens.enqueue(tag) for tokens in self.shared.tokens))
+
+    def update(
+        self, packed: Sequence[tf.Tensor], *, chosen: tf.Tensor | None = None, exchange: Exchange | None = None
+    ) -> tuple[tf.Tensor, list[tf.Operation]]:
+        """Adds one update from what was pushed; returns (global step after it, the assignments that it ends with)."""
+        flat = self.shared.flat.read_value()
+        slots = {name: slot.read_value() for name, slot in self.shared.slots.items()}
+        generation, step = tf.unstack(tf.cast(packing.tags_of(flat, self.shard), tf.int64))
+        with tf.device(self.parameters):
+            make = make_update(self.shard, self.optimizer, exchange or tf.identity, scaled=is_scaled(self.shards))
+            new, moved = make(flat, slots, packed, generation, step, chosen)
+            assigned = [self.shared.flat.assign(new, read_value=False)]
+            assigned += [slot.assign(moved[name], read_value=False) for name, slot in self.shared.slots.items()]
+        return step + 1, assigned
+
+    def exchange(self, tags: tf.Tensor) -> Exchange | None:
+        """Tells every other host the squared norms here and hears theirs; all hosts get the same [K] bits.
+
+        Args:
+            tags: [2] the generation and step of the update; norms of others are dropped.
+        """
+        if self.optimizer.clip_norm is None:
+            return None
+        here, sizes = self.shard.index, [len(shard.trainable) for shard in self.shards]
+        order = squares_order(self.shards)
+
+        def queue(sender: int, receiver: int) -> Any:
+            with tf.device(device_of(self.shards[receiver].host)):
+                name = f"shard{receiver}/squares_of{sender}"
+                return v1.FIFOQueue(2, [tf.int32, tf.float32], [[2], [sizes[sender]]], shared_name=name)
+
+        def hear(sender: int) -> tf.Tensor:
+            inbox = queue(sender, here)
+            return tf.while_loop(
+                lambda theirs, _: tf.reduce_any(tf.not_equal(theirs, tags)), lambda *_: inbox.dequeue(), inbox.dequeue()
+            )[1]
+
+        def exchange(squares: tf.Tensor) -> tf.Tensor:
+            others = [shard.index for shard in self.shards if shard.index != here]
+            told = [queue(here, other).enqueue([tags, squares]) for other in others]
+            heard = {other: hear(other) for other in others} | {here: squares}
+            with tf.control_dependencies(told):
+                return tf.gather(tf.concat([heard[index] for index in sorted(heard)], 0), order)
+
+        return exchange
+
+    def _make_load(self) -> tf.Operation:
+        loaded = tf.nest.flatten(self.shared.loads.dequeue())  # a queue of one component returns no list
+        targets = [self.shared.flat, *self.shared.slots.values()]
+        assigned = [v.assign(value, read_value=False) for v, value in zip(targets, loaded, strict=True)]
+        with tf.control_dependencies(assigned):
+            return self.hand_out_tokens()

@@ -1,0 +1,114 @@
+"""What shard hosts and replicas share: variables and queues on a host, known to every graph by their names.
+
+Whoever makes a resource by its name, in whichever process, gets the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.engine.contributions import COLUMNS
+from trainer.placement import Shard
+
+v1 = tf.compat.v1
+
+GENERATION_STRIDE = 2**32  # a tag is generation * stride + step, or another number that grows within the generation
+SPARE_TOKENS = 8  # a returned or stale token never blocks a host
+ARRIVAL = 4  # numbers of an arrival: worker, generation, step, stop
+HOLD = -1  # in place of a worker: the chief asks for a copy of the state, the step is the ticket
+
+
+def device_of(task: str, device: str = "cpu:0") -> str:
+    """A device of a task, e.g. "ps:0" -> "/job:ps/task:0/cpu:0"."""
+    job, index = task.split(":")
+    return f"/job:{job}/task:{index}/{device.lstrip('/')}"
+
+
+@dataclass(frozen=True)
+class Log:
+    """Of a host that takes gradients as they come: in which order they did, and copies of its state on request."""
+
+    arrivals: Any  # queue of [ARRIVAL] int32: what was pushed here
+    order: Any  # the same, as the first shard's host decided it for all
+    held: Any  # queue of int64 tickets: a copy was made
+    held_flat: Any  # [size] float32 variable
+    held_slots: dict[str, Any]  # [trainable_size] float32 variables
+    contributions: Any  # [workers, COLUMNS] int64 variable, see contributions.py
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The resources of one shard."""
+
+    flat: Any  # [size] float32 variable
+    slots: dict[str, Any]  # [trainable_size] float32 variables
+    seen: list[Any]  # per worker, int64 variable: tag of the last token it took
+    intake: list[Any]  # per worker, queue of [size] float32
+    tokens: list[Any]  # per worker, queue of int64 tags
+    loads: Any  # queue of (flat, slots...)
+    goodbyes: Any  # queue of worker numbers
+    log: Log | None
+
+
+def share(shard: Shard, slots: Sequence[str], workers: int, *, parameters: str = "/cpu:0", has_log: bool) -> Shared:
+    """Makes the resources of a shard known to the default graph, on its host.
+
+    Args:
+        parameters: the host's device that holds the vectors; queues are in its memory.
+        has_log: whether gradients are taken as they come.
+    """
+    prefix = f"shard{shard.index}"
+
+    def variable(name: str, shape: list[int], dtype: tf.DType = tf.float32, first: int = 0) -> Any:
+        initializer = v1.zeros_initializer() if dtype == tf.float32 else v1.constant_initializer(first)
+        return v1.get_variable(f"{prefix}/{name}", shape, dtype, initializer, use_resource=True)
+
+    def queue(name: str, capacity: int, dtypes: list[tf.DType], shapes: list[list[int]]) -> Any:
+        return v1.FIFOQueue(capacity, dtypes, shapes, shared_name=f"{prefix}/{name}")
+
+    def vectors(name: str) -> tuple[Any, dict[str, Any]]:
+        with tf.device(device_of(shard.host, parameters)):
+            flat = variable(f"{name}flat", [shard.size])
+            return flat, {slot: variable(f"{name}slots/{slot}", [shard.trainable_size]) for slot in slots}
+
+    def log() -> Log:
+        flat, held = vectors("held/")
+        counts = variable("contributions", [workers, COLUMNS], tf.int64)
+        arrivals, order = (log_queue(shard, name, workers) for name in ("arrivals", "order"))
+        return Log(arrivals, order, queue("held", 4, [tf.int64], [[]]), flat, held, counts)
+
+    shapes = [[shard.size]] + [[shard.trainable_size]] * len(slots)
+    with tf.device(device_of(shard.host)):
+        flat, kept = vectors("")
+        return Shared(
+            flat=flat,
+            slots=kept,
+            seen=[variable(f"seen{w}", [], tf.int64, -1) for w in range(workers)],
+            intake=[queue(f"intake{w}", 1, [tf.float32], [[shard.size]]) for w in range(workers)],
+            tokens=[queue(f"tokens{w}", SPARE_TOKENS, [tf.int64], [[]]) for w in range(workers)],
+            loads=queue("loads", 1, [tf.float32] * len(shapes), shapes),
+            goodbyes=queue("goodbyes", workers, [tf.int32], [[]]),
+            log=log() if has_log else None,
+        )
+
+
+def log_queue(shard: Shard, name: str, workers: int) -> Any:
+    """A queue of arrivals on a shard's host."""
+    # A worker has one push under way and the chief one request, so that none waits for room.
+    capacity = 2 * workers + 2
+    with tf.device(device_of(shard.host)):
+        return v1.FIFOQueue(capacity, [tf.int32], [[ARRIVAL]], shared_name=f"shard{shard.index}/{name}")
+
+
+def take(queue: Any, stale: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+    """Takes from a queue, dropping what is stale."""
+    return tf.while_loop(stale, lambda _: (queue.dequeue(),), (queue.dequeue(),), parallel_iterations=1)[0]
+
+
+def not_after(seen: Any) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Whether a token is not newer than the last one that was taken."""
+    return lambda tag: tag <= seen.read_value()
