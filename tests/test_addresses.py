@@ -10,6 +10,7 @@ from trainer import addresses, plan
 from trainer.compose import load
 from trainer.config import ConfigError
 from trainer.plan import Machine
+from trainer.run_directory import config_hash
 
 MACHINE = Machine(cores=2, gpus=0)
 GOOD = {"ps": ["10.0.0.1:2222"], "worker": ["10.0.0.2:2222", "10.0.0.3:2222"]}
@@ -80,7 +81,7 @@ def test_as_many_addresses_as_tasks_are_needed():
 
 
 def test_an_unknown_job_in_the_addresses_is_refused():
-    assert "'chief' is not a job; there are ps and worker" in problems(
+    assert "'chief' is not a job; there are ps, worker, evaluator" in problems(
         *with_addresses(), "+cluster.addresses.chief=[10.0.0.9:2222]"
     )
 
@@ -96,7 +97,22 @@ def test_an_index_out_of_range_is_refused():
 
 
 def test_an_unknown_job_is_refused():
-    assert "'chief' is not a job; there are ps, worker" in problems(*with_addresses(), "job=chief", "task=0")
+    assert "'chief' is not a job; there are ps, worker, evaluator" in problems(*with_addresses(), "job=chief", "task=0")
+
+
+def test_an_evaluator_needs_no_address():
+    assert problems("cluster=1ps2w1e", *with_addresses()[1:]) == ""
+
+
+def test_an_evaluator_that_is_started_by_hand_needs_the_directory_of_the_chief():
+    by_hand = ["cluster=1ps2w1e", *with_addresses()[1:], "job=evaluator", "task=0"]
+    assert "run: evaluator:0 reads the checkpoints where the chief writes them, and no directory" in problems(*by_hand)
+    assert problems(*by_hand, "run=/shared/mine") == ""
+
+
+def test_a_cluster_without_evaluator_has_none_to_play():
+    by_hand = [*with_addresses(), "job=evaluator", "task=0", "run=/shared/mine"]
+    assert "0 is not a task of evaluator; the cluster has no evaluator" in problems(*by_hand)
 
 
 def test_a_task_on_its_own_needs_addresses():
@@ -123,6 +139,36 @@ def test_a_chief_entry_becomes_worker_0_and_the_workers_follow():
     assert worker.cluster.addresses["worker"] == ["10.0.0.1:2222", "10.0.0.2:2222"]
 
 
+def test_a_listed_evaluator_is_known_to_all():
+    cluster = GOOD | {"evaluator": ["10.0.0.9:2222"]}
+    for job in ("ps", "evaluator"):
+        found, config = adopt({"cluster": cluster, "task": {"type": job, "index": 0}})
+        assert found == ""
+        assert (config.job, config.task, config.cluster.name) == (job, 0, "1ps2w1e")
+        assert config.cluster.addresses["evaluator"] == ["10.0.0.9:2222"]
+
+
+def test_an_evaluator_that_is_not_listed_is_known_to_itself():
+    _, evaluator = adopt({"cluster": GOOD, "task": {"type": "evaluator", "index": 0}})
+    _, chief = adopt({"cluster": GOOD, "task": {"type": "worker", "index": 0}})
+    assert (evaluator.job, evaluator.task, evaluator.cluster.name) == ("evaluator", 0, "1ps2w1e")
+    assert (chief.cluster.name, chief.cluster.evaluator) == ("1ps2w", 0)
+    assert config_hash(evaluator) == config_hash(chief)
+
+
+def test_the_command_line_tells_all_of_an_evaluator_that_is_not_listed():
+    for job in ("worker", "evaluator"):
+        found, config = adopt({"cluster": GOOD, "task": {"type": job, "index": 0}}, "cluster=1ps2w1e")
+        assert found == ""
+        assert config.cluster.evaluator == 1
+
+
+def test_an_evaluator_takes_the_command_line_of_a_cluster_that_does_not_name_it():
+    found, config = adopt({"cluster": GOOD, "task": {"type": "evaluator", "index": 0}}, "cluster=1ps2w")
+    assert found == ""
+    assert config.cluster.name == "1ps2w1e"
+
+
 @pytest.mark.parametrize(
     ("value", "says"),
     [
@@ -136,8 +182,12 @@ def test_a_chief_entry_becomes_worker_0_and_the_workers_follow():
         ({"cluster": GOOD, "task": {"type": "worker", "index": "x"}}, "its task index is 'x', not a number"),
         ({"cluster": {"ps": ["a:1"]}, "task": {"type": "ps"}}, "its cluster has no worker"),
         ({"cluster": GOOD | {"gpu": ["a:1"]}, "task": {"type": "ps"}}, "unknown jobs gpu"),
+        ({"cluster": GOOD, "task": {"type": "evaluator", "index": 1}}, "its cluster has evaluator tasks 0..0"),
     ],
-    ids=["not JSON", "a list", "no task", "no cluster", "no list", "index", "no such task", "text", "no worker", "job"],
+    ids=[
+        "not JSON", "a list", "no task", "no cluster", "no list", "index", "no such task", "text", "no worker", "job",
+        "a second evaluator",
+    ],
 )  # fmt: skip
 def test_a_tf_config_that_makes_no_sense_is_refused(value, says):
     found, _ = adopt(value)
@@ -146,4 +196,10 @@ def test_a_tf_config_that_makes_no_sense_is_refused(value, says):
 
 def test_a_tf_config_that_contradicts_the_command_line_is_refused():
     found, _ = adopt({"cluster": GOOD, "task": {"type": "ps", "index": 0}}, "cluster=2ps4w")
-    assert "it has 1 ps and 2 workers, cluster=2ps4w has 2 and 4" in found
+    assert "it is of a cluster 1ps2w, the command line says cluster=2ps4w\n    leave cluster= out" in found
+
+
+def test_a_tf_config_with_an_evaluator_that_the_command_line_leaves_out_is_refused():
+    cluster = GOOD | {"evaluator": ["10.0.0.9:2222"]}
+    found, _ = adopt({"cluster": cluster, "task": {"type": "ps", "index": 0}}, "cluster=1ps2w")
+    assert "it is of a cluster 1ps2w1e, the command line says cluster=1ps2w" in found

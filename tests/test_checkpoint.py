@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 import re
 import select
@@ -311,6 +313,47 @@ def test_a_damaged_checkpoint_does_not_count_as_kept(tmp_path):
 def test_the_one_just_saved_stays_even_when_later_ones_exist(tmp_path):
     save(tmp_path, 500, 100, keep=1)
     assert steps_in(tmp_path) == ["000000100", "000000500"]
+
+
+def test_what_is_not_released_stays(tmp_path):
+    asked = []
+
+    def release(due):
+        asked.append(due)
+        return [step for step in due if step < 200]
+
+    save(tmp_path, 100, 200, 300)
+    checkpoint.write(tmp_path, 400, 1, FACTS, tensors_of(400), keep=1, release=release)
+    assert asked == [[100, 200, 300]]
+    assert steps_in(tmp_path) == ["000000200", "000000300", "000000400"]
+
+
+def test_a_copy_is_a_valid_checkpoint_with_its_notes_and_outlives_the_original(tmp_path):
+    original = save(tmp_path / "all", 100)
+    copied = checkpoint.copy(original, tmp_path / "some", {"note.json": "{}"})
+    checkpoint.remove(original)
+    assert copied == tmp_path / "some/000000100"
+    assert steps_in(copied) == ["manifest.json", "note.json", "tensors.npz"]
+    loaded = checkpoint.load(checkpoint.read_manifest(copied))
+    assert (loaded["parameters/dense/kernel"] == np.full((2, 3), 100, np.float32)).all()
+
+
+def test_a_copy_is_made_where_files_cannot_have_two_names(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    checkpoint.verify(checkpoint.read_manifest(checkpoint.copy(save(tmp_path, 100), tmp_path / "some", {})))
+
+
+def test_a_checkpoint_that_is_gone_cannot_be_copied_and_leaves_nothing(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        checkpoint.copy(tmp_path / "000000100", tmp_path / "some", {})
+    assert steps_in(tmp_path / "some") == []
+
+
+def test_removing_what_is_gone_is_no_error(tmp_path):
+    checkpoint.remove(tmp_path / "000000100")
 
 
 def test_leftovers_of_dead_writers_are_removed(tmp_path):

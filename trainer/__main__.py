@@ -1,4 +1,4 @@
-"""`python -m trainer`: compose the config, make the plan, show it or run it."""
+"""`python -m trainer`: compose the config, then do what its mode says; most often make the plan, and run it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,22 @@ from trainer.machine import this_machine
 
 
 def check(config: RunConfig) -> list[Problem]:
-    """What is wrong with a config beyond its single keys; a scheduler's TF_CONFIG is taken in."""
+    """What keeps a config from being used, beyond its single keys; a scheduler's TF_CONFIG is taken in."""
+    if config.mode is Mode.doctor:  # which tells the problems beside what it finds wrong with the machine
+        return []
+    return find_problems(config)
+
+
+def find_problems(config: RunConfig) -> list[Problem]:
     tf_config = os.environ.get("TF_CONFIG")
     problems = addresses.adopt_tf_config(config, tf_config) if tf_config else []
-    return problems + plan.check(config, this_machine())
+    return problems + plan.check(config, this_machine(with_gpu_memory=bool(config.device.gpus)))
 
 
 def main(config: RunConfig, *, started_at: float) -> int:
     """Does what the config says; returns the exit code."""
     try:
-        return show_plan(config) if config.mode is Mode.plan else train(config, started_at)
+        return act(config, started_at)
     except (ConfigError, DescriptionError) as error:
         print(f"trainer: {error}", file=sys.stderr)
         return exit_codes.CONFIG if isinstance(error, ConfigError) else error.exit_code
@@ -39,6 +45,18 @@ def main(config: RunConfig, *, started_at: float) -> int:
             traceback.print_exc()
         print(f"trainer: {error}", file=sys.stderr)
         return code
+
+
+def act(config: RunConfig, started_at: float) -> int:
+    if config.mode is Mode.plan:
+        return show_plan(config)
+    if config.mode is Mode.doctor:
+        return look_at_machine(config)
+    if config.mode is Mode.matpow:
+        from trainer.matpow import run
+
+        return run(config.matpow, seed=config.seed)
+    return train(config, started_at)
 
 
 def train(config: RunConfig, started_at: float) -> int:
@@ -89,8 +107,19 @@ def show_plan(config: RunConfig) -> int:
     return exit_codes.OK
 
 
+def look_at_machine(config: RunConfig) -> int:
+    from trainer import doctor
+
+    problems = find_problems(config)  # takes the cluster of TF_CONFIG in
+    cluster, gpus = config.cluster, any(config.device.gpus.values())
+    task = f"{config.job}:{config.task}"
+    return doctor.run(doctor.Wanted(problems, cluster.name, cluster.addresses, task, config.run, gpus))
+
+
 def _question(config: RunConfig) -> Question:
-    return Question.about(config.model, config.data, user=config.user, seed=config.seed)
+    return Question.about(
+        config.model, config.data, user=config.user, seed=config.seed, precision=config.train.precision.value
+    )
 
 
 def console() -> None:

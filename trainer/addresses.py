@@ -9,7 +9,7 @@ from typing import Any
 
 from trainer.config import ClusterConfig, Problem, RunConfig
 
-JOBS = ("ps", "worker")
+JOBS = ("ps", "worker", "evaluator")
 CONTROL_PORT_OFFSET = 1000  # the status page of a task with a fixed address listens this much above its TensorFlow port
 
 
@@ -40,7 +40,7 @@ def check(config: RunConfig) -> Iterator[Problem]:
     cluster = config.cluster
     for job in cluster.addresses:
         if job not in JOBS:
-            message = f"{job!r} is not a job; there are {' and '.join(JOBS)}"
+            message = f"{job!r} is not a job; there are {', '.join(JOBS)}"
             yield Problem(f"cluster.addresses.{job}", message, "move its addresses to one of them")
     taken: dict[tuple[str, int], str] = {}  # what listens there
     for job, addresses in cluster.addresses.items():
@@ -90,7 +90,8 @@ def _check_counts(cluster: ClusterConfig) -> Iterator[Problem]:
         return
     for job in JOBS:
         given, wanted = len(cluster.addresses.get(job, [])), getattr(cluster, job)
-        if given != wanted:
+        needs_none = job == "evaluator" and not given  # nobody asks for it
+        if given != wanted and not needs_none:
             yield Problem(
                 f"cluster.addresses.{job}",
                 f"{given} addresses for {wanted} {job} tasks",
@@ -117,12 +118,20 @@ def _check_role(config: RunConfig) -> Iterator[Problem]:
             "a task on its own must know where the others listen, and the cluster has no addresses",
             "set cluster.addresses.ps=[host:port,...] cluster.addresses.worker=[...], or leave job and task out",
         )
+    elif job == "evaluator" and config.run is None:
+        yield Problem(
+            "run",
+            "evaluator:0 reads the checkpoints where the chief writes them, and no directory is given",
+            "give run=PATH, of a directory that all tasks share, to every task",
+        )
 
 
 def adopt_tf_config(config: RunConfig, text: str) -> list[Problem]:
     """Takes the cluster and this process's role from a scheduler's `TF_CONFIG` into the config.
 
-    `chief` (or `master`) becomes worker 0 and the workers follow it; an evaluator is not part of the training cluster.
+    `chief` (or `master`) becomes worker 0 and the workers follow it. An evaluator need not be listed, as it is not part
+    of the training cluster. Then only its own process knows of it, and the chief evaluates too, unless the command says
+    so in every process: `cluster=2ps4w1e`.
 
     Returns:
         What is wrong with it, or contradicts a cluster chosen on the command line.
@@ -134,26 +143,33 @@ def adopt_tf_config(config: RunConfig, text: str) -> list[Problem]:
             '{"cluster": {"ps": ["ps-0:2222"], "worker": ["worker-0:2222"]}, "task": {"type": "worker", "index": 0}}'
         )
         return [Problem("TF_CONFIG", str(error), f"it reads {example}; unset it to start the tasks from here")]
+    chosen = config.cluster
     sizes = {name: len(jobs.get(name, [])) for name in JOBS}
+    if not jobs.get("evaluator"):
+        sizes["evaluator"] = max(chosen.evaluator, int(job == "evaluator"))
     if not sizes["worker"]:
         return [Problem("TF_CONFIG", "its cluster has no worker", "add worker, or chief, with a list of addresses")]
-    chosen = config.cluster
-    if chosen.name != "local" and sizes != {name: getattr(chosen, name) for name in JOBS}:
+    if chosen.name != "local" and not _agrees(sizes, chosen, job):
         return [
             Problem(
                 "TF_CONFIG",
-                f"it has {sizes['ps']} ps and {sizes['worker']} workers, cluster={chosen.name} has {chosen.ps} and "
-                f"{chosen.worker}",
+                f"it is of a cluster {_name(sizes)}, the command line says cluster={chosen.name}",
                 f"leave cluster= out, or type cluster={_name(sizes)}",
             )
         ]
-    config.cluster = ClusterConfig(name=_name(sizes), ps=sizes["ps"], worker=sizes["worker"], addresses=jobs)
+    config.cluster = ClusterConfig(name=_name(sizes), addresses=jobs, **sizes)
     config.job, config.task = job, index
     return []
 
 
+def _agrees(sizes: Mapping[str, int], chosen: ClusterConfig, job: str) -> bool:
+    """Whether the cluster on the command line is the scheduler's; of an evaluator it may say nothing to itself."""
+    told = {name: getattr(chosen, name) for name in JOBS}
+    return sizes == told or (job == "evaluator" and sizes == told | {"evaluator": 1})
+
+
 def _name(sizes: Mapping[str, int]) -> str:
-    return (f"{sizes['ps']}ps" if sizes["ps"] else "") + f"{sizes['worker']}w"
+    return "".join(f"{sizes[job]}{letters}" for job, letters in zip(JOBS, ("ps", "w", "e"), strict=True) if sizes[job])
 
 
 def _read_tf_config(text: str) -> tuple[dict[str, list[str]], str, int]:
@@ -180,17 +196,20 @@ def _is_address_list(value: Any) -> bool:
 
 
 def _with_chief_as_worker(cluster: dict[str, list[str]], job: str, index: int) -> tuple[dict[str, list[str]], str, int]:
-    if job not in cluster:
+    if job not in cluster and job != "evaluator":
         raise ValueError(
             f"its task is {job}:{index}, and its cluster has only {', '.join(sorted(cluster)) or 'no jobs'}"
         )
-    if not 0 <= index < len(cluster[job]):
-        raise ValueError(f"its task is {job}:{index}, and its cluster has {job} tasks 0..{len(cluster[job]) - 1}")
+    count = len(cluster.get(job, [""]))  # an evaluator that is not listed is the only one
+    if not 0 <= index < count:
+        raise ValueError(f"its task is {job}:{index}, and its cluster has {job} tasks 0..{count - 1}")
     chiefs = [*cluster.get("chief", []), *cluster.get("master", [])]
     jobs = {"ps": cluster.get("ps", []), "worker": [*chiefs, *cluster.get("worker", [])]}
-    unknown = sorted(set(cluster) - {"ps", "worker", "chief", "master", "evaluator"})
+    jobs |= {"evaluator": cluster["evaluator"]} if cluster.get("evaluator") else {}
+    known = (*JOBS, "chief", "master")
+    unknown = sorted(set(cluster) - set(known))
     if unknown:
-        raise ValueError(f"its cluster has unknown jobs {', '.join(unknown)}; there are ps, worker, chief and master")
+        raise ValueError(f"its cluster has unknown jobs {', '.join(unknown)}; there are {', '.join(known)}")
     if job in ("chief", "master"):
         return jobs, "worker", index
     return jobs, job, index + len(chiefs) if job == "worker" else index

@@ -78,11 +78,13 @@ def _full(plan: Plan, task: Task, device: str) -> str:
 
 
 def _make_replicas(config: RunConfig, plan: Plan, task: Task, model: Any, data: DataSet) -> list[Replica]:
+    scopes: dict[str, str] = {}
     step = replica.make_step(
         model,
         config.model.loss.value,
         accumulate=config.train.accumulate,
         layers={path: _full(plan, task, device) for path, device in plan.layers.items()},
+        scopes=scopes,
     )
     first = sum(len(other.replicas) for other in plan.workers[: task.index])
 
@@ -100,7 +102,14 @@ def _make_replicas(config: RunConfig, plan: Plan, task: Task, model: Any, data: 
             )
 
         return Replica(
-            step, batches, config.seed, index, plan.replicas, _full(plan, task, device), jit=config.train.jit
+            step,
+            batches,
+            config.seed,
+            index,
+            plan.replicas,
+            _full(plan, task, device),
+            jit=config.train.jit,
+            scopes=scopes,
         )
 
     return [make(first + number, device) for number, device in enumerate(task.replicas)]

@@ -18,7 +18,7 @@ import shutil
 import stat
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,6 +39,7 @@ NAMED_AT_MOST = 5  # tensors in one message
 Facts = Mapping[str, Any]  # of the run, for JSON: names of model and optimizer, slots, seed, replicas, ...
 Tensors = Mapping[str, NDArray[Any]]
 Shapes = Mapping[str, tuple[int, ...]]
+Release = Callable[[Sequence[int]], Iterable[int]]  # steps due to be removed, rising -> those that may go
 
 
 class CheckpointError(ValueError):
@@ -101,7 +102,7 @@ def newest_valid(folder: Path) -> tuple[Checkpoint | None, list[str]]:
         checkpoints and all are damaged, which is not the same as a fresh run.
     """
     skipped = []
-    for path in reversed(_finished(folder)):
+    for path in reversed(finished(folder)):
         try:
             checkpoint = read_manifest(path)
             verify(checkpoint)
@@ -159,11 +160,23 @@ def check_fits(checkpoint: Checkpoint, expected: Shapes) -> None:
         raise CheckpointError(checkpoint.path, "it does not fit this run: " + "; ".join(said), remedy)
 
 
-def write(folder: Path, step: int, generation: int, facts: Facts, tensors: Tensors, *, keep: int) -> Path:
+def write(
+    folder: Path,
+    step: int,
+    generation: int,
+    facts: Facts,
+    tensors: Tensors,
+    *,
+    keep: int,
+    release: Release = lambda due: due,
+) -> Path:
     """Saves a checkpoint unless a valid one of that step exists, and removes what is no longer needed.
 
     That is: temporary folders of writers that are gone, and valid checkpoints older than the newest `keep` up to this
     step. Damaged ones stay, for whoever wants to look, until their step is saved again.
+
+    Args:
+        release: chooses from the steps that are due to be removed; by default all go.
 
     Returns:
         The checkpoint's folder.
@@ -176,20 +189,75 @@ def write(folder: Path, step: int, generation: int, facts: Facts, tensors: Tenso
         folder.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(folder)
         if not _is_valid(path):
-            _remove(path)
+            remove(path)
             _save(path, {"step": step, "generation": generation, "facts": facts}, tensors)
     except OSError as error:
         problem = f"the checkpoint of step {step} was not saved ({error.strerror or error}); earlier ones are untouched"
         raise OSError(error.errno, problem, str(path)) from error
-    _prune(folder, step, keep)
+    prune(folder, step, keep, release)
     return path
+
+
+def copy(source: Path, folder: Path, notes: Mapping[str, str]) -> Path:
+    """Puts a checkpoint into another folder too, whole or not at all; where the disk can, it takes no more room.
+
+    Args:
+        notes: texts of files beside it, by name.
+
+    Returns:
+        The copy's folder.
+
+    Raises:
+        OSError: if the source is gone, or the disk fails or is full.
+    """
+    path = folder / source.name
+    folder.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(folder)
+    remove(path)
+    with _growing(path) as temporary:
+        for name in (TENSORS, MANIFEST):
+            _link(source / name, temporary / name)
+        for name, text in notes.items():
+            _write_text(temporary / name, text)
+    return path
+
+
+def prune(folder: Path, step: int, keep: int, release: Release = lambda due: due) -> None:
+    """Keeps the newest valid checkpoints up to a step, and what is not released; checksums are not read again."""
+    older = []
+    for path in finished(folder):
+        try:
+            older += [path] if read_manifest(path).step < step else []
+        except CheckpointError:
+            continue
+    due = {int(path.name): path for path in older[: max(0, len(older) - (keep - 1))]}
+    for released in release(list(due)):
+        remove(due[released])
+
+
+def remove(path: Path) -> None:
+    """Removes a checkpoint, if it is there; who is killed meanwhile leaves a leftover, not half a checkpoint."""
+    try:
+        path.rename(_temporary(path))
+    except FileNotFoundError:
+        return
+    _delete(_temporary(path))
+
+
+def finished(folder: Path) -> list[Path]:
+    """The checkpoints of a folder by rising step, valid or not; it need not exist."""
+    if folder.exists() and not folder.is_dir():
+        raise CheckpointError(folder, "it is not a directory")
+    found = folder.iterdir() if folder.exists() else ()
+    return sorted((path for path in found if FINISHED.fullmatch(path.name)), key=lambda path: int(path.name))
 
 
 class Writer:
     """Saves checkpoints in a background thread, one at a time."""
 
-    def __init__(self, folder: Path, *, keep: int) -> None:
-        self._folder, self._keep = folder, keep
+    def __init__(self, folder: Path, *, keep: int, release: Release = lambda due: due) -> None:
+        """`keep` and `release` are those of `write`."""
+        self._folder, self._keep, self._release = folder, keep, release
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._in_flight: Future[Path] | None = None
 
@@ -201,7 +269,9 @@ class Writer:
         """
         self.wait()
         tensors = dict(tensors)
-        self._in_flight = self._pool.submit(write, self._folder, step, generation, facts, tensors, keep=self._keep)
+        self._in_flight = self._pool.submit(
+            write, self._folder, step, generation, facts, tensors, keep=self._keep, release=self._release
+        )
 
     def wait(self) -> None:
         """Returns when nothing is in flight; raises what the last save raised."""
@@ -269,14 +339,6 @@ def _sha256(file: Path) -> str:
     return digest.hexdigest()
 
 
-def _finished(folder: Path) -> list[Path]:
-    """The checkpoints of a folder by rising step, valid or not."""
-    if folder.exists() and not folder.is_dir():
-        raise CheckpointError(folder, "it is not a directory")
-    found = folder.iterdir() if folder.exists() else ()
-    return sorted((path for path in found if FINISHED.fullmatch(path.name)), key=lambda path: int(path.name))
-
-
 def _is_valid(path: Path) -> bool:
     try:
         verify(read_manifest(path))
@@ -286,13 +348,20 @@ def _is_valid(path: Path) -> bool:
 
 
 def _save(path: Path, manifest: dict[str, Any], tensors: Tensors) -> None:
-    temporary = _temporary(path)
-    try:
-        temporary.mkdir()
+    with _growing(path) as temporary:
         _write_tensors(temporary / TENSORS, tensors)
         file = {"bytes": (temporary / TENSORS).stat().st_size, "sha256": _sha256(temporary / TENSORS)}
         shapes = {name: {"shape": value.shape, "dtype": value.dtype.name} for name, value in tensors.items()}
         _write_manifest(temporary / MANIFEST, {**manifest, "tensors": shapes, "files": {TENSORS: file}})
+
+
+@contextmanager
+def _growing(path: Path) -> Iterator[Path]:
+    """Gives a hidden folder to fill, which then gets to its place by one rename."""
+    temporary = _temporary(path)
+    try:
+        temporary.mkdir()
+        yield temporary
         _sync(temporary)
         temporary.rename(path)
         _sync(path.parent)
@@ -318,10 +387,24 @@ def _write_tensors(file: Path, tensors: Tensors) -> None:
 def _write_manifest(file: Path, manifest: dict[str, Any]) -> None:
     plain = json.loads(json.dumps({"format": FORMAT, **manifest}))  # as it will be read: lists for tuples, text keys
     plain["sha256"] = _manifest_sha256(plain)
+    _write_text(file, json.dumps(plain, indent=1))
+
+
+def _write_text(file: Path, text: str) -> None:
     with file.open("x") as opened:
-        json.dump(plain, opened, indent=1)
+        opened.write(text)
         opened.flush()
         os.fsync(opened.fileno())
+
+
+def _link(source: Path, target: Path) -> None:
+    """A second name for a file that is never written again; a copy where the file system has no such names."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copyfile(source, target, follow_symlinks=False)
 
 
 def _sync(folder: Path) -> None:
@@ -330,25 +413,6 @@ def _sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _prune(folder: Path, step: int, keep: int) -> None:
-    """Keeps the newest valid checkpoints up to a step; their checksums are not read again."""
-    older = []
-    for path in _finished(folder):
-        try:
-            older += [path] if read_manifest(path).step < step else []
-        except CheckpointError:
-            continue
-    for path in older[: max(0, len(older) - (keep - 1))]:
-        _remove(path)
-
-
-def _remove(path: Path) -> None:
-    """Removes a checkpoint, if it is there; who is killed meanwhile leaves a leftover, not half a checkpoint."""
-    if os.path.lexists(path):
-        path.rename(_temporary(path))
-        _delete(_temporary(path))
 
 
 def _remove_leftovers(folder: Path) -> None:

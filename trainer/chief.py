@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from trainer import checkpoint, optimizers, resume, workload
+from trainer import checkpoint, evaluations, optimizers, resume, workload
 from trainer.config import RunConfig
 from trainer.engine import contributions
 from trainer.engine.pulled import Pulled
@@ -64,6 +64,21 @@ def _split(parameters: Sequence[Parameter], values: dict[str, Any]) -> Snapshot:
     )
 
 
+def _make_writer(config: RunConfig, directory: RunDirectory, *, is_read: bool) -> checkpoint.Writer:
+    """The writer of the run's checkpoints.
+
+    Args:
+        is_read: whether an evaluator task waits for each of them.
+    """
+    keep = config.checkpoint.keep
+    if not is_read:
+        return checkpoint.Writer(directory.checkpoints, keep=keep)
+    # A launcher ends the run when the evaluator is gone; where there is none the disk could fill for nobody.
+    at_most = None if config.job is None else evaluations.WAITING_AT_MOST
+    release = evaluations.release_when_scored(directory.evaluations, waiting_at_most=at_most)
+    return checkpoint.Writer(directory.checkpoints, keep=keep, release=release)
+
+
 class Chief:
     """The chief's actions: hand `between` and `after` to the loop, and call `finish` when it returns."""
 
@@ -74,28 +89,40 @@ class Chief:
         directory: RunDirectory,
         *,
         engine: Engine,
-        evaluator: Evaluator,
+        evaluator: Evaluator | None,
         status: Status,
         start: int,
         generation: int,
     ) -> None:
+        """Takes what it works with.
+
+        Args:
+            evaluator: none where a task of its own scores every checkpoint; each then stays until it has its score.
+        """
         self._config, self._plan, self._directory = config, plan, directory
         self._engine, self._evaluator, self._status = engine, evaluator, status
         self._start, self._generation = start, generation
-        self._writer = checkpoint.Writer(directory.checkpoints, keep=config.checkpoint.keep)
+        self._writer = _make_writer(config, directory, is_read=evaluator is None)
         self._history = History(directory.history, start=start)
         self._events = Events(directory.events, start=start)
-        self._events.graph(engine.graph)
         self._reported_at, self._reported_step = time.monotonic(), start
         self._saves, self._evaluates, self._draws, self._reports = (
             Every(interval, start=start)
             for interval in (
                 config.checkpoint.every,
-                config.evaluate.every,
+                config.evaluate.every if evaluator else 0,
                 config.summary.histogram_every,
                 config.summary.every,
             )
         )
+
+    def show_graph(self, devices: Mapping[str, str] | None = None) -> None:
+        """Writes the engine's graph for TensorBoard.
+
+        Args:
+            devices: by operation, where each one really ran.
+        """
+        self._events.graph(self._engine.graph, devices)
 
     def between(self, step: int) -> None:
         """Whatever is due at a step; all of it looks at one snapshot."""
@@ -130,7 +157,7 @@ class Chief:
         self._engine.leave()
         self._save(snapshot)
         results = self._results(snapshot, pace, resumed_from)
-        if not stopped:
+        if self._evaluator and not stopped:
             self._status.state = "evaluating"
             loss, accuracy = self._evaluate(snapshot)
             results |= {"eval_loss": loss, "eval_accuracy": accuracy}
@@ -165,6 +192,7 @@ class Chief:
         self._last = snapshot
 
     def _evaluate(self, snapshot: Snapshot) -> tuple[float, float]:
+        assert self._evaluator is not None
         before, self._status.state = self._status.state, "evaluating"
         loss, accuracy = self._evaluator.score(snapshot)
         self._status.state = before
@@ -172,7 +200,7 @@ class Chief:
 
     def _report(self, pulled: Pulled) -> None:
         now = time.monotonic()
-        examples = self._plan.global_batch * (pulled.step - self._reported_step)
+        examples = self._plan.update_batch * (pulled.step - self._reported_step)
         rate = examples / max(now - self._reported_at, 1e-9)
         self._reported_at, self._reported_step = now, pulled.step
         learning_rate = float(optimizers.learning_rate(self._config.optimizer, tf.constant(pulled.step - 1, tf.int64)))
@@ -203,7 +231,7 @@ class Chief:
             "seed": self._config.seed,
             "steps": snapshot.step,
             "resumed_from": resumed_from,
-            "examples_per_second": round(self._plan.global_batch * pace.steps_per_second(), 1),
+            "examples_per_second": round(self._plan.update_batch * pace.updates_per_second(), 1),
             "step_ms_p50": round(pace.percentile_ms(0.50), 3),
             "step_ms_p99": round(pace.percentile_ms(0.99), 3),
             "wait_fraction": round(pace.wait_fraction(), 4),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, nullcontext
 
 import keras
@@ -11,7 +11,9 @@ import tensorflow as tf
 
 
 @contextmanager
-def pinned(model: keras.Model, devices: Mapping[str, str]) -> Iterator[None]:
+def pinned(
+    model: keras.Model, devices: Mapping[str, str], scopes: MutableMapping[str, str] | None = None
+) -> Iterator[None]:
     """Puts the operations of some layers on devices of their own, those of their gradients too.
 
     A layer inside a layer with a pin of its own goes where its own says, as nested `tf.device` blocks do. A gradient is
@@ -19,36 +21,43 @@ def pinned(model: keras.Model, devices: Mapping[str, str]) -> Iterator[None]:
 
     Args:
         devices: by layer path.
+        scopes: gets the layer path of every name scope that a layer was called in; TensorFlow may number them, so that
+            a scope's name does not tell whose it is.
     """
-    scopes: dict[str, str] = {}
-    layers = [layer for layer in model._flatten_layers(include_self=False) if layer.path in devices]
+    called: MutableMapping[str, str] = {} if scopes is None else scopes
+    layers = [layer for layer in model._flatten_layers(include_self=False) if layer.path]
 
     def place(operation: tf.Operation) -> str:
-        name = operation.name.rpartition("gradient_tape/")[2] if "gradient_tape/" in operation.name else ""
-        inside = [scope for scope in scopes if name.startswith(f"{scope}/")]
-        if not inside:
-            return str(operation.device)
-        return str(tf.DeviceSpec.from_string(operation.device).make_merged_spec(_spec(scopes[max(inside, key=len)])))
+        device = tf.DeviceSpec.from_string(operation.device)
+        _, is_backward, name = operation.name.rpartition("gradient_tape/")
+        inside = (
+            [s for s, path in called.items() if path in devices and name.startswith(f"{s}/")] if is_backward else []
+        )
+        if inside:
+            device = device.make_merged_spec(tf.DeviceSpec.from_string(devices[called[max(inside, key=len)]]))
+        return str(device.to_string())
 
+    own = [vars(layer).get("call") for layer in layers]  # as `layer.call = tf.function(layer.call)` leaves it
     for layer in layers:
-        object.__setattr__(layer, "call", _call_on(devices[layer.path], layer.call, scopes))
+        object.__setattr__(layer, "call", _call_on(devices.get(layer.path), layer, called))
     try:
-        with tf.compat.v1.device(place) if layers else nullcontext():
+        with tf.compat.v1.device(place) if devices else nullcontext():
             yield
     finally:
-        for layer in layers:
-            object.__delattr__(layer, "call")
+        for layer, call in zip(layers, own, strict=True):
+            if call is None:
+                object.__delattr__(layer, "call")
+            else:
+                object.__setattr__(layer, "call", call)
 
 
-def _call_on(device: str, call: Callable[..., tf.Tensor], scopes: dict[str, str]) -> Callable[..., tf.Tensor]:
+def _call_on(device: str | None, layer: keras.Layer, called: MutableMapping[str, str]) -> Callable[..., tf.Tensor]:
+    call = layer.call
+
     @functools.wraps(call)
     def on_device(*args: object, **options: object) -> tf.Tensor:
-        scopes[tf.compat.v1.get_default_graph().get_name_scope()] = device
-        with tf.device(device):
+        called[tf.compat.v1.get_default_graph().get_name_scope()] = layer.path
+        with nullcontext() if device is None else tf.device(device):
             return call(*args, **options)
 
     return on_device
-
-
-def _spec(device: str) -> tf.DeviceSpec:
-    return tf.DeviceSpec.from_string(device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from array import array
-from collections.abc import Callable, MutableSequence, Sequence
+from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ from trainer.engine.contributions import Table
 from trainer.engine.pulled import Pulled
 from trainer.engine.snapshot import Snapshot
 from trainer.exit_codes import NotFiniteError
+from trainer.proof.executed import Executed
 
 BetweenSteps = Callable[[int], None]  # called with the global step; in lockstep no replica can move it meanwhile
 AfterPull = Callable[[Pulled], None]
@@ -22,7 +23,10 @@ class Engine(Protocol):
     """Where parameters live and how gradients meet."""
 
     graph: Any
-    session: Any
+    is_tracing: bool  # the next step also leaves what ran where in `executed`
+    executed: Executed | None
+    scopes: Mapping[str, str]  # layer path by name scope
+    variables: Mapping[str, str]  # device by name, of variables that are no operations
 
     def connect(self, target: str, session_config: Any) -> None: ...
     def load(self, snapshot: Snapshot, *, generation: int) -> None: ...
@@ -42,6 +46,9 @@ class Pace:
     step_secs: MutableSequence[float] = field(default_factory=lambda: array("d"))
     wait_secs: float = 0.0
 
+    first_step: int | None = None  # global step that the first of them started from
+    last_step: int = 0
+
     def __post_init__(self) -> None:
         self._total_secs = sum(self.step_secs)  # kept, because a long run would take long to add up each step
 
@@ -51,6 +58,8 @@ class Pace:
         self._total_secs += now - self.began
         self.wait_secs += pulled.wait_secs
         self.began = now
+        self.first_step = pulled.step if self.first_step is None else self.first_step
+        self.last_step = pulled.step
 
     def percentile_ms(self, share: float) -> float:
         """The shortest of their durations that `share` of the steps stay within (nearest rank)."""
@@ -61,6 +70,11 @@ class Pace:
         """Over the last so many steps, or all."""
         recent = self.step_secs[max(1, len(self.step_secs) - last) if last else 1 :]
         return len(recent) / sum(recent) if recent else 0.0
+
+    def updates_per_second(self) -> float:
+        """Of the run: where replicas do not wait for each other, more than this one's steps."""
+        secs = sum(self.step_secs[1:])
+        return (self.last_step - (self.first_step or 0)) / secs if secs else 0.0
 
     def wait_fraction(self) -> float:
         return self.wait_secs / max(self._total_secs, 1e-9)

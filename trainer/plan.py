@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from trainer import addresses, device_checks, gpu_memory
+from trainer import addresses
 from trainer.config import ConfigError, Problem, RunConfig, StrategyName, check_read
 from trainer.describe import Description
-from trainer.devices import JOBS, for_tasks
+from trainer.devices import JOBS, checks, for_tasks, memory
 from trainer.devices import Machine as Machine
 from trainer.placement import Shard, Slice, best_match, place
 
@@ -109,6 +109,13 @@ class Plan:
         return self.global_batch // self.replicas
 
     @property
+    def update_batch(self) -> int:
+        """Examples that one update averages."""
+        if self.intake == "each":
+            return self.global_batch // len(self.workers)
+        return self.replica_batch * (self.quorum or self.replicas)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of parameters, without padding."""
         return sum(4 * piece.size for shard in self.shards for piece in (*shard.trainable, *shard.state))
@@ -184,7 +191,7 @@ def check(config: RunConfig, machine: Machine) -> list[Problem]:
         *check_read(config.optimizer, "optimizer."),
         *check_read(config.optimizer.schedule, "optimizer.schedule."),
         *addresses.check(config),
-        *device_checks.check(config, machine),
+        *checks.check(config, machine),
     ]
 
 
@@ -220,7 +227,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         tasks=tasks,
         shards=shards,
         train_examples=description.train_examples,
-        warnings=(*_warnings(shards, tasks, machine), *gpu_memory.warnings(config, machine)),
+        warnings=(*_warnings(shards, tasks, machine), *memory.warnings(config, machine)),
         quorum=config.strategy.quorum if strategy == "backup" else None,
         parameters=config.device.parameters,
         layers=_pin_layers(config.device.layers, description.layers),

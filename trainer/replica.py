@@ -6,7 +6,7 @@ an ordinary Keras model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import NamedTuple
 
 import keras
@@ -61,7 +61,12 @@ class Outcome(NamedTuple):
 
 
 def make_step(
-    model: keras.Model, loss: str, *, accumulate: int = 1, layers: Mapping[str, str] | None = None
+    model: keras.Model,
+    loss: str,
+    *,
+    accumulate: int = 1,
+    layers: Mapping[str, str] | None = None,
+    scopes: MutableMapping[str, str] | None = None,
 ) -> Callable[..., Outcome]:
     """Builds step(parameters, state, seed, features, labels, loss_scale=None) -> Outcome.
 
@@ -70,6 +75,7 @@ def make_step(
         loss: a LossName.
         accumulate: parts that the batch is computed in, one after the other; the result is the mean over them.
         layers: device by layer path; the backward pass of a layer runs where its forward pass does.
+        scopes: gets the layer path of each name scope, when a step is traced.
 
     The step takes parameters and state by path, a seed [2] of int64 that fixes every random draw (dropout), and a batch
     features [N, ...], labels [N, ...]; the loss is the mean over the batch plus the model's own (regularizers). With a
@@ -83,7 +89,7 @@ def make_step(
     ) -> tuple[Tensors, Tensors, tf.Tensor, tf.Tensor]:
         features, labels = batch
         weights = [parameters[path] for path in trainable]
-        with pinned(model, layers or {}):
+        with pinned(model, layers or {}, scopes):
             # Layers may have names that no root scope may have.
             with tf.GradientTape() as tape, tf.name_scope("model"):
                 tape.watch(weights)

@@ -8,6 +8,7 @@ from pathlib import Path
 from trainer import checkpoint
 from trainer.checkpoint import Checkpoint, CheckpointError
 from trainer.config import RunConfig
+from trainer.monitor.history import History
 from trainer.run_directory import RunDirectory
 
 
@@ -32,15 +33,18 @@ def _find(resume: str, directory: RunDirectory) -> Checkpoint | None:
     if resume == "never":
         return None
     named = directory.path if resume == "auto" else Path(resume)
-    if resume != "auto" and not (named / "checkpoints").is_dir():
-        found = checkpoint.read_manifest(named)
-        checkpoint.verify(found)
-        return found
-    newest, skipped = checkpoint.newest_valid(named / "checkpoints")
+    folder = named / "checkpoints"
+    if resume != "auto" and not folder.is_dir():
+        if not (named.is_dir() and checkpoint.finished(named)):  # as best/ has
+            found = checkpoint.read_manifest(named)
+            checkpoint.verify(found)
+            return found
+        folder = named
+    newest, skipped = checkpoint.newest_valid(folder)
     for reason in skipped:
         print(f"skips a checkpoint: {reason}", flush=True)
     if newest is None and (skipped or resume != "auto"):
-        raise CheckpointError(named / "checkpoints", "no checkpoint in it is valid")
+        raise CheckpointError(folder, "no checkpoint in it is valid")
     return newest
 
 
@@ -62,7 +66,8 @@ def check_model(found: Checkpoint, config: RunConfig) -> None:
 
 def set_aside(directory: RunDirectory) -> None:
     """Moves away what an earlier run left, for a run that starts anew in its directory."""
-    left = [path for path in (directory.checkpoints, directory.history, directory.events) if path.exists()]
+    written = (directory.checkpoints, directory.history, directory.events, directory.evaluations, directory.best)
+    left = [path for path in written if path.exists()]
     if not left:
         return
     aside = directory.path / f"before-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -73,9 +78,14 @@ def set_aside(directory: RunDirectory) -> None:
 
 
 def set_aside_newer(directory: RunDirectory, *, step: int) -> None:
-    """Moves the run's checkpoints away if some are newer than the step it starts from: they belong to another past."""
-    if not any(path.name.isdigit() and int(path.name) > step for path in directory.checkpoints.glob("*")):
-        return
-    aside = directory.checkpoints.with_name(f"checkpoints-until-{time.strftime('%Y%m%d-%H%M%S')}")
-    directory.checkpoints.rename(aside)
-    print(f"newer checkpoints were moved to {aside}", flush=True)
+    """Moves the run's checkpoints away if some are newer than the step it starts from: they belong to another past.
+
+    The best one too, if it is newer; and an evaluator's scores of later steps are taken back.
+    """
+    for folder in (directory.checkpoints, directory.best):
+        if any(path.name.isdigit() and int(path.name) > step for path in folder.glob("*")):
+            aside = folder.with_name(f"{folder.name}-until-{time.strftime('%Y%m%d-%H%M%S')}")
+            folder.rename(aside)
+            print(f"newer checkpoints were moved to {aside}", flush=True)
+    if directory.evaluations.exists():
+        History(directory.evaluations, start=step).close()

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 import time
 from enum import Enum
 from pathlib import Path
@@ -35,12 +36,15 @@ class RunDirectory:
         self.logs = path / "logs"
         self.events = path / "events"
         self.checkpoints = path / "checkpoints"
+        self.evaluations = path / "evaluations.jsonl"  # this and the best checkpoint are of an evaluator task
+        self.best = path / "best"
         self.export = path / "export"
 
     def write_inputs(self, config: RunConfig, plan: Plan) -> None:
         """Leaves the config and the plan for the tasks."""
         self.logs.mkdir(parents=True, exist_ok=True)
         self.summary.unlink(missing_ok=True)  # an earlier run's
+        shutil.rmtree(self.path / "placement", ignore_errors=True)
         write_atomically(self.config, yaml.safe_dump(_plain(config), sort_keys=False))
         write_atomically(self.plan, json.dumps(plan.to_json(), indent=1))
 
@@ -115,10 +119,17 @@ def choose(config: RunConfig) -> RunDirectory:
 
 
 def config_hash(config: RunConfig) -> str:
-    """A digest of what all tasks of a run must agree on."""
+    """A digest of what all tasks of a run must agree on; an evaluator is known to itself, and not always to others."""
     own = ("job", "task", "run", "plan", "mode")
     told = {name: value for name, value in _plain(config).items() if name not in own}
+    told["cluster"] = _without_evaluators(told["cluster"])
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _without_evaluators(cluster: dict[str, Any]) -> dict[str, Any]:
+    name = cluster["name"].removesuffix(f"{cluster['evaluator']}e")
+    addresses = {job: listed for job, listed in cluster["addresses"].items() if job != "evaluator"}
+    return cluster | {"name": name, "evaluator": 0, "addresses": addresses}
 
 
 def write_atomically(path: Path, text: str) -> None:

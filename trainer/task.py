@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from trainer import addresses, exit_codes
+from trainer import addresses, exit_codes, scoring
 from trainer.assembly import compute_device, make_engine, make_host
 from trainer.chief import Chief, first_snapshot
 from trainer.config import RunConfig
@@ -30,6 +30,9 @@ from trainer.monitor.peers import PeerError, roll_call
 from trainer.monitor.status import Status
 from trainer.placement import Parameter
 from trainer.plan import Plan, Task
+from trainer.proof.executed import Executed
+from trainer.proof.prove import PlacementError, prove
+from trainer.proof.record import STEP, UPDATE, make_record
 from trainer.run_directory import RunDirectory, config_hash
 from trainer.server import configure_eager, session_config, start_server, start_strategy
 from trainer.signals import StopRequest
@@ -56,7 +59,7 @@ def play(config: RunConfig, plan: Plan, directory: RunDirectory, job: str, index
         code = player.play()
     except Exception as error:
         code = exit_codes.exit_code_of(error)
-        if code == exit_codes.INTERNAL:
+        if code == exit_codes.INTERNAL and not isinstance(error, PlacementError):
             traceback.print_exc()
         print(f"{task.name} failed: {type(error).__name__}: {_first_lines(error)}", file=sys.stderr)
     leave(code)
@@ -97,6 +100,9 @@ class _Player:
             status_page.serve(self._status, host if is_local(host) else "", port)
         except OSError as error:
             raise PeerError(f"{self._task.control} is taken ({error.strerror}); stop what listens there") from error
+        if self._task.job == "evaluator":
+            scoring.play(self._config, self._plan, self._directory, self._task, self._status, self._stop)
+            return exit_codes.TERMINATED if self._stop.requested else exit_codes.OK
         self._make_devices()
         self._status.is_listening = True
         if self._plan.strategy == "all_reduce":
@@ -169,6 +175,9 @@ class _Player:
 
         def on_update(updated: int, wait_secs: float) -> None:
             nonlocal waited
+            if shard_host.executed is not None:
+                self._prove(UPDATE, shard_host.executed)
+                shard_host.executed = None
             waited += wait_secs
             if is_ps:
                 self._status.step = updated
@@ -177,7 +186,14 @@ class _Player:
         if is_ps:
             self._status.step, self._status.state = step, "serving"
             self._stop.let_step_finish()  # the workers decide when: they need this shard to save it
+        shard_host.is_tracing = self._config.device.log_placement
         shard_host.serve(self._plan.steps, on_update)
+
+    def _prove(self, run: str, ran: Executed, engine: Engine | None = None) -> None:
+        """Compares where a step ran with the plan; a task without a launcher's run directory writes nothing."""
+        scopes, variables = (engine.scopes, engine.variables) if engine else (None, None)
+        record = make_record(self._task.name, run, ran, scopes=scopes, variables=variables)
+        prove(record, self._plan, self._directory.path if self._directory.plan.exists() else None)
 
     def _train(self) -> bool:
         """Trains this worker's replica; returns whether the run was stopped before its last step."""
@@ -188,24 +204,25 @@ class _Player:
         evaluator = None
         if self._task.is_chief:
             state, resumed_from = first_snapshot(config, plan, self._directory, model)
-            evaluator = Evaluator(
-                model,
-                config.model.loss.value,
-                data.evaluate,
-                batch_size=config.evaluate.batch_size,
-                device=compute_device(plan, self._task),
-            )
+            if plan.trainers == plan.tasks:  # else an evaluator task does it
+                evaluator = Evaluator(
+                    model,
+                    config.model.loss.value,
+                    data.evaluate,
+                    batch_size=config.evaluate.batch_size,
+                    device=compute_device(plan, self._task),
+                )
         target = self._server.target if self._server else ""
         if plan.has_shard_hosts:
-            names = [task.name for task in plan.tasks] if self._task.is_chief else self._hosts()
+            names = [task.name for task in plan.trainers] if self._task.is_chief else self._hosts()
             self._roll_call(names, until="is_listening")
             self._roll_call(self._hosts(), until="is_ready")
         self._keep_open += [engine, evaluator]
         engine.connect(target, self._session_config(self._hosts()))
         if not self._task.is_chief:
             return self._run(engine, Pace(), chief=None)
-        assert evaluator is not None
-        evaluator.connect(target, self._session_config([]))
+        if evaluator is not None:
+            evaluator.connect(target, self._session_config([]))
         engine.load(state, generation=FIRST_GENERATION)
         if resumed_from:
             print(f"resumes at step {state.step} from {resumed_from}", flush=True)
@@ -231,7 +248,7 @@ class _Player:
         """Steps to the end; returns whether the run was stopped before."""
         status, plan = self._status, self._plan
         status.state = "waiting"
-        start = engine.start()
+        start, examples = engine.start(), plan.replica_batch * len(self._task.replicas)
         self._stop.let_step_finish()
         status.state, status.step = "training", start
         pace.began = time.monotonic()
@@ -240,11 +257,21 @@ class _Player:
             pace.tick(pulled)
             status.step = pulled.step
             status.wait_fraction = pace.wait_fraction()
-            status.examples_per_second = plan.replica_batch * pace.steps_per_second(RECENT_STEPS)
+            status.examples_per_second = examples * pace.steps_per_second(RECENT_STEPS)
             if pulled.step > start:
                 status.loss = pulled.loss
                 status.first_step_at = status.first_step_at or time.time()
 
+        def check_placement(pulled: Pulled) -> None:
+            if engine.executed is not None:
+                self._prove(STEP, engine.executed, engine)
+                if chief:
+                    chief.show_graph({o.name: o.device for o in engine.executed.operations})
+                engine.executed = None
+
+        engine.is_tracing = self._config.device.log_placement
+        if chief and not engine.is_tracing:
+            chief.show_graph()
         try:
             _, stopped = train(
                 engine,
@@ -253,7 +280,7 @@ class _Player:
                 stop_requested=lambda: self._stop.requested,
                 gradients_every=self._config.summary.histogram_every if chief else 0,
                 between=[chief.between] if chief else [],
-                after=[tell, chief.after] if chief else [tell],
+                after=[check_placement, tell, *([chief.after] if chief else [])],
             )
         except NotFiniteError:  # every replica sees it at the same step
             engine.leave()
@@ -280,7 +307,7 @@ def _start_thread(name: str, task: str, work: Callable[[], None]) -> None:
             work()
         except Exception as error:
             code = exit_codes.exit_code_of(error)
-            if code == exit_codes.INTERNAL:
+            if code == exit_codes.INTERNAL and not isinstance(error, PlacementError):
                 traceback.print_exc()
             print(f"{task} failed: {name}: {_first_lines(error)}", file=sys.stderr)
             leave(code)

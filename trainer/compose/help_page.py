@@ -13,6 +13,8 @@ Trains a Keras model on a TensorFlow cluster of any size, declared in config.
   python -m trainer                                          one process, digits that are shipped
   python -m trainer cluster=2ps4w                            2 parameter servers and 4 workers on this machine
   python -m trainer cluster=2ps4w mode=plan                  what would run where, without starting anything
+  python -m trainer mode=doctor                              what this machine lacks, and what to type
+  python -m trainer experiment=matpow                        A^n + B^n on one device and on two, timed
   python -m trainer model=mlp model.options.width=64 train.steps=500
   python -m trainer data=npz data.options.path=/data/digits.npz
   python -m trainer user=my_models.py model=tiny data=blobs  functions of a Python file of yours
@@ -29,7 +31,7 @@ Keys (key=value) with their defaults; python -m trainer --cfg job lists all of t
 """
 
 KEYS = {
-    "mode": "train, or plan",
+    "mode": "train, plan, doctor or matpow",
     "name": "starts the run directory's name",
     "run": "run directory; null: a new one under runs/",
     "resume": "auto, never, or a checkpoint's path",
@@ -56,8 +58,8 @@ Flags
   --config-dir, -cd    a folder of your own YAML files, laid out as conf/
   --hydra-help         every flag of Hydra, which composes the config
 
-Exit codes: 0 done; 2 config; 65 bad data or NaN; 66 input missing; 69 peer or port unavailable; 70 internal;
-73 run directory in use; 74 storage; 76 checkpoint invalid; 130, 143 signal.
+Exit codes: 0 done; 1 the doctor found a problem; 2 config; 65 bad data or NaN; 66 input missing;
+69 peer or port unavailable; 70 internal; 73 run directory in use; 74 storage; 76 checkpoint invalid; 130, 143 signal.
 """
 
 

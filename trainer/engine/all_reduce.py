@@ -1,16 +1,17 @@
 """No shards: every worker holds all parameters, and gradients are summed between the workers.
 
 `tf.distribute.MultiWorkerMirroredStrategy` brings the cluster up and carries the sums (a ring over gRPC, or NCCL
-between GPUs). Everything else is as in the other engines: the same replica step on the same batches, the same update, so the
-same run to rounding, for a ring adds in another order.
+between GPUs). Everything else is as in the other engines, the replica step, its batches and the update, so the run is
+the same to rounding: a ring adds in another order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from trainer import optimizers
 from trainer.config import OptimizerConfig
@@ -20,6 +21,7 @@ from trainer.engine.pulled import Pulled
 from trainer.engine.snapshot import Snapshot
 from trainer.engine.update import is_scaled, make_update, squares_order
 from trainer.placement import Shard
+from trainer.proof.executed import Executed, executed
 
 
 class _Batch(NamedTuple):
@@ -33,7 +35,9 @@ class _Batch(NamedTuple):
 class AllReduceEngine:
     """One worker's copy of everything; the same calls as `ShardsEngine`."""
 
-    session = None  # it needs none
+    is_tracing = False  # the next step, if it is the first, also leaves what ran where in `executed`
+    executed: Executed | None = None
+    variables: Mapping[str, str]
 
     def __init__(
         self,
@@ -54,6 +58,7 @@ class AllReduceEngine:
             replicas: those of this worker; their `batches` take the first step and give an iterator.
             parameters: device of the vectors.
         """
+        self.scopes = replicas[0].scopes
         self._strategy, self._shard, self._index, self._optimizer = strategy, shard, index, optimizer
         self._replicas, self._device, self._fills = replicas, parameters, optimizers.slots(optimizer)
 
@@ -68,6 +73,7 @@ class AllReduceEngine:
             self._slots = {
                 name: tf.Variable(tf.zeros([self._shard.trainable_size]), trainable=False) for name in self._fills
             }
+        self.variables = {"flat": self._flat.device} | {f"slots/{n}": slot.device for n, slot in self._slots.items()}
         self._run_broadcast = tf.function(self._broadcast, autograph=False)
         self._run_step = tf.function(self._make_step, autograph=False)
         self._iterators = [replica.batches(0) for replica in self._replicas]
@@ -94,7 +100,14 @@ class AllReduceEngine:
             stop: asks all workers to stop after the next step.
             fetch_gradients: also returns the mean gradient of the update.
         """
-        tags, metrics, began, computed, ended, gradients = self._run_step(self._iterators, tf.constant(float(stop)))
+        if self.is_tracing:
+            context.context().enable_graph_collection()
+        outputs = self._run_step(self._iterators, tf.constant(float(stop)))
+        if self.is_tracing:
+            self.is_tracing = False
+            self.executed = executed(context.context().export_run_metadata(), self.graph.as_graph_def().library)
+            context.context().disable_graph_collection()
+        tags, metrics, began, computed, ended, gradients = outputs
         pulled = Pulled.read(
             tags.numpy(),
             metrics.numpy(),
@@ -143,8 +156,7 @@ class AllReduceEngine:
         return list(self._strategy.run(on_worker, vectors))
 
     def _sum(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        context = tf.distribute.get_replica_context()
-        return list(context.all_reduce(tf.distribute.ReduceOp.SUM, list(values)))
+        return list(tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, list(values)))
 
     def _make_step(self, iterators: Sequence[Any], stop: tf.Tensor) -> Any:
         """Returns (tags, metrics, time when the batches were here, when computed, when updated, mean gradient)."""

@@ -68,12 +68,17 @@ class ArrivalsHost(ShardHost):
             self._update = self._make_update()
 
     def serve(self, steps: int, on_update: OnUpdate) -> None:
-        """Never returns: at the end workers still push, and are answered, until the process leaves."""
+        """Serves on when the run is over: workers still push, and are answered, until they and the hosts leave."""
         self._prepare()
         is_over = self.step >= steps
         while True:
             began = time.monotonic()
-            arrival = Arrival(*self._run_next().tolist())
+            try:
+                arrival = Arrival(*self._run_next().tolist())
+            except (tf.errors.UnavailableError, tf.errors.CancelledError):
+                if is_over:  # another host has heard all goodbyes and left, so nobody needs this one either
+                    return
+                raise
             waited = time.monotonic() - began
             if arrival.worker == HOLD:
                 self._run_hold(arrival.step)
@@ -171,7 +176,7 @@ class EachHost(ArrivalsHost):
             self.drop(arrival.worker)
             return False
         self.accept(arrival.worker)
-        self._run_update()
+        self.run_update(self._run_update, self._update)
         contributions.add_applied(self.counts, arrival.worker, staleness)
         self.give_token(arrival.worker)
         return True
@@ -207,7 +212,9 @@ class QuorumHost(ArrivalsHost):
         self._chosen.append(arrival.worker)
         if len(self._chosen) < self._quorum:
             return False
-        self._run_update(np.isin(np.arange(self.workers), self._chosen))
+        self.run_update(
+            self._run_update, self._update, {self._chosen_feed: np.isin(np.arange(self.workers), self._chosen)}
+        )
         self.let_go()
         return True
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -28,6 +28,7 @@ class Replica:
     count: int = 1
     device: str | None = None  # of the forward and backward pass; none: where TensorFlow puts it
     jit: bool = False  # compiled by XLA
+    scopes: Mapping[str, str] = field(default_factory=dict)  # layer path by name scope; known when the step is built
 
 
 def for_replicas(session_config: Any, replicas: Sequence[Replica]) -> Any:

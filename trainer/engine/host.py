@@ -7,7 +7,7 @@ How gradients become updates is its intake's business.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -16,8 +16,10 @@ from trainer import optimizers
 from trainer.config import OptimizerConfig
 from trainer.engine import packing
 from trainer.engine.shared import GENERATION_STRIDE, device_of, share
+from trainer.engine.tracing import run_traced
 from trainer.engine.update import Exchange, is_scaled, make_update, squares_order
 from trainer.placement import Shard
+from trainer.proof.executed import Executed
 
 v1 = tf.compat.v1
 
@@ -26,6 +28,9 @@ OnUpdate = Callable[[int, float], None]  # global step, seconds spent waiting fo
 
 class ShardHost(ABC):
     """Holds one shard and updates it; runs on a ps, or in a thread of a worker."""
+
+    is_tracing = False  # the next update also leaves what ran where in `executed`
+    executed: Executed | None = None
 
     def __init__(
         self,
@@ -79,6 +84,19 @@ class ShardHost(ABC):
     def wait_for_goodbyes(self) -> None:
         """Blocks until every worker has said that it needs this shard no more."""
         self.session.run(self._goodbyes)
+
+    def run_update(self, run: Callable[..., Any], fetches: Any, feeds: Mapping[Any, Any] | None = None) -> Any:
+        """Runs an update through its callable; or, if asked to, through the session with a record.
+
+        Args:
+            run: made of `fetches` and the keys of `feeds`.
+        """
+        feeds = dict(feeds or {})
+        if not self.is_tracing:
+            return run(*feeds.values())
+        self.is_tracing = False
+        fetched, self.executed = run_traced(self.session, fetches, feeds)
+        return fetched
 
     def tag(self) -> tf.Tensor:
         generation, step = tf.unstack(tf.cast(packing.tags_of(self.shared.flat.read_value(), self.shard), tf.int64))

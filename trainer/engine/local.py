@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,20 @@ from trainer.engine import packing
 from trainer.engine.compute import Replica, compute, for_replicas, in_step
 from trainer.engine.pulled import Pulled
 from trainer.engine.snapshot import Snapshot
+from trainer.engine.tracing import run_traced
 from trainer.engine.update import is_scaled, make_update, mean_of, squares_order
 from trainer.placement import Shard
+from trainer.proof.executed import Executed
 
 v1 = tf.compat.v1
 
 
 class LocalEngine:
     """Trains on one shard that lives in this process; the same calls as `ShardsEngine`."""
+
+    is_tracing = False  # the next step also leaves what ran where in `executed`
+    executed: Executed | None = None
+    variables: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self,
@@ -38,6 +45,7 @@ class LocalEngine:
             replicas: each computes its part of the global batch, on a device of its own.
             parameters: device of the shard's vectors, where they are updated.
         """
+        self.scopes = replicas[0].scopes
         self._replicas, self._shard, self._fills = replicas, shard, optimizers.slots(optimizer)
         with tf.Graph().as_default() as self.graph:
             zeros = v1.zeros_initializer()
@@ -90,10 +98,15 @@ class LocalEngine:
             fetch_gradients: also returns their mean over the replicas.
         """
         began = time.time()
-        run = self._run_step_and_fetch if fetch_gradients else self._run_step
-        tags, metrics, pulled_at, computed_at, *gradients = run(float(stop))
+        if self.is_tracing:
+            fetches = [*self._step, self._gradients]
+            outputs, self.executed = run_traced(self.session, fetches, {self._stop: float(stop)})
+            self.is_tracing = False
+        else:
+            outputs = (self._run_step_and_fetch if fetch_gradients else self._run_step)(float(stop))
+        tags, metrics, pulled_at, computed_at, *gradients = outputs
         pulled = Pulled.read(tags, metrics, wait_secs=pulled_at - began, compute_secs=computed_at - pulled_at)
-        return pulled._replace(gradients=self._name(gradients[0])) if gradients else pulled
+        return pulled._replace(gradients=self._name(gradients[0])) if fetch_gradients else pulled
 
     def peek(self) -> Pulled:
         """Where the run stands."""

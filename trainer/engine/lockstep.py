@@ -33,7 +33,7 @@ class LockstepHost(ShardHost):
         step = self.read_tag()[1]
         while step < steps:
             began = time.time()
-            step, taken_at = update()
+            step, taken_at = self.run_update(update, self._update)
             on_update(int(step), max(0.0, taken_at - began))
 
     def _make_update(self) -> tuple[tf.Tensor, tf.Tensor]:

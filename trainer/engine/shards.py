@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -25,14 +26,20 @@ from trainer.engine.contributions import Table
 from trainer.engine.pulled import Pulled
 from trainer.engine.shared import HOLD, Shared, device_of, not_after, share, take
 from trainer.engine.snapshot import Snapshot
+from trainer.engine.tracing import run_traced
 from trainer.engine.update import STOP
 from trainer.placement import Shard
+from trainer.proof.executed import Executed
 
 v1 = tf.compat.v1
 
 
 class ShardsEngine:
     """Pulls parameters from the shard hosts, pushes packed gradients."""
+
+    is_tracing = False  # the next step also leaves what ran where in `executed`
+    executed: Executed | None = None
+    variables: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self,
@@ -73,6 +80,7 @@ class ShardsEngine:
             self._feeds = [[v1.placeholder(tf.float32, v.shape) for v in (s.flat, *s.slots.values())] for s in shared]
             self._load = [s.loads.enqueue(feeds) for s, feeds in zip(shared, self._feeds, strict=True)]
             self._goodbye = [s.goodbyes.enqueue(self._worker) for s in shared]
+        self.scopes = replicas[0].scopes
         self._ticket = 0
 
     def connect(self, target: str, session_config: Any) -> None:
@@ -108,10 +116,15 @@ class ShardsEngine:
             fetch_gradients: also returns what this worker pushed.
         """
         began = time.time()
-        run = self._run_step_and_fetch if fetch_gradients else self._run_step
-        tags, metrics, pulled_at, computed_at, _, *gradients = run(float(stop))
+        if self.is_tracing:
+            fetches = [*self._step, self._gradients]
+            outputs, self.executed = run_traced(self.session, fetches, {self._stop: float(stop)})
+            self.is_tracing = False
+        else:
+            outputs = (self._run_step_and_fetch if fetch_gradients else self._run_step)(float(stop))
+        tags, metrics, pulled_at, computed_at, _, *gradients = outputs
         pulled = Pulled.read(tags, metrics, wait_secs=pulled_at - began, compute_secs=computed_at - pulled_at)
-        return pulled._replace(gradients=self._name(gradients[0])) if gradients else pulled
+        return pulled._replace(gradients=self._name(gradients[0])) if fetch_gradients else pulled
 
     def peek(self) -> Pulled:
         """Blocks until all that this worker pushed is applied, or dropped; reads where the run stands."""
@@ -213,7 +226,8 @@ class ShardsEngine:
             assert s.log is not None
             with tf.device(device_of(shard.host)):
                 if self._intake == "each" or shard.index == 0:  # the first shard's host tells the others
-                    asked.append(s.log.arrivals.enqueue(tf.stack([HOLD, 0, self._ticket_feed, 0])))
+                    with tf.control_dependencies([self._wait(s)]):  # so that the copy has what this worker pushed
+                        asked.append(s.log.arrivals.enqueue(tf.stack([HOLD, 0, self._ticket_feed, 0])))
                 with tf.control_dependencies([take(s.log.held, self._is_other_ticket)]):
                     flats.append(s.log.held_flat.read_value())
                     tags.append(packing.tags_of(flats[-1], shard))

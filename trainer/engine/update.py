@@ -48,7 +48,10 @@ def make_update(shard: Shard, config: OptimizerConfig, exchange: Exchange, *, sc
         if scaled:
             overflow = mean[shard.metrics_offset + OVERFLOW] > 0
             parameters = tf.where(overflow, flat[:size], parameters)
-            moved = {name: tf.where(overflow, slots[name], slot) for name, slot in moved.items()}
+            kept = dict(slots)
+            if config.ema is not None:  # the next update would start the average from zeros
+                kept["ema"] = tf.where(step > 0, slots["ema"], flat[:size])
+            moved = {name: tf.where(overflow, kept[name], slot) for name, slot in moved.items()}
             state = _scaled_state(shard, flat, state, overflow)
         tags = packing.header(generation, step + 1)
         return tf.concat([parameters, state, _metrics(shard, flat, mean), tags], 0), moved

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
-from trainer import addresses, exit_codes, resume
+from trainer import addresses, evaluations, exit_codes, resume
 from trainer.config import ConfigError, Problem, RunConfig
 from trainer.launch.ports import HeldPorts
-from trainer.launch.progress import Progress, make_progress
+from trainer.launch.progress import HistoryLines, Progress, make_progress
 from trainer.launch.tasks import Tasks
 from trainer.machine import is_local
 from trainer.monitor.peers import PeerError, read_status
@@ -96,10 +96,14 @@ def run(config: RunConfig, plan: Plan, directory: RunDirectory, tasks: Tasks, *,
             print(f"{directory.path}{f', resumes at step {found.step}' if found else ''}", flush=True)
             directory.write_inputs(config, plan)
             lives = {task.name: _Life(task) for task in plan.tasks}
+            history = None
+            if config.summary.lines:
+                start = found.step if found else 0
+                history = HistoryLines(directory.history, start=start, steps=plan.steps, batch=plan.update_batch)
             for task in plan.tasks:
                 log = directory.path / task.log
                 tasks.start(task.name, run=str(directory.path), environment=task.environment(), log=str(log))
-            with make_progress(plan.tasks, plan.steps) as progress:
+            with make_progress(plan.tasks, plan.steps, history) as progress:
                 failed = _Watch(config, directory, tasks, lives, progress, signals).watch()
             summary = _complete_summary(directory, lives, failed, started_at)
     if failed is not None:
@@ -118,7 +122,7 @@ def _with_ports(plan: Plan, held: HeldPorts) -> Plan:
         PeerError: if a port is taken.
     """
     free = iter(held.ports)
-    elsewhere = [task for task in plan.tasks if task.address and not is_local(addresses.host_of(task.address))]
+    elsewhere = [task for task in plan.tasks if not is_local(addresses.host_of(_listens(task)))]
     if elsewhere:
         raise ConfigError([_elsewhere(task) for task in elsewhere])
 
@@ -143,10 +147,15 @@ def _with_ports(plan: Plan, held: HeldPorts) -> Plan:
     )
 
 
+def _listens(task: Task) -> str:
+    """Where a task listens: an evaluator, or a task alone, has its status page only."""
+    return task.address or task.control
+
+
 def _elsewhere(task: Task) -> Problem:
     return Problem(
         f"cluster.addresses.{task.job}[{task.index}]",
-        f"{task.address} is not an address of this machine, where all tasks would start",
+        f"{_listens(task)} is not an address of this machine, where all tasks would start",
         f"on the machine that has it, type the same command with job={task.job} task={task.index}",
     )
 
@@ -257,6 +266,8 @@ def _complete_summary(
     summary: dict[str, Any] = {"run_dir": str(directory.path)}
     if directory.summary.exists():
         summary = json.loads(directory.summary.read_text())
+    if any(life.task.job == "evaluator" for life in lives.values()):
+        summary |= evaluations.results(directory, summary.get("steps"))
     first_step_at = summary.pop("first_step_at", None)
     summary |= {
         "failed": failed.task.name if failed else None,
@@ -270,11 +281,13 @@ def _complete_summary(
 
 
 def _in_words(summary: Mapping[str, Any]) -> str:
-    first = summary["time_to_first_step_secs"]
+    first, best = summary["time_to_first_step_secs"], summary.get("best")
+    kept = "best: step {step}, loss {loss:.4f}, accuracy {accuracy:.4f}, {path}\n".format(**best) if best else ""
     return (
         f"done: {summary['steps']} steps in {summary['seconds']:.1f} s"
         f"{f' (first step after {first:.1f} s)' if first else ''}, {summary['examples_per_second']:,.0f} examples/s, "
         f"eval_loss {summary['eval_loss']:.4f}, eval_accuracy {summary['eval_accuracy']:.4f}\n"
+        f"{kept}"
         f"params_sha256 {summary['params_sha256']}\n{summary['run_dir']}"
     )
 

@@ -1,10 +1,15 @@
-"""Shows a run while it goes: a live table on a terminal, a plain line every few seconds elsewhere."""
+"""Shows a run while it goes: a live table on a terminal, a plain line every few seconds elsewhere.
+
+Where every line of the history is wanted, they take the place of the line every few seconds, and stand above the table.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -25,15 +30,52 @@ class Progress(Protocol):
     def say(self, text: str) -> None: ...
 
 
-def make_progress(tasks: Sequence[Task], steps: int) -> Progress:
-    """A table where there is a terminal, else lines."""
-    return _Table(tasks, steps) if sys.stdout.isatty() else _Lines(tasks, steps)
+class HistoryLines:
+    """What a run adds to its history.jsonl, as text."""
+
+    def __init__(self, path: Path, *, start: int, steps: int, batch: int) -> None:
+        """Notes which file is there before the tasks start: it may hold steps that will be taken back.
+
+        Args:
+            start: global step that the run (re)starts at.
+            batch: examples of one update.
+        """
+        self._path, self._start, self._steps, self._batch = path, start, steps, batch
+        self._earlier, self._read = _inode(path), 0  # bytes
+
+    def new(self) -> list[str]:
+        """The lines since the last call."""
+        if _inode(self._path) in (None, self._earlier):  # `History` puts a new file in the place of an earlier one
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._read)
+            whole, end, _ = file.read().rpartition(b"\n")  # what follows is being written
+        self._read += len(whole + end)
+        told = [json.loads(text) for text in whole.splitlines()]
+        return [history_line(values, self._steps, self._batch) for values in told if values["step"] > self._start]
+
+
+def _inode(path: Path) -> int | None:
+    return path.stat().st_ino if path.exists() else None
+
+
+def history_line(values: Mapping[str, float], steps: int, batch: int) -> str:
+    """A line of the history, with the seconds that one update took, of `batch` examples."""
+    rate = values["examples_per_second"]
+    pace = f", {batch / rate:.3f} s/batch" if rate else ""  # it is rounded, and may be 0.0
+    return f"step {values['step']}/{steps}, loss {values['loss']:.4f}, {rate:,.0f} examples/s{pace}"
+
+
+def make_progress(tasks: Sequence[Task], steps: int, history: HistoryLines | None = None) -> Progress:
+    """A table where there is a terminal, else lines; with the lines of the history, if they are wanted."""
+    return _Table(tasks, steps, history) if sys.stdout.isatty() else _Lines(tasks, steps, history)
 
 
 class _Lines:
-    def __init__(self, tasks: Sequence[Task], steps: int) -> None:
-        self._tasks, self._steps = tasks, steps
+    def __init__(self, tasks: Sequence[Task], steps: int, history: HistoryLines | None) -> None:
+        self._tasks, self._steps, self._history = tasks, steps, history
         self._shown_at = time.monotonic()
+        self._tells_history = False  # from its first line on; before, how the start goes
 
     def __enter__(self) -> _Lines:
         return self
@@ -44,7 +86,10 @@ class _Lines:
         """Nothing to take down."""
 
     def show(self, pages: Pages, states: Mapping[str, str]) -> None:
-        if time.monotonic() - self._shown_at >= LINE_EVERY_SECS:
+        for text in self._history.new() if self._history else []:
+            self._tells_history = True
+            self.say(text)
+        if not self._tells_history and time.monotonic() - self._shown_at >= LINE_EVERY_SECS:
             self._shown_at = time.monotonic()
             self.say(line(pages, states, self._steps))
 
@@ -62,14 +107,15 @@ def line(pages: Pages, states: Mapping[str, str], steps: int) -> str:
     loss = "" if chief["loss"] is None else f", loss {chief['loss']:.4f}"
     waits = max(workers, key=lambda page: -page["wait_fraction"])
     slowest = f", slowest worker:{waits['index']} (waits {waits['wait_fraction']:.0%})" if len(workers) > 1 else ""
-    return f"step {chief['step']}/{steps}{loss}, {rate:,.0f} examples/s{slowest}"
+    scored = [f", {name} at step {page['step']}" for name, page in pages.items() if name.startswith("evaluator")]
+    return f"step {chief['step']}/{steps}{loss}, {rate:,.0f} examples/s{slowest}{''.join(scored)}"
 
 
 class _Table:
-    def __init__(self, tasks: Sequence[Task], steps: int) -> None:
+    def __init__(self, tasks: Sequence[Task], steps: int, history: HistoryLines | None) -> None:
         from rich.live import Live
 
-        self._tasks, self._steps = tasks, steps
+        self._tasks, self._steps, self._history = tasks, steps, history
         self._live = Live(refresh_per_second=4, transient=False)
 
     def __enter__(self) -> _Table:
@@ -82,6 +128,8 @@ class _Table:
         self._live.stop()
 
     def show(self, pages: Pages, states: Mapping[str, str]) -> None:
+        for text in self._history.new() if self._history else []:
+            self.say(text)
         self._live.update(table(self._tasks, pages, states, self._steps))
 
     def say(self, text: str) -> None:
@@ -107,6 +155,7 @@ def table(tasks: Sequence[Task], pages: Pages, states: Mapping[str, str], steps:
             continue
         rate = f"{page['examples_per_second']:,.0f}" if task.job == "worker" else ""
         memory = f"{page['memory_bytes'] / 2**20:,.0f} MiB"
+        wait = f"{page['wait_fraction']:.0%}" if task.job != "evaluator" else ""
         step = furthest if states[task.name] == "done" else page["step"]  # its last page may be from before the end
-        shown.add_row(task.name, states[task.name], str(step), rate, f"{page['wait_fraction']:.0%}", memory)
+        shown.add_row(task.name, states[task.name], str(step), rate, wait, memory)
     return Group(Text(line(pages, states, steps), style="bold"), shown)

@@ -7,9 +7,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from trainer import gpu_memory
 from trainer.config import DeviceConfig, Problem, RunConfig
-from trainer.devices import GPU, JOBS, Machine, is_here, key_of, of_task, tasks_of, uses
+from trainer.devices import GPU, JOBS, Machine, is_here, key_of, memory, of_task, tasks_of, uses
 
 BY_TASK = (
     "gpus",
@@ -39,7 +38,7 @@ def check(config: RunConfig, machine: Machine) -> Iterator[Problem]:
     yield from _check_there(config, machine)
     yield from _check_memory_keys(config)
     if not numbers:  # their sums would say the same once more
-        yield from gpu_memory.check(config, machine)
+        yield from memory.check(config, machine)
     yield from _check_names(device)
     yield from _check_seen(config)
     if device.layers and config.train.jit:

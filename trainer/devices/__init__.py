@@ -1,6 +1,6 @@
 """What every task may use of its machine: GPUs, memory, threads, logical CPUs, and where its replicas are.
 
-Pure: no TensorFlow. `device_checks.py` says what is wrong with a config's devices; `gpu_memory.py` adds up what tasks
+Pure: no TensorFlow. `checks.py` says what is wrong with a config's devices; `memory.py` adds up what tasks
 that share a GPU take.
 """
 

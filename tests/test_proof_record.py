@@ -15,11 +15,11 @@ import tensorflow as tf
 from trainer import replica
 from trainer.launch.ports import HeldPorts
 from trainer.monitor.events import Events
-from trainer.monitor.executed import Executed, Operation, executed
-from trainer.monitor.placement_check import differences
-from trainer.monitor.placement_record import STEP, UPDATE, Record, layers, make_record, parameters, replicas
 from trainer.placement import Parameter, place
 from trainer.plan import Plan, Task
+from trainer.proof.check import differences
+from trainer.proof.executed import Executed, Operation, executed
+from trainer.proof.record import STEP, UPDATE, Record, layers, make_record, parameters, replicas
 from trainer.replica import make_step
 
 v1 = tf.compat.v1

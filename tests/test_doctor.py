@@ -1,0 +1,451 @@
+"""The doctor: what answers mean, recorded ones and those of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from trainer import doctor
+from trainer.config import Problem
+from trainer.doctor import judge, judge_docker, judge_gpus
+from trainer.doctor.judge import Answer, Finding, Level, Port
+
+ROOT = Path(__file__).resolve().parent.parent
+OK, WARNING, PROBLEM = Level.ok, Level.warning, Level.problem
+
+# Two GPUs as nvidia-smi lists them; the second is nearly full.
+GPUS = """\
+0, GPU-1b2c, NVIDIA A100-SXM4-40GB, 550.90.07, 40960, 40326
+1, GPU-9f8e, NVIDIA A100-SXM4-40GB, 550.90.07, 40960, 512
+"""
+PROCESSES = """\
+GPU-9f8e, 4242, python, 38000
+GPU-9f8e, 4243, /opt/app, with a comma, 1400
+GPU-1b2c, 77, [Not Found], [N/A]
+"""
+BANNER = "| NVIDIA-SMI 550.90.07              Driver Version: 550.90.07      CUDA Version: 12.4     |\n"
+NO_DRIVER = """\
+NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. \
+Make sure that the latest NVIDIA driver is installed and running.
+"""
+IMPORTED = {"secs": 2.46, "cuda": True, "gpus": 2, "backend": "tensorflow"}
+NO_ENGINE = "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?"
+
+
+def looked(asked: Answer | None, *, device_files: int = 0, wanted: bool = False) -> list[Finding]:
+    apps, banner = Answer(0, PROCESSES), Answer(0, BANNER)
+    return judge_gpus.gpus(asked, apps, banner, device_files=device_files, wanted=wanted)
+
+
+def levels(findings: list[Finding]) -> list[tuple[str, Level]]:
+    return [(finding.what, finding.level) for finding in findings]
+
+
+def test_the_supported_versions_are_those_of_pyproject():
+    text = (ROOT / "pyproject.toml").read_text()
+    assert f'requires-python = "{judge.SUPPORTED["Python"]}"' in text
+    for name, wanted in judge.SUPPORTED.items():
+        if name != "Python":
+            assert re.findall(rf'"{name}(?:-cpu|\[and-cuda\])?([<>=][^"]+)"', text)[0] == wanted
+
+
+@pytest.mark.parametrize(
+    ("version", "fits"),
+    [("2.21.0", True), ("2.21.1rc0", True), ("2.22.0", False), ("2.9.3", False), ("3.0", False), ("2.21", True)],
+)
+def test_a_version_is_compared_by_its_numbers(version, fits):
+    assert judge.is_in_range(version, ">=2.21,<2.22") is fits
+
+
+def test_another_python_is_a_problem_with_what_to_type():
+    found = judge.python("3.9.18", "/usr/bin/python3")
+    assert (found.level, found.message) == (PROBLEM, "3.9.18 (/usr/bin/python3); supported is >=3.10,<3.14")
+    assert "make PYTHON=" in found.remedy
+
+
+def test_a_library_that_is_missing_or_too_old_is_a_problem():
+    assert judge.package("keras", None).level is PROBLEM
+    found = judge.package("keras", "2.15.0")
+    assert (found.level, found.remedy) == (PROBLEM, "python -m pip install 'keras>=3.12,<3.16'")
+
+
+def test_tensorflow_that_imports_is_fine():
+    found = judge.tensorflow({"tensorflow": "2.21.0"}, Answer(0, "noise\n" + json.dumps(IMPORTED)))
+    assert found == [
+        Finding(OK, "tensorflow", "tensorflow 2.21.0"),
+        Finding(OK, "import", "TensorFlow and Keras in 2.5 s, CUDA build"),
+    ]
+
+
+def test_a_missing_tensorflow_is_one_problem():
+    assert levels(judge.tensorflow({}, None)) == [("tensorflow", PROBLEM)]
+
+
+def test_two_tensorflows_in_one_place_are_a_problem():
+    both = {"tensorflow": "2.21.0", "tensorflow-cpu": "2.21.0"}
+    found = judge.tensorflow(both, None)[0]
+    assert found.level is PROBLEM
+    assert found.remedy.startswith("python -m pip uninstall -y tensorflow tensorflow-cpu &&")
+
+
+@pytest.mark.parametrize(
+    ("imported", "level", "said"),
+    [
+        (Answer(1, "", "Traceback\nImportError: libfoo.so.1: cannot open"), PROBLEM, "ImportError: libfoo.so.1"),
+        (Answer(-4), PROBLEM, "ended by signal 4, an instruction this processor lacks"),
+        (Answer(None), WARNING, "takes longer than the doctor waits"),
+        (Answer(0, json.dumps(IMPORTED | {"backend": "jax"})), PROBLEM, "Keras computes with jax"),
+    ],
+    ids=["no library", "no instruction", "slow", "another backend"],
+)
+def test_a_broken_import_says_how_it_ended(imported, level, said):
+    found = judge.tensorflow({"tensorflow-cpu": "2.21.0"}, imported)[1]
+    assert found.level is level
+    assert said in found.message
+    assert found.remedy
+
+
+def test_gpus_are_listed_with_the_driver_and_their_processes():
+    driver, first, _ = looked(Answer(0, GPUS))
+    assert driver == Finding(OK, "driver", "NVIDIA 550.90.07, CUDA up to 12.4")
+    told = "NVIDIA A100-SXM4-40GB, 40,326 of 40,960 MiB free; pid 77 [Not Found] (memory not told)"
+    assert first == Finding(OK, "GPU 0", told)
+
+
+def test_a_gpu_that_is_nearly_full_names_who_fills_it_and_an_emptier_one():
+    full = looked(Answer(0, GPUS))[2]
+    assert full.level is WARNING
+    assert "512 of 40,960 MiB free; pid 4242 python (38,000 MiB)" in full.message
+    assert "pid 4243 /opt/app, with a comma (1,400 MiB)" in full.message
+    assert full.remedy == "kill 4242, if it is yours, or type device.gpus={worker:[0]}"
+
+
+def test_a_full_gpu_whose_processes_are_hidden_is_a_warning():
+    found = judge_gpus.gpus(Answer(0, GPUS), Answer(0, ""), None, device_files=2, wanted=False)
+    assert (found[0].message, found[2].level) == ("NVIDIA 550.90.07", WARNING)
+    assert "not seen from here" in found[2].message
+
+
+def test_a_gpu_that_does_not_tell_its_memory_is_fine():
+    found = looked(Answer(0, "0, GPU-5, NVIDIA GB10, 580.95.05, [N/A], [N/A]\n"))
+    assert found[1] == Finding(OK, "GPU 0", "NVIDIA GB10, which does not tell its memory")
+
+
+def test_an_old_driver_says_which_is_needed():
+    found = looked(Answer(0, GPUS.replace("550.90.07", "470.223.02")))[0]
+    assert found.level is WARNING
+    assert "needs driver 525.60 or newer" in found.message
+
+
+@pytest.mark.parametrize(
+    ("asked", "device_files", "wanted", "level"),
+    [
+        (None, 0, False, OK),
+        (None, 2, False, WARNING),
+        (None, 2, True, PROBLEM),
+        (Answer(9, NO_DRIVER), 1, False, WARNING),
+        (Answer(9, NO_DRIVER), 1, True, PROBLEM),
+        (Answer(6, "No devices were found\n"), 0, False, OK),
+        (Answer(None), 1, False, WARNING),
+        (Answer(1, "", ""), 0, False, WARNING),
+    ],
+)
+def test_no_gpu_is_fine_but_one_that_cannot_be_asked_is_not(asked, device_files, wanted, level):
+    assert levels(looked(asked, device_files=device_files, wanted=wanted)) == [("GPUs", level)]
+
+
+@pytest.mark.parametrize(
+    ("seen", "told", "complaints", "visible", "expected"),
+    [
+        (0, {"gpus": 0, "cuda": False}, "", None, None),
+        (2, {"gpus": 2, "cuda": True}, "", None, (OK, "all 2;")),
+        (2, {"gpus": 0, "cuda": False}, "", None, (WARNING, "built without CUDA")),
+        (2, {"gpus": 0, "cuda": True}, "", "-1", (WARNING, "0 of 2, as CUDA_VISIBLE_DEVICES=-1 says")),
+        (
+            2,
+            {"gpus": 0, "cuda": True},
+            "E0000 00:00:1 7 cuda_fft.cc:467] Unable to register cuFFT factory\n"
+            "W0000 00:00:1 7 gpu_device.cc:2342] Cannot dlopen some GPU libraries.\n",
+            None,
+            (WARNING, "0 of 2: Cannot dlopen some GPU libraries."),
+        ),
+    ],
+)
+def test_gpus_that_tensorflow_does_not_see_are_told_with_the_reason(seen, told, complaints, visible, expected):
+    found = judge_gpus.gpus_of_tensorflow(seen, told, complaints, visible, wanted=False)
+    assert [(f.level, expected[1] in f.message) for f in found] == ([] if expected is None else [(expected[0], True)])
+
+
+def test_gpus_that_a_config_wants_must_be_seen():
+    found = judge_gpus.gpus_of_tensorflow(2, {"gpus": 0, "cuda": False}, "", None, wanted=True)
+    assert found[0].level is PROBLEM
+
+
+def test_limits_of_a_cgroup_are_looked_for_from_the_inside_out():
+    own = "4:memory:/pod/a\n1:cpu,cpuacct:/\n0::/../x\n"
+    assert judge.cgroup_folders(own) == {
+        "memory": ["/sys/fs/cgroup/memory/pod/a", "/sys/fs/cgroup/memory/pod", "/sys/fs/cgroup/memory"],
+        "cpu": ["/sys/fs/cgroup/cpu"],
+        "": ["/sys/fs/cgroup/x", "/sys/fs/cgroup"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"), [("150000 100000\n", 1.5), ("max 100000\n", None), ("-1\n100000\n", None), ("", None)]
+)
+def test_a_quota_is_told_in_cores(text, cores):
+    assert judge.read_cpu_max(text) == cores
+
+
+@pytest.mark.parametrize(("text", "limit"), [("1073741824\n", 2**30), ("max\n", None), ("9223372036854771712\n", None)])
+def test_a_limit_of_memory_is_told_in_bytes(text, limit):
+    assert judge.read_limit(text) == limit
+
+
+def test_cached_files_are_not_memory_in_use():
+    assert judge.read_used("1000\n", "anon 5\ninactive_file 300\n") == 700
+    assert judge.read_used("1000\n", "inactive_file 10\ntotal_inactive_file 400\n") == 600
+    assert judge.read_used("", "") == 0
+
+
+def test_a_limit_below_the_cores_that_a_plan_counts_is_a_warning():
+    assert judge.cores(4, 8, None) == Finding(OK, "cores", "4 of 8")
+    assert judge.cores(4, 8, 1.5).level is WARNING
+
+
+def test_memory_counts_the_cgroup():
+    meminfo = judge.read_meminfo("MemTotal:       16777216 kB\nMemAvailable:    8388608 kB\n")
+    assert judge.memory(meminfo, None, 0) == Finding(OK, "memory", "8.0 GiB of 16.0 GiB available")
+    found = judge.memory(meminfo, 2 * 2**30, 3 * 2**29)
+    assert found.level is WARNING
+    assert "a cgroup's limit of 2.0 GiB, 1.5 GiB in use" in found.message
+    assert judge.memory({}, None, 0).level is WARNING
+
+
+def test_the_values_of_proxies_are_not_shown():
+    environment = {"http_proxy": "http://user:secret@proxy:3128", "HTTPS_PROXY": "http://secret", "all_proxy": ""}
+    found = judge.proxies(environment)
+    assert found.level is OK
+    assert found.message.startswith("http_proxy and HTTPS_PROXY are set; tasks get grpc_proxy")
+    assert "secret" not in found.message
+
+
+def test_a_proxy_for_grpc_itself_is_a_warning():
+    found = judge.proxies({"grpc_proxy": "http://secret"})
+    assert (found.level, found.remedy, "secret" in found.message) == (WARNING, 'export grpc_proxy=""', False)
+
+
+def test_ports_that_are_taken_are_problems_and_those_anybody_may_take_are_warnings():
+    local = [Port(2222, "ps[0]", "Address already in use"), Port(40000, "worker[0]", None)]
+    found = judge.ports(local, 1, {"nowhere": "Name or service not known"}, "32768\t60999\n")
+    assert levels(found) == [("addresses", WARNING), ("addresses", PROBLEM), ("addresses", WARNING)]
+    assert found[1].message == "port 2222 of ps[0] is not free: Address already in use"
+    assert found[2].remedy.startswith("choose ports below 31768")
+
+
+def test_free_ports_and_tasks_elsewhere_are_told_in_one_line():
+    found = judge.ports([Port(2222, "ps[0]", None), Port(3222, "its page", None)], 3, {}, None)
+    assert found == [Finding(OK, "addresses", "2222 and 3222 of this machine are free; 3 tasks on other machines")]
+    assert judge.ports([], 0, {}, None) == []
+
+
+@pytest.mark.parametrize(
+    ("finding", "level"),
+    [
+        (judge.ephemeral_ports("32768 60999"), OK),
+        (judge.ephemeral_ports("60000 60100"), WARNING),
+        (judge.ephemeral_ports(""), OK),
+        (judge.localhost(None), OK),
+        (judge.localhost("Network is unreachable"), PROBLEM),
+        (judge.shared_memory(None, 0), OK),
+        (judge.shared_memory(64 * 2**20, 1), OK),
+        (judge.shared_memory(64 * 2**20, 2), WARNING),
+        (judge.open_files(256, 4096), WARNING),
+        (judge.open_files(1024, -1), OK),
+        (judge.open_files(-1, -1), OK),
+        (judge.run_directory("/r/a", "/r", 50 * 2**30, None), OK),
+        (judge.run_directory("/r/a", "/r", 2**29, None), WARNING),
+        (judge.run_directory("/r/a", "/r", 2**20, None), PROBLEM),
+        (judge.run_directory("/r/a", "/r", 2**40, "Permission denied"), PROBLEM),
+    ],
+)
+def test_each_limit_has_its_level_and_what_is_not_ok_has_a_remedy(finding, level):
+    assert finding.level is level
+    assert bool(finding.remedy) is (level is not OK)
+
+
+def test_tf_config_is_told_once():
+    problems = [Problem("TF_CONFIG", "it is not JSON", "unset it"), Problem("seed", "bad", "seed=1")]
+    assert judge.tf_config("{", problems, "None:None", "local") == Finding(
+        PROBLEM, "TF_CONFIG", "it is not JSON", "unset it"
+    )
+    assert judge.config(problems, "local") == [Finding(PROBLEM, "config", "seed: bad", "seed=1")]
+    assert judge.tf_config("{}", [], "worker:1", "2ps4w").message == "this process plays worker:1 of 2ps4w"
+
+
+def info(**told: object) -> Answer:
+    return Answer(0, json.dumps({"ServerVersion": "28.2.2", "Runtimes": {"runc": {}}, **told}))
+
+
+@pytest.mark.parametrize(
+    ("asked", "compose", "gpu_count", "expected"),
+    [
+        (None, None, 0, [("docker", OK)]),
+        (Answer(None), Answer(None), 0, [("docker", WARNING), ("compose", WARNING)]),
+        (info(), Answer(0, "2.36.2\n"), 0, [("docker", OK), ("compose", OK)]),
+        (info(), Answer(0, "v2.20.3\n"), 0, [("docker", OK), ("compose", WARNING)]),
+        (info(), Answer(125, "", "unknown flag: --short\n"), 0, [("docker", OK), ("compose", WARNING)]),
+        (info(), Answer(0, "5.0.0"), 1, [("docker", OK), ("compose", OK), ("docker GPUs", WARNING)]),
+        (
+            info(Runtimes={"nvidia": {}, "runc": {}}),
+            Answer(0, "2.27.0"),
+            1,
+            [("docker", OK), ("compose", OK), ("docker GPUs", OK)],
+        ),
+        (Answer(0, '{"host": {}, "version": {}}'), Answer(0, "2.36.2"), 0, [("docker", WARNING), ("compose", OK)]),
+        (Answer(1, "not JSON"), Answer(0, "2.36.2"), 0, [("docker", WARNING), ("compose", OK)]),
+    ],
+)
+def test_docker_is_judged_by_what_containers_need(asked, compose, gpu_count, expected):
+    found = judge_docker.docker(asked, compose, gpu_count)
+    assert levels(found) == expected
+    assert all(bool(finding.remedy) is (finding.level is not OK) for finding in found)
+
+
+def test_an_engine_that_is_down_and_one_that_is_closed_to_us_differ():
+    down = Answer(1, json.dumps({"ServerVersion": "", "Runtimes": None}), NO_ENGINE + "\n")
+    assert "no engine: Cannot connect" in judge_docker.docker(down, None, 0)[0].message
+    refused = "permission denied while trying to connect to the Docker daemon socket at unix:///var/run/docker.sock"
+    closed = Answer(1, json.dumps({"ServerVersion": "", "ServerErrors": [refused]}))
+    assert "usermod -aG docker" in judge_docker.docker(closed, None, 0)[0].remedy
+
+
+def test_the_last_line_counts():
+    warned, bad = judge.warning("a", "b", "c"), judge.problem("a", "b", "c")
+    assert judge.summary([judge.ok("a", "b")]) == "nothing is missing"
+    assert judge.summary([warned, warned]) == "2 warnings; runs can start"
+    assert judge.summary([warned, bad]) == "1 problem, 1 warning"
+
+
+def test_a_command_that_is_missing_or_hangs_is_no_error(monkeypatch):
+    assert doctor.command("no-such-command-here") is None
+    monkeypatch.setattr(doctor, "COMMAND_SECS", 0.1)
+    assert doctor.command("sleep", "30") == Answer(None)
+
+
+def test_a_check_that_hangs_or_fails_is_a_warning():
+    done = threading.Event()
+    hanging = doctor.start(lambda: [judge.ok("disk", str(done.wait(30)))])
+    assert doctor.collect("disk", hanging, time.monotonic())[0].message == "no answer within 10 s"
+    done.set()
+    broken = doctor.start(lambda: [judge.ok("x", str(1 // 0))])
+    failed = doctor.collect("x", broken, time.monotonic() + 5)[0]
+    assert (failed.level, failed.message[:37]) == (WARNING, "could not be looked at: ZeroDivisionE")
+
+
+def test_gpus_are_asked_with_the_fields_that_are_read(tmp_path, monkeypatch):
+    """A scripted nvidia-smi answers the very questions that the doctor asks."""
+    script = (
+        '#!/bin/sh\ncase "$1" in\n'
+        f"--query-gpu={judge_gpus.GPU_FIELDS}) cat <<'END'\n{GPUS}END\n;;\n"
+        f"--query-compute-apps={judge_gpus.PROCESS_FIELDS}) cat <<'END'\n{PROCESSES}END\n;;\n"
+        f"'') cat <<'END'\n{BANNER}END\n;;\n*) exit 2;;\nesac\n"
+    )
+    (tmp_path / "nvidia-smi").write_text(script)
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    listed = doctor.command("nvidia-smi", f"--query-gpu={judge_gpus.GPU_FIELDS}", doctor.CSV)
+    found = doctor.look_at_gpus(listed, 2, wanted=False)
+    assert levels(found) == [("driver", OK), ("GPU 0", OK), ("GPU 1", WARNING)]
+
+
+def test_addresses_of_this_machine_are_tried():
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        if port + 1000 > 65535:
+            pytest.skip("the status page's port would be too high")
+        local, elsewhere, unknown = doctor.locate({"ps": [f"127.0.0.1:{port}", "192.0.2.1:2222", "not an address"]})
+    assert [(found.number, found.whose) for found in local] == [
+        (port, "cluster.addresses.ps[0]"),
+        (port + 1000, "the status page of cluster.addresses.ps[0]"),
+    ]
+    assert local[0].taken_because == "Address already in use"
+    assert (elsewhere, unknown) == (1, {})
+
+
+def test_trying_the_run_directory_leaves_nothing_behind(tmp_path):
+    found = doctor.look_at_run_directory(tmp_path / "runs" / "first")
+    assert re.fullmatch(rf"{tmp_path}/runs/first, [\d.]+ GiB free", found.message)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_directory_below_a_file_is_a_problem(tmp_path):
+    (tmp_path / "file").write_text("")
+    found = doctor.look_at_run_directory(tmp_path / "file" / "run")
+    assert found.level is PROBLEM
+    assert "Not a directory" in found.message
+
+
+def test_the_page_is_aligned_and_keeps_what_is_in_brackets(capsys):
+    doctor.show([judge.ok("cores", "2"), judge.problem("run directory", "a [b] c", "sudo mkdir -p /x")])
+    assert capsys.readouterr().out.splitlines() == [
+        "ok       cores          2",
+        "problem  run directory  a [b] c",
+        "                          sudo mkdir -p /x",
+        "",
+        "1 problem",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(90)
+def test_the_doctor_looks_at_this_machine_without_importing_tensorflow(tmp_path):
+    code = (
+        "import sys; from trainer.__main__ import console\n"
+        "try: console()\n"
+        "finally: print('imported:', *sorted({'tensorflow', 'keras', 'numpy'} & set(sys.modules)))"
+    )
+    started = time.monotonic()
+    ended = subprocess.run(
+        [sys.executable, "-c", code, "mode=doctor", "train.batch_size=255", "cluster=4w"],
+        cwd=tmp_path,
+        env=os.environ | {"TF_CONFIG": "{", "http_proxy": "http://secret@proxy:1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert time.monotonic() - started < 20  # 10, and the start of Python on a busy machine
+    *page, imported = ended.stdout.splitlines()
+    assert (ended.returncode, imported) == (doctor.PROBLEM_FOUND, "imported:"), ended.stdout + ended.stderr
+    lines = {line[9:].split("  ")[0]: line.split()[0] for line in page if re.match(r"(ok|warning|problem) ", line)}
+    assert (lines["Python"], lines["tensorflow"], lines["TF_CONFIG"], lines["config"]) == ("ok", "ok", *["problem"] * 2)
+    assert "type train.batch_size=256" in ended.stdout
+    assert "secret" not in ended.stdout + ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(90)
+def test_a_machine_without_any_command_has_no_problem_from_it(tmp_path):
+    ended = subprocess.run(
+        [sys.executable, "-m", "trainer", "mode=doctor"],
+        cwd=tmp_path,
+        env=os.environ | {"PATH": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert re.search(r"^ok +docker +not here", ended.stdout, re.MULTILINE), ended.stdout + ended.stderr
+    assert ended.stderr == ""

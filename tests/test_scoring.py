@@ -1,0 +1,369 @@
+"""An evaluator task on a real directory, with a real model, and with chiefs that come, stay silent or leave."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer import checkpoint, evaluations, replica, scoring
+from trainer.checkpoint import CheckpointError
+from trainer.compose import load
+from trainer.config import RunConfig
+from trainer.engine.snapshot import Snapshot
+from trainer.evaluation import Evaluator
+from trainer.launch.ports import HeldPorts
+from trainer.monitor.peers import PeerError
+from trainer.monitor.status import Status
+from trainer.plan import Task
+from trainer.run_directory import RunDirectory
+from trainer.scoring import ChiefWatch, Finder, Scorer
+from trainer.workload import open_workload
+
+pytestmark = pytest.mark.timeout(60)
+
+STEPS = 30
+EVALUATOR = Task("evaluator", 0, "", "127.0.0.1:0", (), None, 1, 2)
+
+
+def config(*overrides: str) -> RunConfig:
+    small = ["data=synthetic", "data.options.train_examples=64", "data.options.evaluate_examples=64", "model=mlp"]
+    return load(["cluster=1ps1w1e", *small, "train.batch_size=8", f"train.steps={STEPS}", *overrides])
+
+
+@pytest.fixture(scope="module")
+def workload() -> Any:
+    """(model, data) of `config`."""
+    return open_workload(config())
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(tmp_path / "run")
+
+
+@pytest.fixture
+def save(directory: RunDirectory, workload: Any) -> Callable[..., Path]:
+    """save(step, scale=1): a checkpoint of the model's first weights, times a factor; returns its folder.
+
+    With `sure_of`, the model says that class of every example.
+    """
+
+    def save_one(step: int, scale: float = 1.0, sure_of: int | None = None) -> Path:
+        values = {path: np.float32(value * scale) for path, value in replica.initial_values(workload[0]).items()}
+        if sure_of is not None:
+            values["logits/bias"][sure_of] = 1000.0
+        tensors = Snapshot(step, values, {}, {"momentum": values}).to_tensors()
+        return checkpoint.write(directory.checkpoints, step, 1, {}, tensors, keep=99)
+
+    return save_one
+
+
+def new_scorer(directory: RunDirectory, workload: Any, *overrides: str) -> Scorer:
+    """A task that has just started."""
+    model, data = workload
+    chosen = config(*overrides)
+    evaluator = scoring.make_evaluator(chosen, EVALUATOR, model, data)
+    return Scorer(chosen, directory, model, evaluator, status())
+
+
+def status() -> Status:
+    return Status("evaluator", 0, "runs/x", "c0ffee", tensorflow="2.21.0")
+
+
+def score_all(scorer: Scorer, directory: RunDirectory) -> None:
+    for path in scorer.unscored(checkpoint.finished(directory.checkpoints)):
+        scorer.score(path)
+
+
+def lines(directory: RunDirectory) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in directory.evaluations.read_text().splitlines()]
+
+
+def flip_a_bit(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+# ---- scoring
+
+
+def test_every_checkpoint_gets_the_score_that_the_chief_would_give_it(directory, save, workload):
+    save(20, scale=2.0)
+    save(10)
+    score_all(new_scorer(directory, workload), directory)
+    model, data = workload
+    evaluator = Evaluator(model, "sparse_categorical_crossentropy", data.evaluate, batch_size=500, device="/cpu:0")
+    evaluator.connect("", None)
+    for line, scale in zip(lines(directory), (1.0, 2.0), strict=True):
+        values = {path: np.float32(value * scale) for path, value in replica.initial_values(model).items()}
+        loss, accuracy = evaluator.score(Snapshot(line["step"], values, {}, {}))
+        assert (line["loss"], line["accuracy"]) == (loss, accuracy)
+    assert [line["step"] for line in lines(directory)] == [10, 20]
+    assert set(lines(directory)[0]) == {"step", "loss", "accuracy", "seconds"}
+
+
+def test_tensorboard_reads_the_scores_as_a_run_of_their_own(directory, save, workload):
+    save(10)
+    score_all(new_scorer(directory, workload), directory)
+    (events,) = (directory.events / "evaluator").iterdir()
+    told = {
+        value.tag: (event.step, value.simple_value)
+        for event in tf.compat.v1.train.summary_iterator(str(events))
+        for value in event.summary.value
+    }
+    assert told["evaluation/loss"] == (10, pytest.approx(lines(directory)[0]["loss"]))
+    assert told["evaluation/accuracy"] == (10, pytest.approx(lines(directory)[0]["accuracy"]))
+
+
+def test_a_task_that_starts_again_scores_none_twice_and_repairs_what_was_cut_off(directory, save, workload):
+    save(10)
+    score_all(new_scorer(directory, workload), directory)
+    first = directory.evaluations.read_text()
+    save(20)
+    directory.evaluations.write_text(first + '{"step": 20, "lo')
+    again = new_scorer(directory, workload)
+    score_all(again, directory)
+    assert directory.evaluations.read_text().startswith(first)
+    assert [line["step"] for line in lines(directory)] == [10, 20]
+    assert again.last_step == 20
+
+
+def test_a_best_that_was_kept_without_its_line_is_scored_again_and_stays(directory, save, workload):
+    path = save(10)
+    score_all(new_scorer(directory, workload), directory)
+    directory.evaluations.unlink()
+    score_all(new_scorer(directory, workload), directory)
+    assert [line["step"] for line in lines(directory)] == [10]
+    assert evaluations.best(directory.best)[1].name == path.name
+
+
+def test_scores_of_steps_beyond_the_newest_checkpoint_are_of_another_past(directory, save, workload):
+    save(10)
+    directory.evaluations.write_text('{"step": 40, "loss": 0.1, "accuracy": 0.9, "seconds": 0.1}\n')
+    score_all(new_scorer(directory, workload), directory)
+    assert [line["step"] for line in lines(directory)] == [10]
+
+
+@pytest.mark.parametrize(("metric", "best"), [("loss", "000000020"), ("accuracy", "000000010")])
+def test_the_best_is_kept_by_the_metric_of_the_config(directory, save, workload, metric, best):
+    labels = workload[1].evaluate.arrays[1]
+    most, least = (int(order[0]) for order in (np.argsort(-np.bincount(labels)), np.argsort(np.bincount(labels))))
+    save(10, sure_of=most)
+    save(20, scale=0.0)  # all logits 0: a loss of ln 10, and the first class of all
+    save(30, sure_of=least)
+    evaluated = new_scorer(directory, workload, f"evaluate.best_metric={metric}")
+    score_all(evaluated, directory)
+    by_step = {line["step"]: line for line in lines(directory)}
+    assert by_step[20]["loss"] == pytest.approx(np.log(10))
+    assert by_step[20]["loss"] < by_step[10]["loss"] < by_step[30]["loss"]
+    assert by_step[10]["accuracy"] > by_step[20]["accuracy"]
+    assert [path.name for path in directory.best.iterdir()] == [best]
+
+
+def test_a_damaged_checkpoint_is_passed_over_once_and_scored_when_it_was_saved_again(directory, save, workload, capsys):
+    damaged = save(10)
+    flip_a_bit(damaged / "tensors.npz")
+    save(20)
+    scorer = new_scorer(directory, workload)
+    score_all(scorer, directory)
+    score_all(scorer, directory)
+    said = f"passes over a checkpoint: {damaged}: tensors.npz does not match its checksum\n"
+    assert capsys.readouterr().out.count(said) == 1
+    assert [line["step"] for line in lines(directory)] == [20]
+    save(10)
+    score_all(scorer, directory)
+    assert [line["step"] for line in lines(directory)] == [20, 10]
+
+
+def test_a_checkpoint_of_another_model_is_refused(directory, workload):
+    other = {"parameters/other/kernel": np.zeros((2, 3), np.float32)}
+    checkpoint.write(directory.checkpoints, 10, 1, {}, other, keep=1)
+    with pytest.raises(CheckpointError, match="the model does not have its parameters/other/kernel"):
+        score_all(new_scorer(directory, workload), directory)
+
+
+# ---- which checkpoints are of this run
+
+
+def test_what_an_earlier_run_left_waits_until_the_chief_has_begun(directory, save):
+    left = save(10)
+    finder = Finder(directory.checkpoints, may_be_moved=True)
+    assert finder.find(chief_has_begun=False) == []
+    assert finder.find(chief_has_begun=True) == [left]
+
+
+def test_a_new_checkpoint_tells_that_the_chief_has_begun(directory, save):
+    left = save(10)
+    finder = Finder(directory.checkpoints, may_be_moved=True)
+    new = save(20)
+    assert finder.find(chief_has_begun=False) == [left, new]
+
+
+def test_a_checkpoint_that_takes_the_place_of_an_older_one_is_new(directory, save):
+    left = save(10)
+    finder = Finder(directory.checkpoints, may_be_moved=True)
+    left.rename(directory.path / "elsewhere")
+    assert finder.find(chief_has_begun=False) == []
+    new = save(10)
+    assert finder.find(chief_has_begun=False) == [new]
+
+
+def test_what_the_run_continues_is_there_at_once(directory, save):
+    left = save(10)
+    assert Finder(directory.checkpoints, may_be_moved=False).find(chief_has_begun=False) == [left]
+
+
+# ---- with a chief
+
+
+@pytest.fixture
+def held() -> Iterator[str]:
+    """The address of a status page that nobody serves yet."""
+    with HeldPorts(1) as ports:
+        yield f"127.0.0.1:{ports.ports[0]}"
+
+
+def chief_at(control: str) -> Task:
+    return Task("worker", 0, "", control, (), None, 1, 2)
+
+
+def play(directory: RunDirectory, control: str, stop: Any = None, **overrides: str) -> Status:
+    """Plays the task to its end; returns what its page then tells."""
+    plan: Any = SimpleNamespace(steps=STEPS, task=lambda *_: chief_at(control))
+    told = status()
+    typed = [f"{key.replace('__', '.')}={value}" for key, value in overrides.items()]
+    stop = stop or SimpleNamespace(requested=False, let_step_finish=lambda: None)
+    scoring.play(config(*typed), plan, directory, EVALUATOR, told, stop)
+    return told
+
+
+CHIEF = """
+import sys, time
+from trainer.monitor import status
+
+told = status.Status("worker", 0, "runs/x", "c0ffee", tensorflow="2.21.0", is_listening=True, step=17)
+told.state = sys.argv[2]
+status.serve(told, "127.0.0.1", int(sys.argv[1]))
+print("serves", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def chief(held: str) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
+    """chief(state): a process that serves the page of a chief."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(state: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", CHIEF, held.rpartition(":")[2], state]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]))
+        assert started[-1].stdout is not None
+        assert started[-1].stdout.readline() == "serves\n"
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_checkpoints_are_scored_as_they_come_until_the_last_which_leaves_as_many_as_are_kept(
+    directory, save, held, chief
+):
+    chief("training")
+    save(10)
+    threading.Timer(0.5, lambda: (save(20), save(STEPS))).start()
+    told = play(directory, held, checkpoint__keep="2")
+    assert [line["step"] for line in lines(directory)] == [10, 20, 30]
+    assert (told.state, told.step, told.loss) == ("done", 30, lines(directory)[-1]["loss"])
+    assert [path.name for path in checkpoint.finished(directory.checkpoints)] == ["000000020", "000000030"]
+
+
+def test_a_run_that_has_ended_is_scored_without_its_chief(directory, save, held):
+    save(10)
+    save(STEPS)
+    assert play(directory, held).state == "done"
+    before = directory.evaluations.read_text()
+    assert [line["step"] for line in lines(directory)] == [10, 30]
+    assert play(directory, held).state == "done"
+    assert directory.evaluations.read_text() == before
+
+
+def test_a_chief_that_does_not_come_is_named(directory, held):
+    with pytest.raises(PeerError, match=f"missing after 0 s: worker:0 at {held}: connection refused"):
+        play(directory, held, timeouts__roll_call_secs="0.2")
+
+
+def test_a_chief_that_leaves_before_the_end_is_named_with_its_step(directory, save, held, chief, monkeypatch):
+    monkeypatch.setattr(scoring, "GONE_SECS", 0.5)
+    monkeypatch.setattr(scoring, "LOOK_EVERY_SECS", 0.1)
+    save(10)
+    threading.Timer(1.0, chief("training").kill).start()
+    with pytest.raises(PeerError, match=r"worker:0 at 127.*training stopped at step 17 of 30.*000000030 is not there"):
+        play(directory, held)
+    assert [line["step"] for line in lines(directory)] == [10]
+
+
+def test_a_directory_that_only_the_chief_has_is_said(directory, held, chief):
+    chief("training")
+    with pytest.raises(FileNotFoundError, match=f"{directory.path} is not here .* mount the directory of run=PATH"):
+        play(directory, held, timeouts__roll_call_secs="1")
+
+
+def test_a_run_that_starts_anew_is_not_scored_by_what_was_there(directory, save, held, chief):
+    old = save(STEPS)
+    chief("roll call")
+
+    def begin() -> None:
+        old.rename(directory.path / "aside")
+        save(20)
+        save(STEPS)
+
+    threading.Timer(1.0, begin).start()
+    play(directory, held, resume="never")
+    assert [line["step"] for line in lines(directory)] == [20, 30]
+
+
+def test_a_task_that_is_asked_to_stop_finishes_one_score_at_most(directory, save, held, chief):
+    chief("training")
+    for step in (10, 20, 30):
+        save(step)
+    stop = SimpleNamespace(requested=False, let_step_finish=lambda: None)
+    watch = threading.Thread(target=lambda: _stop_after_a_line(directory, stop), daemon=True)
+    watch.start()
+    play(directory, held, stop, data__options__evaluate_examples="2000", evaluate__batch_size="1")
+    assert [line["step"] for line in lines(directory)] in ([10], [10, 20])
+
+
+def _stop_after_a_line(directory: RunDirectory, stop: Any) -> None:
+    while not evaluations.read(directory.evaluations):
+        time.sleep(0.001)
+    stop.requested = True
+
+
+def test_a_chief_is_gone_since_the_first_time_that_it_was_silent(held, chief):
+    clock = [100.0]
+    watch = ChiefWatch(chief_at(held), now=lambda: clock[0])
+    process = chief("training")
+    assert (watch.look(), watch.step, watch.has_begun) == (0.0, 17, True)
+    process.kill()
+    process.wait()
+    clock[0] = 400.0  # a checkpoint was scored for long
+    assert watch.look() == 0.0
+    clock[0] = 430.0
+    assert watch.look() == 30.0
+    chief("roll call")
+    clock[0] = 440.0
+    assert (watch.look(), watch.has_begun) == (0.0, True)

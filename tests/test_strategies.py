@@ -1,0 +1,131 @@
+"""Every strategy on real clusters of processes: it learns, resumes after everything was killed, and ends cleanly."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Run
+
+pytestmark = pytest.mark.cluster
+
+Finish = Callable[..., Run]
+SHORT = ["seed=1", "train.steps=25", "summary.every=1"]
+FOUR_HERE = "device.replicas=[/cpu:0,/cpu:1,/cpu:2,/cpu:3]"
+STRATEGIES = {
+    "sync": ["cluster=2ps4w"],
+    "sync, shards on the workers": ["cluster=4w"],
+    "async": ["cluster=2ps4w", "strategy=async"],
+    "async, shards on the workers": ["cluster=2w", "strategy=async"],
+    "backup": ["cluster=2ps4w", "strategy=backup", "strategy.quorum=3"],
+    "all_reduce": ["cluster=2w", "strategy=all_reduce"],
+    "replicas in one process": [FOUR_HERE],
+    "replicas in workers": ["cluster=1ps2w", "device.replicas=[/cpu:0,/cpu:1]"],
+}
+EXACT = {"sync", "sync, shards on the workers", "all_reduce", "replicas in one process", "replicas in workers"}
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_strategy_learns_to_read_digits_through_a_kill_of_everything(start, name):
+    """300 steps; at about the 150th the launcher and all its tasks are killed, and the same command goes on."""
+    command = [*STRATEGIES[name], "train.steps=300", "seed=1", "summary.every=5", "checkpoint.every=60"]
+    run = start(*command)
+    run.wait_for_step(150)
+    os.killpg(run.process.pid, signal.SIGKILL)
+    run.process.wait(30)
+    again = start(*command)
+    assert again.wait(150) == 0, again.output
+    summary = again.summary()
+    # Where nobody waits, a checkpoint may be of a step or two before the chief's.
+    assert 115 <= int(Path(summary["resumed_from"]).name) <= 180
+    assert summary["steps"] == 300
+    assert summary["eval_accuracy"] >= 0.95
+    assert again.pids() == []
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("name", sorted(EXACT))
+def test_a_run_that_is_resumed_has_the_bits_of_one_that_was_not(finish: Finish, name):
+    common = [*STRATEGIES[name], "model=mlp", "seed=3", "summary.every=1"]
+    unbroken = finish("train.steps=30", "run=unbroken", *common).summary()
+    finish("train.steps=15", "run=broken", *common)
+    resumed = finish("train.steps=30", "run=broken", *common).summary()
+    assert resumed["resumed_from"] is not None
+    assert resumed["params_sha256"] == unbroken["params_sha256"]
+
+
+@pytest.mark.timeout(120)
+def test_replicas_inside_one_process_have_the_bits_of_as_many_workers(finish: Finish):
+    inside = finish("cluster=local", FOUR_HERE, "run=inside", *SHORT)
+    between = finish("cluster=1ps4w", "run=between", *SHORT)
+    assert inside.summary()["params_sha256"] == between.summary()["params_sha256"]
+    assert _losses(inside) == _losses(between)
+
+
+@pytest.mark.timeout(120)
+def test_all_reduce_is_one_process_to_rounding(finish: Finish):
+    one = finish("cluster=local", "run=one", *SHORT)
+    four = finish("cluster=4w", "strategy=all_reduce", "run=four", *SHORT)
+    np.testing.assert_allclose(_losses(four), _losses(one), rtol=1e-4)
+    expected, found = (np.load(run.directory / "export/params.npz") for run in (one, four))
+    for path in expected.files:
+        assert np.linalg.norm(found[path] - expected[path]) <= 1e-5 * np.linalg.norm(expected[path]), path
+
+
+@pytest.mark.timeout(120)
+def test_async_tells_how_stale_each_workers_gradients_were(finish: Finish):
+    summary = finish("cluster=1ps3w", "strategy=async", *SHORT, "train.batch_size=96").summary()
+    told = summary["contributions"]
+    assert sorted(told) == ["worker:0", "worker:1", "worker:2"]
+    assert sum(worker["applied"] for worker in told.values()) == 25
+    for worker in told.values():
+        assert sum(worker["staleness_histogram"]) == worker["applied"]
+        assert worker["dropped"] == 0
+
+
+@pytest.mark.timeout(120)
+def test_backup_counts_what_came_too_late(finish: Finish):
+    summary = finish("cluster=1ps3w", "strategy=backup", "strategy.quorum=1", *SHORT, "train.batch_size=96").summary()
+    told = summary["contributions"].values()
+    assert sum(worker["applied"] for worker in told) == 25
+    assert sum(worker["dropped"] for worker in told) > 0
+
+
+@pytest.mark.timeout(120)
+def test_a_quorum_of_all_is_sync(finish: Finish):
+    backup = finish("cluster=1ps2w", "strategy=backup", "strategy.quorum=2", "run=backup", *SHORT).summary()
+    sync = finish("cluster=1ps2w", "run=sync", *SHORT).summary()
+    assert backup["params_sha256"] == sync["params_sha256"]
+
+
+KNOBS = {
+    "accumulate": ["train.accumulate=4"],
+    "bfloat16": ["train.precision=mixed_bfloat16"],
+    "float16": ["train.precision=mixed_float16"],
+    "jit": ["train.jit=true"],
+    "jit, float16, accumulate": ["train.jit=true", "train.precision=mixed_float16", "train.accumulate=2"],
+}
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("knob", KNOBS)
+def test_how_a_replica_computes_is_its_own_affair(finish: Finish, knob):
+    """Each knob trains under each strategy to about the same loss; the exact strategies agree to rounding."""
+    common = ["train.steps=20", "train.batch_size=64", "seed=1", "summary.every=1", *KNOBS[knob]]
+    plain = finish("cluster=local", "run=plain", *common[: -len(KNOBS[knob])])
+    local = finish("cluster=local", "run=local", *common)
+    assert abs(_losses(local)[-1] - _losses(plain)[-1]) < 0.1
+    for size in ("cluster=1ps2w", "cluster=2w strategy=all_reduce", "cluster=2ps2w strategy=async"):
+        run = finish(*size.split(), f"run={size.replace('=', '-').replace(' ', '-')}", *common)
+        if "async" not in size:
+            np.testing.assert_allclose(_losses(run)[:5], _losses(local)[:5], rtol=2e-2)
+        assert np.isfinite(_losses(run)).all()
+
+
+def _losses(run: Run) -> list[float]:
+    return [line["loss"] for line in run.history()]

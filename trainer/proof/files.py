@@ -1,0 +1,48 @@
+"""Files of where a run ran: one part from each task, all parts together as JSON, and as a page."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from pathlib import Path
+
+from trainer.plan import Plan
+from trainer.proof.check import differences
+from trainer.proof.page import page
+from trainer.proof.record import Record
+from trainer.run_directory import write_atomically
+
+# A worker that holds a shard records both in threads of its own, and they would write to one temporary file.
+_writing = threading.Lock()
+
+
+def clear(run: Path) -> None:
+    """Takes away what an earlier run in this directory left."""
+    shutil.rmtree(run / "placement", ignore_errors=True)
+    for name in ("placement.json", "placement.html"):
+        (run / name).unlink(missing_ok=True)
+
+
+def write(run: Path, record: Record, plan: Plan) -> None:
+    """Writes a task's part, placement/worker-0.step.json, and what all parts so far say together."""
+    folder = run / "placement"
+    folder.mkdir(parents=True, exist_ok=True)
+    with _writing:
+        name = f"{record.task.replace(':', '-')}.{record.run}.json"
+        write_atomically(folder / name, json.dumps(record.to_json(plan), indent=1))
+        merged: dict[Path, int] = {}
+        # Again when another task's part came in between: that task may have merged first and be overwritten here.
+        while (parts := {part: part.stat().st_mtime_ns for part in folder.glob("*.json")}) != merged:
+            merged = parts
+            _merge(run, [Record.from_json(json.loads(part.read_text())) for part in parts], plan)
+
+
+def _merge(run: Path, records: list[Record], plan: Plan) -> None:
+    """Writes placement.json and placement.html."""
+    order = {task.name: number for number, task in enumerate(plan.tasks)}
+    known = sorted((r for r in records if r.task in order), key=lambda r: (order[r.task], r.run))
+    told = [{"differences": differences(record, plan), **record.to_json(plan)} for record in known]
+    merged = {"as_planned": not any(one["differences"] for one in told), "records": told}
+    write_atomically(run / "placement.json", json.dumps(merged, indent=1))
+    write_atomically(run / "placement.html", page(known, plan))
