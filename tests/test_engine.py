@@ -161,7 +161,8 @@ class Cluster:
 
     def _config(self, name: str) -> Any:
         task = next(task for task in self.tasks if task.name == name)
-        return session_config(task, peers=[shard.host for shard in self.shards])
+        peers = [shard.host for shard in self.shards]
+        return session_config(task, peers=peers, fuses=not self.options.get("jit", False))
 
 
 def first_snapshot(model: keras.Model) -> Snapshot:

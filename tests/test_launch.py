@@ -24,6 +24,7 @@ from trainer.launch import progress
 from trainer.launch.ports import HeldPorts
 from trainer.launch.tasks import Tasks
 from trainer.machine import is_local
+from trainer.monitor.history import History
 from trainer.monitor.peers import read_status
 from trainer.plan import Task
 
@@ -367,3 +368,71 @@ def test_without_a_terminal_a_line_is_shown_every_five_seconds(monkeypatch, caps
         lines.show({}, {"ps:0": "at 105.0"})
         lines.show({}, {"ps:0": "at 109.9"})
     assert capsys.readouterr().out == "starting: ps:0 at 105.0\n"
+
+
+# Lines of the history
+
+
+def written(step: int, loss: float = 0.4321, examples_per_second: float = 3456.0) -> str:
+    return json.dumps({"step": step, "loss": loss, "examples_per_second": examples_per_second}) + "\n"
+
+
+def test_a_line_of_the_history_tells_step_loss_rate_and_the_seconds_of_an_update():
+    told = progress.history_line({"step": 120, "loss": 0.43214, "examples_per_second": 3456.0}, 1000, 400)
+    assert told == "step 120/1000, loss 0.4321, 3,456 examples/s, 0.116 s/batch"
+
+
+def test_a_rate_that_was_rounded_to_nothing_tells_no_seconds():
+    told = progress.history_line({"step": 1, "loss": 2.3, "examples_per_second": 0.0}, 1000, 1)
+    assert told == "step 1/1000, loss 2.3000, 0 examples/s"
+
+
+def test_each_line_of_the_history_is_told_once_and_when_it_is_whole(tmp_path):
+    path = tmp_path / "history.jsonl"
+    lines = progress.HistoryLines(path, start=0, steps=30, batch=400)
+    first, second = written(10), written(20)
+    steps = []
+    for text in (None, "", first + second[:9], second[9:] + written(30), ""):
+        if text is not None:
+            with path.open("a") as file:
+                file.write(text)
+        steps.append([told.partition(",")[0] for told in lines.new()])
+    assert steps == [[], [], ["step 10/30"], ["step 20/30", "step 30/30"], []]
+
+
+def test_lines_of_an_earlier_run_are_not_told(tmp_path):
+    path = tmp_path / "history.jsonl"
+    path.write_text(written(10) + written(20))
+    lines = progress.HistoryLines(path, start=10, steps=30, batch=400)
+    assert lines.new() == []
+    history = History(path, start=10)
+    history.write(20, {"loss": 0.5, "examples_per_second": 4000.0})
+    history.close()
+    assert lines.new() == ["step 20/30, loss 0.5000, 4,000 examples/s, 0.100 s/batch"]
+
+
+def test_lines_of_the_history_end_those_of_every_few_seconds(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "LINE_EVERY_SECS", 0.0)
+    show_two_lines(tmp_path / "history.jsonl")
+    assert capsys.readouterr().out.splitlines() == [
+        "starting: ps:0 serving",
+        "step 10/300, loss 0.4321, 3,456 examples/s, 0.116 s/batch",
+        "step 20/300, loss 0.4321, 3,456 examples/s, 0.116 s/batch",
+    ]
+
+
+def test_lines_of_the_history_stand_above_the_table_of_a_terminal(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    show_two_lines(tmp_path / "history.jsonl")
+    out = capsys.readouterr().out
+    assert -1 < out.find("step 10/300, loss 0.4321") < out.find("step 20/300, loss 0.4321") < out.rfind("worker:0")
+
+
+def show_two_lines(path: Path) -> None:
+    history = progress.HistoryLines(path, start=0, steps=300, batch=400)
+    with progress.make_progress(CLUSTER, 300, history) as shown:
+        shown.show({}, {"ps:0": "serving"})
+        for step in (10, 20):
+            with path.open("a") as file:
+                file.write(written(step))
+            shown.show(PAGES, STATES)

@@ -392,6 +392,22 @@ def test_a_histogram_leaves_out_what_is_not_finite(tmp_path):
     assert (told[10, "kernel"].histo.num, told[10, "kernel"].histo.sum) == (2.0, 3.0)
 
 
+def test_counts_are_a_histogram_of_the_numbers_that_were_counted(tmp_path):
+    events = Events(tmp_path, start=0)
+    events.counts(10, {"staleness": np.int64([0, 3, 0, 2, 0])})  # three times 1, twice 3
+    events.close()
+    histo = values_of(tmp_path)[10, "staleness"].histo
+    assert (histo.min, histo.max, histo.num, histo.sum, histo.sum_squares) == (1.0, 3.0, 5.0, 9.0, 21.0)
+    assert dict(zip(histo.bucket_limit, histo.bucket, strict=True)) == {0.5: 0, 1.5: 3, 2.5: 0, 3.5: 2, 4.5: 0}
+
+
+def test_where_nothing_was_counted_there_is_nothing_to_show(tmp_path):
+    events = Events(tmp_path, start=0)
+    events.counts(10, {"worker:0": np.int64([2, 0]), "worker:1": np.int64([0, 0])})
+    events.close()
+    assert list(values_of(tmp_path)) == [(10, "worker:0")]
+
+
 def test_the_graph_is_there(tmp_path):
     with tf.Graph().as_default() as graph:
         tf.constant(1.0, name="one")

@@ -28,7 +28,7 @@ from trainer.monitor.peers import PeerError, read_status, roll_call
 from trainer.monitor.status import Status
 from trainer.plan import Plan, Task
 from trainer.run_directory import RunDirectory
-from trainer.server import session_config
+from trainer.server import can_fuse, session_config
 from trainer.workload import open_workload, parameters_of
 
 POLL_SECS = 0.2
@@ -57,7 +57,9 @@ def play(config: RunConfig, plan: Plan, directory: RunDirectory, task: Task, sta
     """
     finder = Finder(directory.checkpoints, may_be_moved=config.resume != "auto")  # before the chief saves any
     # What comes first decides the size of this process's thread pools, for all.
-    devices = tf.compat.v1.Session(graph=tf.Graph(), config=session_config(task, peers=[]))
+    devices = tf.compat.v1.Session(
+        graph=tf.Graph(), config=session_config(task, peers=[], fuses=can_fuse(config.train))
+    )
     status.is_listening = True
     model, data = open_workload(config)
     scorer = Scorer(config, directory, model, make_evaluator(config, task, model, data), status)
@@ -93,7 +95,7 @@ def make_evaluator(config: RunConfig, task: Task, model: Any, data: DataSet) -> 
         batch_size=config.evaluate.batch_size,
         device="/gpu:0" if task.gpus else "/cpu:0",
     )
-    evaluator.connect("", session_config(task, peers=[]))
+    evaluator.connect("", session_config(task, peers=[], fuses=can_fuse(config.train)))
     return evaluator
 
 

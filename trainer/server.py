@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
+from trainer.config import Precision, TrainConfig
 from trainer.machine import memory_of_gpus
 from trainer.plan import Plan, Task
 
@@ -23,11 +25,20 @@ def start_server(plan: Plan, task: Task) -> Any:
     )
 
 
-def session_config(task: Task, *, peers: Iterable[str]) -> Any:
+def can_fuse(train: TrainConfig) -> bool:
+    """Whether TensorFlow may fuse a convolution and what follows it into one operation before a step runs.
+
+    XLA does not know that operation, and in bfloat16 it has no kernel.
+    """
+    return not train.jit and train.precision is not Precision.mixed_bfloat16
+
+
+def session_config(task: Task, *, peers: Iterable[str], fuses: bool = True) -> Any:
     """The ConfigProto of a task.
 
     Args:
         peers: the tasks that a session talks to, besides its own; it neither waits for others nor sees them.
+        fuses: see `can_fuse`.
     """
     config = tf.compat.v1.ConfigProto(
         intra_op_parallelism_threads=task.intra_op_threads,
@@ -36,6 +47,8 @@ def session_config(task: Task, *, peers: Iterable[str]) -> Any:
         device_count={"CPU": task.cpus},
         device_filters=[_filter(name) for name in (task.name, *peers)],
     )
+    if not fuses:
+        config.graph_options.rewrite_options.remapping = RewriterConfig.OFF
     config.experimental.disable_thread_spinning = True  # the tasks of one machine share its cores
     options = config.gpu_options
     options.allow_growth = task.growth
@@ -47,13 +60,14 @@ def session_config(task: Task, *, peers: Iterable[str]) -> Any:
     return config
 
 
-def configure_eager(task: Task) -> None:
+def configure_eager(task: Task, *, fuses: bool = True) -> None:
     """Gives TF2's eager context what `session_config` gives a server; first thing in a process that has no server.
 
     Raises:
         RuntimeError: TensorFlow's own, if this process has made its devices already.
         ValueError: if a share of a GPU's memory is asked for and nvidia-smi does not tell how much that is.
     """
+    tf.config.optimizer.set_experimental_options({"remapping": fuses})
     tf.config.threading.set_intra_op_parallelism_threads(task.intra_op_threads)
     tf.config.threading.set_inter_op_parallelism_threads(task.inter_op_threads)
     tf.config.set_soft_device_placement(task.soft_placement)

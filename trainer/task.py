@@ -34,7 +34,7 @@ from trainer.proof.executed import Executed
 from trainer.proof.prove import PlacementError, prove
 from trainer.proof.record import STEP, UPDATE, make_record
 from trainer.run_directory import RunDirectory, config_hash
-from trainer.server import configure_eager, session_config, start_server, start_strategy
+from trainer.server import can_fuse, configure_eager, session_config, start_server, start_strategy
 from trainer.signals import StopRequest
 from trainer.workload import open_workload, parameters_of
 
@@ -121,7 +121,7 @@ class _Player:
             self._keep_open.append(tf.compat.v1.Session(graph=tf.Graph(), config=self._session_config([])))
             return
         if self._plan.strategy == "all_reduce":  # its strategy starts the server, when the others are there
-            configure_eager(self._task)
+            configure_eager(self._task, fuses=can_fuse(self._config.train))
             return
         try:
             self._server = start_server(self._plan, self._task)
@@ -136,7 +136,7 @@ class _Player:
         self._strategy = start_strategy(self._plan, self._task, pack_mib=self._config.strategy.pack_mib)
 
     def _session_config(self, peers: list[str]) -> Any:
-        return session_config(self._task, peers=peers)
+        return session_config(self._task, peers=peers, fuses=can_fuse(self._config.train))
 
     def _hosts(self) -> list[str]:
         """The tasks that hold shards for others."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
 from trainer import loss_scale, optimizers
 from trainer.config import OptimizerConfig
@@ -29,19 +28,6 @@ class Replica:
     device: str | None = None  # of the forward and backward pass; none: where TensorFlow puts it
     jit: bool = False  # compiled by XLA
     scopes: Mapping[str, str] = field(default_factory=dict)  # layer path by name scope; known when the step is built
-
-
-def for_replicas(session_config: Any, replicas: Sequence[Replica]) -> Any:
-    """A session's config under which replica steps can be compiled.
-
-    TensorFlow fuses a convolution and what follows it into one operation, before XLA sees a step, and XLA does not know
-    that operation.
-    """
-    config = tf.compat.v1.ConfigProto()
-    config.CopyFrom(session_config)
-    if any(replica.jit for replica in replicas):
-        config.graph_options.rewrite_options.remapping = RewriterConfig.OFF
-    return config
 
 
 class Computed(NamedTuple):

@@ -13,7 +13,7 @@ import tensorflow as tf
 from trainer import optimizers
 from trainer.config import OptimizerConfig
 from trainer.engine import packing
-from trainer.engine.compute import Replica, compute, for_replicas, in_step
+from trainer.engine.compute import Replica, compute, in_step
 from trainer.engine.pulled import Pulled
 from trainer.engine.snapshot import Snapshot
 from trainer.engine.tracing import run_traced
@@ -46,7 +46,7 @@ class LocalEngine:
             parameters: device of the shard's vectors, where they are updated.
         """
         self.scopes = replicas[0].scopes
-        self._replicas, self._shard, self._fills = replicas, shard, optimizers.slots(optimizer)
+        self._shard, self._fills = shard, optimizers.slots(optimizer)
         with tf.Graph().as_default() as self.graph:
             zeros = v1.zeros_initializer()
             with tf.device(parameters):
@@ -73,7 +73,7 @@ class LocalEngine:
 
     def connect(self, target: str, session_config: Any) -> None:
         """Opens the session; there is no server, so the target is the empty one."""
-        self.session = v1.Session(target, graph=self.graph, config=for_replicas(session_config, self._replicas))
+        self.session = v1.Session(target, graph=self.graph, config=session_config)
         self._run_step = self.session.make_callable(self._step, feed_list=[self._stop])
         self._run_step_and_fetch = self.session.make_callable([*self._step, self._gradients], feed_list=[self._stop])
 

@@ -21,7 +21,7 @@ import tensorflow as tf
 from trainer import optimizers
 from trainer.config import OptimizerConfig
 from trainer.engine import packing
-from trainer.engine.compute import Replica, compute, for_replicas, in_step, mean_over_replicas
+from trainer.engine.compute import Replica, compute, in_step, mean_over_replicas
 from trainer.engine.contributions import Table
 from trainer.engine.pulled import Pulled
 from trainer.engine.shared import HOLD, Shared, device_of, not_after, share, take
@@ -62,7 +62,7 @@ class ShardsEngine:
             parameters: the hosts' device that holds the vectors.
         """
         self._shards, self._fills, self._intake, self._workers = shards, optimizers.slots(optimizer), intake, workers
-        self._replicas, self._worker, here = replicas, int(task.split(":")[1]), device_of(task)
+        self._worker, here = int(task.split(":")[1]), device_of(task)
         is_lockstep = intake == "all"
         with tf.Graph().as_default() as self.graph:
             shared = [
@@ -85,7 +85,7 @@ class ShardsEngine:
 
     def connect(self, target: str, session_config: Any) -> None:
         """Opens the session on the task's own server; the shard hosts must be up."""
-        self.session = v1.Session(target, graph=self.graph, config=for_replicas(session_config, self._replicas))
+        self.session = v1.Session(target, graph=self.graph, config=session_config)
         self._run_step = self.session.make_callable(self._step, feed_list=[self._stop])
         self._run_step_and_fetch = self.session.make_callable([*self._step, self._gradients], feed_list=[self._stop])
 

@@ -1,0 +1,368 @@
+"""One update of a shard: means, the chosen, stops, and updates that are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer import loss_scale, optimizers
+from trainer.config import OptimizerConfig, OptimizerName
+from trainer.engine import packing
+from trainer.engine.update import is_scaled, make_update, mean_of, squares_order
+from trainer.placement import METRICS, Parameter, Shard, place
+
+WEIGHT = Parameter("dense/kernel", (2, 3), True)
+MEAN = Parameter("norm/moving_mean", (3,), False)
+SCALE = loss_scale.PARAMETER.path
+SGD = OptimizerConfig(name=OptimizerName.sgd, learning_rate=0.5)
+ADAM = OptimizerConfig(name=OptimizerName.adam, learning_rate=0.01)
+ONES, ZEROS = np.ones((2, 3), np.float32), np.zeros((2, 3), np.float32)
+
+
+def one_shard(*, scaled: bool = False) -> Shard:
+    return place([WEIGHT, MEAN, *([loss_scale.PARAMETER] if scaled else [])], ["ps:0"], pins={})[0]
+
+
+def vector(
+    shard: Shard,
+    weight: Any,
+    *,
+    mean: float = 0.0,
+    scale: Sequence[float] = (8.0, 3.0),
+    step: int = 4,
+    **metrics: float,
+) -> np.ndarray:
+    """The flat vector of a shard, or what is pushed to one."""
+    values = {WEIGHT.path: weight, MEAN.path: np.full(3, mean), SCALE: np.array(scale)}
+    flat = packing.to_flat(shard, values, generation=2, step=step)
+    for name, value in metrics.items():
+        flat[shard.metrics_offset + METRICS.index(name)] = value
+    return flat
+
+
+class Update:
+    """One update of a shard, on plain arrays."""
+
+    def __init__(self, shard: Shard, config: OptimizerConfig = SGD, **options: Any) -> None:
+        order = squares_order([shard])
+        self.shard, self.config = shard, config
+        self.update = make_update(shard, config, lambda squares: tf.gather(squares, order), **options)
+
+    def __call__(
+        self,
+        flat: np.ndarray,
+        pushed: Sequence[np.ndarray],
+        *,
+        slots: Mapping[str, np.ndarray] | None = None,
+        chosen: Sequence[bool] | None = None,
+        step: int = 4,
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        names = optimizers.slots(self.config)
+        before = slots or {name: np.zeros(self.shard.trainable_size, np.float32) for name in names}
+        after, moved = self.update(
+            tf.constant(flat),
+            {name: tf.constant(slot) for name, slot in before.items()},
+            [tf.constant(one) for one in pushed],
+            tf.constant(2, tf.int64),
+            tf.constant(step, tf.int64),
+            None if chosen is None else tf.constant(chosen),
+        )
+        return after.numpy(), {name: slot.numpy() for name, slot in moved.items()}
+
+    def named(self, flat: np.ndarray) -> dict[str, Any]:
+        return packing.from_flat((*self.shard.trainable, *self.shard.state), flat)
+
+    def metrics(self, flat: np.ndarray) -> dict[str, float]:
+        return dict(zip(METRICS, flat[self.shard.metrics_offset :].tolist(), strict=False))
+
+    def tags(self, flat: np.ndarray) -> list[int]:
+        return flat.view(np.int32)[self.shard.header_offset :][:2].tolist()
+
+
+# The mean
+
+
+def test_the_parameters_move_along_the_mean_of_what_was_pushed():
+    update = Update(one_shard())
+    after, _ = update(vector(update.shard, ONES), [vector(update.shard, n * ONES) for n in (1, 2, 6)])
+    assert update.named(after)["dense/kernel"].tolist() == [[-0.5, -0.5, -0.5], [-0.5, -0.5, -0.5]]  # 1 - 0.5 * 3
+
+
+def test_the_state_becomes_the_mean_of_what_was_pushed():
+    update = Update(one_shard())
+    pushed = [vector(update.shard, ZEROS, mean=mean) for mean in (1.0, 4.0)]
+    after, _ = update(vector(update.shard, ONES, mean=9.0), pushed)
+    assert update.named(after)["norm/moving_mean"].tolist() == [2.5, 2.5, 2.5]
+
+
+def test_loss_and_accuracy_become_the_means_of_this_update_alone():
+    update = Update(one_shard())
+    pushed = [vector(update.shard, ZEROS, loss=loss, accuracy=loss / 8) for loss in (1.0, 4.0)]
+    after, _ = update(vector(update.shard, ONES, loss=100.0, accuracy=1.0), pushed)
+    assert update.metrics(after) == {"loss": 2.5, "accuracy": 0.3125, "stop": 0.0, "overflow": 0.0}
+
+
+def test_the_header_says_the_next_step():
+    update = Update(one_shard())
+    after, _ = update(vector(update.shard, ONES), [vector(update.shard, ONES)])
+    assert update.tags(after) == [2, 5]
+
+
+def test_the_sum_is_formed_in_the_order_given():
+    big, small = np.float32([2.0**24]), np.float32([1.0])
+    forward = mean_of([tf.constant(v) for v in (big, small, small, -big)])
+    backward = mean_of([tf.constant(v) for v in (small, small, big, -big)])
+    assert (forward.numpy().tolist(), backward.numpy().tolist()) == ([0.0], [0.5])
+
+
+def test_an_update_keeps_that_order():
+    update = Update(one_shard())
+    pushed = [vector(update.shard, n * ONES) for n in (2.0**24, 1.0, 1.0, -(2.0**24))]
+    after, _ = update(vector(update.shard, ONES), pushed)
+    turned, _ = update(vector(update.shard, ONES), [*pushed[1:3], pushed[0], pushed[3]])
+    found = [update.named(flat)["dense/kernel"][0, 0] for flat in (after, turned)]
+    assert found == [1.0, 0.75]
+
+
+def test_the_pushed_headers_count_for_nothing():
+    update = Update(one_shard())
+    flat, pushed = vector(update.shard, ONES), vector(update.shard, ONES)
+    other = pushed.copy()
+    other[update.shard.header_offset :] = np.nan
+    assert update(flat, [pushed])[0].tobytes() == update(flat, [other])[0].tobytes()
+
+
+@pytest.mark.parametrize("clip_norm", [None, 1.0], ids=["unclipped", "clipped"])
+@pytest.mark.parametrize("name", list(OptimizerName))
+def test_an_update_is_the_optimizers_on_the_mean(name, clip_norm):
+    config = OptimizerConfig(name=name, learning_rate=0.01, momentum=0.9, ema=0.99, clip_norm=clip_norm)
+    update, random = Update(one_shard(), config), np.random.default_rng(5)
+    flat, *pushed = (vector(update.shard, random.normal(size=(2, 3))) for _ in range(4))
+    slots = {slot: np.full(update.shard.trainable_size, 0.5, np.float32) for slot in optimizers.slots(config)}
+    after, moved = update(flat, pushed, slots=slots)
+    expected, expected_slots = applied(config, update.shard, flat, pushed, slots)
+    np.testing.assert_allclose(after[: update.shard.trainable_size], expected, rtol=1e-6)
+    assert sorted(moved) == sorted(expected_slots)
+    for slot, values in expected_slots.items():
+        np.testing.assert_allclose(moved[slot], values, rtol=1e-6, err_msg=slot)
+
+
+def applied(
+    config: OptimizerConfig,
+    shard: Shard,
+    flat: np.ndarray,
+    pushed: Sequence[np.ndarray],
+    slots: Mapping[str, np.ndarray],
+) -> Any:
+    """(parameters, slots) after an update by the optimizer alone."""
+    size = shard.trainable_size
+    gradient = tf.constant(np.mean([one[:size] for one in pushed], 0))
+    gradient *= optimizers.clip_scale(config, optimizers.square_sums(gradient, [(0, size)]))
+    held = {name: tf.constant(slot) for name, slot in slots.items()}
+    after = optimizers.apply(config, tf.constant(flat[:size]), held, gradient, tf.constant(4, tf.int64))
+    return tf.nest.map_structure(lambda tensor: tensor.numpy(), after)
+
+
+def test_without_a_scale_an_update_has_these_bits():
+    """Numbers that no order of operations rounds."""
+    config = OptimizerConfig(name=OptimizerName.sgd, learning_rate=0.5, momentum=0.5)
+    update = Update(one_shard(), config)
+    slots = {"momentum": np.full(update.shard.trainable_size, 8.0, np.float32)}
+    after, moved = update(vector(update.shard, ONES), [vector(update.shard, n * ONES) for n in (1, 3)], slots=slots)
+    assert moved["momentum"][:6].tolist() == [3.0] * 6  # 0.5 * 8 - 0.5 * 2
+    assert update.named(after)["dense/kernel"].tolist() == [[4.0, 4.0, 4.0], [4.0, 4.0, 4.0]]
+
+
+def test_a_clipped_update_moves_by_the_norm():
+    config = OptimizerConfig(name=OptimizerName.sgd, learning_rate=1.0, clip_norm=1.0)
+    update = Update(one_shard(), config)
+    gradient = np.float32([[3, 0, 0], [0, 4, 0]])
+    after, _ = update(vector(update.shard, ZEROS), [vector(update.shard, gradient)])
+    np.testing.assert_allclose(update.named(after)["dense/kernel"], [[-0.6, 0, 0], [0, -0.8, 0]], rtol=1e-6)
+
+
+# The chosen
+
+
+@pytest.mark.parametrize("garbage", [np.nan, np.inf, 1e30])
+@pytest.mark.parametrize("clip_norm", [None, 100.0], ids=["unclipped", "clipped"])
+def test_what_is_not_chosen_does_not_matter(clip_norm, garbage):
+    update = Update(one_shard(), OptimizerConfig(name=OptimizerName.sgd, learning_rate=0.5, clip_norm=clip_norm))
+    flat = vector(update.shard, ONES)
+    left_out = np.full(update.shard.size, garbage, np.float32)
+    pushed = [left_out, vector(update.shard, 2 * ONES, loss=2.0, mean=1.0), vector(update.shard, 4 * ONES), left_out]
+    after, _ = update(flat, pushed, chosen=[False, True, True, False])
+    expected, _ = update(flat, pushed[1:3])
+    assert after.tobytes() == expected.tobytes()
+
+
+def test_the_mean_is_over_the_chosen():
+    update = Update(one_shard())
+    pushed = [vector(update.shard, n * ONES, loss=n) for n in (1.0, 2.0, 6.0)]
+    after, _ = update(vector(update.shard, ONES), pushed, chosen=[True, False, True])
+    assert update.named(after)["dense/kernel"][0].tolist() == [-0.75, -0.75, -0.75]  # 1 - 0.5 * 3.5
+    assert update.metrics(after)["loss"] == 3.5
+
+
+def test_all_chosen_is_the_mean_of_all():
+    update, random = Update(one_shard()), np.random.default_rng(6)
+    pushed = [vector(update.shard, random.normal(size=(2, 3))) for _ in range(3)]
+    flat = vector(update.shard, ONES)
+    np.testing.assert_allclose(update(flat, pushed, chosen=[True] * 3)[0], update(flat, pushed)[0], rtol=1e-6)
+
+
+def test_a_stop_of_one_that_is_not_chosen_is_not_heard():
+    update = Update(one_shard())
+    pushed = [vector(update.shard, ONES), vector(update.shard, ONES, stop=1.0)]
+    after, _ = update(vector(update.shard, ONES), pushed, chosen=[True, False])
+    assert update.metrics(after)["stop"] == 0.0
+
+
+# Stops
+
+
+def test_a_replica_that_asks_to_stop_is_heard():
+    update = Update(one_shard())
+    pushed = [vector(update.shard, ONES, stop=stop) for stop in (0.0, 1.0, 0.0)]
+    after, _ = update(vector(update.shard, ONES), pushed)
+    assert update.metrics(after)["stop"] == pytest.approx(1 / 3)
+
+
+def test_a_stop_stays_when_nobody_asks_any_more():
+    update = Update(one_shard())
+    asked, _ = update(vector(update.shard, ONES), [vector(update.shard, ONES, stop=1.0)])
+    after, _ = update(asked, [vector(update.shard, ONES, loss=0.25)], step=5)
+    assert update.metrics(after) == {"loss": 0.25, "accuracy": 0.0, "stop": 1.0, "overflow": 0.0}
+
+
+# Updates that are left out, and the loss scale
+
+SLOTS = {
+    "momentum": np.full(16, 0.25, np.float32),
+    "velocity": np.full(16, 0.5, np.float32),
+    "ema": np.full(16, 2.0, np.float32),
+}
+WITH_EMA = OptimizerConfig(name=OptimizerName.adam, learning_rate=0.01, ema=0.99)
+
+
+def overflowed(*, clip_norm: float | None = None) -> tuple[Update, np.ndarray, dict[str, np.ndarray]]:
+    """(the update, what it gave) where one of two replicas had an overflow."""
+    config = OptimizerConfig(name=OptimizerName.adam, learning_rate=0.01, ema=0.99, clip_norm=clip_norm)
+    update = Update(one_shard(scaled=True), config, scaled=True)
+    bad = vector(update.shard, np.full((2, 3), np.inf), mean=np.nan, loss=0.5, overflow=1.0)
+    return update, *update(vector(update.shard, ONES, mean=7.0), [vector(update.shard, ONES), bad], slots=SLOTS)
+
+
+@pytest.mark.parametrize("clip_norm", [None, 1.0], ids=["unclipped", "clipped"])
+def test_an_overflow_of_one_replica_leaves_the_parameters_as_they_were(clip_norm):
+    update, after, _ = overflowed(clip_norm=clip_norm)
+    assert update.named(after)["dense/kernel"].tolist() == ONES.tolist()
+
+
+@pytest.mark.parametrize("clip_norm", [None, 1.0], ids=["unclipped", "clipped"])
+def test_an_overflow_leaves_the_slots_as_they_were(clip_norm):
+    _, _, moved = overflowed(clip_norm=clip_norm)
+    assert {name: slot.tolist() for name, slot in moved.items()} == {n: slot.tolist() for n, slot in SLOTS.items()}
+
+
+def test_an_overflow_leaves_the_state_as_it_was():
+    update, after, _ = overflowed()
+    assert update.named(after)["norm/moving_mean"].tolist() == [7.0, 7.0, 7.0]
+
+
+def test_an_overflow_counts_the_step():
+    update, after, _ = overflowed()
+    assert update.tags(after) == [2, 5]
+
+
+def test_an_overflow_is_told():
+    update, after, _ = overflowed()
+    assert update.metrics(after)["overflow"] == 0.5
+
+
+def test_an_overflow_is_told_of_its_update_only():
+    update, after, _ = overflowed()
+    after, _ = update(after, [vector(update.shard, ONES)], slots=SLOTS, step=5)
+    assert update.metrics(after)["overflow"] == 0.0
+
+
+def test_an_overflow_halves_the_scale_whatever_the_replicas_say_of_it():
+    update, after, _ = overflowed()
+    assert update.named(after)[SCALE].tolist() == [4.0, 0.0]
+
+
+def test_an_update_without_overflow_counts_it_for_the_scale():
+    update = Update(one_shard(scaled=True), scaled=True)
+    after, _ = update(vector(update.shard, ONES), [vector(update.shard, ONES, scale=(64.0, 9.0))])
+    assert update.named(after)[SCALE].tolist() == [8.0, 4.0]
+
+
+def test_an_update_without_overflow_is_made():
+    update = Update(one_shard(scaled=True), scaled=True)
+    after, _ = update(vector(update.shard, ONES), [vector(update.shard, ONES, mean=3.0)])
+    named = update.named(after)
+    assert (named["dense/kernel"][0].tolist(), named["norm/moving_mean"].tolist()) == ([0.5, 0.5, 0.5], [3.0, 3.0, 3.0])
+
+
+def test_an_overflow_of_one_that_is_not_chosen_does_not_matter():
+    update = Update(one_shard(scaled=True), scaled=True)
+    pushed = [vector(update.shard, ONES), vector(update.shard, np.full((2, 3), np.nan), overflow=1.0)]
+    after, _ = update(vector(update.shard, ONES), pushed, chosen=[True, False])
+    assert update.named(after)["dense/kernel"][0].tolist() == [0.5, 0.5, 0.5]
+
+
+def test_a_stop_is_heard_in_an_update_that_is_left_out():
+    update = Update(one_shard(scaled=True), scaled=True)
+    bad = vector(update.shard, np.full((2, 3), np.nan), overflow=1.0, stop=1.0)
+    after, _ = update(vector(update.shard, ONES), [bad])
+    assert update.metrics(after)["stop"] == 1.0
+
+
+def test_an_average_of_the_parameters_starts_from_them_when_the_first_update_is_left_out():
+    config = OptimizerConfig(name=OptimizerName.sgd, learning_rate=0.5, ema=0.75)
+    update = Update(one_shard(scaled=True), config, scaled=True)
+    bad = vector(update.shard, np.full((2, 3), np.nan), overflow=1.0)
+    flat, slots = update(vector(update.shard, ONES, step=0), [bad], step=0)
+    _, slots = update(flat, [vector(update.shard, 8 * ONES)], slots=slots, step=1)
+    assert slots["ema"][:6].tolist() == [0.0] * 6  # 0.75 * 1 + 0.25 * (1 - 0.5 * 8)
+
+
+def two_shards() -> tuple[Shard, ...]:
+    pins = {"dense/*": 0, "norm/*": 0, SCALE: 1}
+    return place([WEIGHT, MEAN, loss_scale.PARAMETER], ["ps:0", "ps:1"], pins=pins)
+
+
+@pytest.mark.parametrize("overflow", [0.0, 1.0])
+def test_a_scale_on_a_shard_of_its_own_moves_as_one_beside_parameters(overflow):
+    apart, together = (Update(shard, scaled=True) for shard in (two_shards()[1], one_shard(scaled=True)))
+    expected = {0.0: [8.0, 4.0], 1.0: [4.0, 0.0]}[overflow]
+    for update in (apart, together):
+        after, _ = update(vector(update.shard, ONES), [vector(update.shard, ONES, overflow=overflow)])
+        assert update.named(after)[SCALE].tolist() == expected
+
+
+@pytest.mark.parametrize("overflow", [0.0, 1.0])
+def test_a_shard_without_the_scale_ends_as_one_beside_it(overflow):
+    apart, together = (Update(shard, WITH_EMA, scaled=True) for shard in (two_shards()[0], one_shard(scaled=True)))
+    named = []
+    for update in (apart, together):
+        pushed = vector(update.shard, 3 * ONES, mean=3.0, overflow=overflow)
+        after, slots = update(vector(update.shard, ONES, mean=7.0), [pushed], slots=SLOTS)
+        values = {path: value.tobytes() for path, value in update.named(after).items() if path != SCALE}
+        named.append(values | {name: slot.tobytes() for name, slot in slots.items()})
+    assert named[0] == named[1]
+
+
+def test_a_run_is_scaled_when_any_of_its_shards_holds_a_scale():
+    assert [is_scaled(shards) for shards in (two_shards(), [one_shard()])] == [True, False]
+
+
+def test_squares_stand_in_path_order_and_parts_as_they_follow_each_other():
+    parameters = [Parameter("b", (64,), True), Parameter("a", (16,), True)]
+    shards = place(parameters, ["ps:0", "ps:1"], pins={}, max_part_mib=32 * 4 / 2**20)
+    held = [(piece.path, piece.begin) for shard in shards for piece in shard.trainable]
+    assert [held[i] for i in squares_order(shards)] == [("a", 0), ("b", 0), ("b", 32)]
