@@ -19,7 +19,15 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
 DEADLINE_SECS = 90.0
+GPUS = len(list(Path("/dev").glob("nvidia[0-9]*")))
 SMALL = ["train.batch_size=48", "train.steps=12", "summary.every=1", "checkpoint.every=5"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if GPUS == 0:
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="this machine has no GPU (no /dev/nvidia0)"))
 
 
 class Run:

@@ -267,7 +267,8 @@ def test_help_names_what_to_type_the_groups_and_the_keys(here, monkeypatch, caps
         "2 config",
     ):
         assert part in page
-    assert max(map(len, page.splitlines())) <= 120
+    groups = page.partition("Groups")[2].partition("cluster takes")[0]  # as long as there are files in them
+    assert max(map(len, page.replace(groups, "").splitlines())) <= 120
 
 
 def test_every_key_of_the_help_page_exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from trainer.describe import Description
 from trainer.engine.pulled import Pulled
 from trainer.engine.snapshot import Snapshot
 from trainer.exit_codes import NotFiniteError
-from trainer.loop import Pace, train
+from trainer.loop import Every, Pace, train
 from trainer.monitor.status import Status
 from trainer.placement import Parameter
 from trainer.plan import Machine, make_plan
@@ -193,6 +194,104 @@ def test_parameters_that_are_not_finite_are_never_saved(tmp_path: Path):
     newest, damaged = checkpoint.newest_valid(directory.checkpoints)
     assert newest is not None
     assert (newest.step, damaged) == (4, [])
+
+
+class Arrivals(Script):
+    """An engine whose updates wait for nobody: some pushes are dropped, others' move the step too, a stop stays."""
+
+    def __init__(self, *, dropped: set[int] | None = None, others: int = 0, end: int = 100) -> None:
+        super().__init__()
+        self.dropped = dropped or set()  # pushes, by their number from 0
+        self.others, self.end = others, end  # no update is made at the end or after it
+        self.is_over, self.steps = False, 0  # steps: how many were taken
+
+    def step(self, *, stop: bool = False, fetch_gradients: bool = False) -> Pulled:
+        pulled, number = self.peek(), self.steps
+        self.steps += 1
+        self.is_over = self.is_over or stop
+        if not self.is_over and number not in self.dropped:
+            self.at = min(self.at + 1 + self.others, self.end)
+        return pulled
+
+    def peek(self) -> Pulled:
+        return super().peek()._replace(stop=self.is_over)
+
+
+def test_a_run_goes_on_when_its_last_push_was_dropped():
+    engine = Arrivals(dropped={3})
+    last, stopped = train(engine, start=0, until=4, stop_requested=never)
+    assert (last.step, stopped, engine.steps) == (4, False, 5)
+
+
+def test_a_run_goes_on_until_its_last_step_is_reached_however_often_it_is_dropped():
+    engine = Arrivals(dropped={3, 4, 5})
+    last, stopped = train(engine, start=0, until=4, stop_requested=never)
+    assert (last.step, stopped, engine.steps) == (4, False, 7)
+
+
+def test_the_end_is_seen_once_though_its_push_was_dropped_before():
+    seen: list[int] = []
+    engine = Arrivals(dropped={2, 3})
+    train(engine, start=0, until=3, stop_requested=never, after=[lambda pulled: seen.append(pulled.step)])
+    assert seen == [0, 1, 2, 2, 2, 3]  # what each step pulled, and the end
+
+
+def test_a_push_that_was_dropped_before_the_end_costs_a_step():
+    engine = Arrivals(dropped={1})
+    last, _ = train(engine, start=0, until=4, stop_requested=never)
+    assert (last.step, engine.steps) == (4, 5)
+
+
+def test_a_run_that_others_end_takes_a_step_too_many_and_sees_the_end():
+    engine = Arrivals(others=2, end=6)
+    last, stopped = train(engine, start=0, until=6, stop_requested=never)
+    assert (last.step, stopped, engine.steps) == (6, False, 3)
+
+
+def test_a_stop_ends_a_run_whose_push_was_dropped_for_it():
+    engine = Arrivals()
+    last, stopped = train(engine, start=0, until=9, stop_requested=lambda: engine.steps == 3)
+    assert (last.step, stopped) == (3, True)
+
+
+def test_a_stop_at_the_last_push_ends_a_run_that_it_drops():
+    engine = Arrivals()
+    last, stopped = train(engine, start=0, until=4, stop_requested=lambda: engine.steps == 3)
+    assert (last.step, stopped) == (3, True)
+
+
+def due(every: Every, steps: Sequence[int]) -> list[int]:
+    return [step for step in steps if every.is_due(step)]
+
+
+def test_an_interval_is_due_at_each_of_its_multiples():
+    assert due(Every(3, start=0), range(10)) == [3, 6, 9]
+
+
+@pytest.mark.parametrize(("start", "expected"), [(2, [3, 6]), (3, [6]), (4, [6]), (6, [])])
+def test_an_interval_of_a_resumed_run_is_due_after_its_start(start, expected):
+    assert due(Every(3, start=start), range(start, 8)) == expected
+
+
+def test_an_interval_is_due_where_its_multiple_was_jumped_over():
+    assert due(Every(10, start=0), [3, 9, 12, 19, 21]) == [12, 21]
+
+
+def test_an_interval_is_due_once_where_several_multiples_were_jumped_over():
+    assert due(Every(10, start=0), [35, 36, 39, 40]) == [35, 40]
+
+
+def test_an_interval_is_due_once_at_a_step_that_is_seen_again():
+    assert due(Every(3, start=0), [3, 3, 4, 3, 6, 6]) == [3, 6]
+
+
+def test_an_interval_of_zero_is_never_due():
+    assert due(Every(0, start=0), range(100)) == []
+
+
+@pytest.mark.parametrize(("start", "expected"), [(0, [0, 3, 6]), (3, [3, 6]), (4, [6])])
+def test_an_interval_that_begins_before_its_start_is_due_at_it(start, expected):
+    assert due(Every(3, start=start - 1), range(start, 9)) == expected
 
 
 def test_the_first_step_builds_and_does_not_count():

@@ -17,7 +17,12 @@ from trainer.plan import Machine, Plan, make_plan
 
 MACHINE = Machine(cores=8, gpus=0)
 MODEL = Description(
-    (Parameter("dense/kernel", (784, 128), True), Parameter("dense/bias", (128,), True)), (28, 28, 1), 10, 8000, 2000
+    (Parameter("dense/kernel", (784, 128), True), Parameter("dense/bias", (128,), True)),
+    (28, 28, 1),
+    10,
+    8000,
+    2000,
+    layers=("flatten", "dense"),
 )
 
 
@@ -106,6 +111,92 @@ def test_a_quorum_below_all_is_no_sync():
         planned("cluster=1ps4w", "strategy.quorum=3")
 
 
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["strategy=async"], "async needs tasks that hold the shards, cluster=local has neither ps nor other workers"),
+        (["strategy=all_reduce"], "all_reduce is between workers, cluster=local has none"),
+        (["strategy=all_reduce", "cluster=2ps4w"], "all_reduce has no parameter servers, cluster=2ps4w has 2"),
+        (["strategy=local", "cluster=4w"], "local trains in one process, cluster=4w has 4 tasks"),
+        (["strategy=backup", "cluster=4w"], "backup needs the number of replicas .*\n    type strategy.quorum=3"),
+        (["strategy=backup", "cluster=4w", "strategy.quorum=5"], r"5 of 4 replicas; pick 1\.\.4"),
+        (["strategy=backup", "cluster=4w", "strategy.quorum=0"], r"0 of 4 replicas; pick 1\.\.4"),
+        (["cluster=4w", "strategy.max_staleness=3"], "sync has no stale gradients; async has"),
+        (["strategy=sync", "cluster=4w", "strategy.max_staleness=3"], "sync does not read it; async does"),
+        (["strategy=sync", "cluster=4w", "strategy.pack_mib=3"], "sync does not read it; all_reduce does"),
+        (["cluster=2ps4w2e"], "one evaluator scores every checkpoint.*\n    type cluster=2ps4w1e"),
+    ],
+)
+def test_nonsense_combinations_are_refused(overrides, says):
+    with pytest.raises(ConfigError, match=says):
+        planned(*overrides)
+
+
+def test_a_quorum_counts_the_replicas_that_a_worker_sends_at_once():
+    two_each = ["strategy=backup", "cluster=1ps2w", "device.replicas=[/cpu:0,/cpu:1]"]
+    assert planned(*two_each, "strategy.quorum=2").quorum == 2
+    with pytest.raises(ConfigError, match="3 cannot be reached: a worker sends the mean of its 2 replicas at once"):
+        planned(*two_each, "strategy.quorum=3")
+
+
+def test_a_batch_is_shared_out_over_replicas_and_their_parts():
+    with pytest.raises(
+        ConfigError, match="256 examples .* over 4 replicas in 3 parts; the nearest sizes are 252 or 264"
+    ):
+        planned("cluster=2w", "device.replicas=[/cpu:0,/cpu:1]", "train.accumulate=3")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["cluster=1ps2w"], "sync, 2 replicas, global batch 256, shards on 1 ps, every update waits for all 2"),
+        (
+            ["cluster=2ps4w", "strategy=async"],
+            "async, 4 replicas, batch 64 each, shards on 2 ps, every gradient is an update, no worker waits for "
+            "another",
+        ),
+        (
+            ["cluster=4w", "strategy=backup", "strategy.quorum=3"],
+            "backup, 4 replicas, global batch 256, shards on the workers, every update waits for 3 of 4, later "
+            "gradients are dropped",
+        ),
+        (
+            ["cluster=4w", "strategy=all_reduce"],
+            "all_reduce, 4 replicas, global batch 256, every worker holds all parameters, every update waits for all 4",
+        ),
+        (["device.replicas=[/cpu:0,/cpu:1]"], "local, one process, 2 replicas, global batch 256"),
+    ],
+)
+def test_the_first_line_says_what_the_strategy_means(overrides, words):
+    assert planned(*overrides).in_words() == words
+
+
+@pytest.mark.parametrize(
+    ("overrides", "examples"),
+    [
+        (["cluster=4w"], 256),
+        (["cluster=4w", "strategy=all_reduce"], 256),
+        (["cluster=4w", "strategy=async"], 64),
+        (["cluster=4w", "strategy=backup", "strategy.quorum=3"], 192),
+        (["device.replicas=[/cpu:0,/cpu:1]"], 256),
+    ],
+)
+def test_the_examples_of_an_update_depend_on_whose_gradients_it_takes(overrides, examples):
+    assert planned(*overrides).update_batch == examples
+
+
+def test_an_evaluator_is_no_part_of_the_cluster_that_trains():
+    plan = planned("cluster=1ps2w1e")
+    assert sorted(plan.jobs()) == ["ps", "worker"]
+    assert [task.name for task in plan.trainers] == ["ps:0", "worker:0", "worker:1"]
+    assert plan.tasks[-1].name == "evaluator:0"
+
+
+def test_a_layer_pin_that_matches_nothing_is_refused_with_the_nearest_names():
+    with pytest.raises(ConfigError, match="device.layers: pin 'dens' matches no layer; the nearest are dense"):
+        planned("+device.layers.dens=/cpu:1")
+
+
 def test_a_pin_that_matches_nothing_is_refused():
     with pytest.raises(ConfigError, match=r"placement.pins: pin 'conv/\*' matches no parameter"):
         planned("cluster=1ps2w", "placement.pins={conv/*:0}")
@@ -115,7 +206,10 @@ def test_a_pin_that_matches_nothing_is_refused():
     ("override", "says"),
     [
         ("optimizer.momentum=0.5", "optimizer.momentum: adam does not read it; sgd and rmsprop do"),
-        ("optimizer.schedule.warmup_steps=5", "optimizer.schedule.warmup_steps: constant does not read it; cosine do"),
+        (
+            "optimizer.schedule.warmup_steps=5",
+            "optimizer.schedule.warmup_steps: constant does not read it; cosine does",
+        ),
     ],
 )
 def test_a_key_that_nothing_would_read_is_refused(override, says):

@@ -11,6 +11,8 @@ import pytest
 import tensorflow as tf
 
 from trainer import replica
+from trainer.data import DataSet
+from trainer.workload import build_model
 
 v1 = tf.compat.v1
 
@@ -311,3 +313,229 @@ def test_each_loss_equals_keras_s(loss, labels, keras_loss):
     expected = keras_loss(tf.reshape(labels, [1, -1]), outputs)
     found = tf.reduce_mean(replica.LOSSES[loss](tf.constant(labels), outputs))
     assert float(found) == pytest.approx(float(expected), rel=1e-6)
+
+
+# The batch in parts
+
+
+def parted(
+    model: keras.Model,
+    *,
+    how: Callable[..., Any] = traced,
+    accumulate: int = 2,
+    loss: str = CROSSENTROPY,
+    batch: tuple[Any, Any] = (FEATURES, LABELS),
+    seed: Any = SEED,
+    scale: Any = (),
+) -> replica.Outcome:
+    """One step on a batch that is computed in parts; `scale` is () or a loss scale in a tuple."""
+    step = replica.make_step(model, loss, accumulate=accumulate)
+    return how(step, *values_of(model), seed, *batch, *scale)
+
+
+def check_the_same(found: replica.Outcome, expected: replica.Outcome) -> None:
+    check_equal(found.gradients, expected.gradients)
+    check_equal(found.state, expected.state)
+    check_equal(
+        {"loss": found.loss, "accuracy": found.accuracy}, {"loss": expected.loss, "accuracy": expected.accuracy}
+    )
+
+
+@pytest.mark.parametrize("accumulate", [2, 3, 6])
+@pytest.mark.parametrize("how", HOW)
+def test_a_batch_in_parts_gives_what_the_whole_batch_gives(how, accumulate):
+    model = plain(keras.regularizers.L2(0.1))
+    check_the_same(parted(model, how=how, accumulate=accumulate), parted(model, how=how, accumulate=1))
+
+
+def convolution() -> keras.Model:
+    keras.utils.set_random_seed(5)
+    inputs = keras.Input((5, 4, 2))
+    hidden = keras.layers.Flatten()(keras.layers.Conv2D(3, 2, activation="tanh", name="conv")(inputs))
+    return keras.Model(inputs, keras.layers.Dense(3, name="values")(hidden))
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_features_and_labels_of_any_shape_are_cut_into_parts(how):
+    random = np.random.default_rng(8)
+    batch = random.random((6, 5, 4, 2), np.float32), random.random((6, 3), np.float32)
+    whole, parts = (
+        parted(convolution(), how=how, accumulate=count, loss="mean_squared_error", batch=batch) for count in (1, 3)
+    )
+    check_the_same(parts, whole)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_parts_labels_may_be_numbers_without_a_shape(how):
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, keras.layers.Dense(1, name="logit")(inputs))
+    batch = FEATURES, np.float32([0, 1, 1, 0, 1, 0])
+    whole, parts = (
+        parted(model, how=how, accumulate=count, loss="binary_crossentropy", batch=batch) for count in (1, 2)
+    )
+    check_the_same(parts, whole)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_the_moving_statistics_move_part_by_part(how):
+    first, second = FEATURES[:3], FEATURES[3:]
+    check_equal(
+        parted(with_norm(), how=how).state,
+        {
+            "norm/moving_mean": 0.9 * 0.1 * first.mean(0) + 0.1 * second.mean(0),
+            "norm/moving_variance": 0.9 * (0.9 + 0.1 * first.var(0)) + 0.1 * second.var(0),
+        },
+    )
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_every_part_draws_for_itself(how):
+    inputs = keras.Input((64,))
+    hidden = keras.layers.Dropout(0.5, name="dropout")(inputs)
+    zeros = keras.layers.Dense(1, kernel_initializer="zeros", name="value")
+    batch = np.ones((2, 64), np.float32), np.float32([[-1], [-1]])
+    outcome = parted(keras.Model(inputs, zeros(hidden)), how=how, loss="mean_squared_error", batch=batch)
+    kept = outcome.gradients["value/kernel"][:, 0]  # 2 for each part that kept an input, for 2 * 1 * 2, halved
+    assert sorted({float(value) for value in kept}) == [0.0, 2.0, 4.0]
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_the_draws_of_parts_repeat_for_the_same_seed(how):
+    first, again = (parted(with_dropout(), how=how) for _ in range(2))
+    assert {p: v.tobytes() for p, v in first.gradients.items()} == {p: v.tobytes() for p, v in again.gradients.items()}
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_the_draws_of_parts_differ_for_another_seed(how):
+    assert parted(with_dropout(), how=how).loss != parted(with_dropout(), how=how, seed=np.int64([7, 2])).loss
+
+
+@pytest.mark.parametrize(("how", "dropout"), [(traced, 0.5), (in_a_v1_graph, 0.5), (compiled, 0.0)])
+def test_a_model_with_everything_gives_the_same_parts_in_every_way(how, dropout):
+    check_the_same(parted(with_everything(dropout), how=how), parted(with_everything(dropout), how=eagerly))
+
+
+# Precision and the loss scale
+
+MODELS = """
+import keras
+
+
+def normed(input_shape, classes):
+    inputs = keras.Input(input_shape)
+    hidden = keras.layers.Dense(16, activation="relu", name="dense")(inputs)
+    hidden = keras.layers.BatchNormalization(momentum=0.9, name="norm")(hidden)
+    return keras.Model(inputs, keras.layers.Dense(classes, name="logits")(hidden))
+
+
+def line(input_shape, classes):
+    inputs = keras.Input(input_shape)
+    return keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="zeros", name="line")(inputs))
+
+
+def wrong(input_shape, classes):
+    raise RuntimeError("no such model")
+"""
+
+MIXED = ["mixed_bfloat16", "mixed_float16"]
+
+
+@pytest.fixture
+def build(tmp_path) -> Callable[..., keras.Model]:
+    """build(name, precision) -> a model of MODELS."""
+    (tmp_path / "models.py").write_text(MODELS)
+    unread: Any = None
+
+    def build_one(name: str, precision: str) -> keras.Model:
+        data = DataSet(unread, unread, (4,), 3)
+        return build_model(name, {}, data, seed=5, user_file=str(tmp_path / "models.py"), precision=precision)
+
+    return build_one
+
+
+def check_near(found: dict[str, Any], expected: dict[str, Any], *, share: float) -> None:
+    """No value is off by more than a share of the largest of its parameter."""
+    assert sorted(found) == sorted(expected)
+    for path, value in expected.items():
+        atol = share * np.abs(value).max() + 1e-3 * share
+        np.testing.assert_allclose(found[path], value, rtol=0, atol=atol, err_msg=path)
+
+
+@pytest.mark.parametrize("precision", MIXED)
+def test_a_model_of_mixed_precision_computes_in_it_and_keeps_float32(build, precision):
+    model = build("normed", precision)
+    assert {layer.compute_dtype for layer in model.layers[1:]} == {precision.removeprefix("mixed_")}
+    assert {v.dtype for v in model.variables} == {"float32"}
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("precision", MIXED)
+@pytest.mark.parametrize("how", [eagerly, traced, compiled])
+def test_what_a_step_of_mixed_precision_gives_is_float32(build, how, precision, accumulate):
+    outcome = parted(build("normed", precision), how=how, accumulate=accumulate)
+    assert {value.dtype for value in tf.nest.flatten(outcome)} == {np.dtype(np.float32)}
+
+
+@pytest.mark.parametrize("precision", MIXED)
+@pytest.mark.parametrize("how", [eagerly, traced, compiled])
+def test_a_step_of_mixed_precision_is_close_to_one_of_float32(build, how, precision):
+    expected = parted(build("normed", "float32"), how=how, accumulate=1)
+    found = parted(build("normed", precision), how=how, accumulate=1)
+    assert found.loss == pytest.approx(expected.loss, rel=0.02)
+    check_near(found.gradients, expected.gradients, share=0.05)
+    check_near(found.state, expected.state, share=0.02)
+
+
+def test_the_precision_of_one_model_is_not_that_of_the_next(build):
+    build("normed", "mixed_float16")
+    assert keras.config.dtype_policy().name == "float32"
+
+
+def test_a_model_that_cannot_be_built_leaves_no_precision_behind(build):
+    with pytest.raises(RuntimeError, match="no such model"):
+        build("wrong", "mixed_float16")
+    assert keras.config.dtype_policy().name == "float32"
+
+
+SCALE = (np.float32(1024),)
+TOO_LARGE = (np.float32(1e30),)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("how", HOW)
+def test_a_loss_scale_changes_no_gradient_but_in_its_rounding(build, how, accumulate):
+    model = build("normed", "mixed_float16")
+    plain, scaled = (parted(model, how=how, accumulate=accumulate, scale=scale) for scale in ((), SCALE))
+    check_near(scaled.gradients, plain.gradients, share=0.002)
+
+
+def test_the_loss_is_told_without_its_scale(build):
+    model = build("normed", "mixed_float16")
+    assert parted(model, scale=SCALE).loss == parted(model).loss
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(("scale", "expected"), [((), 0.0), (SCALE, 0.0), (TOO_LARGE, 1.0)])
+@pytest.mark.parametrize("how", HOW)
+def test_an_overflow_is_told(build, how, scale, expected, accumulate):
+    model = build("normed", "mixed_float16")
+    assert parted(model, how=how, accumulate=accumulate, scale=scale).overflow == expected
+
+
+def test_an_overflow_of_one_part_is_told(build):
+    huge = FEATURES.copy()
+    huge[0] = 1e30
+    model = build("line", "mixed_float16")
+    batch = huge, np.zeros((6, 1), np.float32)
+    assert parted(model, loss="mean_squared_error", batch=batch, scale=SCALE).overflow == 1.0
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_small_gradient_vanishes_in_float16_without_a_scale_and_survives_with_it(build, how):
+    model, batch = build("line", "mixed_float16"), (np.ones((2, 4), np.float32), np.float32([[1e-9], [1e-9]]))
+    vanished, survived = (
+        parted(model, how=how, accumulate=1, loss="mean_squared_error", batch=batch, scale=scale)
+        for scale in ((), (np.float32(2**15),))
+    )
+    assert vanished.gradients["line/kernel"].tolist() == [[0.0]] * 4
+    np.testing.assert_allclose(survived.gradients["line/kernel"], np.full((4, 1), -2e-9), rtol=0.002)

@@ -17,16 +17,14 @@ Finish = Callable[..., Run]
 SHORT = ["seed=1", "train.steps=25", "summary.every=1"]
 FOUR_HERE = "device.replicas=[/cpu:0,/cpu:1,/cpu:2,/cpu:3]"
 STRATEGIES = {
-    "sync": ["cluster=2ps4w"],
     "sync, shards on the workers": ["cluster=4w"],
     "async": ["cluster=2ps4w", "strategy=async"],
-    "async, shards on the workers": ["cluster=2w", "strategy=async"],
     "backup": ["cluster=2ps4w", "strategy=backup", "strategy.quorum=3"],
     "all_reduce": ["cluster=2w", "strategy=all_reduce"],
     "replicas in one process": [FOUR_HERE],
     "replicas in workers": ["cluster=1ps2w", "device.replicas=[/cpu:0,/cpu:1]"],
 }
-EXACT = {"sync", "sync, shards on the workers", "all_reduce", "replicas in one process", "replicas in workers"}
+EXACT = {"sync, shards on the workers", "all_reduce", "replicas in one process", "replicas in workers"}
 
 
 @pytest.mark.timeout(240)
@@ -108,23 +106,27 @@ KNOBS = {
     "bfloat16": ["train.precision=mixed_bfloat16"],
     "float16": ["train.precision=mixed_float16"],
     "jit": ["train.jit=true"],
-    "jit, float16, accumulate": ["train.jit=true", "train.precision=mixed_float16", "train.accumulate=2"],
+    "all at once": ["train.jit=true", "train.precision=mixed_float16", "train.accumulate=2"],
+}
+EVERYWHERE = {
+    "local": ["cluster=local"],
+    "sync": ["cluster=1ps2w"],
+    "all_reduce": ["cluster=2w", "strategy=all_reduce"],
+    "async": ["cluster=2ps2w", "strategy=async"],
+    "backup": ["cluster=1ps2w", "strategy=backup", "strategy.quorum=1"],
 }
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("knob", KNOBS)
 def test_how_a_replica_computes_is_its_own_affair(finish: Finish, knob):
-    """Each knob trains under each strategy to about the same loss; the exact strategies agree to rounding."""
-    common = ["train.steps=20", "train.batch_size=64", "seed=1", "summary.every=1", *KNOBS[knob]]
-    plain = finish("cluster=local", "run=plain", *common[: -len(KNOBS[knob])])
-    local = finish("cluster=local", "run=local", *common)
-    assert abs(_losses(local)[-1] - _losses(plain)[-1]) < 0.1
-    for size in ("cluster=1ps2w", "cluster=2w strategy=all_reduce", "cluster=2ps2w strategy=async"):
-        run = finish(*size.split(), f"run={size.replace('=', '-').replace(' ', '-')}", *common)
-        if "async" not in size:
-            np.testing.assert_allclose(_losses(run)[:5], _losses(local)[:5], rtol=2e-2)
-        assert np.isfinite(_losses(run)).all()
+    """Each knob trains under each strategy; those that wait for all agree to the knob's rounding."""
+    strategies = EVERYWHERE if knob == "all at once" else ("local", "sync", "all_reduce")
+    common = ["train.steps=12", "train.batch_size=64", "seed=1", "summary.every=1", *KNOBS[knob]]
+    losses = {name: _losses(finish(*EVERYWHERE[name], f"run={name}", *common)) for name in strategies}
+    assert all(series[-1] < 2.0 for series in losses.values()), losses  # 2.3 before the first update
+    for name in ("sync", "all_reduce"):
+        np.testing.assert_allclose(losses[name][:5], losses["local"][:5], rtol=2e-2)
 
 
 def _losses(run: Run) -> list[float]:

@@ -332,7 +332,9 @@ def check_read(section: Any, prefix: str) -> Iterator[Problem]:
     for key in dataclasses.fields(section):
         readers, value = key.metadata.get("read_by"), getattr(section, key.name)
         if readers and section.name.value not in readers and value != key.default:
-            message = f"{section.name.value} does not read it; {' and '.join(readers)} do"
+            message = (
+                f"{section.name.value} does not read it; {' and '.join(readers)} {'do' if len(readers) > 1 else 'does'}"
+            )
             yield Problem(f"{prefix}{key.name}", message, f"leave it out, or type {prefix}name={readers[0]}")
 
 

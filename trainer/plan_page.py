@@ -62,6 +62,8 @@ def _memory(task: Task) -> str:
 
 
 def _address(task: Task) -> str:
+    if task.job == "evaluator":
+        return "none, reads checkpoints"
     if not task.address:
         return "none, one process"
     return task.address.removesuffix(":0") + ", a free port" if task.address.endswith(":0") else task.address
@@ -73,8 +75,9 @@ def _shards(plan: Plan) -> Table:
     for shard in plan.shards:
         pieces = [*shard.trainable, *shard.state]
         held = sum(piece.nbytes for piece in pieces)
+        host = "every worker" if plan.strategy == "all_reduce" else shard.host
         count = _count(len({piece.path for piece in pieces}), "parameter")
-        table.add_row(f"[bold]{shard.host}[/bold]", count, "", _size(held), f"{held / total:.1%}")
+        table.add_row(f"[bold]{host}[/bold]", count, "", _size(held), f"{held / total:.1%}")
         for piece in pieces:
             kind = "" if piece in shard.trainable else " (state)"
             shape = "x".join(map(str, piece.shape)) or "scalar"
@@ -94,6 +97,8 @@ def _traffic(plan: Plan) -> str:
         return f"{batch}\n{steps}\ntraffic: none"
     per_link = sorted({(host.split(" - ")[1], nbytes) for host, nbytes in links.items()})
     told = ", ".join(f"{_size(nbytes)} a link to {host}" for host, nbytes in per_link)
+    if plan.strategy == "all_reduce":
+        told = f"{_size(per_link[0][1])} from each worker to the next, round a ring"
     return f"{batch}\n{steps}\ntraffic: {_size(sum(links.values()))} a step over {_count(len(links), 'link')}; {told}"
 
 

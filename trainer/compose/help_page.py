@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from functools import reduce
 
+from trainer.compose.keys import shown
 from trainer.config import RunConfig
 
 USAGE = """\
@@ -24,7 +24,7 @@ Trains a Keras model on a TensorFlow cluster of any size, declared in config.
 Groups (group=option); the files are in conf/, each says what it sets
 
 $APP_CONFIG_GROUPS
-cluster takes any size [<n>ps]<m>w: n parameter servers, m workers, e.g. 8ps32w.
+cluster takes any size [<n>ps]<m>w[1e]: n parameter servers, m workers, e.g. 8ps32w; 1e: an evaluator beside them.
 model and data take any function of the file named by user=.
 
 Keys (key=value) with their defaults; python -m trainer --cfg job lists all of them
@@ -40,13 +40,21 @@ KEYS = {
     "train.batch_size": "examples of one update, over all replicas",
     "optimizer.learning_rate": "at full height; the schedule scales it",
     "optimizer.schedule.name": "constant, exponential or cosine",
-    "strategy.quorum": "gradients an update waits for; null: all replicas",
+    "train.accumulate": "parts that a replica computes its examples in, one after the other",
+    "train.precision": "float32, mixed_bfloat16 or mixed_float16",
+    "train.jit": "compile the replica step with XLA",
+    "strategy.quorum": "backup: replicas that an update waits for",
+    "strategy.max_staleness": "async: steps; older gradients are dropped and counted",
+    "placement.max_part_mib": "larger parameters are cut into parts, on several shards",
     "evaluate.every": "steps; 0: once, at the end",
     "checkpoint.every": "steps; 0: only at the end",
     "checkpoint.keep": "newest checkpoints kept",
     "summary.every": "steps between lines of history.jsonl and events",
     "device.gpus": "visible GPUs by job or task, e.g. {worker:[0]}",
-    "device.memory_fraction": "share of each GPU by job or task, in (0, 1]",
+    "device.memory_fraction": "share of each GPU by job or task, in (0, 1]; or memory_mib, or growth",
+    "device.replicas": "devices of a worker's replicas, e.g. [/gpu:0,/gpu:1]",
+    "device.layers": "pattern of layer paths -> device, e.g. {dense*:/gpu:1}",
+    "device.log_placement": "write where everything ran; fail if not as planned",
     "timeouts.roll_call_secs": "seconds until all tasks must be up",
 }
 
@@ -71,7 +79,4 @@ def template() -> str:
 
 def _default(key: str) -> str:
     """The value of a dotted key in a config of which nothing was chosen, as it is typed."""
-    value = reduce(getattr, key.split("."), RunConfig())
-    if isinstance(value, Enum):
-        value = value.value
-    return "null" if value is None else str(value)
+    return shown(reduce(getattr, key.split("."), RunConfig()))
