@@ -100,3 +100,11 @@ def test_a_model_of_images_refuses_other_shapes(build):
 def test_resnet20_refuses_to_have_no_blocks():
     with pytest.raises(ValueError, match="blocks=0; it must be at least 1"):
         resnet20((32, 32, 3), 10, blocks=0)
+
+
+def test_the_penalty_of_the_cnn_is_on_its_kernels_alone():
+    model = cnn((8, 8, 1), 2, l2=0.5)
+    kernels = [variable.numpy() for variable in model.trainable_variables if variable.path.endswith("kernel")]
+    assert len(model.losses) == len(kernels) == 3
+    assert sum(map(float, model.losses)) == pytest.approx(0.5 * sum((kernel**2).sum() for kernel in kernels), rel=1e-5)
+    assert cnn((8, 8, 1), 2).losses == []

@@ -522,12 +522,15 @@ def test_an_overflow_is_told(build, how, scale, expected, accumulate):
     assert parted(model, how=how, accumulate=accumulate, scale=scale).overflow == expected
 
 
-def test_an_overflow_of_one_part_is_told(build):
-    huge = FEATURES.copy()
-    huge[0] = 1e30
-    model = build("line", "mixed_float16")
-    batch = huge, np.zeros((6, 1), np.float32)
-    assert parted(model, loss="mean_squared_error", batch=batch, scale=SCALE).overflow == 1.0
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_an_overflow_of_one_gradient_in_one_part_is_told(build, accumulate):
+    batch = np.ones((4, 4), np.float32), np.ones((4, 1), np.float32)
+    batch[0][0] = 60_000  # in float16 a number; times the scale it is none
+    outcome = parted(
+        build("line", "mixed_float16"), accumulate=accumulate, loss="mean_squared_error", batch=batch, scale=SCALE
+    )
+    assert [bool(np.isfinite(gradient).all()) for gradient in outcome.gradients.values()] == [False, True]
+    assert outcome.overflow == 1.0
 
 
 @pytest.mark.parametrize("how", HOW)

@@ -73,8 +73,9 @@ class Pace:
 
     def updates_per_second(self) -> float:
         """Of the run: where replicas do not wait for each other, more than this one's steps."""
-        secs = sum(self.step_secs[1:])
-        return (self.last_step - (self.first_step or 0)) / secs if secs else 0.0
+        updates = self.last_step - (self.first_step or 0)
+        secs = sum(self.step_secs[1:] if updates > 1 else self.step_secs)
+        return updates / secs if secs else 0.0
 
     def wait_fraction(self) -> float:
         return self.wait_secs / max(self._total_secs, 1e-9)

@@ -382,7 +382,7 @@ def _warn_of_imbalance(shards: Sequence[Shard]) -> Iterator[Problem]:
     nbytes = {host: sum(piece.nbytes for piece in pieces) for host, pieces in held.items()}
     total, heaviest = sum(nbytes.values()), max(nbytes, key=nbytes.__getitem__)
     even = total / len(shards)
-    if nbytes[heaviest] > 2 * even:
+    if nbytes[heaviest] > 1.5 * even:
         largest = max(held[heaviest], key=lambda piece: piece.nbytes)
         share, of_it = f"{nbytes[heaviest] / total:.0%}", f"{largest.nbytes / total:.0%}"
         yield Problem(
