@@ -18,6 +18,7 @@ def pinned(
 
     A layer inside a layer with a pin of its own goes where its own says, as nested `tf.device` blocks do. A gradient is
     computed outside the block of its operation, but TensorFlow names its scope after it; so the scopes are remembered.
+    What a custom gradient computes (of silu, for one) has no such name, and stays on the replica's device.
 
     Args:
         devices: by layer path.

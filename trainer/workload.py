@@ -60,12 +60,12 @@ def build_model(
     keras.config.set_dtype_policy(precision)
     try:
         model = function(data.input_shape, data.classes, **options)
+        if not isinstance(model, keras.Model):
+            raise ValueError(f"model {name} returned a {type(model).__name__}; return a keras.Model")
+        if not model.built:
+            model(keras.ops.zeros((1, *data.input_shape)))  # `build` makes no layers of a class of the user's own
     finally:
         keras.config.set_dtype_policy(before)
-    if not isinstance(model, keras.Model):
-        raise ValueError(f"model {name} returned a {type(model).__name__}; return a keras.Model")
-    if not model.built:
-        model(keras.ops.zeros((1, *data.input_shape)))  # `build` makes no layers of a class of the user's own
     return model
 
 

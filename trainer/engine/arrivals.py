@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,9 +38,10 @@ class Arrival(NamedTuple):
 
 
 class ArrivalsHost(ShardHost):
-    """What both intakes share: the loop, tokens, copies, and the end."""
+    """What both intakes share: the loop, tokens, copies, and the end.
 
-    inboxes: int  # vectors kept until they are applied
+    On a busy machine every Session.run waits for its turn on a core, so an update and its tokens are one.
+    """
 
     def __init__(self, **options: Any) -> None:
         """Builds the host's graph from the options of `ShardHost`."""
@@ -48,24 +50,15 @@ class ArrivalsHost(ShardHost):
         self.log: Log = self.shared.log
         self.counts = contributions.empty(self.workers)
         with self.graph.as_default(), tf.device(device_of(self.shard.host)):
-            self._inbox = [
-                v1.get_variable(f"inbox{i}", [self.shard.size], initializer=v1.zeros_initializer(), use_resource=True)
-                for i in range(self.inboxes)
-            ]
-            self._next = self._make_next()
-            self._accept = [
-                self._inbox[w % self.inboxes].assign(intake.dequeue(), read_value=False)
-                for w, intake in enumerate(self.shared.intake)
-            ]
-            self._drop = [intake.dequeue().op for intake in self.shared.intake]
-            self._tag_feed = v1.placeholder(tf.int64, [])
-            self._give = [tokens.enqueue(self._tag_feed) for tokens in self.shared.tokens]
-            self._counts_feed = v1.placeholder(tf.int64, self.counts.shape)
-            self._tell_counts = self.log.contributions.assign(self._counts_feed, read_value=False)
+            self.tag_feed = v1.placeholder(tf.int64, [])
+            self.counts_feed = v1.placeholder(tf.int64, self.counts.shape)
             self._ticket_feed = v1.placeholder(tf.int64, [])
+            self._next = self._make_next()
+            self._drop = [intake.dequeue().op for intake in self.shared.intake]
+            self._give = [self.give(worker) for worker in range(self.workers)]
             self._hold = self._make_hold()
             self._raise_stop = self._make_raise_stop()
-            self._update = self._make_update()
+            self._apply = [self._make_apply(worker) for worker in range(self.workers)]
 
     def serve(self, steps: int, on_update: OnUpdate) -> None:
         """Serves on when the run is over: workers still push, and are answered, until they and the hosts leave."""
@@ -91,12 +84,10 @@ class ArrivalsHost(ShardHost):
                 self._run_raise_stop()
                 self._answer_by_dropping(arrival.worker)
                 self.let_go()
-            else:
-                if self.take(arrival):
-                    self.step += 1
-                    is_over = self.step >= steps
-                    on_update(self.step, waited)
-                self._run_tell_counts(self.counts)
+            elif self.take(arrival):
+                self.step += 1
+                is_over = self.step >= steps
+                on_update(self.step, waited)
 
     @abstractmethod
     def take(self, arrival: Arrival) -> bool:
@@ -105,17 +96,28 @@ class ArrivalsHost(ShardHost):
     def let_go(self) -> None:
         """Answers those who still wait for an update that will not come."""
 
-    def accept(self, worker: int) -> None:
-        self._run_accept[worker]()
-
     def drop(self, worker: int) -> None:
         """Drops a gradient, counts that, and lets its worker start afresh."""
         contributions.add_dropped(self.counts, worker)
         self._answer_by_dropping(worker)
 
+    def apply(self, worker: int, feeds: Mapping[Any, Any] | None = None) -> None:
+        """Updates with the gradient that a worker pushed, and hands out what tokens are due."""
+        feeds = {self.tag_feed: self._next_tag(), self.counts_feed: self.counts} | dict(feeds or {})
+        self.run_update(self._run_apply[worker], self._apply[worker], feeds)
+
     def give_token(self, worker: int) -> None:
+        self._run_give[worker](self._next_tag())
+
+    def give(self, worker: int) -> tf.Operation:
+        return self.shared.tokens[worker].enqueue(self.tag_feed)
+
+    def tell_counts(self) -> tf.Operation:
+        return self.log.contributions.assign(self.counts_feed, read_value=False)
+
+    def _next_tag(self) -> int:
         self._handed += 1
-        self._run_give[worker](self._generation * GENERATION_STRIDE + self._handed)
+        return self._generation * GENERATION_STRIDE + self._handed
 
     def _answer_by_dropping(self, worker: int) -> None:
         self._run_drop[worker]()
@@ -124,14 +126,19 @@ class ArrivalsHost(ShardHost):
     def _prepare(self) -> None:
         callable_of = self.session.make_callable
         self._run_next = callable_of(self._next)
-        self._run_accept = [callable_of(op) for op in self._accept]
         self._run_drop = [callable_of(op) for op in self._drop]
-        self._run_give = [callable_of(op, [self._tag_feed]) for op in self._give]
-        self._run_tell_counts = callable_of(self._tell_counts, [self._counts_feed])
+        self._run_give = [callable_of(op, [self.tag_feed]) for op in self._give]
+        self._run_apply = [
+            callable_of(op, [self.tag_feed, self.counts_feed, *self.apply_feeds()]) for op in self._apply
+        ]
         self._run_hold = callable_of(self._hold, [self._ticket_feed])
         self._run_raise_stop = callable_of(self._raise_stop)
         self._generation, self.step = self.read_tag()
         self._handed = self.step  # tokens of this generation grow from the one that said that the state is loaded
+
+    def apply_feeds(self) -> list[tf.Tensor]:
+        """What `apply` is fed besides the tag and the counts."""
+        return []
 
     def _make_next(self) -> tf.Tensor:
         return self.log.arrivals.dequeue()
@@ -151,14 +158,12 @@ class ArrivalsHost(ShardHost):
         return self.shared.flat.assign(raised, read_value=False)
 
     @abstractmethod
-    def _make_update(self) -> tf.Operation:
-        """Adds the update to the graph."""
+    def _make_apply(self, worker: int) -> tf.Operation:
+        """Adds the update that a worker's gradient makes, and the tokens that follow it."""
 
 
 class EachHost(ArrivalsHost):
     """Every gradient is an update: asynchronous training. Shards do not wait for each other either."""
-
-    inboxes = 1
 
     def __init__(self, *, max_staleness: int | None = None, **options: Any) -> None:
         """Builds the host's graph.
@@ -175,18 +180,14 @@ class EachHost(ArrivalsHost):
         if self._max_staleness is not None and staleness > self._max_staleness:
             self.drop(arrival.worker)
             return False
-        self.accept(arrival.worker)
-        self.run_update(self._run_update, self._update)
         contributions.add_applied(self.counts, arrival.worker, staleness)
-        self.give_token(arrival.worker)
+        self.apply(arrival.worker)
         return True
 
-    def _prepare(self) -> None:
-        super()._prepare()
-        self._run_update = self.session.make_callable(self._update)
-
-    def _make_update(self) -> tf.Operation:
-        return tf.group(self.update([self._inbox[0].read_value()])[1])
+    def _make_apply(self, worker: int) -> tf.Operation:
+        _, assigned = self.update([self.shared.intake[worker].dequeue()])
+        with tf.control_dependencies(assigned):
+            return tf.group(self.give(worker), self.tell_counts())
 
 
 class QuorumHost(ArrivalsHost):
@@ -199,23 +200,27 @@ class QuorumHost(ArrivalsHost):
             quorum: workers that an update waits for.
             options: of `ShardHost`.
         """
-        self._quorum, self.inboxes = quorum, options["workers"]
+        self._quorum = quorum
         self._chosen: list[int] = []
+        self._chosen_feed: Any = None
         super().__init__(**options)
+        with self.graph.as_default(), tf.device(device_of(self.shard.host)):
+            self._keep = [
+                inbox.assign(intake.dequeue(), read_value=False)
+                for inbox, intake in zip(self._inbox, self.shared.intake, strict=True)
+            ]
 
     def take(self, arrival: Arrival) -> bool:
         if arrival.step != self.step:
             self.drop(arrival.worker)
             return False
-        self.accept(arrival.worker)
         contributions.add_applied(self.counts, arrival.worker, 0)
         self._chosen.append(arrival.worker)
         if len(self._chosen) < self._quorum:
+            self._run_keep[arrival.worker]()
             return False
-        self.run_update(
-            self._run_update, self._update, {self._chosen_feed: np.isin(np.arange(self.workers), self._chosen)}
-        )
-        self.let_go()
+        self.apply(arrival.worker, {self._chosen_feed: np.isin(np.arange(self.workers), self._chosen)})
+        self._chosen.clear()
         return True
 
     def let_go(self) -> None:
@@ -223,9 +228,12 @@ class QuorumHost(ArrivalsHost):
             self.give_token(worker)
         self._chosen.clear()
 
+    def apply_feeds(self) -> list[tf.Tensor]:
+        return [self._chosen_feed]
+
     def _prepare(self) -> None:
         super()._prepare()
-        self._run_update = self.session.make_callable(self._update, [self._chosen_feed])
+        self._run_keep = [self.session.make_callable(op) for op in self._keep]
 
     def _make_next(self) -> tf.Tensor:
         """The first shard's host takes what arrives and tells the others; they take it in the same order."""
@@ -236,8 +244,27 @@ class QuorumHost(ArrivalsHost):
         with tf.control_dependencies(told):
             return tf.identity(arrival)
 
-    def _make_update(self) -> tf.Operation:
-        self._chosen_feed = v1.placeholder(tf.bool, [self.workers])
-        mine = packing.tags_of(self.shared.flat.read_value(), self.shard)
+    def _make_apply(self, worker: int) -> tf.Operation:
+        """The last of a quorum makes the update; the others wait in their inboxes."""
+        if self._chosen_feed is None:
+            self._chosen_feed = v1.placeholder(tf.bool, [self.workers])
+            self._inbox = [self._make_inbox(other) for other in range(self.workers)]
         packed = [inbox.read_value() for inbox in self._inbox]
-        return tf.group(self.update(packed, chosen=self._chosen_feed, exchange=self.exchange(mine))[1])
+        packed[worker] = self.shared.intake[worker].dequeue()
+        mine = packing.tags_of(self.shared.flat.read_value(), self.shard)
+        _, assigned = self.update(packed, chosen=self._chosen_feed, exchange=self.exchange(mine))
+        with tf.control_dependencies(assigned):
+            given = [self._give_if_chosen(other) for other in range(self.workers)]
+            return tf.group(*given, self.tell_counts())
+
+    def _make_inbox(self, worker: int) -> Any:
+        return v1.get_variable(
+            f"inbox{worker}", [self.shard.size], initializer=v1.zeros_initializer(), use_resource=True
+        )
+
+    def _give_if_chosen(self, worker: int) -> tf.Operation:
+        def give() -> tf.Tensor:
+            with tf.control_dependencies([self.give(worker)]):
+                return tf.constant(True)
+
+        return tf.cond(self._chosen_feed[worker], give, lambda: tf.constant(False)).op

@@ -52,6 +52,9 @@ class ShardHost(ABC):
         """
         self.shards, self.shard, self.optimizer, self.workers = shards, shards[index], optimizer, workers
         self.parameters = device_of(self.shard.host, parameters)
+        # Made once: each would be compiled anew.
+        self._update_shard = make_update(self.shard, optimizer, self._exchanged, scaled=is_scaled(shards))
+        self._exchange: Exchange | None = None  # of the update that is being added
         self.graph = tf.Graph()
         with self.graph.as_default(), tf.device(device_of(self.shard.host)):
             names = list(optimizers.slots(optimizer))
@@ -114,9 +117,9 @@ class ShardHost(ABC):
         flat = self.shared.flat.read_value()
         slots = {name: slot.read_value() for name, slot in self.shared.slots.items()}
         generation, step = tf.unstack(tf.cast(packing.tags_of(flat, self.shard), tf.int64))
+        self._exchange = exchange
         with tf.device(self.parameters):
-            make = make_update(self.shard, self.optimizer, exchange or tf.identity, scaled=is_scaled(self.shards))
-            new, moved = make(flat, slots, packed, generation, step, chosen)
+            new, moved = self._update_shard(flat, slots, packed, generation, step, chosen)
             assigned = [self.shared.flat.assign(new, read_value=False)]
             assigned += [slot.assign(moved[name], read_value=False) for name, slot in self.shared.slots.items()]
         return step + 1, assigned
@@ -151,6 +154,10 @@ class ShardHost(ABC):
                 return tf.gather(tf.concat([heard[index] for index in sorted(heard)], 0), order)
 
         return exchange
+
+    def _exchanged(self, squares: tf.Tensor) -> tf.Tensor:
+        assert self._exchange is not None
+        return self._exchange(squares)
 
     def _make_load(self) -> tf.Operation:
         loaded = tf.nest.flatten(self.shared.loads.dequeue())  # a queue of one component returns no list
