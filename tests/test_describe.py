@@ -63,6 +63,7 @@ def test_a_child_process_builds_the_model_and_opens_the_data():
         classes=10,
         train_examples=8000,
         evaluate_examples=2000,
+        layers=("conv", "flatten", "dense", "logits"),
     )
 
 
