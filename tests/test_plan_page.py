@@ -140,11 +140,3 @@ def test_the_json_file_equals_the_plan(tmp_path):
 def test_the_plan_can_be_read_back_from_the_json_file(tmp_path):
     plan_page.write_json(SMALL, str(tmp_path / "plan.json"))
     assert Plan.from_json(json.loads((tmp_path / "plan.json").read_text())) == SMALL
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (11_534_336, "11.0 MiB"), (5 * 2**29, "2.50 GiB")],
-)
-def test_sizes_have_units(nbytes, text):
-    assert plan_page._size(nbytes) == text

@@ -32,7 +32,7 @@ def parse_size(text: str) -> ClusterSize:
 
 def nearest_size(text: str) -> str:
     """A size that parses, made from the counts that can be read in `text`; a missing worker count becomes 1."""
-    patterns = {"ps": r"(\d+) *p", "w": r"(\d+) *w|w *(\d+)|(\d+)$", "e": r"(\d+) *e"}
+    patterns = {"ps": r"(\d+) *p", "w": r"(\d+) *w|w *(\d+)|(\d+)[a-df-oq-z]?$", "e": r"(\d+) *e"}
     counts = {}
     for job, pattern in patterns.items():
         found = re.search(pattern, text, re.ASCII | re.IGNORECASE)

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from trainer.plan import Plan, Task
+from trainer.words import count, size
 
 PIPE_COLUMNS = 140  # width where there is no terminal
 
@@ -76,14 +77,14 @@ def _shards(plan: Plan) -> Table:
         pieces = [*shard.trainable, *shard.state]
         held = sum(piece.nbytes for piece in pieces)
         host = "every worker" if plan.strategy == "all_reduce" else shard.host
-        count = _count(len({piece.path for piece in pieces}), "parameter")
-        table.add_row(f"[bold]{host}[/bold]", count, "", _size(held), f"{held / total:.1%}")
+        held_count = count(len({piece.path for piece in pieces}), "parameter")
+        table.add_row(f"[bold]{host}[/bold]", held_count, "", size(held), f"{held / total:.1%}")
         for piece in pieces:
             kind = "" if piece in shard.trainable else " (state)"
             shape = "x".join(map(str, piece.shape)) or "scalar"
             part = f" [{piece.begin}:{piece.begin + piece.size}]" if piece.is_part else ""
             table.add_row(
-                "", escape(piece.path + part) + kind, shape, _size(4 * piece.size), f"{piece.nbytes / total:.1%}"
+                "", escape(piece.path + part) + kind, shape, size(4 * piece.size), f"{piece.nbytes / total:.1%}"
             )
     return table
 
@@ -91,15 +92,15 @@ def _shards(plan: Plan) -> Table:
 def _traffic(plan: Plan) -> str:
     links = plan.link_nbytes()
     epochs = plan.steps * plan.global_batch / plan.train_examples
-    batch = f"batch: {plan.global_batch} global, {plan.replica_batch} per replica x {_count(plan.replicas, 'replica')}"
+    batch = f"batch: {plan.global_batch} global, {plan.replica_batch} per replica x {count(plan.replicas, 'replica')}"
     steps = f"steps: {plan.steps}, {epochs:.2f} epochs of {plan.train_examples:,} examples"
     if not links:
         return f"{batch}\n{steps}\ntraffic: none"
     per_link = sorted({(host.split(" - ")[1], nbytes) for host, nbytes in links.items()})
-    told = ", ".join(f"{_size(nbytes)} a link to {host}" for host, nbytes in per_link)
+    told = ", ".join(f"{size(nbytes)} a link to {host}" for host, nbytes in per_link)
     if plan.strategy == "all_reduce":
-        told = f"{_size(per_link[0][1])} from each worker to the next, round a ring"
-    return f"{batch}\n{steps}\ntraffic: {_size(sum(links.values()))} a step over {_count(len(links), 'link')}; {told}"
+        told = f"{size(per_link[0][1])} from each worker to the next, round a ring"
+    return f"{batch}\n{steps}\ntraffic: {size(sum(links.values()))} a step over {count(len(links), 'link')}; {told}"
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -109,15 +110,3 @@ def _table(title: str, *columns: str) -> Table:
             column, justify="right" if column in ("bytes", "share", "threads", "replica batch") else "left"
         )
     return table
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def _size(nbytes: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.2f} GiB"

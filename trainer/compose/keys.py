@@ -110,7 +110,7 @@ def unknown(where: str, key: str, value: Any, known: Iterable[str]) -> Problem:
 
 
 def nearest(key: str, known: Iterable[str]) -> str | None:
-    """The key that was probably meant: of a similar name in its section, of that name elsewhere, or similar at all."""
+    """The key that was probably meant: of its initials or a similar name in its section, or similar elsewhere."""
     known = list(known)
     section, _, name = key.rpartition(".")
     by_name: dict[str, list[str]] = {}
@@ -118,13 +118,19 @@ def nearest(key: str, known: Iterable[str]) -> str | None:
         by_name.setdefault(other.rpartition(".")[2], []).append(other)
     siblings = [other for other in known if other.rpartition(".")[0] == section]
     names = [other.rpartition(".")[2] for other in siblings]
+    initials = [full for full in siblings if _initials(full.rpartition(".")[2]) == name]  # lr for learning_rate
     near = (
-        [f"{section}.{match}".removeprefix(".") for match in difflib.get_close_matches(name, names, n=1, cutoff=0.7)]
+        initials
+        or [f"{section}.{match}".removeprefix(".") for match in difflib.get_close_matches(name, names, n=1, cutoff=0.7)]
         or difflib.get_close_matches(key, by_name.get(name, []), n=1, cutoff=0.0)
         or (difflib.get_close_matches(key, known, n=1, cutoff=0.8) if section and not siblings else [])
         or [full for match in difflib.get_close_matches(name, by_name, n=1, cutoff=0.8) for full in by_name[match]]
     )
     return near[0] if near else None
+
+
+def _initials(name: str) -> str:
+    return "".join(word[:1] for word in name.split("_"))
 
 
 def wrong_type(where: str, key: str, value: Any, kind: Any) -> Problem:

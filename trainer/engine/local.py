@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,21 +13,16 @@ from trainer.config import OptimizerConfig
 from trainer.engine import packing
 from trainer.engine.compute import Replica, compute, in_step
 from trainer.engine.pulled import Pulled
+from trainer.engine.session_engine import SessionEngine
 from trainer.engine.snapshot import Snapshot
-from trainer.engine.tracing import run_traced
 from trainer.engine.update import is_scaled, make_update, mean_of, squares_order
 from trainer.placement import Shard
-from trainer.proof.executed import Executed
 
 v1 = tf.compat.v1
 
 
-class LocalEngine:
+class LocalEngine(SessionEngine):
     """Trains on one shard that lives in this process; the same calls as `ShardsEngine`."""
-
-    is_tracing = False  # the next step also leaves what ran where in `executed`
-    executed: Executed | None = None
-    variables: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self,
@@ -71,12 +64,6 @@ class LocalEngine:
                 for v, feed in zip((self._flat, *self._slots.values()), self._feeds, strict=True)
             ]
 
-    def connect(self, target: str, session_config: Any) -> None:
-        """Opens the session; there is no server, so the target is the empty one."""
-        self.session = v1.Session(target, graph=self.graph, config=session_config)
-        self._run_step = self.session.make_callable(self._step, feed_list=[self._stop])
-        self._run_step_and_fetch = self.session.make_callable([*self._step, self._gradients], feed_list=[self._stop])
-
     def load(self, snapshot: Snapshot, *, generation: int) -> None:
         """Sets parameters, state and slots."""
         values = [snapshot.flat(self._shard, generation=generation)]
@@ -89,24 +76,6 @@ class LocalEngine:
         for batches in self._batches:
             self.session.run(batches.initializer, batches.feed_from(step))
         return step
-
-    def step(self, *, stop: bool = False, fetch_gradients: bool = False) -> Pulled:
-        """Computes on the next batch and updates; the metrics are the previous update's, as behind shard hosts.
-
-        Args:
-            stop: asks all replicas to stop after the next step.
-            fetch_gradients: also returns their mean over the replicas.
-        """
-        began = time.time()
-        if self.is_tracing:
-            fetches = [*self._step, self._gradients]
-            outputs, self.executed = run_traced(self.session, fetches, {self._stop: float(stop)})
-            self.is_tracing = False
-        else:
-            outputs = (self._run_step_and_fetch if fetch_gradients else self._run_step)(float(stop))
-        tags, metrics, pulled_at, computed_at, *gradients = outputs
-        pulled = Pulled.read(tags, metrics, wait_secs=pulled_at - began, compute_secs=computed_at - pulled_at)
-        return pulled._replace(gradients=self._name(gradients[0])) if fetch_gradients else pulled
 
     def peek(self) -> Pulled:
         """Where the run stands."""
@@ -128,8 +97,8 @@ class LocalEngine:
 
     def _make_step(
         self, optimizer: OptimizerConfig, replicas: Sequence[Replica], parameters: str
-    ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Returns ([tags, metrics, time when the batches were here, time when computed], mean gradient)."""
+    ) -> tuple[list[Any], tf.Tensor]:
+        """Returns ([tags, metrics, time when the batches were here, time when computed, no pushes], mean gradient)."""
         shard, flat = self._shard, self._flat.read_value()
         slots = {name: slot.read_value() for name, slot in self._slots.items()}
         tags, header = packing.tags_of(flat, shard), packing.header_of(flat, shard)
@@ -150,4 +119,4 @@ class LocalEngine:
             assigned += [slot.assign(moved[name], read_value=False) for name, slot in self._slots.items()]
         with tf.control_dependencies(assigned):
             metrics = packing.metrics_of(flat, shard)
-            return [tf.expand_dims(tags, 0), metrics, began_at, computed_at], mean_of(packed)
+            return [tf.expand_dims(tags, 0), metrics, began_at, computed_at, []], mean_of(packed)

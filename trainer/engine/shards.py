@@ -10,9 +10,7 @@ of the oldest, and the batches of a worker follow its own steps, for nobody know
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,22 +22,17 @@ from trainer.engine import packing
 from trainer.engine.compute import Replica, compute, in_step, mean_over_replicas
 from trainer.engine.contributions import Table
 from trainer.engine.pulled import Pulled
+from trainer.engine.session_engine import SessionEngine
 from trainer.engine.shared import HOLD, Shared, device_of, not_after, share, take
 from trainer.engine.snapshot import Snapshot
-from trainer.engine.tracing import run_traced
 from trainer.engine.update import STOP
 from trainer.placement import Shard
-from trainer.proof.executed import Executed
 
 v1 = tf.compat.v1
 
 
-class ShardsEngine:
+class ShardsEngine(SessionEngine):
     """Pulls parameters from the shard hosts, pushes packed gradients."""
-
-    is_tracing = False  # the next step also leaves what ran where in `executed`
-    executed: Executed | None = None
-    variables: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self,
@@ -83,12 +76,6 @@ class ShardsEngine:
         self.scopes = replicas[0].scopes
         self._ticket = 0
 
-    def connect(self, target: str, session_config: Any) -> None:
-        """Opens the session on the task's own server; the shard hosts must be up."""
-        self.session = v1.Session(target, graph=self.graph, config=session_config)
-        self._run_step = self.session.make_callable(self._step, feed_list=[self._stop])
-        self._run_step_and_fetch = self.session.make_callable([*self._step, self._gradients], feed_list=[self._stop])
-
     def load(self, snapshot: Snapshot, *, generation: int) -> None:
         """Sends a state to every shard host; the chief's duty."""
         feeds = {}
@@ -107,24 +94,6 @@ class ShardsEngine:
         for batches in self._batches:
             self.session.run(batches.initializer, batches.feed_from(first))
         return step
-
-    def step(self, *, stop: bool = False, fetch_gradients: bool = False) -> Pulled:
-        """Pulls, computes on the next batch, pushes.
-
-        Args:
-            stop: asks all workers to stop.
-            fetch_gradients: also returns what this worker pushed.
-        """
-        began = time.time()
-        if self.is_tracing:
-            fetches = [*self._step, self._gradients]
-            outputs, self.executed = run_traced(self.session, fetches, {self._stop: float(stop)})
-            self.is_tracing = False
-        else:
-            outputs = (self._run_step_and_fetch if fetch_gradients else self._run_step)(float(stop))
-        tags, metrics, pulled_at, computed_at, _, *gradients = outputs
-        pulled = Pulled.read(tags, metrics, wait_secs=pulled_at - began, compute_secs=computed_at - pulled_at)
-        return pulled._replace(gradients=self._name(gradients[0])) if fetch_gradients else pulled
 
     def peek(self) -> Pulled:
         """Blocks until all that this worker pushed is applied, or dropped; reads where the run stands."""

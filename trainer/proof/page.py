@@ -12,6 +12,7 @@ from trainer.plan import Plan
 from trainer.proof.check import differences
 from trainer.proof.executed import COMPILED, Operation
 from trainer.proof.record import STEP, UPDATE, Record, layers, replicas, vectors
+from trainer.words import count, size
 
 FIRST_HUE, GOLDEN_ANGLE = 250.0, 137.508  # degrees; neighbours in the legend are far apart, for any number of devices
 SCOPE_DEPTH = 4  # "replica0/gradient_tape/model/dense_1"
@@ -196,12 +197,12 @@ def _shard(shard: Shard, records: Sequence[Record], plan: Plan, colors: Colors, 
         part = f" floats {piece.begin:,} to {piece.begin + piece.size - 1:,}" if piece.is_part else ""
         shape = "×".join(map(str, piece.shape)) or "scalar"
         bar = colors.bar({device: 4 * piece.size}, total) if device else ""
-        rows.append([f"<code>{escape(piece.path)}</code>{kind}{part}", shape, _size(4 * piece.size), bar])
+        rows.append([f"<code>{escape(piece.path)}</code>{kind}{part}", shape, size(4 * piece.size), bar])
     chips = " ".join(map(colors.chip, where)) or "not seen"
     share = f"{nbytes / max(total, 1):.0%} of the parameters"
-    count = _count(len(pieces), "parameter")
+    held = count(len(pieces), "parameter")
     return (
-        f"<h3>shard {shard.index} {chips} <small>{count}, {_size(nbytes)}, {share}</small></h3>"
+        f"<h3>shard {shard.index} {chips} <small>{held}, {size(nbytes)}, {share}</small></h3>"
         f"{_table(['parameter', 'shape', 'bytes', ''], rows, numbers=(1, 2))}"
     )
 
@@ -242,7 +243,7 @@ def _transfers(records: Sequence[Record], colors: Colors) -> str:
     rows = []
     for record in records:
         for source, target, tensors in record.transfers:
-            names = _fold(_count(len(tensors), "tensor"), f"<pre>{escape(chr(10).join(tensors))}</pre>")
+            names = _fold(count(len(tensors), "tensor"), f"<pre>{escape(chr(10).join(tensors))}</pre>")
             kind = "between tasks" if _task_of(source) != _task_of(target) else "inside the task"
             rows.append([record.task, record.run, colors.chip(source), "→ " + colors.chip(target), kind, names])
     return _table(["task", "in its", "from", "to", "", "tensors"], rows) if rows else ""
@@ -262,7 +263,7 @@ def _operations(record: Record, colors: Colors) -> str:
             )
             for scope, held in scopes.items()
         )
-        told = f" <b>{len(operations):,}</b> in {_count(len(scopes), 'scope')}"
+        told = f" <b>{len(operations):,}</b> in {count(len(scopes), 'scope')}"
         blocks.append(_fold(colors.chip(device, told), lists, "device"))
     return f"<h3>{escape(record.task)} <small>one {record.run}</small></h3>{''.join(blocks)}"
 
@@ -310,15 +311,3 @@ def _spoken(device: str) -> str:
 
 def _task_of(device: str) -> str:
     return device.rpartition("/")[0]
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def _size(nbytes: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.2f} GiB"

@@ -1,0 +1,64 @@
+"""What the engines that run a graph in a session share: its connection and its step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from trainer.engine.pulled import Pulled
+from trainer.engine.tracing import run_traced
+from trainer.proof.executed import Executed
+
+v1 = tf.compat.v1
+
+
+class SessionEngine:
+    """Runs a step in one Session.run."""
+
+    is_tracing = False  # the next step also leaves what ran where in `executed`
+    executed: Executed | None = None
+    variables: Mapping[str, str] = MappingProxyType({})  # those of a graph are among its operations
+    scopes: Mapping[str, str]
+    graph: Any
+    session: Any
+
+    _stop: tf.Tensor  # placeholder [] float32
+    _step: list[Any]  # [tags, metrics, time when parameters and batches were here, time when computed, pushes]
+    _gradients: Any  # packed
+
+    def connect(self, target: str, session_config: Any) -> None:
+        """Opens the session; the shard hosts, if any, must be up.
+
+        Args:
+            target: the task's own server; "" where there is none.
+        """
+        self.session = v1.Session(target, graph=self.graph, config=session_config)
+        self._run_step = self.session.make_callable(self._step, feed_list=[self._stop])
+        self._run_step_and_fetch = self.session.make_callable([*self._step, self._gradients], feed_list=[self._stop])
+
+    def step(self, *, stop: bool = False, fetch_gradients: bool = False) -> Pulled:
+        """Computes on the next batch and updates, or pushes; the metrics are those of the update before.
+
+        Args:
+            stop: asks all replicas to stop after the next step.
+            fetch_gradients: also returns the mean gradient of this process's replicas.
+        """
+        began = time.time()
+        if self.is_tracing:
+            fetches = [*self._step, self._gradients]
+            outputs, self.executed = run_traced(self.session, fetches, {self._stop: float(stop)})
+            self.is_tracing = False
+        else:
+            outputs = (self._run_step_and_fetch if fetch_gradients else self._run_step)(float(stop))
+        tags, metrics, pulled_at, computed_at, _, *gradients = outputs
+        pulled = Pulled.read(tags, metrics, wait_secs=pulled_at - began, compute_secs=computed_at - pulled_at)
+        return pulled._replace(gradients=self._name(gradients[0])) if fetch_gradients else pulled
+
+    def _name(self, packed: Any) -> dict[str, np.ndarray]:
+        """Gradients by path."""
+        raise NotImplementedError
