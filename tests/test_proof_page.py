@@ -199,12 +199,6 @@ def test_what_a_task_of_an_earlier_cluster_left_is_passed_over(tmp_path):
     assert [one["task"] for one in json.loads((tmp_path / "placement.json").read_text())["records"]] == ["ps:0"]
 
 
-def test_clear_takes_away_what_an_earlier_run_left(tmp_path):
-    files.write(tmp_path, UPDATED, plan())
-    files.clear(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_tasks_that_write_at_once_lose_no_part(tmp_path):
     everyone = [Record(f"worker:{i}", STEP, STEPPED.operations, ()) for i in range(4)]
     spawn = multiprocessing.get_context("spawn")

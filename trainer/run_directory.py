@@ -45,6 +45,8 @@ class RunDirectory:
         self.logs.mkdir(parents=True, exist_ok=True)
         self.summary.unlink(missing_ok=True)  # an earlier run's
         shutil.rmtree(self.path / "placement", ignore_errors=True)
+        for name in ("placement.json", "placement.html"):
+            (self.path / name).unlink(missing_ok=True)
         write_atomically(self.config, yaml.safe_dump(_plain(config), sort_keys=False))
         write_atomically(self.plan, json.dumps(plan.to_json(), indent=1))
 

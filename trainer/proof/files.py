@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 from pathlib import Path
 
@@ -15,13 +14,6 @@ from trainer.run_directory import write_atomically
 
 # A worker that holds a shard records both in threads of its own, and they would write to one temporary file.
 _writing = threading.Lock()
-
-
-def clear(run: Path) -> None:
-    """Takes away what an earlier run in this directory left."""
-    shutil.rmtree(run / "placement", ignore_errors=True)
-    for name in ("placement.json", "placement.html"):
-        (run / name).unlink(missing_ok=True)
 
 
 def write(run: Path, record: Record, plan: Plan) -> None:
