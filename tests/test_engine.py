@@ -535,9 +535,10 @@ def free_running(engine: ShardsEngine) -> tuple[int, Any, Snapshot]:
     return mine, table, last
 
 
+@pytest.mark.parametrize("clip_norm", [None, 0.5], ids=["unclipped", "clipped"])
 @pytest.mark.parametrize("ps", [1, 2, 0])
-def test_every_gradient_is_an_update_where_nobody_waits(ps):
-    results = Cluster(plain, ps=ps, workers=3, intake="each").train([free_running] * 3)
+def test_every_gradient_is_an_update_where_nobody_waits(ps, clip_norm):
+    results = Cluster(plain, ps=ps, workers=3, intake="each", clip_norm=clip_norm).train([free_running] * 3)
     assert [last.step for _, _, last in results] == [STEPS] * 3
     for _, table, _ in results:
         assert table[:, : contributions.BINS].sum() == STEPS
@@ -545,10 +546,15 @@ def test_every_gradient_is_an_update_where_nobody_waits(ps):
     assert {digest(last) for _, _, last in results} == {digest(results[0][2])}
 
 
-def test_one_worker_alone_trains_the_same_with_and_without_waiting():
-    waiting, *_ = Cluster(plain, ps=2, workers=1).train([to_the_end])
-    alone, *_ = Cluster(plain, ps=2, workers=1, intake="each").train([free_running])
-    assert digest(alone[2]) == digest(waiting[1])
+@pytest.mark.parametrize("clip_norm", [None, 0.5], ids=["unclipped", "clipped"])
+def test_one_worker_alone_trains_the_same_with_and_without_waiting(clip_norm):
+    """Clipped by its worker, or by the hosts after they have told each other their norms."""
+    waiting, *_ = Cluster(plain, ps=2, workers=1, clip_norm=clip_norm).train([to_the_end])
+    alone, *_ = Cluster(plain, ps=2, workers=1, intake="each", clip_norm=clip_norm).train([free_running])
+    if clip_norm is None:
+        assert digest(alone[2]) == digest(waiting[1])
+    for path, value in waiting[1].parameters.items():
+        np.testing.assert_allclose(alone[2].parameters[path], value, rtol=1e-5, atol=1e-7)
     assert alone[1][0, 0] == STEPS  # all at staleness 0
 
 

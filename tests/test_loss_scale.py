@@ -19,7 +19,7 @@ def after(scale: Sequence[float], *overflows: bool) -> list[float]:
     """The [2] scale after so many updates."""
     state = tf.constant(scale, tf.float32)
     for overflow in overflows:
-        state = loss_scale.moved(state, tf.constant(overflow))
+        state = loss_scale.moved(state, tf.constant(overflow), state[0])
     return state.numpy().tolist()
 
 
@@ -53,12 +53,23 @@ def test_an_overflow_at_the_two_thousandth_update_halves_the_scale():
     assert after([8.0, 1999.0], BAD) == [4.0, 0.0]
 
 
+@pytest.mark.parametrize(("used", "expected"), [(16.0, 8.0), (8.0, 4.0), (4.0, 4.0)])
+def test_workers_that_overflow_by_the_same_scale_halve_it_once(used, expected):
+    """Where each gradient is an update, several may have been computed with a scale that was halved since."""
+    moved = loss_scale.moved(tf.constant([8.0, 3.0]), tf.constant(BAD), tf.constant(used))
+    assert moved.numpy().tolist() == [expected, 0.0]
+
+
 def ours(overflows: Sequence[bool], *, start: float) -> list[float]:
     """The scale after each update."""
 
     @tf.function(autograph=False)
     def scan() -> tf.Tensor:
-        return tf.scan(loss_scale.moved, tf.constant(overflows), tf.constant([start, 0.0]))
+        return tf.scan(
+            lambda scale, overflow: loss_scale.moved(scale, overflow, scale[0]),
+            tf.constant(overflows),
+            tf.constant([start, 0.0]),
+        )
 
     return scan()[:, 0].numpy().tolist()
 

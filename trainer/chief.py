@@ -64,6 +64,11 @@ def _split(parameters: Sequence[Parameter], values: dict[str, Any]) -> Snapshot:
     )
 
 
+def _not_finite(snapshot: Snapshot) -> str | None:
+    """The first parameter that holds NaN or infinity."""
+    return next((path for path, value in snapshot.parameters.items() if not np.isfinite(value).all()), None)
+
+
 def _make_writer(config: RunConfig, directory: RunDirectory, *, is_read: bool) -> checkpoint.Writer:
     """The writer of the run's checkpoints.
 
@@ -130,14 +135,17 @@ class Chief:
         if not (save or evaluate or histograms):
             return
         snapshot = self._engine.snapshot()
-        if save:
+        if save and (bad := _not_finite(snapshot)):
+            # No reason to end here: the loss that all replicas see next tells it to all.
+            print(f"step {snapshot.step} is not saved: parameter {bad} is not finite", flush=True)
+        elif save:
             self._save(snapshot)
         if evaluate:
             loss, accuracy = self._evaluate(snapshot)
-            self._events.scalars(step, {"evaluation/loss": loss, "evaluation/accuracy": accuracy})
-            print(f"step {step}: eval_loss {loss:.4f}, eval_accuracy {accuracy:.4f}", flush=True)
+            self._events.scalars(snapshot.step, {"evaluation/loss": loss, "evaluation/accuracy": accuracy})
+            print(f"step {snapshot.step}: eval_loss {loss:.4f}, eval_accuracy {accuracy:.4f}", flush=True)
         if histograms:
-            self._events.histograms(step, {f"parameters/{k}": v for k, v in snapshot.parameters.items()})
+            self._events.histograms(snapshot.step, {f"parameters/{k}": v for k, v in snapshot.parameters.items()})
 
     def after(self, pulled: Pulled) -> None:
         """Writes down the metrics of the update that led to a step."""
@@ -148,20 +156,22 @@ class Chief:
             self._report(pulled)
 
     def finish(self, pace: Pace, *, stopped: bool, resumed_from: str | None) -> dict[str, Any]:
-        """Saves; unless the run was stopped early, evaluates and exports too. Then lets go of the engine.
+        """Saves, and evaluates unless the run was stopped early. Lets go of the engine last: others wait for this task.
 
         Returns:
             What the summary says of the training.
         """
         snapshot, table = self._engine.snapshot(), self._engine.contributions()
-        self._engine.leave()
-        self._save(snapshot)
-        results = self._results(snapshot, pace, resumed_from)
-        if self._evaluator and not stopped:
-            self._status.state = "evaluating"
-            loss, accuracy = self._evaluate(snapshot)
-            results |= {"eval_loss": loss, "eval_accuracy": accuracy}
-            self._events.scalars(snapshot.step, {"evaluation/loss": loss, "evaluation/accuracy": accuracy})
+        try:
+            self._save(snapshot)
+            results = self._results(snapshot, pace, resumed_from)
+            if self._evaluator and not stopped:
+                self._status.state = "evaluating"
+                loss, accuracy = self._evaluate(snapshot)
+                results |= {"eval_loss": loss, "eval_accuracy": accuracy}
+                self._events.scalars(snapshot.step, {"evaluation/loss": loss, "evaluation/accuracy": accuracy})
+        finally:
+            self._engine.leave()
         self._writer.close()
         self._history.close()
         self._events.close()
@@ -176,9 +186,8 @@ class Chief:
         write_atomically(self._directory.summary, json.dumps(results, indent=1))
 
     def _save(self, snapshot: Snapshot) -> None:
-        for path, value in snapshot.parameters.items():
-            if not np.isfinite(value).all():
-                raise NotFiniteError(f"parameter {path} is not finite at step {snapshot.step}; it is not saved")
+        if bad := _not_finite(snapshot):
+            raise NotFiniteError(f"parameter {bad} is not finite at step {snapshot.step}; it is not saved")
         config = self._config
         facts = {
             "model": config.model.name,

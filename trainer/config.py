@@ -141,7 +141,7 @@ class StrategyConfig:
 
     name: StrategyName = StrategyName.auto
     quorum: int | None = None  # backup: fresh gradients an update waits for, 1..replicas
-    # async: steps; older gradients are dropped and counted; none: all are applied
+    # async: steps; older gradients are dropped and counted, by each shard for itself; none: all are applied
     max_staleness: int | None = field(default=None, metadata=limits(at_least=0) | read_by("async"))
     # all_reduce: gradients that travel as one message; smaller ones leave while the backward pass goes on
     pack_mib: float = field(default=4.0, metadata=limits(above=0) | read_by("all_reduce"))

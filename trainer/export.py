@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from trainer import loss_scale
 from trainer.engine.snapshot import Snapshot
 from trainer.evaluation import evaluated
 
@@ -15,7 +16,7 @@ from trainer.evaluation import evaluated
 def params_sha256(snapshot: Snapshot) -> str:
     """SHA-256 over the little-endian float32 bytes of all parameters and state, in the order of their paths."""
     digest = hashlib.sha256()
-    for _, value in sorted((snapshot.parameters | snapshot.state).items()):
+    for _, value in sorted(_of_model(snapshot).items()):
         digest.update(np.ascontiguousarray(value, "<f4").tobytes())
     return digest.hexdigest()
 
@@ -23,10 +24,19 @@ def params_sha256(snapshot: Snapshot) -> str:
 def export(snapshot: Snapshot, model: Any, folder: Path) -> None:
     """Writes params.npz (each parameter under its path) and model.keras (averaged parameters, where there are any)."""
     folder.mkdir(parents=True, exist_ok=True)
-    named: dict[str, Any] = dict(sorted((snapshot.parameters | snapshot.state).items()))
+    named: dict[str, Any] = dict(sorted(_of_model(snapshot).items()))
     np.savez(folder / "params.npz", **named)
     values = evaluated(snapshot) | snapshot.state
     for variable in model.variables:
         if variable.path in values:
             variable.assign(values[variable.path])
     model.save(folder / "model.keras")
+
+
+def _of_model(snapshot: Snapshot) -> dict[str, Any]:
+    """Parameters and state without what is of the training, not of the model."""
+    return {
+        path: value
+        for path, value in (snapshot.parameters | snapshot.state).items()
+        if path != loss_scale.PARAMETER.path
+    }

@@ -46,8 +46,7 @@ class Pace:
     step_secs: MutableSequence[float] = field(default_factory=lambda: array("d"))
     wait_secs: float = 0.0
 
-    first_step: int | None = None  # global step that the first of them started from
-    last_step: int = 0
+    pulled_steps: tuple[int, ...] = ()  # global steps that the first two of them, and the last, started from
 
     def __post_init__(self) -> None:
         self._total_secs = sum(self.step_secs)  # kept, because a long run would take long to add up each step
@@ -58,8 +57,7 @@ class Pace:
         self._total_secs += now - self.began
         self.wait_secs += pulled.wait_secs
         self.began = now
-        self.first_step = pulled.step if self.first_step is None else self.first_step
-        self.last_step = pulled.step
+        self.pulled_steps = (*self.pulled_steps[:2], pulled.step)
 
     def percentile_ms(self, share: float) -> float:
         """The shortest of their durations that `share` of the steps stay within (nearest rank)."""
@@ -73,8 +71,10 @@ class Pace:
 
     def updates_per_second(self) -> float:
         """Of the run: where replicas do not wait for each other, more than this one's steps."""
-        updates = self.last_step - (self.first_step or 0)
-        secs = sum(self.step_secs[1:] if updates > 1 else self.step_secs)
+        if not self.pulled_steps:
+            return 0.0
+        first = 1 if len(self.pulled_steps) > 2 else 0
+        updates, secs = self.pulled_steps[-1] - self.pulled_steps[first], sum(self.step_secs[first:])
         return updates / secs if secs else 0.0
 
     def wait_fraction(self) -> float:
@@ -114,7 +114,7 @@ def train(
     between: Sequence[BetweenSteps] = (),
     after: Sequence[AfterPull] = (),
 ) -> tuple[Pulled, bool]:
-    """Steps from global step `start` to `until`, or until a replica asks to stop: then all stop at the same step.
+    """Steps from global step `start` to `until`, or until a replica asks to stop: in lockstep all stop at the same one.
 
     Args:
         gradients_every: steps between those whose gradients the actions see; 0: never.
@@ -140,6 +140,7 @@ def train(
             last = engine.peek()  # in lockstep this is the end; elsewhere the push may have been dropped
             step = until if stopped else last.step
     last = last or engine.peek()
+    stopped = stopped and last.step < until
     if last.step > start:
         _look_at(last, start, after)
     return last, stopped

@@ -15,15 +15,16 @@ FIRST = (2.0**15, 0.0)
 GROWTH_STEPS = 2000
 
 
-def moved(scale: tf.Tensor, overflow: tf.Tensor) -> tf.Tensor:
+def moved(scale: tf.Tensor, overflow: tf.Tensor, used: tf.Tensor) -> tf.Tensor:
     """[2] the scale after an update.
 
     Args:
         scale: [2] before it.
         overflow: [] bool: a gradient was not finite, so the update was left out.
+        used: [] the factor that the gradient was computed with; if it has been halved since, once is enough.
     """
     factor, good = tf.unstack(scale)
     grows = good + 1 >= GROWTH_STEPS
     up = tf.stack([tf.where(grows, factor * 2, factor), tf.where(grows, 0.0, good + 1)])
-    down = tf.stack([tf.maximum(factor / 2, 1.0), 0.0])
+    down = tf.stack([tf.where(used > factor, factor, tf.maximum(factor / 2, 1.0)), 0.0])
     return tf.where(overflow, down, up)

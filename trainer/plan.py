@@ -333,10 +333,14 @@ def _check_quorum(config: RunConfig, strategy: str) -> Iterator[Problem]:
         )
 
 
+def _parts(config: RunConfig) -> int:
+    """How many equal parts a global batch is shared out in."""
+    return config.cluster.worker * max(1, len(config.device.replicas)) * config.train.accumulate
+
+
 def _check_batch(config: RunConfig) -> Iterator[Problem]:
-    batch, accumulate = config.train.batch_size, config.train.accumulate
-    replicas = config.cluster.worker * max(1, len(config.device.replicas))
-    parts = replicas * accumulate
+    batch, accumulate, parts = config.train.batch_size, config.train.accumulate, _parts(config)
+    replicas = parts // accumulate if accumulate > 0 else 0
     if batch > 0 and parts > 0 and batch % parts:
         lower, upper = batch // parts * parts, -(-batch // parts) * parts
         sizes = f"{lower} or {upper}" if lower else f"{upper}"
@@ -350,12 +354,12 @@ def _check_batch(config: RunConfig) -> Iterator[Problem]:
 
 
 def _check_examples(config: RunConfig, description: Description) -> Iterator[Problem]:
-    examples, workers = description.train_examples, config.cluster.worker
+    examples, parts = description.train_examples, _parts(config)
     if examples < config.train.batch_size:
         yield Problem(
             "train.batch_size",
             f"one global batch takes {config.train.batch_size} examples, the data has {examples}",
-            f"type train.batch_size={max(1, examples // workers * workers)}",
+            f"type train.batch_size={max(1, examples // parts * parts)}",
         )
 
 

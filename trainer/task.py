@@ -40,6 +40,7 @@ from trainer.workload import open_workload, parameters_of
 
 FIRST_GENERATION = 1
 RECENT_STEPS = 20
+LAST_GOODBYE_SECS = 10.0
 
 
 def main(run: str, job: str, index: int) -> NoReturn:
@@ -108,7 +109,12 @@ class _Player:
         if self._plan.strategy == "all_reduce":
             self._join_all_reduce([task.name for task in self._plan.workers])
         shard_host = self._start_hosting() if self._plan.has_shard_hosts and self._shard else None
-        stopped = self._train() if self._task.job == "worker" else False
+        try:
+            stopped = self._train() if self._task.job == "worker" else False
+        except NotFiniteError:
+            if shard_host:  # the others come to see it too, and need this shard for that
+                _wait_at_most(LAST_GOODBYE_SECS, shard_host.wait_for_goodbyes)
+            raise
         if shard_host:
             shard_host.wait_for_goodbyes()
         self._status.state = "done"
@@ -282,7 +288,9 @@ class _Player:
                 between=[chief.between] if chief else [],
                 after=[check_placement, tell, *([chief.after] if chief else [])],
             )
-        except NotFiniteError:  # every replica sees it at the same step
+        except NotFiniteError:
+            if plan.intake != "all":  # else all replicas see it at the same step; here only who pulled just then
+                engine.step(stop=True)
             engine.leave()
             raise
         if chief is None:
@@ -297,6 +305,12 @@ def _check_planned(plan: Plan, parameters: Sequence[Parameter]) -> None:
     if built != planned:
         other = sorted(path for path in built.keys() | planned.keys() if built.get(path) != planned.get(path))
         raise RuntimeError(f"the model is not the one that was planned; different are {', '.join(other[:5])}")
+
+
+def _wait_at_most(secs: float, work: Callable[[], None]) -> None:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(secs)
 
 
 def _start_thread(name: str, task: str, work: Callable[[], None]) -> None:

@@ -41,18 +41,7 @@ def training_batches(
     Raises:
         DataError: if one global batch holds more examples than there are.
     """
-    if examples.count < batch_size:
-        most = examples.count // replicas * replicas
-        raise DataError(
-            f"the data set has {examples.count} examples to train on, one global batch takes {batch_size}; "
-            + (f"type train.batch_size={most}" if most else f"{replicas} replicas need at least as many examples")
-        )
-
-    def indices(step: tf.Tensor) -> tf.Tensor:
-        return batch_indices(
-            seed, step, batch_size=batch_size, replica=replica, replicas=replicas, count=examples.count
-        )
-
+    indices = _training_indices(examples, seed=seed, batch_size=batch_size, replica=replica, replicas=replicas)
     return _batches(examples, indices, start=start, stop=stop)
 
 
@@ -60,17 +49,27 @@ def training_iterator(
     examples: Examples, *, seed: int, start: int, stop: int, batch_size: int, replica: int, replicas: int
 ) -> Any:
     """The same batches for TensorFlow's eager mode: an iterator of (step, features, labels)."""
-
-    def indices(step: tf.Tensor) -> tf.Tensor:
-        return batch_indices(
-            seed, step, batch_size=batch_size, replica=replica, replicas=replicas, count=examples.count
-        )
-
+    indices = _training_indices(examples, seed=seed, batch_size=batch_size, replica=replica, replicas=replicas)
     with tf.device("/cpu:0"):
         arrays = tuple(tf.constant(array) for array in examples.arrays)
         steps = tf.data.Dataset.range(start, stop)
         fetch = tf.autograph.experimental.do_not_convert(lambda step: (step, *examples.fetch(indices(step), arrays)))
         return iter(steps.map(fetch).prefetch(AHEAD).with_options(_options()))
+
+
+def _training_indices(
+    examples: Examples, *, seed: int, batch_size: int, replica: int, replicas: int
+) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Which examples a replica sees at a step."""
+    if examples.count < batch_size:
+        most = examples.count // replicas * replicas
+        raise DataError(
+            f"the data set has {examples.count} examples to train on, one global batch takes {batch_size}; "
+            + (f"type train.batch_size={most}" if most else f"{replicas} replicas need at least as many examples")
+        )
+    return lambda step: batch_indices(
+        seed, step, batch_size=batch_size, replica=replica, replicas=replicas, count=examples.count
+    )
 
 
 def evaluation_batches(examples: Examples, *, batch_size: int) -> Batches:

@@ -8,7 +8,8 @@ the same to rounding: a ring adds in another order.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import context
@@ -16,7 +17,7 @@ from tensorflow.python.eager import context
 from trainer import optimizers
 from trainer.config import OptimizerConfig
 from trainer.engine import packing
-from trainer.engine.compute import Replica, mean_computed, run_step
+from trainer.engine.compute import Replica, in_step, mean_computed, run_step
 from trainer.engine.pulled import Pulled
 from trainer.engine.snapshot import Snapshot
 from trainer.engine.update import is_scaled, make_update, squares_order
@@ -24,7 +25,8 @@ from trainer.placement import Shard
 from trainer.proof.executed import Executed, executed
 
 
-class _Batch(NamedTuple):
+@dataclass(frozen=True)
+class _Batch:
     """What an iterator of `data.pipeline.training_iterator` gives."""
 
     step: tf.Tensor
@@ -134,13 +136,12 @@ class AllReduceEngine:
 
     def leave(self) -> None:
         """Waits until every worker has come to its end: one that left earlier would look like one that failed."""
-        self._receive([tf.zeros([0]) for _ in (self._flat, *self._slots)])
+        self._run_broadcast([tf.zeros([1])])  # of nothing, TensorFlow would make a sum without the others
 
     def _receive(self, vectors: Sequence[tf.Tensor]) -> None:
         received = self._run_broadcast(list(vectors))
         for variable, value in zip((self._flat, *self._slots.values()), received, strict=True):
-            if value.shape[0]:
-                variable.assign(value)
+            variable.assign(value)
 
     def _broadcast(self, vectors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Sums over the workers, of which one has the values and the others zeros; no bit changes.
@@ -172,7 +173,7 @@ class AllReduceEngine:
             generation, step = tf.unstack(tf.cast(tags, tf.int64))
             outcome = mean_computed(
                 [
-                    run_step([flat], [shard], replica, batch, stop)
+                    run_step([flat], [shard], replica, in_step(batch, step), stop)
                     for replica, batch in zip(self._replicas, batches, strict=True)
                 ]
             )

@@ -3,8 +3,8 @@
     host loop:  next arrival -> apply it, keep it for a quorum, or drop it -> tokens
 
 Each push is an entry in a host's arrivals; every entry is answered by one token, so nobody waits for a worker that is
-slow or gone. With a quorum the host of the first shard decides for all: it hands its order of arrivals on, and the
-others follow it, so that every shard updates from the same workers, and no two of them wait for each other's.
+slow. With a quorum the host of the first shard decides for all: it hands its order of arrivals on, and the others
+follow it, so that every shard updates from the same workers, and no two of them wait for each other's.
 
 A copy of the state is an entry too: what the chief reads of a shard is never half of an update, and with a quorum all
 shards copy at the same step.
@@ -12,6 +12,7 @@ shards copy at the same step.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -63,7 +64,7 @@ class ArrivalsHost(ShardHost):
     def serve(self, steps: int, on_update: OnUpdate) -> None:
         """Serves on when the run is over: workers still push, and are answered, until they and the hosts leave."""
         self._prepare()
-        is_over = self.step >= steps
+        is_over, is_stopped = self.step >= steps, False
         while True:
             began = time.monotonic()
             try:
@@ -74,16 +75,16 @@ class ArrivalsHost(ShardHost):
                 raise
             waited = time.monotonic() - began
             if arrival.worker == HOLD:
-                self._run_hold(arrival.step)
+                self._run_hold(arrival.step, self.counts)
             elif arrival.generation != self._generation:
                 self._run_drop[arrival.worker]()  # of a state that is gone, and so is who waits for a token
-            elif is_over:
-                self._answer_by_dropping(arrival.worker)
-            elif arrival.stop:
-                is_over = True
+            elif arrival.stop and not is_stopped:  # after the last update too: another shard may have stopped before
+                is_over = is_stopped = True
                 self._run_raise_stop()
                 self._answer_by_dropping(arrival.worker)
                 self.let_go()
+            elif is_over:
+                self._answer_by_dropping(arrival.worker)
             elif self.take(arrival):
                 self.step += 1
                 is_over = self.step >= steps
@@ -131,7 +132,7 @@ class ArrivalsHost(ShardHost):
         self._run_apply = [
             callable_of(op, [self.tag_feed, self.counts_feed, *self.apply_feeds()]) for op in self._apply
         ]
-        self._run_hold = callable_of(self._hold, [self._ticket_feed])
+        self._run_hold = callable_of(self._hold, [self._ticket_feed, self.counts_feed])
         self._run_raise_stop = callable_of(self._raise_stop)
         self._generation, self.step = self.read_tag()
         self._handed = self.step  # tokens of this generation grow from the one that said that the state is loaded
@@ -148,7 +149,7 @@ class ArrivalsHost(ShardHost):
         sources = [self.shared.flat, *self.shared.slots.values()]
         with tf.device(self.parameters):
             copied = [t.assign(s.read_value(), read_value=False) for t, s in zip(targets, sources, strict=True)]
-        with tf.control_dependencies(copied):
+        with tf.control_dependencies([*copied, self.tell_counts()]):
             return self.log.held.enqueue(self._ticket_feed)
 
     def _make_raise_stop(self) -> tf.Operation:
@@ -173,7 +174,7 @@ class EachHost(ArrivalsHost):
             options: of `ShardHost`. Gradients are clipped by their worker, which has all of one.
         """
         self._max_staleness = max_staleness
-        super().__init__(**options)
+        super().__init__(**options | {"optimizer": dataclasses.replace(options["optimizer"], clip_norm=None)})
 
     def take(self, arrival: Arrival) -> bool:
         staleness = self.step - arrival.step
@@ -214,11 +215,12 @@ class QuorumHost(ArrivalsHost):
         if arrival.step != self.step:
             self.drop(arrival.worker)
             return False
-        contributions.add_applied(self.counts, arrival.worker, 0)
         self._chosen.append(arrival.worker)
         if len(self._chosen) < self._quorum:
             self._run_keep[arrival.worker]()
             return False
+        for worker in self._chosen:
+            contributions.add_applied(self.counts, worker, 0)
         self.apply(arrival.worker, {self._chosen_feed: np.isin(np.arange(self.workers), self._chosen)})
         self._chosen.clear()
         return True

@@ -18,7 +18,7 @@ class Pulled(NamedTuple):
     step: int  # global step: updates applied
     loss: float
     accuracy: float
-    stop: bool  # a replica asked to stop; every replica sees this at the same step
+    stop: bool  # a replica asked to stop; in lockstep all see this at the same step
     wait_secs: float = 0.0  # until all parameters were here
     compute_secs: float = 0.0  # forward and backward pass
     gradients: dict[str, np.ndarray] | None = None  # of this replica, by path; only when asked for

@@ -3,8 +3,9 @@
     worker step:  wait for my token of every shard -> read -> replica step -> push
 
 Every vector carries (generation, step) in its header. Tokens are growing numbers, so a stale one is passed over. In
-lockstep all shards are of the same step when a worker reads them. Elsewhere they may differ; then a gradient counts as
-of the oldest, and the batches of a worker follow its own steps, for nobody knows which global step a push will make.
+lockstep all shards are of the same step when a worker reads them. Elsewhere they may differ: with a quorum a gradient
+counts as of the oldest, and where each is an update every shard judges by its own. The batches of a worker then follow
+its own steps, for nobody knows which global step a push will make.
 """
 
 from __future__ import annotations
@@ -145,6 +146,7 @@ class ShardsEngine(SessionEngine):
                 batches = [in_step(one, tf.cast(tags[0][1], tf.int64)) for one in batches]
             else:
                 tags = tf.reduce_min(tags, 0, keepdims=True)
+            if self._intake == "quorum":  # one host decides for all, so the oldest shard counts
                 headers = [packing.header(tags[0][0], tags[0][1])] * len(shards)
             computed = [
                 compute(pulled, headers, shards, replica, one, self._stop)
@@ -153,20 +155,34 @@ class ShardsEngine(SessionEngine):
             packed = mean_over_replicas(computed, headers, shards, clip=clip)
             with tf.control_dependencies(packed):
                 computed_at = tf.timestamp()
-            metrics = packing.metrics_of(pulled[0], shards[0])
-        pushes = [self._push(s, shard, vector) for s, shard, vector in zip(shared, shards, packed, strict=True)]
-        return [tags, metrics, pulled_at, computed_at, pushes], packed
+            metrics = self._metrics([packing.metrics_of(f, s) for f, s in zip(pulled, shards, strict=True)])
+        return [tags, metrics, pulled_at, computed_at, self._push(shared, packed)], packed
 
-    def _push(self, s: Shared, shard: Shard, vector: tf.Tensor) -> tf.Operation:
-        with tf.device(device_of(shard.host)):
-            arrived = tf.identity(vector)  # here, so that what is read of it below is not sent on its own
-            pushed = s.intake[self._worker].enqueue(arrived)
-            if s.log is None or (self._intake == "quorum" and shard.index > 0):  # the first shard's host tells it
-                return pushed
-            stop = packing.metrics_of(arrived, shard)[STOP] > 0
-            arrival = tf.concat([[self._worker], packing.tags_of(arrived, shard), [tf.cast(stop, tf.int32)]], 0)
-            with tf.control_dependencies([pushed]):
-                return s.log.arrivals.enqueue(arrival)
+    def _push(self, shared: Sequence[Shared], packed: Sequence[tf.Tensor]) -> list[tf.Operation]:
+        """Sends each host its vector; then, where they are taken as they come, tells that they are there."""
+        arrived, pushed = [], []
+        for s, shard, vector in zip(shared, self._shards, packed, strict=True):
+            with tf.device(device_of(shard.host)):
+                arrived.append(tf.identity(vector))  # here, so that what is read of it below is not sent on its own
+                pushed.append(s.intake[self._worker].enqueue(arrived[-1]))
+        told = []
+        for number, (s, shard) in enumerate(zip(shared, self._shards, strict=True)):
+            # The first shard's host tells the others of a quorum, and no sooner than all have the vector.
+            if s.log is None or (self._intake == "quorum" and number > 0):
+                continue
+            with tf.device(device_of(shard.host)):
+                stop = tf.cast(packing.metrics_of(arrived[number], shard)[STOP] > 0, tf.int32)
+                arrival = tf.concat([[self._worker], packing.tags_of(arrived[number], shard), [stop]], 0)
+                with tf.control_dependencies(pushed if self._intake == "quorum" else [pushed[number]]):
+                    told.append(s.log.arrivals.enqueue(arrival))
+        return told or pushed
+
+    def _metrics(self, metrics: Sequence[tf.Tensor]) -> tf.Tensor:
+        """The first shard's; but shards that do not move together may hear of a stop one after the other."""
+        if self._intake == "all":
+            return metrics[0]
+        stop = tf.reduce_max([one[STOP] for one in metrics])
+        return tf.concat([metrics[0][:STOP], [stop], metrics[0][STOP + 1 :]], 0)
 
     def _make_peek(self, shared: Sequence[Shared]) -> list[tf.Tensor]:
         tags, metrics = [], []
@@ -176,7 +192,7 @@ class ShardsEngine(SessionEngine):
                 tags.append(packing.tags_of(flat, shard))
                 metrics.append(packing.metrics_of(flat, shard))
         stacked = tf.stack(tags)
-        return [stacked if self._intake == "all" else tf.reduce_min(stacked, 0, keepdims=True), metrics[0]]
+        return [stacked if self._intake == "all" else tf.reduce_min(stacked, 0, keepdims=True), self._metrics(metrics)]
 
     def _make_snapshot(self, shared: Sequence[Shared]) -> tuple[Any, Any, Any]:
         """Reads between two steps: no shard moves before this worker pushes."""

@@ -15,7 +15,10 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Parameters, state (BatchNorm statistics) and optimizer slots, all of the same global step."""
+    """Parameters, state (BatchNorm statistics) and optimizer slots, all of the same global step.
+
+    But where every gradient is an update of its own: there a shard may be some steps ahead, and the lowest counts.
+    """
 
     step: int
     parameters: Arrays

@@ -125,5 +125,7 @@ def _scaled_state(shard: Shard, flat: tf.Tensor, state: tf.Tensor, overflow: tf.
         if piece.path == loss_scale.PARAMETER.path:
             begin = piece.offset - shard.trainable_size
             end = begin + piece.size
-            after = tf.concat([after[:begin], loss_scale.moved(before[begin:end], overflow), after[end:]], 0)
+            after = tf.concat(
+                [after[:begin], loss_scale.moved(before[begin:end], overflow, state[begin]), after[end:]], 0
+            )
     return after
