@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import socket
+import sys
 import threading
 import time
 from dataclasses import dataclass, field
@@ -74,6 +75,11 @@ class _Server(ThreadingHTTPServer):
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A reader that has hung up, because this process was busy for long, is not worth a traceback."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Server6(_Server):
