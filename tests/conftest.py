@@ -17,6 +17,7 @@ import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+os.environ.setdefault("TF_GRPC_WORKER_CACHE_QUEUES", "4")  # or each server of a test keeps 64 threads for ever
 
 DEADLINE_SECS = 90.0
 GPUS = len(list(Path("/dev").glob("nvidia[0-9]*")))
