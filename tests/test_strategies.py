@@ -18,7 +18,8 @@ SHORT = ["seed=1", "train.steps=25", "summary.every=1"]
 FOUR_HERE = "device.replicas=[/cpu:0,/cpu:1,/cpu:2,/cpu:3]"
 STRATEGIES = {
     "sync, shards on the workers": ["cluster=4w"],
-    "async": ["cluster=2ps4w", "strategy=async", "train.batch_size=1024"],  # 256 an update, as in the others
+    # 256 examples an update, as in the others; with 4 workers, gradients 3 steps stale, it ends at 0.943 to 0.965.
+    "async": ["cluster=2ps2w", "strategy=async", "train.batch_size=512"],
     "backup": ["cluster=2ps4w", "strategy=backup", "strategy.quorum=3"],
     "all_reduce": ["cluster=2w", "strategy=all_reduce"],
     "replicas in one process": [FOUR_HERE],
