@@ -26,6 +26,8 @@ class Mode(Enum):
     plan = "plan"  # print what would run where; start nothing
     doctor = "doctor"  # look at this machine and say what is missing
     matpow = "matpow"  # A^n + B^n on one device and on two, timed: the smallest program with two devices
+    check = "check"  # read what a finished run left, and say whether each step counted every replica once
+    chaos = "chaos"  # train while tasks are killed, frozen and cut off, and compare with an unbroken run
 
 
 # How replicas meet. By call, because `async` cannot be written as a name in a class.
@@ -55,6 +57,24 @@ class MetricName(Enum):
 
     accuracy = "accuracy"  # the highest
     loss = "loss"  # the lowest
+
+
+class NotFinitePolicy(Enum):
+    """What follows when a gradient or a loss is NaN or infinite; its update is never applied."""
+
+    stop = "stop"  # the run ends with 65; checkpoints stay as they are
+    skip = "skip"  # the step counts, its update does not; said once for each
+    rollback = "rollback"  # back to the newest checkpoint, and on with other batches
+
+
+# What follows when a checkpoint cannot be written. By call, because `continue` cannot be written as a name in a class.
+SaveErrorPolicy = Enum(
+    "SaveErrorPolicy",
+    {
+        "stop": "stop",  # the run ends with 74; earlier checkpoints stay as they are
+        "continue": "continue",  # training goes on, and says so at every save that fails
+    },
+)
 
 
 class OptimizerName(Enum):
@@ -219,6 +239,7 @@ class TrainConfig:
     accumulate: int = field(default=1, metadata=limits(at_least=1))
     precision: Precision = Precision.float32
     jit: bool = False  # compile the replica step with XLA
+    on_not_finite: NotFinitePolicy = NotFinitePolicy.stop
 
 
 @dataclass
@@ -241,6 +262,7 @@ class EvaluateConfig:
 class CheckpointConfig:
     every: int = field(default=100, metadata=limits(at_least=0))  # steps; 0: only the last one
     keep: int = field(default=3, metadata=limits(at_least=1))  # newest checkpoints kept
+    on_error: SaveErrorPolicy = SaveErrorPolicy.stop
 
 
 @dataclass
@@ -248,12 +270,38 @@ class SummaryConfig:
     every: int = field(default=10, metadata=limits(at_least=1))  # steps between lines of history.jsonl and events
     histogram_every: int = field(default=0, metadata=limits(at_least=0))  # steps; 0: no histograms
     lines: bool = False  # print every line of the history, in place of one every few seconds
+    journal: bool = False  # every task also writes down each of its steps, for mode=check
 
 
 @dataclass
 class TimeoutsConfig:
     roll_call_secs: float = field(default=120.0, metadata=limits(above=0))  # all tasks up
     stop_grace_secs: float = field(default=30.0, metadata=limits(above=0))  # from SIGTERM to SIGKILL
+    heartbeat_secs: float = field(default=10.0, metadata=limits(above=0))  # a task that is silent for longer is gone
+    # a step that takes longer, and 20 times the median, is stuck: who it waits for is started again
+    step_secs: float = field(default=60.0, metadata=limits(above=0))
+
+
+@dataclass
+class RestartConfig:
+    """How often a task that failed is started again, and how soon."""
+
+    max: int = field(default=3, metadata=limits(at_least=0))  # of each task, within the window
+    max_of: dict[str, int] = field(default_factory=dict)  # job (`ps`) or task (`worker:1`) -> its own number
+    window_secs: float = field(default=3600.0, metadata=limits(above=0))  # restarts longer ago do not count
+    delay_secs: float = field(default=1.0, metadata=limits(at_least=0))  # before the first; each next one waits twice
+
+
+@dataclass
+class ChaosConfig:
+    """Of mode=chaos: the faults that a run must survive."""
+
+    schedule: str = ""  # e.g. "kill worker:2 @40; stop ps:0 @80 for 15s; kill chief @120": one run under all of these
+    random: int = field(default=0, metadata=limits(at_least=0))  # runs of each kind, with one fault at a random moment
+    kinds: list[str] = field(default_factory=list)  # of the random faults; empty: all that the cluster can have
+    seed: int = field(default=0, metadata=limits(at_least=0))  # of the random moments
+    minutes: float = field(default=0.0, metadata=limits(at_least=0))  # soak: one run of so long, under random faults
+    every_secs: float = field(default=60.0, metadata=limits(above=0))  # soak: between two faults
 
 
 @dataclass
@@ -290,9 +338,11 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     summary: SummaryConfig = field(default_factory=SummaryConfig)
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
+    restart: RestartConfig = field(default_factory=RestartConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
     plan: PlanConfig = field(default_factory=PlanConfig)
     matpow: MatpowConfig = field(default_factory=MatpowConfig)
+    chaos: ChaosConfig = field(default_factory=ChaosConfig)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ UNAVAILABLE = 69  # a peer or a port
 INTERNAL = 70
 RUN_IN_USE = 73
 STORAGE = 74
+INCOMPLETE = 75  # a part of the cluster's state is gone: every task must start anew, from a checkpoint
 CHECKPOINT = 76
 INTERRUPTED = 130
 TERMINATED = 143
@@ -22,6 +23,7 @@ MEANINGS = {
     INTERNAL: "an unexpected error",
     RUN_IN_USE: "the run directory is in use",
     STORAGE: "storage failed",
+    INCOMPLETE: "a part of the cluster's state was lost",
     CHECKPOINT: "the checkpoint cannot be used",
     INTERRUPTED: "interrupted",
     TERMINATED: "terminated",
@@ -30,6 +32,10 @@ MEANINGS = {
 
 class RunInUseError(RuntimeError):
     """Another run works in the directory."""
+
+
+class IncompleteError(RuntimeError):
+    """A part of the cluster's state is gone, so that no task alone can go on."""
 
 
 class NotFiniteError(ValueError):
@@ -60,6 +66,8 @@ def exit_code_of(error: BaseException) -> int:
         return CONFIG
     if isinstance(error, RunInUseError):
         return RUN_IN_USE
+    if isinstance(error, IncompleteError):
+        return INCOMPLETE
     if type(error).__name__ in (
         "UnavailableError",
         "AbortedError",

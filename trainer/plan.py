@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -158,6 +158,15 @@ class Plan:
         if self.strategy == "backup":
             waits = f"every update waits for {self.quorum} of {self.replicas}, later gradients are dropped"
         return ", ".join([self.strategy, replicas, each, where, *([waits] if self.replicas > 1 else [])])
+
+    def reached_by(self, links: Mapping[str, Mapping[str, str]]) -> Plan:
+        """The plan with other addresses for some tasks: those by which one task reaches them."""
+
+        def reached(task: Task) -> Task:
+            link = links.get(task.name)
+            return replace(task, address=link["address"], control=link["control"]) if link else task
+
+        return replace(self, tasks=tuple(reached(task) for task in self.tasks))
 
     def to_json(self) -> dict[str, Any]:
         derived = {

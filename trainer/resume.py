@@ -12,14 +12,17 @@ from trainer.monitor.history import History
 from trainer.run_directory import RunDirectory
 
 
-def find(resume: str, directory: RunDirectory, *, steps: int) -> Checkpoint | None:
+def find(resume: str, directory: RunDirectory, *, steps: int, again: bool = False) -> Checkpoint | None:
     """The checkpoint that `resume` means: the newest valid one of the run (auto), none (never), or the one at a path.
+
+    Args:
+        again: this launch of the run has started before, so what it saved since comes first.
 
     Raises:
         CheckpointError: if the one at the path is damaged; if the run has some and all are damaged; or if it is beyond
             the run's last step.
     """
-    found = _find(resume, directory)
+    found = (_find("auto", directory) if again else None) or _find(resume, directory)
     if found is not None and found.step > steps:
         raise CheckpointError(
             found.path,

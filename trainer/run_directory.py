@@ -35,6 +35,8 @@ class RunDirectory:
         self.history = path / "history.jsonl"
         self.logs = path / "logs"
         self.events = path / "events"
+        self.journal = path / "journal"
+        self.generation = path / "generation.json"
         self.checkpoints = path / "checkpoints"
         self.evaluations = path / "evaluations.jsonl"  # this and the best checkpoint are of an evaluator task
         self.best = path / "best"
@@ -47,8 +49,27 @@ class RunDirectory:
         shutil.rmtree(self.path / "placement", ignore_errors=True)
         for name in ("placement.json", "placement.html"):
             (self.path / name).unlink(missing_ok=True)
+        loaded, _ = self._read_generation()
+        write_atomically(self.generation, json.dumps({"loaded": loaded, "launched_at": loaded}))
         write_atomically(self.config, yaml.safe_dump(_plain(config), sort_keys=False))
         write_atomically(self.plan, json.dumps(plan.to_json(), indent=1))
+
+    def has_loaded(self) -> bool:
+        """Whether this launch of the run has loaded a state before."""
+        loaded, launched_at = self._read_generation()
+        return loaded > launched_at
+
+    def next_generation(self) -> int:
+        """A generation that is higher than any before, on disk when this returns."""
+        loaded, launched_at = self._read_generation()
+        write_atomically(self.generation, json.dumps({"loaded": loaded + 1, "launched_at": launched_at}))
+        return loaded + 1
+
+    def _read_generation(self) -> tuple[int, int]:
+        if not self.generation.exists():
+            return 0, 0
+        told = json.loads(self.generation.read_text())
+        return told["loaded"], told["launched_at"]
 
     def read_config(self) -> RunConfig:
         merged = OmegaConf.merge(OmegaConf.structured(RunConfig), OmegaConf.load(self.config))
@@ -122,7 +143,7 @@ def choose(config: RunConfig) -> RunDirectory:
 
 def config_hash(config: RunConfig) -> str:
     """A digest of what all tasks of a run must agree on; an evaluator is known to itself, and not always to others."""
-    own = ("job", "task", "run", "plan", "mode")
+    own = ("job", "task", "run", "plan", "mode", "chaos")
     told = {name: value for name, value in _plain(config).items() if name not in own}
     told["cluster"] = _without_evaluators(told["cluster"])
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]

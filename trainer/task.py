@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
+import json
 import os
 import signal
 import sys
@@ -15,7 +17,7 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from trainer import addresses, exit_codes, scoring
+from trainer import addresses, exit_codes, failpoints, scoring
 from trainer.assembly import compute_device, make_engine, make_host
 from trainer.chief import Chief, first_snapshot
 from trainer.config import RunConfig
@@ -26,8 +28,11 @@ from trainer.exit_codes import NotFiniteError
 from trainer.loop import Engine, Pace, train
 from trainer.machine import is_local
 from trainer.monitor import status as status_page
-from trainer.monitor.peers import PeerError, roll_call
+from trainer.monitor.journal import Journal
+from trainer.monitor.peers import PeerError, read_status, roll_call
+from trainer.monitor.stall import STALL_SECS, Stall, in_words
 from trainer.monitor.status import Status
+from trainer.monitor.watch_peers import Heartbeats, watch
 from trainer.placement import Parameter
 from trainer.plan import Plan, Task
 from trainer.proof.executed import Executed
@@ -38,15 +43,17 @@ from trainer.server import can_fuse, configure_eager, session_config, start_serv
 from trainer.signals import StopRequest
 from trainer.workload import open_workload, parameters_of
 
-FIRST_GENERATION = 1
 RECENT_STEPS = 20
+LOOK_EVERY_SECS = 1.0  # at whether a step stalls
+LINKS = "TRAINER_LINKS"  # JSON {task: {"address": ..., "control": ...}}: where this task reaches others
 LAST_GOODBYE_SECS = 10.0
 
 
 def main(run: str, job: str, index: int) -> NoReturn:
     """Plays a task of a run that a launcher prepared."""
     directory = RunDirectory(Path(run))
-    play(directory.read_config(), directory.read_plan(), directory, job, index)
+    links = json.loads(os.environ.get(LINKS, "{}"))
+    play(directory.read_config(), directory.read_plan().reached_by(links), directory, job, index)
 
 
 def play(config: RunConfig, plan: Plan, directory: RunDirectory, job: str, index: int) -> NoReturn:
@@ -91,6 +98,9 @@ class _Player:
         self._shard = next((shard for shard in plan.shards if shard.host == task.name), None)
         self._server: Any = None
         self._strategy: Any = None  # of all-reduce training
+        writes = directory.plan.exists()  # a task that a scheduler started has no run directory to write to
+        self._journal = Journal(directory.journal / f"{task.job}-{task.index}.jsonl" if writes else None)
+        self._needs_hosts = True  # until this task has all that it wants of them
         # Sessions stay open until the process ends: closing one can wait for ever for a peer that has left.
         self._keep_open: list[Any] = []
 
@@ -169,6 +179,7 @@ class _Player:
         self._roll_call(peers, until="is_listening")
         self._keep_open.append(shard_host)
         shard_host.connect(self._server.target, self._session_config(peers))
+        self._watch_hosts()
         self._status.is_ready = True
         self._status.state = "waiting"
         _start_thread("shard host", self._task.name, lambda: self._host(shard_host))
@@ -178,6 +189,9 @@ class _Player:
         is_ps = self._task.job == "ps"
         began, waited = time.monotonic(), 0.0
         step = shard_host.load()
+        generation, _ = shard_host.read_tag()
+        self._journal.write("load", generation=generation, step=step)
+        is_recorded = self._config.summary.journal
 
         def on_update(updated: int, wait_secs: float) -> None:
             nonlocal waited
@@ -185,13 +199,18 @@ class _Player:
                 self._prove(UPDATE, shard_host.executed)
                 shard_host.executed = None
             waited += wait_secs
+            if is_recorded:
+                self._journal.write("update", generation=generation, step=updated)
+            self._hosted_step = updated
             if is_ps:
                 self._status.step = updated
                 self._status.wait_fraction = waited / (time.monotonic() - began)
 
+        self._hosted_step = step
         if is_ps:
-            self._status.step, self._status.state = step, "serving"
+            self._status.generation, self._status.step, self._status.state = generation, step, "serving"
             self._stop.let_step_finish()  # the workers decide when: they need this shard to save it
+        self._watch_steps(lambda: self._hosted_step, shard_host.missing)
         shard_host.is_tracing = self._config.device.log_placement
         shard_host.serve(self._plan.steps, on_update)
 
@@ -208,16 +227,14 @@ class _Player:
         _check_planned(plan, parameters_of(model, config.train.precision.value))
         engine = make_engine(config, plan, self._task, model, data, strategy=self._strategy)
         evaluator = None
-        if self._task.is_chief:
-            state, resumed_from = first_snapshot(config, plan, self._directory, model)
-            if plan.trainers == plan.tasks:  # else an evaluator task does it
-                evaluator = Evaluator(
-                    model,
-                    config.model.loss.value,
-                    data.evaluate,
-                    batch_size=config.evaluate.batch_size,
-                    device=compute_device(plan, self._task),
-                )
+        if self._task.is_chief and plan.trainers == plan.tasks:  # else an evaluator task does it
+            evaluator = Evaluator(
+                model,
+                config.model.loss.value,
+                data.evaluate,
+                batch_size=config.evaluate.batch_size,
+                device=compute_device(plan, self._task),
+            )
         target = self._server.target if self._server else ""
         if plan.has_shard_hosts:
             names = [task.name for task in plan.trainers] if self._task.is_chief else self._hosts()
@@ -225,13 +242,20 @@ class _Player:
             self._roll_call(self._hosts(), until="is_ready")
         self._keep_open += [engine, evaluator]
         engine.connect(target, self._session_config(self._hosts()))
+        if plan.has_shard_hosts and not self._shard:
+            self._watch_hosts()
         if not self._task.is_chief:
-            return self._run(engine, Pace(), chief=None)
+            return self._run(engine, Pace(), engine.start(), chief=None)
         if evaluator is not None:
             evaluator.connect(target, self._session_config([]))
-        engine.load(state, generation=FIRST_GENERATION)
-        if resumed_from:
-            print(f"resumes at step {state.step} from {resumed_from}", flush=True)
+        generation = engine.held()
+        adopts, resumed_from = generation > 0, None
+        if not adopts:
+            generation, resumed_from = self._load(engine, model)
+        start = engine.start()
+        if adopts:
+            print(f"goes on at step {start} with the state that the shard hosts hold", flush=True)
+            self._journal.write("adopt", generation=generation, step=start)
         chief = Chief(
             config,
             plan,
@@ -239,34 +263,58 @@ class _Player:
             engine=engine,
             evaluator=evaluator,
             status=self._status,
-            start=state.step,
-            generation=FIRST_GENERATION,
+            start=start,
+            generation=generation,
+            journal=self._journal,
+            adopts=adopts,
         )
+        for pulled in engine.missed if adopts else ():
+            chief.after(pulled)
         pace = Pace()
-        stopped = self._run(engine, pace, chief=chief)
+        stopped = self._run(engine, pace, start, chief=chief)
+        self._needs_hosts = False
         results = chief.finish(pace, stopped=stopped, resumed_from=resumed_from)
         if not stopped:
             chief.export(model)
         chief.write_summary(results)
         return stopped
 
-    def _run(self, engine: Engine, pace: Pace, *, chief: Chief | None) -> bool:
+    def _load(self, engine: Engine, model: Any) -> tuple[int, str | None]:
+        """Loads the state that the run (re)starts from; returns its generation, and the checkpoint, if there is one."""
+        state, resumed_from = first_snapshot(self._config, self._plan, self._directory, model)
+        generation = self._directory.next_generation()
+        failpoints.reach("generation", state.step)
+        self._journal.write("reload", generation=generation, step=state.step, checkpoint=resumed_from)
+        engine.load(state, generation=generation)
+        if resumed_from:
+            print(f"resumes at step {state.step} from {resumed_from}", flush=True)
+        return generation, resumed_from
+
+    def _run(self, engine: Engine, pace: Pace, start: int, *, chief: Chief | None) -> bool:
         """Steps to the end; returns whether the run was stopped before."""
         status, plan = self._status, self._plan
-        status.state = "waiting"
-        start, examples = engine.start(), plan.replica_batch * len(self._task.replicas)
+        examples = plan.replica_batch * len(self._task.replicas)
+        replicas = self._replicas()
+        self._journal.write("join", step=start, replicas=replicas)
+        if not plan.has_shard_hosts:
+            self._watch_steps(lambda: status.step, None)
         self._stop.let_step_finish()
         status.state, status.step = "training", start
         pace.began = time.monotonic()
 
         def tell(pulled: Pulled) -> None:
             pace.tick(pulled)
-            status.step = pulled.step
+            status.generation, status.step = pulled.generation, pulled.step
+            failpoints.reach("step", pulled.step)
             status.wait_fraction = pace.wait_fraction()
             status.examples_per_second = examples * pace.steps_per_second(RECENT_STEPS)
             if pulled.step > start:
                 status.loss = pulled.loss
                 status.first_step_at = status.first_step_at or time.time()
+
+        def record(pulled: Pulled) -> None:
+            if self._config.summary.journal and pulled.step < plan.steps:
+                self._journal.write("push", generation=pulled.generation, step=pulled.step, replicas=replicas)
 
         def check_placement(pulled: Pulled) -> None:
             if engine.executed is not None:
@@ -286,16 +334,72 @@ class _Player:
                 stop_requested=lambda: self._stop.requested,
                 gradients_every=self._config.summary.histogram_every if chief else 0,
                 between=[chief.between] if chief else [],
-                after=[check_placement, tell, *([chief.after] if chief else [])],
+                after=[record, check_placement, tell, *([chief.after] if chief else [])],
             )
         except NotFiniteError:
+            self._needs_hosts = False
             if plan.intake != "all":  # else all replicas see it at the same step; here only who pulled just then
                 engine.step(stop=True)
             engine.leave()
             raise
         if chief is None:
+            self._needs_hosts = False
             engine.leave()
         return stopped
+
+    def _replicas(self) -> list[int]:
+        first = sum(len(other.replicas) for other in self._plan.workers[: self._task.index])
+        return list(range(first, first + len(self._task.replicas)))
+
+    def _watch_hosts(self) -> None:
+        """Leaves when a shard host cannot be reached any more, or has lost what it held."""
+        timeout = self._config.timeouts.heartbeat_secs
+        hosts = [task for task in self._plan.tasks if task.name in self._hosts() and task != self._task]
+        heartbeats = Heartbeats(self._task.name, hosts, timeout_secs=timeout, now=time.monotonic())
+
+        def leave_for(code: int, why: str) -> None:
+            print(f"{self._task.name} failed: {why}", file=sys.stderr)
+            leave(code)
+
+        watch(heartbeats, timeout_secs=timeout, is_over=lambda: not self._needs_hosts, leave=leave_for)
+
+    def _watch_steps(self, step_of: Callable[[], int], missing: Callable[[], list[int]] | None) -> None:
+        """Tells on the status page, and in the log, whom a stalled step waits for.
+
+        Args:
+            missing: asks the shard for the workers it waits for; none where the step is this task's own.
+        """
+        status, workers = self._status, [task.name for task in self._plan.workers]
+        stall = Stall(limit_secs=self._config.timeouts.step_secs, now=time.monotonic())
+
+        def look() -> None:
+            now = time.monotonic()
+            secs = stall.look(step_of(), now)
+            is_stalled = secs > STALL_SECS and status.state in ("training", "serving")
+            if not is_stalled:
+                status.missing, status.stuck, status.stalled_secs = [], [], 0.0
+                return
+            status.missing = [workers[i] for i in missing()] if missing else [self._task.name]
+            status.stalled_secs = secs
+            status.stuck = status.missing if stall.is_stuck(now) else []
+            if missing and status.missing and stall.is_due(now):
+                print(in_words(step_of(), secs, workers, status.missing, self._seen(status.missing)), flush=True)
+
+        def watch_on() -> None:
+            while self._needs_hosts:
+                look()
+                time.sleep(LOOK_EVERY_SECS)
+
+        threading.Thread(target=watch_on, name="stalls", daemon=True).start()
+
+    def _seen(self, names: list[str]) -> dict[str, tuple[int, float]]:
+        """The step that each task is at, of those that answer."""
+        seen = {}
+        for task in self._plan.tasks:
+            if task.name in names:
+                with contextlib.suppress(OSError, ValueError):
+                    seen[task.name] = (read_status(task.control, timeout_secs=1.0)["step"], 0.0)
+        return seen
 
 
 def _check_planned(plan: Plan, parameters: Sequence[Parameter]) -> None:

@@ -39,6 +39,7 @@ class AllReduceEngine:
 
     is_tracing = False  # the next step, if it is the first, also leaves what ran where in `executed`
     executed: Executed | None = None
+    missed: Sequence[Pulled] = ()  # its state ends with the cluster, so there is never one to find
     variables: Mapping[str, str]
 
     def __init__(
@@ -86,6 +87,10 @@ class AllReduceEngine:
         vectors = [snapshot.flat(self._shard, generation=generation)]
         vectors += [snapshot.slot(self._shard, name, fill) for name, fill in self._fills.items()]
         self._receive([tf.constant(vector) for vector in vectors])
+
+    def held(self) -> int:
+        """The generation of the state that is there already; 0: none."""
+        return 0
 
     def start(self) -> int:
         """Takes the chief's state, unless this is the chief; sets the input to its global step and returns that."""

@@ -7,7 +7,8 @@ slow. With a quorum the host of the first shard decides for all: it hands its or
 follow it, so that every shard updates from the same workers, and no two of them wait for each other's.
 
 A copy of the state is an entry too: what the chief reads of a shard is never half of an update, and with a quorum all
-shards copy at the same step.
+shards copy at the same step. So is a worker that joins, in the place of one that was ended maybe: what that one pushed
+and did not tell of is forgotten, and so are its tokens.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ import tensorflow as tf
 
 from trainer.engine import contributions, packing
 from trainer.engine.host import OnUpdate, ShardHost
-from trainer.engine.shared import GENERATION_STRIDE, HOLD, Log, device_of, log_queue
+from trainer.engine.shared import GENERATION_STRIDE, HOLD, JOIN, STOP_PUSH, Log, device_of, drain, log_queue
 from trainer.engine.update import STOP
 
 v1 = tf.compat.v1
 
 
 class Arrival(NamedTuple):
-    """A push: whose, the state that its gradient was computed on, and whether its worker asks all to stop."""
+    """A push: whose, and the state that its gradient was computed on. Or something else that must wait its turn."""
 
-    worker: int  # or HOLD, and then the step is the ticket
+    worker: int
     generation: int
-    step: int
-    stop: int
+    step: int  # of HOLD and JOIN: the ticket
+    kind: int
 
 
 class ArrivalsHost(ShardHost):
@@ -57,6 +58,8 @@ class ArrivalsHost(ShardHost):
             self._next = self._make_next()
             self._drop = [intake.dequeue().op for intake in self.shared.intake]
             self._give = [self.give(worker) for worker in range(self.workers)]
+            self._forget = [self._make_forget(worker) for worker in range(self.workers)]
+            self._admit = [queue.enqueue(self._ticket_feed) for queue in self.log.joined]
             self._hold = self._make_hold()
             self._raise_stop = self._make_raise_stop()
             self._apply = [self._make_apply(worker) for worker in range(self.workers)]
@@ -74,11 +77,15 @@ class ArrivalsHost(ShardHost):
                     return
                 raise
             waited = time.monotonic() - began
-            if arrival.worker == HOLD:
+            if arrival.kind == HOLD:
                 self._run_hold(arrival.step, self.counts)
+            elif arrival.kind == JOIN:
+                self._join(arrival)
             elif arrival.generation != self._generation:
                 self._run_drop[arrival.worker]()  # of a state that is gone, and so is who waits for a token
-            elif arrival.stop and not is_stopped:  # after the last update too: another shard may have stopped before
+            elif (
+                arrival.kind == STOP_PUSH and not is_stopped
+            ):  # after the last update too: another shard may have stopped before
                 is_over = is_stopped = True
                 self._run_raise_stop()
                 self._answer_by_dropping(arrival.worker)
@@ -89,6 +96,10 @@ class ArrivalsHost(ShardHost):
                 self.step += 1
                 is_over = self.step >= steps
                 on_update(self.step, waited)
+
+    def owes(self, worker: int) -> bool:
+        """Whether a token for a worker follows from what it pushed."""
+        return False
 
     @abstractmethod
     def take(self, arrival: Arrival) -> bool:
@@ -116,6 +127,13 @@ class ArrivalsHost(ShardHost):
     def tell_counts(self) -> tf.Operation:
         return self.log.contributions.assign(self.counts_feed, read_value=False)
 
+    def _join(self, arrival: Arrival) -> None:
+        """Gives a worker's place to a new process, which has pushed nothing and waits for one token."""
+        self._run_forget[arrival.worker]()
+        if not self.owes(arrival.worker):
+            self.give_token(arrival.worker)
+        self._run_admit[arrival.worker](arrival.step)
+
     def _next_tag(self) -> int:
         self._handed += 1
         return self._generation * GENERATION_STRIDE + self._handed
@@ -129,6 +147,8 @@ class ArrivalsHost(ShardHost):
         self._run_next = callable_of(self._next)
         self._run_drop = [callable_of(op) for op in self._drop]
         self._run_give = [callable_of(op, [self.tag_feed]) for op in self._give]
+        self._run_forget = [callable_of(op) for op in self._forget]
+        self._run_admit = [callable_of(op, [self._ticket_feed]) for op in self._admit]
         self._run_apply = [
             callable_of(op, [self.tag_feed, self.counts_feed, *self.apply_feeds()]) for op in self._apply
         ]
@@ -143,6 +163,9 @@ class ArrivalsHost(ShardHost):
 
     def _make_next(self) -> tf.Tensor:
         return self.log.arrivals.dequeue()
+
+    def _make_forget(self, worker: int) -> tf.Operation:
+        return tf.group(drain(self.shared.intake[worker]), drain(self.shared.tokens[worker]))
 
     def _make_hold(self) -> tf.Operation:
         targets = [self.log.held_flat, *self.log.held_slots.values()]
@@ -211,8 +234,11 @@ class QuorumHost(ArrivalsHost):
                 for inbox, intake in zip(self._inbox, self.shared.intake, strict=True)
             ]
 
+    def owes(self, worker: int) -> bool:
+        return worker in self._chosen
+
     def take(self, arrival: Arrival) -> bool:
-        if arrival.step != self.step:
+        if arrival.step != self.step or arrival.worker in self._chosen:
             self.drop(arrival.worker)
             return False
         self._chosen.append(arrival.worker)

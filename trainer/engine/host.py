@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer import optimizers
+from trainer import failpoints, optimizers
 from trainer.config import OptimizerConfig
 from trainer.engine import packing
 from trainer.engine.shared import GENERATION_STRIDE, device_of, share
@@ -61,7 +61,7 @@ class ShardHost(ABC):
             self.shared = share(self.shard, names, workers, parameters=parameters, has_log=has_log)
             self._tag = self.tag()
             self._load = self._make_load()
-            self._goodbyes = self.shared.goodbyes.dequeue_many(workers)
+            self._goodbye = self.shared.goodbyes.dequeue()
 
     def connect(self, target: str, session_config: Any) -> None:
         """Opens the session on the task's own server and makes the shard's resources, still without a state."""
@@ -85,8 +85,14 @@ class ShardHost(ABC):
         """Updates until the global step is `steps`, or, where others may still push, until the process ends."""
 
     def wait_for_goodbyes(self) -> None:
-        """Blocks until every worker has said that it needs this shard no more."""
-        self.session.run(self._goodbyes)
+        """Blocks until every worker has said that it needs this shard no more; one started again may say it twice."""
+        gone: set[int] = set()
+        while len(gone) < self.workers:
+            gone.add(int(self.session.run(self._goodbye)))
+
+    def missing(self) -> list[int]:
+        """The workers that the next update waits for; callable from any thread."""
+        return []
 
     def run_update(self, run: Callable[..., Any], fetches: Any, feeds: Mapping[Any, Any] | None = None) -> Any:
         """Runs an update through its callable; or, if asked to, through the session with a record.
@@ -108,7 +114,12 @@ class ShardHost(ABC):
     def hand_out_tokens(self) -> tf.Operation:
         """A token of the shard's step for every worker."""
         tag = self.tag()
-        return tf.group(*(tokens.enqueue(tag) for tokens in self.shared.tokens))
+        first, *others = self.shared.tokens
+        handed = [first.enqueue(tag)]
+        with tf.control_dependencies(handed):
+            between = failpoints.in_graph("token", tag % GENERATION_STRIDE)
+        with tf.control_dependencies([between] if between is not None else []):
+            return tf.group(*handed, *(tokens.enqueue(tag) for tokens in others))
 
     def update(
         self, packed: Sequence[tf.Tensor], *, chosen: tf.Tensor | None = None, exchange: Exchange | None = None
@@ -120,7 +131,10 @@ class ShardHost(ABC):
         self._exchange = exchange
         with tf.device(self.parameters):
             new, moved = self._update_shard(flat, slots, packed, generation, step, chosen)
-            assigned = [self.shared.flat.assign(new, read_value=False)]
+            # By reference, and first: who finds the new vector finds the one before it too.
+            kept = [self.shared.before.assign(flat, read_value=False)] if self.shared.before is not None else []
+            with tf.control_dependencies(kept):
+                assigned = [self.shared.flat.assign(new, read_value=False)]
             assigned += [slot.assign(moved[name], read_value=False) for name, slot in self.shared.slots.items()]
         return step + 1, assigned
 
@@ -161,7 +175,11 @@ class ShardHost(ABC):
 
     def _make_load(self) -> tf.Operation:
         loaded = tf.nest.flatten(self.shared.loads.dequeue())  # a queue of one component returns no list
-        targets = [self.shared.flat, *self.shared.slots.values()]
-        assigned = [v.assign(value, read_value=False) for v, value in zip(targets, loaded, strict=True)]
+        targets = [*self.shared.slots.values(), self.shared.flat]
+        values = [*loaded[1:], loaded[0]]
+        assigned: list[tf.Operation] = []
+        for variable, value in zip(targets, values, strict=True):
+            with tf.control_dependencies(assigned):  # the vector last: its tags say that all is there
+                assigned.append(variable.assign(value, read_value=False))
         with tf.control_dependencies(assigned):
             return self.hand_out_tokens()

@@ -5,18 +5,25 @@
 A host takes only messages of its own generation and step, and drops others: a duplicate of a restarted worker counts
 once. So no shard can pass step s without every worker's gradient of s, and what a replica reads between its token and
 its push is consistent over all shards.
+
+A worker that is ended between its pushes leaves some shards at step s and others at s + 1, never further apart. Each
+keeps the vector before, so whoever takes its place computes the gradient of s anew, bit by bit, and pushes it to all.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from trainer import failpoints
 from trainer.engine import packing
 from trainer.engine.host import OnUpdate, ShardHost
 from trainer.engine.shared import device_of, take
+
+v1 = tf.compat.v1
 
 
 class LockstepHost(ShardHost):
@@ -26,7 +33,13 @@ class LockstepHost(ShardHost):
         """Builds the host's graph from the options of `ShardHost`."""
         super().__init__(**options)
         with self.graph.as_default(), tf.device(device_of(self.shard.host)):
+            self._taken = [self._make_taken(worker) for worker in range(self.workers)]
+            self._waits = [tf.stack([one.read_value() for one in self._taken]), self._tag]
             self._update = self._make_update()
+
+    def missing(self) -> list[int]:
+        taken, tag = self.session.run(self._waits)
+        return [worker for worker, last in enumerate(taken) if last < tag]
 
     def serve(self, steps: int, on_update: OnUpdate) -> None:
         update = self.session.make_callable(self._update)
@@ -45,10 +58,29 @@ class LockstepHost(ShardHost):
             return tf.reduce_any(tf.not_equal(packing.tags_of(message, self.shard), mine))
 
         packed = [take(intake, stale) for intake in self.shared.intake]
-        with tf.control_dependencies(packed):
+        tag = self.tag()
+        told = []
+        for one, last in zip(packed, self._taken, strict=True):
+            with tf.control_dependencies([one]):
+                told.append(last.assign(tag, read_value=False))
+        step = packing.tags_of(self.shared.flat.read_value(), self.shard)[1]
+        with tf.control_dependencies([*packed, *_reached("take", step, packed)]):
+            packed = [tf.identity(one) for one in packed]
             taken_at = tf.timestamp()
         step, assigned = self.update(packed, exchange=self.exchange(mine))
-        with tf.control_dependencies(assigned):
+        with tf.control_dependencies([*assigned, *_reached("apply", step, assigned)]):
             handed = self.hand_out_tokens()
-        with tf.control_dependencies([handed]):
+        with tf.control_dependencies([handed, *told]):
             return tf.identity(step), tf.identity(taken_at)
+
+    def _make_taken(self, worker: int) -> Any:
+        """The tag of the last update that has a worker's gradient."""
+        first = v1.constant_initializer(-1)
+        return v1.get_variable(f"taken{worker}", [], tf.int64, first, use_resource=True)
+
+
+def _reached(name: str, step: tf.Tensor, after: Sequence[Any]) -> list[tf.Operation]:
+    """A failpoint that comes after some operations; none where it is off."""
+    with tf.control_dependencies(list(after)):
+        reached = failpoints.in_graph(name, step)
+    return [reached] if reached is not None else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -23,6 +23,7 @@ class SessionEngine:
     is_tracing = False  # the next step also leaves what ran where in `executed`
     executed: Executed | None = None
     variables: Mapping[str, str] = MappingProxyType({})  # those of a graph are among its operations
+    missed: Sequence[Pulled] = ()  # a state of this process ends with it, so there is never one to find
     scopes: Mapping[str, str]
     graph: Any
     session: Any
@@ -41,6 +42,10 @@ class SessionEngine:
         self._run_step = self.session.make_callable(self._step, feed_list=[self._stop])
         self._run_step_and_fetch = self.session.make_callable([*self._step, self._gradients], feed_list=[self._stop])
 
+    def held(self) -> int:
+        """The generation of the state that is there already; 0: none."""
+        return 0
+
     def step(self, *, stop: bool = False, fetch_gradients: bool = False) -> Pulled:
         """Computes on the next batch and updates, or pushes; the metrics are those of the update before.
 
@@ -55,6 +60,14 @@ class SessionEngine:
             self.is_tracing = False
         else:
             outputs = (self._run_step_and_fetch if fetch_gradients else self._run_step)(float(stop))
+        return self._pulled(outputs, began, fetch_gradients=fetch_gradients)
+
+    def _pulled(self, outputs: Sequence[Any], began: float, *, fetch_gradients: bool) -> Pulled:
+        """From what a step fetched.
+
+        Args:
+            began: Unix time, seconds.
+        """
         tags, metrics, pulled_at, computed_at, _, *gradients = outputs
         pulled = Pulled.read(tags, metrics, wait_secs=pulled_at - began, compute_secs=computed_at - pulled_at)
         return pulled._replace(gradients=self._name(gradients[0])) if fetch_gradients else pulled

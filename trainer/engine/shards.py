@@ -2,34 +2,62 @@
 
     worker step:  wait for my token of every shard -> read -> replica step -> push
 
-Every vector carries (generation, step) in its header. Tokens are growing numbers, so a stale one is passed over. In
-lockstep all shards are of the same step when a worker reads them. Elsewhere they may differ: with a quorum a gradient
-counts as of the oldest, and where each is an update every shard judges by its own. The batches of a worker then follow
-its own steps, for nobody knows which global step a push will make.
+Every vector carries (generation, step) in its header. Tokens are growing numbers, so a stale one is passed over.
+
+Whoever starts, or takes the place of a worker that was ended, joins: in lockstep with a step that needs no tokens, at
+the lowest step of all shards; its gradient counts wherever that of its predecessor did not.
+
+In lockstep all shards are of the same step when a worker reads them. Elsewhere they may differ: with a quorum a
+gradient counts as of the oldest, and where each is an update every shard judges by its own. The batches of a worker
+then follow its own steps, for nobody knows which global step a push will make.
 """
 
 from __future__ import annotations
 
 import contextlib
+import secrets
+import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from trainer import optimizers
+from trainer import failpoints, optimizers
 from trainer.config import OptimizerConfig
 from trainer.engine import packing
 from trainer.engine.compute import Replica, compute, in_step, mean_over_replicas
 from trainer.engine.contributions import Table
 from trainer.engine.pulled import Pulled
 from trainer.engine.session_engine import SessionEngine
-from trainer.engine.shared import HOLD, Shared, device_of, not_after, share, take
+from trainer.engine.shared import (
+    GENERATION_STRIDE,
+    HOLD,
+    JOIN,
+    PUSH,
+    STOP_PUSH,
+    Shared,
+    device_of,
+    not_after,
+    share,
+    take,
+)
 from trainer.engine.snapshot import Snapshot
+from trainer.engine.tracing import run_traced
 from trainer.engine.update import STOP
+from trainer.exit_codes import IncompleteError
 from trainer.placement import Shard
 
 v1 = tf.compat.v1
+
+LOADED_POLL_SECS = 0.02
+
+
+class _Graph(NamedTuple):
+    """A step of a worker, in a graph."""
+
+    fetches: list[Any]  # [tags, metrics, time when pulled, time when computed, pushes]
+    gradients: list[tf.Tensor]  # packed
 
 
 class ShardsEngine(SessionEngine):
@@ -65,17 +93,25 @@ class ShardsEngine(SessionEngine):
             with tf.device(here):
                 self._batches = [replica.batches() for replica in replicas]
                 self._stop = v1.placeholder(tf.float32, [])
+                self._join_tag = v1.placeholder(tf.int64, [])
             clip = optimizer if intake == "each" and optimizer.clip_norm is not None else None
             self._step, self._gradients = self._make_step(shared, here, replicas, clip)
+            self._state = [self._make_state(s, shard) for s, shard in zip(shared, shards, strict=True)]
+            if is_lockstep:
+                self._join_step = self._make_step(shared, here, replicas, clip, joins=True)
+                self._take_place = self._make_take_place(shared)
             self._peek = self._make_peek(shared)
             self._ticket_feed = v1.placeholder(tf.int32, [])
+            self._join = [] if is_lockstep else self._make_join(shared)
             self._snapshot = self._make_snapshot(shared) if is_lockstep else self._make_held_snapshot(shared)
             self._contributions = shared[0].log.contributions.read_value() if shared[0].log else None
             self._feeds = [[v1.placeholder(tf.float32, v.shape) for v in (s.flat, *s.slots.values())] for s in shared]
             self._load = [s.loads.enqueue(feeds) for s, feeds in zip(shared, self._feeds, strict=True)]
             self._goodbye = [s.goodbyes.enqueue(self._worker) for s in shared]
         self.scopes = replicas[0].scopes
-        self._ticket = 0
+        self._ticket = secrets.randbelow(2**30)  # a predecessor's are others
+        self._is_joining = False
+        self.missed: Sequence[Pulled] = ()  # updates that nobody may have written down; set by `start`
 
     def load(self, snapshot: Snapshot, *, generation: int) -> None:
         """Sends a state to every shard host; the chief's duty."""
@@ -88,13 +124,64 @@ class ShardsEngine(SessionEngine):
             }
         self.session.run(self._load, feeds)
 
+    def held(self) -> int:
+        """The generation of the state that the shard hosts hold; 0: none yet.
+
+        Raises:
+            IncompleteError: if some of them hold one and others do not, or another.
+        """
+        generations = {generation for generation, *_ in self._read_state()}
+        if len(generations) > 1:
+            raise IncompleteError(f"the shard hosts hold states of other generations: {sorted(generations)}")
+        return generations.pop()
+
     def start(self) -> int:
-        """Blocks until the shards are loaded; sets the input to their global step and returns it."""
-        step = self.peek().step
+        """Blocks until the shards are loaded, and takes this worker's place; sets the input to the step it returns."""
+        state = self._read_state()
+        while any(generation == 0 for generation, *_ in state):
+            time.sleep(LOADED_POLL_SECS)
+            state = self._read_state()
+        if self._intake == "all":
+            step = self._start_in_lockstep(state)
+        else:
+            self._ticket += 1
+            self.session.run(self._join, {self._ticket_feed: self._ticket})
+            step = self.peek().step
         first = step // self._workers if self._intake == "each" else step  # of this worker's own steps
         for batches in self._batches:
             self.session.run(batches.initializer, batches.feed_from(first))
         return step
+
+    def step(self, *, stop: bool = False, fetch_gradients: bool = False) -> Pulled:
+        if not self._is_joining:
+            return super().step(stop=stop, fetch_gradients=fetch_gradients)
+        self._is_joining = False
+        began = time.time()
+        fetches = [*self._join_step.fetches, self._join_step.gradients]
+        feeds = {self._stop: float(stop), self._join_tag: self._joined_at}
+        if self.is_tracing:
+            fetched, self.executed = run_traced(self.session, fetches, feeds)
+            self.is_tracing = False
+        else:
+            fetched = self.session.run(fetches, feeds)
+        return self._pulled(fetched, began, fetch_gradients=fetch_gradients)
+
+    def _start_in_lockstep(self, state: Sequence[tuple[int, int, Any, Any]]) -> int:
+        """Finds the lowest step, what was missed there, and makes tokens of this place mean what they say."""
+        generation, step = min((generation, step) for generation, step, *_ in state)
+        self._joined_at = generation * GENERATION_STRIDE + step
+        self.session.run(self._take_place, {self._join_tag: self._joined_at})
+        now = next(flat for _, at, flat, _ in state if at == step)
+        earlier = [before for *_, before in state if (before.generation, before.step) == (generation, step - 1)]
+        self.missed = [*earlier[:1], now]
+        self._is_joining = True
+        return step
+
+    def _read_state(self) -> list[tuple[int, int, Pulled, Pulled]]:
+        """Of each shard: generation, step, what a step would pull, and what one would have pulled before."""
+        read = self.session.run(self._state)
+        states = [[Pulled.read(tags[None], metrics) for tags, metrics in shard] for shard in read]
+        return [(now.generation, now.step, now, before) for now, before in states]
 
     def peek(self) -> Pulled:
         """Blocks until all that this worker pushed is applied, or dropped; reads where the run stands."""
@@ -123,19 +210,22 @@ class ShardsEngine(SessionEngine):
         return packing.join(zip((shard.trainable for shard in self._shards), packed, strict=True))
 
     def _make_step(
-        self, shared: Sequence[Shared], here: str, replicas: Sequence[Replica], clip: OptimizerConfig | None
-    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Returns ([tags, metrics, time when pulled, time when computed, pushes], packed gradients).
+        self,
+        shared: Sequence[Shared],
+        here: str,
+        replicas: Sequence[Replica],
+        clip: OptimizerConfig | None,
+        *,
+        joins: bool = False,
+    ) -> _Graph:
+        """A step; everything but the two vectors stays where it is: one tensor each way per shard and step.
 
-        Everything but the two vectors stays where it is: one tensor each way per shard and step.
+        Args:
+            joins: pulls what `_join_tag` says, and waits for no token.
         """
-        shards, me = self._shards, self._worker
-        pulled = []
-        for s, shard in zip(shared, shards, strict=True):
-            with tf.device(device_of(shard.host)):
-                token = take(s.tokens[me], not_after(s.seen[me]))
-                with tf.control_dependencies([s.seen[me].assign(token, read_value=False)]):
-                    pulled.append(s.flat.read_value())
+        shards = self._shards
+        pull = self._pull_joining if joins else self._pull
+        pulled = [pull(s, shard) for s, shard in zip(shared, shards, strict=True)]
         with tf.device(here):
             pulled = [tf.identity(flat) for flat in pulled]
             with tf.control_dependencies(pulled):
@@ -156,13 +246,71 @@ class ShardsEngine(SessionEngine):
             with tf.control_dependencies(packed):
                 computed_at = tf.timestamp()
             metrics = self._metrics([packing.metrics_of(f, s) for f, s in zip(pulled, shards, strict=True)])
-        return [tags, metrics, pulled_at, computed_at, self._push(shared, packed)], packed
+        return _Graph([tags, metrics, pulled_at, computed_at, self._push(shared, packed, step_of=tags[0][1])], packed)
 
-    def _push(self, shared: Sequence[Shared], packed: Sequence[tf.Tensor]) -> list[tf.Operation]:
-        """Sends each host its vector; then, where they are taken as they come, tells that they are there."""
-        arrived, pushed = [], []
-        for s, shard, vector in zip(shared, self._shards, packed, strict=True):
+    def _pull(self, s: Shared, shard: Shard) -> tf.Tensor:
+        """Waits for this worker's token of a shard and reads it."""
+        me = self._worker
+        with tf.device(device_of(shard.host)):
+            token = take(s.tokens[me], not_after(s.seen[me]))
+            with tf.control_dependencies([s.seen[me].assign(token, read_value=False)]):
+                return s.flat.read_value()
+
+    def _pull_joining(self, s: Shared, shard: Shard) -> tf.Tensor:
+        """Reads a shard's vector of the step that all have, or had just before; passes over that step's token."""
+        assert s.before is not None
+        with tf.device(device_of(shard.host)):
+            seen = s.seen[self._worker].assign(self._join_tag, read_value=False)
+            now = s.flat.read_value()
+            with tf.control_dependencies([now]):
+                before = s.before.read_value()
+            step = tf.cast(self._join_tag % GENERATION_STRIDE, tf.int32)
+            chosen = tf.where(tf.equal(packing.tags_of(now, shard)[1], step), now, before)
+            with tf.control_dependencies([seen]):
+                return tf.identity(chosen)
+
+    def _make_take_place(self, shared: Sequence[Shared]) -> list[tf.Operation]:
+        """Gives this worker a token of every shard's step, whoever took the one before it, and makes it count."""
+        done = []
+        for s, shard in zip(shared, self._shards, strict=True):
             with tf.device(device_of(shard.host)):
+                generation, step = tf.unstack(tf.cast(packing.tags_of(s.flat.read_value(), shard), tf.int64))
+                seen = s.seen[self._worker].assign(self._join_tag - 1, read_value=False)
+                with tf.control_dependencies([seen]):
+                    done.append(s.tokens[self._worker].enqueue(generation * GENERATION_STRIDE + step))
+        return done
+
+    def _make_state(self, s: Shared, shard: Shard) -> list[list[tf.Tensor]]:
+        """The tags and metrics of a shard's vector, and of the one before it."""
+        with tf.device(device_of(shard.host)):
+            now = s.flat.read_value()
+            with tf.control_dependencies([now]):
+                before = now if s.before is None else s.before.read_value()
+            return [[packing.tags_of(flat, shard), packing.metrics_of(flat, shard)] for flat in (now, before)]
+
+    def _make_join(self, shared: Sequence[Shared]) -> list[tf.Operation]:
+        """Asks the hosts for a place; they answer in the order in which they take what arrives."""
+        done = []
+        for s, shard in zip(shared, self._shards, strict=True):
+            assert s.log is not None
+            with tf.device(device_of(shard.host)):
+                asked = []
+                if self._intake == "each" or shard.index == 0:  # the first shard's host tells the others
+                    asked.append(s.log.arrivals.enqueue(tf.stack([self._worker, 0, self._ticket_feed, JOIN])))
+                with tf.control_dependencies(asked):
+                    done.append(take(s.log.joined[self._worker], self._is_other_ticket))
+        return done
+
+    def _push(self, shared: Sequence[Shared], packed: Sequence[tf.Tensor], *, step_of: tf.Tensor) -> list[tf.Operation]:
+        """Sends each host its vector; then, where they are taken as they come, tells that they are there."""
+        arrived: list[tf.Tensor] = []
+        pushed: list[tf.Operation] = []
+        reached = None
+        for s, shard, vector in zip(shared, self._shards, packed, strict=True):
+            if len(pushed) == 1:
+                with tf.control_dependencies(pushed):
+                    reached = failpoints.in_graph("push", step_of)
+            with tf.control_dependencies([reached] if reached is not None else []), tf.device(device_of(shard.host)):
                 arrived.append(tf.identity(vector))  # here, so that what is read of it below is not sent on its own
                 pushed.append(s.intake[self._worker].enqueue(arrived[-1]))
         told = []
@@ -171,8 +319,8 @@ class ShardsEngine(SessionEngine):
             if s.log is None or (self._intake == "quorum" and number > 0):
                 continue
             with tf.device(device_of(shard.host)):
-                stop = tf.cast(packing.metrics_of(arrived[number], shard)[STOP] > 0, tf.int32)
-                arrival = tf.concat([[self._worker], packing.tags_of(arrived[number], shard), [stop]], 0)
+                kind = tf.where(packing.metrics_of(arrived[number], shard)[STOP] > 0, STOP_PUSH, PUSH)
+                arrival = tf.concat([[self._worker], packing.tags_of(arrived[number], shard), [kind]], 0)
                 with tf.control_dependencies(pushed if self._intake == "quorum" else [pushed[number]]):
                     told.append(s.log.arrivals.enqueue(arrival))
         return told or pushed
@@ -212,7 +360,7 @@ class ShardsEngine(SessionEngine):
             with tf.device(device_of(shard.host)):
                 if self._intake == "each" or shard.index == 0:  # the first shard's host tells the others
                     with tf.control_dependencies([self._wait(s)]):  # so that the copy has what this worker pushed
-                        asked.append(s.log.arrivals.enqueue(tf.stack([HOLD, 0, self._ticket_feed, 0])))
+                        asked.append(s.log.arrivals.enqueue(tf.stack([self._worker, 0, self._ticket_feed, HOLD])))
                 with tf.control_dependencies([take(s.log.held, self._is_other_ticket)]):
                     flats.append(s.log.held_flat.read_value())
                     tags.append(packing.tags_of(flats[-1], shard))

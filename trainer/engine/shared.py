@@ -18,8 +18,9 @@ v1 = tf.compat.v1
 
 GENERATION_STRIDE = 2**32  # a tag is generation * stride + step, or another number that grows within the generation
 SPARE_TOKENS = 8  # a returned or stale token never blocks a host
-ARRIVAL = 4  # numbers of an arrival: worker, generation, step, stop
-HOLD = -1  # in place of a worker: the chief asks for a copy of the state, the step is the ticket
+SPARE_PUSHES = 8  # of workers that were ended while they pushed; a crash loop ends before there are so many
+ARRIVAL = 4  # numbers of an arrival: worker, generation, step, what it is
+PUSH, STOP_PUSH, HOLD, JOIN = range(4)  # HOLD: the chief asks for a copy of the state, the step is the ticket
 
 
 def device_of(task: str, device: str = "cpu:0") -> str:
@@ -38,6 +39,7 @@ class Log:
     held_flat: Any  # [size] float32 variable
     held_slots: dict[str, Any]  # [trainable_size] float32 variables
     contributions: Any  # [workers, COLUMNS] int64 variable, see contributions.py
+    joined: list[Any]  # per worker, queue of its tickets: the host knows that a new process has its place
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Shared:
     """The resources of one shard."""
 
     flat: Any  # [size] float32 variable
+    before: Any | None  # [size] float32 variable: the vector of the step before, where all shards move together
     slots: dict[str, Any]  # [trainable_size] float32 variables
     seen: list[Any]  # per worker, int64 variable: tag of the last token it took
     intake: list[Any]  # per worker, queue of [size] float32
@@ -79,19 +82,25 @@ def share(shard: Shard, slots: Sequence[str], workers: int, *, parameters: str =
         flat, held = vectors("held/")
         counts = variable("contributions", [workers, COLUMNS], tf.int64)
         arrivals, order = (log_queue(shard, name, workers) for name in ("arrivals", "order"))
-        return Log(arrivals, order, queue("held", 4, [tf.int64], [[]]), flat, held, counts)
+        joined = [queue(f"joined{w}", SPARE_TOKENS, [tf.int64], [[]]) for w in range(workers)]
+        return Log(arrivals, order, queue("held", SPARE_TOKENS, [tf.int64], [[]]), flat, held, counts, joined)
 
+    # In lockstep what a worker left behind is taken, and dropped, as soon as it is waited for.
+    pushes = SPARE_PUSHES if has_log else 1
     shapes = [[shard.size]] + [[shard.trainable_size]] * len(slots)
     with tf.device(device_of(shard.host)):
         flat, kept = vectors("")
+        with tf.device(device_of(shard.host, parameters)):
+            before = None if has_log else variable("before", [shard.size])
         return Shared(
             flat=flat,
+            before=before,
             slots=kept,
             seen=[variable(f"seen{w}", [], tf.int64, -1) for w in range(workers)],
-            intake=[queue(f"intake{w}", 1, [tf.float32], [[shard.size]]) for w in range(workers)],
+            intake=[queue(f"intake{w}", pushes, [tf.float32], [[shard.size]]) for w in range(workers)],
             tokens=[queue(f"tokens{w}", SPARE_TOKENS, [tf.int64], [[]]) for w in range(workers)],
             loads=queue("loads", 1, [tf.float32] * len(shapes), shapes),
-            goodbyes=queue("goodbyes", workers, [tf.int32], [[]]),
+            goodbyes=queue("goodbyes", 2 * workers, [tf.int32], [[]]),
             log=log() if has_log else None,
         )
 
@@ -102,6 +111,21 @@ def log_queue(shard: Shard, name: str, workers: int) -> Any:
     capacity = 2 * workers + 2
     with tf.device(device_of(shard.host)):
         return v1.FIFOQueue(capacity, [tf.int32], [[ARRIVAL]], shared_name=f"shard{shard.index}/{name}")
+
+
+def drain(queue: Any) -> tf.Operation:
+    """Empties a queue that nobody else takes from."""
+    return tf.while_loop(
+        lambda left: left > 0,
+        lambda left: (_without(queue, left),),
+        (queue.size(),),
+        parallel_iterations=1,
+    )[0].op
+
+
+def _without(queue: Any, left: tf.Tensor) -> tf.Tensor:
+    with tf.control_dependencies(tf.nest.flatten(queue.dequeue())):
+        return left - 1
 
 
 def take(queue: Any, stale: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:

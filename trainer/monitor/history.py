@@ -14,8 +14,10 @@ class History:
 
     def __init__(self, path: Path, *, start: int) -> None:
         """Opens the file of a run that (re)starts at global step `start`; lines of later steps are taken back."""
+        self.last_step = 0  # of the lines that stay
         if path.exists():
             kept = [line for line in path.read_text().splitlines() if _step_of(line) <= start]
+            self.last_step = max((int(_step_of(line)) for line in kept), default=0)
             write_atomically(path, "".join(f"{line}\n" for line in kept))
         self._file = path.open("a", buffering=1)
 

@@ -32,7 +32,11 @@ class Status:
     state: str = "starting"  # starting, roll call, waiting, training, serving, evaluating, done
     is_listening: bool = False  # its TensorFlow server accepts sessions
     is_ready: bool = False  # and its shard, if it holds one, can be loaded
+    generation: int = 0  # of the state it works on; 0: none yet
     step: int = 0  # global step
+    missing: list[str] = field(default_factory=list)  # workers that a stalled step waits for
+    stalled_secs: float = 0.0  # since the step moved, when it stalls
+    stuck: list[str] = field(default_factory=list)  # tasks that a step waited for too long for
     examples_per_second: float = 0.0  # of this task's replica
     wait_fraction: float = 0.0  # share of the step time spent until parameters, or gradients, were here
     loss: float | None = None

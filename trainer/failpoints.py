@@ -1,0 +1,123 @@
+"""Places where a process can be made to fail, to prove that a run survives it; where none is set they cost nothing.
+
+    TRAINER_FAILPOINT="push:kill@40"                    NAME:ACTION@STEP
+    TRAINER_FAILPOINT="push:sleep=5@40;save-data:stop@60"
+
+The action is taken once in the life of a process: the first time that the place is reached at this step or later. It is
+`kill` (SIGKILL to itself), `stop` (SIGSTOP to itself), `raise` (a RuntimeError) or `sleep=SECONDS`. The places, each
+between two things that can be seen from outside:
+
+    who         name           what is done, and what is not
+    worker      step           a step is complete; of the next one nothing was pulled
+                push           the first shard host has this worker's gradient; the others have not
+    shard host  take           the gradients are taken out of the intakes; nothing is updated
+                apply          the shard is updated; no worker has a token for it
+                token          the first worker has its token; the others have not
+    chief       generation     the new generation is written down; no shard host has heard of it
+                load           the first shard host has its state; the others have not
+    checkpoint  save-data      the tensors are in the temporary folder; the manifest is not
+                save-manifest  the manifest is there too; the folder has not its name yet
+                rename         the folder has its name; its parent was not synced, so a power cut may take it back
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+VARIABLE = "TRAINER_FAILPOINT"
+NAMES = ("step", "push", "take", "apply", "token", "generation", "load", "save-data", "save-manifest", "rename")
+WRITTEN = re.compile(r"(?P<name>[a-z-]+):(?P<action>kill|stop|raise|sleep=(?P<secs>\d+(\.\d+)?))@(?P<step>\d+)")
+
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Failpoint:
+    """What a process does to itself, where and when."""
+
+    name: str  # one of NAMES
+    action: str  # kill, stop, raise or sleep=SECONDS
+    step: int  # the first one at which it acts
+    secs: float = 0.0  # of a sleep
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.action}@{self.step}"
+
+    def act(self, step: int) -> None:
+        print(f"failpoint {self} reached at step {step}", flush=True)
+        if self.action == "raise":
+            raise RuntimeError(f"failpoint {self} reached at step {step}")
+        if self.secs:
+            time.sleep(self.secs)
+        elif self.action in ("kill", "stop"):
+            os.kill(os.getpid(), signal.SIGKILL if self.action == "kill" else signal.SIGSTOP)
+
+
+def parse(text: str) -> list[Failpoint]:
+    """Reads NAME:ACTION@STEP, several joined by `;`; an empty text has none.
+
+    Raises:
+        ValueError: says what cannot be read and what is allowed.
+    """
+    return [_parse_one(part.strip()) for part in text.split(";")] if text.strip() else []
+
+
+def reach(name: str, step: int) -> None:
+    """Says that this process is at a place of NAMES, at a global step; acts if a failpoint is set there."""
+    for failpoint in _take_due(name, step):
+        failpoint.act(step)
+
+
+def in_graph(name: str, step: tf.Tensor) -> tf.Operation | None:
+    """An operation of the default v1 graph that reaches a place when it runs; None if no failpoint is set there.
+
+    Args:
+        step: [] of an integer type, the global step.
+    """
+    assert name in NAMES, name
+    if not any(failpoint.name == name for failpoint in _set_in_this_process()):
+        return None
+    import tensorflow as tf
+
+    with tf.device("/cpu:0"):  # of the task that an enclosing scope names
+        return tf.compat.v1.py_func(
+            lambda at: reach(name, int(at)), [step], [], stateful=True, name=f"failpoint/{name}"
+        )
+
+
+@functools.cache
+def _set_in_this_process() -> list[Failpoint]:
+    """Those that have not acted yet; read late, because a task is forked before it has an environment of its own."""
+    return parse(os.environ.get(VARIABLE, ""))
+
+
+def _take_due(name: str, step: int) -> list[Failpoint]:
+    assert name in NAMES, name
+    waiting = _set_in_this_process()
+    if not waiting:
+        return []
+    with _lock:
+        due = [failpoint for failpoint in waiting if failpoint.name == name and step >= failpoint.step]
+        for failpoint in due:
+            waiting.remove(failpoint)
+    return due
+
+
+def _parse_one(text: str) -> Failpoint:
+    found = WRITTEN.fullmatch(text)
+    if found is None or found["name"] not in NAMES:
+        raise ValueError(
+            f"{VARIABLE}: {text!r} is not NAME:ACTION@STEP, e.g. push:kill@40; names are {', '.join(NAMES)}; actions "
+            "are kill, stop, raise and sleep=SECONDS; several are joined by ;"
+        )
+    return Failpoint(found["name"], found["action"], int(found["step"]), float(found["secs"] or 0))

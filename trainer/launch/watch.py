@@ -1,0 +1,388 @@
+"""Follows the tasks of a run to their ends: starts again what failed, ends what is silent, obeys signals."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from trainer import exit_codes
+from trainer.config import RunConfig
+from trainer.launch.injector import Injector, Seen
+from trainer.launch.progress import Progress
+from trainer.launch.restarts import Budget, can_help, holds_state, most_telling
+from trainer.launch.tasks import Tasks
+from trainer.monitor.journal import Journal
+from trainer.monitor.peers import read_status
+from trainer.monitor.stall import in_words as stall_in_words
+from trainer.plan import Plan, Task
+from trainer.run_directory import RunDirectory, write_atomically
+
+POLL_SECS = 0.25
+INJECTOR_POLL_SECS = 0.05
+SETTLE_SECS = 0.5  # after a failure: the cause may be heard of after its consequences
+SAME_SIGNAL_SECS = 1.0
+STALL_EVERY_SECS = 30.0  # between two lines about the same stall
+LOG_LINES = 20
+BEATING = ("waiting", "training", "serving", "evaluating")  # states in which a task must answer
+
+
+@dataclass
+class Life:
+    """What the launcher knows of a task."""
+
+    task: Task
+    number: int = 0  # how often it was started again
+    pid: int | None = None
+    code: int | None = None  # once it has ended
+    page: dict[str, Any] | None = None  # as last read
+    heard_at: float = 0.0  # when, monotonic
+    starts_at: float | None = None  # it waits to be started again until then, monotonic
+    is_silent: bool = False  # and was ended for it
+
+    @property
+    def state(self) -> str:
+        if self.starts_at is not None:
+            return "restarting"
+        if self.code is not None:
+            return {0: "done", exit_codes.TERMINATED: "stopped"}.get(self.code, f"ended ({self.code})")
+        return self.page["state"] if self.page else "starting"
+
+    @property
+    def has_failed(self) -> bool:
+        return self.code not in (None, exit_codes.OK, exit_codes.TERMINATED)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a signal to stop would be obeyed at a step boundary."""
+        return self.code is not None or self.state in ("training", "serving", "evaluating", "done")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The first failure of a run, as it was when it happened."""
+
+    task: Task
+    code: int
+    tail: list[str]  # of its log
+
+
+@dataclass
+class Outcome:
+    """How a run ended."""
+
+    failed: Failure | None = None  # none: it did not fail in the end
+    restarts: dict[str, int] = field(default_factory=dict)  # by task that they were needed for
+
+
+class Signals:
+    """Ctrl-C and SIGTERM while a run is watched: the first stops it cleanly, the second at once."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []  # as they came
+        self._heard_at = -math.inf
+
+    def __enter__(self) -> Signals:
+        self._before = {
+            number: signal.signal(number, lambda received, _: self._hear(received))
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        return self
+
+    def _hear(self, number: int) -> None:
+        """Takes one Ctrl-C for one, also where a wrapper forwards it a second time."""
+        now = time.monotonic()
+        if now - self._heard_at > SAME_SIGNAL_SECS:
+            self.numbers.append(number)
+        self._heard_at = now
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+class Watch:
+    """Starts the tasks and follows them until all have ended."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        plan: Plan,
+        directory: RunDirectory,
+        tasks: Tasks,
+        progress: Progress,
+        signals: Signals,
+        injector: Injector | None = None,
+    ) -> None:
+        self.lives = {task.name: Life(task) for task in plan.tasks}
+        self._config, self._plan, self._directory, self._tasks = config, plan, directory, tasks
+        self._progress, self._signals, self._injector = progress, signals, injector
+        self._journal = Journal(directory.journal / "launcher.jsonl")
+        self._budget = Budget(config.restart)
+        self._firsts: dict[str, Failure] = {}  # by task
+        self._has_stepped = False
+        self._heard = 0  # signals acted upon
+        self._why_stop: str | None = None  # the tasks are to be asked to stop, as soon as all are there to hear it
+        self._stop_by: float | None = None  # and are killed after this
+        self._was_asked = False
+        self._is_killing = False
+        self._restarting_since: float | None = None  # all tasks are being ended, to start again together
+        self._restart_delay_secs = 0.0
+        self._looked_at = time.monotonic()
+        self._stall_told_at = -math.inf
+        self._readers = ThreadPoolExecutor(max_workers=16, thread_name_prefix="pages")
+        self._reads: dict[str, tuple[int, Future[dict[str, Any] | None]]] = {}  # life's number and its page
+
+    def run(self) -> Outcome:
+        """Returns when no task is left."""
+        for life in self.lives.values():
+            self._start(life)
+        poll_secs = INJECTOR_POLL_SECS if self._injector else POLL_SECS
+        failed = None
+        while any(life.code is None or life.starts_at is not None for life in self.lives.values()):
+            self._hear(poll_secs)
+            self._obey_signals()
+            if failed is None and not self._is_killing:
+                failed = self._look_at_failures()
+            if failed is not None or (self._stop_by is not None and time.monotonic() > self._stop_by):
+                self._give_up()
+            self._stop_if_asked()
+            if self._is_killing or self._restarting_since is not None:
+                self._signal_all(signal.SIGKILL)  # each time: a task may only now be known to have started
+            self._start_what_is_due()
+            self._read_pages()
+            self._end_what_is_silent()
+            if self._injector:
+                self._injector.act(self._seen())
+        self._readers.shutdown(wait=False)
+        return Outcome(failed, self._budget.spent())
+
+    def _start(self, life: Life) -> None:
+        task, directory = life.task, self._directory
+        environment = task.environment()
+        if self._injector:
+            environment |= self._injector.environment(task.name, life.number)
+        log = str(directory.path / task.log)
+        life.pid, life.code, life.page, life.starts_at, life.is_silent = None, None, None, None, False
+        self._tasks.start(task.name, run=str(directory.path), environment=environment, log=log)
+        self._journal.write("start", task=task.name, life=life.number)
+
+    def _hear(self, timeout_secs: float) -> None:
+        for event in self._tasks.events(timeout_secs):
+            life = self.lives.get(event["name"])
+            if life and event["event"] == "started":
+                life.pid = event["pid"]
+            elif life and event["event"] == "exited" and event["pid"] == life.pid:
+                life.code = event["code"]
+                self._journal.write("exit", task=life.task.name, code=life.code)
+
+    def _obey_signals(self) -> None:
+        """The first signal asks every task to save and leave; the second ends them."""
+        if len(self._signals.numbers) == self._heard:
+            return
+        self._heard = len(self._signals.numbers)
+        self._read_pages(wait=True)  # the last ones may be from before the first step
+        if self._heard > 1 or not self._has_stepped:
+            self._progress.say("stops at once" if self._heard > 1 else "stops before the first step")
+            self._give_up()
+        else:
+            self._ask_to_stop("stops after this step and saves (once more: stops at once)")
+
+    def _ask_to_stop(self, why: str) -> None:
+        grace = self._config.timeouts.stop_grace_secs
+        self._progress.say(f"{why}, within {grace:g} s")
+        self._stop_by, self._why_stop = time.monotonic() + grace, why
+
+    def _stop_if_asked(self) -> None:
+        """Tells all tasks, once no one is on its way back: the others could not make the step that they wait for."""
+        lives = self.lives.values()
+        if self._stop_by is None and any(life.code == exit_codes.TERMINATED for life in lives):
+            self._ask_to_stop("a task was asked to stop, so all do")
+        if self._why_stop and not self._was_asked and all(life.is_up for life in lives):
+            self._was_asked = True
+            self._signal_all(signal.SIGTERM)
+
+    def _give_up(self) -> None:
+        """Ends all tasks, for good."""
+        self._is_killing = True
+        for life in self.lives.values():
+            life.starts_at = None
+
+    def _signal_all(self, number: int) -> None:
+        for life in self.lives.values():
+            if life.pid and life.code is None:
+                self._tasks.signal(life.pid, number)
+
+    def _look_at_failures(self) -> Failure | None:
+        """Starts again what can be; returns the failure that ends the run, if one does."""
+        if self._restarting_since is not None or not self._failures():
+            return None
+        settled = time.monotonic() + SETTLE_SECS
+        while time.monotonic() < settled:
+            self._hear(max(0.0, settled - time.monotonic()))
+        failed = self._failures()
+        codes = {name: life.code for name, life in failed.items() if life.code is not None}
+        cause = failed[most_telling(codes.items(), self._plan)]
+        for life in failed.values():
+            self._firsts.setdefault(life.task.name, self._failure_of(life))
+        if self._was_asked or not can_help(codes[cause.task.name], has_stepped=self._has_stepped):
+            return self._failure_of(cause)
+        if self._must_all_restart(codes):
+            return self._restart_all(cause)
+        for life in failed.values():
+            if (spent := self._restart(life)) is not None:
+                return spent
+        return None
+
+    def _failures(self) -> dict[str, Life]:
+        return {name: life for name, life in self.lives.items() if life.has_failed and life.starts_at is None}
+
+    def _must_all_restart(self, codes: Mapping[str, int]) -> bool:
+        """Whether what failed, or what has left already, holds a part of the state."""
+        gone = [name for name, life in self.lives.items() if life.code == exit_codes.OK] + list(codes)
+        is_incomplete = exit_codes.INCOMPLETE in codes.values()
+        is_all_evaluators = all(name.startswith("evaluator") for name in codes)
+        return is_incomplete or (not is_all_evaluators and any(holds_state(self._plan, name) for name in gone))
+
+    def _restart(self, life: Life) -> Failure | None:
+        name = life.task.name
+        delay = self._spend(life)
+        if delay is None:
+            return self._firsts[name]
+        life.starts_at = time.monotonic() + delay
+        self._journal.write("restart", scope="task", cause=name)
+        self._progress.say(f"{self._why_ended(life)}; starts it again in {delay:g} s")
+        return None
+
+    def _restart_all(self, cause: Life) -> Failure | None:
+        delay = self._spend(cause)
+        if delay is None:
+            return self._firsts[cause.task.name]
+        self._restarting_since, self._restart_delay_secs = time.monotonic(), delay
+        self._journal.write("restart", scope="cluster", cause=cause.task.name)
+        self._progress.say(
+            f"{self._why_ended(cause)}; a part of the run's state is gone with it, so all tasks start again "
+            f"from the newest checkpoint, in {delay:g} s"
+        )
+        return None
+
+    def _spend(self, life: Life) -> float | None:
+        name = life.task.name
+        delay = self._budget.spend(name, time.monotonic())
+        if delay is None and self._budget.allowed(name):
+            self._progress.say(
+                f"{self._why_ended(life)}; it was started again {self._budget.allowed(name)} times within "
+                f"{self._config.restart.window_secs:g} s (restart.max), so the run ends"
+            )
+        return delay
+
+    def _why_ended(self, life: Life) -> str:
+        assert life.code is not None
+        heartbeat = self._config.timeouts.heartbeat_secs
+        why = f"silent for {heartbeat:g} s, so it was ended" if life.is_silent else exit_codes.meaning(life.code)
+        return f"{life.task.name} is gone ({why})"
+
+    def _start_what_is_due(self) -> None:
+        now = time.monotonic()
+        if self._restarting_since is not None:
+            if any(life.code is None for life in self.lives.values()):
+                return
+            for life in self.lives.values():
+                life.starts_at = self._restarting_since + self._restart_delay_secs
+            self._restarting_since = None
+        for life in self.lives.values():
+            if life.starts_at is not None and now >= life.starts_at:
+                life.number += 1
+                self._start(life)
+
+    def _read_pages(self, *, wait: bool = False) -> None:
+        """Takes in the pages that have come, and asks for new ones; a task that does not answer keeps its last page."""
+        for name, life in self.lives.items():
+            number, read = self._reads.get(name, (0, None))
+            if read is not None and (wait or read.done()):
+                del self._reads[name]
+                page = read.result()
+                if page and number == life.number and life.code is None:
+                    life.page, life.heard_at = page, time.monotonic()
+            if name not in self._reads and life.code is None:
+                self._reads[name] = life.number, self._readers.submit(_read_page, life.task.control)
+        pages = {name: life.page for name, life in self.lives.items() if life.page}
+        states = {name: life.state for name, life in self.lives.items()}
+        self._has_stepped = self._has_stepped or any(page["first_step_at"] for page in pages.values())
+        self._progress.show(pages, states)
+        self._tell_stalls(pages)
+        write_atomically(self._directory.status, json.dumps({"tasks": pages, "states": states}, indent=1))
+
+    def _tell_stalls(self, pages: Mapping[str, Mapping[str, Any]]) -> None:
+        now = time.monotonic()
+        stalled = [page for page in pages.values() if page["missing"] and page["stalled_secs"] >= STALL_EVERY_SECS]
+        if stalled and now - self._stall_told_at >= STALL_EVERY_SECS:
+            self._stall_told_at = now
+            page = stalled[0]
+            seen = {name: (other["step"], now - self.lives[name].heard_at) for name, other in pages.items()}
+            workers = [task.name for task in self._plan.workers]
+            self._progress.say(stall_in_words(page["step"], page["stalled_secs"], workers, page["missing"], seen))
+
+    def _end_what_is_silent(self) -> None:
+        """Ends tasks that have stopped answering, and those that a step waited for too long for."""
+        now, limit = time.monotonic(), self._config.timeouts.heartbeat_secs
+        if now - self._looked_at > limit / 2:  # this process slept itself, and heard nobody
+            for life in self.lives.values():
+                life.heard_at = now
+        self._looked_at = now
+        alive = {name: life for name, life in self.lives.items() if life.code is None and life.pid and life.page}
+        for name, life in alive.items():
+            if life.state in BEATING and now - life.heard_at > limit:
+                life.is_silent = True
+                self._end(life, f"{name} is silent for {limit:g} s")
+        for name in {stuck for life in alive.values() if life.page for stuck in life.page["stuck"]}:
+            if name in alive and alive[name].state == "training":
+                self._end(alive[name], f"a step waits for {name} for too long (timeouts.step_secs)")
+
+    def _end(self, life: Life, why: str) -> None:
+        if life.pid:
+            self._progress.say(f"{why}: ends it")
+            self._tasks.signal(life.pid, signal.SIGKILL)
+            life.page = None  # said once
+
+    def _seen(self) -> Seen:
+        alive = {name: life for name, life in self.lives.items() if life.code is None and life.pid}
+        return Seen(
+            now=time.monotonic(),
+            pages={name: life.page for name, life in alive.items() if life.page},
+            pids={name: life.pid for name, life in alive.items() if life.pid},
+            lives={name: life.number for name, life in self.lives.items()},
+            signal=self._signal,
+        )
+
+    def _signal(self, name: str, number: int) -> None:
+        life = self.lives[name]
+        if life.pid and life.code is None:
+            self._tasks.signal(life.pid, number)
+
+    def _failure_of(self, life: Life) -> Failure:
+        assert life.code is not None
+        return Failure(life.task, life.code, log_tail(self._directory.path / life.task.log, life.task.name))
+
+
+def _read_page(control: str) -> dict[str, Any] | None:
+    try:
+        return read_status(control, timeout_secs=1.0)
+    except (OSError, ValueError):  # not up yet, leaving, or frozen
+        return None
+
+
+def log_tail(log: Path, task: str) -> list[str]:
+    """The end of a task's log; of its last life, where the log holds earlier ones."""
+    said = log.read_text(errors="replace").splitlines() if log.exists() else []
+    starts = [number for number, text in enumerate(said) if text.startswith(f"{task} of ")]
+    return said[starts[-1] if starts else 0 :][-LOG_LINES:]

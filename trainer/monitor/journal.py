@@ -1,0 +1,24 @@
+"""What a task did, one JSON line an event, in <run>/journal/<task>.jsonl; `mode=check` reads it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+
+class Journal:
+    """Appends events; every life of a task writes to the same file."""
+
+    def __init__(self, path: Path | None) -> None:
+        """Opens the file, or, without one, writes nothing."""
+        self._file = None
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a", buffering=1)
+
+    def write(self, event: str, **values: Any) -> None:
+        """Adds an event with its time: CLOCK_MONOTONIC, seconds, the same clock for all tasks of a machine."""
+        if self._file is not None:
+            self._file.write(json.dumps({"event": event, "at": round(time.monotonic(), 6), **values}) + "\n")
