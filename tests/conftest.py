@@ -79,6 +79,15 @@ class Run:
         named = re.findall(r", pid (\d+):", "".join(log.read_text(errors="replace") for log in self.logs()))
         return [int(pid) for pid in named if _is_task(int(pid))]
 
+    def tasks(self) -> list[str]:
+        """The names of its tasks."""
+        return [f"{task['job']}:{task['index']}" for task in self.plan()["tasks"]]
+
+    def last_pid(self, task: str) -> int:
+        """The process that a task is, or was last, as its log names it."""
+        log = self.directory / "logs" / f"{task.replace(':', '-')}.log"
+        return int(re.findall(r", pid (\d+):", log.read_text(errors="replace"))[-1])
+
     def wait_for_step(self, step: int, deadline_secs: float = DEADLINE_SECS) -> None:
         """Returns as soon as the chief is known to have seen a global step."""
         deadline = time.monotonic() + deadline_secs

@@ -121,7 +121,7 @@ def _pid(run: Run, log: str) -> int:
 
 
 def test_a_killed_worker_is_named_and_ends_the_run(start):
-    run = start(*LONG)
+    run = start(*LONG, "restart.max=0")
     run.wait_for_step(5)
     os.kill(_pid(run, "worker-1"), signal.SIGKILL)
     assert run.wait(20) == 137
@@ -130,7 +130,7 @@ def test_a_killed_worker_is_named_and_ends_the_run(start):
 
 
 def test_a_killed_ps_is_named_although_the_workers_fail_too(start):
-    run = start(*LONG)
+    run = start(*LONG, "restart.max=0")
     run.wait_for_step(5)
     os.kill(_pid(run, "ps-1"), signal.SIGKILL)
     assert run.wait(20) == 137

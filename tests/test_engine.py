@@ -2,237 +2,39 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from small_clusters import (
+    BATCH,
+    SEED,
+    STEPS,
+    Cluster,
+    digest,
+    digits,
+    make_local,
+    plain,
+    serve,
+    to_the_end,
+    with_everything,
+)
 
 from trainer import replica
 from trainer.config import OptimizerConfig, OptimizerName
-from trainer.data.arrays import from_arrays
 from trainer.data.pipeline import training_batches
 from trainer.engine import contributions, packing
-from trainer.engine.arrivals import EachHost, QuorumHost
-from trainer.engine.compute import Replica
-from trainer.engine.host import ShardHost
-from trainer.engine.local import LocalEngine
-from trainer.engine.lockstep import LockstepHost
 from trainer.engine.shards import ShardsEngine
-from trainer.engine.shared import device_of, share
+from trainer.engine.shared import share
 from trainer.engine.snapshot import Snapshot
-from trainer.launch.ports import HeldPorts
-from trainer.placement import Parameter, Shard, place
-from trainer.plan import Plan, Task
-from trainer.server import session_config, start_server
+from trainer.placement import Parameter, Shard
 
 pytestmark = pytest.mark.cluster
-
-SEED, BATCH, STEPS = 7, 24, 8
-LOSS = "sparse_categorical_crossentropy"
-
-
-def with_everything() -> keras.Model:
-    """Convolution, BatchNorm, Dropout and an L2 term."""
-    inputs = keras.Input((8, 8, 1))
-    hidden = keras.layers.Conv2D(4, 3, activation="relu", name="conv")(inputs)
-    hidden = keras.layers.BatchNormalization(name="norm")(hidden)
-    hidden = keras.layers.Flatten(name="flatten")(hidden)
-    hidden = keras.layers.Dense(16, activation="relu", kernel_regularizer=keras.regularizers.L2(1e-3), name="dense")(
-        hidden
-    )
-    hidden = keras.layers.Dropout(0.2, name="dropout")(hidden)
-    return keras.Model(inputs, keras.layers.Dense(10, name="logits")(hidden))
-
-
-def plain() -> keras.Model:
-    inputs = keras.Input((8, 8, 1))
-    hidden = keras.layers.Conv2D(4, 3, activation="relu", name="conv")(inputs)
-    hidden = keras.layers.Flatten(name="flatten")(hidden)
-    return keras.Model(inputs, keras.layers.Dense(10, name="logits")(hidden))
-
-
-def digits(count: int = 96) -> Any:
-    random = np.random.default_rng(SEED)
-    features = random.random((count, 8, 8, 1), np.float32)
-    return from_arrays(
-        (features, random.integers(0, 10, count)), (features, random.integers(0, 10, count)), source="test"
-    )
-
-
-class Cluster:
-    """`ps` parameter servers (none: shards on the workers) and `workers`, each with a real server."""
-
-    def __init__(
-        self,
-        build: Callable[[], keras.Model],
-        *,
-        ps: int,
-        workers: int,
-        clip_norm: float | None = None,
-        optimizer: OptimizerName = OptimizerName.adam,
-        intake: str = "all",
-        quorum: int = 0,
-        max_staleness: int | None = None,
-        devices: Sequence[str] = ("/cpu:0",),
-        parameters_on: str = "/cpu:0",
-        max_part_mib: float | None = None,
-        **options: Any,
-    ) -> None:
-        keras.utils.set_random_seed(SEED)
-        self.model, self.data = build(), digits()
-        self.optimizer = OptimizerConfig(name=optimizer, clip_norm=clip_norm)
-        self.parameters = replica.parameters_of(self.model)
-        hosts = [f"ps:{i}" for i in range(ps)] or [f"worker:{i}" for i in range(workers)]
-        self.shards = place(self.parameters, hosts, pins={}, max_part_mib=max_part_mib)
-        self.intake, self.devices, self.parameters_on, self.options = intake, devices, parameters_on, options
-        with HeldPorts(ps + workers) as held:
-            ports = iter(held.ports)
-        self.tasks = tuple(
-            Task(job, i, f"127.0.0.1:{next(ports)}", "", (), None, 1, 2, cpus=4, replicas=tuple(devices))
-            for job, count in (("ps", ps), ("worker", workers))
-            for i in range(count)
-        )
-        self.workers = workers
-        plan = Plan("test", "sync", STEPS, BATCH, self.tasks, self.shards, 96, ())
-        self.servers = {task.name: start_server(plan, task) for task in self.tasks}
-        self.engines = [self._engine(index) for index in range(workers)]
-        make: dict[str, Callable[..., ShardHost]] = {
-            "all": LockstepHost,
-            "each": functools.partial(EachHost, max_staleness=max_staleness),
-            "quorum": functools.partial(QuorumHost, quorum=quorum),
-        }
-        common = {"shards": self.shards, "workers": workers, "optimizer": self.optimizer, "parameters": parameters_on}
-        self.hosts = [make[intake](index=i, **common) for i in range(len(hosts))]
-        for host, shard in zip(self.hosts, self.shards, strict=True):
-            host.connect(self.servers[shard.host].target, self._config(shard.host))
-        for index, engine in enumerate(self.engines):
-            engine.connect(self.servers[f"worker:{index}"].target, self._config(f"worker:{index}"))
-
-    def first(self) -> Snapshot:
-        return first_snapshot(self.model)
-
-    def train(self, replicas: Sequence[Callable[[ShardsEngine], Any]]) -> list[Any]:
-        """Serves the shards and runs each replica's function in a thread of its own; returns what they return."""
-        results: list[Any] = [None] * len(replicas)
-
-        def work(index: int) -> None:
-            results[index] = replicas[index](self.engines[index])
-
-        threads = [threading.Thread(target=_serve, args=(host,), daemon=True) for host in self.hosts]
-        threads += [threading.Thread(target=work, args=(index,), daemon=True) for index in range(len(replicas))]
-        for thread in threads:
-            thread.start()
-        self.engines[0].load(self.first(), generation=1)
-        for thread in threads:
-            thread.join(60)
-            assert not thread.is_alive()
-        return results
-
-    def _engine(self, index: int) -> ShardsEngine:
-        task, each = f"worker:{index}", len(self.devices)
-        mine = [
-            make_replica(
-                self.model,
-                self.data,
-                index * each + number,
-                self.workers * each,
-                device=device_of(task, device),
-                endless=self.intake != "all",
-                **self.options,
-            )
-            for number, device in enumerate(self.devices)
-        ]
-        return ShardsEngine(
-            task=task,
-            workers=self.workers,
-            shards=self.shards,
-            optimizer=self.optimizer,
-            replicas=mine,
-            intake=self.intake,
-            parameters=self.parameters_on,
-        )
-
-    def _config(self, name: str) -> Any:
-        task = next(task for task in self.tasks if task.name == name)
-        peers = [shard.host for shard in self.shards]
-        return session_config(task, peers=peers, fuses=not self.options.get("jit", False))
-
-
-def first_snapshot(model: keras.Model) -> Snapshot:
-    values = replica.initial_values(model)
-    trainable = {p.path for p in replica.parameters_of(model) if p.trainable}
-    return Snapshot(
-        0,
-        {path: value for path, value in values.items() if path in trainable},
-        {path: value for path, value in values.items() if path not in trainable},
-        {},
-    )
-
-
-def make_replica(
-    model: keras.Model,
-    data: Any,
-    index: int,
-    count: int,
-    *,
-    device: str | None = None,
-    endless: bool = False,
-    jit: bool = False,
-    **options: Any,
-) -> Replica:
-    def batches() -> Any:
-        stop = 2**62 if endless else STEPS
-        return training_batches(
-            data.train, seed=SEED, start=0, stop=stop, batch_size=BATCH, replica=index, replicas=count
-        )
-
-    return Replica(replica.make_step(model, LOSS, **options), batches, SEED, index, count, device, jit)
-
-
-def make_local(
-    model: keras.Model, data: Any, optimizer: OptimizerConfig, *, count: int = 1, parameters_on: str = "/cpu:0"
-) -> LocalEngine:
-    """One process with so many replicas, on logical CPUs of their own, loaded with the model's first values."""
-    replicas = [make_replica(model, data, index, count, device=f"/cpu:{index}") for index in range(count)]
-    shard = place(replica.parameters_of(model), ["worker:0"], pins={})[0]
-    engine = LocalEngine(shard=shard, optimizer=optimizer, replicas=replicas, parameters=parameters_on)
-    engine.connect("", tf.compat.v1.ConfigProto(device_count={"CPU": count}))
-    engine.load(first_snapshot(model), generation=1)
-    return engine
-
-
-def _serve(host: ShardHost) -> None:
-    """Serves beside this thread, because a host whose workers do not wait for each other serves for ever."""
-    host.load()
-    threading.Thread(target=host.serve, args=(STEPS, lambda step, waited: None), daemon=True).start()
-    host.wait_for_goodbyes()
-
-
-def to_the_end(engine: ShardsEngine) -> tuple[list[float], Snapshot]:
-    """Trains; returns the losses of all updates and the last state."""
-    losses, step = [], engine.start()
-    while step < STEPS:
-        pulled = engine.step()
-        losses.append(pulled.loss)
-        step = pulled.step + 1
-    losses.append(engine.peek().loss)
-    last = engine.snapshot()
-    engine.leave()
-    return losses[1:], last
-
-
-def digest(snapshot: Snapshot) -> str:
-    sha = hashlib.sha256()
-    for _, value in sorted(snapshot.to_tensors().items()):
-        sha.update(value.tobytes())
-    return sha.hexdigest()
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.5], ids=["unclipped", "clipped"])
@@ -385,9 +187,10 @@ def received(cluster: Cluster) -> dict[str, int]:
 
     def one_traced_step(engine: ShardsEngine) -> Any:
         engine.start()
+        engine.step()  # joins
         metadata = tf.compat.v1.RunMetadata()
         engine.session.run(engine._step, {engine._stop: 0.0}, options=options, run_metadata=metadata)
-        for _ in range(STEPS - 1):
+        for _ in range(STEPS - 2):
             engine.step()
         engine.peek()
         engine.leave()
@@ -452,7 +255,7 @@ def test_a_batch_of_another_step_is_an_error():
             engine.step()
         return str(error.value)
 
-    threading.Thread(target=_serve, args=cluster.hosts, daemon=True).start()
+    threading.Thread(target=serve, args=cluster.hosts, daemon=True).start()
     cluster.hosts = []  # it waits for a goodbye that does not come
     assert "the batch is of another step" in cluster.train([shifted])[0]
 

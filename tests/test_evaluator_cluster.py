@@ -150,7 +150,7 @@ def test_scores_of_another_past_do_not_count(finish: Finish):
 
 
 def test_an_evaluator_that_is_killed_ends_the_run_with_its_name(start):
-    run = start(*SMALL, "cluster=1ps1w1e", "train.steps=100000")
+    run = start(*SMALL, "cluster=1ps1w1e", "train.steps=100000", "restart.max=0")
     run.wait_for_step(5)
     log = (run.directory / "logs/evaluator-0.log").read_text()
     os.kill(int(log.partition("pid ")[2].partition(":")[0]), signal.SIGKILL)

@@ -10,6 +10,8 @@ import os
 import secrets
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
@@ -37,6 +39,7 @@ class RunDirectory:
         self.events = path / "events"
         self.journal = path / "journal"
         self.generation = path / "generation.json"
+        self.rollbacks = path / "rollbacks.jsonl"
         self.checkpoints = path / "checkpoints"
         self.evaluations = path / "evaluations.jsonl"  # this and the best checkpoint are of an evaluator task
         self.best = path / "best"
@@ -85,15 +88,15 @@ class Lease:
     """Holds a run directory as long as this process lives; the kernel lets go of it, whatever ends the process."""
 
     def __init__(self, directory: RunDirectory) -> None:
-        directory.path.mkdir(parents=True, exist_ok=True)
         path = directory.path / "lock"
-        self._file = _open_locked(path)
-        while not _is_at(path, self._file):  # its owner removed it between our opening and our locking
-            self._file.close()
+        with _told(directory.path):
             self._file = _open_locked(path)
-        self._file.truncate(0)
-        self._file.write(f"{os.getpid()}\n")
-        self._file.flush()
+            while not _is_at(path, self._file):  # its owner removed it between our opening and our locking
+                self._file.close()
+                self._file = _open_locked(path)
+            self._file.truncate(0)
+            self._file.write(f"{os.getpid()}\n")
+            self._file.flush()
 
     def __enter__(self) -> Lease:
         return self
@@ -101,11 +104,25 @@ class Lease:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        Path(self._file.name).unlink(missing_ok=True)
+        path = Path(self._file.name)
+        path.unlink(missing_ok=True)
         self._file.close()
+        with suppress(OSError):  # a run that was refused before it began leaves nothing
+            path.parent.rmdir()
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Says of a run directory that cannot be written what to type."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise OSError(f"{path}: the run directory cannot be written ({reason}); choose another with run=PATH") from error
 
 
 def _open_locked(path: Path) -> TextIO:
+    path.parent.mkdir(parents=True, exist_ok=True)
     file = open(path, "a+")  # noqa: SIM115 (the lease closes it)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -134,10 +151,11 @@ def choose(config: RunConfig) -> RunDirectory:
     while True:
         name = f"{config.name}-{config.cluster.name}-{started}-{secrets.token_hex(2)}"
         path = Path("runs").resolve() / name
-        try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            continue
+        with _told(path):
+            try:
+                path.mkdir(parents=True)
+            except FileExistsError:
+                continue
         return RunDirectory(path)
 
 

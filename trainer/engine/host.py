@@ -131,9 +131,11 @@ class ShardHost(ABC):
         self._exchange = exchange
         with tf.device(self.parameters):
             new, moved = self._update_shard(flat, slots, packed, generation, step, chosen)
-            # By reference, and first: who finds the new vector finds the one before it too.
-            kept = [self.shared.before.assign(flat, read_value=False)] if self.shared.before is not None else []
-            with tf.control_dependencies(kept):
+            kept = []
+            if self.shared.before is not None:
+                with tf.control_dependencies([new]):  # not while gradients are waited for: it is still of use then
+                    kept = [self.shared.before.assign(flat, read_value=False)]  # by reference
+            with tf.control_dependencies(kept):  # who finds the new vector finds the one before it too
                 assigned = [self.shared.flat.assign(new, read_value=False)]
             assigned += [slot.assign(moved[name], read_value=False) for name, slot in self.shared.slots.items()]
         return step + 1, assigned

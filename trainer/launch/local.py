@@ -137,7 +137,8 @@ def _complete_summary(
         summary = json.loads(directory.summary.read_text())
     if any(life.task.job == "evaluator" for life in lives.values()):
         summary |= evaluations.results(directory, summary.get("steps"))
-    first_step_at = summary.pop("first_step_at", None)
+    first_step_at = outcome.first_step_at or summary.get("first_step_at")
+    summary.pop("first_step_at", None)
     summary |= {
         "failed": outcome.failed.task.name if outcome.failed else None,
         "seconds": round(time.time() - started_at, 3),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -40,19 +40,27 @@ class HistoryLines:
             start: global step that the run (re)starts at.
             batch: examples of one update.
         """
-        self._path, self._start, self._steps, self._batch = path, start, steps, batch
-        self._earlier, self._read = _inode(path), 0  # bytes
+        self._path, self._told, self._steps, self._batch = path, start, steps, batch
+        self._inode, self._read = _inode(path), None if path.exists() else 0  # bytes; none: of an earlier run
 
     def new(self) -> list[str]:
-        """The lines since the last call."""
-        if _inode(self._path) in (None, self._earlier):  # `History` puts a new file in the place of an earlier one
+        """The lines since the last call; what a run that went back does again is not told twice."""
+        inode = _inode(self._path)
+        if inode != self._inode:  # a chief that starts puts a new file in the place of the one before
+            self._inode, self._read = inode, 0
+        if inode is None or self._read is None:
             return []
         with self._path.open("rb") as file:
             file.seek(self._read)
             whole, end, _ = file.read().rpartition(b"\n")  # what follows is being written
         self._read += len(whole + end)
-        told = [json.loads(text) for text in whole.splitlines()]
-        return [history_line(values, self._steps, self._batch) for values in told if values["step"] > self._start]
+        return [history_line(values, self._steps, self._batch) for values in self._untold(whole.splitlines())]
+
+    def _untold(self, lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
+        for values in map(json.loads, lines):
+            if values["step"] > self._told:
+                self._told = values["step"]
+                yield values
 
 
 def _inode(path: Path) -> int | None:

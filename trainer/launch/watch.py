@@ -80,6 +80,7 @@ class Outcome:
 
     failed: Failure | None = None  # none: it did not fail in the end
     restarts: dict[str, int] = field(default_factory=dict)  # by task that they were needed for
+    first_step_at: float | None = None  # Unix time, seconds
 
 
 class Signals:
@@ -129,7 +130,7 @@ class Watch:
         self._journal = Journal(directory.journal / "launcher.jsonl")
         self._budget = Budget(config.restart)
         self._firsts: dict[str, Failure] = {}  # by task
-        self._has_stepped = False
+        self._first_step_at: float | None = None  # Unix time, seconds
         self._heard = 0  # signals acted upon
         self._why_stop: str | None = None  # the tasks are to be asked to stop, as soon as all are there to hear it
         self._stop_by: float | None = None  # and are killed after this
@@ -164,7 +165,7 @@ class Watch:
             if self._injector:
                 self._injector.act(self._seen())
         self._readers.shutdown(wait=False)
-        return Outcome(failed, self._budget.spent())
+        return Outcome(failed, self._budget.spent(), self._first_step_at)
 
     def _start(self, life: Life) -> None:
         task, directory = life.task, self._directory
@@ -191,7 +192,7 @@ class Watch:
             return
         self._heard = len(self._signals.numbers)
         self._read_pages(wait=True)  # the last ones may be from before the first step
-        if self._heard > 1 or not self._has_stepped:
+        if self._heard > 1 or self._first_step_at is None:
             self._progress.say("stops at once" if self._heard > 1 else "stops before the first step")
             self._give_up()
         else:
@@ -234,7 +235,7 @@ class Watch:
         cause = failed[most_telling(codes.items(), self._plan)]
         for life in failed.values():
             self._firsts.setdefault(life.task.name, self._failure_of(life))
-        if self._was_asked or not can_help(codes[cause.task.name], has_stepped=self._has_stepped):
+        if self._was_asked or not can_help(codes[cause.task.name], has_stepped=self._first_step_at is not None):
             return self._failure_of(cause)
         if self._must_all_restart(codes):
             return self._restart_all(cause)
@@ -317,7 +318,8 @@ class Watch:
                 self._reads[name] = life.number, self._readers.submit(_read_page, life.task.control)
         pages = {name: life.page for name, life in self.lives.items() if life.page}
         states = {name: life.state for name, life in self.lives.items()}
-        self._has_stepped = self._has_stepped or any(page["first_step_at"] for page in pages.values())
+        began = [page["first_step_at"] for page in pages.values() if page["first_step_at"]]
+        self._first_step_at = self._first_step_at or min(began, default=None)
         self._progress.show(pages, states)
         self._tell_stalls(pages)
         write_atomically(self._directory.status, json.dumps({"tasks": pages, "states": states}, indent=1))

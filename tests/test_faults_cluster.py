@@ -1,0 +1,179 @@
+"""Tasks that are killed, frozen or ended at the worst moment: the run finishes, and with the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from conftest import Run
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+STEPS, FAULT_AT = 60, 25
+EXACT = ["model=mlp", "seed=4", "train.batch_size=48", f"train.steps={STEPS}", "checkpoint.every=10", "summary.every=1"]
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Run]]:
+    """unbroken(cluster, *overrides) -> the run without a fault; made once."""
+    runs: dict[tuple[str, ...], Run] = {}
+
+    def make(*overrides: str) -> Run:
+        if overrides not in runs:
+            runs[overrides] = Run([*EXACT, *overrides], tmp_path_factory.mktemp("unbroken"), {})
+            assert runs[overrides].wait() == 0, runs[overrides].output
+        return runs[overrides]
+
+    yield make
+    for run in runs.values():
+        run.end()
+
+
+def signal_tasks(run: Run, number: int, *tasks: str) -> None:
+    """Signals the present life of each task; a job stands for all of its tasks."""
+    named = [task for task in run.tasks() if task in tasks or task.partition(":")[0] in tasks]
+    for pid in [run.last_pid(task) for task in named]:
+        os.kill(pid, number)
+
+
+def assert_same(run: Run, expected: Run) -> None:
+    assert run.summary()["params_sha256"] == expected.summary()["params_sha256"]
+    assert losses(run) == losses(expected)
+    assert run.pids() == []
+
+
+def losses(run: Run) -> list[tuple[int, float]]:
+    return [(line["step"], line["loss"]) for line in run.history()]
+
+
+def events(run: Run, task: str) -> list[dict]:
+    path = run.directory / "journal" / f"{task.replace(':', '-')}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("task", ["worker:2", "worker:0"], ids=["a worker", "the chief"])
+def test_a_worker_that_is_killed_comes_back_and_not_a_step_is_lost(start, unbroken, task: str):
+    run = start(*EXACT, "cluster=2ps3w")
+    run.wait_for_step(FAULT_AT)
+    signal_tasks(run, signal.SIGKILL, task)
+    assert run.wait() == 0, run.output
+    assert f"{task} is gone (killed" in run.output
+    assert_same(run, unbroken("cluster=2ps3w"))
+    loaded = [event["generation"] for event in events(run, "ps:0") if event["event"] == "load"]
+    assert loaded == [1]
+    assert run.summary()["restarts_of"] == {task: 1}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "tasks"),
+    [
+        ("2ps3w", ["ps:1"]),
+        ("2ps3w", ["ps"]),
+        ("2ps3w", ["ps", "worker"]),
+        ("3w", ["worker:1"]),
+        ("local", ["worker:0"]),
+    ],
+    ids=["a ps", "all ps", "everything", "a worker with a shard", "one process"],
+)
+def test_what_was_lost_with_a_shard_is_made_again_from_the_newest_checkpoint(start, unbroken, cluster, tasks):
+    run = start(*EXACT, f"cluster={cluster}")
+    run.wait_for_step(FAULT_AT)
+    signal_tasks(run, signal.SIGKILL, *tasks)
+    assert run.wait() == 0, run.output
+    assert "all tasks start again from the newest checkpoint" in run.output
+    assert_same(run, unbroken(f"cluster={cluster}"))
+    reloads = [event for event in events(run, "worker:0") if event["event"] == "reload"]
+    assert [event["generation"] for event in reloads] == [1, 2]
+    assert reloads[1]["step"] in (FAULT_AT // 10 * 10 - 10, FAULT_AT // 10 * 10, FAULT_AT // 10 * 10 + 10)
+
+
+def test_a_shard_that_is_lost_before_the_first_checkpoint_starts_the_run_anew(start, unbroken):
+    run = start(*EXACT, "cluster=2ps3w", "checkpoint.every=0")
+    run.wait_for_step(5)
+    signal_tasks(run, signal.SIGKILL, "ps:0")
+    assert run.wait() == 0, run.output
+    assert_same(run, unbroken("cluster=2ps3w"))
+    assert not list(run.directory.glob("before-*"))
+
+
+@pytest.mark.parametrize("strategy", ["async", "backup", "all_reduce"])
+def test_a_killed_worker_of_another_strategy_comes_back(start, unbroken, strategy: str):
+    options = ["strategy.quorum=2"] if strategy == "backup" else []
+    cluster = "3w" if strategy == "all_reduce" else "2ps3w"
+    overrides = (f"cluster={cluster}", f"strategy={strategy}", *options)
+    run = start(*EXACT, *overrides, *([] if strategy == "all_reduce" else ["train.steps=600"]))
+    run.wait_for_step(FAULT_AT)
+    signal_tasks(run, signal.SIGKILL, "worker:1")
+    assert run.wait() == 0, run.output
+    steps = [line["step"] for line in run.history()]
+    assert steps == sorted(set(steps))
+    if strategy == "all_reduce":
+        assert_same(run, unbroken(*overrides))
+
+
+def test_the_chief_of_an_asynchronous_run_adopts_what_the_others_did_without_it(start):
+    run = start(*EXACT, "cluster=2ps3w", "strategy=async", "train.steps=1500")
+    run.wait_for_step(FAULT_AT)
+    signal_tasks(run, signal.SIGKILL, "worker:0")
+    assert run.wait() == 0, run.output
+    (adopted,) = [event["step"] for event in events(run, "worker:0") if event["event"] == "adopt"]
+    assert adopted > FAULT_AT
+    assert run.summary()["steps"] >= 1500
+
+
+@pytest.mark.parametrize("task", ["worker:1", "ps:0"])
+def test_a_task_that_is_frozen_is_ended_and_replaced(start, unbroken, task: str):
+    run = start(*EXACT, "cluster=2ps3w", "timeouts.heartbeat_secs=3")
+    run.wait_for_step(FAULT_AT)
+    signal_tasks(run, signal.SIGSTOP, task)
+    assert run.wait() == 0, run.output
+    assert f"{task} is silent for 3 s: ends it" in run.output
+    assert_same(run, unbroken("cluster=2ps3w"))
+
+
+def test_a_task_that_is_frozen_for_a_moment_is_waited_for(start, unbroken):
+    run = start(*EXACT, "cluster=2ps3w")
+    run.wait_for_step(FAULT_AT)
+    signal_tasks(run, signal.SIGSTOP, "worker:1")
+    time.sleep(2)  # the fault itself
+    signal_tasks(run, signal.SIGCONT, "worker:1")
+    assert run.wait() == 0, run.output
+    assert run.summary()["restarts"] == 0
+    assert_same(run, unbroken("cluster=2ps3w"))
+
+
+def test_a_task_that_fails_again_and_again_ends_the_run_with_its_first_failure(start):
+    environment = {"TRAINER_FAILPOINT": f"save-data:kill@{FAULT_AT}"}
+    run = start(*EXACT, "cluster=1ps2w", "restart.max=2", "restart.delay_secs=0.1", environment=environment)
+    assert run.wait() == 137, run.output
+    assert "worker:0 is gone (killed" in run.output
+    assert "it was started again 2 times within 3600 s (restart.max), so the run ends" in run.output
+    assert "worker:0 failed first, exit code -9" in run.output
+    assert run.pids() == []
+
+
+def test_a_run_that_is_stopped_while_a_task_is_on_its_way_back_saves_all_the_same(start, unbroken):
+    run = start(*EXACT, "cluster=2ps3w", "train.steps=100000")
+    run.wait_for_step(FAULT_AT)
+    signal_tasks(run, signal.SIGKILL, "worker:1")
+    deadline = time.monotonic() + 20
+    while "restart" not in (run.directory / "journal/launcher.jsonl").read_text() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait(60) == 143, run.output
+    saved = run.summary()["steps"]
+    assert losses(run)[:STEPS] == losses(unbroken("cluster=2ps3w"))[:saved]
+
+
+def test_the_whole_run_killed_goes_on_where_it_was_saved(start, unbroken):
+    run = start(*EXACT, "cluster=2ps3w", "run=whole")
+    run.wait_for_step(FAULT_AT)
+    run.end()
+    again = start(*EXACT, "cluster=2ps3w", "run=whole")
+    assert again.wait() == 0, again.output
+    assert "resumes at step" in again.output
+    assert_same(again, unbroken("cluster=2ps3w"))

@@ -1,0 +1,95 @@
+"""A worker that is ended at any moment, and another that takes its place: nothing is lost, nothing counts twice."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from small_clusters import STEPS, Cluster, digest, plain, serve, to_the_end, with_everything
+
+from trainer.engine.shards import ShardsEngine
+from trainer.exit_codes import IncompleteError
+
+pytestmark = pytest.mark.cluster
+
+ENDED_AT = 3  # step
+AT_STEPS = {  # what of a step a worker still does, by the moment at which it is ended
+    "before its tokens": lambda engine: [],
+    "with its tokens": lambda engine: engine._step[2],
+    "after its push to the first shard": lambda engine: engine._step[4][0],
+    "after its push to the second shard": lambda engine: engine._step[4][1],
+    "after both pushes": lambda engine: engine._step[4],
+}
+
+
+def ended(cluster: Cluster, worker: int, last: Callable[[ShardsEngine], Any], results: dict[str, Any]) -> Any:
+    """A worker that takes some steps and a part of one; then another process, as it were, in its place."""
+
+    def play(engine: ShardsEngine) -> Any:
+        engine.start()
+        for _ in range(ENDED_AT):
+            engine.step()
+        engine.session.run(last(engine), {engine._stop: 0.0})
+        successor = cluster._engine(worker)
+        successor.connect(cluster.servers[f"worker:{worker}"].target, cluster._config(f"worker:{worker}"))
+        results["generation"] = successor.held()
+        ended = to_the_end(successor)
+        results["missed"] = successor.missed
+        return ended
+
+    return play
+
+
+@pytest.mark.parametrize("moment", AT_STEPS)
+@pytest.mark.parametrize("worker", [0, 1], ids=["the chief", "another worker"])
+def test_a_successor_leaves_the_same_bits_whenever_a_worker_was_ended(moment: str, worker: int):
+    expected_losses, expected = Cluster(with_everything, ps=2, workers=2).train([to_the_end] * 2)[0]
+    cluster, told = Cluster(with_everything, ps=2, workers=2), {}
+    players: list[Any] = [to_the_end, to_the_end]
+    players[worker] = ended(cluster, worker, AT_STEPS[moment], told)
+    results = cluster.train(players)
+    assert told["generation"] == 1
+    assert {digest(last) for _, last in results} == {digest(expected)}
+    assert results[1 - worker][0] == expected_losses
+    # What the chief of before may not have written down: the update that it started from, and the one before.
+    at = told["missed"][-1].step
+    assert at in (ENDED_AT, ENDED_AT + 1)
+    assert [pulled.step for pulled in told["missed"]] == [at - 1, at]
+    assert [pulled.loss for pulled in told["missed"]] == [expected_losses[at - 2], expected_losses[at - 1]]
+
+
+@pytest.mark.parametrize("intake", ["each", "quorum"])
+@pytest.mark.parametrize(
+    "moment", ["before its tokens", "with its tokens", "with pushes that were not told of", "after its pushes"]
+)
+def test_where_nobody_waits_a_successor_gets_one_token_and_the_others_go_on(intake: str, moment: str):
+    cluster = Cluster(plain, ps=2, workers=3, intake=intake, quorum=2)
+    parts = {
+        "before its tokens": AT_STEPS["before its tokens"],
+        "with its tokens": lambda engine: engine._step[2],
+        "with pushes that were not told of": lambda engine: [told.control_inputs for told in engine._step[4]],
+        "after its pushes": lambda engine: engine._step[4],
+    }
+    results = cluster.train([to_the_end, ended(cluster, 1, parts[moment], {}), to_the_end])
+    assert all(last.step >= STEPS for _, last in results)
+    assert all(np.isfinite(value).all() for value in results[0][1].parameters.values())
+
+
+def test_a_state_that_some_shards_have_and_others_lack_is_an_error():
+    cluster = Cluster(plain, ps=2, workers=1)
+    engine = cluster.engines[0]
+    threading.Thread(target=serve, args=(cluster.hosts[0],), daemon=True).start()
+    engine.session.run(engine._load[0], dict(zip(engine._feeds[0], _first_values(cluster), strict=True)))
+    while engine._read_state()[0][0] == 0:
+        pass
+    with pytest.raises(IncompleteError, match=r"the shard hosts hold states of other generations: \[0, 1\]"):
+        engine.held()
+
+
+def _first_values(cluster: Cluster) -> list[np.ndarray]:
+    shard, first = cluster.shards[0], cluster.first()
+    slots = [first.slot(shard, name, fill) for name, fill in cluster.engines[0]._fills.items()]
+    return [first.flat(shard, generation=1), *slots]
