@@ -248,6 +248,11 @@ def test_cfg_prints_the_composed_config_and_runs_nothing(here, monkeypatch, caps
     assert "steps: 9" in capsys.readouterr().out
 
 
+def test_overrides_may_stand_on_both_sides_of_a_flag(here, monkeypatch, capsys):
+    assert run(monkeypatch, "seed=3", "--cfg", "job", "train.steps=9", "--package", "train", "train.batch_size=6") == 0
+    assert capsys.readouterr().out.startswith("# @package train\nsteps: 9\nbatch_size: 6\n")
+
+
 def test_info_shows_that_generated_configs_come_last(here, monkeypatch, capsys):
     assert run(monkeypatch, "--info", "searchpath") == 0
     path = capsys.readouterr().out
@@ -260,7 +265,7 @@ def test_help_names_what_to_type_the_groups_and_the_keys(here, monkeypatch, caps
     for part in (
         "python -m trainer cluster=2ps4w mode=plan",
         "cluster takes any size [<n>ps]<m>w",
-        "model: cnn, mlp, resnet20",
+        "model: cnn, mlp, oracle, resnet20",
         "train.steps=300",
         "user=my_models.py",
         "--multirun",

@@ -205,7 +205,7 @@ def test_an_unknown_model_lists_the_models(tmp_path):
 
 def test_a_name_that_is_nowhere_is_refused_with_the_users_file(tmp_path):
     (tmp_path / "mine.py").write_text("def small(input_shape, classes): ...\n")
-    with pytest.raises(ConfigError, match=r"smal is neither a function of .*mine\.py nor one of cnn, mlp, resnet20"):
+    with pytest.raises(ConfigError, match=r"smal is neither a function of .*mine\.py nor one of cnn, mlp, oracle,"):
         describe(question("smal", user=tmp_path / "mine.py"), answer)
 
 

@@ -11,6 +11,7 @@ from trainer.data.downloads import cifar10, fashion_mnist, mnist
 from trainer.data.examples import DataError, DataSet, Examples, MissingInputError, find_data_error
 from trainer.data.idx import mnist_10k
 from trainer.data.npz import npz
+from trainer.data.oracle import oracle
 from trainer.data.synthetic import synthetic
 from trainer.data.tfrecord import tfrecord
 
@@ -22,6 +23,7 @@ DATA_SETS: dict[str, Callable[..., DataSet]] = {
     "npz": npz,
     "tfrecord": tfrecord,
     "synthetic": synthetic,
+    "oracle": oracle,
 }
 
 __all__ = ["DATA_SETS", "DataError", "DataSet", "Examples", "MissingInputError", "find_data_error", "open_data"]

@@ -7,8 +7,9 @@ from typing import Any
 
 from trainer.models.cnn import cnn
 from trainer.models.mlp import mlp
+from trainer.models.oracle import oracle
 from trainer.models.resnet20 import resnet20
 
-MODELS: dict[str, Callable[..., Any]] = {"cnn": cnn, "mlp": mlp, "resnet20": resnet20}
+MODELS: dict[str, Callable[..., Any]] = {"cnn": cnn, "mlp": mlp, "oracle": oracle, "resnet20": resnet20}
 
-__all__ = ["MODELS", "cnn", "mlp", "resnet20"]
+__all__ = ["MODELS", "cnn", "mlp", "oracle", "resnet20"]

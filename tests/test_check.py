@@ -1,0 +1,415 @@
+"""What must hold of a run: each breach in hand-written journals, and runs that were broken for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Run
+
+from trainer import check, promises
+from trainer.run_directory import RunDirectory
+
+WORKERS = ["worker:0", "worker:1"]
+UNBROKEN = {1: 0}  # reloads: generation -> step
+RELOADED = {1: 0, 2: 4}
+
+
+def reload(generation: int, step: int, checkpoint: str | None = None) -> dict:
+    return {"event": "reload", "generation": generation, "step": step, "checkpoint": checkpoint}
+
+
+def save(generation: int, step: int) -> dict:
+    return {"event": "save", "generation": generation, "step": step}
+
+
+def load(generation: int, step: int) -> dict:
+    return {"event": "load", "generation": generation, "step": step}
+
+
+def updates(generation: int, *steps: int) -> list[dict]:
+    return [{"event": "update", "generation": generation, "step": step} for step in steps]
+
+
+def join(step: int, replica: int) -> dict:
+    return {"event": "join", "step": step, "replicas": [replica]}
+
+
+def pushes(generation: int, replica: int, *steps: int) -> list[dict]:
+    return [{"event": "push", "generation": generation, "step": step, "replicas": [replica]} for step in steps]
+
+
+def start(task: str, life: int = 0) -> dict:
+    return {"event": "start", "task": task, "life": life}
+
+
+def ended(task: str, code: int = 0) -> dict:
+    return {"event": "exit", "task": task, "code": code}
+
+
+# ---- history
+
+
+def test_a_history_has_a_line_for_every_due_step_and_the_last():
+    assert promises.check_history([3, 6, 9, 10], begin=0, end=10, every=3, last=10) == []
+
+
+def test_a_run_that_was_stopped_has_no_line_for_its_last_step():
+    assert promises.check_history([3, 6], begin=0, end=8, every=3, last=10) == []
+
+
+def test_a_run_that_continues_another_has_the_lines_of_both():
+    assert promises.check_history([5, 10, 12, 13, 14], begin=11, end=14, every=1, last=14) == []
+
+
+@pytest.mark.parametrize(
+    ("steps", "problem"),
+    [
+        ([3, 9, 10], "no line of step 6"),
+        ([], "no line of 4 steps: 3, 6, 9-10"),
+        ([3, 6, 9], "no line of step 10"),
+        ([3, 6, 6, 9, 10], "a line of step 6 follows one of step 6"),
+        ([3, 6, 3, 9, 10], "a line of step 3 follows one of step 6"),
+        ([3, 6, 7, 9, 10], "a line of step 7, which is not due"),
+        ([3, 6, 9, 10, 12], "a line of step 12, which is not due"),
+    ],
+)
+def test_lines_that_are_missing_twice_or_too_many_are_named(steps, problem):
+    assert promises.check_history(steps, begin=0, end=10, every=3, last=10) == [problem]
+
+
+# ---- gradients
+
+
+@pytest.mark.parametrize(("step", "generation"), [(0, None), (1, 1), (4, 1), (5, 2), (7, 2), (8, 3), (9, 3)], ids=str)
+def test_the_last_generation_that_was_loaded_before_a_step_stands(step, generation):
+    assert promises.standing({1: 0, 2: 4, 3: 7}, step) == generation
+
+
+def test_a_reload_from_further_back_replaces_all_after_it():
+    assert [promises.standing({1: 0, 2: 40, 3: 20}, step) for step in (20, 21, 41)] == [1, 3, 3]
+
+
+def test_every_replica_in_every_update_is_no_problem():
+    workers = [pushes(1, replica, 0, 1, 2) for replica in (0, 1)]
+    assert promises.check_pushes(workers, UNBROKEN, replicas=2, begin=0, end=3) == []
+
+
+def test_a_worker_pushes_for_all_its_replicas():
+    both = [{"event": "push", "generation": 1, "step": 0, "replicas": [0, 1]}]
+    assert promises.check_pushes([both], UNBROKEN, replicas=2, begin=0, end=1) == []
+
+
+def test_a_replica_without_a_gradient_is_named_with_its_updates():
+    workers = [pushes(1, 0, *range(9)), pushes(1, 1, 0, 4, 5, 8)]
+    assert promises.check_pushes(workers, UNBROKEN, replicas=2, begin=0, end=9) == [
+        "5 updates: 2-4, 7-8 of generation 1 had no gradient of replica 1"
+    ]
+
+
+def test_a_gradient_of_an_undone_generation_does_not_count():
+    workers = [pushes(1, 0, *range(6)) + pushes(2, 0, 4, 5, 6), pushes(1, 1, *range(6)) + pushes(2, 1, 5, 6)]
+    assert promises.check_pushes(workers, RELOADED, replicas=2, begin=0, end=7) == [
+        "update 5 of generation 2 had no gradient of replica 1"
+    ]
+
+
+def test_gradients_of_another_run_before_this_are_not_asked_for():
+    assert promises.check_pushes([pushes(5, 0, 20, 21)], {5: 20}, replicas=1, begin=0, end=22) == []
+
+
+def test_a_gradient_that_a_restarted_worker_makes_again_is_no_problem():
+    again = [join(0, 1), *pushes(1, 1, 0, 1), join(1, 1), *pushes(1, 1, 1, 2)]
+    assert promises.check_pushes([pushes(1, 0, 0, 1, 2), again], UNBROKEN, replicas=2, begin=0, end=3) == []
+
+
+@pytest.mark.parametrize(
+    "events",
+    [[join(0, 1), *pushes(1, 1, 0), join(2, 1), *pushes(1, 1, 2)], [join(1, 1), join(2, 1), *pushes(1, 1, 0, 2)]],
+    ids=["after a push", "at its first"],
+)
+def test_a_push_that_was_the_last_act_of_a_worker_need_not_be_written_down(events):
+    assert promises.check_pushes([pushes(1, 0, 0, 1, 2), events], UNBROKEN, replicas=2, begin=0, end=3) == []
+
+
+def test_a_worker_that_joins_two_steps_further_has_missed_one():
+    events = [join(0, 1), *pushes(1, 1, 0), join(3, 1), *pushes(1, 1, 3)]
+    assert promises.check_pushes([pushes(1, 0, 0, 1, 2, 3), events], UNBROKEN, replicas=2, begin=0, end=4) == [
+        "2 updates: 2-3 of generation 1 had no gradient of replica 1"
+    ]
+
+
+def test_an_earlier_launch_that_wrote_no_steps_down_is_not_judged():
+    reloads, workers = {1: 0, 2: 20}, [pushes(2, 0, 20, 21)]
+    assert promises.check_pushes(workers, reloads, replicas=1, begin=20, end=22) == []
+    (problem,) = promises.check_pushes(workers, reloads, replicas=1, begin=0, end=22)
+    assert problem == "20 updates: 1-20 of generation 1 had no gradient of replica 0"
+
+
+def test_without_a_reload_nothing_can_be_told():
+    (problem,) = promises.check_pushes([pushes(1, 0, 0)], {}, replicas=1, begin=0, end=1)
+    assert problem.startswith("no reload is written down")
+
+
+# ---- shards
+
+
+def test_a_host_may_go_back_by_an_announced_load():
+    events = [load(1, 0), *updates(1, 1, 2, 3, 4, 5, 6), load(2, 4), *updates(2, 5, 6)]
+    assert promises.check_host("ps:0", events, RELOADED) == []
+    assert promises.check_host_end("ps:0", events, 6) == []
+
+
+@pytest.mark.parametrize(
+    ("events", "problem"),
+    [
+        ([load(1, 0), *updates(1, 1, 2, 1)], "ps:0 went from step 2 to step 1 without a load"),
+        ([load(1, 0), *updates(1, 1, 1)], "ps:0 went from step 1 to step 1 without a load"),
+        ([load(1, 0), *updates(1, 1, 3)], "ps:0 went from step 1 to step 3 without a load"),
+        (updates(1, 1, 2), "ps:0 made update 1 of generation 1 without its load"),
+        ([load(1, 0), *updates(1, 1), *updates(2, 5, 6)], "ps:0 made update 5 of generation 2 without its load"),
+        ([load(2, 4), load(1, 0)], "ps:0 loaded generation 1 after generation 2"),
+        ([load(1, 0), load(1, 0)], "ps:0 loaded generation 1 after generation 1"),
+        ([load(3, 0)], "ps:0 loaded generation 3 at step 0, and the chief announced no such reload"),
+        ([load(1, 0), load(2, 3)], "ps:0 loaded generation 2 at step 3, and the chief announced step 4"),
+    ],
+)
+def test_a_host_that_goes_its_own_way_is_named_with_its_steps(events, problem):
+    assert promises.check_host("ps:0", events, RELOADED) == [problem]
+
+
+def test_a_host_that_ends_elsewhere_is_named():
+    assert promises.check_host_end("ps:1", [load(1, 0), *updates(1, 1, 2)], 3) == [
+        "ps:1 ended at step 2, the run at step 3"
+    ]
+
+
+# ---- the chief
+
+
+def test_a_chief_that_saves_reloads_and_is_taken_over_is_no_problem():
+    events = [reload(1, 0), save(1, 4), reload(2, 4, "runs/a/checkpoints/000000004"), save(2, 8)]
+    events += [{"event": "adopt", "generation": 2, "step": 9}, save(2, 8), save(2, 12)]
+    assert promises.check_chief(events) == []
+
+
+def test_a_checkpoint_under_a_name_of_the_users_own_is_no_problem():
+    assert promises.check_chief([reload(1, 7, "mine/the-good-one")]) == []
+
+
+@pytest.mark.parametrize(
+    ("events", "problem"),
+    [
+        ([reload(1, 5)], "generation 1 began anew, at step 5"),
+        ([reload(1, 5, "a/000000004")], "generation 1 began at step 5, from the checkpoint a/000000004"),
+        ([reload(2, 0), reload(2, 0)], "generation 2 was loaded after generation 2"),
+        ([reload(2, 0), reload(1, 0)], "generation 1 was loaded after generation 2"),
+        ([reload(1, 0), reload(2, 0), save(1, 8)], "step 8 was saved by generation 1 while generation 2 was the last"),
+        ([reload(1, 0), save(1, 8), save(1, 4)], "step 4 of generation 1 was saved after step 8"),
+        (
+            [reload(1, 0), {"event": "adopt", "generation": 2, "step": 3}],
+            "the chief took over generation 2, and generation 1 was the last one loaded",
+        ),
+    ],
+)
+def test_a_chief_that_breaks_a_promise_is_quoted(events, problem):
+    assert promises.check_chief(events) == [problem]
+
+
+# ---- processes
+
+
+def lives(*events: dict, good: tuple[int, ...] = (0,)) -> list[str]:
+    return promises.check_lives(events, WORKERS, good=good)
+
+
+def test_tasks_that_were_started_again_and_ended_well_are_no_problem():
+    begun = [start("worker:0"), start("worker:1"), ended("worker:1", -9), start("worker:1", 1)]
+    assert lives(*begun, ended("worker:0"), ended("worker:1")) == []
+
+
+def test_a_launcher_that_was_killed_leaves_nobody_behind():
+    assert lives(start("worker:0"), start("worker:1"), start("worker:0"), start("worker:1"), *map(ended, WORKERS)) == []
+
+
+def test_a_run_that_was_stopped_may_end_with_143():
+    events = [*map(start, WORKERS), ended("worker:0"), ended("worker:1", 143)]
+    assert lives(*events, good=(0, 143)) == []
+    assert lives(*events) == ["worker:1 ended with code 143"]
+
+
+def test_two_processes_of_one_task_are_a_problem():
+    events = [*map(start, WORKERS), start("worker:0", 1), *map(ended, WORKERS)]
+    assert lives(*events) == ["worker:0 was started as life 1 while life 0 was there"]
+
+
+def test_an_end_without_a_start_is_a_problem():
+    assert lives(*map(start, WORKERS), *map(ended, WORKERS), ended("worker:1")) == [
+        "worker:1 ended with code 0 and had not been started"
+    ]
+
+
+def test_a_process_that_never_ended_is_a_problem():
+    assert lives(*map(start, WORKERS), ended("worker:1")) == ["life 0 of worker:0 never ended"]
+
+
+def test_a_task_that_was_never_started_is_a_problem():
+    assert lives(start("worker:0"), ended("worker:0")) == ["worker:1 was never started"]
+
+
+def test_only_the_last_end_must_be_a_good_one():
+    events = [
+        *map(start, WORKERS),
+        ended("worker:0"),
+        ended("worker:1", 70),
+        start("worker:1", 1),
+        ended("worker:1", 70),
+    ]
+    assert lives(*events) == ["worker:1 ended with code 70"]
+
+
+# ---- a run directory
+
+EXACT = ["model=oracle", "data=oracle", "optimizer=sgd", "optimizer.learning_rate=48", "train.batch_size=48"]
+RECORDED = ["summary.journal=true", "summary.every=2", "checkpoint.every=10"]
+
+
+def breaches(run: Run) -> list[str]:
+    return [problem for claim in check.examine(RunDirectory(run.directory)) for problem in claim.problems]
+
+
+def skipped(run: Run) -> list[str]:
+    return [claim.skipped for claim in check.examine(RunDirectory(run.directory)) if claim.skipped]
+
+
+def ask(*overrides: str) -> subprocess.CompletedProcess[str]:
+    code = (
+        "import sys; from trainer.__main__ import console\n"
+        "try: console()\n"
+        "finally: print('imported:', *sorted({'tensorflow', 'keras'} & set(sys.modules)))"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code, "mode=check", *overrides], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def change_lines(path: Path, change: Callable[[list[str]], list[str]]) -> None:
+    path.write_text("".join(f"{line}\n" for line in change(path.read_text().splitlines())))
+
+
+def test_a_directory_that_is_not_there_is_missing_input(tmp_path):
+    told = ask(f"run={tmp_path}/none")
+    assert told.returncode == 66
+    assert f"{tmp_path}/none/config.yaml is not there; run=PATH names the directory that a run left" in told.stderr
+
+
+def test_no_directory_is_a_config_error():
+    told = ask()
+    assert told.returncode == 2
+    assert "run: mode=check reads what a run left, and none is named\n    type run=PATH" in told.stderr
+
+
+@pytest.mark.cluster
+def test_a_run_is_found_whole_and_every_damage_is_found(finish: Callable[..., Run]):
+    run = finish("cluster=2ps2w", *EXACT, *RECORDED, "train.steps=25")
+    told = ask(f"run={run.directory}")
+    assert told.returncode == 0, told.stdout + told.stderr
+    assert told.stdout.splitlines()[-2:] == ["all that was checked holds", "imported:"]
+    assert told.stdout.count("holds: ") == 9
+    assert "not checked" not in told.stdout
+
+    journal, checkpoints = run.directory / "journal", run.directory / "checkpoints"
+    change_lines(run.directory / "history.jsonl", lambda lines: [line for line in lines if '"step": 8,' not in line])
+    change_lines(journal / "worker-1.jsonl", lambda lines: [line for line in lines if '"step": 7,' not in line])
+    change_lines(journal / "ps-1.jsonl", lambda lines: lines[:-1])
+    change_lines(journal / "launcher.jsonl", lambda lines: [line.replace('"code": 0', '"code": 70') for line in lines])
+    change_lines(journal / "worker-0.jsonl", lambda lines: [*lines, "{"])
+    (checkpoints / ".000000025.tmp-1").mkdir()
+    (checkpoints / "000000020" / "tensors.npz").write_bytes(b"")
+    told = ask(f"run={run.directory}")
+    assert told.returncode == 65
+    for problem in (
+        "no line of step 8",
+        "update 8 of generation 1 had no gradient of replica 1",
+        "ps:1 ended at step 24, the run at step 25",
+        "worker:1 ended with code 70",
+        f"of {journal}/worker-0.jsonl is no JSON object",
+        f"{checkpoints}/.000000025.tmp-1 is no checkpoint",
+        f"{checkpoints}/000000020: tensors.npz has 0 bytes",
+    ):
+        assert problem in told.stdout
+    assert "10 problems" in told.stdout
+
+    (run.directory / "summary.json").unlink()
+    assert breaches(run) == [f"{run.directory}/summary.json is not there"]
+
+
+@pytest.mark.cluster
+def test_examples_that_were_counted_wrong_are_named(finish: Callable[..., Run]):
+    run = finish("cluster=local", *EXACT, "train.steps=6", "seed=1")
+    assert breaches(run) == []
+    config = run.directory / "config.yaml"
+    config.write_text(config.read_text().replace("seed: 1\n", "seed: 2\n"))
+    assert breaches(run) == []  # whole epochs do not depend on the order
+    summary = run.directory / "summary.json"
+    summary.write_text(json.dumps(run.summary() | {"steps": 7}))
+    (run.directory / "checkpoints/000000006").rename(run.directory / "checkpoints/000000007")
+    found = [problem for problem in breaches(run) if "counted" in problem]
+    assert [re.sub("examples.*more counted", "... counted", problem) for problem in found] == [
+        "parameters/counts_0/counts: ... counted once less than due",
+        "parameters/counts_1/counts: ... counted once less than due",
+    ]
+
+
+@pytest.mark.cluster
+def test_what_cannot_be_known_is_said(finish: Callable[..., Run]):
+    run = finish("cluster=1ps2w", "strategy=async", *EXACT, "train.steps=20", "summary.journal=true")
+    assert breaches(run) == []
+    assert skipped(run) == [check.NO_LOCKSTEP] * 3
+    run = finish("cluster=local", *EXACT[:-2], "train.batch_size=48", "train.steps=4", "run=unrecorded")
+    assert breaches(run) == []
+    assert skipped(run) == [
+        check.NOT_RECORDED,
+        "no task holds shards for others",
+        "only with optimizer=sgd optimizer.learning_rate=48 the parameters are counts",
+    ]
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(200)
+def test_a_run_that_was_stopped_and_continued_is_whole(start: Callable[..., Run]):
+    command = ["cluster=2ps2w", *EXACT, *RECORDED, "train.steps=2000"]
+    first = start(*command)
+    first.wait_for_step(30)
+    first.process.send_signal(signal.SIGTERM)
+    assert first.wait() == 143
+    assert breaches(first) == []
+    steps = first.summary()["steps"]
+    assert check.examine(RunDirectory(first.directory))[0].text == f"the run was stopped at step {steps} of 2000"
+    second = start(*command[:-1], f"train.steps={steps + 31}")
+    assert second.wait() == 0, second.output
+    assert breaches(second) == []
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(200)
+def test_a_run_whose_tasks_were_killed_is_whole(start: Callable[..., Run]):
+    run = start("cluster=2ps3w", *EXACT, *RECORDED, "train.steps=600", "restart.delay_secs=0")
+    for task, step in (("worker-1", 30), ("worker-0", 60), ("ps-1", 90)):
+        run.wait_for_step(step)
+        os.kill(last_pid(run, task), signal.SIGKILL)
+    assert run.wait(120) == 0, run.output
+    claims = check.examine(RunDirectory(run.directory))
+    assert [str(claim) for claim in claims if claim.problems or claim.skipped] == []
+    assert "the chief loaded 2 generations, and saved what it loaded last" in [claim.text for claim in claims]
+
+
+def last_pid(run: Run, task: str) -> int:
+    return int(re.findall(r", pid (\d+):", (run.directory / f"logs/{task}.log").read_text())[-1])

@@ -1,0 +1,214 @@
+"""The oracle: parameters that count how often each example was used, exactly, and what is expected of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import Run
+
+from trainer import replica
+from trainer.counts import check_counts, expected_counts
+from trainer.data import open_data
+from trainer.data.order import batch_indices
+from trainer.models import oracle
+from trainer.workload import build_model
+
+EXACT = ["model=oracle", "data=oracle", "optimizer=sgd", "optimizer.learning_rate=48", "train.batch_size=48"]
+DATA = open_data("oracle", {"examples": 8}, seed=0)
+SEED = np.int64([7, 1])
+CROSSENTROPY = "sparse_categorical_crossentropy"
+
+
+def step(numbers: list[int], *, parts: int = 2, precision: str = "float32", **how: object) -> replica.Outcome:
+    """One replica step of the oracle of eight examples on those of these numbers."""
+    options = {"examples": 8, "parts": parts}
+    model = build_model("oracle", options, DATA, seed=0, user_file=None, precision=precision)
+    run = tf.function(replica.make_step(model, CROSSENTROPY, **how), autograph=False)
+    values = {path: tf.constant(value) for path, value in replica.initial_values(model).items()}
+    features = tf.constant(np.float32(numbers)[:, None])
+    return run(values, {}, tf.constant(SEED), features, tf.zeros(len(numbers), tf.int64))
+
+
+def counted(examples: dict[int, float]) -> list[float]:
+    return [examples.get(number, 0.0) for number in range(8)]
+
+
+# ---- the data and the model
+
+
+def test_the_feature_of_an_example_is_its_number():
+    features, labels = DATA.train.fetch(tf.constant([3, 0, 7], tf.int64), tuple(map(tf.constant, DATA.train.arrays)))
+    assert features.numpy().tolist() == [[3], [0], [7]]
+    assert labels.numpy().tolist() == [0, 0, 0]
+    assert (DATA.train.count, DATA.evaluate.count, DATA.input_shape, DATA.classes) == (8, 8, (1,), 2)
+
+
+@pytest.mark.parametrize("examples", [0, 2**24 + 1])
+def test_numbers_that_float32_cannot_tell_apart_are_refused(examples):
+    with pytest.raises(ValueError, match=f"oracle has examples of {examples}; .* set data.options.examples"):
+        open_data("oracle", {"examples": examples}, seed=0)
+
+
+def test_every_part_is_a_parameter_of_its_own_that_starts_at_zero():
+    model = oracle((1,), 2, examples=8, parts=3)
+    assert [v.path for v in model.variables] == ["counts_0/counts", "counts_1/counts", "counts_2/counts"]
+    assert [v.shape for v in model.variables] == [(8,)] * 3
+    assert not any(v.numpy().any() for v in model.variables)
+
+
+def test_names_do_not_depend_on_the_models_built_before():
+    first, second = (oracle((1,), 2) for _ in range(2))
+    assert [v.path for v in first.variables] == [v.path for v in second.variables]
+
+
+def test_the_gradient_of_an_example_is_minus_its_share_of_the_batch():
+    gradients = step([1, 4, 5, 6]).gradients
+    assert {path: g.numpy().tolist() for path, g in gradients.items()} == {
+        "counts_0/counts": counted({1: -0.25, 4: -0.25, 5: -0.25, 6: -0.25}),
+        "counts_1/counts": counted({1: -0.25, 4: -0.25, 5: -0.25, 6: -0.25}),
+    }
+
+
+def test_an_example_that_is_twice_in_a_batch_counts_twice():
+    gradients = step([3, 3, 0, 7], parts=1).gradients
+    assert gradients["counts_0/counts"].numpy().tolist() == counted({3: -0.5, 0: -0.25, 7: -0.25})
+
+
+@pytest.mark.parametrize("how", [{"accumulate": 2}, {"precision": "mixed_bfloat16"}, {"precision": "mixed_float16"}])
+def test_no_other_way_to_compute_it_changes_the_gradient(how):
+    assert step([3, 3, 0, 7], **how).gradients["counts_0/counts"].numpy().tolist() == counted(
+        {3: -0.5, 0: -0.25, 7: -0.25}
+    )
+
+
+def test_logits_are_zero_and_classify_every_example():
+    outcome = step([1, 2])
+    assert outcome.loss.numpy() == pytest.approx(np.log(2))
+    assert outcome.accuracy.numpy() == 1
+    assert oracle((1,), 3).output_shape == (None, 3)
+
+
+def test_an_example_that_the_model_does_not_count_is_an_error_that_says_what_must_agree():
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"counts the examples 0\.\.7; model.options.examples must"
+    ):
+        step([0, 8])
+
+
+def test_other_data_is_refused():
+    with pytest.raises(ValueError, match=r"\[1\], the data has \[28, 28, 1\]; type data=oracle"):
+        oracle((28, 28, 1), 10)
+
+
+@pytest.mark.parametrize("options", [{"parts": 0}, {"examples": 0}])
+def test_a_model_that_counts_nothing_is_refused(options):
+    with pytest.raises(ValueError, match="both must be at least 1"):
+        oracle((1,), 2, **options)
+
+
+# ---- what is expected
+
+
+@pytest.mark.parametrize(("steps", "batch_size", "examples"), [(3, 4, 10), (7, 12, 12), (11, 6, 20)])
+def test_what_is_expected_is_what_the_order_of_the_data_gives(steps, batch_size, examples):
+    used = [
+        batch_indices(5, step, batch_size=batch_size, replica=i, replicas=2, count=examples).numpy()
+        for step in range(steps)
+        for i in range(2)
+    ]
+    expected = np.bincount(np.concatenate(used), minlength=examples)
+    assert expected_counts(5, steps, batch_size, examples).tolist() == expected.tolist()
+
+
+def test_expecting_imports_no_tensorflow():
+    code = """
+import sys
+from trainer.counts import expected_counts
+print(expected_counts(0, 3, 4, 9).sum(), {'tensorflow', 'keras'} & set(sys.modules))
+"""
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert told == "12 set()\n"
+
+
+def test_counts_as_expected_are_no_problem():
+    counts = {"counts_0/counts": np.float32([2, 3, 2.0001]), "other/kernel": np.float32([7])}
+    assert check_counts(counts, np.array([2, 3, 2])) == []
+
+
+def test_a_problem_names_the_parameter_the_examples_and_by_how_much():
+    counts = {"counts_0/counts": np.float32([2, 2, 2, 5]), "counts_1/counts": np.float32([2, 3, 3, 4])}
+    assert check_counts(counts, np.array([2, 3, 3, 2])) == [
+        "counts_0/counts: examples 1, 2 counted once less than due",
+        "counts_0/counts: example 3 counted 3 times more than due",
+        "counts_1/counts: example 3 counted 2 times more than due",
+    ]
+
+
+def test_at_most_ten_examples_are_named_in_a_message():
+    (problem,) = check_counts({"counts_0/counts": np.zeros(96)}, np.ones(96, np.int64))
+    assert problem == "counts_0/counts: examples 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 86 more counted once less than due"
+
+
+@pytest.mark.parametrize("value", [1.5, np.nan, np.inf])
+def test_a_count_that_is_no_whole_number_is_a_problem(value):
+    (problem,) = check_counts({"counts_0/counts": np.float32([1, value])}, np.array([1, 1]))
+    assert problem.startswith(f"counts_0/counts has no whole number for example 1, {value}; ")
+
+
+def test_counts_of_another_number_of_examples_are_a_problem():
+    problems = check_counts({"counts_0/counts": np.float32([1, 1])}, np.array([1]))
+    assert problems == ["counts_0/counts counts 2 examples, the data has 1"]
+
+
+def test_parameters_without_counts_are_a_problem():
+    assert check_counts({"dense/kernel": np.float32([1])}, np.array([1])) == [
+        "there are no counts; they are the parameters of model=oracle"
+    ]
+
+
+# ---- real runs
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("cluster", ["local", "2ps4w", "4w"])
+def test_a_run_uses_every_example_exactly_as_often_as_the_order_says(finish: Callable[..., Run], cluster: str):
+    run = finish(f"cluster={cluster}", *EXACT, "train.steps=41", "seed=3")
+    expected = expected_counts(3, 41, 48, 96)
+    assert expected.sum() == 41 * 48
+    assert sorted(set(expected)) == [20, 21]
+    for path in ("export/params.npz", "checkpoints/000000041/tensors.npz"):
+        assert check_counts(run.directory / path, expected) == []
+    with np.load(run.directory / "export/params.npz") as counts:
+        assert all((counts[name] == expected).all() for name in counts.files)  # to the last bit
+
+
+@pytest.mark.cluster
+def test_each_of_two_shards_has_counts_of_its_own(finish: Callable[..., Run]):
+    run = finish("cluster=2ps2w", *EXACT, "train.steps=5")
+    held = [[piece["path"] for piece in shard["trainable"]] for shard in run.plan()["shards"]]
+    assert held == [["counts_0/counts"], ["counts_1/counts"]]
+
+
+@pytest.mark.cluster
+def test_a_model_of_fewer_examples_than_the_data_ends_the_run_and_says_so(start: Callable[..., Run]):
+    run = start("cluster=local", *EXACT, "model.options.examples=50")
+    assert run.wait() != 0
+    assert "model oracle counts the examples 0..49; model.options.examples must be that of data" in run.output
+
+
+@pytest.mark.cluster
+def test_the_exported_model_is_loaded_by_keras(finish: Callable[..., Run]):
+    run = finish("cluster=local", *EXACT, "train.steps=4")
+    code = f"""
+import keras, numpy, trainer.models.counts
+model = keras.models.load_model({str(run.directory / "export/model.keras")!r})
+print(model.variables[0].numpy().tolist() == [2.0] * 96, model(numpy.float32([[5]])).numpy().tolist())
+"""
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=True)
+    assert told.stdout.splitlines()[-1] == "True [[0.0, 0.0]]"

@@ -1,0 +1,36 @@
+"""A layer that counts examples; apart from its model, because a class of Keras's cannot be declared without Keras."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+@keras.saving.register_keras_serializable(package="trainer")
+class Counts(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
+    """Passes numbers of examples [N, 1] on, with a loss whose gradient is minus each example's share of the batch."""
+
+    def __init__(self, examples: int, **options: Any) -> None:
+        """Begins to count at 0.
+
+        Args:
+            examples: of the data set; their numbers are 0..examples-1.
+            options: of any Keras layer.
+        """
+        super().__init__(**options | {"dtype": "float32"})  # bfloat16 knows no number between 256 and 258
+        self._examples = examples
+
+    def build(self, input_shape: tuple[int, ...]) -> None:
+        self._counts = self.add_weight(shape=(self._examples,), initializer="zeros", name="counts")
+
+    def call(self, numbers: tf.Tensor) -> tf.Tensor:
+        rows = tf.cast(numbers[:, 0], tf.int32)
+        told = f"model oracle counts the examples 0..{self._examples - 1}; model.options.examples must be that of data"
+        with tf.control_dependencies([tf.debugging.assert_less(rows, self._examples, message=told)]):
+            self.add_loss(-tf.reduce_mean(tf.gather(self._counts, rows)))
+        return numbers
+
+    def get_config(self) -> dict[str, Any]:
+        return super().get_config() | {"examples": self._examples}
