@@ -82,10 +82,15 @@ def test_the_status_page_tells_in_json_what_the_task_does(serve):
         "run": "runs/x",
         "config_hash": "c0ffee",
         "tensorflow": "2.21.0",
+        "launch": "",
         "state": "training",
         "is_listening": False,
         "is_ready": False,
+        "generation": 0,
         "step": 7,
+        "missing": [],
+        "stalled_secs": 0.0,
+        "stuck": [],
         "examples_per_second": 0.0,
         "wait_fraction": 0.5,
         "loss": 0.25,
@@ -112,7 +117,9 @@ def test_the_numbers_are_there_in_prometheus_text_format(serve):
     assert lines == [
         'trainer_is_listening{job="worker",task="1"} 0.0',
         'trainer_is_ready{job="worker",task="1"} 1.0',
+        'trainer_generation{job="worker",task="1"} 0.0',
         'trainer_step{job="worker",task="1"} 12345678.0',
+        'trainer_stalled_secs{job="worker",task="1"} 0.0',
         'trainer_examples_per_second{job="worker",task="1"} 0.0',
         'trainer_wait_fraction{job="worker",task="1"} 0.0',
         'trainer_loss{job="worker",task="1"} 0.1',
@@ -242,6 +249,14 @@ def test_a_peer_of_another_config_ends_the_roll_call_at_once(serve):
     control = serve(worker(1, config_hash="decade", is_ready=True))
     with pytest.raises(PeerError, match=rf"worker:1 at {control} has another config \(decade, here c0ffee\)"):
         call([peer(1, control)])
+
+
+def test_a_peer_of_another_run_ends_the_roll_call_at_once(serve):
+    mine, other = worker(0), worker(1, is_ready=True)
+    mine.launch, other.launch = "/runs/mine", "/runs/other"
+    control = serve(other)
+    with pytest.raises(PeerError, match=r"has another run \(/runs/other, here /runs/mine\)"):
+        roll_call(mine, [peer(1, control)], until="is_ready", deadline_secs=5, report=print)
 
 
 def test_a_peer_with_another_tensorflow_ends_the_roll_call_at_once(serve):

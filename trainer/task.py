@@ -95,6 +95,8 @@ class _Player:
         self._status = Status(
             task.job, task.index, str(directory.path), config_hash(config), tensorflow=tf.version.VERSION
         )
+        if config.job is None:
+            self._status.launch = str(directory.path)
         self._shard = next((shard for shard in plan.shards if shard.host == task.name), None)
         self._server: Any = None
         self._strategy: Any = None  # of all-reduce training

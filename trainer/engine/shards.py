@@ -233,7 +233,10 @@ class ShardsEngine(SessionEngine):
             tags = tf.stack([packing.tags_of(flat, shard) for flat, shard in zip(pulled, shards, strict=True)])
             headers, batches = [packing.header_of(f, s) for f, s in zip(pulled, shards, strict=True)], self._batches
             if self._intake == "all":
-                batches = [in_step(one, tf.cast(tags[0][1], tf.int64)) for one in batches]
+                same = tf.debugging.assert_equal(tags, tags[:1], "the shards are at other steps")
+                with tf.control_dependencies([same]):  # before anything is pushed
+                    step = tf.cast(tags[0][1], tf.int64)
+                batches = [in_step(one, step) for one in batches]
             else:
                 tags = tf.reduce_min(tags, 0, keepdims=True)
             if self._intake == "quorum":  # one host decides for all, so the oldest shard counts

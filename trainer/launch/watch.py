@@ -29,6 +29,7 @@ POLL_SECS = 0.25
 INJECTOR_POLL_SECS = 0.05
 SETTLE_SECS = 0.5  # after a failure: the cause may be heard of after its consequences
 SAME_SIGNAL_SECS = 1.0
+STACKS_SECS = 1.0  # to write stacks
 STALL_EVERY_SECS = 30.0  # between two lines about the same stall
 LOG_LINES = 20
 BEATING = ("waiting", "training", "serving", "evaluating")  # states in which a task must answer
@@ -346,9 +347,13 @@ class Watch:
             if life.state in BEATING and now - life.heard_at > limit:
                 life.is_silent = True
                 self._end(life, f"{name} is silent for {limit:g} s")
-        for name in {stuck for life in alive.values() if life.page for stuck in life.page["stuck"]}:
-            if name in alive and alive[name].state == "training":
-                self._end(alive[name], f"a step waits for {name} for too long (timeouts.step_secs)")
+        stuck = {name for life in alive.values() if life.page for name in life.page["stuck"]}
+        stuck = {name for name in stuck if name in alive and alive[name].state == "training"}
+        if stuck:
+            self._signal_all(signal.SIGUSR1)  # every task writes the stacks of its threads into its log
+            time.sleep(STACKS_SECS)
+        for name in stuck:
+            self._end(alive[name], f"a step waits for {name} for too long (timeouts.step_secs; stacks are in the logs)")
 
     def _end(self, life: Life, why: str) -> None:
         if life.pid:

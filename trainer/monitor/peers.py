@@ -7,6 +7,7 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from trainer.monitor.status import Status
@@ -14,6 +15,7 @@ from trainer.plan import Task
 
 REPORT_EVERY_SECS = 10.0
 POLL_SECS = 0.05
+ASKED_AT_ONCE = 32
 
 
 class PeerError(RuntimeError):
@@ -62,13 +64,11 @@ def roll_call(
     """
     missing = {peer.name: (peer, "not asked yet") for peer in peers}
     began = reported = now()
+    asking = ThreadPoolExecutor(max_workers=ASKED_AT_ONCE, thread_name_prefix="roll call")  # a silent one takes seconds
     while missing:
-        for name, (peer, _) in list(missing.items()):
-            reason = _why_missing(me, peer, until, may_be_silent)
-            if reason is None:
-                del missing[name]
-            else:
-                missing[name] = (peer, reason)
+        peers = [peer for peer, _ in missing.values()]
+        reasons = asking.map(lambda peer: _why_missing(me, peer, until, may_be_silent), peers)
+        missing = {peer.name: (peer, reason) for peer, reason in zip(peers, reasons, strict=True) if reason}
         waited = now() - began
         told = "; ".join(f"{name} at {peer.control}: {reason}" for name, (peer, reason) in missing.items())
         if missing and waited > deadline_secs:
@@ -92,9 +92,9 @@ def _why_missing(me: Status, peer: Task, until: str, may_be_silent: bool) -> str
         return None if may_be_silent else "silent, it may be frozen or behind a firewall"
     except (OSError, ValueError) as error:
         return str(error)
-    for key, what in (("config_hash", "config"), ("tensorflow", "TensorFlow")):
+    for key, what in (("config_hash", "config"), ("tensorflow", "TensorFlow"), ("launch", "run")):
         mine = getattr(me, key)
-        if page[key] and page[key] != mine:
+        if page[key] and mine and page[key] != mine:
             raise PeerError(f"{peer.name} at {peer.control} has another {what} ({page[key]}, here {mine})")
     if (page["job"], page["index"]) != (peer.job, peer.index):
         raise PeerError(f"{peer.control} is {page['job']}:{page['index']}, not {peer.name}")

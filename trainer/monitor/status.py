@@ -29,6 +29,7 @@ class Status:
     run: str  # path of the run directory
     config_hash: str
     tensorflow: str = ""  # version
+    launch: str = ""  # the run directory, where one launcher gave it to all tasks
     state: str = "starting"  # starting, roll call, waiting, training, serving, evaluating, done
     is_listening: bool = False  # its TensorFlow server accepts sessions
     is_ready: bool = False  # and its shard, if it holds one, can be loaded
