@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from conftest import Run
@@ -177,3 +178,49 @@ def test_the_whole_run_killed_goes_on_where_it_was_saved(start, unbroken):
     assert again.wait() == 0, again.output
     assert "resumes at step" in again.output
     assert_same(again, unbroken("cluster=2ps3w"))
+
+
+HANGS_ONCE = """
+import os, time
+import keras, tensorflow as tf
+
+calls = 0
+
+
+def hang_once(features):
+    global calls
+    calls += 1
+    if calls == 10:
+        try:
+            os.close(os.open("hung", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return features
+        time.sleep(600)
+    return features
+
+
+class Hangs(keras.layers.Layer):
+    def call(self, inputs, training=False):
+        if not training:
+            return inputs
+        passed = tf.numpy_function(hang_once, [inputs], inputs.dtype)
+        return tf.ensure_shape(passed, inputs.shape)
+
+
+def hangs(input_shape, classes):
+    return keras.Sequential([
+        keras.Input(input_shape), Hangs(), keras.layers.Flatten(), keras.layers.Dense(classes, name="logits")
+    ])
+"""
+
+
+@pytest.mark.parametrize("cluster", ["1ps2w", "local"])
+def test_a_step_that_hangs_writes_stacks_and_is_done_again(start, tmp_path: Path, cluster: str):
+    (tmp_path / "mine.py").write_text(HANGS_ONCE)
+    run = start(*EXACT, f"cluster={cluster}", "user=mine.py", "model=hangs", "timeouts.step_secs=6")
+    assert run.wait() == 0, run.output
+    assert "for too long (timeouts.step_secs; stacks are in the logs): ends it" in run.output
+    (again,) = run.summary()["restarts_of"]
+    log = (run.directory / "logs" / f"{again.replace(':', '-')}.log").read_text()
+    assert "in hang_once" in log
+    assert [step for step, _ in losses(run)] == list(range(1, STEPS + 1))

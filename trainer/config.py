@@ -278,7 +278,8 @@ class TimeoutsConfig:
     roll_call_secs: float = field(default=120.0, metadata=limits(above=0))  # all tasks up
     stop_grace_secs: float = field(default=30.0, metadata=limits(above=0))  # from SIGTERM to SIGKILL
     heartbeat_secs: float = field(default=10.0, metadata=limits(above=0))  # a task that is silent for longer is gone
-    # a step that takes longer, and 20 times the median, is stuck: who it waits for is started again
+    # a step that takes longer, and 20 times the median, is stuck: who it waits for is started again (the first step of
+    # a task compiles, and may take ten times as long)
     step_secs: float = field(default=60.0, metadata=limits(above=0))
 
 

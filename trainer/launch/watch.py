@@ -27,6 +27,7 @@ from trainer.run_directory import RunDirectory, write_atomically
 
 POLL_SECS = 0.25
 INJECTOR_POLL_SECS = 0.05
+FIRST_STEP_TAKES = 10  # times as long as others may: it compiles
 SETTLE_SECS = 0.5  # after a failure: the cause may be heard of after its consequences
 SAME_SIGNAL_SECS = 1.0
 STACKS_SECS = 1.0  # to write stacks
@@ -348,12 +349,21 @@ class Watch:
                 life.is_silent = True
                 self._end(life, f"{name} is silent for {limit:g} s")
         stuck = {name for life in alive.values() if life.page for name in life.page["stuck"]}
-        stuck = {name for name in stuck if name in alive and alive[name].state == "training"}
+        stuck = {name for name in stuck if name in alive and self._is_stuck(alive[name])}
         if stuck:
             self._signal_all(signal.SIGUSR1)  # every task writes the stacks of its threads into its log
             time.sleep(STACKS_SECS)
         for name in stuck:
             self._end(alive[name], f"a step waits for {name} for too long (timeouts.step_secs; stacks are in the logs)")
+
+    def _is_stuck(self, life: Life) -> bool:
+        """Whether a worker that a step waits for too long for does what should not take so long."""
+        assert life.page is not None
+        if life.page["state"] != "training":
+            return False
+        waited = max(other.page["stalled_secs"] for other in self.lives.values() if other.page)
+        has_compiled = life.page["first_step_at"] is not None
+        return has_compiled or waited > FIRST_STEP_TAKES * self._config.timeouts.step_secs
 
     def _end(self, life: Life, why: str) -> None:
         if life.pid:
