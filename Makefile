@@ -4,6 +4,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 CLUSTER ?= 2ps4w
 ARGS ?=
+N ?= 20
+MINUTES ?= 60
 BIN := .venv/bin
 
 help: ## List the targets
@@ -18,6 +20,16 @@ test: .venv/dev ## All tests: modules, then real clusters of processes
 
 test-fast: .venv/dev ## The tests that start no cluster, within a minute
 	$(BIN)/python -m pytest -n 2 -m "not cluster and not slow"
+
+chaos: CLUSTER = 2ps3w
+chaos: .venv/run ## N runs of each kind of fault on CLUSTER (20, 2ps3w); each must end with an unbroken run's bits
+	$(BIN)/python -m trainer mode=chaos cluster=$(CLUSTER) model=mlp train.steps=150 train.batch_size=48 \
+	  checkpoint.every=20 summary.every=1 chaos.random=$(N) $(ARGS)
+
+soak: CLUSTER = 2ps3w
+soak: .venv/run ## MINUTES (60) of random faults; every example must be counted as often as is due, and nothing may leak
+	$(BIN)/python -m trainer mode=chaos cluster=$(CLUSTER) model=oracle data=oracle optimizer=sgd \
+	  optimizer.learning_rate=48 train.batch_size=48 chaos.minutes=$(MINUTES) $(ARGS)
 
 check: .venv/dev ## Format, lint and types
 	$(BIN)/ruff format --check .
@@ -53,4 +65,4 @@ clean: ## Remove what these commands made, except runs/
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
 	@touch $@
 
-.PHONY: help train test test-fast check format lock clean
+.PHONY: help train test test-fast chaos soak check format lock clean

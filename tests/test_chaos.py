@@ -1,0 +1,811 @@
+"""Faults on purpose: what is read, what a link does, when a run has recovered, and what is reported."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer import chaos, compose
+from trainer.chaos import kinds, report
+from trainer.chaos.injector import FaultInjector, Measured, Scheduled
+from trainer.chaos.links import GOOD, Condition, Links
+from trainer.chaos.report import Outcome
+from trainer.chaos.schedule import Crew, Fault, parse, typed
+from trainer.chaos.soak import Resources, Timed
+from trainer.config import ConfigError, RunConfig
+from trainer.launch.injector import Seen
+from trainer.plan import Plan, Task
+
+pytestmark = pytest.mark.timeout(30)
+
+CLUSTER = Crew(
+    ("ps:0", "ps:1", "worker:0", "worker:1", "worker:2"), holders=("ps:0", "ps:1"), is_sharded=True, steps=150
+)
+WORKERS = Crew(("worker:0", "worker:1"), holders=("worker:0", "worker:1"), is_sharded=True, steps=150)
+LOCAL = Crew(("worker:0",), holders=("worker:0",), is_sharded=False, steps=150)
+
+
+def load(*overrides: str) -> RunConfig:
+    return compose.load(overrides)
+
+
+def fault(text: str) -> Fault:
+    (one,) = parse(text, CLUSTER)
+    return one
+
+
+# The schedule
+
+
+def test_a_schedule_is_read_fault_by_fault():
+    assert parse(
+        "kill worker:2 @40; stop ps:0 @80 for 15s;kill  chief @120 ; cut worker:1 -> ps:0 @60 for 1.5s;", CLUSTER
+    ) == [
+        Fault("kill", "worker:2", ("worker:2",), 40),
+        Fault("stop", "ps:0", ("ps:0",), 80, secs=15),
+        Fault("kill", "chief", ("worker:0",), 120),
+        Fault("cut", "worker:1->ps:0", ("worker:1", "ps:0"), 60, secs=1.5),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "tasks"),
+    [
+        ("kill ps @60", ("ps:0", "ps:1")),
+        ("kill all @60", CLUSTER.tasks),
+        ("term worker @60", ("worker:0", "worker:1", "worker:2")),
+    ],
+)
+def test_a_word_can_mean_several_tasks(text, tasks):
+    assert fault(text).tasks == tasks
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "kill worker:1 @40",
+        "kill worker:1 in push @40",
+        "kill ps:0 in apply @40",
+        "kill chief in save-data @40",
+        "term worker:1 @50",
+        "stop worker:1 @50",
+        "stop ps @80 for 15s",
+        "cut worker:1->ps:0 @60 for 1.5s",
+        "delay worker:1->ps:0 50ms @20 for 10s",
+        "delay worker:1->ps:0 50+-25ms @20 for 10s",
+        "throttle ps:1->worker:2 64KiB/s @20 for 10s",
+        "reset worker:1->ps:0 @60",
+    ],
+)
+def test_a_fault_is_shown_as_it_is_typed(text):
+    assert str(fault(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "told", "remedy"),
+    [
+        (
+            "kil worker:1 @40",
+            "'kil worker:1 @40' begins with no fault; there are kill, term, stop",
+            "kill worker:1 @40",
+        ),
+        ("kill worker:1", "'kill worker:1' does not read kill TASK [in PLACE] @STEP", "kill worker:1 @40"),
+        ("cut worker:1 @4 for 5s", "does not read cut FROM->TO @STEP for SECONDSs", "cut worker:1->ps:0 @60 for 15s"),
+        ("kill worker:7 @40", "there is no worker:7; there are ps:0, ps:1, worker:0", "type worker:2"),
+        ("kill worker:-1 @40", "there is no worker:-1; there are ps:0", "type worker:1"),
+        ("cut worker:1->ps:4 @4 for 5s", "worker:1->ps:4 is no link", "worker:2->ps:0"),
+        ("cut ps->worker:1 @4 for 5s", "ps->worker:1 is no link", "worker:2->ps:0"),
+        ("reset ps:0->ps:0 @4", "ps:0->ps:0 is no link", "worker:2->ps:0"),
+        ("kill chief @151", "after the last step; the run has train.steps=150", "train.steps=171"),
+        ("kill ps:0 in push @40", "ps:0 never comes to 'push'; its places are take, apply, token", "save-data"),
+        ("kill worker:1 in rename @40", "its places are step, push", "kill chief in save-data @40"),
+        ("kill chief in nowhere @40", "worker:0 never comes to 'nowhere'; its places are step, push, save-data", "@40"),
+    ],
+)
+def test_what_cannot_be_read_is_told_with_what_to_type(text, told, remedy):
+    with pytest.raises(ConfigError, match=re.escape(told)) as error:
+        parse(text, CLUSTER)
+    (problem,) = error.value.problems
+    assert problem.key == "chaos.schedule"
+    assert remedy in problem.remedy
+
+
+def test_all_bad_faults_are_told_in_one_pass():
+    with pytest.raises(ConfigError) as error:
+        parse("kill worker:9 @4; kill chief @9; burn ps:0 @4; kill chief @999", CLUSTER)
+    assert len(error.value.problems) == 3
+
+
+@pytest.mark.parametrize("text", ["kill worker:1 in push @40; kill chief @120", "cut worker:1->ps:0 @60 for 15s"])
+def test_the_override_of_a_schedule_can_be_pasted(text):
+    assert load("cluster=2ps3w", typed(text).strip("'")).chaos.schedule == text
+
+
+def test_where_nothing_is_sharded_no_task_comes_to_a_push():
+    with pytest.raises(ConfigError, match="worker:0 never comes to 'push'; its places are step, save-data"):
+        parse("kill chief in push @40", LOCAL)
+
+
+def test_without_a_second_task_there_is_no_link():
+    with pytest.raises(ConfigError, match="type cluster=1ps2w"):
+        parse("reset worker:0->worker:0 @4", LOCAL)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "crew"),
+    [
+        (["cluster=2ps3w", "train.steps=150"], CLUSTER),
+        (["cluster=2w", "train.steps=150"], WORKERS),
+        (["train.steps=150"], LOCAL),
+    ],
+    ids=["ps", "workers", "local"],
+)
+def test_the_tasks_and_who_holds_state_follow_from_the_config(overrides, crew):
+    assert Crew.of(load(*overrides)) == crew
+
+
+# Random faults
+
+
+def test_random_faults_are_a_function_of_the_seed():
+    drawn = kinds.random_faults("kill-worker", 20, 0, CLUSTER)
+    assert drawn == kinds.random_faults("kill-worker", 20, 0, CLUSTER)
+    assert drawn != kinds.random_faults("kill-worker", 20, 1, CLUSTER)
+    assert {f.tasks for f in drawn} == {("worker:1",), ("worker:2",)}
+    assert all(5 <= f.step <= 140 for f in drawn)
+    assert len({f.step for f in drawn}) > 10
+
+
+@pytest.mark.parametrize("kind", kinds.KINDS)
+def test_every_kind_can_be_drawn_and_repeated_from_its_text(kind):
+    for drawn in kinds.random_faults(kind, 10, 0, CLUSTER):
+        assert parse(str(drawn), CLUSTER) == [drawn]
+
+
+@pytest.mark.parametrize(
+    ("crew", "left_out"),
+    [
+        (CLUSTER, []),
+        (
+            WORKERS,
+            [
+                "kill-ps is left out: it needs a ps",
+                "kill-all-ps is left out: it needs two ps",
+                "cut-link is left out: it needs a ps",
+            ],
+        ),
+    ],
+    ids=["ps", "workers"],
+)
+def test_kinds_that_a_cluster_cannot_have_are_left_out_with_a_word(crew, left_out):
+    can, told = kinds.possible([], crew, by_time=False)
+    assert told == left_out
+    assert len(can) + len(told) == len(kinds.KINDS)
+
+
+def test_one_process_can_only_be_killed():
+    assert kinds.possible([], LOCAL, by_time=False)[0] == ["kill-chief", "kill-all", "kill-in-save"]
+
+
+def test_a_soak_has_no_faults_at_a_place():
+    can, told = kinds.possible(["kill-chief", "kill-in-save"], CLUSTER, by_time=True)
+    assert can == ["kill-chief"]
+    assert told == ["kill-in-save is left out: it comes at a place, not at a time"]
+
+
+# The config
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "told"),
+    [
+        ([], "chaos", "from one of chaos.schedule, chaos.random and chaos.minutes; given is none"),
+        (["chaos.random=1", "chaos.minutes=1"], "chaos", "given is chaos.random and chaos.minutes"),
+        (["chaos.random=1", "train.steps=14"], "train.steps", "14 steps leave no room for a random fault"),
+        (
+            ["chaos.random=1", "chaos.kinds=[kill-al]"],
+            "chaos.kinds",
+            "no kind of fault 'kill-al'; there are kill-worker",
+        ),
+        (["chaos.random=1", "chaos.kinds=[kill-ps]"], "chaos.kinds", "kill-ps is left out: it needs a ps"),
+        (["chaos.minutes=1", "chaos.kinds=[kill-in-save]"], "chaos.kinds", "it comes at a place, not at a time"),
+        (['chaos.schedule="kill ps:0 @40"'], "chaos.schedule", "there is no ps:0; there are worker:0, worker:1"),
+        (["chaos.random=1", "job=worker", "task=0"], "mode", "chaos starts all tasks itself"),
+    ],
+)
+def test_a_config_that_makes_no_faults_is_a_problem(overrides, key, told):
+    (problem,) = chaos.check(load("mode=chaos", "cluster=2w", *overrides))
+    assert problem.key == key
+    assert told in problem.message
+
+
+def test_a_directory_that_holds_a_run_is_not_used_again(tmp_path: Path):
+    (tmp_path / "unbroken").mkdir()
+    (problem,) = chaos.check(load("mode=chaos", "chaos.random=1", f"run={tmp_path}"))
+    assert "holds an earlier run" in problem.message
+
+
+def test_other_modes_do_not_care_for_faults():
+    assert list(chaos.check(load("chaos.random=1", "chaos.minutes=1"))) == []
+
+
+def test_a_soak_has_no_last_step_and_a_budget_for_each_fault():
+    config = chaos.adapted(load("mode=chaos", "chaos.minutes=1", "chaos.every_secs=20"))
+    assert config.train.steps == 10**9
+    assert config.restart.window_secs == 20
+
+
+# Links
+
+
+def echo(listening: socket.socket) -> None:
+    """Sends back what comes, on every connection."""
+
+    def answer(connection: socket.socket) -> None:
+        with connection:
+            try:
+                while received := connection.recv(65536):
+                    connection.sendall(received)
+            except OSError:
+                pass
+
+    while True:
+        try:
+            connection, _ = listening.accept()
+        except OSError:  # the test is over
+            return
+        threading.Thread(target=answer, args=(connection,), daemon=True).start()
+
+
+@pytest.fixture
+def target() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=echo, args=(listening,), daemon=True).start()
+        yield listening
+        with contextlib.suppress(OSError):  # a test was first
+            listening.shutdown(socket.SHUT_RDWR)
+
+
+def task_at(name: str, port: int) -> Task:
+    job, index = name.split(":")
+    return Task(job, int(index), f"127.0.0.1:{port}", "127.0.0.1:1", (), None, 1, 1)
+
+
+def plan_of(*tasks: Task) -> Plan:
+    return Plan("1ps1w", "sync", 10, 8, tasks, (), 100, ())
+
+
+@pytest.fixture
+def links(target: socket.socket) -> Iterator[Links]:
+    port = target.getsockname()[1]
+    opened = Links(plan_of(task_at("ps:0", port), task_at("worker:0", 2)), [("worker:0", "ps:0")])
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def connect(links: Links) -> Iterator[Callable[[], socket.socket]]:
+    """connect() -> a client of the link worker:0->ps:0."""
+    clients = []
+
+    def connect_one() -> socket.socket:
+        host, port = json.loads(links.environment("worker:0")["TRAINER_LINKS"])["ps:0"]["address"].split(":")
+        clients.append(socket.create_connection((host, int(port)), timeout=10))
+        return clients[-1]
+
+    yield connect_one
+    for client in clients:
+        client.close()
+
+
+def receive(client: socket.socket, nbytes: int) -> bytes:
+    received = b""
+    while len(received) < nbytes:
+        chunk = client.recv(nbytes - len(received))
+        assert chunk, "the connection ended"
+        received += chunk
+    return received
+
+
+LINK = ("worker:0", "ps:0")
+
+
+def test_only_the_task_at_the_start_of_a_link_hears_of_it(links: Links):
+    assert list(json.loads(links.environment("worker:0")["TRAINER_LINKS"])["ps:0"]) == ["address", "control"]
+    assert links.environment("ps:0") == {}
+
+
+def test_a_good_link_passes_everything_on(connect):
+    sent = bytes(range(256)) * 8192  # 2 MiB
+    client = connect()
+    threading.Thread(target=client.sendall, args=(sent,)).start()
+    assert receive(client, len(sent)) == sent
+
+
+def test_the_end_of_a_connection_passes_too(connect):
+    client = connect()
+    client.sendall(b"last words")
+    client.shutdown(socket.SHUT_WR)
+    assert receive(client, 10) == b"last words"
+    assert client.recv(1) == b""
+
+
+def test_a_cut_link_keeps_connections_and_brings_everything_later(links: Links, connect):
+    client = connect()
+    client.sendall(b"before")
+    assert receive(client, 6) == b"before"
+    links.set(LINK, Condition(is_cut=True))
+    client.sendall(b"during")
+    late = connect()
+    late.sendall(b"new")
+    for silent in (client, late):
+        silent.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            silent.recv(1)
+        silent.settimeout(10)
+    links.set(LINK, GOOD)
+    assert receive(client, 6) == b"during"
+    assert receive(late, 3) == b"new"
+
+
+def test_through_a_cut_link_nobody_hears_that_the_other_end_has_gone(links: Links, connect, target: socket.socket):
+    client = connect()
+    client.sendall(b"x")
+    assert receive(client, 1) == b"x"
+    links.set(LINK, Condition(is_cut=True))
+    target.shutdown(socket.SHUT_RDWR)
+    refused = connect()
+    refused.settimeout(0.3)
+    with pytest.raises(TimeoutError):
+        refused.recv(1)
+    links.set(LINK, GOOD)
+    refused.settimeout(10)
+    with pytest.raises(ConnectionResetError):
+        refused.recv(1)
+
+
+def test_a_delay_holds_both_directions_and_keeps_the_order(links: Links, connect):
+    client = connect()
+    links.set(LINK, Condition(delay_ms=100, jitter_ms=50))
+    began = time.monotonic()
+    client.sendall(b"1")
+    assert receive(client, 1) == b"1"
+    assert time.monotonic() - began >= 0.1
+    sent = bytes(range(200))
+    for number in sent:
+        client.sendall(bytes([number]))
+    assert receive(client, 200) == sent
+
+
+def test_a_reset_link_tears_connections_down_until_it_is_good_again(links: Links, connect):
+    client = connect()
+    client.sendall(b"x")
+    assert receive(client, 1) == b"x"
+    links.set(LINK, Condition(is_reset=True))
+    with pytest.raises(ConnectionResetError):
+        client.recv(1)
+    with pytest.raises(ConnectionResetError):
+        connect().recv(1)
+    links.set(LINK, GOOD)
+    again = connect()
+    again.sendall(b"y")
+    assert receive(again, 1) == b"y"
+
+
+def test_a_throttled_link_is_slow(links: Links, connect):
+    client = connect()
+    links.set(LINK, Condition(bytes_per_sec=1_000_000))
+    began = time.monotonic()
+    threading.Thread(target=client.sendall, args=(bytes(400_000),)).start()
+    receive(client, 400_000)
+    assert time.monotonic() - began >= 0.3
+
+
+def test_a_target_that_resets_resets_whoever_is_connected(connect, target: socket.socket, links: Links):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        opened = Links(plan_of(task_at("ps:0", other.getsockname()[1]), task_at("worker:0", 2)), [LINK])
+        try:
+            host, port = json.loads(opened.environment("worker:0")["TRAINER_LINKS"])["ps:0"]["address"].split(":")
+            with socket.create_connection((host, int(port)), timeout=10) as client:
+                accepted, _ = other.accept()
+                accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                accepted.close()
+                with pytest.raises(ConnectionResetError):
+                    client.recv(1)
+        finally:
+            opened.close()
+
+
+# The injector
+
+
+class Cluster:
+    """What an injector sees, made by hand: three workers and two ps at work."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.signals: list[tuple[str, int]] = []
+        self.pids = {name: pid for pid, name in enumerate(CLUSTER.tasks, 1)}
+        self.pages: dict[str, dict[str, Any]] = {}
+        self.lives = dict.fromkeys(self.pids, 0)
+        self.step(0)
+
+    def step(self, step: int, *, generation: int = 1) -> None:
+        """All tasks that are alive are at a step."""
+        for name in self.pids:
+            self.pages[name] = {"step": step, "generation": generation, "state": "training", "memory_bytes": 2**20}
+
+    def end(self, *names: str) -> None:
+        for name in names:
+            del self.pids[name], self.pages[name]
+
+    def start(self, *names: str) -> None:
+        for name in names:
+            self.lives[name] += 1
+            self.pids[name] = 100 * self.lives[name] + CLUSTER.tasks.index(name)
+            self.pages[name] = {"step": 0, "generation": 0, "state": "roll call", "memory_bytes": 2**20}
+
+    def shown_to(self, injector: FaultInjector, *, after: float = 1.0) -> None:
+        self.now += after
+        pages = {name: dict(page) for name, page in self.pages.items()}
+        injector.act(Seen(self.now, pages, dict(self.pids), dict(self.lives), lambda *sent: self.signals.append(sent)))
+
+
+def injector_of(text: str) -> FaultInjector:
+    faults = parse(text, CLUSTER)
+    return FaultInjector(Scheduled(faults), failpoints=[f for f in faults if f.place])
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster()
+
+
+def test_a_fault_acts_when_its_step_is_seen(cluster: Cluster):
+    injector = injector_of("kill worker:2 @40; kill ps @60")
+    cluster.step(39)
+    cluster.shown_to(injector)
+    assert cluster.signals == []
+    cluster.step(42)
+    cluster.shown_to(injector)
+    assert cluster.signals == [("worker:2", signal.SIGKILL)]
+    cluster.step(60)
+    cluster.shown_to(injector)
+    assert cluster.signals[1:] == [("ps:0", signal.SIGKILL), ("ps:1", signal.SIGKILL)]
+
+
+def test_a_fault_waits_until_its_task_is_alive(cluster: Cluster):
+    injector = injector_of("kill worker:2 @40")
+    cluster.step(50)
+    cluster.end("worker:2")
+    cluster.shown_to(injector)
+    assert cluster.signals == []
+    cluster.start("worker:2")
+    cluster.shown_to(injector)
+    assert cluster.signals == [("worker:2", signal.SIGKILL)]
+
+
+def test_a_killed_worker_has_recovered_at_the_first_step_with_its_new_life(cluster: Cluster):
+    injector = injector_of("kill worker:2 @40")
+    cluster.step(40)
+    cluster.shown_to(injector)  # killed at 101 s
+    cluster.step(41)
+    cluster.shown_to(injector)  # the signal is on its way
+    cluster.end("worker:2")
+    cluster.shown_to(injector)
+    cluster.start("worker:2")
+    cluster.shown_to(injector)
+    cluster.step(41)
+    cluster.shown_to(injector)  # all take part, and no step was made yet
+    assert injector.measured() == [Measured(fault("kill worker:2 @40"), 40, None, 0)]
+    cluster.step(42)
+    cluster.shown_to(injector)
+    assert injector.measured() == [Measured(fault("kill worker:2 @40"), 40, 5.0, 0)]
+
+
+def test_steps_are_lost_where_a_later_generation_begins_before_the_fault(cluster: Cluster):
+    injector = injector_of("kill ps:0 @50")
+    cluster.step(53)
+    cluster.shown_to(injector)
+    cluster.end(*CLUSTER.tasks)
+    cluster.shown_to(injector)
+    cluster.start(*CLUSTER.tasks)
+    cluster.shown_to(injector)
+    cluster.step(40, generation=2)
+    cluster.shown_to(injector)
+    cluster.step(41, generation=2)
+    cluster.shown_to(injector)
+    cluster.step(90, generation=2)
+    cluster.shown_to(injector)
+    assert injector.measured() == [Measured(fault("kill ps:0 @50"), 53, 4.0, 13)]
+
+
+def test_a_page_of_before_the_fault_loses_no_steps(cluster: Cluster):
+    injector = injector_of("kill worker:2 @50")
+    cluster.step(50)
+    cluster.pages["worker:1"]["step"] = 48
+    cluster.shown_to(injector)
+    cluster.shown_to(injector)
+    assert injector.measured()[0].steps_lost == 0
+
+
+def test_a_paused_task_is_continued_and_the_run_has_recovered_with_the_next_step(cluster: Cluster):
+    injector = injector_of("stop worker:1 @40 for 3s")
+    cluster.step(40)
+    cluster.shown_to(injector)
+    cluster.step(41)
+    cluster.shown_to(injector, after=2.9)
+    assert cluster.signals == [("worker:1", signal.SIGSTOP)]
+    cluster.shown_to(injector, after=0.2)
+    assert cluster.signals[1:] == [("worker:1", signal.SIGCONT)]
+    assert injector.measured()[0].recover_secs is None
+    cluster.step(42)
+    cluster.shown_to(injector, after=0.9)
+    assert injector.measured()[0].recover_secs == pytest.approx(4.0)
+
+
+def test_a_stopped_task_that_was_killed_meanwhile_is_not_continued_in_its_new_life(cluster: Cluster):
+    injector = injector_of("stop ps:0 @40 for 15s")
+    cluster.step(40)
+    cluster.shown_to(injector)
+    cluster.end(*CLUSTER.tasks)
+    cluster.shown_to(injector, after=10)
+    cluster.start(*CLUSTER.tasks)
+    cluster.step(20, generation=2)
+    cluster.shown_to(injector, after=2)
+    cluster.step(21, generation=2)
+    cluster.shown_to(injector, after=1)
+    cluster.shown_to(injector, after=10)
+    assert cluster.signals == [("ps:0", signal.SIGSTOP)]
+    assert injector.measured()[0] == Measured(fault("stop ps:0 @40 for 15s"), 40, 13.0, 20)
+
+
+def test_a_run_whose_last_steps_were_not_seen_has_recovered_at_its_end(cluster: Cluster):
+    injector = injector_of("stop worker:1 @40 for 3s; kill worker:2 @40")
+    injector.begin(plan_of())
+    cluster.step(40)
+    cluster.shown_to(injector)
+    cluster.end("worker:2")
+    cluster.shown_to(injector, after=3)
+    cluster.start("worker:2")
+    injector.end()
+    assert [m.recover_secs for m in injector.measured()] == [None, None]  # worker:2 did not come back
+    injector.begin(plan_of())
+    cluster.step(41)
+    cluster.shown_to(injector)
+    injector.end()
+    assert [m.recover_secs for m in injector.measured()] == [4.0, 4.0]
+
+
+def test_an_injector_sets_failpoints_until_they_have_been_reached(cluster: Cluster, links: Links):
+    injector = injector_of("kill worker:1 in push @40; kill worker:1 in push @80; kill chief in rename @20")
+    injector.begin(plan_of())
+    assert injector.environment("worker:1", 0) == {"TRAINER_FAILPOINT": "push:kill@40;push:kill@80"}
+    assert injector.environment("worker:2", 0) == {}
+    cluster.step(38)
+    cluster.shown_to(injector)
+    cluster.end("worker:1")
+    cluster.shown_to(injector)
+    assert injector.environment("worker:1", 1) == {"TRAINER_FAILPOINT": "push:kill@80"}
+    assert injector.environment("worker:0", 1) == {"TRAINER_FAILPOINT": "rename:kill@20"}
+    assert [str(m.fault) for m in injector.measured()] == ["kill worker:1 in push @40"]
+    injector.end()
+
+
+def test_an_end_that_another_fault_explains_is_not_that_of_a_failpoint(cluster: Cluster):
+    injector = injector_of("kill ps:0 @40; kill worker:1 in push @80")
+    injector.begin(plan_of())
+    cluster.step(40)
+    cluster.shown_to(injector)
+    cluster.end(*CLUSTER.tasks)
+    cluster.shown_to(injector)
+    assert injector.environment("worker:1", 1) == {"TRAINER_FAILPOINT": "push:kill@80"}
+    injector.end()
+
+
+def test_a_cut_link_heals_and_the_run_has_recovered_with_the_next_step(cluster: Cluster, target, monkeypatch):
+    cut = fault("cut worker:1->ps:0 @40 for 15s")
+    injector = FaultInjector(Scheduled([cut]), links=[("worker:1", "ps:0")])
+    port = target.getsockname()[1]
+    injector.begin(plan_of(task_at("ps:0", port), task_at("worker:1", 2)))
+    set_conditions = []
+    monkeypatch.setattr(Links, "set", lambda self, *given: set_conditions.append(given))
+    assert list(json.loads(injector.environment("worker:1", 0)["TRAINER_LINKS"])) == ["ps:0"]
+    cluster.step(40)
+    cluster.shown_to(injector)
+    cluster.step(41)
+    cluster.shown_to(injector, after=14)
+    assert set_conditions == [(("worker:1", "ps:0"), Condition(is_cut=True))]
+    cluster.shown_to(injector, after=1.5)
+    assert set_conditions[1:] == [(("worker:1", "ps:0"), GOOD)]
+    cluster.step(42)
+    cluster.shown_to(injector, after=0.5)
+    assert injector.measured() == [Measured(cut, 40, 16.0, 0)]
+    injector.end()
+
+
+# A soak
+
+
+def timed(draw: Callable[[int], Fault]) -> Timed:
+    return Timed(draw, "worker:2", every_secs=60, secs=300)
+
+
+def test_faults_of_a_soak_come_when_the_time_has_passed_and_the_run_has_recovered():
+    source = timed(lambda step: Fault("kill", "chief", ("worker:0",), step))
+    assert source.due(0, 1000, is_quiet=True) == []
+    assert source.due(1, 1010, is_quiet=True) == []  # it begins with the first step
+    assert source.due(99, 1069, is_quiet=True) == []
+    assert source.due(100, 1070, is_quiet=True) == [Fault("kill", "chief", ("worker:0",), 100)]
+    assert source.due(150, 1130, is_quiet=False) == []
+    assert source.due(160, 1140, is_quiet=True) != []
+    assert source.due(170, 1199, is_quiet=True) == []
+
+
+def test_a_soak_ends_with_a_sigterm_to_one_task():
+    source = timed(lambda step: pytest.fail("too late"))
+    source.due(1, 1000, is_quiet=True)
+    assert source.due(500, 1300, is_quiet=False) == []
+    assert not source.has_ended
+    assert source.due(510, 1301, is_quiet=True) == [Fault("term", "worker:2", ("worker:2",), 510)]
+    assert source.has_ended
+    assert source.due(511, 1302, is_quiet=True) == []
+
+
+def test_a_soak_that_does_not_recover_ends_all_the_same():
+    source = timed(lambda step: pytest.fail("too late"))
+    source.due(1, 1000, is_quiet=True)
+    assert [f.action for f in source.due(500, 1421, is_quiet=False)] == ["term"]
+
+
+def samples(
+    cluster: Cluster, memory: Callable[[int], float], files: Callable[[int], int], seconds: int = 90
+) -> list[str]:
+    """What is found to have grown, after so many seconds."""
+    second = 0
+    resources = Resources(count_files=lambda pid: files(second))
+    for second in range(seconds):
+        cluster.pages["worker:1"]["memory_bytes"] = int(memory(second) * 2**20)
+        cluster.now += 1
+        resources.look(Seen(cluster.now, cluster.pages, cluster.pids, cluster.lives, lambda *sent: None))
+    return resources.growth()
+
+
+def test_a_task_that_keeps_its_memory_and_files_has_not_grown(cluster: Cluster):
+    assert samples(cluster, lambda second: 300 + second % 20, lambda second: 40 + second % 3) == []
+
+
+def test_a_task_that_grows_is_named(cluster: Cluster):
+    assert samples(cluster, lambda second: 300 + second, lambda second: 40) == [
+        "worker:1 grew from 314.5 MiB to 374.5 MiB within 90 s"
+    ]
+
+
+def test_a_task_that_leaves_files_open_is_named(cluster: Cluster):
+    told = samples(cluster, lambda second: 300, lambda second: 40 + second)
+    assert "ps:0 had 54 files open, and later 114" in told
+
+
+def test_a_short_life_says_nothing_of_growth(cluster: Cluster):
+    assert samples(cluster, lambda second: 300 + 50 * second, lambda second: 40, seconds=20) == []
+
+
+# The report
+
+
+@pytest.mark.parametrize(
+    ("text", "secs"),
+    [
+        ("kill worker:1 @40", 13),
+        ("kill chief @40", 13),
+        ("kill worker:1 in push @40", 13),
+        ("kill ps:0 @40", 14),
+        ("kill all @40", 14),
+        ("stop worker:1 @40", 23),
+        ("stop ps:0 @40 for 15s", 24),
+        ("stop worker:1 @40 for 3s", 5),
+        ("cut worker:1->ps:0 @40 for 15s", 28),
+        ("delay worker:1->ps:0 50ms @40 for 10s", 12),
+        ("reset worker:1->ps:0 @40", 13),
+        ("term worker:1 @40", 43),
+    ],
+)
+def test_what_a_recovery_may_take_follows_from_the_timeouts(text, secs):
+    assert report.allowed_secs(fault(text), load("cluster=2ps3w", "train.steps=150")) == secs
+
+
+def test_where_workers_hold_shards_losing_one_is_losing_a_shard():
+    assert report.allowed_secs(fault("kill worker:1 @40"), load("cluster=4w")) == 14
+
+
+KILL = Fault("kill", "worker:1", ("worker:1",), 40)
+
+
+@pytest.mark.parametrize(
+    ("code", "measured", "told"),
+    [
+        (0, [Measured(KILL, 40, 25.9, 0)], []),
+        (0, [Measured(KILL, 40, None, 0)], []),  # the run ended before it was seen
+        (0, [Measured(KILL, 40, 26.1, 0)], ["'kill worker:1 @40' took 26.1 s to recover from; 13 s are allowed"]),
+        (0, [], ["'kill worker:1 @40' never came"]),
+        (69, [Measured(KILL, 40, 3.0, 0)], ["it ended with 69, as launcher.log tells"]),
+    ],
+    ids=["in time", "at the end", "too slow", "no fault", "failed"],
+)
+def test_a_run_is_judged_by_its_code_and_its_recoveries(code, measured, told):
+    assert report.judge(code, [KILL], measured, load("cluster=2ps3w", "train.steps=150")) == told
+
+
+def leave_run(folder: Path, digest: str, losses: list[float]) -> Path:
+    folder.mkdir()
+    (folder / "summary.json").write_text(json.dumps({"params_sha256": digest}))
+    lines = [{"step": step, "loss": loss, "examples_per_second": 7} for step, loss in enumerate(losses, 1)]
+    (folder / "history.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return folder
+
+
+def test_runs_with_the_same_bits_do_not_differ(tmp_path: Path):
+    one, other = (leave_run(tmp_path / name, "c0ffee", [0.3, 0.2]) for name in "ab")
+    assert report.differences(one, other) == []
+
+
+@pytest.mark.parametrize(
+    ("digest", "losses", "told"),
+    [
+        ("decaf", [0.3, 0.2, 0.1], "params_sha256 is decaf..., of the unbroken run c0ffee..."),
+        ("c0ffee", [0.3, 0.20000001, 0.1], "history.jsonl differs in 1 line, first at step 2"),
+        ("c0ffee", [0.3, 0.2], "history.jsonl differs in 1 line, first at step 3"),
+    ],
+    ids=["parameters", "a loss", "a line is missing"],
+)
+def test_runs_that_differ_say_in_what(digest, losses, told, tmp_path: Path):
+    unbroken = leave_run(tmp_path / "unbroken", "c0ffee", [0.3, 0.2, 0.1])
+    assert report.differences(unbroken, leave_run(tmp_path / "other", digest, losses)) == [told]
+
+
+def outcome(kind: str, number: int, measured: list[Measured], problems: tuple[str, ...] = ()) -> Outcome:
+    text = "kill worker:1 @40"
+    name = f"{kind}-{number:02}"
+    return Outcome(kind, name, text, typed(text), True, not problems, tuple(measured), problems)
+
+
+OUTCOMES = [
+    outcome("kill-worker", 1, [Measured(KILL, 41, 2.0, 0)]),
+    outcome("kill-worker", 2, [Measured(KILL, 42, 4.0, 0)]),
+    outcome("kill-all", 1, [Measured(fault("kill all @40"), 40, 6.25, 17)], ("params_sha256 differs",)),
+]
+
+
+def test_the_table_has_a_row_for_each_kind():
+    config = load("cluster=2ps3w", "train.steps=150")
+    assert report.markdown(report.rows(OUTCOMES, config)) == (
+        "| kind | runs | finished | identical | recover p50 s | max s | allowed s | steps lost max |\n"
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
+        "| kill-worker | 2 | 2 | 2 | 3.0 | 4.0 | 13.0 | 0 |\n"
+        "| kill-all | 1 | 1 | 0 | 6.25 | 6.25 | 14.0 | 17 |\n"
+    )
+
+
+def test_a_run_that_is_not_as_promised_is_told_with_its_folder_and_how_to_repeat_it():
+    assert report.failures(OUTCOMES, Path("/runs/x")) == [
+        "/runs/x/kill-all-01: params_sha256 differs; to repeat it: 'chaos.schedule=\"kill worker:1 @40\"'"
+    ]
+
+
+def test_a_run_is_told_on_one_line():
+    assert [report.line(outcome) for outcome in OUTCOMES] == [
+        "kill-worker-01: kill worker:1 @40: identical, recovered in 2.0 s",
+        "kill-worker-02: kill worker:1 @40: identical, recovered in 4.0 s",
+        "kill-all-01: kill worker:1 @40: params_sha256 differs",
+    ]

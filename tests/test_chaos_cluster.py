@@ -1,0 +1,89 @@
+"""Real runs under faults: they end with the bits of an unbroken run, and one that does not is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from conftest import Run
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+DEADLINE_SECS = 200
+SHORT = ["mode=chaos", "model=mlp", "train.batch_size=48", "checkpoint.every=10", "summary.every=1", "run=runs"]
+
+Start = Callable[..., Run]
+
+
+def scheduled(faults: str) -> str:
+    return f'chaos.schedule="{faults}"'
+
+
+def told(run: Run) -> dict:
+    return json.loads((run.directory / "chaos.json").read_text())
+
+
+def assert_identical(run: Run, faults: int) -> None:
+    """All faults came, and the run is as an unbroken one."""
+    assert run.wait(DEADLINE_SECS) == 0, run.output
+    (kind,) = told(run)["kinds"]
+    assert (kind["runs"], kind["finished"], kind["identical"]) == (1, 1, 1)
+    (broken,) = told(run)["runs"]
+    assert len(broken["measured"]) == faults
+    digests = {
+        json.loads((run.directory / name / "summary.json").read_text())["params_sha256"]
+        for name in ("unbroken", "schedule")
+    }
+    assert len(digests) == 1
+    assert "| schedule | 1 | 1 | 1 |" in (run.directory / "chaos.md").read_text()
+
+
+def test_a_cluster_that_loses_a_ps_and_a_worker_ends_with_the_same_bits(start: Start):
+    run = start("cluster=2ps2w", "train.steps=60", scheduled("kill worker:1 @15; kill ps:0 @40"), *SHORT)
+    assert_identical(run, faults=2)
+
+
+def test_a_link_that_is_slow_and_then_cut_changes_no_bit(start: Start):
+    faults = "delay worker:1->ps:0 20+-10ms @10 for 2s; cut worker:1->ps:0 @40 for 3s"
+    run = start("cluster=1ps2w", "train.steps=80", scheduled(faults), *SHORT)
+    assert_identical(run, faults=2)
+    cut = told(run)["runs"][0]["measured"][1]
+    assert 3 <= cut["recover_secs"] < 15
+
+
+def test_a_run_that_is_stopped_is_continued(start: Start):
+    run = start("cluster=1ps2w", "train.steps=60", scheduled("term worker:1 @20"), *SHORT)
+    assert_identical(run, faults=1)
+    said = (run.directory / "schedule/launcher.log").read_text()
+    assert "stopped, saved at step" in said
+    assert "resumes at step" in said
+
+
+def test_a_run_that_does_not_survive_is_told_with_its_folder_and_how_to_repeat_it(start: Start):
+    run = start("train.steps=40", "restart.max=0", "chaos.random=1", "chaos.kinds=[kill-chief,kill-ps]", *SHORT)
+    assert run.wait(DEADLINE_SECS) == 1, run.output
+    assert "kill-ps is left out: it needs a ps" in run.output
+    assert f"{run.directory}/kill-chief-01: it ended with 137" in run.output
+    assert "to repeat it: 'chaos.schedule=\"kill chief @" in run.output
+    assert told(run)["kinds"][0]["finished"] == 0
+
+
+def test_a_soak_ends_in_time_with_every_example_counted(start: Start):
+    run = start(
+        "mode=chaos", "cluster=2ps2w", "model=oracle", "data=oracle", "optimizer=sgd", "optimizer.learning_rate=48",
+        "train.batch_size=48", "chaos.minutes=0.4", "chaos.every_secs=8", "chaos.kinds=[kill-ps,kill-worker]",
+        "run=runs",
+    )  # fmt: skip
+    assert run.wait(DEADLINE_SECS) == 0, run.output
+    (soak,) = told(run)["runs"]
+    assert len(soak["measured"]) >= 1
+    assert soak["problems"] == []
+
+
+def test_a_bad_schedule_starts_nothing(start: Start):
+    run = start("cluster=1ps2w", scheduled("kill ps:3 @40; kill worker:1 @999999"), *SHORT)
+    assert run.wait(DEADLINE_SECS) == 2
+    assert "chaos.schedule: 'kill ps:3 @40': there is no ps:3; there are ps:0, worker:0, worker:1, chief" in run.output
+    assert "'kill worker:1 @999999' is after the last step; the run has train.steps=300" in run.output
+    assert not run.directory.exists()
