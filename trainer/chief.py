@@ -11,7 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from trainer import checkpoint, evaluations, optimizers, resume, workload
-from trainer.config import RunConfig
+from trainer.bad_numbers import record_rollback
+from trainer.config import RunConfig, SaveErrorPolicy
 from trainer.engine import contributions
 from trainer.engine.pulled import Pulled
 from trainer.engine.snapshot import Snapshot
@@ -21,13 +22,16 @@ from trainer.export import export, params_sha256
 from trainer.loop import Engine, Every, Pace
 from trainer.monitor.events import Events
 from trainer.monitor.history import History
+from trainer.monitor.journal import Journal
 from trainer.monitor.status import Status
 from trainer.placement import Parameter
 from trainer.plan import Plan
 from trainer.run_directory import RunDirectory, write_atomically
 
 
-def first_snapshot(config: RunConfig, plan: Plan, directory: RunDirectory, model: Any) -> tuple[Snapshot, str | None]:
+def first_snapshot(
+    config: RunConfig, plan: Plan, directory: RunDirectory, model: Any
+) -> tuple[Snapshot, checkpoint.Checkpoint | None]:
     """The state to start from, and the checkpoint that it comes from, if any.
 
     Raises:
@@ -35,17 +39,28 @@ def first_snapshot(config: RunConfig, plan: Plan, directory: RunDirectory, model
     """
     precision = config.train.precision.value
     parameters = workload.parameters_of(model, precision)
-    found = resume.find(config.resume, directory, steps=plan.steps)
+    again = directory.has_loaded()
+    found = resume.find(config.resume, directory, steps=plan.steps, again=again)
     if found is None:
         state = _split(parameters, workload.initial_values(model, precision))
     else:
         checkpoint.check_fits(found, _expected(parameters, list(optimizers.slots(config.optimizer))))
         state = Snapshot.from_tensors(found.step, checkpoint.load(found))
+    if again:
+        return state, found
     if found is None:
         resume.set_aside(directory)
     elif config.resume != "auto":
         resume.set_aside_newer(directory, step=state.step)
-    return state, str(found.path) if found else None
+    return state, found
+
+
+def missed_at(found: checkpoint.Checkpoint, directory: RunDirectory) -> list[Pulled]:
+    """The update that led to a checkpoint of this run: who saved it may not have come to writing that down."""
+    metrics = found.facts.get("metrics")
+    if metrics is None or found.path.parent != directory.checkpoints:
+        return []
+    return [Pulled(found.generation, found.step, metrics["loss"], metrics["accuracy"], stop=False)]
 
 
 def _expected(parameters: Sequence[Parameter], slots: Sequence[str]) -> dict[str, tuple[int, ...]]:
@@ -84,6 +99,10 @@ def _make_writer(config: RunConfig, directory: RunDirectory, *, is_read: bool) -
     return checkpoint.Writer(directory.checkpoints, keep=keep, release=release)
 
 
+def _say_and_go_on(error: OSError) -> None:
+    print(f"{error.filename}: {error.strerror}; training goes on, until the next save is due", flush=True)
+
+
 class Chief:
     """The chief's actions: hand `between` and `after` to the loop, and call `finish` when it returns."""
 
@@ -98,28 +117,39 @@ class Chief:
         status: Status,
         start: int,
         generation: int,
+        journal: Journal,
+        adopts: bool = False,
+        missed: Sequence[Pulled] = (),
     ) -> None:
         """Takes what it works with.
 
         Args:
             evaluator: none where a task of its own scores every checkpoint; each then stays until it has its score.
+            start: global step of the state.
+            adopts: a chief before this one was ended, and the state is what it had: what it left undone is due.
+            missed: the last updates before `start`; they are written down if they are not.
         """
         self._config, self._plan, self._directory = config, plan, directory
         self._engine, self._evaluator, self._status = engine, evaluator, status
-        self._start, self._generation = start, generation
+        self._start, self._generation, self._journal = start, generation, journal
         self._writer = _make_writer(config, directory, is_read=evaluator is None)
+        self._may_fail_to_save = config.checkpoint.on_error is SaveErrorPolicy("continue")  # but for the last time
         self._history = History(directory.history, start=start)
         self._events = Events(directory.events, start=start)
-        self._reported_at, self._reported_step = time.monotonic(), start
+        saved = [int(path.name) for path in checkpoint.finished(directory.checkpoints)] if adopts else []
+        reported = self._history.last_step if missed else start
+        self._reported_at, self._reported_step = time.monotonic(), reported
         self._saves, self._evaluates, self._draws, self._reports = (
-            Every(interval, start=start)
-            for interval in (
-                config.checkpoint.every,
-                config.evaluate.every if evaluator else 0,
-                config.summary.histogram_every,
-                config.summary.every,
+            Every(interval, start=begun)
+            for interval, begun in (
+                (config.checkpoint.every, max(saved, default=0) if adopts else start),
+                (config.evaluate.every if evaluator else 0, start),
+                (config.summary.histogram_every, start),
+                (config.summary.every, reported),
             )
         )
+        for pulled in missed:
+            self.after(pulled)
 
     def show_graph(self, devices: Mapping[str, str] | None = None) -> None:
         """Writes the engine's graph for TensorBoard.
@@ -131,6 +161,7 @@ class Chief:
 
     def between(self, step: int) -> None:
         """Whatever is due at a step; all of it looks at one snapshot."""
+        self._writer.look()
         save, evaluate, histograms = (every.is_due(step) for every in (self._saves, self._evaluates, self._draws))
         if not (save or evaluate or histograms):
             return
@@ -139,7 +170,7 @@ class Chief:
             # No reason to end here: the loss that all replicas see next tells it to all.
             print(f"step {snapshot.step} is not saved: parameter {bad} is not finite", flush=True)
         elif save:
-            self._save(snapshot)
+            self._save(snapshot, on_error=_say_and_go_on if self._may_fail_to_save else None)
         if evaluate:
             loss, accuracy = self._evaluate(snapshot)
             self._events.scalars(snapshot.step, {"evaluation/loss": loss, "evaluation/accuracy": accuracy})
@@ -185,11 +216,21 @@ class Chief:
     def write_summary(self, results: dict[str, Any]) -> None:
         write_atomically(self._directory.summary, json.dumps(results, indent=1))
 
-    def _save(self, snapshot: Snapshot) -> None:
+    def roll_back(self, step: int) -> None:
+        """Writes down that the run goes back to its newest checkpoint, which may still be on its way to the disk.
+
+        Args:
+            step: whose update was left out.
+        """
+        self._writer.wait()
+        saved = checkpoint.finished(self._directory.checkpoints)
+        record_rollback(self._directory.rollbacks, step=step, checkpoint=int(saved[-1].name) if saved else None)
+
+    def _save(self, snapshot: Snapshot, *, on_error: checkpoint.OnError | None = None) -> None:
         if bad := _not_finite(snapshot):
             raise NotFiniteError(f"parameter {bad} is not finite at step {snapshot.step}; it is not saved")
         config = self._config
-        facts = {
+        facts: dict[str, Any] = {
             "model": config.model.name,
             "optimizer": config.optimizer.name.value,
             "slots": list(snapshot.slots),
@@ -197,7 +238,10 @@ class Chief:
             "replicas": self._plan.replicas,
             "global_batch": self._plan.global_batch,
         }
-        self._writer.save(snapshot.step, self._generation, facts, snapshot.to_tensors())
+        if snapshot.metrics is not None:
+            facts["metrics"] = dict(zip(("loss", "accuracy"), snapshot.metrics, strict=True))
+        self._journal.write("save", generation=self._generation, step=snapshot.step)
+        self._writer.save(snapshot.step, self._generation, facts, snapshot.to_tensors(), on_error=on_error)
         self._last = snapshot
 
     def _evaluate(self, snapshot: Snapshot) -> tuple[float, float]:

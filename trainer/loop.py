@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from trainer import bad_numbers
 from trainer.engine.contributions import Table
 from trainer.engine.pulled import Pulled
 from trainer.engine.snapshot import Snapshot
-from trainer.exit_codes import NotFiniteError
 from trainer.proof.executed import Executed
 
 BetweenSteps = Callable[[int], None]  # called with the global step; in lockstep no replica can move it meanwhile
@@ -27,6 +27,7 @@ class Engine(Protocol):
     executed: Executed | None
     scopes: Mapping[str, str]  # layer path by name scope
     variables: Mapping[str, str]  # device by name, of variables that are no operations
+    generation: int  # of the state; known when `start` returns
     missed: Sequence[Pulled]  # of a state that `start` found: updates that nobody may have written down
 
     def connect(self, target: str, session_config: Any) -> None: ...
@@ -115,6 +116,7 @@ def train(
     gradients_every: int = 0,
     between: Sequence[BetweenSteps] = (),
     after: Sequence[AfterPull] = (),
+    on_bad: AfterPull = bad_numbers.stop,
 ) -> tuple[Pulled, bool]:
     """Steps from global step `start` to `until`, or until a replica asks to stop: in lockstep all stop at the same one.
 
@@ -122,21 +124,20 @@ def train(
         gradients_every: steps between those whose gradients the actions see; 0: never.
         between: called before each step but the first, with the global step that no replica can pass meanwhile.
         after: called with what each step pulled: the metrics of the update before it.
+        on_bad: called before `after` where updates were left out since the pull before: see bad_numbers.py.
 
     Returns:
         Where the run stands, with the metrics of the last update; and whether it was stopped.
-
-    Raises:
-        NotFiniteError: if the mean loss of an update was not finite.
     """
     step, stopped, last = start, False, None
+    look_at = _Look(on_bad, after)
     wants_gradients = Every(gradients_every, start=start - 1)
     while step < until:
         if step > start:
             for action in between:
                 action(step)
         pulled = engine.step(stop=stop_requested(), fetch_gradients=wants_gradients.is_due(step))
-        _look_at(pulled, start, after)
+        look_at(pulled)
         step, stopped = pulled.step + 1, pulled.stop
         if stopped or step >= until:
             last = engine.peek()  # in lockstep this is the end; elsewhere the push may have been dropped
@@ -144,15 +145,20 @@ def train(
     last = last or engine.peek()
     stopped = stopped and last.step < until
     if last.step > start:
-        _look_at(last, start, after)
+        look_at(last)
     return last, stopped
 
 
-def _look_at(pulled: Pulled, start: int, after: Sequence[AfterPull]) -> None:
-    if pulled.step > start and not math.isfinite(pulled.loss):
-        raise NotFiniteError(
-            f"the loss of step {pulled.step} is {pulled.loss}; checkpoints before it are untouched. A lower "
-            "optimizer.learning_rate or optimizer.clip_norm=1 may help"
-        )
-    for action in after:
-        action(pulled)
+class _Look:
+    """Shows what was pulled to the actions, and notices updates that were left out, whoever saw them first."""
+
+    def __init__(self, on_bad: AfterPull, after: Sequence[AfterPull]) -> None:
+        self._on_bad, self._after = on_bad, after
+        self._bad: int | None = None  # as of the pull before; a state that is joined may bring some
+
+    def __call__(self, pulled: Pulled) -> None:
+        if self._bad is not None and pulled.bad > self._bad:
+            self._on_bad(pulled)
+        self._bad = pulled.bad
+        for action in self._after:
+            action(pulled)

@@ -19,7 +19,8 @@ import tensorflow as tf
 
 from trainer import addresses, exit_codes, failpoints, scoring
 from trainer.assembly import compute_device, make_engine, make_host
-from trainer.chief import Chief, first_snapshot
+from trainer.checkpoint import Checkpoint
+from trainer.chief import Chief, first_snapshot, missed_at
 from trainer.config import RunConfig
 from trainer.engine.host import ShardHost
 from trainer.engine.pulled import Pulled
@@ -239,8 +240,6 @@ class _Player:
             )
         target = self._server.target if self._server else ""
         if plan.has_shard_hosts:
-            names = [task.name for task in plan.trainers] if self._task.is_chief else self._hosts()
-            self._roll_call(names, until="is_listening")
             self._roll_call(self._hosts(), until="is_ready")
         self._keep_open += [engine, evaluator]
         engine.connect(target, self._session_config(self._hosts()))
@@ -250,14 +249,15 @@ class _Player:
             return self._run(engine, Pace(), engine.start(), chief=None)
         if evaluator is not None:
             evaluator.connect(target, self._session_config([]))
-        generation = engine.held()
-        adopts, resumed_from = generation > 0, None
+        adopts, found = engine.held() > 0, None
         if not adopts:
-            generation, resumed_from = self._load(engine, model)
+            if plan.has_shard_hosts:  # else they have seen each other already
+                self._roll_call([task.name for task in plan.trainers], until="is_listening")
+            found = self._load(engine, model)
         start = engine.start()
         if adopts:
             print(f"goes on at step {start} with the state that the shard hosts hold", flush=True)
-            self._journal.write("adopt", generation=generation, step=start)
+            self._journal.write("adopt", generation=engine.generation, step=start)
         chief = Chief(
             config,
             plan,
@@ -266,12 +266,12 @@ class _Player:
             evaluator=evaluator,
             status=self._status,
             start=start,
-            generation=generation,
+            generation=engine.generation,
             journal=self._journal,
             adopts=adopts,
+            missed=engine.missed if adopts else missed_at(found, self._directory) if found else (),
         )
-        for pulled in engine.missed if adopts else ():
-            chief.after(pulled)
+        resumed_from = str(found.path) if found else None
         pace = Pace()
         stopped = self._run(engine, pace, start, chief=chief)
         self._needs_hosts = False
@@ -281,16 +281,17 @@ class _Player:
         chief.write_summary(results)
         return stopped
 
-    def _load(self, engine: Engine, model: Any) -> tuple[int, str | None]:
-        """Loads the state that the run (re)starts from; returns its generation, and the checkpoint, if there is one."""
-        state, resumed_from = first_snapshot(self._config, self._plan, self._directory, model)
+    def _load(self, engine: Engine, model: Any) -> Checkpoint | None:
+        """Loads the state that the run (re)starts from; returns the checkpoint, if it comes from one."""
+        state, found = first_snapshot(self._config, self._plan, self._directory, model)
         generation = self._directory.next_generation()
         failpoints.reach("generation", state.step)
-        self._journal.write("reload", generation=generation, step=state.step, checkpoint=resumed_from)
+        path = str(found.path) if found else None
+        self._journal.write("reload", generation=generation, step=state.step, checkpoint=path)
         engine.load(state, generation=generation)
-        if resumed_from:
-            print(f"resumes at step {state.step} from {resumed_from}", flush=True)
-        return generation, resumed_from
+        if path:
+            print(f"resumes at step {state.step} from {path}", flush=True)
+        return found
 
     def _run(self, engine: Engine, pace: Pace, start: int, *, chief: Chief | None) -> bool:
         """Steps to the end; returns whether the run was stopped before."""
@@ -301,7 +302,7 @@ class _Player:
         if not plan.has_shard_hosts:
             self._watch_steps(lambda: status.step, None)
         self._stop.let_step_finish()
-        status.state, status.step = "training", start
+        status.generation, status.step, status.state = engine.generation, start, "training"
         pace.began = time.monotonic()
 
         def tell(pulled: Pulled) -> None:

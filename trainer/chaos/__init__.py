@@ -139,7 +139,7 @@ class _Runner:
             code, stops = self._run(name, injector), stops - 1
         if code in STOPPED:
             return code
-        measured = injector.measured()
+        measured = report.with_steps_lost(injector.measured(), self._path / name)
         problems = report.judge(code, faults, measured, self._config)
         problems += self._broken_promises(name) if code == exit_codes.OK else []
         is_identical = None

@@ -25,7 +25,8 @@ class Measured:
     fault: Fault
     step: int  # global step when it acted
     recover_secs: float | None  # until the next committed step of all tasks; none: that was not seen
-    steps_lost: int
+    steps_lost: int  # as far as the status pages showed it
+    at: float = field(default=0.0, compare=False)  # when it acted: seconds, monotonic
 
 
 class Source(Protocol):
@@ -87,7 +88,7 @@ class _Open:
 
     def measured(self) -> Measured:
         lost = 0 if self.lowest is None else max(0, self.reached[1] - self.lowest)
-        return Measured(self.fault, self.reached[1], self.recover_secs, lost)
+        return Measured(self.fault, self.reached[1], self.recover_secs, lost, self.at)
 
 
 def _at_work(seen: Seen) -> dict[str, Mapping[str, Any]]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -83,6 +84,19 @@ def judge(
         if m.recover_secs is not None and m.recover_secs > TOO_SLOW * allowed:
             problems.append(f"'{m.fault}' took {m.recover_secs:.1f} s to recover from; {allowed:g} s are allowed")
     return problems
+
+
+def with_steps_lost(measured: Sequence[Measured], run: Path) -> list[Measured]:
+    """Adds to each fault how far the chief's journal says that the run went back between it and the next one."""
+    journal = run / "journal" / "worker-0.jsonl"
+    told = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
+    reloads = [(event["at"], event["step"]) for event in told if event["event"] == "reload"]
+    ends = [m.at for m in measured[1:]] + [math.inf]
+    lost = [
+        max((m.step - step for at, step in reloads if m.at <= at < end), default=0)
+        for m, end in zip(measured, ends, strict=True)
+    ]
+    return [replace(m, steps_lost=max(m.steps_lost, steps)) for m, steps in zip(measured, lost, strict=True)]
 
 
 def differences(unbroken: Path, other: Path) -> list[str]:

@@ -39,6 +39,7 @@ class AllReduceEngine:
 
     is_tracing = False  # the next step, if it is the first, also leaves what ran where in `executed`
     executed: Executed | None = None
+    generation: int
     missed: Sequence[Pulled] = ()  # its state ends with the cluster, so there is never one to find
     variables: Mapping[str, str]
 
@@ -96,9 +97,10 @@ class AllReduceEngine:
         """Takes the chief's state, unless this is the chief; sets the input to its global step and returns that."""
         if self._index > 0:
             self._receive([tf.zeros_like(variable) for variable in (self._flat, *self._slots.values())])
-        step = self.peek().step
-        self._iterators = [replica.batches(step) for replica in self._replicas]
-        return step
+        pulled = self.peek()
+        self.generation = pulled.generation
+        self._iterators = [replica.batches(pulled.step) for replica in self._replicas]
+        return pulled.step
 
     def step(self, *, stop: bool = False, fetch_gradients: bool = False) -> Pulled:
         """Computes on the next batch, sums over the workers, updates; the metrics are the previous update's.

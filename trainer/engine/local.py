@@ -72,10 +72,11 @@ class LocalEngine(SessionEngine):
 
     def start(self) -> int:
         """Sets the input to the global step of what was loaded, and returns it."""
-        step = self.peek().step
+        pulled = self.peek()
+        self.generation = pulled.generation
         for batches in self._batches:
-            self.session.run(batches.initializer, batches.feed_from(step))
-        return step
+            self.session.run(batches.initializer, batches.feed_from(pulled.step))
+        return pulled.step
 
     def peek(self) -> Pulled:
         """Where the run stands."""

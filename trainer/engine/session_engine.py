@@ -23,6 +23,7 @@ class SessionEngine:
     is_tracing = False  # the next step also leaves what ran where in `executed`
     executed: Executed | None = None
     variables: Mapping[str, str] = MappingProxyType({})  # those of a graph are among its operations
+    generation: int
     missed: Sequence[Pulled] = ()  # a state of this process ends with it, so there is never one to find
     scopes: Mapping[str, str]
     graph: Any

@@ -141,6 +141,7 @@ class ShardsEngine(SessionEngine):
         while any(generation == 0 for generation, *_ in state):
             time.sleep(LOADED_POLL_SECS)
             state = self._read_state()
+        self.generation = self.held()
         if self._intake == "all":
             step = self._start_in_lockstep(state)
         else:

@@ -24,6 +24,7 @@ class Snapshot:
     parameters: Arrays
     state: Arrays
     slots: dict[str, Arrays]  # by slot name; empty: every slot at its first value
+    metrics: tuple[float, float] | None = None  # loss and accuracy of the update that led here, if it is known
 
     def to_tensors(self) -> Arrays:
         """One flat mapping, as a checkpoint stores it."""
@@ -55,7 +56,8 @@ class Snapshot:
         named = {name: packing.join(zip(trainable, (held[name] for held in slots), strict=True)) for name in slots[0]}
         parameters = packing.join(zip(trainable, flats, strict=True))
         state = packing.join(zip((shard.state for shard in shards), flats, strict=True))
-        return cls(step, parameters, state, named)
+        loss, accuracy = flats[0][shards[0].metrics_offset :][:2].tolist()
+        return cls(step, parameters, state, named, (loss, accuracy))
 
     def flat(self, shard: Shard, *, generation: int) -> np.ndarray:
         return packing.to_flat(shard, self.parameters | self.state, generation=generation, step=self.step)

@@ -134,8 +134,7 @@ class Watch:
         self._firsts: dict[str, Failure] = {}  # by task
         self._first_step_at: float | None = None  # Unix time, seconds
         self._heard = 0  # signals acted upon
-        self._why_stop: str | None = None  # the tasks are to be asked to stop, as soon as all are there to hear it
-        self._stop_by: float | None = None  # and are killed after this
+        self._stop_by: float | None = None  # the tasks are to be asked to stop, and are killed after this
         self._was_asked = False
         self._is_killing = False
         self._restarting_since: float | None = None  # all tasks are being ended, to start again together
@@ -203,14 +202,18 @@ class Watch:
     def _ask_to_stop(self, why: str) -> None:
         grace = self._config.timeouts.stop_grace_secs
         self._progress.say(f"{why}, within {grace:g} s")
-        self._stop_by, self._why_stop = time.monotonic() + grace, why
+        self._stop_by = time.monotonic() + grace
 
     def _stop_if_asked(self) -> None:
-        """Tells all tasks, once no one is on its way back: the others could not make the step that they wait for."""
+        """Tells the tasks, once no one is on its way back: the others could not make the step that they wait for."""
         lives = self.lives.values()
         if self._stop_by is None and any(life.code == exit_codes.TERMINATED for life in lives):
             self._ask_to_stop("a task was asked to stop, so all do")
-        if self._why_stop and not self._was_asked and all(life.is_up for life in lives):
+            # It has told the other workers, and the shard hosts leave when those do; for some a second signal would
+            # mean to leave at once.
+            self._was_asked = True
+            self._signal_all(signal.SIGTERM, job="evaluator")
+        if self._stop_by is not None and not self._was_asked and all(life.is_up for life in lives):
             self._was_asked = True
             self._signal_all(signal.SIGTERM)
 
@@ -220,9 +223,9 @@ class Watch:
         for life in self.lives.values():
             life.starts_at = None
 
-    def _signal_all(self, number: int) -> None:
+    def _signal_all(self, number: int, job: str | None = None) -> None:
         for life in self.lives.values():
-            if life.pid and life.code is None:
+            if life.pid and life.code is None and job in (None, life.task.job):
                 self._tasks.signal(life.pid, number)
 
     def _look_at_failures(self) -> Failure | None:
