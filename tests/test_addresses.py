@@ -48,7 +48,10 @@ def test_one_evaluator_is_enough():
 
 def test_an_address_listed_twice_names_both_places():
     found = problems(*with_addresses(workers="10.0.0.1:2222,10.0.0.3:2222"))
-    assert "10.0.0.1:2222 of cluster.addresses.worker[0] is also cluster.addresses.ps[0]" in found
+    assert found == (
+        "cluster.addresses.worker[0]: 10.0.0.1:2222 of cluster.addresses.worker[0] is also cluster.addresses.ps[0]\n"
+        "    e.g. 10.0.0.1:2223; the status page is 1000 above"
+    )
 
 
 def test_localhost_is_the_loopback_address():
@@ -63,21 +66,27 @@ def test_a_port_that_another_task_needs_for_its_status_page_is_refused():
 
 @pytest.mark.parametrize("port", ["0", "99999", "http", "-1", "２２２２"])
 def test_a_port_out_of_range_is_refused(port):
-    assert f"has port '{port}'; a port is a number from 1 to 64535" in problems(
-        *with_addresses(ps=f"'10.0.0.1:{port}'")
+    assert problems(*with_addresses(ps=f"'10.0.0.1:{port}'")) == (
+        f"cluster.addresses.ps[0]: '10.0.0.1:{port}' has port '{port}'; a port is a number from 1 to 64535\n"
+        "    e.g. 10.0.0.1:2222"
     )
 
 
 def test_a_scheme_is_refused():
-    assert "has a scheme; write host:port, without http://" in problems(*with_addresses(ps="'http://10.0.0.1:2222'"))
+    assert problems(*with_addresses(ps="'http://10.0.0.1:2223/x'")) == (
+        "cluster.addresses.ps[0]: 'http://10.0.0.1:2223/x' has a scheme; write host:port, without http://\n"
+        "    e.g. 10.0.0.1:2223"
+    )
 
 
 def test_an_address_without_a_port_is_refused():
-    assert "'10.0.0.1' is not host:port, e.g. 10.0.0.1:2222" in problems(*with_addresses(ps="10.0.0.1"))
+    found = problems(*with_addresses(ps="10.0.0.1"))
+    assert found == "cluster.addresses.ps[0]: '10.0.0.1' is not host:port\n    e.g. 10.0.0.1:2222"
 
 
 def test_as_many_addresses_as_tasks_are_needed():
-    assert "1 addresses for 2 worker tasks" in problems(*with_addresses(workers="10.0.0.2:2222"))
+    found = problems(*with_addresses(workers="10.0.0.2:2222"))
+    assert "1 addresses for 2 worker tasks\n    give 2 addresses, or type cluster=1ps1w" in found
 
 
 def test_an_unknown_job_in_the_addresses_is_refused():
@@ -88,16 +97,26 @@ def test_an_unknown_job_in_the_addresses_is_refused():
 
 def test_a_public_address_needs_a_word_of_consent():
     public = with_addresses(ps="8.8.8.8:2222")
-    assert "8.8.8.8:2222 is a public address" in problems(*public)
+    assert "cluster.addresses.ps[0]: 8.8.8.8:2222 is a public address" in problems(*public)
+    assert "use a private address, or security.allow_untrusted_network=true" in problems(*public)
     assert problems(*public, "security.allow_untrusted_network=true") == ""
 
 
 def test_an_index_out_of_range_is_refused():
-    assert "2 is not a task of worker; worker has tasks 0..1" in problems(*with_addresses(), "job=worker", "task=2")
+    found = problems(*with_addresses(), "job=worker", "task=2")
+    assert found == "task: 2 is not a task of worker; worker has tasks 0..1\n    e.g. job=worker task=1"
 
 
 def test_an_unknown_job_is_refused():
-    assert "'chief' is not a job; there are ps, worker, evaluator" in problems(*with_addresses(), "job=chief", "task=0")
+    found = problems(*with_addresses(), "job=chief", "task=0")
+    assert found == "job: 'chief' is not a job; there are ps, worker, evaluator\n    e.g. job=worker task=0"
+
+
+def test_a_job_needs_a_task_and_a_task_a_job():
+    found = problems(*with_addresses(), "job=ps")
+    assert found == "task: job=ps is given without a task; ps has tasks 0..0\n    e.g. job=ps task=0"
+    found = problems(*with_addresses(), "task=1")
+    assert found == "job: task=1 is given without a job; there are ps, worker, evaluator\n    e.g. job=worker task=1"
 
 
 def test_an_evaluator_needs_no_address():
@@ -173,25 +192,31 @@ def test_an_evaluator_takes_the_command_line_of_a_cluster_that_does_not_name_it(
     ("value", "says"),
     [
         ("{", "it is not JSON"),
-        ([1], "it is a JSON list, not an object"),
+        ([1], "it is a JSON list, not an object with cluster and task"),
+        ("null", "it is a JSON null, not an object with cluster and task"),
         ({"cluster": GOOD}, "it has no task"),
         ({"task": {"type": "worker", "index": 0}}, "its cluster is not an object of address lists"),
         ({"cluster": {"ps": "a:1"}, "task": {"type": "ps", "index": 0}}, "not an object of address lists"),
         ({"cluster": GOOD, "task": {"type": "worker", "index": 2}}, "its cluster has worker tasks 0..1"),
         ({"cluster": GOOD, "task": {"type": "chief", "index": 0}}, "its cluster has only ps, worker"),
+        ({"cluster": GOOD, "task": {"type": "worker", "index": -1}}, "its cluster has worker tasks 0..1"),
         ({"cluster": GOOD, "task": {"type": "worker", "index": "x"}}, "its task index is 'x', not a number"),
+        ({"cluster": GOOD, "task": {"type": "worker", "index": 0.5}}, "its task index is '0.5', not a number"),
+        ({"cluster": {"worker": []}, "task": {"type": "worker"}}, "and its cluster has no worker tasks"),
         ({"cluster": {"ps": ["a:1"]}, "task": {"type": "ps"}}, "its cluster has no worker"),
         ({"cluster": GOOD | {"gpu": ["a:1"]}, "task": {"type": "ps"}}, "unknown jobs gpu"),
         ({"cluster": GOOD, "task": {"type": "evaluator", "index": 1}}, "its cluster has evaluator tasks 0..0"),
     ],
     ids=[
-        "not JSON", "a list", "no task", "no cluster", "no list", "index", "no such task", "text", "no worker", "job",
-        "a second evaluator",
+        "not JSON", "a list", "null", "no task", "no cluster", "no list", "index", "no such task", "negative", "text",
+        "a part", "no workers", "no worker", "job", "a second evaluator",
     ],
 )  # fmt: skip
 def test_a_tf_config_that_makes_no_sense_is_refused(value, says):
     found, _ = adopt(value)
+    assert found.startswith("TF_CONFIG: ")
     assert says in found
+    assert found.splitlines()[1].startswith("    ")  # what to type
 
 
 def test_a_tf_config_that_contradicts_the_command_line_is_refused():

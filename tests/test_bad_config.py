@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,16 +29,23 @@ def faults(*overrides, config_dir=None, check=lambda config: []):
     return " ".join(str(caught.value).split())
 
 
+@cache
+def problems_of(override):
+    with pytest.raises(ConfigError) as caught:
+        load([override])
+    return caught.value.problems
+
+
 @pytest.fixture
 def experiment(tmp_path, monkeypatch):
     """Writes mine/experiment/bad.yaml and returns what is wrong with it."""
     monkeypatch.chdir(tmp_path)
 
-    def faults_of(content, *overrides):
+    def faults_of(content, *overrides, check=lambda config: []):
         path = tmp_path / "mine" / "experiment" / "bad.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return faults("experiment=bad", *overrides, config_dir="mine")
+        return faults("experiment=bad", *overrides, config_dir="mine", check=check)
 
     return faults_of
 
@@ -49,7 +58,10 @@ OVERRIDES = [
     ),
     ("trian.steps=5", "there is no key trian.steps did you mean train.steps=5?"),
     ("optimizer.lr=0.1", "there is no key optimizer.lr; ... did you mean optimizer.learning_rate=0.1?"),
+    ("lr=0.1", "there is no key lr did you mean optimizer.learning_rate=0.1?"),
+    ("optimizer.rate=0.1", "did you mean optimizer.learning_rate=0.1?"),
     ("clustr=4w", "there is no key clustr did you mean cluster=4w?"),
+    ("gpus=2", "there is no key gpus did you mean device.gpus={worker:[0]}?"),
     ("batch_size=64", "did you mean train.batch_size=64?"),
     ("zzz=1", "there is no key zzz; the config has mode, name, run,"),
     ("train={stpes:5}", "there is no key train.stpes"),
@@ -83,15 +95,17 @@ OVERRIDES = [
     ("optimizer.learning_rate=inf", "optimizer.learning_rate: inf is not a finite number"),
     ("model.options.dropout=nan", "model.options.dropout: nan is not a finite number e.g. model.options.dropout=0.0"),
     ("seed=4294967296", "seed: 4294967296 is out of range; it must be at least 0 and below 2147483648"),
-    ("model=cmm", "model=cmm: there is no model 'cmm'; there are cnn, mlp, resnet20 e.g. model=cnn"),
-    ("data=mnits", "there is no data 'mnits'; there are cifar10, fashion_mnist, mnist, mnist_10k, npz, synthetic,"),
+    ("model=cmm", "model=cmm: there is no model 'cmm'; there are cnn, mlp, oracle, resnet20 e.g. model=cnn"),
+    ("data=mnits", "there is no data 'mnits'; there are cifar10, fashion_mnist, mnist, mnist_10k, npz, oracle,"),
     ("optimizer=adm", "there is no optimizer 'adm'; there are adagrad, adam, adamw, momentum, rmsprop, sgd"),
-    ("strategy=snyc", "e.g. strategy=sync"),
-    ("experiment=nope", "experiment=nope: there is no experiment 'nope'"),
+    ("strategy=snyc", "there is no strategy 'snyc'; there are all_reduce, async, auto, ... e.g. strategy=sync"),
+    ("experiment=nope", "experiment=nope: there is no experiment 'nope'; there are ... e.g. experiment="),
     ("optimizer.name=adm", "'adm' is not one of sgd, adam, adamw, rmsprop, adagrad e.g. optimizer.name=adam"),
     ("strategy.name=asnyc", "strategy.name=asnyc: 'asnyc' is not one of auto, local, sync"),
-    ("mode=trian", "'trian' is not one of train, plan, ... e.g. mode=train"),
-    ("model.name=foo", "model.name: there is no model 'foo'; there are cnn, mlp, resnet20"),
+    ("mode=trian", "mode=trian: 'trian' is not one of train, plan, ... e.g. mode=train"),
+    ("restart.max_of=3", "'3' is not a mapping {name:value}, ... e.g. restart.max_of={worker:5}"),
+    ("restart.max_of={ps:few}", "'few' is not a whole number e.g. restart.max_of={ps:5}"),
+    ("model.name=foo", "model.name: there is no model 'foo'; there are cnn, mlp, oracle, resnet20"),
     ("model.name=mlp", "model.name: model=cnn brings the options of cnn, not of mlp model=mlp"),
     ("model=null", "there is no model 'null'"),
     ("~model", "model.name: is not set choose a file of conf/model, e.g. model=cnn"),
@@ -142,6 +156,8 @@ OVERRIDES = [
     ("train.steps=1,2", "holds several values give one, e.g. train.steps=1, or add --multirun"),
     ("plan", "plan: is not key=value mode=plan"),
     ("2ps4w", "2ps4w: is not key=value cluster=2ps4w"),
+    ("cluster", "cluster: is not key=value e.g. cluster=2ps4w"),
+    ("20", "20: is not key=value python -m trainer --help shows what can be given"),
     ("my.py", "my.py: is not key=value user=my.py"),
     ("train.steps", "train.steps: is not key=value e.g. train.steps=300"),
     ("=3", "=3: has no key before the ="),
@@ -155,9 +171,18 @@ OVERRIDES = [
 
 @pytest.mark.parametrize(("override", "answer"), OVERRIDES, ids=[override[:40] for override, _ in OVERRIDES])
 def test_an_override_that_cannot_hold_is_explained(override, answer):
-    text = faults(override)
+    text = " ".join("\n".join(map(str, problems_of(override))).split())
     for part in answer.split(" ... "):
         assert part in text
+
+
+@pytest.mark.parametrize("override", [override for override, _ in OVERRIDES], ids=lambda text: text[:40])
+def test_what_an_answer_tells_to_type_can_be_typed(override):
+    for problem in problems_of(override):
+        assert all([problem.key, problem.message, problem.remedy])
+        meant = re.search(r"^(?:e\.g\. |did you mean )?(?!user=)([a-z_.]+=[^ ]*?)\??$", problem.remedy)
+        if meant and "VALUE" not in meant[1]:
+            load([meant[1]])
 
 
 def test_one_fault_is_one_problem():
@@ -288,6 +313,21 @@ def test_all_faults_of_a_file_show_together(experiment):
     assert "there is no key model.options.widht" in text
 
 
+def test_a_value_that_cannot_hold_names_the_file_and_the_line_that_give_it(experiment):
+    text = experiment(f"{GLOBAL}train:\n  batch_size: 0\nname: My\nmodel:\n  options:\n    filters: a\n")
+    assert "mine/experiment/bad.yaml:3 train.batch_size: 0 is out of range" in text
+    assert "mine/experiment/bad.yaml:4 name: 'My' is not 1 to 63 of the characters" in text
+    assert "mine/experiment/bad.yaml:7 model.options.filters: 'a' is not a whole number, as cnn takes it" in text
+
+
+def test_the_last_file_that_gives_a_value_is_named_and_an_override_is_later_than_all(experiment):
+    content = f"{GLOBAL}train: {{batch_size: -1}}\ncluster: {{addresses: {{ps: [a, b]}}}}\n"
+    problem = Problem("cluster.addresses.ps[1]", "is no address", "e.g. a:2222")
+    text = experiment(content, "train.batch_size=-2", "model=mlp", check=lambda config: [problem])
+    assert text.startswith("train.batch_size: -2 is out of range")
+    assert "mine/experiment/bad.yaml:3 cluster.addresses.ps[1]: is no address" in text
+
+
 def test_a_fault_in_a_group_file_names_the_file_and_the_whole_key(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine.yaml").write_text("name: mlp\noptoins: {width: 3}\n")
@@ -306,7 +346,7 @@ def test_the_other_choices_of_a_bad_file_still_hold(experiment):
 
 def test_options_of_an_unknown_choice_are_not_measured_by_another(tmp_path):
     text = faults("model=mpl", "model.options.depth=3")
-    assert text == "model=mpl: there is no model 'mpl'; there are cnn, mlp, resnet20 e.g. model=mlp"
+    assert text == "model=mpl: there is no model 'mpl'; there are cnn, mlp, oracle, resnet20 e.g. model=mlp"
 
 
 def test_a_broken_file_that_is_not_chosen_does_no_harm(tmp_path):
@@ -342,10 +382,10 @@ PYTHON = [
     pytest.param(
         "my.py",
         b"def tinny(): ...",
-        "model=tiny: there is no model 'tiny'; there are cnn, mlp, resnet20, tinny e.g. model=tinny",
+        "model=tiny: there is no model 'tiny'; there are cnn, mlp, oracle, resnet20, tinny e.g. model=tinny",
         id="unknown function",
     ),
-    pytest.param("my.py", b"class tiny: ...", "there is no model 'tiny'; there are cnn, mlp, resnet20", id="class"),
+    pytest.param("my.py", b"class tiny: ...", "there is no model 'tiny'; there are cnn, mlp, oracle,", id="class"),
     pytest.param(
         "my.py",
         b"def tiny(s, c, *, width): ...",
@@ -500,9 +540,30 @@ def trainer(tmp_path):
             {},
             "cluster=2ps: '2ps' is not a cluster size: it has no workers; "
             "the nearest size is 2ps1w\n    cluster=2ps1w\n"
-            "train.stpes=5: there is no key train.stpes; train has steps, batch_size, accumulate, precision, jit\n"
+            "train.stpes=5: there is no key train.stpes; "
+            "train has steps, batch_size, accumulate, precision, jit, on_not_finite\n"
             "    did you mean train.steps=5?\n",
             id="two faults",
+        ),
+        pytest.param(
+            ["--steps", "20", "--lr=0.1", "cluster=2ps", "--jit"],
+            {},
+            "--steps 20: is no flag; settings are key=value\n    type train.steps=20\n"
+            "--lr=0.1: is no flag; settings are key=value\n    type optimizer.learning_rate=0.1\n"
+            "--jit: is no flag; settings are key=value\n    type train.jit=true\n"
+            "cluster=2ps: '2ps' is not a cluster size: it has no workers; "
+            "the nearest size is 2ps1w\n    cluster=2ps1w\n",
+            id="flags",
+        ),
+        pytest.param(
+            ["--multi-run", "--cfg", "jbo", "--config-dir"],
+            {},
+            "--multi-run: is no flag; there are --help, --hydra-help, --version, --cfg, --resolve, --package, --run, "
+            "--multirun, --config-path, --config-name, --config-dir, --info, and settings are key=value\n"
+            "    did you mean --multirun?\n"
+            "--cfg jbo: 'jbo' is not one of job, hydra, all\n    e.g. --cfg job\n"
+            "--config-dir: needs a value\n    e.g. --config-dir VALUE\n",
+            id="Hydra's flags",
         ),
         pytest.param(
             ["train.steps=-1"],
@@ -519,7 +580,7 @@ def trainer(tmp_path):
         pytest.param(
             ["--cfg", "job", "mode=paln"],
             {},
-            "mode=paln: 'paln' is not one of train, plan, doctor, matpow\n    e.g. mode=plan\n",
+            "mode=paln: 'paln' is not one of train, plan, doctor, matpow, check, chaos\n    e.g. mode=plan\n",
             id="cfg",
         ),
         pytest.param(
@@ -535,11 +596,12 @@ def trainer(tmp_path):
             id="pickle",
         ),
         pytest.param(
-            ["+hydra.callbacks.x._target_=os.getcwd"],
+            ["+hydra.callbacks.x._target_=os.getcwd", "train.steps=0"],
             {},
             "+hydra.callbacks.x._target_=os.getcwd: names code to import; "
             "a config is plain data and runs no code\n"
-            "    choose by name, e.g. model=cnn, or put a function into a file: user=my_models.py\n",
+            "    choose by name, e.g. model=cnn, or put a function into a file: user=my_models.py\n"
+            "train.steps: 0 is out of range; it must be at least 1\n    e.g. train.steps=1\n",
             id="target",
         ),
         pytest.param(

@@ -8,16 +8,20 @@ import os
 import random
 import re
 import select
+import shutil
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from trainer import checkpoint
+from trainer import checkpoint, resume
 from trainer.checkpoint import CheckpointError
+from trainer.compose import load
+from trainer.run_directory import RunDirectory
 
 ROOT = Path(__file__).parents[1]
 FACTS = {"optimizer": "adam", "slots": ["momentum", "velocity"], "seed": 7, "replicas": 2}
@@ -296,6 +300,106 @@ def test_an_optimizer_without_slots_is_said_in_words(tmp_path):
     assert problem == "it does not fit this run: its optimizer kept momentum, velocity, this run's keeps nothing"
 
 
+# ---- which one a run starts from
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "content", ["", "\0\xff", "000000900", "/etc", "../../elsewhere", 'model_checkpoint_path: "/x"']
+)
+@pytest.mark.parametrize("name", ["checkpoint", "latest", "LATEST"])
+def test_no_file_points_at_the_newest_so_none_can_mislead(directory, name, content):
+    save(directory.checkpoints, 100, 200)
+    (directory.checkpoints / name).write_text(content)
+    assert resume.find("auto", directory, steps=300).step == 200
+
+
+def test_a_checkpoint_beyond_the_last_step_is_refused(directory):
+    save(directory.checkpoints, 200)
+    with pytest.raises(
+        CheckpointError, match="000000200: it is at step 200, the run ends at step 150; type train.steps=200 or more"
+    ):
+        resume.find("auto", directory, steps=150)
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_anew_by_itself(directory, capsys):
+    flip_a_bit(save(directory.checkpoints, 100) / "tensors.npz")
+    with pytest.raises(CheckpointError, match=r"checkpoints: no checkpoint in it is valid; .* anew with resume=never"):
+        resume.find("auto", directory, steps=300)
+    assert "skips a checkpoint: " in capsys.readouterr().out
+    assert resume.find("never", directory, steps=300) is None
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda path: None, "it does not exist"),
+        (lambda path: path.write_text(""), "it is not a directory"),
+        (lambda path: path.mkdir(), "manifest.json is missing"),
+        (lambda path: (path / "checkpoints").mkdir(parents=True), "no checkpoint in it is valid"),
+    ],
+    ids=["nothing", "a file", "an empty folder", "a run without any"],
+)
+def test_a_path_without_a_checkpoint_is_refused(tmp_path, directory, make, problem):
+    make(tmp_path / "other")
+    with pytest.raises(CheckpointError, match=f"{tmp_path}/other.*: {problem}; give another one with resume=PATH"):
+        resume.find(str(tmp_path / "other"), directory, steps=300)
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("model=mlp", "it is of model=cnn, this run has model=mlp; choose another directory with run=PATH, or start"),
+        ("optimizer=sgd", "it is of optimizer=adam, this run has optimizer=sgd; choose another directory"),
+    ],
+)
+def test_a_checkpoint_of_another_model_or_optimizer_is_refused_before_it_is_read(tmp_path, override, says):
+    found = checkpoint.read_manifest(checkpoint.write(tmp_path, 1, 1, {"model": "cnn", **FACTS}, {}, keep=1))
+    resume.check_model(found, load([]))
+    with pytest.raises(CheckpointError, match=says):
+        resume.check_model(found, load([override]))
+
+
+COMMANDS = {
+    "missing": (lambda path: None, ["resume=elsewhere"], "elsewhere: it does not exist; give another one with resume="),
+    "cut": (
+        lambda path: cut(path / "tensors.npz"),
+        [],
+        "000000100: tensors.npz has .* bytes instead of .*; give anoth",
+    ),
+    "flipped": (lambda path: flip_a_bit(path / "tensors.npz"), [], "tensors.npz does not match its checksum; give ano"),
+    "newer format": (
+        lambda path: edit_manifest(path, format=2),
+        [],
+        "it has format 2, this version reads format 1; use",
+    ),
+    "beyond": (lambda path: None, ["train.steps=50"], "at step 100, the run ends at step 50; type train.steps=100 or"),
+    "optimizer": (lambda path: None, ["optimizer=sgd"], "it is of optimizer=adam, this run has optimizer=sgd; choose"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_the_command_ends_with_76_before_any_task_starts_and_leaves_the_checkpoint_alone(tmp_path, kind):
+    damage, overrides, says = COMMANDS[kind]
+    facts = {"model": "mlp", "optimizer": "adam"}
+    damage(checkpoint.write(tmp_path, 100, 1, facts, tensors_of(1), keep=1))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    given = ["cluster=1ps2w", "model=mlp", "run=mine", "resume=000000100", *overrides]
+    ended = subprocess.run(
+        [sys.executable, "-m", "trainer", *given], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 76, ended.stdout + ended.stderr
+    assert re.search(says, ended.stderr)
+    assert "Traceback" not in ended.stderr
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert not (tmp_path / "mine").exists()
+
+
 # ---- what stays in the folder
 
 
@@ -446,6 +550,115 @@ def test_a_writer_saves_again_after_a_failure(failed_writer, tmp_path):
     failed_writer.save(2, 0, FACTS, tensors_of(2))
     failed_writer.close()
     assert steps_in(tmp_path / "checkpoints") == ["000000002"]
+
+
+def test_a_failure_is_raised_by_looking_once_the_save_has_ended(failed_writer):
+    failed_writer._pool.shutdown()
+    with pytest.raises(OSError, match="not saved"):
+        failed_writer.look()
+
+
+def test_looking_does_not_wait_for_a_save(tmp_path, monkeypatch):
+    release = threading.Event()
+    monkeypatch.setattr(checkpoint, "write", lambda *_, **__: release.wait())
+    writer = checkpoint.Writer(tmp_path, keep=1)
+    writer.save(1, 0, {}, {})
+    writer.look()
+    release.set()
+    writer.close()
+
+
+def test_who_asks_to_be_told_of_a_failure_is_told_and_nobody_else(tmp_path):
+    (tmp_path / "checkpoints").write_text("")
+    told = []
+    writer = checkpoint.Writer(tmp_path / "checkpoints", keep=1)
+    writer.save(1, 0, FACTS, tensors_of(1), on_error=told.append)
+    writer.close()
+    assert [(error.filename, error.errno) for error in told] == [(str(tmp_path / "checkpoints/000000001"), 17)]
+
+
+# ---- room
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """small_disk(options) -> a folder on a disk of 256 KiB; skipped where a test may not mount one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+
+    def mount(options: str = "") -> Path:
+        command = ["mount", "-t", "tmpfs", "-o", f"size=256k{options}", "tmpfs", str(disk)]
+        if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode:
+            pytest.skip("a disk can be mounted by root only")
+        return disk / "checkpoints"
+
+    yield mount
+    subprocess.run(["umount", str(disk)], capture_output=True)
+
+
+def ballast(mib: float) -> dict[str, np.ndarray]:
+    return {"parameters/a": np.zeros(int(mib * 2**18), np.float32)}
+
+
+def test_a_save_that_has_no_room_is_not_begun(small_disk):
+    folder = small_disk()
+    save(folder, 1)
+    with pytest.raises(
+        OSError, match=r"step 2 was not saved \(254.0 KiB are needed, [\d.]+ KiB are free\); earlier ones"
+    ):
+        checkpoint.write(folder, 2, 0, {}, ballast(250 / 1024), keep=1)
+    assert steps_in(folder) == ["000000001"]
+    checkpoint.verify(checkpoint.read_manifest(folder / "000000001"))
+
+
+def test_a_disk_that_fills_up_under_a_save_keeps_what_was_there(small_disk):
+    folder = small_disk(",nr_inodes=7")  # room for one checkpoint, and the folder of another with a file in it
+    save(folder, 1)
+    with pytest.raises(OSError, match=r"step 2 was not saved \(No space left on device\); earlier ones are untouched"):
+        save(folder, 2)
+    assert steps_in(folder) == ["000000001"]
+    checkpoint.verify(checkpoint.read_manifest(folder / "000000001"))
+
+
+def test_a_save_succeeds_as_soon_as_there_is_room_again(small_disk):
+    folder = small_disk()
+    folder.mkdir()
+    (folder.parent / "other").write_bytes(bytes(240 * 1024))
+    with pytest.raises(OSError, match="not saved"):
+        save(folder, 1)
+    (folder.parent / "other").unlink()
+    save(folder, 2)
+    assert steps_in(folder) == ["000000002"]
+
+
+def test_room_is_needed_for_all_that_are_kept_and_one_more(small_disk):
+    folder = small_disk()
+    checkpoint.check_space(folder, 60 * 1024, keep=3)
+    said = (
+        "4 checkpoints of 70.0 KiB will not fit: 280.0 KiB are needed, 256.0 KiB are free; make room, choose another "
+        f"disk with run=PATH, or keep fewer with checkpoint.keep=1: '{folder}'"
+    )
+    with pytest.raises(OSError, match=re.escape(said)):
+        checkpoint.check_space(folder, 70 * 1024, keep=3)
+
+
+def test_checkpoints_that_are_there_need_no_more_room(small_disk):
+    folder = small_disk()
+    save(folder, 1, 2)
+    checkpoint.check_space(folder, 70 * 1024, keep=3)
+
+
+def test_room_for_one_more_is_needed_in_any_case(small_disk):
+    folder = small_disk()
+    save(folder, 1, 2)
+    with pytest.raises(OSError, match="1 checkpoint of 250.0 KiB will not fit"):
+        checkpoint.check_space(folder, 250 * 1024, keep=1)
+
+
+def test_a_disk_that_does_not_tell_its_size_is_trusted(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=0, used=0, free=0))
+    checkpoint.check_space(tmp_path, 2**40, keep=3)
+    save(tmp_path, 1)
 
 
 # ---- real processes

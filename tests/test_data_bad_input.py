@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import gzip
+import re
 import struct
+import subprocess
+import sys
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from trainer import describe
+from trainer.config import DataConfig, ModelConfig
 from trainer.data import DataError, MissingInputError, find_data_error, open_data
 from trainer.data.arrays import from_arrays
 from trainer.data.idx import read_idx
 from trainer.data.pipeline import training_batches
+from trainer.describe import Question
 
 X = np.ones((4, 2, 2, 1), np.float32)
 Y = np.array([0, 1, 2, 1])
@@ -424,3 +430,122 @@ def test_a_file_that_shrinks_under_a_run_is_a_data_error(tmp_path):
 
 def test_other_errors_of_a_session_are_not_data_errors():
     assert find_data_error(tf.errors.UnavailableError(None, None, "Connection reset by peer")) is None
+
+
+# What the command makes of them: told by the process that opens the data, before any task starts
+
+
+def nothing(path):
+    return path
+
+
+def cut_last_bytes(path):
+    path.write_bytes(path.read_bytes()[:-5])
+    return path
+
+
+def zip_up(path):
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    return path
+
+
+def as_folder(path):
+    path.unlink()
+    path.mkdir()
+    return path
+
+
+def with_content(content):
+    def write_it(path):
+        path.write_bytes(content)
+        return path
+
+    return write_it
+
+
+def with_record(**changed):
+    return lambda path: write(path, example(), example(**changed))
+
+
+def with_flip(number, place):
+    def change(path):
+        flip(path, record_start(path, number) + place)
+        return path
+
+    return change
+
+
+DAMAGES = {
+    "missing": (lambda path: path.with_name("none.tfrecord"), {}, 66, "no file matches .* type 'data.options.train="),
+    "no match": (lambda path: path.with_name("*.csv"), {}, 66, "no file matches .* type 'data.options.train="),
+    "empty": (with_content(b""), {}, 65, r"is empty \(0 bytes\); copy it again, or type data.options.train="),
+    "folder": (as_folder, {}, 65, "is a directory, data.options.train takes a file; e.g. data.options.train="),
+    "not a TFRecord": (with_content(b"a,b\n1,2\n3,4\n5,6\n"), {}, 65, "is not a TFRecord file .*; copy or write"),
+    "gzip": (zip_up, {}, 65, "is compressed with gzip, only uncompressed files .*; gunzip it"),
+    "cut": (cut_last_bytes, {}, 65, "record 2: the file ends within it, at byte .*; copy or write the file again"),
+    "cut between": (
+        nothing,
+        {"train_examples": 4},
+        65,
+        "3 records in 1 files, .*says 4; copy the files again, or type",
+    ),
+    "flipped length": (with_flip(1, 0), {}, 65, "record 1: the checksum of its length is wrong; copy or write"),
+    "flipped data": (with_flip(2, 20), {}, 65, "record 2: the checksum of its data is wrong; copy or write"),
+    "no feature": (with_record(image=None), {}, 65, "record 1: has no feature 'image', .*; type data.options.feature="),
+    "type": (with_record(image=blob(b"x")), {}, 65, "record 1: feature 'image' is bytes_list, .*; type data.options"),
+    "shape": (with_record(image=floats(1)), {}, 65, "record 1: .* has 1 values, shape .* has 4; type data.options.sha"),
+    "label": (with_record(label=integers(3)), {}, 65, "record 1: label 3 is not in 0..2; type data.options.classes="),
+    "NaN": (with_record(image=floats(1, 2, 3, np.nan)), {}, 65, "record 1: .* holds NaN or infinity; remove the reco"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_bad_data_is_told_with_its_place_and_its_exit_code(whole, kind):
+    damage, options, code, says = DAMAGES[kind]
+    path = damage(whole)
+    given = {"train": str(path), "evaluate": str(path), "shape": [2, 2, 1], "classes": 3} | options
+    before = sorted(whole.parent.rglob("*"))
+    told = describe.answer(Question.about(ModelConfig("mlp"), DataConfig("tfrecord", given), user=None, seed=0))
+    assert told["exit_code"] == code
+    assert told["failure"].startswith(str(path))
+    assert re.search(says, told["failure"])
+    assert sorted(whole.parent.rglob("*")) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "options", "code", "says"),
+    [
+        ("none.tfrecord", [], 66, "none.tfrecord: no file matches"),
+        ("a.tfrecord", ["data.options.classes=1"], 65, "a.tfrecord, record 0: label 1 is not in 0..0; type data.opt"),
+        ("a.tfrecord", [], 2, "one global batch takes 256 examples, the data has 3\n    type train.batch_size=2\n"),
+    ],
+    ids=["missing", "label", "few records"],
+)
+def test_the_command_ends_with_that_code_before_any_task_starts(whole, name, options, code, says):
+    path = whole.with_name(name)
+    files = [f"data.options.{part}={path}" for part in ("train", "evaluate")]
+    shape = ["data.options.shape=[2,2,1]", "data.options.classes=3"]
+    command = [sys.executable, "-m", "trainer", "cluster=1ps2w", "model=mlp", "data=tfrecord", *files, *shape, *options]
+    ended = subprocess.run(command, cwd=whole.parent, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (code, ""), ended.stderr
+    assert says in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert [path.name for path in whole.parent.iterdir()] == ["a.tfrecord"]
+
+
+def test_one_file_is_enough_for_many_workers(tmp_path):
+    """Records are read at any place, so that workers need no files of their own."""
+    data = open_records(write(tmp_path / "a.tfrecord", *[example(image=floats(n, 0, 0, 0)) for n in range(12)]))
+
+    def first_batch(replica, replicas):
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            batches = training_batches(
+                data.train, seed=0, start=0, stop=1, batch_size=8, replica=replica, replicas=replicas
+            )
+            session.run(batches.initializer, batches.feed_dict)
+            return session.run(batches.features)[:, 0, 0, 0].tolist()
+
+    parts = [first_batch(replica, 4) for replica in range(4)]
+    assert [len(part) for part in parts] == [2, 2, 2, 2]
+    assert [value for part in parts for value in part] == first_batch(0, 1)

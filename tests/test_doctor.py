@@ -18,6 +18,7 @@ from trainer import doctor
 from trainer.config import Problem
 from trainer.doctor import judge, judge_docker, judge_gpus
 from trainer.doctor.judge import Answer, Finding, Level, Port
+from trainer.versions import SUPPORTED, is_in_range
 
 ROOT = Path(__file__).resolve().parent.parent
 OK, WARNING, PROBLEM = Level.ok, Level.warning, Level.problem
@@ -52,8 +53,8 @@ def levels(findings: list[Finding]) -> list[tuple[str, Level]]:
 
 def test_the_supported_versions_are_those_of_pyproject():
     text = (ROOT / "pyproject.toml").read_text()
-    assert f'requires-python = "{judge.SUPPORTED["Python"]}"' in text
-    for name, wanted in judge.SUPPORTED.items():
+    assert f'requires-python = "{SUPPORTED["Python"]}"' in text
+    for name, wanted in SUPPORTED.items():
         if name != "Python":
             assert re.findall(rf'"{name}(?:-cpu|\[and-cuda\])?([<>=][^"]+)"', text)[0] == wanted
 
@@ -63,7 +64,7 @@ def test_the_supported_versions_are_those_of_pyproject():
     [("2.21.0", True), ("2.21.1rc0", True), ("2.22.0", False), ("2.9.3", False), ("3.0", False), ("2.21", True)],
 )
 def test_a_version_is_compared_by_its_numbers(version, fits):
-    assert judge.is_in_range(version, ">=2.21,<2.22") is fits
+    assert is_in_range(version, ">=2.21,<2.22") is fits
 
 
 def test_another_python_is_a_problem_with_what_to_type():
@@ -283,6 +284,24 @@ def test_each_limit_has_its_level_and_what_is_not_ok_has_a_remedy(finding, level
     assert bool(finding.remedy) is (level is not OK)
 
 
+def test_only_nccl_uses_shared_memory():
+    assert judge.shared_memory(2**26, 0).message == "64 MiB; only NCCL, between several GPUs, uses it"
+    assert judge.shared_memory(None, 0).message == "not there; only NCCL, between several GPUs, needs it"
+    found = judge.shared_memory(2**26, 2)
+    assert (found.message, found.remedy.partition(",")[0]) == (
+        "64 MiB; NCCL needs more between 2 GPUs",
+        "docker run --shm-size=1g",
+    )
+
+
+def test_a_library_of_another_version_is_told_once():
+    problems = [Problem("tensorflow", "tensorflow 2.15.1 is installed", "install another"), Problem("seed", "bad", "1")]
+    assert judge.config(problems, "local") == [Finding(PROBLEM, "config", "seed: bad", "1")]
+    found = judge.tensorflow({"tensorflow": "2.15.1"}, None)
+    assert found[0].message == "tensorflow 2.15.1; supported is >=2.21,<2.22"
+    assert found[0].remedy == "python -m pip install --require-hashes -r requirements/cpu.txt"
+
+
 def test_tf_config_is_told_once():
     problems = [Problem("TF_CONFIG", "it is not JSON", "unset it"), Problem("seed", "bad", "seed=1")]
     assert judge.tf_config("{", problems, "None:None", "local") == Finding(
@@ -302,7 +321,10 @@ def info(**told: object) -> Answer:
         (None, None, 0, [("docker", OK)]),
         (Answer(None), Answer(None), 0, [("docker", WARNING), ("compose", WARNING)]),
         (info(), Answer(0, "2.36.2\n"), 0, [("docker", OK), ("compose", OK)]),
+        (info(ServerVersion="19.03.15"), Answer(0, "2.36.2\n"), 0, [("docker", WARNING), ("compose", OK)]),
+        (info(ServerVersion="20.10.24"), Answer(0, "2.36.2\n"), 0, [("docker", OK), ("compose", OK)]),
         (info(), Answer(0, "v2.20.3\n"), 0, [("docker", OK), ("compose", WARNING)]),
+        (info(), None, 0, [("docker", OK), ("compose", WARNING)]),
         (info(), Answer(125, "", "unknown flag: --short\n"), 0, [("docker", OK), ("compose", WARNING)]),
         (info(), Answer(0, "5.0.0"), 1, [("docker", OK), ("compose", OK), ("docker GPUs", WARNING)]),
         (
@@ -319,6 +341,35 @@ def test_docker_is_judged_by_what_containers_need(asked, compose, gpu_count, exp
     found = judge_docker.docker(asked, compose, gpu_count)
     assert levels(found) == expected
     assert all(bool(finding.remedy) is (finding.level is not OK) for finding in found)
+
+
+DOCKER = """\
+#!/bin/sh
+case "$1" in
+info) echo '{"ServerVersion": "19.03.15", "Runtimes": {"runc": {}}}' ;;
+compose) echo 2.20.3 ;;
+esac
+"""
+
+
+def test_an_old_docker_without_gpus_is_told_with_what_it_needs(tmp_path, monkeypatch):
+    (tmp_path / "docker").write_text(DOCKER)
+    (tmp_path / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert [(found.what, found.level, found.message) for found in doctor.look_at_docker(1)] == [
+        ("docker", WARNING, "engine 19.03.15; containers need 20.10 or newer"),
+        ("compose", WARNING, "2.20.3; containers need 2.27 or newer"),
+        ("docker GPUs", WARNING, "there is no runtime nvidia, only runc"),
+    ]
+    remedies = [found.remedy for found in doctor.look_at_docker(1)]
+    assert remedies[0] == "install the package docker-ce from Docker's own repository"
+    assert remedies[1] == "install the package docker-compose-plugin from Docker's own repository"
+    assert remedies[2].startswith("install nvidia-container-toolkit, then sudo nvidia-ctk runtime configure")
+
+
+def test_a_machine_without_docker_is_fine(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert doctor.look_at_docker(1) == [Finding(OK, "docker", "not here; only runs in containers need it")]
 
 
 def test_an_engine_that_is_down_and_one_that_is_closed_to_us_differ():
@@ -388,6 +439,14 @@ def test_trying_the_run_directory_leaves_nothing_behind(tmp_path):
     found = doctor.look_at_run_directory(tmp_path / "runs" / "first")
     assert re.fullmatch(rf"{tmp_path}/runs/first, [\d.]+ GiB free", found.message)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not os.path.isdir("/sys/kernel"), reason="there is no /sys, where nobody can make a file")
+def test_a_run_directory_that_cannot_be_written_is_a_problem():
+    found = doctor.look_at_run_directory(Path("/sys/kernel/mine"))
+    assert found.level is PROBLEM
+    assert found.message.startswith("/sys/kernel/mine cannot be written: /sys/kernel: ")
+    assert found.remedy.startswith("run=/a/folder/of/yours, or sudo mkdir -p /sys/kernel/mine")
 
 
 def test_a_run_directory_below_a_file_is_a_problem(tmp_path):

@@ -202,6 +202,33 @@ def test_a_pin_that_matches_nothing_is_refused():
         planned("cluster=1ps2w", "placement.pins={conv/*:0}")
 
 
+def test_every_pin_that_does_not_hold_is_told_with_one_that_would():
+    with pytest.raises(ConfigError) as found:
+        planned("cluster=2ps2w", "placement.pins={dens/kernel:1,dense/bias:2,bias:-1}", "device.layers={flaten:/cpu:3}")
+    assert [(problem.key, problem.remedy) for problem in found.value.problems] == [
+        ("device.layers", "e.g. 'device.layers={flatten:/cpu:3}'"),
+        ("placement.pins", "e.g. 'placement.pins={dense/kernel:1}'"),
+        ("placement.pins", "e.g. 'placement.pins={dense/bias:1}'"),
+        ("placement.pins", "e.g. 'placement.pins={dense/bias:0}'"),
+        ("placement.pins", "e.g. 'placement.pins={dense/bias:0}'"),
+    ]
+    assert "pin 'dense/bias' names shard 2; there are shards 0..1" in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "remedy"),
+    [
+        (["cluster.worker=4"], "type cluster=4w"),
+        (["cluster=2ps4w", "cluster.ps=0"], "type cluster=4w"),
+        (["cluster=2ps4w", "cluster.evaluator=1"], "type cluster=2ps4w1e"),
+    ],
+)
+def test_a_size_and_a_count_that_contradict_each_other_are_one_problem(overrides, remedy):
+    with pytest.raises(ConfigError, match="contradict each other") as found:
+        planned(*overrides)
+    assert [(problem.key, problem.remedy) for problem in found.value.problems] == [("cluster", remedy)]
+
+
 @pytest.mark.parametrize(
     ("override", "says"),
     [
@@ -234,7 +261,7 @@ def test_more_workers_than_cores_are_warned_of():
 
 def test_deciding_and_launching_import_no_tensorflow():
     modules = (
-        "trainer.__main__, trainer.addresses, trainer.cluster, trainer.config, trainer.describe, "
+        "trainer.__main__, trainer.addresses, trainer.capacity, trainer.cluster, trainer.config, trainer.describe, "
         "trainer.devices.checks, trainer.devices, trainer.devices.memory, trainer.machine, trainer.placement, "
         "trainer.plan, trainer.plan_page, trainer.launch.local, trainer.launch.tasks, trainer.launch.nursery"
     )

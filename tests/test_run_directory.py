@@ -95,6 +95,26 @@ def test_a_lease_makes_the_directory(directory):
         assert directory.path.is_dir()
 
 
+def test_a_lease_of_a_run_that_wrote_nothing_leaves_nothing(directory):
+    with Lease(directory):
+        pass
+    assert not directory.path.exists()
+    with Lease(directory):
+        directory.config.write_text("")
+    assert [path.name for path in directory.path.iterdir()] == ["config.yaml"]
+
+
+def test_a_directory_that_cannot_be_written_is_told_with_what_to_type(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    says = r": the run directory cannot be written \(Not a directory\); choose another with run=PATH"
+    with pytest.raises(OSError, match=f"{tmp_path}/file/run{says}"):
+        Lease(RunDirectory(tmp_path / "file" / "run"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(OSError, match=f"{tmp_path}/runs/run-local-.*{says}"):
+        choose(load([]))
+
+
 def test_a_lease_taken_while_its_owner_leaves_still_keeps_others_out(directory, monkeypatch):
     """The owner's last act may fall between another process's opening of the lock file and its locking of it."""
     real, owner = fcntl.flock, Lease(directory)

@@ -9,25 +9,36 @@ STARTED_AT = time.time()
 import os
 import sys
 import traceback
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from trainer import addresses, compose, exit_codes, plan
 from trainer.config import ConfigError, Mode, Problem, RunConfig
 from trainer.describe import DescriptionError, Question, describe
 from trainer.machine import this_machine
 
+if TYPE_CHECKING:
+    from trainer.launch.tasks import Tasks
+
 
 def check(config: RunConfig) -> list[Problem]:
     """What keeps a config from being used, beyond its single keys; a scheduler's TF_CONFIG is taken in."""
     if config.mode is Mode.doctor:  # which tells the problems beside what it finds wrong with the machine
         return []
+    if config.mode is Mode.check:  # whose config is the one that the run left
+        lacking = Problem("run", "mode=check reads what a run left, and none is named", "type run=PATH, its directory")
+        return [] if config.run else [lacking]
     return find_problems(config)
 
 
 def find_problems(config: RunConfig) -> list[Problem]:
     tf_config = os.environ.get("TF_CONFIG")
     problems = addresses.adopt_tf_config(config, tf_config) if tf_config else []
-    return problems + plan.check(config, this_machine(with_gpu_memory=bool(config.device.gpus)))
+    problems += plan.check(config, this_machine(with_gpu_memory=bool(config.device.gpus)))
+    if config.mode is Mode.chaos:
+        from trainer import chaos
+
+        problems += chaos.check(config)
+    return problems
 
 
 def main(config: RunConfig, *, started_at: float) -> int:
@@ -56,6 +67,13 @@ def act(config: RunConfig, started_at: float) -> int:
         from trainer.matpow import run
 
         return run(config.matpow, seed=config.seed)
+    if config.mode is Mode.check:
+        from trainer.check import run as check_run
+
+        assert config.run is not None
+        return check_run(config.run)
+    if config.mode is Mode.chaos:
+        return train_under_faults(config)
     return train(config, started_at)
 
 
@@ -65,18 +83,35 @@ def train(config: RunConfig, started_at: float) -> int:
 
 
 def train_all(config: RunConfig, started_at: float) -> int:
-    from trainer import plan_page
     from trainer.launch import local
     from trainer.launch.tasks import Tasks
     from trainer.run_directory import choose
 
     with Tasks() as tasks:  # its import of TensorFlow overlaps with the planning
-        child = tasks.describe if tasks.can_describe else None
-        made = plan.make_plan(config, describe(_question(config), child), this_machine())
-        if config.plan.json is not None:
-            plan_page.write_json(made, config.plan.json)
-        print(made.in_words(), flush=True)
+        made = _make_plan(config, tasks)
         return local.run(config, made, choose(config), tasks, started_at=started_at)
+
+
+def train_under_faults(config: RunConfig) -> int:
+    from trainer import chaos
+    from trainer.launch.tasks import Tasks
+    from trainer.run_directory import choose
+
+    config = chaos.adapted(config)
+    with Tasks() as tasks:  # one for all runs
+        return chaos.run(config, _make_plan(config, tasks), choose(config), tasks)
+
+
+def _make_plan(config: RunConfig, tasks: Tasks) -> plan.Plan:
+    """The plan of a run, told in words."""
+    child = tasks.describe if tasks.can_describe else None
+    made = plan.make_plan(config, describe(_question(config), child), this_machine())
+    if config.plan.json is not None:
+        from trainer import plan_page
+
+        plan_page.write_json(made, config.plan.json)
+    print(made.in_words(), flush=True)
+    return made
 
 
 def train_one(config: RunConfig) -> NoReturn:

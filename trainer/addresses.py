@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from trainer.cluster import ClusterSize
 from trainer.config import ClusterConfig, Problem, RunConfig
 
 JOBS = ("ps", "worker", "evaluator")
 CONTROL_PORT_OFFSET = 1000  # the status page of a task with a fixed address listens this much above its TensorFlow port
+HIGHEST_PORT = 65535 - CONTROL_PORT_OFFSET
+USUAL_PORT = 2222
+_KINDS = {list: "list", str: "text", int: "number", float: "number", bool: "boolean", type(None): "null"}
 
 
 def split(address: str) -> tuple[str, int]:
@@ -23,11 +28,21 @@ def split(address: str) -> tuple[str, int]:
         raise ValueError(f"{address!r} has a scheme; write host:port, without {address.split('://')[0]}://")
     host, colon, port = address.rpartition(":")
     if not colon or not host:
-        raise ValueError(f"{address!r} is not host:port, e.g. {address.strip(':') or '10.0.0.1'}:2222")
-    highest = 65535 - CONTROL_PORT_OFFSET
-    if not (port.isascii() and port.isdigit() and 1 <= int(port) <= highest):
-        raise ValueError(f"{address!r} has port {port!r}; a port is a number from 1 to {highest}, e.g. {host}:2222")
+        raise ValueError(f"{address!r} is not host:port")
+    if not _is_port(port):
+        raise ValueError(f"{address!r} has port {port!r}; a port is a number from 1 to {HIGHEST_PORT}")
     return host.strip("[]"), int(port)
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 6 and 1 <= int(text) <= HIGHEST_PORT
+
+
+def _nearest(address: str) -> str:
+    """What was probably meant by a text that is no address: its host, and its port if it has one."""
+    place = address.rpartition("://")[2].partition("/")[0]
+    host, _, port = place.rpartition(":") if ":" in place else (place, "", "")
+    return f"{host or '10.0.0.1'}:{port if _is_port(port) else USUAL_PORT}"
 
 
 def host_of(address: str) -> str:
@@ -59,7 +74,7 @@ def _check_address(key: str, address: str, untrusted_allowed: bool) -> Problem |
     try:
         host, _ = split(address)
     except ValueError as error:
-        return Problem(key, str(error), "an address is host:port")
+        return Problem(key, str(error), f"e.g. {_nearest(address)}")
     try:
         public = ipaddress.ip_address(host).is_global
     except ValueError:  # a name; whoever resolves it answers for it
@@ -77,12 +92,20 @@ def _check_free(key: str, address: str, taken: dict[tuple[str, int], str]) -> It
     """Enters a task's two ports into `taken`; yields a problem for one that is there already."""
     host, port = split(address)
     host = "127.0.0.1" if host == "localhost" else host
-    for number, what in ((port, key), (port + CONTROL_PORT_OFFSET, f"the status page of {key}")):
-        if (host, number) in taken:
-            message = f"{host}:{number} of {what} is also {taken[host, number]}"
-            remedy = f"give every task an address of its own, {CONTROL_PORT_OFFSET} away from the others"
-            yield Problem(key, message, remedy)
-        taken[host, number] = what
+    needed = {(host, port): key, (host, port + CONTROL_PORT_OFFSET): f"the status page of {key}"}
+    clashes = [place for place in needed if place in taken]
+    if clashes:
+        message = f"{host}:{clashes[0][1]} of {needed[clashes[0]]} is also {taken[clashes[0]]}"
+        yield Problem(
+            key, message, f"e.g. {host}:{_free_port(host, taken)}; the status page is {CONTROL_PORT_OFFSET} above"
+        )
+    taken |= needed
+
+
+def _free_port(host: str, taken: Mapping[tuple[str, int], str]) -> int:
+    """The lowest usual one that no task has, nor its status page."""
+    used = {number for place, number in taken if place == host}
+    return next(p for p in range(USUAL_PORT, HIGHEST_PORT) if not {p, p + CONTROL_PORT_OFFSET} & used)
 
 
 def _check_counts(cluster: ClusterConfig) -> Iterator[Problem]:
@@ -95,8 +118,14 @@ def _check_counts(cluster: ClusterConfig) -> Iterator[Problem]:
             yield Problem(
                 f"cluster.addresses.{job}",
                 f"{given} addresses for {wanted} {job} tasks",
-                f"give {wanted} addresses, or cluster.{job}={given}",
+                f"give {wanted} addresses, or type cluster={_with_addresses(cluster)}",
             )
+
+
+def _with_addresses(cluster: ClusterConfig) -> ClusterSize:
+    """The size of a cluster whose tasks all have addresses."""
+    given = {job: len(cluster.addresses.get(job, [])) for job in JOBS}
+    return ClusterSize(given["ps"], max(given["worker"], 1), given["evaluator"] or cluster.evaluator)
 
 
 def _check_role(config: RunConfig) -> Iterator[Problem]:
@@ -105,13 +134,14 @@ def _check_role(config: RunConfig) -> Iterator[Problem]:
         return
     sizes = {name: getattr(config.cluster, name) for name in JOBS}
     if job not in sizes:
-        yield Problem("job", f"{job!r} is not a job; there are {', '.join(sizes)}", "e.g. job=worker task=0")
+        what = f"task={task} is given without a job" if job is None else f"{job!r} is not a job"
+        yield Problem("job", f"{what}; there are {', '.join(sizes)}", f"e.g. job=worker task={task or 0}")
     elif task is None or task >= sizes[job]:
         last = sizes[job] - 1
         allowed = f"{job} has tasks 0..{last}" if last >= 0 else f"the cluster has no {job}"
-        yield Problem(
-            "task", f"{task} is not a task of {job}; {allowed}", f"e.g. job=worker task={sizes['worker'] - 1}"
-        )
+        what = f"job={job} is given without a task" if task is None else f"{task} is not a task of {job}"
+        other, there = (job, last) if last >= 0 else ("worker", sizes["worker"] - 1)
+        yield Problem("task", f"{what}; {allowed}", f"e.g. job={other} task={there}")
     elif not config.cluster.addresses:
         yield Problem(
             "job",
@@ -153,11 +183,11 @@ def adopt_tf_config(config: RunConfig, text: str) -> list[Problem]:
         return [
             Problem(
                 "TF_CONFIG",
-                f"it is of a cluster {_name(sizes)}, the command line says cluster={chosen.name}",
-                f"leave cluster= out, or type cluster={_name(sizes)}",
+                f"it is of a cluster {ClusterSize(**sizes)}, the command line says cluster={chosen.name}",
+                f"leave cluster= out, or type cluster={ClusterSize(**sizes)}",
             )
         ]
-    config.cluster = ClusterConfig(name=_name(sizes), addresses=jobs, **sizes)
+    config.cluster = ClusterConfig(name=str(ClusterSize(**sizes)), addresses=jobs, **sizes)
     config.job, config.task = job, index
     return []
 
@@ -168,27 +198,22 @@ def _agrees(sizes: Mapping[str, int], chosen: ClusterConfig, job: str) -> bool:
     return sizes == told or (job == "evaluator" and sizes == told | {"evaluator": 1})
 
 
-def _name(sizes: Mapping[str, int]) -> str:
-    return "".join(f"{sizes[job]}{letters}" for job, letters in zip(JOBS, ("ps", "w", "e"), strict=True) if sizes[job])
-
-
 def _read_tf_config(text: str) -> tuple[dict[str, list[str]], str, int]:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"it is not JSON ({error})") from error
     if not isinstance(value, dict):
-        raise ValueError(f"it is a JSON {type(value).__name__}, not an object with cluster and task")
+        raise ValueError(f"it is a JSON {_KINDS[type(value)]}, not an object with cluster and task")
     cluster, task = value.get("cluster"), value.get("task")
     if not isinstance(cluster, dict) or not all(_is_address_list(v) for v in cluster.values()):
         raise ValueError("its cluster is not an object of address lists by job")
     if not isinstance(task, dict) or not isinstance(task.get("type"), str):
         raise ValueError("it has no task with a type and an index, so this process does not know who it is")
-    try:
-        index = int(task.get("index", 0))
-    except (TypeError, ValueError):
-        raise ValueError(f"its task index is {task.get('index')!r}, not a number") from None
-    return _with_chief_as_worker(cluster, task["type"], index)
+    index = json.dumps(task.get("index", 0)).strip('"')
+    if not re.fullmatch(r"-?\d{1,9}", index, re.ASCII):
+        raise ValueError(f"its task index is {index!r}, not a number")
+    return _with_chief_as_worker(cluster, task["type"], int(index))
 
 
 def _is_address_list(value: Any) -> bool:
@@ -202,7 +227,8 @@ def _with_chief_as_worker(cluster: dict[str, list[str]], job: str, index: int) -
         )
     count = len(cluster.get(job, [""]))  # an evaluator that is not listed is the only one
     if not 0 <= index < count:
-        raise ValueError(f"its task is {job}:{index}, and its cluster has {job} tasks 0..{count - 1}")
+        there = f"{job} tasks 0..{count - 1}" if count else f"no {job} tasks"
+        raise ValueError(f"its task is {job}:{index}, and its cluster has {there}")
     chiefs = [*cluster.get("chief", []), *cluster.get("master", [])]
     jobs = {"ps": cluster.get("ps", []), "worker": [*chiefs, *cluster.get("worker", [])]}
     jobs |= {"evaluator": cluster["evaluator"]} if cluster.get("evaluator") else {}

@@ -16,6 +16,11 @@ class ClusterSize:
     worker: int
     evaluator: int
 
+    def __str__(self) -> str:
+        """As it is typed: 2ps4w."""
+        counts = {"ps": self.ps, "w": self.worker, "e": self.evaluator}
+        return "".join(f"{count}{job}" for job, count in counts.items() if count)
+
 
 def parse_size(text: str) -> ClusterSize:
     """Reads `[<n>ps]<m>w[<k>e]`: 4w, 2ps4w, 8ps32w1e; counts of 1 to 9999, without leading zeros.

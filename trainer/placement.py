@@ -18,14 +18,15 @@ from __future__ import annotations
 import difflib
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import NamedTuple, Protocol
 
 LANES = 16  # floats in 64 bytes
 # The first lanes of the metrics region, in this order; loss and accuracy are means, the others say that a replica did.
-METRICS = ("loss", "accuracy", "stop", "overflow")
+# What is pulled has in `bad` how many updates were left out so far because a loss or a gradient was not finite.
+METRICS = ("loss", "accuracy", "stop", "overflow", "bad")
 HEADER = ("generation", "step")  # the first lanes of the header, int32 bits
 
 
@@ -159,7 +160,9 @@ def place(
     Raises:
         ValueError: if a pin matches no parameter, or names a shard that does not exist.
     """
-    _check_pins(parameters, hosts, pins)
+    for pin, shard in pins.items():
+        for fault, _ in pin_faults(parameters, len(hosts), pin, shard):
+            raise ValueError(fault)
     pinned = {p.path: pins[pattern] for p in parameters if (pattern := best_match(p.path, pins)) is not None}
     pieces = [piece for parameter in parameters for piece in cut(parameter, max_part_mib)]
     chooser = CHOOSERS[strategy](len(hosts))
@@ -202,14 +205,16 @@ def best_match(path: str, patterns: Iterable[str]) -> str | None:
     return max(matching, key=lambda pattern: len(pattern.replace("*", ""))) if matching else None
 
 
-def _check_pins(parameters: Sequence[Parameter], hosts: Sequence[str], pins: Mapping[str, int]) -> None:
+def pin_faults(parameters: Sequence[Parameter], shards: int, pattern: str, shard: int) -> Iterator[tuple[str, str]]:
+    """What is wrong with a pin, and one like it that would hold."""
     paths = [p.path for p in parameters]
-    for pattern, shard in pins.items():
-        if not 0 <= shard < len(hosts):
-            raise ValueError(f"pin {pattern!r} names shard {shard}; there are shards 0..{len(hosts) - 1}")
-        if not any(fnmatchcase(path, pattern) for path in paths):
-            near = difflib.get_close_matches(pattern, paths, n=3, cutoff=0.3) or paths[:3]
-            raise ValueError(f"pin {pattern!r} matches no parameter; the nearest are {', '.join(near)}")
+    matches = any(fnmatchcase(path, pattern) for path in paths)
+    near = [] if matches else difflib.get_close_matches(pattern, paths, n=3, cutoff=0.3) or paths[:3]
+    better = f"{(near or [pattern])[0]}:{min(max(shard, 0), shards - 1)}"
+    if not 0 <= shard < shards:
+        yield f"pin {pattern!r} names shard {shard}; there are shards 0..{shards - 1}", better
+    if not matches:
+        yield f"pin {pattern!r} matches no parameter; the nearest are {', '.join(near)}", better
 
 
 def _lay_out(index: int, host: str, pieces: Sequence[Slice], trainable: Collection[str]) -> Shard:

@@ -12,12 +12,13 @@ from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from trainer import addresses
-from trainer.config import ConfigError, Problem, RunConfig, StrategyName, check_read
+from trainer import addresses, capacity, versions
+from trainer.cluster import SIZE, ClusterSize, parse_size
+from trainer.config import ConfigError, NotFinitePolicy, Problem, RunConfig, StrategyName, check_read
 from trainer.describe import Description
 from trainer.devices import JOBS, checks, for_tasks, memory
 from trainer.devices import Machine as Machine
-from trainer.placement import Shard, Slice, best_match, place
+from trainer.placement import Shard, Slice, best_match, pin_faults, place
 
 ANY_PORT = 0  # chosen when the tasks start
 SHARDED = ("sync", "async", "backup")  # strategies with shard hosts
@@ -195,12 +196,17 @@ class Plan:
 def check(config: RunConfig, machine: Machine) -> list[Problem]:
     """Everything wrong with a config that can be told without building the model."""
     return [
+        *versions.check(machine.libraries),
+        *capacity.check(config, machine),
+        *_check_size(config),
         *_check_strategy(config),
         *_check_batch(config),
+        *_check_rollback(config),
         *check_read(config.optimizer, "optimizer."),
         *check_read(config.optimizer.schedule, "optimizer.schedule."),
         *addresses.check(config),
         *checks.check(config, machine),
+        *checks.check_restarts(config),
     ]
 
 
@@ -215,19 +221,21 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
     """
     strategy = strategy_of(config)
     tasks = _make_tasks(config, machine, strategy)
-    problems = [*_check_examples(config, description), *_check_layers(config, description)]
-    try:
-        shards = place(
-            description.parameters,
-            _hosts(config, strategy),
-            pins=config.placement.pins,
-            strategy=config.placement.name.value,
-            max_part_mib=config.placement.max_part_mib,
-        )
-    except ValueError as error:
-        problems.append(Problem("placement.pins", str(error), "e.g. 'placement.pins={dense/*:0}'"))
+    hosts = _hosts(config, strategy)
+    problems = [
+        *_check_examples(config, description),
+        *_check_layers(config, description),
+        *_check_pins(config, description, len(hosts)),
+    ]
     if problems:
         raise ConfigError(problems)
+    shards = place(
+        description.parameters,
+        hosts,
+        pins=config.placement.pins,
+        strategy=config.placement.name.value,
+        max_part_mib=config.placement.max_part_mib,
+    )
     return Plan(
         cluster=config.cluster.name,
         strategy=strategy,
@@ -285,10 +293,21 @@ def _make_tasks(config: RunConfig, machine: Machine, strategy: str) -> tuple[Tas
     return tuple(tasks)
 
 
+def _check_size(config: RunConfig) -> Iterator[Problem]:
+    """The choice of a cluster and its single keys must agree, for the name stands in all that a run writes."""
+    cluster = config.cluster
+    size = ClusterSize(cluster.ps, cluster.worker, cluster.evaluator)
+    is_size = SIZE.fullmatch(cluster.name) is not None
+    chosen = parse_size(cluster.name) if is_size else ClusterSize(0, 1, 0) if cluster.name == "local" else size
+    if chosen != size and cluster.worker > 0:
+        given = " ".join(f"cluster.{job}={getattr(size, job)}" for job in JOBS if getattr(size, job))
+        yield Problem("cluster", f"cluster={cluster.name} and {given} contradict each other", f"type cluster={size}")
+
+
 def _check_strategy(config: RunConfig) -> Iterator[Problem]:
     cluster, strategy = config.cluster, config.strategy
     name, tasks = strategy_of(config), cluster.ps + cluster.worker
-    if name == "local" and tasks > 1:
+    if name == "local" and tasks > 1 and cluster.name != "local":
         yield Problem(
             "strategy", f"local trains in one process, cluster={cluster.name} has {tasks} tasks", "leave strategy out"
         )
@@ -362,6 +381,19 @@ def _check_batch(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def _check_rollback(config: RunConfig) -> Iterator[Problem]:
+    """To go back, all tasks start again: somebody must be there to do that, and may."""
+    if config.train.on_not_finite is not NotFinitePolicy.rollback:
+        return
+    key, instead = "train.on_not_finite", "type train.on_not_finite=skip or stop"
+    if config.job is not None:
+        message = f"rollback is the launcher's, which starts all tasks again; job={config.job} plays one task alone"
+        yield Problem(key, message, instead)
+    most = config.restart.max_of.get("worker:0", config.restart.max_of.get("worker", config.restart.max))
+    if most == 0:
+        yield Problem(key, "rollback starts all tasks again, and worker:0 may never be", f"{instead}, or restart.max=3")
+
+
 def _check_examples(config: RunConfig, description: Description) -> Iterator[Problem]:
     examples, parts = description.train_examples, _parts(config)
     if examples < config.train.batch_size:
@@ -372,12 +404,18 @@ def _check_examples(config: RunConfig, description: Description) -> Iterator[Pro
         )
 
 
+def _check_pins(config: RunConfig, description: Description, shards: int) -> Iterator[Problem]:
+    for pattern, shard in config.placement.pins.items():
+        for fault, better in pin_faults(description.parameters, shards, pattern, shard):
+            yield Problem("placement.pins", fault, f"e.g. 'placement.pins={{{better}}}'")
+
+
 def _check_layers(config: RunConfig, description: Description) -> Iterator[Problem]:
-    for pattern in config.device.layers:
+    for pattern, device in config.device.layers.items():
         if not any(fnmatchcase(path, pattern) for path in description.layers):
             near = difflib.get_close_matches(pattern, description.layers, n=3, cutoff=0.3) or description.layers[:3]
             message = f"pin {pattern!r} matches no layer; the nearest are {', '.join(near)}"
-            yield Problem("device.layers", message, f"e.g. 'device.layers={{{near[0] if near else 'dense'}:/cpu:1}}'")
+            yield Problem("device.layers", message, f"e.g. 'device.layers={{{near[0] if near else 'dense'}:{device}}}'")
 
 
 def _warnings(shards: Sequence[Shard], tasks: Sequence[Task], machine: Machine) -> Iterator[Problem]:

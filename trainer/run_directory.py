@@ -118,7 +118,9 @@ def _told(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or error
-        raise OSError(f"{path}: the run directory cannot be written ({reason}); choose another with run=PATH") from error
+        raise OSError(
+            f"{path}: the run directory cannot be written ({reason}); choose another with run=PATH"
+        ) from error
 
 
 def _open_locked(path: Path) -> TextIO:

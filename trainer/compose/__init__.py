@@ -11,21 +11,22 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import cache
 from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
 import hydra
-from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 
 from trainer import exit_codes, user
-from trainer.compose import sources
+from trainer.compose import arguments, sources
 from trainer.compose.checks import Examined, examine
 from trainer.compose.explain import Explainer, said
+from trainer.compose.origins import located
 from trainer.compose.sources import CommandLine
 from trainer.config import ConfigError, Problem, RunConfig
 
@@ -42,15 +43,18 @@ def run(main: Callable[[RunConfig], int], check: Check) -> NoReturn:
         main: what to do with a config; returns an exit code.
         check: problems of keys that must agree with each other.
     """
-    arguments = get_args_parser().parse_args()
+    given = arguments.sort(sys.argv[1:])
+    sys.argv[1:] = given.in_order()  # for Hydra
+    flags = given.parse()
     line = CommandLine(
-        () if arguments.shell_completion else tuple(arguments.overrides),  # there they are not of a config
-        config_dir=arguments.config_dir,
-        config_name=arguments.config_name or "config",
-        multirun=arguments.multirun,
+        () if flags.shell_completion else given.overrides,  # there they are not of a config
+        config_dir=flags.config_dir,
+        config_name=flags.config_name or "config",
+        multirun=flags.multirun,
+        faults=given.faults,
     )
     try:
-        if arguments.experimental_rerun:
+        if flags.experimental_rerun:
             message = "reads a pickle, which can run any code"
             raise ConfigError([Problem("--experimental-rerun", message, "give the overrides of that run again")])
         configs = _checked(line, check, _compose_with_hydra)
@@ -82,16 +86,17 @@ def _checked(line: CommandLine, check: Check, compose: Callable[[CommandLine], l
     Raises:
         ConfigError: with every problem of them.
     """
-    _refuse_code(line.overrides)
+    line = _without_code(line)
     if line.config_dir is not None and not os.path.isdir(line.config_dir):
         where, remedy = f"--config-dir={line.config_dir}", "give a folder laid out as conf/"
-        raise ConfigError([Problem(where, "is no directory", remedy)])
+        raise ConfigError([*line.faults, Problem(where, "is no directory", remedy)])
     sources.register()
-    functions, problems = _user_functions(line.overrides)
+    functions, unreadable = _user_functions(line.overrides)
+    problems = [*line.faults, *unreadable]
     examined: list[Examined] = []
     with sources.user_functions(functions):
         if problems:
-            problems += _explained(line, check, user_file_works=False)
+            problems += _explained(line, check, user_file_works=not unreadable)
         else:
             try:
                 examined = compose(line)
@@ -103,17 +108,20 @@ def _checked(line: CommandLine, check: Check, compose: Callable[[CommandLine], l
         problems += [*one.problems, *_cross_check(one, check)]
     problems += _shared_runs(examined)
     if problems:
-        raise ConfigError(list(dict.fromkeys(problems)))
+        raise ConfigError(located(list(dict.fromkeys(problems)), line))
     return [one.config for one in examined if one.config is not None]
 
 
-def _refuse_code(overrides: Sequence[str]) -> None:
-    """Stops before anything is composed: Hydra itself imports and calls what some `_target_` keys name."""
-    named = [text for text in overrides if re.search(r"\b_target_\b", text)]
-    if named:
-        message = "names code to import; a config is plain data and runs no code"
-        remedy = "choose by name, e.g. model=cnn, or put a function into a file: user=my_models.py"
-        raise ConfigError([Problem(text, message, remedy) for text in named])
+def _without_code(line: CommandLine) -> CommandLine:
+    """Takes out, as faults, what must never be composed: Hydra itself imports and calls what some `_target_` name."""
+    named = [text for text in line.overrides if re.search(r"\b_target_\b", text)]
+    message = "names code to import; a config is plain data and runs no code"
+    remedy = "choose by name, e.g. model=cnn, or put a function into a file: user=my_models.py"
+    return replace(
+        line,
+        overrides=tuple(text for text in line.overrides if text not in named),
+        faults=(*line.faults, *(Problem(text, message, remedy) for text in named)),
+    )
 
 
 def _user_functions(overrides: Sequence[str]) -> tuple[dict[str, dict[str, Any]], list[Problem]]:

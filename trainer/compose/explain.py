@@ -10,7 +10,6 @@ import difflib
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from hydra.core.default_element import ResultDefault
@@ -18,14 +17,15 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import MissingConfigException, OverrideParseException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, open_dict
 
 from trainer.cluster import SIZE, nearest_size, parse_size
-from trainer.compose import keys, sources, yaml_files
+from trainer.compose import keys, origins, sources
 from trainer.compose.checks import unknown_choice
 from trainer.config import ConfigError, Mode, Problem
 
 MAX_SWEEP = 100  # values of one swept key that are tried
+HELP = "python -m trainer --help shows what can be given"
 
 
 @dataclass
@@ -189,19 +189,8 @@ class Explainer:
 
     def key_faults(self, default: ResultDefault) -> list[Problem]:
         """Keys of one file that the schema does not have, and values that it does not take."""
-        loaded = self.loader.repository.load_config(str(default.config_path))
-        if loaded is None or not loaded.path.startswith("file://") or not isinstance(loaded.config, DictConfig):
-            return []
-        file = Path(loaded.path.removeprefix("file://"), f"{default.config_path}.yaml")
-        package = tuple(default.package.split(".")) if default.package else ()
-        content = OmegaConf.to_container(loaded.config, resolve=False)
-        assert isinstance(content, dict)
-        if not package:
-            content.pop("hydra", None)  # Hydra's own settings; it has a schema for them
         problems, good = [], []
-        for path, value in keys.flatten(package, content):
-            place = yaml_files.line_of(file, ".".join(path[len(package) :]))
-            where = f"{yaml_files.shown(file)}:{place[0] if place else 1} {'.'.join(path)}"
+        for where, path, value in origins.values(self.loader, default):
             problem = keys.fault(where, path, value, self.schema)
             if problem:
                 problems.append(problem)
@@ -238,7 +227,7 @@ def said(where: str, error: BaseException) -> list[Problem]:
     if isinstance(error, ConfigError):
         return error.problems
     first = str(error.__cause__ or error).strip().splitlines() or [type(error).__name__]
-    return [Problem(where or "config", first[0], "python -m trainer --help shows what can be given")]
+    return [Problem(where or "config", first[0], HELP)]
 
 
 def _parse(text: str) -> Override | None:
@@ -251,7 +240,7 @@ def _parse(text: str) -> Override | None:
 def _unreadable(text: str) -> Problem:
     key, equals, value = text.partition("=")
     if not equals:
-        return Problem(text.strip() or "''", "is not key=value", _assignment(text))
+        return Problem(text.strip() or "''", "is not key=value", meant(text) or HELP)
     if _parse(f"{key}=1") is None:
         return Problem(text, f"has a key that cannot be read: {key!r}", "keys have dots, e.g. train.steps=300")
     if "${" in value:
@@ -260,7 +249,7 @@ def _unreadable(text: str) -> Problem:
     return Problem(text, "has a value that cannot be read", f"quote it twice: '{key}=\"{quoted}\"'")
 
 
-def _assignment(text: str) -> str:
+def meant(text: str) -> str | None:
     """What was probably meant by an argument without `=`."""
     if text in Mode.__members__:
         return f"mode={text}"
@@ -270,4 +259,4 @@ def _assignment(text: str) -> str:
         return f"user={text}"
     if keys.hint(text.split(".")) is not None:
         return f"e.g. {keys.example(text)}"
-    return "python -m trainer --help shows what can be given"
+    return None

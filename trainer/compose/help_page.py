@@ -31,7 +31,7 @@ Keys (key=value) with their defaults; python -m trainer --cfg job lists all of t
 """
 
 KEYS = {
-    "mode": "train, plan, doctor or matpow",
+    "mode": "train, plan, check, chaos, doctor or matpow",
     "name": "starts the run directory's name",
     "run": "run directory; null: a new one under runs/",
     "resume": "auto, never, or a checkpoint's path",
@@ -56,6 +56,8 @@ KEYS = {
     "device.layers": "pattern of layer paths -> device, e.g. {dense*:/gpu:1}",
     "device.log_placement": "write where everything ran; fail if not as planned",
     "timeouts.roll_call_secs": "seconds until all tasks must be up",
+    "restart.max": "times that a task that fails is started again, within restart.window_secs",
+    "restart.max_of": "the same of a job or a task, e.g. {ps:0,worker:5}",
 }
 
 FLAGS = """

@@ -19,6 +19,12 @@ from trainer.config import Problem, RunConfig
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 VALUES = {int: "1", float: "0.5", bool: "true", str: "VALUE"}
 EXAMPLES = {  # where the default shows no value
+    "cluster": "2ps4w",
+    "model": "cnn",
+    "data": "mnist_10k",
+    "strategy": "sync",
+    "optimizer": "adam",
+    "device": "cpu",
     "cluster.addresses": "{ps:[10.0.0.1:2222],worker:[10.0.0.2:2222]}",
     "device.gpus": "{worker:[0]}",
     "device.memory_fraction": "{worker:0.5}",
@@ -30,6 +36,7 @@ EXAMPLES = {  # where the default shows no value
     "device.replicas": "[/cpu:0,/cpu:1]",
     "device.layers": "{dense*:/cpu:1}",
     "placement.pins": "{dense*:0}",
+    "restart.max_of": "{worker:5}",
     "model.name": "cnn",
     "data.name": "mnist_10k",
     "optimizer.name": "adam",
@@ -106,11 +113,18 @@ def unknown(where: str, key: str, value: Any, known: Iterable[str]) -> Problem:
         message += f"; {section or 'the config'} has {', '.join(names) or 'no keys'}"
     if near is None:
         return Problem(where, message, "python -m trainer --cfg job lists every key with its value")
-    return Problem(where, message, f"did you mean {near}={shown(value)}?")
+    return Problem(where, message, f"did you mean {typed(near, value)}?")
+
+
+def typed(key: str, value: Any) -> str:
+    """An assignment to a key that exists: of the value given to another, if this one can hold it."""
+    kind, schema = hint(key.split(".")), OmegaConf.structured(RunConfig)
+    is_choice = kind is None or dataclasses.is_dataclass(kind)
+    return f"{key}={shown(value)}" if is_choice or not fault("", tuple(key.split(".")), value, schema) else example(key)
 
 
 def nearest(key: str, known: Iterable[str]) -> str | None:
-    """The key that was probably meant: of its initials or a similar name in its section, or similar elsewhere."""
+    """The key that was probably meant: of its initials, a similar name or that word, in its section or elsewhere."""
     known = list(known)
     section, _, name = key.rpartition(".")
     by_name: dict[str, list[str]] = {}
@@ -118,19 +132,21 @@ def nearest(key: str, known: Iterable[str]) -> str | None:
         by_name.setdefault(other.rpartition(".")[2], []).append(other)
     siblings = [other for other in known if other.rpartition(".")[0] == section]
     names = [other.rpartition(".")[2] for other in siblings]
-    initials = [full for full in siblings if _initials(full.rpartition(".")[2]) == name]  # lr for learning_rate
     near = (
-        initials
+        [full for full in siblings if name in _short(full)]
         or [f"{section}.{match}".removeprefix(".") for match in difflib.get_close_matches(name, names, n=1, cutoff=0.7)]
         or difflib.get_close_matches(key, by_name.get(name, []), n=1, cutoff=0.0)
         or (difflib.get_close_matches(key, known, n=1, cutoff=0.8) if section and not siblings else [])
         or [full for match in difflib.get_close_matches(name, by_name, n=1, cutoff=0.8) for full in by_name[match]]
+        or [full for full in known if name in _short(full)]
     )
     return near[0] if near else None
 
 
-def _initials(name: str) -> str:
-    return "".join(word[:1] for word in name.split("_"))
+def _short(key: str) -> list[str]:
+    """What a key of several words is called in short: lr, learning and rate for optimizer.learning_rate."""
+    words = key.rpartition(".")[2].split("_")
+    return ["".join(word[:1] for word in words), *words] if len(words) > 1 else []
 
 
 def wrong_type(where: str, key: str, value: Any, kind: Any) -> Problem:
@@ -164,7 +180,7 @@ def describe(kind: Any) -> str:
 def example(key: str) -> str:
     """An assignment that can be typed: the key's default where that shows a value, else one of its type."""
     kind = hint(key.split("."))
-    if dataclasses.is_dataclass(kind):
+    if dataclasses.is_dataclass(kind) and key not in EXAMPLES:
         return example(f"{key}.{dataclasses.fields(kind)[0].name}")
     section, _, name = key.rpartition(".")
     if get_origin(hint(section.split("."))) is dict and section not in ("model.options", "data.options"):

@@ -50,6 +50,7 @@ OPEN_MAPPINGS = (
     "device.soft_placement",
     "device.layers",
     "placement.pins",
+    "restart.max_of",
 )
 
 # Hydra makes its sources itself, from a search path of strings; this is how the user's functions reach them.
@@ -64,6 +65,7 @@ class CommandLine:
     config_dir: str | None = None
     config_name: str = "config"
     multirun: bool = False
+    faults: tuple[Problem, ...] = ()  # of arguments that are neither key=value nor a flag of Hydra's
 
 
 def conf_dir() -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trainer import addresses
@@ -21,11 +21,14 @@ CPU, GPU = "/cpu:", "/gpu:"
 
 @dataclass(frozen=True)
 class Machine:
-    """What the tasks of this machine share."""
+    """What the tasks of this machine share; None: not known, or no limit."""
 
     cores: int
     gpus: int
     gpu_mib: tuple[int, ...] = ()  # memory of each GPU; empty: not known
+    files: int | None = None  # that a process may have open
+    threads: int | None = None  # that may run
+    libraries: Mapping[str, str] = field(default_factory=dict)  # installed version by distribution
 
 
 def tasks_of(cluster: ClusterConfig) -> list[tuple[str, int]]:
@@ -57,7 +60,7 @@ def is_here(config: RunConfig, job: str, index: int) -> bool:
     if config.job is not None:
         return host == host_of(config.cluster, config.job, config.task or 0)
     # The launcher starts every task here and refuses addresses of other machines; a plan may be of machines elsewhere.
-    return host == THIS_HOST or config.mode is Mode.train
+    return host == THIS_HOST or config.mode in (Mode.train, Mode.chaos)
 
 
 def for_tasks(config: RunConfig, machine: Machine) -> dict[tuple[str, int], dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What is wrong with `device:` of a config, found before anything starts. Pure: no TensorFlow."""
+"""What is wrong with `device:` of a config, and with `restart.max_of`, which names tasks in the same way. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from trainer.config import DeviceConfig, Problem, RunConfig
+from trainer.config import ClusterConfig, DeviceConfig, Problem, RunConfig
 from trainer.devices import GPU, JOBS, Machine, is_here, key_of, memory, of_task, tasks_of, uses
 
 BY_TASK = (
@@ -48,21 +48,35 @@ def check(config: RunConfig, machine: Machine) -> Iterator[Problem]:
 
 def _check_keys(config: RunConfig) -> Iterator[Problem]:
     """Keys of the mappings must be jobs or tasks of the cluster."""
-    cluster = config.cluster
-    sizes = {job: getattr(cluster, job) for job in JOBS if getattr(cluster, job)}
-    known = {*sizes, *(f"{job}:{index}" for job, index in tasks_of(cluster))}
-    there = ", ".join(job + (f" ({job}:0)" if size == 1 else f" ({job}:0..{size - 1})") for job, size in sizes.items())
     for setting, key, value in _entries(config.device, BY_TASK):
-        if key not in known:
-            message = f"{key!r} is no job or task of the cluster; there are {there}"
-            job, _, index = key.partition(":")
-            if job in JOBS and job not in sizes:
-                yield Problem(f"device.{setting}.{key}", message, f"leave it out, or choose a cluster with {job} tasks")
-                continue
-            near = (difflib.get_close_matches(job, sizes, n=1) or ["worker"])[0]
-            if index.isascii() and index.isdigit():
-                near = f"{near}:{min(int(index), sizes[near] - 1)}"
-            yield Problem(f"device.{setting}.{key}", message, f"e.g. {_typed(setting, near, value)}")
+        yield from _check_key(config.cluster, f"device.{setting}", key, value)
+
+
+def _check_key(cluster: ClusterConfig, mapping: str, key: str, value: Any) -> Iterator[Problem]:
+    """The key of an entry must be a job or a task of the cluster."""
+    sizes = {job: getattr(cluster, job) for job in JOBS if getattr(cluster, job)}
+    if key in {*sizes, *(f"{job}:{index}" for job, index in tasks_of(cluster))}:
+        return
+    there = ", ".join(job + (f" ({job}:0)" if size == 1 else f" ({job}:0..{size - 1})") for job, size in sizes.items())
+    message = f"{key!r} is no job or task of the cluster; there are {there}"
+    job, _, index = key.partition(":")
+    if job in JOBS and job not in sizes:
+        yield Problem(f"{mapping}.{key}", message, f"leave it out, or choose a cluster with {job} tasks")
+        return
+    near = (difflib.get_close_matches(job, sizes, n=1) or ["worker"])[0]
+    if index.isascii() and index.isdigit():
+        near = f"{near}:{min(int(index), sizes[near] - 1)}"
+    yield Problem(f"{mapping}.{key}", message, f"e.g. {_assignment(mapping, near, value)}")
+
+
+def check_restarts(config: RunConfig) -> Iterator[Problem]:
+    """Yields what is wrong with `restart.max_of`: its keys are of the kind that those of `device` are."""
+    mapping = "restart.max_of"
+    for key, value in config.restart.max_of.items():
+        yield from _check_key(config.cluster, mapping, key, value)
+        if value < 0:
+            message = f"{value} is out of range; it must be at least 0, for a task that is never started again"
+            yield Problem(f"{mapping}.{key}", message, f"e.g. {_assignment(mapping, key, 0)}")
 
 
 def _check_numbers(device: DeviceConfig) -> Iterator[Problem]:
@@ -183,9 +197,13 @@ def _entries(device: DeviceConfig, settings: Iterable[str]) -> list[tuple[str, s
 
 
 def _typed(setting: str, key: str, value: Any) -> str:
+    return _assignment(f"device.{setting}", key, value)
+
+
+def _assignment(mapping: str, key: str, value: Any) -> str:
     """An entry of a mapping as it is typed in a shell; Hydra takes a bare : for the end of the key."""
     escaped = key.replace(":", "\\:")
-    return f"'device.{setting}={{{escaped}:{_text(value)}}}'"
+    return f"'{mapping}={{{escaped}:{_text(value)}}}'"
 
 
 def _text(value: Any) -> str:

@@ -22,7 +22,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
 
@@ -35,7 +34,8 @@ from trainer.doctor import judge
 from trainer.doctor.judge import Answer, Finding, Level, Port
 from trainer.doctor.judge_docker import docker
 from trainer.doctor.judge_gpus import GPU_FIELDS, PROCESS_FIELDS, gpus, gpus_of_tensorflow, read_gpus
-from trainer.machine import is_local, this_machine
+from trainer.machine import is_local, this_machine, version_of
+from trainer.versions import TENSORFLOWS
 
 COMMAND_SECS = 8.5  # for one command
 DEADLINE_SECS = 9.5  # for all checks; longer, so that a command's lateness is told as such
@@ -78,7 +78,7 @@ def run(wanted: Wanted) -> int:
 def examine(wanted: Wanted, environment: Mapping[str, str]) -> list[Finding]:
     """Looks at everything, in the page's order."""
     deadline = time.monotonic() + DEADLINE_SECS
-    installed = {name: found for name in judge.TENSORFLOWS if (found := version(name))}
+    installed = {name: found for name in TENSORFLOWS if (found := version_of(name))}
     meminfo = read("/proc/meminfo")  # before TensorFlow's import takes half a GiB
     imported = start(lambda: command(sys.executable, "-c", IMPORT) if installed else None)
     listed = start(lambda: command("nvidia-smi", f"--query-gpu={GPU_FIELDS}", CSV))
@@ -87,7 +87,7 @@ def examine(wanted: Wanted, environment: Mapping[str, str]) -> list[Finding]:
     checks: dict[str, Callable[[], list[Finding]]] = {
         "Python": lambda: [judge.python(platform.python_version(), sys.executable)],
         "tensorflow": lambda: judge.tensorflow(installed, imported.result()),
-        "packages": lambda: [judge.package(name, version(name)) for name in ("keras", "hydra-core", "omegaconf")],
+        "packages": lambda: [judge.package(name, version_of(name)) for name in ("keras", "hydra-core", "omegaconf")],
         "GPUs": lambda: look_at_gpus(listed.result(), gpu_count, wanted=wanted.gpus),
         "GPUs in TF": lambda: look_at_gpus_of_tensorflow(
             listed.result(), imported.result(), environment.get("CUDA_VISIBLE_DEVICES"), wanted=wanted.gpus
@@ -156,13 +156,6 @@ def command(*arguments: str) -> Answer | None:
         process.kill()  # its end is not waited for: a process that hangs in a driver has none
         return Answer(None)
     return Answer(process.returncode, out, err)
-
-
-def version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def read(path: str) -> str:

@@ -17,16 +17,7 @@ from typing import Any
 from trainer.addresses import CONTROL_PORT_OFFSET
 from trainer.config import Problem
 from trainer.exit_codes import meaning
-
-# As in pyproject.toml: that of an installed copy may be older than the code, so it is not asked.
-SUPPORTED = {
-    "Python": ">=3.10,<3.14",
-    "tensorflow": ">=2.21,<2.22",
-    "keras": ">=3.12,<3.16",
-    "hydra-core": ">=1.3.8,<1.4",
-    "omegaconf": ">=2.3,<2.4",
-}
-TENSORFLOWS = ("tensorflow", "tensorflow-cpu")  # distributions that bring the package `tensorflow`
+from trainer.versions import CPU_WHEELS, SUPPORTED, is_in_range
 
 GIB = 2**30
 LITTLE_MEMORY = 1 * GIB  # a task that trains a small model takes about half of it
@@ -35,8 +26,9 @@ LITTLE_DISK, NO_DISK = 1 * GIB, 100 * 2**20  # a checkpoint holds the parameters
 FEW_FILES = 1024  # open files of a process; a task holds one connection to each other task, and its data's files
 FEW_PORTS = 1000
 
+TOLD_APART = ("TF_CONFIG", "tensorflow", "keras")  # problems of a config that other checks tell
+
 PROXIES = ("http_proxy", "https_proxy", "all_proxy")
-CPU_WHEELS = "python -m pip install --require-hashes -r requirements/cpu.txt"
 GPU_WHEELS = (
     "python -m pip uninstall -y tensorflow-cpu && python -m pip install --require-hashes -r requirements/gpu.txt"
 )
@@ -95,22 +87,6 @@ def problem(what: str, message: str, remedy: str) -> Finding:
 
 
 # Versions
-
-
-def is_in_range(version: str, wanted: str) -> bool:
-    """Whether "2.21.0" is in ">=2.21,<2.22"; what follows the numbers (rc1, +cuda) does not count."""
-    have = numbers(version)
-    for bound in wanted.split(","):
-        limit = numbers(bound.lstrip("<>="))
-        if (bound.startswith(">=") and have < limit) or (bound.startswith("<") and have >= limit):
-            return False
-    return True
-
-
-def numbers(version: str) -> tuple[int, ...]:
-    """(2, 21, 0) of "2.21.0+cu12"; empty where no number comes first."""
-    found = re.match(r"[v\s]*(\d+(?:\.\d+)*)", version)
-    return tuple(map(int, found[1].split("."))) if found else ()
 
 
 def python(version: str, executable: str) -> Finding:
@@ -348,7 +324,7 @@ def shared_memory(nbytes: int | None, gpu_count: int) -> Finding:
     if gpu_count > 1 and nbytes < LITTLE_SHARED_MEMORY:
         message = f"{_mib_of(nbytes)}; NCCL needs more between {gpu_count} GPUs"
         return warning("/dev/shm", message, "docker run --shm-size=1g, or sudo mount -o remount,size=1g /dev/shm")
-    return ok("/dev/shm", _mib_of(nbytes))
+    return ok("/dev/shm", f"{_mib_of(nbytes)}; only NCCL, between several GPUs, uses it")
 
 
 def open_files(soft: int, hard: int) -> Finding:
@@ -384,7 +360,7 @@ def run_directory(path: str, exists_at: str, free: int, refused: str | None) -> 
 
 
 def config(problems: Sequence[Problem], cluster: str) -> list[Finding]:
-    findings = [problem("config", f"{p.key}: {p.message}", p.remedy) for p in problems if p.key != "TF_CONFIG"]
+    findings = [problem("config", f"{p.key}: {p.message}", p.remedy) for p in problems if p.key not in TOLD_APART]
     return findings or [ok("config", f"cluster={cluster} holds on this machine")]
 
 

@@ -6,10 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.doctor.judge import Answer, Finding, numbers, ok, warning
+from trainer.doctor.judge import Answer, Finding, ok, warning
+from trainer.versions import numbers
 
-OLDEST_COMPOSE = "2.27"
+OLDEST_ENGINE, OLDEST_COMPOSE = "20.10", "2.27"
 START_ENGINE = "sudo systemctl start docker   (runs without containers need none)"
+INSTALL_ENGINE = "install the package docker-ce from Docker's own repository"
 INSTALL_COMPOSE = "install the package docker-compose-plugin from Docker's own repository"
 
 
@@ -28,7 +30,7 @@ def docker(info: Answer | None, compose: Answer | None, gpu_count: int) -> list[
     told = _json_object(info.out)
     if not told.get("ServerVersion"):
         return [_no_engine(info, told), _compose(compose)]
-    findings = [ok("docker", f"engine {told['ServerVersion']}"), _compose(compose)]
+    findings = [_engine(told["ServerVersion"]), _compose(compose)]
     return [*findings, _gpu_support(told)] if gpu_count else findings
 
 
@@ -40,6 +42,12 @@ def _no_engine(info: Answer, told: Mapping[str, Any]) -> Finding:
     if info.code == 0:
         return warning("docker", "the command answers, but not as Docker does (podman?)", "docker version")
     return warning("docker", f"no engine: {said}", START_ENGINE)
+
+
+def _engine(version: str) -> Finding:
+    if numbers(version) < numbers(OLDEST_ENGINE):
+        return warning("docker", f"engine {version}; containers need {OLDEST_ENGINE} or newer", INSTALL_ENGINE)
+    return ok("docker", f"engine {version}")
 
 
 def _compose(compose: Answer | None) -> Finding:

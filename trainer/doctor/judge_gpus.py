@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.doctor.judge import GPU_WHEELS, Answer, Finding, Level, numbers, ok, warning
+from trainer.doctor.judge import GPU_WHEELS, Answer, Finding, Level, ok, warning
+from trainer.versions import numbers
 
 OLDEST_DRIVER = "525.60"  # of CUDA 12, which TensorFlow's wheels bring along
 NEARLY_FULL = 0.1  # of a GPU's memory; less than this share free is worth a warning
