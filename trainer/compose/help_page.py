@@ -13,6 +13,8 @@ Trains a Keras model on a TensorFlow cluster of any size, declared in config.
   python -m trainer                                          one process, digits that are shipped
   python -m trainer cluster=2ps4w                            2 parameter servers and 4 workers on this machine
   python -m trainer cluster=2ps4w mode=plan                  what would run where, without starting anything
+  python -m trainer mode=check run=runs/mine                 whether what a run left is as promised
+  python -m trainer mode=chaos cluster=2ps3w train.batch_size=48 chaos.random=1   a run under each kind of fault
   python -m trainer mode=doctor                              what this machine lacks, and what to type
   python -m trainer experiment=matpow                        A^n + B^n on one device and on two, timed
   python -m trainer model=mlp model.options.width=64 train.steps=500
@@ -43,12 +45,14 @@ KEYS = {
     "train.accumulate": "parts that a replica computes its examples in, one after the other",
     "train.precision": "float32, mixed_bfloat16 or mixed_float16",
     "train.jit": "compile the replica step with XLA",
+    "train.on_not_finite": "stop, skip or rollback, when a gradient is NaN or infinite",
     "strategy.quorum": "backup: replicas that an update waits for",
     "strategy.max_staleness": "async: steps; older gradients are dropped and counted",
     "placement.max_part_mib": "larger parameters are cut into parts, on several shards",
     "evaluate.every": "steps; 0: once, at the end",
     "checkpoint.every": "steps; 0: only at the end",
     "checkpoint.keep": "newest checkpoints kept",
+    "checkpoint.on_error": "stop or continue, when a checkpoint cannot be written",
     "summary.every": "steps between lines of history.jsonl and events",
     "device.gpus": "visible GPUs by job or task, e.g. {worker:[0]}",
     "device.memory_fraction": "share of each GPU by job or task, in (0, 1]; or memory_mib, or growth",
@@ -56,6 +60,8 @@ KEYS = {
     "device.layers": "pattern of layer paths -> device, e.g. {dense*:/gpu:1}",
     "device.log_placement": "write where everything ran; fail if not as planned",
     "timeouts.roll_call_secs": "seconds until all tasks must be up",
+    "timeouts.heartbeat_secs": "a task that is silent for longer is ended and replaced",
+    "timeouts.step_secs": "so is one that a step waits for longer for",
     "restart.max": "times that a task that fails is started again, within restart.window_secs",
     "restart.max_of": "the same of a job or a task, e.g. {ps:0,worker:5}",
 }
@@ -68,8 +74,9 @@ Flags
   --config-dir, -cd    a folder of your own YAML files, laid out as conf/
   --hydra-help         every flag of Hydra, which composes the config
 
-Exit codes: 0 done; 1 the doctor found a problem; 2 config; 65 bad data or NaN; 66 input missing;
-69 peer or port unavailable; 70 internal; 73 run directory in use; 74 storage; 76 checkpoint invalid; 130, 143 signal.
+Exit codes: 0 done; 1 the doctor or the chaos found a problem; 2 config; 65 bad data or NaN; 66 input missing;
+69 peer or port unavailable; 70 internal; 73 run directory in use; 74 storage; 75 a part of the run's state was lost;
+76 checkpoint invalid; 130, 143 signal.
 """
 
 
