@@ -89,8 +89,8 @@ def test_what_is_pushed_is_the_mean_over_the_replicas():
 def test_the_metrics_are_means_on_every_shard():
     found = pushed([packed(1.0, loss=1.0, accuracy=0.5, stop=1.0), packed(1.0, loss=4.0, overflow=1.0)])
     assert [metrics(vector, shard) for vector, shard in zip(found, two_shards(), strict=True)] == [
-        [2.5, 0.25, 0.5, 0.5],
-        [2.5, 0.25, 0.5, 0.5],
+        [2.5, 0.25, 0.5, 0.5, 0.0],
+        [2.5, 0.25, 0.5, 0.5, 0.0],
     ]
 
 
@@ -137,7 +137,7 @@ def test_a_gradient_below_the_limit_keeps_its_bits():
 def test_state_and_metrics_are_not_clipped():
     found = pushed([packed(2.0, loss=64.0)], clip=CLIP)
     assert named(found)["mean"] == [10.0, 14.0]
-    assert metrics(found[0], two_shards()[0]) == [64.0, 0.0, 0.0, 0.0]
+    assert metrics(found[0], two_shards()[0]) == [64.0, 0.0, 0.0, 0.0, 0.0]
 
 
 def test_a_shard_with_nothing_to_train_is_clipped_with_the_others():
@@ -171,7 +171,8 @@ def step_of_sums(
     told = tf.stack([tf.cast(seed[0], tf.float32), tf.cast(seed[1], tf.float32), tf.reduce_sum(features)])
     moved = {path: value + 1.0 for path, value in state.items() if path != loss_scale.PARAMETER.path}
     overflow = tf.constant(0.0) if scale is None else scale
-    return Outcome({"a": told}, moved, tf.constant(0.5), tf.constant(0.25), overflow)
+    bad, finite = tf.cast(labels[0] > 0, tf.float32), tf.stack([True, labels[0] <= 0])
+    return Outcome({"a": told}, moved, tf.constant(0.5), tf.constant(0.25), overflow, bad, finite)
 
 
 def shards_of_one(*, scaled: bool) -> tuple[Shard, ...]:
@@ -179,13 +180,13 @@ def shards_of_one(*, scaled: bool) -> tuple[Shard, ...]:
     return place(held, ["ps:0"], pins={})
 
 
-def computed(*, scaled: bool = False, **options: Any) -> Any:
-    """(gradients, state, metrics) of replica 2 of 4 on a batch of step 5."""
+def computed(*, scaled: bool = False, label: float = 0.0, **options: Any) -> Any:
+    """(gradients, state, metrics) of replica 2 of 4 on a batch of step 5; where a label is above 0, a bad one."""
     shards = shards_of_one(scaled=scaled)
     held = values(1.0) | {loss_scale.PARAMETER.path: np.float32([64.0, 3.0])}
     flats = [tf.constant(packing.to_flat(shard, held, generation=1, step=5)) for shard in shards]
-    batches = SimpleNamespace(step=tf.constant(5, tf.int64), features=tf.ones([2, 3]), labels=tf.zeros([2]))
-    replica = Replica(step_of_sums, lambda: batches, seed=7, index=2, count=4, **options)
+    batches = SimpleNamespace(step=tf.constant(5, tf.int64), features=tf.ones([2, 3]), labels=tf.fill([2], label))
+    replica = Replica(step_of_sums, lambda: batches, seed=7, index=2, count=4, task="worker:1", **options)
     told = run_step(flats, shards, replica, batches, tf.constant(1.0))
     return tf.nest.map_structure(lambda tensor: tensor.numpy().tolist(), tuple(told))
 
@@ -198,12 +199,37 @@ def test_a_step_draws_from_the_seed_the_step_and_the_replica(options):
 
 def test_the_metrics_stand_in_their_order():
     _, _, told = computed()
-    assert told == [0.5, 0.25, 1.0, 0.0]
+    assert told == [0.5, 0.25, 1.0, 0.0, 0.0]
 
 
 def test_a_step_gets_the_loss_scale_and_tells_of_an_overflow():
     _, _, told = computed(scaled=True)
-    assert told == [0.5, 0.25, 1.0, 64.0]
+    assert told == [0.5, 0.25, 1.0, 64.0, 0.0]
+
+
+@pytest.mark.parametrize("options", [{}, {"jit": True}], ids=["plain", "compiled"])
+def test_a_bad_step_names_its_replica_and_its_gradient(options, capfd):
+    _, _, told = computed(label=1.0, **options)
+    said = "replica 2 of worker:1: the gradient of a is not finite at step 6\n"  # the update that step 5 leads to
+    assert (told, said in capfd.readouterr().err) == ([0.5, 0.25, 1.0, 0.0, 1.0], True)
+
+
+def test_a_good_step_says_nothing(capfd):
+    computed()
+    assert "not finite" not in capfd.readouterr().err
+
+
+def test_of_several_bad_values_the_first_is_named_and_the_others_counted(capfd):
+    def all_bad(parameters: Any, state: Any, *_: Any) -> Outcome:
+        nan = tf.constant(float("nan"))
+        return Outcome(parameters, {"mean": state["mean"]}, nan, nan, nan, tf.constant(1.0), tf.fill([4], False))
+
+    shards = shards_of_one(scaled=False)
+    flats = [tf.constant(packing.to_flat(shard, values(1.0), generation=1, step=40)) for shard in shards]
+    batches = SimpleNamespace(step=tf.constant(40, tf.int64), features=tf.ones([2, 3]), labels=tf.zeros([2]))
+    run_step(flats, shards, Replica(all_bad, lambda: batches, seed=7), batches, tf.constant(0.0))
+    said = "replica 0 of worker:0: the loss is not finite at step 41, nor are 3 others"
+    assert said in capfd.readouterr().err
 
 
 def test_the_loss_scale_is_pushed_as_it_was_pulled():

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer import checkpoint, loop
+from trainer import bad_numbers, checkpoint, loop
 from trainer.chief import Chief
 from trainer.compose import load
 from trainer.describe import Description
@@ -20,6 +20,7 @@ from trainer.engine.pulled import Pulled
 from trainer.engine.snapshot import Snapshot
 from trainer.exit_codes import NotFiniteError
 from trainer.loop import Every, Pace, train
+from trainer.monitor.journal import Journal
 from trainer.monitor.status import Status
 from trainer.placement import Parameter
 from trainer.plan import Machine, make_plan
@@ -30,9 +31,17 @@ class Script:
     """An engine of one replica: the loss of an update is 1 / its step, unless `losses` says otherwise."""
 
     def __init__(
-        self, *, start: int = 0, losses: dict[int, float] | None = None, asked: set[int] | None = None
+        self,
+        *,
+        start: int = 0,
+        losses: dict[int, float] | None = None,
+        bad: set[int] | None = None,
+        spoilt_at: int | None = None,
+        asked: set[int] | None = None,
     ) -> None:
         self.at, self.losses = start, losses or {}
+        self.bad = bad or set()  # steps whose update was left out
+        self.spoilt_at = spoilt_at  # the first step at which parameters are not finite
         self.asked = set() if asked is None else asked  # steps at which a replica asked to stop; shared by all
         self.fetched: list[int] = []
         self.graph, self.session = tf.Graph(), None
@@ -56,11 +65,15 @@ class Script:
 
     def peek(self) -> Pulled:
         loss = self.losses.get(self.at, 1 / max(self.at, 1))
-        return Pulled(1, self.at, loss, 0.5, stop=self.at - 1 in self.asked)
+        bad = sum(step <= self.at for step in self.bad)
+        return Pulled(1, self.at, loss, 0.5, stop=self.at - 1 in self.asked, bad=bad)
 
     def snapshot(self) -> Snapshot:
-        loss = self.losses.get(self.at, 1.0)
-        return Snapshot(self.at, {"dense/kernel": np.full(2, loss, np.float32)}, {}, {})
+        is_spoilt = self.spoilt_at is not None and self.at >= self.spoilt_at
+        parameters = {"dense/kernel": np.full(2, math.nan if is_spoilt else 1.0, np.float32)}
+        return Snapshot(self.at, parameters, {}, {}, bad=self.peek().bad)
+
+    def contributions(self) -> None: ...
 
     def leave(self) -> None: ...
 
@@ -143,17 +156,28 @@ def test_actions_see_the_gradients_of_the_steps_that_fetch_them():
     assert seen == [3, 6]
 
 
+# Updates that were left out
+
+
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_not_finite_ends_the_run(loss):
-    with pytest.raises(NotFiniteError, match=f"the loss of step 5 is {loss}; checkpoints before it are untouched"):
-        train(Script(losses={5: loss}), start=0, until=9, stop_requested=never)
+    said = f"the loss of step 5 is {loss}: its update was left out, .*; checkpoints before it are untouched"
+    with pytest.raises(NotFiniteError, match=said):
+        train(Script(losses={5: loss}, bad={5}), start=0, until=9, stop_requested=never)
 
 
-def test_no_action_sees_a_loss_that_is_not_finite():
+def test_a_gradient_that_is_not_finite_ends_the_run():
+    with pytest.raises(
+        NotFiniteError, match=r"a gradient of step 4 is not finite \(loss 0.25\): its update was left out"
+    ):
+        train(Script(bad={4}), start=0, until=9, stop_requested=never)
+
+
+def test_no_action_sees_an_update_that_ends_the_run():
     seen: list[int] = []
     with pytest.raises(NotFiniteError, match="the loss of step 5 is nan"):
         train(
-            Script(losses={5: math.nan}),
+            Script(losses={5: math.nan}, bad={5}),
             start=0,
             until=9,
             stop_requested=never,
@@ -162,45 +186,139 @@ def test_no_action_sees_a_loss_that_is_not_finite():
     assert seen == [0, 1, 2, 3, 4]
 
 
-def test_the_loss_of_the_last_update_is_looked_at_too():
-    with pytest.raises(NotFiniteError, match="the loss of step 4 is nan"):
-        train(Script(losses={4: math.nan}), start=0, until=4, stop_requested=never)
+def test_the_last_update_is_looked_at_too():
+    with pytest.raises(NotFiniteError, match="a gradient of step 4 is not finite"):
+        train(Script(bad={4}), start=0, until=4, stop_requested=never)
 
 
-def test_the_loss_at_the_first_step_after_a_load_means_nothing():
-    last, _ = train(Script(start=2, losses={2: math.nan}), start=2, until=4, stop_requested=never)
-    assert last.step == 4
+def test_what_was_left_out_before_a_worker_joined_means_nothing_to_it():
+    last, _ = train(Script(start=2, bad={1, 2}), start=2, until=4, stop_requested=never)
+    assert (last.step, last.bad) == (4, 2)
+
+
+def test_each_update_that_was_left_out_is_reacted_to_once():
+    seen: list[int] = []
+    engine, react = Script(bad={2, 3, 6}), lambda pulled: seen.append(pulled.step)
+    last, _ = train(engine, start=0, until=9, stop_requested=never, on_bad=react)
+    assert (last.step, seen) == (9, [2, 3, 6])
+
+
+def test_an_update_that_others_left_out_meanwhile_is_noticed_at_the_next_pull():
+    seen: list[int] = []
+    engine = Arrivals(others=2, end=9, bad={4})
+    train(engine, start=0, until=9, stop_requested=never, on_bad=lambda pulled: seen.append(pulled.step))
+    assert seen == [6]  # pulled were 0, 3, 6 and the end
+
+
+def test_a_run_that_skips_them_says_so_once_for_each_and_goes_on(capsys):
+    engine = Script(losses={4: math.nan}, bad={2, 4})
+    last, _ = train(engine, start=0, until=6, stop_requested=never, on_bad=bad_numbers.skip)
+    assert last.step == 6
+    assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == [
+        "a gradient of step 2 is not finite (loss 0.5)",
+        "the loss of step 4 is nan",
+    ]
+
+
+# What the chief saves
+
+
+def make_chief(folder: Path, engine: Script, *overrides: str) -> Chief:
+    """A chief that saves after each step, and never evaluates."""
+    config = load([f"run={folder}", "checkpoint.every=1", "train.steps=9", "train.batch_size=2", *overrides])
+    model = Description((Parameter("dense/kernel", (2,), True),), (1,), 2, 8, 2)
+    return Chief(
+        config,
+        make_plan(config, model, Machine(cores=1, gpus=0)),
+        RunDirectory(folder),
+        engine=engine,
+        evaluator=None,
+        status=Status("worker", 0, str(folder), ""),
+        start=0,
+        generation=1,
+        journal=Journal(None),
+    )
+
+
+def train_under(chief: Chief, engine: Script, **options: Any) -> None:
+    train(engine, start=0, until=9, stop_requested=never, between=[chief.between], **options)
+
+
+def saved(folder: Path) -> list[int]:
+    return [int(path.name) for path in checkpoint.finished(RunDirectory(folder).checkpoints)]
 
 
 def test_parameters_that_are_not_finite_are_never_saved(tmp_path: Path):
-    config = load([f"run={tmp_path}", "checkpoint.every=1", "train.steps=9", "train.batch_size=2"])
-    model = Description((Parameter("dense/kernel", (2,), True),), (1,), 2, 8, 2)
-    plan = make_plan(config, model, Machine(cores=1, gpus=0))
-    engine, directory = Script(losses={5: math.nan}), RunDirectory(tmp_path)
-    status = Status("worker", 0, str(tmp_path), "")
-    chief = Chief(
-        config,
-        plan,
-        directory,
-        engine=engine,
-        evaluator=None,  # it never evaluates
-        status=status,
-        start=0,
-        generation=1,
-    )
-    with pytest.raises(NotFiniteError, match="the loss of step 5 is nan"):
-        train(engine, start=0, until=9, stop_requested=never, between=[chief.between], after=[chief.after])
+    engine = Script(spoilt_at=5)
+    chief = make_chief(tmp_path, engine)
+    train_under(chief, engine)
     chief._writer.close()  # the save of step 4 may still be in flight
-    newest, damaged = checkpoint.newest_valid(directory.checkpoints)
-    assert newest is not None
-    assert (newest.step, damaged) == (4, [])
+    assert saved(tmp_path) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("policy", "expected"), [("stop", [1, 2, 3]), ("skip", [1, 2, 3, 4, 5, 6, 7, 8])])
+def test_a_state_that_lacks_an_update_is_saved_only_where_such_are_skipped(tmp_path: Path, policy, expected, capsys):
+    engine = Script(bad={4})
+    chief = make_chief(tmp_path, engine, f"train.on_not_finite={policy}")
+    train_under(chief, engine, on_bad=lambda _: None)
+    chief._writer.close()
+    assert saved(tmp_path) == expected
+    assert ("step 4 is not saved: an update was left out" in capsys.readouterr().out) == (policy == "stop")
+
+
+def test_a_save_that_fails_ends_the_run(tmp_path: Path):
+    (tmp_path / "checkpoints").write_text("in the way")
+    engine = Script()
+    with pytest.raises(OSError, match=r"the checkpoint of step 1 was not saved \(File exists\)"):
+        train_under(make_chief(tmp_path, engine), engine)
+
+
+def test_a_save_that_fails_is_told_where_the_run_goes_on_and_the_next_is_tried(tmp_path: Path, capsys):
+    in_the_way = tmp_path / "checkpoints"
+    in_the_way.write_text("")
+    engine = Script()
+    chief = make_chief(tmp_path, engine, "checkpoint.on_error=continue", "checkpoint.every=2")
+
+    def make_way(pulled: Pulled) -> None:
+        if pulled.step == 5:  # the save of step 4 may still be in flight
+            chief._writer.wait()
+            in_the_way.unlink()
+
+    train_under(chief, engine, after=[make_way])
+    chief._writer.close()
+    assert saved(tmp_path) == [6, 8]
+    assert capsys.readouterr().out.splitlines() == [
+        f"{in_the_way}/00000000{step}: the checkpoint of step {step} was not saved (File exists); earlier ones are "
+        "untouched; training goes on, until the next save is due"
+        for step in (2, 4)
+    ]
+
+
+@pytest.mark.parametrize("policy", ["stop", "continue"])
+def test_the_last_save_of_a_run_must_succeed(tmp_path: Path, policy):
+    (tmp_path / "checkpoints").write_text("in the way")
+    engine = Script()
+    chief = make_chief(tmp_path, engine, f"checkpoint.on_error={policy}", "checkpoint.every=0")
+    train_under(chief, engine)
+    with pytest.raises(OSError, match="the checkpoint of step 9 was not saved"):
+        chief.finish(Pace(), stopped=False, resumed_from=None)
+
+
+def test_a_chief_that_goes_back_writes_down_from_where_and_to_which_checkpoint(tmp_path: Path):
+    engine = Script()
+    chief = make_chief(tmp_path, engine)
+    train_under(chief, engine)
+    chief.roll_back(9)  # the save of step 8 may still be in flight
+    assert (tmp_path / "rollbacks.jsonl").read_text() == '{"step": 9, "checkpoint": 8}\n'
 
 
 class Arrivals(Script):
     """An engine whose updates wait for nobody: some pushes are dropped, others' move the step too, a stop stays."""
 
-    def __init__(self, *, dropped: set[int] | None = None, others: int = 0, end: int = 100) -> None:
-        super().__init__()
+    def __init__(
+        self, *, dropped: set[int] | None = None, others: int = 0, end: int = 100, bad: set[int] | None = None
+    ) -> None:
+        super().__init__(bad=bad)
         self.dropped = dropped or set()  # pushes, by their number from 0
         self.others, self.end = others, end  # no update is made at the end or after it
         self.is_over, self.steps = False, 0  # steps: how many were taken

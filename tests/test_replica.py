@@ -473,7 +473,8 @@ def test_a_model_of_mixed_precision_computes_in_it_and_keeps_float32(build, prec
 @pytest.mark.parametrize("how", [eagerly, traced, compiled])
 def test_what_a_step_of_mixed_precision_gives_is_float32(build, how, precision, accumulate):
     outcome = parted(build("normed", precision), how=how, accumulate=accumulate)
-    assert {value.dtype for value in tf.nest.flatten(outcome)} == {np.dtype(np.float32)}
+    numbers = outcome._replace(finite=())
+    assert {value.dtype for value in tf.nest.flatten(numbers)} == {np.dtype(np.float32)}
 
 
 @pytest.mark.parametrize("precision", MIXED)
@@ -530,7 +531,70 @@ def test_an_overflow_of_one_gradient_in_one_part_is_told(build, accumulate):
         build("line", "mixed_float16"), accumulate=accumulate, loss="mean_squared_error", batch=batch, scale=SCALE
     )
     assert [bool(np.isfinite(gradient).all()) for gradient in outcome.gradients.values()] == [False, True]
-    assert outcome.overflow == 1.0
+    assert (outcome.overflow, outcome.bad, outcome.finite.tolist()) == (1.0, 0.0, [True, False, True])
+
+
+# What is not finite
+
+
+@keras.saving.register_keras_serializable("tests")
+class Root(keras.layers.Layer):
+    """Adds sqrt(weight * x): at x = 0 its value is finite, and its gradient is not."""
+
+    def build(self, shape: Any) -> None:
+        self.weight = self.add_weight(shape=(), initializer="ones", name="weight")
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        return inputs + tf.sqrt(self.weight * inputs[:, :1])
+
+
+def rooted() -> keras.Model:
+    keras.utils.set_random_seed(5)
+    inputs = keras.Input((4,))
+    return keras.Model(inputs, keras.layers.Dense(3, name="logits")(Root(name="root")(inputs)))
+
+
+def outcome_of(model: keras.Model, features: np.ndarray, *scale: Any, how: Any = traced, accumulate: int = 1) -> Any:
+    step = replica.make_step(model, CROSSENTROPY, accumulate=accumulate)
+    return how(step, *values_of(model), SEED, features, LABELS, *scale)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("how", HOW)
+def test_a_finite_step_is_not_bad(how, accumulate):
+    outcome = outcome_of(rooted(), FEATURES + 1, how=how, accumulate=accumulate)
+    assert (outcome.bad, outcome.finite.tolist()) == (0.0, [True, True, True, True])
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("how", HOW)
+def test_a_gradient_that_is_not_finite_is_bad_though_the_loss_is(how, accumulate):
+    features = FEATURES + 1
+    features[5, 0] = 0
+    outcome = outcome_of(rooted(), features, how=how, accumulate=accumulate)
+    assert list(outcome.gradients) == ["root/weight", "logits/kernel", "logits/bias"]
+    assert (outcome.bad, outcome.finite.tolist(), np.isfinite(outcome.loss)) == (1.0, [True, False, True, True], True)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("how", HOW)
+def test_a_loss_that_is_not_finite_is_bad(how, value):
+    features = FEATURES + 1
+    features[5, 1] = value
+    outcome = outcome_of(rooted(), features, how=how)
+    assert (outcome.bad, outcome.overflow, outcome.finite[0]) == (1.0, 0.0, False)
+
+
+@pytest.mark.parametrize(("scale", "bad"), [(1024.0, 0.0), (2.0, 0.0), (1.0, 1.0)])
+def test_a_gradient_that_overflows_is_bad_only_where_no_lower_scale_would_save_it(scale, bad):
+    features = FEATURES + 1
+    features[5, 0] = 0
+    outcome = outcome_of(rooted(), features, np.float32(scale))
+    assert (outcome.overflow, outcome.bad) == (1.0, bad)
+
+
+def test_a_loss_that_is_not_finite_is_bad_under_a_loss_scale_too():
+    assert outcome_of(rooted(), np.full_like(FEATURES, np.nan), np.float32(1024)).bad == 1.0
 
 
 @pytest.mark.parametrize("how", HOW)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -103,7 +105,7 @@ def test_loss_and_accuracy_become_the_means_of_this_update_alone():
     update = Update(one_shard())
     pushed = [vector(update.shard, ZEROS, loss=loss, accuracy=loss / 8) for loss in (1.0, 4.0)]
     after, _ = update(vector(update.shard, ONES, loss=100.0, accuracy=1.0), pushed)
-    assert update.metrics(after) == {"loss": 2.5, "accuracy": 0.3125, "stop": 0.0, "overflow": 0.0}
+    assert update.metrics(after) == {"loss": 2.5, "accuracy": 0.3125, "stop": 0.0, "overflow": 0.0, "bad": 0.0}
 
 
 def test_the_header_says_the_next_step():
@@ -236,10 +238,10 @@ def test_a_stop_stays_when_nobody_asks_any_more():
     update = Update(one_shard())
     asked, _ = update(vector(update.shard, ONES), [vector(update.shard, ONES, stop=1.0)])
     after, _ = update(asked, [vector(update.shard, ONES, loss=0.25)], step=5)
-    assert update.metrics(after) == {"loss": 0.25, "accuracy": 0.0, "stop": 1.0, "overflow": 0.0}
+    assert update.metrics(after) == {"loss": 0.25, "accuracy": 0.0, "stop": 1.0, "overflow": 0.0, "bad": 0.0}
 
 
-# Updates that are left out, and the loss scale
+# Updates that are left out
 
 SLOTS = {
     "momentum": np.full(16, 0.25, np.float32),
@@ -247,6 +249,92 @@ SLOTS = {
     "ema": np.full(16, 2.0, np.float32),
 }
 WITH_EMA = OptimizerConfig(name=OptimizerName.adam, learning_rate=0.01, ema=0.99)
+
+
+def gone_bad(number: float, *, clip_norm: float | None = None) -> tuple[Update, np.ndarray, dict[str, np.ndarray]]:
+    """(the update, what it gave) where one of two replicas pushed a number in place of all of its own."""
+    update = Update(one_shard(), dataclasses.replace(WITH_EMA, clip_norm=clip_norm))
+    bad = vector(update.shard, np.full((2, 3), number), mean=number, loss=number, bad=1.0)
+    return update, *update(vector(update.shard, ONES, mean=7.0), [vector(update.shard, ONES), bad], slots=SLOTS)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("clip_norm", [None, 1.0], ids=["unclipped", "clipped"])
+def test_a_bad_replica_leaves_all_as_it_was(clip_norm, number):
+    update, after, moved = gone_bad(number, clip_norm=clip_norm)
+    named = update.named(after)
+    assert (named["dense/kernel"].tolist(), named["norm/moving_mean"].tolist()) == (ONES.tolist(), [7.0, 7.0, 7.0])
+    assert {name: slot.tolist() for name, slot in moved.items()} == {n: slot.tolist() for n, slot in SLOTS.items()}
+
+
+def test_a_bad_update_counts_the_step():
+    update, after, _ = gone_bad(np.nan)
+    assert update.tags(after) == [2, 5]
+
+
+def test_a_bad_update_tells_its_loss_and_is_counted():
+    update, after, _ = gone_bad(np.nan)
+    told = update.metrics(after)
+    assert (math.isnan(told["loss"]), told["bad"]) == (True, 1.0)
+
+
+def test_bad_updates_stay_counted_for_those_who_did_not_see_each():
+    update, after, _ = gone_bad(np.inf)
+    good, bad = vector(update.shard, ONES, loss=0.25), vector(update.shard, ONES, bad=1.0)
+    counts = []
+    for step, pushed in enumerate([good, bad, bad, good], start=5):
+        after, _ = update(after, [pushed], slots=SLOTS, step=step)
+        counts.append(update.metrics(after)["bad"])
+    assert counts == [1.0, 2.0, 3.0, 3.0]
+
+
+def test_a_bad_update_does_not_spoil_the_next():
+    update, after, moved = gone_bad(np.nan)
+    good = [vector(update.shard, ONES)]
+    after, moved = update(after, good, slots=moved, step=5)
+    expected, slots = update(vector(update.shard, ONES, mean=7.0), good, slots=SLOTS, step=5)
+    kept = slice(update.shard.metrics_offset)
+    assert after[kept].tobytes() == expected[kept].tobytes()
+    assert {name: slot.tobytes() for name, slot in moved.items()} == {n: slot.tobytes() for n, slot in slots.items()}
+
+
+def test_a_bad_one_that_is_not_chosen_does_not_matter():
+    update = Update(one_shard())
+    pushed = [vector(update.shard, ONES), vector(update.shard, np.full((2, 3), np.nan), bad=1.0)]
+    after, _ = update(vector(update.shard, ONES), pushed, chosen=[True, False])
+    assert (update.named(after)["dense/kernel"][0].tolist(), update.metrics(after)["bad"]) == ([0.5, 0.5, 0.5], 0.0)
+
+
+def test_a_stop_is_heard_in_a_bad_update():
+    update = Update(one_shard())
+    after, _ = update(vector(update.shard, ONES), [vector(update.shard, ONES, bad=1.0, stop=1.0)])
+    assert update.metrics(after)["stop"] == 1.0
+
+
+@pytest.mark.parametrize("overflow", [0.0, 1.0])
+def test_a_bad_update_halves_a_loss_scale(overflow):
+    update = Update(one_shard(scaled=True), scaled=True)
+    bad = vector(update.shard, ONES, mean=np.nan, overflow=overflow, bad=1.0)
+    after, _ = update(vector(update.shard, ONES, mean=7.0), [bad])
+    named = update.named(after)
+    assert (named[SCALE].tolist(), named["norm/moving_mean"].tolist()) == ([4.0, 0.0], [7.0, 7.0, 7.0])
+
+
+def test_an_update_is_left_out_in_a_v1_graph_too():
+    shard = one_shard()
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        update = make_update(shard, SGD, lambda squares: squares)
+        pushed = tf.compat.v1.placeholder(tf.float32, [shard.size])
+        step, flat = tf.constant(4, tf.int64), tf.constant(vector(shard, ONES))
+        after, _ = update(flat, {}, [pushed], step, step, None)
+        found = [
+            session.run(after, {pushed: vector(shard, 2 * ONES, bad=bad)})[: shard.trainable_size].tolist()[0]
+            for bad in (0.0, 1.0)
+        ]
+    assert found == [0.0, 1.0]  # 1 - 0.5 * 2, and what it was
+
+
+# The loss scale
 
 
 def overflowed(*, clip_norm: float | None = None) -> tuple[Update, np.ndarray, dict[str, np.ndarray]]:

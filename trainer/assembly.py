@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainer import replica
+from trainer.bad_numbers import order_seed
 from trainer.config import RunConfig
 from trainer.data import DataSet
 from trainer.data.pipeline import training_batches, training_iterator
@@ -41,16 +42,17 @@ def make_host(config: RunConfig, plan: Plan, shard: Shard) -> ShardHost:
 
 
 def make_engine(
-    config: RunConfig, plan: Plan, task: Task, model: Any, data: DataSet, *, strategy: Any = None
+    config: RunConfig, plan: Plan, task: Task, model: Any, data: DataSet, *, strategy: Any = None, rollbacks: int = 0
 ) -> Engine:
     """The engine of a worker.
 
     Args:
         strategy: of all-reduce training, from server.start_strategy.
+        rollbacks: how often the run has gone back to a checkpoint for other batches.
     """
     common: dict[str, Any] = {
         "optimizer": config.optimizer,
-        "replicas": _make_replicas(config, plan, task, model, data),
+        "replicas": _make_replicas(config, plan, task, model, data, rollbacks),
     }
     if plan.strategy == "local":
         return LocalEngine(shard=plan.shards[0], parameters=plan.parameters, **common)
@@ -77,7 +79,9 @@ def _full(plan: Plan, task: Task, device: str) -> str:
     return device_of(task.name, device) if plan.has_shard_hosts else device
 
 
-def _make_replicas(config: RunConfig, plan: Plan, task: Task, model: Any, data: DataSet) -> list[Replica]:
+def _make_replicas(
+    config: RunConfig, plan: Plan, task: Task, model: Any, data: DataSet, rollbacks: int
+) -> list[Replica]:
     scopes: dict[str, str] = {}
     step = replica.make_step(
         model,
@@ -93,7 +97,7 @@ def _make_replicas(config: RunConfig, plan: Plan, task: Task, model: Any, data: 
             pipeline = training_iterator if plan.strategy == "all_reduce" else training_batches
             return pipeline(
                 data.train,
-                seed=config.seed,
+                seed=order_seed(config.seed, rollbacks),
                 start=start,
                 stop=plan.steps if plan.intake == "all" else ENDLESS,
                 batch_size=plan.global_batch,
@@ -110,6 +114,7 @@ def _make_replicas(config: RunConfig, plan: Plan, task: Task, model: Any, data: 
             _full(plan, task, device),
             jit=config.train.jit,
             scopes=scopes,
+            task=task.name,
         )
 
     return [make(first + number, device) for number, device in enumerate(task.replicas)]

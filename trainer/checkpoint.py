@@ -10,6 +10,7 @@ are not followed.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -28,6 +29,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.failpoints import reach
+from trainer.words import count, size
+
 FORMAT = 1
 TENSORS, MANIFEST = "tensors.npz", "manifest.json"
 FINISHED = re.compile(r"\d{9,}")  # the step
@@ -35,11 +39,13 @@ UNFINISHED = re.compile(r"\.\d{9,}\.tmp-(\d{1,10})")  # the step and its writer'
 DAMAGED = (ValueError, TypeError, KeyError, AttributeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 ANOTHER = "give another one with resume=PATH, or start anew with resume=never"
 NAMED_AT_MOST = 5  # tensors in one message
+OVERHEAD_BYTES = 4096  # of a checkpoint, and for each of its tensors: headers, the manifest, blocks that are not full
 
 Facts = Mapping[str, Any]  # of the run, for JSON: names of model and optimizer, slots, seed, replicas, ...
 Tensors = Mapping[str, NDArray[Any]]
 Shapes = Mapping[str, tuple[int, ...]]
 Release = Callable[[Sequence[int]], Iterable[int]]  # steps due to be removed, rising -> those that may go
+OnError = Callable[[OSError], None]
 
 
 class CheckpointError(ValueError):
@@ -190,12 +196,33 @@ def write(
         _remove_leftovers(folder)
         if not _is_valid(path):
             remove(path)
+            _check_room(folder, tensors)
             _save(path, {"step": step, "generation": generation, "facts": facts}, tensors)
     except OSError as error:
         problem = f"the checkpoint of step {step} was not saved ({error.strerror or error}); earlier ones are untouched"
         raise OSError(error.errno, problem, str(path)) from error
     prune(folder, step, keep, release)
     return path
+
+
+def check_space(folder: Path, nbytes: int, keep: int) -> None:
+    """Fails early where a run's checkpoints will not fit: those it keeps, and one more while it is written.
+
+    Args:
+        folder: what will hold them; it need not exist. Those that it holds already are not counted again.
+        nbytes: of one checkpoint's tensors.
+
+    Raises:
+        OSError: saying what is needed, what is free and what to do.
+    """
+    number = max(1, keep + 1 - len(finished(folder)))
+    free = _free_bytes(folder)
+    if free is not None and free < number * nbytes:
+        problem = (
+            f"{count(number, 'checkpoint')} of {size(nbytes)} will not fit: {size(number * nbytes)} are needed, "
+            f"{size(free)} are free; make room, choose another disk with run=PATH, or keep fewer with checkpoint.keep=1"
+        )
+        raise OSError(errno.ENOSPC, problem, str(folder))
 
 
 def copy(source: Path, folder: Path, notes: Mapping[str, str]) -> Path:
@@ -259,19 +286,26 @@ class Writer:
         """`keep` and `release` are those of `write`."""
         self._folder, self._keep, self._release = folder, keep, release
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._in_flight: Future[Path] | None = None
+        self._in_flight: Future[None] | None = None
 
-    def save(self, step: int, generation: int, facts: Facts, tensors: Tensors) -> None:
+    def save(
+        self, step: int, generation: int, facts: Facts, tensors: Tensors, *, on_error: OnError | None = None
+    ) -> None:
         """Starts a save, once the one before is on disk; the arrays must not change until then.
+
+        Args:
+            on_error: told, in the background thread, if this save fails; none: whoever calls next gets the error.
 
         Raises:
             OSError: if the save before failed; this one is then not started.
         """
         self.wait()
-        tensors = dict(tensors)
-        self._in_flight = self._pool.submit(
-            write, self._folder, step, generation, facts, tensors, keep=self._keep, release=self._release
-        )
+        self._in_flight = self._pool.submit(self._write, step, generation, facts, dict(tensors), on_error)
+
+    def look(self) -> None:
+        """Raises what the last save raised, if it has ended."""
+        if self._in_flight is not None and self._in_flight.done():
+            self.wait()
 
     def wait(self) -> None:
         """Returns when nothing is in flight; raises what the last save raised."""
@@ -285,6 +319,14 @@ class Writer:
             self.wait()
         finally:
             self._pool.shutdown()
+
+    def _write(self, step: int, generation: int, facts: Facts, tensors: Tensors, on_error: OnError | None) -> None:
+        try:
+            write(self._folder, step, generation, facts, tensors, keep=self._keep, release=self._release)
+        except OSError as error:
+            if on_error is None:
+                raise
+            on_error(error)
 
 
 @contextmanager
@@ -347,12 +389,27 @@ def _is_valid(path: Path) -> bool:
     return True
 
 
+def _check_room(folder: Path, tensors: Tensors) -> None:
+    """Refuses to begin what cannot end: a disk that is full, even for a moment, fails all who write to it."""
+    free, nbytes = _free_bytes(folder), sum(value.nbytes + OVERHEAD_BYTES for value in tensors.values())
+    if free is not None and free < nbytes:
+        raise OSError(errno.ENOSPC, f"{size(nbytes)} are needed, {size(free)} are free")
+
+
+def _free_bytes(folder: Path) -> int | None:
+    """What an ordinary user may still write to a folder's disk; None where the file system does not tell."""
+    usage = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists()))
+    return usage.free if usage.total else None
+
+
 def _save(path: Path, manifest: dict[str, Any], tensors: Tensors) -> None:
     with _growing(path) as temporary:
         _write_tensors(temporary / TENSORS, tensors)
         file = {"bytes": (temporary / TENSORS).stat().st_size, "sha256": _sha256(temporary / TENSORS)}
         shapes = {name: {"shape": value.shape, "dtype": value.dtype.name} for name, value in tensors.items()}
+        reach("save-data", manifest["step"])
         _write_manifest(temporary / MANIFEST, {**manifest, "tensors": shapes, "files": {TENSORS: file}})
+        reach("save-manifest", manifest["step"])
 
 
 @contextmanager
@@ -364,6 +421,7 @@ def _growing(path: Path) -> Iterator[Path]:
         yield temporary
         _sync(temporary)
         temporary.rename(path)
+        reach("rename", int(path.name))
         _sync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # after the rename there is none

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from trainer import checkpoint, evaluations, optimizers, resume, workload
 from trainer.bad_numbers import record_rollback
-from trainer.config import RunConfig, SaveErrorPolicy
+from trainer.config import NotFinitePolicy, RunConfig, SaveErrorPolicy
 from trainer.engine import contributions
 from trainer.engine.pulled import Pulled
 from trainer.engine.snapshot import Snapshot
@@ -133,6 +133,7 @@ class Chief:
         self._engine, self._evaluator, self._status = engine, evaluator, status
         self._start, self._generation, self._journal = start, generation, journal
         self._writer = _make_writer(config, directory, is_read=evaluator is None)
+        self._skips_bad_updates = config.train.on_not_finite is NotFinitePolicy.skip
         self._may_fail_to_save = config.checkpoint.on_error is SaveErrorPolicy("continue")  # but for the last time
         self._history = History(directory.history, start=start)
         self._events = Events(directory.events, start=start)
@@ -166,9 +167,9 @@ class Chief:
         if not (save or evaluate or histograms):
             return
         snapshot = self._engine.snapshot()
-        if save and (bad := _not_finite(snapshot)):
-            # No reason to end here: the loss that all replicas see next tells it to all.
-            print(f"step {snapshot.step} is not saved: parameter {bad} is not finite", flush=True)
+        if save and (flaw := self._flaw(snapshot)):
+            # No reason to end here: what all replicas see next tells it to all.
+            print(f"step {snapshot.step} is not saved: {flaw}", flush=True)
         elif save:
             self._save(snapshot, on_error=_say_and_go_on if self._may_fail_to_save else None)
         if evaluate:
@@ -225,6 +226,13 @@ class Chief:
         self._writer.wait()
         saved = checkpoint.finished(self._directory.checkpoints)
         record_rollback(self._directory.rollbacks, step=step, checkpoint=int(saved[-1].name) if saved else None)
+
+    def _flaw(self, snapshot: Snapshot) -> str | None:
+        """Why a state must not be saved; it may be the first to tell that an update was left out."""
+        if snapshot.bad and not self._skips_bad_updates:
+            return "an update was left out"
+        path = _not_finite(snapshot)
+        return None if path is None else f"parameter {path} is not finite"
 
     def _save(self, snapshot: Snapshot, *, on_error: checkpoint.OnError | None = None) -> None:
         if bad := _not_finite(snapshot):

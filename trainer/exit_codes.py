@@ -38,8 +38,16 @@ class IncompleteError(RuntimeError):
     """A part of the cluster's state is gone, so that no task alone can go on."""
 
 
+class RollbackError(IncompleteError):
+    """The update to `step` was left out, and the run is to go back to its newest checkpoint."""
+
+    def __init__(self, message: str, *, step: int) -> None:
+        super().__init__(message)
+        self.step = step
+
+
 class NotFiniteError(ValueError):
-    """The loss is NaN or infinite."""
+    """A loss or a gradient is NaN or infinite."""
 
 
 def meaning(code: int) -> str:

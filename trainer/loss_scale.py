@@ -12,6 +12,7 @@ from trainer.placement import Parameter
 
 PARAMETER = Parameter("trainer/loss_scale", (2,), trainable=False)  # the scale, and the good updates since it moved
 FIRST = (2.0**15, 0.0)
+LOWEST = 1.0  # gradients that overflow even so are not the scale's fault
 GROWTH_STEPS = 2000
 
 
@@ -26,5 +27,5 @@ def moved(scale: tf.Tensor, overflow: tf.Tensor, used: tf.Tensor) -> tf.Tensor:
     factor, good = tf.unstack(scale)
     grows = good + 1 >= GROWTH_STEPS
     up = tf.stack([tf.where(grows, factor * 2, factor), tf.where(grows, 0.0, good + 1)])
-    down = tf.stack([tf.where(used > factor, factor, tf.maximum(factor / 2, 1.0)), 0.0])
+    down = tf.stack([tf.where(used > factor, factor, tf.maximum(factor / 2, LOWEST)), 0.0])
     return tf.where(overflow, down, up)

@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from trainer.layer_devices import pinned
+from trainer.loss_scale import LOWEST
 from trainer.placement import Parameter
 
 Tensors = Mapping[str, tf.Tensor]  # by parameter path
@@ -58,6 +59,8 @@ class Outcome(NamedTuple):
     loss: tf.Tensor
     accuracy: tf.Tensor
     overflow: tf.Tensor  # 1 if a gradient is not finite under a loss scale, else 0
+    bad: tf.Tensor  # 1 if the loss, or a gradient that no lower loss scale would save, is not finite; else 0
+    finite: tf.Tensor  # [1 + gradients] bool: whether the loss is finite, and then each gradient
 
 
 def make_step(
@@ -120,13 +123,19 @@ def make_step(
     ) -> Outcome:
         run = whole if accumulate == 1 else _in_parts(whole, accumulate)
         told = run(parameters, _of_model(model, state), seed, (features, labels), loss_scale)
-        overflow = tf.constant(0.0)
-        if loss_scale is not None:
-            finite = [tf.reduce_all(tf.math.is_finite(gradient)) for gradient in told[0].values()]
-            overflow = 1.0 - tf.cast(tf.reduce_all(finite), tf.float32)
-        return Outcome(*told, overflow)
+        return Outcome(*told, *_judge(told[0], told[2], loss_scale))
 
     return step
+
+
+def _judge(gradients: Tensors, loss: tf.Tensor, loss_scale: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns (overflow, bad, finite) of an `Outcome`."""
+    finite = tf.stack([tf.reduce_all(tf.math.is_finite(values)) for values in (loss, *gradients.values())])
+    if loss_scale is None:
+        return tf.constant(0.0), 1.0 - tf.cast(tf.reduce_all(finite), tf.float32), finite
+    overflows = tf.logical_not(tf.reduce_all(finite[1:]))
+    is_bad = tf.logical_or(tf.logical_not(finite[0]), tf.logical_and(overflows, loss_scale <= LOWEST))
+    return tf.cast(overflows, tf.float32), tf.cast(is_bad, tf.float32), finite
 
 
 def _in_parts(run: Pass, count: int) -> Pass:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ class Replica:
     device: str | None = None  # of the forward and backward pass; none: where TensorFlow puts it
     jit: bool = False  # compiled by XLA
     scopes: Mapping[str, str] = field(default_factory=dict)  # layer path by name scope; known when the step is built
+    task: str = "worker:0"  # that computes it
 
 
 class Computed(NamedTuple):
@@ -83,6 +85,7 @@ def _run(
     stop: tf.Tensor,
 ) -> Any:
     """Steps, and ends the same function with `end`, on the replica's device."""
+    judged: list[str] = []  # what each element of `finite` is about
 
     def step(flats: Sequence[tf.Tensor], draw: tf.Tensor, batch: tuple[tf.Tensor, tf.Tensor], stop: tf.Tensor) -> Any:
         with tf.device(replica.device):  # here too: operations of a function do not take over their caller's device
@@ -90,14 +93,38 @@ def _run(
             scale = state.get(loss_scale.PARAMETER.path)
             told = replica.step(parameters, state, draw, *batch, None if scale is None else scale[0])
             kept = {} if scale is None else {loss_scale.PARAMETER.path: scale}
-            metrics = {"loss": told.loss, "accuracy": told.accuracy, "stop": stop, "overflow": told.overflow}
+            metrics = told._asdict() | {"stop": stop}
             lanes = tf.stack([metrics[name] for name in METRICS])
-            return end(Computed(told.gradients, {**told.state, **kept}, lanes))
+            judged[:] = ["the loss", *(f"the gradient of {path}" for path in told.gradients)]
+            return end(Computed(told.gradients, {**told.state, **kept}, lanes)), told.bad, told.finite
 
     draw = tf.stack([tf.constant(replica.seed, tf.int64), batches.step * replica.count + replica.index])
     run = tf.function(step, autograph=False, jit_compile=replica.jit or None)
     with tf.name_scope(f"replica{replica.index}"), tf.device(replica.device):  # one copy of each vector goes there
-        return run(list(flats), draw, (batches.features, batches.labels), stop)
+        ended, bad, finite = run(list(flats), draw, (batches.features, batches.labels), stop)
+        named = _name_bad(replica, bad > 0, finite, judged, step=packing.tags_of(flats[0], shards[0])[1])
+        with tf.control_dependencies([named]):
+            return tf.nest.map_structure(tf.identity, ended)
+
+
+def _name_bad(
+    replica: Replica, is_bad: tf.Tensor, finite: tf.Tensor, judged: Sequence[str], *, step: tf.Tensor
+) -> tf.Operation:
+    """Prints what is not finite, in the log of the task that computed it: all others learn only that something is.
+
+    In the graph, so that it costs no fetch; and outside of what XLA compiles, which cannot print.
+    """
+
+    def tell() -> tf.Operation:
+        with tf.device("/cpu:0"):  # of the task that an enclosing scope names
+            first = tf.gather(tf.constant(judged), tf.argmin(tf.cast(finite, tf.int32)))
+            others = tf.reduce_sum(tf.cast(tf.logical_not(finite), tf.int32)) - 1
+            more = tf.where(others > 0, tf.strings.format(", nor are {} others", others), "")
+            said = [f"replica {replica.index} of {replica.task}: ", first, " is not finite at step "]
+            return tf.print(tf.strings.join([*said, tf.as_string(step + 1), more]), output_stream=sys.stderr)
+
+    with tf.device("/cpu:0"):
+        return tf.cond(is_bad, tell, tf.no_op)
 
 
 def mean_computed(told: Sequence[Computed]) -> Computed:

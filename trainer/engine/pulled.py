@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from trainer.placement import METRICS
+
 
 class Pulled(NamedTuple):
     """The state that a replica step started from, and how long it took.
@@ -19,6 +21,7 @@ class Pulled(NamedTuple):
     loss: float
     accuracy: float
     stop: bool  # a replica asked to stop; in lockstep all see this at the same step
+    bad: int = 0  # updates that were left out since the load because a loss or a gradient was not finite
     wait_secs: float = 0.0  # until all parameters were here
     compute_secs: float = 0.0  # forward and backward pass
     gradients: dict[str, np.ndarray] | None = None  # of this replica, by path; only when asked for
@@ -30,5 +33,5 @@ class Pulled(NamedTuple):
         """From the tags [shards, 2] and the metrics [LANES] of what was pulled."""
         if not (tags == tags[0]).all():
             raise RuntimeError(f"the shards disagree: (generation, step) of each is {tags.tolist()}")
-        loss, accuracy, stop = metrics[:3].tolist()
-        return cls(int(tags[0][0]), int(tags[0][1]), loss, accuracy, stop > 0, wait_secs, compute_secs)
+        loss, accuracy, stop, _, bad = metrics[: len(METRICS)].tolist()
+        return cls(int(tags[0][0]), int(tags[0][1]), loss, accuracy, stop > 0, int(bad), wait_secs, compute_secs)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainer.engine import packing
-from trainer.placement import Shard
+from trainer.placement import METRICS, Shard
 
 Arrays = dict[str, np.ndarray]
 
@@ -25,6 +25,7 @@ class Snapshot:
     state: Arrays
     slots: dict[str, Arrays]  # by slot name; empty: every slot at its first value
     metrics: tuple[float, float] | None = None  # loss and accuracy of the update that led here, if it is known
+    bad: int = 0  # updates that were left out since the load because a loss or a gradient was not finite
 
     def to_tensors(self) -> Arrays:
         """One flat mapping, as a checkpoint stores it."""
@@ -56,8 +57,8 @@ class Snapshot:
         named = {name: packing.join(zip(trainable, (held[name] for held in slots), strict=True)) for name in slots[0]}
         parameters = packing.join(zip(trainable, flats, strict=True))
         state = packing.join(zip((shard.state for shard in shards), flats, strict=True))
-        loss, accuracy = flats[0][shards[0].metrics_offset :][:2].tolist()
-        return cls(step, parameters, state, named, (loss, accuracy))
+        loss, accuracy, _, _, bad = flats[0][shards[0].metrics_offset :][: len(METRICS)].tolist()
+        return cls(step, parameters, state, named, (loss, accuracy), int(bad))
 
     def flat(self, shard: Shard, *, generation: int) -> np.ndarray:
         return packing.to_flat(shard, self.parameters | self.state, generation=generation, step=self.step)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import tensorflow as tf
 
 from trainer import loss_scale, optimizers
 from trainer.config import OptimizerConfig
 from trainer.engine import packing
-from trainer.placement import METRICS, Shard
+from trainer.placement import LANES, METRICS, Shard
 
 Slots = dict[str, tf.Tensor]
 # (flat [size], slots, pushed [size] each, generation, step, which were chosen [pushed] bool or None for all)
@@ -20,17 +21,18 @@ Update = Callable[
 # squares [k] of this shard's parameters -> squares [K] of all, in path order
 Exchange = Callable[[tf.Tensor], tf.Tensor]
 
-STOP, OVERFLOW = METRICS.index("stop"), METRICS.index("overflow")
+STOP, OVERFLOW, BAD = (METRICS.index(name) for name in ("stop", "overflow", "bad"))
 
 
 def make_update(shard: Shard, config: OptimizerConfig, exchange: Exchange, *, scaled: bool = False) -> Update:
     """Builds the update of one shard, compiled by XLA into one pass over its vectors.
 
-    The result is out of place, so whoever still reads the previous vector keeps it unchanged.
+    The result is out of place, so whoever still reads the previous vector keeps it unchanged. Where a replica's loss or
+    gradients are not finite the update is left out, by every shard: the step counts, and nothing else moves.
 
     Args:
         exchange: brings together the squared norms of all shards; called only when gradients are clipped.
-        scaled: leaves out updates whose gradients overflowed, and moves the loss scale.
+        scaled: leaves out updates whose gradients overflowed too, and moves the loss scale.
     """
 
     @tf.function(jit_compile=True, autograph=False)
@@ -44,46 +46,54 @@ def make_update(shard: Shard, config: OptimizerConfig, exchange: Exchange, *, sc
         size = shard.trainable_size
         gradient = mean[:size] if scale is None else mean[:size] * scale
         parameters, moved = optimizers.apply(config, flat[:size], slots, gradient, step)
-        state = mean[size : shard.metrics_offset]
-        if scaled:
-            overflow = mean[shard.metrics_offset + OVERFLOW] > 0
-            parameters = tf.where(overflow, flat[:size], parameters)
-            kept = dict(slots)
-            if config.ema is not None:  # the next update would start the average from zeros
-                kept["ema"] = tf.where(step > 0, slots["ema"], flat[:size])
-            moved = {name: tf.where(overflow, kept[name], slot) for name, slot in moved.items()}
-            state = _scaled_state(shard, flat, state, overflow)
-        tags = packing.header(generation, step + 1)
-        return tf.concat([parameters, state, _metrics(shard, flat, mean), tags], 0), moved
+        state, metrics = _state(shard, flat, mean[size:], made=True), _metrics(shard, flat, mean[size:])
+        return tf.concat([parameters, state, metrics, packing.header(generation, step + 1)], 0), moved
 
     @tf.function(jit_compile=True, autograph=False)
     def average(packed: Sequence[tf.Tensor], chosen: tf.Tensor | None) -> tf.Tensor:
         return mean_of(packed, chosen)
 
-    def clipped(
-        flat: tf.Tensor,
-        slots: Slots,
-        packed: Sequence[tf.Tensor],
-        generation: tf.Tensor,
-        step: tf.Tensor,
-        chosen: tf.Tensor | None = None,
-    ) -> tuple[tf.Tensor, Slots]:
-        mean = average(packed, chosen)
-        scale = optimizers.clip_scale(config, exchange(squares_of(mean)))
-        return apply(flat, slots, mean, scale, generation, step)
-
     @tf.function(jit_compile=True, autograph=False)
-    def unclipped(
+    def average_and_apply(
         flat: tf.Tensor,
         slots: Slots,
         packed: Sequence[tf.Tensor],
         generation: tf.Tensor,
         step: tf.Tensor,
-        chosen: tf.Tensor | None = None,
+        chosen: tf.Tensor | None,
     ) -> tuple[tf.Tensor, Slots]:
         return apply(flat, slots, mean_of(packed, chosen), None, generation, step)
 
-    return unclipped if config.clip_norm is None else clipped
+    def leave_out(
+        flat: tf.Tensor, slots: Slots, rest: tf.Tensor, generation: tf.Tensor, step: tf.Tensor
+    ) -> tuple[tf.Tensor, Slots]:
+        parameters, kept = flat[: shard.trainable_size], dict(slots)
+        if config.ema is not None:  # the next update would start the average from zeros
+            kept["ema"] = tf.where(step > 0, slots["ema"], parameters)
+        state, metrics = _state(shard, flat, rest, made=False), _metrics(shard, flat, rest)
+        return tf.concat([parameters, state, metrics, packing.header(generation, step + 1)], 0), kept
+
+    def update(
+        flat: tf.Tensor,
+        slots: Slots,
+        packed: Sequence[tf.Tensor],
+        generation: tf.Tensor,
+        step: tf.Tensor,
+        chosen: tf.Tensor | None = None,
+    ) -> tuple[tf.Tensor, Slots]:
+        if config.clip_norm is None:
+            make = partial(average_and_apply, flat, slots, packed, generation, step, chosen)
+        else:
+            mean = average(packed, chosen)
+            scale = optimizers.clip_scale(config, exchange(squares_of(mean)))
+            make = partial(apply, flat, slots, mean, scale, generation, step)
+        rest = mean_of([one[shard.trainable_size :] for one in packed], chosen)
+        told = rest[shard.metrics_offset - shard.trainable_size :]
+        is_bad = told[BAD] + told[OVERFLOW] > 0 if scaled else told[BAD] > 0
+        # A condition around what XLA compiles: a choice within it makes XLA contract other sums, with other bits.
+        return tf.cond(is_bad, partial(leave_out, flat, slots, rest, generation, step), make)
+
+    return update
 
 
 def mean_of(packed: Sequence[tf.Tensor], chosen: tf.Tensor | None = None) -> tf.Tensor:
@@ -110,22 +120,28 @@ def is_scaled(shards: Sequence[Shard]) -> bool:
     return any(piece.path == loss_scale.PARAMETER.path for shard in shards for piece in shard.state)
 
 
-def _metrics(shard: Shard, flat: tf.Tensor, mean: tf.Tensor) -> tf.Tensor:
-    """The metrics after an update. Once a replica has asked to stop that stays, for those who did not see it yet."""
-    before, now = (v[shard.metrics_offset : shard.header_offset] for v in (flat, mean))
+def _metrics(shard: Shard, flat: tf.Tensor, rest: tf.Tensor) -> tf.Tensor:
+    """The metrics after an update, for those who do not see each: a stop stays, and bad ones are counted.
+
+    Args:
+        rest: the mean of what was pushed, behind the gradients.
+    """
+    before = flat[shard.metrics_offset : shard.header_offset]
+    now = rest[shard.metrics_offset - shard.trainable_size :][:LANES]
     stop = tf.maximum(before[STOP], now[STOP])
-    return tf.concat([now[:STOP], [stop], now[STOP + 1 :]], 0)
+    bad = before[BAD] + tf.cast(now[BAD] > 0, tf.float32)
+    return tf.concat([now[:STOP], [stop], now[STOP + 1 : BAD], [bad], now[BAD + 1 :]], 0)
 
 
-def _scaled_state(shard: Shard, flat: tf.Tensor, state: tf.Tensor, overflow: tf.Tensor) -> tf.Tensor:
-    """The state after an update that may have been left out, with the loss scale moved, if it is held here."""
+def _state(shard: Shard, flat: tf.Tensor, rest: tf.Tensor, *, made: bool) -> tf.Tensor:
+    """The state after an update that was made or left out, with the loss scale moved, if it is held here."""
     before = flat[shard.trainable_size : shard.metrics_offset]
-    after = tf.where(overflow, before, state)
+    pushed = rest[: shard.metrics_offset - shard.trainable_size]
+    after = pushed if made else before
     for piece in shard.state:
         if piece.path == loss_scale.PARAMETER.path:
             begin = piece.offset - shard.trainable_size
             end = begin + piece.size
-            after = tf.concat(
-                [after[:begin], loss_scale.moved(before[begin:end], overflow, state[begin]), after[end:]], 0
-            )
+            scale = loss_scale.moved(before[begin:end], tf.constant(not made), pushed[begin])
+            after = tf.concat([after[:begin], scale, after[end:]], 0)
     return after

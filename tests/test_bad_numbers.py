@@ -1,0 +1,255 @@
+"""Losses and gradients that are not finite: their updates are never made, and what follows is what the config says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import SMALL, Run
+
+from trainer import bad_numbers, checkpoint, exit_codes
+from trainer.bad_numbers import count_rollbacks, order_seed, reaction, record_rollback
+from trainer.compose import load
+from trainer.config import ConfigError, NotFinitePolicy
+from trainer.data.order import batch_indices
+from trainer.engine.pulled import Pulled
+from trainer.exit_codes import NotFiniteError, RollbackError
+from trainer.plan import Machine, check
+
+Finish = Callable[..., Run]
+BAD = Pulled(2, 41, 0.5, 0.5, stop=False, bad=1)
+
+# ---- what follows
+
+
+@pytest.mark.parametrize(
+    ("policy", "rollbacks", "expected"),
+    [
+        ("stop", 0, bad_numbers.stop),
+        ("skip", 9, bad_numbers.skip),
+        ("rollback", 0, bad_numbers.roll_back),
+        ("rollback", 2, bad_numbers.roll_back),
+        ("rollback", 3, bad_numbers.stop),
+    ],
+)
+def test_a_policy_chooses_what_follows_and_a_run_goes_back_three_times_at_most(policy, rollbacks, expected):
+    assert reaction(NotFinitePolicy(policy), rollbacks=rollbacks) is expected
+
+
+def test_a_run_that_stops_leaves_with_65():
+    with pytest.raises(NotFiniteError, match="a gradient of step 41 is not finite") as raised:
+        bad_numbers.stop(BAD)
+    assert exit_codes.exit_code_of(raised.value) == 65
+
+
+def test_a_run_that_goes_back_leaves_with_75_and_says_from_where():
+    with pytest.raises(RollbackError, match="the run goes back to its newest checkpoint") as raised:
+        bad_numbers.roll_back(BAD)
+    assert (exit_codes.exit_code_of(raised.value), raised.value.step) == (75, 41)
+
+
+def test_rollbacks_are_counted_by_their_lines(tmp_path: Path):
+    path = tmp_path / "rollbacks.jsonl"
+    counts = [count_rollbacks(path)]
+    for step, newest in ((7, None), (41, 40)):
+        record_rollback(path, step=step, checkpoint=newest)
+        counts.append(count_rollbacks(path))
+    assert counts == [0, 1, 2]
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {"step": 7, "checkpoint": None},
+        {"step": 41, "checkpoint": 40},
+    ]
+
+
+def test_the_order_of_the_data_is_the_seeds_own_until_a_run_goes_back():
+    assert [order_seed(seed, 0) for seed in (0, 7, 2**31 - 1)] == [0, 7, 2**31 - 1]
+
+
+def test_the_order_of_the_data_is_another_after_each_rollback():
+    orders = [
+        tuple(batch_indices(order_seed(7, n), 3, batch_size=8, replica=0, replicas=1, count=1000).numpy())
+        for n in range(bad_numbers.ROLLBACKS_AT_MOST + 1)
+    ]
+    assert len(set(orders)) == 4
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["cluster=1ps2w", "job=worker", "task=0"], "rollback is the launcher's, .* job=worker plays one task alone"),
+        (["restart.max=0"], "rollback starts all tasks again, and worker:0 may never be"),
+        (["restart.max_of={worker:0}"], "rollback starts all tasks again, and worker:0 may never be"),
+    ],
+)
+def test_a_rollback_that_nobody_could_carry_out_is_refused(overrides, message):
+    with pytest.raises(ConfigError, match=f"train.on_not_finite: {message}"):
+        raise ConfigError(check(load([*overrides, "train.on_not_finite=rollback"]), Machine(cores=1, gpus=0)))
+
+
+# ---- real clusters
+
+USER_FILE = '''
+import keras
+import numpy as np
+
+
+@keras.saving.register_keras_serializable("tests")
+class Fragile(keras.layers.Layer):
+    """Of an example whose first feature is 0 the gradient is not finite; with `loss`, the loss is not either."""
+
+    def __init__(self, loss, **options):
+        super().__init__(**options)
+        self.loss = loss
+
+    def build(self, shape):
+        self.weight = self.add_weight(shape=(), initializer="ones", name="weight")
+
+    def call(self, inputs):
+        first = self.weight * inputs[:, :1]
+        return inputs + (keras.ops.log(first) if self.loss else keras.ops.sqrt(first))
+
+
+def fragile(input_shape, classes, *, loss=False):
+    inputs = keras.Input(input_shape)
+    hidden = keras.layers.BatchNormalization(name="norm")(keras.layers.Dense(8, name="dense")(inputs))
+    hidden = keras.layers.Concatenate(name="both")([Fragile(loss, name="fragile")(inputs), hidden])
+    return keras.Model(inputs, keras.layers.Dense(classes, name="logits")(hidden))
+
+
+def marked(*, at: list = [], count=2400):
+    """Examples whose label is whether the second feature is large; the first is 0 of those at these places."""
+    features = np.random.default_rng(3).uniform(0.5, 1.5, (count, 4)).astype(np.float32)
+    labels = (features[:, 1] > 1).astype(np.int64)
+    good = features.copy()
+    features[at, 0] = 0
+    return {"train": (features, labels), "evaluate": (good[:480], labels[:480]), "classes": 2}
+'''
+SEED, COUNT, BATCH, STEPS = 1, 2400, 48, 12  # of SMALL
+
+
+def indices_at(step: int, *, seed: int = SEED, replica: int = 0, replicas: int = 1) -> np.ndarray:
+    """The examples that a replica sees on the parameters of a step."""
+    options = {"batch_size": BATCH, "replica": replica, "replicas": replicas, "count": COUNT}
+    return batch_indices(seed, step, **options).numpy()
+
+
+@pytest.fixture
+def fragile(tmp_path: Path) -> list[str]:
+    """Overrides of a run in which the update to step 7 is bad, because of replica 1 where there are two."""
+    (tmp_path / "mine.py").write_text(USER_FILE)
+    return [
+        *(*SMALL, f"seed={SEED}", "user=mine.py", "model=fragile", "data=marked", "timeouts.roll_call_secs=60"),
+        f"data.options.at=[{indices_at(6, replica=1, replicas=2)[0]}]",
+    ]
+
+
+def named(run: Run) -> dict[str, list[str]]:
+    """What each task's log says of a replica that was bad."""
+    logs = {log.stem: log.read_text().splitlines() for log in run.logs()}
+    return {task: [line for line in lines if line.startswith("replica ")] for task, lines in logs.items()}
+
+
+def newest(run: Run) -> dict[str, np.ndarray]:
+    found, skipped = checkpoint.newest_valid(run.directory / "checkpoints")
+    assert found is not None
+    assert skipped == []
+    return checkpoint.load(found)
+
+
+def is_finite(run: Run) -> bool:
+    return all(np.isfinite(value).all() for value in newest(run).values())
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [([], "the gradient of fragile/weight is not finite at step 7"), (["model.options.loss=true"], "the loss is not")],
+    ids=["gradient", "loss"],
+)
+def test_a_run_stops_before_a_bad_update_and_names_the_replica(start, fragile, options, what):
+    run = start("cluster=1ps2w", *fragile, *options, "checkpoint.every=1")
+    assert run.wait() == 65, run.output
+    assert "step 7" in run.output
+    assert "its update was left out" in run.output
+    told = named(run)
+    assert (told["ps-0"], told["worker-0"], len(told["worker-1"])) == ([], [], 1)
+    assert told["worker-1"][0].startswith(f"replica 1 of worker:1: {what}")
+    assert max(int(path.name) for path in checkpoint.finished(run.directory / "checkpoints")) < 7
+    assert is_finite(run)
+
+
+CLUSTERS = ("1ps2w", "2ps2w", "2w")  # of two replicas each
+
+
+@pytest.mark.cluster
+def test_a_run_that_skips_a_bad_update_ends_the_same_wherever_its_shards_live(finish: Finish, fragile):
+    options = [*fragile, "train.on_not_finite=skip", "optimizer.clip_norm=0.5", "optimizer.ema=0.9"]
+    runs = [finish(f"cluster={name}", *options, f"run={name}") for name in CLUSTERS]
+    assert len({run.summary()["params_sha256"] for run in runs}) == 1
+    for run in runs:
+        assert (run.summary()["steps"], is_finite(run)) == (STEPS, True)
+        said = [
+            log.read_text().count("a gradient of step 7 is not finite") for log in run.logs() if "worker" in log.stem
+        ]
+        assert said == [1, 1]
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["cluster=1ps2w", "train.jit=true"],
+        ["cluster=2w", "strategy=all_reduce"],
+        ["cluster=1ps2w", "strategy=async"],
+        ["cluster=1ps2w", "strategy=async", "optimizer.clip_norm=0.5"],
+        ["cluster=1ps2w", "strategy=backup", "strategy.quorum=1"],
+        ["cluster=local", "device.replicas=[/cpu:0,/cpu:1]"],
+        ["cluster=local", "train.precision=mixed_float16"],
+    ],
+    ids=lambda options: "-".join(o.partition("=")[2] for o in options),
+)
+def test_every_strategy_skips_bad_updates(finish: Finish, fragile, options):
+    """So many examples are bad that every replica meets some, whichever updates it makes."""
+    at = f"data.options.at={list(range(0, COUNT, 30))}"
+    run = finish(*options, *fragile, at, "model.options.loss=true", "train.on_not_finite=skip", "train.steps=30")
+    assert is_finite(run)
+    assert "training goes on" in "".join(log.read_text() for log in run.logs())
+    losses = [line["loss"] for line in run.history()]
+    assert np.isfinite(losses).all()
+
+
+@pytest.mark.cluster
+def test_what_a_skipped_update_leaves_is_what_was_there_before_it(finish: Finish, fragile):
+    run = finish("cluster=1ps2w", *fragile, "train.on_not_finite=skip", "checkpoint.every=1", "checkpoint.keep=12")
+    held = {
+        int(path.name): checkpoint.load(checkpoint.read_manifest(path))
+        for path in (run.directory / "checkpoints").iterdir()
+    }
+    same = [step for step in range(2, STEPS + 1) if all((held[step][n] == held[step - 1][n]).all() for n in held[step])]
+    assert same == [7]
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("clusters", [CLUSTERS, ("local",)], ids=["two", "one"])
+def test_a_run_goes_back_to_its_newest_checkpoint_and_on_with_other_batches(finish: Finish, fragile, clusters):
+    ahead = [indices_at(step, seed=order_seed(SEED, 1)) for step in range(6, STEPS)]
+    assert indices_at(6, replica=1, replicas=2)[0] not in np.concatenate(ahead), "choose another seed"
+    options = [*fragile, "train.on_not_finite=rollback", "restart.delay_secs=0", "checkpoint.every=1"]
+    runs = [finish(f"cluster={name}", *options, f"run={name}") for name in clusters]
+    assert len({run.summary()["params_sha256"] for run in runs}) == 1
+    for run in runs:
+        assert (run.directory / "rollbacks.jsonl").read_text() == '{"step": 7, "checkpoint": 6}\n'
+        assert "resumes at step 6" in (run.directory / "logs/worker-0.log").read_text()
+        assert (run.summary()["steps"], is_finite(run)) == (STEPS, True)
+
+
+@pytest.mark.cluster
+def test_a_run_that_is_bad_after_every_rollback_stops(start, fragile):
+    options = [*fragile, "train.on_not_finite=rollback", "restart.delay_secs=0"]
+    run = start("cluster=1ps2w", *options, f"data.options.at={list(range(COUNT))}")
+    assert run.wait() == 65, run.output
+    assert count_rollbacks(run.directory / "rollbacks.jsonl") == 3
+    assert not list((run.directory / "checkpoints").glob("0*"))
