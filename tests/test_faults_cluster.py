@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -132,7 +133,7 @@ def test_a_task_that_is_frozen_is_ended_and_replaced(start, unbroken, task: str)
     run.wait_for_step(FAULT_AT)
     signal_tasks(run, signal.SIGSTOP, task)
     assert run.wait() == 0, run.output
-    assert f"{task} is silent for 3 s: ends it" in run.output
+    assert f"{task} is gone (silent for 3 s, so it was ended)" in run.output
     assert_same(run, unbroken("cluster=2ps3w"))
 
 
@@ -180,6 +181,54 @@ def test_the_whole_run_killed_goes_on_where_it_was_saved(start, unbroken):
     assert_same(again, unbroken("cluster=2ps3w"))
 
 
+MEMORY = Path("/sys/fs/cgroup/memory")
+
+
+@pytest.fixture
+def little_memory() -> Iterator[Path]:
+    """A control group that has hardly any memory."""
+    group = MEMORY / f"trainer-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no memory can be taken from a process here: {error}")
+    (group / "memory.limit_in_bytes").write_text(str(4 * 2**20))
+    yield group
+    group.rmdir()
+
+
+TAKES_MEMORY = """
+import keras, numpy as np, tensorflow as tf
+
+
+class Takes(keras.layers.Layer):
+    def call(self, inputs):
+        return tf.ensure_shape(tf.numpy_function(take, [inputs], inputs.dtype), inputs.shape)
+
+
+def take(features):
+    return features + np.float32(np.ones(2**23).sum() * 0)
+
+
+def takes(input_shape, classes):
+    return keras.Sequential([
+        keras.Input(input_shape), Takes(), keras.layers.Flatten(), keras.layers.Dense(classes, name="logits")
+    ])
+"""
+
+
+def test_a_task_that_runs_out_of_memory_is_told_from_one_that_was_killed(start, tmp_path: Path, little_memory: Path):
+    (tmp_path / "mine.py").write_text(TAKES_MEMORY)
+    run = start(*EXACT, "cluster=1ps2w", "user=mine.py", "model=takes")
+    run.wait_for_step(FAULT_AT)
+    (little_memory / "cgroup.procs").write_text(str(run.last_pid("worker:1")))
+    assert run.wait() == 0, run.output
+    assert re.search(
+        r"worker:1 is gone \(out of memory, so the kernel killed it; it had \d+ MiB at its most\)", run.output
+    )
+    assert run.summary()["restarts_of"] == {"worker:1": 1}
+
+
 HANGS_ONCE = """
 import os, time
 import keras, tensorflow as tf
@@ -219,7 +268,7 @@ def test_a_step_that_hangs_writes_stacks_and_is_done_again(start, tmp_path: Path
     (tmp_path / "mine.py").write_text(HANGS_ONCE)
     run = start(*EXACT, f"cluster={cluster}", "user=mine.py", "model=hangs", "timeouts.step_secs=6")
     assert run.wait() == 0, run.output
-    assert "for too long (timeouts.step_secs; stacks are in the logs): ends it" in run.output
+    assert "a step waited for it for too long (timeouts.step_secs); stacks are in the logs" in run.output
     (again,) = run.summary()["restarts_of"]
     log = (run.directory / "logs" / f"{again.replace(':', '-')}.log").read_text()
     assert "in hang_once" in log

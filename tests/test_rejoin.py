@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from small_clusters import STEPS, Cluster, digest, plain, serve, to_the_end, with_everything
 
 from trainer.engine.shards import ShardsEngine
+from trainer.engine.snapshot import Snapshot
 from trainer.exit_codes import IncompleteError
 
 pytestmark = pytest.mark.cluster
@@ -43,10 +45,15 @@ def ended(cluster: Cluster, worker: int, last: Callable[[ShardsEngine], Any], re
     return play
 
 
+@functools.cache
+def unbroken() -> tuple[list[float], Snapshot]:
+    return Cluster(with_everything, ps=2, workers=2).train([to_the_end] * 2)[0]
+
+
 @pytest.mark.parametrize("moment", AT_STEPS)
 @pytest.mark.parametrize("worker", [0, 1], ids=["the chief", "another worker"])
 def test_a_successor_leaves_the_same_bits_whenever_a_worker_was_ended(moment: str, worker: int):
-    expected_losses, expected = Cluster(with_everything, ps=2, workers=2).train([to_the_end] * 2)[0]
+    expected_losses, expected = unbroken()
     cluster, told = Cluster(with_everything, ps=2, workers=2), {}
     players: list[Any] = [to_the_end, to_the_end]
     players[worker] = ended(cluster, worker, AT_STEPS[moment], told)

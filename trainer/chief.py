@@ -249,7 +249,12 @@ class Chief:
         if snapshot.metrics is not None:
             facts["metrics"] = dict(zip(("loss", "accuracy"), snapshot.metrics, strict=True))
         self._journal.write("save", generation=self._generation, step=snapshot.step)
+        before, self._status.state = (
+            self._status.state,
+            "saving",
+        )  # it waits for the save before, on a slow disk for long
         self._writer.save(snapshot.step, self._generation, facts, snapshot.to_tensors(), on_error=on_error)
+        self._status.state = before
         self._last = snapshot
 
     def _evaluate(self, snapshot: Snapshot) -> tuple[float, float]:

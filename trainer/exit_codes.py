@@ -53,7 +53,7 @@ class NotFiniteError(ValueError):
 def meaning(code: int) -> str:
     """An exit code in words; a negative one is the signal that ended the process."""
     if code == -9:
-        return "killed (SIGKILL; the kernel does this when memory runs out)"
+        return "killed (SIGKILL)"
     return f"ended by signal {-code}" if code < 0 else MEANINGS.get(code, "an error")
 
 

@@ -87,3 +87,12 @@ def _number(path: str) -> int | None:
         return int(Path(path).read_text())
     except (OSError, ValueError):  # not there; "max"
         return None
+
+
+def oom_kills() -> int:
+    """Processes that the kernel has killed since it started because memory ran out; 0 where it does not tell."""
+    try:
+        counts = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+    except OSError:
+        return 0
+    return int(counts.get("oom_kill", 0))

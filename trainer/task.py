@@ -277,6 +277,7 @@ class _Player:
         self._needs_hosts = False
         results = chief.finish(pace, stopped=stopped, resumed_from=resumed_from)
         if not stopped:
+            self._status.state = "exporting"
             chief.export(model)
         chief.write_summary(results)
         return stopped

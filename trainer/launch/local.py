@@ -177,7 +177,7 @@ def _report_stop(config: RunConfig, directory: RunDirectory, summary: Mapping[st
 
 def _report_failure(directory: RunDirectory, failed: Failure) -> int:
     """Shows the first failure and the end of its log, as it was then; returns the exit code."""
-    print(f"{failed.task.name} failed first, exit code {failed.code}: {exit_codes.meaning(failed.code)}")
+    print(f"{failed.task.name} failed first, exit code {failed.code}: {failed.why}")
     print(f"the end of {directory.path / failed.task.log}:")
     for text in failed.tail:
         print(f"    {text}")

@@ -19,6 +19,7 @@ from trainer.launch.injector import Injector, Seen
 from trainer.launch.progress import Progress
 from trainer.launch.restarts import Budget, can_help, holds_state, most_telling
 from trainer.launch.tasks import Tasks
+from trainer.machine import oom_kills
 from trainer.monitor.journal import Journal
 from trainer.monitor.peers import read_status
 from trainer.monitor.stall import in_words as stall_in_words
@@ -33,7 +34,8 @@ SAME_SIGNAL_SECS = 1.0
 STACKS_SECS = 1.0  # to write stacks
 STALL_EVERY_SECS = 30.0  # between two lines about the same stall
 LOG_LINES = 20
-BEATING = ("waiting", "training", "serving", "evaluating")  # states in which a task must answer
+BEATING = ("waiting", "training", "saving", "serving", "evaluating")  # states in which a task must answer
+WORKING = ("training", "saving", "serving", "evaluating", "exporting", "done")  # in which it can stop in its own time
 
 
 @dataclass
@@ -47,7 +49,8 @@ class Life:
     page: dict[str, Any] | None = None  # as last read
     heard_at: float = 0.0  # when, monotonic
     starts_at: float | None = None  # it waits to be started again until then, monotonic
-    is_silent: bool = False  # and was ended for it
+    ended_for: str | None = None  # why this process ended it
+    peak_bytes: int = 0  # most memory that was seen
 
     @property
     def state(self) -> str:
@@ -64,7 +67,7 @@ class Life:
     @property
     def is_up(self) -> bool:
         """Whether a signal to stop would be obeyed at a step boundary."""
-        return self.code is not None or self.state in ("training", "serving", "evaluating", "done")
+        return self.code is not None or self.state in WORKING
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class Failure:
     task: Task
     code: int
     tail: list[str]  # of its log
+    why: str  # in words
 
 
 @dataclass
@@ -139,8 +143,10 @@ class Watch:
         self._is_killing = False
         self._restarting_since: float | None = None  # all tasks are being ended, to start again together
         self._restart_delay_secs = 0.0
+        self._oom_kills = oom_kills()
         self._looked_at = time.monotonic()
         self._stall_told_at = -math.inf
+        self._patience_secs = max(1.0, config.timeouts.heartbeat_secs / 2)  # a busy machine answers late
         self._readers = ThreadPoolExecutor(max_workers=16, thread_name_prefix="pages")
         self._reads: dict[str, tuple[int, Future[dict[str, Any] | None]]] = {}  # life's number and its page
 
@@ -174,7 +180,14 @@ class Watch:
         if self._injector:
             environment |= self._injector.environment(task.name, life.number)
         log = str(directory.path / task.log)
-        life.pid, life.code, life.page, life.starts_at, life.is_silent = None, None, None, None, False
+        life.pid, life.code, life.page, life.starts_at, life.ended_for, life.peak_bytes = (
+            None,
+            None,
+            None,
+            None,
+            None,
+            0,
+        )
         self._tasks.start(task.name, run=str(directory.path), environment=environment, log=log)
         self._journal.write("start", task=task.name, life=life.number)
 
@@ -186,6 +199,15 @@ class Watch:
             elif life and event["event"] == "exited" and event["pid"] == life.pid:
                 life.code = event["code"]
                 self._journal.write("exit", task=life.task.name, code=life.code)
+                self._tell_if_out_of_memory(life)
+
+    def _tell_if_out_of_memory(self, life: Life) -> None:
+        """Takes a kill of the kernel's for what it is: it counts them, of all processes of the machine."""
+        kills = oom_kills()
+        if kills > self._oom_kills and life.code == -signal.SIGKILL and life.ended_for is None:
+            had = f"; it had {life.peak_bytes / 2**20:,.0f} MiB at its most" if life.peak_bytes else ""
+            life.ended_for = f"out of memory, so the kernel killed it{had}"
+        self._oom_kills = kills
 
     def _obey_signals(self) -> None:
         """The first signal asks every task to save and leave; the second ends them."""
@@ -292,10 +314,7 @@ class Watch:
         return delay
 
     def _why_ended(self, life: Life) -> str:
-        assert life.code is not None
-        heartbeat = self._config.timeouts.heartbeat_secs
-        why = f"silent for {heartbeat:g} s, so it was ended" if life.is_silent else exit_codes.meaning(life.code)
-        return f"{life.task.name} is gone ({why})"
+        return f"{life.task.name} is gone ({_why(life)})"
 
     def _start_what_is_due(self) -> None:
         now = time.monotonic()
@@ -319,8 +338,12 @@ class Watch:
                 page = read.result()
                 if page and number == life.number and life.code is None:
                     life.page, life.heard_at = page, time.monotonic()
+                    life.peak_bytes = max(life.peak_bytes, page["memory_bytes"])
             if name not in self._reads and life.code is None:
-                self._reads[name] = life.number, self._readers.submit(_read_page, life.task.control)
+                self._reads[name] = (
+                    life.number,
+                    self._readers.submit(_read_page, life.task.control, self._patience_secs),
+                )
         pages = {name: life.page for name, life in self.lives.items() if life.page}
         states = {name: life.state for name, life in self.lives.items()}
         began = [page["first_step_at"] for page in pages.values() if page["first_step_at"]]
@@ -347,17 +370,16 @@ class Watch:
                 life.heard_at = now
         self._looked_at = now
         alive = {name: life for name, life in self.lives.items() if life.code is None and life.pid and life.page}
-        for name, life in alive.items():
+        for life in alive.values():
             if life.state in BEATING and now - life.heard_at > limit:
-                life.is_silent = True
-                self._end(life, f"{name} is silent for {limit:g} s")
+                self._end(life, f"silent for {limit:g} s")
         stuck = {name for life in alive.values() if life.page for name in life.page["stuck"]}
         stuck = {name for name in stuck if name in alive and self._is_stuck(alive[name])}
         if stuck:
             self._signal_all(signal.SIGUSR1)  # every task writes the stacks of its threads into its log
             time.sleep(STACKS_SECS)
         for name in stuck:
-            self._end(alive[name], f"a step waits for {name} for too long (timeouts.step_secs; stacks are in the logs)")
+            self._end(alive[name], "a step waited for it for too long (timeouts.step_secs); stacks are in the logs")
 
     def _is_stuck(self, life: Life) -> bool:
         """Whether a worker that a step waits for too long for does what should not take so long."""
@@ -369,10 +391,9 @@ class Watch:
         return has_compiled or waited > FIRST_STEP_TAKES * self._config.timeouts.step_secs
 
     def _end(self, life: Life, why: str) -> None:
-        if life.pid:
-            self._progress.say(f"{why}: ends it")
+        if life.pid and life.ended_for is None:
+            life.ended_for = f"{why}, so it was ended"
             self._tasks.signal(life.pid, signal.SIGKILL)
-            life.page = None  # said once
 
     def _seen(self) -> Seen:
         alive = {name: life for name, life in self.lives.items() if life.code is None and life.pid}
@@ -391,12 +412,19 @@ class Watch:
 
     def _failure_of(self, life: Life) -> Failure:
         assert life.code is not None
-        return Failure(life.task, life.code, log_tail(self._directory.path / life.task.log, life.task.name))
+        log = self._directory.path / life.task.log
+        return Failure(life.task, life.code, log_tail(log, life.task.name), _why(life))
 
 
-def _read_page(control: str) -> dict[str, Any] | None:
+def _why(life: Life) -> str:
+    """Why a task has ended, in words."""
+    assert life.code is not None
+    return life.ended_for or exit_codes.meaning(life.code)
+
+
+def _read_page(control: str, timeout_secs: float) -> dict[str, Any] | None:
     try:
-        return read_status(control, timeout_secs=1.0)
+        return read_status(control, timeout_secs=timeout_secs)
     except (OSError, ValueError):  # not up yet, leaving, or frozen
         return None
 

@@ -30,7 +30,7 @@ class Status:
     config_hash: str
     tensorflow: str = ""  # version
     launch: str = ""  # the run directory, where one launcher gave it to all tasks
-    state: str = "starting"  # starting, roll call, waiting, training, serving, evaluating, done
+    state: str = "starting"  # starting, roll call, waiting, training, saving, serving, evaluating, exporting, done
     is_listening: bool = False  # its TensorFlow server accepts sessions
     is_ready: bool = False  # and its shard, if it holds one, can be loaded
     generation: int = 0  # of the state it works on; 0: none yet
