@@ -48,6 +48,14 @@ def assert_same(run: Run, expected: Run) -> None:
     assert run.pids() == []
 
 
+def wait_for_restart(run: Run) -> None:
+    """Returns when the launcher has decided to start something again."""
+    deadline = time.monotonic() + 20
+    while "restart" not in (run.directory / "journal/launcher.jsonl").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def losses(run: Run) -> list[tuple[int, float]]:
     return [(line["step"], line["loss"]) for line in run.history()]
 
@@ -162,13 +170,56 @@ def test_a_run_that_is_stopped_while_a_task_is_on_its_way_back_saves_all_the_sam
     run = start(*EXACT, "cluster=2ps3w", "train.steps=100000")
     run.wait_for_step(FAULT_AT)
     signal_tasks(run, signal.SIGKILL, "worker:1")
-    deadline = time.monotonic() + 20
-    while "restart" not in (run.directory / "journal/launcher.jsonl").read_text() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_for_restart(run)
     run.process.send_signal(signal.SIGTERM)
     assert run.wait(60) == 143, run.output
     saved = run.summary()["steps"]
     assert losses(run)[:STEPS] == losses(unbroken("cluster=2ps3w"))[:saved]
+
+
+@pytest.mark.parametrize("task", ["ps:0", "evaluator:0"])
+def test_sigterm_to_a_task_that_does_not_train_stops_all_and_saves(start, task: str):
+    run = start(*EXACT, "cluster=1ps2w1e", "train.steps=100000", "checkpoint.every=0")
+    run.wait_for_step(FAULT_AT)
+    signal_tasks(run, signal.SIGTERM, task)
+    assert run.wait(60) == 143, run.output
+    saved = run.summary()["steps"]
+    assert f"saved at step {saved}" in run.output
+    assert (run.directory / f"checkpoints/{saved:09d}/manifest.json").exists()
+
+
+def test_sigterm_to_every_process_at_once_saves(start):
+    run = start(*EXACT, "cluster=1ps2w", "train.steps=100000", "checkpoint.every=0")
+    run.wait_for_step(FAULT_AT)
+    nursery = int(Path(f"/proc/{run.last_pid('ps:0')}/stat").read_text().split()[3])
+    for pid in (nursery, *run.pids(), run.process.pid):
+        os.kill(pid, signal.SIGTERM)
+    assert run.wait(60) == 143, run.output
+    assert f"saved at step {run.summary()['steps']}" in run.output
+
+
+def test_a_run_that_is_stopped_while_all_tasks_start_again_saves(start):
+    run = start(*EXACT, "cluster=2ps2w", "train.steps=100000", "restart.delay_secs=2")
+    run.wait_for_step(FAULT_AT)
+    signal_tasks(run, signal.SIGKILL, "ps:0")
+    wait_for_restart(run)
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait(60) == 130, run.output
+    assert f"saved at step {run.summary()['steps']}" in run.output
+
+
+def test_a_task_that_freezes_before_it_trains_is_ended_too(start, unbroken):
+    run = start(*EXACT, "cluster=2ps3w", "timeouts.heartbeat_secs=2", "timeouts.roll_call_secs=8")
+    run.wait_for_step(FAULT_AT)
+    dead = run.last_pid("worker:1")
+    signal_tasks(run, signal.SIGKILL, "worker:1")
+    deadline = time.monotonic() + 20
+    while run.last_pid("worker:1") == dead and time.monotonic() < deadline:
+        time.sleep(0.005)
+    signal_tasks(run, signal.SIGSTOP, "worker:1")
+    assert run.wait() == 0, run.output
+    assert re.search("worker:1 is gone \\(silent for [28] s, so it was ended", run.output), run.output
+    assert_same(run, unbroken("cluster=2ps3w"))
 
 
 def test_the_whole_run_killed_goes_on_where_it_was_saved(start, unbroken):

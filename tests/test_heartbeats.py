@@ -35,6 +35,21 @@ def test_a_peer_that_was_started_again_has_lost_what_it_held():
     assert beats.hear("ps:0", {"started_at": 9.0}, 102.0) == (75, "ps:0 was started again, and what it held is gone")
 
 
+def test_where_no_state_was_loaded_none_is_lost():
+    beats = heartbeats()
+    assert beats.hear("ps:0", {"started_at": 5.0}, 101.0, loses=False) is None
+    assert beats.hear("ps:0", {"started_at": 9.0}, 102.0, loses=False) is None
+    assert beats.hear("ps:0", {"started_at": 9.0}, 103.0) is None
+
+
+def test_a_median_is_of_one_step_although_many_pass_between_two_looks():
+    stall = Stall(limit_secs=6.0, now=0.0)
+    for second in range(6):
+        stall.look(200 * second, float(second))
+    assert not stall.is_stuck(11.0)
+    assert stall.is_stuck(11.1)
+
+
 def test_a_step_stalls_until_it_moves():
     stall = Stall(limit_secs=60.0, now=0.0)
     assert [stall.look(3, now) for now in (0.0, 7.0, 9.0)] == [0.0, 7.0, 9.0]

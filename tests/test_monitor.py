@@ -85,6 +85,7 @@ def test_the_status_page_tells_in_json_what_the_task_does(serve):
         "launch": "",
         "state": "training",
         "is_listening": False,
+        "is_stopping": False,
         "is_ready": False,
         "generation": 0,
         "step": 7,
@@ -116,6 +117,7 @@ def test_the_numbers_are_there_in_prometheus_text_format(serve):
     assert (code, kind) == (200, "text/plain")
     assert lines == [
         'trainer_is_listening{job="worker",task="1"} 0.0',
+        'trainer_is_stopping{job="worker",task="1"} 0.0',
         'trainer_is_ready{job="worker",task="1"} 1.0',
         'trainer_generation{job="worker",task="1"} 0.0',
         'trainer_step{job="worker",task="1"} 12345678.0',

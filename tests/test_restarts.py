@@ -24,7 +24,7 @@ WITH_PS = plan("sync", ["ps:0", "ps:1"], ["ps:0", "ps:1", "worker:0", "worker:1"
 def test_the_pause_doubles_and_the_fourth_restart_is_refused():
     budget = Budget(RestartConfig())
     assert [budget.spend("worker:1", now) for now in (0.0, 10.0, 20.0, 30.0)] == [1.0, 2.0, 4.0, None]
-    assert budget.spent() == {"worker:1": 3}
+    assert budget.total == {"worker:1": 3}
 
 
 def test_restarts_of_one_task_are_not_counted_for_another():
@@ -37,6 +37,7 @@ def test_restarts_of_one_task_are_not_counted_for_another():
 def test_restarts_before_the_window_are_forgotten():
     budget = Budget(RestartConfig(max=1, window_secs=60.0))
     assert [budget.spend("ps:0", now) for now in (0.0, 60.0, 61.0)] == [1.0, None, 1.0]
+    assert budget.total == {"ps:0": 2}
 
 
 def test_a_task_has_its_own_number_before_its_job_and_a_job_before_all():

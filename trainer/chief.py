@@ -271,10 +271,15 @@ class Chief:
         self._reported_at, self._reported_step = now, pulled.step
         learning_rate = float(optimizers.learning_rate(self._config.optimizer, tf.constant(pulled.step - 1, tf.int64)))
         values = {"loss": pulled.loss, "accuracy": pulled.accuracy, "learning_rate": learning_rate}
-        self._history.write(pulled.step, values | {"examples_per_second": round(rate, 1)})
-        self._events.scalars(pulled.step, values | {"examples_per_second": rate})
-        self._report_contributions(pulled.step)
-        self._events.flush()
+        try:
+            self._history.write(pulled.step, values | {"examples_per_second": round(rate, 1)})
+            self._events.scalars(pulled.step, values | {"examples_per_second": rate})
+            self._report_contributions(pulled.step)
+            self._events.flush()
+        except (OSError, tf.errors.ResourceExhaustedError) as error:
+            if not self._may_fail_to_save:
+                raise
+            print(f"step {pulled.step} is not in the history: {error}", flush=True)
 
     def _report_contributions(self, step: int) -> None:
         """How stale each worker's gradients were, and how many were dropped; nothing where all move in lockstep."""

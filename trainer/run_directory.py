@@ -178,8 +178,12 @@ def _without_evaluators(cluster: dict[str, Any]) -> dict[str, Any]:
 def write_atomically(path: Path, text: str) -> None:
     """A reader sees the old file or the new one, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text)
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(text)
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _plain(value: Any) -> Any:

@@ -55,7 +55,8 @@ def play(config: RunConfig, plan: Plan, directory: RunDirectory, task: Task, sta
         CheckpointError: if a checkpoint is of another model.
         OSError: if the run directory is not here, or cannot be written.
     """
-    finder = Finder(directory.checkpoints, may_be_moved=config.resume != "auto")  # before the chief saves any
+    starts_elsewhere = config.resume != "auto" and not directory.has_loaded()
+    finder = Finder(directory.checkpoints, may_be_moved=starts_elsewhere)  # before the chief saves any
     # What comes first decides the size of this process's thread pools, for all.
     devices = tf.compat.v1.Session(
         graph=tf.Graph(), config=session_config(task, peers=[], fuses=can_fuse(config.train))
@@ -64,7 +65,7 @@ def play(config: RunConfig, plan: Plan, directory: RunDirectory, task: Task, sta
     model, data = open_workload(config)
     scorer = Scorer(config, directory, model, make_evaluator(config, task, model, data), status)
     chief = ChiefWatch(plan.task("worker", 0))
-    if config.resume != "auto" or not _has(directory.checkpoints, plan.steps):
+    if starts_elsewhere or not _has(directory.checkpoints, plan.steps):
         _meet(chief.task, config, directory, status, task.name)
     stop.let_step_finish()
     while not stop.requested:

@@ -1,12 +1,19 @@
-"""SIGTERM in a task: the first asks to stop at a step boundary, the second leaves at once."""
+"""SIGTERM in a task: the first asks to stop at a step boundary, the second leaves at once.
+
+Who ends a whole group of processes (systemd, Slurm) signals each of them, and then the launcher does: that is one.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
+import time
+from collections.abc import Callable
 
 from trainer.exit_codes import TERMINATED
+
+SAME_SIGNAL_SECS = 1.0
 
 
 class StopRequest:
@@ -16,9 +23,15 @@ class StopRequest:
     as a peer takes. The C handler, however, writes to a file descriptor at once, and a thread reads it here.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, told: Callable[[], None] = lambda: None) -> None:
+        """Listens from now on.
+
+        Args:
+            told: called when the first signal has come.
+        """
         self.requested = False
-        self._may_finish_step = False
+        self._may_finish_step = self._is_needed = False
+        self._told, self._heard_at = told, 0.0
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         signal.signal(signal.SIGTERM, lambda *_: None)
@@ -30,10 +43,20 @@ class StopRequest:
         """From now on the first SIGTERM waits for the training loop; before, there is nothing to save."""
         self._may_finish_step = True
 
+    def stay(self) -> None:
+        """From now on only its peers' goodbyes end this task: without it they could not save."""
+        self._may_finish_step = self._is_needed = True
+
     def _watch(self, reader: int) -> None:
         while True:
             for number in os.read(reader, 16):
                 if number == signal.SIGTERM:
-                    if self.requested or not self._may_finish_step:
-                        os._exit(TERMINATED)
-                    self.requested = True
+                    self._hear(time.monotonic())
+
+    def _hear(self, now: float) -> None:
+        is_second = self.requested and now - self._heard_at > SAME_SIGNAL_SECS
+        if (is_second and not self._is_needed) or not self._may_finish_step:
+            os._exit(TERMINATED)
+        if not self.requested:
+            self.requested, self._heard_at = True, now
+            self._told()

@@ -92,7 +92,7 @@ class _Player:
 
     def __init__(self, config: RunConfig, plan: Plan, directory: RunDirectory, task: Task) -> None:
         self._config, self._plan, self._directory, self._task = config, plan, directory, task
-        self._stop = StopRequest()
+        self._stop = StopRequest(told=self._tell_stop)
         self._status = Status(
             task.job, task.index, str(directory.path), config_hash(config), tensorflow=tf.version.VERSION
         )
@@ -103,9 +103,13 @@ class _Player:
         self._strategy: Any = None  # of all-reduce training
         writes = directory.plan.exists()  # a task that a scheduler started has no run directory to write to
         self._journal = Journal(directory.journal / f"{task.job}-{task.index}.jsonl" if writes else None)
+        self._holds_state = False
         self._needs_hosts = True  # until this task has all that it wants of them
         # Sessions stay open until the process ends: closing one can wait for ever for a peer that has left.
         self._keep_open: list[Any] = []
+
+    def _tell_stop(self) -> None:
+        self._status.is_stopping = True
 
     def play(self) -> int:
         host, port = addresses.host_of(self._task.control), int(self._task.control.rpartition(":")[2])
@@ -119,6 +123,8 @@ class _Player:
             return exit_codes.TERMINATED if self._stop.requested else exit_codes.OK
         self._make_devices()
         self._status.is_listening = True
+        if self._plan.has_shard_hosts and not self._task.is_chief and not self._status.launch:
+            self._roll_call(["worker:0"], until="is_listening")  # no launcher would miss it
         if self._plan.strategy == "all_reduce":
             self._join_all_reduce([task.name for task in self._plan.workers])
         shard_host = self._start_hosting() if self._plan.has_shard_hosts and self._shard else None
@@ -193,6 +199,7 @@ class _Player:
         began, waited = time.monotonic(), 0.0
         step = shard_host.load()
         generation, _ = shard_host.read_tag()
+        self._holds_state = True
         self._journal.write("load", generation=generation, step=step)
         is_recorded = self._config.summary.journal
 
@@ -212,7 +219,7 @@ class _Player:
         self._hosted_step = step
         if is_ps:
             self._status.generation, self._status.step, self._status.state = generation, step, "serving"
-            self._stop.let_step_finish()  # the workers decide when: they need this shard to save it
+            self._stop.stay()  # the workers decide when: they need this shard to save it
         self._watch_steps(lambda: self._hosted_step, shard_host.missing)
         shard_host.is_tracing = self._config.device.log_placement
         shard_host.serve(self._plan.steps, on_update)
@@ -300,7 +307,7 @@ class _Player:
         examples = plan.replica_batch * len(self._task.replicas)
         replicas = self._replicas()
         self._journal.write("join", step=start, replicas=replicas)
-        if not plan.has_shard_hosts:
+        if plan.intake == "each" or not plan.has_shard_hosts:  # else its hosts know who is missing
             self._watch_steps(lambda: status.step, None)
         self._stop.let_step_finish()
         status.generation, status.step, status.state = engine.generation, start, "training"
@@ -360,12 +367,19 @@ class _Player:
         timeout = self._config.timeouts.heartbeat_secs
         hosts = [task for task in self._plan.tasks if task.name in self._hosts() and task != self._task]
         heartbeats = Heartbeats(self._task.name, hosts, timeout_secs=timeout, now=time.monotonic())
+        may_start_again = self._shard is not None  # as long as no state is loaded, none is lost
 
         def leave_for(code: int, why: str) -> None:
             print(f"{self._task.name} failed: {why}", file=sys.stderr)
             leave(code)
 
-        watch(heartbeats, timeout_secs=timeout, is_over=lambda: not self._needs_hosts, leave=leave_for)
+        watch(
+            heartbeats,
+            timeout_secs=timeout,
+            is_over=lambda: not self._needs_hosts,
+            loses=lambda: self._holds_state or not may_start_again,
+            leave=leave_for,
+        )
 
     def _watch_steps(self, step_of: Callable[[], int], missing: Callable[[], list[int]] | None) -> None:
         """Tells on the status page, and in the log, whom a stalled step waits for.
@@ -379,7 +393,8 @@ class _Player:
         def look() -> None:
             now = time.monotonic()
             secs = stall.look(step_of(), now)
-            is_stalled = secs > STALL_SECS and status.state in ("training", "serving")
+            is_over = step_of() >= self._plan.steps
+            is_stalled = secs > STALL_SECS and status.state in ("training", "serving") and not is_over
             if not is_stalled:
                 status.missing, status.stuck, status.stalled_secs = [], [], 0.0
                 return

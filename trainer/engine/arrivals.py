@@ -234,6 +234,9 @@ class QuorumHost(ArrivalsHost):
                 for inbox, intake in zip(self._inbox, self.shared.intake, strict=True)
             ]
 
+    def missing(self) -> list[int]:
+        return [worker for worker in range(self.workers) if worker not in self._chosen]
+
     def owes(self, worker: int) -> bool:
         return worker in self._chosen
 

@@ -51,6 +51,7 @@ from trainer.placement import Shard
 v1 = tf.compat.v1
 
 LOADED_POLL_SECS = 0.02
+REPORT_EVERY_SECS = 10.0
 
 
 class _Graph(NamedTuple):
@@ -138,7 +139,11 @@ class ShardsEngine(SessionEngine):
     def start(self) -> int:
         """Blocks until the shards are loaded, and takes this worker's place; sets the input to the step it returns."""
         state = self._read_state()
+        began = told_at = time.monotonic()
         while any(generation == 0 for generation, *_ in state):
+            if time.monotonic() - told_at >= REPORT_EVERY_SECS:
+                told_at = time.monotonic()
+                print(f"waits {told_at - began:.0f} s for worker:0 to load the state", flush=True)
             time.sleep(LOADED_POLL_SECS)
             state = self._read_state()
         self.generation = self.held()

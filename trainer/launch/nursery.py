@@ -85,7 +85,7 @@ class _Nursery:
                     env=os.environ | environment,
                     stdout=output,
                     stderr=output,
-                    preexec_fn=lambda: die_with_parent(nursery),  # no thread here could hold a lock at the fork
+                    preexec_fn=lambda: _become_a_child_of(nursery),  # no thread here could hold a lock at the fork
                 )
             pid = process.pid
             self._plain[pid] = process
@@ -112,7 +112,7 @@ class _Nursery:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            die_with_parent(nursery)
+            _become_a_child_of(nursery)
             code = work()
         except BaseException:
             traceback.print_exc()
@@ -138,6 +138,11 @@ class _Nursery:
         self._control.sendall(json.dumps(event).encode() + b"\n")
 
 
+def _become_a_child_of(nursery: int) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    die_with_parent(nursery)
+
+
 def die_with_parent(parent: int) -> None:
     """Has the kernel kill this process when its parent dies, on Linux; elsewhere the nursery does what it can."""
     if sys.platform == "linux":
@@ -158,6 +163,9 @@ def _redirect(log: str) -> None:
 
 def main() -> None:
     """Serves on the socket whose file descriptor is the first argument; the second says whether to fork."""
+    signal.signal(
+        signal.SIGTERM, signal.SIG_IGN
+    )  # who signals a whole group ends the tasks, and they need it until then
     control = socket.socket(fileno=int(sys.argv[1]))
     can_fork = sys.argv[2] == "fork"
     die_with_parent(int(sys.argv[3]))

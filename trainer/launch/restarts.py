@@ -52,6 +52,7 @@ class Budget:
     def __init__(self, config: RestartConfig) -> None:
         self._config = config
         self._restarts: dict[str, list[float]] = {}  # when, by task
+        self.total: dict[str, int] = {}  # by task, of those that were started again
 
     def spend(self, task: str, now: float) -> float | None:
         """Seconds to wait before a task is started again; None if it was so often already.
@@ -59,17 +60,18 @@ class Budget:
         Args:
             now: seconds, of a clock that only rises.
         """
-        recent = [at for at in self._restarts.get(task, []) if now - at <= self._config.window_secs]
+        recent = self.recent(task, now)
         if len(recent) >= self.allowed(task):
             return None
         self._restarts[task] = [*recent, now]
+        self.total[task] = self.total.get(task, 0) + 1
         return self._config.delay_secs * 2 ** len(recent)
+
+    def recent(self, task: str, now: float) -> list[float]:
+        """When a task was started again, as far as that counts."""
+        return [at for at in self._restarts.get(task, []) if now - at <= self._config.window_secs]
 
     def allowed(self, task: str) -> int:
         """Restarts within the window."""
         own = self._config.max_of
         return own.get(task, own.get(task.partition(":")[0], self._config.max))
-
-    def spent(self) -> dict[str, int]:
-        """Restarts by task, of those that had some."""
-        return {task: len(times) for task, times in self._restarts.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import signal
@@ -31,10 +32,11 @@ INJECTOR_POLL_SECS = 0.05
 FIRST_STEP_TAKES = 10  # times as long as others may: it compiles
 SETTLE_SECS = 0.5  # after a failure: the cause may be heard of after its consequences
 SAME_SIGNAL_SECS = 1.0
-STACKS_SECS = 1.0  # to write stacks
+STUCK_SECS = 3.0  # to write stacks, and for pages from before to be followed by others
 STALL_EVERY_SECS = 30.0  # between two lines about the same stall
 LOG_LINES = 20
 BEATING = ("waiting", "training", "saving", "serving", "evaluating")  # states in which a task must answer
+BUSY = ("saving", "evaluating", "exporting")  # states in which a step may take as long as it takes
 WORKING = ("training", "saving", "serving", "evaluating", "exporting", "done")  # in which it can stop in its own time
 
 
@@ -65,9 +67,15 @@ class Life:
         return self.code not in (None, exit_codes.OK, exit_codes.TERMINATED)
 
     @property
+    def is_stopping(self) -> bool:
+        """Whether it was asked to stop, by whomever."""
+        return self.code == exit_codes.TERMINATED or (self.page is not None and self.page["is_stopping"])
+
+    @property
     def is_up(self) -> bool:
         """Whether a signal to stop would be obeyed at a step boundary."""
-        return self.code is not None or self.state in WORKING
+        is_needed = self.task.job != "evaluator"
+        return self.starts_at is None and (self.code is not None or self.state in WORKING or not is_needed)
 
 
 @dataclass(frozen=True)
@@ -146,6 +154,8 @@ class Watch:
         self._oom_kills = oom_kills()
         self._looked_at = time.monotonic()
         self._stall_told_at = -math.inf
+        self._stuck: dict[str, tuple[int, int]] = {}  # by task, the number of its life and its step
+        self._stuck_since = 0.0
         self._patience_secs = max(1.0, config.timeouts.heartbeat_secs / 2)  # a busy machine answers late
         self._readers = ThreadPoolExecutor(max_workers=16, thread_name_prefix="pages")
         self._reads: dict[str, tuple[int, Future[dict[str, Any] | None]]] = {}  # life's number and its page
@@ -172,7 +182,7 @@ class Watch:
             if self._injector:
                 self._injector.act(self._seen())
         self._readers.shutdown(wait=False)
-        return Outcome(failed, self._budget.spent(), self._first_step_at)
+        return Outcome(failed, self._budget.total, self._first_step_at)
 
     def _start(self, life: Life) -> None:
         task, directory = life.task, self._directory
@@ -180,14 +190,8 @@ class Watch:
         if self._injector:
             environment |= self._injector.environment(task.name, life.number)
         log = str(directory.path / task.log)
-        life.pid, life.code, life.page, life.starts_at, life.ended_for, life.peak_bytes = (
-            None,
-            None,
-            None,
-            None,
-            None,
-            0,
-        )
+        life.pid, life.code, life.page, life.starts_at = None, None, None, None
+        life.ended_for, life.peak_bytes, life.heard_at = None, 0, time.monotonic()
         self._tasks.start(task.name, run=str(directory.path), environment=environment, log=log)
         self._journal.write("start", task=task.name, life=life.number)
 
@@ -229,15 +233,15 @@ class Watch:
     def _stop_if_asked(self) -> None:
         """Tells the tasks, once no one is on its way back: the others could not make the step that they wait for."""
         lives = self.lives.values()
-        if self._stop_by is None and any(life.code == exit_codes.TERMINATED for life in lives):
+        if self._restarting_since is not None or self._is_killing:
+            return
+        if self._stop_by is None and any(life.is_stopping for life in lives):
             self._ask_to_stop("a task was asked to stop, so all do")
-            # It has told the other workers, and the shard hosts leave when those do; for some a second signal would
-            # mean to leave at once.
-            self._was_asked = True
-            self._signal_all(signal.SIGTERM, job="evaluator")
         if self._stop_by is not None and not self._was_asked and all(life.is_up for life in lives):
             self._was_asked = True
-            self._signal_all(signal.SIGTERM)
+            for life in lives:
+                if life.pid and life.code is None and not life.is_stopping:  # a second time would mean at once
+                    self._tasks.signal(life.pid, signal.SIGTERM)
 
     def _give_up(self) -> None:
         """Ends all tasks, for good."""
@@ -245,9 +249,9 @@ class Watch:
         for life in self.lives.values():
             life.starts_at = None
 
-    def _signal_all(self, number: int, job: str | None = None) -> None:
+    def _signal_all(self, number: int) -> None:
         for life in self.lives.values():
-            if life.pid and life.code is None and job in (None, life.task.job):
+            if life.pid and life.code is None:
                 self._tasks.signal(life.pid, number)
 
     def _look_at_failures(self) -> Failure | None:
@@ -260,8 +264,9 @@ class Watch:
         failed = self._failures()
         codes = {name: life.code for name, life in failed.items() if life.code is not None}
         cause = failed[most_telling(codes.items(), self._plan)]
-        for life in failed.values():
-            self._firsts.setdefault(life.task.name, self._failure_of(life))
+        for name, life in failed.items():
+            if name not in self._firsts or not self._budget.recent(name, time.monotonic()):
+                self._firsts[name] = self._failure_of(life)
         if self._was_asked or not can_help(codes[cause.task.name], has_stepped=self._first_step_at is not None):
             return self._failure_of(cause)
         if self._must_all_restart(codes):
@@ -350,7 +355,8 @@ class Watch:
         self._first_step_at = self._first_step_at or min(began, default=None)
         self._progress.show(pages, states)
         self._tell_stalls(pages)
-        write_atomically(self._directory.status, json.dumps({"tasks": pages, "states": states}, indent=1))
+        with contextlib.suppress(OSError):  # a full disk is the chief's to tell
+            write_atomically(self._directory.status, json.dumps({"tasks": pages, "states": states}, indent=1))
 
     def _tell_stalls(self, pages: Mapping[str, Mapping[str, Any]]) -> None:
         now = time.monotonic()
@@ -369,22 +375,31 @@ class Watch:
             for life in self.lives.values():
                 life.heard_at = now
         self._looked_at = now
-        alive = {name: life for name, life in self.lives.items() if life.code is None and life.pid and life.page}
+        alive = {name: life for name, life in self.lives.items() if life.code is None and life.pid}
         for life in alive.values():
-            if life.state in BEATING and now - life.heard_at > limit:
-                self._end(life, f"silent for {limit:g} s")
-        stuck = {name for life in alive.values() if life.page for name in life.page["stuck"]}
-        stuck = {name for name in stuck if name in alive and self._is_stuck(alive[name])}
-        if stuck:
-            self._signal_all(signal.SIGUSR1)  # every task writes the stacks of its threads into its log
-            time.sleep(STACKS_SECS)
-        for name in stuck:
-            self._end(alive[name], "a step waited for it for too long (timeouts.step_secs); stacks are in the logs")
+            patience = limit if life.state in BEATING else max(limit, self._config.timeouts.roll_call_secs)
+            if now - life.heard_at > patience:
+                self._end(life, f"silent for {patience:g} s")
+        self._end_what_is_stuck(alive, now)
+
+    def _end_what_is_stuck(self, alive: Mapping[str, Life], now: float) -> None:
+        """Ends tasks that a step waits for too long for, when they still do so some moments later."""
+        pages = [life.page for life in alive.values() if life.page]
+        names = {name for page in pages for name in page["stuck"] if name in alive and self._is_stuck(alive[name])}
+        if any(page["state"] in BUSY for page in pages):
+            names = set()  # the others wait for that, and will
+        stuck = {name: (alive[name].number, alive[name].page["step"]) for name in names}  # type: ignore[index]
+        if stuck != self._stuck:
+            self._stuck, self._stuck_since = stuck, now
+            if stuck:
+                self._signal_all(signal.SIGUSR1)  # every task writes the stacks of its threads into its log
+        elif stuck and now - self._stuck_since > STUCK_SECS:
+            for name in stuck:
+                self._end(alive[name], "a step waited for it for too long (timeouts.step_secs); stacks are in the logs")
 
     def _is_stuck(self, life: Life) -> bool:
         """Whether a worker that a step waits for too long for does what should not take so long."""
-        assert life.page is not None
-        if life.page["state"] != "training":
+        if life.page is None or life.page["state"] != "training":
             return False
         waited = max(other.page["stalled_secs"] for other in self.lives.values() if other.page)
         has_compiled = life.page["first_step_at"] is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -21,4 +22,5 @@ class Journal:
     def write(self, event: str, **values: Any) -> None:
         """Adds an event with its time: CLOCK_MONOTONIC, seconds, the same clock for all tasks of a machine."""
         if self._file is not None:
-            self._file.write(json.dumps({"event": event, "at": round(time.monotonic(), 6), **values}) + "\n")
+            with contextlib.suppress(OSError):  # a full disk is for those to tell who must write
+                self._file.write(json.dumps({"event": event, "at": round(time.monotonic(), 6), **values}) + "\n")

@@ -26,10 +26,10 @@ class Stall:
         self._secs: deque[float] = deque(maxlen=RECENT_STEPS)
 
     def look(self, step: int, now: float) -> float:
-        """Seconds since the step moved."""
+        """Seconds since the step was last seen to have moved."""
         if step != self._step:
-            if self._step is not None:
-                self._secs.append(now - self._moved_at)
+            if self._step is not None and step > self._step:
+                self._secs.append((now - self._moved_at) / (step - self._step))
             self._step, self._moved_at, self._told_at = step, now, now
         return now - self._moved_at
 

@@ -32,6 +32,7 @@ class Status:
     launch: str = ""  # the run directory, where one launcher gave it to all tasks
     state: str = "starting"  # starting, roll call, waiting, training, saving, serving, evaluating, exporting, done
     is_listening: bool = False  # its TensorFlow server accepts sessions
+    is_stopping: bool = False  # it was asked to stop
     is_ready: bool = False  # and its shard, if it holds one, can be loaded
     generation: int = 0  # of the state it works on; 0: none yet
     step: int = 0  # global step

@@ -27,8 +27,13 @@ class Heartbeats:
         self._heard_at = dict.fromkeys(self.peers, now)
         self._born_at: dict[str, float] = {}
 
-    def hear(self, name: str, page: Mapping[str, Any] | None, now: float) -> tuple[int, str] | None:
+    def hear(
+        self, name: str, page: Mapping[str, Any] | None, now: float, *, loses: bool = True
+    ) -> tuple[int, str] | None:
         """Takes in a peer's status page, or that none came.
+
+        Args:
+            loses: whether something is lost when the peer is started again; not before a state was loaded.
 
         Returns:
             Why this task cannot go on, if so: an exit code and a sentence.
@@ -43,19 +48,28 @@ class Heartbeats:
                 f"{self._me} -> {name} is cut"
             )
         self._heard_at[name] = now
-        if self._born_at.setdefault(name, page["started_at"]) != page["started_at"]:
+        born_at = self._born_at.get(name)
+        self._born_at[name] = page["started_at"]
+        if loses and born_at not in (None, page["started_at"]):
             return exit_codes.INCOMPLETE, f"{name} was started again, and what it held is gone"
         return None
 
 
-def watch(heartbeats: Heartbeats, *, timeout_secs: float, is_over: Callable[[], bool], leave: Leave) -> None:
+def watch(
+    heartbeats: Heartbeats,
+    *,
+    timeout_secs: float,
+    is_over: Callable[[], bool],
+    loses: Callable[[], bool],
+    leave: Leave,
+) -> None:
     """Asks every peer again and again, in a thread of its own each, until the task needs them no more."""
 
     def ask(name: str, peer: Task) -> None:
         while not is_over():
             began = time.monotonic()
             page = _page(peer.control, timeout_secs / BEATS)
-            lost = heartbeats.hear(name, page, time.monotonic())
+            lost = heartbeats.hear(name, page, time.monotonic(), loses=loses())
             if lost and not is_over():
                 leave(*lost)
             time.sleep(max(0.0, began + timeout_secs / BEATS - time.monotonic()))
