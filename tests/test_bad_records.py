@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import SMALL
+from conftest import SMALL, Run
 
 from trainer.data.order import batch_indices
 
 pytestmark = pytest.mark.cluster
 
 COUNT, BATCH, BAD_STEP = 480, 48, 6  # of SMALL
+CLUSTERS = ("local", "1ps2w")
 
 
 def example(**features: list[float] | list[int]) -> bytes:
@@ -35,33 +37,42 @@ def write(path: Path, records: list[bytes]) -> list[int]:
     return [12 + sum(sizes[:number]) for number in range(len(records))]
 
 
-@pytest.mark.parametrize(
-    ("bad", "what"),
-    [
-        (example(label=[1]), "Feature: image .* is required but could not be found"),
-        (example(image=[1.0, 2.0], label=[1]), "Key: image.*Number of float values != expected"),
-        (example(image=[1.0, float("nan"), 1.0, 1.0], label=[1]), "the loss of step 7 is nan: its update was left out"),
-    ],
-    ids=["feature-missing", "shape", "nan"],
-)
-@pytest.mark.parametrize("cluster", ["1ps2w", "local"])
-def test_a_run_ends_before_the_batch_of_a_bad_record_is_applied(start, tmp_path: Path, cluster, bad, what):
+def end(start: Callable[..., Run], folder: Path, cluster: str, bad: bytes) -> tuple[str, str]:
+    """(what a run says that meets a bad record at step 6, where the record is); nothing of it was applied."""
     options = {"batch_size": BATCH, "replica": 0, "replicas": 1, "count": COUNT}
     at = int(batch_indices(1, BAD_STEP, **options)[-1])  # in the half of the last replica
     random = np.random.default_rng(5)
     records = [example(image=random.random(4).tolist(), label=[number % 2]) for number in range(COUNT)]
-    write(tmp_path / "good.tfrecord", records[:BATCH])
-    begins = write(tmp_path / "train.tfrecord", [*records[:at], bad, *records[at + 1 :]])
+    write(folder / "good.tfrecord", records[:BATCH])
+    begins = write(folder / "train.tfrecord", [*records[:at], bad, *records[at + 1 :]])
     run = start(
         *(*SMALL, f"cluster={cluster}", "seed=1", "model=mlp", "model.options.depth=0", "checkpoint.every=1"),
         *("data=tfrecord", "data.options.train=train.tfrecord", "data.options.evaluate=good.tfrecord"),
         *("data.options.shape=[4]", "data.options.classes=2", "data.options.verify=false"),
     )
     assert run.wait() == 65, run.output
-    said = " ".join(run.output.split())
-    assert tf.strings.regex_full_match(said, f".*{what}.*"), said
-    if "nan" not in what:
-        assert f"train.tfrecord, byte {begins[at]}" in said
     saved = [int(path.name) for path in (run.directory / "checkpoints").glob("0*")]
     assert max(saved) <= BAD_STEP
     assert run.history()[-1]["step"] <= BAD_STEP
+    return run.output, f"train.tfrecord, byte {begins[at]}"
+
+
+@pytest.mark.parametrize(
+    ("bad", "what"),
+    [
+        (example(label=[1]), "Feature: image (data type: float) is required but could not be found"),
+        (example(image=[1.0, 2.0], label=[1]), "Key: image"),
+    ],
+    ids=["feature-missing", "shape"],
+)
+@pytest.mark.parametrize("cluster", CLUSTERS)
+def test_a_run_ends_before_the_batch_of_a_bad_record_is_applied(start, tmp_path: Path, cluster, bad, what):
+    said, where = end(start, tmp_path, cluster, bad)
+    assert where in said
+    assert what in said
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+def test_a_run_ends_before_the_batch_of_a_record_with_nan_is_applied(start, tmp_path: Path, cluster):
+    said, _ = end(start, tmp_path, cluster, example(image=[1.0, float("nan"), 1.0, 1.0], label=[1]))
+    assert "the loss of step 7, or a gradient, is not finite: its update was left out" in said

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -272,20 +271,26 @@ def test_a_bad_update_counts_the_step():
     assert update.tags(after) == [2, 5]
 
 
-def test_a_bad_update_tells_its_loss_and_is_counted():
+def test_a_bad_update_tells_its_step():
     update, after, _ = gone_bad(np.nan)
-    told = update.metrics(after)
-    assert (math.isnan(told["loss"]), told["bad"]) == (True, 1.0)
+    assert update.metrics(after)["bad"] == 5.0
 
 
-def test_bad_updates_stay_counted_for_those_who_did_not_see_each():
+def test_the_newest_bad_step_stays_told_for_those_who_did_not_see_it():
     update, after, _ = gone_bad(np.inf)
     good, bad = vector(update.shard, ONES, loss=0.25), vector(update.shard, ONES, bad=1.0)
-    counts = []
+    told = []
     for step, pushed in enumerate([good, bad, bad, good], start=5):
         after, _ = update(after, [pushed], slots=SLOTS, step=step)
-        counts.append(update.metrics(after)["bad"])
-    assert counts == [1.0, 2.0, 3.0, 3.0]
+        told.append(update.metrics(after)["bad"])
+    assert told == [5.0, 7.0, 8.0, 8.0]
+
+
+@pytest.mark.parametrize(("loss", "told"), [(np.nan, 0.25), (np.inf, 0.25), (2.0, 2.0)])
+def test_a_bad_update_tells_its_loss_if_that_is_a_number_and_else_the_last_that_was(loss, told):
+    update = Update(one_shard())
+    after, _ = update(vector(update.shard, ONES, loss=0.25), [vector(update.shard, ONES, loss=loss, bad=1.0)])
+    assert update.metrics(after)["loss"] == told
 
 
 def test_a_bad_update_does_not_spoil_the_next():

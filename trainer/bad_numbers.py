@@ -7,7 +7,6 @@ changes the order of the data, so that what comes after a checkpoint is not the 
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ from trainer.exit_codes import NotFiniteError, RollbackError
 ROLLBACKS_AT_MOST = 3
 ODD = 0x9E3779B1  # spreads the first few numbers over all 32 bits that TensorFlow takes of a seed
 
-Reaction = Callable[[Pulled], None]  # called once for each pull that shows an update that was left out
+Reaction = Callable[[Pulled], None]  # called with each pull that shows an update that was left out
 
 
 def reaction(policy: NotFinitePolicy, *, rollbacks: int = 0) -> Reaction:
@@ -48,7 +47,7 @@ def skip(pulled: Pulled) -> None:
 
 def roll_back(pulled: Pulled) -> None:
     raise RollbackError(
-        f"{_found(pulled)}; the run goes back to its newest checkpoint, and on with other batches", step=pulled.step
+        f"{_found(pulled)}; the run goes back to its newest checkpoint, and on with other batches", step=pulled.bad
     )
 
 
@@ -76,7 +75,7 @@ def order_seed(seed: int, rollbacks: int) -> int:
 
 
 def _found(pulled: Pulled) -> str:
-    what = f"a gradient of step {pulled.step} is not finite (loss {pulled.loss:g})"
-    if not math.isfinite(pulled.loss):
-        what = f"the loss of step {pulled.step} is {pulled.loss}"
-    return f"{what}: its update was left out, and the log of the worker that it came from names the replica"
+    return (
+        f"the loss of step {pulled.bad}, or a gradient, is not finite: its update was left out, and the log of the "
+        "worker that it came from names the replica"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -41,10 +42,14 @@ def first_snapshot(
     parameters = workload.parameters_of(model, precision)
     again = directory.has_loaded()
     found = resume.find(config.resume, directory, steps=plan.steps, again=again)
+    expected = _expected(parameters, list(optimizers.slots(config.optimizer)))
+    if not again:
+        nbytes = sum(4 * math.prod(shape) for shape in expected.values())
+        checkpoint.check_space(directory.checkpoints, nbytes, config.checkpoint.keep if config.checkpoint.every else 0)
     if found is None:
         state = _split(parameters, workload.initial_values(model, precision))
     else:
-        checkpoint.check_fits(found, _expected(parameters, list(optimizers.slots(config.optimizer))))
+        checkpoint.check_fits(found, expected)
         state = Snapshot.from_tensors(found.step, checkpoint.load(found))
     if again:
         return state, found

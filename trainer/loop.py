@@ -154,7 +154,7 @@ class _Look:
 
     def __init__(self, on_bad: AfterPull, after: Sequence[AfterPull]) -> None:
         self._on_bad, self._after = on_bad, after
-        self._bad: int | None = None  # as of the pull before; a state that is joined may bring some
+        self._bad: int | None = None  # as of the pull before; a state that is joined may bring one
 
     def __call__(self, pulled: Pulled) -> None:
         if self._bad is not None and pulled.bad > self._bad:

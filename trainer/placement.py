@@ -25,7 +25,7 @@ from typing import NamedTuple, Protocol
 
 LANES = 16  # floats in 64 bytes
 # The first lanes of the metrics region, in this order; loss and accuracy are means, the others say that a replica did.
-# What is pulled has in `bad` how many updates were left out so far because a loss or a gradient was not finite.
+# What is pulled has in `bad` the newest step whose update was left out because a loss or a gradient was not finite.
 METRICS = ("loss", "accuracy", "stop", "overflow", "bad")
 HEADER = ("generation", "step")  # the first lanes of the header, int32 bits
 

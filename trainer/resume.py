@@ -69,7 +69,14 @@ def check_model(found: Checkpoint, config: RunConfig) -> None:
 
 def set_aside(directory: RunDirectory) -> None:
     """Moves away what an earlier run left, for a run that starts anew in its directory."""
-    written = (directory.checkpoints, directory.history, directory.events, directory.evaluations, directory.best)
+    written = (
+        directory.checkpoints,
+        directory.history,
+        directory.events,
+        directory.evaluations,
+        directory.best,
+        directory.rollbacks,
+    )
     left = [path for path in written if path.exists()]
     if not left:
         return

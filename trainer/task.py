@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from trainer import addresses, exit_codes, failpoints, scoring
+from trainer import addresses, bad_numbers, exit_codes, failpoints, scoring
 from trainer.assembly import compute_device, make_engine, make_host
 from trainer.checkpoint import Checkpoint
 from trainer.chief import Chief, first_snapshot, missed_at
@@ -25,7 +25,7 @@ from trainer.config import RunConfig
 from trainer.engine.host import ShardHost
 from trainer.engine.pulled import Pulled
 from trainer.evaluation import Evaluator
-from trainer.exit_codes import NotFiniteError
+from trainer.exit_codes import NotFiniteError, RollbackError
 from trainer.loop import Engine, Pace, train
 from trainer.machine import is_local
 from trainer.monitor import status as status_page
@@ -48,6 +48,7 @@ RECENT_STEPS = 20
 LOOK_EVERY_SECS = 1.0  # at whether a step stalls
 LINKS = "TRAINER_LINKS"  # JSON {task: {"address": ..., "control": ...}}: where this task reaches others
 LAST_GOODBYE_SECS = 10.0
+CHIEF_FIRST_SECS = 60.0
 
 
 def main(run: str, job: str, index: int) -> NoReturn:
@@ -104,6 +105,7 @@ class _Player:
         writes = directory.plan.exists()  # a task that a scheduler started has no run directory to write to
         self._journal = Journal(directory.journal / f"{task.job}-{task.index}.jsonl" if writes else None)
         self._holds_state = False
+        self._rollbacks = bad_numbers.count_rollbacks(directory.rollbacks)
         self._needs_hosts = True  # until this task has all that it wants of them
         # Sessions stay open until the process ends: closing one can wait for ever for a peer that has left.
         self._keep_open: list[Any] = []
@@ -235,7 +237,7 @@ class _Player:
         config, plan = self._config, self._plan
         model, data = open_workload(config)
         _check_planned(plan, parameters_of(model, config.train.precision.value))
-        engine = make_engine(config, plan, self._task, model, data, strategy=self._strategy)
+        engine = make_engine(config, plan, self._task, model, data, strategy=self._strategy, rollbacks=self._rollbacks)
         evaluator = None
         if self._task.is_chief and plan.trainers == plan.tasks:  # else an evaluator task does it
             evaluator = Evaluator(
@@ -346,7 +348,14 @@ class _Player:
                 gradients_every=self._config.summary.histogram_every if chief else 0,
                 between=[chief.between] if chief else [],
                 after=[record, check_placement, tell, *([chief.after] if chief else [])],
+                on_bad=bad_numbers.reaction(self._config.train.on_not_finite, rollbacks=self._rollbacks),
             )
+        except RollbackError as error:
+            if chief:
+                chief.roll_back(error.step)
+            else:  # a save of the chief's may still be on its way: it leaves first, and all others are ended
+                time.sleep(CHIEF_FIRST_SECS)
+            raise
         except NotFiniteError:
             self._needs_hosts = False
             if plan.intake != "all":  # else all replicas see it at the same step; here only who pulled just then

@@ -60,7 +60,7 @@ class ArrivalsHost(ShardHost):
             self._give = [self.give(worker) for worker in range(self.workers)]
             self._forget = [self._make_forget(worker) for worker in range(self.workers)]
             self._admit = [queue.enqueue(self._ticket_feed) for queue in self.log.joined]
-            self._hold = self._make_hold()
+            self._hold = [self._make_hold(worker) for worker in range(self.workers)]
             self._raise_stop = self._make_raise_stop()
             self._apply = [self._make_apply(worker) for worker in range(self.workers)]
 
@@ -78,7 +78,7 @@ class ArrivalsHost(ShardHost):
                 raise
             waited = time.monotonic() - began
             if arrival.kind == HOLD:
-                self._run_hold(arrival.step, self.counts)
+                self._run_hold[arrival.worker](arrival.step, self.counts)
             elif arrival.kind == JOIN:
                 self._join(arrival)
             elif arrival.generation != self._generation:
@@ -152,7 +152,7 @@ class ArrivalsHost(ShardHost):
         self._run_apply = [
             callable_of(op, [self.tag_feed, self.counts_feed, *self.apply_feeds()]) for op in self._apply
         ]
-        self._run_hold = callable_of(self._hold, [self._ticket_feed, self.counts_feed])
+        self._run_hold = [callable_of(op, [self._ticket_feed, self.counts_feed]) for op in self._hold]
         self._run_raise_stop = callable_of(self._raise_stop)
         self._generation, self.step = self.read_tag()
         self._handed = self.step  # tokens of this generation grow from the one that said that the state is loaded
@@ -167,13 +167,13 @@ class ArrivalsHost(ShardHost):
     def _make_forget(self, worker: int) -> tf.Operation:
         return tf.group(drain(self.shared.intake[worker]), drain(self.shared.tokens[worker]))
 
-    def _make_hold(self) -> tf.Operation:
+    def _make_hold(self, worker: int) -> tf.Operation:
         targets = [self.log.held_flat, *self.log.held_slots.values()]
         sources = [self.shared.flat, *self.shared.slots.values()]
         with tf.device(self.parameters):
             copied = [t.assign(s.read_value(), read_value=False) for t, s in zip(targets, sources, strict=True)]
         with tf.control_dependencies([*copied, self.tell_counts()]):
-            return self.log.held.enqueue(self._ticket_feed)
+            return self.log.held[worker].enqueue(self._ticket_feed)
 
     def _make_raise_stop(self) -> tf.Operation:
         at = self.shard.metrics_offset + STOP

@@ -370,7 +370,7 @@ class ShardsEngine(SessionEngine):
                 if self._intake == "each" or shard.index == 0:  # the first shard's host tells the others
                     with tf.control_dependencies([self._wait(s)]):  # so that the copy has what this worker pushed
                         asked.append(s.log.arrivals.enqueue(tf.stack([self._worker, 0, self._ticket_feed, HOLD])))
-                with tf.control_dependencies([take(s.log.held, self._is_other_ticket)]):
+                with tf.control_dependencies([take(s.log.held[self._worker], self._is_other_ticket)]):
                     flats.append(s.log.held_flat.read_value())
                     tags.append(packing.tags_of(flats[-1], shard))
                     slots.append({name: slot.read_value() for name, slot in s.log.held_slots.items()})

@@ -35,7 +35,7 @@ class Log:
 
     arrivals: Any  # queue of [ARRIVAL] int32: what was pushed here
     order: Any  # the same, as the first shard's host decided it for all
-    held: Any  # queue of int64 tickets: a copy was made
+    held: list[Any]  # per worker, queue of its tickets: a copy was made
     held_flat: Any  # [size] float32 variable
     held_slots: dict[str, Any]  # [trainable_size] float32 variables
     contributions: Any  # [workers, COLUMNS] int64 variable, see contributions.py
@@ -83,7 +83,8 @@ def share(shard: Shard, slots: Sequence[str], workers: int, *, parameters: str =
         counts = variable("contributions", [workers, COLUMNS], tf.int64)
         arrivals, order = (log_queue(shard, name, workers) for name in ("arrivals", "order"))
         joined = [queue(f"joined{w}", SPARE_TOKENS, [tf.int64], [[]]) for w in range(workers)]
-        return Log(arrivals, order, queue("held", SPARE_TOKENS, [tf.int64], [[]]), flat, held, counts, joined)
+        copied = [queue(f"held{w}", SPARE_TOKENS, [tf.int64], [[]]) for w in range(workers)]
+        return Log(arrivals, order, copied, flat, held, counts, joined)
 
     # In lockstep what a worker left behind is taken, and dropped, as soon as it is waited for.
     pushes = SPARE_PUSHES if has_log else 1

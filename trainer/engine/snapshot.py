@@ -25,7 +25,7 @@ class Snapshot:
     state: Arrays
     slots: dict[str, Arrays]  # by slot name; empty: every slot at its first value
     metrics: tuple[float, float] | None = None  # loss and accuracy of the update that led here, if it is known
-    bad: int = 0  # updates that were left out since the load because a loss or a gradient was not finite
+    bad: int = 0  # newest step since the load whose update was left out: a loss or a gradient was not finite
 
     def to_tensors(self) -> Arrays:
         """One flat mapping, as a checkpoint stores it."""

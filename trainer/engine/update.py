@@ -21,7 +21,7 @@ Update = Callable[
 # squares [k] of this shard's parameters -> squares [K] of all, in path order
 Exchange = Callable[[tf.Tensor], tf.Tensor]
 
-STOP, OVERFLOW, BAD = (METRICS.index(name) for name in ("stop", "overflow", "bad"))
+LOSS, STOP, OVERFLOW, BAD = (METRICS.index(name) for name in ("loss", "stop", "overflow", "bad"))
 
 
 def make_update(shard: Shard, config: OptimizerConfig, exchange: Exchange, *, scaled: bool = False) -> Update:
@@ -46,7 +46,8 @@ def make_update(shard: Shard, config: OptimizerConfig, exchange: Exchange, *, sc
         size = shard.trainable_size
         gradient = mean[:size] if scale is None else mean[:size] * scale
         parameters, moved = optimizers.apply(config, flat[:size], slots, gradient, step)
-        state, metrics = _state(shard, flat, mean[size:], made=True), _metrics(shard, flat, mean[size:])
+        before, now = (packing.metrics_of(vector, shard) for vector in (flat, mean))
+        metrics, state = _metrics(before, now, bad=before[BAD]), _state(shard, flat, mean[size:], made=True)
         return tf.concat([parameters, state, metrics, packing.header(generation, step + 1)], 0), moved
 
     @tf.function(jit_compile=True, autograph=False)
@@ -70,7 +71,11 @@ def make_update(shard: Shard, config: OptimizerConfig, exchange: Exchange, *, sc
         parameters, kept = flat[: shard.trainable_size], dict(slots)
         if config.ema is not None:  # the next update would start the average from zeros
             kept["ema"] = tf.where(step > 0, slots["ema"], parameters)
-        state, metrics = _state(shard, flat, rest, made=False), _metrics(shard, flat, rest)
+        before, now = packing.metrics_of(flat, shard), rest[shard.metrics_offset - shard.trainable_size :][:LANES]
+        bad = tf.where(now[BAD] > 0, tf.cast(step + 1, tf.float32), before[BAD])
+        loss = tf.where(tf.math.is_finite(now[LOSS]), now[LOSS], before[LOSS])  # who reads it expects a number
+        metrics = _metrics(before, tf.concat([[loss], now[LOSS + 1 :]], 0), bad=bad)
+        state = _state(shard, flat, rest, made=False)
         return tf.concat([parameters, state, metrics, packing.header(generation, step + 1)], 0), kept
 
     def update(
@@ -120,16 +125,9 @@ def is_scaled(shards: Sequence[Shard]) -> bool:
     return any(piece.path == loss_scale.PARAMETER.path for shard in shards for piece in shard.state)
 
 
-def _metrics(shard: Shard, flat: tf.Tensor, rest: tf.Tensor) -> tf.Tensor:
-    """The metrics after an update, for those who do not see each: a stop stays, and bad ones are counted.
-
-    Args:
-        rest: the mean of what was pushed, behind the gradients.
-    """
-    before = flat[shard.metrics_offset : shard.header_offset]
-    now = rest[shard.metrics_offset - shard.trainable_size :][:LANES]
+def _metrics(before: tf.Tensor, now: tf.Tensor, *, bad: tf.Tensor) -> tf.Tensor:
+    """[LANES] after an update. Once a replica has asked to stop that stays, for those who did not see it yet."""
     stop = tf.maximum(before[STOP], now[STOP])
-    bad = before[BAD] + tf.cast(now[BAD] > 0, tf.float32)
     return tf.concat([now[:STOP], [stop], now[STOP + 1 : BAD], [bad], now[BAD + 1 :]], 0)
 
 
