@@ -318,7 +318,7 @@ def hangs(input_shape, classes):
 def test_a_step_that_hangs_writes_stacks_and_is_done_again(start, tmp_path: Path, cluster: str):
     (tmp_path / "mine.py").write_text(HANGS_ONCE)
     run = start(*EXACT, f"cluster={cluster}", "user=mine.py", "model=hangs", "timeouts.step_secs=6")
-    assert run.wait() == 0, run.output
+    assert run.wait(150) == 0, run.output
     assert "a step waited for it for too long (timeouts.step_secs); stacks are in the logs" in run.output
     (again,) = run.summary()["restarts_of"]
     log = (run.directory / "logs" / f"{again.replace(':', '-')}.log").read_text()

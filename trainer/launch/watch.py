@@ -50,6 +50,7 @@ class Life:
     code: int | None = None  # once it has ended
     page: dict[str, Any] | None = None  # as last read
     heard_at: float = 0.0  # when, monotonic
+    began_at: float = 0.0  # monotonic
     starts_at: float | None = None  # it waits to be started again until then, monotonic
     ended_for: str | None = None  # why this process ended it
     peak_bytes: int = 0  # most memory that was seen
@@ -191,7 +192,8 @@ class Watch:
             environment |= self._injector.environment(task.name, life.number)
         log = str(directory.path / task.log)
         life.pid, life.code, life.page, life.starts_at = None, None, None, None
-        life.ended_for, life.peak_bytes, life.heard_at = None, 0, time.monotonic()
+        life.ended_for, life.peak_bytes = None, 0
+        life.began_at = life.heard_at = time.monotonic()
         self._tasks.start(task.name, run=str(directory.path), environment=environment, log=log)
         self._journal.write("start", task=task.name, life=life.number)
 
@@ -401,9 +403,9 @@ class Watch:
         """Whether a worker that a step waits for too long for does what should not take so long."""
         if life.page is None or life.page["state"] != "training":
             return False
-        waited = max(other.page["stalled_secs"] for other in self.lives.values() if other.page)
         has_compiled = life.page["first_step_at"] is not None
-        return has_compiled or waited > FIRST_STEP_TAKES * self._config.timeouts.step_secs
+        lived = time.monotonic() - life.began_at
+        return has_compiled or lived > FIRST_STEP_TAKES * self._config.timeouts.step_secs
 
     def _end(self, life: Life, why: str) -> None:
         if life.pid and life.ended_for is None:
