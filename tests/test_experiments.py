@@ -97,7 +97,7 @@ def check_device_placement(run: Run) -> None:
     held = {record["device"] for name in ("ps:0", "ps:1") for record in records[name]["parameters"]}
     assert held == {"/job:ps/task:0/cpu:0", "/job:ps/task:1/cpu:0"}
     replicas = [(replica["devices"], replica["backward"] > 0) for replica in records["worker:0"]["replicas"]]
-    assert replicas == [({"/job:worker/task:0/cpu:1": 67}, True), ({"/job:worker/task:0/cpu:2": 67}, True)]
+    assert replicas == [({"/job:worker/task:0/cpu:1": 88}, True), ({"/job:worker/task:0/cpu:2": 88}, True)]
 
 
 def check_towers(run: Run) -> None:

@@ -102,9 +102,10 @@ def _run(
     run = tf.function(step, autograph=False, jit_compile=replica.jit or None)
     with tf.name_scope(f"replica{replica.index}"), tf.device(replica.device):  # one copy of each vector goes there
         ended, bad, finite = run(list(flats), draw, (batches.features, batches.labels), stop)
-        named = _name_bad(replica, bad > 0, finite, judged, step=packing.tags_of(flats[0], shards[0])[1])
-        with tf.control_dependencies([named]):
-            return tf.nest.map_structure(tf.identity, ended)
+    # Beside the replica, all of which is on its device.
+    named = _name_bad(replica, bad > 0, finite, judged, step=packing.tags_of(flats[0], shards[0])[1])
+    with tf.device(replica.device), tf.control_dependencies([named]):
+        return tf.nest.map_structure(tf.identity, ended)
 
 
 def _name_bad(
