@@ -400,18 +400,19 @@ class _Player:
         stall = Stall(limit_secs=self._config.timeouts.step_secs, now=time.monotonic())
 
         def look() -> None:
-            now = time.monotonic()
-            secs = stall.look(step_of(), now)
-            is_over = step_of() >= self._plan.steps
-            is_stalled = secs > STALL_SECS and status.state in ("training", "serving") and not is_over
-            if not is_stalled:
+            now, step = time.monotonic(), step_of()
+            secs = stall.look(step, now)
+            is_stalled = secs > STALL_SECS and status.state in ("training", "serving") and step < self._plan.steps
+            names = []
+            if is_stalled:
+                names = [workers[i] for i in missing()] if missing else [self._task.name]
+            if not is_stalled or step_of() != step:  # it moved meanwhile: who is missing now has only just begun
                 status.missing, status.stuck, status.stalled_secs = [], [], 0.0
                 return
-            status.missing = [workers[i] for i in missing()] if missing else [self._task.name]
-            status.stalled_secs = secs
+            status.missing, status.stalled_secs = names, secs
             status.stuck = status.missing if stall.is_stuck(now) else []
             if missing and status.missing and stall.is_due(now):
-                print(in_words(step_of(), secs, workers, status.missing, self._seen(status.missing)), flush=True)
+                print(in_words(step, secs, workers, status.missing, self._seen(status.missing)), flush=True)
 
         def watch_on() -> None:
             while self._needs_hosts:

@@ -393,8 +393,9 @@ class Watch:
         stuck = {name: (alive[name].number, alive[name].page["step"]) for name in names}  # type: ignore[index]
         if stuck != self._stuck:
             self._stuck, self._stuck_since = stuck, now
-            if stuck:
-                self._signal_all(signal.SIGUSR1)  # every task writes the stacks of its threads into its log
+            for name in alive if stuck else ():
+                if alive[name].page:  # else it still starts, and the signal would end it
+                    self._signal(name, signal.SIGUSR1)  # it writes the stacks of its threads into its log
         elif stuck and now - self._stuck_since > STUCK_SECS:
             for name in stuck:
                 self._end(alive[name], "a step waited for it for too long (timeouts.step_secs); stacks are in the logs")
