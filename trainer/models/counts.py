@@ -29,7 +29,8 @@ class Counts(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
         rows = tf.cast(numbers[:, 0], tf.int32)
         told = f"model oracle counts the examples 0..{self._examples - 1}; model.options.examples must be that of data"
         with tf.control_dependencies([tf.debugging.assert_less(rows, self._examples, message=told)]):
-            self.add_loss(-tf.reduce_mean(tf.gather(self._counts, rows)))
+            rows = tf.identity(rows)  # so that the gradient, which needs no sum of counts, waits for the check too
+        self.add_loss(-tf.reduce_mean(tf.gather(self._counts, rows)))
         return numbers
 
     def get_config(self) -> dict[str, Any]:
