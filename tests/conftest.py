@@ -6,10 +6,11 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 class Run:
     """One `python -m trainer` in a directory of its own."""
 
-    def __init__(self, overrides: list[str], cwd: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self, overrides: list[str], cwd: Path, environment: dict[str, str], within: Sequence[str] = ()
+    ) -> None:
+        """Starts it; `within` is the begin of a command that runs the rest of it, in a network of its own, say."""
         self.directory = cwd / next((o[4:] for o in overrides if o.startswith("run=")), "run")
         if not any(o.startswith("run=") for o in overrides):
             overrides = [*overrides, f"run={self.directory}"]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "trainer", *overrides],
+            [*within, sys.executable, "-m", "trainer", *overrides],
             cwd=cwd,
             env=os.environ | environment,
             stdout=subprocess.PIPE,
@@ -122,13 +126,24 @@ def _is_task(pid: int) -> bool:
         return False
 
 
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody has now, and that the kernel gives to nobody of itself."""
+    sockets = [socket.socket() for _ in range(count)]
+    for free in sockets:
+        free.bind(("127.0.0.1", 0))
+    ports = [20000 + free.getsockname()[1] % 10000 for free in sockets]
+    for free in sockets:
+        free.close()
+    return ports
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
-    """start(*overrides, environment={...}) -> Run; whatever is still running at the end of the test is killed."""
+    """start(*overrides, environment={...}, within=[...]) -> Run; killed at the end of the test."""
     runs: list[Run] = []
 
-    def start_one(*overrides: str, environment: dict[str, str] | None = None) -> Run:
-        runs.append(Run(list(overrides), tmp_path, environment or {}))
+    def start_one(*overrides: str, environment: dict[str, str] | None = None, within: Sequence[str] = ()) -> Run:
+        runs.append(Run(list(overrides), tmp_path, environment or {}, within))
         return runs[-1]
 
     yield start_one

@@ -212,7 +212,7 @@ def test_a_soak_has_no_faults_at_a_place():
     [
         ([], "chaos", "from one of chaos.schedule, chaos.random and chaos.minutes; given is none"),
         (["chaos.random=1", "chaos.minutes=1"], "chaos", "given is chaos.random and chaos.minutes"),
-        (["chaos.random=1", "train.steps=14"], "train.steps", "14 steps leave no room for a random fault"),
+        (["chaos.random=1", "train.steps=54"], "train.steps", "54 steps leave no room for a random fault"),
         (
             ["chaos.random=1", "chaos.kinds=[kill-al]"],
             "chaos.kinds",
@@ -736,7 +736,11 @@ KILL = Fault("kill", "worker:1", ("worker:1",), 40)
     ("code", "measured", "told"),
     [
         (0, [Measured(KILL, 40, 25.9, 0)], []),
-        (0, [Measured(KILL, 40, None, 0)], []),  # the run ended before it was seen
+        (
+            0,
+            [Measured(KILL, 40, None, 0)],
+            ["'kill worker:1 @40' came too late: the run was over before it was seen to recover"],
+        ),
         (0, [Measured(KILL, 40, 26.1, 0)], ["'kill worker:1 @40' took 26.1 s to recover from; 13 s are allowed"]),
         (0, [], ["'kill worker:1 @40' never came"]),
         (69, [Measured(KILL, 40, 3.0, 0)], ["it ended with 69, as launcher.log tells"]),
@@ -745,6 +749,11 @@ KILL = Fault("kill", "worker:1", ("worker:1",), 40)
 )
 def test_a_run_is_judged_by_its_code_and_its_recoveries(code, measured, told):
     assert report.judge(code, [KILL], measured, load("cluster=2ps3w", "train.steps=150")) == told
+
+
+def test_a_run_may_end_while_a_link_is_slow():
+    slow = fault("delay worker:1->ps:0 50ms @40 for 10s")
+    assert report.judge(0, [slow], [Measured(slow, 40, None, 0)], load("cluster=2ps3w")) == []
 
 
 def leave_run(folder: Path, digest: str, losses: list[float]) -> Path:

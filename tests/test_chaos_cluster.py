@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 from collections.abc import Callable
 
 import pytest
@@ -40,20 +42,44 @@ def assert_identical(run: Run, faults: int) -> None:
 
 
 def test_a_cluster_that_loses_a_ps_and_a_worker_ends_with_the_same_bits(start: Start):
-    run = start("cluster=2ps2w", "train.steps=60", scheduled("kill worker:1 @15; kill ps:0 @40"), *SHORT)
+    run = start("cluster=2ps2w", "train.steps=150", scheduled("kill worker:1 @15; kill ps:0 @40"), *SHORT)
     assert_identical(run, faults=2)
 
 
 def test_a_link_that_is_slow_and_then_cut_changes_no_bit(start: Start):
     faults = "delay worker:1->ps:0 20+-10ms @10 for 2s; cut worker:1->ps:0 @40 for 3s"
-    run = start("cluster=1ps2w", "train.steps=80", scheduled(faults), *SHORT)
+    run = start("cluster=1ps2w", "train.steps=300", scheduled(faults), *SHORT)
     assert_identical(run, faults=2)
     cut = told(run)["runs"][0]["measured"][1]
     assert 3 <= cut["recover_secs"] < 15
 
 
+LOSES_ONE_PERCENT = """
+ip link set lo up
+iptables -A INPUT -i lo -m statistic --mode random --probability 0.01 -j DROP || exit 3
+"$@"
+code=$?
+echo packets lost: $(iptables -nvxL INPUT | awk '/statistic/ { print $1 }')
+exit $code
+"""
+LOSSY = ["unshare", "--net", "sh", "-c", LOSES_ONE_PERCENT, "sh"]
+
+
+def test_a_slow_network_that_loses_packets_changes_no_bit(start: Start):
+    try:
+        subprocess.run([*LOSSY, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no network can be made here, which takes root, unshare and iptables: {error}")
+    links = [f"worker:{worker}->ps:{ps}" for worker in (0, 1) for ps in (0, 1)]
+    faults = "; ".join(f"delay {link} 50+-25ms @2 for 20s" for link in links)
+    run = start("cluster=2ps2w", "train.steps=40", scheduled(faults), *SHORT, within=LOSSY)
+    assert_identical(run, faults=4)
+    (lost,) = re.findall(r"packets lost: (\d+)", run.output)
+    assert int(lost) > 0
+
+
 def test_a_run_that_is_stopped_is_continued(start: Start):
-    run = start("cluster=1ps2w", "train.steps=60", scheduled("term worker:1 @20"), *SHORT)
+    run = start("cluster=1ps2w", "train.steps=120", scheduled("term worker:1 @20"), *SHORT)
     assert_identical(run, faults=1)
     said = (run.directory / "schedule/launcher.log").read_text()
     assert "stopped, saved at step" in said
@@ -61,7 +87,7 @@ def test_a_run_that_is_stopped_is_continued(start: Start):
 
 
 def test_a_run_that_does_not_survive_is_told_with_its_folder_and_how_to_repeat_it(start: Start):
-    run = start("train.steps=40", "restart.max=0", "chaos.random=1", "chaos.kinds=[kill-chief,kill-ps]", *SHORT)
+    run = start("train.steps=100", "restart.max=0", "chaos.random=1", "chaos.kinds=[kill-chief,kill-ps]", *SHORT)
     assert run.wait(DEADLINE_SECS) == 1, run.output
     assert "kill-ps is left out: it needs a ps" in run.output
     assert f"{run.directory}/kill-chief-01: it ended with 137" in run.output

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import Run
+from conftest import Run, free_ports
 
 pytestmark = pytest.mark.cluster
 
@@ -163,11 +163,7 @@ def test_every_optimizer_option_trains_the_same_on_one_shard_and_on_three(finish
 def test_tasks_started_by_a_scheduler_train_the_same(start, finish: Finish):
     common = ["model=mlp", "train.steps=15", "seed=5"]
     expected = finish("cluster=1ps2w", "run=launched", *common).summary()["params_sha256"]
-    with socket.socket() as one, socket.socket() as two, socket.socket() as three:
-        sockets = (one, two, three)
-        for free in sockets:
-            free.bind(("127.0.0.1", 0))
-        ports = [20000 + free.getsockname()[1] % 30000 for free in sockets]
+    ports = free_ports(3)
     cluster = {"ps": [f"localhost:{ports[0]}"], "worker": [f"localhost:{port}" for port in ports[1:]]}
     roles = [("worker", 0), ("worker", 1), ("ps", 0)]
     runs = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-from conftest import Run
+from conftest import Run, free_ports
 
 from trainer import checkpoint
 
@@ -30,16 +29,6 @@ def evaluations(run: Run) -> list[dict[str, Any]]:
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for free in sockets:
-        free.bind(("127.0.0.1", 0))
-    ports = [20000 + free.getsockname()[1] % 30000 for free in sockets]
-    for free in sockets:
-        free.close()
-    return ports
 
 
 def test_every_checkpoint_is_scored_as_the_chief_alone_would_score_it(finish: Finish):

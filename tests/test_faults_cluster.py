@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Run
+from conftest import Run, free_ports
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
@@ -232,6 +232,92 @@ def test_the_whole_run_killed_goes_on_where_it_was_saved(start, unbroken):
     assert_same(again, unbroken("cluster=2ps3w"))
 
 
+SKEWED = """
+import os, time
+
+now, skews = time.time, {"worker-0.log": 3600.0, "ps-0.log": -3600.0}
+
+
+def skewed():
+    return now() + skews.get(os.path.basename(os.readlink("/proc/self/fd/1")), 0.0)
+
+
+time.time = skewed
+"""
+
+
+def test_clocks_that_are_an_hour_off_have_no_effect(start, unbroken, tmp_path: Path):
+    (tmp_path / "sitecustomize.py").write_text(SKEWED)
+    run = start(*EXACT, "cluster=2ps3w", environment={"PYTHONPATH": str(tmp_path)})
+    run.wait_for_step(FAULT_AT)
+    status = json.loads((run.directory / "status.json").read_text())["tasks"]
+    started = {task: round((page["started_at"] - status["ps:1"]["started_at"]) / 3600) for task, page in status.items()}
+    assert started == {"ps:0": -1, "ps:1": 0, "worker:0": 1, "worker:1": 0, "worker:2": 0}
+    signal_tasks(run, signal.SIGKILL, "worker:2")
+    assert run.wait() == 0, run.output
+    assert run.summary()["restarts_of"] == {"worker:2": 1}
+    assert_same(run, unbroken("cluster=2ps3w"))
+
+
+SLOW_WORKER = """
+import os, time
+import keras, tensorflow as tf
+
+
+def slow_down(features):
+    if os.readlink("/proc/self/fd/1").endswith("worker-1.log"):
+        time.sleep(0.2)
+    return features
+
+
+class Slow(keras.layers.Layer):
+    def call(self, inputs):
+        return tf.ensure_shape(tf.numpy_function(slow_down, [inputs], inputs.dtype), inputs.shape)
+
+
+def slow(input_shape, classes):
+    return keras.Sequential([
+        keras.Input(input_shape), Slow(), keras.layers.Flatten(), keras.layers.Dense(classes, name="logits")
+    ])
+"""
+
+
+def test_a_worker_that_the_others_wait_for_is_named(start, tmp_path: Path):
+    (tmp_path / "mine.py").write_text(SLOW_WORKER)
+    run = start(*EXACT, "cluster=1ps3w", "user=mine.py", "model=slow", "train.steps=75")
+    assert run.wait() == 0, run.output
+    told = re.findall(r"(worker:\d) is slow: it computes ([\d.]+) times as long as the other workers; (.*)", run.output)
+    ((name, times, follows),) = told
+    assert (name, follows) == ("worker:1", "every step waits for it")
+    assert float(times) > 3
+
+
+@pytest.mark.parametrize("killed", ["worker:1", "worker:0", "ps:0"])
+def test_a_scheduler_that_starts_failed_pods_again_finishes_the_run(start, unbroken, killed: str):
+    ports = free_ports(3)
+    cluster = {"ps": [f"localhost:{ports[0]}"], "worker": [f"localhost:{port}" for port in ports[1:]]}
+
+    def pod(task: str) -> Run:
+        job, _, index = task.partition(":")
+        role = {"cluster": cluster, "task": {"type": job, "index": int(index)}}
+        return start(*EXACT, "run=scheduled", environment={"TF_CONFIG": json.dumps(role)})
+
+    pods = {task: pod(task) for task in ("ps:0", "worker:0", "worker:1")}
+    pods["worker:0"].wait_for_step(FAULT_AT)
+    os.kill(pods[killed].process.pid, signal.SIGKILL)
+    codes = []
+    deadline = time.monotonic() + 100
+    while any(pod.process.poll() != 0 for pod in pods.values()):
+        for task in [task for task, pod in pods.items() if pod.process.poll()]:
+            codes.append(pods[task].wait())
+            assert codes[-1] in (-signal.SIGKILL, 69, 75), pods[task].output
+            assert len(codes) <= 6, codes
+            pods[task] = pod(task)
+        assert time.monotonic() < deadline, "\n".join(pod.stacks() for pod in pods.values())
+        time.sleep(0.1)
+    assert_same(pods["worker:0"], unbroken("cluster=1ps2w"))
+
+
 MEMORY = Path("/sys/fs/cgroup/memory")
 
 
@@ -322,5 +408,7 @@ def test_a_step_that_hangs_writes_stacks_and_is_done_again(start, tmp_path: Path
     assert "a step waited for it for too long (timeouts.step_secs); stacks are in the logs" in run.output
     logs = {task: run.directory / "logs" / f"{task.replace(':', '-')}.log" for task in run.tasks()}
     (hung,) = [task for task, log in logs.items() if "in hang_once" in log.read_text()]
+    for task, log in logs.items():
+        assert f'state of {task}: {{"job": "{task.partition(":")[0]}"' in log.read_text()
     assert run.summary()["restarts_of"] == {hung: 1}
     assert [step for step, _ in losses(run)] == list(range(1, STEPS + 1))

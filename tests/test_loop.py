@@ -427,7 +427,9 @@ def test_steps_per_second_are_of_the_last_steps():
 
 
 def test_the_wait_fraction_is_a_share_of_the_step_time():
-    assert Pace(step_secs=[1.0, 3.0], wait_secs=1.0).wait_fraction() == 0.25
+    pace = Pace(step_secs=[1.0, 3.0], wait_secs=[0.25, 0.75])
+    assert (pace.wait_fraction(), pace.wait_fraction(last=1), pace.wait_fraction(last=9)) == (0.25, 0.25, 0.25)
+    assert Pace(step_secs=[9.0, 1.0], wait_secs=[0.0, 0.5]).wait_fraction(last=1) == 0.5
 
 
 def test_a_tick_takes_down_what_passed_since_the_one_before(monkeypatch):
@@ -436,4 +438,4 @@ def test_a_tick_takes_down_what_passed_since_the_one_before(monkeypatch):
     pace = Pace(began=10.0)
     pace.tick(Pulled(1, 1, 0.5, 0.5, stop=False, wait_secs=0.25))
     pace.tick(Pulled(1, 2, 0.5, 0.5, stop=False, wait_secs=0.5))
-    assert (list(pace.step_secs), pace.wait_secs) == ([0.5, 1.5], 0.75)
+    assert (list(pace.step_secs), list(pace.wait_secs)) == ([0.5, 1.5], [0.25, 0.5])

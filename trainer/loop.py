@@ -47,18 +47,19 @@ class Pace:
 
     began: float = field(default_factory=time.monotonic)
     step_secs: MutableSequence[float] = field(default_factory=lambda: array("d"))
-    wait_secs: float = 0.0
+    wait_secs: MutableSequence[float] = field(default_factory=lambda: array("d"))  # of each, until parameters were here
 
     pulled_steps: tuple[int, ...] = ()  # global steps that the first two of them, and the last, started from
 
     def __post_init__(self) -> None:
-        self._total_secs = sum(self.step_secs)  # kept, because a long run would take long to add up each step
+        self._total_secs, self._total_waited = sum(self.step_secs), sum(self.wait_secs)  # kept: a run has many steps
 
     def tick(self, pulled: Pulled) -> None:
         now = time.monotonic()
         self.step_secs.append(now - self.began)
         self._total_secs += now - self.began
-        self.wait_secs += pulled.wait_secs
+        self.wait_secs.append(pulled.wait_secs)
+        self._total_waited += pulled.wait_secs
         self.began = now
         self.pulled_steps = (*self.pulled_steps[:2], pulled.step)
 
@@ -80,8 +81,11 @@ class Pace:
         updates, secs = self.pulled_steps[-1] - self.pulled_steps[first], sum(self.step_secs[first:])
         return updates / secs if secs else 0.0
 
-    def wait_fraction(self) -> float:
-        return self.wait_secs / max(self._total_secs, 1e-9)
+    def wait_fraction(self, last: int | None = None) -> float:
+        """Over the last so many steps, or all, the first too."""
+        if last is None:
+            return self._total_waited / max(self._total_secs, 1e-9)
+        return sum(self.wait_secs[-last:]) / max(sum(self.step_secs[-last:]), 1e-9)
 
 
 class Every:

@@ -1,10 +1,11 @@
-"""SIGTERM in a task: the first asks to stop at a step boundary, the second leaves at once.
+"""Signals to a task. The first SIGTERM asks to stop at a step boundary, the second to leave; SIGUSR1, what it does.
 
 Who ends a whole group of processes (systemd, Slurm) signals each of them, and then the launcher does: that is one.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import threading
@@ -17,25 +18,28 @@ SAME_SIGNAL_SECS = 1.0
 
 
 class StopRequest:
-    """Whether this task was asked to stop.
+    """Whether this task was asked to stop; beside it, what answers who asks what the task does.
 
     Python runs signal handlers on the main thread between bytecodes, and that thread sits inside TensorFlow for as long
     as a peer takes. The C handler, however, writes to a file descriptor at once, and a thread reads it here.
     """
 
-    def __init__(self, told: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, told: Callable[[], None] = lambda: None, asked: Callable[[], None] = lambda: None) -> None:
         """Listens from now on.
 
         Args:
-            told: called when the first signal has come.
+            told: called when the first SIGTERM has come.
+            asked: called at each SIGUSR1, after the stacks of all threads were written to stderr.
         """
         self.requested = False
         self._may_finish_step = self._is_needed = False
-        self._told, self._heard_at = told, 0.0
+        self._told, self._asked, self._heard_at = told, asked, 0.0
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         signal.signal(signal.SIGTERM, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher, which decides
+        signal.signal(signal.SIGUSR1, lambda *_: None)
+        faulthandler.register(signal.SIGUSR1, chain=True)  # to the handler before, which writes as for the others
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         threading.Thread(target=self._watch, args=(reader,), name="signals", daemon=True).start()
 
@@ -52,6 +56,8 @@ class StopRequest:
             for number in os.read(reader, 16):
                 if number == signal.SIGTERM:
                     self._hear(time.monotonic())
+                elif number == signal.SIGUSR1:
+                    self._asked()
 
     def _hear(self, now: float) -> None:
         is_second = self.requested and now - self._heard_at > SAME_SIGNAL_SECS

@@ -6,7 +6,6 @@ import contextlib
 import faulthandler
 import json
 import os
-import signal
 import sys
 import threading
 import time
@@ -61,7 +60,6 @@ def main(run: str, job: str, index: int) -> NoReturn:
 def play(config: RunConfig, plan: Plan, directory: RunDirectory, job: str, index: int) -> NoReturn:
     """Plays a task and ends the process; whatever goes wrong is printed, and told by the exit code."""
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1)  # `kill -USR1 PID` writes the stacks of all threads to the log
     task = plan.task(job, index)
     print(f"{task.name} of {directory.path}, pid {os.getpid()}: {plan.in_words()}", flush=True)
     player = _Player(config, plan, directory, task)
@@ -93,7 +91,7 @@ class _Player:
 
     def __init__(self, config: RunConfig, plan: Plan, directory: RunDirectory, task: Task) -> None:
         self._config, self._plan, self._directory, self._task = config, plan, directory, task
-        self._stop = StopRequest(told=self._tell_stop)
+        self._stop = StopRequest(told=self._tell_stop, asked=self._tell_state)
         self._status = Status(
             task.job, task.index, str(directory.path), config_hash(config), tensorflow=tf.version.VERSION
         )
@@ -112,6 +110,10 @@ class _Player:
 
     def _tell_stop(self) -> None:
         self._status.is_stopping = True
+
+    def _tell_state(self) -> None:
+        """Follows the stacks that `kill -USR1 PID` writes into the log."""
+        print(f"state of {self._task.name}: {json.dumps(self._status.to_json())}", flush=True)
 
     def play(self) -> int:
         host, port = addresses.host_of(self._task.control), int(self._task.control.rpartition(":")[2])
@@ -319,7 +321,7 @@ class _Player:
             pace.tick(pulled)
             status.generation, status.step = pulled.generation, pulled.step
             failpoints.reach("step", pulled.step)
-            status.wait_fraction = pace.wait_fraction()
+            status.wait_fraction = pace.wait_fraction(RECENT_STEPS)
             status.examples_per_second = examples * pace.steps_per_second(RECENT_STEPS)
             if pulled.step > start:
                 status.loss = pulled.loss

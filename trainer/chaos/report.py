@@ -21,6 +21,7 @@ BOOT_SECS = 10.0  # of a task, on a loaded machine
 LOAD_SECS = 1.0  # of a checkpoint
 SLACK_SECS = 2.0
 TOO_SLOW = 2.0  # times what is allowed
+HARMLESS = ("delay", "throttle")  # faults that a run may end under
 
 HEADINGS = {
     "kind": "kind",
@@ -81,6 +82,8 @@ def judge(
     problems = [f"'{fault}' never came" for fault in wanted if fault not in acted]
     for m in measured:
         allowed = allowed_secs(m.fault, config)
+        if m.recover_secs is None and finished == exit_codes.OK and m.fault.action not in HARMLESS:
+            problems.append(f"'{m.fault}' came too late: the run was over before it was seen to recover")
         if m.recover_secs is not None and m.recover_secs > TOO_SLOW * allowed:
             problems.append(f"'{m.fault}' took {m.recover_secs:.1f} s to recover from; {allowed:g} s are allowed")
     return problems

@@ -23,6 +23,7 @@ from trainer.launch.tasks import Tasks
 from trainer.machine import oom_kills
 from trainer.monitor.journal import Journal
 from trainer.monitor.peers import read_status
+from trainer.monitor.slow import Slow
 from trainer.monitor.stall import in_words as stall_in_words
 from trainer.plan import Plan, Task
 from trainer.run_directory import RunDirectory, write_atomically
@@ -155,6 +156,7 @@ class Watch:
         self._oom_kills = oom_kills()
         self._looked_at = time.monotonic()
         self._stall_told_at = -math.inf
+        self._slow = Slow(plan.intake)
         self._stuck: dict[str, tuple[int, int]] = {}  # by task, the number of its life and its step
         self._stuck_since = 0.0
         self._patience_secs = max(1.0, config.timeouts.heartbeat_secs / 2)  # a busy machine answers late
@@ -357,6 +359,8 @@ class Watch:
         self._first_step_at = self._first_step_at or min(began, default=None)
         self._progress.show(pages, states)
         self._tell_stalls(pages)
+        for told in self._slow.look(pages, time.monotonic()):
+            self._progress.say(told)
         with contextlib.suppress(OSError):  # a full disk is the chief's to tell
             write_atomically(self._directory.status, json.dumps({"tasks": pages, "states": states}, indent=1))
 
