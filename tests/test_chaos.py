@@ -212,7 +212,7 @@ def test_a_soak_has_no_faults_at_a_place():
     [
         ([], "chaos", "from one of chaos.schedule, chaos.random and chaos.minutes; given is none"),
         (["chaos.random=1", "chaos.minutes=1"], "chaos", "given is chaos.random and chaos.minutes"),
-        (["chaos.random=1", "train.steps=54"], "train.steps", "54 steps leave no room for a random fault"),
+        (["chaos.random=1", "train.steps=34"], "train.steps", "34 steps leave no room for a random fault"),
         (
             ["chaos.random=1", "chaos.kinds=[kill-al]"],
             "chaos.kinds",
@@ -553,6 +553,27 @@ def test_a_paused_task_is_continued_and_the_run_has_recovered_with_the_next_step
     cluster.step(42)
     cluster.shown_to(injector, after=0.9)
     assert injector.measured()[0].recover_secs == pytest.approx(4.0)
+
+
+def test_a_fault_that_ends_does_not_end_a_later_one(cluster: Cluster, monkeypatch):
+    conditions: list[Condition] = []
+    monkeypatch.setattr(Links, "set", lambda links, link, condition: conditions.append(condition))
+    link = "worker:1->ps:0"
+    injector = injector_of(
+        f"delay {link} 20ms @10 for 2s; cut {link} @40 for 3s; stop worker:2 @10 for 2s; stop worker:2 @40 for 3s"
+    )
+    injector.begin(plan_of())
+    cluster.step(10)
+    cluster.shown_to(injector)
+    cluster.step(40)
+    cluster.shown_to(injector, after=1.5)
+    cluster.shown_to(injector, after=1.0)
+    assert [condition.is_cut for condition in conditions] == [False, True, True]
+    assert cluster.signals == [("worker:2", signal.SIGSTOP)] * 2
+    cluster.shown_to(injector, after=2.5)
+    assert conditions[3:] == [GOOD]
+    assert cluster.signals[2:] == [("worker:2", signal.SIGCONT)]
+    injector.end()
 
 
 def test_a_stopped_task_that_was_killed_meanwhile_is_not_continued_in_its_new_life(cluster: Cluster):

@@ -173,15 +173,18 @@ class FaultInjector:
             self._healing.append(self._faults[-1])
 
     def _heal(self, seen: Seen) -> None:
-        """Ends what lasts a while."""
+        """Ends what lasts a while, unless a later fault has the same link or task."""
         over = [fault for fault in self._healing if seen.now >= fault.at + (fault.fault.secs or 0.0)]
-        for fault in over:
-            self._healing.remove(fault)
-            if fault.fault.link is not None:
-                self._links.set(fault.fault.link, GOOD)
+        self._healing = [fault for fault in self._healing if fault not in over]
+        for ended in over:
+            if (link := ended.fault.link) is not None:
+                still = [fault.fault for fault in self._healing if fault.fault.link == link]
+                self._links.set(link, _condition(still[-1]) if still else GOOD)
                 continue
-            for task in fault.fault.tasks:
-                if seen.pids.get(task) == fault.pids[task]:  # else another life of it, which was never stopped
+            frozen = {task for fault in self._healing if fault.fault.link is None for task in fault.fault.tasks}
+            for task in ended.fault.tasks:
+                is_same = seen.pids.get(task) == ended.pids[task]  # else another life of it, which was never stopped
+                if is_same and task not in frozen:
                     seen.signal(task, signal.SIGCONT)
 
     def _notice_failpoints(self, seen: Seen) -> None:

@@ -8,7 +8,7 @@ from random import Random
 from trainer.chaos.schedule import Crew, Fault, parse
 
 FIRST_STEP = 5  # of a random fault
-LAST_STEPS = 50  # of the run, without one: it must still be at work when a fault comes, some steps late
+LAST_STEPS = 30  # of the run, without one: it must still be at work when a fault comes, some steps late
 
 # By kind: the faults it may be, in the schedule's words without the step; none in a cluster that cannot have it.
 KINDS: dict[str, Callable[[Crew], list[str]]] = {
