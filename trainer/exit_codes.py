@@ -10,7 +10,7 @@ UNAVAILABLE = 69  # a peer or a port
 INTERNAL = 70
 RUN_IN_USE = 73
 STORAGE = 74
-INCOMPLETE = 75  # a part of the cluster's state is gone: every task must start anew, from a checkpoint
+INCOMPLETE = 75  # a part of the state is gone, or is not to be kept: all tasks must start again, from a checkpoint
 CHECKPOINT = 76
 INTERRUPTED = 130
 TERMINATED = 143
@@ -23,7 +23,7 @@ MEANINGS = {
     INTERNAL: "an unexpected error",
     RUN_IN_USE: "the run directory is in use",
     STORAGE: "storage failed",
-    INCOMPLETE: "a part of the cluster's state was lost",
+    INCOMPLETE: "all tasks must start again, from a checkpoint",
     CHECKPOINT: "the checkpoint cannot be used",
     INTERRUPTED: "interrupted",
     TERMINATED: "terminated",

@@ -75,8 +75,8 @@ Flags
   --hydra-help         every flag of Hydra, which composes the config
 
 Exit codes: 0 done; 1 the doctor or the chaos found a problem; 2 config; 65 bad data or NaN; 66 input missing;
-69 peer or port unavailable; 70 internal; 73 run directory in use; 74 storage; 75 a part of the run's state was lost;
-76 checkpoint invalid; 130, 143 signal.
+69 peer or port unavailable; 70 internal; 73 run directory in use; 74 storage; 75 all tasks must start again, from a
+checkpoint; 76 checkpoint invalid; 130, 143 signal.
 """
 
 

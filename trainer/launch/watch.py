@@ -306,9 +306,9 @@ class Watch:
             return self._firsts[cause.task.name]
         self._restarting_since, self._restart_delay_secs = time.monotonic(), delay
         self._journal.write("restart", scope="cluster", cause=cause.task.name)
+        why = "" if cause.code == exit_codes.INCOMPLETE else "a part of the run's state is gone with it, so "
         self._progress.say(
-            f"{self._why_ended(cause)}; a part of the run's state is gone with it, so all tasks start again "
-            f"from the newest checkpoint, in {delay:g} s"
+            f"{self._why_ended(cause)}; {why}all tasks start again from the newest checkpoint, in {delay:g} s"
         )
         return None
 
