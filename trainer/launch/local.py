@@ -12,10 +12,11 @@ from typing import Any
 from trainer import addresses, evaluations, exit_codes, resume
 from trainer.config import ConfigError, Problem, RunConfig
 from trainer.launch.injector import Injector
+from trainer.launch.lives import Failure, Life, Outcome
 from trainer.launch.ports import HeldPorts
 from trainer.launch.progress import HistoryLines, make_progress
 from trainer.launch.tasks import Tasks
-from trainer.launch.watch import Failure, Life, Outcome, Signals, Watch
+from trainer.launch.watch import Signals, Watch
 from trainer.machine import is_local
 from trainer.monitor.peers import PeerError
 from trainer.plan import ANY_PORT, Plan, Task

@@ -9,14 +9,13 @@ import signal
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from trainer import exit_codes
 from trainer.config import RunConfig
 from trainer.launch.injector import Injector, Seen
+from trainer.launch.lives import Failure, Life, Outcome, log_tail
 from trainer.launch.progress import Progress
 from trainer.launch.restarts import Budget, can_help, holds_state, most_telling
 from trainer.launch.tasks import Tasks
@@ -25,7 +24,7 @@ from trainer.monitor.journal import Journal
 from trainer.monitor.peers import read_status
 from trainer.monitor.slow import Slow
 from trainer.monitor.stall import in_words as stall_in_words
-from trainer.plan import Plan, Task
+from trainer.plan import Plan
 from trainer.run_directory import RunDirectory, write_atomically
 
 POLL_SECS = 0.25
@@ -35,68 +34,8 @@ SETTLE_SECS = 0.5  # after a failure: the cause may be heard of after its conseq
 SAME_SIGNAL_SECS = 1.0
 STUCK_SECS = 3.0  # to write stacks, and for pages from before to be followed by others
 STALL_EVERY_SECS = 30.0  # between two lines about the same stall
-LOG_LINES = 20
 BEATING = ("waiting", "training", "saving", "serving", "evaluating")  # states in which a task must answer
 BUSY = ("saving", "evaluating", "exporting")  # states in which a step may take as long as it takes
-WORKING = ("training", "saving", "serving", "evaluating", "exporting", "done")  # in which it can stop in its own time
-
-
-@dataclass
-class Life:
-    """What the launcher knows of a task."""
-
-    task: Task
-    number: int = 0  # how often it was started again
-    pid: int | None = None
-    code: int | None = None  # once it has ended
-    page: dict[str, Any] | None = None  # as last read
-    heard_at: float = 0.0  # when, monotonic
-    began_at: float = 0.0  # monotonic
-    starts_at: float | None = None  # it waits to be started again until then, monotonic
-    ended_for: str | None = None  # why this process ended it
-    peak_bytes: int = 0  # most memory that was seen
-
-    @property
-    def state(self) -> str:
-        if self.starts_at is not None:
-            return "restarting"
-        if self.code is not None:
-            return {0: "done", exit_codes.TERMINATED: "stopped"}.get(self.code, f"ended ({self.code})")
-        return self.page["state"] if self.page else "starting"
-
-    @property
-    def has_failed(self) -> bool:
-        return self.code not in (None, exit_codes.OK, exit_codes.TERMINATED)
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether it was asked to stop, by whomever."""
-        return self.code == exit_codes.TERMINATED or (self.page is not None and self.page["is_stopping"])
-
-    @property
-    def is_up(self) -> bool:
-        """Whether a signal to stop would be obeyed at a step boundary."""
-        is_needed = self.task.job != "evaluator"
-        return self.starts_at is None and (self.code is not None or self.state in WORKING or not is_needed)
-
-
-@dataclass(frozen=True)
-class Failure:
-    """The first failure of a run, as it was when it happened."""
-
-    task: Task
-    code: int
-    tail: list[str]  # of its log
-    why: str  # in words
-
-
-@dataclass
-class Outcome:
-    """How a run ended."""
-
-    failed: Failure | None = None  # none: it did not fail in the end
-    restarts: dict[str, int] = field(default_factory=dict)  # by task that they were needed for
-    first_step_at: float | None = None  # Unix time, seconds
 
 
 class Signals:
@@ -323,7 +262,7 @@ class Watch:
         return delay
 
     def _why_ended(self, life: Life) -> str:
-        return f"{life.task.name} is gone ({_why(life)})"
+        return f"{life.task.name} is gone ({life.why})"
 
     def _start_what_is_due(self) -> None:
         now = time.monotonic()
@@ -435,13 +374,7 @@ class Watch:
     def _failure_of(self, life: Life) -> Failure:
         assert life.code is not None
         log = self._directory.path / life.task.log
-        return Failure(life.task, life.code, log_tail(log, life.task.name), _why(life))
-
-
-def _why(life: Life) -> str:
-    """Why a task has ended, in words."""
-    assert life.code is not None
-    return life.ended_for or exit_codes.meaning(life.code)
+        return Failure(life.task, life.code, log_tail(log, life.task.name), life.why)
 
 
 def _read_page(control: str, timeout_secs: float) -> dict[str, Any] | None:
@@ -449,10 +382,3 @@ def _read_page(control: str, timeout_secs: float) -> dict[str, Any] | None:
         return read_status(control, timeout_secs=timeout_secs)
     except (OSError, ValueError):  # not up yet, leaving, or frozen
         return None
-
-
-def log_tail(log: Path, task: str) -> list[str]:
-    """The end of a task's log; of its last life, where the log holds earlier ones."""
-    said = log.read_text(errors="replace").splitlines() if log.exists() else []
-    starts = [number for number, text in enumerate(said) if text.startswith(f"{task} of ")]
-    return said[starts[-1] if starts else 0 :][-LOG_LINES:]
