@@ -63,9 +63,10 @@ class Run:
 
     def stacks(self) -> str:
         """Has every live task write the stacks of its threads into its log, ends the run, and returns all logs."""
-        for pid in self.pids():
-            os.kill(pid, signal.SIGUSR1)
-        time.sleep(1)  # the signal handlers of other processes have no other way to tell that they are done
+        for number in (signal.SIGUSR1, signal.SIGUSR2):  # the second, for those that do not answer the first
+            for pid in self.pids():
+                os.kill(pid, number)
+            time.sleep(1)  # the signal handlers of other processes have no other way to tell that they are done
         self.end()
         return "\n".join(f"== {log.name}\n{log.read_text(errors='replace')}" for log in self.logs())
 

@@ -400,6 +400,16 @@ def hangs(input_shape, classes):
 """
 
 
+def test_a_task_that_hangs_and_holds_the_interpreter_writes_stacks_all_the_same(start, tmp_path: Path):
+    holds = HANGS_ONCE.replace("import os, time", "import ctypes, os").replace("time.", "ctypes.PyDLL(None).")
+    (tmp_path / "mine.py").write_text(holds)
+    run = start(*EXACT, "cluster=1ps2w", "user=mine.py", "model=hangs", "timeouts.heartbeat_secs=3")
+    assert run.wait() == 0, run.output
+    (hung,) = re.findall(r"(worker:\d) is gone \(silent for 3 s, so it was ended\)", run.output)
+    assert "in hang_once" in (run.directory / "logs" / f"{hung.replace(':', '-')}.log").read_text()
+    assert run.summary()["restarts_of"] == {hung: 1}
+
+
 @pytest.mark.parametrize("cluster", ["1ps2w", "local"])
 def test_a_step_that_hangs_writes_stacks_and_is_done_again(start, tmp_path: Path, cluster: str):
     (tmp_path / "mine.py").write_text(HANGS_ONCE)

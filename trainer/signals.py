@@ -29,7 +29,9 @@ class StopRequest:
 
         Args:
             told: called when the first SIGTERM has come.
-            asked: called at each SIGUSR1, after the stacks of all threads were written to stderr.
+            asked: called at each SIGUSR1, after the stacks of all threads were written to stderr. No other thread runs
+                Python meanwhile, because to walk through stacks that change can crash. Where a thread never lets go of
+                the interpreter it does not come to pass; SIGUSR2 writes the stacks at once, at that risk.
         """
         self.requested = False
         self._may_finish_step = self._is_needed = False
@@ -39,7 +41,7 @@ class StopRequest:
         signal.signal(signal.SIGTERM, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher, which decides
         signal.signal(signal.SIGUSR1, lambda *_: None)
-        faulthandler.register(signal.SIGUSR1, chain=True)  # to the handler before, which writes as for the others
+        faulthandler.register(signal.SIGUSR2)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         threading.Thread(target=self._watch, args=(reader,), name="signals", daemon=True).start()
 
@@ -57,6 +59,7 @@ class StopRequest:
                 if number == signal.SIGTERM:
                     self._hear(time.monotonic())
                 elif number == signal.SIGUSR1:
+                    faulthandler.dump_traceback()
                     self._asked()
 
     def _hear(self, now: float) -> None:

@@ -23,6 +23,7 @@ class Life:
     code: int | None = None  # once it has ended
     page: dict[str, Any] | None = None  # as last read
     heard_at: float = 0.0  # when, monotonic
+    was_asked: bool = False  # for its stacks, since then
     began_at: float = 0.0  # monotonic
     starts_at: float | None = None  # it waits to be started again until then, monotonic
     ended_for: str | None = None  # why this process ended it

@@ -32,6 +32,7 @@ INJECTOR_POLL_SECS = 0.05
 FIRST_STEP_TAKES = 10  # times as long as others may: it compiles
 SETTLE_SECS = 0.5  # after a failure: the cause may be heard of after its consequences
 SAME_SIGNAL_SECS = 1.0
+STACKS_SECS = 0.5  # to write stacks
 STUCK_SECS = 3.0  # to write stacks, and for pages from before to be followed by others
 STALL_EVERY_SECS = 30.0  # between two lines about the same stall
 BEATING = ("waiting", "training", "saving", "serving", "evaluating")  # states in which a task must answer
@@ -133,7 +134,7 @@ class Watch:
             environment |= self._injector.environment(task.name, life.number)
         log = str(directory.path / task.log)
         life.pid, life.code, life.page, life.starts_at = None, None, None, None
-        life.ended_for, life.peak_bytes = None, 0
+        life.ended_for, life.peak_bytes, life.was_asked = None, 0, False
         life.began_at = life.heard_at = time.monotonic()
         self._tasks.start(task.name, run=str(directory.path), environment=environment, log=log)
         self._journal.write("start", task=task.name, life=life.number)
@@ -285,7 +286,7 @@ class Watch:
                 del self._reads[name]
                 page = read.result()
                 if page and number == life.number and life.code is None:
-                    life.page, life.heard_at = page, time.monotonic()
+                    life.page, life.heard_at, life.was_asked = page, time.monotonic(), False
                     life.peak_bytes = max(life.peak_bytes, page["memory_bytes"])
             if name not in self._reads and life.code is None:
                 self._reads[name] = (
@@ -323,8 +324,11 @@ class Watch:
         alive = {name: life for name, life in self.lives.items() if life.code is None and life.pid}
         for life in alive.values():
             patience = limit if life.state in BEATING else max(limit, self._config.timeouts.roll_call_secs)
-            if now - life.heard_at > patience:
+            if now - life.heard_at > patience + STACKS_SECS:
                 self._end(life, f"silent for {patience:g} s")
+            elif now - life.heard_at > patience and life.page and not life.was_asked:  # without a page it still starts
+                life.was_asked = True
+                self._signal(life.task.name, signal.SIGUSR2)  # it writes stacks, even if a thread holds the interpreter
         self._end_what_is_stuck(alive, now)
 
     def _end_what_is_stuck(self, alive: Mapping[str, Life], now: float) -> None:

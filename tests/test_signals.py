@@ -1,0 +1,52 @@
+"""What a task does with signals, in processes of their own."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+BUSY = """
+import sys, threading
+from trainer.signals import StopRequest
+
+
+def deeper(depth):
+    return depth and deeper(depth - 1)
+
+
+def work():
+    while True:
+        deeper(50)
+
+
+
+stop = StopRequest(asked=lambda: print("asked", flush=True))
+for _ in range(8):
+    threading.Thread(target=work, daemon=True).start()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+TIMES = 100
+
+
+def test_asking_a_busy_task_for_its_stacks_does_not_harm_it(tmp_path):
+    with (
+        (tmp_path / "stacks").open("w+") as stacks,
+        subprocess.Popen(
+            [sys.executable, "-c", BUSY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stacks, text=True
+        ) as task,
+    ):
+        assert task.stdin is not None
+        assert task.stdout is not None
+        assert task.stdout.readline() == "ready\n"
+        for _ in range(TIMES):
+            task.send_signal(signal.SIGUSR1)
+            assert task.stdout.readline() == "asked\n"
+        task.stdin.close()
+        assert task.wait(10) == 0
+        stacks.seek(0)
+        said = stacks.read()
+    assert said.count("Current thread") == TIMES
+    assert said.count("in deeper") > TIMES
+    assert "read" in said  # the main thread, too
