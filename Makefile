@@ -16,7 +16,7 @@ train: .venv/run ## Train a CNN on handwritten digits with CLUSTER (2ps4w); ARGS
 
 test: .venv/dev ## All tests: modules, then real clusters of processes
 	$(BIN)/python -m pytest -n 2 -m "not cluster"
-	$(BIN)/python -m pytest -m cluster
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m cluster
 
 test-fast: .venv/dev ## The tests that start no cluster, within a minute
 	$(BIN)/python -m pytest -n 2 -m "not cluster and not slow"
