@@ -306,18 +306,19 @@ def test_a_chief_that_does_not_come_is_named(directory, held):
         play(directory, held, timeouts__roll_call_secs="0.2")
 
 
-def kill_when_scored(chief: subprocess.Popen, directory: RunDirectory) -> None:
-    """Ends the chief as soon as a checkpoint has its score, so that it was met before."""
-    while not directory.evaluations.exists() or not lines(directory):
-        time.sleep(0.01)
-    chief.kill()
-
-
 def test_a_chief_that_leaves_before_the_end_is_named_with_its_step(directory, save, held, chief, monkeypatch):
     monkeypatch.setattr(scoring, "GONE_SECS", 0.5)
     monkeypatch.setattr(scoring, "LOOK_EVERY_SECS", 0.1)
     save(10)
-    threading.Thread(target=kill_when_scored, args=(chief("training"), directory), daemon=True).start()
+    process, look = chief("training"), scoring.ChiefWatch.look
+
+    def look_and_end(watch: scoring.ChiefWatch) -> float:
+        gone_secs = look(watch)
+        if watch.step == 17:
+            process.kill()
+        return gone_secs
+
+    monkeypatch.setattr(scoring.ChiefWatch, "look", look_and_end)
     with pytest.raises(PeerError, match=r"worker:0 at 127.*training stopped at step 17 of 30.*000000030 is not there"):
         play(directory, held)
     assert [line["step"] for line in lines(directory)] == [10]
