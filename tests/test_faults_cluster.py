@@ -188,6 +188,14 @@ def test_sigterm_to_a_task_that_does_not_train_stops_all_and_saves(start, task: 
     assert (run.directory / f"checkpoints/{saved:09d}/manifest.json").exists()
 
 
+def test_a_run_that_is_stopped_right_after_its_first_step_saves_it(start):
+    run = start(*EXACT, "cluster=1ps2w", "train.steps=100000", "checkpoint.every=0")
+    run.wait_for_step(1)
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait(60) == 143, run.output
+    assert f"saved at step {run.summary()['steps']}" in run.output
+
+
 def test_sigterm_to_every_process_at_once_saves(start):
     run = start(*EXACT, "cluster=1ps2w", "train.steps=100000", "checkpoint.every=0")
     run.wait_for_step(FAULT_AT)

@@ -162,7 +162,8 @@ class Watch:
         if len(self._signals.numbers) == self._heard:
             return
         self._heard = len(self._signals.numbers)
-        self._read_pages(wait=True)  # the last ones may be from before the first step
+        for _ in range(2):  # the pages that were asked for before, and those of now: the first step may just be over
+            self._read_pages(wait=True)
         if self._heard > 1 or self._first_step_at is None:
             self._progress.say("stops at once" if self._heard > 1 else "stops before the first step")
             self._give_up()
