@@ -162,9 +162,7 @@ class Watch:
         if len(self._signals.numbers) == self._heard:
             return
         self._heard = len(self._signals.numbers)
-        for _ in range(2):  # the pages that were asked for before, and those of now: the first step may just be over
-            self._read_pages(wait=True)
-        if self._heard > 1 or self._first_step_at is None:
+        if self._heard > 1 or not self._directory.has_loaded():
             self._progress.say("stops at once" if self._heard > 1 else "stops before the first step")
             self._give_up()
         else:
@@ -279,11 +277,11 @@ class Watch:
                 life.number += 1
                 self._start(life)
 
-    def _read_pages(self, *, wait: bool = False) -> None:
+    def _read_pages(self) -> None:
         """Takes in the pages that have come, and asks for new ones; a task that does not answer keeps its last page."""
         for name, life in self.lives.items():
             number, read = self._reads.get(name, (0, None))
-            if read is not None and (wait or read.done()):
+            if read is not None and read.done():
                 del self._reads[name]
                 page = read.result()
                 if page and number == life.number and life.code is None:
