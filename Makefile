@@ -43,6 +43,7 @@ format: .venv/dev ## Apply the format and the safe lint fixes
 lock: .venv/dev ## Lock the requirements again, for every Python from 3.10 to 3.13
 	$(BIN)/pip install --quiet uv
 	for extra in cpu gpu; do $(LOCK) --extra $$extra -o requirements/$$extra.txt pyproject.toml; done
+	$(LOCK) --group tensorboard -o requirements/tensorboard.txt
 	$(LOCK) --extra cpu --group dev -c requirements/cpu.txt -o requirements/dev.txt pyproject.toml
 
 LOCK := $(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.10 --no-annotate --no-header

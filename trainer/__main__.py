@@ -11,10 +11,11 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, NoReturn
 
-from trainer import addresses, compose, exit_codes, plan
-from trainer.config import ConfigError, Mode, Problem, RunConfig
+from trainer import addresses, compose, exit_codes, hosts, plan, selftest
+from trainer.config import ConfigError, Launch, Mode, Problem, RunConfig
 from trainer.describe import DescriptionError, Question, describe
 from trainer.machine import this_machine
+from trainer.render import checks as render_checks
 
 if TYPE_CHECKING:
     from trainer.launch.tasks import Tasks
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
 
 def check(config: RunConfig) -> list[Problem]:
     """What keeps a config from being used, beyond its single keys; a scheduler's TF_CONFIG is taken in."""
-    if config.mode is Mode.doctor:  # which tells the problems beside what it finds wrong with the machine
+    if config.mode in (Mode.doctor, Mode.clean):  # the doctor tells them beside what it finds wrong with the machine
         return []
+    if config.mode is Mode.selftest:
+        selftest.adapt(config)
     if config.mode is Mode.check:  # whose config is the one that the run left
         lacking = Problem("run", "mode=check reads what a run left, and none is named", "type run=PATH, its directory")
         return [] if config.run else [lacking]
@@ -33,6 +36,7 @@ def check(config: RunConfig) -> list[Problem]:
 def find_problems(config: RunConfig) -> list[Problem]:
     tf_config = os.environ.get("TF_CONFIG")
     problems = addresses.adopt_tf_config(config, tf_config) if tf_config else []
+    problems += [*hosts.adopt(config), *render_checks.check(config)]
     problems += plan.check(config, this_machine(with_gpu_memory=bool(config.device.gpus)))
     if config.mode is Mode.chaos:
         from trainer import chaos
@@ -74,12 +78,22 @@ def act(config: RunConfig, started_at: float) -> int:
         return check_run(config.run)
     if config.mode is Mode.chaos:
         return train_under_faults(config)
+    if config.mode is Mode.render:
+        return write_down(config)
+    if config.mode is Mode.clean:
+        from trainer.launch.in_containers import clean
+
+        return clean()
+    if config.mode is Mode.selftest:
+        return selftest.run(config, lambda adapted: train(adapted, started_at))
     return train(config, started_at)
 
 
 def train(config: RunConfig, started_at: float) -> int:
-    """Runs all tasks as processes of this machine; or, where the config says who this process is, plays that task."""
-    return train_one(config) if config.job is not None else train_all(config, started_at)
+    """Runs all tasks, on this machine; or, where the config says who this process is, plays that task."""
+    if config.job is not None:
+        return train_one(config)
+    return (train_in_containers if config.launch is Launch.docker else train_all)(config, started_at)
 
 
 def train_all(config: RunConfig, started_at: float) -> int:
@@ -92,6 +106,31 @@ def train_all(config: RunConfig, started_at: float) -> int:
         return local.run(config, made, choose(config), tasks, started_at=started_at)
 
 
+def train_in_containers(config: RunConfig, started_at: float) -> int:
+    from trainer.launch import in_containers
+    from trainer.launch.engine import connect
+    from trainer.launch.inputs import with_absolute_paths
+    from trainer.run_directory import choose
+
+    client = connect()
+    config, inputs = with_absolute_paths(config)
+    made = _make_plan(config)
+    return in_containers.run(config, made, choose(config), client, inputs, started_at=started_at)
+
+
+def write_down(config: RunConfig) -> int:
+    from trainer.launch.inputs import with_absolute_paths
+    from trainer.render import write
+    from trainer.run_directory import choose
+
+    config, inputs = with_absolute_paths(config)
+    of = hosts.host_by_task(config)
+    made = plan.make_plan(config, describe(_question(config)), this_machine())
+    if config.run is None:
+        return write.show(config, made, inputs, of)
+    return write.write(config, made, choose(config), inputs, of)
+
+
 def train_under_faults(config: RunConfig) -> int:
     from trainer import chaos
     from trainer.launch.tasks import Tasks
@@ -102,9 +141,9 @@ def train_under_faults(config: RunConfig) -> int:
         return chaos.run(config, _make_plan(config, tasks), choose(config), tasks)
 
 
-def _make_plan(config: RunConfig, tasks: Tasks) -> plan.Plan:
+def _make_plan(config: RunConfig, tasks: Tasks | None = None) -> plan.Plan:
     """The plan of a run, told in words."""
-    child = tasks.describe if tasks.can_describe else None
+    child = tasks.describe if tasks and tasks.can_describe else None
     made = plan.make_plan(config, describe(_question(config), child), this_machine())
     if config.plan.json is not None:
         from trainer import plan_page

@@ -187,7 +187,7 @@ def adopt_tf_config(config: RunConfig, text: str) -> list[Problem]:
                 f"leave cluster= out, or type cluster={ClusterSize(**sizes)}",
             )
         ]
-    config.cluster = ClusterConfig(name=str(ClusterSize(**sizes)), addresses=jobs, **sizes)
+    config.cluster = ClusterConfig(str(ClusterSize(**sizes)), sizes["ps"], sizes["worker"], sizes["evaluator"], jobs)
     config.job, config.task = job, index
     return []
 

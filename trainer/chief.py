@@ -21,6 +21,7 @@ from trainer.evaluation import Evaluator
 from trainer.exit_codes import NotFiniteError
 from trainer.export import export, params_sha256
 from trainer.loop import Engine, Every, Pace
+from trainer.monitor import history
 from trainer.monitor.events import Events
 from trainer.monitor.history import History
 from trainer.monitor.journal import Journal
@@ -28,6 +29,8 @@ from trainer.monitor.status import Status
 from trainer.placement import Parameter
 from trainer.plan import Plan
 from trainer.run_directory import RunDirectory, write_atomically
+
+TELL_EVERY_SECS = 5.0
 
 
 def first_snapshot(
@@ -125,6 +128,7 @@ class Chief:
         journal: Journal,
         adopts: bool = False,
         missed: Sequence[Pulled] = (),
+        tells: bool = False,
     ) -> None:
         """Takes what it works with.
 
@@ -133,6 +137,7 @@ class Chief:
             start: global step of the state.
             adopts: a chief before this one was ended, and the state is what it had: what it left undone is due.
             missed: the last updates before `start`; they are written down if they are not.
+            tells: nobody else shows the progress, so the log does.
         """
         self._config, self._plan, self._directory = config, plan, directory
         self._engine, self._evaluator, self._status = engine, evaluator, status
@@ -142,6 +147,7 @@ class Chief:
         self._may_fail_to_save = config.checkpoint.on_error is SaveErrorPolicy("continue")  # but for the last time
         self._history = History(directory.history, start=start)
         self._events = Events(directory.events, start=start)
+        self._tells, self._told_at = tells, time.monotonic()
         saved = [int(path.name) for path in checkpoint.finished(directory.checkpoints)] if adopts else []
         reported = self._history.last_step if missed else start
         self._reported_at, self._reported_step = time.monotonic(), reported
@@ -221,6 +227,10 @@ class Chief:
 
     def write_summary(self, results: dict[str, Any]) -> None:
         write_atomically(self._directory.summary, json.dumps(results, indent=1))
+        if self._tells:
+            scores = {name: results[name] for name in ("eval_loss", "eval_accuracy") if results.get(name) is not None}
+            told = "".join(f", {name} {value:.4f}" for name, value in scores.items())
+            print(f"{results['steps']} steps{told}\nparams_sha256 {results['params_sha256']}", flush=True)
 
     def roll_back(self, step: int) -> None:
         """Writes down that the run goes back to its newest checkpoint, which may still be on its way to the disk.
@@ -276,6 +286,7 @@ class Chief:
         self._reported_at, self._reported_step = now, pulled.step
         learning_rate = float(optimizers.learning_rate(self._config.optimizer, tf.constant(pulled.step - 1, tf.int64)))
         values = {"loss": pulled.loss, "accuracy": pulled.accuracy, "learning_rate": learning_rate}
+        self._tell({**values, "step": pulled.step, "examples_per_second": rate})
         try:
             self._history.write(pulled.step, values | {"examples_per_second": round(rate, 1)})
             self._events.scalars(pulled.step, values | {"examples_per_second": rate})
@@ -285,6 +296,13 @@ class Chief:
             if not self._may_fail_to_save:
                 raise
             print(f"step {pulled.step} is not in the history: {error}", flush=True)
+
+    def _tell(self, values: Mapping[str, float]) -> None:
+        """Says how far the run is, every few seconds; every time it is reported, if that is wanted."""
+        now = time.monotonic()
+        if self._tells and (self._config.summary.lines or now - self._told_at >= TELL_EVERY_SECS):
+            self._told_at = now
+            print(history.in_words(values, self._plan.steps, self._plan.update_batch), flush=True)
 
     def _report_contributions(self, step: int) -> None:
         """How stale each worker's gradients were, and how many were dropped; nothing where all move in lockstep."""

@@ -28,6 +28,22 @@ class Mode(Enum):
     matpow = "matpow"  # A^n + B^n on one device and on two, timed: the smallest program with two devices
     check = "check"  # read what a finished run left, and say whether each step counted every replica once
     chaos = "chaos"  # train while tasks are killed, frozen and cut off, and compare with an unbroken run
+    render = "render"  # write down the run for somebody else to start: see Target
+    clean = "clean"  # remove the containers of runs whose launcher is gone
+    selftest = "selftest"  # train 1ps1w for 20 steps, here and now, and leave nothing
+
+
+class Launch(Enum):
+    """What the tasks of a run are."""
+
+    local = "local"  # processes of this machine
+    docker = "docker"  # containers of this machine's engine
+
+
+class Target(Enum):
+    """What mode=render writes."""
+
+    compose = "compose"  # a file for Docker Compose; one for each of cluster.hosts
 
 
 # How replicas meet. By call, because `async` cannot be written as a name in a class.
@@ -136,6 +152,8 @@ class ClusterConfig:
     worker: int = field(default=1, metadata=limits(at_least=1))
     evaluator: int = field(default=0, metadata=limits(at_least=0))
     addresses: dict[str, list[str]] = field(default_factory=dict)  # job -> "host:port"; empty: free ports, this machine
+    # machines that share the tasks out, for mode=render: gpu-a, or {address: gpu-a, gpus: 4, ps: 1, worker: 4}
+    hosts: list[Any] = field(default_factory=list)
 
 
 @dataclass
@@ -306,6 +324,18 @@ class ChaosConfig:
 
 
 @dataclass
+class ContainerConfig:
+    """What a task's container is made of, and may use. Keys of the mappings are a job or a task."""
+
+    image: str | None = None  # none: trainer:gpu where a task sees a GPU, else trainer:cpu
+    memory_mib: dict[str, int] = field(default_factory=dict)  # limit, without swap; none: the host's memory
+    cpus: dict[str, float] = field(default_factory=dict)  # limit, in cores; none: all of the host's
+    pids: int = field(default=4096, metadata=limits(at_least=64))  # limit of processes and threads
+    tmp_mib: int = field(default=256, metadata=limits(at_least=16))  # MiB of /tmp, which is memory
+    mounts: list[str] = field(default_factory=list)  # paths of the host that tasks see too, and cannot write
+
+
+@dataclass
 class SecurityConfig:
     allow_untrusted_network: bool = False  # accept public addresses: TensorFlow's gRPC has no authentication, no TLS
 
@@ -320,6 +350,8 @@ class RunConfig:
     """Everything a run is made from."""
 
     mode: Mode = Mode.train
+    launch: Launch = Launch.local
+    target: Target = Target.compose
     name: str = "run"  # [a-z0-9-]{1,63}; starts the run directory's name
     run: str | None = None  # run directory; none: a new one under runs/
     resume: str = "auto"  # auto: from the run directory if it holds a checkpoint; never; or a checkpoint's path
@@ -344,6 +376,7 @@ class RunConfig:
     plan: PlanConfig = field(default_factory=PlanConfig)
     matpow: MatpowConfig = field(default_factory=MatpowConfig)
     chaos: ChaosConfig = field(default_factory=ChaosConfig)
+    container: ContainerConfig = field(default_factory=ContainerConfig)
 
 
 @dataclass(frozen=True)

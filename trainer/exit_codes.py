@@ -6,7 +6,7 @@ OK = 0
 CONFIG = 2
 BAD_DATA = 65  # or a loss that is not finite
 INPUT_MISSING = 66
-UNAVAILABLE = 69  # a peer or a port
+UNAVAILABLE = 69  # a peer, a port, or the engine that runs containers
 INTERNAL = 70
 RUN_IN_USE = 73
 STORAGE = 74
@@ -82,6 +82,7 @@ def exit_code_of(error: BaseException) -> int:
         "CancelledError",
         "DeadlineExceededError",
         "PeerError",
+        "EngineError",
     ):
         return UNAVAILABLE
     return STORAGE if isinstance(error, OSError) else INTERNAL

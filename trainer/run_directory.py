@@ -163,7 +163,7 @@ def choose(config: RunConfig) -> RunDirectory:
 
 def config_hash(config: RunConfig) -> str:
     """A digest of what all tasks of a run must agree on; an evaluator is known to itself, and not always to others."""
-    own = ("job", "task", "run", "plan", "mode", "chaos")
+    own = ("job", "task", "run", "plan", "mode", "chaos", "launch", "target", "container")
     told = {name: value for name, value in _plain(config).items() if name not in own}
     told["cluster"] = _without_evaluators(told["cluster"])
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]

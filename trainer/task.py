@@ -23,6 +23,7 @@ from trainer.chief import Chief, first_snapshot, missed_at
 from trainer.config import RunConfig
 from trainer.engine.host import ShardHost
 from trainer.engine.pulled import Pulled
+from trainer.environment import LAUNCHER, LINKS, TELLS
 from trainer.evaluation import Evaluator
 from trainer.exit_codes import NotFiniteError, RollbackError
 from trainer.loop import Engine, Pace, train
@@ -45,7 +46,6 @@ from trainer.workload import open_workload, parameters_of
 
 RECENT_STEPS = 20
 LOOK_EVERY_SECS = 1.0  # at whether a step stalls
-LINKS = "TRAINER_LINKS"  # JSON {task: {"address": ..., "control": ...}}: where this task reaches others
 LAST_GOODBYE_SECS = 10.0
 CHIEF_FIRST_SECS = 60.0
 
@@ -100,7 +100,8 @@ class _Player:
         self._shard = next((shard for shard in plan.shards if shard.host == task.name), None)
         self._server: Any = None
         self._strategy: Any = None  # of all-reduce training
-        writes = directory.plan.exists()  # a task that a scheduler started has no run directory to write to
+        # A task that a scheduler started has no run directory; that of a container may be for reading only.
+        writes = directory.plan.exists() and os.access(directory.path, os.W_OK)
         self._journal = Journal(directory.journal / f"{task.job}-{task.index}.jsonl" if writes else None)
         self._holds_state = False
         self._rollbacks = bad_numbers.count_rollbacks(directory.rollbacks)
@@ -122,6 +123,8 @@ class _Player:
             status_page.serve(self._status, host if is_local(host) else "", port)
         except OSError as error:
             raise PeerError(f"{self._task.control} is taken ({error.strerror}); stop what listens there") from error
+        if LAUNCHER in os.environ:
+            status_page.serve_at(self._status, os.environ[LAUNCHER])
         if self._task.job == "evaluator":
             scoring.play(self._config, self._plan, self._directory, self._task, self._status, self._stop)
             return exit_codes.TERMINATED if self._stop.requested else exit_codes.OK
@@ -281,6 +284,7 @@ class _Player:
             journal=self._journal,
             adopts=adopts,
             missed=engine.missed if adopts else missed_at(found, self._directory) if found else (),
+            tells=config.job is not None or TELLS in os.environ,
         )
         resumed_from = str(found.path) if found else None
         pace = Pace()

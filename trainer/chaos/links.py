@@ -16,6 +16,7 @@ from random import Random
 from typing import Any
 
 from trainer.addresses import host_of
+from trainer.environment import LINKS
 from trainer.plan import Plan
 
 CHUNK_BYTES = 16384
@@ -72,7 +73,7 @@ class Links:
             for (source, target), proxies in self._proxies.items()
             if source == task
         }
-        return {"TRAINER_LINKS": json.dumps(found)} if found else {}
+        return {LINKS: json.dumps(found)} if found else {}
 
     def set(self, link: Link, condition: Condition) -> None:
         for proxy in self._proxies[link].values():

@@ -33,7 +33,8 @@ Keys (key=value) with their defaults; python -m trainer --cfg job lists all of t
 """
 
 KEYS = {
-    "mode": "train, plan, check, chaos, doctor or matpow",
+    "mode": "train, plan, render, check, chaos, doctor, selftest, clean or matpow",
+    "launch": "local (processes) or docker (containers of this machine)",
     "name": "starts the run directory's name",
     "run": "run directory; null: a new one under runs/",
     "resume": "auto, never, or a checkpoint's path",
@@ -62,6 +63,9 @@ KEYS = {
     "timeouts.roll_call_secs": "seconds until all tasks must be up",
     "timeouts.heartbeat_secs": "a task that is silent for longer is ended and replaced",
     "timeouts.step_secs": "so is one that a step waits for longer for",
+    "container.image": "of launch=docker and mode=render; null: trainer:gpu where a task has GPUs, else trainer:cpu",
+    "container.memory_mib": "limit of a container by job or task, e.g. {worker:4096}",
+    "container.mounts": "paths of the host that tasks read, e.g. [/data]",
     "restart.max": "times that a task that fails is started again, within restart.window_secs",
     "restart.max_of": "the same of a job or a task, e.g. {ps:0,worker:5}",
 }
@@ -75,8 +79,8 @@ Flags
   --hydra-help         every flag of Hydra, which composes the config
 
 Exit codes: 0 done; 1 the doctor or the chaos found a problem; 2 config; 65 bad data or NaN; 66 input missing;
-69 peer or port unavailable; 70 internal; 73 run directory in use; 74 storage; 75 all tasks must start again, from a
-checkpoint; 76 checkpoint invalid; 130, 143 signal.
+69 peer, port or engine unavailable; 70 internal; 73 run directory in use; 74 storage; 75 all tasks must start again,
+from a checkpoint; 76 checkpoint invalid; 130, 143 signal.
 """
 
 

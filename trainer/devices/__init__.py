@@ -59,6 +59,8 @@ def is_here(config: RunConfig, job: str, index: int) -> bool:
     host = host_of(config.cluster, job, index)
     if config.job is not None:
         return host == host_of(config.cluster, config.job, config.task or 0)
+    if config.mode is Mode.render:  # for whatever machine it is started on
+        return False
     # The launcher starts every task here and refuses addresses of other machines; a plan may be of machines elsewhere.
     return host == THIS_HOST or config.mode in (Mode.train, Mode.chaos)
 

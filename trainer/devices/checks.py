@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from trainer.config import ClusterConfig, DeviceConfig, Problem, RunConfig
@@ -67,6 +68,15 @@ def _check_key(cluster: ClusterConfig, mapping: str, key: str, value: Any) -> It
     if index.isascii() and index.isdigit():
         near = f"{near}:{min(int(index), sizes[near] - 1)}"
     yield Problem(f"{mapping}.{key}", message, f"e.g. {_assignment(mapping, near, value)}")
+
+
+def check_keys(cluster: ClusterConfig, mapping: str, given: Mapping[str, float], *, least: float) -> Iterator[Problem]:
+    """Yields what is wrong with another mapping by job or task, whose values are numbers."""
+    for key, value in given.items():
+        yield from _check_key(cluster, mapping, key, value)
+        if not least <= value < math.inf:
+            message = f"{value} is out of range; it must be at least {least}"
+            yield Problem(f"{mapping}.{key}", message, f"e.g. {_assignment(mapping, key, least)}")
 
 
 def check_restarts(config: RunConfig) -> Iterator[Problem]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
+from trainer.monitor.history import in_words as history_line
 from trainer.plan import Task
 
 LINE_EVERY_SECS = 5.0
@@ -65,13 +66,6 @@ class HistoryLines:
 
 def _inode(path: Path) -> int | None:
     return path.stat().st_ino if path.exists() else None
-
-
-def history_line(values: Mapping[str, float], steps: int, batch: int) -> str:
-    """A line of the history, with the seconds that one update took, of `batch` examples."""
-    rate = values["examples_per_second"]
-    pace = f", {batch / rate:.3f} s/batch" if rate else ""  # it is rounded, and may be 0.0
-    return f"step {values['step']}/{steps}, loss {values['loss']:.4f}, {rate:,.0f} examples/s{pace}"
 
 
 def make_progress(tasks: Sequence[Task], steps: int, history: HistoryLines | None = None) -> Progress:

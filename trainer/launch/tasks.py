@@ -15,14 +15,9 @@ from types import TracebackType
 from typing import Any
 
 from trainer.describe import Question
+from trainer.environment import QUIET
 
-QUIET = {
-    "TF_CPP_MIN_LOG_LEVEL": "2",  # warnings of every task about the same CPU flags
-    "grpc_proxy": "",  # with http_proxy set, TensorFlow's gRPC would hang
-    "TF_GRPC_REUSE_PORT": "1",  # the launcher holds the port
-    "TF_GRPC_WORKER_CACHE_QUEUES": "4",  # threads; 64 by default
-    "OPENBLAS_NUM_THREADS": "1",  # numpy makes its threads at import, and they do not survive a fork
-}
+REUSE_PORT = {"TF_GRPC_REUSE_PORT": "1"}  # the launcher holds the port
 
 
 class Tasks:
@@ -36,7 +31,7 @@ class Tasks:
         self._control, self._pending = ours, b""
         self._nursery = subprocess.Popen(
             [sys.executable, "-m", "trainer.launch.nursery", str(theirs.fileno()), how, str(os.getpid())],
-            env=os.environ | QUIET | {"CUDA_VISIBLE_DEVICES": "-1"},
+            env=os.environ | QUIET | REUSE_PORT | {"CUDA_VISIBLE_DEVICES": "-1"},
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stderr=self._complaints,

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from trainer import exit_codes
 from trainer.config import RunConfig
@@ -18,7 +18,6 @@ from trainer.launch.injector import Injector, Seen
 from trainer.launch.lives import Failure, Life, Outcome, log_tail
 from trainer.launch.progress import Progress
 from trainer.launch.restarts import Budget, can_help, holds_state, most_telling
-from trainer.launch.tasks import Tasks
 from trainer.machine import oom_kills
 from trainer.monitor.journal import Journal
 from trainer.monitor.peers import read_status
@@ -67,6 +66,14 @@ class Signals:
             signal.signal(number, handler)
 
 
+class Starter(Protocol):
+    """Who starts tasks, signals them and hears of their ends: `Tasks` as processes, `Containers` as containers."""
+
+    def start(self, name: str, *, run: str, environment: Mapping[str, str], log: str) -> None: ...
+    def signal(self, pid: int, number: int) -> None: ...
+    def events(self, timeout_secs: float) -> list[dict[str, Any]]: ...
+
+
 class Watch:
     """Starts the tasks and follows them until all have ended."""
 
@@ -75,7 +82,7 @@ class Watch:
         config: RunConfig,
         plan: Plan,
         directory: RunDirectory,
-        tasks: Tasks,
+        tasks: Starter,
         progress: Progress,
         signals: Signals,
         injector: Injector | None = None,
@@ -146,6 +153,7 @@ class Watch:
                 life.pid = event["pid"]
             elif life and event["event"] == "exited" and event["pid"] == life.pid:
                 life.code = event["code"]
+                life.ended_for = life.ended_for or event.get("why")
                 self._journal.write("exit", task=life.task.name, code=life.code)
                 self._tell_if_out_of_memory(life)
 

@@ -28,6 +28,13 @@ class History:
         self._file.close()
 
 
+def in_words(values: Mapping[str, float], steps: int, batch: int) -> str:
+    """A line of the history, with the seconds that one update took, of `batch` examples."""
+    rate = values["examples_per_second"]
+    pace = f", {batch / rate:.3f} s/batch" if rate else ""  # it is rounded, and may be 0.0
+    return f"step {values['step']}/{steps}, loss {values['loss']:.4f}, {rate:,.0f} examples/s{pace}"
+
+
 def _step_of(line: str) -> float:
     """The step of a line; infinity for one that a crash cut off."""
     try:

@@ -16,6 +16,20 @@ from trainer.plan import Task
 REPORT_EVERY_SECS = 10.0
 POLL_SECS = 0.05
 ASKED_AT_ONCE = 32
+UNIX = "unix:"  # begins an address that is the path of a socket
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """To "unix:PATH"."""
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+    def __init__(self, control: str, *, timeout: float) -> None:
+        super().__init__("launcher", timeout=timeout)
+        self._path = control.removeprefix(UNIX)
 
 
 class PeerError(RuntimeError):
@@ -23,12 +37,13 @@ class PeerError(RuntimeError):
 
 
 def read_status(control: str, *, timeout_secs: float) -> dict[str, Any]:
-    """The status page at "host:port".
+    """The status page at "host:port", or at "unix:PATH".
 
     Raises:
         OSError, ValueError: if nobody answers there, or something else does.
     """
-    connection = http.client.HTTPConnection(control, timeout=timeout_secs)
+    kind = _UnixConnection if control.startswith(UNIX) else http.client.HTTPConnection
+    connection = kind(control, timeout=timeout_secs)
     try:
         connection.request("GET", "/status")
         page = json.loads(connection.getresponse().read())

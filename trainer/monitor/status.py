@@ -72,6 +72,12 @@ def serve(status: Status, host: str, port: int) -> None:
     threading.Thread(target=server.serve_forever, name="status", daemon=True).start()
 
 
+def serve_at(status: Status, path: str) -> None:
+    """Answers at a Unix socket too, for a reader on another network."""
+    server = _UnixServer(path, _handler(status))
+    threading.Thread(target=server.serve_forever, name="status for the launcher", daemon=True).start()
+
+
 class _Server(ThreadingHTTPServer):
     def server_bind(self) -> None:
         # The launcher holds the port, bound and not listening, so that nobody takes it before this task does.
@@ -90,6 +96,18 @@ class _Server(ThreadingHTTPServer):
 
 class _Server6(_Server):
     address_family = socket.AF_INET6
+
+
+class _UnixServer(_Server):
+    address_family = socket.AF_UNIX
+
+    def __init__(self, path: str, handler: type[BaseHTTPRequestHandler]) -> None:
+        self._path = Path(path)
+        super().__init__(("", 0), handler)
+
+    def server_bind(self) -> None:
+        self._path.unlink(missing_ok=True)  # of this task's life before
+        self.socket.bind(str(self._path))
 
 
 def _handler(status: Status) -> type[BaseHTTPRequestHandler]:

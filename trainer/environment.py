@@ -1,0 +1,13 @@
+"""What the process of every task is told by its environment, before it imports TensorFlow."""
+
+QUIET = {
+    "TF_CPP_MIN_LOG_LEVEL": "2",  # warnings of every task about the same CPU flags
+    "grpc_proxy": "",  # with http_proxy set, TensorFlow's gRPC would hang
+    "TF_GRPC_WORKER_CACHE_QUEUES": "4",  # threads; 64 by default
+    "OPENBLAS_NUM_THREADS": "1",  # numpy makes its threads at import, and they do not survive a fork
+}
+
+CONTROL = "TRAINER_CONTROL"  # "host:port" of the task's status page, for a health check
+LAUNCHER = "TRAINER_LAUNCHER"  # path of a Unix socket where it is served too, for a launcher on another network
+TELLS = "TRAINER_TELLS"  # set where no launcher shows the progress: the chief does, in its log
+LINKS = "TRAINER_LINKS"  # JSON {task: {"address": ..., "control": ...}}: where this task reaches others

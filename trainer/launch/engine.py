@@ -1,0 +1,109 @@
+"""The Docker engine of this machine, and what its errors mean to the person who typed the command."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import docker
+import docker.errors
+import requests.exceptions
+
+WITHOUT = "leave launch=docker out: processes need no engine"
+REMEDIES = (  # of what an engine says, the first that matches
+    (
+        "permission denied",
+        "the Docker engine is not open to this user",
+        "sudo usermod -aG docker $USER, then log in again",
+    ),
+    (
+        "no such image|image .*not found",
+        "there is no image {image} on this machine",
+        "type make image, or name another: container.image=NAME",
+    ),
+    (
+        "could not select device driver|nvidia|unresolvable CDI",
+        "the engine cannot give a container GPUs ({said})",
+        "install nvidia-container-toolkit, then sudo nvidia-ctk runtime configure --runtime=docker && "
+        "sudo systemctl restart docker",
+    ),
+    (
+        "is already in use by container",
+        "another container has the name that a task needs ({said})",
+        "docker rm it, or choose another run=PATH",
+    ),
+    (
+        "cannot allocate memory|memory limit|out of memory",
+        "the engine has too little memory for a container ({said})",
+        "choose another container.memory_mib, or a smaller cluster=",
+    ),
+    (
+        "address pools",
+        "the engine has no free network left",
+        "type docker network prune, or python -m trainer mode=clean",
+    ),
+    ("no space left", "the engine's disk is full", "type docker system prune"),
+    (
+        "mounts denied|bind source path does not exist|not shared",
+        "the engine cannot see a path that a task reads or writes ({said})",
+        "is the engine on this machine? Share the path with it, or choose another",
+    ),
+)
+
+
+class EngineError(RuntimeError):
+    """The Docker engine is not there, or does not do what a run needs."""
+
+
+def connect() -> docker.DockerClient:
+    """The engine that DOCKER_HOST or this machine's usual socket leads to.
+
+    Raises:
+        EngineError: if none answers there, or it is another machine's.
+    """
+    with told():
+        client = docker.from_env()
+        url = client.api.base_url
+        if not url.startswith(("http+docker", "http+unix", "npipe")):
+            raise EngineError(
+                f"the Docker engine at {url} is another machine's, and its containers cannot see this run's directory; "
+                "unset DOCKER_HOST, or type mode=render there"
+            )
+        client.ping()
+        return client
+
+
+@contextmanager
+def told(image: str = "") -> Iterator[None]:
+    """Says of the engine's errors what they mean, and what to type.
+
+    Raises:
+        EngineError: in the place of Docker's own.
+    """
+    try:
+        yield
+    except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
+        raise EngineError(explain(error, image=image)) from error
+
+
+def explain(error: Exception, *, image: str = "") -> str:
+    """One sentence and its remedy."""
+    said = _said(error)
+    for pattern, meaning, remedy in REMEDIES:
+        if re.search(pattern, said, re.IGNORECASE):
+            return f"{meaning.format(said=said, image=image)}; {remedy}"
+    if re.search(
+        "connection aborted|connection refused|no such file|error while fetching server api", said, re.IGNORECASE
+    ):
+        return f"no Docker engine answers ({said}); sudo systemctl start docker, or {WITHOUT}"
+    return f"the Docker engine says: {said}"
+
+
+def _said(error: Exception) -> str:
+    """An error without the wrapping of the libraries that it came through."""
+    told: Any = getattr(error, "explanation", None) or error
+    text = " ".join(str(told).split())
+    inner = re.findall(r"(?:PermissionError|FileNotFoundError|ConnectionRefusedError)\((\d+, '[^']*')\)", text)
+    return inner[-1].partition(", ")[2].strip("'") if inner else text.removeprefix("Error response from daemon: ")

@@ -1,0 +1,84 @@
+"""Runs a plan as containers of this machine's Docker engine, and removes what a killed launcher has left of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import docker
+
+from trainer import exit_codes
+from trainer.config import RunConfig
+from trainer.exit_codes import RunInUseError
+from trainer.launch.containers import Containers, remove
+from trainer.launch.engine import connect, told
+from trainer.launch.supervise import supervise
+from trainer.plan import Plan
+from trainer.render.container import RUN_LABEL, TASK_LABEL, containers, inside
+from trainer.run_directory import Lease, RunDirectory
+
+COMPOSE_PROJECT, COMPOSE_FOLDER = "com.docker.compose.project", "com.docker.compose.project.working_dir"  # labels
+
+
+def run(
+    config: RunConfig,
+    plan: Plan,
+    directory: RunDirectory,
+    client: docker.DockerClient,
+    inputs: Sequence[str],
+    *,
+    started_at: float,
+) -> int:
+    """Starts the plan's tasks as containers, and sees to it that all of them end; returns as `supervise` does.
+
+    Args:
+        inputs: paths of this host that tasks read.
+        started_at: when the command was typed (Unix time, seconds).
+
+    Raises:
+        EngineError: if the engine does not do what a run needs.
+    """
+    path = str(directory.path)
+    with Containers(client, containers(config, plan, run=path, inputs=inputs), path) as tasks:
+        here = tuple(replace(task, control=tasks.control(task.name)) for task in plan.tasks)
+        seen_here = replace(plan, tasks=here)
+        return supervise(config, seen_here, directory, tasks, started_at=started_at, written=inside(plan))
+
+
+def clean() -> int:
+    """Removes the containers and networks of runs whose launcher is gone, and says what it did; returns 0."""
+    client = connect()
+    with told():
+        found = list(_runs(client))
+    for run, label in found:
+        try:
+            with told():
+                removed = _remove_left(client, Path(run), label)
+        except RunInUseError as error:
+            print(f"stays: {error}")
+        else:
+            print(f"removed of {run}: {', '.join(removed)}")
+    if not found:
+        print("there is nothing to clean")
+    return exit_codes.OK
+
+
+def _runs(client: docker.DockerClient) -> Iterator[tuple[str, str]]:
+    """Every run directory that something at the engine is of, and the label that all of it has."""
+    tasks = client.containers.list(all=True, filters={"label": TASK_LABEL}, ignore_removed=True)
+    networks = client.networks.list(filters={"label": RUN_LABEL})
+    found = {}
+    for labels in [*(task.labels for task in tasks), *(network.attrs["Labels"] for network in networks)]:
+        if RUN_LABEL in labels:
+            found[labels[RUN_LABEL]] = f"{RUN_LABEL}={labels[RUN_LABEL]}"
+        elif COMPOSE_PROJECT in labels:
+            found[labels.get(COMPOSE_FOLDER, "")] = f"{COMPOSE_PROJECT}={labels[COMPOSE_PROJECT]}"
+    yield from found.items()
+
+
+def _remove_left(client: docker.DockerClient, run: Path, label: str) -> list[str]:
+    if not run.is_dir():
+        return remove(client, label)
+    with Lease(RunDirectory(run)):
+        return remove(client, label)

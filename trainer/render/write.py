@@ -1,0 +1,69 @@
+"""mode=render: leaves a run that somebody else starts, or shows what would start it."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+
+from trainer import exit_codes, resume
+from trainer.config import RunConfig
+from trainer.launch.owners import lend, user_of_tasks
+from trainer.plan import Plan
+from trainer.render import compose
+from trainer.render.container import NOBODY, Container, containers, inside, project_of
+from trainer.run_directory import Lease, RunDirectory, write_atomically
+
+UP = "docker compose -f {} up --abort-on-container-failure"
+
+
+def show(config: RunConfig, plan: Plan, inputs: Sequence[str], hosts: Mapping[str, str]) -> int:
+    """Prints the Compose file of a run, for any directory with its config.yaml and plan.json; returns 0."""
+    made = containers(config, plan, run=".", inputs=inputs, hosts=hosts)
+    print(_text(made, plan, name=f"trainer-{plan.cluster}", user=(NOBODY, NOBODY)), end="")
+    return exit_codes.OK
+
+
+def write(
+    config: RunConfig, plan: Plan, directory: RunDirectory, inputs: Sequence[str], hosts: Mapping[str, str]
+) -> int:
+    """Writes config, plan and Compose file into the run directory, and says how to start it; returns 0.
+
+    Raises:
+        RunInUseError: if the run goes on there.
+    """
+    path = str(directory.path)
+    made = containers(config, plan, run=".", inputs=inputs, hosts=hosts)
+    with Lease(directory):
+        found = resume.find(config.resume, directory, steps=plan.steps)
+        if found is not None:
+            resume.check_model(found, config)
+        directory.write_inputs(config, inside(plan, on_hosts=bool(hosts)))
+        for host in dict.fromkeys(container.host for container in made):
+            of_host = [container for container in made if container.host == host]
+            text = _text(of_host, plan, name=project_of(path), user=user_of_tasks())
+            write_atomically(directory.path / _file(host), text)
+    lend(path)
+    for line in _commands(path, list(dict.fromkeys(hosts.values()))):
+        print(line)
+    return exit_codes.OK
+
+
+def _file(host: str | None) -> str:
+    return "compose.yaml" if host is None else f"compose.{host}.yaml"
+
+
+def _text(made: Sequence[Container], plan: Plan, *, name: str, user: tuple[int, int]) -> str:
+    overrides = shlex.join(argument for argument in sys.argv[1:] if argument != "mode=render")
+    return compose.render(made, name=name, words=f"{plan.cluster}: {plan.in_words()}", overrides=overrides, user=user)
+
+
+def _commands(path: str, hosts: Sequence[str]) -> list[str]:
+    if not hosts:
+        return [f"{path}/compose.yaml", f"start it: {UP.format(f'{path}/compose.yaml')}"]
+    folder = path.rpartition("/")[2]
+    lines = [f"{path}: copy it to each host, and start all of them; {hosts[0]} has the chief, and keeps the results"]
+    for host in hosts:
+        command = UP.format(f"{folder}/{_file(host)}")
+        lines.append(f"    scp -r {path} {host}: && ssh {host} {command}")
+    return lines
