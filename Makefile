@@ -6,10 +6,14 @@ CLUSTER ?= 2ps4w
 ARGS ?=
 N ?= 20
 MINUTES ?= 60
+RUN ?=
+DATA ?=
+BUILD_ARGS ?=
+TARGET ?= cpu
 BIN := .venv/bin
 
 help: ## List the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 train: .venv/run ## Train a CNN on handwritten digits with CLUSTER (2ps4w); ARGS="train.steps=500" for more
 	$(BIN)/python -m trainer cluster=$(CLUSTER) $(ARGS)
@@ -30,6 +34,35 @@ soak: CLUSTER = 2ps3w
 soak: .venv/run ## MINUTES (60) of random faults; every example must be counted as often as is due, and nothing may leak
 	$(BIN)/python -m trainer mode=chaos cluster=$(CLUSTER) model=oracle data=oracle optimizer=sgd \
 	  optimizer.learning_rate=48 train.batch_size=48 chaos.minutes=$(MINUTES) $(ARGS)
+
+export RUN DATA BUILD_ARGS
+
+image: ## Build the image trainer:TARGET (cpu; gpu, test, tensorboard), with BUILD_ARGS for docker build
+	compose/cluster.sh image $(TARGET)
+
+cluster-up: ## Train on CLUSTER as containers, in the foreground; needs Docker alone; DATA=PATH is seen by the tasks
+	@compose/cluster.sh up cluster=$(CLUSTER) $(ARGS)
+
+cluster-start: ## The same in the background
+	@compose/cluster.sh start cluster=$(CLUSTER) $(ARGS)
+
+cluster-ps: ## The containers of all clusters
+	@compose/cluster.sh ps
+
+cluster-logs: ## Follow what the tasks of RUN say, or of the only cluster
+	@compose/cluster.sh logs
+
+cluster-down: ## Save, stop and remove RUN, or the only cluster
+	@compose/cluster.sh down
+
+cluster-tensorboard: ## Show the events of RUN, or of the only cluster, on 127.0.0.1:6006
+	@compose/cluster.sh tensorboard
+
+wheels: ## Fetch what `make image TARGET=cpu BUILD_ARGS="--network none"` installs, for a host without a network
+	compose/cluster.sh wheels $(TARGET)
+
+bench-containers: ## Time and size of the image, cold and warm, and the time to the first step
+	compose/bench.sh
 
 check: .venv/dev ## Format, lint and types
 	$(BIN)/ruff format --check .
@@ -66,4 +99,5 @@ clean: ## Remove what these commands made, except runs/
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
 	@touch $@
 
-.PHONY: help train test test-fast chaos soak check format lock clean
+.PHONY: help train test test-fast chaos soak image cluster-up cluster-start cluster-ps cluster-logs cluster-down \
+  cluster-tensorboard wheels bench-containers check format lock clean

@@ -51,6 +51,8 @@ OPEN_MAPPINGS = (
     "device.layers",
     "placement.pins",
     "restart.max_of",
+    "container.memory_mib",
+    "container.cpus",
 )
 
 # Hydra makes its sources itself, from a search path of strings; this is how the user's functions reach them.

@@ -1,0 +1,246 @@
+#!/usr/bin/env bash
+# Clusters as containers, on a host that has Docker with Compose and nothing else: what make's cluster-* targets call.
+#
+#   cluster.sh image [TARGET]         build the image trainer:TARGET (cpu), with BUILD_ARGS
+#   cluster.sh up OVERRIDES...        run a cluster in the foreground; returns 0, or the code of what failed first
+#   cluster.sh start OVERRIDES...     the same in the background
+#   cluster.sh ps | logs | down | tensorboard     of RUN, a run directory, or of the only cluster there is
+#
+# DATA: a file or directory that the run reads, seen by all tasks under the same path.
+set -euo pipefail
+
+here=$(cd "$(dirname "$0")/.." && pwd)
+caller=${SUDO_UID:-$(id -u)}:${SUDO_GID:-$(id -g)}
+user=$caller
+[[ $user != 0:* ]] || user=10001:10001 # tasks are never root
+
+main() {
+  case ${1:-} in
+    image | wheels | up | start | attend | ps | logs | down | tensorboard) "$@" ;;
+    *)
+      sed -n '2,9s/^# \?//p' "$0"
+      exit 2
+      ;;
+  esac
+}
+
+image() {
+  local target=${1:-cpu} quiet=()
+  if docker image inspect "trainer:$target" >/dev/null 2>&1; then quiet=(--quiet); fi # most of it is there already
+  # shellcheck disable=SC2086 # several arguments
+  if docker build "${quiet[@]}" ${BUILD_ARGS:-} --target "$target" --tag "trainer:$target" "$here" >/dev/null; then
+    return
+  fi
+  ((${#quiet[@]})) || fail 69 "trainer:$target cannot be built: another base image, or --network host? Give BUILD_ARGS"
+  echo "cluster: trainer:$target cannot be built anew (above), so the one that is there is used, as it is" >&2
+}
+
+# Fetches what the image of a target installs, for the Python of the base image.
+wheels() {
+  local target=${1:-cpu} found=() arguments=() base=python:3.12-slim-bookworm network=()
+  read -ra arguments <<<"${BUILD_ARGS:-}"
+  for found in "${arguments[@]}"; do
+    case $found in
+      BASE_IMAGE=*) base=${found#BASE_IMAGE=} ;;
+      host) network=(--network host) ;;
+    esac
+  done
+  mkdir -p "$here/wheels"
+  docker run --rm "${network[@]}" --user "$(id -u):$(id -g)" --env HOME=/tmp --volume "$here:$here" --workdir "$here" "$base" \
+    python3 -m pip download --quiet --require-hashes --dest wheels -r "requirements/$target.txt"
+}
+
+up() {
+  prepare "$@"
+  attend "$run"
+}
+
+start() {
+  prepare "$@"
+  setsid "$here/compose/cluster.sh" attend "$run" >"$run/cluster.log" 2>&1 </dev/null &
+  echo "$run: runs in the background; make cluster-logs RUN=$run shows how it goes"
+}
+
+# Makes the image and the run directory, with all that the tasks need in it.
+prepare() {
+  docker compose version >/dev/null || fail 69 "Docker Compose is missing: install the package docker-compose-plugin"
+  image cpu
+  choose_directory "$@"
+  local made=0
+  [[ -d $run ]] || made=1
+  mkdir -p "$run"
+  run=$(cd "$run" && pwd)
+  lend
+  local code=0
+  docker run --rm --init --network none --read-only --tmpfs /tmp --cap-drop ALL --security-opt no-new-privileges \
+    --user "$user" --volume "$PWD:$PWD:ro" --volume "$run:$run" ${DATA:+--volume "$DATA:$DATA:ro"} --workdir "$PWD" \
+    trainer:cpu mode=render "${overrides[@]}" ${DATA:+"container.mounts=[$DATA]"} "run=$run" >/dev/null || code=$?
+  give_back
+  if ((code)); then
+    ((made)) && rmdir "$run" 2>/dev/null
+    exit "$code"
+  fi
+  if grep -q 'image: trainer:gpu' "$run/compose.yaml"; then image gpu; fi
+  sed -n '1s/^# //p' "$run/compose.yaml"
+  echo "$run"
+}
+
+# Sets run, from run=PATH or to a new directory under runs/, and overrides to the others.
+choose_directory() {
+  run='' overrides=()
+  local cluster=local override
+  for override; do
+    case $override in
+      run=*) run=${override#run=} ;;
+      cluster=*) cluster=${override#cluster=} overrides+=("$override") ;;
+      *) overrides+=("$override") ;;
+    esac
+  done
+  [[ $run ]] || run=runs/run-$cluster-$(date +%Y%m%d-%H%M%S)-$(od -An -N2 -tx1 /dev/urandom | tr -d ' ')
+}
+
+# Starts the containers of a run directory, shows what they say, waits for their ends and removes them.
+attend() {
+  run=$1
+  exec 9>>"$run/lock"
+  if ! flock --nonblock 9; then fail 73 "$run is in use"; fi
+  lend
+  stops=0 stopping='' failed='' code=0
+  trap 'stops=$((stops + 1))' INT TERM
+  trap clean EXIT
+  project=$(sed -n 's/^name: //p' "$run/compose.yaml")
+  # In sessions of their own, so that Ctrl-C does not reach them.
+  exec {ends}< <(exec setsid docker events --filter "label=com.docker.compose.project=$project" \
+    --filter label=trainer.task --filter event=die \
+    --format '{{.Actor.Attributes.exitCode}} {{index .Actor.Attributes "com.docker.compose.service"}}')
+  events=$!
+  compose up --detach --quiet-pull 2>"$run/compose.log" || failed=compose code=69
+  if [[ $failed ]]; then
+    ((stops)) && code=130
+    ((stops)) || tail -n 3 "$run/compose.log" >&2
+    exit "$code"
+  fi
+  setsid docker compose --project-directory "$run" logs --follow 2>&1 | readable &
+  logs=$!
+  wait_for_ends
+  wait "$logs" 2>/dev/null || true
+  keep_logs
+  report
+  exit "$code"
+}
+
+# Names tasks as everywhere else, and leaves out what TensorFlow says at every start and end.
+readable() {
+  sed -u -e '/absl::InitializeLog/d; /oneDNN custom operations are on/d' \
+    -e '/Cleanup partition error/d; /CleanupGraph:/d; /:UNKNOWN:Error received from peer/d' \
+    -e 's/^\r\?\x1b\[[0-9;]*K//; s/^\([a-z]*\)-\([0-9]*\)-1 /\1:\2 /'
+}
+
+# Sets failed and code to the first service that failed; ends the others then, and stops them when asked to.
+wait_for_ends() {
+  local total ended=0 told service
+  total=$(compose config --services | wc -l)
+  while ((ended < total)); do
+    obey
+    read -r -t 0.5 -u "$ends" told service || continue
+    ended=$((ended + 1))
+    if ((told && told != 143)) && [[ ! $failed ]]; then
+      failed=$service code=$told
+      compose kill >/dev/null 2>&1 || true
+    fi
+    ((told != 143 || code)) || code=143
+  done
+  ((stops)) && [[ ! $failed ]] && code=130
+  return 0
+}
+
+# The first Ctrl-C asks the tasks to save and leave, the second ends them.
+obey() {
+  if ((stops == 1)) && [[ ! $stopping ]]; then
+    stopping=gently
+    echo "stops after this step and saves (once more: stops at once)"
+    compose stop >/dev/null 2>&1 &
+  elif ((stops > 1)) && [[ $stopping == gently ]]; then
+    stopping=now
+    compose kill >/dev/null 2>&1 || true
+  fi
+}
+
+report() {
+  if [[ $failed ]]; then
+    local why="exit code $code"
+    [[ $(docker inspect -f '{{.State.OOMKilled}}' "$project-$failed-1" 2>/dev/null) != true ]] || why+=", out of memory"
+    echo "$failed failed first, $why; the end of $run/logs/$failed.log:"
+    docker logs "$project-$failed-1" 2>&1 | readable | tail -n 20 | sed 's/^/    /'
+  elif ((code)); then
+    echo "stopped; to continue, type the same command with run=$run"
+  else
+    echo "done: $run"
+  fi
+}
+
+keep_logs() {
+  local service
+  mkdir -p "$run/logs"
+  for service in $(compose config --services); do
+    docker logs "$project-$service-1" >>"$run/logs/$service.log" 2>&1 || true
+  done
+}
+
+clean() {
+  trap '' INT TERM
+  kill "$events" 2>/dev/null || true
+  compose --profile '*' down --volumes --timeout 0 >/dev/null 2>&1 || echo "docker compose down failed for $run" >&2
+  rm -f "$run/lock" "$run/compose.log"
+  give_back
+}
+
+ps() {
+  docker ps --all --filter label=trainer.task \
+    --format 'table {{.Label "com.docker.compose.project"}}\t{{.Label "trainer.task"}}\t{{.Status}}'
+}
+
+logs() {
+  the_run
+  docker compose --project-directory "$run" logs --follow | readable
+}
+
+down() {
+  the_run
+  docker compose --project-directory "$run" stop # saves; who attends to it removes it
+  exec 9>>"$run/lock"
+  if flock --timeout 30 9; then docker compose --project-directory "$run" --profile '*' down --volumes; fi
+  rm -f "$run/lock"
+}
+
+tensorboard() {
+  the_run
+  image tensorboard
+  docker compose --project-directory "$run" --profile tensorboard up --detach tensorboard
+  echo "http://127.0.0.1:${TENSORBOARD_PORT:-6006}"
+}
+
+# Sets run to RUN, or to the only cluster that is up.
+the_run() {
+  local runs
+  runs=$(docker ps --all --filter label=trainer.task --format '{{.Label "com.docker.compose.project.working_dir"}}' |
+    sed '/^$/d' | sort -u)
+  run=${RUN:-$runs}
+  [[ $run ]] || fail 2 "no cluster is up"
+  [[ $run != *$'\n'* ]] || fail 2 "several clusters are up; name one with RUN="$'\n'"$runs"
+  run=$(cd "$run" && pwd) || exit 2
+  export TRAINER_UID=${user%:*} TRAINER_GID=${user#*:}
+}
+
+compose() { TRAINER_UID=${user%:*} TRAINER_GID=${user#*:} docker compose --project-directory "$run" "$@"; }
+
+# Root lends its run directory to the tasks' user, and takes it back with what they wrote.
+lend() { if [[ $EUID == 0 ]]; then chown -R "$user" "$run"; fi; }
+give_back() { if [[ $EUID == 0 ]]; then chown -R "$caller" "$run"; fi; }
+
+fail() {
+  echo "cluster: $2" >&2
+  exit "$1"
+}
+
+main "$@"
