@@ -15,7 +15,7 @@ LABEL org.opencontainers.image.title="trainer" \
       org.opencontainers.image.description="A declarative trainer for distributed TensorFlow" \
       org.opencontainers.image.licenses="Apache-2.0"
 # A container's root may be read-only: what libraries want to keep goes to /tmp.
-ENV PATH=/opt/libraries/bin:$PATH PYTHONPATH=/opt/trainer HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+ENV PATH=/opt/libraries/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 RUN mkdir -m 1777 /work
 WORKDIR /work
 COPY conf /opt/trainer/conf

@@ -68,6 +68,8 @@ check: .venv/dev ## Format, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy trainer
+	$(BIN)/hadolint Dockerfile
+	$(BIN)/shellcheck compose/*.sh requirements/install.sh
 
 format: .venv/dev ## Apply the format and the safe lint fixes
 	$(BIN)/ruff format .

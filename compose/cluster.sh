@@ -70,12 +70,12 @@ prepare() {
   [[ -d $run ]] || made=1
   mkdir -p "$run"
   run=$(cd "$run" && pwd)
-  lend
-  local code=0
-  docker run --rm --init --network none --read-only --tmpfs /tmp --cap-drop ALL --security-opt no-new-privileges \
-    --user "$user" --volume "$PWD:$PWD:ro" --volume "$run:$run" ${DATA:+--volume "$DATA:$DATA:ro"} --workdir "$PWD" \
+  own "$caller"
+  local code=0 # it reads as the caller does, and gives what it wrote to whom the tasks are
+  docker run --rm --init --network none --read-only --tmpfs /tmp --cap-drop ALL --cap-add CHOWN \
+    --security-opt no-new-privileges --user "$caller" --volume "$PWD:$PWD:ro" --volume "$run:$run" ${DATA:+--volume "$DATA:$DATA:ro"} --workdir "$PWD" \
     trainer:cpu mode=render "${overrides[@]}" ${DATA:+"container.mounts=[$DATA]"} "run=$run" >/dev/null || code=$?
-  give_back
+  own "$caller"
   if ((code)); then
     ((made)) && rmdir "$run" 2>/dev/null
     exit "$code"
@@ -104,7 +104,7 @@ attend() {
   run=$1
   exec 9>>"$run/lock"
   if ! flock --nonblock 9; then fail 73 "$run is in use"; fi
-  lend
+  own "$user"
   stops=0 stopping='' failed='' code=0
   trap 'stops=$((stops + 1))' INT TERM
   trap clean EXIT
@@ -192,7 +192,7 @@ clean() {
   kill "$events" 2>/dev/null || true
   compose --profile '*' down --volumes --timeout 0 >/dev/null 2>&1 || echo "docker compose down failed for $run" >&2
   rm -f "$run/lock" "$run/compose.log"
-  give_back
+  own "$caller"
 }
 
 ps() {
@@ -234,9 +234,8 @@ the_run() {
 
 compose() { TRAINER_UID=${user%:*} TRAINER_GID=${user#*:} docker compose --project-directory "$run" "$@"; }
 
-# Root lends its run directory to the tasks' user, and takes it back with what they wrote.
-lend() { if [[ $EUID == 0 ]]; then chown -R "$user" "$run"; fi; }
-give_back() { if [[ $EUID == 0 ]]; then chown -R "$caller" "$run"; fi; }
+# Root gives the run directory to the tasks' user, and takes it back with what they wrote.
+own() { if [[ $EUID == 0 ]]; then chown -R "$1" "$run"; fi; }
 
 fail() {
   echo "cluster: $2" >&2

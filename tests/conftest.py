@@ -21,15 +21,31 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 os.environ.setdefault("TF_GRPC_WORKER_CACHE_QUEUES", "4")  # or each server of a test keeps 64 threads for ever
 
 DEADLINE_SECS = 90.0
+NEEDS_DOCKER = "TRAINER_TESTS_NEED_DOCKER"  # set where tests of containers must run: CI
 GPUS = len(list(Path("/dev").glob("nvidia[0-9]*")))
 SMALL = ["train.batch_size=48", "train.steps=12", "summary.every=1", "checkpoint.every=5"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if GPUS == 0:
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason="this machine has no GPU (no /dev/nvidia0)"))
+    has_engine = bool(os.environ.get(NEEDS_DOCKER)) or _has_engine()
+    for item in items:
+        if GPUS == 0 and item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="this machine has no GPU (no /dev/nvidia0)"))
+        if not has_engine and item.get_closest_marker("docker"):
+            reason = (
+                "NO CONTAINER WAS TESTED: no Docker engine with Compose answers (docker info, docker compose version)"
+            )
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _has_engine() -> bool:
+    try:
+        return all(
+            subprocess.run(["docker", *words], capture_output=True, timeout=20, check=False).returncode == 0
+            for words in (["info"], ["compose", "version"])
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
 
 class Run:

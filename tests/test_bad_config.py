@@ -63,7 +63,7 @@ OVERRIDES = [
     ("clustr=4w", "there is no key clustr did you mean cluster=4w?"),
     ("gpus=2", "there is no key gpus did you mean device.gpus={worker:[0]}?"),
     ("batch_size=64", "did you mean train.batch_size=64?"),
-    ("zzz=1", "there is no key zzz; the config has mode, name, run,"),
+    ("zzz=1", "there is no key zzz; the config has mode, launch, target, name, run,"),
     ("train={stpes:5}", "there is no key train.stpes"),
     ("+train.foo=3", "train.foo: there is no key train.foo; train has steps, batch_size"),
     ("train.steps=abc", "train.steps=abc: 'abc' is not a whole number e.g. train.steps=300"),
@@ -580,7 +580,7 @@ def trainer(tmp_path):
         pytest.param(
             ["--cfg", "job", "mode=paln"],
             {},
-            "mode=paln: 'paln' is not one of train, plan, doctor, matpow, check, chaos\n    e.g. mode=plan\n",
+            "mode=paln: 'paln' is not one of train, plan, doctor, matpow, check, chaos, render, clean, selftest\n    e.g. mode=plan\n",
             id="cfg",
         ),
         pytest.param(

@@ -110,16 +110,19 @@ def train_in_containers(config: RunConfig, started_at: float) -> int:
     from trainer.launch import in_containers
     from trainer.launch.engine import connect
     from trainer.launch.inputs import with_absolute_paths
+    from trainer.launch.owners import check_readable
     from trainer.run_directory import choose
 
     client = connect()
     config, inputs = with_absolute_paths(config)
+    check_readable([*inputs, *config.container.mounts])
     made = _make_plan(config)
     return in_containers.run(config, made, choose(config), client, inputs, started_at=started_at)
 
 
 def write_down(config: RunConfig) -> int:
     from trainer.launch.inputs import with_absolute_paths
+    from trainer.launch.owners import check_readable
     from trainer.render import write
     from trainer.run_directory import choose
 
@@ -128,6 +131,7 @@ def write_down(config: RunConfig) -> int:
     made = plan.make_plan(config, describe(_question(config)), this_machine())
     if config.run is None:
         return write.show(config, made, inputs, of)
+    check_readable([*inputs, *config.container.mounts])
     return write.write(config, made, choose(config), inputs, of)
 
 

@@ -40,7 +40,9 @@ def adopt(config: RunConfig) -> list[Problem]:
     known = [host for host in hosts if host]
     for job in JOBS:
         _share_out(config, job, known, problems)
-    if not problems:
+    if problems:
+        config.cluster.addresses = {}  # half of them would make problems of their own
+    else:
         _give_gpus(config, known)
     return problems
 

@@ -63,7 +63,7 @@ KEYS = {
     "timeouts.roll_call_secs": "seconds until all tasks must be up",
     "timeouts.heartbeat_secs": "a task that is silent for longer is ended and replaced",
     "timeouts.step_secs": "so is one that a step waits for longer for",
-    "container.image": "of launch=docker and mode=render; null: trainer:gpu where a task has GPUs, else trainer:cpu",
+    "container.image": "null: trainer:gpu where a task has GPUs, else trainer:cpu",
     "container.memory_mib": "limit of a container by job or task, e.g. {worker:4096}",
     "container.mounts": "paths of the host that tasks read, e.g. [/data]",
     "restart.max": "times that a task that fails is started again, within restart.window_secs",

@@ -4,14 +4,43 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
+import stat
+from collections.abc import Sequence
 from pathlib import Path
 
+from trainer.config import ConfigError, Problem
 from trainer.render.container import NOBODY
 
 
 def user_of_tasks() -> tuple[int, int]:
     """User and group of the tasks: the caller's, and never root."""
     return (os.getuid(), os.getgid()) if os.getuid() else (NOBODY, NOBODY)
+
+
+def check_readable(inputs: Sequence[str]) -> None:
+    """Fails early where the caller is root, and may read what the tasks may not.
+
+    Args:
+        inputs: paths that tasks read.
+
+    Raises:
+        ConfigError: with the command that lets them.
+    """
+    if os.getuid():
+        return
+    closed = [path for path in inputs if not _is_open(Path(path))]
+    if closed:
+        message = f"{', '.join(closed)} cannot be read by user {NOBODY}, whom the tasks are, as root starts them"
+        raise ConfigError([Problem("launch", message, f"type chmod -R o+rX {shlex.join(closed)}, or be another user")])
+
+
+def _is_open(path: Path) -> bool:
+    """Whether everybody may read it; what is not there is somebody else's problem."""
+    if not path.exists():
+        return True
+    needed = stat.S_IROTH | (stat.S_IXOTH if path.is_dir() else 0)
+    return path.stat().st_mode & needed == needed
 
 
 def lend(run: str) -> None:

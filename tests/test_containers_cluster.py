@@ -1,0 +1,435 @@
+"""Clusters of containers on a real engine: by launch=docker, and by make cluster-up."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Run
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPT = str(ROOT / "compose/cluster.sh")
+STEPS = 60
+EXACT = ["model=mlp", "seed=4", "train.batch_size=48", f"train.steps={STEPS}", "checkpoint.every=10", "summary.every=1"]
+LONG = ["model=mlp", "train.batch_size=48", "train.steps=100000", "checkpoint.every=0", "summary.every=1"]
+MODELS = """
+import os, keras
+
+def mine(input_shape, classes, *, fails="", eats=""):
+    me = os.environ.get("TRAINER_CONTROL", "")
+    if fails and me.startswith(fails):
+        raise ValueError("this worker has had enough")
+    if eats and me.startswith(eats):
+        eaten = [b"x" * 2**26 for _ in range(200)]
+    inputs = keras.Input(input_shape)
+    return keras.Model(inputs, keras.layers.Dense(classes, name="logits")(keras.layers.Flatten()(inputs)))
+"""
+PREFACE = "PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n\\x00\\x00\\x00\\x04\\x00\\x00\\x00\\x00\\x00"
+KNOCK = f"""
+import socket, sys
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=3) as door:
+    door.sendall(b"{PREFACE}")
+    print("SETTINGS" if door.recv(9)[3:4] == b"\\x04" else "stranger")
+"""
+
+pytestmark = [pytest.mark.cluster, pytest.mark.docker, pytest.mark.timeout(240)]
+
+
+def docker(*words: str, check: bool = True) -> str:
+    ended = subprocess.run(["docker", *words], capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0 or not check, ended.stderr
+    return ended.stdout
+
+
+@pytest.fixture(scope="session", autouse=True)
+def image() -> None:
+    """The image of this tree."""
+    subprocess.run([SCRIPT, "image", "cpu"], check=True, capture_output=True, timeout=200)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path: Path) -> Iterator[None]:
+    """After each test the engine has nothing of its runs; what a failed test left is removed."""
+    tmp_path.chmod(0o755)  # tasks of root's are nobody, and read what lies here
+    yield
+    left = of_runs_below(tmp_path)
+    for kind, name in left:
+        if kind == "container":
+            docker("rm", "--force", "--volumes", name, check=False)
+    for kind, name in left:
+        if kind == "network":
+            docker("network", "rm", name, check=False)
+    assert left == []
+
+
+def of_runs_below(folder: Path) -> list[tuple[str, str]]:
+    """Containers and networks of runs in a folder: of launch=docker by its label, of Compose by its own."""
+    found = []
+    for kind, listing in (("container", ["ps", "--all"]), ("network", ["network", "ls"])):
+        for name in docker(*listing, "--no-trunc", "--format", "{{.ID}}").split():
+            told = docker("inspect", name, check=False)
+            if f'"{folder}/' in told or f"{folder}/" in told:
+                found.append((kind, name))
+    return found
+
+
+def sha_of(directory: Path) -> str:
+    return json.loads((directory / "summary.json").read_text())["params_sha256"]
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """unbroken(cluster) -> params_sha256 of the run as processes; made once."""
+    shas: dict[str, str] = {}
+
+    def make(cluster: str) -> str:
+        if cluster not in shas:
+            run = Run([*EXACT, f"cluster={cluster}"], tmp_path_factory.mktemp("unbroken"), {})
+            assert run.wait() == 0, run.output
+            shas[cluster] = sha_of(run.directory)
+        return shas[cluster]
+
+    return make
+
+
+@pytest.fixture
+def launch(start: Callable[..., Run]) -> Callable[..., Run]:
+    """launch(*overrides, environment={...}) -> a Run with launch=docker."""
+    return lambda *overrides, **options: start("launch=docker", *overrides, **options)
+
+
+class Up:
+    """One call of the script that make's cluster targets call."""
+
+    def __init__(self, command: str, *overrides: str, cwd: Path, **environment: str) -> None:
+        self.process = subprocess.Popen(
+            [SCRIPT, command, *overrides],
+            cwd=cwd,
+            env=os.environ | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.output = ""
+
+    def wait(self, deadline_secs: float = 120) -> int:
+        try:
+            self.output, _ = self.process.communicate(timeout=deadline_secs)
+        except subprocess.TimeoutExpired:
+            self.end()
+            pytest.fail(f"it did not end within {deadline_secs:.0f} s\n{self.output}")
+        return self.process.returncode
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.output, _ = self.process.communicate()
+
+
+@pytest.fixture
+def call(tmp_path: Path) -> Iterator[Callable[..., Up]]:
+    """call(command, *overrides, VARIABLE=...) -> Up; killed at the end of the test."""
+    calls: list[Up] = []
+
+    def make(command: str, *overrides: str, **environment: str) -> Up:
+        calls.append(Up(command, *overrides, cwd=tmp_path, **environment))
+        return calls[-1]
+
+    yield make
+    for made in calls:
+        made.end()
+
+
+def container_of(run: Path, task: str) -> str:
+    """The id of a task's container, however it was started."""
+    service = task.replace(":", "-")
+    for name in docker("ps", "--filter", f"label=trainer.task={task}", "--format", "{{.ID}}").split():
+        if str(run) in docker("inspect", name) and service in docker("inspect", "-f", "{{.Name}}", name):
+            return name
+    pytest.fail(f"{task} has no container")
+
+
+def wait_for_step(run: Path, step: int, deadline_secs: float = 60) -> None:
+    deadline = time.monotonic() + deadline_secs
+    history = run / "history.jsonl"
+    while not history.exists() or f'"step": {step},' not in history.read_text():
+        if time.monotonic() > deadline:
+            pytest.fail(f"step {step} was not reached within {deadline_secs:.0f} s")
+        time.sleep(0.1)
+
+
+# The same run, unchanged
+
+
+def test_containers_give_the_bits_of_processes_and_the_run_is_the_callers(launch, unbroken, tmp_path):
+    run = launch(*EXACT, "cluster=2ps4w")
+    assert run.wait(120) == 0, run.output
+    summary = run.summary()
+    assert summary["params_sha256"] == unbroken("2ps4w")
+    assert (summary["run_dir"], summary["restarts"]) == (str(run.directory), 0)
+    assert {task["code"] for task in summary["tasks"].values()} == {0}
+    assert {path.stat().st_uid for path in [run.directory, *run.directory.rglob("*")]} == {os.getuid()}
+    assert [log.name for log in run.logs()] == [
+        *("ps-0.log", "ps-1.log", "worker-0.log", "worker-1.log", "worker-2.log", "worker-3.log")
+    ]
+    assert all(" is done at step 60" in log.read_text() for log in run.logs())
+    assert not list(Path("/tmp").glob("trainer-*/ps-0/page"))
+
+
+def test_cluster_up_gives_the_bits_of_processes_and_leaves_a_run_directory_of_the_callers(call, unbroken, tmp_path):
+    up = call("up", "cluster=2ps4w", *EXACT, "run=up")
+    assert up.wait() == 0, up.output
+    run = tmp_path / "up"
+    assert sha_of(run) == unbroken("2ps4w")
+    assert f"params_sha256 {unbroken('2ps4w')}" in up.output
+    assert re.search(r"^worker:3 +\| worker:3 is done at step 60$", up.output, re.MULTILINE)
+    assert re.search(r"^done: .*/up$", up.output, re.MULTILINE)
+    assert {path.stat().st_uid for path in [run, *run.rglob("*")]} == {os.getuid()}
+    assert (run / "logs/worker-3.log").exists()
+    assert not (run / "lock").exists()
+
+
+@pytest.mark.parametrize("extra", [["cluster=2w"], ["cluster=2ps2w1e"], ["cluster=2w", "strategy=all_reduce"], []])
+def test_every_kind_of_cluster_runs_in_containers(launch, extra):
+    run = launch(*EXACT, "train.steps=20", *extra)
+    assert run.wait(120) == 0, run.output
+    assert run.summary()["steps"] == 20
+
+
+# Faults
+
+
+@pytest.mark.parametrize("task", ["worker:1", "worker:0", "ps:0"])
+def test_a_container_that_is_killed_is_started_again_and_the_bits_are_the_same(launch, unbroken, task):
+    run = launch(*EXACT, "cluster=2ps2w")
+    wait_for_step(run.directory, 25)
+    docker("kill", container_of(run.directory, task))
+    assert run.wait(120) == 0, run.output
+    assert f"{task} is gone (killed (SIGKILL))" in run.output
+    assert run.summary()["restarts_of"] == {task: 1}
+    assert run.summary()["params_sha256"] == unbroken("2ps2w")
+
+
+def test_a_ps_that_is_killed_with_no_restarts_left_ends_the_run_with_its_code(launch):
+    run = launch(*LONG, "cluster=1ps2w", "restart.max=0")
+    wait_for_step(run.directory, 5)
+    docker("kill", container_of(run.directory, "ps:0"))
+    assert run.wait(15) == 137
+    assert "ps:0 failed first, exit code -9: killed (SIGKILL)" in run.output
+
+
+def test_a_ps_that_is_killed_ends_cluster_up_with_its_code(call, tmp_path):
+    up = call("up", "cluster=1ps2w", *LONG, "run=up")
+    wait_for_step(tmp_path / "up", 5)
+    docker("kill", container_of(tmp_path / "up", "ps:0"))
+    assert up.wait(15) == 137
+    assert "ps-0 failed first, exit code 137" in up.output
+
+
+@pytest.mark.parametrize("by", ["launch", "call"])
+def test_a_worker_that_raises_ends_the_run_with_its_code_and_its_reason(by, launch, call, tmp_path):
+    (tmp_path / "mine.py").write_text(MODELS)
+    overrides = ["user=mine.py", "model=mine", "model.options.fails=worker-1", "cluster=1ps2w"]
+    run = launch(*overrides) if by == "launch" else call("up", *overrides, "run=up")
+    assert run.wait(60) == 70
+    assert re.search(r"worker.1 failed first, exit code 70", run.output)
+    assert "ValueError: this worker has had enough" in run.output
+
+
+@pytest.mark.parametrize("by", ["launch", "call"])
+def test_a_container_that_runs_out_of_memory_is_told_to_have(by, launch, call, tmp_path):
+    (tmp_path / "mine.py").write_text(MODELS)
+    overrides = ["user=mine.py", "model=mine", "model.options.eats=worker-1", "cluster=1ps2w", "restart.max=0"]
+    overrides += ["container.memory_mib={worker:1500}"]
+    run = launch(*overrides) if by == "launch" else call("up", *overrides, "run=up")
+    assert run.wait(60) == 137
+    assert re.search(r"worker.1 failed first, exit code -?\d+[:,] out of memory", run.output)
+
+
+def test_ctrl_c_saves_and_the_same_command_goes_on(launch, unbroken):
+    run = launch(*EXACT, "cluster=2ps2w")
+    wait_for_step(run.directory, 20)
+    os.kill(run.process.pid, signal.SIGINT)
+    assert run.wait(60) == 130
+    assert "stopped, saved at step" in run.output
+    again = launch(*EXACT, "cluster=2ps2w")
+    assert again.wait(120) == 0, again.output
+    assert again.summary()["params_sha256"] == unbroken("2ps2w")
+
+
+def test_ctrl_c_stops_cluster_up_with_a_save(call, tmp_path):
+    up = call("up", "cluster=1ps1w", *LONG, "run=up")
+    wait_for_step(tmp_path / "up", 5)
+    os.killpg(up.process.pid, signal.SIGINT)  # as a terminal does: to all of them
+    assert up.wait(60) == 130
+    assert "stopped; to continue, type the same command with run=" in up.output
+    assert json.loads((tmp_path / "up/summary.json").read_text())["steps"] >= 5
+
+
+def test_what_a_killed_launcher_leaves_is_cleaned_up_and_a_live_run_stays(launch, start, tmp_path):
+    live = launch(*LONG, "cluster=1ps1w", f"run={tmp_path}/live")
+    dead = launch(*LONG, "cluster=1ps1w", f"run={tmp_path}/dead")
+    for run in (live, dead):
+        wait_for_step(run.directory, 2)
+    dead.end()
+    assert container_of(dead.directory, "worker:0")
+    cleaned = start("mode=clean", f"run={tmp_path}/clean")
+    assert cleaned.wait() == 0
+    assert f"removed of {dead.directory}: " in cleaned.output
+    assert f"stays: {live.directory} is in use by process {live.process.pid}" in cleaned.output
+    assert {f"{dead.directory}" in docker("inspect", name) for _, name in of_runs_below(tmp_path)} == {False}
+    os.kill(live.process.pid, signal.SIGTERM)
+    assert live.wait(60) == 143
+
+
+def test_a_run_in_the_directory_of_a_killed_launcher_removes_what_that_left(launch, unbroken):
+    dead = launch(*EXACT, "cluster=2ps2w")
+    wait_for_step(dead.directory, 15)
+    dead.end()
+    again = launch(*EXACT, "cluster=2ps2w")
+    assert again.wait(120) == 0, again.output
+    assert again.summary()["params_sha256"] == unbroken("2ps2w")
+
+
+def test_a_second_run_in_the_same_directory_is_refused_and_harms_nothing(launch, call, tmp_path):
+    first = launch(*LONG, "cluster=1ps1w")
+    wait_for_step(first.directory, 2)
+    second = launch(*LONG, "cluster=1ps1w")
+    assert second.wait() == 73
+    up = call("up", "cluster=1ps1w", *LONG, f"run={first.directory}")
+    assert up.wait() == 73, up.output
+    os.kill(first.process.pid, signal.SIGTERM)
+    assert first.wait(60) == 143
+    assert "stopped, saved at step" in first.output
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("container.image=no-such-image:1", "there is no image no-such-image:1 on this machine"),
+        pytest.param(
+            "device.gpus={worker:[0]}",
+            "the engine cannot give a container GPUs",
+            marks=pytest.mark.skipif(bool(list(Path("/dev").glob("nvidia0"))), reason="this machine has a GPU"),
+        ),
+    ],
+)
+def test_what_the_engine_refuses_is_told_with_its_remedy(launch, override, told, tmp_path):
+    environment = {}
+    if "gpus" in override:  # the check of the machine comes first
+        environment = {"PYTHONPATH": str(tmp_path)}
+        (tmp_path / "sitecustomize.py").write_text(
+            "import pathlib\nglob = pathlib.Path.glob\n"
+            "pathlib.Path.glob = lambda self, p: iter([self / 'nvidia0']) if p == 'nvidia[0-9]*' else glob(self, p)\n"
+        )
+    run = launch("cluster=1ps1w", "container.image=trainer:cpu", override, environment=environment)
+    assert run.wait(60) == 69, run.output
+    assert told in run.output
+    assert "Traceback" not in run.output
+
+
+# The border
+
+
+def test_a_task_is_nobody_can_write_nowhere_and_may_nothing(launch):
+    run = launch(*LONG, "cluster=1ps1w")
+    wait_for_step(run.directory, 2)
+    for task in ("ps:0", "worker:0"):
+        name = container_of(run.directory, task)
+        status = docker("exec", name, "cat", "/proc/1/status")
+        assert re.search(r"^Uid:\s+0\b", status, re.MULTILINE) is None
+        assert set(re.findall(r"^Cap(?:Eff|Prm|Bnd|Amb):\s+(\w+)", status, re.MULTILINE)) == {"0" * 16}
+        assert re.search(r"^NoNewPrivs:\s+1", status, re.MULTILINE)
+        assert re.search(r"^Seccomp:\s+2", status, re.MULTILINE)
+        for path in ("/x", "/opt/x", "/work/x", "/trainer/run/config.yaml"):
+            tried = ["docker", "exec", name, "sh", "-c", f"echo >> {path}"]
+            assert b"Read-only" in subprocess.run(tried, capture_output=True, check=False).stderr
+        assert docker("exec", name, "sh", "-c", "ls /var/run/docker.sock || echo none").strip() == "none"
+    tried = ["docker", "exec", container_of(run.directory, "ps:0"), "sh", "-c", "echo > /trainer/run/x"]
+    assert subprocess.run(tried, capture_output=True, check=False).returncode != 0  # only the chief's is writable
+    docker("exec", container_of(run.directory, "ps:0"), "python3", "-m", "trainer.monitor.health")
+    os.kill(run.process.pid, signal.SIGTERM)
+    assert run.wait(60) == 143
+
+
+def test_a_ps_is_reached_by_its_workers_and_by_nobody_else(launch):
+    run = launch(*LONG, "cluster=1ps1w")
+    wait_for_step(run.directory, 2)
+    ps, worker = container_of(run.directory, "ps:0"), container_of(run.directory, "worker:0")
+    address = docker("inspect", "-f", "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}", ps).strip()
+    knock = ["python3", "-c", KNOCK, address, "2222"]
+    assert docker("exec", worker, *knock).strip() == "SETTINGS"  # TensorFlow's server answers
+    here = subprocess.run(knock, capture_output=True, text=True, timeout=30, check=False)
+    assert "SETTINGS" not in here.stdout
+    elsewhere = ["run", "--rm", "--entrypoint", knock[0], "trainer:cpu", *knock[1:]]  # on the usual bridge
+    assert "SETTINGS" not in docker(*elsewhere, check=False)
+    assert docker("inspect", "-f", "{{json .NetworkSettings.Ports}}", ps).strip() in ("{}", "null")
+    os.kill(run.process.pid, signal.SIGTERM)
+    assert run.wait(60) == 143
+
+
+# Clusters side by side, data, and the rest of the script
+
+
+def test_two_clusters_side_by_side_do_not_meet(call, tmp_path):
+    ups = [call("up", "cluster=1ps1w", *EXACT, f"run={name}/same") for name in ("a", "b")]
+    assert [up.wait() for up in ups] == [0, 0], ups[0].output + ups[1].output
+    assert sha_of(tmp_path / "a/same") == sha_of(tmp_path / "b/same")
+
+
+def test_a_cluster_in_the_background_is_listed_followed_and_taken_down(call, tmp_path):
+    start = call("start", "cluster=1ps1w", *LONG, "run=up")
+    assert start.wait() == 0, start.output
+    run = tmp_path / "up"
+    wait_for_step(run, 5)
+    listed = call("ps")
+    assert listed.wait() == 0
+    assert re.search(r"up-\w{6} +worker:0 +Up ", listed.output)
+    down = call("down", RUN=str(run))
+    assert down.wait(60) == 0, down.output
+    assert of_runs_below(tmp_path) == []
+    assert "worker:0 is done at step" in (run / "cluster.log").read_text()
+    assert json.loads((run / "summary.json").read_text())["steps"] >= 5
+    assert call("down", RUN=str(run)).wait() == 0  # once more changes nothing
+
+
+def test_data_of_the_host_is_seen_by_all_tasks_and_by_none_to_write(launch, call, tmp_path):
+    random = np.random.default_rng(0)
+    arrays = {f"{name}_{part}": random for part in ("train", "test") for name in "xy"}
+    digits = {n: random.random((200, 8)) if n[0] == "x" else random.integers(0, 3, 200) for n in arrays}
+    np.savez(tmp_path / "digits.npz", **digits)
+    overrides = ["model=mlp", "data=npz", "train.steps=10", "train.batch_size=20", "cluster=1ps2w"]
+    run = launch(*overrides, "data.options.path=digits.npz")
+    assert run.wait(60) == 0, run.output
+    data = f"{tmp_path}/digits.npz"
+    up = call("up", *overrides, f"data.options.path={data}", "run=up", DATA=data)
+    assert up.wait() == 0, up.output
+    assert sha_of(tmp_path / "up") == sha_of(run.directory)
+    assert "read_only: true" in (tmp_path / "up/compose.yaml").read_text().partition(f"source: {data}")[2][:120]
+
+
+@pytest.mark.parametrize("hardened", [[], ["--read-only", "--tmpfs", "/tmp", "--network", "none", "--cap-drop", "ALL"]])
+def test_the_image_tests_itself(hardened):
+    assert "selftest: passed" in docker("run", "--rm", *hardened, "trainer:cpu", "mode=selftest")
+
+
+def test_the_image_is_small_and_nobodys():
+    told: dict[str, Any] = json.loads(docker("inspect", "trainer:cpu"))[0]
+    assert told["Size"] <= 1.4e9
+    assert told["Config"]["User"] == "10001:10001"
+    assert told["Config"]["Healthcheck"]["Test"] == ["CMD", "python3", "-m", "trainer.monitor.health"]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "compose").glob("*.yaml")), ids=lambda path: path.stem)
+def test_compose_accepts_the_files_that_are_shipped(path):
+    docker("compose", "-f", str(path), "config", "--quiet")

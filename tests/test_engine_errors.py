@@ -1,0 +1,120 @@
+"""What the Docker engine's errors mean, and the pages that tasks serve beside their network."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import free_ports
+
+from trainer import exit_codes
+from trainer.launch.engine import EngineError, explain
+from trainer.monitor import health, status
+from trainer.monitor.peers import UNIX, read_status
+from trainer.monitor.status import Status
+
+# As the engine and the libraries on the way to it say them.
+ABORTED = "Error while fetching server API version: ('Connection aborted.', {})"
+NO_SOCKET = ABORTED.format("FileNotFoundError(2, 'No such file or directory')")
+NO_PERMISSION = ABORTED.format("PermissionError(13, 'Permission denied')")
+REFUSED = ABORTED.format("ConnectionRefusedError(111, 'Connection refused')")
+IN_USE = 'Conflict. The container name "/a1" is already in use by container "a0ca". You have to remove (or rename) it.'
+
+
+@pytest.mark.parametrize(
+    ("said", "meaning", "remedy"),
+    [
+        (NO_SOCKET, "no Docker engine answers (No such file or directory)", "sudo systemctl start docker"),
+        (REFUSED, "no Docker engine answers (Connection refused)", "leave launch=docker out"),
+        (NO_PERMISSION, "the Docker engine is not open to this user", "sudo usermod -aG docker $USER"),
+        ("No such image: mine:1", "there is no image mine:1 on this machine", "make image"),
+        (
+            'could not select device driver "nvidia" with capabilities: [[gpu]]',
+            "cannot give a container GPUs",
+            "nvidia-ctk",
+        ),
+        (IN_USE, "another container has the name", "docker rm"),
+        ("Minimum memory limit allowed is 6MB", "too little memory for a container", "container.memory_mib"),
+        ("OCI runtime create failed: cannot allocate memory", "too little memory", "smaller cluster="),
+        ("all predefined address pools have been fully subnetted", "no free network left", "docker network prune"),
+        ("write /var/lib/docker/x: no space left on device", "the engine's disk is full", "docker system prune"),
+        ('invalid mount config for type "bind": bind source path does not exist: /x', "cannot see a path", "/x"),
+        ("something new", "the Docker engine says: something new", ""),
+    ],
+)
+def test_an_error_of_the_engine_is_one_sentence_and_its_remedy(said, meaning, remedy):
+    told = explain(RuntimeError(said), image="mine:1")
+    assert meaning in told
+    assert remedy in told
+    assert "\n" not in told
+
+
+def test_an_engine_that_does_not_do_it_ends_a_run_with_69():
+    assert exit_codes.exit_code_of(EngineError("gone")) == exit_codes.UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    ("host", "told"),
+    [
+        ("unix:///no/such.sock", "no Docker engine answers (No such file or directory)"),
+        ("tcp://127.0.0.1:9", "no Docker engine answers"),
+    ],
+)
+def test_without_an_engine_nothing_is_begun(host, told, tmp_path: Path):
+    ended = subprocess.run(
+        [sys.executable, "-m", "trainer", "cluster=1ps1w", "launch=docker"],
+        cwd=tmp_path,
+        env=os.environ | {"DOCKER_HOST": host},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 69, ended.stderr
+    assert told in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+# Pages
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Status:
+    shown = Status("ps", 0, "", "c0ffee")
+    status.serve_at(shown, str(tmp_path / "page"))
+    return shown
+
+
+def test_a_page_is_read_at_a_socket(page, tmp_path):
+    page.step = 7
+    assert read_status(f"{UNIX}{tmp_path}/page", timeout_secs=5)["step"] == 7
+
+
+def test_a_task_that_starts_again_takes_its_socket_back(page, tmp_path):
+    again = Status("ps", 0, "", "c0ffee", step=9)
+    status.serve_at(again, str(tmp_path / "page"))
+    assert read_status(f"{UNIX}{tmp_path}/page", timeout_secs=5)["step"] == 9
+
+
+def test_a_socket_where_nobody_answers_is_an_error(tmp_path):
+    with pytest.raises(OSError, match="No such file"):
+        read_status(f"{UNIX}{tmp_path}/page", timeout_secs=5)
+
+
+def test_a_container_is_healthy_as_long_as_its_task_answers():
+    status.serve(Status("ps", 0, "", "c0ffee"), "127.0.0.1", port := free_ports(1)[0])
+    assert health.is_healthy(f"127.0.0.1:{port}")
+    assert not health.is_healthy("127.0.0.1:1")
+    assert health.is_healthy(None)  # of a container that is no task's
+
+
+def test_asking_for_health_imports_nothing_heavy():
+    code = (
+        "import sys, trainer.monitor.health; print({'tensorflow', 'hydra', 'omegaconf', 'docker'} & set(sys.modules))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert told.stdout.strip() == "set()"

@@ -1,0 +1,269 @@
+"""What a task's container may see and do, the Compose files, and several hosts."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from trainer import hosts
+from trainer.config import ClusterConfig, ContainerConfig, Launch, Mode, Problem, RunConfig
+from trainer.devices import Machine
+from trainer.launch.inputs import with_absolute_paths
+from trainer.placement import Shard
+from trainer.plan import Plan, Task
+from trainer.render import checks, compose
+from trainer.render.container import INSIDE, Container, containers, inside, project_of
+
+ROOT = Path(__file__).resolve().parent.parent
+COMMITTED = sorted((ROOT / "compose").glob("*.yaml"))
+
+
+def task(job: str, index: int, gpus: tuple[int, ...] = ()) -> Task:
+    return Task(job, index, "127.0.0.1:0", "127.0.0.1:0", gpus, None, 1, 2, replicas=("/cpu:0",))
+
+
+def plan_of(*tasks: Task) -> Plan:
+    return Plan("test", "sync", 10, 64, tasks, (Shard(0, tasks[0].name, (), ()),), 1000, ())
+
+
+def rendered(config: RunConfig, *tasks: Task, **options: Any) -> dict[str, Any]:
+    """The services of the Compose file."""
+    made = containers(config, plan_of(*tasks), run=".", **options)
+    text = compose.render(made, name="n", words="w", overrides="o", user=(1000, 1001))
+    assert text.startswith("# w\n# Made by `python -m trainer mode=render o`")
+    return yaml.safe_load(text)
+
+
+def container_of(name: str, made: list[Container]) -> Container:
+    return next(container for container in made if container.task == name)
+
+
+# One task
+
+
+def test_every_service_is_as_little_as_a_task_needs():
+    services = rendered(RunConfig(), task("ps", 0), task("worker", 0))["services"]
+    for name in ("ps-0", "worker-0", "tensorboard"):
+        service = services[name]
+        assert service["user"] == "${TRAINER_UID:-1000}:${TRAINER_GID:-1001}"
+        assert (service["read_only"], service["cap_drop"], service["init"]) == (True, ["ALL"], True)
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert service["pull_policy"] == "never"
+        assert not {"privileged", "cap_add", "devices"} & set(service)
+        assert "docker.sock" not in str(service)
+
+
+def test_no_port_of_a_task_is_published_and_its_network_leads_nowhere():
+    file = rendered(RunConfig(), task("ps", 0), task("worker", 0))
+    assert [name for name, service in file["services"].items() if "ports" in service] == ["tensorboard"]
+    assert file["services"]["tensorboard"]["ports"] == ["127.0.0.1:${TENSORBOARD_PORT:-6006}:6006"]
+    assert file["services"]["tensorboard"]["networks"] == ["published"]
+    assert file["networks"]["cluster"] == {
+        "internal": True,
+        "driver_opts": {"com.docker.network.bridge.inhibit_ipv4": "true"},
+    }
+    assert file["services"]["ps-0"]["networks"] == ["cluster"]
+
+
+@pytest.mark.parametrize(
+    ("job", "journal", "expected"),
+    [("ps", False, False), ("worker", False, False), ("evaluator", False, True), ("worker", True, True)],
+)
+def test_only_tasks_that_write_can_write(job, journal, expected):
+    config = RunConfig()
+    config.summary.journal = journal
+    made = containers(config, plan_of(task("worker", 0), task(job, 1)), run="/r")
+    assert [m.target for m in container_of("worker:0", made).mounts if m.is_writable] == [INSIDE]
+    writable = [m.target for m in container_of(f"{job}:1", made).mounts if m.is_writable]
+    assert writable == ([INSIDE] if expected else [])
+    read = {m.target: m.is_writable for m in container_of(f"{job}:1", made).mounts}
+    assert read[f"{INSIDE}/config.yaml"] is read[f"{INSIDE}/plan.json"] is False
+
+
+def test_a_task_has_the_gpus_it_was_given_and_counts_them_from_0():
+    made = containers(RunConfig(), plan_of(task("ps", 0), task("worker", 0, (2, 3))), run="/r")
+    worker, ps = container_of("worker:0", made), container_of("ps:0", made)
+    assert (worker.gpus, worker.environment["CUDA_VISIBLE_DEVICES"], worker.image) == ((2, 3), "0,1", "trainer:gpu")
+    assert (ps.gpus, ps.environment["CUDA_VISIBLE_DEVICES"], ps.image) == ((), "-1", "trainer:cpu")
+    assert inside(plan_of(task("worker", 0, (2, 3)))).tasks[0].gpus == (0, 1)
+
+
+def test_gpus_are_reserved_by_their_index_on_the_host():
+    service = rendered(RunConfig(), task("worker", 0, (2, 3)))["services"]["worker-0"]
+    devices = service["deploy"]["resources"]["reservations"]["devices"]
+    assert devices == [{"driver": "nvidia", "device_ids": ["2", "3"], "capabilities": ["gpu"]}]
+
+
+def test_limits_are_those_of_the_config():
+    config = RunConfig(
+        container=ContainerConfig(memory_mib={"worker": 900, "worker:1": 700}, cpus={"ps": 0.5}, pids=99)
+    )
+    services = rendered(config, task("ps", 0), task("worker", 0), task("worker", 1))["services"]
+    assert [services[name].get("mem_limit") for name in ("ps-0", "worker-0", "worker-1")] == [None, "900m", "700m"]
+    assert services["worker-1"]["memswap_limit"] == "700m"
+    assert (services["ps-0"]["cpus"], "cpus" in services["worker-0"]) == (0.5, False)
+    assert services["ps-0"]["pids_limit"] == 99
+
+
+def test_stopping_takes_longer_than_a_save_may():
+    config = RunConfig()
+    config.timeouts.stop_grace_secs = 20
+    assert rendered(config, task("worker", 0))["services"]["worker-0"]["stop_grace_period"] == "35s"
+
+
+def test_a_dollar_in_a_path_is_no_variable():
+    file = rendered(RunConfig(container=ContainerConfig(mounts=["/data/a$b"])), task("worker", 0))
+    assert file["services"]["worker-0"]["volumes"][-1]["source"] == "/data/a$$b"
+
+
+@pytest.mark.parametrize("path", ["/home/a/Runs/My Run", "/x/--", "/tmp/ä"])
+def test_the_name_of_a_run_is_one_that_engines_take(path):
+    name = project_of(path)
+    assert name.isascii()
+    assert name == name.lower()
+    assert name[0].isalnum()
+    assert project_of(path) == name != project_of(path + "/other/" + path.rpartition("/")[2])
+
+
+# The files that are shipped
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+def test_a_shipped_file_is_what_its_first_lines_say_makes_it(path: Path):
+    command = path.read_text().split("`")[1]
+    made = subprocess.run(
+        [sys.executable, *shlex.split(command)[1:]], cwd="/", capture_output=True, text=True, check=True, timeout=60
+    )
+    assert made.stdout == path.read_text()
+
+
+def test_the_usual_sizes_and_a_gpu_cluster_are_shipped():
+    assert {"1ps1w", "1ps2w", "2ps4w", "1ps2w-gpu"} <= {path.stem for path in COMMITTED}
+    assert "device_ids" in (ROOT / "compose/1ps2w-gpu.yaml").read_text()
+
+
+# Files of the host
+
+
+def test_paths_of_what_a_run_reads_are_absolute_and_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine.py", "digits.npz", "train-0.tfrecord", "image"):
+        (tmp_path / name).touch()
+    config = RunConfig(user="mine.py", resume="old")
+    config.data.options = {"path": "digits.npz", "train": "./train-*.tfrecord", "feature": "image", "classes": 10}
+    made, inputs = with_absolute_paths(config)
+    assert (made.user, made.resume) == (f"{tmp_path}/mine.py", f"{tmp_path}/old")
+    assert made.data.options == {
+        "path": f"{tmp_path}/digits.npz",
+        "train": f"{tmp_path}/train-*.tfrecord",
+        "feature": "image",
+        "classes": 10,
+    }
+    assert inputs == [str(tmp_path), f"{tmp_path}/old", f"{tmp_path}/digits.npz"]
+    assert config.user == "mine.py"  # the user's own config stays
+
+
+# Several hosts
+
+
+def adopted(*listed: Any, cluster: str = "2ps4w", mode: Mode = Mode.render) -> tuple[RunConfig, list[Problem]]:
+    ps, worker = int(cluster[0]), int(cluster[3])
+    config = RunConfig(mode=mode, cluster=ClusterConfig(cluster, ps, worker, hosts=list(listed)))
+    return config, hosts.adopt(config)
+
+
+def test_hosts_share_tasks_out_evenly():
+    config, problems = adopted("gpu-a", "gpu-b")
+    assert problems == []
+    assert config.cluster.addresses == {
+        "ps": ["gpu-a:2222", "gpu-b:2222"],
+        "worker": ["gpu-a:2223", "gpu-a:2224", "gpu-b:2223", "gpu-b:2224"],
+    }
+    assert hosts.host_by_task(config)["worker:2"] == "gpu-b"
+
+
+def test_hosts_take_the_numbers_they_are_given_and_workers_their_gpus_in_turn():
+    config, problems = adopted(
+        {"address": "10.0.0.1", "ps": 2, "worker": 1}, {"address": "10.0.0.2", "gpus": 2, "worker": 3}
+    )
+    assert problems == []
+    assert config.cluster.addresses["ps"] == ["10.0.0.1:2222", "10.0.0.1:2223"]
+    assert config.cluster.addresses["worker"] == ["10.0.0.1:2224", "10.0.0.2:2222", "10.0.0.2:2223", "10.0.0.2:2224"]
+    assert config.device.gpus == {"worker:1": [0], "worker:2": [1], "worker:3": [0]}
+
+
+def test_tasks_of_a_host_use_its_network():
+    config, _ = adopted("gpu-a", "gpu-b", cluster="1ps1w")
+    tasks = (task("ps", 0), task("worker", 0))
+    file = rendered(config, *tasks, hosts={"ps:0": "gpu-a", "worker:0": "gpu-b"})
+    assert file["services"]["ps-0"]["network_mode"] == "host"
+    assert "networks" not in file["services"]["ps-0"]
+
+
+@pytest.mark.parametrize(
+    ("listed", "told"),
+    [
+        (["gpu-a:22", "gpu-b"], "'gpu-a:22' is no host name or IP address"),
+        (["http://gpu-a", "gpu-b"], "'http://gpu-a' is no host name or IP address"),
+        (["gpu-a", "gpu-a"], "gpu-a is listed twice"),
+        ([{"adress": "gpu-a"}], "is neither an address nor a mapping with one"),
+        ([7], "7 is neither an address nor a mapping with one"),
+        ([{"address": "gpu-a", "gpu": 1}], "there is no gpu; there are address, gpus, ps, worker"),
+        ([{"address": "gpu-a", "gpus": -1}], "gpus=-1 is not a number from 0"),
+        ([{"address": "gpu-a", "worker": 1}, "gpu-b"], "the hosts have 1 worker tasks together, cluster=2ps4w has 4"),
+    ],
+)
+def test_hosts_that_cannot_be_are_refused(listed, told):
+    config, problems = adopted(*listed)
+    assert told in "\n".join(map(str, problems))
+    assert config.cluster.addresses == {}
+
+
+def test_hosts_are_rendered_and_not_started_from_here():
+    _, problems = adopted("gpu-a", "gpu-b", mode=Mode.train)
+    assert "type mode=render" in str(problems[0])
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda c: setattr(c.container, "mounts", ["data"]), "'data' is not the absolute path"),
+        (lambda c: setattr(c.container, "mounts", ["/data/../etc"]), "is not the absolute path"),
+        (lambda c: setattr(c.container, "mounts", ["/"]), "'/' is not the absolute path"),
+        (lambda c: setattr(c.container, "mounts", ["/no/such/folder"]), "/no/such/folder is not there"),
+        (lambda c: setattr(c.container, "memory_mib", {"worker": 5}), "5 is out of range; it must be at least 512"),
+        (lambda c: setattr(c.container, "memory_mib", {"wroker": 900}), "'wroker' is no job or task of the cluster"),
+        (lambda c: setattr(c.container, "cpus", {"worker": 0.0}), "0.0 is out of range; it must be at least 0.1"),
+        (lambda c: setattr(c, "job", "worker"), "starts no other"),
+        (lambda c: setattr(c, "mode", Mode.chaos), "mode=chaos runs processes of this machine"),
+        (lambda c: c.cluster.addresses.update(worker=["a:1"]), "containers have a network of their own"),
+    ],
+)
+def test_what_containers_cannot_be_is_refused_with_what_to_type(change, told):
+    config = RunConfig(launch=Launch.docker, cluster=ClusterConfig("1ps1w", 1, 1))
+    change(config)
+    problems = list(checks.check(config))
+    assert told in "\n".join(map(str, problems))
+    assert all(problem.remedy for problem in problems)
+
+
+def test_gpus_of_the_machine_that_renders_do_not_count(tmp_path: Path):
+    command = [sys.executable, "-m", "trainer", "cluster=1ps1w", "device.gpus={worker:[7]}"]
+    made = subprocess.run(
+        [*command, "mode=render"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "device_ids" in made.stdout, made.stderr
+    if Machine(1, len(list(Path("/dev").glob("nvidia[0-9]*")))).gpus < 8:
+        refused = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        assert (refused.returncode, "GPU 7 is not there" in refused.stderr) == (2, True)
+        assert os.listdir(tmp_path) == []
