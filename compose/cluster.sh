@@ -70,6 +70,7 @@ prepare() {
   [[ -d $run ]] || made=1
   mkdir -p "$run"
   run=$(cd "$run" && pwd)
+  if [[ -e $run/lock ]] && ! flock --nonblock "$run/lock" true; then fail 73 "$run is in use"; fi
   own "$caller"
   local code=0 # it reads as the caller does, and gives what it wrote to whom the tasks are
   docker run --rm --init --network none --read-only --tmpfs /tmp --cap-drop ALL --cap-add CHOWN \

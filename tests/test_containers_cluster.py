@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from conftest import Run
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,12 +34,10 @@ def mine(input_shape, classes, *, fails="", eats=""):
     inputs = keras.Input(input_shape)
     return keras.Model(inputs, keras.layers.Dense(classes, name="logits")(keras.layers.Flatten()(inputs)))
 """
-PREFACE = "PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n\\x00\\x00\\x00\\x04\\x00\\x00\\x00\\x00\\x00"
-KNOCK = f"""
-import socket, sys
-with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=3) as door:
-    door.sendall(b"{PREFACE}")
-    print("SETTINGS" if door.recv(9)[3:4] == b"\\x04" else "stranger")
+KNOCK = """
+import socket, sys, time
+with socket.create_connection((sys.argv[1], 2222), timeout=3):
+    time.sleep(30)
 """
 
 pytestmark = [pytest.mark.cluster, pytest.mark.docker, pytest.mark.timeout(240)]
@@ -183,7 +182,6 @@ def test_containers_give_the_bits_of_processes_and_the_run_is_the_callers(launch
         *("ps-0.log", "ps-1.log", "worker-0.log", "worker-1.log", "worker-2.log", "worker-3.log")
     ]
     assert all(" is done at step 60" in log.read_text() for log in run.logs())
-    assert not list(Path("/tmp").glob("trainer-*/ps-0/page"))
 
 
 def test_cluster_up_gives_the_bits_of_processes_and_leaves_a_run_directory_of_the_callers(call, unbroken, tmp_path):
@@ -362,20 +360,46 @@ def test_a_task_is_nobody_can_write_nowhere_and_may_nothing(launch):
     assert run.wait(60) == 143
 
 
+def who_is_connected(ps: str) -> set[str]:
+    """Addresses that have a connection to the port of a ps, as its own kernel tells."""
+    lines = docker("exec", ps, "sh", "-c", "cat /proc/net/tcp /proc/net/tcp6").splitlines()
+    rows = [line.split() for line in lines if line.split()[0] != "sl"]
+    here = [row[2] for row in rows if row[1].endswith(f":{2222:04X}") and row[3] == "01"]
+    return {".".join(str(int(at[-13:-5][i : i + 2], 16)) for i in (6, 4, 2, 0)) for at in here}
+
+
+def address_of(container: str) -> str:
+    return docker("inspect", "-f", "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}", container).strip()
+
+
 def test_a_ps_is_reached_by_its_workers_and_by_nobody_else(launch):
     run = launch(*LONG, "cluster=1ps1w")
     wait_for_step(run.directory, 2)
     ps, worker = container_of(run.directory, "ps:0"), container_of(run.directory, "worker:0")
-    address = docker("inspect", "-f", "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}", ps).strip()
-    knock = ["python3", "-c", KNOCK, address, "2222"]
-    assert docker("exec", worker, *knock).strip() == "SETTINGS"  # TensorFlow's server answers
-    here = subprocess.run(knock, capture_output=True, text=True, timeout=30, check=False)
-    assert "SETTINGS" not in here.stdout
-    elsewhere = ["run", "--rm", "--entrypoint", knock[0], "trainer:cpu", *knock[1:]]  # on the usual bridge
-    assert "SETTINGS" not in docker(*elsewhere, check=False)
+    sockets = docker("inspect", "-f", '{{index .Config.Labels "trainer.sockets"}}', ps).strip()
+    address, its_own = address_of(ps), {address_of(ps), address_of(worker)}
+    assert who_is_connected(ps) <= its_own
+    network = docker("inspect", "-f", "{{range $name, $_ := .NetworkSettings.Networks}}{{$name}}{{end}}", ps).strip()
+    here = ["python3", "-c", KNOCK, address]
+    elsewhere = ["docker", "run", "--rm", "--init", "--entrypoint", "python3", "trainer:cpu", "-c", KNOCK, address]
+    inside = [*elsewhere[:3], "--network", network, *elsewhere[3:]]
+    assert newcomers(ps, inside, its_own) != set()  # so that nobody is somebody who could have come
+    assert newcomers(ps, here, its_own) == set()
+    assert newcomers(ps, elsewhere, its_own) == set()
     assert docker("inspect", "-f", "{{json .NetworkSettings.Ports}}", ps).strip() in ("{}", "null")
     os.kill(run.process.pid, signal.SIGTERM)
     assert run.wait(60) == 143
+    assert not Path(sockets).exists()
+
+
+def newcomers(ps: str, command: list[str], known: set[str], within_secs: float = 6) -> set[str]:
+    """Who is connected to a ps beside those known, while a command tries to be for so long."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as knocking:
+        deadline, new = time.monotonic() + within_secs, set()
+        while not new and knocking.poll() is None and time.monotonic() < deadline:
+            new = who_is_connected(ps) - known
+        knocking.terminate()
+    return new
 
 
 # Clusters side by side, data, and the rest of the script
@@ -415,7 +439,9 @@ def test_data_of_the_host_is_seen_by_all_tasks_and_by_none_to_write(launch, call
     up = call("up", *overrides, f"data.options.path={data}", "run=up", DATA=data)
     assert up.wait() == 0, up.output
     assert sha_of(tmp_path / "up") == sha_of(run.directory)
-    assert "read_only: true" in (tmp_path / "up/compose.yaml").read_text().partition(f"source: {data}")[2][:120]
+    services = yaml.safe_load((tmp_path / "up/compose.yaml").read_text())["services"]
+    mounts = {mount["source"]: mount for mount in services["worker-0"]["volumes"]}
+    assert mounts[data]["read_only"] is True
 
 
 @pytest.mark.parametrize("hardened", [[], ["--read-only", "--tmpfs", "/tmp", "--network", "none", "--cap-drop", "ALL"]])

@@ -28,11 +28,19 @@ def test_every_command_is_make_or_the_trainer():
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("make ")])
 def test_every_make_target_exists(command):
-    subprocess.run(["make", "--dry-run", *command.split()[1:]], cwd=ROOT, check=True, capture_output=True)
+    subprocess.run(["make", "--dry-run", *shlex.split(command)[1:]], cwd=ROOT, check=True, capture_output=True)
+
+
+def _marks(command: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.docker] if "launch=docker" in command else []
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("command", TRAINER)
+@pytest.mark.parametrize(
+    "command",
+    # mode=clean would clean up after other tests too; those of containers run it.
+    [pytest.param(command, marks=_marks(command)) for command in TRAINER if "mode=clean" not in command],
+)
 def test_every_trainer_command_runs(command, tmp_path: Path):
     """At reduced length: the README's own overrides, then fewer steps."""
     (tmp_path / "my_models.py").write_text(next(block for kind, block in BLOCKS if kind == "python"))

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Times the image and a cluster of containers: make bench-containers. Nothing else should run on the machine.
+set -euo pipefail
+here=$(cd "$(dirname "$0")/.." && pwd)
+cluster=${CLUSTER:-2ps4w} work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+seconds() { # of a command, whose output is shown only if it fails
+  local from
+  from=$(date +%s.%N)
+  "$@" >"$work/log" 2>&1 || { cat "$work/log" >&2; exit 1; }
+  awk -v from="$from" -v to="$(date +%s.%N)" 'BEGIN { printf "%.1f", to - from }'
+}
+
+build() {
+  # shellcheck disable=SC2086 # several arguments
+  docker build ${BUILD_ARGS:-} "$@" --target cpu --tag trainer:cpu "$here"
+}
+
+# Seconds from a command to the first step of its run, by the summary that the run left.
+first_step() {
+  local from
+  from=$(date +%s.%N)
+  (cd "$work" && "$@") >"$work/log" 2>&1 || { cat "$work/log" >&2; exit 1; }
+  sed -n 's/^ "first_step_at": \([0-9.]*\),$/\1/p' "$work/run/summary.json" |
+    awk -v from="$from" '{ printf "%.1f", $1 - from }'
+}
+
+row() { printf '%-48s %s\n' "$1" "$2"; }
+
+row "image, built from nothing" "$(seconds build --no-cache) s"
+row "image, nothing changed" "$(seconds build) s"
+touch "$here/trainer/__init__.py.bench" && row "image, a source file changed" "$(seconds build) s"
+rm "$here/trainer/__init__.py.bench"
+seconds build >/dev/null
+row "image, size" "$(docker image inspect -f '{{.Size}}' trainer:cpu | awk '{ printf "%.2f GB", $1 / 1e9 }')"
+for _ in 1 2 3; do
+  row "make cluster-up CLUSTER=$cluster, to the first step" "$(first_step "$here/compose/cluster.sh" up \
+    "cluster=$cluster" train.steps=20 run=run) s"
+  rm -rf "$work/run"
+done
+row "docker run trainer:cpu mode=selftest" "$(seconds docker run --rm trainer:cpu mode=selftest) s"
