@@ -10,6 +10,11 @@ COPY requirements wheels* /build/
 FROM build AS build-cpu
 RUN sh /build/install.sh cpu /opt/libraries
 
+FROM ${BASE_IMAGE} AS source
+COPY conf /opt/trainer/conf
+COPY trainer /opt/trainer/trainer
+RUN python3 -m compileall -q /opt/trainer
+
 FROM ${BASE_IMAGE} AS runtime
 LABEL org.opencontainers.image.title="trainer" \
       org.opencontainers.image.description="A declarative trainer for distributed TensorFlow" \
@@ -18,15 +23,13 @@ LABEL org.opencontainers.image.title="trainer" \
 ENV PATH=/opt/libraries/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 RUN mkdir -m 1777 /work
 WORKDIR /work
-COPY conf /opt/trainer/conf
-COPY trainer /opt/trainer/trainer
-RUN python3 -m compileall -q /opt/trainer
 ENTRYPOINT ["python3", "-m", "trainer"]
 HEALTHCHECK --interval=30s --timeout=5s --start-period=120s CMD ["python3", "-m", "trainer.monitor.health"]
 USER 10001:10001
 
 FROM runtime AS cpu
 COPY --from=build-cpu /opt/libraries /opt/libraries
+COPY --from=source /opt/trainer /opt/trainer
 
 # The tests, run where the trainer runs: docker run --rm trainer:test
 FROM build AS build-test
@@ -34,6 +37,7 @@ RUN sh /build/install.sh dev /opt/libraries
 
 FROM runtime AS test
 COPY --from=build-test /opt/libraries /opt/libraries
+COPY --from=source /opt/trainer /opt/trainer
 COPY . /work
 ENTRYPOINT ["python3", "-m", "pytest", "-p", "no:cacheprovider"]
 CMD ["-n", "2", "-m", "not cluster"]
@@ -53,3 +57,4 @@ RUN sh /build/install.sh gpu /opt/libraries
 
 FROM runtime AS gpu
 COPY --from=build-gpu /opt/libraries /opt/libraries
+COPY --from=source /opt/trainer /opt/trainer

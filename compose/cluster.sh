@@ -25,10 +25,12 @@ main() {
 }
 
 image() {
-  local target=${1:-cpu} quiet=()
+  local target=${1:-cpu} quiet=() alone=()
+  if command -v flock >/dev/null; then alone=(flock "$here/Dockerfile"); fi # builds side by side confuse BuildKit
   if docker image inspect "trainer:$target" >/dev/null 2>&1; then quiet=(--quiet); fi # most of it is there already
   # shellcheck disable=SC2086 # several arguments
-  if docker build "${quiet[@]}" ${BUILD_ARGS:-} --target "$target" --tag "trainer:$target" "$here" >/dev/null; then
+  if "${alone[@]}" docker build "${quiet[@]}" ${BUILD_ARGS:-} --target "$target" --tag "trainer:$target" "$here" \
+    >/dev/null; then
     return
   fi
   ((${#quiet[@]})) || fail 69 "trainer:$target cannot be built: another base image, or --network host? Give BUILD_ARGS"
@@ -46,8 +48,8 @@ wheels() {
     esac
   done
   mkdir -p "$here/wheels"
-  docker run --rm "${network[@]}" --user "$(id -u):$(id -g)" --env HOME=/tmp --volume "$here:$here" --workdir "$here" "$base" \
-    python3 -m pip download --quiet --require-hashes --dest wheels -r "requirements/$target.txt"
+  docker run --rm "${network[@]}" --user "$(id -u):$(id -g)" --env HOME=/tmp --volume "$here:$here" --workdir "$here" \
+    "$base" python3 -m pip download --quiet --require-hashes --dest wheels -r "requirements/$target.txt"
 }
 
 up() {
@@ -63,7 +65,12 @@ start() {
 
 # Makes the image and the run directory, with all that the tasks need in it.
 prepare() {
+  local tool
+  for tool in docker flock setsid; do
+    command -v "$tool" >/dev/null || fail 69 "the command $tool is missing; flock and setsid are util-linux's"
+  done
   docker compose version >/dev/null || fail 69 "Docker Compose is missing: install the package docker-compose-plugin"
+  docker info >/dev/null || fail 69 "no Docker engine answers: sudo systemctl start docker, or is it open to you?"
   image cpu
   choose_directory "$@"
   local made=0
