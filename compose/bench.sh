@@ -3,7 +3,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
 cluster=${CLUSTER:-2ps4w} work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+trap 'rm -rf "$work" "$here/trainer/bench.tmp"' EXIT
 
 seconds() { # of a command, whose output is shown only if it fails
   local from
@@ -26,17 +26,24 @@ first_step() {
     awk -v from="$from" '{ printf "%.1f", $1 - from }'
 }
 
-row() { printf '%-48s %s\n' "$1" "$2"; }
+# A line of the table: what is measured, and the words of the command that says it.
+row() {
+  local what=$1 told
+  shift
+  told=$("$@")
+  printf '%-48s %s s\n' "$what" "$told"
+}
 
-row "image, built from nothing" "$(seconds build --no-cache) s"
-row "image, nothing changed" "$(seconds build) s"
-touch "$here/trainer/__init__.py.bench" && row "image, a source file changed" "$(seconds build) s"
-rm "$here/trainer/__init__.py.bench"
+row "image, built from nothing" seconds build --no-cache
+row "image, nothing changed" seconds build
+touch "$here/trainer/bench.tmp"
+row "image, a source file changed" seconds build
+rm "$here/trainer/bench.tmp"
 seconds build >/dev/null
-row "image, size" "$(docker image inspect -f '{{.Size}}' trainer:cpu | awk '{ printf "%.2f GB", $1 / 1e9 }')"
+docker image inspect -f '{{.Size}}' trainer:cpu | awk '{ printf "%-48s %.2f GB\n", "image, size", $1 / 1e9 }'
 for _ in 1 2 3; do
-  row "make cluster-up CLUSTER=$cluster, to the first step" "$(first_step "$here/compose/cluster.sh" up \
-    "cluster=$cluster" train.steps=20 run=run) s"
+  row "make cluster-up CLUSTER=$cluster, to the first step" first_step "$here/compose/cluster.sh" up \
+    "cluster=$cluster" train.steps=20 run=run
   rm -rf "$work/run"
 done
-row "docker run trainer:cpu mode=selftest" "$(seconds docker run --rm trainer:cpu mode=selftest) s"
+row "docker run trainer:cpu mode=selftest" seconds docker run --rm trainer:cpu mode=selftest

@@ -10,7 +10,8 @@
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")/.." && pwd)
-caller=${SUDO_UID:-$(id -u)}:${SUDO_GID:-$(id -g)}
+caller=$(id -u):$(id -g)
+if [[ $EUID == 0 ]]; then caller=${SUDO_UID:-0}:${SUDO_GID:-0}; fi
 user=$caller
 [[ $user != 0:* ]] || user=10001:10001 # tasks are never root
 
@@ -37,9 +38,10 @@ image() {
   echo "cluster: trainer:$target cannot be built anew (above), so the one that is there is used, as it is" >&2
 }
 
-# Fetches what the image of a target installs, for the Python of the base image.
+# Fetches what the image of a target installs into wheels/, for the Python of the base image.
 wheels() {
-  local target=${1:-cpu} found=() arguments=() base=python:3.12-slim-bookworm network=()
+  local name=${1:-cpu} arguments=() found base=python:3.12-slim-bookworm network=()
+  [[ $name != test ]] || name=dev
   read -ra arguments <<<"${BUILD_ARGS:-}"
   for found in "${arguments[@]}"; do
     case $found in
@@ -47,9 +49,9 @@ wheels() {
       host) network=(--network host) ;;
     esac
   done
-  mkdir -p "$here/wheels"
+  mkdir -p "$here/wheels/$name"
   docker run --rm "${network[@]}" --user "$(id -u):$(id -g)" --env HOME=/tmp --volume "$here:$here" --workdir "$here" \
-    "$base" python3 -m pip download --quiet --require-hashes --dest wheels -r "requirements/$target.txt"
+    "$base" python3 -m pip download --quiet --require-hashes --dest "wheels/$name" -r "requirements/$name.txt"
 }
 
 up() {
@@ -73,19 +75,25 @@ prepare() {
   docker info >/dev/null || fail 69 "no Docker engine answers: sudo systemctl start docker, or is it open to you?"
   image cpu
   choose_directory "$@"
-  local made=0
+  choose_mounts
+  local made=0 parent
+  parent=$(dirname "$run")
+  [[ -d $parent ]] || { mkdir -p "$parent" && chown "$caller" "$parent"; }
   [[ -d $run ]] || made=1
   mkdir -p "$run"
   run=$(cd "$run" && pwd)
+  if [[ $(docker ps --quiet --filter "label=trainer.run=$run") ]]; then
+    fail 73 "$run: containers of a run are still there, whose launcher may be gone; type python -m trainer mode=clean"
+  fi
   if [[ -e $run/lock ]] && ! flock --nonblock "$run/lock" true; then fail 73 "$run is in use"; fi
   own "$caller"
   local code=0 # it reads as the caller does, and gives what it wrote to whom the tasks are
   docker run --rm --init --network none --read-only --tmpfs /tmp --cap-drop ALL --cap-add CHOWN \
-    --security-opt no-new-privileges --user "$caller" --volume "$PWD:$PWD:ro" --volume "$run:$run" ${DATA:+--volume "$DATA:$DATA:ro"} --workdir "$PWD" \
-    trainer:cpu mode=render "${overrides[@]}" ${DATA:+"container.mounts=[$DATA]"} "run=$run" >/dev/null || code=$?
+    --security-opt no-new-privileges --user "$caller" "${mounts[@]}" --volume "$run:$run" \
+    trainer:cpu mode=render "${overrides[@]}" "run='$run'" >/dev/null || code=$?
   own "$caller"
   if ((code)); then
-    ((made)) && rmdir "$run" 2>/dev/null
+    ((made)) && rmdir "$run" 2>/dev/null || true
     exit "$code"
   fi
   if grep -q 'image: trainer:gpu' "$run/compose.yaml"; then image gpu; fi
@@ -107,28 +115,54 @@ choose_directory() {
   [[ $run ]] || run=runs/run-$cluster-$(date +%Y%m%d-%H%M%S)-$(od -An -N2 -tx1 /dev/urandom | tr -d ' ')
 }
 
+# Sets mounts to what rendering must see: the files that overrides name, below this directory, and what tasks read.
+choose_mounts() {
+  mounts=()
+  case $PWD in
+    / | /tmp | /opt | /usr* | /etc* | /trainer*) ;; # the image has its own
+    *) mounts=(--volume "$PWD:$PWD:ro" --workdir "$PWD") ;;
+  esac
+  local override path listed=()
+  for override in "${overrides[@]}"; do
+    if [[ $override == container.mounts=* ]]; then
+      [[ -z ${DATA:-} ]] || fail 2 "DATA and container.mounts both say what tasks read; give one of them"
+      IFS=, read -ra listed <<<"$(tr -d '[]"'\' <<<"${override#*=}")"
+    fi
+  done
+  if [[ ${DATA:-} ]]; then
+    listed=("$(realpath --canonicalize-existing -- "$DATA")") || fail 66 "DATA=$DATA is not there"
+    overrides+=("container.mounts=['${listed[0]}']")
+  fi
+  for path in "${listed[@]}"; do
+    [[ ! -e $path ]] || mounts+=(--volume "$path:$path:ro")
+  done
+}
+
 # Starts the containers of a run directory, shows what they say, waits for their ends and removes them.
 attend() {
   run=$1
   exec 9>>"$run/lock"
   if ! flock --nonblock 9; then fail 73 "$run is in use"; fi
   own "$user"
-  stops=0 stopping='' failed='' code=0
-  trap 'stops=$((stops + 1))' INT TERM
+  stops=0 stop_code=0 heard=-9 stopping='' failed='' code=0
+  trap 'hear 130' INT
+  trap 'hear 143' TERM
+  trap 'exec >/dev/null 2>&1; hear 129' HUP # the terminal is gone
   trap clean EXIT
   project=$(sed -n 's/^name: //p' "$run/compose.yaml")
-  # In sessions of their own, so that Ctrl-C does not reach them.
-  exec {ends}< <(exec setsid docker events --filter "label=com.docker.compose.project=$project" \
-    --filter label=trainer.task --filter event=die \
+  compose down --timeout 0 >/dev/null 2>&1 # what is left of an earlier one
+  # In sessions of their own, so that Ctrl-C does not reach them; without the lock, which is this process's.
+  exec {ends}< <(exec 9>&- setsid docker events --since "$(date +%s)" \
+    --filter "label=com.docker.compose.project=$project" --filter label=trainer.task --filter event=die \
     --format '{{.Actor.Attributes.exitCode}} {{index .Actor.Attributes "com.docker.compose.service"}}')
   events=$!
   compose up --detach --quiet-pull 2>"$run/compose.log" || failed=compose code=69
   if [[ $failed ]]; then
-    ((stops)) && code=130
+    ((stops)) && code=$stop_code
     ((stops)) || tail -n 3 "$run/compose.log" >&2
     exit "$code"
   fi
-  setsid docker compose --project-directory "$run" logs --follow 2>&1 | readable &
+  setsid docker compose --project-directory "$run" logs --follow 2>&1 9>&- | readable 9>&- &
   logs=$!
   wait_for_ends
   wait "$logs" 2>/dev/null || true
@@ -146,40 +180,51 @@ readable() {
 
 # Sets failed and code to the first service that failed; ends the others then, and stops them when asked to.
 wait_for_ends() {
-  local total ended=0 told service
+  local total ended=0 told service heard_of
   total=$(compose config --services | wc -l)
   while ((ended < total)); do
     obey
-    read -r -t 0.5 -u "$ends" told service || continue
+    heard_of=0
+    read -r -t 0.5 -u "$ends" told service || heard_of=$?
+    if ((heard_of > 128)); then continue; fi # nothing new
+    if ((heard_of)); then fail 69 "the Docker engine does not answer any more"; fi
     ended=$((ended + 1))
-    if ((told && told != 143)) && [[ ! $failed ]]; then
+    if ((told && told != 143)) && [[ ! $failed ]] && ! ((stops && told == 137)); then
       failed=$service code=$told
-      compose kill >/dev/null 2>&1 || true
+      end_all
     fi
     ((told != 143 || code)) || code=143
   done
-  ((stops)) && [[ ! $failed ]] && code=130
-  return 0
+  if ((stops)) && [[ ! $failed ]]; then code=$stop_code; fi
+}
+
+# Takes a signal that is passed on twice, by make and by the terminal, for one.
+hear() {
+  if ((SECONDS - heard > 1)); then stops=$((stops + 1)); fi
+  if ((stops == 1)); then stop_code=$1; fi
+  heard=$SECONDS
 }
 
 # The first Ctrl-C asks the tasks to save and leave, the second ends them.
 obey() {
-  if ((stops == 1)) && [[ ! $stopping ]]; then
+  if ((stops)) && [[ ! $stopping ]]; then
     stopping=gently
     echo "stops after this step and saves (once more: stops at once)"
-    compose stop >/dev/null 2>&1 &
+    setsid docker compose --project-directory "$run" stop >/dev/null 2>&1 9>&- &
   elif ((stops > 1)) && [[ $stopping == gently ]]; then
     stopping=now
-    compose kill >/dev/null 2>&1 || true
+    end_all
   fi
 }
+
+end_all() { setsid --wait docker compose --project-directory "$run" kill >/dev/null 2>&1 9>&- || true; }
 
 report() {
   if [[ $failed ]]; then
     local why="exit code $code"
     [[ $(docker inspect -f '{{.State.OOMKilled}}' "$project-$failed-1" 2>/dev/null) != true ]] || why+=", out of memory"
     echo "$failed failed first, $why; the end of $run/logs/$failed.log:"
-    docker logs "$project-$failed-1" 2>&1 | readable | tail -n 20 | sed 's/^/    /'
+    docker logs "$project-$failed-1" 2>&1 | readable | tail -n 20 | sed 's/^/    /' || true
   elif ((code)); then
     echo "stopped; to continue, type the same command with run=$run"
   else
@@ -196,7 +241,7 @@ keep_logs() {
 }
 
 clean() {
-  trap '' INT TERM
+  trap '' INT TERM HUP
   kill "$events" 2>/dev/null || true
   compose --profile '*' down --volumes --timeout 0 >/dev/null 2>&1 || echo "docker compose down failed for $run" >&2
   rm -f "$run/lock" "$run/compose.log"
@@ -217,7 +262,8 @@ down() {
   the_run
   docker compose --project-directory "$run" stop # saves; who attends to it removes it
   exec 9>>"$run/lock"
-  if flock --timeout 30 9; then docker compose --project-directory "$run" --profile '*' down --volumes; fi
+  if ! flock --timeout 30 9; then fail 73 "$run is in use, by a run that is no cluster of containers"; fi
+  compose --profile '*' down --volumes
   rm -f "$run/lock"
 }
 

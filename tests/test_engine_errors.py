@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,8 @@ def test_an_engine_that_does_not_do_it_ends_a_run_with_69():
     ("host", "told"),
     [
         ("unix:///no/such.sock", "no Docker engine answers (No such file or directory)"),
-        ("tcp://127.0.0.1:9", "no Docker engine answers"),
+        ("tcp://10.0.0.1:2375", "DOCKER_HOST=tcp://10.0.0.1:2375 may be another machine's engine"),
+        ("ssh://gpu-a", "unset it, or type mode=render there"),
     ],
 )
 def test_without_an_engine_nothing_is_begun(host, told, tmp_path: Path):
@@ -103,6 +105,16 @@ def test_a_task_that_starts_again_takes_its_socket_back(page, tmp_path):
 def test_a_socket_where_nobody_answers_is_an_error(tmp_path):
     with pytest.raises(OSError, match="No such file"):
         read_status(f"{UNIX}{tmp_path}/page", timeout_secs=5)
+
+
+def test_a_task_that_nobody_asks_any_more_learns_that_its_launcher_is_gone(tmp_path):
+    gone = threading.Event()
+    status.serve_at(Status("ps", 0, "", "c0ffee"), str(tmp_path / "page"), alone=gone.set, alone_secs=0.4)
+    assert not gone.wait(1)  # nobody has asked yet
+    for _ in range(10):
+        read_status(f"{UNIX}{tmp_path}/page", timeout_secs=5)
+        assert not gone.wait(0.1)
+    assert gone.wait(10)
 
 
 def test_a_container_is_healthy_as_long_as_its_task_answers():

@@ -6,6 +6,7 @@ import contextlib
 import faulthandler
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -116,6 +117,11 @@ class _Player:
         """Follows the stacks that `kill -USR1 PID` writes into the log."""
         print(f"state of {self._task.name}: {json.dumps(self._status.to_json())}", flush=True)
 
+    def _stop_alone(self) -> None:
+        """Does what a launcher that was killed cannot ask for any more."""
+        print(f"{self._task.name}: the launcher is gone, so the run is saved and ends", flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+
     def play(self) -> int:
         host, port = addresses.host_of(self._task.control), int(self._task.control.rpartition(":")[2])
         # A name may be a scheduler's, of an address that only others reach this task by.
@@ -124,7 +130,7 @@ class _Player:
         except OSError as error:
             raise PeerError(f"{self._task.control} is taken ({error.strerror}); stop what listens there") from error
         if LAUNCHER in os.environ:
-            status_page.serve_at(self._status, os.environ[LAUNCHER])
+            status_page.serve_at(self._status, os.environ[LAUNCHER], alone=self._stop_alone)
         if self._task.job == "evaluator":
             scoring.play(self._config, self._plan, self._directory, self._task, self._status, self._stop)
             return exit_codes.TERMINATED if self._stop.requested else exit_codes.OK

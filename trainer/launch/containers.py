@@ -7,10 +7,12 @@ import os
 import queue
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -60,9 +62,9 @@ class Containers:
         self._news: queue.SimpleQueue[dict[str, Any] | Exception] = queue.SimpleQueue()
         # What is asked of one container happens in order; containers do not wait for each other.
         self._hands = {task: ThreadPoolExecutor(1, thread_name_prefix=task) for task in self._specs}
-        self._network: Any = None
-        self._listening: Any = None
-        self._owner = (0, 0)
+        self._newest: dict[str, int] = {}  # number of a task's last start
+        self._cleanup = ExitStack()
+        self._is_prepared = False
         self.sockets = Path(tempfile.mkdtemp(prefix="trainer-"))  # short: a socket's path has 107 bytes at most
 
     def control(self, task: str) -> str:
@@ -77,25 +79,21 @@ class Containers:
     ) -> None:
         for hands in self._hands.values():
             hands.shutdown(wait=True, cancel_futures=True)
-        if self._network is not None:
-            self._listening.close()
-            with told():
-                remove(self._client, f"{RUN_LABEL}={self._run}")
-            give_back(self._run, self._owner)
+        self._cleanup.close()
         shutil.rmtree(self.sockets, ignore_errors=True)
 
     def start(self, name: str, *, run: str, environment: Mapping[str, str], log: str) -> None:
         """Starts a task's container, for the first time or again; an event tells the number of the start."""
-        if self._network is None:
+        if not self._is_prepared:
             self._prepare()
         number = len(self._lives) + 1
-        self._lives[number] = name
+        self._lives[number], self._newest[name] = name, number
         self._do(name, number, lambda: self._start(name, number, log))
 
     def signal(self, pid: int, number: int) -> None:
         """Sends a signal to the task of a start, unless it has ended."""
         name = self._lives[pid]
-        if self._newest(name) == pid:
+        if self._newest[name] == pid:
             self._do(name, pid, lambda: self._signal(name, number))
 
     def events(self, timeout_secs: float) -> list[dict[str, Any]]:
@@ -116,19 +114,30 @@ class Containers:
 
     def _prepare(self) -> None:
         """Removes what a launcher that was killed has left of this run, and makes its network."""
-        found = os.stat(self._run)
-        self._owner = found.st_uid, found.st_gid
+        self._is_prepared = True
+        owner = os.stat(self._run)
         with told():
             remove(self._client, f"{RUN_LABEL}={self._run}")
+            self._cleanup.callback(give_back, self._run, (owner.st_uid, owner.st_gid))
             lend(self._run)
+            self._cleanup.callback(self._remove)
             labels = {RUN_LABEL: self._run, SOCKETS_LABEL: str(self.sockets)}
-            self._network = self._client.networks.create(
+            self._client.networks.create(
                 self._project, driver="bridge", internal=True, options=NETWORK_OPTIONS, labels=labels
             )
-            self._listening = self._client.events(
+            listening = self._client.events(
                 decode=True, filters={"label": f"{RUN_LABEL}={self._run}", "event": ["die"]}
             )
-        threading.Thread(target=self._listen, name="engine", daemon=True).start()
+            self._cleanup.callback(listening.close)
+        threading.Thread(target=self._listen, args=(listening,), name="engine", daemon=True).start()
+
+    def _remove(self) -> None:
+        """Removes everything; how the run ended counts for more than a failure here, which is only told."""
+        try:
+            with told():
+                remove(self._client, f"{RUN_LABEL}={self._run}")
+        except EngineError as error:
+            print(f"trainer: something is left of {self._run}: {error}", file=sys.stderr)
 
     def _do(self, name: str, number: int, work: Callable[[], None]) -> None:
         def done() -> None:
@@ -143,10 +152,15 @@ class Containers:
         self._hands[name].submit(done)
 
     def _start(self, name: str, number: int, log: str) -> None:
-        if name not in self._made:
-            self._made[name] = self._create(self._specs[name])
-        container = self._made[name]
-        output = container.attach(stream=True, logs=False)  # before it starts, so that nothing is missed
+        try:
+            container = self._made.get(name) or self._create(self._specs[name])
+            output = container.attach(stream=True, logs=False)  # before it starts, so that nothing is missed
+        except docker.errors.NotFound:
+            if name not in self._made:
+                raise
+            container = self._create(self._specs[name])  # somebody has removed it
+            output = container.attach(stream=True, logs=False)
+        self._made[name] = container
         self._logs[number] = threading.Thread(
             target=_write_down, args=(output, log), name=f"log of {name}", daemon=True
         )
@@ -156,7 +170,7 @@ class Containers:
 
     def _create(self, spec: Container) -> EngineContainer:
         sockets = self.sockets / spec.service
-        sockets.mkdir()
+        sockets.mkdir(exist_ok=True)
         user, group = user_of_tasks()
         os.chown(sockets, user, group)
         mounts = [EngineMount(m.target, m.source, type="bind", read_only=not m.is_writable) for m in spec.mounts]
@@ -197,12 +211,12 @@ class Containers:
                 if error.status_code != 409:  # it does not run
                     raise
 
-    def _listen(self) -> None:
+    def _listen(self, listening: Any) -> None:
         """Passes on the ends of containers, each after the end of its log was written."""
         try:
-            for event in self._listening:
+            for event in listening:
                 name = event["Actor"]["Attributes"][TASK_LABEL]
-                number, code = self._newest(name), int(event["Actor"]["Attributes"]["exitCode"])
+                number, code = self._newest[name], int(event["Actor"]["Attributes"]["exitCode"])
                 self._logs[number].join(LOG_SECS)
                 told_of = {"event": "exited", "name": name, "pid": number, "code": _as_process(code)}
                 if code == SIGNALLED + signal.SIGKILL and self._is_out_of_memory(name):
@@ -215,11 +229,11 @@ class Containers:
 
     def _is_out_of_memory(self, name: str) -> bool:
         container = self._made[name]
-        container.reload()
+        try:
+            container.reload()
+        except docker.errors.NotFound:  # somebody has removed it
+            return False
         return bool(container.attrs["State"]["OOMKilled"])
-
-    def _newest(self, name: str) -> int:
-        return max(number for number, task in self._lives.items() if task == name)
 
 
 def _as_process(code: int) -> int:
@@ -231,7 +245,8 @@ def _as_process(code: int) -> int:
 def _write_down(output: Any, log: str) -> None:
     with open(log, "ab", buffering=0) as file, contextlib.suppress(Exception):  # the stream breaks with the engine
         for chunk in output:
-            file.write(chunk)
+            with contextlib.suppress(OSError):  # a full disk; who does not read on would block the task
+                file.write(chunk)
 
 
 def remove(client: docker.DockerClient, label: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,14 +64,14 @@ def connect() -> docker.DockerClient:
     Raises:
         EngineError: if none answers there, or it is another machine's.
     """
+    host = os.environ.get("DOCKER_HOST", "")
+    if host and not host.startswith(("unix://", "npipe://")):
+        raise EngineError(
+            f"DOCKER_HOST={host} may be another machine's engine, whose containers cannot see this run's directory; "
+            "unset it, or type mode=render there"
+        )
     with told():
         client = docker.from_env()
-        url = client.api.base_url
-        if not url.startswith(("http+docker", "http+unix", "npipe")):
-            raise EngineError(
-                f"the Docker engine at {url} is another machine's, and its containers cannot see this run's directory; "
-                "unset DOCKER_HOST, or type mode=render there"
-            )
         client.ping()
         return client
 

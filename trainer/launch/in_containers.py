@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from trainer.exit_codes import RunInUseError
 from trainer.launch.containers import Containers, remove
 from trainer.launch.engine import connect, told
 from trainer.launch.supervise import supervise
+from trainer.launch.watch import Signals
 from trainer.plan import Plan
 from trainer.render.container import RUN_LABEL, TASK_LABEL, containers, inside
 from trainer.run_directory import Lease, RunDirectory
@@ -40,7 +43,9 @@ def run(
         EngineError: if the engine does not do what a run needs.
     """
     path = str(directory.path)
-    with Containers(client, containers(config, plan, run=path, inputs=inputs), path) as tasks:
+    specs = containers(config, plan, run=path, inputs=inputs)
+    # Signals are held, and the lease too, until everything is removed: `supervise` obeys them while the run goes.
+    with Signals(), Lease(directory), Containers(client, specs, path) as tasks:
         here = tuple(replace(task, control=tasks.control(task.name)) for task in plan.tasks)
         seen_here = replace(plan, tasks=here)
         return supervise(config, seen_here, directory, tasks, started_at=started_at, written=inside(plan))
@@ -52,9 +57,14 @@ def clean() -> int:
     with told():
         found = list(_runs(client))
     for run, label in found:
+        with told():
+            reason = _why_kept(client, Path(run), label)
+        if reason:
+            print(f"stays: {run}: {reason}")
+            continue
         try:
-            with told():
-                removed = _remove_left(client, Path(run), label)
+            with told(), Lease(RunDirectory(Path(run))) if Path(run).is_dir() else nullcontext():
+                removed = remove(client, label)
         except RunInUseError as error:
             print(f"stays: {error}")
         else:
@@ -77,8 +87,14 @@ def _runs(client: docker.DockerClient) -> Iterator[tuple[str, str]]:
     yield from found.items()
 
 
-def _remove_left(client: docker.DockerClient, run: Path, label: str) -> list[str]:
-    if not run.is_dir():
-        return remove(client, label)
-    with Lease(RunDirectory(run)):
-        return remove(client, label)
+def _why_kept(client: docker.DockerClient, run: Path, label: str) -> str | None:
+    """Why containers that run are left alone: no lease tells that of those which somebody started by hand."""
+    if not client.containers.list(filters={"label": label}, ignore_removed=True):
+        return None
+    if label.startswith(COMPOSE_PROJECT):
+        return f"its containers run; type make cluster-down RUN={run}"
+    if not os.access(run, os.W_OK):
+        return (
+            "its containers run, and whether their launcher does cannot be told: its directory cannot be written here"
+        )
+    return None

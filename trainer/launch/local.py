@@ -13,7 +13,7 @@ from trainer.launch.tasks import Tasks
 from trainer.machine import is_local
 from trainer.monitor.peers import PeerError
 from trainer.plan import ANY_PORT, Plan, Task
-from trainer.run_directory import RunDirectory
+from trainer.run_directory import Lease, RunDirectory
 
 
 def run(
@@ -35,7 +35,7 @@ def run(
         ConfigError: if a task's address is of another machine.
         PeerError: if a port that the config names is taken.
     """
-    with HeldPorts(2 * len(plan.tasks)) as held:
+    with Lease(directory), HeldPorts(2 * len(plan.tasks)) as held:
         plan = _with_ports(plan, held)
         return supervise(config, plan, directory, tasks, started_at=started_at, injector=injector)
 

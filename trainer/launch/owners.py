@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.config import ConfigError, Problem
+from trainer.render.checks import check_paths
 from trainer.render.container import NOBODY
 
 
@@ -19,7 +20,7 @@ def user_of_tasks() -> tuple[int, int]:
 
 
 def check_readable(inputs: Sequence[str]) -> None:
-    """Fails early where the caller is root, and may read what the tasks may not.
+    """Fails early where tasks cannot see what they read; where the caller is root, they may not read all that it does.
 
     Args:
         inputs: paths that tasks read.
@@ -27,6 +28,9 @@ def check_readable(inputs: Sequence[str]) -> None:
     Raises:
         ConfigError: with the command that lets them.
     """
+    problems = list(check_paths("launch", inputs))
+    if problems:
+        raise ConfigError(problems)
     if os.getuid():
         return
     closed = [path for path in inputs if not _is_open(Path(path))]

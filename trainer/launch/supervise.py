@@ -1,4 +1,4 @@
-"""A run from its first task to its last: lease, what it resumes from, progress, summary and exit code."""
+"""A run from its first task to its last: what it resumes from, progress, summary and exit code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainer.launch.lives import Failure, Life, Outcome
 from trainer.launch.progress import HistoryLines, make_progress
 from trainer.launch.watch import Signals, Starter, Watch
 from trainer.plan import Plan
-from trainer.run_directory import Lease, RunDirectory, write_atomically
+from trainer.run_directory import RunDirectory, write_atomically
 
 
 def supervise(
@@ -31,6 +31,7 @@ def supervise(
     """Starts the plan's tasks, shows their progress, and sees to it that all of them end.
 
     Args:
+        directory: whose lease the caller holds.
         plan: with the addresses by which this process reaches the tasks' pages.
         started_at: when the command was typed (Unix time, seconds).
         written: the plan as the tasks see it, where that differs.
@@ -39,7 +40,7 @@ def supervise(
     Returns:
         0, or the exit code of the task that failed first, or 130/143 when the user stopped the run.
     """
-    with Signals() as signals, Lease(directory):
+    with Signals() as signals:
         found = resume.find(config.resume, directory, steps=plan.steps)
         if found is None:
             resume.set_aside(directory)

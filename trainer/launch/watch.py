@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import signal
 import time
 from collections.abc import Mapping
@@ -39,22 +40,24 @@ BUSY = ("saving", "evaluating", "exporting")  # states in which a step may take 
 
 
 class Signals:
-    """Ctrl-C and SIGTERM while a run is watched: the first stops it cleanly, the second at once."""
+    """Ctrl-C, SIGTERM and the end of the terminal while a run goes: the first stops it cleanly, the second at once."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []  # as they came
         self._heard_at = -math.inf
 
     def __enter__(self) -> Signals:
-        self._before = {
-            number: signal.signal(number, lambda received, _: self._hear(received))
-            for number in (signal.SIGINT, signal.SIGTERM)
-        }
+        heard = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+            heard.append(signal.SIGHUP)
+        self._before = {number: signal.signal(number, lambda received, _: self._hear(received)) for number in heard}
         return self
 
     def _hear(self, number: int) -> None:
         """Takes one Ctrl-C for one, also where a wrapper forwards it a second time."""
         now = time.monotonic()
+        if number == signal.SIGHUP:
+            _let_go_of_terminal()
         if now - self._heard_at > SAME_SIGNAL_SECS:
             self.numbers.append(number)
         self._heard_at = now
@@ -64,6 +67,13 @@ class Signals:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+
+def _let_go_of_terminal() -> None:
+    """Sends what is said from now on nowhere: where it went is gone, and writing there would fail."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for number in (1, 2):
+        os.dup2(nowhere, number)
 
 
 class Starter(Protocol):

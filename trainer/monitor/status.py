@@ -12,11 +12,13 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+LOOKS = 20  # in vain, for a launcher
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -72,10 +74,26 @@ def serve(status: Status, host: str, port: int) -> None:
     threading.Thread(target=server.serve_forever, name="status", daemon=True).start()
 
 
-def serve_at(status: Status, path: str) -> None:
-    """Answers at a Unix socket too, for a reader on another network."""
+def serve_at(status: Status, path: str, *, alone: Callable[[], None] | None = None, alone_secs: float = 60.0) -> None:
+    """Answers at a Unix socket too, for a launcher on another network.
+
+    Args:
+        alone: called once, when nobody has asked for so long though somebody did before: the launcher is gone.
+    """
     server = _UnixServer(path, _handler(status))
     threading.Thread(target=server.serve_forever, name="status for the launcher", daemon=True).start()
+    if alone is not None:
+        threading.Thread(target=_watch, args=(server, alone, alone_secs), name="launcher", daemon=True).start()
+
+
+def _watch(server: _UnixServer, alone: Callable[[], None], alone_secs: float) -> None:
+    """Counts looks, and not seconds: while this process is frozen it looks at nothing, and nobody was too slow."""
+    answered, looks_in_vain = 0, 0
+    while looks_in_vain < LOOKS:
+        time.sleep(alone_secs / LOOKS)
+        looks_in_vain = looks_in_vain + 1 if server.answered == answered > 0 else 0
+        answered = server.answered
+    alone()
 
 
 class _Server(ThreadingHTTPServer):
@@ -102,12 +120,16 @@ class _UnixServer(_Server):
     address_family = socket.AF_UNIX
 
     def __init__(self, path: str, handler: type[BaseHTTPRequestHandler]) -> None:
-        self._path = Path(path)
+        self._path, self.answered = Path(path), 0
         super().__init__(("", 0), handler)
 
     def server_bind(self) -> None:
         self._path.unlink(missing_ok=True)  # of this task's life before
         self.socket.bind(str(self._path))
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.answered += 1
+        super().process_request(request, client_address)
 
 
 def _handler(status: Status) -> type[BaseHTTPRequestHandler]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePath
 
 from trainer.config import Launch, Mode, Problem, RunConfig
 from trainer.devices.checks import check_keys
 
 MODES = (Mode.train, Mode.render, Mode.plan)
+TMP = PurePath("/tmp")  # memory in a container; what lies below can be shown
+OWN_PATHS = (
+    TMP,
+    *map(PurePath, ("/opt/libraries", "/opt/trainer", "/trainer", "/usr", "/etc", "/proc", "/sys", "/dev")),
+)
 LEAST_MIB = 512  # of a task: TensorFlow alone takes 400
 
 
@@ -40,8 +45,24 @@ def _check_launch(config: RunConfig) -> Iterator[Problem]:
 
 def _check_mounts(config: RunConfig) -> Iterator[Problem]:
     for path in config.container.mounts:
-        if not Path(path).is_absolute() or ".." in Path(path).parts or path == "/":
+        if not Path(path).is_absolute() or ".." in Path(path).parts:
             message = f"{path!r} is not the absolute path of a file or directory"
             yield Problem("container.mounts", message, f"e.g. container.mounts=[{Path(path).absolute()}]")
         elif not Path(path).exists():
             yield Problem("container.mounts", f"{path} is not there", "give a path of this machine")
+    yield from check_paths("container.mounts", config.container.mounts)
+
+
+def check_paths(key: str, paths: Iterable[str]) -> Iterator[Problem]:
+    """Yields a problem for every path that would hide what a container has there itself.
+
+    Args:
+        paths: of the host, which containers see under the same names.
+    """
+    for path in map(PurePath, paths):
+        hidden = [
+            own for own in OWN_PATHS if path == own or path in own.parents or (own in path.parents and own != TMP)
+        ]
+        if hidden:
+            message = f"{path} would hide {hidden[0]}, which a container has of its own"
+            yield Problem(key, message, "put what tasks read into a folder of its own, e.g. below /data")

@@ -44,7 +44,7 @@ def write(
             text = _text(of_host, plan, name=project_of(path), user=user_of_tasks())
             write_atomically(directory.path / _file(host), text)
     lend(path)
-    for line in _commands(path, list(dict.fromkeys(hosts.values()))):
+    for line in _commands(path, made):
         print(line)
     return exit_codes.OK
 
@@ -58,12 +58,23 @@ def _text(made: Sequence[Container], plan: Plan, *, name: str, user: tuple[int, 
     return compose.render(made, name=name, words=f"{plan.cluster}: {plan.in_words()}", overrides=overrides, user=user)
 
 
-def _commands(path: str, hosts: Sequence[str]) -> list[str]:
+def _commands(path: str, made: Sequence[Container]) -> list[str]:
+    hosts = list(dict.fromkeys(container.host for container in made if container.host))
     if not hosts:
-        return [f"{path}/compose.yaml", f"start it: {UP.format(f'{path}/compose.yaml')}"]
+        return [f"{path}/compose.yaml", f"start it: {UP.format(shlex.quote(f'{path}/compose.yaml'))}"]
     folder = path.rpartition("/")[2]
-    lines = [f"{path}: copy it to each host, and start all of them; {hosts[0]} has the chief, and keeps the results"]
+    images = " and ".join(sorted({container.image for container in made}))
+    lines = [
+        f"{path}: copy it to each host, which must have {images} (make image, or docker save | ssh HOST docker load),",
+        "and start all of them:",
+    ]
     for host in hosts:
-        command = UP.format(f"{folder}/{_file(host)}")
-        lines.append(f"    scp -r {path} {host}: && ssh {host} {command}")
-    return lines
+        up = UP.format(shlex.quote(f"{folder}/{_file(host)}"))
+        command = f"TRAINER_UID=$(id -u) TRAINER_GID=$(id -g) {up}"
+        to = f"[{host}]" if ":" in host else host
+        lines.append(f"    scp -r {shlex.quote(path)} {to}: && ssh -t {host} {shlex.quote(command)}")
+    return [*lines, f"{_chiefs_host(made)} has the chief, and keeps the results"]
+
+
+def _chiefs_host(made: Sequence[Container]) -> str:
+    return next(str(container.host) for container in made if container.task == "worker:0")
