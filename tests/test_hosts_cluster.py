@@ -80,7 +80,10 @@ def other_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         if dockerd is not None:
             dockerd.terminate()
             dockerd.wait(30)
-        command("ip", "netns", "delete", NETWORK)  # and the cable
+        # The engine keeps a hold of its network, which would keep the cable.
+        subprocess.run(["umount", f"/run/{NETWORK}/netns/default"], capture_output=True, check=False)
+        subprocess.run(["ip", "link", "delete", "trainer-a"], capture_output=True, check=False)
+        command("ip", "netns", "delete", NETWORK)
 
 
 def wait_for_engine(socket: str, log: Path, dockerd: subprocess.Popen[bytes], within_secs: float = 40) -> None:
