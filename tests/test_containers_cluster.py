@@ -349,7 +349,7 @@ def test_a_task_is_nobody_can_write_nowhere_and_may_nothing(launch):
         assert set(re.findall(r"^Cap(?:Eff|Prm|Bnd|Amb):\s+(\w+)", status, re.MULTILINE)) == {"0" * 16}
         assert re.search(r"^NoNewPrivs:\s+1", status, re.MULTILINE)
         assert re.search(r"^Seccomp:\s+2", status, re.MULTILINE)
-        for path in ("/x", "/opt/x", "/work/x", "/trainer/run/config.yaml"):
+        for path in ("/x", "/opt/x", "/usr/x", "/trainer/run/config.yaml"):
             tried = ["docker", "exec", name, "sh", "-c", f"echo >> {path}"]
             assert b"Read-only" in subprocess.run(tried, capture_output=True, check=False).stderr
         assert docker("exec", name, "sh", "-c", "ls /var/run/docker.sock || echo none").strip() == "none"
