@@ -75,6 +75,16 @@ def test_a_stopped_run_saves_and_continues_as_if_nothing_happened(start, finish:
     assert resumed.summary()["params_sha256"] == unbroken.summary()["params_sha256"]
 
 
+def test_a_run_whose_terminal_is_gone_saves_and_says_no_more(start):
+    run = start(*LONG)
+    run.wait_for_step(20)
+    run.process.send_signal(signal.SIGHUP)
+    assert run.wait(30) == 128 + signal.SIGHUP
+    assert (run.directory / f"checkpoints/{run.summary()['steps']:09d}/manifest.json").exists()
+    assert "stops after" not in run.output
+    assert run.pids() == []
+
+
 def test_a_run_stopped_before_its_first_step_ends_at_once(start):
     run = start(*LONG)
     deadline = time.monotonic() + 60
