@@ -19,7 +19,7 @@ from conftest import Run
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = str(ROOT / "compose/cluster.sh")
-STEPS = 60
+STEPS = 200  # seconds, so that what a test does to a run comes before its end
 EXACT = ["model=mlp", "seed=4", "train.batch_size=48", f"train.steps={STEPS}", "checkpoint.every=10", "summary.every=1"]
 LONG = ["model=mlp", "train.batch_size=48", "train.steps=100000", "checkpoint.every=0", "summary.every=1"]
 MODELS = """
@@ -181,7 +181,7 @@ def test_containers_give_the_bits_of_processes_and_the_run_is_the_callers(launch
     assert [log.name for log in run.logs()] == [
         *("ps-0.log", "ps-1.log", "worker-0.log", "worker-1.log", "worker-2.log", "worker-3.log")
     ]
-    assert all(" is done at step 60" in log.read_text() for log in run.logs())
+    assert all(f" is done at step {STEPS}" in log.read_text() for log in run.logs())
 
 
 def test_cluster_up_gives_the_bits_of_processes_and_leaves_a_run_directory_of_the_callers(call, unbroken, tmp_path):
@@ -190,7 +190,7 @@ def test_cluster_up_gives_the_bits_of_processes_and_leaves_a_run_directory_of_th
     run = tmp_path / "up"
     assert sha_of(run) == unbroken("2ps4w")
     assert f"params_sha256 {unbroken('2ps4w')}" in up.output
-    assert re.search(r"^worker:3 +\| worker:3 is done at step 60$", up.output, re.MULTILINE)
+    assert re.search(rf"^worker:3 +\| worker:3 is done at step {STEPS}$", up.output, re.MULTILINE)
     assert re.search(r"^done: .*/up$", up.output, re.MULTILINE)
     assert {path.stat().st_uid for path in [run, *run.rglob("*")]} == {os.getuid()}
     assert (run / "logs/worker-3.log").exists()
@@ -210,8 +210,10 @@ def test_every_kind_of_cluster_runs_in_containers(launch, extra):
 @pytest.mark.parametrize("task", ["worker:1", "worker:0", "ps:0"])
 def test_a_container_that_is_killed_is_started_again_and_the_bits_are_the_same(launch, unbroken, task):
     run = launch(*EXACT, "cluster=2ps2w")
+    wait_for_step(run.directory, 1)
+    victim = container_of(run.directory, task)  # asking takes a while
     wait_for_step(run.directory, 25)
-    docker("kill", container_of(run.directory, task))
+    docker("kill", victim)
     assert run.wait(120) == 0, run.output
     assert f"{task} is gone (killed (SIGKILL))" in run.output
     assert run.summary()["restarts_of"] == {task: 1}
