@@ -149,6 +149,8 @@ class _Player:
             raise
         if shard_host:
             shard_host.wait_for_goodbyes()
+        if self._plan.strategy == "all_reduce":
+            self._stay_for_the_ring()
         self._status.state = "done"
         print(f"{self._task.name} is done at step {self._status.step}", flush=True)
         return exit_codes.TERMINATED if stopped or self._stop.requested else exit_codes.OK
@@ -172,6 +174,16 @@ class _Player:
         self._status.is_ready = True
         self._roll_call(workers, until="is_ready", may_be_silent=True)
         self._strategy = start_strategy(self._plan, self._task, pack_mib=self._config.strategy.pack_mib)
+
+    def _stay_for_the_ring(self) -> None:
+        """Stays until the other workers have made the last step too: they may be receiving a part of it from here."""
+        deadline = time.monotonic() + LAST_GOODBYE_SECS
+        for other in self._plan.workers:
+            with contextlib.suppress(OSError, ValueError):  # it has left, so it has all it needs
+                while time.monotonic() < deadline:
+                    if read_status(other.control, timeout_secs=1.0)["step"] >= self._status.step:
+                        break
+                    time.sleep(0.02)
 
     def _session_config(self, peers: list[str]) -> Any:
         return session_config(self._task, peers=peers, fuses=can_fuse(self._config.train))
