@@ -78,6 +78,7 @@ class Cluster:
         devices: Sequence[str] = ("/cpu:0",),
         parameters_on: str = "/cpu:0",
         max_part_mib: float | None = None,
+        wire: str = "float32",
         **options: Any,
     ) -> None:
         keras.utils.set_random_seed(SEED)
@@ -87,6 +88,7 @@ class Cluster:
         hosts = [f"ps:{i}" for i in range(ps)] or [f"worker:{i}" for i in range(workers)]
         self.shards = place(self.parameters, hosts, pins={}, max_part_mib=max_part_mib)
         self.intake, self.devices, self.parameters_on, self.options = intake, devices, parameters_on, options
+        self.wire = wire
         with HeldPorts(ps + workers) as held:
             ports = iter(held.ports)
         self.tasks = tuple(
@@ -104,6 +106,7 @@ class Cluster:
             "quorum": functools.partial(QuorumHost, quorum=quorum),
         }
         common = {"shards": self.shards, "workers": workers, "optimizer": self.optimizer, "parameters": parameters_on}
+        common |= {"as_wire": wire}
         self.hosts = [make[intake](index=i, **common) for i in range(len(hosts))]
         for host, shard in zip(self.hosts, self.shards, strict=True):
             host.connect(self.servers[shard.host].target, self._config(shard.host))
@@ -152,6 +155,7 @@ class Cluster:
             replicas=mine,
             intake=self.intake,
             parameters=self.parameters_on,
+            as_wire=self.wire,
         )
 
     def _config(self, name: str) -> Any:

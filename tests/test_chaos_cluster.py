@@ -46,6 +46,13 @@ def test_a_cluster_that_loses_a_ps_and_a_worker_ends_with_the_same_bits(start: S
     assert_identical(run, faults=2)
 
 
+@pytest.mark.parametrize("cluster", ["2ps2w", "2w"])
+def test_over_a_bfloat16_wire_a_worker_killed_between_its_pushes_changes_no_bit(start: Start, cluster: str):
+    faults = "kill worker:1 in push @15; kill worker:0 @40"
+    run = start(f"cluster={cluster}", "strategy.wire=bfloat16", "train.steps=100", scheduled(faults), *SHORT)
+    assert_identical(run, faults=2)
+
+
 def test_a_link_that_is_slow_and_then_cut_changes_no_bit(start: Start):
     faults = "delay worker:1->ps:0 20+-10ms @10 for 2s; cut worker:1->ps:0 @40 for 3s"
     run = start("cluster=1ps2w", "train.steps=300", scheduled(faults), *SHORT)

@@ -185,9 +185,10 @@ def computed(*, scaled: bool = False, label: float = 0.0, **options: Any) -> Any
     shards = shards_of_one(scaled=scaled)
     held = values(1.0) | {loss_scale.PARAMETER.path: np.float32([64.0, 3.0])}
     flats = [tf.constant(packing.to_flat(shard, held, generation=1, step=5)) for shard in shards]
+    vectors = [packing.halves(flat, shard) for flat, shard in zip(flats, shards, strict=True)]
     batches = SimpleNamespace(step=tf.constant(5, tf.int64), features=tf.ones([2, 3]), labels=tf.fill([2], label))
     replica = Replica(step_of_sums, lambda: batches, seed=7, index=2, count=4, task="worker:1", **options)
-    told = run_step(flats, shards, replica, batches, tf.constant(1.0))
+    told = run_step(vectors, shards, replica, batches, tf.constant(1.0))
     return tf.nest.map_structure(lambda tensor: tensor.numpy().tolist(), tuple(told))
 
 
@@ -226,8 +227,9 @@ def test_of_several_bad_values_the_first_is_named_and_the_others_counted(capfd):
 
     shards = shards_of_one(scaled=False)
     flats = [tf.constant(packing.to_flat(shard, values(1.0), generation=1, step=40)) for shard in shards]
+    vectors = [packing.halves(flat, shard) for flat, shard in zip(flats, shards, strict=True)]
     batches = SimpleNamespace(step=tf.constant(40, tf.int64), features=tf.ones([2, 3]), labels=tf.zeros([2]))
-    run_step(flats, shards, Replica(all_bad, lambda: batches, seed=7), batches, tf.constant(0.0))
+    run_step(vectors, shards, Replica(all_bad, lambda: batches, seed=7), batches, tf.constant(0.0))
     said = "replica 0 of worker:0: the loss is not finite at step 41, nor are 3 others"
     assert said in capfd.readouterr().err
 
@@ -240,10 +242,10 @@ def test_the_loss_scale_is_pushed_as_it_was_pulled():
 def test_what_is_packed_is_what_was_computed_with_the_header_given():
     (shard,) = shards_of_one(scaled=True)
     held = values(1.0) | {loss_scale.PARAMETER.path: np.float32([64.0, 3.0])}
-    flat = tf.constant(packing.to_flat(shard, held, generation=1, step=5))
+    pulled = packing.halves(tf.constant(packing.to_flat(shard, held, generation=1, step=5)), shard)
     batches = SimpleNamespace(step=tf.constant(5, tf.int64), features=tf.ones([2, 3]), labels=tf.zeros([2]))
     replica = Replica(step_of_sums, lambda: batches, seed=7)
-    (vector,) = (v.numpy() for v in compute([flat], headers()[:1], [shard], replica, batches, tf.constant(0.0)))
+    (vector,) = (v.numpy() for v in compute([pulled], headers()[:1], [shard], replica, batches, tf.constant(0.0)))
     found = packing.from_flat((*shard.trainable, *shard.state), vector)
     assert {path: value.tolist() for path, value in found.items()} == {
         "a": [7.0, 5.0, 6.0],

@@ -150,7 +150,7 @@ def test_unpacking_takes_back_what_packing_laid_out(count, max_part_mib):
         metrics, header = tf.constant([0.5, 0.25, 1.0]), packing.header(tf.constant(2), tf.constant(9))
         made = shards(count, max_part_mib)
         packed = [packing.pack(one, values, values, metrics, header) for one in made]
-        parameters, state = run(packing.unpack(packed, made))
+        parameters, state = run(packing.unpack([packing.halves(*one) for one in zip(packed, made, strict=True)], made))
     assert {path: value.tolist() for path, value in parameters.items()} == {
         path: VALUES[path].tolist() for path in ("dense/kernel", "dense/bias", "scale")
     }
@@ -184,12 +184,12 @@ def test_only_a_parameter_in_parts_costs_a_concat():
     def operations(max_part_mib: float | None) -> list[str]:
         with tf.Graph().as_default() as graph:
             made = shards(2, max_part_mib)
-            packing.unpack([v1.placeholder(tf.float32, [one.size]) for one in made], made)
+            packing.unpack([packing.halves(v1.placeholder(tf.float32, [one.size]), one) for one in made], made)
             return [op.type for op in graph.get_operations() if op.type != "Const"]
 
-    # A slice and a reshape each; what is padded, all but dense/bias, is cut off before.
+    # A slice and a reshape each, and two slices a shard; what is padded, all but dense/bias, is cut off before.
     assert sorted(set(operations(WHOLE))) == ["Placeholder", "Reshape", "Slice", "StridedSlice"]
-    assert (operations(WHOLE).count("Slice"), operations(WHOLE).count("StridedSlice")) == (4, 3)
+    assert (operations(WHOLE).count("Slice"), operations(WHOLE).count("StridedSlice")) == (4 + 4, 3)
     assert operations(IN_PARTS).count("ConcatV2") == 1
 
 

@@ -32,6 +32,7 @@ def make_host(config: RunConfig, plan: Plan, shard: Shard) -> ShardHost:
         "workers": len(plan.workers),
         "optimizer": config.optimizer,
         "parameters": plan.parameters,
+        "as_wire": plan.wire,
     }
     if plan.intake == "each":
         return EachHost(max_staleness=config.strategy.max_staleness, **options)
@@ -66,6 +67,7 @@ def make_engine(
         shards=plan.shards,
         intake=plan.intake,
         parameters=plan.parameters,
+        as_wire=plan.wire,
         **common,
     )
 

@@ -94,6 +94,15 @@ class Shard:
         return 4 * self.size
 
 
+def message_size(shard: Shard, wire: str) -> int:
+    """Numbers of the message that carries a shard's vector: float32, or uint16 for `bfloat16` (see engine/wire.py)."""
+    return shard.size if wire == "float32" else 2 * shard.size - shard.trainable_size
+
+
+def message_nbytes(shard: Shard, wire: str) -> int:
+    return message_size(shard, wire) * (4 if wire == "float32" else 2)
+
+
 class Chooser(Protocol):
     """Where the next parameter goes; also what `device_setter` asks."""
 

@@ -14,11 +14,11 @@ from typing import Any
 
 from trainer import addresses, capacity, versions
 from trainer.cluster import SIZE, ClusterSize, parse_size
-from trainer.config import ConfigError, NotFinitePolicy, Problem, RunConfig, StrategyName, check_read
+from trainer.config import ConfigError, NotFinitePolicy, Problem, RunConfig, StrategyName, Wire, check_read
 from trainer.describe import Description
 from trainer.devices import JOBS, checks, for_tasks, memory
 from trainer.devices import Machine as Machine
-from trainer.placement import Shard, Slice, best_match, pin_faults, place
+from trainer.placement import Shard, Slice, best_match, message_nbytes, pin_faults, place
 
 ANY_PORT = 0  # chosen when the tasks start
 SHARDED = ("sync", "async", "backup")  # strategies with shard hosts
@@ -78,6 +78,7 @@ class Plan:
     quorum: int | None = None  # replicas an update waits for, of a backup strategy
     parameters: str = "/cpu:0"  # device of a shard on its host
     layers: Mapping[str, str] = field(default_factory=dict)  # device inside a replica by layer path
+    wire: str = "float32"  # how vectors travel between shard hosts and workers
 
     @property
     def workers(self) -> tuple[Task, ...]:
@@ -138,7 +139,7 @@ class Plan:
             share = 2 * (count - 1) * nbytes // count
             return {f"worker:{i} - worker:{(i + 1) % count}": share for i in range(count) if count > 1}
         return {
-            f"{worker.name} - {shard.host}": 2 * shard.nbytes
+            f"{worker.name} - {shard.host}": 2 * message_nbytes(shard, self.wire)
             for worker in self.workers
             for shard in self.shards
             if worker.name != shard.host
@@ -182,7 +183,17 @@ class Plan:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Plan:
-        names = ("cluster", "strategy", "steps", "global_batch", "train_examples", "quorum", "parameters", "layers")
+        names = (
+            "cluster",
+            "strategy",
+            "steps",
+            "global_batch",
+            "train_examples",
+            "quorum",
+            "parameters",
+            "layers",
+            "wire",
+        )
         fields = {name: value[name] for name in names}
         tasks = [{k: v for k, v in task.items() if k not in ("name", "log")} for task in value["tasks"]]
         return cls(
@@ -248,6 +259,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         quorum=config.strategy.quorum if strategy == "backup" else None,
         parameters=config.device.parameters,
         layers=_pin_layers(config.device.layers, description.layers),
+        wire=config.strategy.wire.value,
     )
 
 
@@ -335,6 +347,8 @@ def _check_strategy(config: RunConfig) -> Iterator[Problem]:
     yield from (p for p in check_read(strategy, "strategy.") if strategy.name is not StrategyName.auto)
     if strategy.name is StrategyName.auto and strategy.max_staleness is not None:
         yield Problem("strategy.max_staleness", f"{name} has no stale gradients; async has", "type strategy=async")
+    if strategy.name is StrategyName.auto and name == "local" and strategy.wire is not Wire.float32:
+        yield Problem("strategy.wire", "one process sends nothing", "leave it out, or type cluster=1ps2w")
 
 
 def _check_quorum(config: RunConfig, strategy: str) -> Iterator[Problem]:

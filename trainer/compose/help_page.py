@@ -49,6 +49,7 @@ KEYS = {
     "train.on_not_finite": "stop, skip or rollback, when a gradient is NaN or infinite",
     "strategy.quorum": "backup: replicas that an update waits for",
     "strategy.max_staleness": "async: steps; older gradients are dropped and counted",
+    "strategy.wire": "float32 or bfloat16: half the bytes between hosts and workers",
     "placement.max_part_mib": "larger parameters are cut into parts, on several shards",
     "evaluate.every": "steps; 0: once, at the end",
     "checkpoint.every": "steps; 0: only at the end",

@@ -180,7 +180,7 @@ class AllReduceEngine:
             generation, step = tf.unstack(tf.cast(tags, tf.int64))
             outcome = mean_computed(
                 [
-                    run_step([flat], [shard], replica, in_step(batch, step), stop)
+                    run_step([packing.halves(flat, shard)], [shard], replica, in_step(batch, step), stop)
                     for replica, batch in zip(self._replicas, batches, strict=True)
                 ]
             )

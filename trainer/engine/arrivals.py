@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from trainer.engine import contributions, packing
+from trainer.engine import contributions, packing, wire
 from trainer.engine.host import OnUpdate, ShardHost
 from trainer.engine.shared import GENERATION_STRIDE, HOLD, JOIN, STOP_PUSH, Log, device_of, drain, log_queue
 from trainer.engine.update import STOP
@@ -179,7 +179,7 @@ class ArrivalsHost(ShardHost):
         at = self.shard.metrics_offset + STOP
         flat = self.shared.flat.read_value()
         raised = tf.concat([flat[:at], [1.0], flat[at + 1 :]], 0)
-        return self.shared.flat.assign(raised, read_value=False)
+        return tf.group(*self.assign_flat(raised))
 
     @abstractmethod
     def _make_apply(self, worker: int) -> tf.Operation:
@@ -290,7 +290,11 @@ class QuorumHost(ArrivalsHost):
 
     def _make_inbox(self, worker: int) -> Any:
         return v1.get_variable(
-            f"inbox{worker}", [self.shard.size], initializer=v1.zeros_initializer(), use_resource=True
+            f"inbox{worker}",
+            wire.shape(self.shard, self.as_wire),
+            wire.dtype(self.as_wire),
+            v1.zeros_initializer(),
+            use_resource=True,
         )
 
     def _give_if_chosen(self, worker: int) -> tf.Operation:

@@ -12,7 +12,8 @@ import tensorflow as tf
 
 from trainer import loss_scale, optimizers
 from trainer.config import OptimizerConfig
-from trainer.engine import packing
+from trainer.engine import packing, wire
+from trainer.engine.packing import Halves
 from trainer.engine.update import mean_of, squares_order
 from trainer.placement import METRICS, Shard
 
@@ -41,44 +42,47 @@ class Computed(NamedTuple):
 
 
 def run_step(
-    flats: Sequence[tf.Tensor], shards: Sequence[Shard], replica: Replica, batches: Any, stop: tf.Tensor
+    vectors: Sequence[Halves], shards: Sequence[Shard], replica: Replica, batches: Any, stop: tf.Tensor
 ) -> Computed:
     """Runs the replica step on the next batch.
 
     Every random draw is a function of (seed, the batch's step, replica), so a restarted replica repeats it.
 
     Args:
-        flats: what was pulled of each shard.
+        vectors: what was pulled of each shard.
     """
-    return _run(lambda told: told, flats, shards, replica, batches, stop)
+    return _run(lambda told: told, vectors, shards, replica, batches, stop)
 
 
 def compute(
-    flats: Sequence[tf.Tensor],
+    vectors: Sequence[Halves],
     headers: Sequence[tf.Tensor],
     shards: Sequence[Shard],
     replica: Replica,
     batches: Any,
     stop: tf.Tensor,
+    *,
+    as_wire: str = wire.FLOAT32,
 ) -> list[tf.Tensor]:
     """Like `run_step`, packed: what to push to each shard.
 
     Args:
         headers: [LANES] what a push to each shard is tagged with.
+        as_wire: what the messages are made for.
     """
 
     def pack(told: Computed) -> list[tf.Tensor]:
         return [
-            packing.pack(shard, told.gradients, told.state, told.metrics, header)
+            wire.join(*packing.pieces_of(shard, told.gradients, told.state, told.metrics, header), as_wire)
             for shard, header in zip(shards, headers, strict=True)
         ]
 
-    return _run(pack, flats, shards, replica, batches, stop)
+    return _run(pack, vectors, shards, replica, batches, stop)
 
 
 def _run(
     end: Callable[[Computed], Any],
-    flats: Sequence[tf.Tensor],
+    vectors: Sequence[Halves],
     shards: Sequence[Shard],
     replica: Replica,
     batches: Any,
@@ -87,9 +91,9 @@ def _run(
     """Steps, and ends the same function with `end`, on the replica's device."""
     judged: list[str] = []  # what each element of `finite` is about
 
-    def step(flats: Sequence[tf.Tensor], draw: tf.Tensor, batch: tuple[tf.Tensor, tf.Tensor], stop: tf.Tensor) -> Any:
+    def step(vectors: Sequence[Halves], draw: tf.Tensor, batch: tuple[tf.Tensor, tf.Tensor], stop: tf.Tensor) -> Any:
         with tf.device(replica.device):  # here too: operations of a function do not take over their caller's device
-            parameters, state = packing.unpack(flats, shards)
+            parameters, state = packing.unpack(vectors, shards)
             scale = state.get(loss_scale.PARAMETER.path)
             told = replica.step(parameters, state, draw, *batch, None if scale is None else scale[0])
             kept = {} if scale is None else {loss_scale.PARAMETER.path: scale}
@@ -101,9 +105,9 @@ def _run(
     draw = tf.stack([tf.constant(replica.seed, tf.int64), batches.step * replica.count + replica.index])
     run = tf.function(step, autograph=False, jit_compile=replica.jit or None)
     with tf.name_scope(f"replica{replica.index}"), tf.device(replica.device):  # one copy of each vector goes there
-        ended, bad, finite = run(list(flats), draw, (batches.features, batches.labels), stop)
+        ended, bad, finite = run(list(vectors), draw, (batches.features, batches.labels), stop)
     # Beside the replica, all of which is on its device.
-    named = _name_bad(replica, bad > 0, finite, judged, step=packing.tags_of(flats[0], shards[0])[1])
+    named = _name_bad(replica, bad > 0, finite, judged, step=packing.tags_of(vectors[0], shards[0])[1])
     with tf.device(replica.device), tf.control_dependencies([named]):
         return tf.nest.map_structure(tf.identity, ended)
 
@@ -143,15 +147,16 @@ def mean_over_replicas(
     shards: Sequence[Shard],
     *,
     clip: OptimizerConfig | None = None,
+    as_wire: str = wire.FLOAT32,
 ) -> list[tf.Tensor]:
     """What a worker pushes to each shard: the mean over its replicas.
 
     Args:
-        packed: of each replica, for each shard.
+        packed: of each replica, for each shard; vectors in float32, unless `is_final` says that they are messages.
         headers: [LANES] what a push to each shard is tagged with; to be copied, never computed with.
         clip: limits the norm of this worker's own gradient, where each gradient is an update of its own.
     """
-    if len(packed) == 1 and clip is None:
+    if is_final(len(packed), clip):
         return list(packed[0])
 
     @tf.function(jit_compile=True, autograph=False)
@@ -160,7 +165,13 @@ def mean_over_replicas(
         return means if clip is None else _clipped(means, shards, clip)
 
     means = combine([list(one) for one in packed])
-    return [tf.concat([mean, header], 0) for mean, header in zip(means, headers, strict=True)]
+    vectors = [tf.concat([mean, header], 0) for mean, header in zip(means, headers, strict=True)]
+    return [wire.send(vector, shard, as_wire) for vector, shard in zip(vectors, shards, strict=True)]
+
+
+def is_final(replicas: int, clip: OptimizerConfig | None) -> bool:
+    """Whether what a worker's replica packed is what the worker pushes."""
+    return replicas == 1 and clip is None
 
 
 def _clipped(means: Sequence[tf.Tensor], shards: Sequence[Shard], config: OptimizerConfig) -> list[tf.Tensor]:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from trainer import failpoints, optimizers
 from trainer.config import OptimizerConfig
-from trainer.engine import packing
+from trainer.engine import packing, wire
 from trainer.engine.shared import GENERATION_STRIDE, device_of, share
 from trainer.engine.tracing import run_traced
 from trainer.engine.update import Exchange, is_scaled, make_update, squares_order
@@ -41,6 +41,7 @@ class ShardHost(ABC):
         optimizer: OptimizerConfig,
         parameters: str = "/cpu:0",
         has_log: bool = False,
+        as_wire: str = wire.FLOAT32,
     ) -> None:
         """Begins the host's graph.
 
@@ -49,16 +50,20 @@ class ShardHost(ABC):
             workers: how many push.
             parameters: device of the vectors.
             has_log: whether gradients are taken as they come.
+            as_wire: how vectors travel.
         """
+        self.as_wire = as_wire
         self.shards, self.shard, self.optimizer, self.workers = shards, shards[index], optimizer, workers
         self.parameters = device_of(self.shard.host, parameters)
         # Made once: each would be compiled anew.
-        self._update_shard = make_update(self.shard, optimizer, self._exchanged, scaled=is_scaled(shards))
+        scaled = is_scaled(shards)
+        self._update_shard = make_update(self.shard, optimizer, self._exchanged, scaled=scaled, as_wire=as_wire)
+        self._send = tf.function(lambda flat: wire.send(flat, self.shard, as_wire), jit_compile=True, autograph=False)
         self._exchange: Exchange | None = None  # of the update that is being added
         self.graph = tf.Graph()
         with self.graph.as_default(), tf.device(device_of(self.shard.host)):
             names = list(optimizers.slots(optimizer))
-            self.shared = share(self.shard, names, workers, parameters=parameters, has_log=has_log)
+            self.shared = share(self.shard, names, workers, parameters=parameters, has_log=has_log, as_wire=as_wire)
             self._tag = self.tag()
             self._load = self._make_load()
             self._goodbye = self.shared.goodbyes.dequeue()
@@ -124,7 +129,11 @@ class ShardHost(ABC):
     def update(
         self, packed: Sequence[tf.Tensor], *, chosen: tf.Tensor | None = None, exchange: Exchange | None = None
     ) -> tuple[tf.Tensor, list[tf.Operation]]:
-        """Adds one update from what was pushed; returns (global step after it, the assignments that it ends with)."""
+        """Adds one update from what was pushed; returns (global step after it, the assignments that it ends with).
+
+        Args:
+            packed: messages.
+        """
         flat = self.shared.flat.read_value()
         slots = {name: slot.read_value() for name, slot in self.shared.slots.items()}
         generation, step = tf.unstack(tf.cast(packing.tags_of(flat, self.shard), tf.int64))
@@ -136,9 +145,17 @@ class ShardHost(ABC):
                 with tf.control_dependencies([new]):  # not while gradients are waited for: it is still of use then
                     kept = [self.shared.before.assign(flat, read_value=False)]  # by reference
             with tf.control_dependencies(kept):  # who finds the new vector finds the one before it too
-                assigned = [self.shared.flat.assign(new, read_value=False)]
+                assigned = self.assign_flat(new)
             assigned += [slot.assign(moved[name], read_value=False) for name, slot in self.shared.slots.items()]
         return step + 1, assigned
+
+    def assign_flat(self, new: tf.Tensor) -> list[tf.Operation]:
+        """Sets the vector, and what is sent of it."""
+        assigned = [self.shared.flat.assign(new, read_value=False)]
+        if self.shared.sent is not None:
+            with tf.device(device_of(self.shard.host)):
+                assigned.append(self.shared.sent.assign(self._send(new), read_value=False))
+        return assigned
 
     def exchange(self, tags: tf.Tensor) -> Exchange | None:
         """Tells every other host the squared norms here and hears theirs; all hosts get the same [K] bits.
@@ -177,11 +194,12 @@ class ShardHost(ABC):
 
     def _make_load(self) -> tf.Operation:
         loaded = tf.nest.flatten(self.shared.loads.dequeue())  # a queue of one component returns no list
-        targets = [*self.shared.slots.values(), self.shared.flat]
-        values = [*loaded[1:], loaded[0]]
+        flat, *slots = loaded
         assigned: list[tf.Operation] = []
-        for variable, value in zip(targets, values, strict=True):
-            with tf.control_dependencies(assigned):  # the vector last: its tags say that all is there
+        for variable, value in zip(self.shared.slots.values(), slots, strict=True):
+            with tf.control_dependencies(assigned):
                 assigned.append(variable.assign(value, read_value=False))
+        with tf.control_dependencies(assigned):  # the vector last: its tags say that all is there
+            assigned += self.assign_flat(flat)
         with tf.control_dependencies(assigned):
             return self.hand_out_tokens()

@@ -107,7 +107,7 @@ class LocalEngine(SessionEngine):
         with tf.control_dependencies([batches.features for batches in self._batches]):
             began_at = tf.timestamp()
         packed = [
-            compute([flat], [header], [shard], replica, in_step(batches, step), self._stop)[0]
+            compute([packing.halves(flat, shard)], [header], [shard], replica, in_step(batches, step), self._stop)[0]
             for replica, batches in zip(replicas, self._batches, strict=True)
         ]
         with tf.control_dependencies(packed):

@@ -19,7 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer import failpoints
-from trainer.engine import packing
+from trainer.engine import packing, wire
 from trainer.engine.host import OnUpdate, ShardHost
 from trainer.engine.shared import device_of, take
 
@@ -55,7 +55,7 @@ class LockstepHost(ShardHost):
 
         def stale(message: tf.Tensor) -> tf.Tensor:
             # Not `!=`, which compares identities in a v1 graph.
-            return tf.reduce_any(tf.not_equal(packing.tags_of(message, self.shard), mine))
+            return tf.reduce_any(tf.not_equal(wire.tags_of(message, self.shard, self.as_wire), mine))
 
         packed = [take(intake, stale) for intake in self.shared.intake]
         tag = self.tag()

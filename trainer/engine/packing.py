@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -15,27 +15,51 @@ Arrays = Mapping[str, np.ndarray]
 Vector = TypeVar("Vector", tf.Tensor, np.ndarray)
 
 
-def unpack(flats: Sequence[tf.Tensor], shards: Sequence[Shard]) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
+class Halves(NamedTuple):
+    """A vector as its two regions."""
+
+    trainable: tf.Tensor  # [trainable_size]
+    rest: tf.Tensor  # [size - trainable_size]: state, metrics, header
+
+
+def halves(flat: tf.Tensor, shard: Shard) -> Halves:
+    """Both are views on a CPU: they begin at a multiple of 64 bytes."""
+    size = shard.trainable_size
+    return Halves(tf.slice(flat, [0], [size]), tf.slice(flat, [size], [shard.size - size]))
+
+
+def unpack(vectors: Sequence[Halves], shards: Sequence[Shard]) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
     """Cuts the shards' vectors into (parameters, state) by path, each parameter whole."""
-    parameters = _by_path(zip((shard.trainable for shard in shards), flats, strict=True))
-    state = _by_path(zip((shard.state for shard in shards), flats, strict=True))
+    trainable = [(shard.trainable, vector.trainable) for shard, vector in zip(shards, vectors, strict=True)]
+    state = [
+        ([piece._replace(offset=piece.offset - shard.trainable_size) for piece in shard.state], vector.rest)
+        for shard, vector in zip(shards, vectors, strict=True)
+    ]
     return (
-        {path: _restore(found) for path, found in parameters.items()},
-        {path: _restore(found) for path, found in state.items()},
+        {path: _restore(found) for path, found in _by_path(trainable).items()},
+        {path: _restore(found) for path, found in _by_path(state).items()},
     )
 
 
-def pack(shard: Shard, gradients: Tensors, state: Tensors, metrics: tf.Tensor, header: tf.Tensor) -> tf.Tensor:
-    """Lays out what a replica pushes to one shard: [size] float32.
+def pieces_of(
+    shard: Shard, gradients: Tensors, state: Tensors, metrics: tf.Tensor, header: tf.Tensor
+) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """What a replica pushes to one shard, in pieces: those of the trainable region, and the rest; float32.
 
     Args:
         gradients, state: by path, whole; only the shard's own parts are read.
         metrics: [k], the first k of placement.METRICS.
         header: [LANES], as it was pulled.
     """
-    pieces = [_pad(gradients[piece.path], piece) for piece in shard.trainable]
-    pieces += [_pad(state[piece.path], piece) for piece in shard.state]
-    return tf.concat([*pieces, tf.pad(metrics, [[0, LANES - metrics.shape[0]]]), header], 0)
+    trainable = [_pad(gradients[piece.path], piece) for piece in shard.trainable]
+    rest = [_pad(state[piece.path], piece) for piece in shard.state]
+    return trainable, [*rest, tf.pad(metrics, [[0, LANES - metrics.shape[0]]]), header]
+
+
+def pack(shard: Shard, gradients: Tensors, state: Tensors, metrics: tf.Tensor, header: tf.Tensor) -> tf.Tensor:
+    """The `pieces_of` a shard as one vector: [size]."""
+    trainable, rest = pieces_of(shard, gradients, state, metrics, header)
+    return tf.concat([*trainable, *rest], 0)
 
 
 def header(generation: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
@@ -44,17 +68,17 @@ def header(generation: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
     return tf.bitcast(tf.pad(tags, [[0, LANES - 2]]), tf.float32)
 
 
-def header_of(flat: tf.Tensor, shard: Shard) -> tf.Tensor:
-    return tf.slice(flat, [shard.header_offset], [LANES])
+def header_of(vector: tf.Tensor | Halves, shard: Shard) -> tf.Tensor:
+    return _lanes(vector, shard, shard.header_offset)
 
 
-def tags_of(flat: tf.Tensor, shard: Shard) -> tf.Tensor:
+def tags_of(vector: tf.Tensor | Halves, shard: Shard) -> tf.Tensor:
     """[2] int32: the generation and step that a vector belongs to."""
-    return tf.bitcast(header_of(flat, shard), tf.int32)[:2]
+    return tf.bitcast(header_of(vector, shard), tf.int32)[:2]
 
 
-def metrics_of(flat: tf.Tensor, shard: Shard) -> tf.Tensor:
-    return tf.slice(flat, [shard.metrics_offset], [LANES])
+def metrics_of(vector: tf.Tensor | Halves, shard: Shard) -> tf.Tensor:
+    return _lanes(vector, shard, shard.metrics_offset)
 
 
 def to_flat(shard: Shard, values: Arrays, *, generation: int, step: int) -> np.ndarray:
@@ -91,6 +115,13 @@ def join(held: Iterable[tuple[Sequence[Slice], np.ndarray]]) -> dict[str, np.nda
 def from_flat(pieces: Sequence[Slice], flat: np.ndarray) -> dict[str, np.ndarray]:
     """The named arrays in the one flat vector or slot that holds them all."""
     return join([(pieces, flat)])
+
+
+def _lanes(vector: tf.Tensor | Halves, shard: Shard, offset: int) -> tf.Tensor:
+    """[LANES] at an offset behind the trainable region."""
+    if isinstance(vector, Halves):
+        return tf.slice(vector.rest, [offset - shard.trainable_size], [LANES])
+    return tf.slice(vector, [offset], [LANES])
 
 
 def _by_path(held: Iterable[tuple[Sequence[Slice], Vector]]) -> dict[str, list[tuple[Slice, Vector]]]:

@@ -25,8 +25,8 @@ import tensorflow as tf
 
 from trainer import failpoints, optimizers
 from trainer.config import OptimizerConfig
-from trainer.engine import packing
-from trainer.engine.compute import Replica, compute, in_step, mean_over_replicas
+from trainer.engine import packing, wire
+from trainer.engine.compute import Replica, compute, in_step, is_final, mean_over_replicas
 from trainer.engine.contributions import Table
 from trainer.engine.pulled import Pulled
 from trainer.engine.session_engine import SessionEngine
@@ -74,6 +74,7 @@ class ShardsEngine(SessionEngine):
         replicas: Sequence[Replica],
         intake: str = "all",
         parameters: str = "/cpu:0",
+        as_wire: str = wire.FLOAT32,
     ) -> None:
         """Builds the worker's graph.
 
@@ -83,14 +84,15 @@ class ShardsEngine(SessionEngine):
             replicas: those of this worker.
             intake: of the hosts: all, each or quorum.
             parameters: the hosts' device that holds the vectors.
+            as_wire: how vectors travel.
         """
+        self._wire = as_wire
         self._shards, self._fills, self._intake, self._workers = shards, optimizers.slots(optimizer), intake, workers
         self._worker, here = int(task.split(":")[1]), device_of(task)
         is_lockstep = intake == "all"
         with tf.Graph().as_default() as self.graph:
-            shared = [
-                share(s, list(self._fills), workers, parameters=parameters, has_log=not is_lockstep) for s in shards
-            ]
+            options: dict[str, Any] = {"parameters": parameters, "has_log": not is_lockstep, "as_wire": as_wire}
+            shared = [share(shard, list(self._fills), workers, **options) for shard in shards]
             with tf.device(here):
                 self._batches = [replica.batches() for replica in replicas]
                 self._stop = v1.placeholder(tf.float32, [])
@@ -213,7 +215,8 @@ class ShardsEngine(SessionEngine):
                 self.session.run(goodbye)
 
     def _name(self, packed: list[np.ndarray]) -> dict[str, np.ndarray]:
-        return packing.join(zip((shard.trainable for shard in self._shards), packed, strict=True))
+        gradients = (wire.trainable_of(one, shard) for one, shard in zip(packed, self._shards, strict=True))
+        return packing.join(zip((shard.trainable for shard in self._shards), gradients, strict=True))
 
     def _make_step(
         self,
@@ -233,11 +236,12 @@ class ShardsEngine(SessionEngine):
         pull = self._pull_joining if joins else self._pull
         pulled = [pull(s, shard) for s, shard in zip(shared, shards, strict=True)]
         with tf.device(here):
-            pulled = [tf.identity(flat) for flat in pulled]
+            pulled = [tf.identity(message) for message in pulled]
             with tf.control_dependencies(pulled):
                 pulled_at = tf.timestamp()
-            tags = tf.stack([packing.tags_of(flat, shard) for flat, shard in zip(pulled, shards, strict=True)])
-            headers, batches = [packing.header_of(f, s) for f, s in zip(pulled, shards, strict=True)], self._batches
+            vectors = [wire.receive(message, s, self._wire) for message, s in zip(pulled, shards, strict=True)]
+            tags = tf.stack([packing.tags_of(one, shard) for one, shard in zip(vectors, shards, strict=True)])
+            headers, batches = [packing.header_of(v, s) for v, s in zip(vectors, shards, strict=True)], self._batches
             if self._intake == "all":
                 same = tf.debugging.assert_equal(tags, tags[:1], "the shards are at other steps")
                 with tf.control_dependencies([same]):  # before anything is pushed
@@ -247,14 +251,15 @@ class ShardsEngine(SessionEngine):
                 tags = tf.reduce_min(tags, 0, keepdims=True)
             if self._intake == "quorum":  # one host decides for all, so the oldest shard counts
                 headers = [packing.header(tags[0][0], tags[0][1])] * len(shards)
+            packs = self._wire if is_final(len(replicas), clip) else wire.FLOAT32
             computed = [
-                compute(pulled, headers, shards, replica, one, self._stop)
+                compute(vectors, headers, shards, replica, one, self._stop, as_wire=packs)
                 for replica, one in zip(replicas, batches, strict=True)
             ]
-            packed = mean_over_replicas(computed, headers, shards, clip=clip)
+            packed = mean_over_replicas(computed, headers, shards, clip=clip, as_wire=self._wire)
             with tf.control_dependencies(packed):
                 computed_at = tf.timestamp()
-            metrics = self._metrics([packing.metrics_of(f, s) for f, s in zip(pulled, shards, strict=True)])
+            metrics = self._metrics([packing.metrics_of(v, s) for v, s in zip(vectors, shards, strict=True)])
         return _Graph([tags, metrics, pulled_at, computed_at, self._push(shared, packed, step_of=tags[0][1])], packed)
 
     def _pull(self, s: Shared, shard: Shard) -> tf.Tensor:
@@ -263,7 +268,7 @@ class ShardsEngine(SessionEngine):
         with tf.device(device_of(shard.host)):
             token = take(s.tokens[me], not_after(s.seen[me]))
             with tf.control_dependencies([s.seen[me].assign(token, read_value=False)]):
-                return s.flat.read_value()
+                return (s.flat if s.sent is None else s.sent).read_value()
 
     def _pull_joining(self, s: Shared, shard: Shard) -> tf.Tensor:
         """Reads a shard's vector of the step that all have, or had just before; passes over that step's token."""
@@ -276,7 +281,7 @@ class ShardsEngine(SessionEngine):
             step = tf.cast(self._join_tag % GENERATION_STRIDE, tf.int32)
             chosen = tf.where(tf.equal(packing.tags_of(now, shard)[1], step), now, before)
             with tf.control_dependencies([seen]):
-                return tf.identity(chosen)
+                return wire.send(tf.identity(chosen), shard, self._wire)
 
     def _make_take_place(self, shared: Sequence[Shared]) -> list[tf.Operation]:
         """Gives this worker a token of every shard's step, whoever took the one before it, and makes it count."""
@@ -328,8 +333,8 @@ class ShardsEngine(SessionEngine):
             if s.log is None or (self._intake == "quorum" and number > 0):
                 continue
             with tf.device(device_of(shard.host)):
-                kind = tf.where(packing.metrics_of(arrived[number], shard)[STOP] > 0, STOP_PUSH, PUSH)
-                arrival = tf.concat([[self._worker], packing.tags_of(arrived[number], shard), [kind]], 0)
+                kind = tf.where(wire.metrics_of(arrived[number], shard, self._wire)[STOP] > 0, STOP_PUSH, PUSH)
+                arrival = tf.concat([[self._worker], wire.tags_of(arrived[number], shard, self._wire), [kind]], 0)
                 with tf.control_dependencies(pushed if self._intake == "quorum" else [pushed[number]]):
                     told.append(s.log.arrivals.enqueue(arrival))
         return told or pushed

@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer.engine import wire
 from trainer.engine.contributions import COLUMNS
 from trainer.placement import Shard
 
@@ -47,22 +48,32 @@ class Shared:
     """The resources of one shard."""
 
     flat: Any  # [size] float32 variable
+    sent: Any | None  # [message_size] variable: the vector as it travels, where that is not as it is
     before: Any | None  # [size] float32 variable: the vector of the step before, where all shards move together
     slots: dict[str, Any]  # [trainable_size] float32 variables
     seen: list[Any]  # per worker, int64 variable: tag of the last token it took
-    intake: list[Any]  # per worker, queue of [size] float32
+    intake: list[Any]  # per worker, queue of messages, as engine/wire.py has them
     tokens: list[Any]  # per worker, queue of int64 tags
     loads: Any  # queue of (flat, slots...)
     goodbyes: Any  # queue of worker numbers
     log: Log | None
 
 
-def share(shard: Shard, slots: Sequence[str], workers: int, *, parameters: str = "/cpu:0", has_log: bool) -> Shared:
+def share(
+    shard: Shard,
+    slots: Sequence[str],
+    workers: int,
+    *,
+    parameters: str = "/cpu:0",
+    has_log: bool,
+    as_wire: str = wire.FLOAT32,
+) -> Shared:
     """Makes the resources of a shard known to the default graph, on its host.
 
     Args:
-        parameters: the host's device that holds the vectors; queues are in its memory.
+        parameters: the host's device that holds the vectors; queues, and what is sent, are in its memory.
         has_log: whether gradients are taken as they come.
+        as_wire: how vectors travel.
     """
     prefix = f"shard{shard.index}"
 
@@ -93,12 +104,14 @@ def share(shard: Shard, slots: Sequence[str], workers: int, *, parameters: str =
         flat, kept = vectors("")
         with tf.device(device_of(shard.host, parameters)):
             before = None if has_log else variable("before", [shard.size])
+        message, message_shape = wire.dtype(as_wire), wire.shape(shard, as_wire)
         return Shared(
             flat=flat,
+            sent=variable("sent", message_shape, message) if message != tf.float32 else None,
             before=before,
             slots=kept,
             seen=[variable(f"seen{w}", [], tf.int64, -1) for w in range(workers)],
-            intake=[queue(f"intake{w}", pushes, [tf.float32], [[shard.size]]) for w in range(workers)],
+            intake=[queue(f"intake{w}", pushes, [message], [message_shape]) for w in range(workers)],
             tokens=[queue(f"tokens{w}", SPARE_TOKENS, [tf.int64], [[]]) for w in range(workers)],
             loads=queue("loads", 1, [tf.float32] * len(shapes), shapes),
             goodbyes=queue("goodbyes", 2 * workers, [tf.int32], [[]]),

@@ -9,11 +9,11 @@ import tensorflow as tf
 
 from trainer import loss_scale, optimizers
 from trainer.config import OptimizerConfig
-from trainer.engine import packing
+from trainer.engine import packing, wire
 from trainer.placement import LANES, METRICS, Shard
 
 Slots = dict[str, tf.Tensor]
-# (flat [size], slots, pushed [size] each, generation, step, which were chosen [pushed] bool or None for all)
+# (flat [size], slots, messages pushed, generation, step, which were chosen [pushed] bool or None for all)
 #     -> (flat', slots')
 Update = Callable[
     [tf.Tensor, Slots, Sequence[tf.Tensor], tf.Tensor, tf.Tensor, tf.Tensor | None], tuple[tf.Tensor, Slots]
@@ -24,7 +24,9 @@ Exchange = Callable[[tf.Tensor], tf.Tensor]
 LOSS, STOP, OVERFLOW, BAD = (METRICS.index(name) for name in ("loss", "stop", "overflow", "bad"))
 
 
-def make_update(shard: Shard, config: OptimizerConfig, exchange: Exchange, *, scaled: bool = False) -> Update:
+def make_update(
+    shard: Shard, config: OptimizerConfig, exchange: Exchange, *, scaled: bool = False, as_wire: str = wire.FLOAT32
+) -> Update:
     """Builds the update of one shard, compiled by XLA into one pass over its vectors.
 
     The result is out of place, so whoever still reads the previous vector keeps it unchanged. Where a replica's loss or
@@ -33,7 +35,13 @@ def make_update(shard: Shard, config: OptimizerConfig, exchange: Exchange, *, sc
     Args:
         exchange: brings together the squared norms of all shards; called only when gradients are clipped.
         scaled: leaves out updates whose gradients overflowed too, and moves the loss scale.
+        as_wire: what the messages were made for.
     """
+
+    def trainable_mean(packed: Sequence[tf.Tensor], chosen: tf.Tensor | None) -> tf.Tensor:
+        if as_wire == wire.FLOAT32:  # cut behind the mean: else XLA folds its division into the learning rate
+            return mean_of(packed, chosen)[: shard.trainable_size]
+        return mean_of([wire.receive(one, shard, as_wire).trainable for one in packed], chosen)
 
     @tf.function(jit_compile=True, autograph=False)
     def squares_of(mean: tf.Tensor) -> tf.Tensor:
@@ -41,29 +49,35 @@ def make_update(shard: Shard, config: OptimizerConfig, exchange: Exchange, *, sc
 
     @tf.function(jit_compile=True, autograph=False)
     def apply(
-        flat: tf.Tensor, slots: Slots, mean: tf.Tensor, scale: tf.Tensor | None, generation: tf.Tensor, step: tf.Tensor
+        flat: tf.Tensor,
+        slots: Slots,
+        mean: tf.Tensor,
+        rest: tf.Tensor,
+        scale: tf.Tensor | None,
+        generation: tf.Tensor,
+        step: tf.Tensor,
     ) -> tuple[tf.Tensor, Slots]:
-        size = shard.trainable_size
-        gradient = mean[:size] if scale is None else mean[:size] * scale
-        parameters, moved = optimizers.apply(config, flat[:size], slots, gradient, step)
-        before, now = (packing.metrics_of(vector, shard) for vector in (flat, mean))
-        metrics, state = _metrics(before, now, bad=before[BAD]), _state(shard, flat, mean[size:], made=True)
+        gradient = mean if scale is None else mean * scale
+        parameters, moved = optimizers.apply(config, flat[: shard.trainable_size], slots, gradient, step)
+        before, now = packing.metrics_of(flat, shard), _metrics_in(rest, shard)
+        metrics, state = _metrics(before, now, bad=before[BAD]), _state(shard, flat, rest, made=True)
         return tf.concat([parameters, state, metrics, packing.header(generation, step + 1)], 0), moved
 
     @tf.function(jit_compile=True, autograph=False)
     def average(packed: Sequence[tf.Tensor], chosen: tf.Tensor | None) -> tf.Tensor:
-        return mean_of(packed, chosen)
+        return trainable_mean(packed, chosen)
 
     @tf.function(jit_compile=True, autograph=False)
     def average_and_apply(
         flat: tf.Tensor,
         slots: Slots,
         packed: Sequence[tf.Tensor],
+        rest: tf.Tensor,
         generation: tf.Tensor,
         step: tf.Tensor,
         chosen: tf.Tensor | None,
     ) -> tuple[tf.Tensor, Slots]:
-        return apply(flat, slots, mean_of(packed, chosen), None, generation, step)
+        return apply(flat, slots, trainable_mean(packed, chosen), rest, None, generation, step)
 
     def leave_out(
         flat: tf.Tensor, slots: Slots, rest: tf.Tensor, generation: tf.Tensor, step: tf.Tensor
@@ -71,7 +85,7 @@ def make_update(shard: Shard, config: OptimizerConfig, exchange: Exchange, *, sc
         parameters, kept = flat[: shard.trainable_size], dict(slots)
         if config.ema is not None:  # the next update would start the average from zeros
             kept["ema"] = tf.where(step > 0, slots["ema"], parameters)
-        before, now = packing.metrics_of(flat, shard), rest[shard.metrics_offset - shard.trainable_size :][:LANES]
+        before, now = packing.metrics_of(flat, shard), _metrics_in(rest, shard)
         bad = tf.where(now[BAD] > 0, tf.cast(step + 1, tf.float32), before[BAD])
         loss = tf.where(tf.math.is_finite(now[LOSS]), now[LOSS], before[LOSS])  # who reads it expects a number
         metrics = _metrics(before, tf.concat([[loss], now[LOSS + 1 :]], 0), bad=bad)
@@ -86,14 +100,14 @@ def make_update(shard: Shard, config: OptimizerConfig, exchange: Exchange, *, sc
         step: tf.Tensor,
         chosen: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, Slots]:
+        rest = mean_of([wire.receive(one, shard, as_wire).rest for one in packed], chosen)
         if config.clip_norm is None:
-            make = partial(average_and_apply, flat, slots, packed, generation, step, chosen)
+            make = partial(average_and_apply, flat, slots, packed, rest, generation, step, chosen)
         else:
             mean = average(packed, chosen)
             scale = optimizers.clip_scale(config, exchange(squares_of(mean)))
-            make = partial(apply, flat, slots, mean, scale, generation, step)
-        rest = mean_of([one[shard.trainable_size :] for one in packed], chosen)
-        told = rest[shard.metrics_offset - shard.trainable_size :]
+            make = partial(apply, flat, slots, mean, rest, scale, generation, step)
+        told = _metrics_in(rest, shard)
         is_bad = told[BAD] + told[OVERFLOW] > 0 if scaled else told[BAD] > 0
         # A condition around what XLA compiles: a choice within it makes XLA contract other sums, with other bits.
         return tf.cond(is_bad, partial(leave_out, flat, slots, rest, generation, step), make)
@@ -123,6 +137,12 @@ def squares_order(shards: Sequence[Shard]) -> list[int]:
 def is_scaled(shards: Sequence[Shard]) -> bool:
     """Whether a run has a loss scale; one of its shards holds it."""
     return any(piece.path == loss_scale.PARAMETER.path for shard in shards for piece in shard.state)
+
+
+def _metrics_in(rest: tf.Tensor, shard: Shard) -> tf.Tensor:
+    """[LANES] metrics in what stands behind the trainable region."""
+    begin = shard.metrics_offset - shard.trainable_size
+    return rest[begin : begin + LANES]
 
 
 def _metrics(before: tf.Tensor, now: tf.Tensor, *, bad: tf.Tensor) -> tf.Tensor:

@@ -1,0 +1,151 @@
+"""How vectors travel: the bits of messages, and training over a bfloat16 wire."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from small_clusters import STEPS, Cluster, digest, plain, to_the_end, with_everything
+
+from trainer.engine import packing, wire
+from trainer.placement import LANES, Parameter, Shard, message_nbytes, message_size, place
+
+PARAMETERS = [Parameter("a", (5, 7), True), Parameter("b", (40,), True), Parameter("mean", (3,), False)]
+BOTH = [wire.FLOAT32, wire.BFLOAT16]
+
+
+def one_shard() -> Shard:
+    return place(PARAMETERS, ["ps:0"], pins={})[0]
+
+
+def a_vector(shard: Shard) -> np.ndarray:
+    random = np.random.default_rng(3)
+    values = {p.path: random.normal(size=p.shape).astype(np.float32) for p in PARAMETERS}
+    flat = packing.to_flat(shard, values, generation=2**30 + 7, step=2**29 + 5)
+    flat[shard.metrics_offset] = 0.123456789
+    return flat
+
+
+@pytest.mark.parametrize("as_wire", BOTH)
+@pytest.mark.parametrize("jit", [False, True], ids=["plain", "compiled"])
+def test_metrics_state_and_tags_keep_their_bits(as_wire, jit):
+    shard = one_shard()
+    flat = a_vector(shard)
+
+    @tf.function(jit_compile=jit)
+    def travel(vector):
+        message = wire.send(vector, shard, as_wire)
+        tags, metrics = wire.tags_of(message, shard, as_wire), wire.metrics_of(message, shard, as_wire)
+        return wire.receive(message, shard, as_wire).rest, tags, metrics
+
+    rest, tags, metrics = travel(tf.constant(flat))
+    assert rest.numpy().tobytes() == flat[shard.trainable_size :].tobytes()
+    assert tags.numpy().tolist() == [2**30 + 7, 2**29 + 5]
+    assert metrics.numpy()[0] == np.float32(0.123456789)
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["plain", "compiled"])
+def test_parameters_are_rounded_to_the_nearest_bfloat16_and_ties_to_even(jit):
+    shard = one_shard()
+    flat = a_vector(shard)
+    lowest = np.array([0x3F800000, 0x3F808000, 0x3F818000, 0x3F80C000, 0x3F807FFF, 0x80000000], np.uint32)
+    flat[: len(lowest)] = lowest.view(np.float32)
+
+    @tf.function(jit_compile=jit)
+    def travel(vector):
+        return wire.receive(wire.send(vector, shard, wire.BFLOAT16), shard, wire.BFLOAT16).trainable
+
+    found = travel(tf.constant(flat)).numpy().view(np.uint32)
+    # exact; a tie goes down to even, up to even; above and below half; the sign of zero
+    assert [hex(bits) for bits in found[:6]] == [
+        *("0x3f800000", "0x3f800000", "0x3f820000", "0x3f810000", "0x3f800000", "0x80000000")
+    ]
+    bits = flat[: shard.trainable_size].view(np.uint32).astype(np.uint64)
+    expected = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16).astype(np.uint32)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_stays_so(value):
+    shard = one_shard()
+    flat = a_vector(shard)
+    flat[0] = value
+    message = wire.send(tf.constant(flat), shard, wire.BFLOAT16)
+    np.testing.assert_equal(wire.receive(message, shard, wire.BFLOAT16).trainable[0].numpy(), np.float32(value))
+
+
+def test_pieces_join_to_what_their_vector_sends():
+    shard = one_shard()
+    flat = tf.constant(a_vector(shard))
+    for as_wire in BOTH:
+        pieces = [flat[p.offset : p.offset + p.padded] for p in shard.trainable]
+        joined = wire.join(pieces, [flat[shard.trainable_size :]], as_wire)
+        assert joined.numpy().tobytes() == wire.send(flat, shard, as_wire).numpy().tobytes()
+
+
+def test_the_size_of_a_message():
+    shard = one_shard()
+    flat = tf.constant(a_vector(shard))
+    sizes = {as_wire: wire.send(flat, shard, as_wire).shape[0] for as_wire in BOTH}
+    assert sizes == {as_wire: message_size(shard, as_wire) for as_wire in BOTH}
+    rest = 3 * LANES  # state, metrics, header
+    assert message_nbytes(shard, wire.BFLOAT16) == 2 * shard.trainable_size + 4 * rest
+    assert message_nbytes(shard, wire.FLOAT32) == shard.nbytes
+
+
+def test_a_fetched_message_reads_as_its_trainable_region():
+    shard = one_shard()
+    flat = tf.constant(a_vector(shard))
+    for as_wire in BOTH:
+        message = wire.send(flat, shard, as_wire)
+        expected = wire.receive(message, shard, as_wire).trainable.numpy()
+        np.testing.assert_array_equal(wire.trainable_of(message.numpy(), shard), expected)
+
+
+# Training
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+def test_over_a_bfloat16_wire_too_the_bits_do_not_depend_on_where_shards_lie(clip_norm):
+    found = {
+        where: digest(
+            Cluster(with_everything, ps=where, workers=3, clip_norm=clip_norm, wire="bfloat16").train([to_the_end] * 3)[
+                0
+            ][1]
+        )
+        for where in (0, 1, 3)
+    }
+    assert len(set(found.values())) == 1, found
+
+
+@pytest.mark.cluster
+def test_a_bfloat16_wire_trains_nearly_as_float32_does():
+    exact, rounded = (
+        Cluster(with_everything, ps=1, workers=2, wire=as_wire).train([to_the_end] * 2)[0] for as_wire in BOTH
+    )
+    assert digest(exact[1]) != digest(rounded[1])
+    np.testing.assert_allclose(rounded[0], exact[0], rtol=0.02)
+    for path, value in exact[1].parameters.items():
+        # Masters are float32: what is rounded is what travels, so most values are none of bfloat16.
+        np.testing.assert_allclose(rounded[1].parameters[path], value, atol=0.02)
+    kernel = rounded[1].parameters["dense/kernel"].view(np.uint32)
+    assert np.mean(kernel & 0xFFFF != 0) > 0.9
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("intake", ["each", "quorum"])
+def test_gradients_that_are_taken_as_they_come_travel_as_bfloat16_too(intake):
+    def some_steps(engine):
+        engine.start()
+        step = 0
+        while step < STEPS:
+            step = engine.step().step + 1
+        engine.peek()
+        last = engine.snapshot()
+        engine.leave()
+        return last
+
+    last = Cluster(plain, ps=2, workers=2, intake=intake, quorum=2, wire="bfloat16").train([some_steps] * 2)[0]
+    assert all(np.isfinite(value).all() for value in last.parameters.values())
+    assert last.step >= STEPS
