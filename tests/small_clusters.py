@@ -79,6 +79,7 @@ class Cluster:
         parameters_on: str = "/cpu:0",
         max_part_mib: float | None = None,
         wire: str = "float32",
+        buckets: int = 1,
         **options: Any,
     ) -> None:
         keras.utils.set_random_seed(SEED)
@@ -86,7 +87,7 @@ class Cluster:
         self.optimizer = OptimizerConfig(name=optimizer, clip_norm=clip_norm)
         self.parameters = replica.parameters_of(self.model)
         hosts = [f"ps:{i}" for i in range(ps)] or [f"worker:{i}" for i in range(workers)]
-        self.shards = place(self.parameters, hosts, pins={}, max_part_mib=max_part_mib)
+        self.shards = place(self.parameters, hosts, pins={}, max_part_mib=max_part_mib, buckets=buckets)
         self.intake, self.devices, self.parameters_on, self.options = intake, devices, parameters_on, options
         self.wire = wire
         with HeldPorts(ps + workers) as held:
@@ -107,7 +108,7 @@ class Cluster:
         }
         common = {"shards": self.shards, "workers": workers, "optimizer": self.optimizer, "parameters": parameters_on}
         common |= {"as_wire": wire}
-        self.hosts = [make[intake](index=i, **common) for i in range(len(hosts))]
+        self.hosts = [make[intake](index=i, **common) for i in range(len(self.shards))]
         for host, shard in zip(self.hosts, self.shards, strict=True):
             host.connect(self.servers[shard.host].target, self._config(shard.host))
         for index, engine in enumerate(self.engines):

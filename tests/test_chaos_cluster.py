@@ -53,6 +53,14 @@ def test_over_a_bfloat16_wire_a_worker_killed_between_its_pushes_changes_no_bit(
     assert_identical(run, faults=2)
 
 
+@pytest.mark.parametrize("cluster", ["1ps2w", "2w"])
+def test_with_buckets_tasks_that_are_killed_change_no_bit(start: Start, cluster: str):
+    ps = "; kill ps:0 @70" if "ps" in cluster else ""
+    faults = f"kill worker:1 in push @15; kill worker:0 @40{ps}"
+    options = ["placement.buckets=3", "placement.max_part_mib=0.1", "train.steps=120", scheduled(faults), *SHORT]
+    assert_identical(start(f"cluster={cluster}", *options), faults=faults.count(";") + 1)
+
+
 def test_a_link_that_is_slow_and_then_cut_changes_no_bit(start: Start):
     faults = "delay worker:1->ps:0 20+-10ms @10 for 2s; cut worker:1->ps:0 @40 for 3s"
     run = start("cluster=1ps2w", "train.steps=300", scheduled(faults), *SHORT)

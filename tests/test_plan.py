@@ -124,6 +124,17 @@ def test_a_quorum_below_all_is_no_sync():
         (["cluster=4w", "strategy.max_staleness=3"], "sync has no stale gradients; async has"),
         (["strategy=sync", "cluster=4w", "strategy.max_staleness=3"], "sync does not read it; async does"),
         (["strategy=sync", "cluster=4w", "strategy.pack_mib=3"], "sync does not read it; all_reduce does"),
+        (["cluster=local", "strategy.wire=bfloat16"], "one process sends nothing"),
+        (
+            ["strategy=all_reduce", "cluster=2w", "strategy.wire=bfloat16"],
+            "all_reduce does not read it; sync and async",
+        ),
+        (["cluster=local", "placement.buckets=2"], "local has no tasks that hold shards for others"),
+        (
+            ["strategy=async", "cluster=2w", "placement.buckets=2"],
+            "async takes gradients as they come, one shard a host",
+        ),
+        (["cluster=2w", "placement.buckets=2", "device.log_placement=true"], "log_placement follows one shard a host"),
         (["cluster=2ps4w2e"], "one evaluator scores every checkpoint.*\n    type cluster=2ps4w1e"),
     ],
 )
@@ -267,3 +278,19 @@ def test_deciding_and_launching_import_no_tensorflow():
     )
     code = f"import sys, {modules}; assert not {{'tensorflow', 'keras'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_bfloat16_wire_halves_what_crosses_a_link():
+    exact, rounded = (planned("cluster=1ps2w", f"strategy.wire={wire}") for wire in ("float32", "bfloat16"))
+    rest = 4 * (exact.shards[0].size - exact.shards[0].trainable_size)
+    for link, nbytes in exact.link_nbytes().items():
+        assert rounded.link_nbytes()[link] - 2 * rest == (nbytes - 2 * rest) / 2
+
+
+def test_the_buckets_of_a_host_are_one_host_and_one_link():
+    one, three = (planned("cluster=2ps2w", f"placement.buckets={buckets}") for buckets in (1, 3))
+    assert three.hosts == one.hosts == ("ps:0", "ps:1")
+    assert len(three.shards) > 2
+    assert three.link_nbytes().keys() == one.link_nbytes().keys()
+    assert "shards on 2 ps" in three.in_words()
+    assert Plan.from_json(json.loads(json.dumps(three.to_json()))) == three

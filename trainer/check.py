@@ -85,7 +85,7 @@ class Left:
 
     @property
     def hosts(self) -> list[str]:
-        return [shard.host for shard in self.plan.shards] if self.plan.has_shard_hosts else []
+        return list(self.plan.hosts)
 
     def _read_lines(self, path: Path) -> list[Event]:
         found: list[Event] = []

@@ -256,6 +256,8 @@ class PlacementConfig:
     pins: dict[str, int] = field(default_factory=dict)  # pattern of parameter paths (fnmatch) -> shard
     # MiB; a larger parameter is cut into parts that may lie on several shards; none: it stays whole
     max_part_mib: float | None = field(default=None, metadata=limits(above=0))
+    # shards of each host, pulled, pushed and updated side by side, and the next step's pulled ahead: for slow links
+    buckets: int = field(default=1, metadata=limits(at_least=1, at_most=64))
 
 
 @dataclass

@@ -65,9 +65,11 @@ def device_setter(plan: Plan, *, task: str = "worker:0", strategy: str = "greedy
 
 def _make_host_of(plan: Plan, strategy: str) -> Callable[[Any], str]:
     """The host of a variable, by its NodeDef: the plan's if it has one, else the strategy's choice."""
-    hosts = [_device_of(shard.host) for shard in plan.shards]
+    hosts = [_device_of(host) for host in plan.hosts]
     chooser = CHOOSERS[strategy](len(hosts))
-    pieces = [(piece, shard.index) for shard in plan.shards for piece in (*shard.trainable, *shard.state)]
+    pieces = [
+        (piece, plan.hosts.index(shard.host)) for shard in plan.shards for piece in (*shard.trainable, *shard.state)
+    ]
     planned = {piece.path: index for piece, index in pieces if piece.begin == 0}
 
     def host_of(node: Any) -> str:

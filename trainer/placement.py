@@ -11,6 +11,9 @@ the other.
 
 A parameter larger than `placement.max_part_mib` is cut into parts, which are placed as parameters are. Where it is cut
 depends on its size alone, never on the shards: sums are formed part by part, so they too come out the same.
+
+A host may hold its parameters in several shards, `placement.buckets`, each of which is pulled, pushed and updated on
+its own: the first has the last parameters of the model, in whose gradients the backward pass begins.
 """
 
 from __future__ import annotations
@@ -64,7 +67,7 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True)
 class Shard:
-    """The parameters that one task holds, as slices of one flat vector."""
+    """The parameters that one task holds, or a bucket of them, as slices of one flat vector."""
 
     index: int
     host: str  # the task that holds it, e.g. "ps:0"
@@ -151,8 +154,9 @@ def place(
     pins: Mapping[str, int],
     strategy: str = "greedy",
     max_part_mib: float | None = None,
+    buckets: int = 1,
 ) -> tuple[Shard, ...]:
-    """Assigns every parameter, or every part of one, to a shard: its pin's if it has one, else the strategy's choice.
+    """Assigns every parameter, or every part of one, to a host: its pin's if it has one, else the strategy's choice.
 
     `greedy` takes the largest first, because a big table placed last can leave one shard with twice the bytes of the
     others; equal sizes keep the model's order. `round_robin` goes through the shards in creation order, as
@@ -160,11 +164,12 @@ def place(
 
     Args:
         parameters: all parameters of the model, in creation order.
-        hosts: the tasks that hold a shard, e.g. ("ps:0", "ps:1").
+        hosts: the tasks that hold shards, e.g. ("ps:0", "ps:1").
         pins: shard by pattern of paths (`conv*/kernel`); where several match, the one with the
             most characters besides `*` wins. A pin holds for all parts of a parameter.
         strategy: "greedy" or "round_robin".
         max_part_mib: a larger parameter is cut into parts of at most this size; none: it stays whole.
+        buckets: shards of each host, of about equal size; fewer where it holds fewer parameters and parts.
 
     Raises:
         ValueError: if a pin matches no parameter, or names a shard that does not exist.
@@ -184,10 +189,12 @@ def place(
     for piece in sorted(free, key=lambda p: -p.padded) if strategy == "greedy" else free:
         chosen[piece] = chooser.choose(piece.nbytes)
     trainable = {p.path for p in parameters if p.trainable}
-    return tuple(
-        _lay_out(index, host, [piece for piece in pieces if chosen[piece] == index], trainable)
-        for index, host in enumerate(hosts)
-    )
+    held = [
+        (host, bucket)
+        for number, host in enumerate(hosts)
+        for bucket in _in_buckets([piece for piece in pieces if chosen[piece] == number], buckets)
+    ]
+    return tuple(_lay_out(index, host, bucket, trainable) for index, (host, bucket) in enumerate(held))
 
 
 def cut(parameter: Parameter, max_part_mib: float | None) -> list[Slice]:
@@ -224,6 +231,19 @@ def pin_faults(parameters: Sequence[Parameter], shards: int, pattern: str, shard
         yield f"pin {pattern!r} names shard {shard}; there are shards 0..{shards - 1}", better
     if not matches:
         yield f"pin {pattern!r} matches no parameter; the nearest are {', '.join(near)}", better
+
+
+def _in_buckets(pieces: Sequence[Slice], count: int) -> list[list[Slice]]:
+    """Cuts a sequence of pieces into so many runs of about equal bytes, or fewer; the last run comes first."""
+    total, held = sum(piece.nbytes for piece in pieces), 0
+    runs: list[list[Slice]] = [[]]
+    for piece in reversed(pieces):
+        is_full = held + piece.nbytes / 2 > total * len(runs) / count  # most of the piece is beyond this run's share
+        if runs[-1] and is_full and len(runs) < count:
+            runs.append([])
+        runs[-1].insert(0, piece)
+        held += piece.nbytes
+    return runs
 
 
 def _lay_out(index: int, host: str, pieces: Sequence[Slice], trainable: Collection[str]) -> Shard:

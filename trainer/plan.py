@@ -122,6 +122,11 @@ class Plan:
         """Bytes of parameters, without padding."""
         return sum(4 * piece.size for shard in self.shards for piece in (*shard.trainable, *shard.state))
 
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The tasks that hold shards for others."""
+        return tuple(dict.fromkeys(shard.host for shard in self.shards)) if self.has_shard_hosts else ()
+
     def task(self, job: str, index: int) -> Task:
         return next(task for task in self.tasks if (task.job, task.index) == (job, index))
 
@@ -138,11 +143,15 @@ class Plan:
             count, nbytes = len(self.workers), sum(shard.nbytes for shard in self.shards)
             share = 2 * (count - 1) * nbytes // count
             return {f"worker:{i} - worker:{(i + 1) % count}": share for i in range(count) if count > 1}
+        held = {
+            host: sum(message_nbytes(shard, self.wire) for shard in self.shards if shard.host == host)
+            for host in self.hosts
+        }
         return {
-            f"{worker.name} - {shard.host}": 2 * message_nbytes(shard, self.wire)
+            f"{worker.name} - {host}": 2 * nbytes
             for worker in self.workers
-            for shard in self.shards
-            if worker.name != shard.host
+            for host, nbytes in held.items()
+            if worker.name != host
         }
 
     def in_words(self) -> str:
@@ -153,7 +162,7 @@ class Plan:
             return ", ".join(["local, one process", *([replicas] if self.replicas > 1 else []), each])
         if self.strategy == "all_reduce":
             return f"all_reduce, {replicas}, {each}, every worker holds all parameters, {waits}"
-        where = f"shards on {len(self.shards)} ps" if self.shards[0].host.startswith("ps") else "shards on the workers"
+        where = f"shards on {len(self.hosts)} ps" if self.shards[0].host.startswith("ps") else "shards on the workers"
         if self.strategy == "async":
             batch = f"batch {self.global_batch // len(self.workers)} each"
             return f"async, {replicas}, {batch}, {where}, every gradient is an update, no worker waits for another"
@@ -211,6 +220,7 @@ def check(config: RunConfig, machine: Machine) -> list[Problem]:
         *capacity.check(config, machine),
         *_check_size(config),
         *_check_strategy(config),
+        *_check_buckets(config),
         *_check_batch(config),
         *_check_rollback(config),
         *check_read(config.optimizer, "optimizer."),
@@ -246,6 +256,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         pins=config.placement.pins,
         strategy=config.placement.name.value,
         max_part_mib=config.placement.max_part_mib,
+        buckets=config.placement.buckets,
     )
     return Plan(
         cluster=config.cluster.name,
@@ -351,6 +362,19 @@ def _check_strategy(config: RunConfig) -> Iterator[Problem]:
         yield Problem("strategy.wire", "one process sends nothing", "leave it out, or type cluster=1ps2w")
 
 
+def _check_buckets(config: RunConfig) -> Iterator[Problem]:
+    """Several shards of a host move together, step by step, or not at all."""
+    if config.placement.buckets == 1:
+        return
+    key, remedy, name = "placement.buckets", "leave it out", strategy_of(config)
+    if name not in SHARDED:
+        yield Problem(key, f"{name} has no tasks that hold shards for others", remedy)
+    elif name != "sync":
+        yield Problem(key, f"{name} takes gradients as they come, one shard a host", remedy)
+    elif config.device.log_placement:
+        yield Problem(key, "device.log_placement follows one shard a host", f"{remedy}, or log_placement")
+
+
 def _check_quorum(config: RunConfig, strategy: str) -> Iterator[Problem]:
     quorum, here = config.strategy.quorum, max(1, len(config.device.replicas))
     replicas = config.cluster.worker * here
@@ -433,9 +457,10 @@ def _check_layers(config: RunConfig, description: Description) -> Iterator[Probl
 
 
 def _warnings(shards: Sequence[Shard], tasks: Sequence[Task], machine: Machine) -> Iterator[Problem]:
+    hosts = {shard.host for shard in shards}
     for shard in shards:
-        if not shard.trainable:
-            yield Problem("cluster", f"{shard.host} holds no parameter", f"{len(shards) - 1} shards would do")
+        if not any(other.trainable for other in shards if other.host == shard.host):
+            yield Problem("cluster", f"{shard.host} holds no parameter", f"{len(hosts) - 1} shards would do")
     yield from _warn_of_imbalance(shards)
     workers = sum(task.job == "worker" for task in tasks)
     if workers > machine.cores:
@@ -443,10 +468,12 @@ def _warnings(shards: Sequence[Shard], tasks: Sequence[Task], machine: Machine) 
 
 
 def _warn_of_imbalance(shards: Sequence[Shard]) -> Iterator[Problem]:
-    held = {shard.host: [*shard.trainable, *shard.state] for shard in shards}
+    held: dict[str, list[Slice]] = {}
+    for shard in shards:
+        held.setdefault(shard.host, []).extend([*shard.trainable, *shard.state])
     nbytes = {host: sum(piece.nbytes for piece in pieces) for host, pieces in held.items()}
     total, heaviest = sum(nbytes.values()), max(nbytes, key=nbytes.__getitem__)
-    even = total / len(shards)
+    even = total / len(held)
     if nbytes[heaviest] > 1.5 * even:
         largest = max(held[heaviest], key=lambda piece: piece.nbytes)
         share, of_it = f"{nbytes[heaviest] / total:.0%}", f"{largest.nbytes / total:.0%}"

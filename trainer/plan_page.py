@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from trainer.placement import Shard
 from trainer.plan import Plan, Task
 from trainer.words import count, size
 
@@ -76,7 +77,7 @@ def _shards(plan: Plan) -> Table:
     for shard in plan.shards:
         pieces = [*shard.trainable, *shard.state]
         held = sum(piece.nbytes for piece in pieces)
-        host = "every worker" if plan.strategy == "all_reduce" else shard.host
+        host = "every worker" if plan.strategy == "all_reduce" else _bucket(plan, shard)
         held_count = count(len({piece.path for piece in pieces}), "parameter")
         table.add_row(f"[bold]{host}[/bold]", held_count, "", size(held), f"{held / total:.1%}")
         for piece in pieces:
@@ -87,6 +88,12 @@ def _shards(plan: Plan) -> Table:
                 "", escape(piece.path + part) + kind, shape, size(4 * piece.size), f"{piece.nbytes / total:.1%}"
             )
     return table
+
+
+def _bucket(plan: Plan, shard: Shard) -> str:
+    """Whose shard it is, and which of several."""
+    own = [other for other in plan.shards if other.host == shard.host]
+    return shard.host if len(own) == 1 else f"{shard.host}, bucket {own.index(shard) + 1} of {len(own)}"
 
 
 def _traffic(plan: Plan) -> str:

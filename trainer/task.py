@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -98,7 +99,7 @@ class _Player:
         )
         if config.job is None:
             self._status.launch = str(directory.path)
-        self._shard = next((shard for shard in plan.shards if shard.host == task.name), None)
+        self._shards = [shard for shard in plan.shards if shard.host == task.name] if plan.has_shard_hosts else []
         self._server: Any = None
         self._strategy: Any = None  # of all-reduce training
         # A task that a scheduler started has no run directory; that of a container may be for reading only.
@@ -140,14 +141,14 @@ class _Player:
             self._roll_call(["worker:0"], until="is_listening")  # no launcher would miss it
         if self._plan.strategy == "all_reduce":
             self._join_all_reduce([task.name for task in self._plan.workers])
-        shard_host = self._start_hosting() if self._plan.has_shard_hosts and self._shard else None
+        shard_hosts = self._start_hosting() if self._shards else []
         try:
             stopped = self._train() if self._task.job == "worker" else False
         except NotFiniteError:
-            if shard_host:  # the others come to see it too, and need this shard for that
+            for shard_host in shard_hosts:  # the others come to see it too, and need this shard for that
                 _wait_at_most(LAST_GOODBYE_SECS, shard_host.wait_for_goodbyes)
             raise
-        if shard_host:
+        for shard_host in shard_hosts:
             shard_host.wait_for_goodbyes()
         if self._plan.strategy == "all_reduce":
             self._stay_for_the_ring()
@@ -190,7 +191,7 @@ class _Player:
 
     def _hosts(self) -> list[str]:
         """The tasks that hold shards for others."""
-        return [shard.host for shard in self._plan.shards] if self._plan.has_shard_hosts else []
+        return list(self._plan.hosts)
 
     def _roll_call(self, names: list[str], until: str, *, may_be_silent: bool = False) -> None:
         self._status.state = "roll call"
@@ -203,23 +204,31 @@ class _Player:
             report=lambda text: print(f"{self._task.name} {text}", flush=True),
         )
 
-    def _start_hosting(self) -> ShardHost:
-        """Makes this task's shard, and serves it in a thread of its own."""
-        assert self._shard is not None
-        shard_host = make_host(self._config, self._plan, self._shard)
+    def _start_hosting(self) -> list[ShardHost]:
+        """Makes this task's shards, and serves each in a thread of its own."""
+        shard_hosts = [make_host(self._config, self._plan, shard) for shard in self._shards]
         # Only to agree on a norm, or on the order of arrivals, do hosts talk to each other.
         is_clipped = self._config.optimizer.clip_norm is not None and self._plan.intake != "each"
         peers = self._hosts() if is_clipped or self._plan.intake == "quorum" else []
         self._roll_call(peers, until="is_listening")
-        self._keep_open.append(shard_host)
-        shard_host.connect(self._server.target, self._session_config(peers))
+        self._keep_open += shard_hosts
+        for shard_host in shard_hosts:
+            shard_host.connect(self._server.target, self._session_config(peers))
         self._watch_hosts()
         self._status.is_ready = True
         self._status.state = "waiting"
-        _start_thread("shard host", self._task.name, lambda: self._host(shard_host))
-        return shard_host
+        first, *others = shard_hosts
+        _start_thread("shard host", self._task.name, lambda: self._host(first, others))
+        for number, other in enumerate(others, 2):
+            _start_thread(f"shard host {number}", self._task.name, partial(self._host_bucket, other))
+        return shard_hosts
 
-    def _host(self, shard_host: ShardHost) -> None:
+    def _host_bucket(self, shard_host: ShardHost) -> None:
+        """Serves a shard beside the first one, which tells of this task: they move together."""
+        shard_host.load()
+        shard_host.serve(self._plan.steps, lambda *_: None)
+
+    def _host(self, shard_host: ShardHost, others: Sequence[ShardHost]) -> None:
         is_ps = self._task.job == "ps"
         began, waited = time.monotonic(), 0.0
         step = shard_host.load()
@@ -245,7 +254,11 @@ class _Player:
         if is_ps:
             self._status.generation, self._status.step, self._status.state = generation, step, "serving"
             self._stop.stay()  # the workers decide when: they need this shard to save it
-        self._watch_steps(lambda: self._hosted_step, shard_host.missing)
+
+        def missing() -> list[int]:
+            return sorted({worker for one in (shard_host, *others) for worker in one.missing()})
+
+        self._watch_steps(lambda: self._hosted_step, missing)
         shard_host.is_tracing = self._config.device.log_placement
         shard_host.serve(self._plan.steps, on_update)
 
@@ -275,7 +288,7 @@ class _Player:
             self._roll_call(self._hosts(), until="is_ready")
         self._keep_open += [engine, evaluator]
         engine.connect(target, self._session_config(self._hosts()))
-        if plan.has_shard_hosts and not self._shard:
+        if plan.has_shard_hosts and not self._shards:
             self._watch_hosts()
         if not self._task.is_chief:
             return self._run(engine, Pace(), engine.start(), chief=None)
@@ -400,7 +413,7 @@ class _Player:
         timeout = self._config.timeouts.heartbeat_secs
         hosts = [task for task in self._plan.tasks if task.name in self._hosts() and task != self._task]
         heartbeats = Heartbeats(self._task.name, hosts, timeout_secs=timeout, now=time.monotonic())
-        may_start_again = self._shard is not None  # as long as no state is loaded, none is lost
+        may_start_again = bool(self._shards)  # as long as no state is loaded, none is lost
 
         def leave_for(code: int, why: str) -> None:
             print(f"{self._task.name} failed: {why}", file=sys.stderr)

@@ -51,6 +51,7 @@ KEYS = {
     "strategy.max_staleness": "async: steps; older gradients are dropped and counted",
     "strategy.wire": "float32 or bfloat16: half the bytes between hosts and workers",
     "placement.max_part_mib": "larger parameters are cut into parts, on several shards",
+    "placement.buckets": "shards of each host, that travel side by side; for slow links",
     "evaluate.every": "steps; 0: once, at the end",
     "checkpoint.every": "steps; 0: only at the end",
     "checkpoint.keep": "newest checkpoints kept",

@@ -10,6 +10,10 @@ the lowest step of all shards; its gradient counts wherever that of its predeces
 In lockstep all shards are of the same step when a worker reads them. Elsewhere they may differ: with a quorum a
 gradient counts as of the oldest, and where each is an update every shard judges by its own. The batches of a worker
 then follow its own steps, for nobody knows which global step a push will make.
+
+Where hosts hold several shards each (buckets, in lockstep only) a worker pulls ahead: a second Session.run waits for
+the next step's tokens while this step computes and pushes, one bucket of a host after the other. So the new parameters
+of a bucket come while the gradients of the next one go. The tokens are the same, and so is all that follows from them.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ import tensorflow as tf
 from trainer import failpoints, optimizers
 from trainer.config import OptimizerConfig
 from trainer.engine import packing, wire
+from trainer.engine.ahead import Ahead
 from trainer.engine.compute import Replica, compute, in_step, is_final, mean_over_replicas
 from trainer.engine.contributions import Table
 from trainer.engine.pulled import Pulled
@@ -61,6 +66,14 @@ class _Graph(NamedTuple):
     gradients: list[tf.Tensor]  # packed
 
 
+class _PullNext(NamedTuple):
+    """A worker that pulls ahead."""
+
+    brought: list[tf.Operation]  # the next step's messages are here
+    taken: list[tf.Tensor]  # those messages
+    closed: list[tf.Operation]  # none will come any more
+
+
 class ShardsEngine(SessionEngine):
     """Pulls parameters from the shard hosts, pushes packed gradients."""
 
@@ -90,6 +103,8 @@ class ShardsEngine(SessionEngine):
         self._shards, self._fills, self._intake, self._workers = shards, optimizers.slots(optimizer), intake, workers
         self._worker, here = int(task.split(":")[1]), device_of(task)
         is_lockstep = intake == "all"
+        self._pulls_ahead = len({shard.host for shard in shards}) < len(shards)
+        assert is_lockstep or not self._pulls_ahead
         with tf.Graph().as_default() as self.graph:
             options: dict[str, Any] = {"parameters": parameters, "has_log": not is_lockstep, "as_wire": as_wire}
             shared = [share(shard, list(self._fills), workers, **options) for shard in shards]
@@ -97,6 +112,9 @@ class ShardsEngine(SessionEngine):
                 self._batches = [replica.batches() for replica in replicas]
                 self._stop = v1.placeholder(tf.float32, [])
                 self._join_tag = v1.placeholder(tf.int64, [])
+            if self._pulls_ahead:
+                self._pull_next = self._make_pull_next(shared, here)
+                self._settle = [self._wait(s) for s in shared]
             clip = optimizer if intake == "each" and optimizer.clip_norm is not None else None
             self._step, self._gradients = self._make_step(shared, here, replicas, clip)
             self._state = [self._make_state(s, shard) for s, shard in zip(shared, shards, strict=True)]
@@ -114,6 +132,7 @@ class ShardsEngine(SessionEngine):
         self.scopes = replicas[0].scopes
         self._ticket = secrets.randbelow(2**30)  # a predecessor's are others
         self._is_joining = False
+        self._ahead = Ahead(self._bring_next, fail=self._tell_nothing_comes)
         self.missed: Sequence[Pulled] = ()  # updates that nobody may have written down; set by `start`
 
     def load(self, snapshot: Snapshot, *, generation: int) -> None:
@@ -161,8 +180,10 @@ class ShardsEngine(SessionEngine):
         return step
 
     def step(self, *, stop: bool = False, fetch_gradients: bool = False) -> Pulled:
-        if not self._is_joining:
+        if not self._is_joining and not self._pulls_ahead:
             return super().step(stop=stop, fetch_gradients=fetch_gradients)
+        if not self._is_joining:
+            return self._step_ahead(stop=stop, fetch_gradients=fetch_gradients)
         self._is_joining = False
         began = time.time()
         fetches = [*self._join_step.fetches, self._join_step.gradients]
@@ -172,7 +193,26 @@ class ShardsEngine(SessionEngine):
             self.is_tracing = False
         else:
             fetched = self.session.run(fetches, feeds)
+        if self._pulls_ahead:
+            self._ahead.start()
         return self._pulled(fetched, began, fetch_gradients=fetch_gradients)
+
+    def _step_ahead(self, *, stop: bool, fetch_gradients: bool) -> Pulled:
+        """A step on what was pulled ahead."""
+        try:
+            pulled = super().step(stop=stop, fetch_gradients=fetch_gradients)
+        except tf.errors.OutOfRangeError:
+            self._ahead.check()
+            raise
+        self._ahead.use()
+        return pulled
+
+    def _bring_next(self) -> None:
+        self.session.run(self._pull_next.brought)
+
+    def _tell_nothing_comes(self) -> None:
+        with contextlib.suppress(tf.errors.OpError, RuntimeError):  # the session may be closed, and so all is told
+            self.session.run(self._pull_next.closed)
 
     def _start_in_lockstep(self, state: Sequence[tuple[int, int, Any, Any]]) -> int:
         """Finds the lowest step, what was missed there, and makes tokens of this place mean what they say."""
@@ -193,13 +233,22 @@ class ShardsEngine(SessionEngine):
 
     def peek(self) -> Pulled:
         """Blocks until all that this worker pushed is applied, or dropped; reads where the run stands."""
+        self._wait_ahead()
         return Pulled.read(*self.session.run(self._peek))
 
     def snapshot(self) -> Snapshot:
         """Everything a checkpoint holds, of one step; where shards do not move together, of the oldest one's."""
+        self._wait_ahead()
         self._ticket += 1
         tags, flats, slots, *_ = self.session.run(self._snapshot, {self._ticket_feed: self._ticket})
         return Snapshot.from_flats(min(int(step) for _, step in tags), self._shards, flats, slots)
+
+    def _wait_ahead(self) -> None:
+        """Waits until the next step's vectors are here, where they are pulled ahead: then no shard moves before it."""
+        if self._ahead.is_started:
+            self._ahead.wait()
+        elif self._pulls_ahead:
+            self.session.run(self._settle)
 
     def contributions(self) -> Table | None:
         """What each worker contributed so far, as the first shard counts it; none in lockstep, where all do equally."""
@@ -233,8 +282,11 @@ class ShardsEngine(SessionEngine):
             joins: pulls what `_join_tag` says, and waits for no token.
         """
         shards = self._shards
-        pull = self._pull_joining if joins else self._pull
-        pulled = [pull(s, shard) for s, shard in zip(shared, shards, strict=True)]
+        if self._pulls_ahead and not joins:
+            pulled = self._pull_next.taken
+        else:
+            pull = self._pull_joining if joins else self._pull
+            pulled = [pull(s, shard) for s, shard in zip(shared, shards, strict=True)]
         with tf.device(here):
             pulled = [tf.identity(message) for message in pulled]
             with tf.control_dependencies(pulled):
@@ -260,7 +312,23 @@ class ShardsEngine(SessionEngine):
             with tf.control_dependencies(packed):
                 computed_at = tf.timestamp()
             metrics = self._metrics([packing.metrics_of(v, s) for v, s in zip(vectors, shards, strict=True)])
-        return _Graph([tags, metrics, pulled_at, computed_at, self._push(shared, packed, step_of=tags[0][1])], packed)
+        return _Graph(
+            [tags, metrics, pulled_at, computed_at, self._push(shared, packed, here, step_of=tags[0][1])], packed
+        )
+
+    def _make_pull_next(self, shared: Sequence[Shared], here: str) -> _PullNext:
+        """Between the Session.run that pulls and the one that computes: a place for one message of each shard."""
+        places, brought = [], []
+        for s, shard in zip(shared, self._shards, strict=True):
+            message = self._pull(s, shard)
+            with tf.device(here):
+                places.append(
+                    v1.FIFOQueue(1, [message.dtype], [message.shape], shared_name=f"ahead{secrets.token_hex(8)}")
+                )
+                brought.append(places[-1].enqueue(tf.identity(message)))
+        with tf.device(here):
+            closed = [place.close(cancel_pending_enqueues=True) for place in places]
+            return _PullNext(brought, [place.dequeue() for place in places], closed)
 
     def _pull(self, s: Shared, shard: Shard) -> tf.Tensor:
         """Waits for this worker's token of a shard and reads it."""
@@ -315,18 +383,25 @@ class ShardsEngine(SessionEngine):
                     done.append(take(s.log.joined[self._worker], self._is_other_ticket))
         return done
 
-    def _push(self, shared: Sequence[Shared], packed: Sequence[tf.Tensor], *, step_of: tf.Tensor) -> list[tf.Operation]:
+    def _push(
+        self, shared: Sequence[Shared], packed: Sequence[tf.Tensor], here: str, *, step_of: tf.Tensor
+    ) -> list[tf.Operation]:
         """Sends each host its vector; then, where they are taken as they come, tells that they are there."""
         arrived: list[tf.Tensor] = []
         pushed: list[tf.Operation] = []
         reached = None
+        last: dict[str, tf.Operation] = {}  # by host
         for s, shard, vector in zip(shared, self._shards, packed, strict=True):
+            if shard.host in last:  # one bucket after the other: side by side all would come late
+                with tf.device(here), tf.control_dependencies([last[shard.host]]):
+                    vector = tf.identity(vector)
             if len(pushed) == 1:
                 with tf.control_dependencies(pushed):
                     reached = failpoints.in_graph("push", step_of)
             with tf.control_dependencies([reached] if reached is not None else []), tf.device(device_of(shard.host)):
                 arrived.append(tf.identity(vector))  # here, so that what is read of it below is not sent on its own
                 pushed.append(s.intake[self._worker].enqueue(arrived[-1]))
+                last[shard.host] = pushed[-1]
         told = []
         for number, (s, shard) in enumerate(zip(shared, self._shards, strict=True)):
             # The first shard's host tells the others of a quorum, and no sooner than all have the vector.
@@ -349,7 +424,7 @@ class ShardsEngine(SessionEngine):
     def _make_peek(self, shared: Sequence[Shared]) -> list[tf.Tensor]:
         tags, metrics = [], []
         for s, shard in zip(shared, self._shards, strict=True):
-            with tf.device(device_of(shard.host)), tf.control_dependencies([self._wait(s)]):
+            with tf.device(device_of(shard.host)), tf.control_dependencies(self._waited(s)):
                 flat = s.flat.read_value()
                 tags.append(packing.tags_of(flat, shard))
                 metrics.append(packing.metrics_of(flat, shard))
@@ -360,7 +435,7 @@ class ShardsEngine(SessionEngine):
         """Reads between two steps: no shard moves before this worker pushes."""
         tags, flats, slots = [], [], []
         for s, shard in zip(shared, self._shards, strict=True):
-            with tf.device(device_of(shard.host)), tf.control_dependencies([self._wait(s)]):
+            with tf.device(device_of(shard.host)), tf.control_dependencies(self._waited(s)):
                 flats.append(s.flat.read_value())
                 tags.append(packing.tags_of(flats[-1], shard))
                 slots.append({name: slot.read_value() for name, slot in s.slots.items()})
@@ -383,6 +458,10 @@ class ShardsEngine(SessionEngine):
 
     def _is_other_ticket(self, ticket: tf.Tensor) -> tf.Tensor:
         return tf.not_equal(ticket, tf.cast(self._ticket_feed, tf.int64))
+
+    def _waited(self, s: Shared) -> list[tf.Operation]:
+        """What a read between two steps comes after; nothing where `_wait_ahead` waits."""
+        return [] if self._pulls_ahead else [self._wait(s)]
 
     def _wait(self, s: Shared) -> tf.Operation:
         """Waits for the token of the next step, and gives it back."""

@@ -145,8 +145,7 @@ def _verdict(records: Sequence[Record], plan: Plan) -> str:
 def _missing(records: Sequence[Record], plan: Plan) -> list[str]:
     """Tasks of which a record is still to come."""
     seen = {(record.task, record.run) for record in records}
-    hosts = [shard.host for shard in plan.shards] if plan.has_shard_hosts else []
-    due = [(task.name, STEP) for task in plan.workers] + [(host, UPDATE) for host in hosts]
+    due = [(task.name, STEP) for task in plan.workers] + [(host, UPDATE) for host in plan.hosts]
     return [f"{task}, one {run}" for task, run in due if (task, run) not in seen]
 
 

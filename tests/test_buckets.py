@@ -1,0 +1,178 @@
+"""Several shards a host: how parameters are cut into buckets, and that no bit depends on it."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from conftest import SMALL, Run
+from small_clusters import STEPS, Cluster, digest, plain, to_the_end, with_everything
+
+from trainer.engine.ahead import Ahead
+from trainer.engine.shards import ShardsEngine
+from trainer.engine.snapshot import Snapshot
+from trainer.placement import Parameter, place
+
+PARAMETERS = [Parameter(name, (size,), True) for name, size in (("a", 160), ("b", 16), ("c", 16), ("d", 128))]
+
+
+def buckets_of(count: int, **options: Any) -> list[list[str]]:
+    shards = place(PARAMETERS, ["ps:0"], pins={}, buckets=count, **options)
+    assert [shard.index for shard in shards] == list(range(len(shards)))
+    return [[piece.path for piece in shard.trainable] for shard in shards]
+
+
+def test_one_bucket_holds_all_in_the_models_order():
+    assert buckets_of(1) == [["a", "b", "c", "d"]]
+
+
+def test_buckets_begin_with_the_last_parameters_and_hold_about_as_much_each():
+    assert buckets_of(2) == [["b", "c", "d"], ["a"]]
+
+
+@pytest.mark.parametrize("count", [4, 9])
+def test_a_bucket_holds_something(count: int):
+    assert sorted(itertools.chain(*buckets_of(count))) == ["a", "b", "c", "d"]
+    assert all(buckets_of(count))
+
+
+def test_a_large_parameter_is_shared_out_in_parts():
+    shards = place(PARAMETERS, ["ps:0"], pins={}, buckets=4, max_part_mib=64 / 2**20)
+    sizes = [shard.trainable_size for shard in shards]
+    assert len(sizes) == 4
+    assert max(sizes) - min(sizes) <= 16
+
+
+def test_every_host_has_its_own_buckets():
+    shards = place(PARAMETERS, ["ps:0", "ps:1"], pins={}, buckets=2)
+    assert [shard.host for shard in shards] == ["ps:0", "ps:1", "ps:1"]  # ps:0 holds the one large parameter
+
+
+# What is pulled ahead
+
+
+def test_what_was_brought_is_waited_for_and_its_failure_raised():
+    may_bring, failed = threading.Semaphore(0), threading.Event()
+
+    def bring() -> None:
+        may_bring.acquire()
+        if failed_soon.is_set():
+            raise ConnectionError("gone")
+
+    failed_soon = threading.Event()
+    ahead = Ahead(bring, fail=failed.set)
+    ahead.start()
+    may_bring.release()
+    ahead.wait()
+    ahead.use()
+    failed_soon.set()
+    may_bring.release()
+    with pytest.raises(ConnectionError, match="gone"):
+        ahead.wait()
+    assert failed.wait(10)
+
+
+# Training
+
+
+@functools.cache
+def unbroken(wire: str = "float32", clip_norm: float | None = None) -> tuple[list[float], Snapshot]:
+    return Cluster(with_everything, ps=1, workers=2, wire=wire, clip_norm=clip_norm).train([to_the_end] * 2)[0]
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
+@pytest.mark.parametrize("clip_norm", [None, 0.5], ids=["free", "clipped"])
+@pytest.mark.parametrize("ps", [0, 1, 2])
+def test_no_bit_depends_on_the_number_of_buckets(ps: int, clip_norm: float | None, wire: str):
+    losses, last = unbroken(wire, clip_norm)
+    cluster = Cluster(with_everything, ps=ps, workers=2, clip_norm=clip_norm, wire=wire, buckets=3)
+    assert len(cluster.shards) > max(ps, 1) + (ps == 0)
+    results = cluster.train([to_the_end] * 2)
+    assert [digest(state) for _, state in results] == [digest(last)] * 2
+    assert [found for found, _ in results] == [losses] * 2
+
+
+@pytest.mark.cluster
+def test_a_snapshot_between_steps_is_the_state_of_that_step():
+    def snapshot_at(wanted: int) -> Callable[[ShardsEngine], Snapshot | None]:
+        def train(engine: ShardsEngine) -> Snapshot | None:
+            step, taken = engine.start(), None
+            while step < STEPS:
+                if step == wanted:
+                    assert engine.peek().step == wanted
+                    taken = engine.snapshot()
+                step = engine.step().step + 1
+            engine.peek()
+            engine.leave()
+            return taken
+
+        return train
+
+    one = Cluster(with_everything, ps=1, workers=2).train([snapshot_at(4), snapshot_at(-1)])[0]
+    four = Cluster(with_everything, ps=1, workers=2, buckets=4).train([snapshot_at(4), snapshot_at(-1)])[0]
+    assert (one.step, digest(one)) == (four.step, digest(four))
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("worker", [0, 1], ids=["the chief", "another worker"])
+@pytest.mark.parametrize("pushes", [0, 1, 2, 3])
+def test_a_successor_leaves_the_same_bits_between_whichever_pushes_a_worker_was_ended(pushes: int, worker: int):
+    expected_losses, expected = unbroken()
+    cluster = Cluster(with_everything, ps=1, workers=2, buckets=3)
+
+    def ended(engine: ShardsEngine) -> Any:
+        """Ends as a killed process does: its server drops what it had asked for, and its tokens may be taken."""
+        engine.start()
+        for _ in range(3):
+            engine.step()
+        last = engine._step[4][pushes - 1] if pushes else engine._step[2]
+        engine.session.run(last, {engine._stop: 0.0})
+        engine.session.close()
+        successor = cluster._engine(worker)
+        successor.connect(cluster.servers[f"worker:{worker}"].target, cluster._config(f"worker:{worker}"))
+        return to_the_end(successor)
+
+    players: list[Any] = [to_the_end, to_the_end]
+    players[worker] = ended
+    results = cluster.train(players)
+    assert {digest(last) for _, last in results} == {digest(expected)}
+    assert results[1 - worker][0] == expected_losses
+
+
+@pytest.mark.cluster
+def test_one_replica_that_asks_to_stop_stops_all_at_the_same_step():
+    def until_stopped(asks_at: int | None) -> Callable[[ShardsEngine], int]:
+        def train(engine: ShardsEngine) -> int:
+            step, stopped = engine.start(), False
+            while not stopped:
+                pulled = engine.step(stop=step == asks_at)
+                step, stopped = pulled.step + 1, pulled.stop
+            reached = engine.peek().step
+            engine.leave()
+            return reached
+
+        return train
+
+    cluster = Cluster(plain, ps=1, workers=2, buckets=2)
+    assert cluster.train([until_stopped(None), until_stopped(3)]) == [5, 5]
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("cluster", ["1ps2w", "2w"])
+def test_a_run_with_buckets_has_the_bits_of_one_without(finish: Callable[..., Run], cluster: str):
+    options = [f"cluster={cluster}", "model=mlp", "placement.max_part_mib=0.05", *SMALL]
+    digests = {
+        json.loads(
+            (
+                finish(*options, f"run=run{buckets}", f"placement.buckets={buckets}").directory / "summary.json"
+            ).read_text()
+        )["params_sha256"]
+        for buckets in (1, 3)
+    }
+    assert len(digests) == 1
