@@ -288,9 +288,10 @@ def test_a_bfloat16_wire_halves_what_crosses_a_link():
 
 
 def test_the_buckets_of_a_host_are_one_host_and_one_link():
-    one, three = (planned("cluster=2ps2w", f"placement.buckets={buckets}") for buckets in (1, 3))
+    parts = "placement.max_part_mib=0.1"
+    one, three = (planned("cluster=2ps2w", parts, f"placement.buckets={buckets}") for buckets in (1, 3))
     assert three.hosts == one.hosts == ("ps:0", "ps:1")
-    assert len(three.shards) > 2
+    assert len(three.shards) == 4  # of two parts each
     assert three.link_nbytes().keys() == one.link_nbytes().keys()
     assert "shards on 2 ps" in three.in_words()
     assert Plan.from_json(json.loads(json.dumps(three.to_json()))) == three
