@@ -205,7 +205,14 @@ def test_only_workers_see_gpus_unless_the_config_says_so(task):
 
 def test_a_ps_sees_the_gpus_that_the_config_gives_it():
     ps = planned("+device.gpus.ps=[1,0]", on=TWO_GPUS).task("ps", 0)
-    assert ps.environment() == {"CUDA_VISIBLE_DEVICES": "1,0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert ps.environment()["CUDA_VISIBLE_DEVICES"] == "1,0"
+    assert ps.environment()["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
+def test_flags_for_xla_that_are_given_come_last_and_win():
+    worker = planned().task("worker", 0)
+    ours = worker.environment()["XLA_FLAGS"]
+    assert worker.environment({"XLA_FLAGS": "--xla_dump_to=/tmp"})["XLA_FLAGS"] == f"{ours} --xla_dump_to=/tmp"
 
 
 # GPU memory.

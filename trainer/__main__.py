@@ -165,7 +165,7 @@ def train_one(config: RunConfig) -> NoReturn:
     os.environ.setdefault("grpc_proxy", "")  # with http_proxy set, TensorFlow's gRPC would hang
     made = plan.make_plan(config, describe(_question(config)), this_machine())
     me, directory = made.task(config.job, config.task), choose(config)
-    os.environ.update(me.environment())
+    os.environ.update(me.environment(os.environ))
     from trainer import task  # imports TensorFlow
 
     if not me.is_chief:  # only the chief writes

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import Any
 
 from trainer import addresses, capacity, versions
@@ -22,6 +23,9 @@ from trainer.placement import Shard, Slice, best_match, message_nbytes, pin_faul
 
 ANY_PORT = 0  # chosen when the tasks start
 SHARDED = ("sync", "async", "backup")  # strategies with shard hosts
+# XLA's newer code for CPUs takes longer to make, and where a task has several threads an update that is shared out over
+# them takes many times as long as on one.
+OLDER_CODE = "--xla_cpu_use_fusion_emitters=false"
 
 
 @dataclass(frozen=True)
@@ -50,11 +54,16 @@ class Task:
     def is_chief(self) -> bool:
         return self.name == "worker:0"
 
-    def environment(self) -> dict[str, str]:
-        """Environment variables that must be set before TensorFlow touches a device."""
+    def environment(self, given: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+        """Environment variables that must be set before TensorFlow touches a device.
+
+        Args:
+            given: the environment that they come into; XLA's flags there are kept, and win.
+        """
         return {
             "CUDA_VISIBLE_DEVICES": ",".join(map(str, self.gpus)) or "-1",
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as nvidia-smi counts; CUDA on its own begins with the fastest
+            "XLA_FLAGS": f"{OLDER_CODE} {given.get('XLA_FLAGS', '')}".strip(),
         }
 
     @property

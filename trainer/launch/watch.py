@@ -146,7 +146,7 @@ class Watch:
 
     def _start(self, life: Life) -> None:
         task, directory = life.task, self._directory
-        environment = task.environment()
+        environment = task.environment(os.environ)
         if self._injector:
             environment |= self._injector.environment(task.name, life.number)
         log = str(directory.path / task.log)
