@@ -5,6 +5,10 @@ QUIET = {
     "grpc_proxy": "",  # with http_proxy set, TensorFlow's gRPC would hang
     "TF_GRPC_WORKER_CACHE_QUEUES": "4",  # threads; 64 by default
     "OPENBLAS_NUM_THREADS": "1",  # numpy makes its threads at import, and they do not survive a fork
+    # Vectors of parameters come and go at each step. By default glibc gives such memory back to the kernel, which then
+    # clears every page of it anew: a good part of a step. It reads these at the start of a process.
+    "MALLOC_MMAP_THRESHOLD_": str(2**30),  # bytes; what is smaller comes from memory that is kept
+    "MALLOC_TRIM_THRESHOLD_": str(2**30),  # bytes that may be free before some are given back
 }
 
 CONTROL = "TRAINER_CONTROL"  # "host:port" of the task's status page, for a health check
