@@ -6,6 +6,7 @@ import time
 
 STARTED_AT = time.time()
 
+import gc
 import os
 import sys
 import traceback
@@ -166,6 +167,7 @@ def train_one(config: RunConfig) -> NoReturn:
     made = plan.make_plan(config, describe(_question(config)), this_machine())
     me, directory = made.task(config.job, config.task), choose(config)
     os.environ.update(me.environment(os.environ))
+    gc.disable()  # a task collects from its first step on
     from trainer import task  # imports TensorFlow
 
     if not me.is_chief:  # only the chief writes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import json
 import os
 import signal
@@ -15,6 +16,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
+
+if __name__ == "__main__":
+    gc.disable()  # while all that follows is imported and set up
 
 import tensorflow as tf
 
@@ -133,6 +137,7 @@ class _Player:
         if LAUNCHER in os.environ:
             status_page.serve_at(self._status, os.environ[LAUNCHER], alone=self._stop_alone)
         if self._task.job == "evaluator":
+            _collect_from_now_on()
             scoring.play(self._config, self._plan, self._directory, self._task, self._status, self._stop)
             return exit_codes.TERMINATED if self._stop.requested else exit_codes.OK
         self._make_devices()
@@ -260,6 +265,8 @@ class _Player:
 
         self._watch_steps(lambda: self._hosted_step, missing)
         shard_host.is_tracing = self._config.device.log_placement
+        if is_ps:
+            _collect_from_now_on()
         shard_host.serve(self._plan.steps, on_update)
 
     def _prove(self, run: str, ran: Executed, engine: Engine | None = None) -> None:
@@ -350,6 +357,7 @@ class _Player:
             self._watch_steps(lambda: status.step, None)
         self._stop.let_step_finish()
         status.generation, status.step, status.state = engine.generation, start, "training"
+        _collect_from_now_on()
         pace.began = time.monotonic()
 
         def tell(pulled: Pulled) -> None:
@@ -475,6 +483,12 @@ def _check_planned(plan: Plan, parameters: Sequence[Parameter]) -> None:
     if built != planned:
         other = sorted(path for path in built.keys() | planned.keys() if built.get(path) != planned.get(path))
         raise RuntimeError(f"the model is not the one that was planned; different are {', '.join(other[:5])}")
+
+
+def _collect_from_now_on() -> None:
+    """Turns Python's collector of cycles on: until now nearly everything that was made is still of use."""
+    gc.freeze()
+    gc.enable()
 
 
 def _wait_at_most(secs: float, work: Callable[[], None]) -> None:

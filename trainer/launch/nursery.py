@@ -170,10 +170,10 @@ def main() -> None:
     can_fork = sys.argv[2] == "fork"
     die_with_parent(int(sys.argv[3]))
     if can_fork:
+        gc.disable()  # what is imported stays; a task collects from its first step on
         import trainer.describe
         import trainer.task  # noqa: F401 (imports TensorFlow and everything a task needs)
 
-        gc.collect()
         gc.freeze()  # a collection in a child would touch, and so copy, every page it shares with the nursery
     try:
         _Nursery(control, can_fork=can_fork).serve()
