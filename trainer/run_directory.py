@@ -38,6 +38,7 @@ class RunDirectory:
         self.logs = path / "logs"
         self.events = path / "events"
         self.journal = path / "journal"
+        self.profile = path / "profile"
         self.generation = path / "generation.json"
         self.rollbacks = path / "rollbacks.jsonl"
         self.checkpoints = path / "checkpoints"

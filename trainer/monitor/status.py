@@ -48,11 +48,13 @@ class Status:
     first_step_at: float | None = None  # Unix time, seconds
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self) | {"pid": os.getpid(), "memory_bytes": resident_bytes()}
+        return dataclasses.asdict(self) | {"pid": os.getpid(), "memory_bytes": resident_bytes(), "now": time.time()}
 
     def to_prometheus(self) -> str:
         label = f'{{job="{self.job}",task="{self.index}"}}'
-        numbers = {k: v for k, v in self.to_json().items() if isinstance(v, int | float) and k not in ("index", "pid")}
+        numbers = {
+            k: v for k, v in self.to_json().items() if isinstance(v, int | float) and k not in ("index", "pid", "now")
+        }
         return "".join(f"trainer_{name}{label} {float(value)!r}\n" for name, value in numbers.items())
 
 

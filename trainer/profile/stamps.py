@@ -1,0 +1,19 @@
+"""When the phases of one step ended: what an engine measures of a worker's step, and a host of an update. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+# Unix time, seconds: of the task's own clock; or by task, of the clock of each.
+Moment = float | Mapping[str, float]
+
+
+class Stamps(NamedTuple):
+    """A step, from the call that makes it to its return; a phase begins where the one before it ended."""
+
+    began: float  # Unix time, seconds
+    ended: float
+    ends: Mapping[str, Moment]  # by phase, in their order; of several tasks: it ends with the last of them
+    arrived: Mapping[str, float] = MappingProxyType({})  # of an update: when the gradient of each worker was here
