@@ -131,7 +131,7 @@ def test_a_successor_leaves_the_same_bits_between_whichever_pushes_a_worker_was_
         engine.start()
         for _ in range(3):
             engine.step()
-        last = engine._step[4][pushes - 1] if pushes else engine._step[2]
+        last = engine._step[4][0][pushes - 1] if pushes else engine._step[2]
         engine.session.run(last, {engine._stop: 0.0})
         engine.session.close()
         successor = cluster._engine(worker)

@@ -7,6 +7,7 @@ the same to rounding: a ring adds in another order.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from trainer.engine.pulled import Pulled
 from trainer.engine.snapshot import Snapshot
 from trainer.engine.update import is_scaled, make_update, squares_order
 from trainer.placement import Shard
+from trainer.profile.stamps import Stamps
 from trainer.proof.executed import Executed, executed
 
 
@@ -52,6 +54,7 @@ class AllReduceEngine:
         optimizer: OptimizerConfig,
         replicas: Sequence[Replica],
         parameters: str = "/cpu:0",
+        profiles: bool = False,
     ) -> None:
         """Describes the engine; `connect` builds it.
 
@@ -61,8 +64,9 @@ class AllReduceEngine:
             index: of this worker; 0 has the state.
             replicas: those of this worker; their `batches` take the first step and give an iterator.
             parameters: device of the vectors.
+            profiles: whether steps are stamped: input, compute, and sum, which also has the update.
         """
-        self.scopes = replicas[0].scopes
+        self.scopes, self._profiles = replicas[0].scopes, profiles
         self._strategy, self._shard, self._index, self._optimizer = strategy, shard, index, optimizer
         self._replicas, self._device, self._fills = replicas, parameters, optimizers.slots(optimizer)
 
@@ -109,6 +113,7 @@ class AllReduceEngine:
             stop: asks all workers to stop after the next step.
             fetch_gradients: also returns the mean gradient of the update.
         """
+        called_at = time.time()
         if self.is_tracing:
             context.context().enable_graph_collection()
         outputs = self._run_step(self._iterators, tf.constant(float(stop)))
@@ -117,12 +122,16 @@ class AllReduceEngine:
             self.executed = executed(context.context().export_run_metadata(), self.graph.as_graph_def().library)
             context.context().disable_graph_collection()
         tags, metrics, began, computed, ended, gradients = outputs
+        returned_at = time.time()
         pulled = Pulled.read(
             tags.numpy(),
             metrics.numpy(),
             wait_secs=float(ended - computed),
             compute_secs=float(computed - began),
         )
+        if self._profiles:
+            ends = {"input": float(began), "compute": float(computed), "sum": float(ended)}
+            pulled = pulled._replace(stamps=Stamps(called_at, returned_at, ends))
         if not fetch_gradients:
             return pulled
         return pulled._replace(gradients=packing.from_flat(self._shard.trainable, gradients.numpy()))

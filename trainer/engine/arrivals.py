@@ -26,6 +26,7 @@ from trainer.engine import contributions, packing, wire
 from trainer.engine.host import OnUpdate, ShardHost
 from trainer.engine.shared import GENERATION_STRIDE, HOLD, JOIN, STOP_PUSH, Log, device_of, drain, log_queue
 from trainer.engine.update import STOP
+from trainer.profile.stamps import Stamps
 
 v1 = tf.compat.v1
 
@@ -51,6 +52,7 @@ class ArrivalsHost(ShardHost):
         assert self.shared.log is not None
         self.log: Log = self.shared.log
         self.counts = contributions.empty(self.workers)
+        self._came: dict[str, float] = {}  # by worker whose gradient is in the next update, Unix time
         with self.graph.as_default(), tf.device(device_of(self.shard.host)):
             self.tag_feed = v1.placeholder(tf.int64, [])
             self.counts_feed = v1.placeholder(tf.int64, self.counts.shape)
@@ -67,6 +69,7 @@ class ArrivalsHost(ShardHost):
     def serve(self, steps: int, on_update: OnUpdate) -> None:
         """Serves on when the run is over: workers still push, and are answered, until they and the hosts leave."""
         self._prepare()
+        updated_at = time.time()
         is_over, is_stopped = self.step >= steps, False
         while True:
             began = time.monotonic()
@@ -76,7 +79,7 @@ class ArrivalsHost(ShardHost):
                 if is_over:  # another host has heard all goodbyes and left, so nobody needs this one either
                     return
                 raise
-            waited = time.monotonic() - began
+            waited, came_at = time.monotonic() - began, time.time()
             if arrival.kind == HOLD:
                 self._run_hold[arrival.worker](arrival.step, self.counts)
             elif arrival.kind == JOIN:
@@ -92,10 +95,19 @@ class ArrivalsHost(ShardHost):
                 self.let_go()
             elif is_over:
                 self._answer_by_dropping(arrival.worker)
-            elif self.take(arrival):
+            elif self._take(arrival, came_at):
                 self.step += 1
                 is_over = self.step >= steps
+                if self.record:
+                    now = time.time()
+                    self.record(self.step, Stamps(updated_at, now, {"wait": came_at, "apply": now}, dict(self._came)))
+                    updated_at = now
+                self._came.clear()
                 on_update(self.step, waited)
+
+    def _take(self, arrival: Arrival, came_at: float) -> bool:
+        self._came[f"worker:{arrival.worker}"] = came_at
+        return self.take(arrival)
 
     def owes(self, worker: int) -> bool:
         """Whether a token for a worker follows from what it pushed."""
@@ -111,6 +123,7 @@ class ArrivalsHost(ShardHost):
     def drop(self, worker: int) -> None:
         """Drops a gradient, counts that, and lets its worker start afresh."""
         contributions.add_dropped(self.counts, worker)
+        self._came.pop(f"worker:{worker}", None)
         self._answer_by_dropping(worker)
 
     def apply(self, worker: int, feeds: Mapping[Any, Any] | None = None) -> None:

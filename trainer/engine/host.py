@@ -19,11 +19,13 @@ from trainer.engine.shared import GENERATION_STRIDE, device_of, share
 from trainer.engine.tracing import run_traced
 from trainer.engine.update import Exchange, is_scaled, make_update, squares_order
 from trainer.placement import Shard
+from trainer.profile.stamps import Stamps
 from trainer.proof.executed import Executed
 
 v1 = tf.compat.v1
 
 OnUpdate = Callable[[int, float], None]  # global step, seconds spent waiting for gradients
+Record = Callable[[int, Stamps], None]  # global step
 
 
 class ShardHost(ABC):
@@ -31,6 +33,7 @@ class ShardHost(ABC):
 
     is_tracing = False  # the next update also leaves what ran where in `executed`
     executed: Executed | None = None
+    record: Record | None = None  # called after each update, where a profile is wanted
 
     def __init__(
         self,
@@ -42,6 +45,7 @@ class ShardHost(ABC):
         parameters: str = "/cpu:0",
         has_log: bool = False,
         as_wire: str = wire.FLOAT32,
+        profiles: bool = False,
     ) -> None:
         """Begins the host's graph.
 
@@ -51,9 +55,11 @@ class ShardHost(ABC):
             parameters: device of the vectors.
             has_log: whether gradients are taken as they come.
             as_wire: how vectors travel.
+            profiles: whether updates are stamped, for `record`.
         """
         self.as_wire = as_wire
         self.shards, self.shard, self.optimizer, self.workers = shards, shards[index], optimizer, workers
+        self.profiles = profiles
         self.parameters = device_of(self.shard.host, parameters)
         # Made once: each would be compiled anew.
         scaled = is_scaled(shards)

@@ -17,6 +17,7 @@ from trainer.engine.session_engine import SessionEngine
 from trainer.engine.snapshot import Snapshot
 from trainer.engine.update import is_scaled, make_update, mean_of, squares_order
 from trainer.placement import Shard
+from trainer.profile.in_graph import GraphClock
 
 v1 = tf.compat.v1
 
@@ -31,15 +32,18 @@ class LocalEngine(SessionEngine):
         optimizer: OptimizerConfig,
         replicas: Sequence[Replica],
         parameters: str = "/cpu:0",
+        profiles: bool = False,
     ) -> None:
         """Builds the graph.
 
         Args:
             replicas: each computes its part of the global batch, on a device of its own.
             parameters: device of the shard's vectors, where they are updated.
+            profiles: whether steps are stamped: input, compute, apply.
         """
         self.scopes = replicas[0].scopes
         self._shard, self._fills = shard, optimizers.slots(optimizer)
+        self._clock = GraphClock(is_wanted=profiles)
         with tf.Graph().as_default() as self.graph:
             zeros = v1.zeros_initializer()
             with tf.device(parameters):
@@ -99,25 +103,29 @@ class LocalEngine(SessionEngine):
     def _make_step(
         self, optimizer: OptimizerConfig, replicas: Sequence[Replica], parameters: str
     ) -> tuple[list[Any], tf.Tensor]:
-        """Returns ([tags, metrics, time when the batches were here, time when computed, no pushes], mean gradient)."""
+        """Returns ([tags, metrics, time of the batches, time when computed, [no pushes, *stamps]], mean gradient)."""
         shard, flat = self._shard, self._flat.read_value()
         slots = {name: slot.read_value() for name, slot in self._slots.items()}
         tags, header = packing.tags_of(flat, shard), packing.header_of(flat, shard)
         generation, step = tf.unstack(tf.cast(tags, tf.int64))
         with tf.control_dependencies([batches.features for batches in self._batches]):
             began_at = tf.timestamp()
+        self._clock.end_at("input", began_at)
         packed = [
             compute([packing.halves(flat, shard)], [header], [shard], replica, in_step(batches, step), self._stop)[0]
             for replica, batches in zip(replicas, self._batches, strict=True)
         ]
         with tf.control_dependencies(packed):
             computed_at = tf.timestamp()
+        self._clock.end_at("compute", computed_at)
         order = squares_order([shard])
         update = make_update(shard, optimizer, lambda squares: tf.gather(squares, order), scaled=is_scaled([shard]))
         with tf.device(parameters):
             new, moved = update(flat, slots, packed, generation, step, None)
             assigned = [self._flat.assign(new, read_value=False)]
             assigned += [slot.assign(moved[name], read_value=False) for name, slot in self._slots.items()]
+        self._clock.end("apply", assigned)
         with tf.control_dependencies(assigned):
             metrics = packing.metrics_of(flat, shard)
-            return [tf.expand_dims(tags, 0), metrics, began_at, computed_at, []], mean_of(packed)
+            ends = [[], *self._clock.fetches]
+            return [tf.expand_dims(tags, 0), metrics, began_at, computed_at, ends], mean_of(packed)

@@ -22,6 +22,8 @@ from trainer import failpoints
 from trainer.engine import packing, wire
 from trainer.engine.host import OnUpdate, ShardHost
 from trainer.engine.shared import device_of, take
+from trainer.profile.in_graph import GraphClock
+from trainer.profile.stamps import Stamps
 
 v1 = tf.compat.v1
 
@@ -46,11 +48,14 @@ class LockstepHost(ShardHost):
         step = self.read_tag()[1]
         while step < steps:
             began = time.time()
-            step, taken_at = self.run_update(update, self._update)
+            step, taken_at, *stamps = self.run_update(update, self._update)
+            if stamps and self.record:
+                self.record(int(step), Stamps(began, time.time(), *stamps))
             on_update(int(step), max(0.0, taken_at - began))
 
-    def _make_update(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns (global step after the update, the time at which every worker's gradient was here)."""
+    def _make_update(self) -> list[Any]:
+        """Returns [global step after the update, the time at which every worker's gradient was here, *stamps]."""
+        clock = GraphClock(is_wanted=self.profiles)
         mine = packing.tags_of(self.shared.flat.read_value(), self.shard)
 
         def stale(message: tf.Tensor) -> tf.Tensor:
@@ -58,20 +63,24 @@ class LockstepHost(ShardHost):
             return tf.reduce_any(tf.not_equal(wire.tags_of(message, self.shard, self.as_wire), mine))
 
         packed = [take(intake, stale) for intake in self.shared.intake]
+        arrived = [at for worker, one in enumerate(packed) for at in clock.arrive(f"worker:{worker}", [one])]
         tag = self.tag()
         told = []
         for one, last in zip(packed, self._taken, strict=True):
             with tf.control_dependencies([one]):
                 told.append(last.assign(tag, read_value=False))
         step = packing.tags_of(self.shared.flat.read_value(), self.shard)[1]
-        with tf.control_dependencies([*packed, *_reached("take", step, packed)]):
+        with tf.control_dependencies([*packed, *arrived, *_reached("take", step, packed)]):
             packed = [tf.identity(one) for one in packed]
             taken_at = tf.timestamp()
+        clock.end_at("wait", taken_at)
         step, assigned = self.update(packed, exchange=self.exchange(mine))
-        with tf.control_dependencies([*assigned, *_reached("apply", step, assigned)]):
+        applied = clock.end("apply", [*assigned, taken_at])
+        with tf.control_dependencies([*assigned, *applied, *_reached("apply", step, assigned)]):
             handed = self.hand_out_tokens()
+        clock.end("tokens", [handed])
         with tf.control_dependencies([handed, *told]):
-            return tf.identity(step), tf.identity(taken_at)
+            return [tf.identity(step), tf.identity(taken_at), *clock.fetches]
 
     def _make_taken(self, worker: int) -> Any:
         """The tag of the last update that has a worker's gradient."""

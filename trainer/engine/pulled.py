@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from trainer.placement import METRICS
+from trainer.profile.stamps import Stamps
 
 
 class Pulled(NamedTuple):
@@ -25,6 +26,7 @@ class Pulled(NamedTuple):
     wait_secs: float = 0.0  # until all parameters were here
     compute_secs: float = 0.0  # forward and backward pass
     gradients: dict[str, np.ndarray] | None = None  # of this replica, by path; only when asked for
+    stamps: Stamps | None = None  # only where a profile is wanted
 
     @classmethod
     def read(

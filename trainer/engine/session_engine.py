@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from trainer.engine.pulled import Pulled
 from trainer.engine.tracing import run_traced
+from trainer.profile.stamps import Stamps
 from trainer.proof.executed import Executed
 
 v1 = tf.compat.v1
@@ -30,7 +31,9 @@ class SessionEngine:
     session: Any
 
     _stop: tf.Tensor  # placeholder [] float32
-    _step: list[Any]  # [tags, metrics, time when parameters and batches were here, time when computed, pushes]
+    _step: list[
+        Any
+    ]  # [tags, metrics, time when parameters and batches were here, time when computed, [pushes, *stamps]]
     _gradients: Any  # packed
 
     def connect(self, target: str, session_config: Any) -> None:
@@ -69,8 +72,11 @@ class SessionEngine:
         Args:
             began: Unix time, seconds.
         """
-        tags, metrics, pulled_at, computed_at, _, *gradients = outputs
+        ended = time.time()
+        tags, metrics, pulled_at, computed_at, (_, *stamps), *gradients = outputs
         pulled = Pulled.read(tags, metrics, wait_secs=pulled_at - began, compute_secs=computed_at - pulled_at)
+        if stamps:
+            pulled = pulled._replace(stamps=Stamps(began, ended, *stamps))
         return pulled._replace(gradients=self._name(gradients[0])) if fetch_gradients else pulled
 
     def _name(self, packed: Any) -> dict[str, np.ndarray]:

@@ -52,6 +52,7 @@ from trainer.engine.tracing import run_traced
 from trainer.engine.update import STOP
 from trainer.exit_codes import IncompleteError
 from trainer.placement import Shard
+from trainer.profile.in_graph import GraphClock
 
 v1 = tf.compat.v1
 
@@ -62,7 +63,7 @@ REPORT_EVERY_SECS = 10.0
 class _Graph(NamedTuple):
     """A step of a worker, in a graph."""
 
-    fetches: list[Any]  # [tags, metrics, time when pulled, time when computed, pushes]
+    fetches: list[Any]  # [tags, metrics, time when pulled, time when computed, [pushes, *stamps]]
     gradients: list[tf.Tensor]  # packed
 
 
@@ -88,6 +89,7 @@ class ShardsEngine(SessionEngine):
         intake: str = "all",
         parameters: str = "/cpu:0",
         as_wire: str = wire.FLOAT32,
+        profiles: bool = False,
     ) -> None:
         """Builds the worker's graph.
 
@@ -98,9 +100,11 @@ class ShardsEngine(SessionEngine):
             intake: of the hosts: all, each or quorum.
             parameters: the hosts' device that holds the vectors.
             as_wire: how vectors travel.
+            profiles: whether steps are stamped: wait, pull, input, compute, push.
         """
         self._wire = as_wire
         self._shards, self._fills, self._intake, self._workers = shards, optimizers.slots(optimizer), intake, workers
+        self._profiles = profiles
         self._worker, here = int(task.split(":")[1]), device_of(task)
         is_lockstep = intake == "all"
         self._pulls_ahead = len({shard.host for shard in shards}) < len(shards)
@@ -281,16 +285,18 @@ class ShardsEngine(SessionEngine):
         Args:
             joins: pulls what `_join_tag` says, and waits for no token.
         """
-        shards = self._shards
+        shards, clock = self._shards, GraphClock(is_wanted=self._profiles)
         if self._pulls_ahead and not joins:
             pulled = self._pull_next.taken
         else:
             pull = self._pull_joining if joins else self._pull
-            pulled = [pull(s, shard) for s, shard in zip(shared, shards, strict=True)]
+            pulled = [pull(s, shard, clock) for s, shard in zip(shared, shards, strict=True)]
         with tf.device(here):
             pulled = [tf.identity(message) for message in pulled]
             with tf.control_dependencies(pulled):
                 pulled_at = tf.timestamp()
+            clock.end_at("pull", pulled_at)
+            clock.end("input", [batches.features for batches in self._batches])
             vectors = [wire.receive(message, s, self._wire) for message, s in zip(pulled, shards, strict=True)]
             tags = tf.stack([packing.tags_of(one, shard) for one, shard in zip(vectors, shards, strict=True)])
             headers, batches = [packing.header_of(v, s) for v, s in zip(vectors, shards, strict=True)], self._batches
@@ -311,34 +317,34 @@ class ShardsEngine(SessionEngine):
             packed = mean_over_replicas(computed, headers, shards, clip=clip, as_wire=self._wire)
             with tf.control_dependencies(packed):
                 computed_at = tf.timestamp()
+            clock.end_at("compute", computed_at)
             metrics = self._metrics([packing.metrics_of(v, s) for v, s in zip(vectors, shards, strict=True)])
-        return _Graph(
-            [tags, metrics, pulled_at, computed_at, self._push(shared, packed, here, step_of=tags[0][1])], packed
-        )
+        pushed = self._push(shared, packed, here, clock, step_of=tags[0][1])
+        return _Graph([tags, metrics, pulled_at, computed_at, [pushed, *clock.fetches]], packed)
 
     def _make_pull_next(self, shared: Sequence[Shared], here: str) -> _PullNext:
         """Between the Session.run that pulls and the one that computes: a place for one message of each shard."""
         places, brought = [], []
         for s, shard in zip(shared, self._shards, strict=True):
-            message = self._pull(s, shard)
+            message = self._pull(s, shard, GraphClock(is_wanted=False))
             with tf.device(here):
-                places.append(
-                    v1.FIFOQueue(1, [message.dtype], [message.shape], shared_name=f"ahead{secrets.token_hex(8)}")
-                )
+                name = f"ahead{secrets.token_hex(8)}"
+                places.append(v1.FIFOQueue(1, [message.dtype], [message.shape], shared_name=name))
                 brought.append(places[-1].enqueue(tf.identity(message)))
         with tf.device(here):
             closed = [place.close(cancel_pending_enqueues=True) for place in places]
             return _PullNext(brought, [place.dequeue() for place in places], closed)
 
-    def _pull(self, s: Shared, shard: Shard) -> tf.Tensor:
+    def _pull(self, s: Shared, shard: Shard, clock: GraphClock) -> tf.Tensor:
         """Waits for this worker's token of a shard and reads it."""
         me = self._worker
         with tf.device(device_of(shard.host)):
             token = take(s.tokens[me], not_after(s.seen[me]))
+            clock.end("wait", [token], on=shard.host)
             with tf.control_dependencies([s.seen[me].assign(token, read_value=False)]):
                 return (s.flat if s.sent is None else s.sent).read_value()
 
-    def _pull_joining(self, s: Shared, shard: Shard) -> tf.Tensor:
+    def _pull_joining(self, s: Shared, shard: Shard, _: GraphClock) -> tf.Tensor:
         """Reads a shard's vector of the step that all have, or had just before; passes over that step's token."""
         assert s.before is not None
         with tf.device(device_of(shard.host)):
@@ -384,7 +390,13 @@ class ShardsEngine(SessionEngine):
         return done
 
     def _push(
-        self, shared: Sequence[Shared], packed: Sequence[tf.Tensor], here: str, *, step_of: tf.Tensor
+        self,
+        shared: Sequence[Shared],
+        packed: Sequence[tf.Tensor],
+        here: str,
+        clock: GraphClock,
+        *,
+        step_of: tf.Tensor,
     ) -> list[tf.Operation]:
         """Sends each host its vector; then, where they are taken as they come, tells that they are there."""
         arrived: list[tf.Tensor] = []
@@ -400,7 +412,8 @@ class ShardsEngine(SessionEngine):
                     reached = failpoints.in_graph("push", step_of)
             with tf.control_dependencies([reached] if reached is not None else []), tf.device(device_of(shard.host)):
                 arrived.append(tf.identity(vector))  # here, so that what is read of it below is not sent on its own
-                pushed.append(s.intake[self._worker].enqueue(arrived[-1]))
+                with tf.control_dependencies(clock.end("push", [arrived[-1]], on=shard.host)):
+                    pushed.append(s.intake[self._worker].enqueue(arrived[-1]))
                 last[shard.host] = pushed[-1]
         told = []
         for number, (s, shard) in enumerate(zip(shared, self._shards, strict=True)):
