@@ -73,11 +73,17 @@ def test_no_port_of_a_task_is_published_and_its_network_leads_nowhere():
 
 
 @pytest.mark.parametrize(
-    ("job", "journal", "expected"),
-    [("ps", False, False), ("worker", False, False), ("evaluator", False, True), ("worker", True, True)],
+    ("job", "journal", "profile", "expected"),
+    [
+        ("ps", False, False, False),
+        ("worker", False, False, False),
+        ("evaluator", False, False, True),
+        ("worker", True, False, True),
+        ("ps", False, True, True),
+    ],
 )
-def test_only_tasks_that_write_can_write(job, journal, expected):
-    config = RunConfig()
+def test_only_tasks_that_write_can_write(job, journal, profile, expected):
+    config = RunConfig(profile=profile)
     config.summary.journal = journal
     made = containers(config, plan_of(task("worker", 0), task(job, 1)), run="/r")
     assert [m.target for m in container_of("worker:0", made).mounts if m.is_writable] == [INSIDE]

@@ -33,6 +33,7 @@ def make_host(config: RunConfig, plan: Plan, shard: Shard) -> ShardHost:
         "optimizer": config.optimizer,
         "parameters": plan.parameters,
         "as_wire": plan.wire,
+        "profiles": config.profile,
     }
     if plan.intake == "each":
         return EachHost(max_staleness=config.strategy.max_staleness, **options)
@@ -54,6 +55,7 @@ def make_engine(
     common: dict[str, Any] = {
         "optimizer": config.optimizer,
         "replicas": _make_replicas(config, plan, task, model, data, rollbacks),
+        "profiles": config.profile,
     }
     if plan.strategy == "local":
         return LocalEngine(shard=plan.shards[0], parameters=plan.parameters, **common)

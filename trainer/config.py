@@ -367,6 +367,7 @@ class RunConfig:
     run: str | None = None  # run directory; none: a new one under runs/
     resume: str = "auto"  # auto: from the run directory if it holds a checkpoint; never; or a checkpoint's path
     seed: int = field(default=0, metadata=limits(at_least=0, below=2**31))
+    profile: bool = False  # write down where the time of the first 1000 steps goes, for a trace of all tasks
     user: str | None = None  # Python file with models and data sets of your own
     job: str | None = None  # play one task of a cluster with addresses, instead of starting them all
     task: int | None = field(default=None, metadata=limits(at_least=0))

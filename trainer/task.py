@@ -42,6 +42,7 @@ from trainer.monitor.status import Status
 from trainer.monitor.watch_peers import Heartbeats, watch
 from trainer.placement import Parameter
 from trainer.plan import Plan, Task
+from trainer.profile.record import REPLICA, SHARD, Recorder
 from trainer.proof.executed import Executed
 from trainer.proof.prove import PlacementError, prove
 from trainer.proof.record import STEP, UPDATE, make_record
@@ -109,6 +110,7 @@ class _Player:
         # A task that a scheduler started has no run directory; that of a container may be for reading only.
         writes = directory.plan.exists() and os.access(directory.path, os.W_OK)
         self._journal = Journal(directory.journal / f"{task.job}-{task.index}.jsonl" if writes else None)
+        self._recorder = Recorder(directory, task, plan.task("worker", 0)) if config.profile else None
         self._holds_state = False
         self._rollbacks = bad_numbers.count_rollbacks(directory.rollbacks)
         self._needs_hosts = True  # until this task has all that it wants of them
@@ -267,6 +269,8 @@ class _Player:
         shard_host.is_tracing = self._config.device.log_placement
         if is_ps:
             _collect_from_now_on()
+        if self._recorder:
+            shard_host.record = partial(self._recorder.write, SHARD)
         shard_host.serve(self._plan.steps, on_update)
 
     def _prove(self, run: str, ran: Executed, engine: Engine | None = None) -> None:
@@ -374,6 +378,10 @@ class _Player:
             if self._config.summary.journal and pulled.step < plan.steps:
                 self._journal.write("push", generation=pulled.generation, step=pulled.step, replicas=replicas)
 
+        def measure(pulled: Pulled) -> None:
+            if self._recorder and pulled.stamps:
+                self._recorder.write(REPLICA, pulled.step + 1, pulled.stamps)
+
         def check_placement(pulled: Pulled) -> None:
             if engine.executed is not None:
                 self._prove(STEP, engine.executed, engine)
@@ -392,7 +400,7 @@ class _Player:
                 stop_requested=lambda: self._stop.requested,
                 gradients_every=self._config.summary.histogram_every if chief else 0,
                 between=[chief.between] if chief else [],
-                after=[record, check_placement, tell, *([chief.after] if chief else [])],
+                after=[record, measure, check_placement, tell, *([chief.after] if chief else [])],
                 on_bad=bad_numbers.reaction(self._config.train.on_not_finite, rollbacks=self._rollbacks),
             )
         except RollbackError as error:

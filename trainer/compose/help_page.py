@@ -62,6 +62,7 @@ KEYS = {
     "device.replicas": "devices of a worker's replicas, e.g. [/gpu:0,/gpu:1]",
     "device.layers": "pattern of layer paths -> device, e.g. {dense*:/gpu:1}",
     "device.log_placement": "write where everything ran; fail if not as planned",
+    "profile": "write where the time of each step goes, as a trace of all tasks",
     "timeouts.roll_call_secs": "seconds until all tasks must be up",
     "timeouts.heartbeat_secs": "a task that is silent for longer is ended and replaced",
     "timeouts.step_secs": "so is one that a step waits for longer for",

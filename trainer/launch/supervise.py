@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from trainer.launch.lives import Failure, Life, Outcome
 from trainer.launch.progress import HistoryLines, make_progress
 from trainer.launch.watch import Signals, Starter, Watch
 from trainer.plan import Plan
+from trainer.profile import merge as profile
 from trainer.run_directory import RunDirectory, write_atomically
 
 
@@ -48,6 +50,8 @@ def supervise(
             resume.check_model(found, config)
         print(f"{directory.path}{f', resumes at step {found.step}' if found else ''}", flush=True)
         directory.write_inputs(config, written or plan)
+        if config.profile:
+            shutil.rmtree(directory.profile, ignore_errors=True)  # an earlier launch's
         history = None
         if config.summary.lines:
             start = found.step if found else 0
@@ -55,7 +59,10 @@ def supervise(
         with make_progress(plan.tasks, plan.steps, history) as progress, _breaking(injector, plan):
             watch = Watch(config, plan, directory, tasks, progress, signals, injector)
             outcome, lives = watch.run(), watch.lives
-        summary = _complete_summary(directory, lives, outcome, started_at)
+        measured = profile.merge(directory) if config.profile else None
+        summary = _complete_summary(directory, lives, outcome, started_at, measured)
+    if measured:
+        print(profile.in_words(measured))
     if outcome.failed is not None:
         return _report_failure(directory, outcome.failed)
     if signals.numbers or any(life.code for life in lives.values()):
@@ -77,7 +84,11 @@ def _breaking(injector: Injector | None, plan: Plan) -> Iterator[None]:
 
 
 def _complete_summary(
-    directory: RunDirectory, lives: Mapping[str, Life], outcome: Outcome, started_at: float
+    directory: RunDirectory,
+    lives: Mapping[str, Life],
+    outcome: Outcome,
+    started_at: float,
+    measured: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Adds to what the chief wrote, if it came to that, what only the launcher knows."""
     summary: dict[str, Any] = {}
@@ -96,6 +107,8 @@ def _complete_summary(
         "restarts_of": outcome.restarts,
         "tasks": {name: {"code": life.code, "log": life.task.log} for name, life in lives.items()},
     }
+    if measured is not None:
+        summary["profile"] = measured
     write_atomically(directory.summary, json.dumps(summary, indent=1))
     return summary
 

@@ -131,4 +131,5 @@ def _mounts(config: RunConfig, task: Task, run: str, inputs: Sequence[str]) -> I
 
 def _writes(config: RunConfig, task: Task) -> bool:
     """Whether a task writes into the run directory."""
-    return task.is_chief or task.job == "evaluator" or config.summary.journal or config.device.log_placement
+    all_write = config.summary.journal or config.device.log_placement or config.profile
+    return task.is_chief or task.job == "evaluator" or all_write
