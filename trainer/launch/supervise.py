@@ -59,7 +59,7 @@ def supervise(
         with make_progress(plan.tasks, plan.steps, history) as progress, _breaking(injector, plan):
             watch = Watch(config, plan, directory, tasks, progress, signals, injector)
             outcome, lives = watch.run(), watch.lives
-        measured = profile.merge(directory) if config.profile else None
+        measured = _merge_profile(directory) if config.profile else None
         summary = _complete_summary(directory, lives, outcome, started_at, measured)
     if measured:
         print(profile.in_words(measured))
@@ -81,6 +81,15 @@ def _breaking(injector: Injector | None, plan: Plan) -> Iterator[None]:
         yield
     finally:
         injector.end()
+
+
+def _merge_profile(directory: RunDirectory) -> dict[str, Any] | None:
+    """The profile of all tasks; a disk that has no room for its trace does not spoil a run."""
+    try:
+        return profile.merge(directory)
+    except OSError as error:
+        print(f"there is no trace: {error.filename or directory.profile}: {error.strerror}")
+        return None
 
 
 def _complete_summary(

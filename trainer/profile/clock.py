@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -36,15 +37,19 @@ def best(offsets: Iterable[Offset]) -> Offset | None:
 
 def follow(control: str, tell: Callable[[Offset], None]) -> None:
     """Asks the chief's page some times, and tells each estimate that is better than those before."""
-    known: Offset | None = None
+    least_error_secs = math.inf
     for _ in range(LOOKS):
-        asked_at = time.time()
-        try:
-            page = read_status(control, timeout_secs=1.0)
-        except (OSError, ValueError):  # busy, or gone
-            page = {}
-        found = estimate(asked_at, page["now"], time.time()) if "now" in page else known
-        if found is not None and best([known or found, found]) != known:
-            known = found
-            tell(found)
+        offset = _ask(control)
+        if offset is not None and offset.error_secs < least_error_secs:
+            least_error_secs = offset.error_secs
+            tell(offset)
         time.sleep(LOOK_EVERY_SECS)
+
+
+def _ask(control: str) -> Offset | None:
+    asked_at = time.time()
+    try:
+        page = read_status(control, timeout_secs=1.0)
+    except (OSError, ValueError):  # busy, or gone
+        return None
+    return estimate(asked_at, page["now"], time.time())

@@ -77,11 +77,11 @@ def read(files: Mapping[str, str], expected: Iterable[str]) -> Profile:
             life = Life(name, number, pid)
             for line in lines:
                 try:
-                    step = _step(line, name, ahead)
+                    row, step = str(line["row"]), _step(line, name, ahead)
                 except (KeyError, TypeError, ValueError, AttributeError):
                     damaged += 1
                 else:
-                    life.rows.setdefault(str(line["row"]), []).append(step)
+                    life.rows.setdefault(row, []).append(step)
             lives.append(life)
     missing = [name for name in expected if not any(life.rows for life in lives if life.task == name)]
     return Profile([life for life in lives if life.rows], offsets, missing, damaged)
@@ -107,8 +107,7 @@ def _read_task(text: str) -> _Task:
 
 
 def _step(line: Mapping[str, Any], task: str, ahead: Mapping[str, float]) -> Step:
-    """A line on the chief's clock. What clocks disagree about is moved to where it can have been: no phase is negative,
-    and none leaves its step."""
+    """A line on the chief's clock; what the clocks disagree about is moved, so that no phase is negative."""
 
     def on_chief(at: Any) -> float:
         if isinstance(at, dict):

@@ -75,7 +75,10 @@ class Recorder:
 
     def _fail(self, error: OSError) -> None:
         """A profile is not worth a run."""
-        print(f"{self._task.name} is not profiled: {error.filename or ''} {error.strerror}", flush=True)
+        print(
+            f"{self._task.name} is not profiled: {error.filename or self._directory.profile}: {error.strerror}",
+            flush=True,
+        )
         self._file, self._is_closed = None, True
 
 

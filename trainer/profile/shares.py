@@ -22,8 +22,10 @@ def summarize(profile: Profile) -> dict[str, Any]:
         "fractions": fractions(profile.lives, REPLICA),
         "shard_fractions": fractions(profile.lives, SHARD),
         "came_last": came_last(profile.lives),
-        "clock_error_ms": {name: round(1000 * offset.error_secs, 3) for name, offset in profile.offsets.items()},
-        "clock_offset_ms": {name: round(1000 * o.applied_secs, 3) for name, o in profile.offsets.items()},
+        "clocks": {
+            name: {"offset_ms": round(1000 * offset.applied_secs, 3), "error_ms": round(1000 * offset.error_secs, 3)}
+            for name, offset in profile.offsets.items()
+        },
         "missing": list(profile.missing),
         "damaged_lines": profile.damaged,
     }
@@ -98,7 +100,7 @@ def in_words(summary: Mapping[str, Any]) -> str:
         lines.append(row.ljust(width) + _cells(f"{shares[name]:.1%}" if name in shares else "" for name in names))
     if summary["came_last"]:
         lines.append(_late(summary["came_last"]))
-    lines += [f"{name}: clock {ms:+.1f} ms from the chief's" for name, ms in summary["clock_offset_ms"].items() if ms]
+    lines += [_moved(name, **told) for name, told in summary["clocks"].items() if told["offset_ms"]]
     if summary["missing"]:
         lines.append(f"nothing is known of {', '.join(summary['missing'])}")
     return "\n".join(lines)
@@ -106,6 +108,13 @@ def in_words(summary: Mapping[str, Any]) -> str:
 
 def _cells(texts: Iterable[str]) -> str:
     return "".join(f"{text:>9}" for text in texts).rstrip()
+
+
+def _moved(task: str, *, offset_ms: float, error_ms: float) -> str:
+    side = "behind" if offset_ms > 0 else "ahead of"
+    return (
+        f"{task}'s clock is {abs(offset_ms):,.1f} ms {side} the chief's (within {error_ms:.1f} ms); this allows for it"
+    )
 
 
 def _late(came_last: Mapping[str, Mapping[str, float]]) -> str:
