@@ -1,0 +1,370 @@
+"""What a step costs in messages, bytes, sessions and calls, exactly: counted in what TensorFlow ran, never timed.
+
+Every session of a small cluster is traced, so that each Session.run leaves the tensors that it moved between tasks,
+with their bytes as they were sent. `trainer/traffic.py` must name every one of them, and no other. Whoever adds a
+fetch, a message or a call to a step changes a number here.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import small_clusters
+import tensorflow as tf
+from small_clusters import BATCH, STEPS, Cluster, digits, make_local, plain, with_everything
+
+from trainer import traffic
+from trainer.config import OptimizerConfig, OptimizerName
+from trainer.engine.host import ShardHost
+from trainer.engine.shards import ShardsEngine
+from trainer.plan import Plan
+from trainer.traffic import Message
+
+v1 = tf.compat.v1
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+
+STRATEGIES = {"all": "sync", "each": "async", "quorum": "backup"}  # by intake
+SIZES = {"1ps2w": (1, 2), "2ps2w": (2, 2), "2w": (0, 2)}
+STEP_FETCHES = 4  # tags, metrics, and the times when parameters were here and when gradients were
+STEP_FEEDS = 1  # whether to stop
+UPDATE_FETCHES = 2  # the step, and the time when every gradient was here
+# Session.run calls of a host from one update to the next, as (tensors fetched, tensors fed), with one worker awaited.
+UPDATE_CALLS = {
+    "all": [(UPDATE_FETCHES, 0)],
+    "each": [(1, 0), (0, 2)],  # the next arrival; its update
+    "quorum": [(1, 0), (0, 3)],
+}
+
+
+class Call(NamedTuple):
+    """One Session.run."""
+
+    graph: Any
+    fetched: int  # tensors that the client gets
+    fed: int
+    messages: Counter[Message]  # from task to task
+    tasks: frozenset[str]  # that took part
+    clients: frozenset[str]  # tasks that sent what was fetched, or got what was fed
+
+
+class TracingSession(v1.Session):
+    """Leaves in `calls` what each call moved; what was made a callable is called as usual."""
+
+    calls: list[Call]
+    made: list[Any]
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.made.append(self)
+
+    def make_callable(self, fetches: Any, feed_list: Sequence[Any] | None = None, **_: Any) -> Callable[..., Any]:
+        feeds = list(feed_list or [])
+        return lambda *values: self.run(fetches, dict(zip(feeds, values, strict=True)))
+
+    def run(self, fetches: Any, feed_dict: Any = None, **_: Any) -> Any:
+        # In one process nothing is sent; and its traces are the profiler's, of which there can be but one.
+        level = v1.RunOptions.FULL_TRACE if self._target else v1.RunOptions.NO_TRACE
+        options = v1.RunOptions(trace_level=level, output_partition_graphs=True)
+        metadata = v1.RunMetadata()
+        fetched = super().run(fetches, feed_dict, options=options, run_metadata=metadata)
+        tensors = sum(isinstance(one, tf.Tensor) for one in tf.nest.flatten(fetches))
+        nodes = [node for graph in metadata.partition_graphs for node in graph.node]
+        ends = [node for node in nodes if node.op in ("_Send", "_Recv")]
+        self.calls.append(
+            Call(
+                self.graph,
+                tensors,
+                len(feed_dict or {}),
+                received(metadata),
+                frozenset(task_of(node.device) for node in nodes),
+                frozenset(task_of(node.device) for node in ends if node.attr["client_terminated"].b),
+            )
+        )
+        return fetched
+
+
+@pytest.fixture(autouse=True)
+def traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(v1, "Session", TracingSession)
+    monkeypatch.setattr(TracingSession, "calls", [], raising=False)
+    monkeypatch.setattr(TracingSession, "made", [], raising=False)
+
+
+def task_of(device: str) -> str:
+    found = re.search(r"/job:(\w+)/replica:0/task:(\d+)", device)
+    assert found is not None, device
+    return f"{found[1]}:{found[2]}"
+
+
+def received(metadata: Any) -> Counter[Message]:
+    """What tasks got of each other, as TensorFlow's transport writes it down: bytes without those of the protocol."""
+    messages: Counter[Message] = Counter()
+    for device in metadata.step_stats.dev_stats:
+        for node in device.node_stats:
+            if node.node_name == "RecvTensor":
+                sender, receiver = re.search(r" from (\S+) to (\S+)", node.timeline_label).groups()  # type: ignore[union-attr]
+                nbytes = node.output[0].tensor_description.allocation_description.requested_bytes
+                messages[Message(task_of(sender), task_of(receiver), nbytes)] += 1
+    return messages
+
+
+class Steps(NamedTuple):
+    """The calls of a run: of each worker step by step, and of each shard's host from one update to the next."""
+
+    plan: Plan
+    workers: list[list[list[Call]]]
+    hosts: list[list[list[Call]]]
+
+
+@functools.cache
+def train(size: str, build: Callable[[], Any] = plain, *, intake: str = "all", **options: Any) -> Steps:
+    """Trains a small cluster to its end; several tests look at the same.
+
+    Left out are what comes before a host's first update, and of lockstep the step by which a worker joins.
+    """
+    ps, workers = SIZES[size]
+    cluster = Cluster(build, ps=ps, workers=workers, intake=intake, **options)
+    plan = Plan(size, STRATEGIES[intake], STEPS, BATCH, cluster.tasks, cluster.shards, 96, (), options.get("quorum"))
+    of_workers: list[list[list[Call]]] = [[] for _ in cluster.engines]
+    of_hosts: list[list[list[Call]]] = [[] for _ in cluster.hosts]
+
+    def calls_of(owner: Any) -> list[Call]:
+        return [call for call in TracingSession.calls if call.graph is owner.graph]
+
+    def serve(host: ShardHost) -> None:
+        marks: list[int] = []  # calls at each update
+        updates = of_hosts[host.shard.index]
+
+        def on_update(step: int, waited: float) -> None:
+            calls = calls_of(host)
+            if marks:
+                updates.append(calls[marks[-1] :])
+            marks.append(len(calls))
+
+        host.load()
+        threading.Thread(target=host.serve, args=(STEPS, on_update), daemon=True).start()
+        host.wait_for_goodbyes()
+
+    def work(engine: ShardsEngine) -> None:
+        step, steps = engine.start(), of_workers[cluster.engines.index(engine)]
+        while step < STEPS:
+            before = len(calls_of(engine))
+            step = engine.step().step + 1
+            steps.append(calls_of(engine)[before:])
+        engine.peek()
+        engine.leave()
+        if intake == "all":
+            del steps[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(small_clusters, "serve", serve)
+        cluster.train([work] * workers)
+    return Steps(plan, of_workers, of_hosts)
+
+
+def check_steps(steps: Steps) -> None:
+    """Every step of every worker moved what `traffic.of_step` says, in one call that no other task has a part in."""
+    for index, calls in enumerate(steps.workers):
+        me = f"worker:{index}"
+        for call in one_each(calls):
+            assert call.messages == Counter(traffic.of_step(steps.plan, me))
+            assert (call.fetched, call.fed) == (STEP_FETCHES, STEP_FEEDS)
+            assert call.tasks == {me, *(shard.host for shard in steps.plan.shards)}
+            assert call.clients == {me}
+    assert any(steps.workers)
+
+
+def one_each(steps: Iterable[list[Call]]) -> list[Call]:
+    for calls in steps:
+        assert len(calls) == 1
+    return [calls[0] for calls in steps]
+
+
+def check_updates(steps: Steps, *, is_clipped: bool) -> None:
+    """Every update of every shard moved what `traffic` says, in as many calls as its intake needs."""
+    for shard, updates in zip(steps.plan.shards, steps.hosts, strict=True):
+        assert len(updates) == STEPS - 1
+        for calls in updates:
+            moved = sum((call.messages for call in calls), Counter[Message]())
+            expected = Counter(traffic.of_update(steps.plan, shard, is_clipped=is_clipped))
+            if shard.index == 0:
+                expected += Counter(traffic.of_arrival(steps.plan))
+            assert moved == expected
+            assert [(call.fetched, call.fed) for call in calls] == UPDATE_CALLS[steps.plan.intake]
+            assert all(call.clients <= {shard.host} for call in calls)
+
+
+@pytest.mark.parametrize(
+    ("size", "intake", "clip_norm"),
+    [
+        ("1ps2w", "all", None),
+        ("2ps2w", "all", None),
+        ("2w", "all", None),
+        ("1ps2w", "all", 1.0),
+        ("2ps2w", "all", 1.0),
+        ("2w", "all", 1.0),
+        ("1ps2w", "each", None),
+        ("2ps2w", "each", 1.0),
+        ("2w", "each", None),
+    ],
+)
+def test_every_message_of_a_step_and_of_an_update_is_known(size, intake, clip_norm):
+    options = {} if (intake, clip_norm) == ("all", None) else {"intake": intake, "clip_norm": clip_norm}
+    steps = train(size, **options)
+    check_steps(steps)
+    check_updates(steps, is_clipped=clip_norm is not None)
+
+
+@pytest.mark.parametrize(("size", "clip_norm"), [("2ps2w", None), ("2w", 1.0)])
+def test_every_message_of_a_quorum_is_known(size, clip_norm):
+    steps = train(size, intake="quorum", quorum=1, clip_norm=clip_norm)
+    check_steps(steps)
+    # With a quorum of one, gradients come late as they happen to: what is dropped costs an arrival and a token.
+    for updates in steps.hosts:
+        for calls in updates:
+            assert [(call.fetched, call.fed) for call in (calls[0], calls[-1])] == UPDATE_CALLS["quorum"]
+            assert (len(calls) - 2) % 3 == 0
+
+
+@pytest.mark.parametrize("size", ["1ps2w", "2ps2w"])
+def test_the_state_of_batch_norm_travels_with_the_gradients(size):
+    steps = train(size, with_everything)
+    assert any(shard.state for shard in steps.plan.shards)
+    check_steps(steps)
+    check_updates(steps, is_clipped=False)
+
+
+def test_replicas_of_one_worker_send_as_one():
+    steps = train("1ps2w", devices=("/cpu:0", "/cpu:1"))
+    check_steps(steps)
+
+
+def test_parts_of_a_parameter_cost_no_message():
+    whole, parts = train("2ps2w"), train("2ps2w", max_part_mib=0.002)
+    assert any(piece.is_part for shard in parts.plan.shards for piece in shard.trainable)
+    check_steps(parts)
+    assert message_count(parts) == message_count(whole) == 8
+
+
+def test_one_ps_and_two_workers_in_numbers():
+    """Two vectors of 6,208 bytes for each worker: parameters one way, gradients the other."""
+    steps = train("1ps2w")
+    assert message_count(steps) == 4
+    assert sum(m.nbytes for worker in steps.plan.workers for m in traffic.of_step(steps.plan, worker.name)) == 24832
+
+
+def test_the_plan_tells_the_bytes_of_each_link():
+    steps = train("2ps2w")
+    moved: Counter[str] = Counter()
+    for index, calls in enumerate(steps.workers):
+        for message, count in one_each(calls)[0].messages.items():
+            host = ({message.sender, message.receiver} - {f"worker:{index}"}).pop()
+            moved[f"worker:{index} - {host}"] += count * message.nbytes
+    assert dict(moved) == steps.plan.link_nbytes()
+
+
+def test_a_task_has_one_session_for_its_steps_and_one_for_its_shard():
+    train.__wrapped__("2w")
+    assert len(TracingSession.made) == 4
+
+
+def test_one_process_takes_a_step_in_one_call():
+    engine = make_local(plain(), digits(), OptimizerConfig(name=OptimizerName.adam, clip_norm=1.0))
+    engine.start()
+    before = len(TracingSession.calls)
+    for _ in range(3):
+        engine.step()
+    calls = TracingSession.calls[before:]
+    assert [(call.fetched, call.fed, call.messages) for call in calls] == [(STEP_FETCHES, STEP_FEEDS, Counter())] * 3
+
+
+def test_a_message_more_is_noticed(monkeypatch: pytest.MonkeyPatch):
+    """The tests above see what they are there to see: here every step also sends a number to its shard's host."""
+    original = ShardsEngine._push
+
+    def push(self: ShardsEngine, shared: Any, packed: Any, *, step_of: Any) -> Any:
+        with tf.device("/job:ps/task:0/cpu:0"):
+            more = tf.print(step_of)
+        return [*original(self, shared, packed, step_of=step_of), more]
+
+    monkeypatch.setattr(ShardsEngine, "_push", push)
+    steps = train.__wrapped__("1ps2w")
+    with pytest.raises(AssertionError):
+        check_steps(steps)
+    assert message_count(steps) == 6
+
+
+def message_count(steps: Steps) -> int:
+    """Of one step of all workers."""
+    return sum(calls[0][0].messages.total() for calls in steps.workers)
+
+
+COUNTING = """
+import os
+import threading
+
+from tensorflow.python.client import session
+
+from trainer.models.mlp import mlp
+
+PATH = f"{os.environ['CALLS']}/{os.getpid()}"
+
+
+def written_down(name, told):
+    original = getattr(session.tf_session, name)
+
+    def call(*arguments):
+        with open(PATH, "a") as file:
+            print(threading.current_thread().name, told(*arguments), sep=", ", file=file)
+        return original(*arguments)
+
+    setattr(session.tf_session, name, call)
+
+
+def of_run(session, options, feeds, fetches, targets, metadata):
+    return f"{len(fetches)} fetched, {'acts' if targets else 'asks'}"
+
+
+if not hasattr(session.tf_session, "is_written_down"):  # a task reads this file for the data, and for the model
+    session.tf_session.is_written_down = True
+    written_down("TF_NewSessionRef", lambda *arguments: "session")
+    written_down("TF_SessionRun_wrapper", of_run)
+    written_down("TF_SessionRunCallable", lambda session, handle, *arguments: f"callable {handle}")
+
+
+def tiny(input_shape, classes):
+    return mlp(input_shape, classes, depth=0)
+"""
+
+
+@pytest.mark.parametrize("size", ["1ps2w", "2w"])
+def test_a_step_of_a_real_run_is_one_call_of_each_worker(start, tmp_path: Path, size):
+    """From the step after the first to the last nothing comes between: not the chief's history, nor its events."""
+    (tmp_path / "counting.py").write_text(COUNTING)
+    (tmp_path / "calls").mkdir()
+    overrides = [f"cluster={size}", "user=counting.py", "model=tiny", "data=mnist_10k", "train.batch_size=48"]
+    overrides += ["train.steps=32", "summary.every=1", "checkpoint.every=0"]
+    run = start(*overrides, environment={"CALLS": str(tmp_path / "calls")})
+    assert run.wait() == 0, run.output
+    for task in ("worker:0", "worker:1"):
+        lines = (tmp_path / "calls" / str(run.last_pid(task))).read_text().splitlines()
+        of_steps, of_host = ([x for x in lines if x.startswith(thread)] for thread in ("MainThread, ", "shard host, "))
+        # At first it asks, again and again, whether the state is there.
+        begun = itertools.dropwhile(lambda line: not line.endswith("acts"), of_steps)
+        assert longest(begun) == (f"MainThread, {STEP_FETCHES} fetched, acts", 31)
+        assert of_steps.count("MainThread, session") == (2 if task == "worker:0" else 1)  # the chief's other evaluates
+        if size == "2w":
+            assert longest(of_host) == (f"shard host, {UPDATE_FETCHES} fetched, asks", 32)
+
+
+def longest(told: Iterable[str]) -> tuple[str, int]:
+    """What was told most often in a row, and how often."""
+    return max(((what, len(list(row))) for what, row in itertools.groupby(told)), key=lambda row: row[1])
