@@ -35,6 +35,12 @@ soak: .venv/run ## MINUTES (60) of random faults; every example must be counted 
 	$(BIN)/python -m trainer mode=chaos cluster=$(CLUSTER) model=oracle data=oracle optimizer=sgd \
 	  optimizer.learning_rate=48 train.batch_size=48 chaos.minutes=$(MINUTES) $(ARGS)
 
+bench: .venv/dev ## Measure this trainer beside others, for more than an hour; ARGS="bench.workloads=[cnn]" for less
+	$(BIN)/python -m trainer mode=bench $(ARGS)
+
+bench-quick: .venv/dev ## The same within 5 minutes: one workload, few rows
+	$(BIN)/python -m trainer mode=bench bench.quick=true $(ARGS)
+
 export RUN DATA BUILD_ARGS
 
 image: ## Build the image trainer:TARGET (cpu; gpu, test, tensorboard), with BUILD_ARGS for docker build
@@ -67,7 +73,7 @@ bench-containers: ## Time and size of the image, cold and warm, and the time to 
 check: .venv/dev ## Format, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy trainer
+	$(BIN)/mypy trainer bench
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/shellcheck compose/*.sh requirements/install.sh
 
@@ -101,5 +107,5 @@ clean: ## Remove what these commands made, except runs/
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
 	@touch $@
 
-.PHONY: help train test test-fast chaos soak image cluster-up cluster-start cluster-ps cluster-logs cluster-down \
-  cluster-tensorboard wheels bench-containers check format lock clean
+.PHONY: help train test test-fast chaos soak bench bench-quick image cluster-up cluster-start cluster-ps \
+  cluster-logs cluster-down cluster-tensorboard wheels bench-containers check format lock clean

@@ -580,7 +580,8 @@ def trainer(tmp_path):
         pytest.param(
             ["--cfg", "job", "mode=paln"],
             {},
-            "mode=paln: 'paln' is not one of train, plan, doctor, matpow, check, chaos, render, clean, selftest\n"
+            "mode=paln: 'paln' is not one of train, plan, doctor, matpow, check, chaos, render, clean, selftest, "
+            "bench\n"
             "    e.g. mode=plan\n",
             id="cfg",
         ),

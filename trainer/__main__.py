@@ -7,10 +7,12 @@ import time
 STARTED_AT = time.time()
 
 import gc
+import importlib
 import os
 import sys
 import traceback
-from typing import TYPE_CHECKING, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from trainer import addresses, compose, exit_codes, hosts, plan, selftest
 from trainer.config import ConfigError, Launch, Mode, Problem, RunConfig
@@ -28,10 +30,25 @@ def check(config: RunConfig) -> list[Problem]:
         return []
     if config.mode is Mode.selftest:
         selftest.adapt(config)
+    if config.mode is Mode.bench:
+        bench = _import_bench()
+        message = "bench is a part of the trainer's checkout, and this trainer was installed without it"
+        lacking = Problem("mode", message, "type make bench in a checkout")
+        return [lacking] if bench is None else list(bench.check(config))
     if config.mode is Mode.check:  # whose config is the one that the run left
         lacking = Problem("run", "mode=check reads what a run left, and none is named", "type run=PATH, its directory")
         return [] if config.run else [lacking]
     return find_problems(config)
+
+
+def _import_bench() -> Any:
+    """The package `bench` of the checkout that this package is of; none where the trainer was installed without it."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / "bench" / "contestants.py").is_file():
+        return None
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    return importlib.import_module("bench")
 
 
 def find_problems(config: RunConfig) -> list[Problem]:
@@ -79,6 +96,8 @@ def act(config: RunConfig, started_at: float) -> int:
         return check_run(config.run)
     if config.mode is Mode.chaos:
         return train_under_faults(config)
+    if config.mode is Mode.bench:
+        return int(_import_bench().run(config))
     if config.mode is Mode.render:
         return write_down(config)
     if config.mode is Mode.clean:

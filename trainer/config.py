@@ -31,6 +31,7 @@ class Mode(Enum):
     render = "render"  # write down the run for somebody else to start: see Target
     clean = "clean"  # remove the containers of runs whose launcher is gone
     selftest = "selftest"  # train 1ps1w for 20 steps, here and now, and leave nothing
+    bench = "bench"  # measure this trainer beside others, on this machine; from a checkout
 
 
 class Launch(Enum):
@@ -335,6 +336,24 @@ class ChaosConfig:
 
 
 @dataclass
+class BenchConfig:
+    """Of mode=bench: this trainer beside others, two at a time, which run in turn."""
+
+    workloads: list[str] = field(default_factory=list)  # of noop, cnn, mlp40, resnet20 and resnet50; empty: all
+    rows: list[str] = field(default_factory=list)  # patterns of comparisons, e.g. sync/*; empty: all
+    rounds: int = field(default=4, metadata=limits(at_least=1))  # of four windows each: A B B A
+    window_secs: float = field(default=3.0, metadata=limits(above=0))  # that one runs while the other stands still
+    warm_up_secs: float = field(default=2.0, metadata=limits(at_least=0))  # after the first step
+    start_secs: float = field(default=120.0, metadata=limits(above=0))  # in which the first step must be made
+    starts: int = field(default=3, metadata=limits(at_least=0))  # of each cluster, to time the first step; 0: none
+    minutes: float = field(
+        default=0.0, metadata=limits(at_least=0)
+    )  # rows that would begin later are left out; 0: no limit
+    quick: bool = False  # one workload, few rows, short windows: within 5 minutes
+    results: str = "bench/results"  # folder of results.md, results.json and results.svg
+
+
+@dataclass
 class ContainerConfig:
     """What a task's container is made of, and may use. Keys of the mappings are a job or a task."""
 
@@ -389,6 +408,7 @@ class RunConfig:
     matpow: MatpowConfig = field(default_factory=MatpowConfig)
     chaos: ChaosConfig = field(default_factory=ChaosConfig)
     container: ContainerConfig = field(default_factory=ContainerConfig)
+    bench: BenchConfig = field(default_factory=BenchConfig)
 
 
 @dataclass(frozen=True)

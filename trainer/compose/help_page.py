@@ -33,7 +33,7 @@ Keys (key=value) with their defaults; python -m trainer --cfg job lists all of t
 """
 
 KEYS = {
-    "mode": "train, plan, render, check, chaos, doctor, selftest, clean or matpow",
+    "mode": "train, plan, render, check, chaos, bench, doctor, selftest, clean or matpow",
     "launch": "local (processes) or docker (containers of this machine)",
     "name": "starts the run directory's name",
     "run": "run directory; null: a new one under runs/",

@@ -1,0 +1,182 @@
+"""`mode=bench`: this trainer beside what else its users could take, on this machine; not installed with the trainer.
+
+contestants.py  who, on what, and what is aimed at        windows.py  two in turn, one of them paused
+running.py      one of them at work; processes.py: Linux  ratios.py   what their rates say
+workloads.py    models that are not shipped               startup.py  from the command to the first step
+peers/          the others, as their users write them     report.py   table and JSON; plot.py
+"""
+
+from __future__ import annotations
+
+import difflib
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NoReturn
+
+from bench import facts, plot, report, startup
+from bench.contestants import CONTESTANTS, QUICK_ROWS, ROWS, WORKLOADS, Row, select
+from bench.ratios import paired, ratio
+from bench.running import ContestantError, Running
+from bench.windows import alternate
+from trainer import exit_codes
+from trainer.config import BenchConfig, ConfigError, Problem, RunConfig
+from trainer.machine import this_machine
+
+QUICK = BenchConfig(
+    workloads=["cnn"], rows=list(QUICK_ROWS), rounds=2, window_secs=1.5, warm_up_secs=1.0, minutes=4.5, starts=1
+)
+
+
+def check(config: RunConfig) -> Iterator[Problem]:
+    """Yields what keeps the bench from running as the config says."""
+    bench = config.bench
+    if config.job is not None:
+        yield Problem(
+            "mode", "bench starts all tasks itself, and this process is to play one", "leave out job and task"
+        )
+    if sys.platform != "linux":
+        yield Problem("mode", f"bench reads /proc, which {sys.platform} does not have", "run it on Linux")
+    for name in bench.workloads:
+        if name not in WORKLOADS:
+            near = (*difflib.get_close_matches(name, WORKLOADS, n=1), "cnn")[0]
+            message = f"there is no workload {name!r}; there are {', '.join(WORKLOADS)}"
+            yield Problem("bench.workloads", message, f"e.g. bench.workloads=[{near}]")
+    names = [row.name for row in ROWS]
+    for pattern in bench.rows:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            near = (*difflib.get_close_matches(pattern, names, n=1), names[0])[0]
+            message = f"no row matches {pattern!r}; there are {', '.join(names)}"
+            yield Problem("bench.rows", message, f"e.g. bench.rows=[{near}]")
+
+
+def settled(bench: BenchConfig) -> BenchConfig:
+    """The options of this run: what is left as it is becomes short where `quick` is set."""
+    if not bench.quick:
+        return replace(bench, workloads=bench.workloads or list(WORKLOADS))
+    default = BenchConfig()
+    short = {name: getattr(QUICK, name) for name in vars(QUICK) if getattr(bench, name) == getattr(default, name)}
+    return replace(bench, **short | {"quick": True})
+
+
+def run(config: RunConfig) -> int:
+    """Measures all rows, and writes the results after each; returns the exit code.
+
+    Raises:
+        ConfigError: if the results cannot be written where the config says.
+    """
+    options = settled(config.bench)
+    results = Path(options.results)
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError([Problem("bench.results", f"{results}: {error.strerror}", "name another folder")]) from error
+    signal.signal(signal.SIGTERM, _leave)  # through the blocks that end contestants
+    with TemporaryDirectory(prefix="trainer-bench-") as scratch:
+        measured = _Bench(options, Path(scratch), results).run()
+    for line in report.summary(measured):
+        print(line)
+    if (why := plot.write(measured, results / "results.svg")) is not None:
+        print(why)
+    print(results / "results.md", flush=True)
+    return exit_codes.OK
+
+
+def _leave(number: int, frame: object) -> NoReturn:
+    sys.exit(exit_codes.TERMINATED)
+
+
+class _Bench:
+    """The rows of one command, one after the other."""
+
+    def __init__(self, options: BenchConfig, scratch: Path, results: Path) -> None:
+        self._options, self._scratch, self._results = options, scratch, results
+        self._cores = this_machine().cores
+        self._began = time.monotonic()
+        self._running: dict[tuple[str, int], Running] = {}  # by name, and 1 for the second of an A/A row
+        self._starts = 0
+        self._measured = report.Measured(facts.of_machine(), report.options_of(options))
+
+    def run(self) -> report.Measured:
+        try:
+            if self._options.starts:
+                self._measure_starts()
+            for workload in self._options.workloads:
+                self._measure_rows(workload)
+        finally:
+            self._end_all_but([])
+        self._measured.finish(facts.load())
+        self._write()
+        return self._measured
+
+    def _measure_rows(self, workload: str) -> None:
+        rows = select(ROWS, self._options.rows)
+        for row, following in zip(rows, [*rows[1:], None], strict=True):
+            if self._is_late():
+                told = f"left out: {self._options.minutes:g} minutes were over"
+                self._measured.add_failure(row, workload, told, [])
+            else:
+                self._measure_row(row, workload)
+            self._end_all_but(_keys(following) if following else [])
+            self._write()
+
+    def _measure_row(self, row: Row, workload: str) -> None:
+        try:
+            ours, other = (self._get(name, twin, workload) for name, twin in _keys(row))
+            of_ours, of_other = alternate(ours, other, rounds=self._options.rounds, secs=self._options.window_secs)
+        except ContestantError as error:
+            self._measured.add_failure(row, workload, str(error), error.log)
+            self._end_all_but([])
+        else:
+            pairs = paired(*([window.examples_per_sec for window in windows] for windows in (of_ours, of_other)))
+            self._measured.add_row(row, workload, pairs, ratio(pairs))
+            for running, windows in ((ours, of_ours), (other, of_other)):
+                self._measured.add_windows(running, windows)
+        print(self._measured.last_line(), flush=True)
+
+    def _get(self, name: str, twin: int, workload: str) -> Running:
+        """A contestant that is warm and paused: it is there already, or is started."""
+        if (name, twin) not in self._running:
+            running = self._running[name, twin] = self._start(name, workload)
+            running.wait_for_first_step(self._options.start_secs)
+            time.sleep(self._options.warm_up_secs)
+            running.check()
+            running.pause()
+        return self._running[name, twin]
+
+    def _start(self, name: str, workload: str) -> Running:
+        return Running(CONTESTANTS[name], workload, self._new_directory(), cores=self._cores)
+
+    def _new_directory(self) -> Path:
+        self._starts += 1
+        path = self._scratch / str(self._starts)
+        path.mkdir()
+        return path
+
+    def _end_all_but(self, wanted: list[tuple[str, int]]) -> None:
+        for key in [key for key in self._running if key not in wanted]:
+            self._running.pop(key).end()
+
+    def _is_late(self) -> bool:
+        minutes = self._options.minutes
+        return minutes > 0 and time.monotonic() - self._began > 60 * minutes
+
+    def _measure_starts(self) -> None:
+        for cluster in startup.CLUSTERS:
+            for _ in range(self._options.starts):
+                self._measured.add_start(startup.measure(cluster, self._new_directory(), self._options, self._cores))
+            print(self._measured.start_line(cluster), flush=True)
+        self._write()
+
+    def _write(self) -> None:
+        self._measured.write(self._results)
+
+
+def _keys(row: Row) -> list[tuple[str, int]]:
+    """The two contestants of a row; of A/A, the second is another instance."""
+    return [(row.ours, 0), (row.other, int(row.other == row.ours))]

@@ -1,0 +1,48 @@
+"""What a reader must know of the machine to make sense of rates."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from bench.contestants import ROOT
+from trainer.machine import this_machine
+
+
+def of_machine() -> dict[str, Any]:
+    """Cores, processor, versions, date and load."""
+    machine = this_machine()
+    return {
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "cores": machine.cores,
+        "cpu": cpu_model(Path("/proc/cpuinfo").read_text()),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        **machine.libraries,
+        "commit": _commit(),
+        "load_before": load(),
+    }
+
+
+def cpu_model(cpuinfo: str) -> str:
+    """The name of the processor; its architecture where Linux tells no name."""
+    names = [line.partition(":")[2].strip() for line in cpuinfo.splitlines() if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def load() -> float:
+    """Processes that ran or waited for a core, over the last minute."""
+    return round(os.getloadavg()[0], 2)
+
+
+def _commit() -> str | None:
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):  # no git, or no repository
+        return None

@@ -1,0 +1,69 @@
+"""From the command to the first step, and from a task's death to the first step of its successor."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.contestants import Contestant
+from bench.running import POLL_SECS, ContestantError, Running
+from trainer.config import BenchConfig
+
+CLUSTERS = ("2ps4w", "1ps2w", "local")
+DIES = {"2ps4w": "worker:1"}  # by cluster, the task that is killed
+TARGETS_SECS = {"2ps4w": 5.0, "local": 4.0}  # at most, by cluster
+TRAINS_SECS = 2.0  # before the task is killed
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of a cluster."""
+
+    cluster: str
+    first_step_secs: float | None = None  # from the command
+    successor_secs: float | None = None  # from the death of a task to the first step of its successor
+    peak_mib: dict[str, float] | None = None  # by process
+    failed: str | None = None
+
+
+def measure(cluster: str, directory: Path, options: BenchConfig, cores: int) -> Start:
+    """Starts the shipped cnn on a cluster, as a user would, and kills a task of it."""
+    overrides = (f"cluster={cluster}", "train.steps=1000000000", f"run={directory}")
+    with Running(_AsTyped(cluster, cluster, 0, overrides=overrides), "cnn", directory, cores=cores) as running:
+        try:
+            running.wait_for_first_step(options.start_secs)
+            successor = _replace(running, DIES[cluster], options.start_secs) if cluster in DIES else None
+        except ContestantError as error:
+            return Start(cluster, failed=str(error))
+        return Start(cluster, running.first_step_secs, successor, running.peak_mib())
+
+
+class _AsTyped(Contestant):
+    """One of our runs with nothing but its own overrides."""
+
+    def command(self, workload: str, directory: Path, cores: int) -> list[str]:
+        return ["-m", "trainer", *self.overrides]
+
+
+def _replace(running: Running, task: str, deadline_secs: float) -> float:
+    """Kills a task; returns the seconds from then to the first step of the one that takes its place."""
+    before = _first_step(running, task, deadline_secs, but=0)
+    time.sleep(TRAINS_SECS)
+    died_at = time.time()
+    os.kill(before["pid"], signal.SIGKILL)
+    return float(_first_step(running, task, deadline_secs, but=before["pid"])["first_step_at"]) - died_at
+
+
+def _first_step(running: Running, task: str, deadline_secs: float, *, but: int) -> dict[str, Any]:
+    """The page of a task that has made a step, and is not the process `but`."""
+    deadline = time.monotonic() + deadline_secs
+    while (page := running.page(task)) is None or page["pid"] == but or page["first_step_at"] is None:
+        running.check()
+        if time.monotonic() > deadline:
+            raise running.error(f"waited {deadline_secs:g} s for the first step of {task}")
+        time.sleep(POLL_SECS)
+    return page
