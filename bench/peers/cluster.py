@@ -1,0 +1,72 @@
+"""A peer's processes: the script starts itself once for each task, and ends with the first that ends."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from trainer.environment import QUIET
+from trainer.launch.nursery import die_with_parent
+from trainer.launch.ports import HeldPorts
+from trainer.launch.tasks import REUSE_PORT
+
+LOOK_EVERY_SECS = 0.05
+
+
+def arguments(description: str) -> argparse.ArgumentParser:
+    """What every peer is told."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--workload", required=True, help="a model of the trainer, or of bench/workloads.py")
+    parser.add_argument("--directory", required=True, help="where the steps are counted")
+    parser.add_argument("--cores", type=int, required=True, help="that the workers share")
+    parser.add_argument("--task", help="play this task, e.g. worker:0, instead of starting all")
+    parser.add_argument("--ports", help="of all tasks, in the order of the cluster")
+    return parser
+
+
+def start(module: str, tasks: Sequence[str], *, quiet_servers: bool) -> NoReturn:
+    """Starts a process for each task, with the command line of this one, and ends as the first of them does.
+
+    Args:
+        quiet_servers: gives them few gRPC threads, as the trainer gives its own tasks.
+    """
+    launcher = os.getpid()
+    environment = os.environ | REUSE_PORT | (QUIET if quiet_servers else {})
+    with HeldPorts(len(tasks)) as held:
+        ports = ",".join(map(str, held.ports))
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", module, *sys.argv[1:], f"--ports={ports}", f"--task={task}"],
+                env=environment,
+                preexec_fn=lambda: die_with_parent(launcher),
+            )
+            for task in tasks
+        ]
+        while all(process.poll() is None for process in processes):
+            time.sleep(LOOK_EVERY_SECS)
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+    sys.exit(max(abs(process.wait()) for process in processes))
+
+
+def addresses(tasks: Sequence[str], ports: str) -> dict[str, list[str]]:
+    """Addresses by job, as tf.train.ClusterSpec takes them."""
+    jobs: dict[str, list[str]] = {}
+    for task, port in zip(tasks, ports.split(","), strict=True):
+        jobs.setdefault(task.partition(":")[0], []).append(f"127.0.0.1:{port}")
+    return jobs
+
+
+def index_of(task: str) -> int:
+    return int(task.partition(":")[2])
+
+
+def threads(cores: int, workers: int) -> Mapping[str, int]:
+    """Of a tuned worker, as the trainer shares them out: intra for an operation, inter for operations side by side."""
+    return {"intra": max(1, cores // workers), "inter": 2}
