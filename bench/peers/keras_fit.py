@@ -1,0 +1,41 @@
+"""One process with Keras's `fit`, over all cores.
+
+As written, `compile` leaves the choice of XLA to Keras, which compiles what it can; `--no-jit` forbids it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.contestants import GLOBAL_BATCH, LEARNING_RATE
+from bench.counter import Counter
+from bench.peers.cluster import arguments
+
+STEPS = 1_000_000_000
+
+
+def main() -> None:
+    parser = arguments("Keras fit")
+    parser.add_argument("--no-jit", action="store_true")
+    options = parser.parse_args()
+    import keras
+
+    from bench.peers.workload import dataset, open_workload
+
+    model, data = open_workload(options.workload)
+    model.compile(
+        optimizer=keras.optimizers.Adam(LEARNING_RATE),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        jit_compile=False if options.no_jit else "auto",
+    )
+    counter = Counter(options.directory)
+
+    class Count(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            counter.set(batch + 1)
+
+    model.fit(dataset(data, batch=GLOBAL_BATCH), steps_per_epoch=STEPS, callbacks=[Count()], verbose=0)
+
+
+if __name__ == "__main__":
+    main()
