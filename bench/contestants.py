@@ -103,8 +103,8 @@ CONTESTANTS: Mapping[str, Contestant] = {
             "--steps-per-closure=10",
             examples=REPLICA_BATCH,
         ),
-        _peer("keras_fit", "Keras fit, as written (XLA)", "keras_fit"),
-        _peer("keras_fit_plain", "Keras fit without XLA", "keras_fit", "--no-jit"),
+        _peer("keras_fit", "Keras fit, as written", "keras_fit"),
+        _peer("keras_fit_xla", "Keras fit with XLA", "keras_fit", "--jit"),
     )
 }
 
@@ -161,7 +161,7 @@ ROWS: tuple[Row, ...] = (
     _against_parameter_server(1),
     _against_parameter_server(10),
     Row("local", "keras_fit"),
-    Row("local", "keras_fit_plain"),
+    Row("local", "keras_fit_xla"),
 )
 QUICK_ROWS = (
     "sync/sync",
