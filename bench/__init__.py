@@ -81,7 +81,7 @@ def run(config: RunConfig) -> int:
         measured = _Bench(options, Path(scratch), results).run()
     for line in report.summary(measured):
         print(line)
-    if (why := plot.write(measured, results / "results.svg")) is not None:
+    if (why := plot.write(measured.to_json(), results / "results.svg")) is not None:
         print(why)
     print(results / "results.md", flush=True)
     return exit_codes.OK
