@@ -1,0 +1,451 @@
+"""The bench: its statistics, what it reads of Linux, its table, its contestants, and that none outlives it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import bench
+from bench import counter, facts, plot, processes, report, running
+from bench.contestants import CONTESTANTS, QUICK_ROWS, ROOT, ROWS, WORKLOADS, Contestant, select
+from bench.ratios import Ratio, paired, ratio
+from bench.running import ContestantError, Running
+from bench.windows import alternate
+from trainer import compose
+from trainer.config import BenchConfig, Mode, RunConfig, StrategyConfig
+
+DEADLINE_SECS = 90.0
+PEERS = [name for name, contestant in CONTESTANTS.items() if not contestant.is_ours]
+OURS = [name for name, contestant in CONTESTANTS.items() if contestant.is_ours]
+STAT = "42 (a (strange) name) S 7 42 42 0 -1 4194304 100 0 0 0 250 50 0 0 20 0 9 0 1000 1 1 1"
+NET_DEV = """Inter-|   Receive            |  Transmit
+ face |bytes    packets errs | bytes    packets errs
+    lo: 123456     789    0    123456     789    0
+  eth0: 5 6 0 5 6 0
+"""
+COUNTS = """
+import sys, time
+from bench.counter import Counter
+counter, steps = Counter(sys.argv[1]), 0
+while True:
+    steps += 1
+    counter.set(steps)
+    time.sleep(0.001)
+"""
+
+
+class Script(Contestant):
+    """A peer that is a few lines of Python."""
+
+    def command(self, workload: str, directory: Path, cores: int) -> list[str]:
+        return ["-c", self.options[0], str(directory)]
+
+
+def script(text: str, directory: Path) -> Running:
+    directory.mkdir(exist_ok=True)
+    return Running(Script("script", "a script", 10, peer="none", options=(text,)), "noop", directory, cores=1)
+
+
+@pytest.fixture
+def counting(tmp_path: Path) -> Iterator[Running]:
+    with script(COUNTS, tmp_path / "counting") as started:
+        started.wait_for_first_step(DEADLINE_SECS)
+        yield started
+
+
+# Statistics
+
+
+def test_windows_are_paired_with_their_neighbours():
+    assert paired([10, 20, 30], [5, 20, 60]) == [2, 1, 0.5]
+
+
+def test_a_ratio_is_the_median_of_the_pairs():
+    assert ratio([1.0, 2.0, 9.0]).median == 2.0
+
+
+def test_pairs_that_agree_leave_no_doubt():
+    assert ratio([1.5] * 8) == Ratio(1.5, 1.5, 1.5)
+
+
+def test_the_interval_of_two_values_in_equal_numbers_is_both():
+    assert ratio([1.0, 2.0] * 4) == Ratio(1.5, 1.0, 2.0)
+
+
+def test_one_window_in_eight_that_was_disturbed_does_not_move_the_interval_to_it():
+    assert ratio([1.0] * 7 + [5.0]).high == 1.0
+
+
+def test_the_interval_is_the_same_each_time():
+    assert ratio([1.0, 1.1, 1.3, 0.9]) == ratio([1.0, 1.1, 1.3, 0.9])
+
+
+def test_no_pairs_have_no_ratio():
+    with pytest.raises(ValueError, match="no pair of windows"):
+        ratio([])
+
+
+# What Linux tells
+
+
+def test_a_process_with_a_strange_name_is_read():
+    ticks = os.sysconf("SC_CLK_TCK")
+    assert processes.parse_stat(STAT) == ("S", 7, 300 / ticks)
+
+
+def test_peak_memory_is_read_in_mib():
+    assert processes.parse_status_mib("Name:\tx\nVmPeak:\t 9 kB\nVmHWM:\t  2048 kB\n") == 2.0
+
+
+def test_a_process_that_is_ending_has_no_memory():
+    assert processes.parse_status_mib("Name:\tx\nState:\tZ (zombie)\n") == 0.0
+
+
+def test_only_the_loopback_interface_is_counted():
+    assert processes.parse_net_dev(NET_DEV) == (123456, 789)
+
+
+def test_the_processor_is_named():
+    assert facts.cpu_model("processor\t: 0\nmodel name\t: A CPU @ 2 GHz\nmodel name\t: A CPU\n") == "A CPU @ 2 GHz"
+
+
+def test_the_first_step_is_timed_once(tmp_path: Path):
+    told = counter.Counter(tmp_path)
+    told.set(0)
+    assert counter.read(tmp_path) == (0, None)
+    told.set(1)
+    _, first_at = counter.read(tmp_path)
+    told.set(2)
+    assert counter.read(tmp_path) == (2, first_at)
+
+
+def test_a_peer_that_has_not_begun_to_count_is_at_no_step(tmp_path: Path):
+    assert counter.read(tmp_path) == (0, None)
+
+
+# Rows
+
+
+def test_every_contestant_is_compared():
+    assert {name for row in ROWS for name in (row.ours, row.other)} == set(CONTESTANTS)
+
+
+def test_no_row_is_there_twice():
+    assert len({row.name for row in ROWS}) == len(ROWS)
+
+
+def test_the_rows_of_quick_exist():
+    assert len(select(ROWS, list(QUICK_ROWS))) == len(QUICK_ROWS)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_our_contestants_are_configs_that_hold(name, tmp_path: Path):
+    if "bf16" in name and not hasattr(StrategyConfig(), "wire"):
+        pytest.skip("strategy.wire is not a key of this version")
+    from trainer.__main__ import find_problems
+
+    overrides = CONTESTANTS[name].command("cnn", tmp_path, cores=2)[2:]
+    assert compose.load(overrides, find_problems).train.batch_size == 128
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_every_workload_can_be_chosen(workload, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    overrides = CONTESTANTS["sync"].command(workload, tmp_path, cores=2)[2:]
+    assert compose.load(overrides).model.name == workload
+
+
+@pytest.mark.parametrize(
+    ("workload", "tensors", "nbytes"),
+    [("noop", 1, 40), ("mlp40", 82, 2_646_056), ("resnet50", 161, 102_228_128)],
+)
+def test_workloads_have_the_parameters_they_promise(workload, tensors, nbytes):
+    from bench import workloads
+
+    model = getattr(workloads, workload)((28, 28, 1), 10)
+    assert (len(model.trainable_variables), 4 * model.count_params()) == (tensors, nbytes)
+
+
+# Options
+
+
+def problems(**options: object) -> str:
+    config = RunConfig(mode=Mode.bench)
+    config.bench = BenchConfig(**options)  # type: ignore[arg-type]
+    return "\n".join(map(str, bench.check(config)))
+
+
+def test_a_workload_that_is_not_there_is_refused_with_those_that_are():
+    assert "no workload 'cnm'; there are noop, cnn, mlp40" in problems(workloads=["cnm"])
+
+
+def test_a_row_that_is_not_there_is_refused_with_the_nearest():
+    assert "e.g. bench.rows=[sync/local]" in problems(rows=["sync/locl"])
+
+
+def test_patterns_choose_rows():
+    assert problems(rows=["*/local"]) == ""
+    assert [row.name for row in select(ROWS, ["a*/local"])] == ["all_reduce/local", "async/local"]
+
+
+def test_quick_leaves_alone_what_was_typed():
+    options = bench.settled(BenchConfig(quick=True, workloads=["mlp40"]))
+    assert (options.workloads, options.rows, options.rounds) == (["mlp40"], list(QUICK_ROWS), bench.QUICK.rounds)
+
+
+def test_all_workloads_are_measured_unless_some_are_named():
+    assert bench.settled(BenchConfig()).workloads == list(WORKLOADS)
+
+
+def test_the_bench_does_not_import_tensorflow():
+    code = "import sys, bench; assert 'tensorflow' not in sys.modules and 'keras' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_a_trainer_without_the_bench_says_so(tmp_path: Path):
+    for folder in ("trainer", "conf"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    ended = subprocess.run(
+        [sys.executable, "-m", "trainer", "mode=bench"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "this trainer was installed without it" in ended.stderr
+
+
+# Results
+
+RESULTS = {
+    "machine": {"cores": 2, "cpu": "A CPU", "date": "2026-01-01 00:00 UTC", "commit": None},
+    "options": {"window_secs": 3.0, "rounds": 4},
+    "rows": [
+        {
+            "workload": "cnn",
+            "title": "sync / local",
+            "target": 0.7,
+            "group": "share",
+            "judged": "best",
+            "median": 0.65,
+            "low": 0.6,
+            "high": 0.7,
+        },
+        {
+            "workload": "cnn",
+            "title": "sync_2w / local",
+            "target": 0.7,
+            "group": "share",
+            "judged": "best",
+            "median": 0.75,
+            "low": 0.71,
+            "high": 0.8,
+        },
+        {
+            "workload": "cnn",
+            "title": "sync / peer",
+            "target": 1.4,
+            "group": "sync/peer",
+            "judged": "each",
+            "median": 1.5,
+            "low": 1.3,
+            "high": 1.6,
+        },
+        {
+            "workload": "cnn",
+            "title": "a / b",
+            "target": None,
+            "group": "a/b",
+            "judged": "each",
+            "failed": "b ended with exit code 3",
+            "log": ["no luck"],
+        },
+    ],
+    "contestants": [
+        {
+            "workload": "cnn",
+            "title": "sync",
+            "examples_per_sec": 1234.5,
+            "cpu_ms_per_step": {"ps:0": 1.5, "worker:0": 20.25},
+            "wire_nbytes_per_step": 22 * 2**20,
+            "wire_packets_per_step": 400.4,
+            "first_step_secs": [3.0, 4.0],
+            "peak_mib": {"ps:0": 500, "worker:0": 700},
+        }
+    ],
+    "starts": [
+        {
+            "cluster": "2ps4w",
+            "first_step_secs": [4.0, 6.0, 5.5],
+            "target_secs": 5.0,
+            "verdict": "missed",
+            "dies": "worker:1",
+            "successor_secs": [2.0],
+            "peak_mib": {"ps:0": 500},
+            "failed": [],
+        }
+    ],
+}
+
+
+def test_of_rows_that_share_a_target_the_best_is_judged():
+    assert [row.get("verdict") for row in report.judged(RESULTS["rows"])] == [None, "met", "missed", None]
+
+
+def test_of_rows_that_share_a_target_the_worst_is_judged():
+    rows = [row | {"judged": "worst"} for row in RESULTS["rows"][:2]]
+    assert [row.get("verdict") for row in report.judged(rows)] == ["missed", None]
+
+
+def test_the_table_shows_ratios_targets_and_failures():
+    page = report.markdown(RESULTS | {"rows": report.judged(RESULTS["rows"])})
+    for line in (
+        "cores 2, cpu A CPU, date 2026-01-01 00:00 UTC.",
+        "| cnn | sync / local | 0.65 | 0.60 to 0.70 | 0.7 |  |",
+        "| cnn | sync_2w / local | 0.75 | 0.71 to 0.80 | 0.7 | met |",
+        "| cnn | sync / peer | 1.50 | 1.30 to 1.60 | 1.4 | missed |",
+        "| cnn | a / b | - | - | - | b ended with exit code 3 |",
+        "| cnn | sync | 1,234 | 21.8 | ps:0 1.5, worker:0 20.2 | 22.00 | 400 | 3.5 (3.0 to 4.0) | 1,200 | 700 |",
+        "| 2ps4w | 5.5 (4.0 to 6.0) | 5 | missed | worker:1 | 2.0 | ps:0 500 |",
+        "no luck",
+    ):
+        assert line in page.splitlines()
+
+
+def test_without_the_plot_library_the_rest_is_there_and_that_is_said(monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(plot, "version_of", lambda name: None)
+    assert "matplotlib is not installed" in str(plot.write(RESULTS, tmp_path / "results.svg"))
+    assert not (tmp_path / "results.svg").exists()
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png"])
+def test_the_ratios_are_drawn(suffix, tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / f"results.{suffix}"
+    assert plot.write(RESULTS | {"rows": report.judged(RESULTS["rows"])}, path) is None
+    assert path.stat().st_size > 5000
+
+
+# Contestants at work
+
+
+def test_a_contestant_that_dies_is_named_with_the_end_of_its_log(tmp_path: Path):
+    with (
+        script("print('no luck', flush=True); raise SystemExit(3)", tmp_path / "dies") as dies,
+        pytest.raises(ContestantError, match="script ended with exit code 3") as caught,
+    ):
+        dies.wait_for_first_step(DEADLINE_SECS)
+    assert caught.value.log == ["no luck"]
+
+
+def test_a_contestant_that_makes_no_step_has_a_deadline(tmp_path: Path):
+    with (
+        script("import time; time.sleep(600)", tmp_path / "sleeps") as sleeps,
+        pytest.raises(ContestantError, match=r"script made no step within 0\.5 s"),
+    ):
+        sleeps.wait_for_first_step(0.5)
+
+
+def test_a_contestant_that_stops_stepping_fails_its_window(counting: Running, monkeypatch):
+    monkeypatch.setattr(running, "SILENT_SECS", 0.5)
+    counting.pause()
+    with pytest.raises(ContestantError, match=r"made no step in 0\.5 s"):
+        counting.next_step()
+
+
+def test_a_paused_contestant_stands_still_with_all_its_processes(tmp_path: Path):
+    text = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {COUNTS!r}, sys.argv[1]])"
+    with script(text, tmp_path / "parent") as parent:
+        parent.wait_for_first_step(DEADLINE_SECS)
+        parent.pause()
+        pids = processes.tree(parent.pid)
+        states = [processes.parse_stat(Path(f"/proc/{pid}/stat").read_text())[0] for pid in pids]
+        assert states == ["T", "T"]
+        parent.resume()
+        parent.next_step()
+    assert processes.wait_until_gone(pids) == []
+
+
+def test_windows_alternate_and_measure_both(counting: Running, tmp_path: Path):
+    with script(COUNTS, tmp_path / "other") as other:
+        other.wait_for_first_step(DEADLINE_SECS)
+        for one in (counting, other):
+            one.pause()
+        ours, others = alternate(counting, other, rounds=1, secs=0.2)
+    assert len(ours) == len(others) == 2
+    assert all(window.examples_per_sec > 0 and "process" in window.cpu_ms for window in (*ours, *others))
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("name", PEERS)
+def test_every_peer_starts_and_counts_its_steps(name, tmp_path: Path):
+    with Running(CONTESTANTS[name], "noop", tmp_path, cores=2) as peer:
+        peer.wait_for_first_step(120)
+        first, _ = peer.next_step()
+        peer.pause()
+        peer.resume()
+        assert peer.next_step()[0] > first
+        pids = processes.tree(peer.pid)
+    assert processes.wait_until_gone(pids) == []
+
+
+# The command
+
+
+def command(results: Path, *overrides: str) -> list[str]:
+    short = ["bench.workloads=[noop]", "bench.rounds=1", "bench.window_secs=0.5", "bench.warm_up_secs=0.2"]
+    return [
+        sys.executable,
+        "-m",
+        "trainer",
+        "mode=bench",
+        "bench.starts=0",
+        f"bench.results={results}",
+        *short,
+        *overrides,
+    ]
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(240)
+def test_a_bench_leaves_its_results_and_no_process(tmp_path: Path):
+    begun = subprocess.Popen(command(tmp_path, "bench.rows=[sync/sync]"), cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        said, _ = begun.communicate(timeout=200)
+    finally:
+        begun.kill()
+    assert begun.returncode == 0, said
+    results = json.loads((tmp_path / "results.json").read_text())
+    (row,) = results["rows"]
+    assert row["low"] <= row["median"] <= row["high"]
+    assert len(row["pairs"]) == 2
+    (told,) = results["contestants"]
+    assert set(told["cpu_ms_per_step"]) == {"launcher", "nursery", "ps:0", "worker:0", "worker:1"}
+    assert len(told["first_step_secs"]) == 2  # of both instances
+    assert told["wire_nbytes_per_step"] > 0
+    assert "| noop | sync, 1 ps / sync, 1 ps |" in (tmp_path / "results.md").read_text()
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_bench_that_is_ended_leaves_no_process(number, code, tmp_path: Path):
+    begun = subprocess.Popen(command(tmp_path, "bench.rows=[sync/sync_replicas]"), cwd=ROOT, stdout=subprocess.PIPE)
+    try:
+        deadline = time.monotonic() + DEADLINE_SECS
+        while len(pids := processes.tree(begun.pid)) < 6:  # the bench, a launcher, its nursery, 1 ps, 2 workers
+            assert begun.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        begun.send_signal(number)
+        assert begun.wait(60) == code
+        assert processes.wait_until_gone(pids) == []
+    finally:
+        begun.kill()
