@@ -76,7 +76,8 @@ def run(config: RunConfig) -> int:
         results.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError([Problem("bench.results", f"{results}: {error.strerror}", "name another folder")]) from error
-    signal.signal(signal.SIGTERM, _leave)  # through the blocks that end contestants
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)  # through the blocks that end contestants
     with TemporaryDirectory(prefix="trainer-bench-") as scratch:
         measured = _Bench(options, Path(scratch), results).run()
     for line in report.summary(measured):
@@ -88,7 +89,7 @@ def run(config: RunConfig) -> int:
 
 
 def _leave(number: int, frame: object) -> NoReturn:
-    sys.exit(exit_codes.TERMINATED)
+    sys.exit(128 + number)
 
 
 class _Bench:
@@ -131,7 +132,7 @@ class _Bench:
             of_ours, of_other = alternate(ours, other, rounds=self._options.rounds, secs=self._options.window_secs)
         except ContestantError as error:
             self._measured.add_failure(row, workload, str(error), error.log)
-            self._end_all_but([])
+            self._end_all_but([key for key, running in self._running.items() if running.pid != error.pid])
         else:
             pairs = paired(*([window.examples_per_sec for window in windows] for windows in (of_ours, of_other)))
             self._measured.add_row(row, workload, pairs, ratio(pairs))

@@ -123,8 +123,8 @@ def markdown(results: Mapping[str, Any]) -> str:
         "95 % bootstrap interval. Its lower end must reach the target; of rows that share a target the deciding one is "
         "judged.\n",
         _table(_RATIO_HEADINGS, [_ratio_cells(row) for row in results["rows"]]),
-        "CPU time of all processes; traffic of the loopback interface; memory as the peak of each process, in which "
-        "pages that forked processes share count in each.\n",
+        "CPU time of all its processes; traffic of the loopback interface, whoever's it is; memory as the peak of each "
+        "process, in which pages that forked processes share count in each.\n",
         _table(_CONTESTANT_HEADINGS, [_contestant_cells(told) for told in results["contestants"]]),
     ]
     if results["starts"]:

@@ -25,11 +25,11 @@ NURSERY = "trainer.launch.nursery"
 
 
 class ContestantError(RuntimeError):
-    """A contestant did not start, ended or made no steps; `log` is the end of what it said."""
+    """A contestant did not start, ended or made no steps; `log` is the end of what it said, `pid` its first process."""
 
-    def __init__(self, why: str, log: list[str]) -> None:
+    def __init__(self, why: str, log: list[str], pid: int) -> None:
         super().__init__(why)
-        self.log = log
+        self.log, self.pid = log, pid
 
 
 class Running:
@@ -117,7 +117,7 @@ class Running:
 
     def error(self, why: str) -> ContestantError:
         lines = (self._directory / LOG).read_text(errors="replace").splitlines()
-        return ContestantError(f"{self.contestant.name} {why}", [line[:400] for line in lines[-LOG_LINES:]])
+        return ContestantError(f"{self.contestant.name} {why}", [line[:400] for line in lines[-LOG_LINES:]], self.pid)
 
     def pause(self) -> None:
         processes.freeze(self.pid)
