@@ -187,7 +187,7 @@ def received(cluster: Cluster) -> dict[str, int]:
 
     def one_traced_step(engine: ShardsEngine) -> Any:
         engine.start()
-        engine.step()  # joins
+        engine.step()
         metadata = tf.compat.v1.RunMetadata()
         engine.session.run(engine._step, {engine._stop: 0.0}, options=options, run_metadata=metadata)
         for _ in range(STEPS - 2):

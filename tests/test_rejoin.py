@@ -32,6 +32,7 @@ def ended(cluster: Cluster, worker: int, last: Callable[[ShardsEngine], Any], re
 
     def play(engine: ShardsEngine) -> Any:
         engine.start()
+        assert not engine._is_joining
         for _ in range(ENDED_AT):
             engine.step()
         engine.session.run(last(engine), {engine._stop: 0.0})

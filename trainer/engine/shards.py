@@ -4,8 +4,9 @@
 
 Every vector carries (generation, step) in its header. Tokens are growing numbers, so a stale one is passed over.
 
-Whoever starts, or takes the place of a worker that was ended, joins: in lockstep with a step that needs no tokens, at
-the lowest step of all shards; its gradient counts wherever that of its predecessor did not.
+Whoever takes the place of a worker that was ended joins: in lockstep with a step that needs no tokens, at the lowest
+step of all shards; its gradient counts wherever that of its predecessor did not. Whether there was a predecessor the
+shard hosts know: its first token lies there until somebody takes it.
 
 In lockstep all shards are of the same step when a worker reads them. Elsewhere they may differ: with a quorum a
 gradient counts as of the oldest, and where each is an update every shard judges by its own. The batches of a worker
@@ -63,6 +64,7 @@ REPORT_EVERY_SECS = 10.0
 class _Graph(NamedTuple):
     """A step of a worker, in a graph."""
 
+    vectors: list[tf.Tensor]  # messages pulled from each shard; where they are fed no token is waited for
     fetches: list[Any]  # [tags, metrics, time when pulled, time when computed, [pushes, *stamps]]
     gradients: list[tf.Tensor]  # packed
 
@@ -120,11 +122,9 @@ class ShardsEngine(SessionEngine):
                 self._pull_next = self._make_pull_next(shared, here)
                 self._settle = [self._wait(s) for s in shared]
             clip = optimizer if intake == "each" and optimizer.clip_norm is not None else None
-            self._step, self._gradients = self._make_step(shared, here, replicas, clip)
+            self._vectors, self._step, self._gradients = self._make_step(shared, here, replicas, clip)
             self._state = [self._make_state(s, shard) for s, shard in zip(shared, shards, strict=True)]
-            if is_lockstep:
-                self._join_step = self._make_step(shared, here, replicas, clip, joins=True)
-                self._take_place = self._make_take_place(shared)
+            self._first = [self._make_first(s, shard) for s, shard in zip(shared, shards, strict=True)]
             self._peek = self._make_peek(shared)
             self._ticket_feed = v1.placeholder(tf.int32, [])
             self._join = [] if is_lockstep else self._make_join(shared)
@@ -134,8 +134,9 @@ class ShardsEngine(SessionEngine):
             self._load = [s.loads.enqueue(feeds) for s, feeds in zip(shared, self._feeds, strict=True)]
             self._goodbye = [s.goodbyes.enqueue(self._worker) for s in shared]
         self.scopes = replicas[0].scopes
+        self._shared = shared
         self._ticket = secrets.randbelow(2**30)  # a predecessor's are others
-        self._is_joining = False
+        self._is_first = self._is_joining = False
         self._ahead = Ahead(self._bring_next, fail=self._tell_nothing_comes)
         self.missed: Sequence[Pulled] = ()  # updates that nobody may have written down; set by `start`
 
@@ -190,19 +191,23 @@ class ShardsEngine(SessionEngine):
             return self._step_ahead(stop=stop, fetch_gradients=fetch_gradients)
         self._is_joining = False
         began = time.time()
-        fetches = [*self._join_step.fetches, self._join_step.gradients]
-        feeds = {self._stop: float(stop), self._join_tag: self._joined_at}
+        with self.graph.as_default():
+            pulls = [self._pull_joining(s, shard) for s, shard in zip(self._shared, self._shards, strict=True)]
+        vectors = self.session.run(pulls, {self._join_tag: self._joined_at})
+        *others, (pushes, *_) = self._step  # not the stamps, one of which is of a token
+        fetches = [*others, [pushes], self._gradients]
+        feeds = {self._stop: float(stop), **dict(zip(self._vectors, vectors, strict=True))}
         if self.is_tracing:
             fetched, self.executed = run_traced(self.session, fetches, feeds)
             self.is_tracing = False
         else:
             fetched = self.session.run(fetches, feeds)
-        if self._pulls_ahead:
-            self._ahead.start()
         return self._pulled(fetched, began, fetch_gradients=fetch_gradients)
 
     def _step_ahead(self, *, stop: bool, fetch_gradients: bool) -> Pulled:
         """A step on what was pulled ahead."""
+        if not self._ahead.is_started:
+            self._ahead.start()
         try:
             pulled = super().step(stop=stop, fetch_gradients=fetch_gradients)
         except tf.errors.OutOfRangeError:
@@ -221,17 +226,20 @@ class ShardsEngine(SessionEngine):
     def _start_in_lockstep(self, state: Sequence[tuple[int, int, Any, Any]]) -> int:
         """Finds the lowest step, what was missed there, and makes tokens of this place mean what they say."""
         generation, step = min((generation, step) for generation, step, *_ in state)
-        self._joined_at = generation * GENERATION_STRIDE + step
-        self.session.run(self._take_place, {self._join_tag: self._joined_at})
+        if not self._is_first:
+            self._joined_at, self._is_joining = generation * GENERATION_STRIDE + step, True
+            with self.graph.as_default():
+                take_place = self._make_take_place(self._shared)
+            self.session.run(take_place, {self._join_tag: self._joined_at})
         now = next(flat for _, at, flat, _ in state if at == step)
         earlier = [before for *_, before in state if (before.generation, before.step) == (generation, step - 1)]
         self.missed = [*earlier[:1], now]
-        self._is_joining = True
         return step
 
     def _read_state(self) -> list[tuple[int, int, Pulled, Pulled]]:
         """Of each shard: generation, step, what a step would pull, and what one would have pulled before."""
-        read = self.session.run(self._state)
+        read, first = self.session.run([self._state, self._first])
+        self._is_first = all(first)
         states = [[Pulled.read(tags[None], metrics) for tags, metrics in shard] for shard in read]
         return [(now.generation, now.step, now, before) for now, before in states]
 
@@ -277,28 +285,22 @@ class ShardsEngine(SessionEngine):
         here: str,
         replicas: Sequence[Replica],
         clip: OptimizerConfig | None,
-        *,
-        joins: bool = False,
     ) -> _Graph:
-        """A step; everything but the two vectors stays where it is: one tensor each way per shard and step.
-
-        Args:
-            joins: pulls what `_join_tag` says, and waits for no token.
-        """
+        """A step; everything but the two vectors stays where it is: one tensor each way per shard and step."""
         shards, clock = self._shards, GraphClock(is_wanted=self._profiles)
-        if self._pulls_ahead and not joins:
+        if self._pulls_ahead:
             pulled = self._pull_next.taken
         else:
-            pull = self._pull_joining if joins else self._pull
-            pulled = [pull(s, shard, clock) for s, shard in zip(shared, shards, strict=True)]
+            pulled = [self._pull(s, shard, clock) for s, shard in zip(shared, shards, strict=True)]
         with tf.device(here):
             pulled = [tf.identity(message) for message in pulled]
-            with tf.control_dependencies(pulled):
+            vectors = [wire.receive(message, s, self._wire) for message, s in zip(pulled, shards, strict=True)]
+            tags = tf.stack([packing.tags_of(one, shard) for one, shard in zip(vectors, shards, strict=True)])
+            # Not after the messages themselves: where they are fed, that would still wait for a token.
+            with tf.control_dependencies([tags]):
                 pulled_at = tf.timestamp()
             clock.end_at("pull", pulled_at)
             clock.end("input", [batches.features for batches in self._batches])
-            vectors = [wire.receive(message, s, self._wire) for message, s in zip(pulled, shards, strict=True)]
-            tags = tf.stack([packing.tags_of(one, shard) for one, shard in zip(vectors, shards, strict=True)])
             headers, batches = [packing.header_of(v, s) for v, s in zip(vectors, shards, strict=True)], self._batches
             if self._intake == "all":
                 same = tf.debugging.assert_equal(tags, tags[:1], "the shards are at other steps")
@@ -320,7 +322,7 @@ class ShardsEngine(SessionEngine):
             clock.end_at("compute", computed_at)
             metrics = self._metrics([packing.metrics_of(v, s) for v, s in zip(vectors, shards, strict=True)])
         pushed = self._push(shared, packed, here, clock, step_of=tags[0][1])
-        return _Graph([tags, metrics, pulled_at, computed_at, [pushed, *clock.fetches]], packed)
+        return _Graph(pulled, [tags, metrics, pulled_at, computed_at, [pushed, *clock.fetches]], packed)
 
     def _make_pull_next(self, shared: Sequence[Shared], here: str) -> _PullNext:
         """Between the Session.run that pulls and the one that computes: a place for one message of each shard."""
@@ -344,7 +346,7 @@ class ShardsEngine(SessionEngine):
             with tf.control_dependencies([s.seen[me].assign(token, read_value=False)]):
                 return (s.flat if s.sent is None else s.sent).read_value()
 
-    def _pull_joining(self, s: Shared, shard: Shard, _: GraphClock) -> tf.Tensor:
+    def _pull_joining(self, s: Shared, shard: Shard) -> tf.Tensor:
         """Reads a shard's vector of the step that all have, or had just before; passes over that step's token."""
         assert s.before is not None
         with tf.device(device_of(shard.host)):
@@ -356,6 +358,11 @@ class ShardsEngine(SessionEngine):
             chosen = tf.where(tf.equal(packing.tags_of(now, shard)[1], step), now, before)
             with tf.control_dependencies([seen]):
                 return wire.send(tf.identity(chosen), shard, self._wire)
+
+    def _make_first(self, s: Shared, shard: Shard) -> tf.Tensor:
+        """Whether this worker's first token of a shard is there and was there for nobody before it."""
+        with tf.device(device_of(shard.host)):
+            return tf.logical_and(s.seen[self._worker].read_value() < 0, s.tokens[self._worker].size() > 0)
 
     def _make_take_place(self, shared: Sequence[Shared]) -> list[tf.Operation]:
         """Gives this worker a token of every shard's step, whoever took the one before it, and makes it count."""
