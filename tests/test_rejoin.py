@@ -21,9 +21,9 @@ ENDED_AT = 3  # step
 AT_STEPS = {  # what of a step a worker still does, by the moment at which it is ended
     "before its tokens": lambda engine: [],
     "with its tokens": lambda engine: engine._step[2],
-    "after its push to the first shard": lambda engine: engine._step[4][0],
-    "after its push to the second shard": lambda engine: engine._step[4][1],
-    "after both pushes": lambda engine: engine._step[4],
+    "after its push to the first shard": lambda engine: engine._step[4][0][0],
+    "after its push to the second shard": lambda engine: engine._step[4][0][1],
+    "after both pushes": lambda engine: engine._step[4][0],
 }
 
 
@@ -78,8 +78,8 @@ def test_where_nobody_waits_a_successor_gets_one_token_and_the_others_go_on(inta
     parts = {
         "before its tokens": AT_STEPS["before its tokens"],
         "with its tokens": lambda engine: engine._step[2],
-        "with pushes that were not told of": lambda engine: [told.control_inputs for told in engine._step[4]],
-        "after its pushes": lambda engine: engine._step[4],
+        "with pushes that were not told of": lambda engine: [told.control_inputs for told in engine._step[4][0]],
+        "after its pushes": lambda engine: engine._step[4][0],
     }
     results = cluster.train([to_the_end, ended(cluster, 1, parts[moment], {}), to_the_end])
     assert all(last.step >= STEPS for _, last in results)
