@@ -53,7 +53,7 @@ class LocalEngine(SessionEngine):
                     for name in self._fills
                 }
             self._batches = [replica.batches() for replica in replicas]
-            self._stop = v1.placeholder(tf.float32, [])
+            self._stop = v1.placeholder_with_default(0.0, [])
             self._step, self._gradients = self._make_step(optimizer, replicas, parameters)
             flat = self._flat.read_value()
             self._peek = [tf.expand_dims(packing.tags_of(flat, shard), 0), packing.metrics_of(flat, shard)]

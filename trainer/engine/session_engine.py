@@ -30,10 +30,8 @@ class SessionEngine:
     graph: Any
     session: Any
 
-    _stop: tf.Tensor  # placeholder [] float32
-    _step: list[
-        Any
-    ]  # [tags, metrics, time when parameters and batches were here, time when computed, [pushes, *stamps]]
+    _stop: tf.Tensor  # [] float32; 0 unless it is fed
+    _step: list[Any]  # [tags, metrics, time when vectors and batches were here, time when computed, [pushes, *stamps]]
     _gradients: Any  # packed
 
     def connect(self, target: str, session_config: Any) -> None:
@@ -43,8 +41,7 @@ class SessionEngine:
             target: the task's own server; "" where there is none.
         """
         self.session = v1.Session(target, graph=self.graph, config=session_config)
-        self._run_step = self.session.make_callable(self._step, feed_list=[self._stop])
-        self._run_step_and_fetch = self.session.make_callable([*self._step, self._gradients], feed_list=[self._stop])
+        self._run_step = self.session.make_callable(self._step)  # without feeds, which cost time at each step
 
     def held(self) -> int:
         """The generation of the state that is there already; 0: none."""
@@ -58,12 +55,14 @@ class SessionEngine:
             fetch_gradients: also returns the mean gradient of this process's replicas.
         """
         began = time.time()
+        fetches, feeds = [*self._step, *([self._gradients] if fetch_gradients else [])], {self._stop: float(stop)}
         if self.is_tracing:
-            fetches = [*self._step, self._gradients]
-            outputs, self.executed = run_traced(self.session, fetches, {self._stop: float(stop)})
+            outputs, self.executed = run_traced(self.session, fetches, feeds)
             self.is_tracing = False
+        elif stop or fetch_gradients:
+            outputs = self.session.run(fetches, feeds if stop else None)
         else:
-            outputs = (self._run_step_and_fetch if fetch_gradients else self._run_step)(float(stop))
+            outputs = self._run_step()
         return self._pulled(outputs, began, fetch_gradients=fetch_gradients)
 
     def _pulled(self, outputs: Sequence[Any], began: float, *, fetch_gradients: bool) -> Pulled:

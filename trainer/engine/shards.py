@@ -23,6 +23,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -116,7 +117,7 @@ class ShardsEngine(SessionEngine):
             shared = [share(shard, list(self._fills), workers, **options) for shard in shards]
             with tf.device(here):
                 self._batches = [replica.batches() for replica in replicas]
-                self._stop = v1.placeholder(tf.float32, [])
+                self._stop = v1.placeholder_with_default(0.0, [])
                 self._join_tag = v1.placeholder(tf.int64, [])
             if self._pulls_ahead:
                 self._pull_next = self._make_pull_next(shared, here)
@@ -128,13 +129,13 @@ class ShardsEngine(SessionEngine):
             self._peek = self._make_peek(shared)
             self._ticket_feed = v1.placeholder(tf.int32, [])
             self._join = [] if is_lockstep else self._make_join(shared)
-            self._snapshot = self._make_snapshot(shared) if is_lockstep else self._make_held_snapshot(shared)
             self._contributions = shared[0].log.contributions.read_value() if shared[0].log else None
-            self._feeds = [[v1.placeholder(tf.float32, v.shape) for v in (s.flat, *s.slots.values())] for s in shared]
-            self._load = [s.loads.enqueue(feeds) for s, feeds in zip(shared, self._feeds, strict=True)]
             self._goodbye = [s.goodbyes.enqueue(self._worker) for s in shared]
         self.scopes = replicas[0].scopes
         self._shared = shared
+        if self._worker == 0:  # the chief, who needs them; now, because to add to a graph that runs takes longer
+            self._feeds, self._load = self._make_load()
+            self._snapshot  # noqa: B018
         self._ticket = secrets.randbelow(2**30)  # a predecessor's are others
         self._is_first = self._is_joining = False
         self._ahead = Ahead(self._bring_next, fail=self._tell_nothing_comes)
@@ -195,7 +196,7 @@ class ShardsEngine(SessionEngine):
             pulls = [self._pull_joining(s, shard) for s, shard in zip(self._shared, self._shards, strict=True)]
         vectors = self.session.run(pulls, {self._join_tag: self._joined_at})
         *others, (pushes, *_) = self._step  # not the stamps, one of which is of a token
-        fetches = [*others, [pushes], self._gradients]
+        fetches = [*others, [pushes], *([self._gradients] if fetch_gradients else [])]
         feeds = {self._stop: float(stop), **dict(zip(self._vectors, vectors, strict=True))}
         if self.is_tracing:
             fetched, self.executed = run_traced(self.session, fetches, feeds)
@@ -375,6 +376,12 @@ class ShardsEngine(SessionEngine):
                     done.append(s.tokens[self._worker].enqueue(generation * GENERATION_STRIDE + step))
         return done
 
+    def _make_load(self) -> tuple[list[list[tf.Tensor]], list[tf.Operation]]:
+        """Returns what is fed to each shard's load, and the loads."""
+        with self.graph.as_default():
+            feeds = [[v1.placeholder(tf.float32, v.shape) for v in (s.flat, *s.slots.values())] for s in self._shared]
+            return feeds, [s.loads.enqueue(fed) for s, fed in zip(self._shared, feeds, strict=True)]
+
     def _make_state(self, s: Shared, shard: Shard) -> list[list[tf.Tensor]]:
         """The tags and metrics of a shard's vector, and of the one before it."""
         with tf.device(device_of(shard.host)):
@@ -450,6 +457,12 @@ class ShardsEngine(SessionEngine):
                 metrics.append(packing.metrics_of(flat, shard))
         stacked = tf.stack(tags)
         return [stacked if self._intake == "all" else tf.reduce_min(stacked, 0, keepdims=True), self._metrics(metrics)]
+
+    @cached_property
+    def _snapshot(self) -> tuple[Any, ...]:
+        with self.graph.as_default():
+            make = self._make_snapshot if self._intake == "all" else self._make_held_snapshot
+            return make(self._shared)
 
     def _make_snapshot(self, shared: Sequence[Shared]) -> tuple[Any, Any, Any]:
         """Reads between two steps: no shard moves before this worker pushes."""
