@@ -246,8 +246,9 @@ def test_shares_are_of_the_time_from_the_second_step_to_the_end_of_the_last():
 def test_the_shares_of_several_lives_are_put_together():
     first = [born("worker:1"), step(1, 0.0, 9.0), step(2, 9.0, 10.0, wait=10.0)]
     second = [born("worker:1"), step(2, 50.0, 59.0), step(3, 59.0, 62.0, wait=60.0, compute=62.0)]
-    found = shares.fractions(read_lines(worker_1=[*first, *second]).lives, REPLICA)
-    assert found == {"worker:1": {"wait": 0.5, "compute": 0.5, "other": 0.0}}
+    summary = shares.summarize(read_lines(worker_1=[*first, *second]))
+    assert summary["fractions"] == {"worker:1": {"wait": 0.5, "compute": 0.5, "other": 0.0}}
+    assert summary["steps"] == 2
 
 
 def test_who_came_last_counts_where_several_came():

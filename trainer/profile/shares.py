@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,8 +17,11 @@ TOLD = 3  # of those who came last
 
 def summarize(profile: Profile) -> dict[str, Any]:
     """What summary.json says of a profile; fractions are of each row's time, see `fractions`."""
+    steps: Counter[tuple[str, str]] = Counter()  # by task and row, of all its lives
+    for life in profile.lives:
+        steps.update({(life.task, row): len(_counted(made)) for row, made in life.rows.items()})
     return {
-        "steps": max((len(_counted(steps)) for life in profile.lives for steps in life.rows.values()), default=0),
+        "steps": max(steps.values(), default=0),
         "fractions": fractions(profile.lives, REPLICA),
         "shard_fractions": fractions(profile.lives, SHARD),
         "came_last": came_last(profile.lives),
