@@ -43,13 +43,13 @@ class Running:
             cores: that its workers share.
         """
         self.contestant, self.workload, self._directory = contestant, workload, directory
-        self.command = [sys.executable, *contestant.command(workload, directory, cores)]
+        self.command = ["python", *contestant.command(workload, Path("RUN"), cores)]  # for who wants to type it
         self.first_step_secs: float | None = None  # from the command
         self.started_at = time.time()
         bench = os.getpid()
         with (directory / LOG).open("wb") as log:
             self._process = subprocess.Popen(
-                self.command,
+                [sys.executable, *contestant.command(workload, directory, cores)],
                 cwd=ROOT,
                 env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1"} | _quiet(contestant),
                 stdin=subprocess.DEVNULL,
