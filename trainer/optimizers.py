@@ -18,6 +18,7 @@ from typing import TypeAlias
 import tensorflow as tf
 
 from trainer.config import OptimizerConfig, OptimizerName, ScheduleConfig, ScheduleName
+from trainer.slots import slots as slots
 
 PAD = 16  # floats: 64 bytes, so that a parameter's slice of the vector is a view and fills whole vector registers
 LANES = 8  # partial sums of a parameter's squares: three times as fast as a single sum, and 8 divides PAD
@@ -26,23 +27,6 @@ Tensor: TypeAlias = tf.Tensor
 Slots = Mapping[str, Tensor]  # [n] each
 Change = tuple[Tensor, dict[str, Tensor]]  # [n] what the parameters lose, and the slots after the update
 Rule = Callable[[OptimizerConfig, Slots, Tensor, Tensor, Tensor], Change]  # config, slots, gradient, rate, step
-
-
-def slots(config: OptimizerConfig) -> dict[str, float]:
-    """The slot vectors an optimizer keeps beside the parameters, in a fixed order, with the value each starts from."""
-    kept = {
-        OptimizerName.sgd: {"momentum": config.momentum > 0},
-        OptimizerName.adam: {"momentum": True, "velocity": True},
-        OptimizerName.adamw: {"momentum": True, "velocity": True},
-        OptimizerName.rmsprop: {
-            "velocity": True,
-            "momentum": config.momentum > 0,
-            "average_gradient": config.centered,
-        },
-        OptimizerName.adagrad: {"accumulator": True},
-    }[config.name]
-    names = [name for name, is_kept in kept.items() if is_kept] + (["ema"] if config.ema is not None else [])
-    return {name: config.initial_accumulator if name == "accumulator" else 0.0 for name in names}
 
 
 def learning_rate(config: OptimizerConfig, step: Tensor) -> Tensor:
