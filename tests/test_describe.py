@@ -64,6 +64,7 @@ def test_a_child_process_builds_the_model_and_opens_the_data():
         train_examples=8000,
         evaluate_examples=2000,
         layers=("conv", "flatten", "dense", "logits"),
+        flops=2 * (26 * 26 * 32 * 9 + 26 * 26 * 32 * 128 + 128 * 10),
     )
 
 

@@ -24,7 +24,7 @@ from typing import Any
 from trainer.config import ConfigError, DataConfig, ModelConfig, Problem
 from trainer.placement import Parameter
 
-FORMAT = 2  # of the cached file; raise it when Description changes
+FORMAT = 3  # of the cached file; raise it when Description changes
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class Description:
     train_examples: int
     evaluate_examples: int
     layers: tuple[str, ...] = ()  # paths, of layers inside layers too
+    flops: int = 0  # floating-point operations of one example's forward pass
+    uncounted: tuple[str, ...] = ()  # layers that they lack, because nobody can count theirs
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"parameters": [p._asdict() for p in self.parameters]}
@@ -44,7 +46,8 @@ class Description:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Description:
         parameters = tuple(Parameter(p["path"], tuple(p["shape"]), p["trainable"]) for p in value.pop("parameters"))
-        return cls(parameters, tuple(value.pop("input_shape")), layers=tuple(value.pop("layers")), **value)
+        layers, uncounted = tuple(value.pop("layers")), tuple(value.pop("uncounted"))
+        return cls(parameters, tuple(value.pop("input_shape")), layers=layers, uncounted=uncounted, **value)
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,7 @@ def answer(question: Question) -> dict[str, Any]:
     from trainer import replica, workload
     from trainer.data import DataError
     from trainer.exit_codes import exit_code_of
+    from trainer.models.flops import flops_of
 
     model, data, user = question.model, question.data, question.user
     try:
@@ -140,6 +144,7 @@ def answer(question: Question) -> dict[str, Any]:
             precision=question.precision,
         )
         parameters = workload.parameters_of(built, question.precision)
+        flops = flops_of(built, data_set.input_shape)
     except DataError as error:
         return {"failure": str(error), "exit_code": exit_code_of(error)}
     except ValueError as error:
@@ -158,6 +163,8 @@ def answer(question: Question) -> dict[str, Any]:
         data_set.train.count,
         data_set.evaluate.count,
         tuple(replica.layers_of(built)),
+        flops.forward,
+        flops.uncounted,
     )
     return {"description": description.to_json()}
 

@@ -1,0 +1,81 @@
+"""Floating-point operations, against counts by hand and in the literature."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+from trainer.models import MODELS
+from trainer.models.flops import flops_of
+
+# 2 operations a multiply-add: of a convolution in every place, of a dense layer once.
+CNN = 2 * (26 * 26 * 32 * 9 + 26 * 26 * 32 * 128 + 128 * 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "expected"),
+    [
+        ("cnn", (28, 28, 1), CNN),
+        ("mlp", (28, 28, 1), 2 * (784 * 128 + 128 * 128 + 128 * 10)),
+        ("resnet20", (32, 32, 3), 81_102_080),  # He et al. give 41 million multiply-adds
+    ],
+)
+def test_the_shipped_models_are_counted(name, shape, expected):
+    assert flops_of(MODELS[name](shape, 10), shape) == (expected, ())
+
+
+def test_layers_of_all_kinds_of_convolution_are_counted():
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 3)),
+            layers.Conv2DTranspose(4, 3, strides=2),  # 17 x 17
+            layers.DepthwiseConv2D(3),  # 15 x 15
+            layers.SeparableConv2D(6, 3),  # 13 x 13
+            layers.BatchNormalization(),
+            layers.Flatten(),
+        ]
+    )
+    by_hand = 8 * 8 * 3 * 9 * 4 + 15 * 15 * 4 * 9 + 13 * 13 * (4 * 9 + 4 * 6)
+    assert flops_of(model, (8, 8, 3)) == (2 * by_hand, ())
+
+
+def test_a_model_with_code_of_its_own_is_counted_by_what_it_calls():
+    class Twice(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = keras.layers.Dense(7, name="inner")
+
+        def call(self, features):
+            return self.inner(self.inner(features))
+
+    model = Twice()
+    model(np.zeros((1, 7), np.float32))
+    assert flops_of(model, (7,)) == (2 * 2 * 49, ())
+
+
+def test_a_model_inside_a_model_counts_as_often_as_it_is_called():
+    inner = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
+    features = keras.Input((4,))
+    assert flops_of(keras.Model(features, inner(inner(features))), (4,)) == (2 * 2 * 16, ())
+
+
+def test_attention_is_counted_with_the_layers_inside_it():
+    words = keras.Input((6, 16))
+    model = keras.Model(words, keras.layers.MultiHeadAttention(2, 8)(words, words))
+    projections, scores = 4 * 6 * 16 * 16, 6 * 6 * 2 * (8 + 8)
+    assert flops_of(model, (6, 16)) == (2 * (projections + scores), ())
+
+
+def test_what_has_weights_and_no_rule_is_named():
+    words = keras.Input((6, 16))
+    model = keras.Model(words, keras.layers.Dense(2)(keras.layers.LSTM(4, name="memory")(words)))
+    assert flops_of(model, (6, 16)) == (2 * 4 * 2, ("memory/lstm_cell",))
+
+
+def test_counting_leaves_the_layers_as_they_were():
+    model = MODELS["cnn"]((28, 28, 1), 10)
+    before = [vars(layer).get("call") for layer in model.layers]
+    flops_of(model, (28, 28, 1))
+    assert [vars(layer).get("call") for layer in model.layers] == before
