@@ -373,6 +373,12 @@ class SecurityConfig:
 @dataclass
 class PlanConfig:
     json: str | None = None  # also write the plan to this file
+    # milliseconds of one example's forward and backward pass, measured on one core or on the replica's GPU; none: from
+    # the model's floating-point operations
+    example_ms: float | None = field(default=None, metadata=limits(above=0))
+    # gigabits per second between two machines; none: 10 between those of cluster.addresses. Without addresses every
+    # task is thought on a machine of its own
+    link_gbps: float | None = field(default=None, metadata=limits(above=0))
 
 
 @dataclass
