@@ -6,8 +6,10 @@ import json
 
 import pytest
 
-from trainer import plan_page
+from trainer import costs, plan_page
 from trainer.config import Problem
+from trainer.costs import Work
+from trainer.forecast import Forecast, Parts, Unknown, Workload
 from trainer.placement import Parameter, place
 from trainer.plan import Plan, Task
 
@@ -130,6 +132,58 @@ def test_one_process_sends_nothing(capsys):
 def test_warnings_come_last(capsys):
     warned = plan(task("ps", 0), task("worker", 0), warnings=(Problem("cluster", "[slow] machine", "fewer workers"),))
     assert printed(capsys, warned).splitlines()[-2:] == ["warning: cluster: [slow] machine", "    fewer workers"]
+
+
+WORKLOAD = Workload(flops=18_000_000, uncounted=(), layers=4, slots=2, is_clipped=False, cores=2)
+PARTS = Parts(compute=0.020, wire=0.010, update=0.009, wait=0.001)
+
+
+@pytest.fixture
+def rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "RATES", Work(flops=2e-11))
+    monkeypatch.setattr(costs, "FITTED_ON", "a machine; 2026-01-31")
+    monkeypatch.setattr(costs, "ERROR", 0.25)
+
+
+def expected_lines(capsys: pytest.CaptureFixture[str], expected: Forecast | Unknown, workload: Workload) -> list[str]:
+    plan_page.show(SMALL, (expected, workload))
+    lines = capsys.readouterr().out.splitlines()
+    return lines[[line.startswith("traffic: ") for line in lines].index(True) + 1 :]
+
+
+@pytest.mark.usefixtures("rates")
+def test_the_expected_step_is_told_with_its_parts_its_assumptions_and_the_best_number_of_ps(capsys):
+    expected = Forecast(PARTS, 64, ((1, 0.040), (2, 0.0403), (3, 0.05)))
+    local = Workload(**{**WORKLOAD.__dict__, "link_gbps": 25.0})
+    assert expected_lines(capsys, expected, local) == [
+        "expected: 40.0 ms a step, 1,600 examples/s: compute 20.0, wire 10.0, update 9.0, wait 1.0 ms; compute takes "
+        "longest",
+        "    fitted within 25% on a machine; 2026-01-31",
+        "    from 18.0 million operations an example, 0.36 ms of a core; plan.example_ms=... takes a measured time "
+        "instead",
+        "    on machines of 2 cores each, with links of 25 Gbit/s (plan.link_gbps)",  # worker:1 has an address
+        "best number of ps: 1 (1: 40.0 ms, 2: 40.3 ms, 3: 50.0 ms)",
+    ]
+
+
+@pytest.mark.usefixtures("rates")
+def test_a_measured_example_is_not_explained(capsys):
+    told = expected_lines(capsys, Forecast(PARTS, 64), Workload(**{**WORKLOAD.__dict__, "example_ms": 0.3}))
+    assert [line for line in told if "operations" in line] == []
+
+
+def test_what_cannot_be_expected_is_said_with_the_remedy(capsys):
+    told = expected_lines(capsys, Unknown("nothing says how fast /gpu:0 computes", "give plan.example_ms"), WORKLOAD)
+    assert told == ["expected: not known, nothing says how fast /gpu:0 computes", "    give plan.example_ms"]
+
+
+def test_the_json_file_has_what_is_expected(tmp_path):
+    plan_page.write_json(SMALL, str(tmp_path / "plan.json"), Forecast(PARTS, 64, ((1, 0.04), (2, 0.03))))
+    told = json.loads((tmp_path / "plan.json").read_text())["expected"]
+    assert told["step_ms"] == 40.0
+    assert told["parts_ms"] == {"compute": 20.0, "wire": 10.0, "update": 9.0, "wait": 1.0}
+    assert (told["limits"], told["best_ps"]) == ("compute", 2)
+    assert told["step_ms_by_ps"] == {"1": 40.0, "2": 30.0}
 
 
 def test_the_json_file_equals_the_plan(tmp_path):

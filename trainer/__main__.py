@@ -197,12 +197,14 @@ def train_one(config: RunConfig) -> NoReturn:
 
 
 def show_plan(config: RunConfig) -> int:
-    from trainer import plan_page
+    from trainer import forecast, plan_page
 
-    made = plan.make_plan(config, describe(_question(config)), this_machine())
-    plan_page.show(made)
+    description, machine = describe(_question(config)), this_machine()
+    made = plan.make_plan(config, description, machine)
+    expected, workload = forecast.expect(config, made, description, machine)
+    plan_page.show(made, (expected, workload))
     if config.plan.json is not None:
-        plan_page.write_json(made, config.plan.json)
+        plan_page.write_json(made, config.plan.json, expected)
     return exit_codes.OK
 
 

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from trainer import costs
+from trainer.forecast import USUAL_GBPS, Forecast, Unknown, Workload, machines_of
 from trainer.placement import Shard
 from trainer.plan import Plan, Task
 from trainer.words import count, size
@@ -16,8 +18,8 @@ from trainer.words import count, size
 PIPE_COLUMNS = 140  # width where there is no terminal
 
 
-def show(plan: Plan) -> None:
-    """Prints what would run where."""
+def show(plan: Plan, expected: tuple[Forecast | Unknown, Workload] | None = None) -> None:
+    """Prints what would run where, and how long a step is expected to take."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=PIPE_COLUMNS)
@@ -25,13 +27,42 @@ def show(plan: Plan) -> None:
     for table in (_tasks(plan), _shards(plan)):
         console.print(table)
     console.print(_traffic(plan))
+    for line in expected_lines(plan, *expected) if expected else ():
+        console.print(line, markup=False, soft_wrap=True)
     for warning in plan.warnings:
         console.print(f"warning: {warning}", markup=False)
 
 
-def write_json(plan: Plan, path: str) -> None:
+def write_json(plan: Plan, path: str, expected: Forecast | Unknown | None = None) -> None:
     """Writes the same as JSON."""
-    Path(path).write_text(json.dumps(plan.to_json(), indent=1) + "\n")
+    told = plan.to_json() | ({"expected": expected.to_json()} if expected else {})
+    Path(path).write_text(json.dumps(told, indent=1) + "\n")
+
+
+def expected_lines(plan: Plan, expected: Forecast | Unknown, workload: Workload) -> list[str]:
+    """How long a step will take, of what, by which assumptions, and the number of ps that would be best."""
+    if isinstance(expected, Unknown):
+        return [f"expected: not known, {expected.reason}", f"    {expected.remedy}"]
+    parts, total = expected.parts, expected.parts.total
+    each = ", ".join(f"{name} {1000 * secs:.1f}" for name, secs in parts._asdict().items())
+    rate = f"{expected.examples / total:,.0f} examples/s"
+    lines = [f"expected: {1000 * total:.1f} ms a step, {rate}: {each} ms; {parts.longest} takes longest"]
+    lines.append(f"    fitted within {costs.ERROR:.0%} on {costs.FITTED_ON}")
+    if workload.example_ms is None:
+        example_ms = 1000 * costs.RATES.flops * workload.flops
+        lines.append(
+            f"    from {workload.flops / 1e6:,.1f} million operations an example, {example_ms:.3g} ms of a core; "
+            "plan.example_ms=... takes a measured time instead"
+        )
+    if len(set(machines_of(plan.trainers, workload).values())) > 1:
+        gbps = workload.link_gbps or USUAL_GBPS
+        lines.append(
+            f"    on machines of {count(workload.cores, 'core')} each, with links of {gbps:g} Gbit/s (plan.link_gbps)"
+        )
+    if len(expected.best) > 1:
+        others = ", ".join(f"{ps}: {1000 * secs:.1f} ms" for ps, secs in expected.best)
+        lines.append(f"best number of ps: {expected.best_ps} ({others})")
+    return lines
 
 
 def _tasks(plan: Plan) -> Table:

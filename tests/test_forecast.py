@@ -1,0 +1,193 @@
+"""What is expected of plans, by rates that are round numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from trainer import costs, forecast, plan
+from trainer.compose import load
+from trainer.config import ConfigError
+from trainer.costs import Work
+from trainer.describe import Description
+from trainer.forecast import Forecast, Parts, Unknown, Workload, parts_of
+from trainer.placement import Parameter
+from trainer.plan import Machine, Plan, make_plan
+
+FLOATS = 2**20  # of the one parameter: 4 MiB
+MODEL = Description((Parameter("dense/kernel", (FLOATS,), True),), (784,), 10, 8000, 2000, ("dense",), 10**6)
+VECTOR = 4 * (FLOATS + 32)  # bytes of a shard that holds it, with metrics and header
+MACHINE = Machine(cores=4, gpus=0)
+WORKLOAD = Workload(flops=3 * 10**6, uncounted=(), layers=1, slots=2, is_clipped=False, cores=4)
+
+
+@pytest.fixture(autouse=True)
+def rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "RATES", Work(1e-3, 1e-4, 1e-9, 1e-9, 1e-10, 1e-5))
+    monkeypatch.setattr(costs, "TURN_SECS", 0.0)
+
+
+def planned(*overrides: str, model: Description = MODEL, machine: Machine = MACHINE) -> Plan:
+    return make_plan(load(["train.batch_size=64", *overrides], lambda c: plan.check(c, machine)), model, machine)
+
+
+def workload(**changed: Any) -> Workload:
+    return dataclasses.replace(WORKLOAD, **changed)
+
+
+def expected(*overrides: str, model: Description = MODEL, machine: Machine = MACHINE) -> Forecast | Unknown:
+    config = load(["train.batch_size=64", *overrides], lambda c: plan.check(c, machine))
+    return forecast.expect(config, make_plan(config, model, machine), model, machine)[0]
+
+
+def test_one_worker_and_one_ps_in_numbers():
+    """A call of 1 ms, 64 x 3 million operations at 0.1 ns, a layer of 10 us, on a worker's 4 threads; and so on."""
+    parts = parts_of(planned("cluster=1ps1w"), WORKLOAD)
+    assert parts.compute == pytest.approx((1e-3 + 64 * 3e6 * 1e-10 + 1e-5) / 4)
+    assert parts.wire == pytest.approx(2 * (1e-4 + VECTOR * 1e-9))  # there and back, one after the other
+    assert parts.update == pytest.approx(1e-3 + (1 + 2 + 2 * 2) * VECTOR * 1e-9)
+    assert parts.wait == 0
+    assert parts.total == pytest.approx(sum(parts))
+
+
+def test_the_work_of_a_step_is_known_task_by_task():
+    work = forecast.work_of(planned("cluster=1ps2w"), WORKLOAD)
+    assert work["worker:0"] == {
+        "compute": Work(calls=1, flops=32 * 3e6, layers=1),
+        "wire": Work(messages=1, nbytes=VECTOR),  # a half of two
+    }
+    assert work["ps:0"] == {
+        "wire": Work(messages=2, nbytes=2 * VECTOR),
+        "update": Work(calls=1, update_nbytes=(2 + 2 + 4) * VECTOR),
+    }
+
+
+def test_beyond_the_cores_the_wire_grows_with_the_workers():
+    wire = [parts_of(planned(f"cluster=1ps{workers}w"), WORKLOAD).wire for workers in (8, 16, 32)]
+    assert wire[1] == pytest.approx(2 * wire[0])
+    assert wire[2] == pytest.approx(4 * wire[0])
+
+
+def test_an_update_grows_by_a_vector_for_every_worker():
+    update = [parts_of(planned(f"cluster=1ps{workers}w"), WORKLOAD).update for workers in (1, 2, 4)]
+    assert update[1] - update[0] == pytest.approx(VECTOR * 1e-9)
+    assert update[2] - update[1] == pytest.approx(2 * VECTOR * 1e-9)
+
+
+@pytest.mark.parametrize("overrides", [[], ["strategy=async"], ["strategy=backup", "strategy.quorum=3"]])
+@pytest.mark.parametrize("part", ["wire", "update"])
+def test_more_bytes_never_take_less_time(overrides, part):
+    larger = dataclasses.replace(MODEL, parameters=(Parameter("dense/kernel", (4 * FLOATS,), True),))
+    small, large = (parts_of(planned("cluster=2ps4w", *overrides, model=m), WORKLOAD) for m in (MODEL, larger))
+    assert getattr(large, part) >= getattr(small, part)
+    assert large.total > small.total
+
+
+def test_compute_is_linear_in_the_examples():
+    one, two = (parts_of(planned("cluster=1ps2w", f"train.batch_size={size}"), WORKLOAD) for size in (64, 128))
+    assert two.compute - one.compute == pytest.approx(64 * 3e6 * 1e-10 / 4)
+
+
+def test_a_measured_example_takes_the_place_of_operations():
+    made = planned("cluster=1ps2w")
+    assert parts_of(made, workload(example_ms=0.5)).compute == pytest.approx((1e-3 + 32 * 0.5e-3) / 2)
+
+
+def test_a_clipped_update_tells_norms_to_the_other_hosts():
+    two = dataclasses.replace(MODEL, parameters=(*MODEL.parameters, Parameter("bias", (10,), True)))
+    made = planned("cluster=2ps2w", model=two)
+    messages = [sum(forecast.messages_of(made, workload(is_clipped=clipped)).values()) for clipped in (False, True)]
+    assert messages == [8, 14]  # of both ways, each update: tags, norms, and that they came
+
+
+def test_a_gradient_of_its_own_is_a_share_of_each_workers_step():
+    made = planned("cluster=1ps4w", "strategy=async")
+    assert sum(forecast.messages_of(made, WORKLOAD).values()) == pytest.approx(2)
+    assert forecast.total(forecast.work_of(made, WORKLOAD)).flops == pytest.approx(16 * 3e6)
+
+
+def test_out_of_step_an_update_takes_as_long_as_the_host_needs_at_least():
+    parts = parts_of(planned("cluster=1ps32w", "strategy=async"), workload(flops=0, layers=0))
+    assert parts.total >= 2e-3 + (1 + 2 + 4) * VECTOR * 1e-9
+
+
+def test_one_process_sends_nothing():
+    parts = parts_of(planned("cluster=local"), WORKLOAD)
+    assert (parts.wire, parts.wait) == (0, 0)
+    assert parts.update == pytest.approx((1 + 2 + 4) * VECTOR * 1e-9)
+
+
+def test_between_machines_the_wire_takes_as_long_as_the_fullest_link():
+    """4 workers pull 4 MiB from one ps, and push as much: 1 Gbit/s carries it in 0.13 s each way."""
+    parts = parts_of(planned("cluster=1ps4w"), workload(link_gbps=1.0))
+    assert parts.wire == pytest.approx(2 * 4 * VECTOR * 8 / 1e9)
+    assert parts.wait == pytest.approx(2 * forecast.LATENCY_SECS)
+    assert parts.longest == "wire"
+
+
+def test_machines_with_addresses_have_links_of_10_gigabits():
+    hosts = "cluster.addresses={ps:['10.0.0.1:2222'],worker:['10.0.0.2:2222','10.0.0.3:2222']}"
+    parts = parts_of(planned("cluster=1ps2w", hosts), workload(cores=64))
+    assert parts.wire == pytest.approx(max(2 * (1e-4 + VECTOR * 1e-9), 2 * 2 * VECTOR * 8 / 10e9))
+    assert parts.wait > 0
+
+
+def test_over_slow_links_more_ps_are_better_and_on_one_machine_they_are_not():
+    shared = dataclasses.replace(MODEL, parameters=tuple(Parameter(f"p{i}", (FLOATS,), True) for i in range(4)))
+    apart = expected("cluster=1ps4w", "plan.link_gbps=1", model=shared)
+    together = expected("cluster=4ps4w", model=dataclasses.replace(MODEL, parameters=(Parameter("p", (16,), True),)))
+    assert isinstance(apart, Forecast)
+    assert isinstance(together, Forecast)
+    assert apart.best_ps == 4
+    assert [ps for ps, _ in apart.best] == [1, 2, 3, 4]
+    assert together.best_ps == 1
+
+
+def test_of_numbers_of_ps_that_are_nearly_as_good_the_smallest_is_the_best():
+    assert Forecast(Parts(1, 0, 0, 0), 64, ((1, 1.5), (2, 1.01), (3, 1.0))).best_ps == 2
+
+
+def test_no_other_number_of_ps_is_looked_at_where_there_is_none():
+    without = expected("cluster=2w")
+    assert isinstance(without, Forecast)
+    assert without.best_ps is None
+
+
+def test_a_pin_of_a_shard_rules_out_fewer_ps():
+    pinned = expected("cluster=3ps4w", "placement.pins={dense/*:2}")
+    assert isinstance(pinned, Forecast)
+    assert [ps for ps, _ in pinned.best] == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "model", "reason"),
+    [
+        (["cluster=2w", "strategy=all_reduce"], MODEL, "the sums of all_reduce are TensorFlow's"),
+        (
+            ["cluster=1ps2w"],
+            dataclasses.replace(MODEL, uncounted=("memory/lstm_cell",)),
+            "the operations of memory/lstm_cell cannot be counted",
+        ),
+        (["cluster=1ps1w", "device=gpu"], MODEL, "nothing says how fast /gpu:0 computes"),
+    ],
+)
+def test_what_cannot_be_known_is_said(overrides, model, reason):
+    told = expected(*overrides, model=model, machine=Machine(cores=4, gpus=1))
+    assert isinstance(told, Unknown)
+    assert told.reason.startswith(reason)
+
+
+def test_a_measured_example_makes_a_gpu_known():
+    told = expected("cluster=1ps2w", "device=gpu", "device.memory_fraction={worker:0.4}", "plan.example_ms=0.01",
+                    machine=Machine(cores=4, gpus=1))  # fmt: skip
+    assert isinstance(told, Forecast)
+    assert told.parts.compute == pytest.approx(1e-3 / 2 + 32 * 0.01e-3)
+
+
+@pytest.mark.parametrize("key", ["plan.example_ms", "plan.link_gbps"])
+@pytest.mark.parametrize("value", ["0", "-1", "nan"])
+def test_times_and_links_are_above_zero(key, value):
+    with pytest.raises(ConfigError, match=f"{key}: "):
+        load([f"{key}={value}"], lambda config: [])

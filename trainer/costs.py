@@ -1,0 +1,50 @@
+"""What a step's work costs, in seconds of CPU. Pure: no TensorFlow.
+
+    seconds = calls x RATES.calls + messages x RATES.messages + bytes sent x RATES.nbytes
+            + bytes of the update x RATES.update_nbytes + operations x RATES.flops + layers x RATES.layers
+
+The rates were fitted to steps of real clusters, by `make bench-growth`, which prints the lines below anew.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Work(NamedTuple):
+    """What there is to do; or, as RATES, the seconds of CPU that one of each takes."""
+
+    calls: float = 0.0  # of Session.run
+    messages: float = 0.0  # from task to task; the two ends do a half each
+    nbytes: float = 0.0  # that they carry; the two ends do a half each
+    update_nbytes: float = 0.0  # that an update reads and writes: gradients, parameters, optimizer slots
+    flops: float = 0.0  # floating-point operations, forward and backward
+    layers: float = 0.0  # that a replica goes through, forward and backward
+
+    def plus(self, other: Work) -> Work:
+        return Work(*(one + another for one, another in zip(self, other, strict=True)))
+
+    def times(self, factor: float) -> Work:
+        return Work(*(factor * one for one in self))
+
+
+def secs(work: Work, rates: Work | None = None) -> float:
+    """Seconds of CPU.
+
+    Args:
+        rates: those of this file, unless others are given.
+    """
+    return sum(count * rate for count, rate in zip(work, RATES if rates is None else rates, strict=True))
+
+
+RATES = Work(
+    calls=0.000858,
+    messages=0.00114,
+    nbytes=1.01e-09,
+    update_nbytes=3.03e-10,
+    flops=2.27e-11,
+    layers=1.87e-05,
+)
+TURN_SECS = 0.00075  # of a step in which all tasks wait: for each other's threads to wake up
+FITTED_ON = "Intel(R) Xeon(R) Processor, 2 cores; TensorFlow 2.21.0; 2026-11-22"
+ERROR = 0.33  # the largest relative error of the formula on the steps it was fitted to
