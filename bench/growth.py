@@ -1,0 +1,261 @@
+"""What a step costs as a cluster grows: CPU, messages and bytes for 1 to 16 workers and 1 to 4 ps, on this machine.
+
+    python -m bench.growth [--quick]
+
+writes bench/results/growth.md and growth.json, fits the rates of trainer/costs.py to what was measured, and prints the
+lines to put there. As root it measures in a network of its own, so that bytes on the wire are of these runs alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import fcntl
+import itertools
+import json
+import os
+import platform
+import socket
+import struct
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bench.steady import RunError, steady_run
+from trainer import forecast, plan
+from trainer.compose import load
+from trainer.costs import Work
+from trainer.describe import Question, describe
+from trainer.machine import this_machine, version_of
+
+RESULTS = Path(__file__).parent / "results"
+WARM_STEPS, WINDOW_SECS = 30, 5.0
+CLONE_NEWNET = 0x40000000  # linux/sched.h
+SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1  # linux/sockios.h, linux/if.h
+
+# (overrides, examples of a replica): what each stresses
+WORKLOADS = {
+    "null": (["model=mlp", "model.options.depth=0", "data=synthetic", "data.options.shape=[4]"], 8),  # messages
+    "deep": (["model=mlp", "model.options={depth:20,width:64}", "data=mnist_10k"], 16),  # layers
+    "wide": (["model=mlp", "model.options={depth:2,width:1024}", "data=mnist_10k"], 8),  # bytes
+    "cnn": (["model=cnn", "data=mnist_10k"], 32),  # operations
+}
+SIZES = ["local", "1ps1w", "1ps2w", "1ps4w", "1ps8w", "1ps16w", "2ps4w", "4ps4w", "2w", "4w"]
+QUICK_SIZES = ["local", "1ps1w", "1ps2w", "1ps4w", "2ps2w", "2w"]
+
+
+class Fit(NamedTuple):
+    """The formula, and how well it fits."""
+
+    rates: Work
+    turn_secs: float
+    errors: tuple[float, ...]  # relative, of each row's CPU
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    arguments.add_argument("--quick", action="store_true", help="fewer sizes and shorter windows: to try it out")
+    arguments.add_argument("--fit-only", action="store_true", help="fit to growth.json as it is, and measure nothing")
+    asked = arguments.parse_args()
+    if not asked.fit_only:
+        has_network = enter_own_network()
+        sizes, secs = (QUICK_SIZES, 2.0) if asked.quick else (SIZES, WINDOW_SECS)
+        rows = list(measure_all(sizes, secs))
+        write({"machine": machine(), "own_network": has_network, "rows": rows})
+    told = json.loads((RESULTS / "growth.json").read_text())
+    (RESULTS / "growth.md").write_text(page(told))
+    print(page(told))
+    print("\nfor trainer/costs.py:\n")
+    print(constants(told["machine"], fit(told["rows"])))
+    return 0
+
+
+def measure_all(sizes: Sequence[str], secs: float) -> Iterable[dict[str, Any]]:
+    for workload, size in itertools.product(WORKLOADS, sizes):
+        try:
+            row = measure(workload, size, secs)
+        except RunError as error:
+            print(f"{workload} on {size} is left out: {error}", file=sys.stderr)
+            continue
+        print(f"{workload} on {size}: {1000 * row['cpu_secs']:.2f} ms of CPU a step", file=sys.stderr)
+        yield row
+
+
+def measure(workload: str, size: str, secs: float) -> dict[str, Any]:
+    """One run: seconds of one step, of CPU and by the clock, and what the plan says that it consists of."""
+    options, examples = WORKLOADS[workload]
+    made, asked = planned([*options, f"cluster={size}"], examples)
+    work = forecast.total(forecast.work_of(made, asked))
+    batch = f"train.batch_size={made.global_batch}"
+    with steady_run([*options, f"cluster={size}", batch]) as run:
+        run.wait_for_step(WARM_STEPS)
+        sent = sent_nbytes()
+        window = run.measure(secs)
+        sent = sent_nbytes() - sent
+    by_job = {
+        job: sum(value for task, value in window.cpu_secs.items() if task.startswith(job)) / window.steps
+        for job in ("ps", "worker")
+    }
+    return {
+        "workload": workload,
+        "size": size,
+        "ps": sum(task.job == "ps" for task in made.tasks),
+        "workers": len(made.workers),
+        "steps": window.steps,
+        "secs": window.secs / window.steps,
+        "cpu_secs": window.step_cpu_secs,
+        "cpu_secs_by_job": by_job,
+        "sent_nbytes": sent / window.steps,
+        "work": work._asdict(),
+    }
+
+
+def planned(overrides: Sequence[str], examples: int) -> tuple[plan.Plan, forecast.Workload]:
+    """The plan of a run with so many examples for each replica."""
+    here = this_machine()
+    config = load([*overrides, "train.batch_size=16"], lambda config: [])
+    config.train.batch_size = examples * config.cluster.worker
+    question = Question.about(config.model, config.data, user=None, seed=config.seed)
+    description = describe(question)
+    asked = forecast.Workload.of(description, config.optimizer, config.plan, cores=here.cores)
+    return plan.make_plan(config, description, here), asked
+
+
+def fit(rows: Sequence[Mapping[str, Any]]) -> Fit:
+    """The rates, none below zero, with the least sum of squares of the relative errors of CPU seconds.
+
+    What a step takes beyond that, in the fastest case that has hosts of shards, is waiting.
+    """
+    counts = np.array([list(Work(**row["work"])) for row in rows])
+    cpu = np.array([row["cpu_secs"] for row in rows])
+    rates = Work(*nonnegative(counts / cpu[:, None], np.ones(len(rows))).tolist())
+    errors = (counts @ np.array(rates) - cpu) / cpu
+    waits = [row["secs"] - row["cpu_secs"] for row in rows if row["workload"] == "null" and row["size"] == "1ps1w"]
+    return Fit(rates, max(0.0, min(waits, default=0.0)), tuple(errors.tolist()))
+
+
+def nonnegative(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """The x >= 0 that minimizes |matrix x - target|: of the few columns there are, every choice is tried."""
+    count = matrix.shape[1]
+    best, least = np.zeros(count), float(np.sum(target**2))
+    for chosen in itertools.product([False, True], repeat=count):
+        columns = np.flatnonzero(chosen)
+        if not len(columns) or not np.all(matrix[:, columns].any(axis=0)):
+            continue
+        scale = np.abs(matrix[:, columns]).max(axis=0)  # from 1e-10 to 1
+        found = np.linalg.lstsq(matrix[:, columns] / scale, target, rcond=None)[0] / scale
+        rest = float(np.sum((matrix[:, columns] @ found - target) ** 2))
+        if (found >= 0).all() and rest < least:
+            best, least = np.zeros(count), rest
+            best[columns] = found
+    return best
+
+
+def constants(machine: Mapping[str, Any], fitted: Fit) -> str:
+    """The end of trainer/costs.py."""
+    rates = "\n".join(f"    {name}={value:.3g}," for name, value in fitted.rates._asdict().items())
+    where = f"{machine['cpu']}, {machine['cores']} cores; TensorFlow {machine['tensorflow']}; {machine['date']}"
+    worst = max(map(abs, fitted.errors))
+    return "\n".join(
+        [
+            f"RATES = Work(\n{rates}\n)",
+            "TURN_SECS = "
+            f"{fitted.turn_secs:.2g}  # of a step in which all tasks wait: for each other's threads to wake up",
+            f'FITTED_ON = "{where}"',
+            f"ERROR = {worst:.2f}  # the largest relative error of the formula on the steps it was fitted to",
+        ]
+    )
+
+
+def page(told: Mapping[str, Any]) -> str:
+    """The table, as Markdown."""
+    rows, machine = told["rows"], told["machine"]
+    fitted = fit(rows)
+    lines = [
+        "# What a step costs as a cluster grows",
+        "",
+        f"{machine['cpu']}, {machine['cores']} cores, TensorFlow {machine['tensorflow']}, {machine['date']}, load of "
+        f"the machine before {machine['load']:.1f}. One step is one update; every replica has the same examples in "
+        "every cluster, so the work of a step grows with the workers. Messages and MiB are tensors from task to task, "
+        "by the plan; the wire's MiB are what the loopback device carried"
+        + (", in a network of their own." if told["own_network"] else ", of everything on this machine."),
+        "",
+        "| workload | cluster | CPU ms a step | each worker's | each ps's | formula | messages | MiB | wire MiB | ms |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row, error in zip(rows, fitted.errors, strict=True):
+        by_job = row["cpu_secs_by_job"]
+        of_ps = f"{1000 * by_job['ps'] / row['ps']:.2f}" if row["ps"] else ""
+        lines.append(
+            f"| {row['workload']} | {row['size']} | {1000 * row['cpu_secs']:.2f} "
+            f"| {1000 * by_job['worker'] / row['workers']:.2f} | {of_ps} | {100 * error:+.0f} % "
+            f"| {row['work']['messages']:.0f} | {row['work']['nbytes'] / 2**20:.3f} "
+            f"| {row['sent_nbytes'] / 2**20:.3f} | {1000 * row['secs']:.2f} |"
+        )
+    lines += ["", "What each more worker adds, beside 1 ps, in ms of CPU a step:", "", *growth_lines(rows)]
+    return "\n".join(lines) + "\n"
+
+
+def growth_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Of each workload, from each size to the next: a step that is linear in the workers adds the same each time."""
+    lines = []
+    for workload in WORKLOADS:
+        of_one = [row for row in rows if row["workload"] == workload and row["ps"] == 1]
+        of_one = sorted(of_one, key=lambda row: row["workers"])
+        added = [
+            f"{low['workers']} to {high['workers']}: "
+            f"{1000 * (high['cpu_secs'] - low['cpu_secs']) / (high['workers'] - low['workers']):.2f}"
+            for low, high in itertools.pairwise(of_one)
+        ]
+        if added:
+            lines.append(f"- {workload}: {', '.join(added)}")
+    return lines
+
+
+def machine() -> dict[str, Any]:
+    found = [line.partition(":")[2].strip() for line in cpu_info() if line.startswith("model name")]
+    return {
+        "cpu": found[0] if found else platform.machine(),
+        "cores": this_machine().cores,
+        "tensorflow": version_of("tensorflow-cpu") or version_of("tensorflow") or "unknown",
+        "date": time.strftime("%Y-%m-%d"),
+        "load": os.getloadavg()[0],
+    }
+
+
+def cpu_info() -> list[str]:
+    path = Path("/proc/cpuinfo")
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def write(told: Mapping[str, Any]) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "growth.json").write_text(json.dumps(told, indent=1) + "\n")
+
+
+def sent_nbytes() -> int:
+    """That the loopback device has carried."""
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        name, _, numbers = line.partition(":")
+        if name.strip() == "lo":
+            return int(numbers.split()[8])
+    return 0
+
+
+def enter_own_network() -> bool:
+    """Gives this process, and those it starts, a loopback device of their own; returns whether that was possible."""
+    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) != 0:  # os.unshare is of Python 3.12
+        return False
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as device:
+        request = struct.pack("16sh14x", b"lo", 0)
+        flags = struct.unpack("16sh14x", fcntl.ioctl(device, SIOCGIFFLAGS, request))[1]
+        fcntl.ioctl(device, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | IFF_UP))
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

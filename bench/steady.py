@@ -1,0 +1,123 @@
+"""A run that is left alone while it is measured: what its tasks do in a window of steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trainer.monitor.peers import read_status
+
+TICKS = os.sysconf("SC_CLK_TCK")
+START_SECS = 300.0
+# Nothing but steps: no checkpoints, hardly a line of history, and no task is thought to hang on a machine that is full.
+ALONE = ["train.steps=10000000", "checkpoint.every=0", "summary.every=1000000", "timeouts.heartbeat_secs=600"]
+ALONE += ["timeouts.step_secs=600", "timeouts.roll_call_secs=300"]
+
+
+class RunError(Exception):
+    """A run did not come to train; says how it ended."""
+
+
+class Window(NamedTuple):
+    """What a run did between two looks."""
+
+    steps: int  # global steps
+    secs: float
+    cpu_secs: dict[str, float]  # by task
+    wait_secs: float  # of the chief, until parameters were here
+
+    @property
+    def step_cpu_secs(self) -> float:
+        """Of all tasks, for one step."""
+        return sum(self.cpu_secs.values()) / self.steps
+
+
+class SteadyRun:
+    """A run that trains until it is ended."""
+
+    def __init__(self, process: subprocess.Popen[bytes], directory: Path) -> None:
+        self.process, self.directory = process, directory
+        self.pids: set[int] = set()  # of its tasks
+        self._controls: dict[str, str] = {}
+
+    def wait_for_step(self, step: int) -> None:
+        """Returns when the chief has made a step.
+
+        Raises:
+            RunError: if the run ends before, or takes too long.
+        """
+        deadline = time.monotonic() + START_SECS
+        while True:
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                said = (self.directory.parent / "said").read_text(errors="replace").strip().splitlines()
+                raise RunError(" ".join(said[-3:]) or "it said nothing")
+            try:
+                if self._pages()["worker:0"]["step"] >= step:
+                    return
+            except (OSError, ValueError, KeyError):  # not there yet
+                pass
+            time.sleep(0.2)
+
+    def measure(self, secs: float) -> Window:
+        """Looks, waits, and looks again."""
+        before = self._look()
+        time.sleep(secs)
+        after = self._look()
+        cpu = {name: after[1][name] - before[1][name] for name in after[1]}
+        pages = self._pages()
+        waited = pages["worker:0"]["wait_fraction"] * (after[2] - before[2])
+        return Window(after[0] - before[0], after[2] - before[2], cpu, waited)
+
+    def _look(self) -> tuple[int, dict[str, float], float]:
+        pages = self._pages()
+        cpu = {name: cpu_secs(page["pid"]) for name, page in pages.items()}
+        self.pids |= {page["pid"] for page in pages.values()}
+        return pages["worker:0"]["step"], cpu, time.monotonic()
+
+    def _pages(self) -> dict[str, Any]:
+        if not self._controls:
+            plan = json.loads((self.directory / "plan.json").read_text())
+            self._controls = {task["name"]: task["control"] for task in plan["tasks"]}
+        # The chief last: the step is then as of the look at the clock.
+        names = sorted(self._controls, key="worker:0".__eq__)
+        return {name: read_status(self._controls[name], timeout_secs=30.0) for name in names}
+
+
+@contextmanager
+def steady_run(overrides: Sequence[str]) -> Iterator[SteadyRun]:
+    """Starts `python -m trainer` with these overrides, in a directory that is gone afterwards, as all its tasks are."""
+    with tempfile.TemporaryDirectory(prefix="trainer-bench-") as directory:
+        run = Path(directory, "run")
+        command = [sys.executable, "-m", "trainer", *ALONE, *overrides, f"run={run}"]
+        with Path(directory, "said").open("wb") as said:
+            process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, start_new_session=True)
+        steady = SteadyRun(process, run)
+        try:
+            yield steady
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # the launcher; its tasks die with it
+            process.wait()
+            _wait_until_gone(steady.pids)
+
+
+def _wait_until_gone(pids: set[int], secs: float = 30.0) -> None:
+    """The next run shall not be measured beside the end of this one."""
+    deadline = time.monotonic() + secs
+    while time.monotonic() < deadline and any(Path(f"/proc/{pid}").exists() for pid in pids):
+        time.sleep(0.1)
+
+
+def cpu_secs(pid: int) -> float:
+    """Seconds of CPU that a process has used, in user mode and in the kernel."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS

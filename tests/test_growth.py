@@ -1,0 +1,114 @@
+"""The fit of what steps cost, from rows with known answers; and how its runs are measured."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+import pytest
+
+from bench import growth, steady
+from trainer.costs import Work, secs
+
+RATES = Work(calls=2e-3, messages=3e-4, nbytes=1e-9, update_nbytes=5e-10, flops=2e-11, layers=1e-4)
+MACHINE = {"cpu": "a processor", "cores": 2, "tensorflow": "2.21.0", "date": "2026-01-31", "load": 0.1}
+
+
+def row(workers: int, *, ps: int = 1, workload: str = "null", noise: float = 1.0, **work: float) -> dict[str, object]:
+    done = Work(calls=workers + ps, messages=2 * workers * ps, **work)
+    cpu = secs(done, RATES) * noise
+    return {
+        "workload": workload,
+        "size": f"{ps}ps{workers}w",
+        "ps": ps,
+        "workers": workers,
+        "steps": 100,
+        "secs": cpu + 0.002,
+        "cpu_secs": cpu,
+        "cpu_secs_by_job": {"ps": 0.25 * cpu, "worker": 0.75 * cpu},
+        "sent_nbytes": 1.1 * done.nbytes,
+        "work": done._asdict(),
+    }
+
+
+def rows(noise: float = 1.0) -> list[dict[str, object]]:
+    made = [row(w, ps=ps, noise=noise if w == 4 else 1.0) for w in (1, 2, 4, 8) for ps in (1, 2)]
+    made += [row(w, workload="wide", nbytes=2e7 * w, update_nbytes=1e7 * (w + 6)) for w in (1, 2, 4)]
+    return (
+        made
+        + [
+            row(w, workload="cnn", nbytes=4e7 * w, update_nbytes=2e7 * (w + 6), flops=6e8 * w, layers=4 * w)
+            for w in (1, 2, 4)
+        ]
+        + [row(w, workload="deep", nbytes=1e6 * w, update_nbytes=1e6 * (w + 6), layers=20.0 * w) for w in (1, 2)]
+    )
+
+
+def test_rates_are_found_again_from_what_they_made():
+    fitted = growth.fit(rows())
+    assert fitted.rates == pytest.approx(RATES, rel=1e-3)
+    assert max(map(abs, fitted.errors)) < 1e-6
+
+
+def test_the_errors_are_relative_and_signed():
+    fitted = growth.fit(rows(noise=1.25))
+    assert min(fitted.errors) == pytest.approx(-0.15, abs=0.06)  # where a quarter more was measured
+    assert max(fitted.errors) > 0
+
+
+def test_no_rate_is_below_zero():
+    falling = np.array([[1.0, 3.0], [1.0, 2.0], [1.0, 1.0]])
+    assert growth.nonnegative(falling, np.array([1.0, 2.0, 3.0])).tolist() == pytest.approx([2.0, 0.0])
+
+
+def test_waiting_is_what_a_step_takes_beyond_its_cpu():
+    assert growth.fit(rows()).turn_secs == pytest.approx(0.002)
+
+
+def test_the_constants_can_be_pasted():
+    names: dict[str, object] = {"Work": Work}
+    exec(growth.constants(MACHINE, growth.fit(rows())), names)
+    assert names["RATES"] == pytest.approx(RATES, rel=0.01)
+    assert names["FITTED_ON"] == "a processor, 2 cores; TensorFlow 2.21.0; 2026-01-31"
+    assert names["ERROR"] == 0.0
+
+
+def test_the_table_has_a_line_for_every_run_and_says_what_each_worker_adds():
+    told = growth.page({"machine": MACHINE, "own_network": True, "rows": rows()})
+    assert "| null | 1ps2w | 7.20 | 2.70 | 1.80 | +0 % | 4 | 0.000 | 0.000 | 9.20 |" in told.splitlines()
+    assert "- null: 1 to 2: 2.60, 2 to 4: 2.60, 4 to 8: 2.60" in told.splitlines()
+
+
+def test_the_plan_of_every_run_has_what_the_formula_needs():
+    for workload, (options, examples) in growth.WORKLOADS.items():
+        made, asked = growth.planned([*options, "cluster=1ps2w"], examples)
+        assert (made.replicas, made.replica_batch) == (2, examples)
+        assert asked.flops > 0, workload
+
+
+def test_the_cpu_of_a_process_is_told():
+    before, until = steady.cpu_secs(os.getpid()), time.process_time() + 0.1
+    while time.process_time() < until:
+        pass
+    assert steady.cpu_secs(os.getpid()) - before == pytest.approx(0.1, abs=0.08)
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(180)
+def test_a_run_is_measured_and_leaves_no_process():
+    options, examples = growth.WORKLOADS["null"]
+    with steady.steady_run([*options, "cluster=1ps1w", f"train.batch_size={examples}"]) as run:
+        run.wait_for_step(3)
+        window = run.measure(0.5)
+    assert window.steps > 0
+    assert sorted(window.cpu_secs) == ["ps:0", "worker:0"]
+    assert len(run.pids) == 2
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in run.pids)
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(60)
+def test_a_run_that_cannot_start_says_why():
+    with pytest.raises(steady.RunError, match="no key model.optionz"), steady.steady_run(["model.optionz.x=1"]) as run:
+        run.wait_for_step(1)
