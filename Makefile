@@ -70,6 +70,15 @@ wheels: ## Fetch what `make image TARGET=cpu BUILD_ARGS="--network none"` instal
 bench-containers: ## Time and size of the image, cold and warm, and the time to the first step
 	compose/bench.sh
 
+bench-growth: .venv/dev ## CPU, messages and bytes of a step for 1 to 16 workers, and the rates that mode=plan expects by
+	$(BIN)/python -m bench.growth $(ARGS)
+
+bench-input: .venv/dev ## Share of a step that waits for data, for each data set that is here
+	$(BIN)/python -m bench.input $(ARGS)
+
+bench-links: .venv/dev ## Step times over links of 1 Gbit/s and 100 Mbit/s between network namespaces; needs root
+	$(BIN)/python -m bench.links $(ARGS)
+
 check: .venv/dev ## Format, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -107,5 +116,5 @@ clean: ## Remove what these commands made, except runs/
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
 	@touch $@
 
-.PHONY: help train test test-fast chaos soak bench bench-quick image cluster-up cluster-start cluster-ps \
-  cluster-logs cluster-down cluster-tensorboard wheels bench-containers check format lock clean
+.PHONY: help train test test-fast chaos soak bench bench-quick bench-growth bench-input bench-links image cluster-up \
+  cluster-start cluster-ps cluster-logs cluster-down cluster-tensorboard wheels bench-containers check format lock clean
