@@ -7,6 +7,7 @@ fetch, a message or a call to a step changes a number here.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import re
@@ -34,7 +35,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 STRATEGIES = {"all": "sync", "each": "async", "quorum": "backup"}  # by intake
 SIZES = {"1ps2w": (1, 2), "2ps2w": (2, 2), "2w": (0, 2)}
 STEP_FETCHES = 4  # tags, metrics, and the times when parameters were here and when gradients were
-STEP_FEEDS = 1  # whether to stop
+STEP_FEEDS = 0  # but at a step that asks to stop
 UPDATE_FETCHES = 2  # the step, and the time when every gradient was here
 # Session.run calls of a host from one update to the next, as (tensors fetched, tensors fed), with one worker awaited.
 UPDATE_CALLS = {
@@ -133,6 +134,7 @@ def train(size: str, build: Callable[[], Any] = plain, *, intake: str = "all", *
     ps, workers = SIZES[size]
     cluster = Cluster(build, ps=ps, workers=workers, intake=intake, **options)
     plan = Plan(size, STRATEGIES[intake], STEPS, BATCH, cluster.tasks, cluster.shards, 96, (), options.get("quorum"))
+    plan = dataclasses.replace(plan, wire=options.get("wire", "float32"))
     of_workers: list[list[list[Call]]] = [[] for _ in cluster.engines]
     of_hosts: list[list[list[Call]]] = [[] for _ in cluster.hosts]
 
@@ -234,6 +236,32 @@ def test_every_message_of_a_quorum_is_known(size, clip_norm):
             assert (len(calls) - 2) % 3 == 0
 
 
+@pytest.mark.parametrize(("size", "intake"), [("1ps2w", "all"), ("2w", "all"), ("1ps2w", "each")])
+def test_every_message_over_a_bfloat16_wire_is_known(size, intake):
+    steps = train(size, with_everything, intake=intake, wire="bfloat16")
+    check_steps(steps)
+    check_updates(steps, is_clipped=False)
+
+
+@pytest.mark.parametrize("size", ["1ps2w", "2w"])
+def test_buckets_are_pulled_in_a_call_of_their_own(size):
+    """Their pushes follow each other: one message more that says that the one before is there."""
+    steps = train(size, buckets=3)
+    assert len(steps.plan.shards) > len(steps.plan.hosts)
+    for index, made in enumerate(steps.workers):
+        me = f"worker:{index}"
+        expected = Counter(traffic.of_step(steps.plan, me))
+        pulls = Counter({message: n for message, n in expected.items() if message.receiver == me and message.nbytes})
+        for step in made[:-1]:
+            pushed, *pulled = (call.messages for call in sorted(step, key=lambda call: -call.fetched))
+            assert pushed == expected - pulls
+            assert all(call == pulls for call in pulled)
+        # One ahead of the steps, so at the end all but the last were taken.
+        ahead = [call for call in TracingSession.calls if not call.fetched and call.messages == pulls]
+        assert len(ahead) >= STEPS - 1
+    check_updates(steps, is_clipped=False)
+
+
 @pytest.mark.parametrize("size", ["1ps2w", "2ps2w"])
 def test_the_state_of_batch_norm_travels_with_the_gradients(size):
     steps = train(size, with_everything)
@@ -290,10 +318,10 @@ def test_a_message_more_is_noticed(monkeypatch: pytest.MonkeyPatch):
     """The tests above see what they are there to see: here every step also sends a number to its shard's host."""
     original = ShardsEngine._push
 
-    def push(self: ShardsEngine, shared: Any, packed: Any, *, step_of: Any) -> Any:
+    def push(*arguments: Any, step_of: Any) -> Any:
         with tf.device("/job:ps/task:0/cpu:0"):
             more = tf.print(step_of)
-        return [*original(self, shared, packed, step_of=step_of), more]
+        return [*original(*arguments, step_of=step_of), more]
 
     monkeypatch.setattr(ShardsEngine, "_push", push)
     steps = train.__wrapped__("1ps2w")

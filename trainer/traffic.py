@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from trainer.placement import Shard
+from trainer.placement import Shard, message_nbytes
 from trainer.plan import Plan
 
 TAG_NBYTES = 8  # generation and step
@@ -26,11 +26,14 @@ class Message(NamedTuple):
 
 def of_step(plan: Plan, worker: str) -> Iterator[Message]:
     """What a worker's step moves: of every shard that another task holds, its vector and the gradients."""
-    first = plan.shards[0].host
+    first, reached = plan.shards[0].host, set()
     for shard in plan.shards:
         if shard.host != worker:
-            yield Message(shard.host, worker, shard.nbytes)
-            yield Message(worker, shard.host, shard.nbytes)
+            yield Message(shard.host, worker, message_nbytes(shard, plan.wire))
+            yield Message(worker, shard.host, message_nbytes(shard, plan.wire))
+            if shard.host in reached:  # another bucket of that host, sent when the one before it is there
+                yield Message(shard.host, worker, 0)
+            reached.add(shard.host)
         if plan.intake == "quorum" and shard.host != first:  # the gradients are there: the first host may decide
             yield Message(shard.host, first, 0)
 
