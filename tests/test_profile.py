@@ -110,7 +110,7 @@ def test_a_batch_that_was_there_before_the_parameters_was_not_waited_for():
 
 
 def test_what_hosts_stamped_is_put_on_the_chiefs_clock():
-    ends = {"wait": {"ps:0": 111.0, "worker:0": 10.5}, "compute": 14.0, "push": {"ps:0": 115.0, "worker:0": 14.5}}
+    ends = {"wait": {"ps:0": 111.0, "worker:0": 10.5}, "compute": 14.0, "push": {"ps:0": 114.5, "ps:0/1": 115.0}}
     offset = {"offset_secs": -100.0, "error_secs": 0.001}
     profile = read_lines(
         ps_0=[
@@ -308,7 +308,8 @@ def test_a_recorder_writes_its_life_and_the_first_steps_of_each_row(tmp_path: Pa
         for number in (1, 2, 3):
             recorder.write(REPLICA, number, Stamps(1.0, 3.0, {"wait": {"ps:0": 2.0}}))
         recorder.write(SHARD, 1, Stamps(1.0, 3.0, {"wait": 2.0}, {"worker:1": 1.5}))
-    lines = [json.loads(line) for line in (directory.profile / "worker-0.jsonl").read_text().splitlines()]
+    text = (directory.profile / "worker-0.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines() if line]
     assert lines[: len(lines) // 2] == [
         born("worker:0", os.getpid()),
         step(1, 1.0, 3.0, wait={"ps:0": 2.0}),
@@ -316,6 +317,17 @@ def test_a_recorder_writes_its_life_and_the_first_steps_of_each_row(tmp_path: Pa
         update(1, 1.0, 3.0, {"worker:1": 1.5}, wait=2.0),
     ]
     assert lines[len(lines) // 2 :] == lines[: len(lines) // 2]
+
+
+def test_a_life_after_one_that_ended_within_a_line_is_one_of_its_own(tmp_path: Path):
+    directory, chief = prepared(tmp_path / "run"), task("worker", 0)
+    Recorder(directory, chief, chief).write(REPLICA, 1, Stamps(1.0, 3.0, {"wait": 2.0}))
+    path = directory.profile / "worker-0.jsonl"
+    path.write_text(path.read_text() + '{"row": "repl')
+    Recorder(directory, chief, chief).write(REPLICA, 2, Stamps(5.0, 6.0, {"wait": 5.5}))
+    profile = read({"worker:0": path.read_text()}, expected=[])
+    assert [[s.number for s in life.rows[REPLICA]] for life in profile.lives] == [[1], [2]]
+    assert profile.damaged == 1
 
 
 def test_a_recorder_without_a_run_directory_says_so_once(tmp_path: Path, capsys):
@@ -403,16 +415,16 @@ def test_a_clock_that_is_not_wanted_adds_nothing_to_a_graph():
         assert [operation.type for operation in graph.get_operations()] == ["Const"]
 
 
-def test_of_several_shards_of_a_task_the_first_is_stamped():
+def test_each_of_several_shards_of_a_task_is_stamped():
     import tensorflow as tf
 
     from trainer.profile.in_graph import GraphClock
 
     with tf.Graph().as_default() as graph:
         stamps = GraphClock(is_wanted=True)
-        (first,), second = stamps.end("wait", [], on="ps:0"), stamps.end("wait", [], on="ps:0")
-        assert (second, stamps.fetches) == ([], [{"wait": {"ps:0": first}}, {}])
-        assert [operation.type for operation in graph.get_operations()] == ["Timestamp"]
+        (first,), (second,) = stamps.end("wait", [], on="ps:0"), stamps.end("wait", [], on="ps:0")
+        assert stamps.fetches == [{"wait": {"ps:0": first, "ps:0/1": second}}, {}]
+        assert [operation.type for operation in graph.get_operations()] == ["Timestamp", "Timestamp"]
 
 
 # Real runs
@@ -431,12 +443,16 @@ ROWS = {
 }  # fmt: skip
 
 
+def lines_of(run: Run, task: str) -> list[dict[str, Any]]:
+    text = (run.directory / "profile" / f"{task.replace(':', '-')}.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines() if line]
+
+
 def recorded(run: Run) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """The lines of each row, as the tasks wrote them."""
     rows: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for name in run.tasks():
-        text = (run.directory / "profile" / f"{name.replace(':', '-')}.jsonl").read_text()
-        for line in map(json.loads, text.splitlines()):
+        for line in lines_of(run, name):
             if "row" in line:
                 rows[name, line["row"]].append(line)
     return rows
@@ -512,11 +528,7 @@ def test_both_lives_of_a_worker_that_was_killed_are_there(start):
     dead = run.last_pid("worker:1")
     os.kill(dead, signal.SIGKILL)
     assert run.wait() == 0, run.output
-    pids = [
-        line["pid"]
-        for line in map(json.loads, (run.directory / "profile" / "worker-1.jsonl").read_text().splitlines())
-        if "pid" in line
-    ]
+    pids = [line["pid"] for line in lines_of(run, "worker:1") if "pid" in line]
     assert (len(pids), pids[0]) == (2, dead)
     events = read_trace(run)
     made = json.loads((run.directory / "profile" / "trace.json").read_text())
@@ -525,7 +537,9 @@ def test_both_lives_of_a_worker_that_was_killed_are_there(start):
     assert list(names.values()) == ["ps:0", "worker:0", "worker:1", "worker:1, life 2"]
     assert min(steps["worker:1"]) == 1
     assert max(steps["worker:1, life 2"]) == 60
-    assert steps["worker:1"] | steps["worker:1, life 2"] == steps["worker:0"] == set(range(1, 61))
+    assert steps["worker:0"] == set(range(1, 61))
+    # A push may have counted, and its line not have come.
+    assert len(steps["worker:0"] - steps["worker:1"] - steps["worker:1, life 2"]) <= 1
 
 
 @pytest.mark.cluster

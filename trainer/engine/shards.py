@@ -195,8 +195,11 @@ class ShardsEngine(SessionEngine):
         with self.graph.as_default():
             pulls = [self._pull_joining(s, shard) for s, shard in zip(self._shared, self._shards, strict=True)]
         vectors = self.session.run(pulls, {self._join_tag: self._joined_at})
-        *others, (pushes, *_) = self._step  # not the stamps, one of which is of a token
-        fetches = [*others, [pushes], *([self._gradients] if fetch_gradients else [])]
+        *others, (pushes, *stamps) = self._step
+        if stamps:
+            ends, arrived = stamps
+            stamps = [{phase: at for phase, at in ends.items() if phase != "wait"}, arrived]  # there is no token
+        fetches = [*others, [pushes, *stamps], *([self._gradients] if fetch_gradients else [])]
         feeds = {self._stop: float(stop), **dict(zip(self._vectors, vectors, strict=True))}
         if self.is_tracing:
             fetched, self.executed = run_traced(self.session, fetches, feeds)

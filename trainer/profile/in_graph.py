@@ -25,15 +25,16 @@ class GraphClock:
         """Ends a phase when all that is given is there; returns what is to wait for the stamp, to come after it.
 
         Args:
-            on: the task whose device is the current one, where that is another; of its shards the first counts.
+            on: the task whose device is the current one, where that is another; once for each of its shards.
         """
-        if not self._is_wanted or (on is not None and on in self._ends.get(phase, {})):
+        if not self._is_wanted:
             return []
         at = _now(after)
         if on is None:
             self._ends[phase] = at
         else:
-            self._ends.setdefault(phase, {})[on] = at
+            by_shard = self._ends.setdefault(phase, {})
+            by_shard[f"{on}/{len(by_shard)}" if on in by_shard else on] = at
         return [at]
 
     def end_at(self, phase: str, at: tf.Tensor) -> None:

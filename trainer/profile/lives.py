@@ -89,7 +89,7 @@ def read(files: Mapping[str, str], expected: Iterable[str]) -> Profile:
 
 def _read_task(text: str) -> _Task:
     task = _Task()
-    for line in text.splitlines():
+    for line in filter(None, text.splitlines()):
         try:
             told = dict(json.loads(line))
         except (ValueError, TypeError):
@@ -111,7 +111,7 @@ def _step(line: Mapping[str, Any], task: str, ahead: Mapping[str, float]) -> Ste
 
     def on_chief(at: Any) -> float:
         if isinstance(at, dict):
-            return max(float(value) + ahead.get(name, 0.0) for name, value in at.items())
+            return max(float(value) + ahead.get(name.partition("/")[0], 0.0) for name, value in at.items())
         return float(at) + ahead.get(task, 0.0)
 
     began = on_chief(line["began"])

@@ -54,6 +54,7 @@ class Recorder:
                 raise FileNotFoundError(0, "no plan is there", str(self._directory.path))
             path.parent.mkdir(exist_ok=True)
             self._file = path.open("a", buffering=1)
+            self._file.write("\n" * (path.stat().st_size > 0))  # the life before may have ended within a line
         except OSError as error:
             self._fail(error)
         self._append({"task": self._task.name, "pid": os.getpid()})

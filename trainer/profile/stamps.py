@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-# Unix time, seconds: of the task's own clock; or by task, of the clock of each.
+# Unix time, seconds: of the task's own clock; or by task, of the clock of each: "ps:0", of further shards "ps:0/1".
 Moment = float | Mapping[str, float]
 
 
