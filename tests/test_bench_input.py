@@ -1,0 +1,44 @@
+"""The share of a step that waits for data: what it is made of, and the files that stand in for data sets."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench import input as bench_input
+from bench.input import BATCH, Case, Share
+from trainer.compose import load
+from trainer.data import DATA_SETS, open_data
+
+NOTHING = Share(Case("four numbers", "mlp", []), 2.0, (0.2, 0.25, 0.3))  # waits 0.5 ms
+CNN = Share(Case("mnist_10k", "cnn", []), 50.0, (0.01, 0.02, 0.03))  # 1 ms: 0.5 of them for data
+SLOW = Share(Case("png", "cnn", []), 50.0, (0.10, 0.11, 0.30))  # 5.5 ms
+
+
+def test_what_every_step_waits_is_not_waiting_for_data():
+    assert NOTHING.for_data(NOTHING.wait_ms) == 0
+    assert CNN.for_data(NOTHING.wait_ms) == pytest.approx(0.01)
+    assert SLOW.for_data(NOTHING.wait_ms) == pytest.approx(0.1)
+
+
+def test_the_table_names_what_waits_more_than_is_wished():
+    lines = bench_input.page("here", [NOTHING, CNN, SLOW], ["mnist is left out: no file"]).splitlines()
+    assert "| mnist_10k | cnn | 50.0 | 1.00 | 1.0 to 3.0 % | 1.0 % |" in lines
+    assert lines[-2:] == [
+        "At least 2% of a step, which is more than wished: png with cnn.",
+        "mnist is left out: no file",
+    ]
+
+
+def test_a_table_without_waits_says_so():
+    assert bench_input.page("here", [NOTHING, CNN], []).splitlines()[-1] == "All are below 2%, as wished."
+
+
+@pytest.mark.timeout(120)
+def test_every_data_set_has_a_case_that_opens_and_holds_a_batch(tmp_path):
+    covered = set()
+    for case in bench_input.cases(tmp_path):
+        config = load([*case.overrides, f"model={case.model}"], lambda config: [])
+        data = open_data(config.data.name, config.data.options, seed=0)
+        assert data.train.count >= BATCH, case.name
+        covered.add(config.data.name)
+    assert covered == set(DATA_SETS) - {"oracle"}  # which is no data to learn from
