@@ -1,0 +1,269 @@
+"""What links of 1 Gbit/s and 100 Mbit/s make of a step, and what helps: every task in a network namespace of its own.
+
+    python -m bench.links [--quick]        as root
+
+writes bench/results/links.md and links.json. The namespaces hang on a bridge within a namespace of this process; each
+cable carries so much either way. All of it belongs to processes that end with this one, so nothing is left, whatever
+ends it. Beside each step stands what `mode=plan plan.link_gbps=...` expects.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench.growth import RESULTS, enter_own_network, machine, planned
+from bench.steady import ALONE, START_SECS, RunError
+from trainer import forecast
+from trainer.addresses import CONTROL_PORT_OFFSET
+from trainer.compose import load
+from trainer.config import ConfigError
+from trainer.monitor.peers import read_status
+
+PORT, SUBNET, BRIDGE = 2222, "10.213.79", "bridge0"
+RATES = {"1gbit": 1.0, "100mbit": 0.1}  # as tc writes them: gigabits per second
+CLUSTERS = {"1ps2w": [], "2ps2w": ["placement.max_part_mib=2"]}
+VARIANTS: dict[str, list[str]] = {
+    "float32": [],
+    "float32, 4 buckets": ["placement.buckets=4"],
+    "bfloat16": ["strategy.wire=bfloat16"],
+    "bfloat16, 4 buckets": ["strategy.wire=bfloat16", "placement.buckets=4"],
+}
+EXAMPLES = 32  # of a replica
+WORKLOAD = ["model=cnn", "data=mnist_10k"]
+WARM_STEPS, STEPS, WINDOW_SECS = 3, 12, 30.0
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+class Row(NamedTuple):
+    link: str
+    cluster: str
+    variant: str
+    step_ms: float
+    expected_ms: float | None  # by mode=plan; none where it does not know the variant
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    arguments.add_argument("--quick", action="store_true", help="one cluster, over the faster link: to try it out")
+    quick = arguments.parse_args().quick
+    missing = [name for name in ("ip", "tc", "unshare", "nsenter") if shutil.which(name) is None]
+    if os.geteuid() != 0 or missing:
+        needs = f"{' and '.join(missing)} (packages iproute2, util-linux)" if missing else "root"
+        print(f"bench-links makes network namespaces, and that needs {needs}", file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    facts = machine()
+    try:
+        if not enter_own_network():
+            raise LinkError("this process may not have a network of its own")
+        make_bridge()
+        rows, left_out = measure_all(["1gbit"] if quick else list(RATES), ["1ps2w"] if quick else list(CLUSTERS))
+    except LinkError as error:
+        print(f"bench-links: {error}", file=sys.stderr)
+        return 2
+    RESULTS.mkdir(exist_ok=True)
+    told = {"machine": facts, "rows": [row._asdict() for row in rows], "left_out": left_out}
+    (RESULTS / "links.json").write_text(json.dumps(told, indent=1) + "\n")
+    (RESULTS / "links.md").write_text(page(told))
+    print(page(told))
+    return 0
+
+
+class LinkError(Exception):
+    """The network cannot be made; says which command failed, and how."""
+
+
+def measure_all(links: Sequence[str], clusters: Sequence[str]) -> tuple[list[Row], list[str]]:
+    """Every variant on every cluster over every link; and why some are missing."""
+    rows, left_out = [], []
+    variants = {}
+    for variant, overrides in VARIANTS.items():
+        lacking = unknown_key(overrides)
+        if lacking is None:
+            variants[variant] = overrides
+        else:
+            left_out.append(f"{variant} is left out: {lacking}")
+    for link in links:
+        for cluster in clusters:
+            for variant, overrides in variants.items():
+                try:
+                    rows.append(measure(link, cluster, variant, overrides))
+                except RunError as error:
+                    left_out.append(f"{variant} on {cluster} over {link} is left out: {error}")
+                    print(left_out[-1], file=sys.stderr)
+                else:
+                    print(line(rows[-1]._asdict()), file=sys.stderr)
+    return rows, left_out
+
+
+def unknown_key(overrides: Sequence[str]) -> str | None:
+    """Why this trainer does not take the overrides; none if it does."""
+    try:
+        load(list(overrides), lambda config: [])
+    except ConfigError as error:
+        return error.problems[0].message
+    return None
+
+
+def measure(link: str, cluster: str, variant: str, overrides: Sequence[str]) -> Row:
+    """The time of a step over links of that rate.
+
+    Raises:
+        RunError: if a task ends, or does not come to train.
+        LinkError: if the network cannot be made.
+    """
+    options = [*WORKLOAD, f"cluster={cluster}", *CLUSTERS[cluster], *overrides]
+    made, workload = planned([*options, f"plan.link_gbps={RATES[link]}"], EXAMPLES)
+    names = [task.name for task in made.tasks]
+    addresses = {name: f"{SUBNET}.{number}" for number, name in enumerate(names, start=1)}
+    listed = ",".join(
+        f"{job}:[{','.join(f'{addresses[name]}:{PORT}' for name in names if name.startswith(job))}]"
+        for job in ("ps", "worker")
+    )
+    options += [f"cluster.addresses={{{listed}}}", f"train.batch_size={made.global_batch}", *ALONE]
+    with ExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="trainer-bench-"))
+        tasks = []
+        for name in names:
+            namespace = stack.enter_context(cabled(addresses[name], link))
+            job, _, index = name.partition(":")
+            command = ["-m", "trainer", *options, f"job={job}", f"task={index}", f"run={directory}/run"]
+            said = stack.enter_context(Path(directory, f"{job}-{index}.log").open("wb"))
+            tasks.append(
+                stack.enter_context(running(["nsenter", f"--net={namespace}", sys.executable, *command], said))
+            )
+        secs = step_secs(tasks, f"{addresses['worker:0']}:{PORT + CONTROL_PORT_OFFSET}", Path(directory))
+    expected = 1000 * forecast.parts_of(made, workload).total if not overrides else None
+    return Row(link, cluster, variant, 1000 * secs, expected)
+
+
+def step_secs(tasks: Sequence[subprocess.Popen[bytes]], chief: str, logs: Path) -> float:
+    """Of a step of the chief's: the mean of some, from the begin of one to the begin of another."""
+    deadline = time.monotonic() + START_SECS
+
+    def step() -> int:
+        ended = [task for task in tasks if task.poll() is not None]
+        if ended or time.monotonic() > deadline:
+            said = [
+                f"{log.stem}: {log.read_text(errors='replace').strip()[-300:]}" for log in sorted(logs.glob("*.log"))
+            ]
+            raise RunError("; ".join(said))
+        try:
+            return int(read_status(chief, timeout_secs=10.0)["step"])
+        except (OSError, ValueError):  # not there yet
+            return 0
+
+    def wait_for_more_than(before: int) -> tuple[int, float]:
+        while (now := step()) <= before:
+            time.sleep(0.005)
+        return now, time.monotonic()
+
+    first, began = wait_for_more_than(WARM_STEPS)
+    last, ended = wait_for_more_than(first)
+    while last - first < STEPS and ended - began < WINDOW_SECS:
+        last, ended = wait_for_more_than(last)
+    return (ended - began) / (last - first)
+
+
+def make_bridge() -> None:
+    run("ip", "link", "add", BRIDGE, "type", "bridge")
+    run("ip", "addr", "add", f"{SUBNET}.254/24", "dev", BRIDGE)
+    run("ip", "link", "set", BRIDGE, "up")
+
+
+@contextmanager
+def cabled(address: str, link: str) -> Iterator[str]:
+    """A network with this address, at the end of a cable to the bridge that carries so much each way; its path."""
+    number = address.rpartition(".")[2]
+    with running(["unshare", "--net", "sleep", "infinity"], subprocess.DEVNULL) as holder:
+        mine = os.readlink("/proc/self/ns/net")
+        while os.readlink(f"/proc/{holder.pid}/ns/net") == mine:  # it has not come so far
+            time.sleep(0.01)
+        inside = ["nsenter", f"--net=/proc/{holder.pid}/ns/net"]
+        cable, pid = f"cable{number}", str(holder.pid)
+        run("ip", "link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", pid)
+        try:
+            run("ip", "link", "set", cable, "master", BRIDGE, "up")
+            run(*inside, "ip", "addr", "add", f"{address}/24", "dev", "eth0")
+            for device in ("lo", "eth0"):
+                run(*inside, "ip", "link", "set", device, "up")
+            # A bucket of 10 ms, and as much again on the way: what does not fit waits in the sender.
+            shape = ["root", "tbf", "rate", link, "burst", "1mb", "latency", "20ms"]
+            run(*inside, "tc", "qdisc", "add", "dev", "eth0", *shape)
+            run("tc", "qdisc", "add", "dev", cable, *shape)
+            yield f"/proc/{holder.pid}/ns/net"
+        finally:
+            subprocess.run(["ip", "link", "delete", cable], capture_output=True, check=False)
+
+
+@contextmanager
+def running(command: Sequence[str], said: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that ends with this block, and with this process."""
+    process = subprocess.Popen(
+        command,
+        stdout=said,
+        stderr=said,
+        start_new_session=True,
+        preexec_fn=_end_with_parent,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def run(*command: str) -> None:
+    """Runs a command of the network's.
+
+    Raises:
+        LinkError: if it fails.
+    """
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise LinkError(f"{' '.join(command)}: {ended.stderr.strip() or ended.returncode}")
+
+
+def page(told: dict[str, Any]) -> str:
+    """The table, as Markdown."""
+    facts = told["machine"]
+    lines = [
+        "# What links make of a step",
+        "",
+        f"{facts['cpu']}, {facts['cores']} cores shared by all tasks, TensorFlow {facts['tensorflow']}, "
+        f"{facts['date']}. The CNN with {EXAMPLES} examples a replica; every task in a network of its own, whose cable "
+        "carries so much each way. Expected: by mode=plan with plan.link_gbps, which thinks every task on a machine of "
+        "its own.",
+        "",
+        "| link | cluster | wire | ms a step | expected |",
+        "|---|---|---|---|---|",
+        *map(line, told["rows"]),
+        *(["", *told["left_out"]] if told["left_out"] else []),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def line(row: dict[str, Any]) -> str:
+    expected = "" if row["expected_ms"] is None else f"{row['expected_ms']:.0f}"
+    return f"| {row['link']} | {row['cluster']} | {row['variant']} | {row['step_ms']:.0f} | {expected} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""Steps over links with a rate: what is measured, what is said, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bench import links
+
+TOOLS = ("ip", "tc", "unshare", "nsenter")
+ROW = {"link": "1gbit", "cluster": "1ps2w", "variant": "float32", "step_ms": 363.6, "expected_ms": 397.4}
+MACHINE = {"cpu": "a processor", "cores": 2, "tensorflow": "2.21.0", "date": "2026-01-31"}
+
+
+def test_without_root_it_says_what_it_needs(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["links"])
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert links.main() == 2
+    assert capsys.readouterr().err == "bench-links makes network namespaces, and that needs root\n"
+
+
+def test_without_its_tools_it_names_them(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["links"])
+    monkeypatch.setattr(shutil, "which", lambda name: None if name in ("ip", "tc") else f"/usr/bin/{name}")
+    assert links.main() == 2
+    assert "that needs ip and tc (packages iproute2, util-linux)" in capsys.readouterr().err
+
+
+def test_a_variant_whose_key_is_unknown_is_told_and_one_without_keys_is_not():
+    assert links.unknown_key([]) is None
+    assert links.unknown_key(["placement.max_part_mib=2"]) is None
+    assert (links.unknown_key(["strategy.wirez=thin"]) or "").startswith("there is no key strategy.wirez")
+
+
+def test_the_table_has_a_line_for_every_run_and_one_for_what_is_missing():
+    other = {**ROW, "variant": "bfloat16", "expected_ms": None}
+    told = links.page({"machine": MACHINE, "rows": [ROW, other], "left_out": ["fast is left out: it is not there"]})
+    assert told.splitlines()[4:] == [
+        "| link | cluster | wire | ms a step | expected |",
+        "|---|---|---|---|---|",
+        "| 1gbit | 1ps2w | float32 | 364 | 397 |",
+        "| 1gbit | 1ps2w | bfloat16 | 364 |  |",
+        "",
+        "fast is left out: it is not there",
+    ]
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(180)
+@pytest.mark.skipif(os.geteuid() != 0 or not all(map(shutil.which, TOOLS)), reason=f"needs root and {TOOLS}")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_whatever_ends_it_no_process_and_no_cable_is_left(tmp_path: Path, number):
+    bench = subprocess.Popen(
+        [sys.executable, "-m", "bench.links", "--quick"],
+        cwd=Path(__file__).resolve().parent.parent,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_until(lambda: len(running(tmp_path)) == 3 or bench.poll() is not None)
+        assert bench.poll() is None, bench.communicate()[1]
+        bench.send_signal(number)
+        bench.wait(60)
+        wait_until(lambda: not running(tmp_path))
+    finally:
+        bench.kill()
+    cables = subprocess.run(["ip", "-brief", "link"], capture_output=True, text=True, check=True).stdout
+    assert "cable" not in cables
+    assert links.BRIDGE not in cables
+
+
+def running(directory: Path) -> list[int]:
+    """Processes of tasks whose run is below a directory."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes()
+        except OSError:  # it has just ended
+            continue
+        if f"run={directory}".encode() in command:
+            found.append(int(process.name))
+    return found
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 90
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
