@@ -12,6 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from trainer import forecast, plan, plan_page
+from trainer.compose import load
+from trainer.describe import Question, describe
+from trainer.plan import Machine
+
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
@@ -70,6 +75,20 @@ def test_the_refused_command_is_answered_as_shown(tmp_path: Path):
     )
     assert (ended.returncode, ended.stderr.strip()) == (2, answer.strip())
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_the_plan_is_expected_to_take_as_long_as_shown(capsys):
+    """On any machine: the sample is of one with 2 cores."""
+    block = next(block for kind, block in BLOCKS if kind == "text" and "mode=plan\n" in block)
+    command, _, shown = block.partition("\n")
+    machine = Machine(cores=2, gpus=0)
+    config = load(shlex.split(command)[4:], lambda config: plan.check(config, machine))
+    description = describe(Question.about(config.model, config.data, user=None, seed=config.seed))
+    made = plan.make_plan(config, description, machine)
+    plan_page.show(made, forecast.expect(config, made, description, machine))
+    assert capsys.readouterr().out.endswith(shown)
 
 
 def test_every_file_of_the_tree_exists():

@@ -218,13 +218,14 @@ def total(work: Mapping[str, Mapping[str, Work]]) -> Work:
 def parts_of(plan: Plan, workload: Workload) -> Parts:
     """The expected seconds of one update."""
     on = machines_of(plan.trainers, workload)
+    is_spread = len(set(on.values())) == len(on)  # then nobody shares a machine, whatever the plan says of this one
     work = work_of(plan, workload)
     spent = {task: {part: costs.secs(one) for part, one in parts.items()} for task, parts in work.items()}
     share = _steps_of_a_worker(plan)
     alone: dict[str, dict[str, float]] = {COMPUTE: {}, WIRE: {}, UPDATE: {}}  # seconds of a task that has the cores
     for worker in plan.workers:
         measured = _measured_secs(plan, worker, workload) * share
-        threads = min(workload.cores, worker.intra_op_threads * len(worker.replicas))
+        threads = workload.cores if is_spread else min(workload.cores, worker.intra_op_threads * len(worker.replicas))
         on_gpu = any(device.startswith("/gpu") for device in worker.replicas)
         spent[worker.name][COMPUTE] += 0.0 if on_gpu else measured
         one = spent[worker.name][COMPUTE] / threads + (measured if on_gpu else 0.0)
