@@ -57,11 +57,15 @@ LAST_GOODBYE_SECS = 10.0
 CHIEF_FIRST_SECS = 60.0
 
 
-def main(run: str, job: str, index: int) -> NoReturn:
-    """Plays a task of a run that a launcher prepared."""
+def main(run: str, job: str, index: int, config: RunConfig | None = None) -> NoReturn:
+    """Plays a task of a run that a launcher prepared.
+
+    Args:
+        config: the run's, if somebody has read it already.
+    """
     directory = RunDirectory(Path(run))
     links = json.loads(os.environ.get(LINKS, "{}"))
-    play(directory.read_config(), directory.read_plan().reached_by(links), directory, job, index)
+    play(config or directory.read_config(), directory.read_plan().reached_by(links), directory, job, index)
 
 
 def play(config: RunConfig, plan: Plan, directory: RunDirectory, job: str, index: int) -> NoReturn:

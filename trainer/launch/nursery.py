@@ -21,6 +21,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -30,6 +31,7 @@ class _Nursery:
     def __init__(self, control: socket.socket, *, can_fork: bool) -> None:
         self._control, self._can_fork = control, can_fork
         self._children: dict[int, str] = {}  # name by pid
+        self._read: tuple[Any, Any] = None, None  # which config was read last, and what it says
         self._plain: dict[int, subprocess.Popen[bytes]] = {}
         self._wakeup, writer = socket.socketpair()
         self._wakeup.setblocking(False)
@@ -73,9 +75,10 @@ class _Nursery:
 
             os.environ.update(environment)
             _redirect(log)
-            task.main(run, job, index)
+            task.main(run, job, index, config)
 
         if self._can_fork:
+            config = self._read_config(run)
             pid = self._fork(play)
         else:
             nursery = os.getpid()
@@ -91,6 +94,19 @@ class _Nursery:
             self._plain[pid] = process
         self._children[pid] = name
         self._tell({"event": "started", "name": name, "pid": pid})
+
+    def _read_config(self, run: str) -> Any:
+        """The config of a run, read once for all its tasks: to read it takes a task longer than to be forked."""
+        from trainer.run_directory import RunDirectory
+
+        directory = RunDirectory(Path(run))
+        try:
+            written = (run, directory.config.stat().st_mtime_ns)
+            if self._read[0] != written:
+                self._read = written, directory.read_config()
+            return self._read[1]
+        except Exception:  # the task tries for itself then, and says why it cannot
+            return None
 
     def _describe(self, question: dict[str, Any]) -> None:
         def answer() -> int:
