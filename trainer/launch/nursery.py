@@ -177,6 +177,18 @@ def _redirect(log: str) -> None:
     os.close(file)
 
 
+def _import_everything() -> None:
+    """Imports TensorFlow and everything that a task needs, without what Keras takes along for drawings and tables."""
+    spared = [name for name in ("matplotlib", "pandas") if name not in sys.modules]
+    for name in spared:
+        sys.modules[name] = None  # type: ignore[assignment]  # as if it were not installed
+    import trainer.describe
+    import trainer.task  # noqa: F401
+
+    for name in spared:  # a user's file may want them
+        del sys.modules[name]
+
+
 def main() -> None:
     """Serves on the socket whose file descriptor is the first argument; the second says whether to fork."""
     signal.signal(
@@ -187,9 +199,7 @@ def main() -> None:
     die_with_parent(int(sys.argv[3]))
     if can_fork:
         gc.disable()  # what is imported stays; a task collects from its first step on
-        import trainer.describe
-        import trainer.task  # noqa: F401 (imports TensorFlow and everything a task needs)
-
+        _import_everything()
         gc.freeze()  # a collection in a child would touch, and so copy, every page it shares with the nursery
     try:
         _Nursery(control, can_fork=can_fork).serve()
