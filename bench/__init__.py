@@ -40,6 +40,8 @@ def check(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             "mode", "bench starts all tasks itself, and this process is to play one", "leave out job and task"
         )
+    if config.cluster.name != "local":
+        yield Problem("cluster", "bench chooses the cluster of each contestant itself", "leave it out; see bench.rows")
     if sys.platform != "linux":
         yield Problem("mode", f"bench reads /proc, which {sys.platform} does not have", "run it on Linux")
     for name in bench.workloads:

@@ -192,6 +192,12 @@ def test_a_row_that_is_not_there_is_refused_with_the_nearest():
     assert "e.g. bench.rows=[sync/local]" in problems(rows=["sync/locl"])
 
 
+def test_a_cluster_of_its_own_is_refused():
+    config = RunConfig(mode=Mode.bench)
+    config.cluster.name = "2ps4w"
+    assert [problem.key for problem in bench.check(config)] == ["cluster"]
+
+
 def test_patterns_choose_rows():
     assert problems(rows=["*/local"]) == ""
     assert [row.name for row in select(ROWS, ["a*/local"])] == ["all_reduce/local", "async/local"]

@@ -15,6 +15,7 @@ Trains a Keras model on a TensorFlow cluster of any size, declared in config.
   python -m trainer cluster=2ps4w mode=plan                  what would run where, without starting anything
   python -m trainer mode=check run=runs/mine                 whether what a run left is as promised
   python -m trainer mode=chaos cluster=2ps3w train.batch_size=48 chaos.random=1   a run under each kind of fault
+  python -m trainer mode=bench bench.quick=true              this trainer beside others, from a checkout of it
   python -m trainer mode=doctor                              what this machine lacks, and what to type
   python -m trainer experiment=matpow                        A^n + B^n on one device and on two, timed
   python -m trainer model=mlp model.options.width=64 train.steps=500
