@@ -387,7 +387,9 @@ def test_a_step_of_a_real_run_is_one_call_of_each_worker(start, tmp_path: Path, 
         of_steps, of_host = ([x for x in lines if x.startswith(thread)] for thread in ("MainThread, ", "shard host, "))
         # At first it asks, again and again, whether the state is there.
         begun = itertools.dropwhile(lambda line: not line.endswith("acts"), of_steps)
-        assert longest(begun) == (f"MainThread, {STEP_FETCHES} fetched, acts", 31)
+        what, times = longest(begun)
+        assert what == f"MainThread, {STEP_FETCHES} fetched, acts"
+        assert times in (31, 32)  # a worker that is early may join instead of taking its first token
         assert of_steps.count("MainThread, session") == (2 if task == "worker:0" else 1)  # the chief's other evaluates
         if size == "2w":
             assert longest(of_host) == (f"shard host, {UPDATE_FETCHES} fetched, asks", 32)
