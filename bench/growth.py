@@ -70,7 +70,8 @@ def main() -> int:
     (RESULTS / "growth.md").write_text(page(told))
     print(page(told))
     print("\nfor trainer/costs.py:\n")
-    print(constants(told["machine"], fit(told["rows"])))
+    fitted = fit(told["rows"])
+    print(constants(told["machine"], fitted, step_errors(told["rows"], fitted)))
     return 0
 
 
@@ -138,6 +139,17 @@ def fit(rows: Sequence[Mapping[str, Any]]) -> Fit:
     return Fit(rates, max(0.0, min(waits, default=0.0)), tuple(errors.tolist()))
 
 
+def step_errors(rows: Sequence[Mapping[str, Any]], fitted: Fit) -> list[float]:
+    """Relative, of what mode=plan would expect with these rates, to what a step took by the clock."""
+    errors = []
+    for row in rows:
+        options, examples = WORKLOADS[row["workload"]]
+        made, asked = planned([*options, f"cluster={row['size']}"], examples)
+        parts = forecast.parts_of(made, asked, rates=fitted.rates, turn_secs=fitted.turn_secs)
+        errors.append(parts.total / row["secs"] - 1)
+    return errors
+
+
 def nonnegative(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
     """The x >= 0 that minimizes |matrix x - target|: of the few columns there are, every choice is tried."""
     count = matrix.shape[1]
@@ -155,7 +167,7 @@ def nonnegative(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
     return best
 
 
-def constants(machine: Mapping[str, Any], fitted: Fit) -> str:
+def constants(machine: Mapping[str, Any], fitted: Fit, of_steps: Sequence[float]) -> str:
     """The end of trainer/costs.py."""
     rates = "\n".join(f"    {name}={value:.3g}," for name, value in fitted.rates._asdict().items())
     where = f"{machine['cpu']}, {machine['cores']} cores; TensorFlow {machine['tensorflow']}; {machine['date']}"
@@ -166,7 +178,8 @@ def constants(machine: Mapping[str, Any], fitted: Fit) -> str:
             "TURN_SECS = "
             f"{fitted.turn_secs:.2g}  # of a step in which all tasks wait: for each other's threads to wake up",
             f'FITTED_ON = "{where}"',
-            f"ERROR = {worst:.2f}  # the largest relative error of the formula on the steps it was fitted to",
+            f"ERROR = {worst:.2f}  # the largest relative error of the formula's CPU on the steps it was fitted to",
+            f"STEP_ERROR = {max(map(abs, of_steps)):.2f}  # and that of forecast.py's steps, by the clock",
         ]
     )
 

@@ -40,6 +40,7 @@ def test_nothing_costs_less_than_nothing_and_messages_and_operations_cost_someth
 def test_it_says_what_it_was_fitted_to_and_how_well():
     assert re.search(r"\d+ cores; TensorFlow \d+\.\d+\.\d+; \d{4}-\d\d-\d\d$", costs.FITTED_ON)
     assert 0 < costs.ERROR < 1
+    assert 0 < costs.STEP_ERROR < 1
 
 
 def test_costs_and_forecasts_import_no_tensorflow():

@@ -68,10 +68,23 @@ def test_waiting_is_what_a_step_takes_beyond_its_cpu():
 
 def test_the_constants_can_be_pasted():
     names: dict[str, object] = {"Work": Work}
-    exec(growth.constants(MACHINE, growth.fit(rows())), names)
+    exec(growth.constants(MACHINE, growth.fit(rows()), [0.1, -0.2]), names)
     assert names["RATES"] == pytest.approx(RATES, rel=0.01)
     assert names["FITTED_ON"] == "a processor, 2 cores; TensorFlow 2.21.0; 2026-01-31"
-    assert names["ERROR"] == 0.0
+    assert (names["ERROR"], names["STEP_ERROR"]) == (0.0, 0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_the_error_of_a_step_is_that_of_what_a_plan_would_expect():
+    measured = [
+        {"workload": "null", "size": "1ps1w", "secs": 0.010},
+        {"workload": "null", "size": "1ps1w", "secs": 0.020},
+    ]
+    errors = growth.step_errors(measured, growth.Fit(Work(calls=0.005), 0.002, ()))
+    made, _ = growth.planned([*growth.WORKLOADS["null"][0], "cluster=1ps1w"], 8)
+    expected = 0.005 / made.workers[0].intra_op_threads + 0.005 + 0.002  # a call of each, and the turn
+    assert errors == pytest.approx([expected / 0.010 - 1, expected / 0.020 - 1])
 
 
 def test_the_table_has_a_line_for_every_run_and_says_what_each_worker_adds():

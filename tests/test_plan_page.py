@@ -143,6 +143,7 @@ def rates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(costs, "RATES", Work(flops=2e-11))
     monkeypatch.setattr(costs, "FITTED_ON", "a machine; 2026-01-31")
     monkeypatch.setattr(costs, "ERROR", 0.25)
+    monkeypatch.setattr(costs, "STEP_ERROR", 0.4)
 
 
 def expected_lines(capsys: pytest.CaptureFixture[str], expected: Forecast | Unknown, workload: Workload) -> list[str]:
@@ -158,7 +159,7 @@ def test_the_expected_step_is_told_with_its_parts_its_assumptions_and_the_best_n
     assert expected_lines(capsys, expected, local) == [
         "expected: 40.0 ms a step, 1,600 examples/s: compute 20.0, wire 10.0, update 9.0, wait 1.0 ms; compute takes "
         "longest",
-        "    fitted within 25% on a machine; 2026-01-31",
+        "    fitted to steps within 40%, to their CPU within 25%: a machine; 2026-01-31",
         "    from 18.0 million operations an example, 0.36 ms of a core; plan.example_ms=... takes a measured time "
         "instead",
         "    on machines of 2 cores each, with links of 25 Gbit/s (plan.link_gbps)",  # worker:1 has an address

@@ -47,4 +47,5 @@ RATES = Work(
 )
 TURN_SECS = 0.00075  # of a step in which all tasks wait: for each other's threads to wake up
 FITTED_ON = "Intel(R) Xeon(R) Processor, 2 cores; TensorFlow 2.21.0; 2026-11-22"
-ERROR = 0.33  # the largest relative error of the formula on the steps it was fitted to
+ERROR = 0.33  # the largest relative error of the formula's CPU on the steps it was fitted to
+STEP_ERROR = 0.58  # and that of forecast.py's steps, by the clock

@@ -96,7 +96,8 @@ class Forecast:
             "best_ps": self.best_ps,
             "step_ms_by_ps": {ps: _ms(secs) for ps, secs in self.best},
             "fitted_on": costs.FITTED_ON,
-            "error": costs.ERROR,
+            "cpu_error": costs.ERROR,
+            "step_error": costs.STEP_ERROR,
         }
 
     @property
@@ -215,12 +216,16 @@ def total(work: Mapping[str, Mapping[str, Work]]) -> Work:
     return added
 
 
-def parts_of(plan: Plan, workload: Workload) -> Parts:
-    """The expected seconds of one update."""
+def parts_of(plan: Plan, workload: Workload, *, rates: Work | None = None, turn_secs: float | None = None) -> Parts:
+    """The expected seconds of one update.
+
+    Args:
+        rates, turn_secs: those of costs.py, unless others are given.
+    """
     on = machines_of(plan.trainers, workload)
     is_spread = len(set(on.values())) == len(on)  # then nobody shares a machine, whatever the plan says of this one
     work = work_of(plan, workload)
-    spent = {task: {part: costs.secs(one) for part, one in parts.items()} for task, parts in work.items()}
+    spent = {task: {part: costs.secs(one, rates) for part, one in parts.items()} for task, parts in work.items()}
     share = _steps_of_a_worker(plan)
     alone: dict[str, dict[str, float]] = {COMPUTE: {}, WIRE: {}, UPDATE: {}}  # seconds of a task that has the cores
     for worker in plan.workers:
@@ -243,7 +248,7 @@ def parts_of(plan: Plan, workload: Workload) -> Parts:
 
     link = _link_secs(plan, workload, on)
     latency = 2 * LATENCY_SECS if link else 0.0
-    turn = costs.TURN_SECS if plan.has_shard_hosts else 0.0
+    turn = (costs.TURN_SECS if turn_secs is None else turn_secs) if plan.has_shard_hosts else 0.0
     longest = {part: max(alone[part].values(), default=0.0) for part in alone}
     if plan.intake != "each":
         compute, update = (max(busy(part), longest[part]) for part in (COMPUTE, UPDATE))

@@ -47,7 +47,9 @@ def expected_lines(plan: Plan, expected: Forecast | Unknown, workload: Workload)
     each = ", ".join(f"{name} {1000 * secs:.1f}" for name, secs in parts._asdict().items())
     rate = f"{expected.examples / total:,.0f} examples/s"
     lines = [f"expected: {1000 * total:.1f} ms a step, {rate}: {each} ms; {parts.longest} takes longest"]
-    lines.append(f"    fitted within {costs.ERROR:.0%} on {costs.FITTED_ON}")
+    lines.append(
+        f"    fitted to steps within {costs.STEP_ERROR:.0%}, to their CPU within {costs.ERROR:.0%}: {costs.FITTED_ON}"
+    )
     if workload.example_ms is None:
         example_ms = 1000 * costs.RATES.flops * workload.flops
         lines.append(
