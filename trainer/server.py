@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2 import CoordinatedJob
 from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
+from tensorflow.python.eager import context
 
 from trainer.config import Precision, TrainConfig
 from trainer.machine import memory_of_gpus
@@ -81,13 +83,14 @@ def configure_eager(task: Task, *, fuses: bool = True) -> None:
             tf.config.set_logical_device_configuration(gpu, [tf.config.LogicalDeviceConfiguration(memory_limit=mib)])
 
 
-def start_strategy(plan: Plan, task: Task, *, pack_mib: float) -> Any:
+def start_strategy(plan: Plan, task: Task, *, pack_mib: float, heartbeat_secs: float) -> Any:
     """Starts this worker's part of an all-reduce cluster and blocks until every worker's is up.
 
     Comes after `configure_eager` and before anything else of TensorFlow's: it takes part in making the eager context.
 
     Args:
         pack_mib: gradients that travel as one message.
+        heartbeat_secs: a worker that is silent for longer has failed, and the sums with it.
 
     Returns:
         The `tf.distribute.MultiWorkerMirroredStrategy`, with one device: a worker averages its replicas itself.
@@ -99,6 +102,13 @@ def start_strategy(plan: Plan, task: Task, *, pack_mib: float) -> Any:
         task_id=task.index,
         num_accelerators={"GPU": int(on_gpu)},
         rpc_layer="grpc",
+    )
+    # The strategy would configure the same, but for the heartbeat; what is configured before it leaves alone.
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader="/job:worker/replica:0/task:0",
+        coordinated_jobs=[CoordinatedJob(name="worker", num_tasks=len(plan.workers))],
+        heartbeat_timeout_in_ms=int(1000 * heartbeat_secs),
     )
     options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=int(pack_mib * 2**20))
     return tf.distribute.MultiWorkerMirroredStrategy(resolver, communication_options=options)

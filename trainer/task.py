@@ -185,7 +185,12 @@ class _Player:
         self._roll_call(workers, until="is_listening")
         self._status.is_ready = True
         self._roll_call(workers, until="is_ready", may_be_silent=True)
-        self._strategy = start_strategy(self._plan, self._task, pack_mib=self._config.strategy.pack_mib)
+        self._strategy = start_strategy(
+            self._plan,
+            self._task,
+            pack_mib=self._config.strategy.pack_mib,
+            heartbeat_secs=self._config.timeouts.heartbeat_secs,
+        )
 
     def _stay_for_the_ring(self) -> None:
         """Stays until the other workers have made the last step too: they may be receiving a part of it from here."""
