@@ -402,6 +402,21 @@ def test_every_peer_starts_and_counts_its_steps(name, tmp_path: Path):
     assert processes.wait_until_gone(pids) == []
 
 
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", ["all_reduce", "multi_worker"])
+def test_a_pause_that_outlasts_the_usual_heartbeat_is_no_fault(name, tmp_path: Path):
+    with Running(CONTESTANTS[name], "noop", tmp_path, cores=2) as paused:
+        paused.wait_for_first_step(120)
+        paused.pause()
+        time.sleep(15)  # the coordination service of TensorFlow takes a task that is silent for 10 s for dead
+        paused.resume()
+        step, _ = paused.next_step()
+        time.sleep(2)  # in which it would notice
+        assert paused.next_step()[0] > step
+
+
 # The command
 
 

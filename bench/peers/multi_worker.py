@@ -10,7 +10,7 @@ import json
 import os
 from typing import Any, NoReturn
 
-from bench.contestants import GLOBAL_BATCH, LEARNING_RATE, REPLICA_BATCH, WORKERS
+from bench.contestants import FOR_EVER, GLOBAL_BATCH, LEARNING_RATE, REPLICA_BATCH, WORKERS
 from bench.counter import Counter
 from bench.peers.cluster import addresses, arguments, index_of, start, threads
 
@@ -41,8 +41,22 @@ def play(options: Any) -> NoReturn:
         tf.config.threading.set_intra_op_parallelism_threads(given["intra"])
         tf.config.threading.set_inter_op_parallelism_threads(given["inter"])
         communication = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=options.pack_bytes)
+    _allow_pauses()
     strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=communication)
     _train(tf, options, strategy, index)
+
+
+def _allow_pauses() -> None:
+    """What the strategy would configure itself, with a heartbeat that outlasts the time that the bench freezes it."""
+    from tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2 import CoordinatedJob
+    from tensorflow.python.eager import context
+
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader="/job:worker/replica:0/task:0",
+        coordinated_jobs=[CoordinatedJob(name="worker", num_tasks=WORKERS)],
+        heartbeat_timeout_in_ms=1000 * FOR_EVER,
+    )
 
 
 def _train(tf: Any, options: Any, strategy: Any, index: int) -> NoReturn:
