@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import SMALL, Run
-from small_clusters import STEPS, Cluster, digest, plain, to_the_end, with_everything
+from small_clusters import Cluster, digest, to_the_end, with_everything
 
 from trainer.engine.ahead import Ahead
 from trainer.engine.shards import ShardsEngine
@@ -99,27 +99,6 @@ def test_no_bit_depends_on_the_number_of_buckets(ps: int, clip_norm: float | Non
 
 
 @pytest.mark.cluster
-def test_a_snapshot_between_steps_is_the_state_of_that_step():
-    def snapshot_at(wanted: int) -> Callable[[ShardsEngine], Snapshot | None]:
-        def train(engine: ShardsEngine) -> Snapshot | None:
-            step, taken = engine.start(), None
-            while step < STEPS:
-                if step == wanted:
-                    assert engine.peek().step == wanted
-                    taken = engine.snapshot()
-                step = engine.step().step + 1
-            engine.peek()
-            engine.leave()
-            return taken
-
-        return train
-
-    one = Cluster(with_everything, ps=1, workers=2).train([snapshot_at(4), snapshot_at(-1)])[0]
-    four = Cluster(with_everything, ps=1, workers=2, buckets=4).train([snapshot_at(4), snapshot_at(-1)])[0]
-    assert (one.step, digest(one)) == (four.step, digest(four))
-
-
-@pytest.mark.cluster
 @pytest.mark.parametrize("worker", [0, 1], ids=["the chief", "another worker"])
 @pytest.mark.parametrize("pushes", [0, 1, 2, 3])
 def test_a_successor_leaves_the_same_bits_between_whichever_pushes_a_worker_was_ended(pushes: int, worker: int):
@@ -143,24 +122,6 @@ def test_a_successor_leaves_the_same_bits_between_whichever_pushes_a_worker_was_
     results = cluster.train(players)
     assert {digest(last) for _, last in results} == {digest(expected)}
     assert results[1 - worker][0] == expected_losses
-
-
-@pytest.mark.cluster
-def test_one_replica_that_asks_to_stop_stops_all_at_the_same_step():
-    def until_stopped(asks_at: int | None) -> Callable[[ShardsEngine], int]:
-        def train(engine: ShardsEngine) -> int:
-            step, stopped = engine.start(), False
-            while not stopped:
-                pulled = engine.step(stop=step == asks_at)
-                step, stopped = pulled.step + 1, pulled.stop
-            reached = engine.peek().step
-            engine.leave()
-            return reached
-
-        return train
-
-    cluster = Cluster(plain, ps=1, workers=2, buckets=2)
-    assert cluster.train([until_stopped(None), until_stopped(3)]) == [5, 5]
 
 
 @pytest.mark.cluster

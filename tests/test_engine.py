@@ -129,8 +129,9 @@ def _garbage(shard: Shard, *, generation: int, step: int) -> np.ndarray:
     return packing.to_flat(shard, values, generation=generation, step=step)
 
 
-def test_one_replica_that_asks_to_stop_stops_all_at_the_same_step():
-    cluster = Cluster(plain, ps=1, workers=3)
+@pytest.mark.parametrize("buckets", [1, 2])
+def test_one_replica_that_asks_to_stop_stops_all_at_the_same_step(buckets: int):
+    cluster = Cluster(plain, ps=1, workers=3, buckets=buckets)
 
     def until_stopped(asks_at: int | None) -> Callable[[ShardsEngine], int]:
         def train(engine: ShardsEngine) -> int:
@@ -154,6 +155,7 @@ def test_a_snapshot_between_steps_is_the_state_of_that_step():
             step, taken = engine.start(), None
             while step < STEPS:
                 if step == wanted:
+                    assert engine.peek().step == wanted
                     taken = engine.snapshot()
                 step = engine.step().step + 1
             engine.peek()
@@ -164,8 +166,9 @@ def test_a_snapshot_between_steps_is_the_state_of_that_step():
 
     one = Cluster(with_everything, ps=1, workers=2).train([snapshot_at(4), snapshot_at(-1)])[0]
     three = Cluster(with_everything, ps=3, workers=2).train([snapshot_at(4), snapshot_at(-1)])[0]
-    assert one.step == three.step == 4
-    assert digest(one) == digest(three)
+    buckets = Cluster(with_everything, ps=1, workers=2, buckets=4).train([snapshot_at(4), snapshot_at(-1)])[0]
+    assert one.step == three.step == buckets.step == 4
+    assert digest(one) == digest(three) == digest(buckets)
 
 
 def test_an_optimizer_without_slots_works():
