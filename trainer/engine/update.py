@@ -10,7 +10,8 @@ import tensorflow as tf
 from trainer import loss_scale, optimizers
 from trainer.config import OptimizerConfig
 from trainer.engine import packing, wire
-from trainer.placement import LANES, METRICS, Shard
+from trainer.engine.packing import Halves
+from trainer.placement import METRICS, Shard
 
 Slots = dict[str, tf.Tensor]
 # (flat [size], slots, messages pushed, generation, step, which were chosen [pushed] bool or None for all)
@@ -38,46 +39,50 @@ def make_update(
         as_wire: what the messages were made for.
     """
 
-    def trainable_mean(packed: Sequence[tf.Tensor], chosen: tf.Tensor | None) -> tf.Tensor:
+    def mean(packed: Sequence[tf.Tensor], chosen: tf.Tensor | None) -> Halves:
         if as_wire == wire.FLOAT32:  # cut behind the mean: else XLA folds its division into the learning rate
-            return mean_of(packed, chosen)[: shard.trainable_size]
-        return mean_of([wire.receive(one, shard, as_wire).trainable for one in packed], chosen)
+            return packing.halves(mean_of(packed, chosen), shard)
+        received = [wire.receive(one, shard, as_wire) for one in packed]
+        return Halves(*(mean_of(regions, chosen) for regions in zip(*received, strict=True)))
 
     @tf.function(jit_compile=True, autograph=False)
-    def squares_of(mean: tf.Tensor) -> tf.Tensor:
-        return optimizers.square_sums(mean, [(piece.offset, piece.padded) for piece in shard.trainable])
+    def squares_of(gradient: tf.Tensor) -> tf.Tensor:
+        return optimizers.square_sums(gradient, [(piece.offset, piece.padded) for piece in shard.trainable])
 
     @tf.function(jit_compile=True, autograph=False)
     def apply(
         flat: tf.Tensor,
         slots: Slots,
-        mean: tf.Tensor,
-        rest: tf.Tensor,
+        pushed: Halves,
         scale: tf.Tensor | None,
         generation: tf.Tensor,
         step: tf.Tensor,
     ) -> tuple[tf.Tensor, Slots]:
-        gradient = mean if scale is None else mean * scale
+        gradient = pushed.trainable if scale is None else pushed.trainable * scale
         parameters, moved = optimizers.apply(config, flat[: shard.trainable_size], slots, gradient, step)
-        before, now = packing.metrics_of(flat, shard), _metrics_in(rest, shard)
-        metrics, state = _metrics(before, now, bad=before[BAD]), _state(shard, flat, rest, made=True)
+        before, now = (packing.metrics_of(vector, shard) for vector in (flat, pushed))
+        metrics, state = _metrics(before, now, bad=before[BAD]), _state(shard, flat, pushed.rest, made=True)
         return tf.concat([parameters, state, metrics, packing.header(generation, step + 1)], 0), moved
 
     @tf.function(jit_compile=True, autograph=False)
-    def average(packed: Sequence[tf.Tensor], chosen: tf.Tensor | None) -> tf.Tensor:
-        return trainable_mean(packed, chosen)
+    def average(packed: Sequence[tf.Tensor], chosen: tf.Tensor | None) -> Halves:
+        return mean(packed, chosen)
+
+    @tf.function(jit_compile=True, autograph=False)
+    def average_rest(packed: Sequence[tf.Tensor], chosen: tf.Tensor | None) -> tf.Tensor:
+        # Compiled, small as it is: TensorFlow itself turns a chain of sums into one of an order of its own.
+        return mean_of([wire.receive(one, shard, as_wire).rest for one in packed], chosen)
 
     @tf.function(jit_compile=True, autograph=False)
     def average_and_apply(
         flat: tf.Tensor,
         slots: Slots,
         packed: Sequence[tf.Tensor],
-        rest: tf.Tensor,
         generation: tf.Tensor,
         step: tf.Tensor,
         chosen: tf.Tensor | None,
     ) -> tuple[tf.Tensor, Slots]:
-        return apply(flat, slots, trainable_mean(packed, chosen), rest, None, generation, step)
+        return apply(flat, slots, mean(packed, chosen), None, generation, step)
 
     def leave_out(
         flat: tf.Tensor, slots: Slots, rest: tf.Tensor, generation: tf.Tensor, step: tf.Tensor
@@ -85,7 +90,7 @@ def make_update(
         parameters, kept = flat[: shard.trainable_size], dict(slots)
         if config.ema is not None:  # the next update would start the average from zeros
             kept["ema"] = tf.where(step > 0, slots["ema"], parameters)
-        before, now = packing.metrics_of(flat, shard), _metrics_in(rest, shard)
+        before, now = packing.metrics_of(flat, shard), packing.metrics_of(Halves(parameters, rest), shard)
         bad = tf.where(now[BAD] > 0, tf.cast(step + 1, tf.float32), before[BAD])
         loss = tf.where(tf.math.is_finite(now[LOSS]), now[LOSS], before[LOSS])  # who reads it expects a number
         metrics = _metrics(before, tf.concat([[loss], now[LOSS + 1 :]], 0), bad=bad)
@@ -100,14 +105,14 @@ def make_update(
         step: tf.Tensor,
         chosen: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, Slots]:
-        rest = mean_of([wire.receive(one, shard, as_wire).rest for one in packed], chosen)
+        rest = average_rest(packed, chosen)
         if config.clip_norm is None:
-            make = partial(average_and_apply, flat, slots, packed, rest, generation, step, chosen)
+            make = partial(average_and_apply, flat, slots, packed, generation, step, chosen)
         else:
-            mean = average(packed, chosen)
-            scale = optimizers.clip_scale(config, exchange(squares_of(mean)))
-            make = partial(apply, flat, slots, mean, rest, scale, generation, step)
-        told = _metrics_in(rest, shard)
+            pushed = average(packed, chosen)
+            scale = optimizers.clip_scale(config, exchange(squares_of(pushed.trainable)))
+            make = partial(apply, flat, slots, pushed, scale, generation, step)
+        told = packing.metrics_of(Halves(flat, rest), shard)
         is_bad = told[BAD] + told[OVERFLOW] > 0 if scaled else told[BAD] > 0
         # A condition around what XLA compiles: a choice within it makes XLA contract other sums, with other bits.
         return tf.cond(is_bad, partial(leave_out, flat, slots, rest, generation, step), make)
@@ -137,12 +142,6 @@ def squares_order(shards: Sequence[Shard]) -> list[int]:
 def is_scaled(shards: Sequence[Shard]) -> bool:
     """Whether a run has a loss scale; one of its shards holds it."""
     return any(piece.path == loss_scale.PARAMETER.path for shard in shards for piece in shard.state)
-
-
-def _metrics_in(rest: tf.Tensor, shard: Shard) -> tf.Tensor:
-    """[LANES] metrics in what stands behind the trainable region."""
-    begin = shard.metrics_offset - shard.trainable_size
-    return rest[begin : begin + LANES]
 
 
 def _metrics(before: tf.Tensor, now: tf.Tensor, *, bad: tf.Tensor) -> tf.Tensor:
