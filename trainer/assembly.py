@@ -15,6 +15,7 @@ from trainer.engine.compute import Replica
 from trainer.engine.host import ShardHost
 from trainer.engine.local import LocalEngine
 from trainer.engine.lockstep import LockstepHost
+from trainer.engine.memory import Memory
 from trainer.engine.shards import ShardsEngine
 from trainer.engine.shared import device_of
 from trainer.loop import Engine
@@ -24,7 +25,12 @@ from trainer.plan import Plan, Task
 ENDLESS = 2**62  # steps; a worker that waits for nobody cannot know how many it will make
 
 
-def make_host(config: RunConfig, plan: Plan, shard: Shard) -> ShardHost:
+def open_memory(plan: Plan) -> Memory | None:
+    """Where vectors lie, if they do not travel."""
+    return None if plan.memory is None else Memory(plan.memory, plan.shards, len(plan.workers))
+
+
+def make_host(config: RunConfig, plan: Plan, shard: Shard, memory: Memory | None = None) -> ShardHost:
     """The host of a shard, with the intake of the plan's strategy."""
     options: dict[str, Any] = {
         "shards": plan.shards,
@@ -33,6 +39,7 @@ def make_host(config: RunConfig, plan: Plan, shard: Shard) -> ShardHost:
         "optimizer": config.optimizer,
         "parameters": plan.parameters,
         "as_wire": plan.wire,
+        "memory": memory,
         "profiles": config.profile,
     }
     if plan.intake == "each":
@@ -44,11 +51,20 @@ def make_host(config: RunConfig, plan: Plan, shard: Shard) -> ShardHost:
 
 
 def make_engine(
-    config: RunConfig, plan: Plan, task: Task, model: Any, data: DataSet, *, strategy: Any = None, rollbacks: int = 0
+    config: RunConfig,
+    plan: Plan,
+    task: Task,
+    model: Any,
+    data: DataSet,
+    *,
+    memory: Memory | None = None,
+    strategy: Any = None,
+    rollbacks: int = 0,
 ) -> Engine:
     """The engine of a worker.
 
     Args:
+        memory: from `open_memory`.
         strategy: of all-reduce training, from server.start_strategy.
         rollbacks: how often the run has gone back to a checkpoint for other batches.
     """
@@ -70,6 +86,7 @@ def make_engine(
         intake=plan.intake,
         parameters=plan.parameters,
         as_wire=plan.wire,
+        memory=memory,
         **common,
     )
 

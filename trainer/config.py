@@ -123,8 +123,10 @@ class LossName(Enum):
 class Wire(Enum):
     """How parameters and gradients travel between shard hosts and workers; kept and summed they are float32."""
 
+    auto = "auto"  # memory where it can be, otherwise float32
     float32 = "float32"
     bfloat16 = "bfloat16"  # rounded to nearest: half the bytes
+    memory = "memory"  # do not travel: they lie in memory that all tasks of this machine share
 
 
 class PlacementName(Enum):
@@ -190,7 +192,7 @@ class StrategyConfig:
     # async: steps; older gradients are dropped and counted, by each shard for itself; none: all are applied
     max_staleness: int | None = field(default=None, metadata=limits(at_least=0) | read_by("async"))
     # of parameters to workers and of gradients back; metrics and BatchNorm's statistics stay float32
-    wire: Wire = field(default=Wire.float32, metadata=read_by("sync", "async", "backup"))
+    wire: Wire = field(default=Wire.auto, metadata=read_by("sync", "async", "backup"))
     # all_reduce: gradients that travel as one message; smaller ones leave while the backward pass goes on
     pack_mib: float = field(default=4.0, metadata=limits(above=0) | read_by("all_reduce"))
 

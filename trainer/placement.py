@@ -27,6 +27,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple, Protocol
 
 LANES = 16  # floats in 64 bytes
+TAGS = 2  # whole numbers that say of which state a vector is: generation and step
 # The first lanes of the metrics region, in this order; loss and accuracy are means, the others say that a replica did.
 # What is pulled has in `bad` the newest step whose update was left out because a loss or a gradient was not finite.
 METRICS = ("loss", "accuracy", "stop", "overflow", "bad")
@@ -98,12 +99,12 @@ class Shard:
 
 
 def message_size(shard: Shard, wire: str) -> int:
-    """Numbers of the message that carries a shard's vector: float32, or uint16 for `bfloat16` (see engine/wire.py)."""
-    return shard.size if wire == "float32" else 2 * shard.size - shard.trainable_size
+    """Numbers of the message that carries a shard's vector, or says where it lies (see engine/wire.py)."""
+    return {"float32": shard.size, "bfloat16": 2 * shard.size - shard.trainable_size, "memory": TAGS}[wire]
 
 
 def message_nbytes(shard: Shard, wire: str) -> int:
-    return message_size(shard, wire) * (4 if wire == "float32" else 2)
+    return message_size(shard, wire) * (2 if wire == "bfloat16" else 4)
 
 
 class Chooser(Protocol):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -15,7 +16,17 @@ from typing import Any
 
 from trainer import addresses, capacity, versions
 from trainer.cluster import SIZE, ClusterSize, parse_size
-from trainer.config import ConfigError, NotFinitePolicy, Problem, RunConfig, StrategyName, Wire, check_read
+from trainer.config import (
+    ConfigError,
+    Launch,
+    Mode,
+    NotFinitePolicy,
+    Problem,
+    RunConfig,
+    StrategyName,
+    Wire,
+    check_read,
+)
 from trainer.describe import Description
 from trainer.devices import JOBS, checks, for_tasks, memory
 from trainer.devices import Machine as Machine
@@ -88,6 +99,7 @@ class Plan:
     parameters: str = "/cpu:0"  # device of a shard on its host
     layers: Mapping[str, str] = field(default_factory=dict)  # device inside a replica by layer path
     wire: str = "float32"  # how vectors travel between shard hosts and workers
+    memory: str | None = None  # path of a file where they lie, of a wire of `memory`; known when tasks start
 
     @property
     def workers(self) -> tuple[Task, ...]:
@@ -211,6 +223,7 @@ class Plan:
             "parameters",
             "layers",
             "wire",
+            "memory",
         )
         fields = {name: value[name] for name in names}
         tasks = [{k: v for k, v in task.items() if k not in ("name", "log")} for task in value["tasks"]]
@@ -279,8 +292,26 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         quorum=config.strategy.quorum if strategy == "backup" else None,
         parameters=config.device.parameters,
         layers=_pin_layers(config.device.layers, description.layers),
-        wire=config.strategy.wire.value,
+        wire=_wire(config),
     )
+
+
+def _wire(config: RunConfig) -> str:
+    if config.strategy.wire is not Wire.auto:
+        return str(config.strategy.wire.value)
+    return Wire.memory.value if not _why_not_memory(config) else Wire.float32.value
+
+
+def _why_not_memory(config: RunConfig) -> str:
+    """Why vectors must travel; empty if they can stay in memory that all tasks share."""
+    strategy = strategy_of(config)
+    if strategy != "sync":
+        return f"with {strategy} a vector is read while others write"
+    if config.launch is Launch.docker or config.mode is Mode.render:
+        return "containers share no memory"
+    if config.job is not None or config.cluster.hosts or config.plan.link_gbps is not None:
+        return "the tasks are on several machines"
+    return "" if sys.platform == "linux" else "only Linux has such memory"
 
 
 def strategy_of(config: RunConfig) -> str:
@@ -367,8 +398,10 @@ def _check_strategy(config: RunConfig) -> Iterator[Problem]:
     yield from (p for p in check_read(strategy, "strategy.") if strategy.name is not StrategyName.auto)
     if strategy.name is StrategyName.auto and strategy.max_staleness is not None:
         yield Problem("strategy.max_staleness", f"{name} has no stale gradients; async has", "type strategy=async")
-    if strategy.name is StrategyName.auto and name == "local" and strategy.wire is not Wire.float32:
+    if strategy.name is StrategyName.auto and name == "local" and strategy.wire is not Wire.auto:
         yield Problem("strategy.wire", "one process sends nothing", "leave it out, or type cluster=1ps2w")
+    elif strategy.wire is Wire.memory and name in SHARDED and (reason := _why_not_memory(config)):
+        yield Problem("strategy.wire", f"memory is not possible: {reason}", "leave it out")
 
 
 def _check_buckets(config: RunConfig) -> Iterator[Problem]:

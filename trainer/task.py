@@ -23,7 +23,7 @@ if __name__ == "__main__":
 import tensorflow as tf
 
 from trainer import addresses, bad_numbers, exit_codes, failpoints, scoring
-from trainer.assembly import compute_device, make_engine, make_host
+from trainer.assembly import compute_device, make_engine, make_host, open_memory
 from trainer.checkpoint import Checkpoint
 from trainer.chief import Chief, first_snapshot, missed_at
 from trainer.config import RunConfig
@@ -115,6 +115,7 @@ class _Player:
         writes = directory.plan.exists() and os.access(directory.path, os.W_OK)
         self._journal = Journal(directory.journal / f"{task.job}-{task.index}.jsonl" if writes else None)
         self._recorder = Recorder(directory, task, plan.task("worker", 0)) if config.profile else None
+        self._memory = open_memory(plan)
         self._holds_state = False
         self._rollbacks = bad_numbers.count_rollbacks(directory.rollbacks)
         self._needs_hosts = True  # until this task has all that it wants of them
@@ -222,7 +223,7 @@ class _Player:
 
     def _start_hosting(self) -> list[ShardHost]:
         """Makes this task's shards, and serves each in a thread of its own."""
-        shard_hosts = [make_host(self._config, self._plan, shard) for shard in self._shards]
+        shard_hosts = [make_host(self._config, self._plan, shard, self._memory) for shard in self._shards]
         # Only to agree on a norm, or on the order of arrivals, do hosts talk to each other.
         is_clipped = self._config.optimizer.clip_norm is not None and self._plan.intake != "each"
         peers = self._hosts() if is_clipped or self._plan.intake == "quorum" else []
@@ -293,7 +294,16 @@ class _Player:
         config, plan = self._config, self._plan
         model, data = open_workload(config)
         _check_planned(plan, parameters_of(model, config.train.precision.value))
-        engine = make_engine(config, plan, self._task, model, data, strategy=self._strategy, rollbacks=self._rollbacks)
+        engine = make_engine(
+            config,
+            plan,
+            self._task,
+            model,
+            data,
+            memory=self._memory,
+            strategy=self._strategy,
+            rollbacks=self._rollbacks,
+        )
         evaluator = None
         if self._task.is_chief and plan.trainers == plan.tasks:  # else an evaluator task does it
             evaluator = Evaluator(

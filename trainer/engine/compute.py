@@ -33,6 +33,10 @@ class Replica:
     task: str = "worker:0"  # that computes it
 
 
+# trainable pieces, the rest, shard -> what is pushed to it
+Join = Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor], Shard], tf.Tensor]
+
+
 class Computed(NamedTuple):
     """What a replica step gives to an update."""
 
@@ -61,19 +65,19 @@ def compute(
     replica: Replica,
     batches: Any,
     stop: tf.Tensor,
-    *,
-    as_wire: str = wire.FLOAT32,
+    join: Join | None = None,
 ) -> list[tf.Tensor]:
     """Like `run_step`, packed: what to push to each shard.
 
     Args:
         headers: [LANES] what a push to each shard is tagged with.
-        as_wire: what the messages are made for.
+        join: makes it of its pieces; a vector in float32, unless another way is given.
     """
+    join = join or (lambda trainable, rest, _: wire.join(trainable, rest, wire.FLOAT32))
 
     def pack(told: Computed) -> list[tf.Tensor]:
         return [
-            wire.join(*packing.pieces_of(shard, told.gradients, told.state, told.metrics, header), as_wire)
+            join(*packing.pieces_of(shard, told.gradients, told.state, told.metrics, header), shard)
             for shard, header in zip(shards, headers, strict=True)
         ]
 

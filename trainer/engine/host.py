@@ -15,6 +15,7 @@ import tensorflow as tf
 from trainer import failpoints, optimizers
 from trainer.config import OptimizerConfig
 from trainer.engine import packing, wire
+from trainer.engine.memory import Memory
 from trainer.engine.shared import GENERATION_STRIDE, device_of, share
 from trainer.engine.tracing import run_traced
 from trainer.engine.update import Exchange, is_scaled, make_update, squares_order
@@ -45,6 +46,7 @@ class ShardHost(ABC):
         parameters: str = "/cpu:0",
         has_log: bool = False,
         as_wire: str = wire.FLOAT32,
+        memory: Memory | None = None,
         profiles: bool = False,
     ) -> None:
         """Begins the host's graph.
@@ -55,15 +57,17 @@ class ShardHost(ABC):
             parameters: device of the vectors.
             has_log: whether gradients are taken as they come.
             as_wire: how vectors travel.
+            memory: where they lie instead, as a wire of `memory` has it.
             profiles: whether updates are stamped, for `record`.
         """
-        self.as_wire = as_wire
+        self.as_wire, self.memory = as_wire, memory
         self.shards, self.shard, self.optimizer, self.workers = shards, shards[index], optimizer, workers
         self.profiles = profiles
         self.parameters = device_of(self.shard.host, parameters)
         # Made once: each would be compiled anew.
         scaled = is_scaled(shards)
-        self._update_shard = make_update(self.shard, optimizer, self._exchanged, scaled=scaled, as_wire=as_wire)
+        arrives = wire.FLOAT32 if memory else as_wire
+        self._update_shard = make_update(self.shard, optimizer, self._exchanged, scaled=scaled, as_wire=arrives)
         self._send = tf.function(lambda flat: wire.send(flat, self.shard, as_wire), jit_compile=True, autograph=False)
         self._exchange: Exchange | None = None  # of the update that is being added
         self.graph = tf.Graph()
@@ -156,12 +160,19 @@ class ShardHost(ABC):
         return step + 1, assigned
 
     def assign_flat(self, new: tf.Tensor) -> list[tf.Operation]:
-        """Sets the vector, and what is sent of it."""
-        assigned = [self.shared.flat.assign(new, read_value=False)]
+        """Sets the vector, and before it what is sent of it: who finds the vector finds both."""
+        assigned = []
         if self.shared.sent is not None:
             with tf.device(device_of(self.shard.host)):
-                assigned.append(self.shared.sent.assign(self._send(new), read_value=False))
-        return assigned
+                assigned.append(self.shared.sent.assign(self._sent(new), read_value=False))
+        with tf.control_dependencies(assigned):
+            return [*assigned, self.shared.flat.assign(new, read_value=False)]
+
+    def _sent(self, new: tf.Tensor) -> tf.Tensor:
+        """The message of a new vector."""
+        if self.memory is None:
+            return self._send(new)
+        return packing.tags_of(self.memory.put([new], self.shard), self.shard)
 
     def exchange(self, tags: tf.Tensor) -> Exchange | None:
         """Tells every other host the squared norms here and hears theirs; all hosts get the same [K] bits.

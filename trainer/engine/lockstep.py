@@ -71,7 +71,7 @@ class LockstepHost(ShardHost):
                 told.append(last.assign(tag, read_value=False))
         step = packing.tags_of(self.shared.flat.read_value(), self.shard)[1]
         with tf.control_dependencies([*packed, *arrived, *_reached("take", step, packed)]):
-            packed = [tf.identity(one) for one in packed]
+            packed = [self._receive(one, worker) for worker, one in enumerate(packed)]
             taken_at = tf.timestamp()
         clock.end_at("wait", taken_at)
         step, assigned = self.update(packed, exchange=self.exchange(mine))
@@ -81,6 +81,12 @@ class LockstepHost(ShardHost):
         clock.end("tokens", [handed])
         with tf.control_dependencies([handed, *told]):
             return [tf.identity(step), tf.identity(taken_at), *clock.fetches]
+
+    def _receive(self, message: tf.Tensor, worker: int) -> tf.Tensor:
+        """What a worker pushed."""
+        if self.memory is None:
+            return tf.identity(message)
+        return self.memory.get(message, self.shard, worker)
 
     def _make_taken(self, worker: int) -> Any:
         """The tag of the last update that has a worker's gradient."""

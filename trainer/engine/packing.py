@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from trainer.placement import LANES, Shard, Slice
+from trainer.placement import LANES, TAGS, Shard, Slice
 
 Tensors = Mapping[str, tf.Tensor]  # by parameter path
 Arrays = Mapping[str, np.ndarray]
@@ -65,7 +65,7 @@ def pack(shard: Shard, gradients: Tensors, state: Tensors, metrics: tf.Tensor, h
 def header(generation: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
     """[LANES] float32 whose first bits are the int32 generation and step; never to be computed with."""
     tags = tf.cast(tf.stack([generation, step]), tf.int32)
-    return tf.bitcast(tf.pad(tags, [[0, LANES - 2]]), tf.float32)
+    return tf.bitcast(tf.pad(tags, [[0, LANES - TAGS]]), tf.float32)
 
 
 def header_of(vector: tf.Tensor | Halves, shard: Shard) -> tf.Tensor:
@@ -74,7 +74,12 @@ def header_of(vector: tf.Tensor | Halves, shard: Shard) -> tf.Tensor:
 
 def tags_of(vector: tf.Tensor | Halves, shard: Shard) -> tf.Tensor:
     """[2] int32: the generation and step that a vector belongs to."""
-    return tf.bitcast(header_of(vector, shard), tf.int32)[:2]
+    return tf.bitcast(header_of(vector, shard), tf.int32)[:TAGS]
+
+
+def tags_in(vector: np.ndarray, shard: Shard) -> np.ndarray:
+    """`tags_of` a vector that was fetched."""
+    return vector.view(np.int32)[shard.header_offset : shard.header_offset + TAGS]
 
 
 def metrics_of(vector: tf.Tensor | Halves, shard: Shard) -> tf.Tensor:
@@ -86,7 +91,7 @@ def to_flat(shard: Shard, values: Arrays, *, generation: int, step: int) -> np.n
     flat = np.zeros(shard.size, np.float32)
     for piece in (*shard.trainable, *shard.state):
         flat[piece.offset : piece.offset + piece.size] = _part(values, piece)
-    flat.view(np.int32)[shard.header_offset : shard.header_offset + 2] = generation, step
+    tags_in(flat, shard)[:] = generation, step
     return flat
 
 

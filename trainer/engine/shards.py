@@ -33,8 +33,9 @@ from trainer import failpoints, optimizers
 from trainer.config import OptimizerConfig
 from trainer.engine import packing, wire
 from trainer.engine.ahead import Ahead
-from trainer.engine.compute import Replica, compute, in_step, is_final, mean_over_replicas
+from trainer.engine.compute import Join, Replica, compute, in_step, is_final, mean_over_replicas
 from trainer.engine.contributions import Table
+from trainer.engine.memory import Memory
 from trainer.engine.pulled import Pulled
 from trainer.engine.session_engine import SessionEngine
 from trainer.engine.shared import (
@@ -92,6 +93,7 @@ class ShardsEngine(SessionEngine):
         intake: str = "all",
         parameters: str = "/cpu:0",
         as_wire: str = wire.FLOAT32,
+        memory: Memory | None = None,
         profiles: bool = False,
     ) -> None:
         """Builds the worker's graph.
@@ -103,9 +105,11 @@ class ShardsEngine(SessionEngine):
             intake: of the hosts: all, each or quorum.
             parameters: the hosts' device that holds the vectors.
             as_wire: how vectors travel.
+            memory: where they lie instead, as a wire of `memory` has it.
             profiles: whether steps are stamped: wait, pull, input, compute, push.
         """
-        self._wire = as_wire
+        self._wire, self._memory = as_wire, memory
+        self._packs = wire.FLOAT32 if memory else as_wire
         self._shards, self._fills, self._intake, self._workers = shards, optimizers.slots(optimizer), intake, workers
         self._profiles = profiles
         self._worker, here = int(task.split(":")[1]), device_of(task)
@@ -195,6 +199,9 @@ class ShardsEngine(SessionEngine):
         with self.graph.as_default():
             pulls = [self._pull_joining(s, shard) for s, shard in zip(self._shared, self._shards, strict=True)]
         vectors = self.session.run(pulls, {self._join_tag: self._joined_at})
+        if self._memory is not None:
+            self._memory.instead = {shard.index: one for shard, one in zip(self._shards, vectors, strict=True)}
+            vectors = [packing.tags_in(one, shard) for shard, one in zip(self._shards, vectors, strict=True)]
         *others, (pushes, *stamps) = self._step
         if stamps:
             ends, arrived = stamps
@@ -298,7 +305,7 @@ class ShardsEngine(SessionEngine):
             pulled = [self._pull(s, shard, clock) for s, shard in zip(shared, shards, strict=True)]
         with tf.device(here):
             pulled = [tf.identity(message) for message in pulled]
-            vectors = [wire.receive(message, s, self._wire) for message, s in zip(pulled, shards, strict=True)]
+            vectors = [self._receive(message, s) for message, s in zip(pulled, shards, strict=True)]
             tags = tf.stack([packing.tags_of(one, shard) for one, shard in zip(vectors, shards, strict=True)])
             # Not after the messages themselves: where they are fed, that would still wait for a token.
             with tf.control_dependencies([tags]):
@@ -315,18 +322,32 @@ class ShardsEngine(SessionEngine):
                 tags = tf.reduce_min(tags, 0, keepdims=True)
             if self._intake == "quorum":  # one host decides for all, so the oldest shard counts
                 headers = [packing.header(tags[0][0], tags[0][1])] * len(shards)
-            packs = self._wire if is_final(len(replicas), clip) else wire.FLOAT32
+            join = self._join_pieces(replicas[0]) if is_final(len(replicas), clip) else None
             computed = [
-                compute(vectors, headers, shards, replica, one, self._stop, as_wire=packs)
+                compute(vectors, headers, shards, replica, one, self._stop, join)
                 for replica, one in zip(replicas, batches, strict=True)
             ]
-            packed = mean_over_replicas(computed, headers, shards, clip=clip, as_wire=self._wire)
+            packed = mean_over_replicas(computed, headers, shards, clip=clip, as_wire=self._packs)
+            if self._memory is not None and join is None:
+                packed = [self._memory.put([v], s, self._worker) for v, s in zip(packed, shards, strict=True)]
             with tf.control_dependencies(packed):
                 computed_at = tf.timestamp()
             clock.end_at("compute", computed_at)
             metrics = self._metrics([packing.metrics_of(v, s) for v, s in zip(vectors, shards, strict=True)])
         pushed = self._push(shared, packed, here, clock, step_of=tags[0][1])
         return _Graph(pulled, [tags, metrics, pulled_at, computed_at, [pushed, *clock.fetches]], packed)
+
+    def _join_pieces(self, replica: Replica) -> Join | None:
+        """How a replica whose gradients are what is pushed makes that of their pieces; none if only its vector can be.
+
+        Straight into shared memory a replica can write on a CPU, and where XLA does not compile it.
+        """
+        if self._memory is None:
+            return lambda trainable, rest, _: wire.join(trainable, rest, self._wire)
+        if replica.jit or replica.device is None or "cpu" not in replica.device.lower():
+            return None
+        memory = self._memory
+        return lambda trainable, rest, shard: memory.put([*trainable, *rest], shard, self._worker)
 
     def _make_pull_next(self, shared: Sequence[Shared], here: str) -> _PullNext:
         """Between the Session.run that pulls and the one that computes: a place for one message of each shard."""
@@ -361,7 +382,20 @@ class ShardsEngine(SessionEngine):
             step = tf.cast(self._join_tag % GENERATION_STRIDE, tf.int32)
             chosen = tf.where(tf.equal(packing.tags_of(now, shard)[1], step), now, before)
             with tf.control_dependencies([seen]):
-                return wire.send(tf.identity(chosen), shard, self._wire)
+                return wire.send(tf.identity(chosen), shard, self._packs)
+
+    def _receive(self, message: tf.Tensor, shard: Shard) -> packing.Halves:
+        """What was pulled of a shard."""
+        if self._memory is None:
+            return wire.receive(message, shard, self._wire)
+        return packing.halves(self._memory.get(message, shard), shard)
+
+    def _send(self, vector: tf.Tensor, shard: Shard, here: str) -> tf.Tensor:
+        """The message of what is pushed to a shard."""
+        if self._memory is None:
+            return vector
+        with tf.device(here):
+            return packing.tags_of(vector, shard)
 
     def _make_first(self, s: Shared, shard: Shard) -> tf.Tensor:
         """Whether this worker's first token of a shard is there and was there for nobody before it."""
@@ -421,14 +455,15 @@ class ShardsEngine(SessionEngine):
         reached = None
         last: dict[str, tf.Operation] = {}  # by host
         for s, shard, vector in zip(shared, self._shards, packed, strict=True):
+            message = self._send(vector, shard, here)
             if shard.host in last:  # one bucket after the other: side by side all would come late
                 with tf.device(here), tf.control_dependencies([last[shard.host]]):
-                    vector = tf.identity(vector)
+                    message = tf.identity(message)
             if len(pushed) == 1:
                 with tf.control_dependencies(pushed):
                     reached = failpoints.in_graph("push", step_of)
             with tf.control_dependencies([reached] if reached is not None else []), tf.device(device_of(shard.host)):
-                arrived.append(tf.identity(vector))  # here, so that what is read of it below is not sent on its own
+                arrived.append(tf.identity(message))  # here, so that what is read of it below is not sent on its own
                 with tf.control_dependencies(clock.end("push", [arrived[-1]], on=shard.host)):
                     pushed.append(s.intake[self._worker].enqueue(arrived[-1]))
                 last[shard.host] = pushed[-1]

@@ -2,6 +2,7 @@
 
     float32     the vector as it is
     bfloat16    its trainable region rounded to the nearest bfloat16, ties to even: half the bytes
+    memory      not at all: a message is the vector's tags, and the vector lies in shared memory (engine/memory.py)
 
 A message of bfloat16 is [message_size] uint16: one for each float of the trainable region, two for each of the others,
 whose bits are kept (metrics, BatchNorm's statistics, the header). Whole numbers, so that nothing on the way computes
@@ -20,11 +21,12 @@ from trainer.engine import packing
 from trainer.engine.packing import Halves, halves
 from trainer.placement import LANES, Shard, message_size
 
-FLOAT32, BFLOAT16 = "float32", "bfloat16"
+FLOAT32, BFLOAT16, MEMORY = "float32", "bfloat16", "memory"
+_DTYPES = {FLOAT32: tf.float32, BFLOAT16: tf.uint16, MEMORY: tf.int32}
 
 
 def dtype(wire: str) -> tf.DType:
-    return tf.float32 if wire == FLOAT32 else tf.uint16
+    return _DTYPES[wire]
 
 
 def shape(shard: Shard, wire: str) -> list[int]:
@@ -58,6 +60,8 @@ def receive(message: tf.Tensor, shard: Shard, wire: str) -> Halves:
 
 def tags_of(message: tf.Tensor, shard: Shard, wire: str) -> tf.Tensor:
     """[2] int32: the generation and step that a message belongs to."""
+    if wire == MEMORY:
+        return message
     if wire == FLOAT32:
         return packing.tags_of(message, shard)
     return tf.bitcast(_lanes(message, shard, shard.header_offset), tf.int32)[:2]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 
 from trainer import addresses
-from trainer.config import ConfigError, Problem, RunConfig
+from trainer.config import ConfigError, Problem, RunConfig, Wire
 from trainer.launch.injector import Injector
 from trainer.launch.ports import HeldPorts
 from trainer.launch.supervise import supervise
@@ -14,6 +15,7 @@ from trainer.machine import is_local
 from trainer.monitor.peers import PeerError
 from trainer.plan import ANY_PORT, Plan, Task
 from trainer.run_directory import Lease, RunDirectory
+from trainer.shared_memory import make_file
 
 
 def run(
@@ -35,8 +37,10 @@ def run(
         ConfigError: if a task's address is of another machine.
         PeerError: if a port that the config names is taken.
     """
-    with Lease(directory), HeldPorts(2 * len(plan.tasks)) as held:
+    with Lease(directory), HeldPorts(2 * len(plan.tasks)) as held, ExitStack() as stack:
         plan = _with_ports(plan, held)
+        if plan.wire == Wire.memory.value:
+            plan = replace(plan, memory=stack.enter_context(make_file(plan.shards, len(plan.workers))))
         return supervise(config, plan, directory, tasks, started_at=started_at, injector=injector)
 
 
