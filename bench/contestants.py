@@ -80,7 +80,8 @@ CONTESTANTS: Mapping[str, Contestant] = {
     contestant.name: contestant
     for contestant in (
         _ours("sync", "sync, 1 ps", "cluster=1ps2w"),
-        _ours("sync_bf16", "sync, 1 ps, bfloat16 wire", "cluster=1ps2w", "strategy=sync", "strategy.wire=bfloat16"),
+        _ours("sync_f32", "sync, 1 ps, float32 messages", "cluster=1ps2w", "strategy=sync", "strategy.wire=float32"),
+        _ours("sync_bf16", "sync, 1 ps, bfloat16 messages", "cluster=1ps2w", "strategy=sync", "strategy.wire=bfloat16"),
         _ours("sync_2w", "sync, shards on workers", "cluster=2w", f"placement.max_part_mib={MAX_PART_MIB}"),
         _ours("async", "async, 1 ps", "cluster=1ps2w", "strategy=async", examples=REPLICA_BATCH),
         _ours("all_reduce", "all_reduce", "cluster=2w", "strategy=all_reduce"),
@@ -150,7 +151,9 @@ ROWS: tuple[Row, ...] = (
     Row("sync", "sync"),
     Row("sync", "sync_replicas_tuned", _targets(1.4, 3.0, 2.0, 1.25)),
     Row("sync", "sync_replicas"),
-    Row("sync_bf16", "sync", {"cnn": 1.1}),
+    Row("sync_f32", "sync_replicas_tuned"),
+    Row("sync_bf16", "sync_f32", {"cnn": 1.1}),
+    Row("sync", "sync_f32"),
     _share("sync"),
     _share("sync_2w"),
     Row("sync_2w", "multi_worker_tuned", _targets(1.5, 1.8, 1.5, 1.3)),
@@ -166,7 +169,7 @@ ROWS: tuple[Row, ...] = (
 QUICK_ROWS = (
     "sync/sync",
     "sync/sync_replicas_tuned",
-    "sync_bf16/sync",
+    "sync_bf16/sync_f32",
     "sync/local",
     "sync_2w/local",
     "sync_2w/multi_worker_tuned",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import threading
@@ -21,6 +22,7 @@ from trainer.engine.compute import Replica
 from trainer.engine.host import ShardHost
 from trainer.engine.local import LocalEngine
 from trainer.engine.lockstep import LockstepHost
+from trainer.engine.memory import Memory
 from trainer.engine.shards import ShardsEngine
 from trainer.engine.shared import device_of
 from trainer.engine.snapshot import Snapshot
@@ -28,6 +30,7 @@ from trainer.launch.ports import HeldPorts
 from trainer.placement import place
 from trainer.plan import Plan, Task
 from trainer.server import session_config, start_server
+from trainer.shared_memory import make_file
 
 SEED, BATCH, STEPS = 7, 24, 8
 LOSS = "sparse_categorical_crossentropy"
@@ -97,7 +100,10 @@ class Cluster:
             for job, count in (("ps", ps), ("worker", workers))
             for i in range(count)
         )
-        self.workers = workers
+        self.workers, self.memory = workers, None
+        self._open = contextlib.ExitStack()  # as long as the cluster is
+        if wire == "memory":
+            self.memory = Memory(self._open.enter_context(make_file(self.shards, workers)), self.shards, workers)
         plan = Plan("test", "sync", STEPS, BATCH, self.tasks, self.shards, 96, ())
         self.servers = {task.name: start_server(plan, task) for task in self.tasks}
         self.engines = [self._engine(index) for index in range(workers)]
@@ -107,7 +113,7 @@ class Cluster:
             "quorum": functools.partial(QuorumHost, quorum=quorum),
         }
         common = {"shards": self.shards, "workers": workers, "optimizer": self.optimizer, "parameters": parameters_on}
-        common |= {"as_wire": wire}
+        common |= {"as_wire": wire} | ({"memory": self.memory} if self.memory else {})
         self.hosts = [make[intake](index=i, **common) for i in range(len(self.shards))]
         for host, shard in zip(self.hosts, self.shards, strict=True):
             host.connect(self.servers[shard.host].target, self._config(shard.host))
@@ -157,6 +163,7 @@ class Cluster:
             intake=self.intake,
             parameters=self.parameters_on,
             as_wire=self.wire,
+            memory=self.memory,
         )
 
     def _config(self, name: str) -> Any:

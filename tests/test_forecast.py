@@ -29,6 +29,9 @@ def rates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(costs, "TURN_SECS", 0.0)
 
 
+MESSAGES = ("strategy=sync", "strategy.wire=float32")  # vectors travel, on one machine too
+
+
 def planned(*overrides: str, model: Description = MODEL, machine: Machine = MACHINE) -> Plan:
     return make_plan(load(["train.batch_size=64", *overrides], lambda c: plan.check(c, machine)), model, machine)
 
@@ -44,7 +47,7 @@ def expected(*overrides: str, model: Description = MODEL, machine: Machine = MAC
 
 def test_one_worker_and_one_ps_in_numbers():
     """A call of 1 ms, 64 x 3 million operations at 0.1 ns, a layer of 10 us, on a worker's 4 threads; and so on."""
-    parts = parts_of(planned("cluster=1ps1w"), WORKLOAD)
+    parts = parts_of(planned("cluster=1ps1w", *MESSAGES), WORKLOAD)
     assert parts.compute == pytest.approx((1e-3 + 64 * 3e6 * 1e-10 + 1e-5) / 4)
     assert parts.wire == pytest.approx(2 * (1e-4 + VECTOR * 1e-9))  # there and back, one after the other
     assert parts.update == pytest.approx(1e-3 + (1 + 2 + 2 * 2) * VECTOR * 1e-9)
@@ -53,7 +56,7 @@ def test_one_worker_and_one_ps_in_numbers():
 
 
 def test_the_work_of_a_step_is_known_task_by_task():
-    work = forecast.work_of(planned("cluster=1ps2w"), WORKLOAD)
+    work = forecast.work_of(planned("cluster=1ps2w", *MESSAGES), WORKLOAD)
     assert work["worker:0"] == {
         "compute": Work(calls=1, flops=32 * 3e6, layers=1),
         "wire": Work(messages=1, nbytes=VECTOR),  # a half of two
@@ -64,8 +67,16 @@ def test_the_work_of_a_step_is_known_task_by_task():
     }
 
 
+def test_in_shared_memory_a_vector_is_copied_once_by_who_writes_it():
+    travels, stays = (forecast.work_of(planned("cluster=1ps2w", *more), WORKLOAD) for more in (MESSAGES, ()))
+    assert stays["worker:0"]["wire"] == Work(messages=1, nbytes=8, update_nbytes=2 * VECTOR)
+    assert stays["ps:0"]["wire"] == Work(messages=2, nbytes=16)
+    copied = Work(update_nbytes=2 * VECTOR)
+    assert stays["ps:0"]["update"] == travels["ps:0"]["update"].plus(copied)
+
+
 def test_beyond_the_cores_the_wire_grows_with_the_workers():
-    wire = [parts_of(planned(f"cluster=1ps{workers}w"), WORKLOAD).wire for workers in (8, 16, 32)]
+    wire = [parts_of(planned(f"cluster=1ps{workers}w", *MESSAGES), WORKLOAD).wire for workers in (8, 16, 32)]
     assert wire[1] == pytest.approx(2 * wire[0])
     assert wire[2] == pytest.approx(4 * wire[0])
 
@@ -121,7 +132,7 @@ def test_one_process_sends_nothing():
 
 def test_between_machines_the_wire_takes_as_long_as_the_fullest_link():
     """4 workers pull 4 MiB from one ps, and push as much: 1 Gbit/s carries it in 0.13 s each way."""
-    parts = parts_of(planned("cluster=1ps4w"), workload(link_gbps=1.0))
+    parts = parts_of(planned("cluster=1ps4w", "plan.link_gbps=1"), workload(link_gbps=1.0))
     assert parts.wire == pytest.approx(2 * 4 * VECTOR * 8 / 1e9)
     assert parts.wait == pytest.approx(2 * forecast.LATENCY_SECS)
     assert parts.longest == "wire"

@@ -243,6 +243,15 @@ def test_every_message_over_a_bfloat16_wire_is_known(size, intake):
     check_updates(steps, is_clipped=False)
 
 
+@pytest.mark.parametrize("size", ["1ps2w", "2ps2w", "2w"])
+def test_of_vectors_in_shared_memory_only_the_tags_are_sent(size):
+    steps = train(size, with_everything, wire="memory")
+    check_steps(steps)
+    check_updates(steps, is_clipped=False)
+    moved = [message for calls in steps.workers for step in calls for call in step for message in call.messages]
+    assert {message.nbytes for message in moved} == {8}
+
+
 @pytest.mark.parametrize("size", ["1ps2w", "2w"])
 def test_buckets_are_pulled_in_a_call_of_their_own(size):
     """Their pushes follow each other: one message more that says that the one before is there."""

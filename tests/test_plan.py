@@ -59,7 +59,7 @@ def test_the_batch_is_global_and_shared_out():
 
 
 def test_a_link_carries_a_shard_there_and_back_each_step():
-    made = planned("cluster=1ps2w")
+    made = planned("cluster=1ps2w", "strategy=sync", "strategy.wire=float32")
     shard = 4 * (784 * 128 + 128 + 16 + 16)
     assert made.link_nbytes() == {"worker:0 - ps:0": 2 * shard, "worker:1 - ps:0": 2 * shard}
 
@@ -285,6 +285,32 @@ def test_a_bfloat16_wire_halves_what_crosses_a_link():
     rest = 4 * (exact.shards[0].size - exact.shards[0].trainable_size)
     for link, nbytes in exact.link_nbytes().items():
         assert rounded.link_nbytes()[link] - 2 * rest == (nbytes - 2 * rest) / 2
+
+
+def test_on_one_machine_vectors_stay_in_memory_and_only_their_tags_travel():
+    made = planned("cluster=1ps2w")
+    assert made.wire == "memory"
+    assert made.link_nbytes() == {"worker:0 - ps:0": 16, "worker:1 - ps:0": 16}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        (["strategy=async"], "with async a vector is read while others write"),
+        (["strategy=backup", "strategy.quorum=1"], "with backup a vector"),
+        (["launch=docker"], "containers share no memory"),
+        (["plan.link_gbps=1"], "the tasks are on several machines"),
+        (
+            ["cluster.addresses={ps:['10.0.0.1:2222'],worker:['10.0.0.2:2222','10.0.0.3:2222']}"],
+            "the tasks are on several machines",
+        ),
+    ],
+)
+def test_where_tasks_cannot_share_memory_vectors_travel(overrides, why):
+    assert planned("cluster=1ps2w", *overrides).wire == "float32"
+    told = overrides if any(one.startswith("strategy=") for one in overrides) else [*overrides, "strategy=sync"]
+    with pytest.raises(ConfigError, match=f"memory is not possible: {why}"):
+        planned("cluster=1ps2w", *told, "strategy.wire=memory")
 
 
 def test_the_buckets_of_a_host_are_one_host_and_one_link():

@@ -184,8 +184,12 @@ def work_of(plan: Plan, workload: Workload) -> dict[str, dict[str, Work]]:
     for message, count in messages_of(plan, workload).items():
         for end in (message.sender, message.receiver):
             add(end, WIRE, Work(messages=count, nbytes=count * message.nbytes).times(0.5))
+    is_shared = plan.wire == "memory"
     for shard in plan.shards:
+        for worker in plan.workers if is_shared else ():  # gradients are read, and written where the host finds them
+            add(worker.name, WIRE, Work(update_nbytes=2 * shard.nbytes))
         vectors = _pushes(plan) + 2 + 2 * workload.slots  # parameters and slots are read, and written
+        vectors += 2 if is_shared else 0  # parameters once more, where the workers find them
         add(shard.host, UPDATE, Work(calls=_calls_of_a_host(plan), update_nbytes=vectors * shard.nbytes))
     return {task: dict(parts) for task, parts in done.items()}
 

@@ -50,7 +50,7 @@ KEYS = {
     "train.on_not_finite": "stop, skip or rollback, when a gradient is NaN or infinite",
     "strategy.quorum": "backup: replicas that an update waits for",
     "strategy.max_staleness": "async: steps; older gradients are dropped and counted",
-    "strategy.wire": "float32 or bfloat16: half the bytes between hosts and workers",
+    "strategy.wire": "memory: shared by tasks of one machine; float32 or bfloat16: messages",
     "placement.max_part_mib": "larger parameters are cut into parts, on several shards",
     "placement.buckets": "shards of each host, that travel side by side; for slow links",
     "evaluate.every": "steps; 0: once, at the end",

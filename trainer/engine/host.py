@@ -155,24 +155,29 @@ class ShardHost(ABC):
                 with tf.control_dependencies([new]):  # not while gradients are waited for: it is still of use then
                     kept = [self.shared.before.assign(flat, read_value=False)]  # by reference
             with tf.control_dependencies(kept):  # who finds the new vector finds the one before it too
-                assigned = self.assign_flat(new)
+                assigned = self.assign_flat(new, packed)
             assigned += [slot.assign(moved[name], read_value=False) for name, slot in self.shared.slots.items()]
         return step + 1, assigned
 
-    def assign_flat(self, new: tf.Tensor) -> list[tf.Operation]:
-        """Sets the vector, and before it what is sent of it: who finds the vector finds both."""
+    def assign_flat(self, new: tf.Tensor, packed: Sequence[tf.Tensor] = ()) -> list[tf.Operation]:
+        """Sets the vector, and before it what is sent of it: who finds the vector finds both.
+
+        Args:
+            packed: what it was computed on.
+        """
         assigned = []
         if self.shared.sent is not None:
             with tf.device(device_of(self.shard.host)):
-                assigned.append(self.shared.sent.assign(self._sent(new), read_value=False))
+                assigned.append(self.shared.sent.assign(self._sent(new, packed), read_value=False))
         with tf.control_dependencies(assigned):
             return [*assigned, self.shared.flat.assign(new, read_value=False)]
 
-    def _sent(self, new: tf.Tensor) -> tf.Tensor:
+    def _sent(self, new: tf.Tensor, packed: Sequence[tf.Tensor]) -> tf.Tensor:
         """The message of a new vector."""
         if self.memory is None:
             return self._send(new)
-        return packing.tags_of(self.memory.put([new], self.shard), self.shard)
+        with tf.control_dependencies([self.memory.put([new], self.shard, computed_on=packed)]):
+            return tf.identity(packing.tags_of(new, self.shard))
 
     def exchange(self, tags: tf.Tensor) -> Exchange | None:
         """Tells every other host the squared norms here and hears theirs; all hosts get the same [K] bits.

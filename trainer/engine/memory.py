@@ -10,8 +10,9 @@ of shared memory: who reads a place has been told by a message that it is writte
 enough. A host writes when every worker has pushed, and so has read; a worker writes when it has its token, and so its
 gradients were taken. Whoever replaces a worker that was ended computes the same gradients and writes the same bits.
 
-A tensor that lies in shared memory is not TensorFlow's own, so no operation takes it over for its result; and it is
-mapped for reading only.
+TensorFlow lets an operation write its result over an input that nobody else will read. So what was computed on vectors
+in shared memory is put with them as further inputs: until then they are still to be read. They are mapped for reading
+only, so that a mistake there would end the process, and could not change them.
 """
 
 from __future__ import annotations
@@ -42,25 +43,34 @@ class Memory:
         self._written, self._read = (_cut(memory, shards, workers) for memory in (written, read))
         self.instead: dict[int, np.ndarray] = {}  # by shard: what is read next, once, instead of its vector
 
-    def put(self, pieces: Sequence[tf.Tensor], shard: Shard, worker: int | None = None) -> tf.Tensor:
+    def put(
+        self,
+        pieces: Sequence[tf.Tensor],
+        shard: Shard,
+        worker: int | None = None,
+        *,
+        computed_on: Sequence[tf.Tensor] = (),
+    ) -> tf.Tensor:
         """Writes a vector into the place of a shard, or of a worker's gradients for it; on the task that runs it.
 
         Args:
             pieces: of the vector, [k] float32 each, in their order.
+            computed_on: all that lies in shared memory and that the pieces are computed on.
 
         Returns:
             [size] float32, where it lies.
         """
         place, there = self._written[shard.index, worker], self._read[shard.index, worker]
+        count = len(pieces)
 
-        def write(*pieces: np.ndarray) -> np.ndarray:
+        def write(*given: np.ndarray) -> np.ndarray:
             offset = 0
-            for piece in pieces:
+            for piece in given[:count]:
                 place[offset : offset + piece.size] = piece
                 offset += piece.size
             return there
 
-        return self._shaped(tf.numpy_function(write, pieces, tf.float32), shard)
+        return self._shaped(tf.numpy_function(write, [*pieces, *computed_on], tf.float32), shard)
 
     def get(self, told: tf.Tensor, shard: Shard, worker: int | None = None) -> tf.Tensor:
         """What lies in a place, [size] float32, without a copy.

@@ -23,7 +23,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -306,6 +306,7 @@ class ShardsEngine(SessionEngine):
         with tf.device(here):
             pulled = [tf.identity(message) for message in pulled]
             vectors = [self._receive(message, s) for message, s in zip(pulled, shards, strict=True)]
+            put = partial(self._put, computed_on=[vector.trainable for vector in vectors])
             tags = tf.stack([packing.tags_of(one, shard) for one, shard in zip(vectors, shards, strict=True)])
             # Not after the messages themselves: where they are fed, that would still wait for a token.
             with tf.control_dependencies([tags]):
@@ -322,22 +323,34 @@ class ShardsEngine(SessionEngine):
                 tags = tf.reduce_min(tags, 0, keepdims=True)
             if self._intake == "quorum":  # one host decides for all, so the oldest shard counts
                 headers = [packing.header(tags[0][0], tags[0][1])] * len(shards)
-            join = self._join_pieces(replicas[0]) if is_final(len(replicas), clip) else None
+            join = self._join_pieces(replicas[0], put) if is_final(len(replicas), clip) else None
             computed = [
                 compute(vectors, headers, shards, replica, one, self._stop, join)
                 for replica, one in zip(replicas, batches, strict=True)
             ]
             packed = mean_over_replicas(computed, headers, shards, clip=clip, as_wire=self._packs)
             if self._memory is not None and join is None:
-                packed = [self._memory.put([v], s, self._worker) for v, s in zip(packed, shards, strict=True)]
+                packed = [put([vector], [], shard) for vector, shard in zip(packed, shards, strict=True)]
             with tf.control_dependencies(packed):
                 computed_at = tf.timestamp()
             clock.end_at("compute", computed_at)
             metrics = self._metrics([packing.metrics_of(v, s) for v, s in zip(vectors, shards, strict=True)])
-        pushed = self._push(shared, packed, here, clock, step_of=tags[0][1])
+        pushed = self._push(shared, packed, here, clock, tags=tags[0])
         return _Graph(pulled, [tags, metrics, pulled_at, computed_at, [pushed, *clock.fetches]], packed)
 
-    def _join_pieces(self, replica: Replica) -> Join | None:
+    def _put(
+        self,
+        trainable: Sequence[tf.Tensor],
+        rest: Sequence[tf.Tensor],
+        shard: Shard,
+        *,
+        computed_on: Sequence[tf.Tensor],
+    ) -> tf.Tensor:
+        """Writes gradients into shared memory."""
+        assert self._memory is not None
+        return self._memory.put([*trainable, *rest], shard, self._worker, computed_on=computed_on)
+
+    def _join_pieces(self, replica: Replica, put: Join) -> Join | None:
         """How a replica whose gradients are what is pushed makes that of their pieces; none if only its vector can be.
 
         Straight into shared memory a replica can write on a CPU, and where XLA does not compile it.
@@ -346,8 +359,7 @@ class ShardsEngine(SessionEngine):
             return lambda trainable, rest, _: wire.join(trainable, rest, self._wire)
         if replica.jit or replica.device is None or "cpu" not in replica.device.lower():
             return None
-        memory = self._memory
-        return lambda trainable, rest, shard: memory.put([*trainable, *rest], shard, self._worker)
+        return put
 
     def _make_pull_next(self, shared: Sequence[Shared], here: str) -> _PullNext:
         """Between the Session.run that pulls and the one that computes: a place for one message of each shard."""
@@ -388,14 +400,18 @@ class ShardsEngine(SessionEngine):
         """What was pulled of a shard."""
         if self._memory is None:
             return wire.receive(message, shard, self._wire)
-        return packing.halves(self._memory.get(message, shard), shard)
+        trainable, rest = packing.halves(self._memory.get(message, shard), shard)
+        # What a step fetches it hands out when it has pushed, and then the next vector may lie there.
+        rest = tf.raw_ops.DeepCopy(x=rest)
+        with tf.control_dependencies([rest]):
+            return packing.Halves(tf.identity(trainable), rest)
 
-    def _send(self, vector: tf.Tensor, shard: Shard, here: str) -> tf.Tensor:
+    def _send(self, vector: tf.Tensor, tags: tf.Tensor, here: str) -> tf.Tensor:
         """The message of what is pushed to a shard."""
         if self._memory is None:
             return vector
-        with tf.device(here):
-            return packing.tags_of(vector, shard)
+        with tf.device(here), tf.control_dependencies([vector]):
+            return tf.identity(tags)
 
     def _make_first(self, s: Shared, shard: Shard) -> tf.Tensor:
         """Whether this worker's first token of a shard is there and was there for nobody before it."""
@@ -447,7 +463,7 @@ class ShardsEngine(SessionEngine):
         here: str,
         clock: GraphClock,
         *,
-        step_of: tf.Tensor,
+        tags: tf.Tensor,
     ) -> list[tf.Operation]:
         """Sends each host its vector; then, where they are taken as they come, tells that they are there."""
         arrived: list[tf.Tensor] = []
@@ -455,13 +471,13 @@ class ShardsEngine(SessionEngine):
         reached = None
         last: dict[str, tf.Operation] = {}  # by host
         for s, shard, vector in zip(shared, self._shards, packed, strict=True):
-            message = self._send(vector, shard, here)
+            message = self._send(vector, tags, here)
             if shard.host in last:  # one bucket after the other: side by side all would come late
                 with tf.device(here), tf.control_dependencies([last[shard.host]]):
                     message = tf.identity(message)
             if len(pushed) == 1:
                 with tf.control_dependencies(pushed):
-                    reached = failpoints.in_graph("push", step_of)
+                    reached = failpoints.in_graph("push", tags[1])
             with tf.control_dependencies([reached] if reached is not None else []), tf.device(device_of(shard.host)):
                 arrived.append(tf.identity(message))  # here, so that what is read of it below is not sent on its own
                 with tf.control_dependencies(clock.end("push", [arrived[-1]], on=shard.host)):

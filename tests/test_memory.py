@@ -1,0 +1,134 @@
+"""Vectors in memory that tasks share: where they lie, that no bit depends on it, and what a joining worker reads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from small_clusters import STEPS, Cluster, digest, plain, to_the_end, with_everything
+
+from trainer.config import OptimizerName
+from trainer.engine import packing
+from trainer.engine.memory import Memory
+from trainer.placement import Parameter, place
+from trainer.shared_memory import PAGE, make_file, nbytes, places
+
+PARAMETERS = [Parameter("a", (5, 700), True), Parameter("b", (40,), True), Parameter("mean", (3,), False)]
+SHARDS = place(PARAMETERS, ["ps:0", "ps:1"], pins={})
+
+
+@pytest.fixture
+def memory() -> Iterator[Memory]:
+    with make_file(SHARDS, 2) as path:
+        yield Memory(path, SHARDS, 2)
+
+
+def test_places_begin_at_pages_and_do_not_overlap():
+    ends = 0
+    for shard, _, offset in places(SHARDS, workers=2):
+        assert offset % PAGE == 0
+        assert offset >= ends
+        ends = offset + shard.nbytes
+    assert nbytes(SHARDS, workers=2) == ends
+    assert len(list(places(SHARDS, workers=2))) == 6
+
+
+def test_the_file_is_gone_with_who_made_it():
+    with make_file(SHARDS, 2) as path:
+        assert os.stat(path).st_size == nbytes(SHARDS, 2)
+    assert not os.path.exists(path)
+
+
+def run(*fetches: tf.Tensor, graph: tf.Graph) -> list[np.ndarray]:
+    with tf.compat.v1.Session(graph=graph) as session:
+        return [session.run(fetch) for fetch in fetches]
+
+
+def test_pieces_are_read_as_one_vector_where_they_were_put(memory):
+    vectors = {(s, w): np.full(SHARDS[s].size, 10 * s + w, np.float32) for s in (0, 1) for w in (0, 1)}
+    with tf.Graph().as_default() as graph:
+        put = [memory.put([v[:3], v[3:]], SHARDS[s], w) for (s, w), v in vectors.items()]
+        got = [memory.get(tf.constant([1, 2]), SHARDS[s], w) for s, w in vectors]
+    wrote = run(*put, *got, graph=graph)
+    for found, expected in zip(wrote, [*vectors.values()] * 2, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_no_operation_writes_over_what_a_vector_is_computed_on(memory):
+    """The product would reuse the memory of the slice, and end this process, if nobody else were still to read that."""
+    shard = SHARDS[0]
+    with tf.Graph().as_default() as graph:
+        twos = tf.compat.v1.placeholder_with_default(np.full(shard.size, 2, np.float32), [shard.size])
+        ones = memory.put([tf.ones([shard.size])], shard)
+        vector = memory.get(tf.constant([1, 2]), shard)
+        product = tf.slice(vector, [0], [shard.trainable_size]) * twos[: shard.trainable_size]
+        rest = tf.zeros([shard.size - shard.trainable_size])
+        put = memory.put([product, rest], shard, 1, computed_on=[vector])
+        again = memory.get(tf.constant([1, 2]), shard)
+    _, computed, there = run(ones, put, again, graph=graph)
+    assert (there == 1).all()
+    assert (computed[: shard.trainable_size] == 2).all()
+
+
+def test_a_vector_instead_is_read_once(memory):
+    other = np.full(SHARDS[0].size, 5, np.float32)
+    with tf.Graph().as_default() as graph:
+        got = memory.get(tf.constant([1, 2]), SHARDS[0])
+    memory.instead = {0: other}
+    first, second = run(got, got, graph=graph)
+    np.testing.assert_array_equal(first, other)
+    assert not second.any()
+
+
+def trained(ps: int, wire: str, build=with_everything, **options) -> tuple[list[float], str]:
+    losses, last = Cluster(build, ps=ps, workers=2, wire=wire, **options).train([to_the_end] * 2)[0]
+    assert len(losses) >= STEPS - 1
+    return losses, digest(last)
+
+
+@pytest.mark.parametrize("ps", [0, 1, 2])
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+def test_no_bit_depends_on_whether_vectors_travel(ps, clip_norm):
+    assert trained(ps, "memory", clip_norm=clip_norm) == trained(ps, "float32", clip_norm=clip_norm)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"jit": True, "build": plain},
+        {"devices": ("/cpu:0", "/cpu:1")},
+        {"parameters_on": "/cpu:1"},
+        {"buckets": 2},
+        {"optimizer": OptimizerName.sgd},
+    ],
+    ids=["compiled replicas", "two replicas a worker", "parameters on another device", "buckets", "sgd"],
+)
+def test_nor_with_other_ways_to_compute(options):
+    assert trained(1, "memory", **options) == trained(1, "float32", **options)
+
+
+def test_gradients_can_be_fetched(memory):
+    cluster = Cluster(plain, ps=1, workers=1, wire="memory")
+    other = Cluster(plain, ps=1, workers=1)
+
+    def fetch(engine):
+        engine.start()
+        gradients = engine.step(fetch_gradients=True).gradients
+        for _ in range(STEPS - 1):
+            engine.step()
+        engine.peek()
+        engine.leave()
+        return gradients
+
+    (found,), (expected,) = cluster.train([fetch]), other.train([fetch])
+    assert found.keys() == expected.keys()
+    for path, gradient in found.items():
+        np.testing.assert_array_equal(gradient, expected[path])
+
+
+def test_tags_of_a_vector_that_was_fetched():
+    flat = packing.to_flat(SHARDS[0], {p.path: np.zeros(p.shape, np.float32) for p in PARAMETERS}, generation=3, step=9)
+    assert packing.tags_in(flat, SHARDS[0]).tolist() == [3, 9]
