@@ -45,6 +45,7 @@ WORKLOADS = {
     "cnn": (["model=cnn", "data=mnist_10k"], 32),  # operations
 }
 SIZES = ["local", "1ps1w", "1ps2w", "1ps4w", "1ps8w", "1ps16w", "2ps4w", "4ps4w", "2w", "4w"]
+MESSAGES = ["strategy=sync", "strategy.wire=float32"]  # vectors travel, on one machine too: what a byte sent costs
 QUICK_SIZES = ["local", "1ps1w", "1ps2w", "1ps4w", "2ps2w", "2w"]
 
 
@@ -89,10 +90,11 @@ def measure_all(sizes: Sequence[str], secs: float) -> Iterable[dict[str, Any]]:
 def measure(workload: str, size: str, secs: float) -> dict[str, Any]:
     """One run: seconds of one step, of CPU and by the clock, and what the plan says that it consists of."""
     options, examples = WORKLOADS[workload]
-    made, asked = planned([*options, f"cluster={size}"], examples)
+    options = [*options, *_of_size(size)]
+    made, asked = planned(options, examples)
     work = forecast.total(forecast.work_of(made, asked))
     batch = f"train.batch_size={made.global_batch}"
-    with steady_run([*options, f"cluster={size}", batch]) as run:
+    with steady_run([*options, batch]) as run:
         run.wait_for_step(WARM_STEPS)
         sent = sent_nbytes()
         window = run.measure(secs)
@@ -113,6 +115,10 @@ def measure(workload: str, size: str, secs: float) -> dict[str, Any]:
         "sent_nbytes": sent / window.steps,
         "work": work._asdict(),
     }
+
+
+def _of_size(size: str) -> list[str]:
+    return [f"cluster={size}", *(MESSAGES if size != "local" else [])]
 
 
 def planned(overrides: Sequence[str], examples: int) -> tuple[plan.Plan, forecast.Workload]:
@@ -144,7 +150,7 @@ def step_errors(rows: Sequence[Mapping[str, Any]], fitted: Fit) -> list[float]:
     errors = []
     for row in rows:
         options, examples = WORKLOADS[row["workload"]]
-        made, asked = planned([*options, f"cluster={row['size']}"], examples)
+        made, asked = planned([*options, *_of_size(row["size"])], examples)
         parts = forecast.parts_of(made, asked, rates=fitted.rates, turn_secs=fitted.turn_secs)
         errors.append(parts.total / row["secs"] - 1)
     return errors

@@ -89,12 +89,14 @@ def trained(ps: int, wire: str, build=with_everything, **options) -> tuple[list[
     return losses, digest(last)
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("ps", [0, 1, 2])
 @pytest.mark.parametrize("clip_norm", [None, 0.5])
 def test_no_bit_depends_on_whether_vectors_travel(ps, clip_norm):
     assert trained(ps, "memory", clip_norm=clip_norm) == trained(ps, "float32", clip_norm=clip_norm)
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize(
     "options",
     [
@@ -110,6 +112,7 @@ def test_nor_with_other_ways_to_compute(options):
     assert trained(1, "memory", **options) == trained(1, "float32", **options)
 
 
+@pytest.mark.cluster
 def test_gradients_can_be_fetched(memory):
     cluster = Cluster(plain, ps=1, workers=1, wire="memory")
     other = Cluster(plain, ps=1, workers=1)
