@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -122,6 +123,14 @@ def test_batch_steps_and_traffic_are_told(capsys):
         "batch: 64 global, 32 per replica x 2 replicas",
         "steps: 300, 2.40 epochs of 8,000 examples",
         "traffic: 6.2 KiB a step over 2 links; 3.1 KiB a link to ps:0",
+    ]
+
+
+def test_what_lies_in_shared_memory_is_told(capsys):
+    shown = dataclasses.replace(SMALL, wire="memory")
+    assert printed(capsys, shown).splitlines()[-2:] == [
+        "traffic: 32 B a step over 2 links; 16 B a link to ps:0",
+        "    vectors do not travel: 9.6 KiB of memory that all tasks share",
     ]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from trainer import replica
 from trainer.bad_numbers import order_seed
-from trainer.config import RunConfig
+from trainer.config import ConfigError, Problem, RunConfig
 from trainer.data import DataSet
 from trainer.data.pipeline import training_batches, training_iterator
 from trainer.engine.all_reduce import AllReduceEngine
@@ -26,8 +26,18 @@ ENDLESS = 2**62  # steps; a worker that waits for nobody cannot know how many it
 
 
 def open_memory(plan: Plan) -> Memory | None:
-    """Where vectors lie, if they do not travel."""
-    return None if plan.memory is None else Memory(plan.memory, plan.shards, len(plan.workers))
+    """Where vectors lie, if they do not travel.
+
+    Raises:
+        ConfigError: if this task may not read the memory of the launcher.
+    """
+    if plan.memory is None:
+        return None
+    try:
+        return Memory(plan.memory, plan.shards, len(plan.workers))
+    except OSError as error:
+        remedy = "type strategy=sync strategy.wire=float32"
+        raise ConfigError([Problem("strategy.wire", f"{plan.memory}: {error.strerror}", remedy)]) from error
 
 
 def make_host(config: RunConfig, plan: Plan, shard: Shard, memory: Memory | None = None) -> ShardHost:

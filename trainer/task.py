@@ -28,6 +28,7 @@ from trainer.checkpoint import Checkpoint
 from trainer.chief import Chief, first_snapshot, missed_at
 from trainer.config import RunConfig
 from trainer.engine.host import ShardHost
+from trainer.engine.memory import Memory
 from trainer.engine.pulled import Pulled
 from trainer.environment import LAUNCHER, LINKS, TELLS
 from trainer.evaluation import Evaluator
@@ -115,7 +116,7 @@ class _Player:
         writes = directory.plan.exists() and os.access(directory.path, os.W_OK)
         self._journal = Journal(directory.journal / f"{task.job}-{task.index}.jsonl" if writes else None)
         self._recorder = Recorder(directory, task, plan.task("worker", 0)) if config.profile else None
-        self._memory = open_memory(plan)
+        self._memory: Memory | None = None
         self._holds_state = False
         self._rollbacks = bad_numbers.count_rollbacks(directory.rollbacks)
         self._needs_hosts = True  # until this task has all that it wants of them
@@ -148,6 +149,7 @@ class _Player:
             scoring.play(self._config, self._plan, self._directory, self._task, self._status, self._stop)
             return exit_codes.TERMINATED if self._stop.requested else exit_codes.OK
         self._make_devices()
+        self._memory = open_memory(self._plan)
         self._status.is_listening = True
         if self._plan.has_shard_hosts and not self._task.is_chief and not self._status.launch:
             self._roll_call(["worker:0"], until="is_listening")  # no launcher would miss it
