@@ -300,6 +300,7 @@ def test_on_one_machine_vectors_stay_in_memory_and_only_their_tags_travel():
         (["strategy=backup", "strategy.quorum=1"], "with backup a vector"),
         (["launch=docker"], "containers share no memory"),
         (["plan.link_gbps=1"], "the tasks are on several machines"),
+        (["device.log_placement=true"], "device.log_placement follows vectors that travel"),
         (
             ["cluster.addresses={ps:['10.0.0.1:2222'],worker:['10.0.0.2:2222','10.0.0.3:2222']}"],
             "the tasks are on several machines",

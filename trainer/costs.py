@@ -38,14 +38,14 @@ def secs(work: Work, rates: Work | None = None) -> float:
 
 
 RATES = Work(
-    calls=0.000858,
-    messages=0.00114,
-    nbytes=1.01e-09,
-    update_nbytes=3.03e-10,
-    flops=2.27e-11,
-    layers=1.87e-05,
+    calls=0.000893,
+    messages=0.000863,
+    nbytes=1.31e-09,
+    update_nbytes=2.15e-10,
+    flops=2.21e-11,
+    layers=4.4e-05,
 )
-TURN_SECS = 0.00075  # of a step in which all tasks wait: for each other's threads to wake up
+TURN_SECS = 0.0  # of a step in which all tasks wait: for each other's threads to wake up
 FITTED_ON = "Intel(R) Xeon(R) Processor, 2 cores; TensorFlow 2.21.0; 2026-11-22"
-ERROR = 0.33  # the largest relative error of the formula's CPU on the steps it was fitted to
-STEP_ERROR = 0.58  # and that of forecast.py's steps, by the clock
+ERROR = 0.15  # the largest relative error of the formula's CPU on the steps it was fitted to
+STEP_ERROR = 0.43  # and that of forecast.py's steps, by the clock

@@ -309,6 +309,8 @@ def _why_not_memory(config: RunConfig) -> str:
         return f"with {strategy} a vector is read while others write"
     if config.launch is Launch.docker or config.mode is Mode.render:
         return "containers share no memory"
+    if config.device.log_placement:
+        return "device.log_placement follows vectors that travel"
     machines = {addresses.host_of(one) for told in config.cluster.addresses.values() for one in told}
     if config.job is not None or config.cluster.hosts or len(machines) > 1 or config.plan.link_gbps is not None:
         return "the tasks are on several machines"
