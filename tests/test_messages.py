@@ -327,10 +327,10 @@ def test_a_message_more_is_noticed(monkeypatch: pytest.MonkeyPatch):
     """The tests above see what they are there to see: here every step also sends a number to its shard's host."""
     original = ShardsEngine._push
 
-    def push(*arguments: Any, step_of: Any) -> Any:
+    def push(*arguments: Any, tags: Any) -> Any:
         with tf.device("/job:ps/task:0/cpu:0"):
-            more = tf.print(step_of)
-        return [*original(*arguments, step_of=step_of), more]
+            more = tf.print(tags)
+        return [*original(*arguments, tags=tags), more]
 
     monkeypatch.setattr(ShardsEngine, "_push", push)
     steps = train.__wrapped__("1ps2w")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 
@@ -312,6 +313,17 @@ def test_where_tasks_cannot_share_memory_vectors_travel(overrides, why):
     told = overrides if any(one.startswith("strategy=") for one in overrides) else [*overrides, "strategy=sync"]
     with pytest.raises(ConfigError, match=f"memory is not possible: {why}"):
         planned("cluster=1ps2w", *told, "strategy.wire=memory")
+
+
+def test_where_files_are_limited_in_size_vectors_travel():
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**40, hard))
+    try:
+        assert planned("cluster=1ps2w").wire == "float32"
+        with pytest.raises(ConfigError, match=r"their size is limited here \(ulimit -f\)"):
+            planned("cluster=1ps2w", "strategy=sync", "strategy.wire=memory")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_the_buckets_of_a_host_are_one_host_and_one_link():

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import difflib
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Any
 
-from trainer import addresses, capacity, versions
+from trainer import addresses, capacity, shared_memory, versions
 from trainer.cluster import SIZE, ClusterSize, parse_size
 from trainer.config import (
     ConfigError,
@@ -314,7 +313,7 @@ def _why_not_memory(config: RunConfig) -> str:
     machines = {addresses.host_of(one) for told in config.cluster.addresses.values() for one in told}
     if config.job is not None or config.cluster.hosts or len(machines) > 1 or config.plan.link_gbps is not None:
         return "the tasks are on several machines"
-    return "" if sys.platform == "linux" else "only Linux has such memory"
+    return shared_memory.why_not()
 
 
 def strategy_of(config: RunConfig) -> str:

@@ -7,12 +7,23 @@ however that ends.
 from __future__ import annotations
 
 import os
+import resource
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from trainer.placement import Shard
 
 PAGE = 4096  # bytes; places begin at a multiple of it
+
+
+def why_not() -> str:
+    """Why this process cannot make such a file; empty if it can."""
+    if sys.platform != "linux":
+        return "only Linux has such memory"
+    if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
+        return "a file in memory is a file, and their size is limited here (ulimit -f)"
+    return ""
 
 
 @contextmanager
