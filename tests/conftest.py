@@ -38,6 +38,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
+@pytest.fixture(autouse=True)
+def _end_clusters() -> Iterator[None]:
+    yield
+    if small_clusters := sys.modules.get("small_clusters"):  # it imports TensorFlow, which not every test needs
+        small_clusters.end_trained()
+
+
 def _has_engine() -> bool:
     try:
         return all(

@@ -1,4 +1,8 @@
-"""Small clusters for tests: every task on a real TensorFlow server, as threads of this process."""
+"""Small clusters for tests: every task on a real TensorFlow server, as threads of this process.
+
+TensorFlow cannot stop a server, and each keeps some 40 MiB and 25 threads. So servers of a cluster that has trained to
+its end are emptied after the test, and serve the next cluster of that size.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,8 @@ import contextlib
 import functools
 import hashlib
 import threading
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -19,7 +24,7 @@ from trainer.data.arrays import from_arrays
 from trainer.data.pipeline import training_batches
 from trainer.engine.arrivals import EachHost, QuorumHost
 from trainer.engine.compute import Replica
-from trainer.engine.host import ShardHost
+from trainer.engine.host import OnUpdate, ShardHost
 from trainer.engine.local import LocalEngine
 from trainer.engine.lockstep import LockstepHost
 from trainer.engine.memory import Memory
@@ -34,6 +39,10 @@ from trainer.shared_memory import make_file
 
 SEED, BATCH, STEPS = 7, 24, 8
 LOSS = "sparse_categorical_crossentropy"
+
+Servers = tuple[tuple[Task, ...], dict[str, Any]]  # tasks, and the server of each by its name
+_idle: defaultdict[tuple[int, int, tuple[str, ...]], list[Servers]] = defaultdict(list)  # by ps, workers, devices
+_trained: list[Cluster] = []
 
 
 def with_everything() -> keras.Model:
@@ -93,19 +102,15 @@ class Cluster:
         self.shards = place(self.parameters, hosts, pins={}, max_part_mib=max_part_mib, buckets=buckets)
         self.intake, self.devices, self.parameters_on, self.options = intake, devices, parameters_on, options
         self.wire = wire
-        with HeldPorts(ps + workers) as held:
-            ports = iter(held.ports)
-        self.tasks = tuple(
-            Task(job, i, f"127.0.0.1:{next(ports)}", "", (), None, 1, 2, cpus=4, replicas=tuple(devices))
-            for job, count in (("ps", ps), ("worker", workers))
-            for i in range(count)
-        )
+        self._size = (ps, workers, tuple(devices))
+        idle = _idle[self._size]
+        self.tasks, self.servers = idle.pop() if idle else _start_servers(*self._size)
+        self._serving: list[threading.Thread] = []
+        self._has_ended = False
         self.workers, self.memory = workers, None
         self._open = contextlib.ExitStack()  # as long as the cluster is
         if wire == "memory":
             self.memory = Memory(self._open.enter_context(make_file(self.shards, workers)), self.shards, workers)
-        plan = Plan("test", "sync", STEPS, BATCH, self.tasks, self.shards, 96, ())
-        self.servers = {task.name: start_server(plan, task) for task in self.tasks}
         self.engines = [self._engine(index) for index in range(workers)]
         make: dict[str, Callable[..., ShardHost]] = {
             "all": LockstepHost,
@@ -115,10 +120,11 @@ class Cluster:
         common = {"shards": self.shards, "workers": workers, "optimizer": self.optimizer, "parameters": parameters_on}
         common |= {"as_wire": wire} | ({"memory": self.memory} if self.memory else {})
         self.hosts = [make[intake](index=i, **common) for i in range(len(self.shards))]
+        self._connected: list[ShardHost | ShardsEngine] = []
         for host, shard in zip(self.hosts, self.shards, strict=True):
-            host.connect(self.servers[shard.host].target, self._config(shard.host))
+            self._connect(host, shard.host)
         for index, engine in enumerate(self.engines):
-            engine.connect(self.servers[f"worker:{index}"].target, self._config(f"worker:{index}"))
+            self._connect(engine, f"worker:{index}")
 
     def first(self) -> Snapshot:
         return first_snapshot(self.model)
@@ -130,7 +136,7 @@ class Cluster:
         def work(index: int) -> None:
             results[index] = replicas[index](self.engines[index])
 
-        threads = [threading.Thread(target=serve, args=(host,), daemon=True) for host in self.hosts]
+        threads = [threading.Thread(target=self.serve, args=(host,), daemon=True) for host in self.hosts]
         threads += [threading.Thread(target=work, args=(index,), daemon=True) for index in range(len(replicas))]
         for thread in threads:
             thread.start()
@@ -138,7 +144,46 @@ class Cluster:
         for thread in threads:
             thread.join(60)
             assert not thread.is_alive()
+        _trained.append(self)
         return results
+
+    def successor(self, worker: int) -> ShardsEngine:
+        """The engine of a worker that was started again."""
+        self._connect(engine := self._engine(worker), f"worker:{worker}")
+        return engine
+
+    def serve(self, host: ShardHost, on_update: OnUpdate = lambda step, waited: None) -> None:
+        """Serves beside this thread, because a host whose workers do not wait for each other serves for ever."""
+
+        def until_its_end() -> None:
+            with self._may_be_ended():
+                host.serve(STEPS, on_update)
+
+        with self._may_be_ended():
+            host.load()
+            self._serving.append(threading.Thread(target=until_its_end, daemon=True))
+            self._serving[-1].start()
+            host.wait_for_goodbyes()
+
+    @contextlib.contextmanager
+    def _may_be_ended(self) -> Iterator[None]:
+        try:
+            yield
+        except tf.errors.CancelledError:
+            if not self._has_ended:
+                raise
+
+    def end(self) -> None:
+        """Closes all its sessions and empties its servers for others."""
+        self._has_ended = True
+        for one in self._connected:
+            one.session.close()
+        for thread in self._serving:
+            thread.join(10)
+            assert not thread.is_alive()
+        for server in self.servers.values():
+            tf.compat.v1.Session.reset(server.target)
+        _idle[self._size].append((self.tasks, self.servers))
 
     def _engine(self, index: int) -> ShardsEngine:
         task, each = f"worker:{index}", len(self.devices)
@@ -166,10 +211,32 @@ class Cluster:
             memory=self.memory,
         )
 
+    def _connect(self, one: ShardHost | ShardsEngine, name: str) -> None:
+        one.connect(self.servers[name].target, self._config(name))
+        self._connected.append(one)
+
     def _config(self, name: str) -> Any:
         task = next(task for task in self.tasks if task.name == name)
         peers = [shard.host for shard in self.shards]
         return session_config(task, peers=peers, fuses=not self.options.get("jit", False))
+
+
+def _start_servers(ps: int, workers: int, devices: tuple[str, ...]) -> Servers:
+    with HeldPorts(ps + workers) as held:
+        ports = iter(held.ports)
+    tasks = tuple(
+        Task(job, i, f"127.0.0.1:{next(ports)}", "", (), None, 1, 2, cpus=4, replicas=devices)
+        for job, count in (("ps", ps), ("worker", workers))
+        for i in range(count)
+    )
+    plan = Plan("test", "sync", STEPS, BATCH, tasks, (), 96, ())
+    return tasks, {task.name: start_server(plan, task) for task in tasks}
+
+
+def end_trained() -> None:
+    """Ends the clusters that have trained to their end."""
+    while _trained:
+        _trained.pop().end()
 
 
 def first_snapshot(model: keras.Model) -> Snapshot:
@@ -213,13 +280,6 @@ def make_local(
     engine.connect("", tf.compat.v1.ConfigProto(device_count={"CPU": count}))
     engine.load(first_snapshot(model), generation=1)
     return engine
-
-
-def serve(host: ShardHost) -> None:
-    """Serves beside this thread, because a host whose workers do not wait for each other serves for ever."""
-    host.load()
-    threading.Thread(target=host.serve, args=(STEPS, lambda step, waited: None), daemon=True).start()
-    host.wait_for_goodbyes()
 
 
 def to_the_end(engine: ShardsEngine) -> tuple[list[float], Snapshot]:

@@ -113,8 +113,7 @@ def test_a_successor_leaves_the_same_bits_between_whichever_pushes_a_worker_was_
         last = engine._step[4][0][pushes - 1] if pushes else engine._step[2]
         engine.session.run(last, {engine._stop: 0.0})
         engine.session.close()
-        successor = cluster._engine(worker)
-        successor.connect(cluster.servers[f"worker:{worker}"].target, cluster._config(f"worker:{worker}"))
+        successor = cluster.successor(worker)
         return to_the_end(successor)
 
     players: list[Any] = [to_the_end, to_the_end]

@@ -20,7 +20,6 @@ from small_clusters import (
     digits,
     make_local,
     plain,
-    serve,
     to_the_end,
     with_everything,
 )
@@ -258,7 +257,7 @@ def test_a_batch_of_another_step_is_an_error():
             engine.step()
         return str(error.value)
 
-    threading.Thread(target=serve, args=cluster.hosts, daemon=True).start()
+    threading.Thread(target=cluster.serve, args=cluster.hosts, daemon=True).start()
     cluster.hosts = []  # it waits for a goodbye that does not come
     assert "the batch is of another step" in cluster.train([shifted])[0]
 

@@ -11,14 +11,12 @@ import dataclasses
 import functools
 import itertools
 import re
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import small_clusters
 import tensorflow as tf
 from small_clusters import BATCH, STEPS, Cluster, digits, make_local, plain, with_everything
 
@@ -151,9 +149,7 @@ def train(size: str, build: Callable[[], Any] = plain, *, intake: str = "all", *
                 updates.append(calls[marks[-1] :])
             marks.append(len(calls))
 
-        host.load()
-        threading.Thread(target=host.serve, args=(STEPS, on_update), daemon=True).start()
-        host.wait_for_goodbyes()
+        Cluster.serve(cluster, host, on_update)
 
     def work(engine: ShardsEngine) -> None:
         step, steps = engine.start(), of_workers[cluster.engines.index(engine)]
@@ -167,7 +163,7 @@ def train(size: str, build: Callable[[], Any] = plain, *, intake: str = "all", *
             del steps[0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(small_clusters, "serve", serve)
+        patch.setattr(cluster, "serve", serve)
         cluster.train([work] * workers)
     return Steps(plan, of_workers, of_hosts)
 

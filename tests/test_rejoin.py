@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_clusters import STEPS, Cluster, digest, plain, serve, to_the_end, with_everything
+from small_clusters import STEPS, Cluster, digest, plain, to_the_end, with_everything
 
 from trainer.engine.shards import ShardsEngine
 from trainer.engine.snapshot import Snapshot
@@ -36,8 +36,7 @@ def ended(cluster: Cluster, worker: int, last: Callable[[ShardsEngine], Any], re
         for _ in range(ENDED_AT):
             engine.step()
         engine.session.run(last(engine), {engine._stop: 0.0})
-        successor = cluster._engine(worker)
-        successor.connect(cluster.servers[f"worker:{worker}"].target, cluster._config(f"worker:{worker}"))
+        successor = cluster.successor(worker)
         results["generation"] = successor.held()
         ended = to_the_end(successor)
         results["missed"] = successor.missed
@@ -89,7 +88,7 @@ def test_where_nobody_waits_a_successor_gets_one_token_and_the_others_go_on(inta
 def test_a_state_that_some_shards_have_and_others_lack_is_an_error():
     cluster = Cluster(plain, ps=2, workers=1)
     engine = cluster.engines[0]
-    threading.Thread(target=serve, args=(cluster.hosts[0],), daemon=True).start()
+    threading.Thread(target=cluster.serve, args=(cluster.hosts[0],), daemon=True).start()
     engine.session.run(engine._load[0], dict(zip(engine._feeds[0], _first_values(cluster), strict=True)))
     while engine._read_state()[0][0] == 0:
         pass
