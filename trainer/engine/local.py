@@ -104,13 +104,15 @@ class LocalEngine(SessionEngine):
         self, optimizer: OptimizerConfig, replicas: Sequence[Replica], parameters: str
     ) -> tuple[list[Any], tf.Tensor]:
         """Returns ([tags, metrics, time of the batches, time when computed, [no pushes, *stamps]], mean gradient)."""
-        shard, flat = self._shard, self._flat.read_value()
-        slots = {name: slot.read_value() for name, slot in self._slots.items()}
-        tags, header = packing.tags_of(flat, shard), packing.header_of(flat, shard)
-        generation, step = tf.unstack(tf.cast(tags, tf.int64))
+        shard = self._shard
         with tf.control_dependencies([batches.features for batches in self._batches]):
             began_at = tf.timestamp()
         self._clock.end_at("input", began_at)
+        with tf.control_dependencies([began_at]):  # not before: what a step waits for its batch shall be nothing else
+            flat = self._flat.read_value()
+        slots = {name: slot.read_value() for name, slot in self._slots.items()}
+        tags, header = packing.tags_of(flat, shard), packing.header_of(flat, shard)
+        generation, step = tf.unstack(tf.cast(tags, tf.int64))
         packed = [
             compute([packing.halves(flat, shard)], [header], [shard], replica, in_step(batches, step), self._stop)[0]
             for replica, batches in zip(replicas, self._batches, strict=True)
