@@ -69,8 +69,8 @@ def test_the_work_of_a_step_is_known_task_by_task():
 
 def test_in_shared_memory_a_vector_is_copied_once_by_who_writes_it():
     travels, stays = (forecast.work_of(planned("cluster=1ps2w", *more), WORKLOAD) for more in (MESSAGES, ()))
-    assert stays["worker:0"]["wire"] == Work(messages=1, nbytes=8, update_nbytes=2 * VECTOR)
-    assert stays["ps:0"]["wire"] == Work(messages=2, nbytes=16)
+    assert stays["worker:0"]["wire"] == Work(messages=1, nbytes=12, update_nbytes=2 * VECTOR)
+    assert stays["ps:0"]["wire"] == Work(messages=2, nbytes=24)
     copied = Work(update_nbytes=2 * VECTOR)
     assert stays["ps:0"]["update"] == travels["ps:0"]["update"].plus(copied)
 

@@ -13,6 +13,7 @@ from small_clusters import STEPS, Cluster, digest, plain, to_the_end, with_every
 from trainer.config import OptimizerName
 from trainer.engine import packing
 from trainer.engine.memory import Memory
+from trainer.engine.shards import ShardsEngine
 from trainer.placement import Parameter, place
 from trainer.shared_memory import PAGE, make_file, nbytes, places
 
@@ -22,23 +23,23 @@ SHARDS = place(PARAMETERS, ["ps:0", "ps:1"], pins={})
 
 @pytest.fixture
 def memory() -> Iterator[Memory]:
-    with make_file(SHARDS, 2) as path:
-        yield Memory(path, SHARDS, 2)
+    with make_file(SHARDS, 1, 2) as path:
+        yield Memory(path, SHARDS, 1, 2)
 
 
 def test_places_begin_at_pages_and_do_not_overlap():
     ends = 0
-    for shard, _, offset in places(SHARDS, workers=2):
+    for shard, _, offset in places(SHARDS, vectors=1, workers=2):
         assert offset % PAGE == 0
         assert offset >= ends
         ends = offset + shard.nbytes
-    assert nbytes(SHARDS, workers=2) == ends
-    assert len(list(places(SHARDS, workers=2))) == 6
+    assert nbytes(SHARDS, vectors=1, workers=2) == ends
+    assert len(list(places(SHARDS, vectors=1, workers=2))) == 6
 
 
 def test_the_file_is_gone_with_who_made_it():
-    with make_file(SHARDS, 2) as path:
-        assert os.stat(path).st_size == nbytes(SHARDS, 2)
+    with make_file(SHARDS, 3, 2) as path:
+        assert os.stat(path).st_size == nbytes(SHARDS, 3, 2)
     assert not os.path.exists(path)
 
 
@@ -50,8 +51,8 @@ def run(*fetches: tf.Tensor, graph: tf.Graph) -> list[np.ndarray]:
 def test_pieces_are_read_as_one_vector_where_they_were_put(memory):
     vectors = {(s, w): np.full(SHARDS[s].size, 10 * s + w, np.float32) for s in (0, 1) for w in (0, 1)}
     with tf.Graph().as_default() as graph:
-        put = [memory.put([v[:3], v[3:]], SHARDS[s], w) for (s, w), v in vectors.items()]
-        got = [memory.get(tf.constant([1, 2]), SHARDS[s], w) for s, w in vectors]
+        put = [memory.put([v[:3], v[3:]], SHARDS[s], memory.place_of(w)) for (s, w), v in vectors.items()]
+        got = [memory.get_gradients(tf.constant([1, 2, 0]), SHARDS[s], w) for s, w in vectors]
     wrote = run(*put, *got, graph=graph)
     for found, expected in zip(wrote, [*vectors.values()] * 2, strict=True):
         np.testing.assert_array_equal(found, expected)
@@ -62,12 +63,12 @@ def test_no_operation_writes_over_what_a_vector_is_computed_on(memory):
     shard = SHARDS[0]
     with tf.Graph().as_default() as graph:
         twos = tf.compat.v1.placeholder_with_default(np.full(shard.size, 2, np.float32), [shard.size])
-        ones = memory.put([tf.ones([shard.size])], shard)
-        vector = memory.get(tf.constant([1, 2]), shard)
+        ones = memory.put([tf.ones([shard.size])], shard, 0)
+        vector = memory.get_vector(tf.constant([1, 2, 0]), shard)
         product = tf.slice(vector, [0], [shard.trainable_size]) * twos[: shard.trainable_size]
         rest = tf.zeros([shard.size - shard.trainable_size])
         put = memory.put([product, rest], shard, 1, computed_on=[vector])
-        again = memory.get(tf.constant([1, 2]), shard)
+        again = memory.get_vector(tf.constant([1, 2, 0]), shard)
     _, computed, there = run(ones, put, again, graph=graph)
     assert (there == 1).all()
     assert (computed[: shard.trainable_size] == 2).all()
@@ -76,7 +77,7 @@ def test_no_operation_writes_over_what_a_vector_is_computed_on(memory):
 def test_a_vector_instead_is_read_once(memory):
     other = np.full(SHARDS[0].size, 5, np.float32)
     with tf.Graph().as_default() as graph:
-        got = memory.get(tf.constant([1, 2]), SHARDS[0])
+        got = memory.get_vector(tf.constant([1, 2, 0]), SHARDS[0])
     memory.instead = {0: other}
     first, second = run(got, got, graph=graph)
     np.testing.assert_array_equal(first, other)
@@ -110,6 +111,39 @@ def test_no_bit_depends_on_whether_vectors_travel(ps, clip_norm):
 )
 def test_nor_with_other_ways_to_compute(options):
     assert trained(1, "memory", **options) == trained(1, "float32", **options)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("ps", [0, 1])
+@pytest.mark.parametrize("intake", ["each", "quorum"])
+def test_alone_a_worker_trains_the_same_where_nobody_would_wait(ps, intake):
+    def train(wire: str) -> tuple[list[float], str]:
+        cluster = Cluster(with_everything, ps=ps, workers=1, intake=intake, quorum=1, wire=wire)
+        losses, last = cluster.train([to_the_end])[0]
+        return losses, digest(last)
+
+    assert train("memory") == train("float32")
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("intake", ["each", "quorum"])
+def test_what_a_worker_was_told_of_stays_while_others_go_on(intake):
+    cluster = Cluster(plain, ps=1, workers=3, intake=intake, quorum=2, wire="memory")
+
+    def slow(engine: ShardsEngine) -> tuple[np.ndarray, np.ndarray]:
+        engine.start()
+        (message,) = engine.session.run(engine._vectors)  # takes the token
+        vector = cluster.memory._read[0][message[2]]
+        before = vector.copy()
+        assert packing.tags_in(before, cluster.shards[0]).tolist() == message[:2].tolist()
+        while engine._read_state()[0][1] < STEPS:
+            pass
+        after = vector.copy()
+        engine.leave()
+        return before, after
+
+    _, _, (before, after) = cluster.train([to_the_end, to_the_end, slow])
+    np.testing.assert_array_equal(before, after)
 
 
 @pytest.mark.cluster

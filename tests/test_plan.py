@@ -288,17 +288,16 @@ def test_a_bfloat16_wire_halves_what_crosses_a_link():
         assert rounded.link_nbytes()[link] - 2 * rest == (nbytes - 2 * rest) / 2
 
 
-def test_on_one_machine_vectors_stay_in_memory_and_only_their_tags_travel():
-    made = planned("cluster=1ps2w")
+@pytest.mark.parametrize("strategy", ["sync", "async", "backup"])
+def test_on_one_machine_vectors_stay_in_memory_and_only_what_tells_of_them_travels(strategy):
+    made = planned("cluster=1ps2w", f"strategy={strategy}", *(["strategy.quorum=1"] if strategy == "backup" else []))
     assert made.wire == "memory"
-    assert made.link_nbytes() == {"worker:0 - ps:0": 16, "worker:1 - ps:0": 16}
+    assert made.link_nbytes() == {"worker:0 - ps:0": 24, "worker:1 - ps:0": 24}
 
 
 @pytest.mark.parametrize(
     ("overrides", "why"),
     [
-        (["strategy=async"], "with async a vector is read while others write"),
-        (["strategy=backup", "strategy.quorum=1"], "with backup a vector"),
         (["launch=docker"], "containers share no memory"),
         (["plan.link_gbps=1"], "the tasks are on several machines"),
         (["device.log_placement=true"], "device.log_placement follows vectors that travel"),
@@ -310,9 +309,8 @@ def test_on_one_machine_vectors_stay_in_memory_and_only_their_tags_travel():
 )
 def test_where_tasks_cannot_share_memory_vectors_travel(overrides, why):
     assert planned("cluster=1ps2w", *overrides).wire == "float32"
-    told = overrides if any(one.startswith("strategy=") for one in overrides) else [*overrides, "strategy=sync"]
     with pytest.raises(ConfigError, match=f"memory is not possible: {why}"):
-        planned("cluster=1ps2w", *told, "strategy.wire=memory")
+        planned("cluster=1ps2w", *overrides, "strategy=sync", "strategy.wire=memory")
 
 
 def test_where_files_are_limited_in_size_vectors_travel():

@@ -129,7 +129,7 @@ def test_batch_steps_and_traffic_are_told(capsys):
 def test_what_lies_in_shared_memory_is_told(capsys):
     shown = dataclasses.replace(SMALL, wire="memory")
     assert printed(capsys, shown).splitlines()[-2:] == [
-        "traffic: 32 B a step over 2 links; 16 B a link to ps:0",
+        "traffic: 48 B a step over 2 links; 24 B a link to ps:0",
         "    vectors do not travel: 9.6 KiB of memory that all tasks share",
     ]
 

@@ -21,6 +21,7 @@ from trainer.engine.shared import device_of
 from trainer.loop import Engine
 from trainer.placement import Shard
 from trainer.plan import Plan, Task
+from trainer.shared_memory import vectors_of
 
 ENDLESS = 2**62  # steps; a worker that waits for nobody cannot know how many it will make
 
@@ -34,9 +35,10 @@ def open_memory(plan: Plan) -> Memory | None:
     if plan.memory is None:
         return None
     try:
-        return Memory(plan.memory, plan.shards, len(plan.workers))
+        workers = len(plan.workers)
+        return Memory(plan.memory, plan.shards, vectors_of(plan.intake, workers), workers)
     except OSError as error:
-        remedy = "type strategy=sync strategy.wire=float32"
+        remedy = f"type strategy={plan.strategy} strategy.wire=float32"
         raise ConfigError([Problem("strategy.wire", f"{plan.memory}: {error.strerror}", remedy)]) from error
 
 

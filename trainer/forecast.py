@@ -187,7 +187,7 @@ def work_of(plan: Plan, workload: Workload) -> dict[str, dict[str, Work]]:
     is_shared = plan.wire == "memory"
     for shard in plan.shards:
         for worker in plan.workers if is_shared else ():  # gradients are read, and written where the host finds them
-            add(worker.name, WIRE, Work(update_nbytes=2 * shard.nbytes))
+            add(worker.name, WIRE, Work(update_nbytes=2 * shard.nbytes).times(share))
         vectors = _pushes(plan) + 2 + 2 * workload.slots  # parameters and slots are read, and written
         vectors += 2 if is_shared else 0  # parameters once more, where the workers find them
         add(shard.host, UPDATE, Work(calls=_calls_of_a_host(plan), update_nbytes=vectors * shard.nbytes))

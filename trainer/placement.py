@@ -100,7 +100,7 @@ class Shard:
 
 def message_size(shard: Shard, wire: str) -> int:
     """Numbers of the message that carries a shard's vector, or says where it lies (see engine/wire.py)."""
-    return {"float32": shard.size, "bfloat16": 2 * shard.size - shard.trainable_size, "memory": TAGS}[wire]
+    return {"float32": shard.size, "bfloat16": 2 * shard.size - shard.trainable_size, "memory": TAGS + 1}[wire]
 
 
 def message_nbytes(shard: Shard, wire: str) -> int:

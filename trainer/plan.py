@@ -303,9 +303,8 @@ def _wire(config: RunConfig) -> str:
 
 def _why_not_memory(config: RunConfig) -> str:
     """Why vectors must travel; empty if they can stay in memory that all tasks share."""
-    strategy = strategy_of(config)
-    if strategy != "sync":
-        return f"with {strategy} a vector is read while others write"
+    if (strategy := strategy_of(config)) not in SHARDED:
+        return f"{strategy} has no shards"
     if config.launch is Launch.docker or config.mode is Mode.render:
         return "containers share no memory"
     if config.device.log_placement:

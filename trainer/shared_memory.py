@@ -1,5 +1,9 @@
 """Memory that all tasks of a machine share: a file that exists in memory only, and what lies where in it.
 
+Of every shard there are places for vectors: one where all workers move in step, for nobody reads it while it is
+written. Where they do not, one for each worker, which keeps what it computes on, and one for the next vector. Behind
+them lie the gradients of each worker.
+
 No TensorFlow here: the launcher makes the file. Its memory is given back when the last process that uses it has ended,
 however that ends.
 """
@@ -27,26 +31,31 @@ def why_not() -> str:
 
 
 @contextmanager
-def make_file(shards: Sequence[Shard], workers: int) -> Iterator[str]:
+def make_file(shards: Sequence[Shard], vectors: int, workers: int) -> Iterator[str]:
     """A file for `places`; gives the path by which tasks that this user starts reach it, while this process lives."""
     file = os.memfd_create("trainer")
     try:
-        os.truncate(file, nbytes(shards, workers))
+        os.truncate(file, nbytes(shards, vectors, workers))
         yield f"/proc/{os.getpid()}/fd/{file}"
     finally:
         os.close(file)
 
 
-def places(shards: Sequence[Shard], workers: int) -> Iterator[tuple[Shard, int | None, int]]:
-    """Every place: of a shard's vector (None), and of the gradients that a worker pushes to it; and its first byte."""
+def vectors_of(intake: str, workers: int) -> int:
+    """How many places a shard's vectors have, by the intake of its host."""
+    return 1 if intake == "all" else workers + 1
+
+
+def places(shards: Sequence[Shard], vectors: int, workers: int) -> Iterator[tuple[Shard, int, int]]:
+    """Every place: shard, its number there, first byte; those of vectors go first, then one for each worker."""
     offset = 0
     for shard in shards:
-        for worker in (None, *range(workers)):
-            yield shard, worker, offset
+        for number in range(vectors + workers):
+            yield shard, number, offset
             offset += -(-shard.nbytes // PAGE) * PAGE
 
 
-def nbytes(shards: Sequence[Shard], workers: int) -> int:
-    """Of all places."""
-    *_, (last, _, offset) = places(shards, workers)
+def nbytes(shards: Sequence[Shard], vectors: int, workers: int) -> int:
+    """Of all places; those that are never written to take no memory."""
+    *_, (last, _, offset) = places(shards, vectors, workers)
     return offset + last.nbytes

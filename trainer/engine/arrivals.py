@@ -16,7 +16,8 @@ from __future__ import annotations
 import dataclasses
 import time
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ import tensorflow as tf
 
 from trainer.engine import contributions, packing, wire
 from trainer.engine.host import OnUpdate, ShardHost
+from trainer.engine.memory import Memory
 from trainer.engine.shared import GENERATION_STRIDE, HOLD, JOIN, STOP_PUSH, Log, device_of, drain, log_queue
 from trainer.engine.update import STOP
 from trainer.profile.stamps import Stamps
@@ -53,9 +55,12 @@ class ArrivalsHost(ShardHost):
         self.log: Log = self.shared.log
         self.counts = contributions.empty(self.workers)
         self._came: dict[str, float] = {}  # by worker whose gradient is in the next update, Unix time
+        self._newest = 0  # where the vector lies in shared memory
+        self._told = [0] * self.workers  # where each worker was told that it lies
         with self.graph.as_default(), tf.device(device_of(self.shard.host)):
             self.tag_feed = v1.placeholder(tf.int64, [])
             self.counts_feed = v1.placeholder(tf.int64, self.counts.shape)
+            self.place_feed = self._place
             self._ticket_feed = v1.placeholder(tf.int64, [])
             self._next = self._make_next()
             self._drop = [intake.dequeue().op for intake in self.shared.intake]
@@ -90,7 +95,8 @@ class ArrivalsHost(ShardHost):
                 arrival.kind == STOP_PUSH and not is_stopped
             ):  # after the last update too: another shard may have stopped before
                 is_over = is_stopped = True
-                self._run_raise_stop()
+                self._newest = self._free_place()
+                self._run_raise_stop(self._newest)
                 self._answer_by_dropping(arrival.worker)
                 self.let_go()
             elif is_over:
@@ -126,16 +132,56 @@ class ArrivalsHost(ShardHost):
         self._came.pop(f"worker:{worker}", None)
         self._answer_by_dropping(worker)
 
-    def apply(self, worker: int, feeds: Mapping[Any, Any] | None = None) -> None:
-        """Updates with the gradient that a worker pushed, and hands out what tokens are due."""
-        feeds = {self.tag_feed: self._next_tag(), self.counts_feed: self.counts} | dict(feeds or {})
+    def apply(self, worker: int, answered: Sequence[int], feeds: Mapping[Any, Any] | None = None) -> None:
+        """Updates with the gradient that a worker pushed.
+
+        Args:
+            answered: the workers that get a token for it.
+        """
+        place = self._free_place()
+        feeds = {
+            self.tag_feed: self._next_tag(),
+            self.counts_feed: self.counts,
+            self.place_feed: place,
+        } | dict(feeds or {})
         self.run_update(self._run_apply[worker], self._apply[worker], feeds)
+        self._newest = place
+        for one in answered:
+            self._told[one] = place
 
     def give_token(self, worker: int) -> None:
-        self._run_give[worker](self._next_tag())
+        self._run_give[worker](self._next_tag(), self._newest)
+        self._told[worker] = self._newest
 
     def give(self, worker: int) -> tf.Operation:
-        return self.shared.tokens[worker].enqueue(self.tag_feed)
+        """Tells a worker where the vector lies, if it does not travel, and hands out a token."""
+        with tf.control_dependencies(self._tell(worker)):
+            return self.shared.tokens[worker].enqueue(self.tag_feed)
+
+    def hand_out_tokens(self) -> tf.Operation:
+        told = [op for worker in range(self.workers) for op in self._tell(worker)]
+        with tf.control_dependencies(told):
+            return super().hand_out_tokens()
+
+    def put_in_memory(self, memory: Memory, new: tf.Tensor, packed: Sequence[tf.Tensor]) -> list[tf.Operation]:
+        """Into a place where no worker reads; each is told of it with a token."""
+        return [memory.put([new], self.shard, self._place, computed_on=packed).op]
+
+    def _tell(self, worker: int) -> list[tf.Operation]:
+        if self.memory is None:
+            return []
+        message = wire.tell(packing.tags_of(self.shared.flat.read_value(), self.shard), self._place)
+        return [self.shared.sent[worker].assign(message, read_value=False)]
+
+    @cached_property
+    def _place(self) -> tf.Tensor:
+        """Where the newest vector is put, or lies: a feed; the first place where a state is loaded."""
+        with tf.control_dependencies(None):
+            return v1.placeholder_with_default(0, [])
+
+    def _free_place(self) -> int:
+        """One more than there are workers: there is always one of which none was told."""
+        return next(place for place in range(self.workers + 1) if place not in self._told)
 
     def tell_counts(self) -> tf.Operation:
         return self.log.contributions.assign(self.counts_feed, read_value=False)
@@ -159,19 +205,20 @@ class ArrivalsHost(ShardHost):
         callable_of = self.session.make_callable
         self._run_next = callable_of(self._next)
         self._run_drop = [callable_of(op) for op in self._drop]
-        self._run_give = [callable_of(op, [self.tag_feed]) for op in self._give]
+        self._run_give = [callable_of(op, [self.tag_feed, self.place_feed]) for op in self._give]
         self._run_forget = [callable_of(op) for op in self._forget]
         self._run_admit = [callable_of(op, [self._ticket_feed]) for op in self._admit]
         self._run_apply = [
-            callable_of(op, [self.tag_feed, self.counts_feed, *self.apply_feeds()]) for op in self._apply
+            callable_of(op, [self.tag_feed, self.counts_feed, self.place_feed, *self.apply_feeds()])
+            for op in self._apply
         ]
         self._run_hold = [callable_of(op, [self._ticket_feed, self.counts_feed]) for op in self._hold]
-        self._run_raise_stop = callable_of(self._raise_stop)
+        self._run_raise_stop = callable_of(self._raise_stop, [self.place_feed])
         self._generation, self.step = self.read_tag()
         self._handed = self.step  # tokens of this generation grow from the one that said that the state is loaded
 
     def apply_feeds(self) -> list[tf.Tensor]:
-        """What `apply` is fed besides the tag and the counts."""
+        """What `apply` is fed besides the tag, the counts and the place."""
         return []
 
     def _make_next(self) -> tf.Tensor:
@@ -218,11 +265,11 @@ class EachHost(ArrivalsHost):
             self.drop(arrival.worker)
             return False
         contributions.add_applied(self.counts, arrival.worker, staleness)
-        self.apply(arrival.worker)
+        self.apply(arrival.worker, [arrival.worker])
         return True
 
     def _make_apply(self, worker: int) -> tf.Operation:
-        _, assigned = self.update([self.shared.intake[worker].dequeue()])
+        _, assigned = self.update([self.receive(self.shared.intake[worker].dequeue(), worker)])
         with tf.control_dependencies(assigned):
             return tf.group(self.give(worker), self.tell_counts())
 
@@ -263,7 +310,7 @@ class QuorumHost(ArrivalsHost):
             return False
         for worker in self._chosen:
             contributions.add_applied(self.counts, worker, 0)
-        self.apply(arrival.worker, {self._chosen_feed: np.isin(np.arange(self.workers), self._chosen)})
+        self.apply(arrival.worker, self._chosen, {self._chosen_feed: np.isin(np.arange(self.workers), self._chosen)})
         self._chosen.clear()
         return True
 
@@ -293,8 +340,9 @@ class QuorumHost(ArrivalsHost):
         if self._chosen_feed is None:
             self._chosen_feed = v1.placeholder(tf.bool, [self.workers])
             self._inbox = [self._make_inbox(other) for other in range(self.workers)]
-        packed = [inbox.read_value() for inbox in self._inbox]
-        packed[worker] = self.shared.intake[worker].dequeue()
+        messages = [inbox.read_value() for inbox in self._inbox]
+        messages[worker] = self.shared.intake[worker].dequeue()
+        packed = [self.receive(message, other) for other, message in enumerate(messages)]
         mine = packing.tags_of(self.shared.flat.read_value(), self.shard)
         _, assigned = self.update(packed, chosen=self._chosen_feed, exchange=self.exchange(mine))
         with tf.control_dependencies(assigned):

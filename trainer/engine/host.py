@@ -165,19 +165,23 @@ class ShardHost(ABC):
         Args:
             packed: what it was computed on.
         """
-        assigned = []
-        if self.shared.sent is not None:
-            with tf.device(device_of(self.shard.host)):
-                assigned.append(self.shared.sent.assign(self._sent(new, packed), read_value=False))
-        with tf.control_dependencies(assigned):
-            return [*assigned, self.shared.flat.assign(new, read_value=False)]
+        with tf.device(device_of(self.shard.host)):
+            if self.memory is not None:
+                told = self.put_in_memory(self.memory, new, packed)
+            else:
+                told = [sent.assign(self._send(new), read_value=False) for sent in self.shared.sent[:1]]
+        with tf.control_dependencies(told):
+            return [*told, self.shared.flat.assign(new, read_value=False)]
 
-    def _sent(self, new: tf.Tensor, packed: Sequence[tf.Tensor]) -> tf.Tensor:
-        """The message of a new vector."""
+    @abstractmethod
+    def put_in_memory(self, memory: Memory, new: tf.Tensor, packed: Sequence[tf.Tensor]) -> list[tf.Operation]:
+        """Writes a new vector to where workers read it, and what they are told of it; `packed` as in `assign_flat`."""
+
+    def receive(self, message: tf.Tensor, worker: int) -> tf.Tensor:
+        """What a worker pushed."""
         if self.memory is None:
-            return self._send(new)
-        with tf.control_dependencies([self.memory.put([new], self.shard, computed_on=packed)]):
-            return tf.identity(packing.tags_of(new, self.shard))
+            return tf.identity(message)
+        return self.memory.get_gradients(message, self.shard, worker)
 
     def exchange(self, tags: tf.Tensor) -> Exchange | None:
         """Tells every other host the squared norms here and hears theirs; all hosts get the same [K] bits.

@@ -21,6 +21,7 @@ import tensorflow as tf
 from trainer import failpoints
 from trainer.engine import packing, wire
 from trainer.engine.host import OnUpdate, ShardHost
+from trainer.engine.memory import Memory
 from trainer.engine.shared import device_of, take
 from trainer.profile.in_graph import GraphClock
 from trainer.profile.stamps import Stamps
@@ -71,7 +72,7 @@ class LockstepHost(ShardHost):
                 told.append(last.assign(tag, read_value=False))
         step = packing.tags_of(self.shared.flat.read_value(), self.shard)[1]
         with tf.control_dependencies([*packed, *arrived, *_reached("take", step, packed)]):
-            packed = [self._receive(one, worker) for worker, one in enumerate(packed)]
+            packed = [self.receive(one, worker) for worker, one in enumerate(packed)]
             taken_at = tf.timestamp()
         clock.end_at("wait", taken_at)
         step, assigned = self.update(packed, exchange=self.exchange(mine))
@@ -82,11 +83,11 @@ class LockstepHost(ShardHost):
         with tf.control_dependencies([handed, *told]):
             return [tf.identity(step), tf.identity(taken_at), *clock.fetches]
 
-    def _receive(self, message: tf.Tensor, worker: int) -> tf.Tensor:
-        """What a worker pushed."""
-        if self.memory is None:
-            return tf.identity(message)
-        return self.memory.get(message, self.shard, worker)
+    def put_in_memory(self, memory: Memory, new: tf.Tensor, packed: Sequence[tf.Tensor]) -> list[tf.Operation]:
+        """Into the only place: all workers have pushed, and so have read what lies there."""
+        with tf.control_dependencies([memory.put([new], self.shard, 0, computed_on=packed)]):
+            message = wire.tell(packing.tags_of(new, self.shard), 0)
+        return [self.shared.sent[0].assign(message, read_value=False)]
 
     def _make_taken(self, worker: int) -> Any:
         """The tag of the last update that has a worker's gradient."""

@@ -1,14 +1,17 @@
-"""Vectors in memory that all tasks of one machine share: what a pull and a push carry does not travel at all.
+"""Vectors in memory that all tasks of one machine share: what a pull and a push carries does not travel at all.
 
-    host    writes the new vector into its place, then sets `sent`, then hands out tokens
-    worker  takes its token and reads `sent`; computes on the vector where it lies
+    host    writes the new vector into a place, then says which to a worker, with its token
+    worker  takes its token and what was said; computes on the vector where it lies
             writes its gradients into a place of its own, then pushes
-    host    takes every worker's push, and averages the gradients where they lie
+    host    takes a worker's push, and averages the gradients where they lie
 
 The messages stay what they are, in the same order, of the same tags; only the vector is left out. Tags never come out
-of shared memory: who reads a place has been told by a message that it is written. In lockstep one place each is
-enough. A host writes when every worker has pushed, and so has read; a worker writes when it has its token, and so its
-gradients were taken. Whoever replaces a worker that was ended computes the same gradients and writes the same bits.
+of shared memory: who reads a place has been told by a message that it is written.
+
+A worker writes when it has its token, and so its gradients were taken. In lockstep a host writes when every worker has
+pushed, and so has read: one place is enough. Elsewhere it writes where no worker reads: a worker keeps the place it was
+told of until it is told of another. Whoever replaces a worker that was ended computes the same gradients in lockstep,
+and writes the same bits; elsewhere it writes when it was let in, and what its predecessor left is forgotten then.
 
 TensorFlow lets an operation write its result over an input that nobody else will read. So what was computed on vectors
 in shared memory is put with them as further inputs: until then they are still to be read. They are mapped for reading
@@ -23,35 +26,42 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from trainer.engine import wire
 from trainer.placement import Shard
 from trainer.shared_memory import nbytes, places
 
 
 class Memory:
-    """A place for the vector of every shard, and one for the gradients that each worker pushes to it."""
+    """Places for the vectors of every shard, and one for the gradients that each worker pushes to it."""
 
-    def __init__(self, path: str, shards: Sequence[Shard], workers: int) -> None:
+    def __init__(self, path: str, shards: Sequence[Shard], vectors: int, workers: int) -> None:
         """Maps it.
 
         Args:
             path: of the file, the same for all tasks.
+            vectors: places of a shard's vectors.
         """
-        total = nbytes(shards, workers)
+        self.vectors = vectors
+        total = nbytes(shards, vectors, workers)
         with open(path, "r+b") as file:
             written = mmap.mmap(file.fileno(), total)
             read = mmap.mmap(file.fileno(), total, access=mmap.ACCESS_READ)
-        self._written, self._read = (_cut(memory, shards, workers) for memory in (written, read))
+        self._written, self._read = (_cut(memory, shards, vectors, workers) for memory in (written, read))
         self.instead: dict[int, np.ndarray] = {}  # by shard: what is read next, once, instead of its vector
+
+    def place_of(self, worker: int) -> int:
+        """Where a worker's gradients lie."""
+        return self.vectors + worker
 
     def put(
         self,
         pieces: Sequence[tf.Tensor],
         shard: Shard,
-        worker: int | None = None,
+        place: tf.Tensor | int,
         *,
         computed_on: Sequence[tf.Tensor] = (),
     ) -> tf.Tensor:
-        """Writes a vector into the place of a shard, or of a worker's gradients for it; on the task that runs it.
+        """Writes a vector into a place of a shard; on the task that runs it.
 
         Args:
             pieces: of the vector, [k] float32 each, in their order.
@@ -60,38 +70,43 @@ class Memory:
         Returns:
             [size] float32, where it lies.
         """
-        place, there = self._written[shard.index, worker], self._read[shard.index, worker]
+        written, read = self._written[shard.index], self._read[shard.index]
         count = len(pieces)
 
-        def write(*given: np.ndarray) -> np.ndarray:
+        def write(place: np.ndarray, *given: np.ndarray) -> np.ndarray:
             offset = 0
             for piece in given[:count]:
-                place[offset : offset + piece.size] = piece
+                written[place][offset : offset + piece.size] = piece
                 offset += piece.size
-            return there
+            return read[place]
 
-        return self._shaped(tf.numpy_function(write, [*pieces, *computed_on], tf.float32), shard)
+        return self._shaped(tf.numpy_function(write, [place, *pieces, *computed_on], tf.float32), shard)
 
-    def get(self, told: tf.Tensor, shard: Shard, worker: int | None = None) -> tf.Tensor:
-        """What lies in a place, [size] float32, without a copy.
+    def get_vector(self, message: tf.Tensor, shard: Shard) -> tf.Tensor:
+        """The vector that a message tells of, [size] float32, without a copy."""
+        read = self._read[shard.index]
+
+        def find(place: np.ndarray) -> np.ndarray:
+            return self.instead.pop(shard.index, read[place])
+
+        return self._shaped(tf.numpy_function(find, [wire.place_in(message)], tf.float32), shard)
+
+    def get_gradients(self, told: tf.Tensor, shard: Shard, worker: int) -> tf.Tensor:
+        """The gradients of a worker, [size] float32, without a copy.
 
         Args:
-            told: the message that it is written. An input, for where it is fed nothing else must be waited for.
+            told: the message that they are written. An input: nothing else must be waited for.
         """
-        place = self._read[shard.index, worker]
-
-        def read(told: np.ndarray) -> np.ndarray:
-            return place if worker is not None else self.instead.pop(shard.index, place)
-
-        return self._shaped(tf.numpy_function(read, [told], tf.float32), shard)
+        gradients = self._read[shard.index][self.place_of(worker)]
+        return self._shaped(tf.numpy_function(lambda told: gradients, [told], tf.float32), shard)
 
     def _shaped(self, vector: tf.Tensor, shard: Shard) -> tf.Tensor:
         vector.set_shape([shard.size])
         return vector
 
 
-def _cut(memory: mmap.mmap, shards: Sequence[Shard], workers: int) -> dict[tuple[int, int | None], np.ndarray]:
-    return {
-        (shard.index, worker): np.frombuffer(memory, np.float32, shard.size, offset)
-        for shard, worker, offset in places(shards, workers)
-    }
+def _cut(memory: mmap.mmap, shards: Sequence[Shard], vectors: int, workers: int) -> dict[int, list[np.ndarray]]:
+    cut: dict[int, list[np.ndarray]] = {shard.index: [] for shard in shards}
+    for shard, _, offset in places(shards, vectors, workers):
+        cut[shard.index].append(np.frombuffer(memory, np.float32, shard.size, offset))
+    return cut

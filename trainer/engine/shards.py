@@ -201,7 +201,8 @@ class ShardsEngine(SessionEngine):
         vectors = self.session.run(pulls, {self._join_tag: self._joined_at})
         if self._memory is not None:
             self._memory.instead = {shard.index: one for shard, one in zip(self._shards, vectors, strict=True)}
-            vectors = [packing.tags_in(one, shard) for shard, one in zip(self._shards, vectors, strict=True)]
+            tags = [packing.tags_in(one, shard) for shard, one in zip(self._shards, vectors, strict=True)]
+            vectors = [np.append(one, np.int32(0)) for one in tags]
         *others, (pushes, *stamps) = self._step
         if stamps:
             ends, arrived = stamps
@@ -348,7 +349,8 @@ class ShardsEngine(SessionEngine):
     ) -> tf.Tensor:
         """Writes gradients into shared memory."""
         assert self._memory is not None
-        return self._memory.put([*trainable, *rest], shard, self._worker, computed_on=computed_on)
+        place = self._memory.place_of(self._worker)
+        return self._memory.put([*trainable, *rest], shard, place, computed_on=computed_on)
 
     def _join_pieces(self, replica: Replica, put: Join) -> Join | None:
         """How a replica whose gradients are what is pushed makes that of their pieces; none if only its vector can be.
@@ -381,7 +383,7 @@ class ShardsEngine(SessionEngine):
             token = take(s.tokens[me], not_after(s.seen[me]))
             clock.end("wait", [token], on=shard.host)
             with tf.control_dependencies([s.seen[me].assign(token, read_value=False)]):
-                return (s.flat if s.sent is None else s.sent).read_value()
+                return (s.sent[me] if s.sent else s.flat).read_value()
 
     def _pull_joining(self, s: Shared, shard: Shard) -> tf.Tensor:
         """Reads a shard's vector of the step that all have, or had just before; passes over that step's token."""
@@ -400,18 +402,18 @@ class ShardsEngine(SessionEngine):
         """What was pulled of a shard."""
         if self._memory is None:
             return wire.receive(message, shard, self._wire)
-        trainable, rest = packing.halves(self._memory.get(message, shard), shard)
+        trainable, rest = packing.halves(self._memory.get_vector(message, shard), shard)
         # What a step fetches it hands out when it has pushed, and then the next vector may lie there.
         rest = tf.raw_ops.DeepCopy(x=rest)
         with tf.control_dependencies([rest]):
             return packing.Halves(tf.identity(trainable), rest)
 
-    def _send(self, vector: tf.Tensor, tags: tf.Tensor, here: str) -> tf.Tensor:
+    def _send(self, vector: tf.Tensor, shard: Shard, here: str) -> tf.Tensor:
         """The message of what is pushed to a shard."""
         if self._memory is None:
             return vector
-        with tf.device(here), tf.control_dependencies([vector]):
-            return tf.identity(tags)
+        with tf.device(here):
+            return wire.tell(packing.tags_of(vector, shard), packing.metrics_of(vector, shard)[STOP] > 0)
 
     def _make_first(self, s: Shared, shard: Shard) -> tf.Tensor:
         """Whether this worker's first token of a shard is there and was there for nobody before it."""
@@ -471,7 +473,7 @@ class ShardsEngine(SessionEngine):
         reached = None
         last: dict[str, tf.Operation] = {}  # by host
         for s, shard, vector in zip(shared, self._shards, packed, strict=True):
-            message = self._send(vector, tags, here)
+            message = self._send(vector, shard, here)
             if shard.host in last:  # one bucket after the other: side by side all would come late
                 with tf.device(here), tf.control_dependencies([last[shard.host]]):
                     message = tf.identity(message)
@@ -489,7 +491,7 @@ class ShardsEngine(SessionEngine):
             if s.log is None or (self._intake == "quorum" and number > 0):
                 continue
             with tf.device(device_of(shard.host)):
-                kind = tf.where(wire.metrics_of(arrived[number], shard, self._wire)[STOP] > 0, STOP_PUSH, PUSH)
+                kind = tf.where(wire.asks_to_stop(arrived[number], shard, self._wire), STOP_PUSH, PUSH)
                 arrival = tf.concat([[self._worker], wire.tags_of(arrived[number], shard, self._wire), [kind]], 0)
                 with tf.control_dependencies(pushed if self._intake == "quorum" else [pushed[number]]):
                     told.append(s.log.arrivals.enqueue(arrival))

@@ -48,7 +48,7 @@ class Shared:
     """The resources of one shard."""
 
     flat: Any  # [size] float32 variable
-    sent: Any | None  # [message_size] variable: the vector as it travels, where that is not as it is
+    sent: list[Any]  # per worker, [message_size] variable: what it pulls, where that is not the vector as it is
     before: Any | None  # [size] float32 variable: the vector of the step before, where all shards move together
     slots: dict[str, Any]  # [trainable_size] float32 variables
     seen: list[Any]  # per worker, int64 variable: tag of the last token it took
@@ -97,6 +97,13 @@ def share(
         copied = [queue(f"held{w}", SPARE_TOKENS, [tf.int64], [[]]) for w in range(workers)]
         return Log(arrivals, order, copied, flat, held, counts, joined)
 
+    def sent() -> list[Any]:
+        if as_wire == wire.FLOAT32:
+            return []
+        if as_wire == wire.MEMORY and has_log:  # each is told of another vector
+            return [variable(f"sent{w}", message_shape, message) for w in range(workers)]
+        return [variable("sent", message_shape, message)] * workers
+
     # In lockstep what a worker left behind is taken, and dropped, as soon as it is waited for.
     pushes = SPARE_PUSHES if has_log else 1
     shapes = [[shard.size]] + [[shard.trainable_size]] * len(slots)
@@ -107,7 +114,7 @@ def share(
         message, message_shape = wire.dtype(as_wire), wire.shape(shard, as_wire)
         return Shared(
             flat=flat,
-            sent=variable("sent", message_shape, message) if message != tf.float32 else None,
+            sent=sent(),
             before=before,
             slots=kept,
             seen=[variable(f"seen{w}", [], tf.int64, -1) for w in range(workers)],

@@ -2,7 +2,7 @@
 
     float32     the vector as it is
     bfloat16    its trainable region rounded to the nearest bfloat16, ties to even: half the bytes
-    memory      not at all: a message is the vector's tags, and the vector lies in shared memory (engine/memory.py)
+    memory      not at all: a message says what lies where in shared memory (engine/memory.py)
 
 A message of bfloat16 is [message_size] uint16: one for each float of the trainable region, two for each of the others,
 whose bits are kept (metrics, BatchNorm's statistics, the header). Whole numbers, so that nothing on the way computes
@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from trainer.engine import packing
 from trainer.engine.packing import Halves, halves
-from trainer.placement import LANES, Shard, message_size
+from trainer.placement import LANES, METRICS, TAGS, Shard, message_size
 
 FLOAT32, BFLOAT16, MEMORY = "float32", "bfloat16", "memory"
 _DTYPES = {FLOAT32: tf.float32, BFLOAT16: tf.uint16, MEMORY: tf.int32}
@@ -58,13 +58,33 @@ def receive(message: tf.Tensor, shard: Shard, wire: str) -> Halves:
     return Halves(tf.cast(trainable, tf.float32), _exact(tf.slice(message, [size], [2 * (shard.size - size)])))
 
 
+def tell(tags: tf.Tensor, more: tf.Tensor | int) -> tf.Tensor:
+    """The message of a vector that does not travel.
+
+    Args:
+        tags: [2] int32: its generation and step.
+        more: the place of a shard's vector; of gradients, whether their worker asks to stop.
+    """
+    return tf.concat([tags, [tf.cast(more, tf.int32)]], 0)
+
+
+def place_in(message: tf.Tensor) -> tf.Tensor:
+    """Where the vector lies that a message of `memory` tells of."""
+    return message[TAGS]
+
+
 def tags_of(message: tf.Tensor, shard: Shard, wire: str) -> tf.Tensor:
     """[2] int32: the generation and step that a message belongs to."""
     if wire == MEMORY:
-        return message
+        return message[:TAGS]
     if wire == FLOAT32:
         return packing.tags_of(message, shard)
     return tf.bitcast(_lanes(message, shard, shard.header_offset), tf.int32)[:2]
+
+
+def asks_to_stop(message: tf.Tensor, shard: Shard, wire: str) -> tf.Tensor:
+    """Whether gradients are of a worker that asks all to stop."""
+    return message[TAGS] > 0 if wire == MEMORY else metrics_of(message, shard, wire)[METRICS.index("stop")] > 0
 
 
 def metrics_of(message: tf.Tensor, shard: Shard, wire: str) -> tf.Tensor:
