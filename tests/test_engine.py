@@ -405,9 +405,10 @@ def test_late_gradients_are_counted_for_the_worker_they_came_from():
     assert len({digest(last) for _, _, last in results}) == 1
 
 
+@pytest.mark.parametrize("wire", ["float32", "memory"])
 @pytest.mark.parametrize("intake", ["each", "quorum"])
-def test_all_workers_stop_soon_after_one_asks_though_none_waits(intake):
-    cluster = Cluster(plain, ps=2, workers=3, intake=intake, quorum=2)
+def test_all_workers_stop_soon_after_one_asks_though_none_waits(intake, wire):
+    cluster = Cluster(plain, ps=2, workers=3, intake=intake, quorum=2, wire=wire)
 
     def until_stopped(asks: bool) -> Callable[[ShardsEngine], int]:
         def train(engine: ShardsEngine) -> int:
