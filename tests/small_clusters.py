@@ -35,7 +35,7 @@ from trainer.launch.ports import HeldPorts
 from trainer.placement import place
 from trainer.plan import Plan, Task
 from trainer.server import session_config, start_server
-from trainer.shared_memory import make_file, vectors_of
+from trainer.shared_memory import make_file
 
 SEED, BATCH, STEPS = 7, 24, 8
 LOSS = "sparse_categorical_crossentropy"
@@ -110,7 +110,7 @@ class Cluster:
         self.workers, self.memory = workers, None
         self._open = contextlib.ExitStack()  # as long as the cluster is
         if wire == "memory":
-            sizes = (self.shards, vectors_of(intake, workers), workers)
+            sizes = (self.shards, intake, workers)
             self.memory = Memory(self._open.enter_context(make_file(*sizes)), *sizes)
         self.engines = [self._engine(index) for index in range(workers)]
         make: dict[str, Callable[..., ShardHost]] = {

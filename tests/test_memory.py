@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -23,23 +24,23 @@ SHARDS = place(PARAMETERS, ["ps:0", "ps:1"], pins={})
 
 @pytest.fixture
 def memory() -> Iterator[Memory]:
-    with make_file(SHARDS, 1, 2) as path:
-        yield Memory(path, SHARDS, 1, 2)
+    with make_file(SHARDS, "all", 2) as path:
+        yield Memory(path, SHARDS, "all", 2)
 
 
 def test_places_begin_at_pages_and_do_not_overlap():
     ends = 0
-    for shard, _, offset in places(SHARDS, vectors=1, workers=2):
+    for shard, _, offset in places(SHARDS, intake="all", workers=2):
         assert offset % PAGE == 0
         assert offset >= ends
         ends = offset + shard.nbytes
-    assert nbytes(SHARDS, vectors=1, workers=2) == ends
-    assert len(list(places(SHARDS, vectors=1, workers=2))) == 6
+    assert nbytes(SHARDS, intake="all", workers=2) == ends
+    assert len(list(places(SHARDS, intake="all", workers=2))) == 6
 
 
 def test_the_file_is_gone_with_who_made_it():
-    with make_file(SHARDS, 3, 2) as path:
-        assert os.stat(path).st_size == nbytes(SHARDS, 3, 2)
+    with make_file(SHARDS, "each", 2) as path:
+        assert os.stat(path).st_size == nbytes(SHARDS, "each", 2)
     assert not os.path.exists(path)
 
 
@@ -129,10 +130,17 @@ def test_alone_a_worker_trains_the_same_where_nobody_would_wait(ps, intake):
 @pytest.mark.parametrize("intake", ["each", "quorum"])
 def test_what_a_worker_was_told_of_stays_while_others_go_on(intake):
     cluster = Cluster(plain, ps=1, workers=3, intake=intake, quorum=2, wire="memory")
+    has_token = threading.Event()
+
+    def others(engine: ShardsEngine) -> None:
+        assert has_token.wait(30)
+        to_the_end(engine)
 
     def slow(engine: ShardsEngine) -> tuple[np.ndarray, np.ndarray]:
         engine.start()
         (message,) = engine.session.run(engine._vectors)  # takes the token
+        has_token.set()
+        assert message[1] == 0
         vector = cluster.memory._read[0][message[2]]
         before = vector.copy()
         assert packing.tags_in(before, cluster.shards[0]).tolist() == message[:2].tolist()
@@ -142,8 +150,37 @@ def test_what_a_worker_was_told_of_stays_while_others_go_on(intake):
         engine.leave()
         return before, after
 
-    _, _, (before, after) = cluster.train([to_the_end, to_the_end, slow])
+    _, _, (before, after) = cluster.train([others, others, slow])
     np.testing.assert_array_equal(before, after)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("wire", ["float32", "memory"])
+@pytest.mark.parametrize("intake", ["each", "quorum"])
+def test_after_a_snapshot_a_worker_computes_on_what_others_made_meanwhile(intake, wire):
+    cluster = Cluster(plain, ps=2, workers=2, intake=intake, quorum=1, wire=wire)
+    saved, gone_on = threading.Event(), threading.Event()
+
+    def chief(engine: ShardsEngine) -> tuple[int, int]:
+        engine.start()
+        before = engine.snapshot().step
+        saved.set()
+        assert gone_on.wait(30)
+        computed_on = engine.step().step
+        engine.leave()
+        return before, computed_on
+
+    def other(engine: ShardsEngine) -> None:
+        engine.start()
+        assert saved.wait(30)
+        for _ in range(3):
+            engine.step()
+        engine.peek()
+        gone_on.set()
+        engine.leave()
+
+    (before, computed_on), _ = cluster.train([chief, other])
+    assert computed_on == before + 3
 
 
 @pytest.mark.cluster

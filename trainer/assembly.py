@@ -21,7 +21,6 @@ from trainer.engine.shared import device_of
 from trainer.loop import Engine
 from trainer.placement import Shard
 from trainer.plan import Plan, Task
-from trainer.shared_memory import vectors_of
 
 ENDLESS = 2**62  # steps; a worker that waits for nobody cannot know how many it will make
 
@@ -35,8 +34,7 @@ def open_memory(plan: Plan) -> Memory | None:
     if plan.memory is None:
         return None
     try:
-        workers = len(plan.workers)
-        return Memory(plan.memory, plan.shards, vectors_of(plan.intake, workers), workers)
+        return Memory(plan.memory, plan.shards, plan.intake, len(plan.workers))
     except OSError as error:
         remedy = f"type strategy={plan.strategy} strategy.wire=float32"
         raise ConfigError([Problem("strategy.wire", f"{plan.memory}: {error.strerror}", remedy)]) from error

@@ -13,7 +13,7 @@ from trainer import costs
 from trainer.forecast import USUAL_GBPS, Forecast, Unknown, Workload, machines_of
 from trainer.placement import Shard
 from trainer.plan import Plan, Task
-from trainer.shared_memory import nbytes, vectors_of
+from trainer.shared_memory import nbytes
 from trainer.words import count, size
 
 PIPE_COLUMNS = 140  # width where there is no terminal
@@ -143,8 +143,7 @@ def _traffic(plan: Plan) -> str:
         told = f"{size(per_link[0][1])} from each worker to the next, round a ring"
     traffic = f"traffic: {size(sum(links.values()))} a step over {count(len(links), 'link')}; {told}"
     if plan.wire == "memory":
-        workers = len(plan.workers)
-        lies = size(nbytes(plan.shards, vectors_of(plan.intake, workers), workers))
+        lies = size(nbytes(plan.shards, plan.intake, len(plan.workers)))
         traffic += f"\n    vectors do not travel: {lies} of memory that all tasks share"
     return f"{batch}\n{steps}\n{traffic}"
 

@@ -31,11 +31,11 @@ def why_not() -> str:
 
 
 @contextmanager
-def make_file(shards: Sequence[Shard], vectors: int, workers: int) -> Iterator[str]:
+def make_file(shards: Sequence[Shard], intake: str, workers: int) -> Iterator[str]:
     """A file for `places`; gives the path by which tasks that this user starts reach it, while this process lives."""
     file = os.memfd_create("trainer")
     try:
-        os.truncate(file, nbytes(shards, vectors, workers))
+        os.truncate(file, nbytes(shards, intake, workers))
         yield f"/proc/{os.getpid()}/fd/{file}"
     finally:
         os.close(file)
@@ -46,16 +46,16 @@ def vectors_of(intake: str, workers: int) -> int:
     return 1 if intake == "all" else workers + 1
 
 
-def places(shards: Sequence[Shard], vectors: int, workers: int) -> Iterator[tuple[Shard, int, int]]:
+def places(shards: Sequence[Shard], intake: str, workers: int) -> Iterator[tuple[Shard, int, int]]:
     """Every place: shard, its number there, first byte; those of vectors go first, then one for each worker."""
     offset = 0
     for shard in shards:
-        for number in range(vectors + workers):
+        for number in range(vectors_of(intake, workers) + workers):
             yield shard, number, offset
             offset += -(-shard.nbytes // PAGE) * PAGE
 
 
-def nbytes(shards: Sequence[Shard], vectors: int, workers: int) -> int:
+def nbytes(shards: Sequence[Shard], intake: str, workers: int) -> int:
     """Of all places; those that are never written to take no memory."""
-    *_, (last, _, offset) = places(shards, vectors, workers)
+    *_, (last, _, offset) = places(shards, intake, workers)
     return offset + last.nbytes

@@ -60,7 +60,6 @@ class ArrivalsHost(ShardHost):
         with self.graph.as_default(), tf.device(device_of(self.shard.host)):
             self.tag_feed = v1.placeholder(tf.int64, [])
             self.counts_feed = v1.placeholder(tf.int64, self.counts.shape)
-            self.place_feed = self._place
             self._ticket_feed = v1.placeholder(tf.int64, [])
             self._next = self._make_next()
             self._drop = [intake.dequeue().op for intake in self.shared.intake]
@@ -96,7 +95,7 @@ class ArrivalsHost(ShardHost):
             ):  # after the last update too: another shard may have stopped before
                 is_over = is_stopped = True
                 self._newest = self._free_place()
-                self._run_raise_stop(self._newest)
+                self._run_raise_stop(*self._at(self._newest).values())
                 self._answer_by_dropping(arrival.worker)
                 self.let_go()
             elif is_over:
@@ -139,18 +138,14 @@ class ArrivalsHost(ShardHost):
             answered: the workers that get a token for it.
         """
         place = self._free_place()
-        feeds = {
-            self.tag_feed: self._next_tag(),
-            self.counts_feed: self.counts,
-            self.place_feed: place,
-        } | dict(feeds or {})
+        feeds = {self.tag_feed: self._next_tag(), self.counts_feed: self.counts, **self._at(place), **(feeds or {})}
         self.run_update(self._run_apply[worker], self._apply[worker], feeds)
         self._newest = place
         for one in answered:
             self._told[one] = place
 
     def give_token(self, worker: int) -> None:
-        self._run_give[worker](self._next_tag(), self._newest)
+        self._run_give[worker](self._next_tag(), *self._at(self._newest).values())
         self._told[worker] = self._newest
 
     def give(self, worker: int) -> tf.Operation:
@@ -165,19 +160,25 @@ class ArrivalsHost(ShardHost):
 
     def put_in_memory(self, memory: Memory, new: tf.Tensor, packed: Sequence[tf.Tensor]) -> list[tf.Operation]:
         """Into a place where no worker reads; each is told of it with a token."""
-        return [memory.put([new], self.shard, self._place, computed_on=packed).op]
+        return [memory.put([new], self.shard, self._place_feed, computed_on=packed).op]
 
     def _tell(self, worker: int) -> list[tf.Operation]:
         if self.memory is None:
             return []
-        message = wire.tell(packing.tags_of(self.shared.flat.read_value(), self.shard), self._place)
+        with tf.device(self.parameters):
+            tags = packing.tags_of(self.shared.flat.read_value(), self.shard)
+        message = wire.tell(tags, self._place_feed)
         return [self.shared.sent[worker].assign(message, read_value=False)]
 
     @cached_property
-    def _place(self) -> tf.Tensor:
-        """Where the newest vector is put, or lies: a feed; the first place where a state is loaded."""
+    def _place_feed(self) -> tf.Tensor:
+        """Where the newest vector is put, or lies; in the first place where it is not fed: as a state is loaded."""
         with tf.control_dependencies(None):
             return v1.placeholder_with_default(0, [])
+
+    def _at(self, place: int) -> dict[tf.Tensor, int]:
+        """What to feed for a place; nothing where vectors travel."""
+        return {} if self.memory is None else {self._place_feed: place}
 
     def _free_place(self) -> int:
         """One more than there are workers: there is always one of which none was told."""
@@ -205,15 +206,14 @@ class ArrivalsHost(ShardHost):
         callable_of = self.session.make_callable
         self._run_next = callable_of(self._next)
         self._run_drop = [callable_of(op) for op in self._drop]
-        self._run_give = [callable_of(op, [self.tag_feed, self.place_feed]) for op in self._give]
+        self._run_give = [callable_of(op, [self.tag_feed, *self._at(0)]) for op in self._give]
         self._run_forget = [callable_of(op) for op in self._forget]
         self._run_admit = [callable_of(op, [self._ticket_feed]) for op in self._admit]
         self._run_apply = [
-            callable_of(op, [self.tag_feed, self.counts_feed, self.place_feed, *self.apply_feeds()])
-            for op in self._apply
+            callable_of(op, [self.tag_feed, self.counts_feed, *self._at(0), *self.apply_feeds()]) for op in self._apply
         ]
         self._run_hold = [callable_of(op, [self._ticket_feed, self.counts_feed]) for op in self._hold]
-        self._run_raise_stop = callable_of(self._raise_stop, [self.place_feed])
+        self._run_raise_stop = callable_of(self._raise_stop, list(self._at(0)))
         self._generation, self.step = self.read_tag()
         self._handed = self.step  # tokens of this generation grow from the one that said that the state is loaded
 

@@ -160,7 +160,7 @@ class ShardHost(ABC):
         return step + 1, assigned
 
     def assign_flat(self, new: tf.Tensor, packed: Sequence[tf.Tensor] = ()) -> list[tf.Operation]:
-        """Sets the vector, and before it what is sent of it: who finds the vector finds both.
+        """Sets the vector, and before it what workers read of it: who finds the vector finds both.
 
         Args:
             packed: what it was computed on.
@@ -175,7 +175,7 @@ class ShardHost(ABC):
 
     @abstractmethod
     def put_in_memory(self, memory: Memory, new: tf.Tensor, packed: Sequence[tf.Tensor]) -> list[tf.Operation]:
-        """Writes a new vector to where workers read it, and what they are told of it; `packed` as in `assign_flat`."""
+        """Writes a new vector to where workers will read it; `packed` as in `assign_flat`."""
 
     def receive(self, message: tf.Tensor, worker: int) -> tf.Tensor:
         """What a worker pushed."""

@@ -5,13 +5,13 @@
             writes its gradients into a place of its own, then pushes
     host    takes a worker's push, and averages the gradients where they lie
 
-The messages stay what they are, in the same order, of the same tags; only the vector is left out. Tags never come out
-of shared memory: who reads a place has been told by a message that it is written.
+The messages stay what they are, in the same order, of the same tags; only the vector is left out. Who reads a place has
+been told by a message that it is written.
 
 A worker writes when it has its token, and so its gradients were taken. In lockstep a host writes when every worker has
 pushed, and so has read: one place is enough. Elsewhere it writes where no worker reads: a worker keeps the place it was
 told of until it is told of another. Whoever replaces a worker that was ended computes the same gradients in lockstep,
-and writes the same bits; elsewhere it writes when it was let in, and what its predecessor left is forgotten then.
+and writes the same bits; elsewhere it gets no token while a gradient of its predecessor is still to be averaged.
 
 TensorFlow lets an operation write its result over an input that nobody else will read. So what was computed on vectors
 in shared memory is put with them as further inputs: until then they are still to be read. They are mapped for reading
@@ -28,30 +28,30 @@ import tensorflow as tf
 
 from trainer.engine import wire
 from trainer.placement import Shard
-from trainer.shared_memory import nbytes, places
+from trainer.shared_memory import nbytes, places, vectors_of
 
 
 class Memory:
     """Places for the vectors of every shard, and one for the gradients that each worker pushes to it."""
 
-    def __init__(self, path: str, shards: Sequence[Shard], vectors: int, workers: int) -> None:
+    def __init__(self, path: str, shards: Sequence[Shard], intake: str, workers: int) -> None:
         """Maps it.
 
         Args:
             path: of the file, the same for all tasks.
-            vectors: places of a shard's vectors.
+            intake: of the hosts.
         """
-        self.vectors = vectors
-        total = nbytes(shards, vectors, workers)
+        self._vectors = vectors_of(intake, workers)
+        total = nbytes(shards, intake, workers)
         with open(path, "r+b") as file:
             written = mmap.mmap(file.fileno(), total)
             read = mmap.mmap(file.fileno(), total, access=mmap.ACCESS_READ)
-        self._written, self._read = (_cut(memory, shards, vectors, workers) for memory in (written, read))
+        self._written, self._read = (_cut(memory, shards, intake, workers) for memory in (written, read))
         self.instead: dict[int, np.ndarray] = {}  # by shard: what is read next, once, instead of its vector
 
     def place_of(self, worker: int) -> int:
         """Where a worker's gradients lie."""
-        return self.vectors + worker
+        return self._vectors + worker
 
     def put(
         self,
@@ -105,8 +105,8 @@ class Memory:
         return vector
 
 
-def _cut(memory: mmap.mmap, shards: Sequence[Shard], vectors: int, workers: int) -> dict[int, list[np.ndarray]]:
+def _cut(memory: mmap.mmap, shards: Sequence[Shard], intake: str, workers: int) -> dict[int, list[np.ndarray]]:
     cut: dict[int, list[np.ndarray]] = {shard.index: [] for shard in shards}
-    for shard, _, offset in places(shards, vectors, workers):
+    for shard, _, offset in places(shards, intake, workers):
         cut[shard.index].append(np.frombuffer(memory, np.float32, shard.size, offset))
     return cut

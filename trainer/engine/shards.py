@@ -141,7 +141,7 @@ class ShardsEngine(SessionEngine):
             self._feeds, self._load = self._make_load()
             self._snapshot  # noqa: B018
         self._ticket = secrets.randbelow(2**30)  # a predecessor's are others
-        self._is_first = self._is_joining = False
+        self._is_first = self._is_joining = self._is_behind = False
         self._ahead = Ahead(self._bring_next, fail=self._tell_nothing_comes)
         self.missed: Sequence[Pulled] = ()  # updates that nobody may have written down; set by `start`
 
@@ -181,8 +181,7 @@ class ShardsEngine(SessionEngine):
         if self._intake == "all":
             step = self._start_in_lockstep(state)
         else:
-            self._ticket += 1
-            self.session.run(self._join, {self._ticket_feed: self._ticket})
+            self._take_place()
             step = self.peek().step
         first = step // self._workers if self._intake == "each" else step  # of this worker's own steps
         for batches in self._batches:
@@ -190,6 +189,9 @@ class ShardsEngine(SessionEngine):
         return step
 
     def step(self, *, stop: bool = False, fetch_gradients: bool = False) -> Pulled:
+        if self._is_behind:
+            self._is_behind = False
+            self._take_place()
         if not self._is_joining and not self._pulls_ahead:
             return super().step(stop=stop, fetch_gradients=fetch_gradients)
         if not self._is_joining:
@@ -202,7 +204,7 @@ class ShardsEngine(SessionEngine):
         if self._memory is not None:
             self._memory.instead = {shard.index: one for shard, one in zip(self._shards, vectors, strict=True)}
             tags = [packing.tags_in(one, shard) for shard, one in zip(self._shards, vectors, strict=True)]
-            vectors = [np.append(one, np.int32(0)) for one in tags]
+            vectors = [np.append(one, np.int32(0)) for one in tags]  # messages; in lockstep there is no other place
         *others, (pushes, *stamps) = self._step
         if stamps:
             ends, arrived = stamps
@@ -265,7 +267,14 @@ class ShardsEngine(SessionEngine):
         self._wait_ahead()
         self._ticket += 1
         tags, flats, slots, *_ = self.session.run(self._snapshot, {self._ticket_feed: self._ticket})
+        # It takes time, and what is done with it too: others go on, and in shared memory a token is of its own vector.
+        self._is_behind = self._memory is not None and self._intake != "all"
         return Snapshot.from_flats(min(int(step) for _, step in tags), self._shards, flats, slots)
+
+    def _take_place(self) -> None:
+        """Where nobody waits: lets what this place pushed be forgotten, if it was not told of, and gets a new token."""
+        self._ticket += 1
+        self.session.run(self._join, {self._ticket_feed: self._ticket})
 
     def _wait_ahead(self) -> None:
         """Waits until the next step's vectors are here, where they are pulled ahead: then no shard moves before it."""
@@ -413,7 +422,7 @@ class ShardsEngine(SessionEngine):
         if self._memory is None:
             return vector
         with tf.device(here):
-            return wire.tell(packing.tags_of(vector, shard), packing.metrics_of(vector, shard)[STOP] > 0)
+            return wire.tell(packing.tags_of(vector, shard), wire.asks_to_stop(vector, shard, wire.FLOAT32))
 
     def _make_first(self, s: Shared, shard: Shard) -> tf.Tensor:
         """Whether this worker's first token of a shard is there and was there for nobody before it."""

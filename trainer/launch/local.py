@@ -15,7 +15,7 @@ from trainer.machine import is_local
 from trainer.monitor.peers import PeerError
 from trainer.plan import ANY_PORT, Plan, Task
 from trainer.run_directory import Lease, RunDirectory
-from trainer.shared_memory import make_file, vectors_of
+from trainer.shared_memory import make_file
 
 
 def run(
@@ -40,8 +40,7 @@ def run(
     with Lease(directory), HeldPorts(2 * len(plan.tasks)) as held, ExitStack() as stack:
         plan = _with_ports(plan, held)
         if plan.wire == Wire.memory.value:
-            workers = len(plan.workers)
-            file = stack.enter_context(make_file(plan.shards, vectors_of(plan.intake, workers), workers))
+            file = stack.enter_context(make_file(plan.shards, plan.intake, len(plan.workers)))
             plan = replace(plan, memory=file)
         return supervise(config, plan, directory, tasks, started_at=started_at, injector=injector)
 
