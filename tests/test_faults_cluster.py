@@ -110,6 +110,18 @@ def test_a_shard_that_is_lost_before_the_first_checkpoint_starts_the_run_anew(st
     assert not list(run.directory.glob("before-*"))
 
 
+@pytest.mark.parametrize(
+    "strategy", [["async", "train.steps=600"], ["backup", "strategy.quorum=2"]], ids=lambda s: s[0]
+)
+def test_where_nobody_waits_a_lost_shard_is_loaded_from_the_newest_checkpoint_too(start, strategy):
+    run = start(*EXACT, "cluster=2ps3w", f"strategy={strategy[0]}", *strategy[1:])
+    run.wait_for_step(FAULT_AT)
+    signal_tasks(run, signal.SIGKILL, "ps:1")
+    assert run.wait() == 0, run.output
+    assert [event["generation"] for event in events(run, "worker:0") if event["event"] == "reload"] == [1, 2]
+    assert run.summary()["final_loss"] < 2.0  # 2.3 before the first update
+
+
 @pytest.mark.parametrize("strategy", ["async", "backup", "all_reduce"])
 def test_a_killed_worker_of_another_strategy_comes_back(start, unbroken, strategy: str):
     options = ["strategy.quorum=2"] if strategy == "backup" else []
