@@ -30,7 +30,7 @@ def memory() -> Iterator[Memory]:
 
 def test_places_begin_at_pages_and_do_not_overlap():
     ends = 0
-    for shard, _, offset in places(SHARDS, intake="all", workers=2):
+    for shard, offset in places(SHARDS, intake="all", workers=2):
         assert offset % PAGE == 0
         assert offset >= ends
         ends = offset + shard.nbytes

@@ -46,16 +46,16 @@ def vectors_of(intake: str, workers: int) -> int:
     return 1 if intake == "all" else workers + 1
 
 
-def places(shards: Sequence[Shard], intake: str, workers: int) -> Iterator[tuple[Shard, int, int]]:
-    """Every place: shard, its number there, first byte; those of vectors go first, then one for each worker."""
+def places(shards: Sequence[Shard], intake: str, workers: int) -> Iterator[tuple[Shard, int]]:
+    """Every place, as its shard and first byte; of a shard those of vectors go first, then one for each worker."""
     offset = 0
     for shard in shards:
-        for number in range(vectors_of(intake, workers) + workers):
-            yield shard, number, offset
+        for _ in range(vectors_of(intake, workers) + workers):
+            yield shard, offset
             offset += -(-shard.nbytes // PAGE) * PAGE
 
 
 def nbytes(shards: Sequence[Shard], intake: str, workers: int) -> int:
     """Of all places; those that are never written to take no memory."""
-    *_, (last, _, offset) = places(shards, intake, workers)
+    *_, (last, offset) = places(shards, intake, workers)
     return offset + last.nbytes

@@ -1,4 +1,4 @@
-"""Vectors in memory that all tasks of one machine share: what a pull and a push carries does not travel at all.
+"""Vectors in memory that all tasks of one machine share: what a pull and a push carry does not travel at all.
 
     host    writes the new vector into a place, then says which to a worker, with its token
     worker  takes its token and what was said; computes on the vector where it lies
@@ -107,6 +107,6 @@ class Memory:
 
 def _cut(memory: mmap.mmap, shards: Sequence[Shard], intake: str, workers: int) -> dict[int, list[np.ndarray]]:
     cut: dict[int, list[np.ndarray]] = {shard.index: [] for shard in shards}
-    for shard, _, offset in places(shards, intake, workers):
+    for shard, offset in places(shards, intake, workers):
         cut[shard.index].append(np.frombuffer(memory, np.float32, shard.size, offset))
     return cut
