@@ -151,7 +151,7 @@ def test_the_rows_of_quick_exist():
 def test_our_contestants_are_configs_that_hold(name, tmp_path: Path):
     if "bf16" in name and not hasattr(StrategyConfig(), "wire"):
         pytest.skip("strategy.wire is not a key of this version")
-    from trainer.__main__ import find_problems
+    from trainer.command import find_problems
 
     overrides = CONTESTANTS[name].command("cnn", tmp_path, cores=2)[2:]
     assert compose.load(overrides, find_problems).train.batch_size == 128

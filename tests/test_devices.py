@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from trainer import machine, plan
-from trainer.__main__ import check
+from trainer.command import check
 from trainer.compose import load
 from trainer.config import ConfigError
 from trainer.describe import Description

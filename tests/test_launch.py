@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from trainer.__main__ import start_early
 from trainer.config import DataConfig, ModelConfig
 from trainer.describe import Description, Question
 from trainer.launch import progress
@@ -274,6 +275,43 @@ def test_a_nursery_that_is_gone_takes_no_request(tasks, start):
     tasks._nursery.wait()
     with pytest.raises(RuntimeError, match="the process that starts tasks ended with code -9"):
         start("ps:0", "os._exit(0)")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_started"),
+    [
+        ([], True),
+        (["cluster=2ps4w", "+experiment=digits", "train.steps=5"], True),
+        (["cluster=2ps4w", "mode=plan"], False),
+        (["launch=docker"], False),
+        (["job=ps", "task=0"], False),
+        (["hydra.job.chdir=true"], False),
+        (["--help"], False),
+        (["-m", "seed=1,2"], False),
+    ],
+)
+def test_a_nursery_is_started_before_the_config_is_read_where_a_command_seems_to_train_here(
+    arguments, is_started, monkeypatch
+):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    early = start_early(arguments)
+    try:
+        assert (early is not None) == is_started
+    finally:
+        if early:
+            early.discard()
+
+
+def test_a_task_that_a_scheduler_starts_has_no_nursery(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", "{}")
+    assert start_early([]) is None
+
+
+def test_a_nursery_that_nobody_wants_ends_at_once_and_ending_it_again_does_nothing():
+    early = Tasks(fork=True)  # imports for seconds, and would answer to nothing meanwhile
+    early.discard()
+    assert early._nursery.returncode == -signal.SIGKILL
+    early.discard()
 
 
 @pytest.fixture(scope="module")

@@ -273,9 +273,10 @@ def test_more_workers_than_cores_are_warned_of():
 
 def test_deciding_and_launching_import_no_tensorflow():
     modules = (
-        "trainer.__main__, trainer.addresses, trainer.capacity, trainer.cluster, trainer.config, trainer.describe, "
-        "trainer.devices.checks, trainer.devices, trainer.devices.memory, trainer.machine, trainer.placement, "
-        "trainer.plan, trainer.plan_page, trainer.launch.local, trainer.launch.tasks, trainer.launch.nursery"
+        "trainer.__main__, trainer.command, trainer.addresses, trainer.capacity, trainer.cluster, trainer.config, "
+        "trainer.describe, trainer.devices.checks, trainer.devices, trainer.devices.memory, trainer.machine, "
+        "trainer.placement, trainer.plan, trainer.plan_page, trainer.launch.local, "
+        "trainer.launch.tasks, trainer.launch.nursery"
     )
     code = f"import sys, {modules}; assert not {{'tensorflow', 'keras'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,232 +1,42 @@
-"""`python -m trainer`: compose the config, then do what its mode says; most often make the plan, and run it."""
+"""`python -m trainer`: starts what takes longest, then does what the command says."""
 
 from __future__ import annotations
 
-import time
-
-STARTED_AT = time.time()
-
-import gc
-import importlib
 import os
 import sys
-import traceback
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+import time
+from collections.abc import Sequence
 
-from trainer import addresses, compose, exit_codes, hosts, plan, selftest
-from trainer.config import ConfigError, Launch, Mode, Problem, RunConfig
-from trainer.describe import DescriptionError, Question, describe
-from trainer.machine import this_machine
-from trainer.render import checks as render_checks
+from trainer.launch.tasks import Tasks
 
-if TYPE_CHECKING:
-    from trainer.launch.tasks import Tasks
-
-
-def check(config: RunConfig) -> list[Problem]:
-    """What keeps a config from being used, beyond its single keys; a scheduler's TF_CONFIG is taken in."""
-    if config.mode in (Mode.doctor, Mode.clean):  # the doctor tells them beside what it finds wrong with the machine
-        return []
-    if config.mode is Mode.selftest:
-        selftest.adapt(config)
-    if config.mode is Mode.bench:
-        bench = _import_bench()
-        message = "bench is a part of the trainer's checkout, and this trainer was installed without it"
-        lacking = Problem("mode", message, "type make bench in a checkout")
-        return [lacking] if bench is None else list(bench.check(config))
-    if config.mode is Mode.check:  # whose config is the one that the run left
-        lacking = Problem("run", "mode=check reads what a run left, and none is named", "type run=PATH, its directory")
-        return [] if config.run else [lacking]
-    return find_problems(config)
-
-
-def _import_bench() -> Any:
-    """The package `bench` of the checkout that this package is of; none where the trainer was installed without it."""
-    root = Path(__file__).resolve().parent.parent
-    if not (root / "bench" / "contestants.py").is_file():
-        return None
-    if str(root) not in sys.path:
-        sys.path.insert(0, str(root))
-    return importlib.import_module("bench")
-
-
-def find_problems(config: RunConfig) -> list[Problem]:
-    tf_config = os.environ.get("TF_CONFIG")
-    problems = addresses.adopt_tf_config(config, tf_config) if tf_config else []
-    problems += [*hosts.adopt(config), *render_checks.check(config)]
-    problems += plan.check(config, this_machine(with_gpu_memory=bool(config.device.gpus)))
-    if config.mode is Mode.chaos:
-        from trainer import chaos
-
-        problems += chaos.check(config)
-    return problems
-
-
-def main(config: RunConfig, *, started_at: float) -> int:
-    """Does what the config says; returns the exit code."""
-    try:
-        return act(config, started_at)
-    except (ConfigError, DescriptionError) as error:
-        print(f"trainer: {error}", file=sys.stderr)
-        return exit_codes.CONFIG if isinstance(error, ConfigError) else error.exit_code
-    except KeyboardInterrupt:
-        return exit_codes.INTERRUPTED
-    except Exception as error:
-        code = exit_codes.exit_code_of(error)
-        if code == exit_codes.INTERNAL:
-            traceback.print_exc()
-        print(f"trainer: {error}", file=sys.stderr)
-        return code
-
-
-def act(config: RunConfig, started_at: float) -> int:
-    if config.mode is Mode.plan:
-        return show_plan(config)
-    if config.mode is Mode.doctor:
-        return look_at_machine(config)
-    if config.mode is Mode.matpow:
-        from trainer.matpow import run
-
-        return run(config.matpow, seed=config.seed)
-    if config.mode is Mode.check:
-        from trainer.check import run as check_run
-
-        assert config.run is not None
-        return check_run(config.run)
-    if config.mode is Mode.chaos:
-        return train_under_faults(config)
-    if config.mode is Mode.bench:
-        return int(_import_bench().run(config))
-    if config.mode is Mode.render:
-        return write_down(config)
-    if config.mode is Mode.clean:
-        from trainer.launch.in_containers import clean
-
-        return clean()
-    if config.mode is Mode.selftest:
-        return selftest.run(config, lambda adapted: train(adapted, started_at))
-    return train(config, started_at)
-
-
-def train(config: RunConfig, started_at: float) -> int:
-    """Runs all tasks, on this machine; or, where the config says who this process is, plays that task."""
-    if config.job is not None:
-        return train_one(config)
-    return (train_in_containers if config.launch is Launch.docker else train_all)(config, started_at)
-
-
-def train_all(config: RunConfig, started_at: float) -> int:
-    from trainer.launch import local
-    from trainer.launch.tasks import Tasks
-    from trainer.run_directory import choose
-
-    with Tasks() as tasks:  # its import of TensorFlow overlaps with the planning
-        made = _make_plan(config, tasks)
-        return local.run(config, made, choose(config), tasks, started_at=started_at)
-
-
-def train_in_containers(config: RunConfig, started_at: float) -> int:
-    from trainer.launch import in_containers
-    from trainer.launch.engine import connect
-    from trainer.launch.inputs import with_absolute_paths
-    from trainer.launch.owners import check_readable
-    from trainer.run_directory import choose
-
-    client = connect()
-    config, inputs = with_absolute_paths(config)
-    check_readable([*inputs, *config.container.mounts])
-    made = _make_plan(config)
-    return in_containers.run(config, made, choose(config), client, inputs, started_at=started_at)
-
-
-def write_down(config: RunConfig) -> int:
-    from trainer.launch.inputs import with_absolute_paths
-    from trainer.launch.owners import check_readable
-    from trainer.render import write
-    from trainer.run_directory import choose
-
-    config, inputs = with_absolute_paths(config)
-    of = hosts.host_by_task(config)
-    made = plan.make_plan(config, describe(_question(config)), this_machine())
-    if config.run is None:
-        return write.show(config, made, inputs, of)
-    check_readable([*inputs, *config.container.mounts])
-    return write.write(config, made, choose(config), inputs, of)
-
-
-def train_under_faults(config: RunConfig) -> int:
-    from trainer import chaos
-    from trainer.launch.tasks import Tasks
-    from trainer.run_directory import choose
-
-    config = chaos.adapted(config)
-    with Tasks() as tasks:  # one for all runs
-        return chaos.run(config, _make_plan(config, tasks), choose(config), tasks)
-
-
-def _make_plan(config: RunConfig, tasks: Tasks | None = None) -> plan.Plan:
-    """The plan of a run, told in words."""
-    child = tasks.describe if tasks and tasks.can_describe else None
-    made = plan.make_plan(config, describe(_question(config), child), this_machine())
-    if config.plan.json is not None:
-        from trainer import plan_page
-
-        plan_page.write_json(made, config.plan.json)
-    print(made.in_words(), flush=True)
-    return made
-
-
-def train_one(config: RunConfig) -> NoReturn:
-    from trainer.run_directory import Lease, choose
-
-    assert config.job is not None
-    assert config.task is not None
-    os.environ.setdefault("grpc_proxy", "")  # with http_proxy set, TensorFlow's gRPC would hang
-    made = plan.make_plan(config, describe(_question(config)), this_machine())
-    me, directory = made.task(config.job, config.task), choose(config)
-    os.environ.update(me.environment(os.environ))
-    gc.disable()  # a task collects from its first step on
-    from trainer import task  # imports TensorFlow
-
-    if not me.is_chief:  # only the chief writes
-        task.play(config, made, directory, me.job, me.index)
-    with Lease(directory):
-        directory.write_inputs(config, made)
-        task.play(config, made, directory, me.job, me.index)
-
-
-def show_plan(config: RunConfig) -> int:
-    from trainer import forecast, plan_page
-
-    description, machine = describe(_question(config)), this_machine()
-    made = plan.make_plan(config, description, machine)
-    expected, workload = forecast.expect(config, made, description, machine)
-    plan_page.show(made, (expected, workload))
-    if config.plan.json is not None:
-        plan_page.write_json(made, config.plan.json, expected)
-    return exit_codes.OK
-
-
-def look_at_machine(config: RunConfig) -> int:
-    from trainer import doctor
-
-    problems = find_problems(config)  # takes the cluster of TF_CONFIG in
-    cluster, gpus = config.cluster, any(config.device.gpus.values())
-    task = f"{config.job}:{config.task}"
-    return doctor.run(doctor.Wanted(problems, cluster.name, cluster.addresses, task, config.run, gpus))
-
-
-def _question(config: RunConfig) -> Question:
-    return Question.about(
-        config.model, config.data, user=config.user, seed=config.seed, precision=config.train.precision.value
-    )
+ELSEWHERE = ("-", "mode=", "launch=", "job=", "hydra.")  # how arguments begin that may want no tasks here
 
 
 def console() -> None:
     """The command line, for `python -m trainer` and the console script."""
-    first = iter([STARTED_AT])  # of several runs, the others start when the one before has ended
-    compose.run(lambda config: main(config, started_at=next(first, None) or time.time()), check)
+    started_at = time.time()
+    early = start_early(sys.argv[1:])
+    try:
+        from trainer import command  # imports Hydra, while the nursery imports TensorFlow
+
+        command.run(started_at, early)
+    finally:
+        if early:
+            early.discard()
+
+
+def start_early(arguments: Sequence[str]) -> Tasks | None:
+    """A nursery, where a command looks like one that trains here: what it imports takes longer than to read a config.
+
+    Nothing rests on the guess. A nursery that is not wanted ends with the command; one that is, and was not started
+    here, is started when the config is known.
+    """
+    if "TF_CONFIG" in os.environ or any(argument.startswith(ELSEWHERE) for argument in arguments):
+        return None
+    try:
+        return Tasks()
+    except OSError:  # told when it is wanted
+        return None
 
 
 if __name__ == "__main__":

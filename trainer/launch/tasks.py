@@ -12,10 +12,12 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trainer.describe import Question
 from trainer.environment import QUIET
+
+if TYPE_CHECKING:
+    from trainer.describe import Question
 
 REUSE_PORT = {"TF_GRPC_REUSE_PORT": "1"}  # the launcher holds the port
 
@@ -49,6 +51,11 @@ class Tasks:
         self._control.close()  # the nursery kills its tasks and leaves
         self._nursery.wait()
         self._complaints.close()
+
+    def discard(self) -> None:
+        """Ends a nursery at once, even if it is still importing; nothing if it has ended."""
+        self._nursery.kill()
+        self.__exit__(None, None, None)
 
     def describe(self, question: Question) -> dict[str, Any]:
         """Has a fork of the nursery build the model."""
