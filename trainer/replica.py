@@ -12,6 +12,7 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
+from trainer.batch_norm import fused
 from trainer.layer_devices import pinned
 from trainer.loss_scale import LOWEST
 from trainer.placement import Parameter
@@ -92,7 +93,7 @@ def make_step(
     ) -> tuple[Tensors, Tensors, tf.Tensor, tf.Tensor]:
         features, labels = batch
         weights = [parameters[path] for path in trainable]
-        with pinned(model, layers or {}, scopes):
+        with fused(model), pinned(model, layers or {}, scopes):
             # Layers may have names that no root scope may have.
             with tf.GradientTape() as tape, tf.name_scope("model"):
                 tape.watch(weights)

@@ -17,6 +17,7 @@ LASTING = (
     exit_codes.CHECKPOINT,
 )
 AFTER_A_STEP = (exit_codes.UNAVAILABLE, exit_codes.INTERNAL)
+OF_ANOTHER = (exit_codes.UNAVAILABLE, exit_codes.INCOMPLETE)  # codes of who leaves because another is gone
 
 
 def can_help(code: int, *, has_stepped: bool) -> bool:
@@ -36,12 +37,17 @@ def holds_state(plan: Plan, task: str) -> bool:
     return not plan.has_shard_hosts or any(shard.host == task for shard in plan.shards)
 
 
+def follow_from_another(codes: Iterable[int]) -> bool:
+    """Whether tasks that failed together all left because of one that is not among them."""
+    return all(code in OF_ANOTHER for code in codes)
+
+
 def most_telling(codes: Iterable[tuple[str, int]], plan: Plan) -> str:
     """Of tasks that failed together, the one whose failure explains the others'."""
 
     def rank(failed: tuple[str, int]) -> tuple[bool, bool]:
         task, code = failed
-        return code in (exit_codes.UNAVAILABLE, exit_codes.INCOMPLETE), not holds_state(plan, task)
+        return code in OF_ANOTHER, not holds_state(plan, task)
 
     return min(codes, key=rank)[0]
 

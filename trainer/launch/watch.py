@@ -18,7 +18,7 @@ from trainer.config import RunConfig
 from trainer.launch.injector import Injector, Seen
 from trainer.launch.lives import Failure, Life, Outcome, log_tail
 from trainer.launch.progress import Progress
-from trainer.launch.restarts import Budget, can_help, holds_state, most_telling
+from trainer.launch.restarts import Budget, can_help, follow_from_another, holds_state, most_telling
 from trainer.machine import oom_kills
 from trainer.monitor.journal import Journal
 from trainer.monitor.peers import read_status
@@ -31,6 +31,7 @@ POLL_SECS = 0.25
 INJECTOR_POLL_SECS = 0.05
 FIRST_STEP_TAKES = 10  # times as long as others may: it compiles
 SETTLE_SECS = 0.5  # after a failure: the cause may be heard of after its consequences
+SILENT_SECS = 2.0  # that a task may be silent before it can be the cause: far more than from page to page
 SAME_SIGNAL_SECS = 1.0
 STACKS_SECS = 0.5  # to write stacks
 STUCK_SECS = 3.0  # to write stacks, and for pages from before to be followed by others
@@ -224,6 +225,8 @@ class Watch:
             self._hear(max(0.0, settled - time.monotonic()))
         failed = self._failures()
         codes = {name: life.code for name, life in failed.items() if life.code is not None}
+        if follow_from_another(codes.values()) and self._is_one_silent():
+            return None  # it is ended in moments, or answers
         cause = failed[most_telling(codes.items(), self._plan)]
         for name, life in failed.items():
             if name not in self._firsts or not self._budget.recent(name, time.monotonic()):
@@ -239,6 +242,12 @@ class Watch:
 
     def _failures(self) -> dict[str, Life]:
         return {name: life for name, life in self.lives.items() if life.has_failed and life.starts_at is None}
+
+    def _is_one_silent(self) -> bool:
+        """Whether a task has not answered for so long that others may have left because of it."""
+        now, limit = time.monotonic(), max(SILENT_SECS, self._config.timeouts.heartbeat_secs / 2)
+        alive = (life for life in self.lives.values() if life.code is None and life.state in BEATING)
+        return any(now - life.heard_at > limit for life in alive)
 
     def _must_all_restart(self, codes: Mapping[str, int]) -> bool:
         """Whether what failed, or what has left already, holds a part of the state."""

@@ -1,0 +1,103 @@
+"""Who is named when tasks end each other: a launcher over tasks that a script plays."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer import exit_codes
+from trainer.compose import load
+from trainer.launch import watch
+from trainer.launch.lives import Outcome
+from trainer.launch.progress import make_progress
+from trainer.launch.watch import Signals, Watch
+from trainer.monitor.status import Status
+from trainer.placement import Shard
+from trainer.plan import Plan, Task
+from trainer.run_directory import RunDirectory
+
+HEARTBEAT_SECS = 5.0
+TASKS = ("ps:0", "worker:0", "worker:1")
+
+
+class Script:
+    """Tasks that do at their time what a test says, and from their second life on nothing but end."""
+
+    def __init__(self, frozen: str | None, frozen_at: float, exits: Mapping[str, tuple[float, int]]) -> None:
+        self._frozen, self._frozen_at, self._exits = frozen, frozen_at, exits
+        self._began_at = time.monotonic()
+        self._pids: dict[int, str] = {}  # of those that live
+        self._events: list[dict[str, Any]] = []
+        self.lives = dict.fromkeys(TASKS, 0)
+
+    def start(self, name: str, *, run: str, environment: Mapping[str, str], log: str) -> None:
+        self.lives[name] += 1
+        pid = 1000 * self.lives[name] + TASKS.index(name)
+        self._pids[pid] = name
+        self._events.append({"event": "started", "name": name, "pid": pid})
+
+    def signal(self, pid: int, number: int) -> None:
+        if number == signal.SIGKILL:
+            self._end(pid, -number)
+
+    def events(self, timeout_secs: float) -> list[dict[str, Any]]:
+        time.sleep(min(timeout_secs, 0.05))
+        for pid, name in list(self._pids.items()):
+            at, code = self._exits.get(name, (float("inf"), 0)) if pid < 2000 else (0.0, 0)
+            if self._now() > at:
+                self._end(pid, code)
+        heard, self._events = self._events, []
+        return heard
+
+    def page(self, control: str, timeout_secs: float) -> dict[str, Any] | None:
+        """The status page of a task; none while it is frozen, and none when it has ended."""
+        pid, name = next(((pid, name) for pid, name in self._pids.items() if control == name), (0, ""))
+        if not pid or (name == self._frozen and pid < 2000 and self._now() > self._frozen_at):
+            return None
+        job, _, index = name.partition(":")
+        page = Status(job, int(index), "run", "hash", tensorflow="2").to_json()
+        return page | {"state": "serving" if job == "ps" else "training", "step": 7, "first_step_at": time.time()}
+
+    def _now(self) -> float:
+        return time.monotonic() - self._began_at
+
+    def _end(self, pid: int, code: int) -> None:
+        if (name := self._pids.pop(pid, None)) is not None:
+            self._events.append({"event": "exited", "name": name, "pid": pid, "code": code})
+
+
+def watched(script: Script, path: Path, monkeypatch: pytest.MonkeyPatch) -> Outcome:
+    monkeypatch.setattr(watch, "_read_page", script.page)
+    config = load([f"timeouts.heartbeat_secs={HEARTBEAT_SECS}", "restart.delay_secs=0.1"])
+    made = tuple(
+        Task(job, int(index), "", f"{job}:{index}", (), None, 1, 2)
+        for job, index in (name.split(":") for name in TASKS)
+    )
+    plan = Plan("test", "sync", 10, 8, made, (Shard(0, "ps:0", (), ()),), 96, ())
+    path.mkdir()
+    with make_progress(plan.tasks, plan.steps) as progress, Signals() as signals:
+        return Watch(config, plan, RunDirectory(path), script, progress, signals).run()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", [exit_codes.UNAVAILABLE, exit_codes.INCOMPLETE])
+def test_a_frozen_task_is_the_cause_also_when_others_leave_before_it_is_ended(code, tmp_path, monkeypatch, capsys):
+    script = Script("ps:0", 0.5, {"worker:0": (4.0, code), "worker:1": (4.0, exit_codes.UNAVAILABLE)})
+    outcome = watched(script, tmp_path / "run", monkeypatch)
+    said = capsys.readouterr().out
+    assert f"ps:0 is gone (silent for {HEARTBEAT_SECS:g} s, so it was ended)" in said
+    assert "worker:0 is gone" not in said
+    assert (outcome.failed, outcome.restarts) == (None, {"ps:0": 1})
+    assert script.lives == dict.fromkeys(TASKS, 2)
+
+
+def test_a_task_that_leaves_while_all_others_answer_is_started_again_alone(tmp_path, monkeypatch, capsys):
+    exits = {"worker:0": (0.5, exit_codes.UNAVAILABLE), "ps:0": (4.0, 0), "worker:1": (4.0, 0)}
+    outcome = watched(Script(None, 0.0, exits), tmp_path / "run", monkeypatch)
+    assert "worker:0 is gone (a peer or a port is unavailable); starts it again" in capsys.readouterr().out
+    assert (outcome.failed, outcome.restarts) == (None, {"worker:0": 1})

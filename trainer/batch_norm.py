@@ -1,0 +1,73 @@
+"""BatchNorm by TensorFlow's fused kernel, while a replica step is traced.
+
+Keras 3 composes a BatchNormalization of some ten operations, each of which reads and writes all activations, forwards
+and back. The kernel gives the same, to rounding, in one each way.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import keras
+import tensorflow as tf
+
+
+@contextmanager
+def fused(model: keras.Model) -> Iterator[None]:
+    """Has the model's BatchNormalization layers use the kernel where they train; others stay as they are.
+
+    The others: of a class of the user's own, frozen, synchronized, with renorm or a mask, over an axis but the last, or
+    of numbers but float32 (layers of a lower precision compute BatchNorm in float32).
+    """
+    layers = [layer for layer in model._flatten_layers(include_self=False) if _can_fuse(layer)]
+    for layer in layers:
+        object.__setattr__(layer, "call", _call_fused(layer))
+    try:
+        yield
+    finally:
+        for layer in layers:
+            object.__delattr__(layer, "call")
+
+
+def _can_fuse(layer: keras.Layer) -> bool:
+    if type(layer) is not keras.layers.BatchNormalization or "call" in vars(layer):
+        return False
+    return layer.trainable and not layer.synchronized and not getattr(layer, "renorm", False)
+
+
+def _call_fused(layer: keras.layers.BatchNormalization) -> Callable[..., tf.Tensor]:
+    call = layer.call
+
+    @functools.wraps(call)
+    def on_kernel(inputs: tf.Tensor, training: bool | None = None, mask: tf.Tensor | None = None) -> tf.Tensor:
+        values = tf.cast(inputs, keras.backend.result_type(inputs.dtype, "float32"))
+        is_last = layer.axis in (-1, len(inputs.shape) - 1)
+        if not training or mask is not None or not is_last or values.dtype != tf.float32:
+            return call(inputs, training=training, mask=mask)
+        channels, is_image = inputs.shape[-1], len(inputs.shape) == 4
+        normalized, mean, variance = _normalize(
+            values if is_image else tf.reshape(values, [-1, 1, 1, channels]),
+            keras.ops.cast(layer.gamma, "float32") if layer.scale else tf.ones([channels]),
+            keras.ops.cast(layer.beta, "float32") if layer.center else tf.zeros([channels]),
+            layer.epsilon,
+        )
+        for moving, of_batch in ((layer.moving_mean, mean), (layer.moving_variance, variance)):
+            moving.assign(keras.ops.cast(moving, "float32") * layer.momentum + of_batch * (1.0 - layer.momentum))
+        # Without a need none: a relu that follows at once becomes a part of the kernel.
+        return tf.cast(normalized if is_image else tf.reshape(normalized, tf.shape(inputs)), layer.compute_dtype)
+
+    return on_kernel
+
+
+def _normalize(
+    values: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, epsilon: float
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """[N, H, W, C] normalized, and mean and variance [C] of each channel."""
+    normalized, mean, unbiased, *_ = tf.raw_ops.FusedBatchNormV3(
+        x=values, scale=scale, offset=offset, mean=[], variance=[], epsilon=epsilon, is_training=True
+    )
+    count = tf.cast(tf.size(values) // values.shape[-1], tf.float32)
+    # Keras keeps the variance of the batch, the kernel tells that of what it was drawn from: of one value, none.
+    return normalized, mean, tf.math.multiply_no_nan(unbiased, (count - 1.0) / count)
