@@ -268,7 +268,7 @@ def make_replica(
             data.train, seed=SEED, start=0, stop=stop, batch_size=BATCH, replica=index, replicas=count
         )
 
-    return Replica(replica.make_step(model, LOSS, **options), batches, SEED, index, count, device, jit)
+    return Replica(replica.make_step(model, LOSS, jit=jit, **options), batches, SEED, index, count, device, jit)
 
 
 def make_local(

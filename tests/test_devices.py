@@ -62,7 +62,7 @@ def told(made: Plan, field: str) -> dict[str, object]:
         (
             r"+device.intra_op_threads={worker:3,worker\:1:5}",
             "intra_op_threads",
-            {"ps:0": 1, "worker:0": 3, "worker:1": 5},
+            {"ps:0": 8, "worker:0": 3, "worker:1": 5},
         ),
         (
             r"+device.inter_op_threads={ps:4,worker\:1:5}",
@@ -458,7 +458,12 @@ def test_a_worker_has_one_replica_on_its_first_gpu_or_the_cpu():
 
 def test_cores_are_shared_out_among_workers_and_replicas():
     made = planned("cluster=1ps2w1e", "device.replicas=[/cpu:0,/cpu:1]")
-    assert told(made, "intra_op_threads") == {"ps:0": 1, "worker:0": 2, "worker:1": 2, "evaluator:0": 1}  # 8 / (2 x 2)
+    assert told(made, "intra_op_threads") == {"ps:0": 8, "worker:0": 2, "worker:1": 2, "evaluator:0": 1}  # 8 / (2 x 2)
+
+
+def test_a_ps_has_the_cores_that_workers_leave_when_they_wait_for_it():
+    assert told(planned("cluster=1ps4w"), "intra_op_threads")["ps:0"] == 8
+    assert told(planned("cluster=2ps4w"), "intra_op_threads")["ps:1"] == 4
 
 
 def test_every_task_has_a_thread():

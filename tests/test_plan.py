@@ -51,7 +51,7 @@ def test_one_process_trains_locally_and_a_cluster_in_step():
 
 def test_workers_of_one_machine_share_its_cores():
     threads = {task.name: task.intra_op_threads for task in planned("cluster=1ps4w").tasks}
-    assert threads == {"ps:0": 1, "worker:0": 2, "worker:1": 2, "worker:2": 2, "worker:3": 2}
+    assert threads == {"ps:0": 8, "worker:0": 2, "worker:1": 2, "worker:2": 2, "worker:3": 2}
 
 
 def test_the_batch_is_global_and_shared_out():

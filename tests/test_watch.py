@@ -22,11 +22,11 @@ from trainer.plan import Plan, Task
 from trainer.run_directory import RunDirectory
 
 HEARTBEAT_SECS = 5.0
-TASKS = ("ps:0", "worker:0", "worker:1")
+TASKS = ("ps:0", "worker:0", "worker:1", "evaluator:0")
 
 
 class Script:
-    """Tasks that do at their time what a test says, and from their second life on nothing but end."""
+    """Tasks that do at their time what a test says; all that live again do what it says of "again", or end at once."""
 
     def __init__(self, frozen: str | None, frozen_at: float, exits: Mapping[str, tuple[float, int]]) -> None:
         self._frozen, self._frozen_at, self._exits = frozen, frozen_at, exits
@@ -34,6 +34,9 @@ class Script:
         self._pids: dict[int, str] = {}  # of those that live
         self._events: list[dict[str, Any]] = []
         self.lives = dict.fromkeys(TASKS, 0)
+        self.asked: list[int] = []  # the lives of tasks that were asked to stop
+        self.heard: Signals | None = None  # gets a Ctrl-C at `stopped_at`
+        self.stopped_at = float("inf")
 
     def start(self, name: str, *, run: str, environment: Mapping[str, str], log: str) -> None:
         self.lives[name] += 1
@@ -44,11 +47,16 @@ class Script:
     def signal(self, pid: int, number: int) -> None:
         if number == signal.SIGKILL:
             self._end(pid, -number)
+        if number == signal.SIGTERM:
+            self.asked.append(pid // 1000)
+            self._end(pid, exit_codes.TERMINATED)
 
     def events(self, timeout_secs: float) -> list[dict[str, Any]]:
         time.sleep(min(timeout_secs, 0.05))
+        if self.heard is not None and self._now() > self.stopped_at:
+            self.heard.numbers, self.stopped_at = [signal.SIGINT], float("inf")
         for pid, name in list(self._pids.items()):
-            at, code = self._exits.get(name, (float("inf"), 0)) if pid < 2000 else (0.0, 0)
+            at, code = self._exits.get(name, (float("inf"), 0)) if pid < 2000 else self._exits.get("again", (0.0, 0))
             if self._now() > at:
                 self._end(pid, code)
         heard, self._events = self._events, []
@@ -81,6 +89,7 @@ def watched(script: Script, path: Path, monkeypatch: pytest.MonkeyPatch) -> Outc
     plan = Plan("test", "sync", 10, 8, made, (Shard(0, "ps:0", (), ()),), 96, ())
     path.mkdir()
     with make_progress(plan.tasks, plan.steps) as progress, Signals() as signals:
+        script.heard = signals
         return Watch(config, plan, RunDirectory(path), script, progress, signals).run()
 
 
@@ -97,7 +106,26 @@ def test_a_frozen_task_is_the_cause_also_when_others_leave_before_it_is_ended(co
 
 
 def test_a_task_that_leaves_while_all_others_answer_is_started_again_alone(tmp_path, monkeypatch, capsys):
-    exits = {"worker:0": (0.5, exit_codes.UNAVAILABLE), "ps:0": (4.0, 0), "worker:1": (4.0, 0)}
+    exits = dict.fromkeys(TASKS, (4.0, exit_codes.OK)) | {"worker:0": (0.5, exit_codes.UNAVAILABLE)}
     outcome = watched(Script(None, 0.0, exits), tmp_path / "run", monkeypatch)
     assert "worker:0 is gone (a peer or a port is unavailable); starts it again" in capsys.readouterr().out
     assert (outcome.failed, outcome.restarts) == (None, {"worker:0": 1})
+
+
+@pytest.mark.slow
+def test_nobody_leaves_because_of_a_frozen_evaluator(tmp_path, monkeypatch, capsys):
+    exits = {"worker:0": (4.0, exit_codes.UNAVAILABLE), "ps:0": (8.0, 0), "worker:1": (8.0, 0)}
+    outcome = watched(Script("evaluator:0", 0.5, exits), tmp_path / "run", monkeypatch)
+    said = capsys.readouterr().out
+    assert said.index("worker:0 is gone (a peer or a port") < said.index("evaluator:0 is gone (silent")
+    assert (outcome.failed, outcome.restarts) == (None, {"worker:0": 1, "evaluator:0": 1})
+
+
+@pytest.mark.slow
+def test_a_run_is_not_stopped_while_one_that_left_is_still_to_be_started_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(RunDirectory, "has_loaded", lambda self: True)
+    script = Script("ps:0", 0.5, {"worker:0": (4.0, exit_codes.UNAVAILABLE), "again": (float("inf"), 0)})
+    script.stopped_at = 4.2
+    outcome = watched(script, tmp_path / "run", monkeypatch)
+    assert (outcome.failed, outcome.restarts) == (None, {"ps:0": 1})
+    assert script.asked == [2] * len(TASKS)

@@ -6,8 +6,10 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from trainer.launch.tasks import Tasks
+if TYPE_CHECKING:
+    from trainer.launch.tasks import Tasks
 
 ELSEWHERE = ("-", "mode=", "launch=", "job=", "hydra.")  # how arguments begin that may want no tasks here
 
@@ -28,11 +30,13 @@ def console() -> None:
 def start_early(arguments: Sequence[str]) -> Tasks | None:
     """A nursery, where a command looks like one that trains here: what it imports takes longer than to read a config.
 
-    Nothing rests on the guess. A nursery that is not wanted ends with the command; one that is, and was not started
-    here, is started when the config is known.
+    Nothing rests on the guess: when the config is known, a nursery that nobody wants is ended, and one that is wanted
+    and not there is started.
     """
-    if "TF_CONFIG" in os.environ or any(argument.startswith(ELSEWHERE) for argument in arguments):
+    if "TF_CONFIG" in os.environ or any(argument.lstrip("+").startswith(ELSEWHERE) for argument in arguments):
         return None
+    from trainer.launch.tasks import Tasks
+
     try:
         return Tasks()
     except OSError:  # told when it is wanted

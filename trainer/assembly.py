@@ -120,6 +120,7 @@ def _make_replicas(
         accumulate=config.train.accumulate,
         layers={path: _full(plan, task, device) for path, device in plan.layers.items()},
         scopes=scopes,
+        jit=config.train.jit,
     )
     first = sum(len(other.replicas) for other in plan.workers[: task.index])
 

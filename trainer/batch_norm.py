@@ -1,7 +1,11 @@
 """BatchNorm by TensorFlow's fused kernel, while a replica step is traced.
 
 Keras 3 composes a BatchNormalization of some ten operations, each of which reads and writes all activations, forwards
-and back. The kernel gives the same, to rounding, in one each way.
+and back. The kernel gives the same, to rounding, in one each way; its bits depend on the threads that it has, as those
+of a convolution's gradient do.
+
+Not for what XLA compiles: its kernel takes E[x^2] - E[x]^2 for the variance (tensorflow/tensorflow#118701), and a
+channel with a mean far above its deviation loses all digits of it.
 """
 
 from __future__ import annotations
@@ -46,17 +50,19 @@ def _call_fused(layer: keras.layers.BatchNormalization) -> Callable[..., tf.Tens
         is_last = layer.axis in (-1, len(inputs.shape) - 1)
         if not training or mask is not None or not is_last or values.dtype != tf.float32:
             return call(inputs, training=training, mask=mask)
-        channels, is_image = inputs.shape[-1], len(inputs.shape) == 4
+        channels, rank = layer.moving_mean.shape[0], len(inputs.shape)
+        outer = [-1, 1] if rank == 2 else [tf.shape(inputs)[0], -1]
         normalized, mean, variance = _normalize(
-            values if is_image else tf.reshape(values, [-1, 1, 1, channels]),
+            values if rank == 4 else tf.reshape(values, [*outer, 1, channels]),
             keras.ops.cast(layer.gamma, "float32") if layer.scale else tf.ones([channels]),
             keras.ops.cast(layer.beta, "float32") if layer.center else tf.zeros([channels]),
             layer.epsilon,
         )
         for moving, of_batch in ((layer.moving_mean, mean), (layer.moving_variance, variance)):
             moving.assign(keras.ops.cast(moving, "float32") * layer.momentum + of_batch * (1.0 - layer.momentum))
-        # Without a need none: a relu that follows at once becomes a part of the kernel.
-        return tf.cast(normalized if is_image else tf.reshape(normalized, tf.shape(inputs)), layer.compute_dtype)
+        if rank != 4:  # else it may go into a relu, which TensorFlow then makes a part of the kernel
+            normalized = tf.reshape(normalized, tf.shape(inputs))
+        return tf.cast(normalized, layer.compute_dtype)
 
     return on_kernel
 
@@ -68,6 +74,6 @@ def _normalize(
     normalized, mean, unbiased, *_ = tf.raw_ops.FusedBatchNormV3(
         x=values, scale=scale, offset=offset, mean=[], variance=[], epsilon=epsilon, is_training=True
     )
-    count = tf.cast(tf.size(values) // values.shape[-1], tf.float32)
+    count = tf.cast(tf.size(values) // tf.size(scale), tf.float32)
     # Keras keeps the variance of the batch, the kernel tells that of what it was drawn from: of one value, none.
     return normalized, mean, tf.math.multiply_no_nan(unbiased, (count - 1.0) / count)

@@ -26,7 +26,7 @@ def run(started_at: float, early: Tasks | None) -> NoReturn:
 
     Args:
         started_at: when the command was typed (Unix time, seconds).
-        early: a nursery, for the first run that wants one.
+        early: a nursery, for the first run.
     """
     first = iter([(started_at, early)])  # of several runs, the others start when the one before has ended
     compose.run(lambda config: main(config, *next(first, (time.time(), None))), check)
@@ -89,6 +89,9 @@ def main(config: RunConfig, started_at: float, early: Tasks | None = None) -> in
 
 
 def act(config: RunConfig, started_at: float, early: Tasks | None) -> int:
+    trains_here = config.mode in (Mode.train, Mode.selftest) and config.job is None and config.launch is Launch.local
+    if early is not None and not trains_here:
+        early.discard()
     if config.mode is Mode.plan:
         return show_plan(config)
     if config.mode is Mode.doctor:

@@ -7,6 +7,7 @@ an ordinary Keras model.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import keras
@@ -71,6 +72,7 @@ def make_step(
     accumulate: int = 1,
     layers: Mapping[str, str] | None = None,
     scopes: MutableMapping[str, str] | None = None,
+    jit: bool = False,
 ) -> Callable[..., Outcome]:
     """Builds step(parameters, state, seed, features, labels, loss_scale=None) -> Outcome.
 
@@ -80,6 +82,7 @@ def make_step(
         accumulate: parts that the batch is computed in, one after the other; the result is the mean over them.
         layers: device by layer path; the backward pass of a layer runs where its forward pass does.
         scopes: gets the layer path of each name scope, when a step is traced.
+        jit: whether XLA compiles it; BatchNorm is then Keras's own, as XLA's variance loses a channel of a large mean.
 
     The step takes parameters and state by path, a seed [2] of int64 that fixes every random draw (dropout), and a batch
     features [N, ...], labels [N, ...]; the loss is the mean over the batch plus the model's own (regularizers). With a
@@ -93,7 +96,7 @@ def make_step(
     ) -> tuple[Tensors, Tensors, tf.Tensor, tf.Tensor]:
         features, labels = batch
         weights = [parameters[path] for path in trainable]
-        with fused(model), pinned(model, layers or {}, scopes):
+        with nullcontext() if jit else fused(model), pinned(model, layers or {}, scopes):
             # Layers may have names that no root scope may have.
             with tf.GradientTape() as tape, tf.name_scope("model"):
                 tape.watch(weights)

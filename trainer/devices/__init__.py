@@ -67,11 +67,11 @@ def is_here(config: RunConfig, job: str, index: int) -> bool:
 
 def for_tasks(config: RunConfig, machine: Machine) -> dict[tuple[str, int], dict[str, Any]]:
     """What each task may use, by the names of `Task`'s fields; by (job, index)."""
-    cluster = config.cluster
-    workers = Counter(host_of(cluster, "worker", index) for index in range(cluster.worker))
+    tasks = list(tasks_of(config.cluster))
+    alike = Counter((job, host_of(config.cluster, job, index)) for job, index in tasks)  # of one job, on one host
     return {
-        (job, index): _for_task(config, machine.cores // max(1, workers[host_of(cluster, job, index)]), job, index)
-        for job, index in tasks_of(cluster)
+        (job, index): _for_task(config, machine.cores // alike[job, host_of(config.cluster, job, index)], job, index)
+        for job, index in tasks
     }
 
 
@@ -79,12 +79,12 @@ def _for_task(config: RunConfig, cores: int, job: str, index: int) -> dict[str, 
     """What one task may use.
 
     Args:
-        cores: of the machine, for each worker of the task's host.
+        cores: of the machine, for each task of this job on its host: a ps updates while the workers wait for it.
     """
     device = config.device
     gpus = tuple(of_task(device.gpus, job, index) or ())
     replicas = replicas_of(config, job, index)
-    threads = max(1, cores // len(replicas)) if replicas else 1  # a ps adds and an evaluator waits: one will do
+    threads = 1 if job == "evaluator" else max(1, cores // max(1, len(replicas)))  # an evaluator has time
     used = [name for names in uses(config, job, index).values() for name in names]
     cpus = [int(name.removeprefix(CPU)) for name in used if name.startswith(CPU)]
     return {

@@ -17,7 +17,7 @@ LASTING = (
     exit_codes.CHECKPOINT,
 )
 AFTER_A_STEP = (exit_codes.UNAVAILABLE, exit_codes.INTERNAL)
-OF_ANOTHER = (exit_codes.UNAVAILABLE, exit_codes.INCOMPLETE)  # codes of who leaves because another is gone
+LEFT_BEHIND = (exit_codes.UNAVAILABLE, exit_codes.INCOMPLETE)  # codes of who leaves because another is gone
 
 
 def can_help(code: int, *, has_stepped: bool) -> bool:
@@ -37,9 +37,9 @@ def holds_state(plan: Plan, task: str) -> bool:
     return not plan.has_shard_hosts or any(shard.host == task for shard in plan.shards)
 
 
-def follow_from_another(codes: Iterable[int]) -> bool:
-    """Whether tasks that failed together all left because of one that is not among them."""
-    return all(code in OF_ANOTHER for code in codes)
+def may_be_left_behind(codes: Iterable[int]) -> bool:
+    """Whether tasks that failed together may all have left because of one that is not among them."""
+    return all(code in LEFT_BEHIND for code in codes)
 
 
 def most_telling(codes: Iterable[tuple[str, int]], plan: Plan) -> str:
@@ -47,7 +47,7 @@ def most_telling(codes: Iterable[tuple[str, int]], plan: Plan) -> str:
 
     def rank(failed: tuple[str, int]) -> tuple[bool, bool]:
         task, code = failed
-        return code in OF_ANOTHER, not holds_state(plan, task)
+        return code in LEFT_BEHIND, not holds_state(plan, task)
 
     return min(codes, key=rank)[0]
 

@@ -53,7 +53,9 @@ class Tasks:
         self._complaints.close()
 
     def discard(self) -> None:
-        """Ends a nursery at once, even if it is still importing; nothing if it has ended."""
+        """Ends a nursery that nobody has used, even while it imports; nothing if it was told to end."""
+        if self._control.fileno() < 0:
+            return
         self._nursery.kill()
         self.__exit__(None, None, None)
 

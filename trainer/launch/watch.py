@@ -18,7 +18,7 @@ from trainer.config import RunConfig
 from trainer.launch.injector import Injector, Seen
 from trainer.launch.lives import Failure, Life, Outcome, log_tail
 from trainer.launch.progress import Progress
-from trainer.launch.restarts import Budget, can_help, follow_from_another, holds_state, most_telling
+from trainer.launch.restarts import Budget, can_help, holds_state, may_be_left_behind, most_telling
 from trainer.machine import oom_kills
 from trainer.monitor.journal import Journal
 from trainer.monitor.peers import read_status
@@ -199,6 +199,8 @@ class Watch:
             return
         if self._stop_by is None and any(life.is_stopping for life in lives):
             self._ask_to_stop("a task was asked to stop, so all do")
+        if self._failures():  # still to be started again
+            return
         if self._stop_by is not None and not self._was_asked and all(life.is_up for life in lives):
             self._was_asked = True
             for life in lives:
@@ -218,15 +220,16 @@ class Watch:
 
     def _look_at_failures(self) -> Failure | None:
         """Starts again what can be; returns the failure that ends the run, if one does."""
-        if self._restarting_since is not None or not self._failures():
+        failed = self._failures()
+        if self._restarting_since is not None or not failed:
             return None
+        if may_be_left_behind(life.code or 0 for life in failed.values()) and self._is_a_host_silent():
+            return None  # it answers, or is ended and then the cause
         settled = time.monotonic() + SETTLE_SECS
         while time.monotonic() < settled:
             self._hear(max(0.0, settled - time.monotonic()))
         failed = self._failures()
         codes = {name: life.code for name, life in failed.items() if life.code is not None}
-        if follow_from_another(codes.values()) and self._is_one_silent():
-            return None  # it is ended in moments, or answers
         cause = failed[most_telling(codes.items(), self._plan)]
         for name, life in failed.items():
             if name not in self._firsts or not self._budget.recent(name, time.monotonic()):
@@ -243,11 +246,15 @@ class Watch:
     def _failures(self) -> dict[str, Life]:
         return {name: life for name, life in self.lives.items() if life.has_failed and life.starts_at is None}
 
-    def _is_one_silent(self) -> bool:
-        """Whether a task has not answered for so long that others may have left because of it."""
-        now, limit = time.monotonic(), max(SILENT_SECS, self._config.timeouts.heartbeat_secs / 2)
-        alive = (life for life in self.lives.values() if life.code is None and life.state in BEATING)
-        return any(now - life.heard_at > limit for life in alive)
+    def _is_a_host_silent(self) -> bool:
+        """Whether a task that holds state has not answered for so long that others may have left because of it.
+
+        Not one that outlives its end: what hangs in a driver or a file system may do so for ever.
+        """
+        now, limit = time.monotonic(), self._config.timeouts.heartbeat_secs
+        hosts = [life for name, life in self.lives.items() if holds_state(self._plan, name)]
+        silent = [now - life.heard_at for life in hosts if life.code is None and life.state in BEATING]
+        return any(max(SILENT_SECS, limit / 2) < secs < limit + STACKS_SECS + STUCK_SECS for secs in silent)
 
     def _must_all_restart(self, codes: Mapping[str, int]) -> bool:
         """Whether what failed, or what has left already, holds a part of the state."""
