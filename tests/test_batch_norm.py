@@ -138,6 +138,9 @@ def test_channels_may_be_unknown_while_a_step_is_traced(by_keras):
         def call(self, inputs: Any) -> Any:
             return tf.compat.v1.placeholder_with_default(inputs, [None] * len(inputs.shape))
 
+        def compute_output_shape(self, shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+            return shape
+
     inputs = keras.Input((4, 3, CHANNELS))
     hidden = keras.layers.BatchNormalization(scale=False, name="norm")(Forgetful()(inputs))
     hidden = keras.layers.Reshape((4 * 3 * CHANNELS,))(hidden)

@@ -240,7 +240,8 @@ class DeviceConfig:
     memory_fraction: dict[str, float] = field(default_factory=dict)  # share of each visible GPU, in (0, 1]
     memory_mib: dict[str, int] = field(default_factory=dict)  # of each visible GPU, instead of a share
     growth: dict[str, bool] = field(default_factory=dict)  # take GPU memory as it is needed, instead of either
-    intra_op_threads: dict[str, int] = field(default_factory=dict)  # inside an operation; default: cores / replicas
+    # inside an operation; default: the host's cores, shared out among its replicas, and once more among its ps
+    intra_op_threads: dict[str, int] = field(default_factory=dict)
     # operations side by side; 1 deadlocks a server that waits in queues
     inter_op_threads: dict[str, int] = field(default_factory=dict)
     soft_placement: dict[str, bool] = field(default_factory=dict)  # where a kernel is missing use the CPU; default true
