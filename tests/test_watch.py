@@ -26,11 +26,14 @@ TASKS = ("ps:0", "worker:0", "worker:1", "evaluator:0")
 
 
 class Script:
-    """Tasks that do at their time what a test says; all that live again do what it says of "again", or end at once."""
+    """Tasks that do what a test says, so many seconds after the launcher could have read a page of each.
+
+    All that live again do what it says of "again", or end at once.
+    """
 
     def __init__(self, frozen: str | None, frozen_at: float, exits: Mapping[str, tuple[float, int]]) -> None:
         self._frozen, self._frozen_at, self._exits = frozen, frozen_at, exits
-        self._began_at = time.monotonic()
+        self._seen: dict[str, float] = {}  # when a task's page was read first
         self._pids: dict[int, str] = {}  # of those that live
         self._events: list[dict[str, Any]] = []
         self.lives = dict.fromkeys(TASKS, 0)
@@ -67,12 +70,13 @@ class Script:
         pid, name = next(((pid, name) for pid, name in self._pids.items() if control == name), (0, ""))
         if not pid or (name == self._frozen and pid < 2000 and self._now() > self._frozen_at):
             return None
+        self._seen.setdefault(name, time.monotonic())
         job, _, index = name.partition(":")
         page = Status(job, int(index), "run", "hash", tensorflow="2").to_json()
         return page | {"state": "serving" if job == "ps" else "training", "step": 7, "first_step_at": time.time()}
 
     def _now(self) -> float:
-        return time.monotonic() - self._began_at
+        return time.monotonic() - max(self._seen.values()) if len(self._seen) == len(TASKS) else -1.0
 
     def _end(self, pid: int, code: int) -> None:
         if (name := self._pids.pop(pid, None)) is not None:
