@@ -5,6 +5,9 @@ the machine that has most of it to do:
 
     part on a machine = max(seconds of CPU of its tasks / its cores, seconds of its slowest task)
 
+An update is thought to be on one thread. It has more where a host has more cores, but on steps that were measured the
+other errors of the sum are then larger by more than what is won.
+
 What a part costs in seconds of CPU is in `costs.py`. Between machines the wire takes at least as long as the fullest
 link does for its bytes.
 """
