@@ -168,6 +168,14 @@ def test_as_few_open_files_as_are_accepted_are_enough(here):
 
 
 @pytest.mark.cluster
+@pytest.mark.parametrize("closed", ["<&-", ">&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_a_run_needs_none_of_the_standard_streams(here, closed):
+    ended = typed(here, "cluster=1ps1w", f"run={here / 'run'}", *TINY, limits=f"exec {closed};")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert (here / "run/summary.json").exists()
+
+
+@pytest.mark.cluster
 def test_a_run_needs_no_shared_memory(here):
     """Only NCCL does, between the GPUs of one machine."""
     without = ["unshare", "--user", "--map-root-user", "--mount", "bash", "-c"]

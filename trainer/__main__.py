@@ -17,6 +17,7 @@ ELSEWHERE = ("-", "mode=", "launch=", "job=", "hydra.")  # how arguments begin t
 def console() -> None:
     """The command line, for `python -m trainer` and the console script."""
     started_at = time.time()
+    _open_standard_streams()
     early = start_early(sys.argv[1:])
     try:
         from trainer import command  # imports Hydra, while the nursery imports TensorFlow
@@ -25,6 +26,15 @@ def console() -> None:
     finally:
         if early:
             early.discard()
+
+
+def _open_standard_streams() -> None:
+    """Where one is closed, as a service may find it, the next file to be opened would take its place."""
+    for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode)  # noqa: SIM115 (open as long as the process); gets the lowest number
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
 
 
 def start_early(arguments: Sequence[str]) -> Tasks | None:
