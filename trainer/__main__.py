@@ -29,10 +29,10 @@ def console() -> None:
 
 
 def _open_standard_streams() -> None:
-    """Where one is closed, as a service may find it, the next file to be opened would take its place."""
+    """Where one is closed, as a service may find it, the next file to be opened takes its place: this one."""
     for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
         if getattr(sys, name) is None:
-            stream = open(os.devnull, mode)  # noqa: SIM115 (open as long as the process); gets the lowest number
+            stream = open(os.devnull, mode, errors="backslashreplace")  # noqa: SIM115 (open as long as the process)
             os.set_inheritable(stream.fileno(), True)
             setattr(sys, name, stream)
 

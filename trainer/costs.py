@@ -3,7 +3,8 @@
     seconds = calls x RATES.calls + messages x RATES.messages + bytes sent x RATES.nbytes
             + bytes of the update x RATES.update_nbytes + operations x RATES.flops + layers x RATES.layers
 
-The rates were fitted to steps of real clusters, by `make bench-growth`, which prints the lines below anew.
+The rates were fitted to steps of one process and of real clusters whose vectors are sent (for vectors in shared memory
+they are assumed), by `make bench-growth`, which prints the lines below anew.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ class Work(NamedTuple):
     calls: float = 0.0  # of Session.run
     messages: float = 0.0  # from task to task; the two ends do a half each
     nbytes: float = 0.0  # that they carry; the two ends do a half each
-    update_nbytes: float = 0.0  # that an update reads and writes: gradients, parameters, optimizer slots
+    update_nbytes: float = 0.0  # that an update reads and writes; and a worker, in shared memory
     flops: float = 0.0  # floating-point operations, forward and backward
     layers: float = 0.0  # that a replica goes through, forward and backward
 

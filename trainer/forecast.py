@@ -6,7 +6,8 @@ the machine that has most of it to do:
     part on a machine = max(seconds of CPU of its tasks / its cores, seconds of its slowest task)
 
 An update is thought to be on one thread. It has more where a host has more cores, but on steps that were measured the
-other errors of the sum are then larger by more than what is won.
+other errors of the sum are then larger by more than what is won. Where each gradient is an update of its own, it takes
+as long as the slowest of machine, workers, host and link does for it.
 
 What a part costs in seconds of CPU is in `costs.py`. Between machines the wire takes at least as long as the fullest
 link does for its bytes.
@@ -140,7 +141,7 @@ def forecast(plan: Plan, workload: Workload, others: Iterable[Plan] = ()) -> For
 def expect(
     config: RunConfig, plan: Plan, description: Description, machine: Machine
 ) -> tuple[Forecast | Unknown, Workload]:
-    """The same, from what a plan is made of; beside it, the plans of other numbers of ps."""
+    """The same, with the plans of other numbers of ps, from what a plan is made of; and the workload it is of."""
     workload = Workload.of(description, config.optimizer, config.plan, cores=machine.cores)
     return forecast(plan, workload, _with_other_ps(config, description, machine)), workload
 
