@@ -24,7 +24,7 @@ ENV PATH=/opt/libraries/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBY
 RUN mkdir -m 1777 /work
 WORKDIR /work
 ENTRYPOINT ["python3", "-m", "trainer"]
-HEALTHCHECK --interval=30s --timeout=5s --start-period=120s CMD ["python3", "-m", "trainer.monitor.health"]
+HEALTHCHECK --interval=30s --timeout=5s --start-period=120s CMD ["python3", "-m", "trainer.observe.health"]
 USER 10001:10001
 
 FROM runtime AS cpu

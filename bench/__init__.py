@@ -24,9 +24,9 @@ from bench.contestants import CONTESTANTS, QUICK_ROWS, ROWS, WORKLOADS, Row, sel
 from bench.ratios import paired, ratio
 from bench.running import ContestantError, Running
 from bench.windows import alternate
-from trainer import exit_codes
-from trainer.config import BenchConfig, ConfigError, Problem, RunConfig
-from trainer.machine import this_machine
+from trainer.config.schema import BenchConfig, ConfigError, Problem, RunConfig
+from trainer.faults import exit_codes
+from trainer.observe.machine import this_machine
 
 QUICK = BenchConfig(
     workloads=["cnn"], rows=list(QUICK_ROWS), rounds=2, window_secs=1.5, warm_up_secs=1.0, minutes=4.5, starts=1

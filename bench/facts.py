@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.contestants import ROOT
-from trainer.machine import this_machine
+from trainer.observe.machine import this_machine
 
 
 def of_machine() -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
     python -m bench.growth [--quick]
 
-writes bench/results/growth.md and growth.json, fits the rates of trainer/costs.py to what was measured, and prints the
-lines to put there. As root it measures in a network of its own, so that bytes on the wire are of these runs alone.
+writes bench/results/growth.md and growth.json, fits the rates of trainer/plan/forecast/costs.py to what was
+measured, and prints the lines to put there. As root it measures in a network of its own, so that bytes on the wire are
+of these runs alone.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bench.steady import RunError, steady_run
-from trainer import forecast, plan
-from trainer.compose import load
-from trainer.costs import Work
-from trainer.describe import Question, describe
-from trainer.machine import this_machine, version_of
+from trainer.config.compose import load
+from trainer.observe.machine import this_machine, version_of
+from trainer.plan import plan
+from trainer.plan.description import Question, describe
+from trainer.plan.forecast import step_time
+from trainer.plan.forecast.costs import Work
 
 RESULTS = Path(__file__).parent / "results"
 WARM_STEPS, WINDOW_SECS = 30, 5.0
@@ -71,7 +73,7 @@ def main() -> int:
     told = json.loads((RESULTS / "growth.json").read_text())
     (RESULTS / "growth.md").write_text(page(told))
     print(page(told))
-    print("\nfor trainer/costs.py:\n")
+    print("\nfor trainer/plan/forecast/costs.py:\n")
     fitted = fit(told["rows"])
     print(constants(told["machine"], fitted, step_errors(told["rows"], fitted)))
     return 0
@@ -93,7 +95,7 @@ def measure(workload: str, size: str, secs: float) -> dict[str, Any]:
     options, examples = WORKLOADS[workload]
     options = [*options, *_of_size(size)]
     made, asked = planned(options, examples)
-    work = forecast.total(forecast.work_of(made, asked))
+    work = step_time.total(step_time.work_of(made, asked))
     batch = f"train.batch_size={made.global_batch}"
     with steady_run([*options, batch]) as run:
         run.wait_for_step(WARM_STEPS)
@@ -122,14 +124,14 @@ def _of_size(size: str) -> list[str]:
     return [f"cluster={size}", *(MESSAGES if size != "local" else [])]
 
 
-def planned(overrides: Sequence[str], examples: int) -> tuple[plan.Plan, forecast.Workload]:
+def planned(overrides: Sequence[str], examples: int) -> tuple[plan.Plan, step_time.Workload]:
     """The plan of a run with so many examples for each replica."""
     here = this_machine()
     config = load([*overrides, "train.batch_size=16"], lambda config: [])
     config.train.batch_size = examples * config.cluster.worker
     question = Question.about(config.model, config.data, user=None, seed=config.seed)
     description = describe(question)
-    asked = forecast.Workload.of(description, config.optimizer, config.plan, cores=here.cores)
+    asked = step_time.Workload.of(description, config.optimizer, config.plan, cores=here.cores)
     return plan.make_plan(config, description, here), asked
 
 
@@ -152,7 +154,7 @@ def step_errors(rows: Sequence[Mapping[str, Any]], fitted: Fit) -> list[float]:
     for row in rows:
         options, examples = WORKLOADS[row["workload"]]
         made, asked = planned([*options, *_of_size(row["size"])], examples)
-        parts = forecast.parts_of(made, asked, rates=fitted.rates, turn_secs=fitted.turn_secs)
+        parts = step_time.parts_of(made, asked, rates=fitted.rates, turn_secs=fitted.turn_secs)
         errors.append(parts.total / row["secs"] - 1)
     return errors
 
@@ -175,7 +177,7 @@ def nonnegative(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 
 def constants(machine: Mapping[str, Any], fitted: Fit, of_steps: Sequence[float]) -> str:
-    """The end of trainer/costs.py."""
+    """The end of trainer/plan/forecast/costs.py."""
     rates = "\n".join(f"    {name}={value:.3g}," for name, value in fitted.rates._asdict().items())
     where = f"{machine['cpu']}, {machine['cores']} cores; TensorFlow {machine['tensorflow']}; {machine['date']}"
     worst = max(map(abs, fitted.errors))
@@ -186,7 +188,7 @@ def constants(machine: Mapping[str, Any], fitted: Fit, of_steps: Sequence[float]
             f"{fitted.turn_secs:.2g}  # of a step in which all tasks wait: for each other's threads to wake up",
             f'FITTED_ON = "{where}"',
             f"ERROR = {worst:.2f}  # the largest relative error of the formula's CPU on the steps it was fitted to",
-            f"STEP_ERROR = {max(map(abs, of_steps)):.2f}  # and that of forecast.py's steps, by the clock",
+            f"STEP_ERROR = {max(map(abs, of_steps)):.2f}  # and that of step_time.py's steps, by the clock",
         ]
     )
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from bench.growth import RESULTS, machine
 from bench.steady import RunError, steady_run
-from trainer.data.idx import mnist_10k
+from trainer.workload.data.idx import mnist_10k
 
 BATCH, WARM_STEPS, SAMPLES, SAMPLE_EVERY_SECS = 128, 25, 8, 1.0
 WISHED = 0.02

@@ -26,11 +26,11 @@ from typing import Any, NamedTuple
 
 from bench.growth import RESULTS, enter_own_network, machine, planned
 from bench.steady import ALONE, START_SECS, RunError
-from trainer import forecast
-from trainer.addresses import CONTROL_PORT_OFFSET
-from trainer.compose import load
-from trainer.config import ConfigError
-from trainer.monitor.peers import read_status
+from trainer.config.compose import load
+from trainer.config.schema import ConfigError
+from trainer.observe.peers import read_status
+from trainer.plan.addresses import CONTROL_PORT_OFFSET
+from trainer.plan.forecast import step_time
 
 PORT, SUBNET, BRIDGE = 2222, "10.213.79", "bridge0"
 RATES = {"1gbit": 1.0, "100mbit": 0.1}  # as tc writes them: gigabits per second
@@ -146,7 +146,7 @@ def measure(link: str, cluster: str, variant: str, overrides: Sequence[str]) -> 
                 stack.enter_context(running(["nsenter", f"--net={namespace}", sys.executable, *command], said))
             )
         secs = step_secs(tasks, f"{addresses['worker:0']}:{PORT + CONTROL_PORT_OFFSET}", Path(directory))
-    expected = 1000 * forecast.parts_of(made, workload).total if not overrides else None
+    expected = 1000 * step_time.parts_of(made, workload).total if not overrides else None
     return Row(link, cluster, variant, 1000 * secs, expected)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.machine import version_of
+from trainer.observe.machine import version_of
 
 LIBRARY = "matplotlib"
 LABEL_INCHES, PANEL_INCHES, ROW_INCHES, AROUND_INCHES = 3.6, 2.5, 0.42, 1.7

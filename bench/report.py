@@ -15,8 +15,8 @@ from bench.ratios import Ratio
 from bench.running import Running
 from bench.startup import Start
 from bench.windows import Window
-from trainer.config import BenchConfig
-from trainer.run_directory import write_atomically
+from trainer.config.schema import BenchConfig
+from trainer.storage.run_directory import write_atomically
 
 MIB = 2**20
 NONE = "-"

@@ -12,16 +12,16 @@ from typing import Any
 
 from bench import counter, processes
 from bench.contestants import ROOT, Contestant
-from trainer.environment import QUIET
-from trainer.launch.nursery import die_with_parent
-from trainer.monitor.peers import read_status
+from trainer.launch.processes.nursery import die_with_parent
+from trainer.observe.peers import read_status
+from trainer.plan.environment import QUIET
 
 LOG = "bench.log"
 LOG_LINES = 12  # shown of a contestant that failed
 POLL_SECS = 0.05
 PAGE_POLL_SECS, FILE_POLL_SECS = 0.005, 0.001  # while waiting for the next step
 SILENT_SECS = 60.0  # without a step a contestant has failed
-NURSERY = "trainer.launch.nursery"
+NURSERY = "trainer.launch.processes.nursery"
 
 
 class ContestantError(RuntimeError):

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainer.monitor.peers import read_status
+from trainer.observe.peers import read_status
 
 TICKS = os.sysconf("SC_CLK_TCK")
 START_SECS = 300.0

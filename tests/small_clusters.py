@@ -18,24 +18,24 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer import replica
-from trainer.config import OptimizerConfig, OptimizerName
-from trainer.data.arrays import from_arrays
-from trainer.data.pipeline import training_batches
-from trainer.engine.arrivals import EachHost, QuorumHost
+from trainer.config.schema import OptimizerConfig, OptimizerName
 from trainer.engine.compute import Replica
-from trainer.engine.host import OnUpdate, ShardHost
 from trainer.engine.local import LocalEngine
-from trainer.engine.lockstep import LockstepHost
-from trainer.engine.memory import Memory
-from trainer.engine.shards import ShardsEngine
-from trainer.engine.shared import device_of
-from trainer.engine.snapshot import Snapshot
-from trainer.launch.ports import HeldPorts
-from trainer.placement import place
-from trainer.plan import Plan, Task
-from trainer.server import session_config, start_server
-from trainer.shared_memory import make_file
+from trainer.engine.sharded.arrivals_host import EachHost, QuorumHost
+from trainer.engine.sharded.host import OnUpdate, ShardHost
+from trainer.engine.sharded.resources import device_of
+from trainer.engine.sharded.sync_host import LockstepHost
+from trainer.engine.sharded.worker import ShardsEngine
+from trainer.engine.vectors.shared_memory import Memory
+from trainer.engine.vectors.snapshot import Snapshot
+from trainer.launch.processes.ports import HeldPorts
+from trainer.plan.placement import place
+from trainer.plan.plan import Plan, Task
+from trainer.plan.shared_memory import make_file
+from trainer.task.server import session_config, start_server
+from trainer.workload import step as replica
+from trainer.workload.data.arrays import from_arrays
+from trainer.workload.data.pipeline import training_batches
 
 SEED, BATCH, STEPS = 7, 24, 8
 LOSS = "sparse_categorical_crossentropy"

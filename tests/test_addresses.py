@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from trainer import addresses, plan
-from trainer.compose import load
-from trainer.config import ConfigError
-from trainer.plan import Machine
-from trainer.run_directory import config_hash
+from trainer.config.compose import load
+from trainer.config.schema import ConfigError
+from trainer.plan import addresses, plan
+from trainer.plan.plan import Machine
+from trainer.storage.run_directory import config_hash
 
 MACHINE = Machine(cores=2, gpus=0)
 GOOD = {"ps": ["10.0.0.1:2222"], "worker": ["10.0.0.2:2222", "10.0.0.3:2222"]}

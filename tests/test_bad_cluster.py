@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from trainer import plan
-from trainer.compose import load
-from trainer.config import ConfigError
-from trainer.plan import Machine
+from trainer.config.compose import load
+from trainer.config.schema import ConfigError
+from trainer.plan import plan
+from trainer.plan.plan import Machine
 
 pytestmark = pytest.mark.slow
 

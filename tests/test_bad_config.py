@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer.compose import load, sources
-from trainer.config import ConfigError, Problem
+from trainer.config import sources
+from trainer.config.compose import load
+from trainer.config.schema import ConfigError, Problem
 
 pytestmark = pytest.mark.slow
 
@@ -512,7 +513,7 @@ def test_a_check_that_stumbles_over_a_good_config_is_not_silenced():
 def trainer(tmp_path):
     """Runs a program that only composes, in an empty directory, and returns how it went and what it left there."""
     program = tmp_path / "program.py"
-    program.write_text("from trainer import compose\n\ncompose.run(lambda config: 0, lambda config: [])\n")
+    program.write_text("from trainer.config import compose\n\ncompose.run(lambda config: 0, lambda config: [])\n")
     (tmp_path / "here").mkdir()
 
     def run(*arguments, files=()):

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from conftest import SMALL, Run
 
-from trainer import versions
-from trainer.machine import this_machine
+from trainer.observe.machine import this_machine
+from trainer.plan.checks import versions
 
 DEAD_PROXY = "http://user:secret@127.0.0.1:9"  # the port "discard", where nobody listens
 PROXIES = {"no_proxy": "", "NO_PROXY": ""} | dict.fromkeys(

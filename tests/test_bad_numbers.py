@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 from conftest import SMALL, Run
 
-from trainer import bad_numbers, checkpoint, exit_codes
-from trainer.bad_numbers import count_rollbacks, order_seed, reaction, record_rollback
-from trainer.compose import load
-from trainer.config import ConfigError, NotFinitePolicy
-from trainer.data.order import batch_indices
-from trainer.engine.pulled import Pulled
-from trainer.exit_codes import NotFiniteError, RollbackError
-from trainer.plan import Machine, check
+from trainer.config.compose import load
+from trainer.config.schema import ConfigError, NotFinitePolicy
+from trainer.engine.step_result import Pulled
+from trainer.faults import exit_codes
+from trainer.faults.exit_codes import NotFiniteError, RollbackError
+from trainer.plan.plan import Machine, check
+from trainer.storage import checkpoint
+from trainer.task import not_finite
+from trainer.task.not_finite import count_rollbacks, order_seed, reaction, record_rollback
+from trainer.workload.data.order import batch_indices
 
 Finish = Callable[..., Run]
 BAD = Pulled(2, 42, 0.5, 0.5, stop=False, bad=41)
@@ -28,11 +30,11 @@ BAD = Pulled(2, 42, 0.5, 0.5, stop=False, bad=41)
 @pytest.mark.parametrize(
     ("policy", "rollbacks", "expected"),
     [
-        ("stop", 0, bad_numbers.stop),
-        ("skip", 9, bad_numbers.skip),
-        ("rollback", 0, bad_numbers.roll_back),
-        ("rollback", 2, bad_numbers.roll_back),
-        ("rollback", 3, bad_numbers.stop),
+        ("stop", 0, not_finite.stop),
+        ("skip", 9, not_finite.skip),
+        ("rollback", 0, not_finite.roll_back),
+        ("rollback", 2, not_finite.roll_back),
+        ("rollback", 3, not_finite.stop),
     ],
 )
 def test_a_policy_chooses_what_follows_and_a_run_goes_back_three_times_at_most(policy, rollbacks, expected):
@@ -41,13 +43,13 @@ def test_a_policy_chooses_what_follows_and_a_run_goes_back_three_times_at_most(p
 
 def test_a_run_that_stops_leaves_with_65():
     with pytest.raises(NotFiniteError, match="the loss of step 41, or a gradient, is not finite") as raised:
-        bad_numbers.stop(BAD)
+        not_finite.stop(BAD)
     assert exit_codes.exit_code_of(raised.value) == 65
 
 
 def test_a_run_that_goes_back_leaves_with_75_and_says_from_where():
     with pytest.raises(RollbackError, match="the run goes back to its newest checkpoint") as raised:
-        bad_numbers.roll_back(BAD)
+        not_finite.roll_back(BAD)
     assert (exit_codes.exit_code_of(raised.value), raised.value.step) == (75, 41)
 
 
@@ -71,7 +73,7 @@ def test_the_order_of_the_data_is_the_seeds_own_until_a_run_goes_back():
 def test_the_order_of_the_data_is_another_after_each_rollback():
     orders = [
         tuple(batch_indices(order_seed(7, n), 3, batch_size=8, replica=0, replicas=1, count=1000).numpy())
-        for n in range(bad_numbers.ROLLBACKS_AT_MOST + 1)
+        for n in range(not_finite.ROLLBACKS_AT_MOST + 1)
     ]
     assert len(set(orders)) == 4
 

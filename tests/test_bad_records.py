@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from conftest import SMALL, Run
 
-from trainer.data.order import batch_indices
+from trainer.workload.data.order import batch_indices
 
 pytestmark = pytest.mark.cluster
 

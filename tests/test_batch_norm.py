@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer import replica
+from trainer.workload import step as replica
 
 CHANNELS, CLASSES = 5, 3
 LABELS = np.int64([0, 1, 2, 0, 1, 2])

@@ -20,8 +20,8 @@ from bench.contestants import CONTESTANTS, QUICK_ROWS, ROOT, ROWS, WORKLOADS, Co
 from bench.ratios import Ratio, paired, ratio
 from bench.running import ContestantError, Running
 from bench.windows import alternate
-from trainer import compose
-from trainer.config import BenchConfig, Mode, RunConfig, StrategyConfig
+from trainer.config import compose
+from trainer.config.schema import BenchConfig, Mode, RunConfig, StrategyConfig
 
 DEADLINE_SECS = 90.0
 PEERS = [name for name, contestant in CONTESTANTS.items() if not contestant.is_ours]
@@ -151,7 +151,7 @@ def test_the_rows_of_quick_exist():
 def test_our_contestants_are_configs_that_hold(name, tmp_path: Path):
     if "bf16" in name and not hasattr(StrategyConfig(), "wire"):
         pytest.skip("strategy.wire is not a key of this version")
-    from trainer.command import find_problems
+    from trainer.commands.command import find_problems
 
     overrides = CONTESTANTS[name].command("cnn", tmp_path, cores=2)[2:]
     assert compose.load(overrides, find_problems).train.batch_size == 128

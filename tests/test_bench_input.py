@@ -6,8 +6,8 @@ import pytest
 
 from bench import input as bench_input
 from bench.input import BATCH, Case, Share
-from trainer.compose import load
-from trainer.data import DATA_SETS, open_data
+from trainer.config.compose import load
+from trainer.workload.data import DATA_SETS, open_data
 
 NOTHING = Share(Case("four numbers", "mlp", []), 2.0, (0.2, 0.25, 0.3))  # waits 0.5 ms
 CNN = Share(Case("mnist_10k", "cnn", []), 50.0, (0.01, 0.02, 0.03))  # 1 ms: 0.5 of them for data

@@ -13,10 +13,10 @@ import pytest
 from conftest import SMALL, Run
 from small_clusters import Cluster, digest, to_the_end, with_everything
 
-from trainer.engine.ahead import Ahead
-from trainer.engine.shards import ShardsEngine
-from trainer.engine.snapshot import Snapshot
-from trainer.placement import Parameter, place
+from trainer.engine.sharded.prefetch import Ahead
+from trainer.engine.sharded.worker import ShardsEngine
+from trainer.engine.vectors.snapshot import Snapshot
+from trainer.plan.placement import Parameter, place
 
 PARAMETERS = [Parameter(name, (size,), True) for name, size in (("a", 160), ("b", 16), ("c", 16), ("d", 128))]
 

@@ -16,16 +16,16 @@ from typing import Any
 
 import pytest
 
-from trainer import chaos, compose
-from trainer.chaos import kinds, report
-from trainer.chaos.injector import FaultInjector, Measured, Scheduled
-from trainer.chaos.links import GOOD, Condition, Links
-from trainer.chaos.report import Outcome
-from trainer.chaos.schedule import Crew, Fault, parse, typed
-from trainer.chaos.soak import Resources, Timed
-from trainer.config import ConfigError, RunConfig
-from trainer.launch.injector import Seen
-from trainer.plan import Plan, Task
+from trainer.commands.chaos import random_faults, report, runner
+from trainer.commands.chaos.injector import FaultInjector, Measured, Scheduled
+from trainer.commands.chaos.proxy import GOOD, Condition, Links
+from trainer.commands.chaos.report import Outcome
+from trainer.commands.chaos.schedule import Crew, Fault, parse, typed
+from trainer.commands.chaos.soak import Resources, Timed
+from trainer.config import compose
+from trainer.config.schema import ConfigError, RunConfig
+from trainer.launch.fault_hooks import Seen
+from trainer.plan.plan import Plan, Task
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -159,17 +159,17 @@ def test_the_tasks_and_who_holds_state_follow_from_the_config(overrides, crew):
 
 
 def test_random_faults_are_a_function_of_the_seed():
-    drawn = kinds.random_faults("kill-worker", 20, 0, CLUSTER)
-    assert drawn == kinds.random_faults("kill-worker", 20, 0, CLUSTER)
-    assert drawn != kinds.random_faults("kill-worker", 20, 1, CLUSTER)
+    drawn = random_faults.random_faults("kill-worker", 20, 0, CLUSTER)
+    assert drawn == random_faults.random_faults("kill-worker", 20, 0, CLUSTER)
+    assert drawn != random_faults.random_faults("kill-worker", 20, 1, CLUSTER)
     assert {f.tasks for f in drawn} == {("worker:1",), ("worker:2",)}
     assert all(5 <= f.step <= 140 for f in drawn)
     assert len({f.step for f in drawn}) > 10
 
 
-@pytest.mark.parametrize("kind", kinds.KINDS)
+@pytest.mark.parametrize("kind", random_faults.KINDS)
 def test_every_kind_can_be_drawn_and_repeated_from_its_text(kind):
-    for drawn in kinds.random_faults(kind, 10, 0, CLUSTER):
+    for drawn in random_faults.random_faults(kind, 10, 0, CLUSTER):
         assert parse(str(drawn), CLUSTER) == [drawn]
 
 
@@ -189,17 +189,17 @@ def test_every_kind_can_be_drawn_and_repeated_from_its_text(kind):
     ids=["ps", "workers"],
 )
 def test_kinds_that_a_cluster_cannot_have_are_left_out_with_a_word(crew, left_out):
-    can, told = kinds.possible([], crew, by_time=False)
+    can, told = random_faults.possible([], crew, by_time=False)
     assert told == left_out
-    assert len(can) + len(told) == len(kinds.KINDS)
+    assert len(can) + len(told) == len(random_faults.KINDS)
 
 
 def test_one_process_can_only_be_killed():
-    assert kinds.possible([], LOCAL, by_time=False)[0] == ["kill-chief", "kill-all", "kill-in-save"]
+    assert random_faults.possible([], LOCAL, by_time=False)[0] == ["kill-chief", "kill-all", "kill-in-save"]
 
 
 def test_a_soak_has_no_faults_at_a_place():
-    can, told = kinds.possible(["kill-chief", "kill-in-save"], CLUSTER, by_time=True)
+    can, told = random_faults.possible(["kill-chief", "kill-in-save"], CLUSTER, by_time=True)
     assert can == ["kill-chief"]
     assert told == ["kill-in-save is left out: it comes at a place, not at a time"]
 
@@ -225,23 +225,23 @@ def test_a_soak_has_no_faults_at_a_place():
     ],
 )
 def test_a_config_that_makes_no_faults_is_a_problem(overrides, key, told):
-    (problem,) = chaos.check(load("mode=chaos", "cluster=2w", *overrides))
+    (problem,) = runner.check(load("mode=chaos", "cluster=2w", *overrides))
     assert problem.key == key
     assert told in problem.message
 
 
 def test_a_directory_that_holds_a_run_is_not_used_again(tmp_path: Path):
     (tmp_path / "unbroken").mkdir()
-    (problem,) = chaos.check(load("mode=chaos", "chaos.random=1", f"run={tmp_path}"))
+    (problem,) = runner.check(load("mode=chaos", "chaos.random=1", f"run={tmp_path}"))
     assert "holds an earlier run" in problem.message
 
 
 def test_other_modes_do_not_care_for_faults():
-    assert list(chaos.check(load("chaos.random=1", "chaos.minutes=1"))) == []
+    assert list(runner.check(load("chaos.random=1", "chaos.minutes=1"))) == []
 
 
 def test_a_soak_has_no_last_step_and_a_budget_for_each_fault():
-    config = chaos.adapted(load("mode=chaos", "chaos.minutes=1", "chaos.every_secs=20"))
+    config = runner.adapted(load("mode=chaos", "chaos.minutes=1", "chaos.every_secs=20"))
     assert config.train.steps == 10**9
     assert config.restart.window_secs == 20
 

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from conftest import Run
 
-from trainer import check, promises
-from trainer.run_directory import RunDirectory
+from trainer.commands.check import claims as check
+from trainer.commands.check import invariants
+from trainer.storage.run_directory import RunDirectory
 
 WORKERS = ["worker:0", "worker:1"]
 UNBROKEN = {1: 0}  # reloads: generation -> step
@@ -58,15 +59,15 @@ def ended(task: str, code: int = 0) -> dict:
 
 
 def test_a_history_has_a_line_for_every_due_step_and_the_last():
-    assert promises.check_history([3, 6, 9, 10], begin=0, end=10, every=3, last=10) == []
+    assert invariants.check_history([3, 6, 9, 10], begin=0, end=10, every=3, last=10) == []
 
 
 def test_a_run_that_was_stopped_has_no_line_for_its_last_step():
-    assert promises.check_history([3, 6], begin=0, end=8, every=3, last=10) == []
+    assert invariants.check_history([3, 6], begin=0, end=8, every=3, last=10) == []
 
 
 def test_a_run_that_continues_another_has_the_lines_of_both():
-    assert promises.check_history([5, 10, 12, 13, 14], begin=11, end=14, every=1, last=14) == []
+    assert invariants.check_history([5, 10, 12, 13, 14], begin=11, end=14, every=1, last=14) == []
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,7 @@ def test_a_run_that_continues_another_has_the_lines_of_both():
     ],
 )
 def test_lines_that_are_missing_twice_or_too_many_are_named(steps, problem):
-    assert promises.check_history(steps, begin=0, end=10, every=3, last=10) == [problem]
+    assert invariants.check_history(steps, begin=0, end=10, every=3, last=10) == [problem]
 
 
 # ---- gradients
@@ -90,44 +91,44 @@ def test_lines_that_are_missing_twice_or_too_many_are_named(steps, problem):
 
 @pytest.mark.parametrize(("step", "generation"), [(0, None), (1, 1), (4, 1), (5, 2), (7, 2), (8, 3), (9, 3)], ids=str)
 def test_the_last_generation_that_was_loaded_before_a_step_stands(step, generation):
-    assert promises.standing({1: 0, 2: 4, 3: 7}, step) == generation
+    assert invariants.standing({1: 0, 2: 4, 3: 7}, step) == generation
 
 
 def test_a_reload_from_further_back_replaces_all_after_it():
-    assert [promises.standing({1: 0, 2: 40, 3: 20}, step) for step in (20, 21, 41)] == [1, 3, 3]
+    assert [invariants.standing({1: 0, 2: 40, 3: 20}, step) for step in (20, 21, 41)] == [1, 3, 3]
 
 
 def test_every_replica_in_every_update_is_no_problem():
     workers = [pushes(1, replica, 0, 1, 2) for replica in (0, 1)]
-    assert promises.check_pushes(workers, UNBROKEN, replicas=2, begin=0, end=3) == []
+    assert invariants.check_pushes(workers, UNBROKEN, replicas=2, begin=0, end=3) == []
 
 
 def test_a_worker_pushes_for_all_its_replicas():
     both = [{"event": "push", "generation": 1, "step": 0, "replicas": [0, 1]}]
-    assert promises.check_pushes([both], UNBROKEN, replicas=2, begin=0, end=1) == []
+    assert invariants.check_pushes([both], UNBROKEN, replicas=2, begin=0, end=1) == []
 
 
 def test_a_replica_without_a_gradient_is_named_with_its_updates():
     workers = [pushes(1, 0, *range(9)), pushes(1, 1, 0, 4, 5, 8)]
-    assert promises.check_pushes(workers, UNBROKEN, replicas=2, begin=0, end=9) == [
+    assert invariants.check_pushes(workers, UNBROKEN, replicas=2, begin=0, end=9) == [
         "5 updates: 2-4, 7-8 of generation 1 had no gradient of replica 1"
     ]
 
 
 def test_a_gradient_of_an_undone_generation_does_not_count():
     workers = [pushes(1, 0, *range(6)) + pushes(2, 0, 4, 5, 6), pushes(1, 1, *range(6)) + pushes(2, 1, 5, 6)]
-    assert promises.check_pushes(workers, RELOADED, replicas=2, begin=0, end=7) == [
+    assert invariants.check_pushes(workers, RELOADED, replicas=2, begin=0, end=7) == [
         "update 5 of generation 2 had no gradient of replica 1"
     ]
 
 
 def test_gradients_of_another_run_before_this_are_not_asked_for():
-    assert promises.check_pushes([pushes(5, 0, 20, 21)], {5: 20}, replicas=1, begin=0, end=22) == []
+    assert invariants.check_pushes([pushes(5, 0, 20, 21)], {5: 20}, replicas=1, begin=0, end=22) == []
 
 
 def test_a_gradient_that_a_restarted_worker_makes_again_is_no_problem():
     again = [join(0, 1), *pushes(1, 1, 0, 1), join(1, 1), *pushes(1, 1, 1, 2)]
-    assert promises.check_pushes([pushes(1, 0, 0, 1, 2), again], UNBROKEN, replicas=2, begin=0, end=3) == []
+    assert invariants.check_pushes([pushes(1, 0, 0, 1, 2), again], UNBROKEN, replicas=2, begin=0, end=3) == []
 
 
 @pytest.mark.parametrize(
@@ -136,25 +137,25 @@ def test_a_gradient_that_a_restarted_worker_makes_again_is_no_problem():
     ids=["after a push", "at its first"],
 )
 def test_a_push_that_was_the_last_act_of_a_worker_need_not_be_written_down(events):
-    assert promises.check_pushes([pushes(1, 0, 0, 1, 2), events], UNBROKEN, replicas=2, begin=0, end=3) == []
+    assert invariants.check_pushes([pushes(1, 0, 0, 1, 2), events], UNBROKEN, replicas=2, begin=0, end=3) == []
 
 
 def test_a_worker_that_joins_two_steps_further_has_missed_one():
     events = [join(0, 1), *pushes(1, 1, 0), join(3, 1), *pushes(1, 1, 3)]
-    assert promises.check_pushes([pushes(1, 0, 0, 1, 2, 3), events], UNBROKEN, replicas=2, begin=0, end=4) == [
+    assert invariants.check_pushes([pushes(1, 0, 0, 1, 2, 3), events], UNBROKEN, replicas=2, begin=0, end=4) == [
         "2 updates: 2-3 of generation 1 had no gradient of replica 1"
     ]
 
 
 def test_an_earlier_launch_that_wrote_no_steps_down_is_not_judged():
     reloads, workers = {1: 0, 2: 20}, [pushes(2, 0, 20, 21)]
-    assert promises.check_pushes(workers, reloads, replicas=1, begin=20, end=22) == []
-    (problem,) = promises.check_pushes(workers, reloads, replicas=1, begin=0, end=22)
+    assert invariants.check_pushes(workers, reloads, replicas=1, begin=20, end=22) == []
+    (problem,) = invariants.check_pushes(workers, reloads, replicas=1, begin=0, end=22)
     assert problem == "20 updates: 1-20 of generation 1 had no gradient of replica 0"
 
 
 def test_without_a_reload_nothing_can_be_told():
-    (problem,) = promises.check_pushes([pushes(1, 0, 0)], {}, replicas=1, begin=0, end=1)
+    (problem,) = invariants.check_pushes([pushes(1, 0, 0)], {}, replicas=1, begin=0, end=1)
     assert problem.startswith("no reload is written down")
 
 
@@ -163,8 +164,8 @@ def test_without_a_reload_nothing_can_be_told():
 
 def test_a_host_may_go_back_by_an_announced_load():
     events = [load(1, 0), *updates(1, 1, 2, 3, 4, 5, 6), load(2, 4), *updates(2, 5, 6)]
-    assert promises.check_host("ps:0", events, RELOADED) == []
-    assert promises.check_host_end("ps:0", events, 6) == []
+    assert invariants.check_host("ps:0", events, RELOADED) == []
+    assert invariants.check_host_end("ps:0", events, 6) == []
 
 
 @pytest.mark.parametrize(
@@ -182,11 +183,11 @@ def test_a_host_may_go_back_by_an_announced_load():
     ],
 )
 def test_a_host_that_goes_its_own_way_is_named_with_its_steps(events, problem):
-    assert promises.check_host("ps:0", events, RELOADED) == [problem]
+    assert invariants.check_host("ps:0", events, RELOADED) == [problem]
 
 
 def test_a_host_that_ends_elsewhere_is_named():
-    assert promises.check_host_end("ps:1", [load(1, 0), *updates(1, 1, 2)], 3) == [
+    assert invariants.check_host_end("ps:1", [load(1, 0), *updates(1, 1, 2)], 3) == [
         "ps:1 ended at step 2, the run at step 3"
     ]
 
@@ -197,11 +198,11 @@ def test_a_host_that_ends_elsewhere_is_named():
 def test_a_chief_that_saves_reloads_and_is_taken_over_is_no_problem():
     events = [reload(1, 0), save(1, 4), reload(2, 4, "runs/a/checkpoints/000000004"), save(2, 8)]
     events += [{"event": "adopt", "generation": 2, "step": 9}, save(2, 8), save(2, 12)]
-    assert promises.check_chief(events) == []
+    assert invariants.check_chief(events) == []
 
 
 def test_a_checkpoint_under_a_name_of_the_users_own_is_no_problem():
-    assert promises.check_chief([reload(1, 7, "mine/the-good-one")]) == []
+    assert invariants.check_chief([reload(1, 7, "mine/the-good-one")]) == []
 
 
 @pytest.mark.parametrize(
@@ -220,14 +221,14 @@ def test_a_checkpoint_under_a_name_of_the_users_own_is_no_problem():
     ],
 )
 def test_a_chief_that_breaks_a_promise_is_quoted(events, problem):
-    assert promises.check_chief(events) == [problem]
+    assert invariants.check_chief(events) == [problem]
 
 
 # ---- processes
 
 
 def lives(*events: dict, good: tuple[int, ...] = (0,)) -> list[str]:
-    return promises.check_lives(events, WORKERS, good=good)
+    return invariants.check_lives(events, WORKERS, good=good)
 
 
 def test_tasks_that_were_started_again_and_ended_well_are_no_problem():

@@ -18,10 +18,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from trainer import checkpoint, resume
-from trainer.checkpoint import CheckpointError
-from trainer.compose import load
-from trainer.run_directory import RunDirectory
+from trainer.config.compose import load
+from trainer.storage import checkpoint, resume
+from trainer.storage.checkpoint import CheckpointError
+from trainer.storage.run_directory import RunDirectory
 
 ROOT = Path(__file__).parents[1]
 FACTS = {"optimizer": "adam", "slots": ["momentum", "velocity"], "seed": 7, "replicas": 2}
@@ -667,7 +667,7 @@ SAVE_FOR_EVER = """
 import itertools, sys
 from pathlib import Path
 import numpy as np
-from trainer import checkpoint
+from trainer.storage import checkpoint
 
 writer = checkpoint.Writer(Path(sys.argv[1]), keep=2)
 for step in itertools.count(int(sys.argv[2])):
@@ -680,7 +680,7 @@ FILL_THE_DISK = """
 import resource, sys
 from pathlib import Path
 import numpy as np
-from trainer import checkpoint
+from trainer.storage import checkpoint
 
 folder = Path(sys.argv[1])
 checkpoint.write(folder, 1, 0, {}, {"parameters/a": np.zeros(10, np.float32)}, keep=1)

@@ -138,7 +138,7 @@ def test_the_exported_model_scores_the_same_in_plain_keras(finish: Finish):
     run = finish("cluster=1ps2w", "train.steps=30", "seed=1")
     code = f"""
 import keras, numpy, sys
-from trainer.data import open_data
+from trainer.workload.data import open_data
 data = open_data("mnist_10k", {{}}, seed=0).evaluate
 import tensorflow as tf
 features, labels = data.fetch(tf.range(data.count, dtype=tf.int64), tuple(map(tf.constant, data.arrays)))

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from trainer import compose, user
-from trainer.cluster import ClusterSize, nearest_size, parse_size
-from trainer.compose import help_page, keys, load, sources
-from trainer.config import LossName, OptimizerName, Problem, RunConfig
+from trainer.config import compose, help_page, keys, sources, user_file
+from trainer.config.cluster_size import ClusterSize, nearest_size, parse_size
+from trainer.config.compose import load
+from trainer.config.schema import LossName, OptimizerName, Problem, RunConfig
 
 ROOT = Path(__file__).parent.parent
 USER_FILE = """
@@ -177,7 +177,7 @@ def test_a_yaml_file_of_yours_may_name_a_function_of_yours(here):
 
 def test_reading_a_python_file_lists_public_functions_with_literal_defaults(tmp_path):
     (tmp_path / "my.py").write_text(USER_FILE)
-    assert user.functions(tmp_path / "my.py") == {
+    assert user_file.functions(tmp_path / "my.py") == {
         "tiny": {"depth": 2, "width": 32, "rate": 0.001, "sizes": [1, 2], "note": None},
         "blobs": {"seed": 0},
         "needs": {"width": "???"},
@@ -188,7 +188,7 @@ def test_loading_a_python_file_runs_it_with_its_neighbours(tmp_path, monkeypatch
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "beside_it.py").write_text("VALUE = 5\n")
     (tmp_path / "my_file.py").write_text("import beside_it\n\ndef tiny():\n    return beside_it.VALUE\n")
-    assert user.load(tmp_path / "my_file.py").tiny() == 5
+    assert user_file.load(tmp_path / "my_file.py").tiny() == 5
 
 
 def test_main_gets_the_config_and_its_code_is_the_exit_code(here, monkeypatch):
@@ -298,7 +298,7 @@ def test_hydras_error_setting_does_not_leak_into_the_run(here, monkeypatch):
 
 def test_composing_imports_no_tensorflow():
     program = (
-        "import sys; from trainer import compose; compose.load(['cluster=2ps4w']);"
+        "import sys; from trainer.config import compose; compose.load(['cluster=2ps4w']);"
         "print([name for name in ('tensorflow', 'keras', 'numpy') if name in sys.modules])"
     )
     assert subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, text=True) == "[]\n"
@@ -308,8 +308,7 @@ def test_an_installed_package_finds_its_own_conf(tmp_path):
     ignored = shutil.ignore_patterns("__pycache__", "*.gz", "*.npz")
     shutil.copytree(ROOT / "trainer", tmp_path / "trainer", ignore=ignored)
     shutil.copytree(ROOT / "conf", tmp_path / "trainer" / "conf")
-    program = (
-        "from trainer.compose import load, sources; print(sources.conf_dir(), load(['cluster=4w']).cluster.worker)"
-    )
+    printed = "sources.conf_dir(), load(['cluster=4w']).cluster.worker"
+    program = f"from trainer.config.compose import load, sources; print({printed})"
     out = subprocess.check_output([sys.executable, "-c", program], cwd=tmp_path, text=True)
     assert out == f"{tmp_path / 'trainer' / 'conf'} 4\n"

@@ -10,10 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer import loss_scale
-from trainer.config import OptimizerConfig
-from trainer.data.pipeline import Batches
-from trainer.engine import packing
+from trainer.config.schema import OptimizerConfig
 from trainer.engine.compute import (
     Computed,
     Replica,
@@ -23,8 +20,11 @@ from trainer.engine.compute import (
     mean_over_replicas,
     run_step,
 )
-from trainer.placement import LANES, METRICS, Parameter, Shard, place
-from trainer.replica import Outcome
+from trainer.engine.vectors import packing
+from trainer.plan.placement import LANES, METRICS, Parameter, Shard, place
+from trainer.workload import loss_scale
+from trainer.workload.data.pipeline import Batches
+from trainer.workload.step import Outcome
 
 v1 = tf.compat.v1
 

@@ -357,7 +357,7 @@ def test_a_task_is_nobody_can_write_nowhere_and_may_nothing(launch):
         assert docker("exec", name, "sh", "-c", "ls /var/run/docker.sock || echo none").strip() == "none"
     tried = ["docker", "exec", container_of(run.directory, "ps:0"), "sh", "-c", "echo > /trainer/run/x"]
     assert subprocess.run(tried, capture_output=True, check=False).returncode != 0  # only the chief's is writable
-    docker("exec", container_of(run.directory, "ps:0"), "python3", "-m", "trainer.monitor.health")
+    docker("exec", container_of(run.directory, "ps:0"), "python3", "-m", "trainer.observe.health")
     os.kill(run.process.pid, signal.SIGTERM)
     assert run.wait(60) == 143
 
@@ -455,7 +455,7 @@ def test_the_image_is_small_and_nobodys():
     told: dict[str, Any] = json.loads(docker("inspect", "trainer:cpu"))[0]
     assert told["Size"] <= 1.4e9
     assert told["Config"]["User"] == "10001:10001"
-    assert told["Config"]["Healthcheck"]["Test"] == ["CMD", "python3", "-m", "trainer.monitor.health"]
+    assert told["Config"]["Healthcheck"]["Test"] == ["CMD", "python3", "-m", "trainer.observe.health"]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "compose").glob("*.yaml")), ids=lambda path: path.stem)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trainer.engine import contributions
+from trainer.engine.sharded import staleness as contributions
 
 
 def table(*workers: Sequence[int], dropped: Sequence[int] = ()) -> contributions.Table:

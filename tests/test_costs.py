@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from trainer import costs
-from trainer.costs import Work, secs
+from trainer.plan.forecast import costs
+from trainer.plan.forecast.costs import Work, secs
 
 KINDS = Work._fields
 
@@ -44,5 +44,6 @@ def test_it_says_what_it_was_fitted_to_and_how_well():
 
 
 def test_costs_and_forecasts_import_no_tensorflow():
-    code = "import sys, trainer.costs, trainer.forecast; assert not {'tensorflow', 'keras'} & set(sys.modules)"
+    modules = "trainer.plan.forecast.costs, trainer.plan.forecast.step_time"
+    code = f"import sys, {modules}; assert not {{'tensorflow', 'keras'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.data import DATA_SETS, DataSet, Examples, open_data
-from trainer.data.arrays import from_arrays
-from trainer.data.records import index_records, masked_crc32c
+from trainer.workload.data import DATA_SETS, DataSet, Examples, open_data
+from trainer.workload.data.arrays import from_arrays
+from trainer.workload.data.records import index_records, masked_crc32c
 
 IMAGES = np.arange(6 * 2 * 2, dtype=np.uint8).reshape(6, 2, 2, 1) * 10
 LABELS = np.array([0, 1, 2, 2, 1, 0])
@@ -51,7 +51,7 @@ def open_records(folder, **options):
 
 
 def test_importing_the_data_sets_does_not_import_tensorflow():
-    code = "import sys, trainer.data; assert not {'tensorflow', 'keras'} & set(sys.modules)"
+    code = "import sys, trainer.workload.data; assert not {'tensorflow', 'keras'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer import describe
-from trainer.config import DataConfig, ModelConfig
-from trainer.data import DataError, MissingInputError, find_data_error, open_data
-from trainer.data.arrays import from_arrays
-from trainer.data.idx import read_idx
-from trainer.data.pipeline import training_batches
-from trainer.describe import Question
+from trainer.config.schema import DataConfig, ModelConfig
+from trainer.plan import description
+from trainer.plan.description import Question
+from trainer.workload.data import DataError, MissingInputError, find_data_error, open_data
+from trainer.workload.data.arrays import from_arrays
+from trainer.workload.data.idx import read_idx
+from trainer.workload.data.pipeline import training_batches
 
 X = np.ones((4, 2, 2, 1), np.float32)
 Y = np.array([0, 1, 2, 1])
@@ -505,7 +505,7 @@ def test_bad_data_is_told_with_its_place_and_its_exit_code(whole, kind):
     path = damage(whole)
     given = {"train": str(path), "evaluate": str(path), "shape": [2, 2, 1], "classes": 3} | options
     before = sorted(whole.parent.rglob("*"))
-    told = describe.answer(Question.about(ModelConfig("mlp"), DataConfig("tfrecord", given), user=None, seed=0))
+    told = description.answer(Question.about(ModelConfig("mlp"), DataConfig("tfrecord", given), user=None, seed=0))
     assert told["exit_code"] == code
     assert told["failure"].startswith(str(path))
     assert re.search(says, told["failure"])

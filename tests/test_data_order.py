@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.data.arrays import from_arrays
-from trainer.data.examples import DataError
-from trainer.data.order import batch_indices
-from trainer.data.pipeline import evaluation_batches, training_batches
+from trainer.workload.data.arrays import from_arrays
+from trainer.workload.data.examples import DataError
+from trainer.workload.data.order import batch_indices
+from trainer.workload.data.pipeline import evaluation_batches, training_batches
 
 
 def indices(seed, step, *, batch_size, count, replica=0, replicas=1):
@@ -167,9 +167,9 @@ def test_a_batch_larger_than_the_data_set_is_refused():
 SERVER = """
 import socket
 import numpy as np, tensorflow as tf
-from trainer.data.arrays import from_arrays
-from trainer.data.order import batch_indices
-from trainer.data.pipeline import training_batches
+from trainer.workload.data.arrays import from_arrays
+from trainer.workload.data.order import batch_indices
+from trainer.workload.data.pipeline import training_batches
 
 with socket.socket() as free:
     free.bind(("localhost", 0))

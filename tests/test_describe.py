@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from trainer import describe as describe_module
-from trainer.config import ConfigError, DataConfig, ModelConfig
-from trainer.describe import Description, DescriptionError, Question, answer, describe
-from trainer.placement import Parameter
+from trainer.config.schema import ConfigError, DataConfig, ModelConfig
+from trainer.plan import description as describe_module
+from trainer.plan.description import Description, DescriptionError, Question, answer, describe
+from trainer.plan.placement import Parameter
 
 SMALL = Description((Parameter("dense/kernel", (4, 2), True), Parameter("norm/mean", (2,), False)), (4,), 2, 30, 10)
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.device_setter import device_setter
-from trainer.placement import Parameter, place
-from trainer.plan import Plan, Task
+from trainer.engine.device_setter import device_setter
+from trainer.plan.placement import Parameter, place
+from trainer.plan.plan import Plan, Task
 
 v1 = tf.compat.v1
 

@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from trainer import machine, plan
-from trainer.command import check
-from trainer.compose import load
-from trainer.config import ConfigError
-from trainer.describe import Description
-from trainer.placement import Parameter, place
-from trainer.plan import Machine, Plan, Task, make_plan
-from trainer.server import memory_limits, session_config, start_server
+from trainer.commands.command import check
+from trainer.config.compose import load
+from trainer.config.schema import ConfigError
+from trainer.observe import machine
+from trainer.plan import plan
+from trainer.plan.description import Description
+from trainer.plan.placement import Parameter, place
+from trainer.plan.plan import Machine, Plan, Task, make_plan
+from trainer.task.server import memory_limits, session_config, start_server
 
 NO_GPU = Machine(cores=8, gpus=0)
 ONE_GPU = Machine(cores=8, gpus=1)
@@ -533,7 +534,7 @@ def test_a_server_makes_the_cpus_of_its_task():
 def in_a_child(code: str) -> str:
     """What a program prints after `task` was made; the devices of this process are made already."""
     start = (
-        "import tensorflow as tf\nfrom trainer.plan import Task\nfrom trainer.server import configure_eager\n"
+        "import tensorflow as tf\nfrom trainer.plan.plan import Task\nfrom trainer.task.server import configure_eager\n"
         "task = Task('worker', 0, '', '', (), None, 3, 5, soft_placement=False, cpus=2)\n"
     )
     done = subprocess.run([sys.executable, "-c", start + code], capture_output=True, text=True, check=True)

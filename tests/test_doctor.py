@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from trainer import doctor
-from trainer.config import Problem
-from trainer.doctor import judge, judge_docker, judge_gpus
-from trainer.doctor.judge import Answer, Finding, Level, Port
-from trainer.versions import SUPPORTED, is_in_range
+from trainer.commands.doctor import docker, gpus, judge, probe
+from trainer.commands.doctor.judge import Answer, Finding, Level, Port
+from trainer.config.schema import Problem
+from trainer.plan.checks.versions import SUPPORTED, is_in_range
 
 ROOT = Path(__file__).resolve().parent.parent
 OK, WARNING, PROBLEM = Level.ok, Level.warning, Level.problem
@@ -44,7 +43,7 @@ NO_ENGINE = "Cannot connect to the Docker daemon at unix:///var/run/docker.sock.
 
 def looked(asked: Answer | None, *, device_files: int = 0, wanted: bool = False) -> list[Finding]:
     apps, banner = Answer(0, PROCESSES), Answer(0, BANNER)
-    return judge_gpus.gpus(asked, apps, banner, device_files=device_files, wanted=wanted)
+    return gpus.gpus(asked, apps, banner, device_files=device_files, wanted=wanted)
 
 
 def levels(findings: list[Finding]) -> list[tuple[str, Level]]:
@@ -131,7 +130,7 @@ def test_a_gpu_that_is_nearly_full_names_who_fills_it_and_an_emptier_one():
 
 
 def test_a_full_gpu_whose_processes_are_hidden_is_a_warning():
-    found = judge_gpus.gpus(Answer(0, GPUS), Answer(0, ""), None, device_files=2, wanted=False)
+    found = gpus.gpus(Answer(0, GPUS), Answer(0, ""), None, device_files=2, wanted=False)
     assert (found[0].message, found[2].level) == ("NVIDIA 550.90.07", WARNING)
     assert "not seen from here" in found[2].message
 
@@ -182,12 +181,12 @@ def test_no_gpu_is_fine_but_one_that_cannot_be_asked_is_not(asked, device_files,
     ],
 )
 def test_gpus_that_tensorflow_does_not_see_are_told_with_the_reason(seen, told, complaints, visible, expected):
-    found = judge_gpus.gpus_of_tensorflow(seen, told, complaints, visible, wanted=False)
+    found = gpus.gpus_of_tensorflow(seen, told, complaints, visible, wanted=False)
     assert [(f.level, expected[1] in f.message) for f in found] == ([] if expected is None else [(expected[0], True)])
 
 
 def test_gpus_that_a_config_wants_must_be_seen():
-    found = judge_gpus.gpus_of_tensorflow(2, {"gpus": 0, "cuda": False}, "", None, wanted=True)
+    found = gpus.gpus_of_tensorflow(2, {"gpus": 0, "cuda": False}, "", None, wanted=True)
     assert found[0].level is PROBLEM
 
 
@@ -338,7 +337,7 @@ def info(**told: object) -> Answer:
     ],
 )
 def test_docker_is_judged_by_what_containers_need(asked, compose, gpu_count, expected):
-    found = judge_docker.docker(asked, compose, gpu_count)
+    found = docker.docker(asked, compose, gpu_count)
     assert levels(found) == expected
     assert all(bool(finding.remedy) is (finding.level is not OK) for finding in found)
 
@@ -356,12 +355,12 @@ def test_an_old_docker_without_gpus_is_told_with_what_it_needs(tmp_path, monkeyp
     (tmp_path / "docker").write_text(DOCKER)
     (tmp_path / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert [(found.what, found.level, found.message) for found in doctor.look_at_docker(1)] == [
+    assert [(found.what, found.level, found.message) for found in probe.look_at_docker(1)] == [
         ("docker", WARNING, "engine 19.03.15; containers need 20.10 or newer"),
         ("compose", WARNING, "2.20.3; containers need 2.27 or newer"),
         ("docker GPUs", WARNING, "there is no runtime nvidia, only runc"),
     ]
-    remedies = [found.remedy for found in doctor.look_at_docker(1)]
+    remedies = [found.remedy for found in probe.look_at_docker(1)]
     assert remedies[0] == "install the package docker-ce from Docker's own repository"
     assert remedies[1] == "install the package docker-compose-plugin from Docker's own repository"
     assert remedies[2].startswith("install nvidia-container-toolkit, then sudo nvidia-ctk runtime configure")
@@ -369,15 +368,15 @@ def test_an_old_docker_without_gpus_is_told_with_what_it_needs(tmp_path, monkeyp
 
 def test_a_machine_without_docker_is_fine(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert doctor.look_at_docker(1) == [Finding(OK, "docker", "not here; only runs in containers need it")]
+    assert probe.look_at_docker(1) == [Finding(OK, "docker", "not here; only runs in containers need it")]
 
 
 def test_an_engine_that_is_down_and_one_that_is_closed_to_us_differ():
     down = Answer(1, json.dumps({"ServerVersion": "", "Runtimes": None}), NO_ENGINE + "\n")
-    assert "no engine: Cannot connect" in judge_docker.docker(down, None, 0)[0].message
+    assert "no engine: Cannot connect" in docker.docker(down, None, 0)[0].message
     refused = "permission denied while trying to connect to the Docker daemon socket at unix:///var/run/docker.sock"
     closed = Answer(1, json.dumps({"ServerVersion": "", "ServerErrors": [refused]}))
-    assert "usermod -aG docker" in judge_docker.docker(closed, None, 0)[0].remedy
+    assert "usermod -aG docker" in docker.docker(closed, None, 0)[0].remedy
 
 
 def test_the_last_line_counts():
@@ -388,18 +387,18 @@ def test_the_last_line_counts():
 
 
 def test_a_command_that_is_missing_or_hangs_is_no_error(monkeypatch):
-    assert doctor.command("no-such-command-here") is None
-    monkeypatch.setattr(doctor, "COMMAND_SECS", 0.1)
-    assert doctor.command("sleep", "30") == Answer(None)
+    assert probe.command("no-such-command-here") is None
+    monkeypatch.setattr(probe, "COMMAND_SECS", 0.1)
+    assert probe.command("sleep", "30") == Answer(None)
 
 
 def test_a_check_that_hangs_or_fails_is_a_warning():
     done = threading.Event()
-    hanging = doctor.start(lambda: [judge.ok("disk", str(done.wait(30)))])
-    assert doctor.collect("disk", hanging, time.monotonic())[0].message == "no answer within 10 s"
+    hanging = probe.start(lambda: [judge.ok("disk", str(done.wait(30)))])
+    assert probe.collect("disk", hanging, time.monotonic())[0].message == "no answer within 10 s"
     done.set()
-    broken = doctor.start(lambda: [judge.ok("x", str(1 // 0))])
-    failed = doctor.collect("x", broken, time.monotonic() + 5)[0]
+    broken = probe.start(lambda: [judge.ok("x", str(1 // 0))])
+    failed = probe.collect("x", broken, time.monotonic() + 5)[0]
     assert (failed.level, failed.message[:37]) == (WARNING, "could not be looked at: ZeroDivisionE")
 
 
@@ -407,15 +406,15 @@ def test_gpus_are_asked_with_the_fields_that_are_read(tmp_path, monkeypatch):
     """A scripted nvidia-smi answers the very questions that the doctor asks."""
     script = (
         '#!/bin/sh\ncase "$1" in\n'
-        f"--query-gpu={judge_gpus.GPU_FIELDS}) cat <<'END'\n{GPUS}END\n;;\n"
-        f"--query-compute-apps={judge_gpus.PROCESS_FIELDS}) cat <<'END'\n{PROCESSES}END\n;;\n"
+        f"--query-gpu={gpus.GPU_FIELDS}) cat <<'END'\n{GPUS}END\n;;\n"
+        f"--query-compute-apps={gpus.PROCESS_FIELDS}) cat <<'END'\n{PROCESSES}END\n;;\n"
         f"'') cat <<'END'\n{BANNER}END\n;;\n*) exit 2;;\nesac\n"
     )
     (tmp_path / "nvidia-smi").write_text(script)
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    listed = doctor.command("nvidia-smi", f"--query-gpu={judge_gpus.GPU_FIELDS}", doctor.CSV)
-    found = doctor.look_at_gpus(listed, 2, wanted=False)
+    listed = probe.command("nvidia-smi", f"--query-gpu={gpus.GPU_FIELDS}", probe.CSV)
+    found = probe.look_at_gpus(listed, 2, wanted=False)
     assert levels(found) == [("driver", OK), ("GPU 0", OK), ("GPU 1", WARNING)]
 
 
@@ -426,7 +425,7 @@ def test_addresses_of_this_machine_are_tried():
         port = taken.getsockname()[1]
         if port + 1000 > 65535:
             pytest.skip("the status page's port would be too high")
-        local, elsewhere, unknown = doctor.locate({"ps": [f"127.0.0.1:{port}", "192.0.2.1:2222", "not an address"]})
+        local, elsewhere, unknown = probe.locate({"ps": [f"127.0.0.1:{port}", "192.0.2.1:2222", "not an address"]})
     assert [(found.number, found.whose) for found in local] == [
         (port, "cluster.addresses.ps[0]"),
         (port + 1000, "the status page of cluster.addresses.ps[0]"),
@@ -436,14 +435,14 @@ def test_addresses_of_this_machine_are_tried():
 
 
 def test_trying_the_run_directory_leaves_nothing_behind(tmp_path):
-    found = doctor.look_at_run_directory(tmp_path / "runs" / "first")
+    found = probe.look_at_run_directory(tmp_path / "runs" / "first")
     assert re.fullmatch(rf"{tmp_path}/runs/first, [\d.]+ GiB free", found.message)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(not os.path.isdir("/sys/kernel"), reason="there is no /sys, where nobody can make a file")
 def test_a_run_directory_that_cannot_be_written_is_a_problem():
-    found = doctor.look_at_run_directory(Path("/sys/kernel/mine"))
+    found = probe.look_at_run_directory(Path("/sys/kernel/mine"))
     assert found.level is PROBLEM
     assert found.message.startswith("/sys/kernel/mine cannot be written: /sys/kernel: ")
     assert found.remedy.startswith("run=/a/folder/of/yours, or sudo mkdir -p /sys/kernel/mine")
@@ -451,13 +450,13 @@ def test_a_run_directory_that_cannot_be_written_is_a_problem():
 
 def test_a_run_directory_below_a_file_is_a_problem(tmp_path):
     (tmp_path / "file").write_text("")
-    found = doctor.look_at_run_directory(tmp_path / "file" / "run")
+    found = probe.look_at_run_directory(tmp_path / "file" / "run")
     assert found.level is PROBLEM
     assert "Not a directory" in found.message
 
 
 def test_the_page_is_aligned_and_keeps_what_is_in_brackets(capsys):
-    doctor.show([judge.ok("cores", "2"), judge.problem("run directory", "a [b] c", "sudo mkdir -p /x")])
+    probe.show([judge.ok("cores", "2"), judge.problem("run directory", "a [b] c", "sudo mkdir -p /x")])
     assert capsys.readouterr().out.splitlines() == [
         "ok       cores          2",
         "problem  run directory  a [b] c",
@@ -486,7 +485,7 @@ def test_the_doctor_looks_at_this_machine_without_importing_tensorflow(tmp_path)
     )
     assert time.monotonic() - started < 20  # 10, and the start of Python on a busy machine
     *page, imported = ended.stdout.splitlines()
-    assert (ended.returncode, imported) == (doctor.PROBLEM_FOUND, "imported:"), ended.stdout + ended.stderr
+    assert (ended.returncode, imported) == (probe.PROBLEM_FOUND, "imported:"), ended.stdout + ended.stderr
     lines = {line[9:].split("  ")[0]: line.split()[0] for line in page if re.match(r"(ok|warning|problem) ", line)}
     assert (lines["Python"], lines["tensorflow"], lines["TF_CONFIG"], lines["config"]) == ("ok", "ok", *["problem"] * 2)
     assert "type train.batch_size=256" in ended.stdout

@@ -24,14 +24,15 @@ from small_clusters import (
     with_everything,
 )
 
-from trainer import replica
-from trainer.config import OptimizerConfig, OptimizerName
-from trainer.data.pipeline import training_batches
-from trainer.engine import contributions, packing
-from trainer.engine.shards import ShardsEngine
-from trainer.engine.shared import share
-from trainer.engine.snapshot import Snapshot
-from trainer.placement import Parameter, Shard
+from trainer.config.schema import OptimizerConfig, OptimizerName
+from trainer.engine.sharded import staleness
+from trainer.engine.sharded.resources import share
+from trainer.engine.sharded.worker import ShardsEngine
+from trainer.engine.vectors import packing
+from trainer.engine.vectors.snapshot import Snapshot
+from trainer.plan.placement import Parameter, Shard
+from trainer.workload import step as replica
+from trainer.workload.data.pipeline import training_batches
 
 pytestmark = pytest.mark.cluster
 
@@ -346,8 +347,8 @@ def test_every_gradient_is_an_update_where_nobody_waits(ps, clip_norm):
     results = Cluster(plain, ps=ps, workers=3, intake="each", clip_norm=clip_norm).train([free_running] * 3)
     assert [last.step for _, _, last in results] == [STEPS] * 3
     for _, table, _ in results:
-        assert table[:, : contributions.BINS].sum() == STEPS
-        assert table[:, contributions.DROPPED].sum() == 0
+        assert table[:, : staleness.BINS].sum() == STEPS
+        assert table[:, staleness.DROPPED].sum() == 0
     assert {digest(last) for _, _, last in results} == {digest(results[0][2])}
 
 
@@ -366,10 +367,10 @@ def test_one_worker_alone_trains_the_same_with_and_without_waiting(clip_norm):
 def test_gradients_beyond_the_staleness_allowed_are_dropped_and_counted():
     results = Cluster(plain, ps=1, workers=3, intake="each", max_staleness=0).train([free_running] * 3)
     table = results[0][1]
-    assert table[:, 0].sum() == table[:, : contributions.BINS].sum() == STEPS
-    assert table[:, contributions.MAXIMUM].max() == 0
+    assert table[:, 0].sum() == table[:, : staleness.BINS].sum() == STEPS
+    assert table[:, staleness.MAXIMUM].max() == 0
     pushed = sum(mine for mine, _, _ in results)
-    assert STEPS + table[:, contributions.DROPPED].sum() <= pushed
+    assert STEPS + table[:, staleness.DROPPED].sum() <= pushed
 
 
 @pytest.mark.parametrize("ps", [1, 2, 0])

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from conftest import free_ports
 
-from trainer import exit_codes
-from trainer.launch.engine import EngineError, explain
-from trainer.monitor import health, status
-from trainer.monitor.peers import UNIX, read_status
-from trainer.monitor.status import Status
+from trainer.faults import exit_codes
+from trainer.launch.containers.docker_errors import EngineError, explain
+from trainer.observe import health, status
+from trainer.observe.peers import UNIX, read_status
+from trainer.observe.status import Status
 
 # As the engine and the libraries on the way to it say them.
 ABORTED = "Error while fetching server API version: ('Connection aborted.', {})"
@@ -126,7 +126,7 @@ def test_a_container_is_healthy_as_long_as_its_task_answers():
 
 def test_asking_for_health_imports_nothing_heavy():
     code = (
-        "import sys, trainer.monitor.health; print({'tensorflow', 'hydra', 'omegaconf', 'docker'} & set(sys.modules))"
+        "import sys, trainer.observe.health; print({'tensorflow', 'hydra', 'omegaconf', 'docker'} & set(sys.modules))"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
     assert told.stdout.strip() == "set()"

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer import checkpoint, evaluations, resume
-from trainer.compose import load
-from trainer.config import MetricName
-from trainer.evaluations import Evaluation
+from trainer.config.compose import load
+from trainer.config.schema import MetricName
 from trainer.launch import progress
-from trainer.run_directory import RunDirectory
+from trainer.storage import checkpoint, evaluations, resume
+from trainer.storage.evaluations import Evaluation
+from trainer.storage.run_directory import RunDirectory
 
 ROOT = Path(__file__).parents[1]
 KILL_SEED = 5
@@ -122,7 +122,7 @@ REPLACE_FOR_EVER = """
 import itertools, sys
 from pathlib import Path
 import numpy as np
-from trainer import checkpoint, evaluations
+from trainer.storage import checkpoint; from trainer.storage import evaluations
 
 folder = Path(sys.argv[1])
 for step in itertools.count(int(sys.argv[2])):

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 from conftest import Run, free_ports
 
-from trainer import checkpoint
+from trainer.storage import checkpoint
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 

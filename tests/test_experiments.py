@@ -13,9 +13,9 @@ import tensorflow as tf
 import yaml
 from conftest import Run
 
-from trainer import plan
-from trainer.compose import load
-from trainer.plan import Machine
+from trainer.config.compose import load
+from trainer.plan import plan
+from trainer.plan.plan import Machine
 
 FOLDER = Path(__file__).resolve().parent.parent / "conf" / "experiment"
 EXPERIMENTS = sorted(path.stem for path in FOLDER.glob("*.yaml"))

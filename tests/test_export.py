@@ -11,10 +11,10 @@ import keras
 import numpy as np
 import pytest
 
-from trainer.data.arrays import from_arrays
-from trainer.engine.snapshot import Snapshot
-from trainer.evaluation import Evaluator, evaluated
-from trainer.export import export, params_sha256
+from trainer.engine.vectors.snapshot import Snapshot
+from trainer.task.chief.export import export, params_sha256
+from trainer.task.evaluator.score import Evaluator, evaluated
+from trainer.workload.data.arrays import from_arrays
 
 CROSSENTROPY = "sparse_categorical_crossentropy"
 

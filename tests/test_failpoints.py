@@ -13,14 +13,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer import checkpoint, failpoints
-from trainer.failpoints import Failpoint
+from trainer.faults import failpoints
+from trainer.faults.failpoints import Failpoint
+from trainer.storage import checkpoint
 
 ROOT = Path(__file__).parents[1]
 
 WALK = """
 import time
-from trainer.failpoints import reach
+from trainer.faults.failpoints import reach
 for step in range(5):
     reach("apply", step)
     reach("push", step)
@@ -30,7 +31,7 @@ print("walked", flush=True)
 
 IN_A_GRAPH = """
 import tensorflow as tf
-from trainer import failpoints
+from trainer.faults import failpoints
 v1 = tf.compat.v1
 with tf.Graph().as_default() as graph, v1.Session() as session:
     step = v1.placeholder(tf.int64, [])
@@ -47,7 +48,7 @@ SAVE_TWICE = """
 import sys
 from pathlib import Path
 import numpy as np
-from trainer import checkpoint
+from trainer.storage import checkpoint
 for step in (1, 2):
     checkpoint.write(Path(sys.argv[1]), step, 0, {}, {"parameters/a": np.full(1000, step, np.float32)}, keep=9)
 """
@@ -163,7 +164,7 @@ def test_an_unreadable_variable_is_an_error_at_the_first_place():
 def test_a_forked_task_reads_its_own_environment():
     code = """
 import os
-from trainer import failpoints
+from trainer.faults import failpoints
 if (pid := os.fork()) == 0:
     os.environ[failpoints.VARIABLE] = "push:kill@0"
     failpoints.reach("push", 0)
@@ -187,7 +188,7 @@ def test_an_error_raised_in_a_graph_names_the_failpoint():
 def test_where_none_is_set_a_graph_gets_no_operation():
     code = """
 import tensorflow as tf
-from trainer import failpoints
+from trainer.faults import failpoints
 with tf.Graph().as_default() as graph:
     step = tf.compat.v1.placeholder(tf.int64, [])
     told = [failpoints.in_graph(name, step) for name in failpoints.NAMES]
@@ -197,7 +198,8 @@ print(set(told), len(graph.get_operations()))
 
 
 def test_importing_failpoints_imports_no_tensorflow():
-    code = "import sys, trainer.failpoints as f; f.reach('step', 0); print({'tensorflow', 'numpy'} & set(sys.modules))"
+    reached = "import sys, trainer.faults.failpoints as f; f.reach('step', 0)"
+    code = f"{reached}; print({{'tensorflow', 'numpy'}} & set(sys.modules))"
     assert run(code, "").stdout == "set()\n"
 
 

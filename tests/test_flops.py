@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 
-from trainer.models import MODELS
-from trainer.models.flops import flops_of
+from trainer.workload.models import MODELS
+from trainer.workload.models.flops import flops_of
 
 # 2 operations a multiply-add: of a convolution in every place, of a dense layer once.
 CNN = 2 * (26 * 26 * 32 * 9 + 26 * 26 * 32 * 128 + 128 * 10)

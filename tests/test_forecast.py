@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from trainer import costs, forecast, plan
-from trainer.compose import load
-from trainer.config import ConfigError
-from trainer.costs import Work
-from trainer.describe import Description
-from trainer.forecast import Forecast, Parts, Unknown, Workload, parts_of
-from trainer.placement import Parameter
-from trainer.plan import Machine, Plan, make_plan
+from trainer.config.compose import load
+from trainer.config.schema import ConfigError
+from trainer.plan import plan
+from trainer.plan.description import Description
+from trainer.plan.forecast import costs, step_time
+from trainer.plan.forecast.costs import Work
+from trainer.plan.forecast.step_time import Forecast, Parts, Unknown, Workload, parts_of
+from trainer.plan.placement import Parameter
+from trainer.plan.plan import Machine, Plan, make_plan
 
 FLOATS = 2**20  # of the one parameter: 4 MiB
 MODEL = Description((Parameter("dense/kernel", (FLOATS,), True),), (784,), 10, 8000, 2000, ("dense",), 10**6)
@@ -42,7 +43,7 @@ def workload(**changed: Any) -> Workload:
 
 def expected(*overrides: str, model: Description = MODEL, machine: Machine = MACHINE) -> Forecast | Unknown:
     config = load(["train.batch_size=64", *overrides], lambda c: plan.check(c, machine))
-    return forecast.expect(config, make_plan(config, model, machine), model, machine)[0]
+    return step_time.expect(config, make_plan(config, model, machine), model, machine)[0]
 
 
 def test_one_worker_and_one_ps_in_numbers():
@@ -56,7 +57,7 @@ def test_one_worker_and_one_ps_in_numbers():
 
 
 def test_the_work_of_a_step_is_known_task_by_task():
-    work = forecast.work_of(planned("cluster=1ps2w", *MESSAGES), WORKLOAD)
+    work = step_time.work_of(planned("cluster=1ps2w", *MESSAGES), WORKLOAD)
     assert work["worker:0"] == {
         "compute": Work(calls=1, flops=32 * 3e6, layers=1),
         "wire": Work(messages=1, nbytes=VECTOR),  # a half of two
@@ -68,7 +69,7 @@ def test_the_work_of_a_step_is_known_task_by_task():
 
 
 def test_in_shared_memory_a_vector_is_copied_once_by_who_writes_it():
-    travels, stays = (forecast.work_of(planned("cluster=1ps2w", *more), WORKLOAD) for more in (MESSAGES, ()))
+    travels, stays = (step_time.work_of(planned("cluster=1ps2w", *more), WORKLOAD) for more in (MESSAGES, ()))
     assert stays["worker:0"]["wire"] == Work(messages=1, nbytes=12, update_nbytes=2 * VECTOR)
     assert stays["ps:0"]["wire"] == Work(messages=2, nbytes=24)
     copied = Work(update_nbytes=2 * VECTOR)
@@ -109,14 +110,14 @@ def test_a_measured_example_takes_the_place_of_operations():
 def test_a_clipped_update_tells_norms_to_the_other_hosts():
     two = dataclasses.replace(MODEL, parameters=(*MODEL.parameters, Parameter("bias", (10,), True)))
     made = planned("cluster=2ps2w", model=two)
-    messages = [sum(forecast.messages_of(made, workload(is_clipped=clipped)).values()) for clipped in (False, True)]
+    messages = [sum(step_time.messages_of(made, workload(is_clipped=clipped)).values()) for clipped in (False, True)]
     assert messages == [8, 14]  # of both ways, each update: tags, norms, and that they came
 
 
 def test_a_gradient_of_its_own_is_a_share_of_each_workers_step():
     made = planned("cluster=1ps4w", "strategy=async")
-    assert sum(forecast.messages_of(made, WORKLOAD).values()) == pytest.approx(2)
-    assert forecast.total(forecast.work_of(made, WORKLOAD)).flops == pytest.approx(16 * 3e6)
+    assert sum(step_time.messages_of(made, WORKLOAD).values()) == pytest.approx(2)
+    assert step_time.total(step_time.work_of(made, WORKLOAD)).flops == pytest.approx(16 * 3e6)
 
 
 def test_out_of_step_an_update_takes_as_long_as_the_host_needs_at_least():
@@ -134,7 +135,7 @@ def test_between_machines_the_wire_takes_as_long_as_the_fullest_link():
     """4 workers pull 4 MiB from one ps, and push as much: 1 Gbit/s carries it in 0.13 s each way."""
     parts = parts_of(planned("cluster=1ps4w", "plan.link_gbps=1"), workload(link_gbps=1.0))
     assert parts.wire == pytest.approx(2 * 4 * VECTOR * 8 / 1e9)
-    assert parts.wait == pytest.approx(2 * forecast.LATENCY_SECS)
+    assert parts.wait == pytest.approx(2 * step_time.LATENCY_SECS)
     assert parts.longest == "wire"
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from conftest import SMALL
 
-from trainer import checkpoint
+from trainer.storage import checkpoint
 
 pytestmark = pytest.mark.cluster
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from trainer.monitor.stall import Stall, in_words
-from trainer.monitor.watch_peers import Heartbeats
-from trainer.plan import Task
+from trainer.observe.heartbeats import Heartbeats
+from trainer.observe.stall import Stall, in_words
+from trainer.plan.plan import Task
 
 PS = Task("ps", 0, "127.0.0.1:1", "127.0.0.1:2", (), None, 1, 2)
 

@@ -19,15 +19,15 @@ import pytest
 from rich.console import Console
 
 from trainer.__main__ import start_early
-from trainer.config import DataConfig, ModelConfig
-from trainer.describe import Description, Question
+from trainer.config.schema import DataConfig, ModelConfig
 from trainer.launch import progress
-from trainer.launch.ports import HeldPorts
-from trainer.launch.tasks import Tasks
-from trainer.machine import is_local
-from trainer.monitor.history import History
-from trainer.monitor.peers import read_status
-from trainer.plan import Task
+from trainer.launch.processes.ports import HeldPorts
+from trainer.launch.processes.tasks import Tasks
+from trainer.observe.machine import is_local
+from trainer.observe.peers import read_status
+from trainer.plan.description import Description, Question
+from trainer.plan.plan import Task
+from trainer.storage.history import History
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -104,7 +104,7 @@ def test_a_port_that_another_run_holds_cannot_be_held():
 
 PAGE = """
 import sys, time
-from trainer.monitor import status
+from trainer.observe import status
 
 status.serve(status.Status("ps", 0, "", "c0ffee"), "127.0.0.1", int(sys.argv[1]))
 print("serves", flush=True)
@@ -233,7 +233,7 @@ def test_leaving_the_block_ends_a_task_that_still_runs(tmp_path):
 
 LAUNCHER = """
 import json, sys, time
-from trainer.launch.tasks import Tasks
+from trainer.launch.processes.tasks import Tasks
 
 if __name__ == "__main__":
     with Tasks(fork=False) as tasks:

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
-from trainer import replica
+from trainer.workload import step as replica
 
 v1 = tf.compat.v1
 

@@ -12,19 +12,20 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer import bad_numbers, checkpoint, loop
-from trainer.chief import Chief
-from trainer.compose import load
-from trainer.describe import Description
-from trainer.engine.pulled import Pulled
-from trainer.engine.snapshot import Snapshot
-from trainer.exit_codes import NotFiniteError
-from trainer.loop import Every, Pace, train
-from trainer.monitor.journal import Journal
-from trainer.monitor.status import Status
-from trainer.placement import Parameter
-from trainer.plan import Machine, make_plan
-from trainer.run_directory import RunDirectory
+from trainer.config.compose import load
+from trainer.engine.step_result import Pulled
+from trainer.engine.vectors.snapshot import Snapshot
+from trainer.faults.exit_codes import NotFiniteError
+from trainer.observe.status import Status
+from trainer.plan.description import Description
+from trainer.plan.placement import Parameter
+from trainer.plan.plan import Machine, make_plan
+from trainer.storage import checkpoint
+from trainer.storage.journal import Journal
+from trainer.storage.run_directory import RunDirectory
+from trainer.task import loop, not_finite
+from trainer.task.chief.actions import Chief
+from trainer.task.loop import Every, Pace, train
 
 
 class Script:
@@ -204,7 +205,7 @@ def test_an_update_that_others_left_out_meanwhile_is_noticed_at_the_next_pull():
 
 
 def test_a_run_that_skips_them_says_so_once_for_each_and_goes_on(capsys):
-    last, _ = train(Script(bad={2, 4}), start=0, until=6, stop_requested=never, on_bad=bad_numbers.skip)
+    last, _ = train(Script(bad={2, 4}), start=0, until=6, stop_requested=never, on_bad=not_finite.skip)
     assert last.step == 6
     assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == [
         "the loss of step 2, or a gradient, is not finite",

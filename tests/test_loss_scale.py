@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer import loss_scale
+from trainer.workload import loss_scale
 
 GOOD, BAD = False, True
 

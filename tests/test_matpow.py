@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer import exit_codes, matpow
-from trainer.config import ConfigError, MatpowConfig
-from trainer.matpow import Device, Form
+from trainer.commands import matpow
+from trainer.commands.matpow import Device, Form
+from trainer.config.schema import ConfigError, MatpowConfig
+from trainer.faults import exit_codes
 
 CPU0, CPU1 = Device("cpu", 0), Device("cpu", 1)
 FORMS = [Form("one device", CPU0, CPU0), Form("two devices", CPU0, CPU1)]
@@ -131,5 +132,6 @@ def test_the_command_answers_without_noise(overrides, code, said, tmp_path: Path
 
 
 def test_the_module_imports_no_tensorflow():
-    code = "import sys, trainer.matpow, trainer.doctor; assert not {'tensorflow', 'numpy'} & set(sys.modules)"
+    modules = "trainer.commands.matpow, trainer.commands.doctor.probe"
+    code = f"import sys, {modules}; assert not {{'tensorflow', 'numpy'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

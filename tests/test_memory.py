@@ -11,12 +11,12 @@ import pytest
 import tensorflow as tf
 from small_clusters import STEPS, Cluster, digest, plain, to_the_end, with_everything
 
-from trainer.config import OptimizerName
-from trainer.engine import packing
-from trainer.engine.memory import Memory
-from trainer.engine.shards import ShardsEngine
-from trainer.placement import Parameter, place
-from trainer.shared_memory import PAGE, make_file, nbytes, places
+from trainer.config.schema import OptimizerName
+from trainer.engine.sharded.worker import ShardsEngine
+from trainer.engine.vectors import packing
+from trainer.engine.vectors.shared_memory import Memory
+from trainer.plan.placement import Parameter, place
+from trainer.plan.shared_memory import PAGE, make_file, nbytes, places
 
 PARAMETERS = [Parameter("a", (5, 700), True), Parameter("b", (40,), True), Parameter("mean", (3,), False)]
 SHARDS = place(PARAMETERS, ["ps:0", "ps:1"], pins={})

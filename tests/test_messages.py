@@ -20,12 +20,12 @@ import pytest
 import tensorflow as tf
 from small_clusters import BATCH, STEPS, Cluster, digits, make_local, plain, with_everything
 
-from trainer import traffic
-from trainer.config import OptimizerConfig, OptimizerName
-from trainer.engine.host import ShardHost
-from trainer.engine.shards import ShardsEngine
-from trainer.plan import Plan
-from trainer.traffic import Message
+from trainer.config.schema import OptimizerConfig, OptimizerName
+from trainer.engine.sharded.host import ShardHost
+from trainer.engine.sharded.worker import ShardsEngine
+from trainer.plan.forecast import traffic
+from trainer.plan.forecast.traffic import Message
+from trainer.plan.plan import Plan
 
 v1 = tf.compat.v1
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
@@ -348,7 +348,7 @@ import threading
 
 from tensorflow.python.client import session
 
-from trainer.models.mlp import mlp
+from trainer.workload.models.mlp import mlp
 
 PATH = f"{os.environ['CALLS']}/{os.getpid()}"
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from trainer.models import MODELS, cnn, mlp, resnet20
+from trainer.workload.models import MODELS, cnn, mlp, resnet20
 
 OF_IMAGES = [name for name in MODELS if name != "oracle"]  # which takes numbers only, in test_oracle.py
 
@@ -18,7 +18,7 @@ def paths(model):
 
 
 def test_importing_the_models_does_not_import_tensorflow():
-    code = "import sys, trainer.models; assert not {'tensorflow', 'keras'} & set(sys.modules)"
+    code = "import sys, trainer.workload.models; assert not {'tensorflow', 'keras'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -19,13 +19,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.launch.ports import HeldPorts
-from trainer.monitor import status as status_page
-from trainer.monitor.events import Events
-from trainer.monitor.history import History
-from trainer.monitor.peers import PeerError, read_status, roll_call
-from trainer.monitor.status import Status
-from trainer.plan import Task
+from trainer.launch.processes.ports import HeldPorts
+from trainer.observe import status as status_page
+from trainer.observe.peers import PeerError, read_status, roll_call
+from trainer.observe.status import Status
+from trainer.plan.plan import Task
+from trainer.storage.history import History
+from trainer.task.tensorboard import Events
 
 pytestmark = pytest.mark.timeout(20)
 

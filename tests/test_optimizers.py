@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer import optimizers
-from trainer.config import OptimizerConfig, OptimizerName, ScheduleConfig, ScheduleName
+from trainer.config.schema import OptimizerConfig, OptimizerName, ScheduleConfig, ScheduleName
+from trainer.engine import optimizers
 
 SEED = 20
 STEPS = 100

@@ -12,12 +12,12 @@ import pytest
 import tensorflow as tf
 from conftest import Run
 
-from trainer import replica
-from trainer.counts import check_counts, expected_counts
-from trainer.data import open_data
-from trainer.data.order import batch_indices
-from trainer.models import oracle
-from trainer.workload import build_model
+from trainer.commands.check.example_counts import check_counts, expected_counts
+from trainer.workload import step as replica
+from trainer.workload.build import build_model
+from trainer.workload.data import open_data
+from trainer.workload.data.order import batch_indices
+from trainer.workload.models import oracle
 
 EXACT = ["model=oracle", "data=oracle", "optimizer=sgd", "optimizer.learning_rate=48", "train.batch_size=48"]
 DATA = open_data("oracle", {"examples": 8}, seed=0)
@@ -129,7 +129,7 @@ def test_what_is_expected_is_what_the_order_of_the_data_gives(steps, batch_size,
 def test_expecting_imports_no_tensorflow():
     code = """
 import sys
-from trainer.counts import expected_counts
+from trainer.commands.check.example_counts import expected_counts
 print(expected_counts(0, 3, 4, 9).sum(), {'tensorflow', 'keras'} & set(sys.modules))
 """
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -206,7 +206,7 @@ def test_a_model_of_fewer_examples_than_the_data_ends_the_run_and_says_so(start:
 def test_the_exported_model_is_loaded_by_keras(finish: Callable[..., Run]):
     run = finish("cluster=local", *EXACT, "train.steps=4")
     code = f"""
-import keras, numpy, trainer.models.counts
+import keras, numpy, trainer.workload.models.counts
 model = keras.models.load_model({str(run.directory / "export/model.keras")!r})
 print(model.variables[0].numpy().tolist() == [2.0] * 96, model(numpy.float32([[5]])).numpy().tolist())
 """

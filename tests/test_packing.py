@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer import optimizers
-from trainer.config import OptimizerConfig, OptimizerName
-from trainer.engine import packing
-from trainer.engine.snapshot import Snapshot
+from trainer.config.schema import OptimizerConfig, OptimizerName
+from trainer.engine import optimizers
 from trainer.engine.update import make_update, squares_order
-from trainer.placement import LANES, Parameter, Shard, place
+from trainer.engine.vectors import packing
+from trainer.engine.vectors.snapshot import Snapshot
+from trainer.plan.placement import LANES, Parameter, Shard, place
 
 v1 = tf.compat.v1
 

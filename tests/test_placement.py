@@ -8,11 +8,11 @@ from itertools import pairwise
 
 import pytest
 
-from trainer import plan_page
-from trainer.compose import load
-from trainer.describe import Description
-from trainer.placement import CHOOSERS, LANES, Parameter, cut, place
-from trainer.plan import Machine, Plan, make_plan
+from trainer.config.compose import load
+from trainer.plan import page
+from trainer.plan.description import Description
+from trainer.plan.placement import CHOOSERS, LANES, Parameter, cut, place
+from trainer.plan.plan import Machine, Plan, make_plan
 
 PS = ("ps:0", "ps:1")
 
@@ -200,7 +200,7 @@ def test_a_plan_with_parts_survives_being_written_and_read():
 
 
 def test_a_plan_says_where_each_part_is(capsys):
-    plan_page.show(planned("placement.max_part_mib=0.1", **{"block[a]/kernel": 60_000, "bias": 16}))
+    page.show(planned("placement.max_part_mib=0.1", **{"block[a]/kernel": 60_000, "bias": 16}))
     shards = capsys.readouterr().out.split("shards")[-1]
     rows = [[cell.strip() for cell in line.split("│")[2:5]] for line in shards.splitlines()]
     assert [row for row in rows if row and "kernel" in row[0]] == [
@@ -211,6 +211,6 @@ def test_a_plan_says_where_each_part_is(capsys):
 
 
 def test_parts_of_one_parameter_count_as_one(capsys):
-    plan_page.show(planned("placement.max_part_mib=0.1", table=120_000))  # 5 parts on 3 shards
+    page.show(planned("placement.max_part_mib=0.1", table=120_000))  # 5 parts on 3 shards
     shards = capsys.readouterr().out.split("shards")[-1]
     assert [line.split("│")[2].strip() for line in shards.splitlines() if "│ ps:" in line] == ["1 parameter"] * 3

@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from trainer import plan
-from trainer.compose import load
-from trainer.config import ConfigError
-from trainer.describe import Description
-from trainer.placement import Parameter
-from trainer.plan import Machine, Plan, make_plan
+from trainer.config.compose import load
+from trainer.config.schema import ConfigError
+from trainer.plan import plan
+from trainer.plan.description import Description
+from trainer.plan.placement import Parameter
+from trainer.plan.plan import Machine, Plan, make_plan
 
 MACHINE = Machine(cores=8, gpus=0)
 MODEL = Description(
@@ -273,10 +273,12 @@ def test_more_workers_than_cores_are_warned_of():
 
 def test_deciding_and_launching_import_no_tensorflow():
     modules = (
-        "trainer.__main__, trainer.command, trainer.addresses, trainer.capacity, trainer.cluster, trainer.config, "
-        "trainer.describe, trainer.devices.checks, trainer.devices, trainer.devices.memory, trainer.machine, "
-        "trainer.placement, trainer.plan, trainer.plan_page, trainer.launch.local, "
-        "trainer.launch.tasks, trainer.launch.nursery"
+        "trainer.__main__, trainer.commands.command, trainer.plan.addresses, trainer.plan.checks.capacity, "
+        "trainer.config.cluster_size, trainer.config.schema, "
+        "trainer.plan.description, trainer.plan.checks.devices, trainer.plan.devices, "
+        "trainer.plan.checks.gpu_memory, trainer.observe.machine, "
+        "trainer.plan.placement, trainer.plan.plan, trainer.plan.page, trainer.launch.processes.launcher, "
+        "trainer.launch.processes.tasks, trainer.launch.processes.nursery"
     )
     code = f"import sys, {modules}; assert not {{'tensorflow', 'keras'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

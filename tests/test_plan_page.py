@@ -7,12 +7,13 @@ import json
 
 import pytest
 
-from trainer import costs, plan_page
-from trainer.config import Problem
-from trainer.costs import Work
-from trainer.forecast import Forecast, Parts, Unknown, Workload
-from trainer.placement import Parameter, place
-from trainer.plan import Plan, Task
+from trainer.config.schema import Problem
+from trainer.plan import page
+from trainer.plan.forecast import costs
+from trainer.plan.forecast.costs import Work
+from trainer.plan.forecast.step_time import Forecast, Parts, Unknown, Workload
+from trainer.plan.placement import Parameter, place
+from trainer.plan.plan import Plan, Task
 
 PARAMETERS = [
     Parameter("dense/kernel", (16, 20), True),  # 320 floats
@@ -37,7 +38,7 @@ SMALL = plan(task("ps", 0), task("worker", 0, intra_op_threads=4), task("worker"
 
 
 def printed(capsys: pytest.CaptureFixture[str], shown: Plan) -> str:
-    plan_page.show(shown)
+    page.show(shown)
     return capsys.readouterr().out
 
 
@@ -156,7 +157,7 @@ def rates(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def expected_lines(capsys: pytest.CaptureFixture[str], expected: Forecast | Unknown, workload: Workload) -> list[str]:
-    plan_page.show(SMALL, (expected, workload))
+    page.show(SMALL, (expected, workload))
     lines = capsys.readouterr().out.splitlines()
     return lines[[line.startswith("traffic: ") for line in lines].index(True) + 1 :]
 
@@ -188,7 +189,7 @@ def test_what_cannot_be_expected_is_said_with_the_remedy(capsys):
 
 
 def test_the_json_file_has_what_is_expected(tmp_path):
-    plan_page.write_json(SMALL, str(tmp_path / "plan.json"), Forecast(PARTS, 64, ((1, 0.04), (2, 0.03))))
+    page.write_json(SMALL, str(tmp_path / "plan.json"), Forecast(PARTS, 64, ((1, 0.04), (2, 0.03))))
     told = json.loads((tmp_path / "plan.json").read_text())["expected"]
     assert told["step_ms"] == 40.0
     assert told["parts_ms"] == {"compute": 20.0, "wire": 10.0, "update": 9.0, "wait": 1.0}
@@ -197,10 +198,10 @@ def test_the_json_file_has_what_is_expected(tmp_path):
 
 
 def test_the_json_file_equals_the_plan(tmp_path):
-    plan_page.write_json(SMALL, str(tmp_path / "plan.json"))
+    page.write_json(SMALL, str(tmp_path / "plan.json"))
     assert json.loads((tmp_path / "plan.json").read_text()) == json.loads(json.dumps(SMALL.to_json()))
 
 
 def test_the_plan_can_be_read_back_from_the_json_file(tmp_path):
-    plan_page.write_json(SMALL, str(tmp_path / "plan.json"))
+    page.write_json(SMALL, str(tmp_path / "plan.json"))
     assert Plan.from_json(json.loads((tmp_path / "plan.json").read_text())) == SMALL

@@ -15,19 +15,19 @@ from typing import Any
 import pytest
 from conftest import Run, free_ports
 
-from trainer import exit_codes
-from trainer.compose import help_page
-from trainer.monitor.status import Status, serve
-from trainer.plan import Plan, Task
-from trainer.profile import clock, record, shares
-from trainer.profile.__main__ import main
-from trainer.profile.clock import Offset, best, estimate
-from trainer.profile.lives import Profile, Span, read
-from trainer.profile.merge import in_words, merge
-from trainer.profile.record import REPLICA, SHARD, Recorder
-from trainer.profile.stamps import Stamps
-from trainer.profile.trace import trace
-from trainer.run_directory import RunDirectory
+from trainer.config import help_page
+from trainer.faults import exit_codes
+from trainer.observe.profile import clock, record, shares
+from trainer.observe.profile.__main__ import main
+from trainer.observe.profile.attempts import Profile, Span, read
+from trainer.observe.profile.clock import Offset, best, estimate
+from trainer.observe.profile.merge import in_words, merge
+from trainer.observe.profile.record import REPLICA, SHARD, Recorder
+from trainer.observe.profile.stamps import Stamps
+from trainer.observe.profile.trace import trace
+from trainer.observe.status import Status, serve
+from trainer.plan.plan import Plan, Task
+from trainer.storage.run_directory import RunDirectory
 
 PHASES = ["wait", "pull", "input", "compute", "push"]
 
@@ -371,7 +371,7 @@ def test_a_run_that_no_launcher_ended_is_merged_by_hand(tmp_path: Path, capsys):
 @pytest.mark.parametrize("arguments", [[], ["a", "b"], ["--help"]])
 def test_by_hand_it_takes_one_directory(arguments: list[str], capsys):
     assert main(arguments) == exit_codes.CONFIG
-    assert "usage: python -m trainer.profile RUN" in capsys.readouterr().err
+    assert "usage: python -m trainer.observe.profile RUN" in capsys.readouterr().err
 
 
 def test_a_directory_without_a_profile_is_named(tmp_path: Path, capsys):
@@ -380,7 +380,8 @@ def test_a_directory_without_a_profile_is_named(tmp_path: Path, capsys):
 
 
 def test_merging_does_not_import_tensorflow():
-    code = "import sys, trainer.profile.__main__, trainer.profile.record; assert 'tensorflow' not in sys.modules"
+    modules = "trainer.observe.profile.__main__, trainer.observe.profile.record"
+    code = f"import sys, {modules}; assert 'tensorflow' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -401,7 +402,7 @@ def test_the_help_tells_of_it():
 def test_a_clock_that_is_not_wanted_adds_nothing_to_a_graph():
     import tensorflow as tf
 
-    from trainer.profile.in_graph import GraphClock
+    from trainer.engine.instruments import GraphClock
 
     with tf.Graph().as_default() as graph:
         after = tf.constant(1.0)
@@ -418,7 +419,7 @@ def test_a_clock_that_is_not_wanted_adds_nothing_to_a_graph():
 def test_each_of_several_shards_of_a_task_is_stamped():
     import tensorflow as tf
 
-    from trainer.profile.in_graph import GraphClock
+    from trainer.engine.instruments import GraphClock
 
     with tf.Graph().as_default() as graph:
         stamps = GraphClock(is_wanted=True)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from trainer.launch.ports import HeldPorts
-from trainer.proof.executed import Executed, Operation, Transfer, executed, short
+from trainer.launch.processes.ports import HeldPorts
+from trainer.observe.placement.executed import Executed, Operation, Transfer, executed, short
 
 v1 = tf.compat.v1
 MATRIX = [[1.0, 2.0], [3.0, 4.0]]
@@ -179,5 +179,5 @@ def test_what_ran_in_other_tasks_is_told_too():
 
 
 def test_reading_and_checking_import_no_tensorflow():
-    code = "import sys, trainer.proof.files; assert 'tensorflow' not in sys.modules"
+    code = "import sys, trainer.observe.placement.files; assert 'tensorflow' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -9,12 +9,12 @@ import threading
 from collections.abc import Mapping
 from html.parser import HTMLParser
 
-from trainer.placement import Parameter, place
-from trainer.plan import Plan, Task
-from trainer.proof import files
-from trainer.proof.executed import Operation, Transfer
-from trainer.proof.page import page
-from trainer.proof.record import STEP, UPDATE, Record
+from trainer.observe.placement import files
+from trainer.observe.placement.executed import Operation, Transfer
+from trainer.observe.placement.page import page
+from trainer.observe.placement.record import STEP, UPDATE, Record
+from trainer.plan.placement import Parameter, place
+from trainer.plan.plan import Plan, Task
 
 PARAMETERS = [Parameter("dense/kernel", (16, 20), True), Parameter("norm/moving_mean", (16,), False)]
 PS, WORKER = "/job:ps/task:0/cpu:0", "/job:worker/task:0/cpu:0"

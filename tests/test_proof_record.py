@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer import replica
-from trainer.launch.ports import HeldPorts
-from trainer.monitor.events import Events
-from trainer.placement import Parameter, place
-from trainer.plan import Plan, Task
-from trainer.proof.check import differences
-from trainer.proof.executed import Executed, Operation, executed
-from trainer.proof.record import STEP, UPDATE, Record, layers, make_record, parameters, replicas
-from trainer.replica import make_step
+from trainer.launch.processes.ports import HeldPorts
+from trainer.observe.placement.differences import differences
+from trainer.observe.placement.executed import Executed, Operation, executed
+from trainer.observe.placement.record import STEP, UPDATE, Record, layers, make_record, parameters, replicas
+from trainer.plan.placement import Parameter, place
+from trainer.plan.plan import Plan, Task
+from trainer.task.tensorboard import Events
+from trainer.workload import step as replica
+from trainer.workload.step import make_step
 
 v1 = tf.compat.v1
 

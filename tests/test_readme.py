@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from trainer import forecast, plan, plan_page
-from trainer.compose import load
-from trainer.describe import Question, describe
-from trainer.plan import Machine
+from trainer.config.compose import load
+from trainer.plan import page, plan
+from trainer.plan.description import Question, describe
+from trainer.plan.forecast import step_time
+from trainer.plan.plan import Machine
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -87,7 +88,7 @@ def test_the_plan_is_expected_to_take_as_long_as_shown(capsys):
     config = load(shlex.split(command)[4:], lambda config: plan.check(config, machine))
     description = describe(Question.about(config.model, config.data, user=None, seed=config.seed))
     made = plan.make_plan(config, description, machine)
-    plan_page.show(made, forecast.expect(config, made, description, machine))
+    page.show(made, step_time.expect(config, made, description, machine))
     assert capsys.readouterr().out.endswith(shown)
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from small_clusters import STEPS, Cluster, digest, plain, to_the_end, with_everything
 
-from trainer.engine.shards import ShardsEngine
-from trainer.engine.snapshot import Snapshot
-from trainer.exit_codes import IncompleteError
+from trainer.engine.sharded.worker import ShardsEngine
+from trainer.engine.vectors.snapshot import Snapshot
+from trainer.faults.exit_codes import IncompleteError
 
 pytestmark = pytest.mark.cluster
 

@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 import yaml
 
-from trainer import hosts
-from trainer.config import ClusterConfig, ContainerConfig, Launch, Mode, Problem, RunConfig
-from trainer.devices import Machine
-from trainer.launch.inputs import with_absolute_paths
-from trainer.placement import Shard
-from trainer.plan import Plan, Task
-from trainer.render import checks, compose
-from trainer.render.container import INSIDE, Container, containers, inside, project_of
+from trainer.config.schema import ClusterConfig, ContainerConfig, Launch, Mode, Problem, RunConfig
+from trainer.launch.containers import compose_file
+from trainer.launch.containers.inputs import with_absolute_paths
+from trainer.launch.containers.spec import INSIDE, Container, containers, inside, project_of
+from trainer.plan import hosts
+from trainer.plan.checks import containers as checks
+from trainer.plan.devices import Machine
+from trainer.plan.placement import Shard
+from trainer.plan.plan import Plan, Task
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMITTED = sorted((ROOT / "compose").glob("*.yaml"))
@@ -36,7 +37,7 @@ def plan_of(*tasks: Task) -> Plan:
 def rendered(config: RunConfig, *tasks: Task, **options: Any) -> dict[str, Any]:
     """The services of the Compose file."""
     made = containers(config, plan_of(*tasks), run=".", **options)
-    text = compose.render(made, name="n", words="w", overrides="o", user=(1000, 1001))
+    text = compose_file.render(made, name="n", words="w", overrides="o", user=(1000, 1001))
     assert text.startswith("# w\n# Made by `python -m trainer mode=render o`")
     return yaml.safe_load(text)
 

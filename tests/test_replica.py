@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer import replica
-from trainer.data import DataSet
-from trainer.workload import build_model
+from trainer.workload import step as replica
+from trainer.workload.build import build_model
+from trainer.workload.data import DataSet
 
 v1 = tf.compat.v1
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.config import RestartConfig
+from trainer.config.schema import RestartConfig
 from trainer.launch.restarts import Budget, can_help, holds_state, most_telling
-from trainer.placement import Shard
-from trainer.plan import Plan, Task
+from trainer.plan.placement import Shard
+from trainer.plan.plan import Plan, Task
 
 
 def plan(strategy: str, hosts: list[str], tasks: list[str]) -> Plan:

@@ -12,19 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from trainer import run_directory
-from trainer.compose import load
-from trainer.config import RunConfig
-from trainer.describe import Description
-from trainer.exit_codes import RunInUseError
-from trainer.placement import Parameter
-from trainer.plan import Machine, Plan, make_plan
-from trainer.run_directory import Lease, RunDirectory, choose, config_hash, write_atomically
+from trainer.config.compose import load
+from trainer.config.schema import RunConfig
+from trainer.faults.exit_codes import RunInUseError
+from trainer.plan.description import Description
+from trainer.plan.placement import Parameter
+from trainer.plan.plan import Machine, Plan, make_plan
+from trainer.storage import run_directory
+from trainer.storage.run_directory import Lease, RunDirectory, choose, config_hash, write_atomically
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from trainer.run_directory import Lease, RunDirectory
+from trainer.storage.run_directory import Lease, RunDirectory
 
 with Lease(RunDirectory(Path(sys.argv[1]))):
     print("holds", flush=True)

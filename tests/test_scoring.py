@@ -16,19 +16,21 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer import checkpoint, evaluations, replica, scoring
-from trainer.checkpoint import CheckpointError
-from trainer.compose import load
-from trainer.config import RunConfig
-from trainer.engine.snapshot import Snapshot
-from trainer.evaluation import Evaluator
-from trainer.launch.ports import HeldPorts
-from trainer.monitor.peers import PeerError
-from trainer.monitor.status import Status
-from trainer.plan import Task
-from trainer.run_directory import RunDirectory
-from trainer.scoring import ChiefWatch, Finder, Scorer
-from trainer.workload import open_workload
+from trainer.config.compose import load
+from trainer.config.schema import RunConfig
+from trainer.engine.vectors.snapshot import Snapshot
+from trainer.launch.processes.ports import HeldPorts
+from trainer.observe.peers import PeerError
+from trainer.observe.status import Status
+from trainer.plan.plan import Task
+from trainer.storage import checkpoint, evaluations
+from trainer.storage.checkpoint import CheckpointError
+from trainer.storage.run_directory import RunDirectory
+from trainer.task.evaluator import life
+from trainer.task.evaluator.life import ChiefWatch, Finder, Scorer
+from trainer.task.evaluator.score import Evaluator
+from trainer.workload import step as replica
+from trainer.workload.build import open_workload
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -73,7 +75,7 @@ def new_scorer(directory: RunDirectory, workload: Any, *overrides: str) -> Score
     """A task that has just started."""
     model, data = workload
     chosen = config(*overrides)
-    evaluator = scoring.make_evaluator(chosen, EVALUATOR, model, data)
+    evaluator = life.make_evaluator(chosen, EVALUATOR, model, data)
     return Scorer(chosen, directory, model, evaluator, status())
 
 
@@ -245,13 +247,13 @@ def play(directory: RunDirectory, control: str, stop: Any = None, **overrides: s
     told = status()
     typed = [f"{key.replace('__', '.')}={value}" for key, value in overrides.items()]
     stop = stop or SimpleNamespace(requested=False, let_step_finish=lambda: None)
-    scoring.play(config(*typed), plan, directory, EVALUATOR, told, stop)
+    life.play(config(*typed), plan, directory, EVALUATOR, told, stop)
     return told
 
 
 CHIEF = """
 import sys, time
-from trainer.monitor import status
+from trainer.observe import status
 
 told = status.Status("worker", 0, "runs/x", "c0ffee", tensorflow="2.21.0", is_listening=True, step=17)
 told.state = sys.argv[2]
@@ -307,18 +309,18 @@ def test_a_chief_that_does_not_come_is_named(directory, held):
 
 
 def test_a_chief_that_leaves_before_the_end_is_named_with_its_step(directory, save, held, chief, monkeypatch):
-    monkeypatch.setattr(scoring, "GONE_SECS", 0.5)
-    monkeypatch.setattr(scoring, "LOOK_EVERY_SECS", 0.1)
+    monkeypatch.setattr(life, "GONE_SECS", 0.5)
+    monkeypatch.setattr(life, "LOOK_EVERY_SECS", 0.1)
     save(10)
-    process, look = chief("training"), scoring.ChiefWatch.look
+    process, look = chief("training"), life.ChiefWatch.look
 
-    def look_and_end(watch: scoring.ChiefWatch) -> float:
+    def look_and_end(watch: life.ChiefWatch) -> float:
         gone_secs = look(watch)
         if watch.step == 17:
             process.kill()
         return gone_secs
 
-    monkeypatch.setattr(scoring.ChiefWatch, "look", look_and_end)
+    monkeypatch.setattr(life.ChiefWatch, "look", look_and_end)
     with pytest.raises(PeerError, match=r"worker:0 at 127.*training stopped at step 17 of 30.*000000030 is not there"):
         play(directory, held)
     assert [line["step"] for line in lines(directory)] == [10]

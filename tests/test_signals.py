@@ -8,7 +8,7 @@ import sys
 
 BUSY = """
 import sys, threading
-from trainer.signals import StopRequest
+from trainer.task.signals import StopRequest
 
 
 def deeper(depth):

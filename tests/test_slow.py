@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.monitor.slow import Slow, times_as_slow
+from trainer.observe.slow import Slow, times_as_slow
 
 
 def page(rate: float, waits: float = 0.0, state: str = "training") -> dict:

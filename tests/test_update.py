@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer import loss_scale, optimizers
-from trainer.config import OptimizerConfig, OptimizerName
-from trainer.engine import packing
+from trainer.config.schema import OptimizerConfig, OptimizerName
+from trainer.engine import optimizers
 from trainer.engine.update import is_scaled, make_update, mean_of, squares_order
-from trainer.placement import METRICS, Parameter, Shard, place
+from trainer.engine.vectors import packing
+from trainer.plan.placement import METRICS, Parameter, Shard, place
+from trainer.workload import loss_scale
 
 WEIGHT = Parameter("dense/kernel", (2, 3), True)
 MEAN = Parameter("norm/moving_mean", (3,), False)

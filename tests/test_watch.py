@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from trainer import exit_codes
-from trainer.compose import load
-from trainer.launch import watch
-from trainer.launch.lives import Outcome
+from trainer.config.compose import load
+from trainer.faults import exit_codes
+from trainer.launch import supervisor
+from trainer.launch.attempts import Outcome
 from trainer.launch.progress import make_progress
-from trainer.launch.watch import Signals, Watch
-from trainer.monitor.status import Status
-from trainer.placement import Shard
-from trainer.plan import Plan, Task
-from trainer.run_directory import RunDirectory
+from trainer.launch.supervisor import Signals, Watch
+from trainer.observe.status import Status
+from trainer.plan.placement import Shard
+from trainer.plan.plan import Plan, Task
+from trainer.storage.run_directory import RunDirectory
 
 HEARTBEAT_SECS = 5.0
 TASKS = ("ps:0", "worker:0", "worker:1", "evaluator:0")
@@ -84,7 +84,7 @@ class Script:
 
 
 def watched(script: Script, path: Path, monkeypatch: pytest.MonkeyPatch) -> Outcome:
-    monkeypatch.setattr(watch, "_read_page", script.page)
+    monkeypatch.setattr(supervisor, "_read_page", script.page)
     config = load([f"timeouts.heartbeat_secs={HEARTBEAT_SECS}", "restart.delay_secs=0.1"])
     made = tuple(
         Task(job, int(index), "", f"{job}:{index}", (), None, 1, 2)

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 from small_clusters import STEPS, Cluster, digest, plain, to_the_end, with_everything
 
-from trainer.engine import packing, wire
-from trainer.placement import LANES, Parameter, Shard, message_nbytes, message_size, place
+from trainer.engine.vectors import packing, wire
+from trainer.plan.placement import LANES, Parameter, Shard, message_nbytes, message_size, place
 
 PARAMETERS = [Parameter("a", (5, 7), True), Parameter("b", (40,), True), Parameter("mean", (3,), False)]
 BOTH = [wire.FLOAT32, wire.BFLOAT16]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer import words
+from trainer.config import words
 
 
 @pytest.mark.parametrize(

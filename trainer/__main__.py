@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainer.launch.tasks import Tasks
+    from trainer.launch.processes.tasks import Tasks
 
 ELSEWHERE = ("-", "mode=", "launch=", "job=", "hydra.")  # how arguments begin that may want no tasks here
 
@@ -20,7 +20,7 @@ def console() -> None:
     _open_standard_streams()
     early = start_early(sys.argv[1:])
     try:
-        from trainer import command  # imports Hydra, while the nursery imports TensorFlow
+        from trainer.commands import command  # imports Hydra, while the nursery imports TensorFlow
 
         command.run(started_at, early)
     finally:
@@ -45,7 +45,7 @@ def start_early(arguments: Sequence[str]) -> Tasks | None:
     """
     if "TF_CONFIG" in os.environ or any(argument.lstrip("+").startswith(ELSEWHERE) for argument in arguments):
         return None
-    from trainer.launch.tasks import Tasks
+    from trainer.launch.processes.tasks import Tasks
 
     try:
         return Tasks()

@@ -10,10 +10,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from trainer.environment import QUIET
-from trainer.launch.nursery import die_with_parent
-from trainer.launch.ports import HeldPorts
-from trainer.launch.tasks import REUSE_PORT
+from trainer.launch.processes.nursery import die_with_parent
+from trainer.launch.processes.ports import HeldPorts
+from trainer.launch.processes.tasks import REUSE_PORT
+from trainer.plan.environment import QUIET
 
 LOOK_EVERY_SECS = 0.05
 

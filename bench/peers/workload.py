@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from bench.contestants import ROOT, SHIPPED, USER_FILE
-from trainer.data import DataSet
-from trainer.workload import build_model, open_data_set
+from trainer.workload.build import build_model, open_data_set
+from trainer.workload.data import DataSet
 
 SEED = 0
 

@@ -1,0 +1,1 @@
+"""Where parameters live and gradients meet."""

@@ -15,16 +15,16 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from trainer import optimizers
-from trainer.config import OptimizerConfig
-from trainer.engine import packing
+from trainer.config.schema import OptimizerConfig
+from trainer.engine import optimizers
 from trainer.engine.compute import Replica, in_step, mean_computed, run_step
-from trainer.engine.pulled import Pulled
-from trainer.engine.snapshot import Snapshot
+from trainer.engine.step_result import Pulled
 from trainer.engine.update import is_scaled, make_update, squares_order
-from trainer.placement import Shard
-from trainer.profile.stamps import Stamps
-from trainer.proof.executed import Executed, executed
+from trainer.engine.vectors import packing
+from trainer.engine.vectors.snapshot import Snapshot
+from trainer.observe.placement.executed import Executed, executed
+from trainer.observe.profile.stamps import Stamps
+from trainer.plan.placement import Shard
 
 
 @dataclass(frozen=True)

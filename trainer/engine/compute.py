@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from trainer import loss_scale, optimizers
-from trainer.config import OptimizerConfig
-from trainer.engine import packing, wire
-from trainer.engine.packing import Halves
+from trainer.config.schema import OptimizerConfig
+from trainer.engine import optimizers
 from trainer.engine.update import mean_of, squares_order
-from trainer.placement import METRICS, Shard
+from trainer.engine.vectors import packing, wire
+from trainer.engine.vectors.packing import Halves
+from trainer.plan.placement import METRICS, Shard
+from trainer.workload import loss_scale
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer import optimizers
-from trainer.config import OptimizerConfig
-from trainer.engine import packing
+from trainer.config.schema import OptimizerConfig
+from trainer.engine import optimizers
 from trainer.engine.compute import Replica, compute, in_step
-from trainer.engine.pulled import Pulled
+from trainer.engine.instruments import GraphClock
 from trainer.engine.session_engine import SessionEngine
-from trainer.engine.snapshot import Snapshot
+from trainer.engine.step_result import Pulled
 from trainer.engine.update import is_scaled, make_update, mean_of, squares_order
-from trainer.placement import Shard
-from trainer.profile.in_graph import GraphClock
+from trainer.engine.vectors import packing
+from trainer.engine.vectors.snapshot import Snapshot
+from trainer.plan.placement import Shard
 
 v1 = tf.compat.v1
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer.engine.pulled import Pulled
+from trainer.engine.step_result import Pulled
 from trainer.engine.tracing import run_traced
-from trainer.profile.stamps import Stamps
-from trainer.proof.executed import Executed
+from trainer.observe.placement.executed import Executed
+from trainer.observe.profile.stamps import Stamps
 
 v1 = tf.compat.v1
 

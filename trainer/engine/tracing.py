@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.proof.executed import Executed, executed
+from trainer.observe.placement.executed import Executed, executed
 
 v1 = tf.compat.v1
 

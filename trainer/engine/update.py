@@ -7,11 +7,12 @@ from functools import partial
 
 import tensorflow as tf
 
-from trainer import loss_scale, optimizers
-from trainer.config import OptimizerConfig
-from trainer.engine import packing, wire
-from trainer.engine.packing import Halves
-from trainer.placement import METRICS, Shard
+from trainer.config.schema import OptimizerConfig
+from trainer.engine import optimizers
+from trainer.engine.vectors import packing, wire
+from trainer.engine.vectors.packing import Halves
+from trainer.plan.placement import METRICS, Shard
+from trainer.workload import loss_scale
 
 Slots = dict[str, tf.Tensor]
 # (flat [size], slots, messages pushed, generation, step, which were chosen [pushed] bool or None for all)

@@ -1,0 +1,1 @@
+"""Starts tasks, follows them and restarts them: as processes, as containers."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trainer import exit_codes
-from trainer.config import RestartConfig
-from trainer.plan import Plan
+from trainer.config.schema import RestartConfig
+from trainer.faults import exit_codes
+from trainer.plan.plan import Plan
 
 LASTING = (
     exit_codes.CONFIG,

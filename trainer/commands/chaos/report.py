@@ -1,0 +1,214 @@
+"""What the faults came to: a verdict on each run, and a table with a row for each kind. Pure."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from trainer.commands.chaos.injector import Measured
+from trainer.commands.chaos.schedule import Crew, Fault
+from trainer.config.schema import RunConfig
+from trainer.config.words import count
+from trainer.faults import exit_codes
+
+# What a recovery may take; see also `allowed_secs`.
+BOOT_SECS = 10.0  # of a task, on a loaded machine
+LOAD_SECS = 1.0  # of a checkpoint
+SLACK_SECS = 2.0
+TOO_SLOW = 2.0  # times what is allowed
+HARMLESS = ("delay", "throttle")  # faults that a run may end under
+
+HEADINGS = {
+    "kind": "kind",
+    "runs": "runs",
+    "finished": "finished",
+    "identical": "identical",
+    "recover_p50_secs": "recover p50 s",
+    "recover_max_secs": "max s",
+    "allowed_secs": "allowed s",
+    "steps_lost_max": "steps lost max",
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run under faults."""
+
+    kind: str
+    name: str  # of its folder, below that of all
+    faults: str  # in words
+    repeat: str  # overrides that have them again
+    has_finished: bool
+    is_identical: bool | None  # to the unbroken run; none where that is not promised
+    measured: tuple[Measured, ...]
+    problems: tuple[str, ...]
+
+
+def allowed_secs(fault: Fault, config: RunConfig) -> float:
+    """How long the run may take until it makes steps again."""
+    heartbeat = config.timeouts.heartbeat_secs
+    is_held = any(task in Crew.of(config).holders for task in fault.tasks) and fault.link is None
+    again = BOOT_SECS + config.restart.delay_secs + (LOAD_SECS if is_held else 0.0) + SLACK_SECS
+    if fault.action == "term":
+        return config.timeouts.stop_grace_secs + again
+    if fault.action in ("delay", "throttle") or (fault.action == "stop" and (fault.secs or heartbeat) < heartbeat):
+        return (fault.secs or 0.0) + SLACK_SECS
+    if fault.action in ("stop", "cut"):
+        return max(heartbeat, fault.secs or 0.0 if fault.action == "cut" else 0.0) + again
+    return again
+
+
+def judge(
+    code: int,
+    wanted: Sequence[Fault],
+    measured: Sequence[Measured],
+    config: RunConfig,
+    *,
+    finished: int = exit_codes.OK,
+) -> list[str]:
+    """What is wrong with how a run went, in words.
+
+    Args:
+        finished: the exit code of a run that went well.
+    """
+    if code != finished:
+        return [f"it ended with {code}, as launcher.log tells"]
+    acted = [m.fault for m in measured]
+    problems = [f"'{fault}' never came" for fault in wanted if fault not in acted]
+    for m in measured:
+        allowed = allowed_secs(m.fault, config)
+        if m.recover_secs is None and finished == exit_codes.OK and m.fault.action not in HARMLESS:
+            problems.append(f"'{m.fault}' came too late: the run was over before it was seen to recover")
+        if m.recover_secs is not None and m.recover_secs > TOO_SLOW * allowed:
+            problems.append(f"'{m.fault}' took {m.recover_secs:.1f} s to recover from; {allowed:g} s are allowed")
+    return problems
+
+
+def with_steps_lost(measured: Sequence[Measured], run: Path) -> list[Measured]:
+    """Adds to each fault how far the chief's journal says that the run went back between it and the next one."""
+    journal = run / "journal" / "worker-0.jsonl"
+    told = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
+    reloads = [(event["at"], event["step"]) for event in told if event["event"] == "reload"]
+    ends = [m.at for m in measured[1:]] + [math.inf]
+    lost = [
+        max((m.step - step for at, step in reloads if m.at <= at < end), default=0)
+        for m, end in zip(measured, ends, strict=True)
+    ]
+    return [replace(m, steps_lost=max(m.steps_lost, steps)) for m, steps in zip(measured, lost, strict=True)]
+
+
+def differences(unbroken: Path, other: Path) -> list[str]:
+    """In what two run directories differ: the parameters at the end, or a loss on the way."""
+    found = []
+    before, after = (json.loads((path / "summary.json").read_text()).get("params_sha256") for path in (unbroken, other))
+    if before != after:
+        found.append(f"params_sha256 is {str(after)[:12]}..., of the unbroken run {str(before)[:12]}...")
+    before, after = _losses(unbroken), _losses(other)
+    if before != after:
+        steps = sorted(step for step in {*before, *after} if before.get(step) != after.get(step))
+        where = f"first at step {steps[0]}" if steps else "in their order"
+        found.append(f"history.jsonl differs in {count(len(steps), 'line')}, {where}")
+    return found
+
+
+def _losses(run: Path) -> dict[int, float]:
+    lines = (run / "history.jsonl").read_text().splitlines()
+    return {told["step"]: told["loss"] for told in map(json.loads, lines)}
+
+
+def rows(outcomes: Sequence[Outcome], config: RunConfig) -> list[dict[str, Any]]:
+    """The table: a row for each kind, by the names of HEADINGS."""
+    kinds = dict.fromkeys(outcome.kind for outcome in outcomes)
+    return [_row(kind, [outcome for outcome in outcomes if outcome.kind == kind], config) for kind in kinds]
+
+
+def _row(kind: str, outcomes: Sequence[Outcome], config: RunConfig) -> dict[str, Any]:
+    measured = [m for outcome in outcomes for m in outcome.measured]
+    took = [m.recover_secs for m in measured if m.recover_secs is not None]
+    compared = [outcome.is_identical for outcome in outcomes if outcome.is_identical is not None]
+    return {
+        "kind": kind,
+        "runs": len(outcomes),
+        "finished": sum(outcome.has_finished for outcome in outcomes),
+        "identical": sum(compared) if compared else None,
+        "recover_p50_secs": round(median(took), 2) if took else None,
+        "recover_max_secs": round(max(took), 2) if took else None,
+        "allowed_secs": max((allowed_secs(m.fault, config) for m in measured), default=None),
+        "steps_lost_max": max((m.steps_lost for m in measured), default=None),
+    }
+
+
+def line(outcome: Outcome) -> str:
+    """A run on one line."""
+    verdict = "finished" if outcome.is_identical is None else "identical"
+    told = [f"recovered in {m.recover_secs:.1f} s" for m in outcome.measured if m.recover_secs is not None]
+    lost = sum(m.steps_lost for m in outcome.measured)
+    words = "; ".join(outcome.problems) or ", ".join(
+        [verdict, *told, *([f"{count(lost, 'step')} lost"] if lost else [])]
+    )
+    return f"{outcome.name}: {outcome.faults}: {words}"
+
+
+def fault_line(measured: Measured) -> str:
+    """A fault of a long run, when it is over."""
+    lost = f", {count(measured.steps_lost, 'step')} lost" if measured.steps_lost else ""
+    return f"{measured.fault}: recovered in {measured.recover_secs:.1f} s{lost}"
+
+
+def failures(outcomes: Sequence[Outcome], folder: Path) -> list[str]:
+    """A line for each run that is not as promised: where it lies, and how to have it again."""
+    return [
+        f"{folder / outcome.name}: {'; '.join(outcome.problems)}; to repeat it: {outcome.repeat}"
+        for outcome in outcomes
+        if outcome.problems
+    ]
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """As a rich table."""
+    from rich.table import Table
+
+    shown = Table()
+    for name, heading in HEADINGS.items():
+        shown.add_column(heading, justify="left" if name == "kind" else "right")
+    for row in rows:
+        shown.add_row(*_cells(row))
+    return shown
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    lines = [tuple(HEADINGS.values()), ("---", *["---:"] * (len(HEADINGS) - 1)), *map(_cells, rows)]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple("-" if row[name] is None else str(row[name]) for name in HEADINGS)
+
+
+def to_json(outcomes: Sequence[Outcome], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    runs = [
+        {
+            "kind": outcome.kind,
+            "folder": outcome.name,
+            "faults": outcome.faults,
+            "finished": outcome.has_finished,
+            "identical": outcome.is_identical,
+            "problems": list(outcome.problems),
+            "measured": [
+                {
+                    "fault": str(m.fault),
+                    "step": m.step,
+                    "recover_secs": m.recover_secs and round(m.recover_secs, 3),
+                    "steps_lost": m.steps_lost,
+                }
+                for m in outcome.measured
+            ],
+        }
+        for outcome in outcomes
+    ]
+    return {"kinds": list(rows), "runs": runs}

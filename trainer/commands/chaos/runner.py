@@ -1,0 +1,225 @@
+"""`mode=chaos`: trains while tasks are killed, frozen and cut off, and compares what comes out with an unbroken run."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from random import Random
+
+from trainer.commands.chaos import random_faults, report, schedule
+from trainer.commands.chaos.injector import FaultInjector, Scheduled
+from trainer.commands.chaos.report import Outcome
+from trainer.commands.chaos.schedule import Crew, Fault
+from trainer.commands.chaos.soak import STEPS, Resources, Timed
+from trainer.commands.check.claims import examine
+from trainer.config.schema import ConfigError, Mode, Problem, RunConfig
+from trainer.config.words import count
+from trainer.faults import exit_codes
+from trainer.launch.processes import launcher
+from trainer.launch.processes.tasks import Tasks
+from trainer.plan.plan import Plan
+from trainer.storage.run_directory import RunDirectory, write_atomically
+
+UNBROKEN = "unbroken"
+NOT_AS_PROMISED = 1  # exit code
+PIPE_COLUMNS = 110  # of the table, where no terminal says how wide it is
+STOPPED = (exit_codes.INTERRUPTED, exit_codes.TERMINATED)
+
+
+def check(config: RunConfig) -> Iterator[Problem]:
+    """Yields what keeps faults from being injected as the config says; nothing in another mode."""
+    chaos = config.chaos
+    if config.mode is not Mode.chaos:
+        return
+    if config.job is not None:
+        yield Problem(
+            "mode", "chaos starts all tasks itself, and this process is to play one", "leave out job and task"
+        )
+    given = [name for name in ("schedule", "random", "minutes") if getattr(chaos, name)]
+    if len(given) != 1:
+        told = " and ".join(f"chaos.{name}" for name in given) or "none"
+        message = f"chaos takes its faults from one of chaos.schedule, chaos.random and chaos.minutes; given is {told}"
+        yield Problem("chaos", message, f"type chaos.random=20, or {schedule.typed('kill worker:0 @40')}")
+    if config.run is not None and any(Path(config.run).glob("*")):
+        yield Problem(
+            "run", f"{config.run} holds an earlier run; chaos needs a new directory", "choose another, or none"
+        )
+    if chaos.random and config.train.steps < random_faults.FIRST_STEP + random_faults.LAST_STEPS:
+        message = f"{config.train.steps} steps leave no room for a random fault"
+        yield Problem(
+            "train.steps", message, f"type train.steps={random_faults.FIRST_STEP + random_faults.LAST_STEPS} or more"
+        )
+    unknown = [kind for kind in chaos.kinds if kind not in random_faults.KINDS]
+    for kind in unknown:
+        near = (*difflib.get_close_matches(kind, random_faults.KINDS, n=1), "kill-worker")[0]
+        message = f"there is no kind of fault {kind!r}; there are {', '.join(random_faults.KINDS)}"
+        yield Problem("chaos.kinds", message, f"e.g. chaos.kinds=[{near}]")
+    crew = Crew.of(config)
+    can, left_out = random_faults.possible([] if unknown else chaos.kinds, crew, by_time=bool(chaos.minutes))
+    if not can:
+        yield Problem("chaos.kinds", "; ".join(left_out), "choose other kinds, or another cluster")
+    try:
+        schedule.parse(chaos.schedule, crew)
+    except ConfigError as error:
+        yield from error.problems
+
+
+def adapted(config: RunConfig) -> RunConfig:
+    """The config of the runs: a training that can be checked; of a soak, one without an end and a budget a fault."""
+    config = copy.deepcopy(config)
+    config.mode = Mode.train
+    if not config.chaos.minutes:
+        config.summary.journal = True  # of a soak it would fill the disk
+    else:
+        config.train.steps = STEPS
+        config.restart.window_secs = min(config.restart.window_secs, config.chaos.every_secs)
+    return config
+
+
+def run(config: RunConfig, plan: Plan, directory: RunDirectory, tasks: Tasks) -> int:
+    """Runs everything, shows a line for each run and a table at the end, and leaves both in the directory.
+
+    Args:
+        config: as `adapted` makes it.
+
+    Returns:
+        0 if every run under faults finished as promised.
+    """
+    runner = _Runner(config, plan, directory.path, tasks)
+    print(directory.path, flush=True)
+    code = runner.soak() if config.chaos.minutes else runner.compare()
+    return code or runner.show()
+
+
+class _Runner:
+    """The runs of one command, one after the other."""
+
+    def __init__(self, config: RunConfig, plan: Plan, path: Path, tasks: Tasks) -> None:
+        self._config, self._plan, self._path, self._tasks = config, plan, path, tasks
+        self._crew = Crew.of(config)
+        self._outcomes: list[Outcome] = []
+
+    def compare(self) -> int:
+        """An unbroken run, and then those with faults; returns what ended them early, or 0."""
+        code = self._run(UNBROKEN, None)
+        print(f"{UNBROKEN}: {exit_codes.meaning(code) if code else 'done'}", flush=True)
+        if code:
+            print(f"without an unbroken run nothing can be compared; see {self._path / UNBROKEN / 'launcher.log'}")
+            return code
+        for kind, name, faults in self._wanted():
+            code = self._break(kind, name, faults)
+            if code in STOPPED:
+                self.show()
+                return code
+        return exit_codes.OK
+
+    def _wanted(self) -> Iterator[tuple[str, str, list[Fault]]]:
+        """Kind, name and faults of each run."""
+        chaos = self._config.chaos
+        if chaos.schedule:
+            yield "schedule", "schedule", schedule.parse(chaos.schedule, self._crew)
+            return
+        for kind in self._kinds():
+            for number, fault in enumerate(random_faults.random_faults(kind, chaos.random, chaos.seed, self._crew), 1):
+                yield kind, f"{kind}-{number:02}", [fault]
+
+    def _break(self, kind: str, name: str, faults: Sequence[Fault]) -> int:
+        injector = FaultInjector(
+            Scheduled(faults),
+            failpoints=[fault for fault in faults if fault.place],
+            links=[fault.link for fault in faults if fault.link],
+        )
+        code = self._run(name, injector)
+        stops = sum(fault.action == "term" for fault in faults)
+        while code == exit_codes.TERMINATED and stops > 0:  # they asked for it; so the run is continued
+            code, stops = self._run(name, injector), stops - 1
+        if code in STOPPED:
+            return code
+        measured = report.with_steps_lost(injector.measured(), self._path / name)
+        problems = report.judge(code, faults, measured, self._config)
+        problems += self._broken_promises(name) if code == exit_codes.OK else []
+        is_identical = None
+        if code == exit_codes.OK and self._plan.intake == "all":
+            found = report.differences(self._path / UNBROKEN, self._path / name)
+            is_identical, problems = not found, [*problems, *found]
+        text = "; ".join(map(str, faults))
+        repeat, has_finished = f"{schedule.typed(text)} chaos.random=0", code == exit_codes.OK
+        self._tell(Outcome(kind, name, text, repeat, has_finished, is_identical, tuple(measured), tuple(problems)))
+        return code
+
+    def soak(self) -> int:
+        """One long run; returns what ended it early, or 0."""
+        chaos, out = self._config.chaos, sys.stdout
+        random, can = Random(f"{chaos.seed} soak"), self._kinds()
+        timed = Timed(
+            lambda step: random_faults.draw(random.choice(can), random, self._crew, step),
+            self._crew.job("worker")[-1],
+            every_secs=chaos.every_secs,
+            secs=60 * chaos.minutes,
+        )
+        resources = Resources()
+        injector = FaultInjector(
+            timed,
+            links=random_faults.links(self._crew) if "cut-link" in can else (),
+            watch=resources.look,
+            tell=lambda measured: print(report.fault_line(measured), file=out, flush=True),
+        )
+        code = self._run("soak", injector)
+        if code in STOPPED and not timed.has_ended:
+            return code  # the user did
+        measured = [m for m in injector.measured() if m.fault.action != "term"]
+        problems = report.judge(code, [], measured, self._config, finished=exit_codes.TERMINATED) + resources.growth()
+        if code == exit_codes.TERMINATED:
+            problems += self._broken_promises("soak")
+        repeat = f"chaos.minutes={chaos.minutes:g} chaos.every_secs={chaos.every_secs:g} chaos.seed={chaos.seed}"
+        has_finished = code == exit_codes.TERMINATED
+        text = count(len(measured), "random fault")
+        self._tell(Outcome("soak", "soak", text, repeat, has_finished, None, tuple(measured), tuple(problems)))
+        return exit_codes.OK
+
+    def _kinds(self) -> list[str]:
+        """The kinds of random faults; says which are left out."""
+        chaos = self._config.chaos
+        can, left_out = random_faults.possible(chaos.kinds, self._crew, by_time=bool(chaos.minutes))
+        for text in left_out:
+            print(text, flush=True)
+        return can
+
+    def _broken_promises(self, name: str) -> list[str]:
+        """What `mode=check` finds wrong with a run."""
+        claims = examine(RunDirectory(self._path / name))
+        return [problem for claim in claims for problem in claim.problems]
+
+    def _run(self, name: str, injector: FaultInjector | None) -> int:
+        """Trains in a folder of its own; what a launcher says goes to a file there."""
+        directory = RunDirectory(self._path / name)
+        directory.path.mkdir(parents=True, exist_ok=True)
+        config = copy.deepcopy(self._config)
+        config.run = str(directory.path)
+        with open(directory.path / "launcher.log", "a") as said, redirect_stdout(said):
+            return launcher.run(config, self._plan, directory, self._tasks, started_at=time.time(), injector=injector)
+
+    def _tell(self, outcome: Outcome) -> None:
+        self._outcomes.append(outcome)
+        print(report.line(outcome), flush=True)
+
+    def show(self) -> int:
+        """Prints and writes the results; returns the exit code."""
+        from rich.console import Console
+
+        rows = report.rows(self._outcomes, self._config)
+        write_atomically(self._path / "chaos.json", json.dumps(report.to_json(self._outcomes, rows), indent=1))
+        write_atomically(self._path / "chaos.md", report.markdown(rows))
+        console = Console(highlight=False)
+        if not console.is_terminal:
+            console = Console(highlight=False, width=PIPE_COLUMNS)
+        console.print(report.table(rows))
+        failed = report.failures(self._outcomes, self._path)
+        print("\n".join([*failed, str(self._path / "chaos.md")]), flush=True)
+        return NOT_AS_PROMISED if failed else exit_codes.OK

@@ -1,0 +1,1 @@
+"""mode=check: reads what a run left and verifies the promises."""

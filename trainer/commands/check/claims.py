@@ -1,0 +1,253 @@
+"""`mode=check run=PATH`: reads what a finished run left, and says what holds of it and what does not.
+
+Each claim is one line: what was checked, or why it could not be, or all that contradicts it. It needs no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from trainer.commands.check import invariants
+from trainer.commands.check.example_counts import check_counts, expected_counts
+from trainer.commands.check.invariants import Event
+from trainer.config.schema import OptimizerConfig, OptimizerName, RunConfig, ScheduleName
+from trainer.config.words import count
+from trainer.faults import exit_codes
+from trainer.plan.plan import Plan
+from trainer.storage import checkpoint
+from trainer.storage.checkpoint import CheckpointError
+from trainer.storage.run_directory import RunDirectory
+
+LAUNCHER = "launcher"
+NOT_RECORDED = "its tasks did not write their steps down (summary.journal=true)"
+NO_LOCKSTEP = "its workers do not wait for each other"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Something that should hold of a run."""
+
+    text: str
+    problems: Sequence[str] = ()
+    skipped: str | None = None  # why it was not looked at
+
+    def __str__(self) -> str:
+        if self.skipped:
+            return f"not checked: {self.text}; {self.skipped}"
+        return "\n".join(
+            [f"{'WRONG' if self.problems else 'holds'}: {self.text}", *(f"    {p}" for p in self.problems)]
+        )
+
+
+class Left:
+    """What a run left in its directory, as far as it is needed here."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self.directory = directory
+        self.config: RunConfig = directory.read_config()
+        self.plan: Plan = directory.read_plan()
+        self.summary: Mapping[str, Any] = _read_json(directory.summary)
+        self.damaged: list[str] = []  # lines that cannot be read
+        self.history = self._read_lines(directory.history)
+        names = [LAUNCHER, *(task.name for task in self.plan.tasks)]
+        self.journals = {n: self._read_lines(directory.journal / f"{n.replace(':', '-')}.jsonl") for n in names}
+
+    @property
+    def end(self) -> int:
+        """The global step that the run ended at."""
+        return int(self.summary["steps"])
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.end < self.plan.steps
+
+    @property
+    def is_lockstep(self) -> bool:
+        return self.plan.intake == "all"
+
+    @property
+    def chief(self) -> list[Event]:
+        return self.journals["worker:0"]
+
+    @cached_property
+    def reloads(self) -> dict[int, int]:
+        return invariants.reloads_of(self.chief)
+
+    @cached_property
+    def begin(self) -> int:
+        """The global step that the last launch of the run began at."""
+        launched_at = _read_json(self.directory.generation).get("launched_at", 0)
+        return next((step for generation, step in self.reloads.items() if generation > launched_at), 0)
+
+    @property
+    def hosts(self) -> list[str]:
+        return list(self.plan.hosts)
+
+    def _read_lines(self, path: Path) -> list[Event]:
+        found: list[Event] = []
+        for number, line in enumerate(path.read_text().splitlines() if path.exists() else (), 1):
+            try:
+                found.append(dict(json.loads(line)))
+            except (ValueError, TypeError):
+                self.damaged.append(f"line {number} of {path} is no JSON object")
+        return found
+
+
+def run(path: str) -> int:
+    """Prints what holds of the run in a directory and what does not; returns the exit code."""
+    directory = RunDirectory(Path(path))
+    for file in (directory.config, directory.plan):
+        if not file.is_file():
+            print(f"trainer: {file} is not there; run=PATH names the directory that a run left", file=sys.stderr)
+            return exit_codes.INPUT_MISSING
+    claims = examine(directory)
+    print(directory.path, *claims, sep="\n")
+    problems = sum(len(claim.problems) for claim in claims)
+    print(f"{count(problems, 'problem')}" if problems else "all that was checked holds")
+    return exit_codes.BAD_DATA if problems else exit_codes.OK
+
+
+def examine(directory: RunDirectory) -> list[Claim]:
+    """Every claim about the run in a directory that has its config and its plan."""
+    left = Left(directory)
+    ended = _ended(left)
+    if ended.problems:
+        return [ended]
+    return [
+        ended,
+        Claim("every line of the history and the journals can be read", left.damaged),
+        _history(left),
+        _pushes(left),
+        _hosts(left),
+        _chief(left),
+        _lives(left),
+        _checkpoints(left),
+        *([_counts(left)] if left.config.model.name == "oracle" else []),
+    ]
+
+
+def _ended(left: Left) -> Claim:
+    if not left.directory.summary.exists():
+        return Claim("the run ended", [f"{left.directory.summary} is not there"])
+    failed = left.summary.get("failed")
+    problems = [f"{failed} failed"] if failed else []
+    if "steps" not in left.summary:
+        return Claim("the run ended", [*problems, f"{left.directory.summary} tells no steps: the chief did not finish"])
+    how = "was stopped" if left.is_stopped else "ended"
+    return Claim(f"the run {how} at step {left.end} of {left.plan.steps}", problems)
+
+
+def _history(left: Left) -> Claim:
+    every = left.config.summary.every
+    text = f"history.jsonl has a line {'every step' if every == 1 else f'every {every} steps'} from {left.begin} on"
+    if not left.is_lockstep:
+        return Claim(text, skipped=NO_LOCKSTEP)
+    steps = [line["step"] for line in left.history]
+    return Claim(
+        text, invariants.check_history(steps, begin=left.begin, end=left.end, every=every, last=left.plan.steps)
+    )
+
+
+def _pushes(left: Left) -> Claim:
+    text = f"every update had a gradient of each replica ({left.plan.replicas})"
+    if not left.is_lockstep:
+        return Claim(text, skipped=NO_LOCKSTEP)
+    if reason := _unrecorded(left):
+        return Claim(text, skipped=reason)
+    workers = [left.journals[task.name] for task in left.plan.workers]
+    return Claim(
+        text,
+        invariants.check_pushes(workers, left.reloads, replicas=left.plan.replicas, begin=left.begin, end=left.end),
+    )
+
+
+def _hosts(left: Left) -> Claim:
+    text = "every shard went from step to step, and back only where the chief announced it"
+    if not left.hosts:
+        return Claim(text, skipped="no task holds shards for others")
+    if reason := _unrecorded(left):
+        return Claim(text, skipped=reason)
+    problems = [p for host in left.hosts for p in invariants.check_host(host, left.journals[host], left.reloads)]
+    if left.is_lockstep:
+        problems += [p for host in left.hosts for p in invariants.check_host_end(host, left.journals[host], left.end)]
+    return Claim(text, problems)
+
+
+def _unrecorded(left: Left) -> str | None:
+    """Why it cannot be told what the tasks did at each step."""
+    if not left.config.summary.journal:
+        return NOT_RECORDED
+    missing = [task.name for task in left.plan.trainers if not left.journals[task.name]]
+    if missing and not left.journals[LAUNCHER]:
+        return f"no launcher started it, and the journal of {', '.join(missing)} is not here"
+    return None
+
+
+def _chief(left: Left) -> Claim:
+    text = f"the chief loaded {count(len(left.reloads), 'generation')}, and saved what it loaded last"
+    return Claim(text, invariants.check_chief(left.chief))
+
+
+def _lives(left: Left) -> Claim:
+    launcher = left.journals[LAUNCHER]
+    again = sum(event["event"] == "start" and event["life"] > 0 for event in launcher)
+    text = f"every task ended well and had one process at a time; {count(again, 'task')} started again"
+    if not launcher:
+        return Claim(text, skipped="no launcher started it")
+    good = {exit_codes.OK, exit_codes.TERMINATED} if left.is_stopped else {exit_codes.OK}
+    return Claim(text, invariants.check_lives(launcher, [task.name for task in left.plan.tasks], good=good))
+
+
+def _checkpoints(left: Left) -> Claim:
+    folder = left.directory.checkpoints
+    paths = checkpoint.finished(folder)
+    other = sorted({path.name for path in folder.iterdir()} - {path.name for path in paths}) if folder.is_dir() else []
+    problems = [f"{folder / name} is no checkpoint" for name in other]
+    for path in paths:
+        try:
+            found = checkpoint.read_manifest(path)
+            checkpoint.verify(found)
+        except CheckpointError as error:
+            problems.append(f"{path}: {error.problem}")
+            continue
+        generation = invariants.standing(left.reloads, found.step)
+        if generation not in (None, found.generation):
+            problems.append(f"{path} is of generation {found.generation}, step {found.step} of generation {generation}")
+    if left.end not in [int(path.name) for path in paths]:
+        problems.append(f"{folder} has no checkpoint of step {left.end}")
+    return Claim(
+        f"{count(len(paths), 'checkpoint')}, the last one of step {left.end}, whole and the only files", problems
+    )
+
+
+def _counts(left: Left) -> Claim:
+    config, plan = left.config, left.plan
+    text = f"every example was used as often as {count(left.end, 'step')} of {plan.global_batch} examples use it"
+    if not left.is_lockstep:
+        return Claim(text, skipped=NO_LOCKSTEP)
+    if not _adds_one(config.optimizer, plan.global_batch):
+        wanted = f"optimizer=sgd optimizer.learning_rate={plan.global_batch}"
+        return Claim(text, skipped=f"only with {wanted} the parameters are counts")
+    found = left.directory.checkpoints / f"{left.end:09d}" / checkpoint.TENSORS
+    if not found.is_file():
+        return Claim(text, [f"{found} is not there"])
+    expected = expected_counts(config.seed, left.end, plan.global_batch, plan.train_examples)
+    return Claim(text, check_counts(found, expected))
+
+
+def _adds_one(optimizer: OptimizerConfig, batch: int) -> bool:
+    """Whether an update by model=oracle adds 1 for each use of an example."""
+    plain = OptimizerConfig(OptimizerName.sgd, learning_rate=batch)
+    compared = ("name", "learning_rate", "momentum", "weight_decay", "clip_norm")
+    is_constant = optimizer.schedule.name is ScheduleName.constant
+    return is_constant and all(getattr(optimizer, name) == getattr(plain, name) for name in compared)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.exists() else {}

@@ -1,0 +1,112 @@
+"""How often a run used each example, as model=oracle counted it, against the order of the data."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+COUNTS = re.compile(r"(?:parameters/)?counts_\d+/counts")  # in params.npz, or in a checkpoint
+TOLERANCE = 0.01  # of a count, which float32 sums up
+NAMED_AT_MOST = 10  # examples in one message
+
+Counts = NDArray[np.int64]
+
+
+def expected_counts(seed: int, steps: int, batch_size: int, examples: int) -> Counts:
+    """How often the first `steps` steps use each example: [examples].
+
+    Whole epochs use each of them once. Those of a partial epoch come from trainer/workload/data/order.py, asked
+    in another process because it needs TensorFlow.
+
+    Args:
+        seed: of the run.
+        steps: updates.
+        batch_size: of all replicas together.
+        examples: of the data set.
+    """
+    epochs, used = divmod(steps * batch_size, examples)
+    counts = np.full(examples, epochs, np.int64)
+    if used:
+        counts[_order_of_epoch(seed, epochs, examples)[:used]] += 1
+    return counts
+
+
+def check_counts(found: Path | Mapping[str, NDArray[Any]], expected: Counts) -> list[str]:
+    """What was missed or counted more than once, a sentence for each parameter and difference.
+
+    Args:
+        found: the parameters of model=oracle by path, or the .npz file that holds them.
+        expected: [examples].
+    """
+    if isinstance(found, Path):
+        with np.load(found, allow_pickle=False) as archive:
+            found = {name: archive[name] for name in archive.files}
+    counted = {name: values for name, values in found.items() if COUNTS.fullmatch(name)}
+    if not counted:
+        return ["there are no counts; they are the parameters of model=oracle"]
+    return [problem for name, values in sorted(counted.items()) for problem in _check(name, values, expected)]
+
+
+def _check(name: str, values: NDArray[Any], expected: Counts) -> list[str]:
+    if values.shape != expected.shape:
+        return [f"{name} counts {values.size} examples, the data has {expected.size}"]
+    near = np.round(values)
+    odd = np.flatnonzero(~(np.isfinite(values) & np.isclose(values, near, rtol=0, atol=TOLERANCE)))
+    if odd.size:
+        first = f"{name} has no whole number for example {odd[0]}, {values[odd[0]]}"
+        more = f", nor for {odd.size - 1} more" if odd.size > 1 else ""
+        return [f"{first}{more}; optimizer.learning_rate must be train.batch_size"]
+    differences = near.astype(np.int64) - expected
+    told = []
+    for difference in sorted({int(d) for d in differences} - {0}):
+        which = _examples(np.flatnonzero(differences == difference))
+        told.append(
+            f"{name}: {which} counted {_times(abs(difference))} {'more' if difference > 0 else 'less'} than due"
+        )
+    return told
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number:,} times"
+
+
+def _examples(numbers: NDArray[Any]) -> str:
+    """example 3, examples 3, 5 and 90 more."""
+    named = ", ".join(map(str, numbers[:NAMED_AT_MOST]))
+    more = f" and {len(numbers) - NAMED_AT_MOST} more" if len(numbers) > NAMED_AT_MOST else ""
+    return f"example{'' if len(numbers) == 1 else 's'} {named}{more}"
+
+
+def _order_of_epoch(seed: int, epoch: int, examples: int) -> list[int]:
+    child = subprocess.run(
+        [sys.executable, "-m", "trainer.commands.check.example_counts", str(seed), str(epoch), str(examples)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"},
+        check=False,
+    )
+    if child.returncode != 0:
+        raise RuntimeError(f"the order of the data is not known:\n{child.stderr[-2000:]}")
+    order: list[int] = json.loads(child.stdout.splitlines()[-1])
+    return order
+
+
+def _main(seed: int, epoch: int, examples: int) -> None:
+    from trainer.workload.data.order import batch_indices
+
+    # A batch of all examples is an epoch.
+    order = batch_indices(seed, epoch, batch_size=examples, replica=0, replicas=1, count=examples)
+    print(json.dumps(order.numpy().tolist()))
+
+
+if __name__ == "__main__":
+    _main(*map(int, sys.argv[1:]))

@@ -1,0 +1,211 @@
+"""What must hold of the events that the tasks of a run wrote down; every breach is a sentence. Pure.
+
+Events are the lines of the journals (trainer/storage/journal.py), each task's in the order in which it wrote them:
+
+    a worker      join, push      step: the global step that its gradient is of; update step + 1 takes it in
+    a shard host  load, update    step: the global step after it
+    the chief     reload (checkpoint: where the state comes from, null: a new one), adopt, save
+    the launcher  start (task, life), exit (task, code), restart (scope, cause)
+
+Which update a step got in the end follows from the reloads: a later generation that was loaded at a lower step replaces
+what an earlier one did after it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+from trainer.config.words import count
+
+Event = Mapping[str, Any]
+Reloads = Mapping[int, int]  # the step that each generation was loaded at
+Push = tuple[int, int, int]  # generation, step, replica
+
+
+def reloads_of(chief: Sequence[Event]) -> dict[int, int]:
+    return {event["generation"]: event["step"] for event in chief if event["event"] == "reload"}
+
+
+def standing(reloads: Reloads, step: int) -> int | None:
+    """The generation whose update led to a step, in the history that stands; None if it is older than the journal."""
+    return max((generation for generation, loaded in reloads.items() if loaded < step), default=None)
+
+
+def check_history(steps: Sequence[int], *, begin: int, end: int, every: int, last: int | None) -> list[str]:
+    """The lines of history.jsonl: one for every due step after `begin`, and none twice.
+
+    Args:
+        steps: of the lines, in their order.
+        begin: global step that the run began at; lines up to it are of an earlier run.
+        end: global step that it ended at.
+        every: steps between two lines.
+        last: the step that has a line, due or not; none: the run was stopped before it.
+    """
+    falls = [f"a line of step {b} follows one of step {a}" for a, b in itertools.pairwise(steps) if b <= a]
+    due = {step for step in range(begin + 1, end + 1) if step % every == 0 or step == last}
+    found = {step for step in steps if step > begin}
+    missing = [f"no line of {ranges(due - found, 'step')}"] if due - found else []
+    undue = [f"a line of {ranges(found - due, 'step')}, which is not due"] if found - due else []
+    return falls + missing + undue
+
+
+def check_pushes(
+    workers: Iterable[Sequence[Event]], reloads: Reloads, *, replicas: int, begin: int, end: int
+) -> list[str]:
+    """Every update that stands has a gradient of every replica, computed in its own generation.
+
+    Args:
+        workers: events of each worker.
+        replicas: how many the run has.
+        begin: global step that its last launch began at; an earlier one may not have written its steps down.
+        end: the last global step.
+    """
+    if not reloads:
+        return ["no reload is written down, so no update can be told from those that were undone"]
+    found: set[Push] = set()
+    for events in workers:
+        found |= _pushes(events) | _lost_pushes(events, reloads)
+    recorded = {generation for generation, *_ in found}
+    lacking: dict[tuple[int, int], set[int]] = {}
+    for step in range(min(reloads.values()) + 1, end + 1):
+        generation = standing(reloads, step)
+        assert generation is not None
+        is_known = step > begin or generation in recorded
+        for replica in range(replicas):
+            if is_known and (generation, step - 1, replica) not in found:
+                lacking.setdefault((generation, replica), set()).add(step)
+    return [
+        f"{ranges(steps, 'update')} of generation {generation} had no gradient of replica {replica}"
+        for (generation, replica), steps in sorted(lacking.items())
+    ]
+
+
+def _pushes(events: Iterable[Event]) -> set[Push]:
+    return {
+        (event["generation"], event["step"], replica)
+        for event in events
+        if event["event"] == "push"
+        for replica in event["replicas"]
+    }
+
+
+def _lost_pushes(events: Sequence[Event], reloads: Reloads) -> set[Push]:
+    """What a worker pushed as its last act before it died: it could not write that down, but the update is there.
+
+    In lockstep nothing else explains that its next life joins one step further: nobody passes a step without it.
+    """
+    own = [event for event in events if event["event"] in ("join", "push")]
+    lost: set[Push] = set()
+    for before, event in itertools.pairwise(own):
+        due = before["step"] + (before["event"] == "push")  # the step that its next gradient was to be of
+        generation = standing(reloads, due + 1)
+        if event["event"] == "join" and event["step"] == due + 1 and generation is not None:
+            lost |= {(generation, due, replica) for replica in event["replicas"]}
+    return lost
+
+
+def check_host(name: str, events: Iterable[Event], reloads: Reloads) -> list[str]:
+    """The steps of a task's shard: one after the other, and back only by a load that a reload announced."""
+    told: list[str] = []
+    generation, step = 0, None
+    for event in events:
+        if event["event"] == "load":
+            told += _check_load(name, event, reloads, above=generation)
+            generation, step = event["generation"], event["step"]
+        elif event["event"] == "update":
+            if step is None or event["generation"] != generation:
+                told.append(f"{name} made update {event['step']} of generation {event['generation']} without its load")
+            elif event["step"] != step + 1:
+                told.append(f"{name} went from step {step} to step {event['step']} without a load")
+            generation, step = event["generation"], event["step"]
+    return told
+
+
+def check_host_end(name: str, events: Sequence[Event], end: int) -> list[str]:
+    """The last step of a shard is the run's."""
+    last = next((e["step"] for e in reversed(events) if e["event"] in ("load", "update")), None)
+    return [] if last == end else [f"{name} ended at step {last}, the run at step {end}"]
+
+
+def _check_load(name: str, event: Event, reloads: Reloads, *, above: int) -> list[str]:
+    generation, step = event["generation"], event["step"]
+    told = [] if generation > above else [f"{name} loaded generation {generation} after generation {above}"]
+    if generation not in reloads:
+        return [*told, f"{name} loaded generation {generation} at step {step}, and the chief announced no such reload"]
+    if reloads[generation] != step:
+        announced = f"the chief announced step {reloads[generation]}"
+        return [*told, f"{name} loaded generation {generation} at step {step}, and {announced}"]
+    return told
+
+
+def check_chief(events: Iterable[Event]) -> list[str]:
+    """Reloads are of rising generations, each from a checkpoint of its step; the chief saves what was loaded last."""
+    told: list[str] = []
+    loaded, saved = 0, 0  # the generation, and the step
+    for event in events:
+        generation, step = event.get("generation", 0), event.get("step", 0)
+        if event["event"] == "reload":
+            told += _check_source(event)
+            if generation <= loaded:
+                told.append(f"generation {generation} was loaded after generation {loaded}")
+            loaded, saved = generation, step
+        elif event["event"] == "adopt" and generation != loaded:
+            told.append(f"the chief took over generation {generation}, and generation {loaded} was the last one loaded")
+        elif event["event"] == "save":
+            if generation != loaded:
+                told.append(f"step {step} was saved by generation {generation} while generation {loaded} was the last")
+            elif step < saved:
+                told.append(f"step {step} of generation {generation} was saved after step {saved}")
+            saved = step
+    return told
+
+
+def _check_source(reload: Event) -> list[str]:
+    generation, step, source = reload["generation"], reload["step"], reload["checkpoint"]
+    if source is None:
+        return [f"generation {generation} began anew, at step {step}"] if step else []
+    name = PurePath(source).name
+    if name.isdigit() and int(name) != step:  # the user's own name says nothing
+        return [f"generation {generation} began at step {step}, from the checkpoint {source}"]
+    return []
+
+
+def check_lives(launcher: Iterable[Event], tasks: Collection[str], *, good: Collection[int]) -> list[str]:
+    """No task had two processes at a time, so the chief had none; each ended, and the last one well.
+
+    Args:
+        launcher: its events; a first life begins a new launch, of which nobody else was left.
+        tasks: names of all.
+        good: exit codes with which a task may end for good.
+    """
+    told: list[str] = []
+    alive: dict[str, int] = {}  # the life that each task is in
+    codes: dict[str, int] = {}
+    for event in launcher:
+        task = event.get("task", "")
+        if event["event"] == "start":
+            if task in alive and event["life"] > 0:
+                told.append(f"{task} was started as life {event['life']} while life {alive[task]} was there")
+            alive[task] = event["life"]
+        elif event["event"] == "exit":
+            if task not in alive:
+                told.append(f"{task} ended with code {event['code']} and had not been started")
+            alive.pop(task, None)
+            codes[task] = event["code"]
+    told += [f"life {life} of {task} never ended" for task, life in alive.items()]
+    told += [f"{task} was never started" for task in tasks if task not in alive and task not in codes]
+    ended = {task: code for task, code in codes.items() if task not in alive}
+    return told + [f"{task} ended with code {code}" for task, code in ended.items() if code not in good]
+
+
+def ranges(steps: Collection[int], what: str) -> str:
+    """`step 7`; `3 steps: 1-2, 9`."""
+    ordered = sorted(steps)
+    if len(ordered) == 1:
+        return f"{what} {ordered[0]}"
+    starts = [i for i, step in enumerate(ordered) if i == 0 or step != ordered[i - 1] + 1]
+    spans = [(ordered[a], ordered[b - 1]) for a, b in itertools.pairwise([*starts, len(ordered)])]
+    return f"{count(len(ordered), what)}: " + ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)

@@ -1,0 +1,1 @@
+"""mode=doctor: checks this machine and says how to fix it."""

@@ -1,0 +1,77 @@
+"""What Docker's answers mean for runs in containers: the engine, Compose and the NVIDIA runtime. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.commands.doctor.judge import Answer, Finding, ok, warning
+from trainer.plan.checks.versions import numbers
+
+OLDEST_ENGINE, OLDEST_COMPOSE = "20.10", "2.27"
+START_ENGINE = "sudo systemctl start docker   (runs without containers need none)"
+INSTALL_ENGINE = "install the package docker-ce from Docker's own repository"
+INSTALL_COMPOSE = "install the package docker-compose-plugin from Docker's own repository"
+
+
+def docker(info: Answer | None, compose: Answer | None, gpu_count: int) -> list[Finding]:
+    """Docker's engine, and what containers need beside it.
+
+    Args:
+        info: of `docker info --format '{{json .}}'`; none: there is no such command.
+        compose: of `docker compose version --short`, likewise.
+        gpu_count: GPUs of this machine.
+    """
+    if info is None:
+        return [ok("docker", "not here; only runs in containers need it")]
+    if info.code is None:
+        return [warning("docker", "the engine does not answer", "sudo systemctl restart docker"), _compose(compose)]
+    told = _json_object(info.out)
+    if not told.get("ServerVersion"):
+        return [_no_engine(info, told), _compose(compose)]
+    findings = [_engine(told["ServerVersion"]), _compose(compose)]
+    return [*findings, _gpu_support(told)] if gpu_count else findings
+
+
+def _no_engine(info: Answer, told: Mapping[str, Any]) -> Finding:
+    said = " ".join(told.get("ServerErrors") or []) or info.last_words()
+    if "permission denied" in f"{said} {info.err}".lower():
+        message = "the engine is not open to this user"
+        return warning("docker", message, "sudo usermod -aG docker $USER, then log in again")
+    if info.code == 0:
+        return warning("docker", "the command answers, but not as Docker does (podman?)", "docker version")
+    return warning("docker", f"no engine: {said}", START_ENGINE)
+
+
+def _engine(version: str) -> Finding:
+    if numbers(version) < numbers(OLDEST_ENGINE):
+        return warning("docker", f"engine {version}; containers need {OLDEST_ENGINE} or newer", INSTALL_ENGINE)
+    return ok("docker", f"engine {version}")
+
+
+def _compose(compose: Answer | None) -> Finding:
+    if compose is None or compose.code != 0 or not numbers(compose.out):
+        return warning("compose", f"not there; containers need Compose {OLDEST_COMPOSE} or newer", INSTALL_COMPOSE)
+    version = compose.out.strip()
+    if numbers(version) < numbers(OLDEST_COMPOSE):
+        return warning("compose", f"{version}; containers need {OLDEST_COMPOSE} or newer", INSTALL_COMPOSE)
+    return ok("compose", version)
+
+
+def _gpu_support(told: Mapping[str, Any]) -> Finding:
+    runtimes = told.get("Runtimes") or {}
+    devices = [device.get("ID", "") for device in told.get("DiscoveredDevices") or []]  # CDI, since Docker 28.3
+    if "nvidia" in runtimes or any(name.startswith("nvidia.com/gpu") for name in devices):
+        return ok("docker GPUs", "containers can have them")
+    message = f"there is no runtime nvidia, only {', '.join(sorted(runtimes)) or 'none'}"
+    configure = "sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker"
+    return warning("docker GPUs", message, f"install nvidia-container-toolkit, then {configure}")
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

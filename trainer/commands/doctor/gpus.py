@@ -1,0 +1,152 @@
+"""What the answers of nvidia-smi and TensorFlow mean for runs on GPUs. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.commands.doctor.judge import GPU_WHEELS, Answer, Finding, Level, ok, warning
+from trainer.plan.checks.versions import numbers
+
+OLDEST_DRIVER = "525.60"  # of CUDA 12, which TensorFlow's wheels bring along
+NEARLY_FULL = 0.1  # of a GPU's memory; less than this share free is worth a warning
+GPU_FIELDS = "index,uuid,name,driver_version,memory.total,memory.free"  # of --query-gpu
+PROCESS_FIELDS = "gpu_uuid,pid,process_name,used_memory"  # of --query-compute-apps
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One line of `nvidia-smi --query-gpu`."""
+
+    index: int
+    uuid: str
+    name: str
+    driver: str
+    total_mib: int | None  # none: not told, as by GPUs that share the machine's memory
+    free_mib: int | None
+
+    def in_words(self) -> str:
+        if self.total_mib is None or self.free_mib is None:
+            return f"{self.name}, which does not tell its memory"
+        return f"{self.name}, {self.free_mib:,} of {self.total_mib:,} MiB free"
+
+    def is_nearly_full(self) -> bool:
+        return self.total_mib is not None and (self.free_mib or 0) < NEARLY_FULL * self.total_mib
+
+
+@dataclass(frozen=True)
+class GpuProcess:
+    """One line of `nvidia-smi --query-compute-apps`."""
+
+    uuid: str  # of its GPU
+    pid: int
+    name: str
+    used_mib: int | None  # none: not told, as in most containers
+
+    def in_words(self) -> str:
+        used = "memory not told" if self.used_mib is None else f"{self.used_mib:,} MiB"
+        return f"pid {self.pid} {self.name} ({used})"
+
+
+def read_gpus(csv: str) -> list[Gpu]:
+    """From --query-gpu with `GPU_FIELDS`, as csv,noheader,nounits."""
+    rows = [[cell.strip() for cell in line.split(",")] for line in csv.splitlines()]
+    return [Gpu(int(r[0]), r[1], r[2], r[3], _mib(r[4]), _mib(r[5])) for r in rows if len(r) == 6 and r[0].isdigit()]
+
+
+def read_processes(csv: str) -> list[GpuProcess]:
+    """From --query-compute-apps with `PROCESS_FIELDS`; a name may hold commas."""
+    found = (re.fullmatch(r"\s*([^,]+),\s*(\d+),\s*(.*),\s*([^,]+)", line) for line in csv.splitlines())
+    return [GpuProcess(row[1], int(row[2]), row[3], _mib(row[4])) for row in found if row]
+
+
+def _mib(text: str) -> int | None:
+    """A number of MiB; none for [N/A] and [Insufficient Permissions]."""
+    return int(text) if text.strip().isdigit() else None
+
+
+def gpus(
+    asked: Answer | None, processes: Answer | None, banner: Answer | None, *, device_files: int, wanted: bool
+) -> list[Finding]:
+    """The driver, and each GPU with what is on it.
+
+    Args:
+        asked: of --query-gpu; none: there is no nvidia-smi.
+        processes: of --query-compute-apps.
+        banner: of nvidia-smi without arguments, which alone tells the CUDA version.
+        device_files: number of /dev/nvidia0, /dev/nvidia1, ...
+        wanted: whether the config gives GPUs to tasks.
+    """
+    missing = Level.problem if wanted else Level.warning
+    if asked is None and not device_files:
+        return [ok("GPUs", "none; runs use the CPU")]
+    if asked is None:
+        message = f"{device_files} device files /dev/nvidia*, and no nvidia-smi to look at them with"
+        remedy = "install the driver's tools; in a container: docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=all"
+        return [Finding(missing, "GPUs", message, remedy)]
+    found = read_gpus(asked.out)
+    if found:
+        there = read_processes(processes.out) if processes is not None else []
+        return [_driver(found[0].driver, banner, missing), *(_gpu(gpu, found, there) for gpu in found)]
+    if asked.code == 0 or "no devices" in asked.last_words().lower():
+        return [ok("GPUs", "none that nvidia-smi knows; runs use the CPU")]
+    remedy = "sudo modprobe nvidia; if that fails, reinstall the driver (dmesg | grep -i nvrm tells why)"
+    return [Finding(missing, "GPUs", f"nvidia-smi failed: {asked.last_words()}", remedy)]
+
+
+def _driver(driver: str, banner: Answer | None, missing: Level) -> Finding:
+    version = re.search(r"CUDA[\w ]* Version\s*:\s*([\d.]+)", banner.out) if banner is not None else None
+    told = f"NVIDIA {driver}" + (f", CUDA up to {version[1]}" if version else "")
+    if numbers(driver) and numbers(driver) < numbers(OLDEST_DRIVER):
+        message = f"{told}; TensorFlow brings CUDA 12, which needs driver {OLDEST_DRIVER} or newer"
+        return Finding(missing, "driver", message, "install a newer NVIDIA driver, or leave device.gpus out")
+    return ok("driver", told)
+
+
+def _gpu(gpu: Gpu, all_gpus: Sequence[Gpu], processes: Sequence[GpuProcess]) -> Finding:
+    what, mine = f"GPU {gpu.index}", [process for process in processes if process.uuid == gpu.uuid]
+    told = "; ".join([gpu.in_words(), *(process.in_words() for process in mine)])
+    if not gpu.is_nearly_full():
+        return ok(what, told)
+    emptiest = max(all_gpus, key=lambda other: other.free_mib or 0)
+    other = f", or type device.gpus={{worker:[{emptiest.index}]}}" if not emptiest.is_nearly_full() else ""
+    if not mine:
+        return warning(what, f"{told}; nearly full, by processes not seen from here", f"nvidia-smi, on the host{other}")
+    largest = max(mine, key=lambda process: process.used_mib or 0)
+    return warning(
+        what, f"nearly full: {told}", f"kill {largest.pid}, if it is yours{other or ', or wait for its end'}"
+    )
+
+
+def gpus_of_tensorflow(
+    seen: int, told: Mapping[str, Any], complaints: str, visible: str | None, *, wanted: bool
+) -> list[Finding]:
+    """Whether TensorFlow sees the GPUs that the driver sees.
+
+    Args:
+        seen: GPUs that nvidia-smi lists.
+        told: by the child that imported TensorFlow, as `judge.read_import` gives it.
+        complaints: what TensorFlow wrote on stderr there.
+        visible: CUDA_VISIBLE_DEVICES, if it is set.
+        wanted: whether the config gives GPUs to tasks.
+    """
+    what, missing = "GPUs in TF", Level.problem if wanted else Level.warning
+    if not seen and not told["gpus"]:
+        return []
+    if not told["cuda"]:
+        return [Finding(missing, what, f"none of {seen}: this TensorFlow is built without CUDA", GPU_WHEELS)]
+    if told["gpus"] >= seen:
+        return [ok(what, f"all {told['gpus']}; a task sees those that device.gpus gives it")]
+    if visible is not None:  # tasks with device.gpus get their own, so nothing is missing
+        message = f"{told['gpus']} of {seen}, as CUDA_VISIBLE_DEVICES={visible or repr('')} says"
+        return [warning(what, message, "unset CUDA_VISIBLE_DEVICES; device.gpus says what each task sees")]
+    message = ": ".join(filter(None, [f"{told['gpus']} of {seen}", _reason(complaints)]))
+    return [Finding(missing, what, message, GPU_WHEELS)]
+
+
+def _reason(complaints: str) -> str:
+    """The first line of TensorFlow's log that says why it sees no GPU, without date, process and place."""
+    said = (re.sub(r"^.*?\w+\.cc:\d+\]\s*", "", line) for line in complaints.splitlines())
+    return next((line for line in said if re.search("dlopen|cuda drivers|cuInit|CUDA_ERROR|libcuda", line)), "")

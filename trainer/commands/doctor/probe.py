@@ -1,0 +1,303 @@
+"""`mode=doctor`: looks at this machine, and says what a run would miss and what to type.
+
+All checks run side by side, each in a thread of its own, and with one deadline: a dead name server, disk or driver must
+not hold up the others. TensorFlow is imported by a child process only. The verdicts are in `judge.py` and its
+neighbours, which ask the machine nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from rich.console import Console
+from rich.text import Text
+
+from trainer.commands.doctor import judge
+from trainer.commands.doctor.docker import docker
+from trainer.commands.doctor.gpus import GPU_FIELDS, PROCESS_FIELDS, gpus, gpus_of_tensorflow, read_gpus
+from trainer.commands.doctor.judge import Answer, Finding, Level, Port
+from trainer.config.schema import Problem
+from trainer.observe.machine import is_local, this_machine, version_of
+from trainer.plan.addresses import CONTROL_PORT_OFFSET, split
+from trainer.plan.checks.versions import TENSORFLOWS
+
+COMMAND_SECS = 8.5  # for one command
+DEADLINE_SECS = 9.5  # for all checks; longer, so that a command's lateness is told as such
+PROBLEM_FOUND = 1  # exit code
+
+STYLES = {Level.ok: "green", Level.warning: "yellow", Level.problem: "bold red"}
+PIPE_COLUMNS = 140  # width where there is no terminal
+CSV = "--format=csv,noheader,nounits"
+IMPORT = """
+import json, time
+started = time.monotonic()
+import tensorflow, keras
+told = {"secs": time.monotonic() - started, "cuda": tensorflow.test.is_built_with_cuda()}
+told |= {"gpus": len(tensorflow.config.list_physical_devices("GPU")), "backend": keras.backend.backend()}
+print(json.dumps(told))
+"""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a config asks of this machine."""
+
+    problems: Sequence[Problem]  # that it has here
+    cluster: str  # e.g. 2ps4w
+    addresses: Mapping[str, Sequence[str]]  # "host:port" by job
+    task: str  # that this process plays; of interest where TF_CONFIG says so
+    run: str | None  # run directory
+    gpus: bool  # whether it gives GPUs to tasks
+
+
+def run(wanted: Wanted) -> int:
+    """Prints a line for each thing looked at; returns the exit code."""
+    findings = examine(wanted, os.environ)
+    show(findings)
+    return PROBLEM_FOUND if any(finding.level is Level.problem for finding in findings) else 0
+
+
+def examine(wanted: Wanted, environment: Mapping[str, str]) -> list[Finding]:
+    """Looks at everything, in the page's order."""
+    deadline = time.monotonic() + DEADLINE_SECS
+    installed = {name: found for name in TENSORFLOWS if (found := version_of(name))}
+    meminfo = read("/proc/meminfo")  # before TensorFlow's import takes half a GiB
+    imported = start(lambda: command(sys.executable, "-c", IMPORT) if installed else None)
+    listed = start(lambda: command("nvidia-smi", f"--query-gpu={GPU_FIELDS}", CSV))
+    gpu_count = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    port_range = read("/proc/sys/net/ipv4/ip_local_port_range")
+    checks: dict[str, Callable[[], list[Finding]]] = {
+        "Python": lambda: [judge.python(platform.python_version(), sys.executable)],
+        "tensorflow": lambda: judge.tensorflow(installed, imported.result()),
+        "packages": lambda: [judge.package(name, version_of(name)) for name in ("keras", "hydra-core", "omegaconf")],
+        "GPUs": lambda: look_at_gpus(listed.result(), gpu_count, wanted=wanted.gpus),
+        "GPUs in TF": lambda: look_at_gpus_of_tensorflow(
+            listed.result(), imported.result(), environment.get("CUDA_VISIBLE_DEVICES"), wanted=wanted.gpus
+        ),
+        "cores": lambda: [judge.cores(this_machine().cores, os.cpu_count() or 1, cgroup_cores())],
+        "memory": lambda: [judge.memory(judge.read_meminfo(meminfo), *cgroup_memory())],
+        "localhost": lambda: [judge.localhost(try_localhost())],
+        "free ports": lambda: [judge.ephemeral_ports(port_range)],
+        "addresses": lambda: judge.ports(*locate(wanted.addresses), port_range),
+        "proxy": lambda: [judge.proxies(environment)],
+        "TF_CONFIG": lambda: [
+            judge.tf_config(environment.get("TF_CONFIG"), wanted.problems, wanted.task, wanted.cluster)
+        ],
+        "/dev/shm": lambda: [judge.shared_memory(size_of("/dev/shm"), gpu_count)],
+        "ulimit -n": lambda: [judge.open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))],
+        "run directory": lambda: [look_at_run_directory(Path(wanted.run or "runs"))],
+        "docker": lambda: look_at_docker(gpu_count),
+        "config": lambda: judge.config(wanted.problems, wanted.cluster),
+    }
+    started = {what: start(check) for what, check in checks.items()}
+    return [finding for what, findings in started.items() for finding in collect(what, findings, deadline)]
+
+
+def start(work: Callable[[], T]) -> Future[T]:
+    """Runs `work` in a thread that does not keep the process from ending, unlike a thread of an executor."""
+    future: Future[T] = Future()
+
+    def answer() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=answer, daemon=True).start()
+    return future
+
+
+def collect(what: str, findings: Future[list[Finding]], deadline: float) -> list[Finding]:
+    """The findings of one check; a check that does not end, or fails itself, is a finding too."""
+    remedy = "look at it yourself; the other checks do not depend on it"
+    try:
+        return findings.result(max(0.0, deadline - time.monotonic()))
+    except futures.TimeoutError:  # another class than the built-in one, before Python 3.11
+        return [judge.warning(what, f"no answer within {DEADLINE_SECS:.0f} s", remedy)]
+    except Exception as error:
+        return [judge.warning(what, f"could not be looked at: {type(error).__name__}: {error}", remedy)]
+
+
+def command(*arguments: str) -> Answer | None:
+    """What a command says, if there is such a command."""
+    try:
+        process = subprocess.Popen(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env=os.environ | {"LC_ALL": "C"},
+        )
+    except OSError:
+        return None
+    try:
+        out, err = process.communicate(timeout=COMMAND_SECS)
+    except subprocess.TimeoutExpired:
+        process.kill()  # its end is not waited for: a process that hangs in a driver has none
+        return Answer(None)
+    return Answer(process.returncode, out, err)
+
+
+def read(path: str) -> str:
+    """A file's text; empty if it is not there, as on other systems than Linux."""
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def look_at_gpus(listed: Answer | None, device_files: int, *, wanted: bool) -> list[Finding]:
+    if listed is None or listed.code is None:  # no nvidia-smi, or one that hangs
+        return gpus(listed, None, None, device_files=device_files, wanted=wanted)
+    processes = start(lambda: command("nvidia-smi", f"--query-compute-apps={PROCESS_FIELDS}", CSV))
+    banner = command("nvidia-smi")
+    return gpus(listed, processes.result(), banner, device_files=device_files, wanted=wanted)
+
+
+def look_at_gpus_of_tensorflow(
+    listed: Answer | None, imported: Answer | None, visible: str | None, *, wanted: bool
+) -> list[Finding]:
+    told = judge.read_import(imported) if imported is not None else None
+    if imported is None or told is None:  # the check of TensorFlow says why
+        return []
+    seen = len(read_gpus(listed.out)) if listed is not None else 0
+    return gpus_of_tensorflow(seen, told, imported.err, visible, wanted=wanted)
+
+
+def look_at_docker(gpu_count: int) -> list[Finding]:
+    compose = start(lambda: command("docker", "compose", "version", "--short"))
+    return docker(command("docker", "info", "--format", "{{json .}}"), compose.result(), gpu_count)
+
+
+def look_at_run_directory(path: Path) -> Finding:
+    """Writes a file that has no name, into the part of the path that is there, and leaves nothing behind."""
+    path = path.resolve()
+    there = next(folder for folder in (path, *path.parents) if os.path.exists(folder))  # no error where it may not look
+    refused = None
+    try:
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(b"x" * 4096)
+            file.flush()
+    except OSError as error:
+        refused = f"{there}: {error.strerror}"
+    return judge.run_directory(str(path), str(there), shutil.disk_usage(there).free, refused)
+
+
+def cgroup_cores() -> float | None:
+    """The least of the limits on this process's cores; none if there is none."""
+    folders = judge.cgroup_folders(read("/proc/self/cgroup"))
+    told = [read(f"{folder}/cpu.max") for folder in folders.get("", [])]
+    told += [
+        read(f"{folder}/cpu.cfs_quota_us") + read(f"{folder}/cpu.cfs_period_us") for folder in folders.get("cpu", [])
+    ]
+    return min((limit for text in told if (limit := judge.read_cpu_max(text)) is not None), default=None)
+
+
+def cgroup_memory() -> tuple[int | None, int]:
+    """The least of the limits on this process's memory, in bytes, and what is used of it; (None, 0) without a limit."""
+    folders = judge.cgroup_folders(read("/proc/self/cgroup"))
+    files = [(folder, "memory.max", "memory.current") for folder in folders.get("", [])]
+    files += [(folder, "memory.limit_in_bytes", "memory.usage_in_bytes") for folder in folders.get("memory", [])]
+    limits = [
+        (limit, judge.read_used(read(f"{folder}/{usage}"), read(f"{folder}/memory.stat")))
+        for folder, most, usage in files
+        if (limit := judge.read_limit(read(f"{folder}/{most}"))) is not None
+    ]
+    return min(limits, default=(None, 0))
+
+
+def size_of(path: str) -> int | None:
+    try:
+        return shutil.disk_usage(path).total
+    except OSError:
+        return None
+
+
+def try_localhost() -> str | None:
+    """Listens on a free port and connects to it, as the tasks of a run do; returns why that failed."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(("localhost", server.getsockname()[1]), timeout=2).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def locate(by_job: Mapping[str, Sequence[str]]) -> tuple[list[Port], int, dict[str, str]]:
+    """Which addresses are of this machine: their ports, the number of the others, and hosts nobody knows."""
+    local: list[Port] = []
+    elsewhere, unknown = 0, dict[str, str]()
+    here: dict[str, bool] = {}  # by host
+    for job, listed in by_job.items():
+        for index, address in enumerate(listed):
+            try:
+                host, port = split(address)
+            except ValueError:  # told with the config's problems
+                continue
+            if host not in here and host not in unknown:
+                try:
+                    socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                    here[host] = is_local(host)
+                except (OSError, UnicodeError) as error:
+                    unknown[host] = str(error)
+            key = f"cluster.addresses.{job}[{index}]"
+            if here.get(host):
+                whose = {port: key, port + CONTROL_PORT_OFFSET: f"the status page of {key}"}
+                local += [Port(number, what, why_taken(number)) for number, what in whose.items()]
+            elif host in here:
+                elsewhere += 1
+    return local, elsewhere, unknown
+
+
+def why_taken(port: int) -> str | None:
+    """Why a task could not listen on a port of every interface; none if it could."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an ended run may linger
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            return error.strerror
+    return None
+
+
+def show(findings: Sequence[Finding]) -> None:
+    """Prints the page: level, what was looked at, what was found, and below it what to type."""
+    console = Console(highlight=False)
+    width = console.width if console.is_terminal else PIPE_COLUMNS
+    first = max(len(level.value) for level in Level) + 2
+    indent = first + max(len(finding.what) for finding in findings) + 2
+    for finding in findings:
+        lines = [*_wrapped(finding.message, width - indent), *_wrapped(finding.remedy, width - indent - 2, "  ")]
+        head = Text(f"{finding.level.value:<{first}}", STYLES[finding.level])
+        head.append(f"{finding.what:<{indent - first}}", "bold")
+        head.append(lines[0] if lines else "", "default")
+        for line in lines[1:]:
+            head.append("\n" + " " * indent + line, "default")
+        console.print(head, soft_wrap=True)
+    console.print(Text("\n" + judge.summary(findings)), soft_wrap=True)
+
+
+def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
+    """Lines that leave paths and options whole, however narrow the terminal is."""
+    lines = textwrap.wrap(text, max(width, 20), break_long_words=False, break_on_hyphens=False)
+    return [indent + line for line in lines]

@@ -1,0 +1,83 @@
+"""mode=render: leaves a run that somebody else starts, or shows what would start it."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+
+from trainer.config.schema import RunConfig
+from trainer.faults import exit_codes
+from trainer.launch.containers import compose_file
+from trainer.launch.containers.owners import lend, user_of_tasks
+from trainer.launch.containers.spec import NOBODY, Container, containers, inside, project_of
+from trainer.plan.plan import Plan
+from trainer.storage import resume
+from trainer.storage.run_directory import Lease, RunDirectory, write_atomically
+
+UP = "docker compose -f {} up --abort-on-container-failure"
+
+
+def show(config: RunConfig, plan: Plan, inputs: Sequence[str], hosts: Mapping[str, str]) -> int:
+    """Prints the Compose file of a run, for any directory with its config.yaml and plan.json; returns 0."""
+    made = containers(config, plan, run=".", inputs=inputs, hosts=hosts)
+    print(_text(made, plan, name=f"trainer-{plan.cluster}", user=(NOBODY, NOBODY)), end="")
+    return exit_codes.OK
+
+
+def write(
+    config: RunConfig, plan: Plan, directory: RunDirectory, inputs: Sequence[str], hosts: Mapping[str, str]
+) -> int:
+    """Writes config, plan and Compose file into the run directory, and says how to start it; returns 0.
+
+    Raises:
+        RunInUseError: if the run goes on there.
+    """
+    path = str(directory.path)
+    made = containers(config, plan, run=".", inputs=inputs, hosts=hosts)
+    with Lease(directory):
+        found = resume.find(config.resume, directory, steps=plan.steps)
+        if found is not None:
+            resume.check_model(found, config)
+        directory.write_inputs(config, inside(plan, on_hosts=bool(hosts)))
+        for host in dict.fromkeys(container.host for container in made):
+            of_host = [container for container in made if container.host == host]
+            text = _text(of_host, plan, name=project_of(path), user=user_of_tasks())
+            write_atomically(directory.path / _file(host), text)
+    lend(path)
+    for line in _commands(path, made):
+        print(line)
+    return exit_codes.OK
+
+
+def _file(host: str | None) -> str:
+    return "compose.yaml" if host is None else f"compose.{host}.yaml"
+
+
+def _text(made: Sequence[Container], plan: Plan, *, name: str, user: tuple[int, int]) -> str:
+    overrides = shlex.join(argument for argument in sys.argv[1:] if argument != "mode=render")
+    return compose_file.render(
+        made, name=name, words=f"{plan.cluster}: {plan.in_words()}", overrides=overrides, user=user
+    )
+
+
+def _commands(path: str, made: Sequence[Container]) -> list[str]:
+    hosts = list(dict.fromkeys(container.host for container in made if container.host))
+    if not hosts:
+        return [f"{path}/compose.yaml", f"start it: {UP.format(shlex.quote(f'{path}/compose.yaml'))}"]
+    folder = path.rpartition("/")[2]
+    images = " and ".join(sorted({container.image for container in made}))
+    lines = [
+        f"{path}: copy it to each host, which must have {images} (make image, or docker save | ssh HOST docker load),",
+        "and start all of them:",
+    ]
+    for host in hosts:
+        up = UP.format(shlex.quote(f"{folder}/{_file(host)}"))
+        command = f"TRAINER_UID=$(id -u) TRAINER_GID=$(id -g) {up}"
+        to = f"[{host}]" if ":" in host else host
+        lines.append(f"    scp -r {shlex.quote(path)} {to}: && ssh -t {host} {shlex.quote(command)}")
+    return [*lines, f"{_chiefs_host(made)} has the chief, and keeps the results"]
+
+
+def _chiefs_host(made: Sequence[Container]) -> str:
+    return next(str(container.host) for container in made if container.task == "worker:0")

@@ -1,0 +1,1 @@
+"""Every key of a run, Hydra, and every problem at once."""

@@ -1,0 +1,95 @@
+"""The command line, sorted: overrides, Hydra's flags, and what is neither, explained by what was probably meant."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hydra._internal.utils import get_args_parser
+
+from trainer.config import keys
+from trainer.config.problems.explain import meant
+from trainer.config.schema import Problem
+
+NOT_SUGGESTED = ("--experimental-rerun", "--shell-completion")
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What was typed, by kind."""
+
+    overrides: tuple[str, ...]
+    flags: tuple[str, ...]  # of Hydra, with their values
+    faults: tuple[Problem, ...]
+
+    def parse(self) -> argparse.Namespace:
+        """As Hydra's own parser gives them."""
+        return get_args_parser().parse_args(self.in_order())
+
+    def in_order(self) -> list[str]:
+        """All but the faulty, the overrides first: Hydra's parser wants them side by side."""
+        return [*self.overrides, *self.flags]
+
+
+def sort(arguments: Sequence[str]) -> Arguments:
+    """Tells overrides, flags and faults apart; an unknown flag takes a bare word that follows it for its value."""
+    overrides: list[str] = []
+    flags: list[str] = []
+    faults: list[Problem] = []
+    known, waiting = get_args_parser()._option_string_actions, deque(arguments)
+    while waiting:
+        text = waiting.popleft()
+        name, equals, value = text.partition("=")
+        if not text.startswith("-"):
+            overrides.append(text)
+        elif name in known:
+            typed = [text, *_values(known[name], equals, waiting)]
+            fault = _fault(known[name], name, typed)
+            faults += [fault] if fault else []
+            flags += [] if fault else typed
+        else:
+            if not equals and waiting and not waiting[0].startswith("-") and "=" not in waiting[0]:
+                value = waiting.popleft()
+            faults.append(_unknown(text, name, value, known))
+    return Arguments(tuple(overrides), tuple(flags), tuple(faults))
+
+
+def _values(action: argparse.Action, equals: str, waiting: deque[str]) -> list[str]:
+    """What follows a flag and belongs to it."""
+    if equals or action.nargs == 0 or not waiting:
+        return []
+    is_optional = action.nargs == "?"
+    return [waiting.popleft()] if not is_optional or waiting[0] in (action.choices or ()) else []
+
+
+def _fault(action: argparse.Action, name: str, typed: Sequence[str]) -> Problem | None:
+    value = typed[1] if len(typed) > 1 else typed[0].partition("=")[2]
+    if action.nargs == 0 and value:
+        return Problem(typed[0], f"{name} takes no value", f"type {name}")
+    if action.nargs is None and not value:
+        return Problem(name, "needs a value", f"e.g. {name} {next(iter(action.choices or ['VALUE']))}")
+    if value and action.choices is not None and value not in action.choices:
+        allowed = [str(choice) for choice in action.choices]
+        near = (*difflib.get_close_matches(value, allowed, n=1), allowed[0])[0]
+        return Problem(" ".join(typed), f"{value!r} is not one of {', '.join(allowed)}", f"e.g. {name} {near}")
+    return None
+
+
+def _unknown(text: str, name: str, value: str, known: Iterable[str]) -> Problem:
+    key = name.lstrip("-").replace("-", "_")
+    where = text if not value or "=" in text else f"{text} {value}"
+    near = keys.nearest(key, keys.declared())
+    if near is not None and not value and keys.hint(near.split(".")) is bool:
+        value = "true"
+    if near is not None and value:
+        return Problem(where, "is no flag; settings are key=value", f"type {keys.typed(near, value)}")
+    remedy = meant(near or key)
+    if remedy is not None:
+        return Problem(where, "is no flag; settings are key=value", f"type {remedy.removeprefix('e.g. ')}")
+    flags = [flag for flag in known if flag.startswith("--") and flag not in NOT_SUGGESTED]
+    like = difflib.get_close_matches(name, flags, n=1, cutoff=0.7)
+    remedy = f"did you mean {like[0]}?" if like else "python -m trainer --help shows what can be given"
+    return Problem(where, f"is no flag; there are {', '.join(flags)}, and settings are key=value", remedy)

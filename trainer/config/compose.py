@@ -1,0 +1,208 @@
+"""From the command line to a typed, checked config: `conf/` and overrides, composed by Hydra.
+
+All problems of a config are found in one pass and reported together; a config with problems starts nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import cache
+from tempfile import TemporaryDirectory
+from typing import Any, NoReturn
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+
+from trainer.config import arguments, sources, user_file
+from trainer.config.problems.explain import Explainer, said
+from trainer.config.problems.origins import located
+from trainer.config.problems.values import Examined, examine
+from trainer.config.schema import ConfigError, Problem, RunConfig
+from trainer.config.sources import CommandLine
+from trainer.faults import exit_codes
+
+Check = Callable[[RunConfig], list[Problem]]
+
+
+def run(main: Callable[[RunConfig], int], check: Check) -> NoReturn:
+    """Runs `main` on the config of the command line, or on each of a --multirun, and exits with its code.
+
+    No run starts before the configs of all are known to hold; otherwise every problem is printed, and the exit code
+    is 2. Of several runs the first that fails gives the code.
+
+    Args:
+        main: what to do with a config; returns an exit code.
+        check: problems of keys that must agree with each other.
+    """
+    given = arguments.sort(sys.argv[1:])
+    sys.argv[1:] = given.in_order()  # for Hydra
+    flags = given.parse()
+    line = CommandLine(
+        () if flags.shell_completion else given.overrides,  # there they are not of a config
+        config_dir=flags.config_dir,
+        config_name=flags.config_name or "config",
+        multirun=flags.multirun,
+        faults=given.faults,
+    )
+    try:
+        if flags.experimental_rerun:
+            message = "reads a pickle, which can run any code"
+            raise ConfigError([Problem("--experimental-rerun", message, "give the overrides of that run again")])
+        configs = _checked(line, check, _compose_with_hydra)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        sys.exit(exit_codes.CONFIG)
+    codes = []
+    for config in configs:
+        codes.append(main(config))
+        if codes[-1] in (exit_codes.INTERRUPTED, exit_codes.TERMINATED):
+            break  # whoever stopped this run did not mean to start the next
+    sys.exit(next((code for code in codes if code), 0))
+
+
+def load(overrides: Sequence[str], check: Check = lambda config: [], config_dir: str | None = None) -> RunConfig:
+    """Composes and checks one config, as `run` does, in this process.
+
+    Raises:
+        ConfigError: with every problem of the config.
+    """
+    line = CommandLine(tuple(overrides), config_dir)
+    (config,) = _checked(line, check, lambda line: [examine(*sources.compose(line, line.overrides), line)])
+    return config
+
+
+def _checked(line: CommandLine, check: Check, compose: Callable[[CommandLine], list[Examined]]) -> list[RunConfig]:
+    """The configs of all runs.
+
+    Raises:
+        ConfigError: with every problem of them.
+    """
+    line = _without_code(line)
+    if line.config_dir is not None and not os.path.isdir(line.config_dir):
+        where, remedy = f"--config-dir={line.config_dir}", "give a folder laid out as conf/"
+        raise ConfigError([*line.faults, Problem(where, "is no directory", remedy)])
+    sources.register()
+    functions, unreadable = _user_functions(line.overrides)
+    problems = [*line.faults, *unreadable]
+    examined: list[Examined] = []
+    with sources.user_functions(functions):
+        if problems:
+            problems += _explained(line, check, user_file_works=not unreadable)
+        else:
+            try:
+                examined = compose(line)
+            except Exception as error:
+                if os.environ.get("HYDRA_FULL_ERROR") == "1":
+                    raise
+                problems = _explained(line, check) or said(" ".join(line.overrides), error)
+    for one in examined:
+        problems += [*one.problems, *_cross_check(one, check)]
+    problems += _shared_runs(examined)
+    if problems:
+        raise ConfigError(located(list(dict.fromkeys(problems)), line))
+    return [one.config for one in examined if one.config is not None]
+
+
+def _without_code(line: CommandLine) -> CommandLine:
+    """Takes out, as faults, what must never be composed: Hydra itself imports and calls what some `_target_` name."""
+    named = [text for text in line.overrides if re.search(r"\b_target_\b", text)]
+    message = "names code to import; a config is plain data and runs no code"
+    remedy = "choose by name, e.g. model=cnn, or put a function into a file: user=my_models.py"
+    return replace(
+        line,
+        overrides=tuple(text for text in line.overrides if text not in named),
+        faults=(*line.faults, *(Problem(text, message, remedy) for text in named)),
+    )
+
+
+def _user_functions(overrides: Sequence[str]) -> tuple[dict[str, dict[str, Any]], list[Problem]]:
+    """The functions of the file that `user=` names, or why there are none."""
+    paths = [text.partition("=")[2] for text in overrides if text.lstrip("+").startswith("user=")]
+    try:
+        path = OverridesParser.create().parse_overrides([f"user={paths[-1]}"])[0].value() if paths else None
+        return (user_file.functions(path) if isinstance(path, str) else {}), []
+    except (OverrideParseException, RecursionError):
+        return {}, []  # reported with the other overrides
+    except ConfigError as error:
+        return {}, error.problems
+
+
+def _compose_with_hydra(line: CommandLine) -> list[Examined]:
+    """Hydra's whole command line: overrides, --multirun, --cfg, --help and the rest; no config if it only prints."""
+    examined = []
+
+    @hydra.main(version_base="1.3", config_path=str(sources.conf_dir()), config_name="config")
+    def collect(composed: DictConfig) -> None:
+        examined.append(examine(composed, HydraConfig.get().runtime.choices, line))
+
+    with _errors_raised(), ExitStack() as stack:
+        # Where conf/config.yaml sends what Hydra writes under --multirun, so that nothing is left behind.
+        scratch = cache(lambda: stack.enter_context(TemporaryDirectory()))
+        OmegaConf.register_new_resolver("scratch_dir", scratch, replace=True)
+        collect()
+    return examined
+
+
+@contextmanager
+def _errors_raised() -> Iterator[None]:
+    """Makes Hydra raise its errors; it would print them and exit 1."""
+    before = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        del os.environ["HYDRA_FULL_ERROR"]
+        if before is not None:
+            os.environ["HYDRA_FULL_ERROR"] = before
+
+
+def _explained(line: CommandLine, check: Check, *, user_file_works: bool = True) -> list[Problem]:
+    """Every problem of a config that cannot be composed, and of the values that can."""
+    found = Explainer(line, user_file_works=user_file_works).explain()
+    if found.choices is None:
+        return found.problems
+    examined = examine(found.composed, found.choices, line, unknown=found.dropped)
+    crossed = _cross_check(examined, check, found.dropped) if found.whole else []
+    return [*found.problems, *examined.problems, *crossed]
+
+
+def _cross_check(examined: Examined, check: Check, dropped: Sequence[str] | None = None) -> list[Problem]:
+    """Problems between keys, but those that name a key whose value is known to be wrong: they would mislead.
+
+    Args:
+        examined: one config.
+        check: the caller's.
+        dropped: keys left out of a config that could not be composed as typed.
+    """
+    if examined.config is None:
+        return []
+    wrong = [*(dropped or []), *(problem.key for problem in examined.problems)]
+    try:
+        found = check(examined.config)
+    except Exception:
+        if wrong or dropped is not None:
+            return []  # a check may rely on what is wrong here
+        raise
+    return [problem for problem in found if not any(_names(problem, key) for key in wrong)]
+
+
+def _names(problem: Problem, key: str) -> bool:
+    return f"{problem.key}.".startswith(f"{key}.") or f"{key}=" in f"{problem.message} {problem.remedy}"
+
+
+def _shared_runs(examined: Sequence[Examined]) -> list[Problem]:
+    runs = Counter(one.config.run for one in examined if one.config is not None and one.config.run is not None)
+    return [
+        Problem("run", f"{count} runs of this --multirun share the directory {run}", "leave run out")
+        for run, count in runs.items()
+        if count > 1
+    ]

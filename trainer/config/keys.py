@@ -1,0 +1,224 @@
+"""The keys of a config as the schema knows them: their types in words, and the nearest key to a misspelt one."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import types
+from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
+from functools import cache
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from trainer.config.schema import Problem, RunConfig
+
+WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+VALUES = {int: "1", float: "0.5", bool: "true", str: "VALUE"}
+EXAMPLES = {  # where the default shows no value
+    "cluster": "2ps4w",
+    "model": "cnn",
+    "data": "mnist_10k",
+    "strategy": "sync",
+    "optimizer": "adam",
+    "device": "cpu",
+    "cluster.addresses": "{ps:[10.0.0.1:2222],worker:[10.0.0.2:2222]}",
+    "device.gpus": "{worker:[0]}",
+    "device.memory_fraction": "{worker:0.5}",
+    "device.memory_mib": "{worker:8000}",
+    "device.growth": "{worker:true}",
+    "device.intra_op_threads": "{worker:2}",
+    "device.inter_op_threads": "{worker:4}",
+    "device.soft_placement": "{worker:false}",
+    "device.replicas": "[/cpu:0,/cpu:1]",
+    "device.layers": "{dense*:/cpu:1}",
+    "placement.pins": "{dense*:0}",
+    "restart.max_of": "{worker:5}",
+    "container.image": "trainer:cpu",
+    "container.memory_mib": "{worker:4096}",
+    "container.cpus": "{worker:2}",
+    "container.mounts": "[/data]",
+    "cluster.hosts": "[10.0.0.1,10.0.0.2]",
+    "model.name": "cnn",
+    "data.name": "mnist_10k",
+    "optimizer.name": "adam",
+    "optimizer.clip_norm": "1.0",
+    "optimizer.ema": "0.99",
+}
+
+
+def hint(path: Sequence[str]) -> Any:
+    """The declared type of a key, or None if there is no such key."""
+    kind: Any = RunConfig
+    for part in path:
+        if dataclasses.is_dataclass(kind):
+            kind = get_type_hints(kind).get(part)
+        elif get_origin(kind) is dict:
+            kind = get_args(kind)[1]
+        elif kind is not Any:
+            return None
+    return kind
+
+
+@cache
+def declared() -> tuple[str, ...]:
+    """Every key and section, dotted, and the group `experiment`, which sets keys of others."""
+    return (*_names(RunConfig, ""), "experiment")
+
+
+def flatten(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Splits what is given to a section, `train={steps: 5}`, into what is given to each of its keys."""
+    kind = hint(path)
+    if isinstance(value, dict) and (dataclasses.is_dataclass(kind) or get_origin(kind) is dict):
+        for name, item in value.items():
+            yield from flatten((*path, str(name)), item)
+    else:
+        yield path, value
+
+
+def fault(where: str, path: tuple[str, ...], value: Any, schema: Any) -> Problem | None:
+    """What is wrong with giving a value to a key, judged by the schema alone.
+
+    Args:
+        where: the override or file it stands in.
+        path: the key, split.
+        value: what it is given; anything goes below `options`.
+        schema: the typed, empty config; takes the value if it is right.
+    """
+    kind = hint(path)
+    if kind is None:
+        return unknown(where, ".".join(path), value, declared())
+    if kind is Any:
+        return None
+    section = schema
+    for part in path[:-1]:
+        section = section[part]
+    try:
+        section[path[-1]] = value
+    except OmegaConfBaseException:
+        return wrong_type(where, ".".join(path), value, kind)
+    return None
+
+
+def unknown(where: str, key: str, value: Any, known: Iterable[str]) -> Problem:
+    """The problem of a key that does not exist, with the nearest one that does."""
+    known = list(known)
+    sections = {name.rpartition(".")[0] for name in known}
+    section = key
+    while section and section not in sections:
+        section = section.rpartition(".")[0]
+    prefix = f"{section}." if section else ""
+    names = [name[len(prefix) :] for name in known if name.startswith(prefix) and "." not in name[len(prefix) :]]
+    near = nearest(key, known)
+    message = f"there is no key {key}"
+    if section or near is None:
+        message += f"; {section or 'the config'} has {', '.join(names) or 'no keys'}"
+    if near is None:
+        return Problem(where, message, "python -m trainer --cfg job lists every key with its value")
+    return Problem(where, message, f"did you mean {typed(near, value)}?")
+
+
+def typed(key: str, value: Any) -> str:
+    """An assignment to a key that exists: of the value given to another, if this one can hold it."""
+    kind, schema = hint(key.split(".")), OmegaConf.structured(RunConfig)
+    is_choice = kind is None or dataclasses.is_dataclass(kind)
+    return f"{key}={shown(value)}" if is_choice or not fault("", tuple(key.split(".")), value, schema) else example(key)
+
+
+def nearest(key: str, known: Iterable[str]) -> str | None:
+    """The key that was probably meant: of its initials, a similar name or that word, in its section or elsewhere."""
+    known = list(known)
+    section, _, name = key.rpartition(".")
+    by_name: dict[str, list[str]] = {}
+    for other in known:
+        by_name.setdefault(other.rpartition(".")[2], []).append(other)
+    siblings = [other for other in known if other.rpartition(".")[0] == section]
+    names = [other.rpartition(".")[2] for other in siblings]
+    near = (
+        [full for full in siblings if name in _short(full)]
+        or [f"{section}.{match}".removeprefix(".") for match in difflib.get_close_matches(name, names, n=1, cutoff=0.7)]
+        or difflib.get_close_matches(key, by_name.get(name, []), n=1, cutoff=0.0)
+        or (difflib.get_close_matches(key, known, n=1, cutoff=0.8) if section and not siblings else [])
+        or [full for match in difflib.get_close_matches(name, by_name, n=1, cutoff=0.8) for full in by_name[match]]
+        or [full for full in known if name in _short(full)]
+    )
+    return near[0] if near else None
+
+
+def _short(key: str) -> list[str]:
+    """What a key of several words is called in short: lr, learning and rate for optimizer.learning_rate."""
+    words = key.rpartition(".")[2].split("_")
+    return ["".join(word[:1] for word in words), *words] if len(words) > 1 else []
+
+
+def wrong_type(where: str, key: str, value: Any, kind: Any) -> Problem:
+    """The problem of a value that its key cannot hold."""
+    if dataclasses.is_dataclass(kind):
+        names = ", ".join(field.name for field in dataclasses.fields(kind))
+        return Problem(where, f"{key} is a section with {names}", f"e.g. {example(key)}")
+    better = example(key)
+    if isinstance(value, float) and value.is_integer() and int in (kind, *get_args(kind)):
+        better = f"{key}={int(value)}"
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        near = difflib.get_close_matches(str(value).lower(), [member.name for member in kind], n=1)
+        better = f"{key}={near[0]}" if near else better
+    return Problem(where, f"{shown(value)!r} is not {describe(kind)}", f"e.g. {better}")
+
+
+def describe(kind: Any) -> str:
+    """A type in words."""
+    if get_origin(kind) in (Union, types.UnionType):
+        return " or ".join("null" if part is type(None) else describe(part) for part in get_args(kind))
+    if get_origin(kind) is list:
+        return f"a list [a,b], each {describe(get_args(kind)[0])}"
+    if get_origin(kind) is dict:
+        values = describe(get_args(kind)[1])
+        return "a mapping {name:value}" + (f", each value {values}" if values else "")
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return f"one of {', '.join(member.name for member in kind)}"
+    return WORDS.get(kind, "")
+
+
+def example(key: str) -> str:
+    """An assignment that can be typed: the key's default where that shows a value, else one of its type."""
+    kind = hint(key.split("."))
+    if dataclasses.is_dataclass(kind) and key not in EXAMPLES:
+        return example(f"{key}.{dataclasses.fields(kind)[0].name}")
+    section, _, name = key.rpartition(".")
+    if get_origin(hint(section.split("."))) is dict and section not in ("model.options", "data.options"):
+        escaped = name.replace(":", "\\:")  # Hydra takes : for the end of the name
+        shows_one = re.fullmatch(r"\{[^:,]*:([^,]*)\}", EXAMPLES.get(section, ""))
+        return f"{section}={{{escaped}:{shows_one[1] if shows_one else _value(kind)}}}"
+    default = OmegaConf.select(OmegaConf.structured(RunConfig), key)
+    return f"{key}={EXAMPLES.get(key) or _value(kind, default)}"
+
+
+def _value(kind: Any, default: Any = None) -> str:
+    if default is not None:
+        return shown(default)
+    if get_origin(kind) is list:
+        return f"[{_value(get_args(kind)[0])}]"
+    return VALUES.get(next(iter(get_args(kind)), kind), "VALUE")
+
+
+def shown(value: Any) -> str:
+    """A value as it is typed on the command line."""
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(shown, value))}]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{name}:{shown(item)}" for name, item in value.items()) + "}"
+    return str(value)
+
+
+def _names(kind: Any, prefix: str) -> Iterator[str]:
+    for name, inner in get_type_hints(kind).items():
+        yield f"{prefix}{name}"
+        if dataclasses.is_dataclass(inner):
+            yield from _names(inner, f"{prefix}{name}.")

@@ -1,0 +1,263 @@
+"""Why a config could not be composed: every override and every file is tried on its own, so that all faults show.
+
+Hydra stops at its first error. Here whatever fails is reported and left out, and what is left makes a config whose
+values can still be checked.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydra.core.default_element import ResultDefault
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import MissingConfigException, OverrideParseException
+from hydra.types import RunMode
+from omegaconf import DictConfig, open_dict
+
+from trainer.config import keys, sources
+from trainer.config.cluster_size import SIZE, nearest_size, parse_size
+from trainer.config.problems import origins
+from trainer.config.problems.values import unknown_choice
+from trainer.config.schema import ConfigError, Mode, Problem
+
+MAX_SWEEP = 100  # values of one swept key that are tried
+HELP = "python -m trainer --help shows what can be given"
+
+
+@dataclass
+class Explained:
+    """The faults of overrides and files, and what is left without them."""
+
+    problems: list[Problem] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)  # keys and groups that do not have the value the user meant
+    composed: DictConfig = field(default_factory=sources.schema)
+    choices: dict[str, Any] | None = None  # none: nothing could be composed
+    whole: bool = True  # whether every file could be read; else keys may lack what belongs with them
+
+    def drop(self, override: str, *problems: Problem) -> None:
+        """Reports the problems of an override that is left out."""
+        self.problems += problems
+        self.dropped.append(override.lstrip("+~").partition("=")[0])
+
+
+class Explainer:
+    """Tries the overrides of one command line, and the files they bring in.
+
+    Args:
+        line: what was typed.
+        user_file_works: whether the functions of the file named by `user` are known.
+    """
+
+    def __init__(self, line: sources.CommandLine, *, user_file_works: bool = True) -> None:
+        self.line = line
+        self.user_file_works = user_file_works
+        self.loader = sources.loader(line)
+        self.schema = sources.schema()  # takes every good value, so that the bad ones fail
+        self.checked: set[str] = set()  # files
+        self.brought: dict[str, str] = {}  # choices by group that the last file tried brings with it
+        self.assignments: list[tuple[str, tuple[str, ...], Any]] = []  # where, key, value; of files and overrides
+        self.result = Explained()
+
+    def explain(self) -> Explained:
+        """Finds the faults of overrides and files, one by one."""
+        kept, values = [], []
+        for override in self.overrides():
+            if self.is_special(override):
+                kept += self.try_alone(override)
+            elif self.is_choice(override):
+                kept += self.try_choice(override)
+            else:
+                values.append(override)
+        try:
+            self.result.composed, self.result.choices = sources.compose(self.line, kept)
+        except sources.ERRORS as error:
+            shipped = self.file_faults([])  # conf/config.yaml and its own choices
+            self.result.problems += shipped or said(" ".join(kept), error)
+            return self.result
+        for where, path, value in self.assignments:
+            self.assign(where, path, value)
+        for override in values:
+            self.try_value(override)
+        return self.result
+
+    def overrides(self) -> Iterator[Override]:
+        """The overrides that can be read; under --multirun one for each value of a swept key."""
+        for text in self.line.overrides:
+            override = _parse(text)
+            key, _, value = text.partition("=")
+            if override is None:
+                self.result.drop(text, _unreadable(text))
+            elif not override.key_or_group:
+                self.result.drop(text, Problem(text, "has no key before the =", "e.g. train.steps=300"))
+            elif not override.is_sweep_override():
+                yield override
+            elif not self.line.multirun:
+                remedy = f"give one, e.g. {key}={value.partition(',')[0]}, or add --multirun for one run with each"
+                self.result.drop(text, Problem(text, "holds several values", remedy))
+            elif override.is_choice_sweep():
+                for choice in itertools.islice(override.sweep_string_iterator(), MAX_SWEEP):
+                    yield from OverridesParser.create().parse_overrides([f"{override.get_key_element()}={choice}"])
+
+    def is_special(self, override: Override) -> bool:
+        """Whether only Hydra can judge it: an override of its own config, a deletion, or of the defaults list."""
+        of_group = self.loader.repository.group_exists(override.key_or_group)
+        added = of_group and (override.is_add() or override.is_force_add())
+        return override.is_hydra_override() or override.is_delete() or bool(override.package) or added
+
+    def is_choice(self, override: Override) -> bool:
+        """Whether it chooses a file of a group, rather than a value of a key."""
+        return self.loader.repository.group_exists(override.key_or_group) and not isinstance(override.value(), dict)
+
+    def try_alone(self, override: Override) -> list[str]:
+        """The override, if Hydra takes it."""
+        text = str(override.input_line)
+        try:
+            sources.compose(self.line, [text])
+        except sources.ERRORS as error:
+            problems = said(text, error)
+            if override.is_delete():
+                problems = [Problem(text, "takes away a key that every config has", "leave it out; its default holds")]
+            elif override.is_add() or override.is_force_add():
+                problems = [Problem(text, "the + adds a choice to a group that has one", text.lstrip("+"))]
+            self.result.drop(text, *problems)
+            return []
+        return [text]
+
+    def try_choice(self, override: Override) -> list[str]:
+        """The override, if its group has that choice and the files hold; for a bad size, the nearest one instead."""
+        text, group = str(override.input_line), override.key_or_group
+        name = text.partition("=")[2].strip("'\"")
+        if not isinstance(override.value(), list) and not self.has_choice(override, name):
+            if group == "cluster":
+                self.result.problems.append(self.no_such_choice(text, group, name))
+                return [f"cluster={nearest_size(name)}"]
+            if self.user_file_works or group not in sources.FUNCTION_GROUPS:
+                self.result.problems.append(self.no_such_choice(text, group, name))
+            self.result.drop(text)
+            return []
+        faults = self.file_faults([text])
+        if not faults:
+            return [text]
+        self.result.drop(text, *faults)
+        return [f"{other}={choice}" for other, choice in self.brought.items() if other != group]
+
+    def has_choice(self, override: Override, name: str) -> bool:
+        """Whether the group of an override has that file or generated config."""
+        try:
+            exists = self.loader.repository.config_exists(f"{override.key_or_group}/{name}")
+        except (OSError, ValueError):  # names that no file can have
+            return False
+        return isinstance(override.value(), str) and exists
+
+    def no_such_choice(self, where: str, group: str, name: str) -> Problem:
+        """The problem of a choice that a group does not have, with those that it has."""
+        options = self.loader.get_group_options(group)
+        if group != "cluster":
+            return unknown_choice(where, group, name, options)
+        if not any(letter.isdigit() for letter in name):
+            near = (*difflib.get_close_matches(name, options, n=1), "2ps4w")[0]
+            message = f"there is no cluster '{name}'; there are {', '.join(options)} and every size [<n>ps]<m>w[<k>e]"
+            return Problem(where, message, f"e.g. cluster={near}")
+        try:
+            parse_size(name)
+        except ValueError as error:
+            return Problem(where, str(error), f"cluster={nearest_size(name)}")
+        raise AssertionError(f"{name} is a size, and so has a config")
+
+    def file_faults(self, overrides: list[str]) -> list[Problem]:
+        """Faults of the files that overrides bring in; each file is reported once."""
+        where = " ".join(overrides) or self.line.config_name
+        self.brought = {}
+        try:
+            found = self.loader.compute_defaults_list(self.line.config_name, overrides, RunMode.RUN)
+            new = [default for default in found.defaults if default.config_path not in self.checked]
+            self.checked |= {str(default.config_path) for default in new}
+            chosen = found.overrides.known_choices.items()
+            self.brought = {group: choice for group, choice in chosen if choice and not group.startswith("hydra/")}
+            return [problem for default in new for problem in self.key_faults(default)]
+        except MissingConfigException as error:
+            self.result.whole = False
+            group, _, name = (error.missing_cfg_file or "").rpartition("/")
+            return [self.no_such_choice(where, group, name)] if group else said(where, error)
+        except sources.ERRORS as error:
+            self.result.whole = False
+            return said(where, error)
+
+    def key_faults(self, default: ResultDefault) -> list[Problem]:
+        """Keys of one file that the schema does not have, and values that it does not take."""
+        problems, good = [], []
+        for where, path, value in origins.values(self.loader, default):
+            problem = keys.fault(where, path, value, self.schema)
+            if problem:
+                problems.append(problem)
+            else:
+                good.append((where, path, value))
+        if problems:
+            self.assignments += good  # a file that is left out still has values to check
+        return problems
+
+    def try_value(self, override: Override) -> None:
+        """Gives a value to the composed config, key by key, unless the schema refuses it."""
+        text = str(override.input_line)
+        for path, value in keys.flatten(tuple(override.key_or_group.split(".")), override.value()):
+            problem = keys.fault(text, path, value, self.schema)
+            if problem:
+                self.result.drop(text, problem)
+            else:
+                self.assign(text, path, value)
+
+    def assign(self, where: str, path: tuple[str, ...], value: Any) -> None:
+        """Sets a key that the schema knows."""
+        section: Any = self.result.composed
+        try:
+            for part in path[:-1]:
+                section = section[part]
+            with open_dict(section):
+                section[path[-1]] = value
+        except sources.ERRORS as error:
+            self.result.drop(where, *said(where, error))
+
+
+def said(where: str, error: BaseException) -> list[Problem]:
+    """What Hydra or OmegaConf say themselves, for the faults that have no better words here."""
+    if isinstance(error, ConfigError):
+        return error.problems
+    first = str(error.__cause__ or error).strip().splitlines() or [type(error).__name__]
+    return [Problem(where or "config", first[0], HELP)]
+
+
+def _parse(text: str) -> Override | None:
+    try:
+        return OverridesParser.create().parse_overrides([text])[0]
+    except (OverrideParseException, RecursionError):
+        return None
+
+
+def _unreadable(text: str) -> Problem:
+    key, equals, value = text.partition("=")
+    if not equals:
+        return Problem(text.strip() or "''", "is not key=value", meant(text) or HELP)
+    if _parse(f"{key}=1") is None:
+        return Problem(text, f"has a key that cannot be read: {key!r}", "keys have dots, e.g. train.steps=300")
+    if "${" in value:
+        return Problem(text, "has a reference that cannot be read", "references are written '${section.key}'")
+    quoted = value.replace("\\", "\\\\").replace('"', '\\"')
+    return Problem(text, "has a value that cannot be read", f"quote it twice: '{key}=\"{quoted}\"'")
+
+
+def meant(text: str) -> str | None:
+    """What was probably meant by an argument without `=`."""
+    if text in Mode.__members__:
+        return f"mode={text}"
+    if SIZE.fullmatch(text):
+        return f"cluster={text}"
+    if text.endswith(".py"):
+        return f"user={text}"
+    if keys.hint(text.split(".")) is not None:
+        return f"e.g. {keys.example(text)}"
+    return None

@@ -1,0 +1,80 @@
+"""Where a value of the config stands: the file and the line that give it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.default_element import ResultDefault
+from hydra.types import RunMode
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from trainer.config import keys, sources, yaml_files
+from trainer.config.schema import Problem
+
+
+def values(loader: ConfigLoaderImpl, default: ResultDefault) -> Iterator[tuple[str, tuple[str, ...], Any]]:
+    """Every key that a file sets, as (file:line key, key, value); nothing for a config that is no file."""
+    loaded = loader.repository.load_config(str(default.config_path))
+    if loaded is None or not loaded.path.startswith("file://") or not isinstance(loaded.config, DictConfig):
+        return
+    file = Path(loaded.path.removeprefix("file://"), f"{default.config_path}.yaml")
+    package = tuple(default.package.split(".")) if default.package else ()
+    content = OmegaConf.to_container(loaded.config, resolve=False)
+    assert isinstance(content, dict)
+    if not package:
+        content.pop("hydra", None)  # Hydra's own settings; it has a schema for them
+    for path, value in keys.flatten(package, content):
+        place = yaml_files.line_of(file, ".".join(path[len(package) :]))
+        yield f"{yaml_files.shown(file)}:{place[0] if place else 1} {'.'.join(path)}", path, value
+
+
+def located(problems: Sequence[Problem], line: sources.CommandLine) -> list[Problem]:
+    """The problems, with the file and the line before each key whose value a file gives."""
+    if not any(_is_setting(problem.key) for problem in problems):
+        return list(problems)
+    places = _places(line)
+    return [_located(problem, places) if _is_setting(problem.key) else problem for problem in problems]
+
+
+def _is_setting(key: str) -> bool:
+    kind = keys.hint(key.partition("[")[0].split("."))
+    return kind is not None and not dataclasses.is_dataclass(kind)
+
+
+def _located(problem: Problem, places: Mapping[str, str]) -> Problem:
+    key, bracket, index = problem.key.partition("[")  # cluster.addresses.ps[0]
+    return replace(problem, key=f"{places.get(key, key)}{bracket}{index}")
+
+
+def _places(line: sources.CommandLine) -> dict[str, str]:
+    """File, line and key by key, of the last file that sets it; keys that were typed are not among them."""
+    loader = sources.loader(line)
+    typed = [text.lstrip("+~").partition("=") for text in line.overrides]
+    choices = [f"{key}={value}" for key, _, value in typed if loader.repository.group_exists(key) and value[:1] != "{"]
+    set_here = [key for key, _, value in typed if f"{key}={value}" not in choices]
+    found = {
+        ".".join(path[:end]): where
+        for default in _files(loader, line.config_name, choices)
+        for where, path, value in values(loader, default)
+        if value != MISSING
+        for end in range(1, len(path) + 1)
+    }
+    return {key: where for key, where in found.items() if not any(f"{key}.".startswith(f"{t}.") for t in set_here)}
+
+
+def _files(loader: ConfigLoaderImpl, config_name: str, choices: Sequence[str]) -> Sequence[ResultDefault]:
+    """The files that choices bring in; a choice that does not hold brings none."""
+    kept: list[str] = []
+    found: Sequence[ResultDefault] = ()
+    for choice in (None, *choices):
+        try:
+            tried = [*kept, *([choice] if choice else [])]
+            found, kept = loader.compute_defaults_list(config_name, tried, RunMode.RUN).defaults, tried
+        except sources.ERRORS:
+            continue
+    return found

@@ -1,0 +1,218 @@
+"""What is wrong with the values of a config that Hydra could compose: unset, referring to nothing, out of range."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError, OmegaConfBaseException
+
+from trainer.config import keys, sources, yaml_files
+from trainer.config import user_file as user
+from trainer.config.schema import NAME, ConfigError, DataConfig, ModelConfig, Problem, RunConfig, check_limits
+
+
+@dataclass(frozen=True)
+class Examined:
+    """A composed config: typed, unless a section has not even a name, and every problem of its values."""
+
+    config: RunConfig | None
+    problems: list[Problem]
+
+
+def examine(
+    composed: DictConfig, choices: Mapping[str, Any], line: sources.CommandLine, *, unknown: Collection[str] = ()
+) -> Examined:
+    """Checks every value of a composed config. Bad references and unset options in it are replaced by stand-ins.
+
+    Args:
+        composed: as Hydra composed it.
+        choices: the file chosen in each group.
+        line: what was typed.
+        unknown: groups whose options cannot be checked, because the user's choice is not the one that was composed.
+    """
+    raw = OmegaConf.to_container(composed, resolve=False)
+    # References first: OmegaConf cannot look for unset keys behind a broken one.
+    problems = [*_undeclared(raw, ()), *_unresolvable(composed, raw, ()), *_unset(composed, choices)]
+    if OmegaConf.missing_keys(composed):
+        return Examined(None, problems)
+    config = OmegaConf.to_object(composed)
+    assert isinstance(config, RunConfig)
+    problems += [*check_limits(config), *_check_name(config.name), *_check_run(config.run)]
+    chosen = {group: choices.get(group) for group in sources.FUNCTION_GROUPS if group not in unknown}
+    problems += _check_functions(config, chosen, line)
+    return Examined(config, problems)
+
+
+def _undeclared(raw: Any, path: tuple[str, ...]) -> Iterator[Problem]:
+    """Keys that `+` forced into a typed section; nobody would read them."""
+    for name, value in raw.items():
+        kind, inner = keys.hint((*path, name)), (*path, name)
+        if kind is None:
+            yield keys.unknown(".".join(inner), ".".join(inner), value, keys.declared())
+        elif dataclasses.is_dataclass(kind) and isinstance(value, dict):
+            yield from _undeclared(value, inner)
+
+
+def _unset(composed: DictConfig, choices: Mapping[str, Any]) -> Iterator[Problem]:
+    """Keys that are still `???`; an option is taken out, so that the rest can be checked."""
+    for key in sorted(OmegaConf.missing_keys(composed)):
+        group, _, option = key.partition(".options.")
+        if option:
+            choice = f"{group}={choices.get(group)}"
+            yield Problem(key, f"{choice} needs it, and it is not set", f"add {key}={_hint(group, choices, option)}")
+            options = OmegaConf.select(composed, key.rpartition(".")[0])
+            with open_dict(options):
+                del options[key.rpartition(".")[2]]
+        elif key in keys.EXAMPLES and key.endswith(".name"):
+            group = key.removesuffix(".name")
+            yield Problem(key, "is not set", f"choose a file of conf/{group}, e.g. {group}={keys.EXAMPLES[key]}")
+        else:
+            yield Problem(key, "is not set", f"e.g. {keys.example(key.partition('[')[0])}")
+
+
+def _hint(group: str, choices: Mapping[str, Any], option: str) -> str:
+    """What the shipped file says about an option, in the comment behind it."""
+    path = sources.conf_dir() / group / f"{choices.get(group)}.yaml"
+    found = yaml_files.line_of(path, f"options.{option}") if path.is_file() else None
+    return f"VALUE ({found[1]})" if found and found[1] else "VALUE"
+
+
+def _unresolvable(section: DictConfig, raw: Any, path: tuple[str, ...]) -> Iterator[Problem]:
+    """References `${...}` that lead to nothing, or to a value of another type; the default is their stand-in."""
+    for name in list(section):
+        inner = (*path, str(name))
+        key = ".".join(inner)
+        try:
+            value = None if OmegaConf.is_missing(section, name) else section[name]
+            if isinstance(value, ListConfig):
+                OmegaConf.to_container(value, resolve=True)
+            if isinstance(value, DictConfig) and OmegaConf.is_interpolation(section, name):
+                raise InterpolationResolutionError("a section is written out, key by key")
+        except OmegaConfBaseException as error:
+            text = keys.shown(raw[name])
+            yield Problem(key, f"{text} {_reason(error)}", f"give a value, e.g. {keys.example(key)}")
+            _stand_in(section, name, key)
+        else:
+            if isinstance(value, DictConfig):
+                yield from _unresolvable(value, raw[name], inner)
+
+
+def _stand_in(section: DictConfig, name: Any, key: str) -> None:
+    """Puts the default in the place of a bad value; an entry of a mapping has none and goes."""
+    with open_dict(section):
+        if dataclasses.is_dataclass(OmegaConf.get_type(section)):
+            section[name] = OmegaConf.select(sources.schema(), key)
+        else:
+            del section[name]
+
+
+def _reason(error: OmegaConfBaseException) -> str:
+    first = str(error).splitlines()[0]
+    if isinstance(error, InterpolationKeyError):
+        missing = re.search(r"'(.*)'", first)
+        near = keys.nearest(missing[1], keys.declared()) if missing else None
+        return "refers to a key that does not exist" + (f"; the nearest is {near}" if near else "")
+    return f"cannot be resolved: {first.rpartition('interpolation: ')[2]}"
+
+
+def _check_name(name: str) -> Iterator[Problem]:
+    if not NAME.fullmatch(name):
+        nearest = re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-")[:63] or "run"
+        yield Problem("name", f"'{name}' is not 1 to 63 of the characters a-z, 0-9 and -", f"e.g. name={nearest}")
+
+
+def _check_run(run: str | None) -> Iterator[Problem]:
+    """A run directory is created, locked and cleaned, so it must be one that the user named in full."""
+    if run is None:
+        return
+    path = PurePath(run)
+    if ".." in path.parts:
+        yield Problem("run", f"'{run}' holds '..'; a run directory is given without it", f"run={Path(run).resolve()}")
+    elif run.startswith("~"):
+        yield Problem("run", f"'{run}' starts with ~, which only a shell expands", f"run={Path(run).expanduser()}")
+    elif not path.name or "\0" in run:
+        message = f"'{run}' names no directory of its own; a run writes and cleans up there"
+        yield Problem("run", message, "e.g. run=runs/first, or leave run out")
+
+
+def _check_functions(config: RunConfig, choices: Mapping[str, Any], line: sources.CommandLine) -> Iterator[Problem]:
+    """Models and data sets that exist, with options that they have, of the types of their defaults."""
+    try:
+        functions = user.functions(config.user) if config.user else {}
+    except ConfigError as error:
+        yield from error.problems
+        return
+    for group, choice in choices.items():
+        section, chosen = getattr(config, group), sources.content(line, group, choice)
+        yield from _check_function(group, choice, chosen, section, functions, config.user)
+
+
+def _check_function(
+    group: str,
+    choice: Any,
+    chosen: Mapping[str, Any],
+    section: ModelConfig | DataConfig,
+    functions: Mapping[str, dict[str, Any]],
+    user_file: str | None,
+) -> Iterator[Problem]:
+    """One section: `chosen` is what the chosen file says, `functions` are the user's."""
+    name, key = section.name, f"{group}.name"
+    builtin = {path.stem for path in (sources.conf_dir() / group).glob("*.yaml")}
+    if name not in functions and name not in builtin:
+        yield unknown_choice(key, group, name, [*builtin, *functions])
+    elif name in functions and name in builtin:
+        message = f"{name} is built in, and a function of {user_file} too"
+        yield Problem(key, message, f"rename the function, and type {group}=its new name")
+    elif chosen.get("name", "???") not in ("???", name):
+        message = f"{group}={choice} brings the options of {chosen['name']}, not of {name}"
+        yield Problem(key, message, f"{group}={name}")
+    else:
+        declared = functions.get(name, {}) | chosen.get("options", {})
+        yield from _check_options(group, name, section.options, declared)
+
+
+def unknown_choice(where: str, group: str, name: str, options: list[str]) -> Problem:
+    """The problem of a choice that a group does not have, with all that it has."""
+    options = sorted(set(options))
+    if not options:
+        return Problem(where, f"there is no {group} '{name}', nor any other", f"leave {group} out")
+    near = (*difflib.get_close_matches(name, options, n=1), options[0])[0]
+    return Problem(where, f"there is no {group} '{name}'; there are {', '.join(options)}", f"e.g. {group}={near}")
+
+
+def _check_options(group: str, name: str, given: Mapping[str, Any], declared: Mapping[str, Any]) -> Iterator[Problem]:
+    for option, value in given.items():
+        key = f"{group}.options.{option}"
+        if not declared:
+            yield Problem(key, f"{name} takes no options", "leave it out")
+        elif option not in declared:
+            yield keys.unknown(key, key, value, [f"{group}.options.{known}" for known in declared])
+        elif not _same_kind(declared[option], value):
+            default = keys.shown(declared[option])
+            message = f"{keys.shown(value)!r} is not {_kind(declared[option])}, as {name} takes it"
+            yield Problem(key, message, f"e.g. {key}={default}")
+        elif isinstance(value, float) and not math.isfinite(value):
+            yield Problem(key, f"{value} is not a finite number", f"e.g. {key}={keys.shown(declared[option])}")
+
+
+def _same_kind(default: Any, value: Any) -> bool:
+    """Whether a value can stand where a default stood; null and unset defaults, and references, say nothing."""
+    if default is None or (isinstance(default, str) and (default == "???" or "${" in default)):
+        return True
+    if type(default) is float:
+        return type(value) in (int, float)
+    return type(value) is type(default)
+
+
+def _kind(default: Any) -> str:
+    if isinstance(default, list | dict):
+        return "a list [a,b]" if isinstance(default, list) else "a mapping {name:value}"
+    return keys.describe(type(default))

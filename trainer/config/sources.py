@@ -1,0 +1,212 @@
+"""Where Hydra finds config groups: YAML files, checked first; cluster sizes; functions of the user's file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import hydra
+import yaml
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.sources_registry import SourcesRegistry
+from hydra._internal.utils import create_config_search_path
+from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.object_type import ObjectType
+from hydra.core.plugins import Plugins
+from hydra.core.utils import setup_globals
+from hydra.errors import HydraException
+from hydra.plugins.config_source import ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from trainer.config import help_page, yaml_files
+from trainer.config.cluster_size import parse_size
+from trainer.config.schema import ConfigError, Problem, RunConfig
+
+ERRORS = (HydraException, OmegaConfBaseException, ValueError, TypeError, LookupError, OSError, RecursionError)
+"""What Hydra, OmegaConf and their parser raise for a config that cannot be composed; ConfigError is a ValueError."""
+
+USUAL_SIZES = ["2ps4w", "4w"]  # for tab completion and --help; any other size works as well
+FUNCTION_GROUPS = ("model", "data")
+OPEN_MAPPINGS = (
+    "cluster.addresses",
+    "device.gpus",
+    "device.memory_fraction",
+    "device.memory_mib",
+    "device.growth",
+    "device.intra_op_threads",
+    "device.inter_op_threads",
+    "device.soft_placement",
+    "device.layers",
+    "placement.pins",
+    "restart.max_of",
+    "container.memory_mib",
+    "container.cpus",
+)
+
+# Hydra makes its sources itself, from a search path of strings; this is how the user's functions reach them.
+_functions: ContextVar[Mapping[str, dict[str, Any]]] = ContextVar("functions")
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """What the user typed, as far as it chooses the config."""
+
+    overrides: tuple[str, ...]
+    config_dir: str | None = None
+    config_name: str = "config"
+    multirun: bool = False
+    faults: tuple[Problem, ...] = ()  # of arguments that are neither key=value nor a flag of Hydra's
+
+
+def conf_dir() -> Path:
+    """The shipped YAML files: inside the package when installed, beside it in the repository."""
+    package = Path(__file__).resolve().parent.parent
+    return package / "conf" if (package / "conf").is_dir() else package.parent / "conf"
+
+
+@contextmanager
+def user_functions(options: Mapping[str, dict[str, Any]]) -> Iterator[None]:
+    """Makes functions of the user's file choices of the groups `model` and `data`; `options` by function name."""
+    token = _functions.set(options)
+    try:
+        yield
+    finally:
+        _functions.reset(token)
+
+
+class CheckedFiles(FileConfigSource):
+    """YAML files that are refused before OmegaConf builds anything from them; `..` leads to none."""
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        path = Path(self.path, self._normalize_file_name(config_path))
+        if faults := yaml_files.faults(path):
+            raise ConfigError(faults)
+        try:
+            return super().load_config(config_path)
+        except (yaml.YAMLError, ValueError, OmegaConfBaseException) as error:
+            message = f"cannot be read: {str(error).splitlines()[0]}"
+            raise ConfigError([Problem(yaml_files.shown(path), message, "correct that key")]) from error
+
+    def is_config(self, config_path: str) -> bool:
+        return ".." not in PurePosixPath(config_path).parts and super().is_config(config_path)
+
+
+class Generated(ConfigSource):
+    """Configs that need no file: `cluster=2ps4w`, and `model=tiny` for a function `tiny` of the user's file."""
+
+    @staticmethod
+    def scheme() -> str:
+        return "generated"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        config = OmegaConf.create(_generate(config_path))
+        return ConfigResult(self.provider, self.full_path(), config, header={"package": None})
+
+    def is_group(self, config_path: str) -> bool:
+        return config_path in ("cluster", "experiment", *FUNCTION_GROUPS)
+
+    def is_config(self, config_path: str) -> bool:
+        return _generate(config_path) is not None
+
+    def available(self) -> bool:
+        return True
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        if results_filter == ObjectType.GROUP:
+            return []
+        return list(USUAL_SIZES) if config_path == "cluster" else sorted(_choices(config_path))
+
+
+class GeneratedLast(SearchPathPlugin):
+    """Puts generated configs behind all files.
+
+    Hydra inserts --config-dir in front of the first element of the provider `schema`; with another provider's name
+    a file of the user's would come behind the generated config, and lose.
+    """
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        search_path.append(provider="schema", path="generated://")
+
+
+@cache
+def register() -> None:
+    """Makes known to Hydra what conf/config.yaml refers to, and the sources above."""
+    hydra.version.setbase("1.3")
+    setup_globals()
+    ConfigStore.instance().store(name="run_schema", node=schema())
+    ConfigStore.instance().store(group="hydra/help", name="trainer", node={"template": help_page.template()})
+    Plugins.instance().register(Generated)
+    Plugins.instance().register(GeneratedLast)
+    SourcesRegistry.instance().types["file"] = CheckedFiles  # register() would keep Hydra's own
+
+
+def schema() -> DictConfig:
+    """The typed, empty config; its mappings take new keys without Hydra's `+`, its sections do not."""
+    config = OmegaConf.structured(RunConfig)
+    assert isinstance(config, DictConfig)
+    for key in OPEN_MAPPINGS:
+        OmegaConf.set_struct(OmegaConf.select(config, key), False)
+    return config
+
+
+def loader(line: CommandLine) -> ConfigLoaderImpl:
+    """Hydra's loader with the search path that `@hydra.main` would give it."""
+    register()
+    search_path = create_config_search_path(str(conf_dir()))
+    if line.config_dir is not None:
+        anchor = SearchPathQuery(provider="schema", path=None)
+        search_path.prepend("command-line", f"file://{os.path.abspath(line.config_dir)}", anchor)
+    return ConfigLoaderImpl(search_path)
+
+
+def compose(line: CommandLine, overrides: Iterable[str]) -> tuple[DictConfig, dict[str, Any]]:
+    """The config of one run as Hydra composes it, and the choice made in each group."""
+    config = loader(line).load_configuration(line.config_name, list(overrides), RunMode.RUN)
+    HydraConfig.instance().set_config(config)
+    choices = dict(config.hydra.runtime.choices)
+    OmegaConf.set_struct(config, False)
+    del config["hydra"]
+    OmegaConf.set_struct(config, True)
+    return config, choices
+
+
+def content(line: CommandLine, group: str, choice: Any) -> dict[str, Any]:
+    """What the chosen file of a group says, with the files it builds on."""
+    loaded = loader(line).repository.load_config(f"{group}/{choice}") if isinstance(choice, str) else None
+    if loaded is not None and not loaded.defaults_list:
+        config: Any = loaded.config
+    elif choice is not None:
+        config = compose(line, [f"{group}={choice}"])[0][group]
+    else:
+        return {}
+    container = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(container, dict)
+    return {str(name): value for name, value in container.items()}
+
+
+def _choices(group: str) -> Mapping[str, dict[str, Any]]:
+    return _functions.get({}) if group in FUNCTION_GROUPS else {}
+
+
+def _generate(config_path: str) -> dict[str, Any] | None:
+    group, _, name = config_path.partition("/")
+    if group == "cluster":
+        try:
+            size = parse_size(name)
+        except ValueError:
+            return None
+        return {"name": name, "ps": size.ps, "worker": size.worker, "evaluator": size.evaluator}
+    options = _choices(group).get(name)
+    return None if options is None else {"name": name, "options": options}

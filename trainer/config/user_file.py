@@ -1,0 +1,102 @@
+"""Models and data sets of your own: the functions of one Python file, named by `user=my_models.py`.
+
+The command line only reads the file (`functions`); tasks import it (`load`).
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from omegaconf import MISSING
+
+from trainer.config.schema import ConfigError, Problem
+
+
+def functions(path: str | Path) -> dict[str, dict[str, Any]]:
+    """The public top-level functions of a Python file and their options, without executing any of it.
+
+    An option is a parameter with a default, or a keyword-only one; without a default it must be set. A parameter
+    whose default is no literal (`width=WIDTH`) is left to the function: the config cannot know its value.
+
+    Returns:
+        Options with their defaults by function name; `???` stands for a default that is missing.
+
+    Raises:
+        ConfigError: if the file cannot be read as Python.
+    """
+    return {
+        node.name: _options(node.args)
+        for node in _parse(Path(path)).body
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+    }
+
+
+def load(path: str | Path) -> ModuleType:
+    """Imports a Python file by its path; modules that lie beside it can be imported by it."""
+    path = Path(path).resolve()
+    spec = importlib.util.spec_from_file_location(f"user_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and pickles of the file look their module up by name
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    spec.loader.exec_module(module)
+    return module
+
+
+def _parse(path: Path) -> ast.Module:
+    where = f"user={path}"
+    if path.suffix != ".py":
+        raise ConfigError([Problem(where, "is no Python file: its name does not end in .py", "e.g. user=my_models.py")])
+    try:
+        return ast.parse(path.read_text(encoding="utf-8-sig"), filename=str(path))
+    except OSError as error:
+        remedy = f"give a path that can be read from {Path.cwd()}, e.g. user=my_models.py"
+        raise ConfigError([Problem(where, f"cannot be read: {error.strerror}", remedy)]) from error
+    except UnicodeDecodeError as error:
+        message = f"is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}"
+        raise ConfigError([Problem(where, message, "save the file as UTF-8")]) from error
+    except SyntaxError as error:
+        message = f"is not valid Python: {error.msg}, line {error.lineno}"
+        raise ConfigError([Problem(where, message, f"python -m py_compile {path} shows the place")]) from error
+    except (ValueError, RecursionError, MemoryError) as error:  # null bytes, absurd nesting
+        raise ConfigError([Problem(where, f"is not valid Python: {error}", f"python -m py_compile {path}")]) from error
+
+
+def _options(arguments: ast.arguments) -> dict[str, Any]:
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaulted = positional[len(positional) - len(arguments.defaults) :]
+    options = {}
+    for parameter, default in [
+        *zip(defaulted, arguments.defaults, strict=True),
+        *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
+    ]:
+        if parameter in arguments.posonlyargs:
+            continue  # cannot be given by name
+        try:
+            value = MISSING if default is None else _plain(ast.literal_eval(default))
+        except (ValueError, TypeError):
+            continue
+        options[parameter.arg] = value
+    return options
+
+
+def _plain(value: Any) -> Any:
+    """A literal as YAML would hold it; a tuple becomes a list.
+
+    Raises:
+        ValueError: for what a config cannot hold: bytes, sets, complex numbers, keys that are no text.
+    """
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {key: _plain(item) for key, item in value.items()}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ValueError(f"{value!r} is no YAML value")

@@ -1,0 +1,130 @@
+"""What may stand in a YAML file of the config, checked on its nodes before any value is built from them.
+
+A config is data: it names functions of a table and cannot run code, so tags and `_target_` keys are refused here,
+and so is a file that a few aliases blow up to gigabytes. OmegaConf would expand it first.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from trainer.config.schema import Problem
+
+MAX_BYTES = 256 * 1024
+MAX_NODES = 50_000  # keys and values, each alias counted as what it stands for
+CODE_KEYS = ("_target_", "()")  # what Hydra and Python's logging take for a callable to import
+PLAIN_TAGS = {
+    f"tag:yaml.org,2002:{name}"
+    for name in ("map", "seq", "str", "int", "float", "bool", "null", "timestamp", "merge", "value")
+}
+
+
+def faults(path: Path) -> list[Problem]:
+    """Everything that is wrong with a YAML file as a file; its keys and values are checked by the schema."""
+    where = shown(path)
+    try:
+        root = _compose(path)
+        if root is None:
+            return [Problem(where, "is empty", "write the keys it should set, or {} if there are none")]
+        if _size(root, {}) > MAX_NODES:
+            message = f"holds more than {MAX_NODES} keys and values once its aliases (*name) are expanded"
+            return [Problem(where, message, "refer to other keys as ${key}")]
+        if not isinstance(root, yaml.MappingNode):
+            message = "is a list at top level" if isinstance(root, yaml.SequenceNode) else "is one value, not a mapping"
+            return [Problem(f"{where}:1", f"{message}; a config file maps keys to values", "e.g. name: cnn")]
+        return [
+            Problem(f"{where}:{node.start_mark.line + 1}", message, remedy)
+            for node, message, remedy in _node_faults(root)
+        ]
+    except OSError as error:
+        return [Problem(where, f"cannot be read: {error.strerror}", "check its path and permissions")]
+    except UnicodeDecodeError as error:
+        message = f"is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}"
+        return [Problem(where, message, "save the file as UTF-8")]
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        message = ": ".join(part for part in (error.context, error.problem) if part)
+        return [Problem(f"{where}{line}", f"is not YAML: {message}", "correct that line")]
+    except yaml.YAMLError as error:
+        return [Problem(where, f"is not YAML: {str(error).splitlines()[0]}", "remove that character")]
+    except RecursionError:
+        return [Problem(where, "is nested too deeply", "write it with a few levels")]
+    except ValueError as error:
+        return [Problem(where, str(error), "save it again, as plain UTF-8 text")]
+
+
+def shown(path: Path) -> str:
+    """A path as the user would type it here."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
+
+
+def line_of(path: Path, key: str) -> tuple[int, str] | None:
+    """Line number of a dotted key, from 1, and the comment at the end of that line."""
+    node = _compose(path)
+    mark = None
+    for part in key.split("."):
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        found = next(((name, value) for name, value in pairs if name.value == part), None)
+        if found is None:
+            break
+        mark, node = found[0].start_mark, found[1]
+    if mark is None:
+        return None
+    line = path.read_text(encoding="utf-8").splitlines()[mark.line]
+    comment = re.search(r"\s#\s*(.*)$", line)
+    return mark.line + 1, comment[1] if comment else ""
+
+
+def _compose(path: Path) -> yaml.Node | None:
+    if path.stat().st_size > MAX_BYTES:
+        raise ValueError(f"has more than {MAX_BYTES // 1024} KiB; config files are small")
+    # The pure Python composer: deep nesting ends in a RecursionError, where the C one overflows its stack.
+    text = path.read_text(encoding="utf-8")
+    if text.startswith("\ufeff"):
+        raise ValueError("starts with a byte order mark, which hides its first line from Hydra")
+    node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
+    return node
+
+
+def _children(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [child for pair in node.value for child in pair]
+    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
+
+
+def _size(node: yaml.Node, known: dict[int, float]) -> float:
+    """Nodes below and including `node`; aliases share a node, so each is measured once and counted every time."""
+    if id(node) not in known:
+        known[id(node)] = math.inf  # what a node that holds itself will see
+        known[id(node)] = 1 + sum(_size(child, known) for child in _children(node))
+    return known[id(node)]
+
+
+def _node_faults(node: yaml.Node) -> Iterator[tuple[yaml.Node, str, str]]:
+    if node.tag not in PLAIN_TAGS:
+        tag = node.tag.replace("tag:yaml.org,2002:", "!!")
+        yield node, f"has the tag {tag}; a config is plain data and runs no code", "write a plain value without a tag"
+    if isinstance(node, yaml.MappingNode):
+        yield from _key_faults(node)
+    for child in _children(node):
+        yield from _node_faults(child)
+
+
+def _key_faults(node: yaml.MappingNode) -> Iterator[tuple[yaml.Node, str, str]]:
+    seen: dict[str, int] = {}
+    for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            yield key, "has a key that is a list or a mapping", "keys are text"
+        elif key.value in CODE_KEYS:
+            yield key, f"has a key {key.value}, which names code to import", "choose by name, e.g. model=cnn"
+        elif key.value in seen:
+            yield key, f"duplicate key {key.value}, first on line {seen[key.value]}", "keep one of the two lines"
+        else:
+            seen[key.value] = key.start_mark.line + 1

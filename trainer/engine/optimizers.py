@@ -1,0 +1,176 @@
+"""Fused updates of a flat vector, equal to Keras's.
+
+A shard is one float32 vector [n] that holds its parameters one after the other, each padded with zeros to a multiple of
+16 floats; its slots are vectors of the same size. Every function here is pure, over tensors, and may be called inside
+`tf.function(jit_compile=True)`, in a v1 graph too.
+
+The formulas are those of keras/src/optimizers (Keras 3.15), in float32 and in its order of operations: Adam's
+`1 - beta_2 ** step` is off by 5e-5 at the first step, so a more exact form would not equal Keras. They treat every
+float alone: an update gives the same bits however the parameters are spread over shards, and padding stays zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import tensorflow as tf
+
+from trainer.config.schema import OptimizerConfig, OptimizerName, ScheduleConfig, ScheduleName
+from trainer.config.slots import slots as slots
+
+PAD = 16  # floats: 64 bytes, so that a parameter's slice of the vector is a view and fills whole vector registers
+LANES = 8  # partial sums of a parameter's squares: three times as fast as a single sum, and 8 divides PAD
+
+Tensor: TypeAlias = tf.Tensor
+Slots = Mapping[str, Tensor]  # [n] each
+Change = tuple[Tensor, dict[str, Tensor]]  # [n] what the parameters lose, and the slots after the update
+Rule = Callable[[OptimizerConfig, Slots, Tensor, Tensor, Tensor], Change]  # config, slots, gradient, rate, step
+
+
+def learning_rate(config: OptimizerConfig, step: Tensor) -> Tensor:
+    """The rate of the update that follows `step` updates, as `keras.optimizers.schedules` has it.
+
+    Args:
+        config: the rate and its schedule.
+        step: [] int64, updates applied so far; 0 for the first.
+
+    Returns:
+        [] float32.
+    """
+    schedule, at = config.schedule, tf.cast(step, tf.float32)
+    if schedule.name is ScheduleName.constant:
+        return tf.constant(config.learning_rate, tf.float32)
+    if schedule.name is ScheduleName.exponential:
+        intervals = at / schedule.decay_steps
+        return config.learning_rate * tf.pow(
+            schedule.decay_rate, tf.floor(intervals) if schedule.staircase else intervals
+        )
+    return config.learning_rate * _cosine(schedule, at)
+
+
+def apply(
+    config: OptimizerConfig, parameters: Tensor, slots: Slots, gradient: Tensor, step: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """One update of a shard.
+
+    Args:
+        config: which rule, and its constants.
+        parameters: [n] float32.
+        slots: [n] float32 each, by the names of `slots(config)`.
+        gradient: [n] float32, the mean over replicas; times `clip_scale` where gradients are clipped.
+        step: [] int64, updates applied so far; 0 for the first.
+
+    Returns:
+        The parameters [n] and the slots [n] after the update.
+    """
+    rate = learning_rate(config, step)
+    if config.weight_decay > 0:
+        parameters -= parameters * config.weight_decay * rate
+    decrease, updated = RULES[config.name](config, slots, gradient, rate, step)
+    parameters -= decrease
+    if config.ema is not None:
+        updated["ema"] = _average(config.ema, slots["ema"], parameters, step)
+    return parameters, updated
+
+
+def square_sums(gradient: Tensor, offsets_and_sizes: Sequence[tuple[int, int]]) -> Tensor:
+    """Each parameter's sum of squares: what shards exchange so that all of them clip by the same norm.
+
+    The bits of a sum depend on the parameter's own floats and size only, never on where it stands or beside what.
+
+    Args:
+        gradient: [n] float32, zero in the padding.
+        offsets_and_sizes: where each of the k parameters starts, a multiple of 16, and its floats, padded or not.
+
+    Returns:
+        [k] float32, in the order given.
+    """
+    assert all(offset % PAD == 0 for offset, _ in offsets_and_sizes), offsets_and_sizes
+    sums = [_square_sum(gradient[offset : offset + -(-size // PAD) * PAD]) for offset, size in offsets_and_sizes]
+    return tf.stack(sums) if sums else tf.zeros([0])
+
+
+def clip_scale(config: OptimizerConfig, square_sums: Tensor) -> Tensor:
+    """What every gradient is multiplied by so that their global norm is at most `clip_norm`.
+
+    Keras's `global_clipnorm`, but exactly 1 below the limit, where Keras's own formula may be off by one bit.
+
+    Args:
+        config: its `clip_norm`; without one the scale is 1.
+        square_sums: [K] float32 for **all** parameters of the model, in path order: any other order rounds otherwise.
+
+    Returns:
+        [] float32; NaN if a gradient is not finite, as in Keras.
+    """
+    if config.clip_norm is None:
+        return tf.constant(1.0)
+    norm = tf.cast(tf.sqrt(tf.reduce_sum(tf.cast(square_sums, tf.float64))), tf.float32)
+    return tf.where(tf.math.is_finite(norm), config.clip_norm / tf.maximum(norm, config.clip_norm), math.nan)
+
+
+def _cosine(schedule: ScheduleConfig, at: Tensor) -> Tensor:
+    """Share of the full rate: linear from 0 over the warm-up, then half a cosine down to `final_fraction`."""
+    past_warmup = tf.minimum(at - schedule.warmup_steps, float(schedule.decay_steps))
+    wave = 0.5 * (1.0 + tf.cos(math.pi * (past_warmup / schedule.decay_steps)))
+    decayed = (1 - schedule.final_fraction) * wave + schedule.final_fraction
+    return tf.where(past_warmup < 0, at / max(schedule.warmup_steps, 1), decayed)
+
+
+def _sgd(config: OptimizerConfig, slots: Slots, gradient: Tensor, rate: Tensor, step: Tensor) -> Change:
+    if config.momentum == 0:
+        return gradient * rate, {}
+    momentum = slots["momentum"] * config.momentum - gradient * rate
+    increase = momentum * config.momentum - gradient * rate if config.nesterov else momentum
+    return -increase, {"momentum": momentum}
+
+
+def _adam(config: OptimizerConfig, slots: Slots, gradient: Tensor, rate: Tensor, step: Tensor) -> Change:
+    count = tf.cast(step + 1, tf.float32)
+    bias_1, bias_2 = 1 - tf.pow(config.beta_1, count), 1 - tf.pow(config.beta_2, count)
+    momentum = slots["momentum"] + (gradient - slots["momentum"]) * (1 - config.beta_1)
+    velocity = slots["velocity"] + (tf.square(gradient) - slots["velocity"]) * (1 - config.beta_2)
+    decrease = momentum * (rate * tf.sqrt(bias_2) / bias_1) / (tf.sqrt(velocity) + config.epsilon)
+    return decrease, {"momentum": momentum, "velocity": velocity}
+
+
+def _rmsprop(config: OptimizerConfig, slots: Slots, gradient: Tensor, rate: Tensor, step: Tensor) -> Change:
+    updated = {"velocity": config.rho * slots["velocity"] + (1 - config.rho) * tf.square(gradient)}
+    variance = updated["velocity"]
+    if config.centered:
+        updated["average_gradient"] = config.rho * slots["average_gradient"] + (1 - config.rho) * gradient
+        variance -= tf.square(updated["average_gradient"])
+    decrease = rate * gradient / tf.sqrt(variance + config.epsilon)
+    if config.momentum > 0:
+        decrease = updated["momentum"] = config.momentum * slots["momentum"] + decrease
+    return decrease, updated
+
+
+def _adagrad(config: OptimizerConfig, slots: Slots, gradient: Tensor, rate: Tensor, step: Tensor) -> Change:
+    accumulator = slots["accumulator"] + tf.square(gradient)
+    return rate * gradient / tf.sqrt(accumulator + config.epsilon), {"accumulator": accumulator}
+
+
+RULES: dict[OptimizerName, Rule] = {
+    OptimizerName.sgd: _sgd,
+    OptimizerName.adam: _adam,
+    OptimizerName.adamw: _adam,
+    OptimizerName.rmsprop: _rmsprop,
+    OptimizerName.adagrad: _adagrad,
+}
+
+
+def _average(ema: float, average: Tensor, parameters: Tensor, step: Tensor) -> Tensor:
+    """[n] The moving average of the parameters; the first update starts it from the parameters themselves."""
+    momentum = tf.where(step > 0, tf.constant(ema, tf.float32), 0.0)
+    return momentum * average + (1 - momentum) * parameters
+
+
+def _square_sum(values: Tensor) -> Tensor:
+    """[] float32 sum of the squares of values [multiple of 16].
+
+    In float64 a float32's square is exact, so a compiler that fuses multiply and add changes nothing.
+    """
+    lanes = tf.unstack(tf.square(tf.cast(tf.reshape(values, [LANES, -1]), tf.float64)))
+    return tf.cast(tf.reduce_sum(tf.add_n(lanes)), tf.float32)

@@ -1,0 +1,1 @@
+"""Parameters sharded over hosts: on parameter servers, or on the workers."""

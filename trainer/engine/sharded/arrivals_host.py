@@ -1,0 +1,367 @@
+"""Training that does not wait for all: gradients are taken in the order in which they arrive.
+
+    host loop:  next arrival -> apply it, keep it for a quorum, or drop it -> tokens
+
+Each push is an entry in a host's arrivals; every entry is answered by one token, so nobody waits for a worker that is
+slow. With a quorum the host of the first shard decides for all: it hands its order of arrivals on, and the others
+follow it, so that every shard updates from the same workers, and no two of them wait for each other's.
+
+A copy of the state is an entry too: what the chief reads of a shard is never half of an update, and with a quorum all
+shards copy at the same step. So is a worker that joins, in the place of one that was ended maybe: what that one pushed
+and did not tell of is forgotten, and so are its tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from trainer.engine.sharded import staleness as contributions
+from trainer.engine.sharded.host import OnUpdate, ShardHost
+from trainer.engine.sharded.resources import GENERATION_STRIDE, HOLD, JOIN, STOP_PUSH, Log, device_of, drain, log_queue
+from trainer.engine.update import STOP
+from trainer.engine.vectors import packing, wire
+from trainer.engine.vectors.shared_memory import Memory
+from trainer.observe.profile.stamps import Stamps
+
+v1 = tf.compat.v1
+
+
+class Arrival(NamedTuple):
+    """A push: whose, and the state that its gradient was computed on. Or something else that must wait its turn."""
+
+    worker: int
+    generation: int
+    step: int  # of HOLD and JOIN: the ticket
+    kind: int
+
+
+class ArrivalsHost(ShardHost):
+    """What both intakes share: the loop, tokens, copies, and the end.
+
+    On a busy machine every Session.run waits for its turn on a core, so an update and its tokens are one.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        """Builds the host's graph from the options of `ShardHost`."""
+        super().__init__(**options, has_log=True)
+        assert self.shared.log is not None
+        self.log: Log = self.shared.log
+        self.counts = contributions.empty(self.workers)
+        self._came: dict[str, float] = {}  # by worker whose gradient is in the next update, Unix time
+        self._newest = 0  # where the vector lies in shared memory
+        self._told = [0] * self.workers  # where each worker was told that it lies
+        with self.graph.as_default(), tf.device(device_of(self.shard.host)):
+            self.tag_feed = v1.placeholder(tf.int64, [])
+            self.counts_feed = v1.placeholder(tf.int64, self.counts.shape)
+            self._ticket_feed = v1.placeholder(tf.int64, [])
+            self._next = self._make_next()
+            self._drop = [intake.dequeue().op for intake in self.shared.intake]
+            self._give = [self.give(worker) for worker in range(self.workers)]
+            self._forget = [self._make_forget(worker) for worker in range(self.workers)]
+            self._admit = [queue.enqueue(self._ticket_feed) for queue in self.log.joined]
+            self._hold = [self._make_hold(worker) for worker in range(self.workers)]
+            self._raise_stop = self._make_raise_stop()
+            self._apply = [self._make_apply(worker) for worker in range(self.workers)]
+
+    def serve(self, steps: int, on_update: OnUpdate) -> None:
+        """Serves on when the run is over: workers still push, and are answered, until they and the hosts leave."""
+        self._prepare()
+        updated_at = time.time()
+        is_over, is_stopped = self.step >= steps, False
+        while True:
+            began = time.monotonic()
+            try:
+                arrival = Arrival(*self._run_next().tolist())
+            except (tf.errors.UnavailableError, tf.errors.CancelledError):
+                if is_over:  # another host has heard all goodbyes and left, so nobody needs this one either
+                    return
+                raise
+            waited, came_at = time.monotonic() - began, time.time()
+            if arrival.kind == HOLD:
+                self._run_hold[arrival.worker](arrival.step, self.counts)
+            elif arrival.kind == JOIN:
+                self._join(arrival)
+            elif arrival.generation != self._generation:
+                self._run_drop[arrival.worker]()  # of a state that is gone, and so is who waits for a token
+            elif (
+                arrival.kind == STOP_PUSH and not is_stopped
+            ):  # after the last update too: another shard may have stopped before
+                is_over = is_stopped = True
+                self._newest = self._free_place()
+                self._run_raise_stop(*self._at(self._newest).values())
+                self._answer_by_dropping(arrival.worker)
+                self.let_go()
+            elif is_over:
+                self._answer_by_dropping(arrival.worker)
+            elif self._take(arrival, came_at):
+                self.step += 1
+                is_over = self.step >= steps
+                if self.record:
+                    now = time.time()
+                    self.record(self.step, Stamps(updated_at, now, {"wait": came_at, "apply": now}, dict(self._came)))
+                    updated_at = now
+                self._came.clear()
+                on_update(self.step, waited)
+
+    def _take(self, arrival: Arrival, came_at: float) -> bool:
+        self._came[f"worker:{arrival.worker}"] = came_at
+        return self.take(arrival)
+
+    def owes(self, worker: int) -> bool:
+        """Whether a token for a worker follows from what it pushed."""
+        return False
+
+    @abstractmethod
+    def take(self, arrival: Arrival) -> bool:
+        """Acts on a gradient; returns whether it led to an update."""
+
+    def let_go(self) -> None:
+        """Answers those who still wait for an update that will not come."""
+
+    def drop(self, worker: int) -> None:
+        """Drops a gradient, counts that, and lets its worker start afresh."""
+        contributions.add_dropped(self.counts, worker)
+        self._came.pop(f"worker:{worker}", None)
+        self._answer_by_dropping(worker)
+
+    def apply(self, worker: int, answered: Sequence[int], feeds: Mapping[Any, Any] | None = None) -> None:
+        """Updates with the gradient that a worker pushed.
+
+        Args:
+            answered: the workers that get a token for it.
+        """
+        place = self._free_place()
+        feeds = {self.tag_feed: self._next_tag(), self.counts_feed: self.counts, **self._at(place), **(feeds or {})}
+        self.run_update(self._run_apply[worker], self._apply[worker], feeds)
+        self._newest = place
+        for one in answered:
+            self._told[one] = place
+
+    def give_token(self, worker: int) -> None:
+        self._run_give[worker](self._next_tag(), *self._at(self._newest).values())
+        self._told[worker] = self._newest
+
+    def give(self, worker: int) -> tf.Operation:
+        """Tells a worker where the vector lies, if it does not travel, and hands out a token."""
+        with tf.control_dependencies(self._tell(worker)):
+            return self.shared.tokens[worker].enqueue(self.tag_feed)
+
+    def hand_out_tokens(self) -> tf.Operation:
+        told = [op for worker in range(self.workers) for op in self._tell(worker)]
+        with tf.control_dependencies(told):
+            return super().hand_out_tokens()
+
+    def put_in_memory(self, memory: Memory, new: tf.Tensor, packed: Sequence[tf.Tensor]) -> list[tf.Operation]:
+        """Into a place where no worker reads; each is told of it with a token."""
+        return [memory.put([new], self.shard, self._place_feed, computed_on=packed).op]
+
+    def _tell(self, worker: int) -> list[tf.Operation]:
+        if self.memory is None:
+            return []
+        with tf.device(self.parameters):
+            tags = packing.tags_of(self.shared.flat.read_value(), self.shard)
+        message = wire.tell(tags, self._place_feed)
+        return [self.shared.sent[worker].assign(message, read_value=False)]
+
+    @cached_property
+    def _place_feed(self) -> tf.Tensor:
+        """Where the newest vector is put, or lies; in the first place where it is not fed: as a state is loaded."""
+        with tf.control_dependencies(None):
+            return v1.placeholder_with_default(0, [])
+
+    def _at(self, place: int) -> dict[tf.Tensor, int]:
+        """What to feed for a place; nothing where vectors travel."""
+        return {} if self.memory is None else {self._place_feed: place}
+
+    def _free_place(self) -> int:
+        """One more than there are workers: there is always one of which none was told."""
+        return next(place for place in range(self.workers + 1) if place not in self._told)
+
+    def tell_counts(self) -> tf.Operation:
+        return self.log.contributions.assign(self.counts_feed, read_value=False)
+
+    def _join(self, arrival: Arrival) -> None:
+        """Gives a worker's place to a new process, which has pushed nothing and waits for one token."""
+        self._run_forget[arrival.worker]()
+        if not self.owes(arrival.worker):
+            self.give_token(arrival.worker)
+        self._run_admit[arrival.worker](arrival.step)
+
+    def _next_tag(self) -> int:
+        self._handed += 1
+        return self._generation * GENERATION_STRIDE + self._handed
+
+    def _answer_by_dropping(self, worker: int) -> None:
+        self._run_drop[worker]()
+        self.give_token(worker)
+
+    def _prepare(self) -> None:
+        callable_of = self.session.make_callable
+        self._run_next = callable_of(self._next)
+        self._run_drop = [callable_of(op) for op in self._drop]
+        self._run_give = [callable_of(op, [self.tag_feed, *self._at(0)]) for op in self._give]
+        self._run_forget = [callable_of(op) for op in self._forget]
+        self._run_admit = [callable_of(op, [self._ticket_feed]) for op in self._admit]
+        self._run_apply = [
+            callable_of(op, [self.tag_feed, self.counts_feed, *self._at(0), *self.apply_feeds()]) for op in self._apply
+        ]
+        self._run_hold = [callable_of(op, [self._ticket_feed, self.counts_feed]) for op in self._hold]
+        self._run_raise_stop = callable_of(self._raise_stop, list(self._at(0)))
+        self._generation, self.step = self.read_tag()
+        self._handed = self.step  # tokens of this generation grow from the one that said that the state is loaded
+
+    def apply_feeds(self) -> list[tf.Tensor]:
+        """What `apply` is fed besides the tag, the counts and the place."""
+        return []
+
+    def _make_next(self) -> tf.Tensor:
+        return self.log.arrivals.dequeue()
+
+    def _make_forget(self, worker: int) -> tf.Operation:
+        return tf.group(drain(self.shared.intake[worker]), drain(self.shared.tokens[worker]))
+
+    def _make_hold(self, worker: int) -> tf.Operation:
+        targets = [self.log.held_flat, *self.log.held_slots.values()]
+        sources = [self.shared.flat, *self.shared.slots.values()]
+        with tf.device(self.parameters):
+            copied = [t.assign(s.read_value(), read_value=False) for t, s in zip(targets, sources, strict=True)]
+        with tf.control_dependencies([*copied, self.tell_counts()]):
+            return self.log.held[worker].enqueue(self._ticket_feed)
+
+    def _make_raise_stop(self) -> tf.Operation:
+        at = self.shard.metrics_offset + STOP
+        flat = self.shared.flat.read_value()
+        raised = tf.concat([flat[:at], [1.0], flat[at + 1 :]], 0)
+        return tf.group(*self.assign_flat(raised))
+
+    @abstractmethod
+    def _make_apply(self, worker: int) -> tf.Operation:
+        """Adds the update that a worker's gradient makes, and the tokens that follow it."""
+
+
+class EachHost(ArrivalsHost):
+    """Every gradient is an update: asynchronous training. Shards do not wait for each other either."""
+
+    def __init__(self, *, max_staleness: int | None = None, **options: Any) -> None:
+        """Builds the host's graph.
+
+        Args:
+            max_staleness: steps; gradients that are older are dropped and counted.
+            options: of `ShardHost`. Gradients are clipped by their worker, which has all of one.
+        """
+        self._max_staleness = max_staleness
+        super().__init__(**options | {"optimizer": dataclasses.replace(options["optimizer"], clip_norm=None)})
+
+    def take(self, arrival: Arrival) -> bool:
+        staleness = self.step - arrival.step
+        if self._max_staleness is not None and staleness > self._max_staleness:
+            self.drop(arrival.worker)
+            return False
+        contributions.add_applied(self.counts, arrival.worker, staleness)
+        self.apply(arrival.worker, [arrival.worker])
+        return True
+
+    def _make_apply(self, worker: int) -> tf.Operation:
+        _, assigned = self.update([self.receive(self.shared.intake[worker].dequeue(), worker)])
+        with tf.control_dependencies(assigned):
+            return tf.group(self.give(worker), self.tell_counts())
+
+
+class QuorumHost(ArrivalsHost):
+    """Updates when so many gradients of the shard's step are there; what comes later is dropped and counted."""
+
+    def __init__(self, *, quorum: int, **options: Any) -> None:
+        """Builds the host's graph.
+
+        Args:
+            quorum: workers that an update waits for.
+            options: of `ShardHost`.
+        """
+        self._quorum = quorum
+        self._chosen: list[int] = []
+        self._chosen_feed: Any = None
+        super().__init__(**options)
+        with self.graph.as_default(), tf.device(device_of(self.shard.host)):
+            self._keep = [
+                inbox.assign(intake.dequeue(), read_value=False)
+                for inbox, intake in zip(self._inbox, self.shared.intake, strict=True)
+            ]
+
+    def missing(self) -> list[int]:
+        return [worker for worker in range(self.workers) if worker not in self._chosen]
+
+    def owes(self, worker: int) -> bool:
+        return worker in self._chosen
+
+    def take(self, arrival: Arrival) -> bool:
+        if arrival.step != self.step or arrival.worker in self._chosen:
+            self.drop(arrival.worker)
+            return False
+        self._chosen.append(arrival.worker)
+        if len(self._chosen) < self._quorum:
+            self._run_keep[arrival.worker]()
+            return False
+        for worker in self._chosen:
+            contributions.add_applied(self.counts, worker, 0)
+        self.apply(arrival.worker, self._chosen, {self._chosen_feed: np.isin(np.arange(self.workers), self._chosen)})
+        self._chosen.clear()
+        return True
+
+    def let_go(self) -> None:
+        for worker in self._chosen:
+            self.give_token(worker)
+        self._chosen.clear()
+
+    def apply_feeds(self) -> list[tf.Tensor]:
+        return [self._chosen_feed]
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        self._run_keep = [self.session.make_callable(op) for op in self._keep]
+
+    def _make_next(self) -> tf.Tensor:
+        """The first shard's host takes what arrives and tells the others; they take it in the same order."""
+        if self.shard.index > 0:
+            return self.log.order.dequeue()
+        arrival = self.log.arrivals.dequeue()
+        told = [log_queue(shard, "order", self.workers).enqueue(arrival) for shard in self.shards[1:]]
+        with tf.control_dependencies(told):
+            return tf.identity(arrival)
+
+    def _make_apply(self, worker: int) -> tf.Operation:
+        """The last of a quorum makes the update; the others wait in their inboxes."""
+        if self._chosen_feed is None:
+            self._chosen_feed = v1.placeholder(tf.bool, [self.workers])
+            self._inbox = [self._make_inbox(other) for other in range(self.workers)]
+        messages = [inbox.read_value() for inbox in self._inbox]
+        messages[worker] = self.shared.intake[worker].dequeue()
+        packed = [self.receive(message, other) for other, message in enumerate(messages)]
+        mine = packing.tags_of(self.shared.flat.read_value(), self.shard)
+        _, assigned = self.update(packed, chosen=self._chosen_feed, exchange=self.exchange(mine))
+        with tf.control_dependencies(assigned):
+            given = [self._give_if_chosen(other) for other in range(self.workers)]
+            return tf.group(*given, self.tell_counts())
+
+    def _make_inbox(self, worker: int) -> Any:
+        return v1.get_variable(
+            f"inbox{worker}",
+            wire.shape(self.shard, self.as_wire),
+            wire.dtype(self.as_wire),
+            v1.zeros_initializer(),
+            use_resource=True,
+        )
+
+    def _give_if_chosen(self, worker: int) -> tf.Operation:
+        def give() -> tf.Tensor:
+            with tf.control_dependencies([self.give(worker)]):
+                return tf.constant(True)
+
+        return tf.cond(self._chosen_feed[worker], give, lambda: tf.constant(False)).op

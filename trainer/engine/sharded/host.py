@@ -1,0 +1,232 @@
+"""The side of a task that holds a shard: it is loaded, updates, hands out tokens, and hears goodbyes.
+
+A host is told its state, not built with it: it blocks until the chief loads it, and then lets every worker start.
+How gradients become updates is its intake's business.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.config.schema import OptimizerConfig
+from trainer.engine import optimizers
+from trainer.engine.sharded.resources import GENERATION_STRIDE, device_of, share
+from trainer.engine.tracing import run_traced
+from trainer.engine.update import Exchange, is_scaled, make_update, squares_order
+from trainer.engine.vectors import packing, wire
+from trainer.engine.vectors.shared_memory import Memory
+from trainer.faults import failpoints
+from trainer.observe.placement.executed import Executed
+from trainer.observe.profile.stamps import Stamps
+from trainer.plan.placement import Shard
+
+v1 = tf.compat.v1
+
+OnUpdate = Callable[[int, float], None]  # global step, seconds spent waiting for gradients
+Record = Callable[[int, Stamps], None]  # global step
+
+
+class ShardHost(ABC):
+    """Holds one shard and updates it; runs on a ps, or in a thread of a worker."""
+
+    is_tracing = False  # the next update also leaves what ran where in `executed`
+    executed: Executed | None = None
+    record: Record | None = None  # called after each update, where a profile is wanted
+
+    def __init__(
+        self,
+        *,
+        shards: Sequence[Shard],
+        index: int,
+        workers: int,
+        optimizer: OptimizerConfig,
+        parameters: str = "/cpu:0",
+        has_log: bool = False,
+        as_wire: str = wire.FLOAT32,
+        memory: Memory | None = None,
+        profiles: bool = False,
+    ) -> None:
+        """Begins the host's graph.
+
+        Args:
+            shards: all shards of the plan; `index` is the one held here.
+            workers: how many push.
+            parameters: device of the vectors.
+            has_log: whether gradients are taken as they come.
+            as_wire: how vectors travel.
+            memory: where they lie instead, as a wire of `memory` has it.
+            profiles: whether updates are stamped, for `record`.
+        """
+        self.as_wire, self.memory = as_wire, memory
+        self.shards, self.shard, self.optimizer, self.workers = shards, shards[index], optimizer, workers
+        self.profiles = profiles
+        self.parameters = device_of(self.shard.host, parameters)
+        # Made once: each would be compiled anew.
+        scaled = is_scaled(shards)
+        arrives = wire.FLOAT32 if memory else as_wire
+        self._update_shard = make_update(self.shard, optimizer, self._exchanged, scaled=scaled, as_wire=arrives)
+        self._send = tf.function(lambda flat: wire.send(flat, self.shard, as_wire), jit_compile=True, autograph=False)
+        self._exchange: Exchange | None = None  # of the update that is being added
+        self.graph = tf.Graph()
+        with self.graph.as_default(), tf.device(device_of(self.shard.host)):
+            names = list(optimizers.slots(optimizer))
+            self.shared = share(self.shard, names, workers, parameters=parameters, has_log=has_log, as_wire=as_wire)
+            self._tag = self.tag()
+            self._load = self._make_load()
+            self._goodbye = self.shared.goodbyes.dequeue()
+
+    def connect(self, target: str, session_config: Any) -> None:
+        """Opens the session on the task's own server and makes the shard's resources, still without a state."""
+        with self.graph.as_default():
+            initialize = v1.global_variables_initializer()
+        self.session = v1.Session(target, graph=self.graph, config=session_config)
+        self.session.run(initialize)
+        self._read_tag = self.session.make_callable(self._tag)
+
+    def load(self) -> int:
+        """Blocks until the chief has sent a state, then lets every worker start from it; returns its step."""
+        self.session.run(self._load)
+        return self.read_tag()[1]
+
+    def read_tag(self) -> tuple[int, int]:
+        """(generation, step) of the shard."""
+        return divmod(int(self._read_tag()), GENERATION_STRIDE)
+
+    @abstractmethod
+    def serve(self, steps: int, on_update: OnUpdate) -> None:
+        """Updates until the global step is `steps`, or, where others may still push, until the process ends."""
+
+    def wait_for_goodbyes(self) -> None:
+        """Blocks until every worker has said that it needs this shard no more; one started again may say it twice."""
+        gone: set[int] = set()
+        while len(gone) < self.workers:
+            gone.add(int(self.session.run(self._goodbye)))
+
+    def missing(self) -> list[int]:
+        """The workers that the next update waits for; callable from any thread."""
+        return []
+
+    def run_update(self, run: Callable[..., Any], fetches: Any, feeds: Mapping[Any, Any] | None = None) -> Any:
+        """Runs an update through its callable; or, if asked to, through the session with a record.
+
+        Args:
+            run: made of `fetches` and the keys of `feeds`.
+        """
+        feeds = dict(feeds or {})
+        if not self.is_tracing:
+            return run(*feeds.values())
+        self.is_tracing = False
+        fetched, self.executed = run_traced(self.session, fetches, feeds)
+        return fetched
+
+    def tag(self) -> tf.Tensor:
+        generation, step = tf.unstack(tf.cast(packing.tags_of(self.shared.flat.read_value(), self.shard), tf.int64))
+        return generation * GENERATION_STRIDE + step
+
+    def hand_out_tokens(self) -> tf.Operation:
+        """A token of the shard's step for every worker."""
+        tag = self.tag()
+        first, *others = self.shared.tokens
+        handed = [first.enqueue(tag)]
+        with tf.control_dependencies(handed):
+            between = failpoints.in_graph("token", tag % GENERATION_STRIDE)
+        with tf.control_dependencies([between] if between is not None else []):
+            return tf.group(*handed, *(tokens.enqueue(tag) for tokens in others))
+
+    def update(
+        self, packed: Sequence[tf.Tensor], *, chosen: tf.Tensor | None = None, exchange: Exchange | None = None
+    ) -> tuple[tf.Tensor, list[tf.Operation]]:
+        """Adds one update from what was pushed; returns (global step after it, the assignments that it ends with).
+
+        Args:
+            packed: messages.
+        """
+        flat = self.shared.flat.read_value()
+        slots = {name: slot.read_value() for name, slot in self.shared.slots.items()}
+        generation, step = tf.unstack(tf.cast(packing.tags_of(flat, self.shard), tf.int64))
+        self._exchange = exchange
+        with tf.device(self.parameters):
+            new, moved = self._update_shard(flat, slots, packed, generation, step, chosen)
+            kept = []
+            if self.shared.before is not None:
+                with tf.control_dependencies([new]):  # not while gradients are waited for: it is still of use then
+                    kept = [self.shared.before.assign(flat, read_value=False)]  # by reference
+            with tf.control_dependencies(kept):  # who finds the new vector finds the one before it too
+                assigned = self.assign_flat(new, packed)
+            assigned += [slot.assign(moved[name], read_value=False) for name, slot in self.shared.slots.items()]
+        return step + 1, assigned
+
+    def assign_flat(self, new: tf.Tensor, packed: Sequence[tf.Tensor] = ()) -> list[tf.Operation]:
+        """Sets the vector, and before it what workers read of it: who finds the vector finds both.
+
+        Args:
+            packed: what it was computed on.
+        """
+        with tf.device(device_of(self.shard.host)):
+            if self.memory is not None:
+                told = self.put_in_memory(self.memory, new, packed)
+            else:
+                told = [sent.assign(self._send(new), read_value=False) for sent in self.shared.sent[:1]]
+        with tf.control_dependencies(told):
+            return [*told, self.shared.flat.assign(new, read_value=False)]
+
+    @abstractmethod
+    def put_in_memory(self, memory: Memory, new: tf.Tensor, packed: Sequence[tf.Tensor]) -> list[tf.Operation]:
+        """Writes a new vector to where workers will read it; `packed` as in `assign_flat`."""
+
+    def receive(self, message: tf.Tensor, worker: int) -> tf.Tensor:
+        """What a worker pushed."""
+        if self.memory is None:
+            return tf.identity(message)
+        return self.memory.get_gradients(message, self.shard, worker)
+
+    def exchange(self, tags: tf.Tensor) -> Exchange | None:
+        """Tells every other host the squared norms here and hears theirs; all hosts get the same [K] bits.
+
+        Args:
+            tags: [2] the generation and step of the update; norms of others are dropped.
+        """
+        if self.optimizer.clip_norm is None:
+            return None
+        here, sizes = self.shard.index, [len(shard.trainable) for shard in self.shards]
+        order = squares_order(self.shards)
+
+        def queue(sender: int, receiver: int) -> Any:
+            with tf.device(device_of(self.shards[receiver].host)):
+                name = f"shard{receiver}/squares_of{sender}"
+                return v1.FIFOQueue(2, [tf.int32, tf.float32], [[2], [sizes[sender]]], shared_name=name)
+
+        def hear(sender: int) -> tf.Tensor:
+            inbox = queue(sender, here)
+            return tf.while_loop(
+                lambda theirs, _: tf.reduce_any(tf.not_equal(theirs, tags)), lambda *_: inbox.dequeue(), inbox.dequeue()
+            )[1]
+
+        def exchange(squares: tf.Tensor) -> tf.Tensor:
+            others = [shard.index for shard in self.shards if shard.index != here]
+            told = [queue(here, other).enqueue([tags, squares]) for other in others]
+            heard = {other: hear(other) for other in others} | {here: squares}
+            with tf.control_dependencies(told):
+                return tf.gather(tf.concat([heard[index] for index in sorted(heard)], 0), order)
+
+        return exchange
+
+    def _exchanged(self, squares: tf.Tensor) -> tf.Tensor:
+        assert self._exchange is not None
+        return self._exchange(squares)
+
+    def _make_load(self) -> tf.Operation:
+        loaded = tf.nest.flatten(self.shared.loads.dequeue())  # a queue of one component returns no list
+        flat, *slots = loaded
+        assigned: list[tf.Operation] = []
+        for variable, value in zip(self.shared.slots.values(), slots, strict=True):
+            with tf.control_dependencies(assigned):
+                assigned.append(variable.assign(value, read_value=False))
+        with tf.control_dependencies(assigned):  # the vector last: its tags say that all is there
+            assigned += self.assign_flat(flat)
+        with tf.control_dependencies(assigned):
+            return self.hand_out_tokens()

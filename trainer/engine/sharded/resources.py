@@ -1,0 +1,159 @@
+"""What shard hosts and replicas share: variables and queues on a host, known to every graph by their names.
+
+Whoever makes a resource by its name, in whichever process, gets the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.engine.sharded.staleness import COLUMNS
+from trainer.engine.vectors import wire
+from trainer.plan.placement import Shard
+
+v1 = tf.compat.v1
+
+GENERATION_STRIDE = 2**32  # a tag is generation * stride + step, or another number that grows within the generation
+SPARE_TOKENS = 8  # a returned or stale token never blocks a host
+SPARE_PUSHES = 8  # of workers that were ended while they pushed; a crash loop ends before there are so many
+ARRIVAL = 4  # numbers of an arrival: worker, generation, step, what it is
+PUSH, STOP_PUSH, HOLD, JOIN = range(4)  # HOLD: the chief asks for a copy of the state, the step is the ticket
+
+
+def device_of(task: str, device: str = "cpu:0") -> str:
+    """A device of a task, e.g. "ps:0" -> "/job:ps/task:0/cpu:0"."""
+    job, index = task.split(":")
+    return f"/job:{job}/task:{index}/{device.lstrip('/')}"
+
+
+@dataclass(frozen=True)
+class Log:
+    """Of a host that takes gradients as they come: in which order they did, and copies of its state on request."""
+
+    arrivals: Any  # queue of [ARRIVAL] int32: what was pushed here
+    order: Any  # the same, as the first shard's host decided it for all
+    held: list[Any]  # per worker, queue of its tickets: a copy was made
+    held_flat: Any  # [size] float32 variable
+    held_slots: dict[str, Any]  # [trainable_size] float32 variables
+    contributions: Any  # [workers, COLUMNS] int64 variable, see contributions.py
+    joined: list[Any]  # per worker, queue of its tickets: the host knows that a new process has its place
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The resources of one shard."""
+
+    flat: Any  # [size] float32 variable
+    sent: list[Any]  # per worker, [message_size] variable: what it pulls, where that is not the vector as it is
+    before: Any | None  # [size] float32 variable: the vector of the step before, where all shards move together
+    slots: dict[str, Any]  # [trainable_size] float32 variables
+    seen: list[Any]  # per worker, int64 variable: tag of the last token it took
+    intake: list[Any]  # per worker, queue of messages, as engine/wire.py has them
+    tokens: list[Any]  # per worker, queue of int64 tags
+    loads: Any  # queue of (flat, slots...)
+    goodbyes: Any  # queue of worker numbers
+    log: Log | None
+
+
+def share(
+    shard: Shard,
+    slots: Sequence[str],
+    workers: int,
+    *,
+    parameters: str = "/cpu:0",
+    has_log: bool,
+    as_wire: str = wire.FLOAT32,
+) -> Shared:
+    """Makes the resources of a shard known to the default graph, on its host.
+
+    Args:
+        parameters: the host's device that holds the vectors; queues, and what is sent, are in its memory.
+        has_log: whether gradients are taken as they come.
+        as_wire: how vectors travel.
+    """
+    prefix = f"shard{shard.index}"
+
+    def variable(name: str, shape: list[int], dtype: tf.DType = tf.float32, first: int = 0) -> Any:
+        initializer = v1.zeros_initializer() if dtype == tf.float32 else v1.constant_initializer(first)
+        return v1.get_variable(f"{prefix}/{name}", shape, dtype, initializer, use_resource=True)
+
+    def queue(name: str, capacity: int, dtypes: list[tf.DType], shapes: list[list[int]]) -> Any:
+        return v1.FIFOQueue(capacity, dtypes, shapes, shared_name=f"{prefix}/{name}")
+
+    def vectors(name: str) -> tuple[Any, dict[str, Any]]:
+        with tf.device(device_of(shard.host, parameters)):
+            flat = variable(f"{name}flat", [shard.size])
+            return flat, {slot: variable(f"{name}slots/{slot}", [shard.trainable_size]) for slot in slots}
+
+    def log() -> Log:
+        flat, held = vectors("held/")
+        counts = variable("contributions", [workers, COLUMNS], tf.int64)
+        arrivals, order = (log_queue(shard, name, workers) for name in ("arrivals", "order"))
+        joined = [queue(f"joined{w}", SPARE_TOKENS, [tf.int64], [[]]) for w in range(workers)]
+        copied = [queue(f"held{w}", SPARE_TOKENS, [tf.int64], [[]]) for w in range(workers)]
+        return Log(arrivals, order, copied, flat, held, counts, joined)
+
+    def sent() -> list[Any]:
+        if as_wire == wire.FLOAT32:
+            return []
+        if as_wire == wire.MEMORY and has_log:  # each is told of another vector
+            return [variable(f"sent{w}", message_shape, message) for w in range(workers)]
+        return [variable("sent", message_shape, message)] * workers
+
+    # In lockstep what a worker left behind is taken, and dropped, as soon as it is waited for.
+    pushes = SPARE_PUSHES if has_log else 1
+    shapes = [[shard.size]] + [[shard.trainable_size]] * len(slots)
+    with tf.device(device_of(shard.host)):
+        flat, kept = vectors("")
+        with tf.device(device_of(shard.host, parameters)):
+            before = None if has_log else variable("before", [shard.size])
+        message, message_shape = wire.dtype(as_wire), wire.shape(shard, as_wire)
+        return Shared(
+            flat=flat,
+            sent=sent(),
+            before=before,
+            slots=kept,
+            seen=[variable(f"seen{w}", [], tf.int64, -1) for w in range(workers)],
+            intake=[queue(f"intake{w}", pushes, [message], [message_shape]) for w in range(workers)],
+            tokens=[queue(f"tokens{w}", SPARE_TOKENS, [tf.int64], [[]]) for w in range(workers)],
+            loads=queue("loads", 1, [tf.float32] * len(shapes), shapes),
+            goodbyes=queue("goodbyes", 2 * workers, [tf.int32], [[]]),
+            log=log() if has_log else None,
+        )
+
+
+def log_queue(shard: Shard, name: str, workers: int) -> Any:
+    """A queue of arrivals on a shard's host."""
+    # A worker has one push under way and the chief one request, so that none waits for room.
+    capacity = 2 * workers + 2
+    with tf.device(device_of(shard.host)):
+        return v1.FIFOQueue(capacity, [tf.int32], [[ARRIVAL]], shared_name=f"shard{shard.index}/{name}")
+
+
+def drain(queue: Any) -> tf.Operation:
+    """Empties a queue that nobody else takes from."""
+    return tf.while_loop(
+        lambda left: left > 0,
+        lambda left: (_without(queue, left),),
+        (queue.size(),),
+        parallel_iterations=1,
+    )[0].op
+
+
+def _without(queue: Any, left: tf.Tensor) -> tf.Tensor:
+    with tf.control_dependencies(tf.nest.flatten(queue.dequeue())):
+        return left - 1
+
+
+def take(queue: Any, stale: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+    """Takes from a queue, dropping what is stale."""
+    return tf.while_loop(stale, lambda _: (queue.dequeue(),), (queue.dequeue(),), parallel_iterations=1)[0]
+
+
+def not_after(seen: Any) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Whether a token is not newer than the last one that was taken."""
+    return lambda tag: tag <= seen.read_value()

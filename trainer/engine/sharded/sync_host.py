@@ -1,0 +1,102 @@
+"""Exact synchronous training: an update waits for one gradient of every worker.
+
+    host loop:  take one message of every worker -> average in their order -> update -> a token to each
+
+A host takes only messages of its own generation and step, and drops others: a duplicate of a restarted worker counts
+once. So no shard can pass step s without every worker's gradient of s, and what a replica reads between its token and
+its push is consistent over all shards.
+
+A worker that is ended between its pushes leaves some shards at step s and others at s + 1, never further apart. Each
+keeps the vector before, so whoever takes its place computes the gradient of s anew, bit by bit, and pushes it to all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.engine.instruments import GraphClock
+from trainer.engine.sharded.host import OnUpdate, ShardHost
+from trainer.engine.sharded.resources import device_of, take
+from trainer.engine.vectors import packing, wire
+from trainer.engine.vectors.shared_memory import Memory
+from trainer.faults import failpoints
+from trainer.observe.profile.stamps import Stamps
+
+v1 = tf.compat.v1
+
+
+class LockstepHost(ShardHost):
+    """A shard that all workers move together, step by step."""
+
+    def __init__(self, **options: Any) -> None:
+        """Builds the host's graph from the options of `ShardHost`."""
+        super().__init__(**options)
+        with self.graph.as_default(), tf.device(device_of(self.shard.host)):
+            self._taken = [self._make_taken(worker) for worker in range(self.workers)]
+            self._waits = [tf.stack([one.read_value() for one in self._taken]), self._tag]
+            self._update = self._make_update()
+
+    def missing(self) -> list[int]:
+        taken, tag = self.session.run(self._waits)
+        return [worker for worker, last in enumerate(taken) if last < tag]
+
+    def serve(self, steps: int, on_update: OnUpdate) -> None:
+        update = self.session.make_callable(self._update)
+        step = self.read_tag()[1]
+        while step < steps:
+            began = time.time()
+            step, taken_at, *stamps = self.run_update(update, self._update)
+            if stamps and self.record:
+                self.record(int(step), Stamps(began, time.time(), *stamps))
+            on_update(int(step), max(0.0, taken_at - began))
+
+    def _make_update(self) -> list[Any]:
+        """Returns [global step after the update, the time at which every worker's gradient was here, *stamps]."""
+        clock = GraphClock(is_wanted=self.profiles)
+        mine = packing.tags_of(self.shared.flat.read_value(), self.shard)
+
+        def stale(message: tf.Tensor) -> tf.Tensor:
+            # Not `!=`, which compares identities in a v1 graph.
+            return tf.reduce_any(tf.not_equal(wire.tags_of(message, self.shard, self.as_wire), mine))
+
+        packed = [take(intake, stale) for intake in self.shared.intake]
+        arrived = [at for worker, one in enumerate(packed) for at in clock.arrive(f"worker:{worker}", [one])]
+        tag = self.tag()
+        told = []
+        for one, last in zip(packed, self._taken, strict=True):
+            with tf.control_dependencies([one]):
+                told.append(last.assign(tag, read_value=False))
+        step = packing.tags_of(self.shared.flat.read_value(), self.shard)[1]
+        with tf.control_dependencies([*packed, *arrived, *_reached("take", step, packed)]):
+            packed = [self.receive(one, worker) for worker, one in enumerate(packed)]
+            taken_at = tf.timestamp()
+        clock.end_at("wait", taken_at)
+        step, assigned = self.update(packed, exchange=self.exchange(mine))
+        applied = clock.end("apply", [*assigned, taken_at])
+        with tf.control_dependencies([*assigned, *applied, *_reached("apply", step, assigned)]):
+            handed = self.hand_out_tokens()
+        clock.end("tokens", [handed])
+        with tf.control_dependencies([handed, *told]):
+            return [tf.identity(step), tf.identity(taken_at), *clock.fetches]
+
+    def put_in_memory(self, memory: Memory, new: tf.Tensor, packed: Sequence[tf.Tensor]) -> list[tf.Operation]:
+        """Into the only place: all workers have pushed, and so have read what lies there."""
+        with tf.control_dependencies([memory.put([new], self.shard, 0, computed_on=packed)]):
+            message = wire.tell(packing.tags_of(new, self.shard), 0)
+        return [self.shared.sent[0].assign(message, read_value=False)]
+
+    def _make_taken(self, worker: int) -> Any:
+        """The tag of the last update that has a worker's gradient."""
+        first = v1.constant_initializer(-1)
+        return v1.get_variable(f"taken{worker}", [], tf.int64, first, use_resource=True)
+
+
+def _reached(name: str, step: tf.Tensor, after: Sequence[Any]) -> list[tf.Operation]:
+    """A failpoint that comes after some operations; none where it is off."""
+    with tf.control_dependencies(list(after)):
+        reached = failpoints.in_graph(name, step)
+    return [reached] if reached is not None else []

@@ -1,0 +1,39 @@
+"""What a step hands to the loop."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from trainer.observe.profile.stamps import Stamps
+from trainer.plan.placement import METRICS
+
+
+class Pulled(NamedTuple):
+    """The state that a replica step started from, and how long it took.
+
+    The metrics belong to the update that led to `step`: exact means over the replicas of that update. They say nothing
+    at the first step after a (re)load, when no update has happened yet.
+    """
+
+    generation: int
+    step: int  # global step: updates applied
+    loss: float
+    accuracy: float
+    stop: bool  # a replica asked to stop; in lockstep all see this at the same step
+    bad: int = 0  # newest step whose update was left out because a loss or a gradient was not finite; 0: none yet
+    wait_secs: float = 0.0  # until all parameters were here
+    compute_secs: float = 0.0  # forward and backward pass
+    gradients: dict[str, np.ndarray] | None = None  # of this replica, by path; only when asked for
+    stamps: Stamps | None = None  # only where a profile is wanted
+
+    @classmethod
+    def read(
+        cls, tags: np.ndarray, metrics: np.ndarray, *, wait_secs: float = 0.0, compute_secs: float = 0.0
+    ) -> Pulled:
+        """From the tags [shards, 2] and the metrics [LANES] of what was pulled."""
+        if not (tags == tags[0]).all():
+            raise RuntimeError(f"the shards disagree: (generation, step) of each is {tags.tolist()}")
+        loss, accuracy, stop, _, bad = metrics[: len(METRICS)].tolist()
+        return cls(int(tags[0][0]), int(tags[0][1]), loss, accuracy, stop > 0, int(bad), wait_secs, compute_secs)

@@ -1,0 +1,160 @@
+"""Between named tensors and the flat vectors of the shards (laid out in placement.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from trainer.plan.placement import LANES, TAGS, Shard, Slice
+
+Tensors = Mapping[str, tf.Tensor]  # by parameter path
+Arrays = Mapping[str, np.ndarray]
+Vector = TypeVar("Vector", tf.Tensor, np.ndarray)
+
+
+class Halves(NamedTuple):
+    """A vector as its two regions."""
+
+    trainable: tf.Tensor  # [trainable_size]
+    rest: tf.Tensor  # [size - trainable_size]: state, metrics, header
+
+
+def halves(flat: tf.Tensor, shard: Shard) -> Halves:
+    """Both are views on a CPU: they begin at a multiple of 64 bytes."""
+    size = shard.trainable_size
+    return Halves(tf.slice(flat, [0], [size]), tf.slice(flat, [size], [shard.size - size]))
+
+
+def unpack(vectors: Sequence[Halves], shards: Sequence[Shard]) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
+    """Cuts the shards' vectors into (parameters, state) by path, each parameter whole."""
+    trainable = [(shard.trainable, vector.trainable) for shard, vector in zip(shards, vectors, strict=True)]
+    state = [
+        ([piece._replace(offset=piece.offset - shard.trainable_size) for piece in shard.state], vector.rest)
+        for shard, vector in zip(shards, vectors, strict=True)
+    ]
+    return (
+        {path: _restore(found) for path, found in _by_path(trainable).items()},
+        {path: _restore(found) for path, found in _by_path(state).items()},
+    )
+
+
+def pieces_of(
+    shard: Shard, gradients: Tensors, state: Tensors, metrics: tf.Tensor, header: tf.Tensor
+) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """What a replica pushes to one shard, in pieces: those of the trainable region, and the rest; float32.
+
+    Args:
+        gradients, state: by path, whole; only the shard's own parts are read.
+        metrics: [k], the first k of placement.METRICS.
+        header: [LANES], as it was pulled.
+    """
+    trainable = [_pad(gradients[piece.path], piece) for piece in shard.trainable]
+    rest = [_pad(state[piece.path], piece) for piece in shard.state]
+    return trainable, [*rest, tf.pad(metrics, [[0, LANES - metrics.shape[0]]]), header]
+
+
+def pack(shard: Shard, gradients: Tensors, state: Tensors, metrics: tf.Tensor, header: tf.Tensor) -> tf.Tensor:
+    """The `pieces_of` a shard as one vector: [size]."""
+    trainable, rest = pieces_of(shard, gradients, state, metrics, header)
+    return tf.concat([*trainable, *rest], 0)
+
+
+def header(generation: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+    """[LANES] float32 whose first bits are the int32 generation and step; never to be computed with."""
+    tags = tf.cast(tf.stack([generation, step]), tf.int32)
+    return tf.bitcast(tf.pad(tags, [[0, LANES - TAGS]]), tf.float32)
+
+
+def header_of(vector: tf.Tensor | Halves, shard: Shard) -> tf.Tensor:
+    return _lanes(vector, shard, shard.header_offset)
+
+
+def tags_of(vector: tf.Tensor | Halves, shard: Shard) -> tf.Tensor:
+    """[2] int32: the generation and step that a vector belongs to."""
+    return tf.bitcast(header_of(vector, shard), tf.int32)[:TAGS]
+
+
+def tags_in(vector: np.ndarray, shard: Shard) -> np.ndarray:
+    """`tags_of` a vector that was fetched."""
+    return vector.view(np.int32)[shard.header_offset : shard.header_offset + TAGS]
+
+
+def metrics_of(vector: tf.Tensor | Halves, shard: Shard) -> tf.Tensor:
+    return _lanes(vector, shard, shard.metrics_offset)
+
+
+def to_flat(shard: Shard, values: Arrays, *, generation: int, step: int) -> np.ndarray:
+    """[size] float32 with the parameters and state of a shard, tagged; the metrics are zero."""
+    flat = np.zeros(shard.size, np.float32)
+    for piece in (*shard.trainable, *shard.state):
+        flat[piece.offset : piece.offset + piece.size] = _part(values, piece)
+    tags_in(flat, shard)[:] = generation, step
+    return flat
+
+
+def to_slot(shard: Shard, values: Arrays | None, fill: float) -> np.ndarray:
+    """[trainable_size] float32: an optimizer slot, from its values by path or at its first value."""
+    slot = np.full(shard.trainable_size, fill, np.float32)
+    if values is not None:
+        for piece in shard.trainable:
+            slot[piece.offset : piece.offset + piece.size] = _part(values, piece)
+    return slot
+
+
+def join(held: Iterable[tuple[Sequence[Slice], np.ndarray]]) -> dict[str, np.ndarray]:
+    """The named arrays in flat vectors or slots; a whole one is a view.
+
+    Args:
+        held: pieces with the vector that they stand in; together they must have all parts of each parameter.
+    """
+    joined = {}
+    for path, found in _by_path(held).items():
+        cuts = [flat[piece.offset : piece.offset + piece.size] for piece, flat in found]
+        joined[path] = (np.concatenate(cuts) if len(cuts) > 1 else cuts[0]).reshape(found[0][0].shape)
+    return joined
+
+
+def from_flat(pieces: Sequence[Slice], flat: np.ndarray) -> dict[str, np.ndarray]:
+    """The named arrays in the one flat vector or slot that holds them all."""
+    return join([(pieces, flat)])
+
+
+def _lanes(vector: tf.Tensor | Halves, shard: Shard, offset: int) -> tf.Tensor:
+    """[LANES] at an offset behind the trainable region."""
+    if isinstance(vector, Halves):
+        return tf.slice(vector.rest, [offset - shard.trainable_size], [LANES])
+    return tf.slice(vector, [offset], [LANES])
+
+
+def _by_path(held: Iterable[tuple[Sequence[Slice], Vector]]) -> dict[str, list[tuple[Slice, Vector]]]:
+    """The parts of every parameter in the order in which they follow each other, with the vectors they stand in."""
+    found: dict[str, list[tuple[Slice, Vector]]] = {}
+    for pieces, flat in held:
+        for piece in pieces:
+            found.setdefault(piece.path, []).append((piece, flat))
+    return {path: sorted(parts, key=lambda part: part[0].begin) for path, parts in found.items()}
+
+
+def _restore(found: Sequence[tuple[Slice, tf.Tensor]]) -> tf.Tensor:
+    """A parameter from its parts: one that is whole stays a view, without a concat."""
+    cuts = [_cut(flat, piece) for piece, flat in found]
+    return tf.reshape(tf.concat(cuts, 0) if len(cuts) > 1 else cuts[0], found[0][0].shape)
+
+
+def _cut(flat: tf.Tensor, piece: Slice) -> tf.Tensor:
+    padded = tf.slice(flat, [piece.offset], [piece.padded])  # 64-byte aligned at both ends: a view on a CPU
+    return padded if piece.size == piece.padded else padded[: piece.size]
+
+
+def _part(values: Arrays, piece: Slice) -> np.ndarray:
+    return np.ravel(values[piece.path])[piece.begin : piece.begin + piece.size]
+
+
+def _pad(value: tf.Tensor, piece: Slice) -> tf.Tensor:
+    flat = tf.reshape(tf.cast(value, tf.float32), [-1])
+    if piece.is_part:
+        flat = tf.slice(flat, [piece.begin], [piece.size])
+    return flat if piece.size == piece.padded else tf.pad(flat, [[0, piece.padded - piece.size]])

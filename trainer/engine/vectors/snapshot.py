@@ -1,0 +1,67 @@
+"""The state of a run at one global step, named by parameter path: what a checkpoint holds, whatever the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainer.engine.vectors import packing
+from trainer.plan.placement import METRICS, Shard
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Parameters, state (BatchNorm statistics) and optimizer slots, all of the same global step.
+
+    But where every gradient is an update of its own: there a shard may be some steps ahead, and the lowest counts.
+    """
+
+    step: int
+    parameters: Arrays
+    state: Arrays
+    slots: dict[str, Arrays]  # by slot name; empty: every slot at its first value
+    metrics: tuple[float, float] | None = None  # loss and accuracy of the update that led here, if it is known
+    bad: int = 0  # newest step since the load whose update was left out: a loss or a gradient was not finite
+
+    def to_tensors(self) -> Arrays:
+        """One flat mapping, as a checkpoint stores it."""
+        named = {f"parameters/{path}": value for path, value in self.parameters.items()}
+        named |= {f"state/{path}": value for path, value in self.state.items()}
+        for slot, values in self.slots.items():
+            named |= {f"slots/{slot}/{path}": value for path, value in values.items()}
+        return dict(sorted(named.items()))
+
+    @classmethod
+    def from_tensors(cls, step: int, tensors: Arrays) -> Snapshot:
+        parts: dict[str, Arrays] = {"parameters": {}, "state": {}}
+        slots: dict[str, Arrays] = {}
+        for name, value in tensors.items():
+            kind, rest = name.split("/", 1)
+            if kind == "slots":
+                slot, path = rest.split("/", 1)
+                slots.setdefault(slot, {})[path] = value
+            else:
+                parts[kind][rest] = value
+        return cls(step, parts["parameters"], parts["state"], slots)
+
+    @classmethod
+    def from_flats(
+        cls, step: int, shards: Sequence[Shard], flats: Sequence[np.ndarray], slots: Sequence[dict[str, np.ndarray]]
+    ) -> Snapshot:
+        """From the vectors and slots of all shards."""
+        trainable = [shard.trainable for shard in shards]
+        named = {name: packing.join(zip(trainable, (held[name] for held in slots), strict=True)) for name in slots[0]}
+        parameters = packing.join(zip(trainable, flats, strict=True))
+        state = packing.join(zip((shard.state for shard in shards), flats, strict=True))
+        loss, accuracy, _, _, bad = flats[0][shards[0].metrics_offset :][: len(METRICS)].tolist()
+        return cls(step, parameters, state, named, (loss, accuracy), int(bad))
+
+    def flat(self, shard: Shard, *, generation: int) -> np.ndarray:
+        return packing.to_flat(shard, self.parameters | self.state, generation=generation, step=self.step)
+
+    def slot(self, shard: Shard, name: str, fill: float) -> np.ndarray:
+        return packing.to_slot(shard, self.slots.get(name), fill)

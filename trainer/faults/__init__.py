@@ -1,0 +1,1 @@
+"""Problems, exit codes and failpoints."""

@@ -1,0 +1,1 @@
+"""Tasks as containers of a Docker engine."""

@@ -1,0 +1,48 @@
+"""The files of this host that a run reads: its tasks must see them in their containers too."""
+
+from __future__ import annotations
+
+import copy
+from glob import glob, has_magic
+from pathlib import Path
+from typing import Any
+
+from trainer.config.schema import RunConfig
+
+
+def with_absolute_paths(config: RunConfig) -> tuple[RunConfig, list[str]]:
+    """The config with the paths of what it reads made absolute, and the files and folders that hold it.
+
+    Those are the user's file, with what lies beside it; the checkpoint to start from; and options of the data that
+    are the path of a file, or a pattern of files.
+    """
+    config, inputs = copy.deepcopy(config), []
+    if config.user is not None:
+        config.user = str(Path(config.user).resolve())
+        inputs.append(str(Path(config.user).parent))
+    if config.resume not in ("auto", "never"):
+        config.resume = str(Path(config.resume).resolve())
+        inputs.append(config.resume)
+    for name, value in config.data.options.items():
+        if _is_input(value):
+            config.data.options[name] = str(Path(value).absolute())
+            inputs.append(_folder_of(config.data.options[name]) if has_magic(value) else config.data.options[name])
+    return config, [path for path in dict.fromkeys(inputs) if path != "/"]
+
+
+def _is_input(value: Any) -> bool:
+    if not isinstance(value, str) or not value:
+        return False
+    path = Path(value)
+    if path.is_absolute() and path.exists():
+        return True
+    is_name = path.suffix == "" and len(path.parts) == 1  # a key or a kind, whatever lies here under the same name
+    return not is_name and (path.is_file() or (has_magic(value) and bool(glob(value))))
+
+
+def _folder_of(pattern: str) -> str:
+    """The folder below which everything lies that a pattern matches."""
+    folder = Path(pattern).parent
+    while has_magic(str(folder)):
+        folder = folder.parent
+    return str(folder)

@@ -1,0 +1,65 @@
+"""Whom the tasks of containers are, and whom what they write belongs to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainer.config.schema import ConfigError, Problem
+from trainer.launch.containers.spec import NOBODY
+from trainer.plan.checks.containers import check_paths
+
+
+def user_of_tasks() -> tuple[int, int]:
+    """User and group of the tasks: the caller's, and never root."""
+    return (os.getuid(), os.getgid()) if os.getuid() else (NOBODY, NOBODY)
+
+
+def check_readable(inputs: Sequence[str]) -> None:
+    """Fails early where tasks cannot see what they read; where the caller is root, they may not read all that it does.
+
+    Args:
+        inputs: paths that tasks read.
+
+    Raises:
+        ConfigError: with the command that lets them.
+    """
+    problems = list(check_paths("launch", inputs))
+    if problems:
+        raise ConfigError(problems)
+    if os.getuid():
+        return
+    closed = [path for path in inputs if not _is_open(Path(path))]
+    if closed:
+        message = f"{', '.join(closed)} cannot be read by user {NOBODY}, whom the tasks are, as root starts them"
+        raise ConfigError([Problem("launch", message, f"type chmod -R o+rX {shlex.join(closed)}, or be another user")])
+
+
+def _is_open(path: Path) -> bool:
+    """Whether everybody may read it; what is not there is somebody else's problem."""
+    if not path.exists():
+        return True
+    needed = stat.S_IROTH | (stat.S_IXOTH if path.is_dir() else 0)
+    return path.stat().st_mode & needed == needed
+
+
+def lend(run: str) -> None:
+    """Gives a run directory of root's to the tasks' user."""
+    if os.getuid() == 0:
+        _change_owner(run, NOBODY, NOBODY)
+
+
+def give_back(run: str, owner: tuple[int, int]) -> None:
+    """Gives it, and what the tasks wrote, back to whom it was of."""
+    if os.getuid() == 0:
+        _change_owner(run, *owner)
+
+
+def _change_owner(run: str, user: int, group: int) -> None:
+    for path in [Path(run), *Path(run).rglob("*")]:
+        with contextlib.suppress(FileNotFoundError):
+            os.chown(path, user, group, follow_symlinks=False)

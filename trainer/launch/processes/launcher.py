@@ -1,0 +1,91 @@
+"""Runs a plan as processes on this machine."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+
+from trainer.config.schema import ConfigError, Problem, RunConfig, Wire
+from trainer.launch.fault_hooks import Injector
+from trainer.launch.processes.ports import HeldPorts
+from trainer.launch.processes.tasks import Tasks
+from trainer.launch.run import supervise
+from trainer.observe.machine import is_local
+from trainer.observe.peers import PeerError
+from trainer.plan import addresses
+from trainer.plan.plan import ANY_PORT, Plan, Task
+from trainer.plan.shared_memory import make_file
+from trainer.storage.run_directory import Lease, RunDirectory
+
+
+def run(
+    config: RunConfig,
+    plan: Plan,
+    directory: RunDirectory,
+    tasks: Tasks,
+    *,
+    started_at: float,
+    injector: Injector | None = None,
+) -> int:
+    """Starts the plan's tasks as processes, and sees to it that all of them end; returns as `supervise` does.
+
+    Args:
+        started_at: when the command was typed (Unix time, seconds).
+        injector: breaks things on purpose.
+
+    Raises:
+        ConfigError: if a task's address is of another machine.
+        PeerError: if a port that the config names is taken.
+    """
+    with Lease(directory), HeldPorts(2 * len(plan.tasks)) as held, ExitStack() as stack:
+        plan = _with_ports(plan, held)
+        if plan.wire == Wire.memory.value:
+            file = stack.enter_context(make_file(plan.shards, plan.intake, len(plan.workers)))
+            plan = replace(plan, memory=file)
+        return supervise(config, plan, directory, tasks, started_at=started_at, injector=injector)
+
+
+def _with_ports(plan: Plan, held: HeldPorts) -> Plan:
+    """Gives every task whose port is open a free one; those that the config names must be free, and of this machine.
+
+    Raises:
+        ConfigError: if an address is of another machine.
+        PeerError: if a port is taken.
+    """
+    free = iter(held.ports)
+    elsewhere = [task for task in plan.tasks if not is_local(addresses.host_of(_listens(task)))]
+    if elsewhere:
+        raise ConfigError([_elsewhere(task) for task in elsewhere])
+
+    def settle(address: str) -> str:
+        host, _, port = address.rpartition(":")
+        if port == str(ANY_PORT):
+            return f"{host}:{next(free)}"
+        try:
+            held.hold(int(port))
+        except OSError as error:
+            raise PeerError(
+                f"{address} is taken ({error.strerror}); stop what listens there, or choose another"
+            ) from error
+        return address
+
+    return replace(
+        plan,
+        tasks=tuple(
+            replace(task, address=settle(task.address) if task.address else "", control=settle(task.control))
+            for task in plan.tasks
+        ),
+    )
+
+
+def _listens(task: Task) -> str:
+    """Where a task listens: an evaluator, or a task alone, has its status page only."""
+    return task.address or task.control
+
+
+def _elsewhere(task: Task) -> Problem:
+    return Problem(
+        f"cluster.addresses.{task.job}[{task.index}]",
+        f"{_listens(task)} is not an address of this machine, where all tasks would start",
+        f"on the machine that has it, type the same command with job={task.job} task={task.index}",
+    )

@@ -1,0 +1,118 @@
+"""The launcher's side of the nursery: start tasks, signal them, hear of their ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from trainer.plan.environment import QUIET
+
+if TYPE_CHECKING:
+    from trainer.plan.description import Question
+
+REUSE_PORT = {"TF_GRPC_REUSE_PORT": "1"}  # the launcher holds the port
+
+
+class Tasks:
+    """A nursery and the tasks it started. Leaving the block ends whatever is left of them."""
+
+    def __init__(self, *, fork: bool = sys.platform != "darwin") -> None:
+        ours, theirs = socket.socketpair()
+        # What the nursery says: TensorFlow's greetings, and the reason if it ends.
+        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `__exit__`)
+        how = "fork" if fork else "plain"
+        self._control, self._pending = ours, b""
+        self._nursery = subprocess.Popen(
+            [sys.executable, "-m", "trainer.launch.processes.nursery", str(theirs.fileno()), how, str(os.getpid())],
+            env=os.environ | QUIET | REUSE_PORT | {"CUDA_VISIBLE_DEVICES": "-1"},
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stderr=self._complaints,
+            start_new_session=True,  # Ctrl-C reaches the launcher alone
+        )
+        theirs.close()
+        self._fork = fork
+
+    def __enter__(self) -> Tasks:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._control.close()  # the nursery kills its tasks and leaves
+        self._nursery.wait()
+        self._complaints.close()
+
+    def discard(self) -> None:
+        """Ends a nursery that nobody has used, even while it imports; nothing if it was told to end."""
+        if self._control.fileno() < 0:
+            return
+        self._nursery.kill()
+        self.__exit__(None, None, None)
+
+    def describe(self, question: Question) -> dict[str, Any]:
+        """Has a fork of the nursery build the model."""
+        self._ask({"do": "describe", "question": asdict(question)})
+        while True:
+            for event in self._receive(None):
+                if event["event"] == "described":
+                    return {key: value for key, value in event.items() if key != "event"}
+                if event["event"] == "exited" and event["name"] == "describe" and event["code"] != 0:
+                    return {"failure": f"describing the model ended with {event['code']}", "exit_code": 70}
+
+    @property
+    def can_describe(self) -> bool:
+        return self._fork
+
+    def start(self, name: str, *, run: str, environment: Mapping[str, str], log: str) -> None:
+        """Starts a task, e.g. "worker:3"; an event tells its process id."""
+        job, index = name.split(":")
+        request = {"name": name, "run": run, "job": job, "index": int(index), "log": log}
+        self._ask({"do": "start", **request, "environment": dict(environment)})
+
+    def signal(self, pid: int, number: int) -> None:
+        """Sends a signal to a task, unless it has ended."""
+        self._ask({"do": "signal", "pid": pid, "number": number})
+
+    def events(self, timeout_secs: float) -> list[dict[str, Any]]:
+        """What happened: {"event": "started" | "exited", "name", "pid", "code"}; waits for news at most so long.
+
+        Raises:
+            RuntimeError: if the nursery is gone.
+        """
+        return self._receive(timeout_secs)
+
+    def _ask(self, request: Mapping[str, Any]) -> None:
+        try:
+            self._control.sendall(json.dumps(request).encode() + b"\n")
+        except BrokenPipeError:
+            raise self._gone() from None
+
+    def _receive(self, timeout_secs: float | None) -> list[dict[str, Any]]:
+        selector = selectors.DefaultSelector()
+        selector.register(self._control, selectors.EVENT_READ)
+        if not selector.select(timeout_secs):
+            return []
+        try:
+            received = self._control.recv(1 << 20)
+        except ConnectionResetError:  # it ended before it had read our last request
+            received = b""
+        if not received:
+            raise self._gone()
+        *lines, self._pending = (self._pending + received).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def _gone(self) -> RuntimeError:
+        code = self._nursery.wait()
+        self._complaints.seek(0)
+        said = self._complaints.read().decode(errors="replace")[-2000:]
+        return RuntimeError(f"the process that starts tasks ended with code {code}:\n{said}")

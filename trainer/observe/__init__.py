@@ -1,0 +1,1 @@
+"""Who is up, and where time and operations went."""

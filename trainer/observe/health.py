@@ -1,0 +1,33 @@
+"""Whether the task of this container answers: what the image's HEALTHCHECK asks. Imports no TensorFlow."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import sys
+
+from trainer.plan.environment import CONTROL
+
+TIMEOUT_SECS = 4.0
+
+
+def is_healthy(control: str | None) -> bool:
+    """Whether a status page answers.
+
+    Args:
+        control: "host:port" of the page; none: the container is no task's, and has none.
+    """
+    if control is None:
+        return True
+    connection = http.client.HTTPConnection(control, timeout=TIMEOUT_SECS)
+    try:
+        connection.request("GET", "/status")
+        return connection.getresponse().status == http.client.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+if __name__ == "__main__":
+    sys.exit(not is_healthy(os.environ.get(CONTROL)))

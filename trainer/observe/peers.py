@@ -1,0 +1,116 @@
+"""Reading the status pages of other tasks, and the roll call that every task holds before its first session."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from trainer.observe.status import Status
+from trainer.plan.plan import Task
+
+REPORT_EVERY_SECS = 10.0
+POLL_SECS = 0.05
+ASKED_AT_ONCE = 32
+UNIX = "unix:"  # begins an address that is the path of a socket
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """To "unix:PATH"."""
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+    def __init__(self, control: str, *, timeout: float) -> None:
+        super().__init__("launcher", timeout=timeout)
+        self._path = control.removeprefix(UNIX)
+
+
+class PeerError(RuntimeError):
+    """Peers did not come up, or belong to another run."""
+
+
+def read_status(control: str, *, timeout_secs: float) -> dict[str, Any]:
+    """The status page at "host:port", or at "unix:PATH".
+
+    Raises:
+        OSError, ValueError: if nobody answers there, or something else does.
+    """
+    kind = _UnixConnection if control.startswith(UNIX) else http.client.HTTPConnection
+    connection = kind(control, timeout=timeout_secs)
+    try:
+        connection.request("GET", "/status")
+        page = json.loads(connection.getresponse().read())
+    except http.client.HTTPException as error:
+        raise ValueError(f"no status page answers: {error!r}") from error
+    except ValueError:  # no JSON, or no text at all
+        page = None
+    finally:
+        connection.close()
+    if not isinstance(page, dict) or "config_hash" not in page:
+        raise ValueError("another program answers")
+    return page
+
+
+def roll_call(
+    me: Status,
+    peers: Iterable[Task],
+    *,
+    until: str,
+    deadline_secs: float,
+    report: Callable[[str], None],
+    may_be_silent: bool = False,
+    now: Callable[[], float] = time.monotonic,
+) -> None:
+    """Waits until every peer is up, and says every ten seconds which ones are missing and why.
+
+    Args:
+        until: the field of a status page that says that a peer is up: `is_listening` or `is_ready`.
+        may_be_silent: a peer that listens and does not answer counts as up; it was heard before, and is busy.
+
+    Raises:
+        PeerError: at the deadline, or as soon as a peer of another run, config or TensorFlow answers.
+    """
+    missing = {peer.name: (peer, "not asked yet") for peer in peers}
+    began = reported = now()
+    asking = ThreadPoolExecutor(max_workers=ASKED_AT_ONCE, thread_name_prefix="roll call")  # a silent one takes seconds
+    while missing:
+        peers = [peer for peer, _ in missing.values()]
+        reasons = asking.map(lambda peer: _why_missing(me, peer, until, may_be_silent), peers)
+        missing = {peer.name: (peer, reason) for peer, reason in zip(peers, reasons, strict=True) if reason}
+        waited = now() - began
+        told = "; ".join(f"{name} at {peer.control}: {reason}" for name, (peer, reason) in missing.items())
+        if missing and waited > deadline_secs:
+            raise PeerError(f"missing after {waited:.0f} s: {told}")
+        if missing and now() - reported >= REPORT_EVERY_SECS:
+            report(f"waits {waited:.0f} s for {told}")
+            reported = now()
+        if missing:
+            time.sleep(POLL_SECS)
+
+
+def _why_missing(me: Status, peer: Task, until: str, may_be_silent: bool) -> str | None:
+    """None when a peer is up; else what keeps it, in words."""
+    try:
+        page = read_status(peer.control, timeout_secs=0.5 if may_be_silent else 2.0)
+    except socket.gaierror:
+        return "its host name does not resolve"
+    except ConnectionRefusedError:
+        return "connection refused, it has not started or is gone"
+    except TimeoutError:
+        return None if may_be_silent else "silent, it may be frozen or behind a firewall"
+    except (OSError, ValueError) as error:
+        return str(error)
+    for key, what in (("config_hash", "config"), ("tensorflow", "TensorFlow"), ("launch", "run")):
+        mine = getattr(me, key)
+        if page[key] and mine and page[key] != mine:
+            raise PeerError(f"{peer.name} at {peer.control} has another {what} ({page[key]}, here {mine})")
+    if (page["job"], page["index"]) != (peer.job, peer.index):
+        raise PeerError(f"{peer.control} is {page['job']}:{page['index']}, not {peer.name}")
+    return None if page[until] else f"starting ({page['state']})"

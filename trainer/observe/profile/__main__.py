@@ -1,0 +1,32 @@
+"""`python -m trainer.observe.profile RUN`: the trace and the table of a run without a launcher's summary."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainer.faults import exit_codes
+from trainer.observe.profile.merge import in_words, merge
+from trainer.storage.run_directory import RunDirectory
+
+
+def main(arguments: Sequence[str]) -> int:
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        print("usage: python -m trainer.observe.profile RUN, the directory of a run with profile=true", file=sys.stderr)
+        return exit_codes.CONFIG
+    directory = RunDirectory(Path(arguments[0]))
+    if not directory.profile.is_dir() or not directory.plan.is_file():
+        what = f"{directory.profile} and {directory.plan} are not both there"
+        print(f"{what}; name the directory of a run that was started with profile=true", file=sys.stderr)
+        return exit_codes.INPUT_MISSING
+    try:
+        print(in_words(merge(directory)))
+    except OSError as error:
+        print(f"{error.filename or directory.profile}: {error.strerror}", file=sys.stderr)
+        return exit_codes.STORAGE
+    return exit_codes.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

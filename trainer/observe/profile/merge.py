@@ -1,0 +1,34 @@
+"""From the files of all tasks to <run>/profile/trace.json and what the summary says."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from trainer.observe.profile import attempts, shares
+from trainer.observe.profile.trace import trace
+from trainer.storage.run_directory import RunDirectory, write_atomically
+
+
+def merge(directory: RunDirectory) -> dict[str, Any]:
+    """Writes the trace of a run, whether it ended or not; returns what its summary says of it.
+
+    Raises:
+        OSError: if the run has no plan, or the trace cannot be written.
+    """
+    plan, folder = directory.read_plan(), directory.profile
+    files = {
+        task.name: path.read_text(errors="replace")
+        for task in plan.trainers
+        if (path := folder / f"{task.job}-{task.index}.jsonl").exists()
+    }
+    profile = attempts.read(files, [task.name for task in plan.trainers])
+    folder.mkdir(exist_ok=True)
+    path = folder / "trace.json"
+    write_atomically(path, json.dumps(trace(profile.lives), separators=(",", ":")))
+    return shares.summarize(profile) | {"trace": str(path)}
+
+
+def in_words(summary: dict[str, Any]) -> str:
+    """The table, and where the trace is."""
+    return f"{shares.in_words(summary)}\n{summary['trace']}: open it in Perfetto, or in chrome://tracing"

@@ -1,0 +1,87 @@
+"""What a task measures of its steps, one JSON line a step, in <run>/profile/<task>.jsonl.
+
+{"task": "worker:1", "pid": 4711}                                  a life of the task begins
+{"offset_secs": 0.0003, "error_secs": 0.0005}                      to the chief's clock; the least error counts
+{"row": "replica", "step": 12, "began": 1767225600.25, ...}        a step of its own, or an update of its shard
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from typing import Any, TextIO
+
+from trainer.observe.profile import clock
+from trainer.observe.profile.stamps import Stamps
+from trainer.plan.plan import Task
+from trainer.storage.run_directory import RunDirectory
+
+STEPS = 1000  # of each life of a task, and of a shard there; then nothing more is written
+REPLICA, SHARD = "replica", "shard"
+
+
+class Recorder:
+    """Appends the steps of one life of a task, which may be in two threads; memory is not used up."""
+
+    def __init__(self, directory: RunDirectory, task: Task, chief: Task) -> None:
+        """Opens no file yet: under a scheduler the run directory is there when the chief has begun."""
+        self._directory, self._task, self._chief = directory, task, chief
+        self._file: TextIO | None = None
+        self._is_closed = False
+        self._left = {REPLICA: STEPS, SHARD: STEPS}
+        self._writing = threading.Lock()
+
+    def write(self, row: str, step: int, stamps: Stamps) -> None:
+        """Adds a step.
+
+        Args:
+            row: REPLICA or SHARD.
+            step: the update that it makes, or that its gradient is for.
+        """
+        with self._writing:
+            if self._left[row] == 0:
+                return
+            self._left[row] -= 1
+            if self._file is None and not self._is_closed:
+                self._open()
+            self._append({"row": row, "step": step, **stamps._asdict()})
+
+    def _open(self) -> None:
+        path = self._directory.profile / f"{self._task.job}-{self._task.index}.jsonl"
+        try:
+            if not self._directory.plan.exists():
+                raise FileNotFoundError(0, "no plan is there", str(self._directory.path))
+            path.parent.mkdir(exist_ok=True)
+            self._file = path.open("a", buffering=1)
+            self._file.write("\n" * (path.stat().st_size > 0))  # the life before may have ended within a line
+        except OSError as error:
+            self._fail(error)
+        self._append({"task": self._task.name, "pid": os.getpid()})
+        if self._file and self._task != self._chief:
+            arguments = (self._chief.control, self._tell_offset)
+            threading.Thread(target=clock.follow, args=arguments, name="clock", daemon=True).start()
+
+    def _tell_offset(self, offset: clock.Offset) -> None:
+        with self._writing:
+            self._append({"offset_secs": offset.secs, "error_secs": offset.error_secs})
+
+    def _append(self, line: dict[str, Any]) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.write(json.dumps(line, default=_plain) + "\n")
+        except OSError as error:
+            self._fail(error)
+
+    def _fail(self, error: OSError) -> None:
+        """A profile is not worth a run."""
+        print(
+            f"{self._task.name} is not profiled: {error.filename or self._directory.profile}: {error.strerror}",
+            flush=True,
+        )
+        self._file, self._is_closed = None, True
+
+
+def _plain(value: Any) -> Any:
+    return dict(value)  # a read-only mapping

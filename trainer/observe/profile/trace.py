@@ -1,0 +1,69 @@
+"""A profile as a Chrome trace: a process for each life of a task, a thread for its replica and one for its shard. Pure.
+
+The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from trainer.observe.profile.attempts import Life, Step
+from trainer.observe.profile.record import REPLICA, SHARD
+
+THREADS = {REPLICA: 1, SHARD: 2}
+WHOLE = {REPLICA: "step", SHARD: "update"}  # what a step of each row is called
+
+
+def trace(lives: Sequence[Life]) -> dict[str, Any]:
+    """The JSON object; times in it are microseconds from the first step of all."""
+    start = min((steps[0].began for life in lives for steps in life.rows.values()), default=0.0)
+    events = [event for pid, life in enumerate(lives, 1) for event in _process(pid, life, start)]
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"first_step_at": start}}
+
+
+def name_of(life: Life) -> str:
+    """The task, and which of its lives if it is not the first."""
+    return f"{life.task}, life {life.number + 1}" if life.number else life.task
+
+
+def _process(pid: int, life: Life, start: float) -> Iterator[dict[str, Any]]:
+    yield _named("process_name", pid, 0, name_of(life))
+    yield {"name": "process_sort_index", "ph": "M", "pid": pid, "tid": 0, "ts": 0, "args": {"sort_index": pid}}
+    for row, steps in sorted(life.rows.items()):
+        tid = THREADS.get(row, 3)
+        yield _named("thread_name", pid, tid, row)
+        for step in steps:
+            about: dict[str, Any] = {"step": step.number}
+            name = f"{WHOLE.get(row, row)} {step.number}"
+            yield _complete(name, row, pid, tid, step.began - start, step.ended - start, about)
+            for span in step.spans:
+                if span.ended > span.began:
+                    more = _waited_for(step) if span.name == "wait" else {}
+                    began, ended = span.began - start, span.ended - start
+                    yield _complete(span.name, row, pid, tid, began, ended, about | more)
+
+
+def _waited_for(step: Step) -> dict[str, Any]:
+    """Whose gradient came last, and when each came, from the first on."""
+    if not step.arrived:
+        return {}
+    first = min(step.arrived.values())
+    came = {worker: round(1000 * (at - first), 3) for worker, at in step.arrived.items()}
+    return {"last": max(came, key=came.__getitem__), "came_ms": came}
+
+
+def _complete(
+    name: str, row: str, pid: int, tid: int, began: float, ended: float, about: Mapping[str, Any]
+) -> dict[str, Any]:
+    """An event from a time to another, seconds. Both are rounded, not the duration: what nests still does."""
+    ts, end = _microseconds(began), _microseconds(ended)
+    return {"name": name, "cat": row, "ph": "X", "ts": ts, "dur": end - ts, "pid": pid, "tid": tid, "args": dict(about)}
+
+
+def _microseconds(secs: float) -> int:
+    return round(1e6 * secs)
+
+
+def _named(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": pid, "tid": tid, "ts": 0, "args": {"name": name}}

@@ -1,0 +1,1 @@
+"""Who runs where, decided before anything starts."""

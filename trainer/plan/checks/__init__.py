@@ -1,0 +1,1 @@
+"""What must hold between the keys of a config, and between a config and a machine."""

@@ -1,0 +1,49 @@
+"""Whether a machine has room for the tasks that would start on it. Pure: no TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainer.config.cluster_size import ClusterSize
+from trainer.config.schema import Problem, RunConfig
+from trainer.config.words import count
+from trainer.plan.devices import Machine, is_here, tasks_of
+
+TASKS_OF_A_CORE = 64
+FILES, FILES_OF_A_TASK = 32, 3  # open in the launcher: for each task two ports that it holds, and a page it reads
+ENOUGH_FILES = 1024
+THREADS_OF_A_TASK = 50  # 52 to 72 were counted
+
+
+def check(config: RunConfig, machine: Machine) -> Iterator[Problem]:
+    """Yields what this machine has too little of for a config's tasks."""
+    tasks = tasks_of(config.cluster)
+    here = sum(is_here(config, *task) for task in tasks)
+    yield from _check_cores(config, machine, here)
+    files = FILES + FILES_OF_A_TASK * len(tasks)  # also in a task: it may talk to all others
+    if machine.files is not None and files > machine.files:
+        yield Problem(
+            "ulimit -n",
+            f"a process may open {machine.files} files, and {count(len(tasks), 'task')} need about {files}",
+            f"type ulimit -n {max(files, ENOUGH_FILES)}, or choose a smaller cluster=",
+        )
+    threads = THREADS_OF_A_TASK * here
+    if machine.threads is not None and threads > machine.threads:
+        yield Problem(
+            "ulimit -u",
+            f"{count(machine.threads, 'thread')} may run here, and {count(here, 'task')} have about {threads:,}",
+            f"choose a smaller cluster=, or allow more: ulimit -u {threads}, docker run --pids-limit {threads}, "
+            f"sysctl kernel.pid_max={threads}",
+        )
+
+
+def _check_cores(config: RunConfig, machine: Machine, here: int) -> Iterator[Problem]:
+    cluster, most = config.cluster, TASKS_OF_A_CORE * machine.cores
+    if here > most and not cluster.addresses:
+        smaller = ClusterSize(min(cluster.ps, machine.cores), 2 * machine.cores, min(cluster.evaluator, 1))
+        yield Problem(
+            "cluster",
+            f"cluster={cluster.name} is {count(here, 'task')} on {count(machine.cores, 'core')}; this machine starts "
+            f"{most:,} at most, {TASKS_OF_A_CORE} a core",
+            f"e.g. cluster={smaller}; for tasks on several machines give cluster.addresses",
+        )

@@ -1,0 +1,68 @@
+"""What is wrong with a config whose tasks are containers. Pure, but for looking whether a path is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePath
+
+from trainer.config.schema import Launch, Mode, Problem, RunConfig
+from trainer.plan.checks.devices import check_keys
+
+MODES = (Mode.train, Mode.render, Mode.plan)
+TMP = PurePath("/tmp")  # memory in a container; what lies below can be shown
+OWN_PATHS = (
+    TMP,
+    *map(PurePath, ("/opt/libraries", "/opt/trainer", "/trainer", "/usr", "/etc", "/proc", "/sys", "/dev")),
+)
+LEAST_MIB = 512  # of a task: TensorFlow alone takes 400
+
+
+def check(config: RunConfig) -> Iterator[Problem]:
+    """Yields everything wrong with how containers are asked for."""
+    if config.launch is Launch.docker:
+        yield from _check_launch(config)
+    if config.launch is Launch.docker or config.mode is Mode.render:
+        yield from _check_mounts(config)
+    if config.mode is Mode.render and config.cluster.addresses and not config.cluster.hosts:
+        message = "a rendered run finds its own addresses"
+        yield Problem(
+            "cluster.addresses", message, "leave it out, or give the machines: cluster.hosts=[10.0.0.1,10.0.0.2]"
+        )
+    yield from check_keys(config.cluster, "container.memory_mib", config.container.memory_mib, least=LEAST_MIB)
+    yield from check_keys(config.cluster, "container.cpus", config.container.cpus, least=0.1)
+
+
+def _check_launch(config: RunConfig) -> Iterator[Problem]:
+    key, instead = "launch", "leave launch=docker out"
+    if config.mode not in MODES:
+        yield Problem(key, f"mode={config.mode.value} runs processes of this machine", instead)
+    if config.job is not None:
+        yield Problem(key, f"this process is to play {config.job}:{config.task}, and starts no other", instead)
+    elif config.cluster.addresses:
+        message = "containers have a network of their own, and cluster.addresses says where tasks listen"
+        yield Problem(key, message, "leave out one of the two")
+
+
+def _check_mounts(config: RunConfig) -> Iterator[Problem]:
+    for path in config.container.mounts:
+        if not Path(path).is_absolute() or ".." in Path(path).parts:
+            message = f"{path!r} is not the absolute path of a file or directory"
+            yield Problem("container.mounts", message, f"e.g. container.mounts=[{Path(path).absolute()}]")
+        elif not Path(path).exists():
+            yield Problem("container.mounts", f"{path} is not there", "give a path of this machine")
+    yield from check_paths("container.mounts", config.container.mounts)
+
+
+def check_paths(key: str, paths: Iterable[str]) -> Iterator[Problem]:
+    """Yields a problem for every path that would hide what a container has there itself.
+
+    Args:
+        paths: of the host, which containers see under the same names.
+    """
+    for path in map(PurePath, paths):
+        hidden = [
+            own for own in OWN_PATHS if path == own or path in own.parents or (own in path.parents and own != TMP)
+        ]
+        if hidden:
+            message = f"{path} would hide {hidden[0]}, which a container has of its own"
+            yield Problem(key, message, "put what tasks read into a folder of its own, e.g. below /data")

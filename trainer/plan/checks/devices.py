@@ -1,0 +1,221 @@
+"""What is wrong with `device:` of a config, and with `restart.max_of`, which names tasks in the same way. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from trainer.config.schema import ClusterConfig, DeviceConfig, Problem, RunConfig
+from trainer.plan.checks import gpu_memory
+from trainer.plan.devices import GPU, JOBS, Machine, is_here, key_of, of_task, tasks_of, uses
+
+BY_TASK = (
+    "gpus",
+    "memory_fraction",
+    "memory_mib",
+    "growth",
+    "intra_op_threads",
+    "inter_op_threads",
+    "soft_placement",
+)
+MEMORY = ("memory_fraction", "memory_mib", "growth")  # one of them at most
+LEAST = {  # what a number must be at least, and why
+    "memory_mib": (1, "a task takes at least 1 MiB"),
+    "intra_op_threads": (1, "an operation needs a thread"),
+    "inter_op_threads": (2, "1 deadlocks a server that waits in queues"),
+}
+MAX_CPUS = 64
+NAME = re.compile(r"/(cpu|gpu):(0|[1-9]\d{0,3})", re.ASCII)
+
+
+def check(config: RunConfig, machine: Machine) -> Iterator[Problem]:
+    """Yields everything wrong with a config's devices, as far as this machine and the config can tell."""
+    device = config.device
+    yield from _check_keys(config)
+    numbers = [*_check_numbers(device), *_check_indices(device)]
+    yield from numbers
+    yield from _check_there(config, machine)
+    yield from _check_memory_keys(config)
+    if not numbers:  # their sums would say the same once more
+        yield from gpu_memory.check(config, machine)
+    yield from _check_names(device)
+    yield from _check_seen(config)
+    if device.layers and config.train.jit:
+        message = "a step that is compiled as a whole runs on one device, and train.jit=true compiles it"
+        yield Problem("device.layers", message, "leave out one of the two")
+
+
+def _check_keys(config: RunConfig) -> Iterator[Problem]:
+    """Keys of the mappings must be jobs or tasks of the cluster."""
+    for setting, key, value in _entries(config.device, BY_TASK):
+        yield from _check_key(config.cluster, f"device.{setting}", key, value)
+
+
+def _check_key(cluster: ClusterConfig, mapping: str, key: str, value: Any) -> Iterator[Problem]:
+    """The key of an entry must be a job or a task of the cluster."""
+    sizes = {job: getattr(cluster, job) for job in JOBS if getattr(cluster, job)}
+    if key in {*sizes, *(f"{job}:{index}" for job, index in tasks_of(cluster))}:
+        return
+    there = ", ".join(job + (f" ({job}:0)" if size == 1 else f" ({job}:0..{size - 1})") for job, size in sizes.items())
+    message = f"{key!r} is no job or task of the cluster; there are {there}"
+    job, _, index = key.partition(":")
+    if job in JOBS and job not in sizes:
+        yield Problem(f"{mapping}.{key}", message, f"leave it out, or choose a cluster with {job} tasks")
+        return
+    near = (difflib.get_close_matches(job, sizes, n=1) or ["worker"])[0]
+    if index.isascii() and index.isdigit():
+        near = f"{near}:{min(int(index), sizes[near] - 1)}"
+    yield Problem(f"{mapping}.{key}", message, f"e.g. {_assignment(mapping, near, value)}")
+
+
+def check_keys(cluster: ClusterConfig, mapping: str, given: Mapping[str, float], *, least: float) -> Iterator[Problem]:
+    """Yields what is wrong with another mapping by job or task, whose values are numbers."""
+    for key, value in given.items():
+        yield from _check_key(cluster, mapping, key, value)
+        if not least <= value < math.inf:
+            message = f"{value} is out of range; it must be at least {least}"
+            yield Problem(f"{mapping}.{key}", message, f"e.g. {_assignment(mapping, key, least)}")
+
+
+def check_restarts(config: RunConfig) -> Iterator[Problem]:
+    """Yields what is wrong with `restart.max_of`: its keys are of the kind that those of `device` are."""
+    mapping = "restart.max_of"
+    for key, value in config.restart.max_of.items():
+        yield from _check_key(config.cluster, mapping, key, value)
+        if value < 0:
+            message = f"{value} is out of range; it must be at least 0, for a task that is never started again"
+            yield Problem(f"{mapping}.{key}", message, f"e.g. {_assignment(mapping, key, 0)}")
+
+
+def _check_numbers(device: DeviceConfig) -> Iterator[Problem]:
+    for setting, key, value in _entries(device, ("memory_fraction",)):
+        if not 0 < value <= 1:
+            yield Problem(
+                f"device.{setting}.{key}", f"{value:g} is not in (0, 1]", "two tasks that share one GPU want 0.45 each"
+            )
+    for setting, key, value in _entries(device, LEAST):
+        least, why = LEAST[setting]
+        if value < least:
+            message = f"{value} is out of range; it must be at least {least}: {why}"
+            yield Problem(f"device.{setting}.{key}", message, f"e.g. {_typed(setting, key, least)}")
+
+
+def _check_indices(device: DeviceConfig) -> Iterator[Problem]:
+    for setting, key, gpus in _entries(device, ("gpus",)):
+        listed = list(dict.fromkeys(gpus))
+        for gpu in listed:
+            if gpu < 0:
+                message = f"{gpu} is no GPU; they are counted from 0"
+                yield Problem(f"device.{setting}.{key}", message, f"e.g. {_typed(setting, key, [0])}")
+            elif gpus.count(gpu) > 1:
+                message = f"GPU {gpu} is listed twice in {_text(gpus)}"
+                yield Problem(f"device.{setting}.{key}", message, f"type {_typed(setting, key, listed)}")
+
+
+def _check_there(config: RunConfig, machine: Machine) -> Iterator[Problem]:
+    """GPUs of the tasks of this machine; of other machines nothing is known here."""
+    here = [task for task in tasks_of(config.cluster) if is_here(config, *task)]
+    for gpu in sorted({gpu for task in here for gpu in of_task(config.device.gpus, *task) or ()}):
+        if gpu >= machine.gpus:
+            there = "GPU 0" if machine.gpus == 1 else f"GPUs 0..{machine.gpus - 1}" if machine.gpus else "no GPU"
+            message = f"GPU {gpu} is not there; this machine has {there}"
+            yield Problem(
+                "device.gpus",
+                message,
+                f"choose from {there}" if machine.gpus else "type device=cpu, or leave device.gpus out",
+            )
+
+
+def _check_memory_keys(config: RunConfig) -> Iterator[Problem]:
+    """A setting of GPU memory needs a GPU, and a task has one such setting at most."""
+    device, tasks = config.device, tasks_of(config.cluster)
+    for setting, key, value in _entries(device, MEMORY):
+        meant = [task for task in tasks if key in (task[0], f"{task[0]}:{task[1]}")]
+        if meant and value is not False and not any(of_task(device.gpus, *task) for task in meant):
+            yield Problem(f"device.{setting}.{key}", "it sees no GPU", f"add {_typed('gpus', key, [0])}")
+    told = set()
+    for job, index in tasks:
+        keys = {name: key_of(getattr(device, name), job, index) for name in MEMORY}
+        given = [
+            f"device.{name}.{key}" for name, key in keys.items() if key and getattr(device, name)[key] is not False
+        ]
+        if len(given) > 1 and tuple(given) not in told:
+            told.add(tuple(given))
+            yield Problem(
+                given[0],
+                f"{job}:{index} has {' and '.join(given[1:])} as well; a task takes a share of a GPU's memory, so many "
+                "MiB of it, or what it needs as it grows",
+                "leave all out but one",
+            )
+
+
+def _check_names(device: DeviceConfig) -> Iterator[Problem]:
+    """Devices inside a task are written in one form, and a replica has one to itself."""
+    named = [("device.replicas", name) for name in dict.fromkeys(device.replicas)]
+    named += [("device.parameters", device.parameters)]
+    named += [(f"device.layers.{pattern}", name) for pattern, name in device.layers.items()]
+    for key, name in named:
+        match = NAME.fullmatch(name)
+        if match is None:
+            remedy = f"write {_nearest(name)}"
+            yield Problem(key, f"{name!r} is no device; there are /cpu:0, /cpu:1, ... and /gpu:0, /gpu:1, ...", remedy)
+        elif match[1] == "cpu" and int(match[2]) >= MAX_CPUS:
+            message = f"{name} is out of range; a task has /cpu:0 to /cpu:{MAX_CPUS - 1}"
+            yield Problem(key, message, f"e.g. /cpu:{MAX_CPUS - 1}")
+    for name in dict.fromkeys(device.replicas):
+        if device.replicas.count(name) > 1:
+            remedy = f"type device.replicas={_text(list(dict.fromkeys(device.replicas)))}"
+            yield Problem("device.replicas", f"{name} is listed twice; a device holds one replica of a task", remedy)
+
+
+def _check_seen(config: RunConfig) -> Iterator[Problem]:
+    """Every /gpu:N must be one of those that the task sees; N counts them from 0, whatever their index on the host."""
+    told = set()
+    for job, index in tasks_of(config.cluster):
+        gpus = list(of_task(config.device.gpus, job, index) or ())
+        for key, names in uses(config, job, index).items():
+            for name in names:
+                number = int(name.removeprefix(GPU)) if name.startswith(GPU) and NAME.fullmatch(name) else -1
+                if number >= len(gpus) and (key, name) not in told:
+                    told.add((key, name))
+                    yield Problem(
+                        key, f"{name} is not there: {job}:{index} sees {_seen(gpus)}", _more(config, job, index, number)
+                    )
+
+
+def _seen(gpus: list[int]) -> str:
+    return f"{len(gpus)} GPU{'s' * (len(gpus) > 1)} ({', '.join(map(str, gpus))})" if gpus else "no GPU"
+
+
+def _more(config: RunConfig, job: str, index: int, number: int) -> str:
+    """The override with which a task sees the GPU of a number too."""
+    gpus = list(of_task(config.device.gpus, job, index) or ())
+    free = [gpu for gpu in range(len(gpus) + number + 1) if gpu not in gpus]
+    return "add " + _typed("gpus", key_of(config.device.gpus, job, index) or job, gpus + free[: number + 1 - len(gpus)])
+
+
+def _nearest(name: str) -> str:
+    """The device that was probably meant: `device:CPU:1`, `gpu1`, `/GPU:0`."""
+    match = re.search(r"(cpu|gpu)\D*(\d{0,4})$", name, re.ASCII | re.IGNORECASE)
+    return f"/{match[1].lower()}:{int(match[2] or 0)}" if match else "/cpu:0"
+
+
+def _entries(device: DeviceConfig, settings: Iterable[str]) -> list[tuple[str, str, Any]]:
+    return [(setting, key, value) for setting in settings for key, value in getattr(device, setting).items()]
+
+
+def _typed(setting: str, key: str, value: Any) -> str:
+    return _assignment(f"device.{setting}", key, value)
+
+
+def _assignment(mapping: str, key: str, value: Any) -> str:
+    """An entry of a mapping as it is typed in a shell; Hydra takes a bare : for the end of the key."""
+    escaped = key.replace(":", "\\:")
+    return f"'{mapping}={{{escaped}:{_text(value)}}}'"
+
+
+def _text(value: Any) -> str:
+    return str(value).replace(" ", "").replace("'", "").lower()

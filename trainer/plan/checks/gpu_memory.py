@@ -1,0 +1,130 @@
+"""Whether the tasks that share a GPU fit into its memory. Pure: no TensorFlow.
+
+A GPU is one of a host; tasks are on one host when their addresses name the same one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from trainer.config.schema import Problem, RunConfig
+from trainer.plan.devices import THIS_HOST, Machine, host_of, is_here, of_task, tasks_of
+
+FITS = 1 + 1e-9  # 0.1 + 0.2 + 0.7 is a little more than 1
+
+
+class Share(NamedTuple):
+    """What one task takes of a GPU's memory; none of the three: TensorFlow's default, nearly all that is free."""
+
+    task: str
+    fraction: float | None
+    mib: int | None
+    growth: bool
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing was said of it."""
+        return self.fraction is None and self.mib is None and not self.growth
+
+
+class SharedGpu(NamedTuple):
+    """One GPU and the tasks that see it."""
+
+    name: str  # GPU 0, or GPU 0 of 10.0.0.2
+    mib: int | None  # all of its memory, where known
+    shares: Sequence[Share]
+
+
+def check(config: RunConfig, machine: Machine) -> Iterator[Problem]:
+    """Yields a problem for every GPU whose tasks cannot all have the memory they take."""
+    for gpu in _shared(config, machine):
+        undecided = [share.task for share in gpu.shares if share.is_open]
+        if len(undecided) > 1:
+            yield Problem(
+                "device.memory_fraction",
+                f"{_list(undecided)} share {gpu.name}, and the first of them would take nearly all of its memory",
+                f"add 'device.memory_fraction={_each(undecided, math.floor(90 / len(gpu.shares)) / 100)}'",
+            )
+        problem = _too_much(gpu)
+        if problem is not None:
+            yield problem
+
+
+def warnings(config: RunConfig, machine: Machine) -> Iterator[Problem]:
+    """Yields one for every GPU where it depends on who comes first how much memory a task has."""
+    for gpu in _shared(config, machine):
+        loose = [share.task for share in gpu.shares if share.is_open or share.growth]
+        if loose and len(gpu.shares) > 1:
+            takes = "takes what it finds" if len(loose) == 1 else "take what they find"
+            message = f"{gpu.name} is shared by {len(gpu.shares)} tasks, and {_list(loose)} {takes}"
+            yield Problem(
+                "device.memory_fraction", message, "a memory_fraction or memory_mib for each keeps them apart"
+            )
+
+
+def _too_much(gpu: SharedGpu) -> Problem | None:
+    fractions = [share.fraction for share in gpu.shares if share.fraction is not None]
+    mibs = [share.mib for share in gpu.shares if share.mib is not None]
+    of_mibs = sum(mibs) / gpu.mib if gpu.mib else 0.0
+    if sum(fractions) + of_mibs <= FITS:
+        return None
+    count = len(fractions) + len(mibs)
+    if gpu.mib is None or not mibs:
+        return Problem(
+            "device.memory_fraction",
+            f"the tasks on {gpu.name} take {_terms(fractions)} = {sum(fractions):g} > 1 of its memory",
+            f"give each at most {math.floor(100 / count) / 100:g}",
+        )
+    terms = " + ".join(filter(None, [_terms(fractions, f" x {gpu.mib}"), _terms(mibs)]))
+    return Problem(
+        "device.memory_mib",
+        f"the tasks on {gpu.name} take {terms} = {sum(fractions) * gpu.mib + sum(mibs):.0f} MiB, and it has {gpu.mib}",
+        f"give each at most {gpu.mib // count} MiB",
+    )
+
+
+def _shared(config: RunConfig, machine: Machine) -> list[SharedGpu]:
+    """Every GPU that a task sees, by host and index."""
+    device = config.device
+    tasks: dict[tuple[str, int], list[tuple[str, int]]] = {}
+    for task in tasks_of(config.cluster):
+        for gpu in set(of_task(device.gpus, *task) or ()):
+            tasks.setdefault((host_of(config.cluster, *task), gpu), []).append(task)
+    return [
+        SharedGpu(
+            f"GPU {gpu}" if host == THIS_HOST else f"GPU {gpu} of {host}",
+            machine.gpu_mib[gpu] if is_here(config, *seen_by[0]) and 0 <= gpu < len(machine.gpu_mib) else None,
+            [
+                Share(
+                    f"{job}:{index}",
+                    of_task(device.memory_fraction, job, index),
+                    of_task(device.memory_mib, job, index),
+                    bool(of_task(device.growth, job, index)),
+                )
+                for job, index in seen_by
+            ],
+        )
+        for (host, gpu), seen_by in sorted(tasks.items())
+    ]
+
+
+def _terms(sizes: Sequence[float], unit: str = "") -> str:
+    """The terms of a sum, equal ones as one product: 2 x 0.4 + 0.1."""
+    return " + ".join(
+        f"{count} x {size:.10g}{unit}" if count > 1 else f"{size:.10g}{unit}" for size, count in Counter(sizes).items()
+    )
+
+
+def _list(tasks: Sequence[str]) -> str:
+    if len(tasks) > 4:
+        return f"{', '.join(tasks[:3])} and {len(tasks) - 3} more"
+    return " and ".join(filter(None, [", ".join(tasks[:-1]), tasks[-1]]))
+
+
+def _each(tasks: Sequence[str], fraction: float) -> str:
+    """By job: what is said of a job holds for every task of it without an entry of its own."""
+    jobs = dict.fromkeys(task.partition(":")[0] for task in tasks)
+    return "{" + ",".join(f"{job}:{fraction:g}" for job in jobs) + "}"

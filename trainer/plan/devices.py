@@ -1,0 +1,123 @@
+"""What every task may use of its machine: GPUs, memory, threads, logical CPUs, and where its replicas are.
+
+Pure: no TensorFlow. `checks.py` says what is wrong with a config's devices; `memory.py` adds up what tasks
+that share a GPU take.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainer.config.schema import ClusterConfig, Mode, RunConfig
+from trainer.plan import addresses
+
+JOBS = ("ps", "worker", "evaluator")
+THIS_HOST = "127.0.0.1"  # of tasks without an address
+CPU, GPU = "/cpu:", "/gpu:"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the tasks of this machine share; None: not known, or no limit."""
+
+    cores: int
+    gpus: int
+    gpu_mib: tuple[int, ...] = ()  # memory of each GPU; empty: not known
+    files: int | None = None  # that a process may have open
+    threads: int | None = None  # that may run
+    libraries: Mapping[str, str] = field(default_factory=dict)  # installed version by distribution
+
+
+def tasks_of(cluster: ClusterConfig) -> list[tuple[str, int]]:
+    """(job, index) of every task, in the plan's order."""
+    return [(job, index) for job in JOBS for index in range(getattr(cluster, job))]
+
+
+def of_task(setting: Mapping[str, Any], job: str, index: int) -> Any:
+    """What a mapping says of a task: its own entry before its job's; None if neither is there."""
+    key = key_of(setting, job, index)
+    return None if key is None else setting[key]
+
+
+def key_of(setting: Mapping[str, Any], job: str, index: int) -> str | None:
+    """The entry of a mapping that holds for a task."""
+    return next((key for key in (f"{job}:{index}", job) if key in setting), None)
+
+
+def host_of(cluster: ClusterConfig, job: str, index: int) -> str:
+    """The host a task runs on, as the cluster's addresses name it."""
+    listed = cluster.addresses.get(job, [])
+    host = addresses.host_of(listed[index]) if index < len(listed) else THIS_HOST
+    return THIS_HOST if host in ("localhost", "::1") else host
+
+
+def is_here(config: RunConfig, job: str, index: int) -> bool:
+    """Whether a task runs on this machine, as far as the config can tell."""
+    host = host_of(config.cluster, job, index)
+    if config.job is not None:
+        return host == host_of(config.cluster, config.job, config.task or 0)
+    if config.mode is Mode.render:  # for whatever machine it is started on
+        return False
+    # The launcher starts every task here and refuses addresses of other machines; a plan may be of machines elsewhere.
+    return host == THIS_HOST or config.mode in (Mode.train, Mode.chaos)
+
+
+def for_tasks(config: RunConfig, machine: Machine) -> dict[tuple[str, int], dict[str, Any]]:
+    """What each task may use, by the names of `Task`'s fields; by (job, index)."""
+    tasks = list(tasks_of(config.cluster))
+    alike = Counter((job, host_of(config.cluster, job, index)) for job, index in tasks)  # of one job, on one host
+    return {
+        (job, index): _for_task(config, machine.cores // alike[job, host_of(config.cluster, job, index)], job, index)
+        for job, index in tasks
+    }
+
+
+def _for_task(config: RunConfig, cores: int, job: str, index: int) -> dict[str, Any]:
+    """What one task may use.
+
+    Args:
+        cores: of the machine, for each task of this job on its host: a ps updates while the workers wait for it.
+    """
+    device = config.device
+    gpus = tuple(of_task(device.gpus, job, index) or ())
+    replicas = replicas_of(config, job, index)
+    threads = 1 if job == "evaluator" else max(1, cores // max(1, len(replicas)))  # an evaluator has time
+    used = [name for names in uses(config, job, index).values() for name in names]
+    cpus = [int(name.removeprefix(CPU)) for name in used if name.startswith(CPU)]
+    return {
+        "gpus": gpus,
+        "memory_fraction": of_task(device.memory_fraction, job, index),
+        "memory_mib": of_task(device.memory_mib, job, index),
+        "growth": bool(of_task(device.growth, job, index)),
+        "intra_op_threads": of_task(device.intra_op_threads, job, index) or threads,
+        # Replicas wait in queues side by side, each holding a thread.
+        "inter_op_threads": of_task(device.inter_op_threads, job, index) or max(2, len(replicas)),
+        "soft_placement": of_task(device.soft_placement, job, index) is not False,
+        "cpus": 1 + max(cpus, default=0),
+        "replicas": replicas,
+    }
+
+
+def replicas_of(config: RunConfig, job: str, index: int) -> tuple[str, ...]:
+    """Devices of a task's replicas; only workers have any."""
+    if job != "worker":
+        return ()
+    return tuple(config.device.replicas) or (f"{GPU}0" if of_task(config.device.gpus, job, index) else f"{CPU}0",)
+
+
+def holds_parameters(config: RunConfig, job: str) -> bool:
+    """Whether the tasks of a job hold parameters: those of ps where there are any, else those of worker."""
+    return job == ("ps" if config.cluster.ps else "worker")
+
+
+def uses(config: RunConfig, job: str, index: int) -> dict[str, tuple[str, ...]]:
+    """Devices a task needs, by the key that names them."""
+    device = config.device
+    return {
+        "device.replicas": replicas_of(config, job, index),
+        "device.parameters": (device.parameters,) if holds_parameters(config, job) else (),
+        "device.layers": tuple(device.layers.values()) if job == "worker" else (),
+    }

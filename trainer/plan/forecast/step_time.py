@@ -1,0 +1,327 @@
+"""How long a step of a plan will take, why, and with how many ps it would be shortest. Pure: no TensorFlow.
+
+A step is computing, moving vectors, updating, and waiting, one after the other; each part takes as long as it does on
+the machine that has most of it to do:
+
+    part on a machine = max(seconds of CPU of its tasks / its cores, seconds of its slowest task)
+
+An update is thought to be on one thread. It has more where a host has more cores, but on steps that were measured the
+other errors of the sum are then larger by more than what is won. Where each gradient is an update of its own, it takes
+as long as the slowest of machine, workers, host and link does for it.
+
+What a part costs in seconds of CPU is in `costs.py`. Between machines the wire takes at least as long as the fullest
+link does for its bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from trainer.config.cluster_size import ClusterSize
+from trainer.config.schema import ConfigError, OptimizerConfig, PlanConfig, RunConfig
+from trainer.config.slots import slots
+from trainer.plan import addresses
+from trainer.plan.description import Description
+from trainer.plan.devices import Machine
+from trainer.plan.forecast import costs, traffic
+from trainer.plan.forecast.costs import Work
+from trainer.plan.forecast.traffic import Message
+from trainer.plan.plan import Plan, Task, make_plan
+from trainer.workload.models.flops import BACKWARD
+
+COMPUTE, WIRE, UPDATE = "compute", "wire", "update"
+USUAL_GBPS = 10.0  # of a link between two machines of which nothing is said
+LATENCY_SECS = 1e-4  # from one machine to another, once each way
+NEARLY = 1.02  # so much longer is as good
+PS_AT_MOST = 16  # that are looked at
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a plan does not say of its steps."""
+
+    flops: int  # of one example, forward and backward
+    uncounted: tuple[str, ...]  # layers that `flops` lacks
+    layers: int
+    slots: int  # vectors that the optimizer keeps beside the parameters
+    is_clipped: bool
+    cores: int  # of every machine
+    example_ms: float | None = None  # measured: of one example on one core, or on the replica's GPU
+    link_gbps: float | None = None  # between machines
+
+    @classmethod
+    def of(cls, description: Description, optimizer: OptimizerConfig, plan: PlanConfig, *, cores: int) -> Workload:
+        return cls(
+            flops=(1 + BACKWARD) * description.flops,
+            uncounted=description.uncounted,
+            layers=len(description.layers),
+            slots=len(slots(optimizer)),
+            is_clipped=optimizer.clip_norm is not None,
+            cores=cores,
+            example_ms=plan.example_ms,
+            link_gbps=plan.link_gbps,
+        )
+
+
+class Parts(NamedTuple):
+    """Seconds of one update."""
+
+    compute: float
+    wire: float
+    update: float
+    wait: float
+
+    @property
+    def total(self) -> float:
+        return sum(self)
+
+    @property
+    def longest(self) -> str:
+        return max(zip(self, self._fields, strict=True))[1]
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What is expected of a plan."""
+
+    parts: Parts
+    examples: int  # of one update
+    best: tuple[tuple[int, float], ...] = ()  # (ps, seconds of a step) of every number that was looked at
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "step_ms": _ms(self.parts.total),
+            "parts_ms": {name: _ms(secs) for name, secs in self.parts._asdict().items()},
+            "limits": self.parts.longest,
+            "best_ps": self.best_ps,
+            "step_ms_by_ps": {ps: _ms(secs) for ps, secs in self.best},
+            "fitted_on": costs.FITTED_ON,
+            "cpu_error": costs.ERROR,
+            "step_error": costs.STEP_ERROR,
+        }
+
+    @property
+    def best_ps(self) -> int | None:
+        """The smallest number of ps with which a step takes nearly as little as with any."""
+        least = min((secs for _, secs in self.best), default=0.0)
+        return next((ps for ps, secs in self.best if secs <= NEARLY * least), None)
+
+
+class Unknown(NamedTuple):
+    """Why nothing can be expected."""
+
+    reason: str
+    remedy: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"unknown": self.reason}
+
+
+def _ms(secs: float) -> float:
+    return round(1000 * secs, 3)
+
+
+def forecast(plan: Plan, workload: Workload, others: Iterable[Plan] = ()) -> Forecast | Unknown:
+    """What to expect of a plan.
+
+    Args:
+        others: the same with other numbers of ps.
+    """
+    unknown = _unknown(plan, workload)
+    if unknown is not None:
+        return unknown
+    best = [(sum(task.job == "ps" for task in one.tasks), parts_of(one, workload).total) for one in others]
+    return Forecast(parts_of(plan, workload), plan.update_batch, tuple(best))
+
+
+def expect(
+    config: RunConfig, plan: Plan, description: Description, machine: Machine
+) -> tuple[Forecast | Unknown, Workload]:
+    """The same, with the plans of other numbers of ps, from what a plan is made of; and the workload it is of."""
+    workload = Workload.of(description, config.optimizer, config.plan, cores=machine.cores)
+    return forecast(plan, workload, _with_other_ps(config, description, machine)), workload
+
+
+def _with_other_ps(config: RunConfig, description: Description, machine: Machine) -> Iterator[Plan]:
+    """Plans with 1 ps, 2 ps and so on, up to as many as there are workers, or addresses for ps."""
+    cluster = config.cluster
+    most = len(cluster.addresses["ps"]) if cluster.addresses else min(PS_AT_MOST, max(cluster.ps, cluster.worker))
+    for ps in range(1, most + 1) if cluster.ps else ():
+        other = copy.deepcopy(config)
+        other.cluster.ps, other.cluster.name = ps, str(ClusterSize(ps, cluster.worker, cluster.evaluator))
+        if cluster.addresses:
+            other.cluster.addresses["ps"] = cluster.addresses["ps"][:ps]
+        with contextlib.suppress(ConfigError):  # a pin names a shard that this one would not have
+            yield make_plan(other, description, machine)
+
+
+def _unknown(plan: Plan, workload: Workload) -> Unknown | None:
+    measure = "train a few steps, and give plan.example_ms: milliseconds of one example's forward and backward pass"
+    if plan.strategy == "all_reduce":
+        return Unknown("the sums of all_reduce are TensorFlow's, and no rate was fitted to them", "see make bench")
+    if workload.example_ms is not None:
+        return None
+    if gpus := sorted({device for task in plan.workers for device in task.replicas if device.startswith("/gpu")}):
+        return Unknown(f"nothing says how fast {gpus[0]} computes", measure)
+    if workload.uncounted:
+        return Unknown(f"the operations of {', '.join(workload.uncounted[:3])} cannot be counted", measure)
+    return None
+
+
+def work_of(plan: Plan, workload: Workload) -> dict[str, dict[str, Work]]:
+    """What each task does for one update, by part; of tasks that do nothing, nothing."""
+    done: dict[str, dict[str, Work]] = defaultdict(lambda: defaultdict(Work))
+
+    def add(task: str, part: str, work: Work) -> None:
+        done[task][part] = done[task][part].plus(work)
+
+    share = _steps_of_a_worker(plan)
+    for worker in plan.workers:
+        replicas = len(worker.replicas)
+        flops = 0 if workload.example_ms is not None else plan.replica_batch * replicas * workload.flops
+        layers = 0 if workload.example_ms is not None else replicas * workload.layers
+        add(worker.name, COMPUTE, Work(calls=1, flops=flops, layers=layers).times(share))
+    for message, count in messages_of(plan, workload).items():
+        for end in (message.sender, message.receiver):
+            add(end, WIRE, Work(messages=count, nbytes=count * message.nbytes).times(0.5))
+    is_shared = plan.wire == "memory"
+    for shard in plan.shards:
+        for worker in plan.workers if is_shared else ():  # gradients are read, and written where the host finds them
+            add(worker.name, WIRE, Work(update_nbytes=2 * shard.nbytes).times(share))
+        vectors = _pushes(plan) + 2 + 2 * workload.slots  # parameters and slots are read, and written
+        vectors += 2 if is_shared else 0  # parameters once more, where the workers find them
+        add(shard.host, UPDATE, Work(calls=_calls_of_a_host(plan), update_nbytes=vectors * shard.nbytes))
+    return {task: dict(parts) for task, parts in done.items()}
+
+
+def messages_of(plan: Plan, workload: Workload) -> dict[Message, float]:
+    """Every message of one update, and how often it is sent; where each gradient is an update, one of several steps."""
+    found: dict[Message, float] = defaultdict(float)
+    if not plan.has_shard_hosts:
+        return found
+    share = _steps_of_a_worker(plan)
+    for worker in plan.workers:
+        for message in traffic.of_step(plan, worker.name):
+            found[message] += share
+    for shard in plan.shards:
+        for message in traffic.of_update(plan, shard, is_clipped=workload.is_clipped):
+            found[message] += 1
+    for message in traffic.of_arrival(plan):
+        found[message] += len(plan.workers)
+    return found
+
+
+def total(work: Mapping[str, Mapping[str, Work]]) -> Work:
+    """Of all tasks."""
+    added = Work()
+    for parts in work.values():
+        for one in parts.values():
+            added = added.plus(one)
+    return added
+
+
+def parts_of(plan: Plan, workload: Workload, *, rates: Work | None = None, turn_secs: float | None = None) -> Parts:
+    """The expected seconds of one update.
+
+    Args:
+        rates, turn_secs: those of costs.py, unless others are given.
+    """
+    on = machines_of(plan.trainers, workload)
+    is_spread = len(set(on.values())) == len(on)  # then nobody shares a machine, whatever the plan says of this one
+    work = work_of(plan, workload)
+    spent = {task: {part: costs.secs(one, rates) for part, one in parts.items()} for task, parts in work.items()}
+    share = _steps_of_a_worker(plan)
+    alone: dict[str, dict[str, float]] = {COMPUTE: {}, WIRE: {}, UPDATE: {}}  # seconds of a task that has the cores
+    for worker in plan.workers:
+        measured = _measured_secs(plan, worker, workload) * share
+        threads = workload.cores if is_spread else min(workload.cores, worker.intra_op_threads * len(worker.replicas))
+        on_gpu = any(device.startswith("/gpu") for device in worker.replicas)
+        spent[worker.name][COMPUTE] += 0.0 if on_gpu else measured
+        one = spent[worker.name][COMPUTE] / threads + (measured if on_gpu else 0.0)
+        alone[COMPUTE][worker.name] = one / share
+        alone[WIRE][worker.name] = 2 * spent[worker.name].get(WIRE, 0.0) / share  # both ends, one after the other
+    for shard in plan.shards:
+        alone[UPDATE][shard.host] = spent[shard.host].get(UPDATE, 0.0)
+
+    def busy(part: str) -> float:
+        """Of the machine that has most to do, with all its cores."""
+        load: dict[str, float] = defaultdict(float)
+        for task, parts in spent.items():
+            load[on[task]] += parts.get(part, 0.0)
+        return max(load.values(), default=0.0) / workload.cores
+
+    link = _link_secs(plan, workload, on)
+    latency = 2 * LATENCY_SECS if link else 0.0
+    turn = (costs.TURN_SECS if turn_secs is None else turn_secs) if plan.has_shard_hosts else 0.0
+    longest = {part: max(alone[part].values(), default=0.0) for part in alone}
+    if plan.intake != "each":
+        compute, update = (max(busy(part), longest[part]) for part in (COMPUTE, UPDATE))
+        return Parts(compute, max(busy(WIRE), longest[WIRE], link), update, turn + latency)
+    return _out_of_step(plan, {p: busy(p) for p in longest}, longest, link=link, idle=turn + latency)
+
+
+def _out_of_step(
+    plan: Plan, busy: Mapping[str, float], alone: Mapping[str, float], *, link: float, idle: float
+) -> Parts:
+    """Of one update where no worker waits for another: as fast as the slowest of machine, workers, host and link."""
+    count = len(plan.workers)
+    by_cores = Parts(busy[COMPUTE], busy[WIRE], busy[UPDATE], 0.0)
+    by_workers = Parts(alone[COMPUTE] / count, alone[WIRE] / count, alone[UPDATE] / count, idle / count)
+    by_host = Parts(0.0, 0.0, alone[UPDATE], 0.0)
+    by_link = Parts(0.0, link, 0.0, 0.0)
+    return max(by_cores, by_workers, by_host, by_link, key=lambda parts: parts.total)
+
+
+def machines_of(tasks: Sequence[Task], workload: Workload) -> dict[str, str]:
+    """The machine of every task; one for each where a link is given and no addresses are."""
+    hosts = {task.name: addresses.host_of(task.address) if task.address else "" for task in tasks}
+    if len(set(hosts.values())) == 1 and workload.link_gbps is not None:
+        return {name: name for name in hosts}
+    return hosts
+
+
+def _link_secs(plan: Plan, workload: Workload, on: Mapping[str, str]) -> float:
+    """Seconds that the fullest link needs, first for parameters, then for gradients; full duplex."""
+    gbps = workload.link_gbps or USUAL_GBPS
+    hosts = {shard.host for shard in plan.shards}
+    secs = 0.0
+    ways: tuple[Callable[[Message], bool], ...] = (lambda m: m.sender in hosts, lambda m: m.sender not in hosts)
+    for way in ways:
+        carried: dict[tuple[str, str], float] = defaultdict(float)
+        for message, count in messages_of(plan, workload).items():
+            sender, receiver = on[message.sender], on[message.receiver]
+            if sender != receiver and way(message):
+                carried[sender, "out"] += count * message.nbytes
+                carried[receiver, "in"] += count * message.nbytes
+        secs += max(carried.values(), default=0.0) * 8 / (gbps * 1e9)
+    return secs
+
+
+def _measured_secs(plan: Plan, worker: Task, workload: Workload) -> float:
+    """Of a worker's step, where it was measured how long an example takes; of replicas on GPUs, that of one."""
+    examples = plan.replica_batch * (1 if worker.replicas[0].startswith("/gpu") else len(worker.replicas))
+    return examples * (workload.example_ms or 0.0) / 1000
+
+
+def _steps_of_a_worker(plan: Plan) -> float:
+    """For one update."""
+    return 1 / len(plan.workers) if plan.intake == "each" else 1.0
+
+
+def _pushes(plan: Plan) -> int:
+    """Vectors that an update averages."""
+    if plan.strategy == "local":
+        return plan.replicas
+    return 1 if plan.intake == "each" else len(plan.workers)
+
+
+def _calls_of_a_host(plan: Plan) -> int:
+    if plan.strategy == "local":
+        return 0  # the step's own
+    quorum = (plan.quorum or 0) // max(1, len(plan.workers[0].replicas))
+    return {"all": 1, "each": 2, "quorum": len(plan.workers) + quorum}[plan.intake]

@@ -1,0 +1,62 @@
+"""What crosses from task to task: the messages of a worker's step, and those of an update. Pure: no TensorFlow.
+
+`tests/test_messages.py` holds every line of it against what TensorFlow sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from trainer.plan.placement import Shard, message_nbytes
+from trainer.plan.plan import Plan
+
+TAG_NBYTES = 8  # generation and step
+ARRIVAL_NBYTES = 16  # a line of the order in which gradients arrived
+FLOAT_NBYTES = 4
+
+
+class Message(NamedTuple):
+    """A tensor that one task sends to another."""
+
+    sender: str  # "worker:3"
+    receiver: str  # "ps:0"
+    nbytes: int  # 0: says only that something is done
+
+
+def of_step(plan: Plan, worker: str) -> Iterator[Message]:
+    """What a worker's step moves: of every shard that another task holds, its vector and the gradients."""
+    first, reached = plan.shards[0].host, set()
+    for shard in plan.shards:
+        if shard.host != worker:
+            yield Message(shard.host, worker, message_nbytes(shard, plan.wire))
+            yield Message(worker, shard.host, message_nbytes(shard, plan.wire))
+            if shard.host in reached:  # another bucket of that host, sent when the one before it is there
+                yield Message(shard.host, worker, 0)
+            reached.add(shard.host)
+        if plan.intake == "quorum" and shard.host != first:  # the gradients are there: the first host may decide
+            yield Message(shard.host, first, 0)
+
+
+def of_update(plan: Plan, shard: Shard, *, is_clipped: bool) -> Iterator[Message]:
+    """What a shard's host sends for one update; its tokens are in its own queues, and cost nothing.
+
+    Args:
+        is_clipped: by `optimizer.clip_norm`.
+    """
+    for other in plan.shards:
+        if not plan.has_shard_hosts or other.host == shard.host:
+            continue
+        if is_clipped and plan.intake != "each":  # the squared norms of all parameters, for the norm of the whole
+            yield Message(shard.host, other.host, TAG_NBYTES)
+            yield Message(shard.host, other.host, FLOAT_NBYTES * len(shard.trainable))
+            yield Message(other.host, shard.host, 0)
+
+
+def of_arrival(plan: Plan) -> Iterator[Message]:
+    """What one gradient that arrives makes the first host of a quorum tell the others."""
+    if plan.intake == "quorum":
+        first, *others = plan.shards
+        for other in others:
+            yield Message(first.host, other.host, ARRIVAL_NBYTES)
+            yield Message(other.host, first.host, 0)

@@ -1,0 +1,135 @@
+"""Several machines that share a cluster's tasks out, as `cluster.hosts` names them. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from trainer.config.schema import Mode, Problem, RunConfig
+from trainer.plan import addresses
+from trainer.plan.addresses import JOBS, USUAL_PORT
+from trainer.plan.devices import key_of, tasks_of
+
+KEY = "cluster.hosts"
+EXAMPLE = "cluster.hosts=[10.0.0.1,10.0.0.2]"
+
+
+@dataclass(frozen=True)
+class Host:
+    """One machine."""
+
+    address: str  # name or IP address by which the others reach it
+    gpus: int = 0  # its workers take one each, in turn
+    ps: int | None = None  # parameter servers on it; none: an equal share
+    worker: int | None = None
+
+
+def adopt(config: RunConfig) -> list[Problem]:
+    """Gives every task an address on its host, and every worker a GPU of it unless `device.gpus` says otherwise."""
+    if not config.cluster.hosts:
+        return []
+    problems = [*_check_use(config)]
+    hosts = [_read(index, given, problems) for index, given in enumerate(config.cluster.hosts)]
+    listed = [host.address for host in hosts if host]
+    for address in dict.fromkeys(address for address in listed if listed.count(address) > 1):
+        problems.append(Problem(KEY, f"{address} is listed twice", "give one entry for each machine"))
+    if problems:
+        return problems
+    known = [host for host in hosts if host]
+    for job in JOBS:
+        _share_out(config, job, known, problems)
+    if problems:
+        config.cluster.addresses = {}  # half of them would make problems of their own
+    else:
+        _give_gpus(config, known)
+    return problems
+
+
+def host_by_task(config: RunConfig) -> dict[str, str]:
+    """The host of every task, where there are several."""
+    if not config.cluster.hosts:
+        return {}
+    of = config.cluster.addresses
+    return {f"{job}:{index}": addresses.host_of(of[job][index]) for job, index in tasks_of(config.cluster)}
+
+
+def _check_use(config: RunConfig) -> Iterator[Problem]:
+    if config.mode not in (Mode.render, Mode.plan):
+        message = "tasks of several machines are not started from here"
+        yield Problem(KEY, message, "type mode=render: it writes a file and a command for each of them")
+    if config.cluster.addresses:
+        yield Problem(KEY, "cluster.addresses says where every task is already", "leave out one of the two")
+    if config.cluster.name == "local":
+        yield Problem(KEY, "cluster=local is one process, of one machine", "e.g. cluster=2ps4w")
+
+
+def _read(index: int, given: Any, problems: list[Problem]) -> Host | None:
+    """One entry: an address, or a mapping of Host's fields."""
+    key = f"{KEY}[{index}]"
+    told = {"address": given} if isinstance(given, str) else given
+    if not isinstance(told, Mapping) or "address" not in told:
+        message = f"{given!r} is neither an address nor a mapping with one"
+        problems.append(Problem(key, message, f"e.g. {EXAMPLE} or [{{address:10.0.0.1,gpus:4,ps:1,worker:4}}]"))
+        return None
+    names = [field.name for field in fields(Host)]
+    before = len(problems)
+    for name, value in told.items():
+        if name not in names:
+            near = (*difflib.get_close_matches(str(name), names, n=1), "worker")[0]
+            problems.append(Problem(key, f"there is no {name}; there are {', '.join(names)}", f"e.g. {near}"))
+        elif name == "address":
+            problems += _check_address(key, value)
+        elif value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+            problems.append(Problem(key, f"{name}={value!r} is not a number from 0", f"e.g. {name}:1"))
+    return Host(**told) if len(problems) == before else None
+
+
+def _check_address(key: str, address: Any) -> Iterator[Problem]:
+    """Addresses have no ports here: every task of a host gets its own."""
+    if not isinstance(address, str) or not address.strip() or "/" in address or address.count(":") == 1:
+        host = str(address).rpartition("://")[2].partition(":")[0].partition("/")[0] or "10.0.0.1"
+        yield Problem(key, f"{address!r} is no host name or IP address", f"e.g. {host}; ports are given out")
+
+
+def _share_out(config: RunConfig, job: str, hosts: Sequence[Host], problems: list[Problem]) -> None:
+    """Gives a job's tasks addresses, host by host; its ports come after those of the jobs before it."""
+    total = getattr(config.cluster, job)
+    said = [getattr(host, job, None) for host in hosts]
+    if job == "evaluator":
+        counts = [total, *[0] * (len(hosts) - 1)]  # beside the chief, whose checkpoints it reads
+    elif any(count is not None for count in said):
+        counts = [count or 0 for count in said]
+    else:
+        counts = [total // len(hosts) + (index < total % len(hosts)) for index in range(len(hosts))]
+    if sum(counts) != total:
+        message = f"the hosts have {sum(counts)} {job} tasks together, cluster={config.cluster.name} has {total}"
+        problems.append(Problem(KEY, message, f"give {job} numbers that add up to {total}, or leave {job} out"))
+        return
+    first = {host.address: USUAL_PORT for host in hosts}
+    for other in JOBS[: JOBS.index(job)]:
+        for address in config.cluster.addresses.get(other, []):
+            first[addresses.host_of(address)] += 1
+    listed = [
+        f"{_bracketed(host.address)}:{first[host.address] + n}"
+        for host, count in zip(hosts, counts, strict=True)
+        for n in range(count)
+    ]
+    if listed:
+        config.cluster.addresses[job] = listed
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _give_gpus(config: RunConfig, hosts: Sequence[Host]) -> None:
+    given = dict(config.device.gpus)
+    on = {host.address: host for host in hosts}
+    seen: dict[str, int] = {}
+    for index, address in enumerate(config.cluster.addresses.get("worker", [])):
+        host = on[addresses.host_of(address)]
+        if host.gpus and key_of(given, "worker", index) is None:
+            config.device.gpus[f"worker:{index}"] = [seen.get(host.address, 0) % host.gpus]
+            seen[host.address] = seen.get(host.address, 0) + 1

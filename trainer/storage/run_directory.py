@@ -1,0 +1,198 @@
+"""The folder of one run: its config and plan, and everything that it leaves."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from enum import Enum
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+import yaml
+from omegaconf import OmegaConf
+
+from trainer.config.schema import RunConfig
+from trainer.faults.exit_codes import RunInUseError
+from trainer.plan.plan import Plan
+
+
+class RunDirectory:
+    """Paths below a run's folder, and how its files are read and written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
+        self.plan = path / "plan.json"
+        self.status = path / "status.json"
+        self.summary = path / "summary.json"
+        self.history = path / "history.jsonl"
+        self.logs = path / "logs"
+        self.events = path / "events"
+        self.journal = path / "journal"
+        self.profile = path / "profile"
+        self.generation = path / "generation.json"
+        self.rollbacks = path / "rollbacks.jsonl"
+        self.checkpoints = path / "checkpoints"
+        self.evaluations = path / "evaluations.jsonl"  # this and the best checkpoint are of an evaluator task
+        self.best = path / "best"
+        self.export = path / "export"
+
+    def write_inputs(self, config: RunConfig, plan: Plan) -> None:
+        """Leaves the config and the plan for the tasks."""
+        self.logs.mkdir(parents=True, exist_ok=True)
+        self.summary.unlink(missing_ok=True)  # an earlier run's
+        shutil.rmtree(self.path / "placement", ignore_errors=True)
+        for name in ("placement.json", "placement.html"):
+            (self.path / name).unlink(missing_ok=True)
+        loaded, _ = self._read_generation()
+        write_atomically(self.generation, json.dumps({"loaded": loaded, "launched_at": loaded}))
+        write_atomically(self.config, yaml.safe_dump(_plain(config), sort_keys=False))
+        write_atomically(self.plan, json.dumps(plan.to_json(), indent=1))
+
+    def has_loaded(self) -> bool:
+        """Whether this launch of the run has loaded a state before."""
+        loaded, launched_at = self._read_generation()
+        return loaded > launched_at
+
+    def next_generation(self) -> int:
+        """A generation that is higher than any before, on disk when this returns."""
+        loaded, launched_at = self._read_generation()
+        write_atomically(self.generation, json.dumps({"loaded": loaded + 1, "launched_at": launched_at}))
+        return loaded + 1
+
+    def _read_generation(self) -> tuple[int, int]:
+        if not self.generation.exists():
+            return 0, 0
+        told = json.loads(self.generation.read_text())
+        return told["loaded"], told["launched_at"]
+
+    def read_config(self) -> RunConfig:
+        merged = OmegaConf.merge(OmegaConf.structured(RunConfig), OmegaConf.load(self.config))
+        config = OmegaConf.to_object(merged)
+        assert isinstance(config, RunConfig)
+        return config
+
+    def read_plan(self) -> Plan:
+        return Plan.from_json(json.loads(self.plan.read_text()))
+
+
+class Lease:
+    """Holds a run directory as long as this process lives; the kernel lets go of it, whatever ends the process."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        path = directory.path / "lock"
+        with _told(directory.path):
+            self._file = _open_locked(path)
+            while not _is_at(path, self._file):  # its owner removed it between our opening and our locking
+                self._file.close()
+                self._file = _open_locked(path)
+            self._file.truncate(0)
+            self._file.write(f"{os.getpid()}\n")
+            self._file.flush()
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        path = Path(self._file.name)
+        path.unlink(missing_ok=True)
+        self._file.close()
+        with suppress(OSError):  # a run that was refused before it began leaves nothing
+            path.parent.rmdir()
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Says of a run directory that cannot be written what to type."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise OSError(
+            f"{path}: the run directory cannot be written ({reason}); choose another with run=PATH"
+        ) from error
+
+
+def _open_locked(path: Path) -> TextIO:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = open(path, "a+")  # noqa: SIM115 (the lease closes it)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.seek(0)
+        owner = file.read().strip() or "unknown"
+        file.close()
+        raise RunInUseError(
+            f"{path.parent} is in use by process {owner}; wait for it, or choose another with run=PATH"
+        ) from error
+    return file
+
+
+def _is_at(path: Path, file: TextIO) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
+
+def choose(config: RunConfig) -> RunDirectory:
+    """The directory that the config names, or a new one under runs/, made here so that two runs never share it."""
+    if config.run is not None:
+        return RunDirectory(Path(config.run).resolve())
+    started = time.strftime("%Y%m%d-%H%M%S")
+    while True:
+        name = f"{config.name}-{config.cluster.name}-{started}-{secrets.token_hex(2)}"
+        path = Path("runs").resolve() / name
+        with _told(path):
+            try:
+                path.mkdir(parents=True)
+            except FileExistsError:
+                continue
+        return RunDirectory(path)
+
+
+def config_hash(config: RunConfig) -> str:
+    """A digest of what all tasks of a run must agree on; an evaluator is known to itself, and not always to others."""
+    own = ("job", "task", "run", "plan", "mode", "chaos", "launch", "target", "container")
+    told = {name: value for name, value in _plain(config).items() if name not in own}
+    told["cluster"] = _without_evaluators(told["cluster"])
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _without_evaluators(cluster: dict[str, Any]) -> dict[str, Any]:
+    name = cluster["name"].removesuffix(f"{cluster['evaluator']}e")
+    addresses = {job: listed for job, listed in cluster["addresses"].items() if job != "evaluator"}
+    return cluster | {"name": name, "evaluator": 0, "addresses": addresses}
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """A reader sees the old file or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text)
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _plain(value: Any) -> Any:
+    """A config as YAML and JSON hold it."""
+    if dataclasses.is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value.value if isinstance(value, Enum) else value

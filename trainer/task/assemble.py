@@ -1,0 +1,152 @@
+"""From a plan to what a task runs: its shard's host, its engine and its replicas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainer.config.schema import ConfigError, Problem, RunConfig
+from trainer.engine.all_reduce import AllReduceEngine
+from trainer.engine.compute import Replica
+from trainer.engine.local import LocalEngine
+from trainer.engine.sharded.arrivals_host import EachHost, QuorumHost
+from trainer.engine.sharded.host import ShardHost
+from trainer.engine.sharded.resources import device_of
+from trainer.engine.sharded.sync_host import LockstepHost
+from trainer.engine.sharded.worker import ShardsEngine
+from trainer.engine.vectors.shared_memory import Memory
+from trainer.plan.placement import Shard
+from trainer.plan.plan import Plan, Task
+from trainer.task.loop import Engine
+from trainer.task.not_finite import order_seed
+from trainer.workload import step as replica
+from trainer.workload.data import DataSet
+from trainer.workload.data.pipeline import training_batches, training_iterator
+
+ENDLESS = 2**62  # steps; a worker that waits for nobody cannot know how many it will make
+
+
+def open_memory(plan: Plan) -> Memory | None:
+    """Where vectors lie, if they do not travel.
+
+    Raises:
+        ConfigError: if this task may not read the memory of the launcher.
+    """
+    if plan.memory is None:
+        return None
+    try:
+        return Memory(plan.memory, plan.shards, plan.intake, len(plan.workers))
+    except OSError as error:
+        remedy = f"type strategy={plan.strategy} strategy.wire=float32"
+        raise ConfigError([Problem("strategy.wire", f"{plan.memory}: {error.strerror}", remedy)]) from error
+
+
+def make_host(config: RunConfig, plan: Plan, shard: Shard, memory: Memory | None = None) -> ShardHost:
+    """The host of a shard, with the intake of the plan's strategy."""
+    options: dict[str, Any] = {
+        "shards": plan.shards,
+        "index": shard.index,
+        "workers": len(plan.workers),
+        "optimizer": config.optimizer,
+        "parameters": plan.parameters,
+        "as_wire": plan.wire,
+        "memory": memory,
+        "profiles": config.profile,
+    }
+    if plan.intake == "each":
+        return EachHost(max_staleness=config.strategy.max_staleness, **options)
+    if plan.intake == "quorum":
+        assert plan.quorum is not None
+        return QuorumHost(quorum=plan.quorum // len(plan.workers[0].replicas), **options)
+    return LockstepHost(**options)
+
+
+def make_engine(
+    config: RunConfig,
+    plan: Plan,
+    task: Task,
+    model: Any,
+    data: DataSet,
+    *,
+    memory: Memory | None = None,
+    strategy: Any = None,
+    rollbacks: int = 0,
+) -> Engine:
+    """The engine of a worker.
+
+    Args:
+        memory: from `open_memory`.
+        strategy: of all-reduce training, from server.start_strategy.
+        rollbacks: how often the run has gone back to a checkpoint for other batches.
+    """
+    common: dict[str, Any] = {
+        "optimizer": config.optimizer,
+        "replicas": _make_replicas(config, plan, task, model, data, rollbacks),
+        "profiles": config.profile,
+    }
+    if plan.strategy == "local":
+        return LocalEngine(shard=plan.shards[0], parameters=plan.parameters, **common)
+    if plan.strategy == "all_reduce":
+        return AllReduceEngine(
+            strategy=strategy, shard=plan.shards[0], index=task.index, parameters=plan.parameters, **common
+        )
+    return ShardsEngine(
+        task=task.name,
+        workers=len(plan.workers),
+        shards=plan.shards,
+        intake=plan.intake,
+        parameters=plan.parameters,
+        as_wire=plan.wire,
+        memory=memory,
+        **common,
+    )
+
+
+def compute_device(plan: Plan, task: Task) -> str:
+    """Where a task computes what is no replica's: on the device of its first replica."""
+    return _full(plan, task, task.replicas[0])
+
+
+def _full(plan: Plan, task: Task, device: str) -> str:
+    return device_of(task.name, device) if plan.has_shard_hosts else device
+
+
+def _make_replicas(
+    config: RunConfig, plan: Plan, task: Task, model: Any, data: DataSet, rollbacks: int
+) -> list[Replica]:
+    scopes: dict[str, str] = {}
+    step = replica.make_step(
+        model,
+        config.model.loss.value,
+        accumulate=config.train.accumulate,
+        layers={path: _full(plan, task, device) for path, device in plan.layers.items()},
+        scopes=scopes,
+        jit=config.train.jit,
+    )
+    first = sum(len(other.replicas) for other in plan.workers[: task.index])
+
+    def make(index: int, device: str) -> Replica:
+        def batches(start: int = 0) -> Any:
+            pipeline = training_iterator if plan.strategy == "all_reduce" else training_batches
+            return pipeline(
+                data.train,
+                seed=order_seed(config.seed, rollbacks),
+                start=start,
+                stop=plan.steps if plan.intake == "all" else ENDLESS,
+                batch_size=plan.global_batch,
+                replica=index,
+                replicas=plan.replicas,
+            )
+
+        return Replica(
+            step,
+            batches,
+            config.seed,
+            index,
+            plan.replicas,
+            _full(plan, task, device),
+            jit=config.train.jit,
+            scopes=scopes,
+            task=task.name,
+        )
+
+    return [make(first + number, device) for number, device in enumerate(task.replicas)]

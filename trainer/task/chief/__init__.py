@@ -1,0 +1,1 @@
+"""What worker:0 does beside training: checkpoints, summaries, evaluation, export."""

@@ -1,0 +1,1 @@
+"""A task that scores every checkpoint."""

@@ -1,0 +1,81 @@
+"""What follows when a loss or a gradient is not finite: its update is not made (engine/update.py), and then?
+
+A run that goes back to its newest checkpoint writes that down in <run>/rollbacks.jsonl, one line each. Their number
+changes the order of the data, so that what comes after a checkpoint is not the same again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from trainer.config.schema import NotFinitePolicy
+from trainer.engine.step_result import Pulled
+from trainer.faults.exit_codes import NotFiniteError, RollbackError
+
+ROLLBACKS_AT_MOST = 3
+ODD = 0x9E3779B1  # spreads the first few numbers over all 32 bits that TensorFlow takes of a seed
+
+Reaction = Callable[[Pulled], None]  # called with each pull that shows an update that was left out
+
+
+def reaction(policy: NotFinitePolicy, *, rollbacks: int = 0) -> Reaction:
+    """What to do about an update that was left out.
+
+    Args:
+        rollbacks: how often the run has gone back already; when that was too often it stops.
+    """
+    if policy is NotFinitePolicy.skip:
+        return skip
+    if policy is NotFinitePolicy.rollback and rollbacks < ROLLBACKS_AT_MOST:
+        return roll_back
+    return stop
+
+
+def stop(pulled: Pulled) -> None:
+    raise NotFiniteError(
+        f"{_found(pulled)}; checkpoints before it are untouched. A lower optimizer.learning_rate or "
+        "optimizer.clip_norm=1 may help, or train.on_not_finite=skip"
+    )
+
+
+def skip(pulled: Pulled) -> None:
+    print(f"{_found(pulled)}; training goes on", flush=True)
+
+
+def roll_back(pulled: Pulled) -> None:
+    raise RollbackError(
+        f"{_found(pulled)}; the run goes back to its newest checkpoint, and on with other batches", step=pulled.bad
+    )
+
+
+def count_rollbacks(path: Path) -> int:
+    """How often a run has gone back; its file need not exist."""
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def record_rollback(path: Path, *, step: int, checkpoint: int | None) -> None:
+    """Writes down that a run goes back; it is on disk when this returns.
+
+    Args:
+        step: whose update was left out.
+        checkpoint: step of the newest checkpoint; none: the run begins anew.
+    """
+    with path.open("a") as file:
+        file.write(json.dumps({"step": step, "checkpoint": checkpoint}) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def order_seed(seed: int, rollbacks: int) -> int:
+    """The seed of the data order: the run's own until it has gone back."""
+    return (seed + rollbacks * ODD) % 2**32
+
+
+def _found(pulled: Pulled) -> str:
+    return (
+        f"the loss of step {pulled.bad}, or a gradient, is not finite: its update was left out, and the log of the "
+        "worker that it came from names the replica"
+    )

@@ -1,0 +1,139 @@
+"""A task's TensorFlow server and sessions: devices, threads, and whom they talk to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2 import CoordinatedJob
+from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
+from tensorflow.python.eager import context
+
+from trainer.config.schema import Precision, TrainConfig
+from trainer.observe.machine import memory_of_gpus
+from trainer.plan.plan import Plan, Task
+
+
+def start_server(plan: Plan, task: Task) -> Any:
+    """Starts the task's server. Its config fixes devices and threads: those given to a session alone are ignored.
+
+    Raises:
+        tf.errors.UnknownError: if the port is taken.
+    """
+    config = session_config(task, peers=[])
+    return tf.distribute.Server(
+        tf.train.ClusterSpec(plan.jobs()), job_name=task.job, task_index=task.index, config=config
+    )
+
+
+def can_fuse(train: TrainConfig) -> bool:
+    """Whether TensorFlow may fuse a convolution and what follows it into one operation before a step runs.
+
+    XLA does not know that operation, and in bfloat16 it has no kernel.
+    """
+    return not train.jit and train.precision is not Precision.mixed_bfloat16
+
+
+def session_config(task: Task, *, peers: Iterable[str], fuses: bool = True) -> Any:
+    """The ConfigProto of a task.
+
+    Args:
+        peers: the tasks that a session talks to, besides its own; it neither waits for others nor sees them.
+        fuses: see `can_fuse`.
+    """
+    config = tf.compat.v1.ConfigProto(
+        intra_op_parallelism_threads=task.intra_op_threads,
+        inter_op_parallelism_threads=task.inter_op_threads,
+        allow_soft_placement=task.soft_placement,
+        device_count={"CPU": task.cpus},
+        device_filters=[_filter(name) for name in (task.name, *peers)],
+    )
+    if not fuses:
+        config.graph_options.rewrite_options.remapping = RewriterConfig.OFF
+    config.experimental.disable_thread_spinning = True  # the tasks of one machine share its cores
+    options = config.gpu_options
+    options.allow_growth = task.growth
+    if task.memory_fraction is not None:
+        options.per_process_gpu_memory_fraction = task.memory_fraction
+    if task.memory_mib is not None:
+        for _ in task.gpus:
+            options.experimental.virtual_devices.add(memory_limit_mb=[task.memory_mib])
+    return config
+
+
+def configure_eager(task: Task, *, fuses: bool = True) -> None:
+    """Gives TF2's eager context what `session_config` gives a server; first thing in a process that has no server.
+
+    Raises:
+        RuntimeError: TensorFlow's own, if this process has made its devices already.
+        ValueError: if a share of a GPU's memory is asked for and nvidia-smi does not tell how much that is.
+    """
+    tf.config.optimizer.set_experimental_options({"remapping": fuses})
+    tf.config.threading.set_intra_op_parallelism_threads(task.intra_op_threads)
+    tf.config.threading.set_inter_op_parallelism_threads(task.inter_op_threads)
+    tf.config.set_soft_device_placement(task.soft_placement)
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * task.cpus)
+    gpus = tf.config.list_physical_devices("GPU")
+    for gpu, mib in zip(gpus, memory_limits(task, memory_of_gpus), strict=False):
+        if task.growth:
+            tf.config.experimental.set_memory_growth(gpu, True)
+        if mib is not None:
+            tf.config.set_logical_device_configuration(gpu, [tf.config.LogicalDeviceConfiguration(memory_limit=mib)])
+
+
+def start_strategy(plan: Plan, task: Task, *, pack_mib: float, heartbeat_secs: float) -> Any:
+    """Starts this worker's part of an all-reduce cluster and blocks until every worker's is up.
+
+    Comes after `configure_eager` and before anything else of TensorFlow's: it takes part in making the eager context.
+
+    Args:
+        pack_mib: gradients that travel as one message.
+        heartbeat_secs: a worker that is silent for longer has failed, and the sums with it.
+
+    Returns:
+        The `tf.distribute.MultiWorkerMirroredStrategy`, with one device: a worker averages its replicas itself.
+    """
+    on_gpu = task.replicas[0].startswith("/gpu")
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(plan.jobs()),
+        task_type=task.job,
+        task_id=task.index,
+        num_accelerators={"GPU": int(on_gpu)},
+        rpc_layer="grpc",
+    )
+    # The strategy would configure the same, but for the heartbeat; what is configured before it leaves alone.
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader="/job:worker/replica:0/task:0",
+        coordinated_jobs=[CoordinatedJob(name="worker", num_tasks=len(plan.workers))],
+        heartbeat_timeout_in_ms=int(1000 * heartbeat_secs),
+    )
+    options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=int(pack_mib * 2**20))
+    return tf.distribute.MultiWorkerMirroredStrategy(resolver, communication_options=options)
+
+
+def memory_limits(task: Task, memory_of_gpus: Callable[[], Sequence[int]]) -> list[int | None]:
+    """MiB that a task may take of each GPU it sees; None for no limit. The eager context knows no shares.
+
+    Args:
+        memory_of_gpus: tells the MiB of every GPU of this machine, or nothing; asked only where a share was given.
+
+    Raises:
+        ValueError: if a share was given and the memory of its GPU is not known.
+    """
+    if task.memory_fraction is None:
+        return [task.memory_mib for _ in task.gpus]
+    mibs = memory_of_gpus()
+    if len(mibs) <= max(task.gpus, default=-1):
+        raise ValueError(
+            f"{task.name} takes {task.memory_fraction:g} of the memory of its GPUs, and nvidia-smi does not tell how "
+            "much they have; give device.memory_mib instead of device.memory_fraction"
+        )
+    return [int(task.memory_fraction * mibs[gpu]) for gpu in task.gpus]
+
+
+def _filter(task: str) -> str:
+    job, index = task.split(":")
+    return f"/job:{job}/task:{index}"

@@ -1,0 +1,71 @@
+"""Signals to a task. The first SIGTERM asks to stop at a step boundary, the second to leave; SIGUSR1, what it does.
+
+Who ends a whole group of processes (systemd, Slurm) signals each of them, and then the launcher does: that is one.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+from trainer.faults.exit_codes import TERMINATED
+
+SAME_SIGNAL_SECS = 1.0
+
+
+class StopRequest:
+    """Whether this task was asked to stop; beside it, what answers who asks what the task does.
+
+    Python runs signal handlers on the main thread between bytecodes, and that thread sits inside TensorFlow for as long
+    as a peer takes. The C handler, however, writes to a file descriptor at once, and a thread reads it here.
+    """
+
+    def __init__(self, told: Callable[[], None] = lambda: None, asked: Callable[[], None] = lambda: None) -> None:
+        """Listens from now on.
+
+        Args:
+            told: called when the first SIGTERM has come.
+            asked: called at each SIGUSR1, after the stacks of all threads were written to stderr. No other thread runs
+                Python meanwhile, because to walk through stacks that change can crash. Where a thread never lets go of
+                the interpreter it does not come to pass; SIGUSR2 writes the stacks at once, at that risk.
+        """
+        self.requested = False
+        self._may_finish_step = self._is_needed = False
+        self._told, self._asked, self._heard_at = told, asked, 0.0
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the launcher, which decides
+        signal.signal(signal.SIGUSR1, lambda *_: None)
+        faulthandler.register(signal.SIGUSR2)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        threading.Thread(target=self._watch, args=(reader,), name="signals", daemon=True).start()
+
+    def let_step_finish(self) -> None:
+        """From now on the first SIGTERM waits for the training loop; before, there is nothing to save."""
+        self._may_finish_step = True
+
+    def stay(self) -> None:
+        """From now on only its peers' goodbyes end this task: without it they could not save."""
+        self._may_finish_step = self._is_needed = True
+
+    def _watch(self, reader: int) -> None:
+        while True:
+            for number in os.read(reader, 16):
+                if number == signal.SIGTERM:
+                    self._hear(time.monotonic())
+                elif number == signal.SIGUSR1:
+                    faulthandler.dump_traceback()
+                    self._asked()
+
+    def _hear(self, now: float) -> None:
+        is_second = self.requested and now - self._heard_at > SAME_SIGNAL_SECS
+        if (is_second and not self._is_needed) or not self._may_finish_step:
+            os._exit(TERMINATED)
+        if not self.requested:
+            self.requested, self._heard_at = True, now
+            self._told()

@@ -1,0 +1,1 @@
+"""What is trained: model, data, loss, metrics, one replica step."""

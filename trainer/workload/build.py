@@ -1,0 +1,105 @@
+"""The model and the data set that a config names: built-in, or functions of the user's own file."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from trainer.config import user_file as user
+from trainer.config.schema import RunConfig
+from trainer.plan.placement import Parameter
+from trainer.workload import loss_scale, step
+from trainer.workload.data import DATA_SETS, DataSet, open_data
+from trainer.workload.models import MODELS
+
+SCALED = "mixed_float16"  # the precision that needs a loss scale
+
+
+def open_data_set(name: str, options: Mapping[str, Any], *, seed: int, user_file: str | None) -> DataSet:
+    """Opens the data set of that name; the user's file comes first.
+
+    Raises:
+        ValueError: if there is none, or it does not take these options.
+        DataError: if the data cannot be trained on.
+    """
+    return open_data(name, options, seed=seed, user_function=_user_function(user_file, name, DATA_SETS))
+
+
+def build_model(
+    name: str,
+    options: Mapping[str, Any],
+    data: DataSet,
+    *,
+    seed: int,
+    user_file: str | None,
+    precision: str = "float32",
+) -> keras.Model:
+    """Builds the model of that name for a data set, with its first weights drawn from `seed`.
+
+    Args:
+        precision: Keras's dtype policy of layers that do not choose one; their variables are float32 in any case.
+
+    Raises:
+        ValueError: if there is none, it does not take these options, or it returns no Keras model.
+    """
+    function = _user_function(user_file, name, MODELS) or MODELS.get(name)
+    if function is None:
+        near = difflib.get_close_matches(name, MODELS, n=1) or list(MODELS)[:1]
+        raise ValueError(f"model.name={name} is not a model; there are {', '.join(MODELS)}; did you mean {near[0]}?")
+    try:
+        inspect.signature(function).bind(data.input_shape, data.classes, **options)
+    except TypeError as error:
+        allowed = ", ".join(list(inspect.signature(function).parameters)[2:]) or "none"
+        raise ValueError(f"model.options of {name}: {error}; allowed are {allowed}") from error
+    keras.utils.set_random_seed(seed)
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(precision)
+    try:
+        model = function(data.input_shape, data.classes, **options)
+        if not isinstance(model, keras.Model):
+            raise ValueError(f"model {name} returned a {type(model).__name__}; return a keras.Model")
+        if not model.built:
+            model(keras.ops.zeros((1, *data.input_shape)))  # `build` makes no layers of a class of the user's own
+    finally:
+        keras.config.set_dtype_policy(before)
+    return model
+
+
+def open_workload(config: RunConfig) -> tuple[keras.Model, DataSet]:
+    """The model and the data of a run."""
+    data = open_data_set(config.data.name, config.data.options, seed=config.seed, user_file=config.user)
+    model = build_model(
+        config.model.name,
+        config.model.options,
+        data,
+        seed=config.seed,
+        user_file=config.user,
+        precision=config.train.precision.value,
+    )
+    return model, data
+
+
+def parameters_of(model: keras.Model, precision: str) -> list[Parameter]:
+    """What a run keeps of a model, and of training it."""
+    return [*step.parameters_of(model), *([loss_scale.PARAMETER] if precision == SCALED else [])]
+
+
+def initial_values(model: keras.Model, precision: str) -> dict[str, Any]:
+    """The first values of `parameters_of`, by path."""
+    own = {loss_scale.PARAMETER.path: np.array(loss_scale.FIRST, np.float32)} if precision == SCALED else {}
+    return step.initial_values(model) | own
+
+
+def _user_function(user_file: str | None, name: str, built_in: Mapping[str, Any]) -> Callable[..., Any] | None:
+    """The function of that name in the user's file, if there is a file; a name in neither place is an error."""
+    if user_file is None:
+        return None
+    function = getattr(user.load(user_file), name, None)
+    if function is None and name not in built_in:
+        raise ValueError(f"{name} is neither a function of {user_file} nor one of {', '.join(built_in)}")
+    return function if callable(function) else None

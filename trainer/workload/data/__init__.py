@@ -1,0 +1,74 @@
+"""The data sets a config can name; each is a plain function from options to a `DataSet`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trainer.workload.data.arrays import from_arrays
+from trainer.workload.data.downloads import cifar10, fashion_mnist, mnist
+from trainer.workload.data.examples import DataError, DataSet, Examples, MissingInputError, find_data_error
+from trainer.workload.data.idx import mnist_10k
+from trainer.workload.data.npz import npz
+from trainer.workload.data.oracle import oracle
+from trainer.workload.data.synthetic import synthetic
+from trainer.workload.data.tfrecord import tfrecord
+
+DATA_SETS: dict[str, Callable[..., DataSet]] = {
+    "mnist_10k": mnist_10k,
+    "mnist": mnist,
+    "fashion_mnist": fashion_mnist,
+    "cifar10": cifar10,
+    "npz": npz,
+    "tfrecord": tfrecord,
+    "synthetic": synthetic,
+    "oracle": oracle,
+}
+
+__all__ = ["DATA_SETS", "DataError", "DataSet", "Examples", "MissingInputError", "find_data_error", "open_data"]
+
+
+def open_data(
+    name: str, options: Mapping[str, Any], *, seed: int, user_function: Callable[..., Any] | None = None
+) -> DataSet:
+    """Opens a data set.
+
+    Args:
+        name: one of DATA_SETS, or of the user's function.
+        options: its keyword arguments.
+        seed: of the run; given to a function that has an argument `seed`, unless the options have one.
+        user_function: used instead of the table; returns a DataSet, or arrays {"train": (x, y), "evaluate": (x, y)}
+            and if need be "classes".
+
+    Raises:
+        ValueError: if there is no such data set, or it does not take these options.
+        DataError: if the data cannot be trained on.
+        MissingInputError: if a file is not there.
+    """
+    function = user_function or DATA_SETS.get(name)
+    if function is None:
+        raise ValueError(f"data.name={name} is not a data set; type data=NAME with one of {', '.join(DATA_SETS)}")
+    parameters = inspect.signature(function).parameters
+    if "seed" in parameters:
+        options = {"seed": seed, **options}
+    try:
+        inspect.signature(function).bind(**options)
+    except TypeError as error:
+        allowed = ", ".join(parameters) or "none"
+        raise ValueError(f"data.options of {name}: {error}; allowed are {allowed}") from error
+    opened = function(**options)
+    return opened if isinstance(opened, DataSet) else _convert(opened, name)
+
+
+def _convert(opened: Any, name: str) -> DataSet:
+    """What a user's function returned, as a data set."""
+    try:
+        (x_train, y_train), (x_test, y_test) = opened["train"], opened["evaluate"]
+    except (TypeError, KeyError, ValueError, IndexError) as error:
+        given = f"a dict of {sorted(opened)}" if isinstance(opened, dict) else f"a {type(opened).__name__}"
+        raise DataError(
+            f'data set {name}: its function returned {given}; return {{"train": (x, y), "evaluate": (x, y)}}'
+        ) from error
+    source = f"data set {name}"
+    return from_arrays((x_train, y_train), (x_test, y_test), source=source, classes=opened.get("classes"))

@@ -1,0 +1,75 @@
+"""Data sets that Keras knows where to find: a local file if one is named, else Keras's download."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from trainer.workload.data.arrays import from_arrays
+from trainer.workload.data.examples import DataError, DataSet, MissingInputError
+from trainer.workload.data.npz import KEYS, read_npz
+
+CLASSES = 10  # of each of these sets
+
+
+def mnist(*, path: str | None = None) -> DataSet:
+    """Handwritten digits: 60,000 to train on, 10,000 to evaluate on, [28, 28, 1]."""
+    return _images("mnist", path, (28, 28, 1))
+
+
+def fashion_mnist(*, path: str | None = None) -> DataSet:
+    """Pieces of clothing: 60,000 to train on, 10,000 to evaluate on, [28, 28, 1]."""
+    return _images("fashion_mnist", path, (28, 28, 1))
+
+
+def cifar10(*, path: str | None = None) -> DataSet:
+    """Small photographs: 50,000 to train on, 10,000 to evaluate on, [32, 32, 3]."""
+    return _images("cifar10", path, (32, 32, 3))
+
+
+def _images(name: str, path: str | None, shape: tuple[int, ...]) -> DataSet:
+    x_train, y_train, x_test, y_test = read_npz(path) if path else _download(name)
+    source = str(path or name)
+    train, test = (_with_channels(x, shape, source) for x in (x_train, x_test))
+    return from_arrays((train, y_train), (test, y_test), source=source, classes=CLASSES)
+
+
+def _with_channels(images: np.ndarray, shape: tuple[int, ...], source: str) -> np.ndarray:
+    """[N, H, W] or [N, H, W, C] -> [N, H, W, C]; grey images are often stored without the channel."""
+    if images.ndim == len(shape) and shape[-1] == 1:
+        images = images[..., None]
+    if images.shape[1:] != shape:
+        raise DataError(
+            f"{source}: images are {list(images.shape[1:])}, they must be {list(shape)}; "
+            "for other shapes type data=npz data.options.path=FILE"
+        )
+    return images
+
+
+def _download(name: str) -> tuple[np.ndarray, ...]:
+    import keras
+
+    try:
+        with _alone():
+            (x_train, y_train), (x_test, y_test) = getattr(keras.datasets, name).load_data()
+    except Exception as error:  # Keras raises a bare Exception when it cannot download
+        raise MissingInputError(
+            f"{name}: Keras cannot load it ({error}); without a network, put an .npz file with {', '.join(KEYS)} "
+            f"on this machine, e.g. /data/{name}.npz, and type data.options.path=/data/{name}.npz"
+        ) from error
+    return x_train, y_train, x_test, y_test
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Lets one process at a time download: Keras writes into the final file, where another would find half of it."""
+    folder = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras")
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "download.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # given back when the file is closed
+        yield

@@ -1,0 +1,24 @@
+"""Input files, checked before they are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainer.workload.data.examples import DataError, MissingInputError
+
+
+def check_file(path: str | Path, *, option: str) -> Path:
+    """The path of a file that exists and is not empty.
+
+    Args:
+        path: as given; `~` is the home directory.
+        option: the option it was given by, as it is typed, e.g. "data.options.path".
+    """
+    file = Path(path).expanduser()
+    if file.is_dir():
+        raise DataError(f"{file}: is a directory, {option} takes a file; e.g. {option}={file / 'NAME'}")
+    if not file.exists():
+        raise MissingInputError(f"{file}: no such file (looked in {Path.cwd()}); type {option}=/PATH/TO/FILE")
+    if file.stat().st_size == 0:
+        raise DataError(f"{file}: is empty (0 bytes); copy it again, or type {option}=/PATH/TO/FILE")
+    return file

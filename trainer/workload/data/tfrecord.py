@@ -1,0 +1,236 @@
+"""Examples in TFRecord files of tf.train.Example."""
+
+from __future__ import annotations
+
+import functools
+import glob
+import math
+import os
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trainer.workload.data.examples import DataError, DataSet, Examples, MissingInputError
+from trainer.workload.data.files import check_file
+from trainer.workload.data.records import AGAIN, index_records, read_at, read_in_order
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+ENCODINGS = {"float": "float_list", "raw": "bytes_list", "png": "bytes_list"}  # encoding -> kind of feature
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+
+@dataclass(frozen=True)
+class Format:
+    """What each record must hold."""
+
+    feature: str
+    label: str
+    encoding: str  # one of ENCODINGS
+    shape: tuple[int, ...]
+    classes: int
+
+
+def tfrecord(
+    *,
+    train: str,
+    evaluate: str,
+    shape: Sequence[int],
+    classes: int,
+    feature: str = "image",
+    label: str = "label",
+    encoding: str = "float",
+    compression: str = "none",
+    verify: bool = True,
+    train_examples: int | None = None,
+    evaluate_examples: int | None = None,
+) -> DataSet:
+    """Records of a feature and an int64 label.
+
+    Args:
+        train: glob of the files to train on.
+        evaluate: glob of the files to evaluate on.
+        shape: of one example's feature.
+        classes: labels are 0..classes-1.
+        feature: key of the feature.
+        label: key of the label.
+        encoding: "float" (float_list), "raw" (uint8 bytes, scaled to 0..1) or "png" (scaled to 0..1).
+        compression: only "none": compressed files cannot be read at any place.
+        verify: read every record once, now, and check its checksum, feature and label; else only each file's first.
+        train_examples: how many records there must be; a file that ends between two records looks whole.
+        evaluate_examples: the same, of the other files.
+    """
+    layout = Format(feature, label, encoding, tuple(shape), classes)
+    _check_options(layout, compression)
+    sets = {
+        option: _examples(pattern, layout, option=option, verify=verify, expected=expected)
+        for option, pattern, expected in (("train", train, train_examples), ("evaluate", evaluate, evaluate_examples))
+    }
+    return DataSet(sets["train"], sets["evaluate"], layout.shape, classes)
+
+
+def _check_options(layout: Format, compression: str) -> None:
+    if compression != "none":
+        raise DataError(
+            f"data.options.compression={compression}, only uncompressed files can be read at any place; "
+            "unpack the files and type data.options.compression=none"
+        )
+    if layout.encoding not in ENCODINGS:
+        raise DataError(f"data.options.encoding={layout.encoding}, it must be one of {', '.join(ENCODINGS)}")
+    if min((*layout.shape, layout.classes)) < 1:
+        raise DataError(
+            f"data.options.shape={list(layout.shape)}, data.options.classes={layout.classes}; sizes must be at least 1"
+        )
+    if layout.encoding == "png" and (len(layout.shape) != 3 or layout.shape[2] not in (1, 3, 4)):
+        raise DataError(
+            f"data.options.shape={list(layout.shape)}, png images have [height, width, channels] and 1, 3 or 4 channels"
+        )
+
+
+def _examples(pattern: str, layout: Format, *, option: str, verify: bool, expected: int | None) -> Examples:
+    paths = _find_files(pattern, option=option)
+    found = [index_records(path) for path in paths]
+    count = sum(len(offsets) for offsets, _ in found)
+    if expected is not None and count != expected:
+        raise DataError(
+            f"{pattern}: {count} records in {len(paths)} files, data.options.{option}_examples says {expected}; "
+            f"copy the files again, or type data.options.{option}_examples={count}"
+        )
+    for path in paths:
+        _check_records(path, layout, every=verify)
+    files = np.repeat(np.arange(len(paths), dtype=np.int32), [len(offsets) for offsets, _ in found])
+    offsets, lengths = (np.concatenate(column) for column in zip(*found, strict=True))
+    return Examples(count, (files, offsets, lengths), _fetch(paths, layout))
+
+
+def _find_files(pattern: str, *, option: str) -> list[Path]:
+    names = sorted(glob.glob(os.path.expanduser(pattern), recursive=True))
+    if not names:
+        raise MissingInputError(
+            f"{pattern}: no file matches (looked in {Path.cwd()}); type 'data.options.{option}=/PATH/TO/*.tfrecord'"
+        )
+    return [check_file(name, option=f"data.options.{option}") for name in names]
+
+
+def _check_records(path: Path, layout: Format, *, every: bool) -> None:
+    """Reads the records of a file, or only its first, and raises DataError at one that is not as it must be."""
+    for number, record in enumerate(read_in_order(path)):
+        problem = _find_problem(record, layout)
+        if problem:
+            raise DataError(f"{path}, record {number}: {problem}")
+        if not every:
+            return
+
+
+def _find_problem(record: bytes, layout: Format) -> str | None:
+    """What is wrong with a record, and what to do about it; none if nothing is."""
+    import tensorflow as tf
+    from google.protobuf.message import DecodeError
+
+    try:
+        features = tf.train.Example.FromString(record).features.feature
+    except DecodeError:
+        return "is not a tf.train.Example; write the file with tf.train.Example(...).SerializeToString()"
+    for key, option, kind in (
+        (layout.feature, "feature", ENCODINGS[layout.encoding]),
+        (layout.label, "label", "int64_list"),
+    ):
+        if key not in features:
+            return f"has no feature {key!r}, it holds {sorted(features)}; type data.options.{option}=NAME"
+        found = features[key].WhichOneof("kind")
+        if found != kind:
+            return f"feature {key!r} is {found or 'empty'}, it must be {kind}; {_advice(option, found)}"
+    return _find_bad_label(features, layout) or _find_bad_value(features[layout.feature], layout)
+
+
+def _advice(option: str, found: str | None) -> str:
+    encodings = [encoding for encoding, kind in ENCODINGS.items() if kind == found]
+    if option == "feature" and encodings:
+        return f"type data.options.encoding={' or '.join(encodings)}"
+    return f"type data.options.{option}=NAME of another feature, or write the files again"
+
+
+def _find_bad_label(features: Any, layout: Format) -> str | None:
+    labels = list(features[layout.label].int64_list.value)
+    if len(labels) != 1:
+        return f"feature {layout.label!r} has {len(labels)} values, it must have 1; {AGAIN}"
+    if not 0 <= labels[0] < layout.classes:
+        return f"label {labels[0]} is not in 0..{layout.classes - 1}; type data.options.classes=COUNT"
+    return None
+
+
+def _find_bad_value(feature: Any, layout: Format) -> str | None:
+    size, change = math.prod(layout.shape), "type data.options.shape=[...]"
+    if layout.encoding == "float":
+        values = np.array(feature.float_list.value, np.float32)
+        if len(values) != size:
+            return (
+                f"feature {layout.feature!r} has {len(values)} values, shape {list(layout.shape)} has {size}; {change}"
+            )
+        if not np.isfinite(values).all():
+            return f"feature {layout.feature!r} holds NaN or infinity; remove the record, or replace the value"
+        return None
+    if len(feature.bytes_list.value) != 1:
+        return f"feature {layout.feature!r} has {len(feature.bytes_list.value)} values, it must have 1; {AGAIN}"
+    content = feature.bytes_list.value[0]
+    if layout.encoding == "png":
+        return _find_bad_png(content, layout)
+    if len(content) != size:
+        return f"feature {layout.feature!r} has {len(content)} bytes, shape {list(layout.shape)} has {size}; {change}"
+    return None
+
+
+def _find_bad_png(content: bytes, layout: Format) -> str | None:
+    """Looks at a PNG's first 24 bytes: the signature, and the header with width and height."""
+    if not content.startswith(PNG_SIGNATURE) or len(content) < 24:
+        return f"feature {layout.feature!r} is no PNG image; type data.options.encoding=raw if it holds plain bytes"
+    width, height = struct.unpack(">II", content[16:24])
+    if (height, width) != layout.shape[:2]:
+        given = [height, width, layout.shape[2]]
+        return (
+            f"image is {height} high and {width} wide, shape is {list(layout.shape)}; type data.options.shape={given}"
+        )
+    return None
+
+
+def _fetch(
+    paths: list[Path], layout: Format
+) -> Callable[[tf.Tensor, tuple[tf.Tensor, ...]], tuple[tf.Tensor, tf.Tensor]]:
+    def fetch(indices: tf.Tensor, arrays: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, tf.Tensor]:
+        import tensorflow as tf
+
+        places = [tf.gather(array, indices) for array in arrays]
+        records, names = tf.numpy_function(functools.partial(read_at, paths), places, [tf.string, tf.string])
+        records.set_shape(indices.shape)
+        names.set_shape(indices.shape)
+        feature = tf.io.FixedLenFeature(layout.shape, tf.float32)
+        if layout.encoding != "float":
+            feature = tf.io.FixedLenFeature([], tf.string)
+        wanted = {layout.feature: feature, layout.label: tf.io.FixedLenFeature([], tf.int64)}
+        parsed = tf.io.parse_example(records, wanted, example_names=names)
+        return _decode(parsed[layout.feature], layout), parsed[layout.label]
+
+    return fetch
+
+
+def _decode(feature: tf.Tensor, layout: Format) -> tf.Tensor:
+    """[B, ...] of float32, from floats [B, ...], bytes [B] or images [B]."""
+    import tensorflow as tf
+
+    if layout.encoding == "float":
+        return feature
+    if layout.encoding == "raw":
+        values = tf.reshape(tf.io.decode_raw(feature, tf.uint8), [-1, *layout.shape])
+    else:
+
+        def decode(image: tf.Tensor) -> tf.Tensor:
+            return tf.ensure_shape(tf.io.decode_png(image, channels=layout.shape[2]), layout.shape)
+
+        values = tf.map_fn(decode, feature, fn_output_signature=tf.TensorSpec(layout.shape, tf.uint8))
+    values = tf.ensure_shape(values, [*feature.shape, *layout.shape])
+    return tf.cast(values, tf.float32) * (1 / 255)

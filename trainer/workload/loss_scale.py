@@ -1,0 +1,31 @@
+"""The loss scale of float16 training: part of a run's state, moved by each update as Keras's LossScaleOptimizer does.
+
+float16 has no numbers below 6e-8, so small gradients would vanish: the loss is multiplied by a scale, the gradients are
+divided by it. Where they overflow the update is left out and the scale halved; it doubles after many good updates.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from trainer.plan.placement import Parameter
+
+PARAMETER = Parameter("trainer/loss_scale", (2,), trainable=False)  # the scale, and the good updates since it moved
+FIRST = (2.0**15, 0.0)
+LOWEST = 1.0  # gradients that overflow even so are not the scale's fault
+GROWTH_STEPS = 2000
+
+
+def moved(scale: tf.Tensor, overflow: tf.Tensor, used: tf.Tensor) -> tf.Tensor:
+    """[2] the scale after an update.
+
+    Args:
+        scale: [2] before it.
+        overflow: [] bool: a gradient was not finite, so the update was left out.
+        used: [] the factor that the gradient was computed with; if it has been halved since, once is enough.
+    """
+    factor, good = tf.unstack(scale)
+    grows = good + 1 >= GROWTH_STEPS
+    up = tf.stack([tf.where(grows, factor * 2, factor), tf.where(grows, 0.0, good + 1)])
+    down = tf.stack([tf.where(used > factor, factor, tf.maximum(factor / 2, LOWEST)), 0.0])
+    return tf.where(overflow, down, up)

@@ -1,0 +1,15 @@
+"""The models a config can name; each is a plain function from shapes and options to a Keras model that gives logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from trainer.workload.models.cnn import cnn
+from trainer.workload.models.mlp import mlp
+from trainer.workload.models.oracle import oracle
+from trainer.workload.models.resnet20 import resnet20
+
+MODELS: dict[str, Callable[..., Any]] = {"cnn": cnn, "mlp": mlp, "oracle": oracle, "resnet20": resnet20}
+
+__all__ = ["MODELS", "cnn", "mlp", "oracle", "resnet20"]

@@ -1,0 +1,242 @@
+"""The replica step: one forward and backward pass as a pure function of parameters, state, seed and batch.
+
+It knows nothing of clusters. The same function trains in one process and behind parameter servers, so a user's model is
+an ordinary Keras model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import keras
+import tensorflow as tf
+
+from trainer.plan.placement import Parameter
+from trainer.workload.batch_norm import fused
+from trainer.workload.layer_devices import pinned
+from trainer.workload.loss_scale import LOWEST
+
+Tensors = Mapping[str, tf.Tensor]  # by parameter path
+Batch = tuple[tf.Tensor, tf.Tensor]  # features [N, ...], labels [N, ...]
+# (parameters, state, seed, batch, loss scale) -> (gradients, state', loss, accuracy)
+Pass = Callable[..., tuple[Tensors, Tensors, tf.Tensor, tf.Tensor]]
+Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]  # (labels, outputs) -> [N] losses
+
+
+def parameters_of(model: keras.Model) -> list[Parameter]:
+    """The trainable parameters and the state of a model, in creation order; seed generators are inputs, not state.
+
+    Raises:
+        ValueError: if two variables share a path, or one is not float32.
+    """
+    trainable = {id(v) for v in model.trainable_variables}
+    found = [Parameter(v.path, tuple(v.shape), id(v) in trainable) for v in model.variables if not _is_seed(v)]
+    paths = [p.path for p in found]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise ValueError(f"two variables of the model are named {path!r}; give its layers different names")
+    for v in model.variables:
+        if not _is_seed(v) and v.dtype != "float32":
+            raise ValueError(f"variable {v.path!r} is {v.dtype}; a model's variables must be float32")
+    return found
+
+
+def layers_of(model: keras.Model) -> list[str]:
+    """The paths of a model's layers, those inside other layers too, in creation order; inputs have none."""
+    return [layer.path for layer in model._flatten_layers(include_self=False) if layer.path]
+
+
+def initial_values(model: keras.Model) -> dict[str, object]:
+    """The model's current values as numpy arrays, by path."""
+    return {v.path: v.numpy() for v in model.variables if not _is_seed(v)}
+
+
+class Outcome(NamedTuple):
+    """What one replica step gives."""
+
+    gradients: Tensors
+    state: Tensors  # after the step
+    loss: tf.Tensor
+    accuracy: tf.Tensor
+    overflow: tf.Tensor  # 1 if a gradient is not finite under a loss scale, else 0
+    bad: tf.Tensor  # 1 if the loss, or a gradient that no lower loss scale would save, is not finite; else 0
+    finite: tf.Tensor  # [1 + gradients] bool: whether the loss is finite, and then each gradient
+
+
+def make_step(
+    model: keras.Model,
+    loss: str,
+    *,
+    accumulate: int = 1,
+    layers: Mapping[str, str] | None = None,
+    scopes: MutableMapping[str, str] | None = None,
+    jit: bool = False,
+) -> Callable[..., Outcome]:
+    """Builds step(parameters, state, seed, features, labels, loss_scale=None) -> Outcome.
+
+    Args:
+        model: a Keras model whose outputs are logits (or values, for mean_squared_error).
+        loss: a LossName.
+        accumulate: parts that the batch is computed in, one after the other; the result is the mean over them.
+        layers: device by layer path; the backward pass of a layer runs where its forward pass does.
+        scopes: gets the layer path of each name scope, when a step is traced.
+        jit: whether XLA compiles it; BatchNorm is then Keras's own, as XLA's variance loses a channel of a large mean.
+
+    The step takes parameters and state by path, a seed [2] of int64 that fixes every random draw (dropout), and a batch
+    features [N, ...], labels [N, ...]; the loss is the mean over the batch plus the model's own (regularizers). With a
+    loss scale [] the gradients of small numbers survive float16: the loss is multiplied by it, the gradients divided.
+    """
+    losses = LOSSES[loss]
+    trainable = [v.path for v in model.trainable_variables]
+
+    def whole(
+        parameters: Tensors, state: Tensors, seed: tf.Tensor, batch: Batch, loss_scale: tf.Tensor | None
+    ) -> tuple[Tensors, Tensors, tf.Tensor, tf.Tensor]:
+        features, labels = batch
+        weights = [parameters[path] for path in trainable]
+        with nullcontext() if jit else fused(model), pinned(model, layers or {}, scopes):
+            # Layers may have names that no root scope may have.
+            with tf.GradientTape() as tape, tf.name_scope("model"):
+                tape.watch(weights)
+                outputs, rest, own = model.stateless_call(
+                    weights, _non_trainable(model, state, seed), features, training=True, return_losses=True
+                )
+                outputs = tf.cast(outputs, tf.float32)
+                value = tf.add_n([tf.reduce_mean(losses(labels, outputs)), *(tf.cast(o, tf.float32) for o in own)])
+                scaled = value if loss_scale is None else value * loss_scale
+            gradients = tape.gradient(scaled, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
+        if loss_scale is not None:
+            dense = [gradient / loss_scale for gradient in dense]
+        moved = {
+            v.path: tf.cast(new, tf.float32)
+            for v, new in zip(model.non_trainable_variables, rest, strict=True)
+            if not _is_seed(v)
+        }
+        return dict(zip(trainable, dense, strict=True)), moved, value, accuracy(loss, labels, outputs)
+
+    def step(
+        parameters: Tensors,
+        state: Tensors,
+        seed: tf.Tensor,
+        features: tf.Tensor,
+        labels: tf.Tensor,
+        loss_scale: tf.Tensor | None = None,
+    ) -> Outcome:
+        run = whole if accumulate == 1 else _in_parts(whole, accumulate)
+        told = run(parameters, _of_model(model, state), seed, (features, labels), loss_scale)
+        return Outcome(*told, *_judge(told[0], told[2], loss_scale))
+
+    return step
+
+
+def _judge(gradients: Tensors, loss: tf.Tensor, loss_scale: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns (overflow, bad, finite) of an `Outcome`."""
+    finite = tf.stack([tf.reduce_all(tf.math.is_finite(values)) for values in (loss, *gradients.values())])
+    if loss_scale is None:
+        return tf.constant(0.0), 1.0 - tf.cast(tf.reduce_all(finite), tf.float32), finite
+    overflows = tf.logical_not(tf.reduce_all(finite[1:]))
+    is_bad = tf.logical_or(tf.logical_not(finite[0]), tf.logical_and(overflows, loss_scale <= LOWEST))
+    return tf.cast(overflows, tf.float32), tf.cast(is_bad, tf.float32), finite
+
+
+def _in_parts(run: Pass, count: int) -> Pass:
+    """A pass over equal parts of the batch, one after the other: the mean of what they give, the state of the last."""
+
+    def in_parts(
+        parameters: Tensors, state: Tensors, seed: tf.Tensor, batch: Batch, loss_scale: tf.Tensor | None
+    ) -> tuple[Tensors, Tensors, tf.Tensor, tf.Tensor]:
+        parts = [tf.reshape(values, [count, -1, *values.shape[1:]]) for values in batch]
+
+        def add(
+            part: tf.Tensor, gradients: Tensors, state: Tensors, loss: tf.Tensor, accuracy: tf.Tensor
+        ) -> tuple[tf.Tensor, Tensors, Tensors, tf.Tensor, tf.Tensor]:
+            drawn = tf.random.experimental.stateless_fold_in(seed, part)
+            rows = parts[0][part], parts[1][part]
+            more, state, loss_of, accuracy_of = run(parameters, state, drawn, rows, loss_scale)
+            total = {path: gradient + more[path] for path, gradient in gradients.items()}
+            return part + 1, total, state, loss + loss_of, accuracy + accuracy_of
+
+        zeros = {path: tf.zeros_like(values) for path, values in parameters.items()}
+        _, gradients, state, loss, accuracy = tf.while_loop(
+            lambda part, *_: part < count,
+            add,
+            (tf.constant(0), zeros, dict(state), tf.constant(0.0), tf.constant(0.0)),
+            parallel_iterations=1,
+            maximum_iterations=count,
+        )
+        return {path: total / count for path, total in gradients.items()}, state, loss / count, accuracy / count
+
+    return in_parts
+
+
+def make_evaluation(model: keras.Model, loss: str) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
+    """Builds evaluate(parameters, state, features, labels) -> (loss, accuracy), both means over the batch."""
+    losses = LOSSES[loss]
+
+    def evaluate(
+        parameters: Tensors, state: Tensors, features: tf.Tensor, labels: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        weights = [parameters[v.path] for v in model.trainable_variables]
+        no_seed = tf.zeros([2], tf.int64)
+        with tf.name_scope("model"):
+            outputs, _ = model.stateless_call(weights, _non_trainable(model, state, no_seed), features, training=False)
+        outputs = tf.cast(outputs, tf.float32)
+        return tf.reduce_mean(losses(labels, outputs)), accuracy(loss, labels, outputs)
+
+    return evaluate
+
+
+def accuracy(loss: str, labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    """The share of a batch that is classified right; 0 for a loss that does not classify."""
+    if loss == "sparse_categorical_crossentropy":
+        right = tf.equal(tf.argmax(outputs, -1), tf.cast(labels, tf.int64))
+    elif loss == "binary_crossentropy":
+        right = tf.equal(_one_column(outputs) > 0, _one_column(labels) > 0.5)
+    else:
+        return tf.constant(0.0)
+    return tf.reduce_mean(tf.cast(right, tf.float32))
+
+
+def _one_column(values: tf.Tensor) -> tf.Tensor:
+    return tf.reshape(tf.cast(values, tf.float32), [-1])
+
+
+def _binary_crossentropy(labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    return tf.nn.sigmoid_cross_entropy_with_logits(labels=_one_column(labels), logits=_one_column(outputs))
+
+
+def _squared_error(labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    return tf.math.squared_difference(outputs, tf.reshape(tf.cast(labels, tf.float32), tf.shape(outputs)))
+
+
+LOSSES: dict[str, Loss] = {
+    "sparse_categorical_crossentropy": lambda labels, outputs: tf.nn.sparse_softmax_cross_entropy_with_logits(
+        labels=tf.cast(labels, tf.int32), logits=outputs
+    ),
+    "binary_crossentropy": _binary_crossentropy,
+    "mean_squared_error": _squared_error,
+}
+
+
+def _of_model(model: keras.Model, state: Tensors) -> Tensors:
+    """The part of the state that is the model's; the trainer keeps some of its own there."""
+    return {v.path: state[v.path] for v in model.non_trainable_variables if not _is_seed(v)}
+
+
+def _is_seed(variable: keras.Variable) -> bool:
+    return variable.path.endswith("seed_generator_state")
+
+
+def _non_trainable(model: keras.Model, state: Tensors, seed: tf.Tensor) -> list[tf.Tensor]:
+    """Values for the model's non-trainable variables; each seed generator gets a state of its own drawn from `seed`."""
+    values = []
+    for number, variable in enumerate(model.non_trainable_variables):
+        if _is_seed(variable):
+            folded = tf.random.experimental.stateless_fold_in(seed, number)
+            values.append(tf.cast(tf.bitwise.bitwise_and(folded, 0x7FFFFFFF), variable.dtype))
+        else:
+            values.append(state[variable.path])
+    return values
