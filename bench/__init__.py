@@ -24,8 +24,9 @@ from bench.contestants import CONTESTANTS, QUICK_ROWS, ROWS, WORKLOADS, Row, sel
 from bench.ratios import paired, ratio
 from bench.running import ContestantError, Running
 from bench.windows import alternate
-from trainer.config.schema import BenchConfig, ConfigError, Problem, RunConfig
+from trainer.config.schema import BenchConfig, RunConfig
 from trainer.faults import exit_codes
+from trainer.faults.problems import ConfigError, Problem
 from trainer.observe.machine import this_machine
 
 QUICK = BenchConfig(

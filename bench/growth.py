@@ -28,9 +28,10 @@ import numpy as np
 
 from bench.steady import RunError, steady_run
 from trainer.config.compose import load
+from trainer.launch.describe import describe
 from trainer.observe.machine import this_machine, version_of
-from trainer.plan import plan
-from trainer.plan.description import Question, describe
+from trainer.plan import make, plan
+from trainer.plan.description import Question
 from trainer.plan.forecast import step_time
 from trainer.plan.forecast.costs import Work
 
@@ -132,7 +133,7 @@ def planned(overrides: Sequence[str], examples: int) -> tuple[plan.Plan, step_ti
     question = Question.about(config.model, config.data, user=None, seed=config.seed)
     description = describe(question)
     asked = step_time.Workload.of(description, config.optimizer, config.plan, cores=here.cores)
-    return plan.make_plan(config, description, here), asked
+    return make.make_plan(config, description, here), asked
 
 
 def fit(rows: Sequence[Mapping[str, Any]]) -> Fit:

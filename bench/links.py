@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from bench.growth import RESULTS, enter_own_network, machine, planned
 from bench.steady import ALONE, START_SECS, RunError
 from trainer.config.compose import load
-from trainer.config.schema import ConfigError
+from trainer.faults.problems import ConfigError
 from trainer.observe.peers import read_status
 from trainer.plan.addresses import CONTROL_PORT_OFFSET
 from trainer.plan.forecast import step_time

@@ -21,17 +21,18 @@ import tensorflow as tf
 from trainer.config.schema import OptimizerConfig, OptimizerName
 from trainer.engine.compute import Replica
 from trainer.engine.local import LocalEngine
-from trainer.engine.sharded.arrivals_host import EachHost, QuorumHost
+from trainer.engine.sharded.async_host import EachHost
+from trainer.engine.sharded.backup_host import QuorumHost
 from trainer.engine.sharded.host import OnUpdate, ShardHost
 from trainer.engine.sharded.resources import device_of
 from trainer.engine.sharded.sync_host import LockstepHost
 from trainer.engine.sharded.worker import ShardsEngine
 from trainer.engine.vectors.shared_memory import Memory
 from trainer.engine.vectors.snapshot import Snapshot
+from trainer.launch.processes.memory_file import make_file
 from trainer.launch.processes.ports import HeldPorts
 from trainer.plan.placement import place
 from trainer.plan.plan import Plan, Task
-from trainer.plan.shared_memory import make_file
 from trainer.task.server import session_config, start_server
 from trainer.workload import step as replica
 from trainer.workload.data.arrays import from_arrays

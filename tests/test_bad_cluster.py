@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from trainer.config.compose import load
-from trainer.config.schema import ConfigError
-from trainer.plan import plan
-from trainer.plan.plan import Machine
+from trainer.faults.problems import ConfigError
+from trainer.plan import validate
+from trainer.plan.devices import Machine
 
 pytestmark = pytest.mark.slow
 
@@ -253,7 +253,7 @@ def test_a_bad_cluster_is_explained_by_the_command_which_starts_and_writes_nothi
 def problems(*overrides: str, on: Machine) -> str:
     """What the checks say of a config, or nothing."""
     try:
-        load(list(overrides), lambda config: plan.check(config, on))
+        load(list(overrides), lambda config: validate.check(config, on))
     except ConfigError as error:
         return str(error)
     return ""

@@ -15,7 +15,7 @@ import pytest
 
 from trainer.config import sources
 from trainer.config.compose import load
-from trainer.config.schema import ConfigError, Problem
+from trainer.faults.problems import ConfigError, Problem
 
 pytestmark = pytest.mark.slow
 

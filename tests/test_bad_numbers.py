@@ -11,14 +11,17 @@ import pytest
 from conftest import SMALL, Run
 
 from trainer.config.compose import load
-from trainer.config.schema import ConfigError, NotFinitePolicy
+from trainer.config.schema import NotFinitePolicy
 from trainer.engine.step_result import Pulled
 from trainer.faults import exit_codes
 from trainer.faults.exit_codes import NotFiniteError, RollbackError
-from trainer.plan.plan import Machine, check
+from trainer.faults.problems import ConfigError
+from trainer.plan.devices import Machine
+from trainer.plan.validate import check
 from trainer.storage import checkpoint
+from trainer.storage.rollbacks import count_rollbacks, record_rollback
 from trainer.task import not_finite
-from trainer.task.not_finite import count_rollbacks, order_seed, reaction, record_rollback
+from trainer.task.not_finite import order_seed, reaction
 from trainer.workload.data.order import batch_indices
 
 Finish = Callable[..., Run]

@@ -16,7 +16,8 @@ from small_clusters import Cluster, digest, to_the_end, with_everything
 from trainer.engine.sharded.prefetch import Ahead
 from trainer.engine.sharded.worker import ShardsEngine
 from trainer.engine.vectors.snapshot import Snapshot
-from trainer.plan.placement import Parameter, place
+from trainer.plan.layout import Parameter
+from trainer.plan.placement import place
 
 PARAMETERS = [Parameter(name, (size,), True) for name, size in (("a", 160), ("b", 16), ("c", 16), ("d", 128))]
 

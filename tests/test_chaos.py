@@ -16,14 +16,15 @@ from typing import Any
 
 import pytest
 
-from trainer.commands.chaos import random_faults, report, runner
+from trainer.commands.chaos import check, random_faults, report
 from trainer.commands.chaos.injector import FaultInjector, Measured, Scheduled
 from trainer.commands.chaos.proxy import GOOD, Condition, Links
 from trainer.commands.chaos.report import Outcome
 from trainer.commands.chaos.schedule import Crew, Fault, parse, typed
 from trainer.commands.chaos.soak import Resources, Timed
 from trainer.config import compose
-from trainer.config.schema import ConfigError, RunConfig
+from trainer.config.schema import RunConfig
+from trainer.faults.problems import ConfigError
 from trainer.launch.fault_hooks import Seen
 from trainer.plan.plan import Plan, Task
 
@@ -225,23 +226,23 @@ def test_a_soak_has_no_faults_at_a_place():
     ],
 )
 def test_a_config_that_makes_no_faults_is_a_problem(overrides, key, told):
-    (problem,) = runner.check(load("mode=chaos", "cluster=2w", *overrides))
+    (problem,) = check.check(load("mode=chaos", "cluster=2w", *overrides))
     assert problem.key == key
     assert told in problem.message
 
 
 def test_a_directory_that_holds_a_run_is_not_used_again(tmp_path: Path):
     (tmp_path / "unbroken").mkdir()
-    (problem,) = runner.check(load("mode=chaos", "chaos.random=1", f"run={tmp_path}"))
+    (problem,) = check.check(load("mode=chaos", "chaos.random=1", f"run={tmp_path}"))
     assert "holds an earlier run" in problem.message
 
 
 def test_other_modes_do_not_care_for_faults():
-    assert list(runner.check(load("chaos.random=1", "chaos.minutes=1"))) == []
+    assert list(check.check(load("chaos.random=1", "chaos.minutes=1"))) == []
 
 
 def test_a_soak_has_no_last_step_and_a_budget_for_each_fault():
-    config = runner.adapted(load("mode=chaos", "chaos.minutes=1", "chaos.every_secs=20"))
+    config = check.adapted(load("mode=chaos", "chaos.minutes=1", "chaos.every_secs=20"))
     assert config.train.steps == 10**9
     assert config.restart.window_secs == 20
 

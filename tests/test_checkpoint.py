@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from trainer.config.compose import load
-from trainer.storage import checkpoint, resume
+from trainer.storage import checkpoint, checkpoint_writer, resume
 from trainer.storage.checkpoint import CheckpointError
 from trainer.storage.run_directory import RunDirectory
 
@@ -45,7 +45,7 @@ def shapes_of(tensors: dict[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
 
 def save(folder: Path, *steps: int, keep: int = 9) -> Path:
     """Saves checkpoints that hold their step; returns the last one's folder."""
-    return [checkpoint.write(folder, step, 1, FACTS, tensors_of(step), keep=keep) for step in steps][-1]
+    return [checkpoint_writer.write(folder, step, 1, FACTS, tensors_of(step), keep=keep) for step in steps][-1]
 
 
 def steps_in(folder: Path) -> list[str]:
@@ -78,14 +78,14 @@ def test_tensors_come_back_bit_for_bit(tmp_path):
         "state/scalar": np.float32(3.5).reshape(()),
         "slots/momentum/empty": np.zeros((0, 4), np.float32),
     }
-    loaded = checkpoint.load(checkpoint.read_manifest(checkpoint.write(tmp_path, 5, 0, {}, tensors, keep=1)))
+    loaded = checkpoint.load(checkpoint.read_manifest(checkpoint_writer.write(tmp_path, 5, 0, {}, tensors, keep=1)))
     assert {name: (v.shape, v.tobytes()) for name, v in loaded.items()} == {
         name: (v.shape, v.tobytes()) for name, v in tensors.items()
     }
 
 
 def test_the_manifest_says_what_the_checkpoint_holds(tmp_path):
-    path = checkpoint.write(tmp_path, 1200, 3, FACTS, tensors_of(1.0), keep=1)
+    path = checkpoint_writer.write(tmp_path, 1200, 3, FACTS, tensors_of(1.0), keep=1)
     found = checkpoint.read_manifest(path)
     assert (found.step, found.generation, found.path, found.facts) == (1200, 3, tmp_path / "000001200", FACTS)
     assert found.tensors == shapes_of(tensors_of(1.0))
@@ -107,7 +107,7 @@ def test_a_folder_that_does_not_exist_has_no_checkpoint_and_no_complaint(tmp_pat
 
 def test_saving_a_step_again_changes_nothing(tmp_path):
     before = (save(tmp_path, 1) / "manifest.json").stat().st_mtime_ns
-    checkpoint.write(tmp_path, 1, 2, FACTS, tensors_of(99.0), keep=9)
+    checkpoint_writer.write(tmp_path, 1, 2, FACTS, tensors_of(99.0), keep=9)
     assert (tmp_path / "000000001" / "manifest.json").stat().st_mtime_ns == before
 
 
@@ -118,12 +118,12 @@ def test_saving_a_damaged_step_again_repairs_it(tmp_path):
 
 def test_values_that_are_no_plain_numbers_are_refused(tmp_path):
     with pytest.raises(TypeError, match="parameters/a is object; .* cast it to float32"):
-        checkpoint.write(tmp_path, 1, 0, {}, {"parameters/a": np.array([{}])}, keep=1)
+        checkpoint_writer.write(tmp_path, 1, 0, {}, {"parameters/a": np.array([{}])}, keep=1)
 
 
 def test_a_refused_save_leaves_nothing_behind(tmp_path):
     with pytest.raises(TypeError):
-        checkpoint.write(tmp_path, 1, 0, {}, {"parameters/a": np.array([{}])}, keep=1)
+        checkpoint_writer.write(tmp_path, 1, 0, {}, {"parameters/a": np.array([{}])}, keep=1)
     assert steps_in(tmp_path) == []
 
 
@@ -218,7 +218,7 @@ def test_a_checkpoint_copied_under_a_name_of_your_own_is_read(tmp_path):
     ids=["shape", "dtype"],
 )
 def test_tensors_that_are_not_what_the_manifest_says_are_refused(tmp_path, stored, problem):
-    path = checkpoint.write(tmp_path, 1, 0, {}, {"parameters/a": np.zeros((2, 3), np.float32)}, keep=1)
+    path = checkpoint_writer.write(tmp_path, 1, 0, {}, {"parameters/a": np.zeros((2, 3), np.float32)}, keep=1)
     found = checkpoint.read_manifest(path)
     np.savez(path / "tensors.npz", **{"parameters/a": stored})
     with pytest.raises(CheckpointError, match=problem):
@@ -248,7 +248,7 @@ def test_tensors_that_are_no_archive_are_refused(tmp_path, content):
 
 
 def test_nan_is_refused_with_the_tensor_that_holds_it(tmp_path):
-    path = checkpoint.write(tmp_path, 1, 0, {}, {"parameters/a": np.float32([1, np.nan])}, keep=1)
+    path = checkpoint_writer.write(tmp_path, 1, 0, {}, {"parameters/a": np.float32([1, np.nan])}, keep=1)
     with pytest.raises(CheckpointError, match="parameters/a holds NaN; give an earlier one"):
         checkpoint.load(checkpoint.read_manifest(path))
 
@@ -358,7 +358,7 @@ def test_a_path_without_a_checkpoint_is_refused(tmp_path, directory, make, probl
     ],
 )
 def test_a_checkpoint_of_another_model_or_optimizer_is_refused_before_it_is_read(tmp_path, override, says):
-    found = checkpoint.read_manifest(checkpoint.write(tmp_path, 1, 1, {"model": "cnn", **FACTS}, {}, keep=1))
+    found = checkpoint.read_manifest(checkpoint_writer.write(tmp_path, 1, 1, {"model": "cnn", **FACTS}, {}, keep=1))
     resume.check_model(found, load([]))
     with pytest.raises(CheckpointError, match=says):
         resume.check_model(found, load([override]))
@@ -387,7 +387,7 @@ COMMANDS = {
 def test_the_command_ends_with_76_before_any_task_starts_and_leaves_the_checkpoint_alone(tmp_path, kind):
     damage, overrides, says = COMMANDS[kind]
     facts = {"model": "mlp", "optimizer": "adam"}
-    damage(checkpoint.write(tmp_path, 100, 1, facts, tensors_of(1), keep=1))
+    damage(checkpoint_writer.write(tmp_path, 100, 1, facts, tensors_of(1), keep=1))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     given = ["cluster=1ps2w", "model=mlp", "run=mine", "resume=000000100", *overrides]
     ended = subprocess.run(
@@ -427,15 +427,15 @@ def test_what_is_not_released_stays(tmp_path):
         return [step for step in due if step < 200]
 
     save(tmp_path, 100, 200, 300)
-    checkpoint.write(tmp_path, 400, 1, FACTS, tensors_of(400), keep=1, release=release)
+    checkpoint_writer.write(tmp_path, 400, 1, FACTS, tensors_of(400), keep=1, release=release)
     assert asked == [[100, 200, 300]]
     assert steps_in(tmp_path) == ["000000200", "000000300", "000000400"]
 
 
 def test_a_copy_is_a_valid_checkpoint_with_its_notes_and_outlives_the_original(tmp_path):
     original = save(tmp_path / "all", 100)
-    copied = checkpoint.copy(original, tmp_path / "some", {"note.json": "{}"})
-    checkpoint.remove(original)
+    copied = checkpoint_writer.copy(original, tmp_path / "some", {"note.json": "{}"})
+    checkpoint_writer.remove(original)
     assert copied == tmp_path / "some/000000100"
     assert steps_in(copied) == ["manifest.json", "note.json", "tensors.npz"]
     loaded = checkpoint.load(checkpoint.read_manifest(copied))
@@ -447,17 +447,17 @@ def test_a_copy_is_made_where_files_cannot_have_two_names(tmp_path, monkeypatch)
         raise OSError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)
-    checkpoint.verify(checkpoint.read_manifest(checkpoint.copy(save(tmp_path, 100), tmp_path / "some", {})))
+    checkpoint.verify(checkpoint.read_manifest(checkpoint_writer.copy(save(tmp_path, 100), tmp_path / "some", {})))
 
 
 def test_a_checkpoint_that_is_gone_cannot_be_copied_and_leaves_nothing(tmp_path):
     with pytest.raises(FileNotFoundError):
-        checkpoint.copy(tmp_path / "000000100", tmp_path / "some", {})
+        checkpoint_writer.copy(tmp_path / "000000100", tmp_path / "some", {})
     assert steps_in(tmp_path / "some") == []
 
 
 def test_removing_what_is_gone_is_no_error(tmp_path):
-    checkpoint.remove(tmp_path / "000000100")
+    checkpoint_writer.remove(tmp_path / "000000100")
 
 
 def test_leftovers_of_dead_writers_are_removed(tmp_path):
@@ -485,7 +485,7 @@ def test_temporary_folders_are_no_checkpoints(tmp_path):
 
 
 def test_a_closed_writer_has_saved_everything(tmp_path):
-    writer = checkpoint.Writer(tmp_path, keep=9)
+    writer = checkpoint_writer.Writer(tmp_path, keep=9)
     for step in (1, 2, 3):
         writer.save(step, 0, FACTS, tensors_of(step))
     writer.close()
@@ -495,8 +495,8 @@ def test_a_closed_writer_has_saved_everything(tmp_path):
 
 def test_saving_happens_in_another_thread(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(checkpoint, "write", lambda *_, **__: seen.append(threading.current_thread()))
-    writer = checkpoint.Writer(tmp_path, keep=1)
+    monkeypatch.setattr(checkpoint_writer, "write", lambda *_, **__: seen.append(threading.current_thread()))
+    writer = checkpoint_writer.Writer(tmp_path, keep=1)
     writer.save(1, 0, {}, {})
     writer.close()
     assert seen != [threading.main_thread()]
@@ -509,8 +509,8 @@ def test_a_second_save_waits_for_the_first(tmp_path, monkeypatch):
         release.wait()
         log.append(step)
 
-    monkeypatch.setattr(checkpoint, "write", slow)
-    writer = checkpoint.Writer(tmp_path, keep=1)
+    monkeypatch.setattr(checkpoint_writer, "write", slow)
+    writer = checkpoint_writer.Writer(tmp_path, keep=1)
     writer.save(1, 0, {}, {})
     threading.Timer(0.05, release.set).start()
     writer.save(2, 0, {}, {})
@@ -522,7 +522,7 @@ def test_a_second_save_waits_for_the_first(tmp_path, monkeypatch):
 def failed_writer(tmp_path):
     """A writer whose first save has failed: there is a file where its folder should be."""
     (tmp_path / "checkpoints").write_text("")
-    writer = checkpoint.Writer(tmp_path / "checkpoints", keep=1)
+    writer = checkpoint_writer.Writer(tmp_path / "checkpoints", keep=1)
     writer.save(1, 0, FACTS, tensors_of(1))
     return writer
 
@@ -560,8 +560,8 @@ def test_a_failure_is_raised_by_looking_once_the_save_has_ended(failed_writer):
 
 def test_looking_does_not_wait_for_a_save(tmp_path, monkeypatch):
     release = threading.Event()
-    monkeypatch.setattr(checkpoint, "write", lambda *_, **__: release.wait())
-    writer = checkpoint.Writer(tmp_path, keep=1)
+    monkeypatch.setattr(checkpoint_writer, "write", lambda *_, **__: release.wait())
+    writer = checkpoint_writer.Writer(tmp_path, keep=1)
     writer.save(1, 0, {}, {})
     writer.look()
     release.set()
@@ -571,7 +571,7 @@ def test_looking_does_not_wait_for_a_save(tmp_path, monkeypatch):
 def test_who_asks_to_be_told_of_a_failure_is_told_and_nobody_else(tmp_path):
     (tmp_path / "checkpoints").write_text("")
     told = []
-    writer = checkpoint.Writer(tmp_path / "checkpoints", keep=1)
+    writer = checkpoint_writer.Writer(tmp_path / "checkpoints", keep=1)
     writer.save(1, 0, FACTS, tensors_of(1), on_error=told.append)
     writer.close()
     assert [(error.filename, error.errno) for error in told] == [(str(tmp_path / "checkpoints/000000001"), 17)]
@@ -606,7 +606,7 @@ def test_a_save_that_has_no_room_is_not_begun(small_disk):
     with pytest.raises(
         OSError, match=r"step 2 was not saved \(254.0 KiB are needed, [\d.]+ KiB are free\); earlier ones"
     ):
-        checkpoint.write(folder, 2, 0, {}, ballast(250 / 1024), keep=1)
+        checkpoint_writer.write(folder, 2, 0, {}, ballast(250 / 1024), keep=1)
     assert steps_in(folder) == ["000000001"]
     checkpoint.verify(checkpoint.read_manifest(folder / "000000001"))
 
@@ -633,31 +633,31 @@ def test_a_save_succeeds_as_soon_as_there_is_room_again(small_disk):
 
 def test_room_is_needed_for_all_that_are_kept_and_one_more(small_disk):
     folder = small_disk()
-    checkpoint.check_space(folder, 60 * 1024, keep=3)
+    checkpoint_writer.check_space(folder, 60 * 1024, keep=3)
     said = (
         "4 checkpoints of 70.0 KiB will not fit: 280.0 KiB are needed, 256.0 KiB are free; make room, choose another "
         f"disk with run=PATH, or keep fewer with checkpoint.keep=1: '{folder}'"
     )
     with pytest.raises(OSError, match=re.escape(said)):
-        checkpoint.check_space(folder, 70 * 1024, keep=3)
+        checkpoint_writer.check_space(folder, 70 * 1024, keep=3)
 
 
 def test_checkpoints_that_are_there_need_no_more_room(small_disk):
     folder = small_disk()
     save(folder, 1, 2)
-    checkpoint.check_space(folder, 70 * 1024, keep=3)
+    checkpoint_writer.check_space(folder, 70 * 1024, keep=3)
 
 
 def test_room_for_one_more_is_needed_in_any_case(small_disk):
     folder = small_disk()
     save(folder, 1, 2)
     with pytest.raises(OSError, match="1 checkpoint of 250.0 KiB will not fit"):
-        checkpoint.check_space(folder, 250 * 1024, keep=1)
+        checkpoint_writer.check_space(folder, 250 * 1024, keep=1)
 
 
 def test_a_disk_that_does_not_tell_its_size_is_trusted(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=0, used=0, free=0))
-    checkpoint.check_space(tmp_path, 2**40, keep=3)
+    checkpoint_writer.check_space(tmp_path, 2**40, keep=3)
     save(tmp_path, 1)
 
 
@@ -667,9 +667,9 @@ SAVE_FOR_EVER = """
 import itertools, sys
 from pathlib import Path
 import numpy as np
-from trainer.storage import checkpoint
+from trainer.storage import checkpoint, checkpoint_writer
 
-writer = checkpoint.Writer(Path(sys.argv[1]), keep=2)
+writer = checkpoint_writer.Writer(Path(sys.argv[1]), keep=2)
 for step in itertools.count(int(sys.argv[2])):
     writer.save(step, 0, {}, {"parameters/a": np.full(1_000_000, step, np.float32)})
     writer.wait()
@@ -680,13 +680,14 @@ FILL_THE_DISK = """
 import resource, sys
 from pathlib import Path
 import numpy as np
-from trainer.storage import checkpoint
+from trainer.storage import checkpoint, checkpoint_writer
 
 folder = Path(sys.argv[1])
-checkpoint.write(folder, 1, 0, {}, {"parameters/a": np.zeros(10, np.float32)}, keep=1)
+checkpoint_writer.write(folder, 1, 0, {}, {"parameters/a": np.zeros(10, np.float32)}, keep=1)
+tensors = {f"parameters/{i}": np.zeros(30_000, np.float32) for i in range(4)}
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
 try:
-    checkpoint.write(folder, 2, 0, {}, {f"parameters/{i}": np.zeros(30_000, np.float32) for i in range(4)}, keep=1)
+    checkpoint_writer.write(folder, 2, 0, {}, tensors, keep=1)
 except OSError as error:
     print(error)
 """

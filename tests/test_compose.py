@@ -13,7 +13,8 @@ import pytest
 from trainer.config import compose, help_page, keys, sources, user_file
 from trainer.config.cluster_size import ClusterSize, nearest_size, parse_size
 from trainer.config.compose import load
-from trainer.config.schema import LossName, OptimizerName, Problem, RunConfig
+from trainer.config.schema import LossName, OptimizerName, RunConfig
+from trainer.faults.problems import Problem
 
 ROOT = Path(__file__).parent.parent
 USER_FILE = """

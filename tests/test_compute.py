@@ -21,7 +21,8 @@ from trainer.engine.compute import (
     run_step,
 )
 from trainer.engine.vectors import packing
-from trainer.plan.placement import LANES, METRICS, Parameter, Shard, place
+from trainer.plan.layout import LANES, METRICS, Parameter, Shard
+from trainer.plan.placement import place
 from trainer.workload import loss_scale
 from trainer.workload.data.pipeline import Batches
 from trainer.workload.step import Outcome

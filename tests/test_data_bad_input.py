@@ -14,8 +14,8 @@ import pytest
 import tensorflow as tf
 
 from trainer.config.schema import DataConfig, ModelConfig
-from trainer.plan import description
 from trainer.plan.description import Question
+from trainer.workload import describe
 from trainer.workload.data import DataError, MissingInputError, find_data_error, open_data
 from trainer.workload.data.arrays import from_arrays
 from trainer.workload.data.idx import read_idx
@@ -505,7 +505,7 @@ def test_bad_data_is_told_with_its_place_and_its_exit_code(whole, kind):
     path = damage(whole)
     given = {"train": str(path), "evaluate": str(path), "shape": [2, 2, 1], "classes": 3} | options
     before = sorted(whole.parent.rglob("*"))
-    told = description.answer(Question.about(ModelConfig("mlp"), DataConfig("tfrecord", given), user=None, seed=0))
+    told = describe.answer(Question.about(ModelConfig("mlp"), DataConfig("tfrecord", given), user=None, seed=0))
     assert told["exit_code"] == code
     assert told["failure"].startswith(str(path))
     assert re.search(says, told["failure"])

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
-from trainer.config.schema import ConfigError, DataConfig, ModelConfig
+from trainer.config.schema import DataConfig, ModelConfig
+from trainer.faults.problems import ConfigError
+from trainer.launch.describe import describe
 from trainer.plan import description as describe_module
-from trainer.plan.description import Description, DescriptionError, Question, answer, describe
-from trainer.plan.placement import Parameter
+from trainer.plan.description import Description, DescriptionError, Question
+from trainer.plan.layout import Parameter
+from trainer.workload.describe import answer
 
 SMALL = Description((Parameter("dense/kernel", (4, 2), True), Parameter("norm/mean", (2,), False)), (4,), 2, 30, 10)
 
@@ -142,7 +145,7 @@ def test_the_key_changes_with_the_code_that_answers(tmp_path, monkeypatch, name)
     (tmp_path / "models").mkdir()
     (tmp_path / name).write_text("")
     os.utime(tmp_path / name, (1, 1))
-    monkeypatch.setattr(describe_module, "__file__", str(tmp_path / "describe.py"))
+    monkeypatch.setattr(describe_module, "__file__", str(tmp_path / "plan" / "description.py"))
     before = question().key()
     os.utime(tmp_path / name, (2, 2))
     assert question().key() != before

@@ -11,7 +11,8 @@ import pytest
 import tensorflow as tf
 
 from trainer.engine.device_setter import device_setter
-from trainer.plan.placement import Parameter, place
+from trainer.plan.layout import Parameter
+from trainer.plan.placement import place
 from trainer.plan.plan import Plan, Task
 
 v1 = tf.compat.v1

@@ -12,12 +12,15 @@ import tensorflow as tf
 
 from trainer.commands.command import check
 from trainer.config.compose import load
-from trainer.config.schema import ConfigError
+from trainer.faults.problems import ConfigError
 from trainer.observe import machine
-from trainer.plan import plan
+from trainer.plan import validate
 from trainer.plan.description import Description
-from trainer.plan.placement import Parameter, place
-from trainer.plan.plan import Machine, Plan, Task, make_plan
+from trainer.plan.devices import Machine
+from trainer.plan.layout import Parameter
+from trainer.plan.make import make_plan
+from trainer.plan.placement import place
+from trainer.plan.plan import Plan, Task
 from trainer.task.server import memory_limits, session_config, start_server
 
 NO_GPU = Machine(cores=8, gpus=0)
@@ -33,14 +36,14 @@ TWO_HOSTS = [
 def problems(*overrides: str, on: Machine = NO_GPU) -> str:
     """What the checks say of a config, or nothing."""
     try:
-        load(["cluster=1ps2w", *overrides], lambda config: plan.check(config, on))
+        load(["cluster=1ps2w", *overrides], lambda config: validate.check(config, on))
     except ConfigError as error:
         return str(error)
     return ""
 
 
 def planned(*overrides: str, on: Machine = NO_GPU) -> Plan:
-    return make_plan(load(["cluster=1ps2w", *overrides], lambda config: plan.check(config, on)), MODEL, on)
+    return make_plan(load(["cluster=1ps2w", *overrides], lambda config: validate.check(config, on)), MODEL, on)
 
 
 def warnings(*overrides: str, on: Machine = TWO_GPUS) -> list[str]:

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from trainer.commands.doctor import docker, gpus, judge, probe
-from trainer.commands.doctor.judge import Answer, Finding, Level, Port
-from trainer.config.schema import Problem
+from trainer.commands.doctor import docker, finding, gpus, machine, network, page, probe, software
+from trainer.commands.doctor.finding import Answer, Finding, Level
+from trainer.commands.doctor.network import Port
+from trainer.faults.problems import Problem
 from trainer.plan.checks.versions import SUPPORTED, is_in_range
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -67,19 +68,19 @@ def test_a_version_is_compared_by_its_numbers(version, fits):
 
 
 def test_another_python_is_a_problem_with_what_to_type():
-    found = judge.python("3.9.18", "/usr/bin/python3")
+    found = software.python("3.9.18", "/usr/bin/python3")
     assert (found.level, found.message) == (PROBLEM, "3.9.18 (/usr/bin/python3); supported is >=3.10,<3.14")
     assert "make PYTHON=" in found.remedy
 
 
 def test_a_library_that_is_missing_or_too_old_is_a_problem():
-    assert judge.package("keras", None).level is PROBLEM
-    found = judge.package("keras", "2.15.0")
+    assert software.package("keras", None).level is PROBLEM
+    found = software.package("keras", "2.15.0")
     assert (found.level, found.remedy) == (PROBLEM, "python -m pip install 'keras>=3.12,<3.16'")
 
 
 def test_tensorflow_that_imports_is_fine():
-    found = judge.tensorflow({"tensorflow": "2.21.0"}, Answer(0, "noise\n" + json.dumps(IMPORTED)))
+    found = software.tensorflow({"tensorflow": "2.21.0"}, Answer(0, "noise\n" + json.dumps(IMPORTED)))
     assert found == [
         Finding(OK, "tensorflow", "tensorflow 2.21.0"),
         Finding(OK, "import", "TensorFlow and Keras in 2.5 s, CUDA build"),
@@ -87,12 +88,12 @@ def test_tensorflow_that_imports_is_fine():
 
 
 def test_a_missing_tensorflow_is_one_problem():
-    assert levels(judge.tensorflow({}, None)) == [("tensorflow", PROBLEM)]
+    assert levels(software.tensorflow({}, None)) == [("tensorflow", PROBLEM)]
 
 
 def test_two_tensorflows_in_one_place_are_a_problem():
     both = {"tensorflow": "2.21.0", "tensorflow-cpu": "2.21.0"}
-    found = judge.tensorflow(both, None)[0]
+    found = software.tensorflow(both, None)[0]
     assert found.level is PROBLEM
     assert found.remedy.startswith("python -m pip uninstall -y tensorflow tensorflow-cpu &&")
 
@@ -108,7 +109,7 @@ def test_two_tensorflows_in_one_place_are_a_problem():
     ids=["no library", "no instruction", "slow", "another backend"],
 )
 def test_a_broken_import_says_how_it_ended(imported, level, said):
-    found = judge.tensorflow({"tensorflow-cpu": "2.21.0"}, imported)[1]
+    found = software.tensorflow({"tensorflow-cpu": "2.21.0"}, imported)[1]
     assert found.level is level
     assert said in found.message
     assert found.remedy
@@ -192,7 +193,7 @@ def test_gpus_that_a_config_wants_must_be_seen():
 
 def test_limits_of_a_cgroup_are_looked_for_from_the_inside_out():
     own = "4:memory:/pod/a\n1:cpu,cpuacct:/\n0::/../x\n"
-    assert judge.cgroup_folders(own) == {
+    assert machine.cgroup_folders(own) == {
         "memory": ["/sys/fs/cgroup/memory/pod/a", "/sys/fs/cgroup/memory/pod", "/sys/fs/cgroup/memory"],
         "cpu": ["/sys/fs/cgroup/cpu"],
         "": ["/sys/fs/cgroup/x", "/sys/fs/cgroup"],
@@ -203,79 +204,79 @@ def test_limits_of_a_cgroup_are_looked_for_from_the_inside_out():
     ("text", "cores"), [("150000 100000\n", 1.5), ("max 100000\n", None), ("-1\n100000\n", None), ("", None)]
 )
 def test_a_quota_is_told_in_cores(text, cores):
-    assert judge.read_cpu_max(text) == cores
+    assert machine.read_cpu_max(text) == cores
 
 
 @pytest.mark.parametrize(("text", "limit"), [("1073741824\n", 2**30), ("max\n", None), ("9223372036854771712\n", None)])
 def test_a_limit_of_memory_is_told_in_bytes(text, limit):
-    assert judge.read_limit(text) == limit
+    assert machine.read_limit(text) == limit
 
 
 def test_cached_files_are_not_memory_in_use():
-    assert judge.read_used("1000\n", "anon 5\ninactive_file 300\n") == 700
-    assert judge.read_used("1000\n", "inactive_file 10\ntotal_inactive_file 400\n") == 600
-    assert judge.read_used("", "") == 0
+    assert machine.read_used("1000\n", "anon 5\ninactive_file 300\n") == 700
+    assert machine.read_used("1000\n", "inactive_file 10\ntotal_inactive_file 400\n") == 600
+    assert machine.read_used("", "") == 0
 
 
 def test_a_limit_below_the_cores_that_a_plan_counts_is_a_warning():
-    assert judge.cores(4, 8, None) == Finding(OK, "cores", "4 of 8")
-    assert judge.cores(4, 8, 1.5).level is WARNING
+    assert machine.cores(4, 8, None) == Finding(OK, "cores", "4 of 8")
+    assert machine.cores(4, 8, 1.5).level is WARNING
 
 
 def test_memory_counts_the_cgroup():
-    meminfo = judge.read_meminfo("MemTotal:       16777216 kB\nMemAvailable:    8388608 kB\n")
-    assert judge.memory(meminfo, None, 0) == Finding(OK, "memory", "8.0 GiB of 16.0 GiB available")
-    found = judge.memory(meminfo, 2 * 2**30, 3 * 2**29)
+    meminfo = machine.read_meminfo("MemTotal:       16777216 kB\nMemAvailable:    8388608 kB\n")
+    assert machine.memory(meminfo, None, 0) == Finding(OK, "memory", "8.0 GiB of 16.0 GiB available")
+    found = machine.memory(meminfo, 2 * 2**30, 3 * 2**29)
     assert found.level is WARNING
     assert "a cgroup's limit of 2.0 GiB, 1.5 GiB in use" in found.message
-    assert judge.memory({}, None, 0).level is WARNING
+    assert machine.memory({}, None, 0).level is WARNING
 
 
 def test_the_values_of_proxies_are_not_shown():
     environment = {"http_proxy": "http://user:secret@proxy:3128", "HTTPS_PROXY": "http://secret", "all_proxy": ""}
-    found = judge.proxies(environment)
+    found = network.proxies(environment)
     assert found.level is OK
     assert found.message.startswith("http_proxy and HTTPS_PROXY are set; tasks get grpc_proxy")
     assert "secret" not in found.message
 
 
 def test_a_proxy_for_grpc_itself_is_a_warning():
-    found = judge.proxies({"grpc_proxy": "http://secret"})
+    found = network.proxies({"grpc_proxy": "http://secret"})
     assert (found.level, found.remedy, "secret" in found.message) == (WARNING, 'export grpc_proxy=""', False)
 
 
 def test_ports_that_are_taken_are_problems_and_those_anybody_may_take_are_warnings():
     local = [Port(2222, "ps[0]", "Address already in use"), Port(40000, "worker[0]", None)]
-    found = judge.ports(local, 1, {"nowhere": "Name or service not known"}, "32768\t60999\n")
+    found = network.ports(local, 1, {"nowhere": "Name or service not known"}, "32768\t60999\n")
     assert levels(found) == [("addresses", WARNING), ("addresses", PROBLEM), ("addresses", WARNING)]
     assert found[1].message == "port 2222 of ps[0] is not free: Address already in use"
     assert found[2].remedy.startswith("choose ports below 31768")
 
 
 def test_free_ports_and_tasks_elsewhere_are_told_in_one_line():
-    found = judge.ports([Port(2222, "ps[0]", None), Port(3222, "its page", None)], 3, {}, None)
+    found = network.ports([Port(2222, "ps[0]", None), Port(3222, "its page", None)], 3, {}, None)
     assert found == [Finding(OK, "addresses", "2222 and 3222 of this machine are free; 3 tasks on other machines")]
-    assert judge.ports([], 0, {}, None) == []
+    assert network.ports([], 0, {}, None) == []
 
 
 @pytest.mark.parametrize(
     ("finding", "level"),
     [
-        (judge.ephemeral_ports("32768 60999"), OK),
-        (judge.ephemeral_ports("60000 60100"), WARNING),
-        (judge.ephemeral_ports(""), OK),
-        (judge.localhost(None), OK),
-        (judge.localhost("Network is unreachable"), PROBLEM),
-        (judge.shared_memory(None, 0), OK),
-        (judge.shared_memory(64 * 2**20, 1), OK),
-        (judge.shared_memory(64 * 2**20, 2), WARNING),
-        (judge.open_files(256, 4096), WARNING),
-        (judge.open_files(1024, -1), OK),
-        (judge.open_files(-1, -1), OK),
-        (judge.run_directory("/r/a", "/r", 50 * 2**30, None), OK),
-        (judge.run_directory("/r/a", "/r", 2**29, None), WARNING),
-        (judge.run_directory("/r/a", "/r", 2**20, None), PROBLEM),
-        (judge.run_directory("/r/a", "/r", 2**40, "Permission denied"), PROBLEM),
+        (network.ephemeral_ports("32768 60999"), OK),
+        (network.ephemeral_ports("60000 60100"), WARNING),
+        (network.ephemeral_ports(""), OK),
+        (network.localhost(None), OK),
+        (network.localhost("Network is unreachable"), PROBLEM),
+        (machine.shared_memory(None, 0), OK),
+        (machine.shared_memory(64 * 2**20, 1), OK),
+        (machine.shared_memory(64 * 2**20, 2), WARNING),
+        (machine.open_files(256, 4096), WARNING),
+        (machine.open_files(1024, -1), OK),
+        (machine.open_files(-1, -1), OK),
+        (machine.run_directory("/r/a", "/r", 50 * 2**30, None), OK),
+        (machine.run_directory("/r/a", "/r", 2**29, None), WARNING),
+        (machine.run_directory("/r/a", "/r", 2**20, None), PROBLEM),
+        (machine.run_directory("/r/a", "/r", 2**40, "Permission denied"), PROBLEM),
     ],
 )
 def test_each_limit_has_its_level_and_what_is_not_ok_has_a_remedy(finding, level):
@@ -284,9 +285,9 @@ def test_each_limit_has_its_level_and_what_is_not_ok_has_a_remedy(finding, level
 
 
 def test_only_nccl_uses_shared_memory():
-    assert judge.shared_memory(2**26, 0).message == "64 MiB; only NCCL, between several GPUs, uses it"
-    assert judge.shared_memory(None, 0).message == "not there; only NCCL, between several GPUs, needs it"
-    found = judge.shared_memory(2**26, 2)
+    assert machine.shared_memory(2**26, 0).message == "64 MiB; only NCCL, between several GPUs, uses it"
+    assert machine.shared_memory(None, 0).message == "not there; only NCCL, between several GPUs, needs it"
+    found = machine.shared_memory(2**26, 2)
     assert (found.message, found.remedy.partition(",")[0]) == (
         "64 MiB; NCCL needs more between 2 GPUs",
         "docker run --shm-size=1g",
@@ -295,19 +296,19 @@ def test_only_nccl_uses_shared_memory():
 
 def test_a_library_of_another_version_is_told_once():
     problems = [Problem("tensorflow", "tensorflow 2.15.1 is installed", "install another"), Problem("seed", "bad", "1")]
-    assert judge.config(problems, "local") == [Finding(PROBLEM, "config", "seed: bad", "1")]
-    found = judge.tensorflow({"tensorflow": "2.15.1"}, None)
+    assert finding.config(problems, "local") == [Finding(PROBLEM, "config", "seed: bad", "1")]
+    found = software.tensorflow({"tensorflow": "2.15.1"}, None)
     assert found[0].message == "tensorflow 2.15.1; supported is >=2.21,<2.22"
     assert found[0].remedy == "python -m pip install --require-hashes -r requirements/cpu.txt"
 
 
 def test_tf_config_is_told_once():
     problems = [Problem("TF_CONFIG", "it is not JSON", "unset it"), Problem("seed", "bad", "seed=1")]
-    assert judge.tf_config("{", problems, "None:None", "local") == Finding(
+    assert network.tf_config("{", problems, "None:None", "local") == Finding(
         PROBLEM, "TF_CONFIG", "it is not JSON", "unset it"
     )
-    assert judge.config(problems, "local") == [Finding(PROBLEM, "config", "seed: bad", "seed=1")]
-    assert judge.tf_config("{}", [], "worker:1", "2ps4w").message == "this process plays worker:1 of 2ps4w"
+    assert finding.config(problems, "local") == [Finding(PROBLEM, "config", "seed: bad", "seed=1")]
+    assert network.tf_config("{}", [], "worker:1", "2ps4w").message == "this process plays worker:1 of 2ps4w"
 
 
 def info(**told: object) -> Answer:
@@ -380,10 +381,10 @@ def test_an_engine_that_is_down_and_one_that_is_closed_to_us_differ():
 
 
 def test_the_last_line_counts():
-    warned, bad = judge.warning("a", "b", "c"), judge.problem("a", "b", "c")
-    assert judge.summary([judge.ok("a", "b")]) == "nothing is missing"
-    assert judge.summary([warned, warned]) == "2 warnings; runs can start"
-    assert judge.summary([warned, bad]) == "1 problem, 1 warning"
+    warned, bad = finding.warning("a", "b", "c"), finding.problem("a", "b", "c")
+    assert finding.summary([finding.ok("a", "b")]) == "nothing is missing"
+    assert finding.summary([warned, warned]) == "2 warnings; runs can start"
+    assert finding.summary([warned, bad]) == "1 problem, 1 warning"
 
 
 def test_a_command_that_is_missing_or_hangs_is_no_error(monkeypatch):
@@ -394,10 +395,10 @@ def test_a_command_that_is_missing_or_hangs_is_no_error(monkeypatch):
 
 def test_a_check_that_hangs_or_fails_is_a_warning():
     done = threading.Event()
-    hanging = probe.start(lambda: [judge.ok("disk", str(done.wait(30)))])
+    hanging = probe.start(lambda: [finding.ok("disk", str(done.wait(30)))])
     assert probe.collect("disk", hanging, time.monotonic())[0].message == "no answer within 10 s"
     done.set()
-    broken = probe.start(lambda: [judge.ok("x", str(1 // 0))])
+    broken = probe.start(lambda: [finding.ok("x", str(1 // 0))])
     failed = probe.collect("x", broken, time.monotonic() + 5)[0]
     assert (failed.level, failed.message[:37]) == (WARNING, "could not be looked at: ZeroDivisionE")
 
@@ -456,7 +457,7 @@ def test_a_run_directory_below_a_file_is_a_problem(tmp_path):
 
 
 def test_the_page_is_aligned_and_keeps_what_is_in_brackets(capsys):
-    probe.show([judge.ok("cores", "2"), judge.problem("run directory", "a [b] c", "sudo mkdir -p /x")])
+    page.show([finding.ok("cores", "2"), finding.problem("run directory", "a [b] c", "sudo mkdir -p /x")])
     assert capsys.readouterr().out.splitlines() == [
         "ok       cores          2",
         "problem  run directory  a [b] c",

@@ -30,7 +30,7 @@ from trainer.engine.sharded.resources import share
 from trainer.engine.sharded.worker import ShardsEngine
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.snapshot import Snapshot
-from trainer.plan.placement import Parameter, Shard
+from trainer.plan.layout import Parameter, Shard
 from trainer.workload import step as replica
 from trainer.workload.data.pipeline import training_batches
 

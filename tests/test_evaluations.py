@@ -15,7 +15,7 @@ import pytest
 from trainer.config.compose import load
 from trainer.config.schema import MetricName
 from trainer.launch import progress
-from trainer.storage import checkpoint, evaluations, resume
+from trainer.storage import checkpoint, checkpoint_writer, evaluations, resume
 from trainer.storage.evaluations import Evaluation
 from trainer.storage.run_directory import RunDirectory
 
@@ -35,7 +35,7 @@ def directory(tmp_path: Path) -> RunDirectory:
 def save(directory: RunDirectory, *steps: int) -> Path:
     """Saves checkpoints that hold their step; returns the last one's folder."""
     saved = [
-        checkpoint.write(directory.checkpoints, step, 1, {}, {"parameters/a": np.float32([step])}, keep=99)
+        checkpoint_writer.write(directory.checkpoints, step, 1, {}, {"parameters/a": np.float32([step])}, keep=99)
         for step in steps
     ]
     return saved[-1]
@@ -122,11 +122,11 @@ REPLACE_FOR_EVER = """
 import itertools, sys
 from pathlib import Path
 import numpy as np
-from trainer.storage import checkpoint; from trainer.storage import evaluations
+from trainer.storage import checkpoint, checkpoint_writer, evaluations
 
 folder = Path(sys.argv[1])
 for step in itertools.count(int(sys.argv[2])):
-    saved = checkpoint.write(folder / "checkpoints", step, 0, {}, {"parameters/a": np.full(9, step)}, keep=2)
+    saved = checkpoint_writer.write(folder / "checkpoints", step, 0, {}, {"parameters/a": np.full(9, step)}, keep=2)
     evaluations.keep_as_best(folder / "best", saved, evaluations.Evaluation(step, 0.5, 0.5, 0.1))
     print(step, flush=True)
 """

@@ -14,8 +14,8 @@ import yaml
 from conftest import Run
 
 from trainer.config.compose import load
-from trainer.plan import plan
-from trainer.plan.plan import Machine
+from trainer.plan import validate
+from trainer.plan.devices import Machine
 
 FOLDER = Path(__file__).resolve().parent.parent / "conf" / "experiment"
 EXPERIMENTS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -56,7 +56,7 @@ def test_every_command_in_a_header_composes(name):
     added = [line.partition(" add: ")[2] for line in header(name) if " add: " in line]
     for overrides in [*(c.split()[3:] for c in commands), *([f"experiment={name}", *keys.split()] for keys in added)]:
         typed = [override.strip("'") for override in overrides]
-        assert load(typed, lambda config: plan.check(config, machine)).name
+        assert load(typed, lambda config: validate.check(config, machine)).name
 
 
 def test_the_two_between_graph_experiments_differ_in_their_strategy_alone():

@@ -15,7 +15,7 @@ import pytest
 
 from trainer.faults import failpoints
 from trainer.faults.failpoints import Failpoint
-from trainer.storage import checkpoint
+from trainer.storage import checkpoint, checkpoint_writer
 
 ROOT = Path(__file__).parents[1]
 
@@ -48,9 +48,9 @@ SAVE_TWICE = """
 import sys
 from pathlib import Path
 import numpy as np
-from trainer.storage import checkpoint
+from trainer.storage import checkpoint, checkpoint_writer
 for step in (1, 2):
-    checkpoint.write(Path(sys.argv[1]), step, 0, {}, {"parameters/a": np.full(1000, step, np.float32)}, keep=9)
+    checkpoint_writer.write(Path(sys.argv[1]), step, 0, {}, {"parameters/a": np.full(1000, step, np.float32)}, keep=9)
 """
 
 
@@ -218,7 +218,7 @@ def test_a_writer_killed_at_a_place_leaves_a_checkpoint_whole_or_not_at_all(tmp_
     files = {"save-data": ["tensors.npz"], "save-manifest": ["manifest.json", "tensors.npz"], "rename": []}
     assert sorted(file.name for folder in left for file in folder.iterdir()) == files[place]
 
-    checkpoint.write(tmp_path, 3, 1, {}, {"parameters/a": np.full(1000, 3, np.float32)}, keep=9)
+    checkpoint_writer.write(tmp_path, 3, 1, {}, {"parameters/a": np.full(1000, 3, np.float32)}, keep=9)
     assert sorted(path.name for path in tmp_path.iterdir())[-1] == "000000003"
     assert not list(tmp_path.glob(".*"))
     assert checkpoint.newest_valid(tmp_path)[0].step == 3

@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 
 from trainer.config.compose import load
-from trainer.config.schema import ConfigError
-from trainer.plan import plan
+from trainer.faults.problems import ConfigError
+from trainer.plan import validate
 from trainer.plan.description import Description
+from trainer.plan.devices import Machine
 from trainer.plan.forecast import costs, step_time
 from trainer.plan.forecast.costs import Work
 from trainer.plan.forecast.step_time import Forecast, Parts, Unknown, Workload, parts_of
-from trainer.plan.placement import Parameter
-from trainer.plan.plan import Machine, Plan, make_plan
+from trainer.plan.layout import Parameter
+from trainer.plan.make import make_plan
+from trainer.plan.plan import Plan
 
 FLOATS = 2**20  # of the one parameter: 4 MiB
 MODEL = Description((Parameter("dense/kernel", (FLOATS,), True),), (784,), 10, 8000, 2000, ("dense",), 10**6)
@@ -34,7 +36,7 @@ MESSAGES = ("strategy=sync", "strategy.wire=float32")  # vectors travel, on one 
 
 
 def planned(*overrides: str, model: Description = MODEL, machine: Machine = MACHINE) -> Plan:
-    return make_plan(load(["train.batch_size=64", *overrides], lambda c: plan.check(c, machine)), model, machine)
+    return make_plan(load(["train.batch_size=64", *overrides], lambda c: validate.check(c, machine)), model, machine)
 
 
 def workload(**changed: Any) -> Workload:
@@ -42,7 +44,7 @@ def workload(**changed: Any) -> Workload:
 
 
 def expected(*overrides: str, model: Description = MODEL, machine: Machine = MACHINE) -> Forecast | Unknown:
-    config = load(["train.batch_size=64", *overrides], lambda c: plan.check(c, machine))
+    config = load(["train.batch_size=64", *overrides], lambda c: validate.check(c, machine))
     return step_time.expect(config, make_plan(config, model, machine), model, machine)[0]
 
 

@@ -18,14 +18,16 @@ from trainer.engine.vectors.snapshot import Snapshot
 from trainer.faults.exit_codes import NotFiniteError
 from trainer.observe.status import Status
 from trainer.plan.description import Description
-from trainer.plan.placement import Parameter
-from trainer.plan.plan import Machine, make_plan
+from trainer.plan.devices import Machine
+from trainer.plan.layout import Parameter
+from trainer.plan.make import make_plan
 from trainer.storage import checkpoint
 from trainer.storage.journal import Journal
 from trainer.storage.run_directory import RunDirectory
-from trainer.task import loop, not_finite
+from trainer.task import not_finite
 from trainer.task.chief.actions import Chief
-from trainer.task.loop import Every, Pace, train
+from trainer.task.loop import train
+from trainer.task.pace import Every, Pace
 
 
 class Script:
@@ -435,7 +437,7 @@ def test_the_wait_fraction_is_a_share_of_the_step_time():
 
 def test_a_tick_takes_down_what_passed_since_the_one_before(monkeypatch):
     clock = iter([10.5, 12.0])
-    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr("trainer.task.pace.time", SimpleNamespace(monotonic=lambda: next(clock)))
     pace = Pace(began=10.0)
     pace.tick(Pulled(1, 1, 0.5, 0.5, stop=False, wait_secs=0.25))
     pace.tick(Pulled(1, 2, 0.5, 0.5, stop=False, wait_secs=0.5))

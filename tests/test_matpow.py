@@ -13,8 +13,9 @@ import pytest
 
 from trainer.commands import matpow
 from trainer.commands.matpow import Device, Form
-from trainer.config.schema import ConfigError, MatpowConfig
+from trainer.config.schema import MatpowConfig
 from trainer.faults import exit_codes
+from trainer.faults.problems import ConfigError
 
 CPU0, CPU1 = Device("cpu", 0), Device("cpu", 1)
 FORMS = [Form("one device", CPU0, CPU0), Form("two devices", CPU0, CPU1)]

@@ -15,8 +15,10 @@ from trainer.config.schema import OptimizerName
 from trainer.engine.sharded.worker import ShardsEngine
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.shared_memory import Memory
-from trainer.plan.placement import Parameter, place
-from trainer.plan.shared_memory import PAGE, make_file, nbytes, places
+from trainer.launch.processes.memory_file import make_file
+from trainer.plan.layout import Parameter
+from trainer.plan.placement import place
+from trainer.plan.shared_memory import PAGE, nbytes, places
 
 PARAMETERS = [Parameter("a", (5, 700), True), Parameter("b", (40,), True), Parameter("mean", (3,), False)]
 SHARDS = place(PARAMETERS, ["ps:0", "ps:1"], pins={})

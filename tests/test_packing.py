@@ -13,7 +13,8 @@ from trainer.engine import optimizers
 from trainer.engine.update import make_update, squares_order
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.snapshot import Snapshot
-from trainer.plan.placement import LANES, Parameter, Shard, place
+from trainer.plan.layout import LANES, Parameter, Shard
+from trainer.plan.placement import place
 
 v1 = tf.compat.v1
 

@@ -11,8 +11,11 @@ import pytest
 from trainer.config.compose import load
 from trainer.plan import page
 from trainer.plan.description import Description
-from trainer.plan.placement import CHOOSERS, LANES, Parameter, cut, place
-from trainer.plan.plan import Machine, Plan, make_plan
+from trainer.plan.devices import Machine
+from trainer.plan.layout import LANES, Parameter
+from trainer.plan.make import make_plan
+from trainer.plan.placement import CHOOSERS, cut, place
+from trainer.plan.plan import Plan
 
 PS = ("ps:0", "ps:1")
 

@@ -10,11 +10,13 @@ import sys
 import pytest
 
 from trainer.config.compose import load
-from trainer.config.schema import ConfigError
-from trainer.plan import plan
+from trainer.faults.problems import ConfigError
+from trainer.plan import validate
 from trainer.plan.description import Description
-from trainer.plan.placement import Parameter
-from trainer.plan.plan import Machine, Plan, make_plan
+from trainer.plan.devices import Machine
+from trainer.plan.layout import Parameter
+from trainer.plan.make import make_plan
+from trainer.plan.plan import Plan
 
 MACHINE = Machine(cores=8, gpus=0)
 MODEL = Description(
@@ -28,7 +30,7 @@ MODEL = Description(
 
 
 def planned(*overrides: str, model: Description = MODEL, machine: Machine = MACHINE) -> Plan:
-    return make_plan(load(list(overrides), lambda config: plan.check(config, machine)), model, machine)
+    return make_plan(load(list(overrides), lambda config: validate.check(config, machine)), model, machine)
 
 
 def test_a_cluster_has_its_tasks_in_order_and_worker_0_is_the_chief():

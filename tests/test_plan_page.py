@@ -7,12 +7,13 @@ import json
 
 import pytest
 
-from trainer.config.schema import Problem
+from trainer.faults.problems import Problem
 from trainer.plan import page
 from trainer.plan.forecast import costs
 from trainer.plan.forecast.costs import Work
 from trainer.plan.forecast.step_time import Forecast, Parts, Unknown, Workload
-from trainer.plan.placement import Parameter, place
+from trainer.plan.layout import Parameter
+from trainer.plan.placement import place
 from trainer.plan.plan import Plan, Task
 
 PARAMETERS = [

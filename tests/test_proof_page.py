@@ -13,7 +13,8 @@ from trainer.observe.placement import files
 from trainer.observe.placement.executed import Operation, Transfer
 from trainer.observe.placement.page import page
 from trainer.observe.placement.record import STEP, UPDATE, Record
-from trainer.plan.placement import Parameter, place
+from trainer.plan.layout import Parameter
+from trainer.plan.placement import place
 from trainer.plan.plan import Plan, Task
 
 PARAMETERS = [Parameter("dense/kernel", (16, 20), True), Parameter("norm/moving_mean", (16,), False)]

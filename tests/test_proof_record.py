@@ -16,7 +16,8 @@ from trainer.launch.processes.ports import HeldPorts
 from trainer.observe.placement.differences import differences
 from trainer.observe.placement.executed import Executed, Operation, executed
 from trainer.observe.placement.record import STEP, UPDATE, Record, layers, make_record, parameters, replicas
-from trainer.plan.placement import Parameter, place
+from trainer.plan.layout import Parameter
+from trainer.plan.placement import place
 from trainer.plan.plan import Plan, Task
 from trainer.task.tensorboard import Events
 from trainer.workload import step as replica

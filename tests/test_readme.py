@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from trainer.config.compose import load
-from trainer.plan import page, plan
-from trainer.plan.description import Question, describe
+from trainer.launch.describe import describe
+from trainer.plan import make, page, validate
+from trainer.plan.description import Question
+from trainer.plan.devices import Machine
 from trainer.plan.forecast import step_time
-from trainer.plan.plan import Machine
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -85,9 +86,9 @@ def test_the_plan_is_expected_to_take_as_long_as_shown(capsys):
     block = next(block for kind, block in BLOCKS if kind == "text" and "mode=plan\n" in block)
     command, _, shown = block.partition("\n")
     machine = Machine(cores=2, gpus=0)
-    config = load(shlex.split(command)[4:], lambda config: plan.check(config, machine))
+    config = load(shlex.split(command)[4:], lambda config: validate.check(config, machine))
     description = describe(Question.about(config.model, config.data, user=None, seed=config.seed))
-    made = plan.make_plan(config, description, machine)
+    made = make.make_plan(config, description, machine)
     page.show(made, step_time.expect(config, made, description, machine))
     assert capsys.readouterr().out.endswith(shown)
 

@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 import yaml
 
-from trainer.config.schema import ClusterConfig, ContainerConfig, Launch, Mode, Problem, RunConfig
+from trainer.config.schema import ClusterConfig, ContainerConfig, Launch, Mode, RunConfig
+from trainer.faults.problems import Problem
 from trainer.launch.containers import compose_file
 from trainer.launch.containers.inputs import with_absolute_paths
 from trainer.launch.containers.spec import INSIDE, Container, containers, inside, project_of
 from trainer.plan import hosts
 from trainer.plan.checks import containers as checks
 from trainer.plan.devices import Machine
-from trainer.plan.placement import Shard
+from trainer.plan.layout import Shard
 from trainer.plan.plan import Plan, Task
 
 ROOT = Path(__file__).resolve().parent.parent

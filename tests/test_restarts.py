@@ -6,7 +6,7 @@ import pytest
 
 from trainer.config.schema import RestartConfig
 from trainer.launch.restarts import Budget, can_help, holds_state, most_telling
-from trainer.plan.placement import Shard
+from trainer.plan.layout import Shard
 from trainer.plan.plan import Plan, Task
 
 

@@ -16,10 +16,13 @@ from trainer.config.compose import load
 from trainer.config.schema import RunConfig
 from trainer.faults.exit_codes import RunInUseError
 from trainer.plan.description import Description
-from trainer.plan.placement import Parameter
-from trainer.plan.plan import Machine, Plan, make_plan
+from trainer.plan.devices import Machine
+from trainer.plan.layout import Parameter
+from trainer.plan.make import make_plan
+from trainer.plan.plan import Plan
 from trainer.storage import run_directory
-from trainer.storage.run_directory import Lease, RunDirectory, choose, config_hash, write_atomically
+from trainer.storage.lease import Lease
+from trainer.storage.run_directory import RunDirectory, choose, config_hash, write_atomically
 
 HOLDER = """
 import sys, time

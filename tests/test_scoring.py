@@ -23,7 +23,7 @@ from trainer.launch.processes.ports import HeldPorts
 from trainer.observe.peers import PeerError
 from trainer.observe.status import Status
 from trainer.plan.plan import Task
-from trainer.storage import checkpoint, evaluations
+from trainer.storage import checkpoint, checkpoint_writer, evaluations
 from trainer.storage.checkpoint import CheckpointError
 from trainer.storage.run_directory import RunDirectory
 from trainer.task.evaluator import life
@@ -66,7 +66,7 @@ def save(directory: RunDirectory, workload: Any) -> Callable[..., Path]:
         if sure_of is not None:
             values["logits/bias"][sure_of] = 1000.0
         tensors = Snapshot(step, values, {}, {"momentum": values}).to_tensors()
-        return checkpoint.write(directory.checkpoints, step, 1, {}, tensors, keep=99)
+        return checkpoint_writer.write(directory.checkpoints, step, 1, {}, tensors, keep=99)
 
     return save_one
 
@@ -191,7 +191,7 @@ def test_a_damaged_checkpoint_is_passed_over_once_and_scored_when_it_was_saved_a
 
 def test_a_checkpoint_of_another_model_is_refused(directory, workload):
     other = {"parameters/other/kernel": np.zeros((2, 3), np.float32)}
-    checkpoint.write(directory.checkpoints, 10, 1, {}, other, keep=1)
+    checkpoint_writer.write(directory.checkpoints, 10, 1, {}, other, keep=1)
     with pytest.raises(CheckpointError, match="the model does not have its parameters/other/kernel"):
         score_all(new_scorer(directory, workload), directory)
 

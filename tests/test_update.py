@@ -14,7 +14,8 @@ from trainer.config.schema import OptimizerConfig, OptimizerName
 from trainer.engine import optimizers
 from trainer.engine.update import is_scaled, make_update, mean_of, squares_order
 from trainer.engine.vectors import packing
-from trainer.plan.placement import METRICS, Parameter, Shard, place
+from trainer.plan.layout import METRICS, Parameter, Shard
+from trainer.plan.placement import place
 from trainer.workload import loss_scale
 
 WEIGHT = Parameter("dense/kernel", (2, 3), True)

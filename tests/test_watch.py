@@ -15,9 +15,10 @@ from trainer.faults import exit_codes
 from trainer.launch import supervisor
 from trainer.launch.attempts import Outcome
 from trainer.launch.progress import make_progress
-from trainer.launch.supervisor import Signals, Watch
+from trainer.launch.signals import Signals
+from trainer.launch.supervisor import Watch
 from trainer.observe.status import Status
-from trainer.plan.placement import Shard
+from trainer.plan.layout import Shard
 from trainer.plan.plan import Plan, Task
 from trainer.storage.run_directory import RunDirectory
 

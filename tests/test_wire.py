@@ -8,7 +8,8 @@ import tensorflow as tf
 from small_clusters import STEPS, Cluster, digest, plain, to_the_end, with_everything
 
 from trainer.engine.vectors import packing, wire
-from trainer.plan.placement import LANES, Parameter, Shard, message_nbytes, message_size, place
+from trainer.plan.layout import LANES, Parameter, Shard, message_nbytes, message_size
+from trainer.plan.placement import place
 
 PARAMETERS = [Parameter("a", (5, 7), True), Parameter("b", (40,), True), Parameter("mean", (3,), False)]
 BOTH = [wire.FLOAT32, wire.BFLOAT16]

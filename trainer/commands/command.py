@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from trainer.commands import selftest
+from trainer.commands.chaos import check as chaos_check
 from trainer.config import compose
-from trainer.config.schema import ConfigError, Launch, Mode, Problem, RunConfig
+from trainer.config.schema import Launch, Mode, RunConfig
 from trainer.faults import exit_codes
+from trainer.faults.problems import ConfigError, Problem
+from trainer.launch.describe import describe
 from trainer.observe.machine import this_machine
-from trainer.plan import addresses, hosts, plan
+from trainer.plan import hosts, make, plan, validate
 from trainer.plan.checks import containers as render_checks
-from trainer.plan.description import DescriptionError, Question, describe
+from trainer.plan.description import DescriptionError, Question
+from trainer.plan.tf_config import adopt_tf_config
 
 if TYPE_CHECKING:
     from trainer.launch.processes.tasks import Tasks
@@ -64,13 +68,11 @@ def _import_bench() -> Any:
 
 def find_problems(config: RunConfig) -> list[Problem]:
     tf_config = os.environ.get("TF_CONFIG")
-    problems = addresses.adopt_tf_config(config, tf_config) if tf_config else []
+    problems = adopt_tf_config(config, tf_config) if tf_config else []
     problems += [*hosts.adopt(config), *render_checks.check(config)]
-    problems += plan.check(config, this_machine(with_gpu_memory=bool(config.device.gpus)))
+    problems += validate.check(config, this_machine(with_gpu_memory=bool(config.device.gpus)))
     if config.mode is Mode.chaos:
-        from trainer.commands.chaos import runner
-
-        problems += runner.check(config)
+        problems += chaos_check.check(config)
     return problems
 
 
@@ -164,7 +166,7 @@ def write_down(config: RunConfig) -> int:
 
     config, inputs = with_absolute_paths(config)
     of = hosts.host_by_task(config)
-    made = plan.make_plan(config, describe(_question(config)), this_machine())
+    made = make.make_plan(config, describe(_question(config)), this_machine())
     if config.run is None:
         return render.show(config, made, inputs, of)
     check_readable([*inputs, *config.container.mounts])
@@ -176,7 +178,7 @@ def train_under_faults(config: RunConfig) -> int:
     from trainer.launch.processes.tasks import Tasks
     from trainer.storage.run_directory import choose
 
-    config = runner.adapted(config)
+    config = chaos_check.adapted(config)
     with Tasks() as tasks:  # one for all runs
         return runner.run(config, _make_plan(config, tasks), choose(config), tasks)
 
@@ -184,7 +186,7 @@ def train_under_faults(config: RunConfig) -> int:
 def _make_plan(config: RunConfig, tasks: Tasks | None = None) -> plan.Plan:
     """The plan of a run, told in words."""
     child = tasks.describe if tasks and tasks.can_describe else None
-    made = plan.make_plan(config, describe(_question(config), child), this_machine())
+    made = make.make_plan(config, describe(_question(config), child), this_machine())
     if config.plan.json is not None:
         from trainer.plan import page
 
@@ -194,12 +196,13 @@ def _make_plan(config: RunConfig, tasks: Tasks | None = None) -> plan.Plan:
 
 
 def train_one(config: RunConfig) -> NoReturn:
-    from trainer.storage.run_directory import Lease, choose
+    from trainer.storage.lease import Lease
+    from trainer.storage.run_directory import choose
 
     assert config.job is not None
     assert config.task is not None
     os.environ.setdefault("grpc_proxy", "")  # with http_proxy set, TensorFlow's gRPC would hang
-    made = plan.make_plan(config, describe(_question(config)), this_machine())
+    made = make.make_plan(config, describe(_question(config)), this_machine())
     me, directory = made.task(config.job, config.task), choose(config)
     os.environ.update(me.environment(os.environ))
     gc.disable()  # a task collects from its first step on
@@ -217,7 +220,7 @@ def show_plan(config: RunConfig) -> int:
     from trainer.plan.forecast import step_time
 
     description, machine = describe(_question(config)), this_machine()
-    made = plan.make_plan(config, description, machine)
+    made = make.make_plan(config, description, machine)
     expected, workload = step_time.expect(config, made, description, machine)
     page.show(made, (expected, workload))
     if config.plan.json is not None:

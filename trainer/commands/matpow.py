@@ -19,8 +19,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from trainer.config.schema import ConfigError, MatpowConfig, Problem
+from trainer.config.schema import MatpowConfig
 from trainer.faults import exit_codes
+from trainer.faults.problems import ConfigError, Problem
 from trainer.observe.machine import this_machine
 
 KEY = "matpow.devices"

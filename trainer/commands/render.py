@@ -13,7 +13,8 @@ from trainer.launch.containers.owners import lend, user_of_tasks
 from trainer.launch.containers.spec import NOBODY, Container, containers, inside, project_of
 from trainer.plan.plan import Plan
 from trainer.storage import resume
-from trainer.storage.run_directory import Lease, RunDirectory, write_atomically
+from trainer.storage.lease import Lease
+from trainer.storage.run_directory import RunDirectory, write_atomically
 
 UP = "docker compose -f {} up --abort-on-container-failure"
 

@@ -12,7 +12,7 @@ from hydra._internal.utils import get_args_parser
 
 from trainer.config import keys
 from trainer.config.problems.explain import meant
-from trainer.config.schema import Problem
+from trainer.faults.problems import Problem
 
 NOT_SUGGESTED = ("--experimental-rerun", "--shell-completion")
 

@@ -26,9 +26,10 @@ from trainer.config import arguments, sources, user_file
 from trainer.config.problems.explain import Explainer, said
 from trainer.config.problems.origins import located
 from trainer.config.problems.values import Examined, examine
-from trainer.config.schema import ConfigError, Problem, RunConfig
+from trainer.config.schema import RunConfig
 from trainer.config.sources import CommandLine
 from trainer.faults import exit_codes
+from trainer.faults.problems import ConfigError, Problem
 
 Check = Callable[[RunConfig], list[Problem]]
 

@@ -14,7 +14,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from trainer.config.schema import Problem, RunConfig
+from trainer.config.schema import RunConfig
+from trainer.faults.problems import Problem
 
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 VALUES = {int: "1", float: "0.5", bool: "true", str: "VALUE"}

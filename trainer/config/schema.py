@@ -6,15 +6,14 @@ what several keys must agree on is checked in `plan.py`, where the tasks are kno
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from omegaconf import MISSING
+
+from trainer.config.limits import limits, read_by
 
 NAME = re.compile(r"[a-z0-9-]{1,63}")
 
@@ -134,23 +133,6 @@ class PlacementName(Enum):
 
     greedy = "greedy"  # largest first, to the lightest shard
     round_robin = "round_robin"  # creation order, as TensorFlow's replica_device_setter
-
-
-def limits(
-    *,
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
-    below: float | None = None,
-) -> dict[str, Any]:
-    """Metadata of a numeric key: the closed or open ends of what it may hold."""
-    given = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def read_by(*names: str) -> dict[str, Any]:
-    """Metadata of a key that only sections of these names read."""
-    return {"read_by": names}
 
 
 @dataclass
@@ -418,73 +400,3 @@ class RunConfig:
     chaos: ChaosConfig = field(default_factory=ChaosConfig)
     container: ContainerConfig = field(default_factory=ContainerConfig)
     bench: BenchConfig = field(default_factory=BenchConfig)
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One thing wrong with a config: where, what was given, what is allowed, what to type."""
-
-    key: str  # dotted path of the key, an override or a file
-    message: str  # what was given and what is allowed
-    remedy: str  # what to type instead
-
-    def __str__(self) -> str:
-        return f"{self.key}: {self.message}\n    {self.remedy}"
-
-
-class ConfigError(ValueError):
-    """A config that cannot run; carries every problem found."""
-
-    def __init__(self, problems: list[Problem]) -> None:
-        super().__init__("\n".join(map(str, problems)))
-        self.problems = problems
-
-
-def check_limits(section: Any, prefix: str = "") -> Iterator[Problem]:
-    """Yields a problem for every number in a section (and below it) that is outside its limits, or not finite."""
-    for key in dataclasses.fields(section):
-        value, path = getattr(section, key.name), f"{prefix}{key.name}"
-        if dataclasses.is_dataclass(value):
-            yield from check_limits(value, f"{path}.")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield from _check_number(
-                path, value, {name: bound for name, bound in key.metadata.items() if name != "read_by"}
-            )
-
-
-def check_read(section: Any, prefix: str) -> Iterator[Problem]:
-    """Yields a problem for every key that is set, and that the choice made by the section's `name` does not read."""
-    for key in dataclasses.fields(section):
-        readers, value = key.metadata.get("read_by"), getattr(section, key.name)
-        if readers and section.name.value not in readers and value != key.default:
-            message = (
-                f"{section.name.value} does not read it; {' and '.join(readers)} {'do' if len(readers) > 1 else 'does'}"
-            )
-            yield Problem(f"{prefix}{key.name}", message, f"leave it out, or type {prefix}name={readers[0]}")
-
-
-def _check_number(path: str, value: float, bounds: dict[str, float]) -> Iterator[Problem]:
-    if not math.isfinite(value):
-        yield Problem(
-            path, f"{value} is not a finite number", f"give a number, e.g. {path}={bounds.get('at_least', 1)}"
-        )
-        return
-    broken = (
-        value < bounds.get("at_least", -math.inf)
-        or value <= bounds.get("above", -math.inf)
-        or value > bounds.get("at_most", math.inf)
-        or value >= bounds.get("below", math.inf)
-    )
-    if broken:
-        allowed = " and ".join(f"{name.replace('_', ' ')} {limit}" for name, limit in bounds.items())
-        nearest = type(value)(_nearest(value, bounds))
-        yield Problem(path, f"{value} is out of range; it must be {allowed}", f"e.g. {path}={nearest}")
-
-
-def _nearest(value: float, bounds: dict[str, float]) -> float:
-    """An allowed value close to the refused one, to paste."""
-    if value <= bounds.get("above", -math.inf):
-        return min(bounds["above"] + 0.001, bounds.get("at_most", math.inf))
-    if value < bounds.get("at_least", -math.inf):
-        return bounds["at_least"]
-    return bounds.get("at_most", bounds.get("below", 1) * 0.9)

@@ -32,7 +32,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from trainer.config import help_page, yaml_files
 from trainer.config.cluster_size import parse_size
-from trainer.config.schema import ConfigError, Problem, RunConfig
+from trainer.config.schema import RunConfig
+from trainer.faults.problems import ConfigError, Problem
 
 ERRORS = (HydraException, OmegaConfBaseException, ValueError, TypeError, LookupError, OSError, RecursionError)
 """What Hydra, OmegaConf and their parser raise for a config that cannot be composed; ConfigError is a ValueError."""

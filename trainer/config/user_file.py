@@ -14,7 +14,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from trainer.config.schema import ConfigError, Problem
+from trainer.faults.problems import ConfigError, Problem
 
 
 def functions(path: str | Path) -> dict[str, dict[str, Any]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import yaml
 
-from trainer.config.schema import Problem
+from trainer.faults.problems import Problem
 
 MAX_BYTES = 256 * 1024
 MAX_NODES = 50_000  # keys and values, each alias counted as what it stands for

@@ -24,7 +24,7 @@ from trainer.engine.vectors import packing
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.observe.placement.executed import Executed, executed
 from trainer.observe.profile.stamps import Stamps
-from trainer.plan.placement import Shard
+from trainer.plan.layout import Shard
 
 
 @dataclass(frozen=True)

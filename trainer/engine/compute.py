@@ -15,7 +15,7 @@ from trainer.engine import optimizers
 from trainer.engine.update import mean_of, squares_order
 from trainer.engine.vectors import packing, wire
 from trainer.engine.vectors.packing import Halves
-from trainer.plan.placement import METRICS, Shard
+from trainer.plan.layout import METRICS, Shard
 from trainer.workload import loss_scale
 
 

@@ -1,4 +1,4 @@
-"""Time stamps inside the graph of a step."""
+"""What observes a step from inside the graph: time stamps of its phases, and a record of what ran where."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+
+from trainer.observe.placement.executed import Executed, executed
+
+v1 = tf.compat.v1
 
 
 class GraphClock:
@@ -52,3 +56,10 @@ class GraphClock:
 def _now(after: Sequence[Any]) -> tf.Tensor:
     with tf.control_dependencies(list(after)):
         return tf.timestamp()
+
+
+def run_traced(session: Any, fetches: Any, feeds: dict[Any, Any]) -> tuple[Any, Executed]:
+    """Returns what was fetched, and the graph that was executed for it."""
+    options, metadata = v1.RunOptions(output_partition_graphs=True), v1.RunMetadata()
+    fetched = session.run(fetches, feeds, options=options, run_metadata=metadata)
+    return fetched, executed(metadata, session.graph.as_graph_def().library)

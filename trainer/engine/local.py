@@ -17,7 +17,7 @@ from trainer.engine.step_result import Pulled
 from trainer.engine.update import is_scaled, make_update, mean_of, squares_order
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.snapshot import Snapshot
-from trainer.plan.placement import Shard
+from trainer.plan.layout import Shard
 
 v1 = tf.compat.v1
 

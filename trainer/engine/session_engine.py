@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from trainer.engine.instruments import run_traced
 from trainer.engine.step_result import Pulled
-from trainer.engine.tracing import run_traced
 from trainer.observe.placement.executed import Executed
 from trainer.observe.profile.stamps import Stamps
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from trainer.observe.profile.stamps import Stamps
-from trainer.plan.placement import METRICS
+from trainer.plan.layout import METRICS
 
 
 class Pulled(NamedTuple):

@@ -11,7 +11,7 @@ from trainer.config.schema import OptimizerConfig
 from trainer.engine import optimizers
 from trainer.engine.vectors import packing, wire
 from trainer.engine.vectors.packing import Halves
-from trainer.plan.placement import METRICS, Shard
+from trainer.plan.layout import METRICS, Shard
 from trainer.workload import loss_scale
 
 Slots = dict[str, tf.Tensor]

@@ -59,7 +59,7 @@ def meaning(code: int) -> str:
 
 def exit_code_of(error: BaseException) -> int:
     """The exit code for an error; TensorFlow's own are told apart by name, so that this module needs no TensorFlow."""
-    from trainer.config.schema import ConfigError
+    from trainer.faults.problems import ConfigError
     from trainer.storage.checkpoint import CheckpointError
     from trainer.workload.data.examples import DataError, MissingInputError, find_data_error
 

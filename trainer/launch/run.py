@@ -14,7 +14,8 @@ from trainer.faults import exit_codes
 from trainer.launch.attempts import Failure, Life, Outcome
 from trainer.launch.fault_hooks import Injector
 from trainer.launch.progress import HistoryLines, make_progress
-from trainer.launch.supervisor import Signals, Starter, Watch
+from trainer.launch.signals import Signals
+from trainer.launch.supervisor import Starter, Watch
 from trainer.observe.profile import merge as profile
 from trainer.plan.plan import Plan
 from trainer.storage import evaluations, resume

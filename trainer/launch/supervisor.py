@@ -10,7 +10,6 @@ import signal
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import Any, Protocol
 
 from trainer.config.schema import RunConfig
@@ -19,6 +18,7 @@ from trainer.launch.attempts import Failure, Life, Outcome, log_tail
 from trainer.launch.fault_hooks import Injector, Seen
 from trainer.launch.progress import Progress
 from trainer.launch.restarts import Budget, can_help, holds_state, may_be_left_behind, most_telling
+from trainer.launch.signals import Signals
 from trainer.observe.machine import oom_kills
 from trainer.observe.peers import read_status
 from trainer.observe.slow import Slow
@@ -32,49 +32,11 @@ INJECTOR_POLL_SECS = 0.05
 FIRST_STEP_TAKES = 10  # times as long as others may: it compiles
 SETTLE_SECS = 0.5  # after a failure: the cause may be heard of after its consequences
 SILENT_SECS = 2.0  # that a task may be silent before it can be the cause: far more than from page to page
-SAME_SIGNAL_SECS = 1.0
 STACKS_SECS = 0.5  # to write stacks
 STUCK_SECS = 3.0  # to write stacks, and for pages from before to be followed by others
 STALL_EVERY_SECS = 30.0  # between two lines about the same stall
 BEATING = ("waiting", "training", "saving", "serving", "evaluating")  # states in which a task must answer
 BUSY = ("saving", "evaluating", "exporting")  # states in which a step may take as long as it takes
-
-
-class Signals:
-    """Ctrl-C, SIGTERM and the end of the terminal while a run goes: the first stops it cleanly, the second at once."""
-
-    def __init__(self) -> None:
-        self.numbers: list[int] = []  # as they came
-        self._heard_at = -math.inf
-
-    def __enter__(self) -> Signals:
-        heard = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
-            heard.append(signal.SIGHUP)
-        self._before = {number: signal.signal(number, lambda received, _: self._hear(received)) for number in heard}
-        return self
-
-    def _hear(self, number: int) -> None:
-        """Takes one Ctrl-C for one, also where a wrapper forwards it a second time."""
-        now = time.monotonic()
-        if number == signal.SIGHUP:
-            _let_go_of_terminal()
-        if now - self._heard_at > SAME_SIGNAL_SECS:
-            self.numbers.append(number)
-        self._heard_at = now
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-
-def _let_go_of_terminal() -> None:
-    """Sends what is said from now on nowhere: where it went is gone, and writing there would fail."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for number in (1, 2):
-        os.dup2(nowhere, number)
 
 
 class Starter(Protocol):

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from trainer.config.schema import Mode, Problem, RunConfig
+from trainer.config.schema import Mode, RunConfig
+from trainer.faults.problems import Problem
 from trainer.plan import addresses
 from trainer.plan.addresses import JOBS, USUAL_PORT
 from trainer.plan.devices import key_of, tasks_of

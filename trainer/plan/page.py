@@ -12,7 +12,7 @@ from rich.table import Table
 from trainer.config.words import count, size
 from trainer.plan.forecast import costs
 from trainer.plan.forecast.step_time import USUAL_GBPS, Forecast, Unknown, Workload, machines_of
-from trainer.plan.placement import Shard
+from trainer.plan.layout import Shard
 from trainer.plan.plan import Plan, Task
 from trainer.plan.shared_memory import nbytes
 

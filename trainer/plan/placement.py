@@ -20,91 +20,11 @@ from __future__ import annotations
 
 import difflib
 import itertools
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-LANES = 16  # floats in 64 bytes
-TAGS = 2  # whole numbers that say of which state a vector is: generation and step
-# The first lanes of the metrics region, in this order; loss and accuracy are means, the others say that a replica did.
-# What is pulled has in `bad` the newest step whose update was left out because a loss or a gradient was not finite.
-METRICS = ("loss", "accuracy", "stop", "overflow", "bad")
-HEADER = ("generation", "step")  # the first lanes of the header, int32 bits
-
-
-class Parameter(NamedTuple):
-    """A float32 variable of the model; state (BatchNorm's moving statistics) is a parameter that is not trainable."""
-
-    path: str  # as Keras names it, e.g. "conv/kernel"
-    shape: tuple[int, ...]
-    trainable: bool
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-
-class Slice(NamedTuple):
-    """Where a parameter, or a part of one, stands in its shard's flat vector; all sizes in floats."""
-
-    path: str
-    shape: tuple[int, ...]  # of the whole parameter
-    offset: int  # in the shard's vector
-    size: int
-    padded: int
-    begin: int = 0  # in the flattened (row-major) parameter
-
-    @property
-    def is_part(self) -> bool:
-        return self.size < math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """What it takes in its shard, padding included."""
-        return 4 * self.padded
-
-
-@dataclass(frozen=True)
-class Shard:
-    """The parameters that one task holds, or a bucket of them, as slices of one flat vector."""
-
-    index: int
-    host: str  # the task that holds it, e.g. "ps:0"
-    trainable: tuple[Slice, ...]
-    state: tuple[Slice, ...]
-
-    @property
-    def trainable_size(self) -> int:
-        """Floats of the trainable region, which is also the size of an optimizer slot."""
-        return sum(piece.padded for piece in self.trainable)
-
-    @property
-    def metrics_offset(self) -> int:
-        return self.trainable_size + sum(piece.padded for piece in self.state)
-
-    @property
-    def header_offset(self) -> int:
-        return self.metrics_offset + LANES
-
-    @property
-    def size(self) -> int:
-        """Floats of the whole vector: what one pull, and one push, carries."""
-        return self.header_offset + LANES
-
-    @property
-    def nbytes(self) -> int:
-        return 4 * self.size
-
-
-def message_size(shard: Shard, wire: str) -> int:
-    """Numbers of the message that carries a shard's vector, or says where it lies (see engine/wire.py)."""
-    return {"float32": shard.size, "bfloat16": 2 * shard.size - shard.trainable_size, "memory": TAGS + 1}[wire]
-
-
-def message_nbytes(shard: Shard, wire: str) -> int:
-    return message_size(shard, wire) * (2 if wire == "bfloat16" else 4)
+from trainer.plan.layout import LANES, Parameter, Shard, Slice
 
 
 class Chooser(Protocol):

@@ -10,13 +10,11 @@ however that ends.
 
 from __future__ import annotations
 
-import os
 import resource
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
-from trainer.plan.placement import Shard
+from trainer.plan.layout import Shard
 
 PAGE = 4096  # bytes; places begin at a multiple of it
 
@@ -28,17 +26,6 @@ def why_not() -> str:
     if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
         return "a file in memory is a file, and their size is limited here (ulimit -f)"
     return ""
-
-
-@contextmanager
-def make_file(shards: Sequence[Shard], intake: str, workers: int) -> Iterator[str]:
-    """A file for `places`; gives the path by which tasks that this user starts reach it, while this process lives."""
-    file = os.memfd_create("trainer")
-    try:
-        os.truncate(file, nbytes(shards, intake, workers))
-        yield f"/proc/{os.getpid()}/fd/{file}"
-    finally:
-        os.close(file)
 
 
 def vectors_of(intake: str, workers: int) -> int:

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.schema import LossName, MetricName, RunConfig
-from trainer.storage import checkpoint
-from trainer.storage.checkpoint import CheckpointError, Release
+from trainer.storage import checkpoint, checkpoint_writer
+from trainer.storage.checkpoint import CheckpointError
+from trainer.storage.checkpoint_writer import Release
 from trainer.storage.run_directory import RunDirectory
 
 NOTE = "evaluation.json"
@@ -86,10 +87,10 @@ def keep_as_best(folder: Path, source: Path, evaluation: Evaluation) -> Path:
     Raises:
         OSError: if the checkpoint is gone, or the disk fails or is full.
     """
-    kept = checkpoint.copy(source, folder, {NOTE: json.dumps(evaluation.to_json(), indent=1)})
+    kept = checkpoint_writer.copy(source, folder, {NOTE: json.dumps(evaluation.to_json(), indent=1)})
     for path in checkpoint.finished(folder):
         if path != kept:
-            checkpoint.remove(path)
+            checkpoint_writer.remove(path)
     return kept
 
 

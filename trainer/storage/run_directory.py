@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
@@ -11,17 +10,15 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from types import TracebackType
-from typing import Any, TextIO
+from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
 
 from trainer.config.schema import RunConfig
-from trainer.faults.exit_codes import RunInUseError
 from trainer.plan.plan import Plan
 
 
@@ -85,35 +82,8 @@ class RunDirectory:
         return Plan.from_json(json.loads(self.plan.read_text()))
 
 
-class Lease:
-    """Holds a run directory as long as this process lives; the kernel lets go of it, whatever ends the process."""
-
-    def __init__(self, directory: RunDirectory) -> None:
-        path = directory.path / "lock"
-        with _told(directory.path):
-            self._file = _open_locked(path)
-            while not _is_at(path, self._file):  # its owner removed it between our opening and our locking
-                self._file.close()
-                self._file = _open_locked(path)
-            self._file.truncate(0)
-            self._file.write(f"{os.getpid()}\n")
-            self._file.flush()
-
-    def __enter__(self) -> Lease:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        path = Path(self._file.name)
-        path.unlink(missing_ok=True)
-        self._file.close()
-        with suppress(OSError):  # a run that was refused before it began leaves nothing
-            path.parent.rmdir()
-
-
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def explained(path: Path) -> Iterator[None]:
     """Says of a run directory that cannot be written what to type."""
     try:
         yield
@@ -124,28 +94,6 @@ def _told(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _open_locked(path: Path) -> TextIO:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = open(path, "a+")  # noqa: SIM115 (the lease closes it)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.seek(0)
-        owner = file.read().strip() or "unknown"
-        file.close()
-        raise RunInUseError(
-            f"{path.parent} is in use by process {owner}; wait for it, or choose another with run=PATH"
-        ) from error
-    return file
-
-
-def _is_at(path: Path, file: TextIO) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False
-
-
 def choose(config: RunConfig) -> RunDirectory:
     """The directory that the config names, or a new one under runs/, made here so that two runs never share it."""
     if config.run is not None:
@@ -154,7 +102,7 @@ def choose(config: RunConfig) -> RunDirectory:
     while True:
         name = f"{config.name}-{config.cluster.name}-{started}-{secrets.token_hex(2)}"
         path = Path("runs").resolve() / name
-        with _told(path):
+        with explained(path):
             try:
                 path.mkdir(parents=True)
             except FileExistsError:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer.config.schema import ConfigError, Problem, RunConfig
+from trainer.config.schema import RunConfig
 from trainer.engine.all_reduce import AllReduceEngine
 from trainer.engine.compute import Replica
+from trainer.engine.engine import Engine
 from trainer.engine.local import LocalEngine
-from trainer.engine.sharded.arrivals_host import EachHost, QuorumHost
+from trainer.engine.sharded.async_host import EachHost
+from trainer.engine.sharded.backup_host import QuorumHost
 from trainer.engine.sharded.host import ShardHost
 from trainer.engine.sharded.resources import device_of
 from trainer.engine.sharded.sync_host import LockstepHost
 from trainer.engine.sharded.worker import ShardsEngine
 from trainer.engine.vectors.shared_memory import Memory
-from trainer.plan.placement import Shard
+from trainer.faults.problems import ConfigError, Problem
+from trainer.plan.layout import Shard
 from trainer.plan.plan import Plan, Task
-from trainer.task.loop import Engine
 from trainer.task.not_finite import order_seed
 from trainer.workload import step as replica
 from trainer.workload.data import DataSet

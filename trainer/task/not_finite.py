@@ -6,10 +6,7 @@ changes the order of the data, so that what comes after a checkpoint is not the 
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable
-from pathlib import Path
 
 from trainer.config.schema import NotFinitePolicy
 from trainer.engine.step_result import Pulled
@@ -49,24 +46,6 @@ def roll_back(pulled: Pulled) -> None:
     raise RollbackError(
         f"{_found(pulled)}; the run goes back to its newest checkpoint, and on with other batches", step=pulled.bad
     )
-
-
-def count_rollbacks(path: Path) -> int:
-    """How often a run has gone back; its file need not exist."""
-    return len(path.read_text().splitlines()) if path.exists() else 0
-
-
-def record_rollback(path: Path, *, step: int, checkpoint: int | None) -> None:
-    """Writes down that a run goes back; it is on disk when this returns.
-
-    Args:
-        step: whose update was left out.
-        checkpoint: step of the newest checkpoint; none: the run begins anew.
-    """
-    with path.open("a") as file:
-        file.write(json.dumps({"step": step, "checkpoint": checkpoint}) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def order_seed(seed: int, rollbacks: int) -> int:

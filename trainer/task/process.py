@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from trainer.config.schema import RunConfig
+from trainer.engine.engine import Engine
 from trainer.engine.sharded.host import ShardHost
 from trainer.engine.step_result import Pulled
 from trainer.engine.vectors.shared_memory import Memory
@@ -37,17 +38,20 @@ from trainer.observe.stall import STALL_SECS, Stall, in_words
 from trainer.observe.status import Status
 from trainer.plan import addresses
 from trainer.plan.environment import LAUNCHER, LINKS, TELLS
-from trainer.plan.placement import Parameter
+from trainer.plan.layout import Parameter
 from trainer.plan.plan import Plan, Task
+from trainer.storage import rollbacks
 from trainer.storage.checkpoint import Checkpoint
 from trainer.storage.journal import Journal
 from trainer.storage.run_directory import RunDirectory, config_hash
 from trainer.task import not_finite
 from trainer.task.assemble import compute_device, make_engine, make_host, open_memory
-from trainer.task.chief.actions import Chief, first_snapshot, missed_at
+from trainer.task.chief.actions import Chief
+from trainer.task.chief.initial_state import first_snapshot, missed_at
 from trainer.task.evaluator import life
 from trainer.task.evaluator.score import Evaluator
-from trainer.task.loop import Engine, Pace, train
+from trainer.task.loop import train
+from trainer.task.pace import Pace
 from trainer.task.server import can_fuse, configure_eager, session_config, start_server, start_strategy
 from trainer.task.signals import StopRequest
 from trainer.workload.build import open_workload, parameters_of
@@ -118,7 +122,7 @@ class _Player:
         self._recorder = Recorder(directory, task, plan.task("worker", 0)) if config.profile else None
         self._memory: Memory | None = None
         self._holds_state = False
-        self._rollbacks = not_finite.count_rollbacks(directory.rollbacks)
+        self._rollbacks = rollbacks.count_rollbacks(directory.rollbacks)
         self._needs_hosts = True  # until this task has all that it wants of them
         # Sessions stay open until the process ends: closing one can wait for ever for a peer that has left.
         self._keep_open: list[Any] = []

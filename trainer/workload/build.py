@@ -12,7 +12,7 @@ import numpy as np
 
 from trainer.config import user_file as user
 from trainer.config.schema import RunConfig
-from trainer.plan.placement import Parameter
+from trainer.plan.layout import Parameter
 from trainer.workload import loss_scale, step
 from trainer.workload.data import DATA_SETS, DataSet, open_data
 from trainer.workload.models import MODELS

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from trainer.plan.placement import Parameter
+from trainer.plan.layout import Parameter
 
 PARAMETER = Parameter("trainer/loss_scale", (2,), trainable=False)  # the scale, and the good updates since it moved
 FIRST = (2.0**15, 0.0)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from trainer.plan.placement import Parameter
+from trainer.plan.layout import Parameter
 from trainer.workload.batch_norm import fused
 from trainer.workload.layer_devices import pinned
 from trainer.workload.loss_scale import LOWEST

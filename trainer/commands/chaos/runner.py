@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import json
 import sys
 import time
@@ -16,9 +15,9 @@ from trainer.commands.chaos import random_faults, report, schedule
 from trainer.commands.chaos.injector import FaultInjector, Scheduled
 from trainer.commands.chaos.report import Outcome
 from trainer.commands.chaos.schedule import Crew, Fault
-from trainer.commands.chaos.soak import STEPS, Resources, Timed
+from trainer.commands.chaos.soak import Resources, Timed
 from trainer.commands.check.claims import examine
-from trainer.config.schema import ConfigError, Mode, Problem, RunConfig
+from trainer.config.schema import RunConfig
 from trainer.config.words import count
 from trainer.faults import exit_codes
 from trainer.launch.processes import launcher
@@ -30,56 +29,6 @@ UNBROKEN = "unbroken"
 NOT_AS_PROMISED = 1  # exit code
 PIPE_COLUMNS = 110  # of the table, where no terminal says how wide it is
 STOPPED = (exit_codes.INTERRUPTED, exit_codes.TERMINATED)
-
-
-def check(config: RunConfig) -> Iterator[Problem]:
-    """Yields what keeps faults from being injected as the config says; nothing in another mode."""
-    chaos = config.chaos
-    if config.mode is not Mode.chaos:
-        return
-    if config.job is not None:
-        yield Problem(
-            "mode", "chaos starts all tasks itself, and this process is to play one", "leave out job and task"
-        )
-    given = [name for name in ("schedule", "random", "minutes") if getattr(chaos, name)]
-    if len(given) != 1:
-        told = " and ".join(f"chaos.{name}" for name in given) or "none"
-        message = f"chaos takes its faults from one of chaos.schedule, chaos.random and chaos.minutes; given is {told}"
-        yield Problem("chaos", message, f"type chaos.random=20, or {schedule.typed('kill worker:0 @40')}")
-    if config.run is not None and any(Path(config.run).glob("*")):
-        yield Problem(
-            "run", f"{config.run} holds an earlier run; chaos needs a new directory", "choose another, or none"
-        )
-    if chaos.random and config.train.steps < random_faults.FIRST_STEP + random_faults.LAST_STEPS:
-        message = f"{config.train.steps} steps leave no room for a random fault"
-        yield Problem(
-            "train.steps", message, f"type train.steps={random_faults.FIRST_STEP + random_faults.LAST_STEPS} or more"
-        )
-    unknown = [kind for kind in chaos.kinds if kind not in random_faults.KINDS]
-    for kind in unknown:
-        near = (*difflib.get_close_matches(kind, random_faults.KINDS, n=1), "kill-worker")[0]
-        message = f"there is no kind of fault {kind!r}; there are {', '.join(random_faults.KINDS)}"
-        yield Problem("chaos.kinds", message, f"e.g. chaos.kinds=[{near}]")
-    crew = Crew.of(config)
-    can, left_out = random_faults.possible([] if unknown else chaos.kinds, crew, by_time=bool(chaos.minutes))
-    if not can:
-        yield Problem("chaos.kinds", "; ".join(left_out), "choose other kinds, or another cluster")
-    try:
-        schedule.parse(chaos.schedule, crew)
-    except ConfigError as error:
-        yield from error.problems
-
-
-def adapted(config: RunConfig) -> RunConfig:
-    """The config of the runs: a training that can be checked; of a soak, one without an end and a budget a fault."""
-    config = copy.deepcopy(config)
-    config.mode = Mode.train
-    if not config.chaos.minutes:
-        config.summary.journal = True  # of a soak it would fill the disk
-    else:
-        config.train.steps = STEPS
-        config.restart.window_secs = min(config.restart.window_secs, config.chaos.every_secs)
-    return config
 
 
 def run(config: RunConfig, plan: Plan, directory: RunDirectory, tasks: Tasks) -> int:

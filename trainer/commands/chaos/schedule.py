@@ -16,9 +16,10 @@ import difflib
 import re
 from dataclasses import dataclass
 
-from trainer.config.schema import ConfigError, Problem, RunConfig
+from trainer.config.schema import RunConfig
+from trainer.faults.problems import ConfigError, Problem
 from trainer.plan.addresses import JOBS
-from trainer.plan.plan import SHARDED, strategy_of
+from trainer.plan.strategy import SHARDED, strategy_of
 
 KEY = "chaos.schedule"
 NUMBER = r"(\d+(?:\.\d+)?)"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.commands.doctor.judge import Answer, Finding, ok, warning
+from trainer.commands.doctor.finding import Answer, Finding, ok, warning
 from trainer.plan.checks.versions import numbers
 
 OLDEST_ENGINE, OLDEST_COMPOSE = "20.10", "2.27"

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.commands.doctor.judge import GPU_WHEELS, Answer, Finding, Level, ok, warning
+from trainer.commands.doctor.finding import Answer, Finding, Level, ok, warning
+from trainer.commands.doctor.software import GPU_WHEELS
 from trainer.plan.checks.versions import numbers
 
 OLDEST_DRIVER = "525.60"  # of CUDA 12, which TensorFlow's wheels bring along

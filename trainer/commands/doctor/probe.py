@@ -1,7 +1,7 @@
 """`mode=doctor`: looks at this machine, and says what a run would miss and what to type.
 
 All checks run side by side, each in a thread of its own, and with one deadline: a dead name server, disk or driver must
-not hold up the others. TensorFlow is imported by a child process only. The verdicts are in `judge.py` and its
+not hold up the others. TensorFlow is imported by a child process only. The verdicts are in `machine.py` and its
 neighbours, which ask the machine nothing.
 """
 
@@ -15,7 +15,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,14 +24,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from rich.console import Console
-from rich.text import Text
-
-from trainer.commands.doctor import judge
+from trainer.commands.doctor import finding, machine, network, software
 from trainer.commands.doctor.docker import docker
+from trainer.commands.doctor.finding import Answer, Finding, Level
 from trainer.commands.doctor.gpus import GPU_FIELDS, PROCESS_FIELDS, gpus, gpus_of_tensorflow, read_gpus
-from trainer.commands.doctor.judge import Answer, Finding, Level, Port
-from trainer.config.schema import Problem
+from trainer.commands.doctor.network import Port
+from trainer.commands.doctor.page import show
+from trainer.faults.problems import Problem
 from trainer.observe.machine import is_local, this_machine, version_of
 from trainer.plan.addresses import CONTROL_PORT_OFFSET, split
 from trainer.plan.checks.versions import TENSORFLOWS
@@ -40,9 +38,6 @@ from trainer.plan.checks.versions import TENSORFLOWS
 COMMAND_SECS = 8.5  # for one command
 DEADLINE_SECS = 9.5  # for all checks; longer, so that a command's lateness is told as such
 PROBLEM_FOUND = 1  # exit code
-
-STYLES = {Level.ok: "green", Level.warning: "yellow", Level.problem: "bold red"}
-PIPE_COLUMNS = 140  # width where there is no terminal
 CSV = "--format=csv,noheader,nounits"
 IMPORT = """
 import json, time
@@ -85,27 +80,27 @@ def examine(wanted: Wanted, environment: Mapping[str, str]) -> list[Finding]:
     gpu_count = len(list(Path("/dev").glob("nvidia[0-9]*")))
     port_range = read("/proc/sys/net/ipv4/ip_local_port_range")
     checks: dict[str, Callable[[], list[Finding]]] = {
-        "Python": lambda: [judge.python(platform.python_version(), sys.executable)],
-        "tensorflow": lambda: judge.tensorflow(installed, imported.result()),
-        "packages": lambda: [judge.package(name, version_of(name)) for name in ("keras", "hydra-core", "omegaconf")],
+        "Python": lambda: [software.python(platform.python_version(), sys.executable)],
+        "tensorflow": lambda: software.tensorflow(installed, imported.result()),
+        "packages": lambda: [software.package(name, version_of(name)) for name in ("keras", "hydra-core", "omegaconf")],
         "GPUs": lambda: look_at_gpus(listed.result(), gpu_count, wanted=wanted.gpus),
         "GPUs in TF": lambda: look_at_gpus_of_tensorflow(
             listed.result(), imported.result(), environment.get("CUDA_VISIBLE_DEVICES"), wanted=wanted.gpus
         ),
-        "cores": lambda: [judge.cores(this_machine().cores, os.cpu_count() or 1, cgroup_cores())],
-        "memory": lambda: [judge.memory(judge.read_meminfo(meminfo), *cgroup_memory())],
-        "localhost": lambda: [judge.localhost(try_localhost())],
-        "free ports": lambda: [judge.ephemeral_ports(port_range)],
-        "addresses": lambda: judge.ports(*locate(wanted.addresses), port_range),
-        "proxy": lambda: [judge.proxies(environment)],
+        "cores": lambda: [machine.cores(this_machine().cores, os.cpu_count() or 1, cgroup_cores())],
+        "memory": lambda: [machine.memory(machine.read_meminfo(meminfo), *cgroup_memory())],
+        "localhost": lambda: [network.localhost(try_localhost())],
+        "free ports": lambda: [network.ephemeral_ports(port_range)],
+        "addresses": lambda: network.ports(*locate(wanted.addresses), port_range),
+        "proxy": lambda: [network.proxies(environment)],
         "TF_CONFIG": lambda: [
-            judge.tf_config(environment.get("TF_CONFIG"), wanted.problems, wanted.task, wanted.cluster)
+            network.tf_config(environment.get("TF_CONFIG"), wanted.problems, wanted.task, wanted.cluster)
         ],
-        "/dev/shm": lambda: [judge.shared_memory(size_of("/dev/shm"), gpu_count)],
-        "ulimit -n": lambda: [judge.open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))],
+        "/dev/shm": lambda: [machine.shared_memory(size_of("/dev/shm"), gpu_count)],
+        "ulimit -n": lambda: [machine.open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))],
         "run directory": lambda: [look_at_run_directory(Path(wanted.run or "runs"))],
         "docker": lambda: look_at_docker(gpu_count),
-        "config": lambda: judge.config(wanted.problems, wanted.cluster),
+        "config": lambda: finding.config(wanted.problems, wanted.cluster),
     }
     started = {what: start(check) for what, check in checks.items()}
     return [finding for what, findings in started.items() for finding in collect(what, findings, deadline)]
@@ -131,9 +126,9 @@ def collect(what: str, findings: Future[list[Finding]], deadline: float) -> list
     try:
         return findings.result(max(0.0, deadline - time.monotonic()))
     except futures.TimeoutError:  # another class than the built-in one, before Python 3.11
-        return [judge.warning(what, f"no answer within {DEADLINE_SECS:.0f} s", remedy)]
+        return [finding.warning(what, f"no answer within {DEADLINE_SECS:.0f} s", remedy)]
     except Exception as error:
-        return [judge.warning(what, f"could not be looked at: {type(error).__name__}: {error}", remedy)]
+        return [finding.warning(what, f"could not be looked at: {type(error).__name__}: {error}", remedy)]
 
 
 def command(*arguments: str) -> Answer | None:
@@ -177,7 +172,7 @@ def look_at_gpus(listed: Answer | None, device_files: int, *, wanted: bool) -> l
 def look_at_gpus_of_tensorflow(
     listed: Answer | None, imported: Answer | None, visible: str | None, *, wanted: bool
 ) -> list[Finding]:
-    told = judge.read_import(imported) if imported is not None else None
+    told = software.read_import(imported) if imported is not None else None
     if imported is None or told is None:  # the check of TensorFlow says why
         return []
     seen = len(read_gpus(listed.out)) if listed is not None else 0
@@ -200,28 +195,28 @@ def look_at_run_directory(path: Path) -> Finding:
             file.flush()
     except OSError as error:
         refused = f"{there}: {error.strerror}"
-    return judge.run_directory(str(path), str(there), shutil.disk_usage(there).free, refused)
+    return machine.run_directory(str(path), str(there), shutil.disk_usage(there).free, refused)
 
 
 def cgroup_cores() -> float | None:
     """The least of the limits on this process's cores; none if there is none."""
-    folders = judge.cgroup_folders(read("/proc/self/cgroup"))
+    folders = machine.cgroup_folders(read("/proc/self/cgroup"))
     told = [read(f"{folder}/cpu.max") for folder in folders.get("", [])]
     told += [
         read(f"{folder}/cpu.cfs_quota_us") + read(f"{folder}/cpu.cfs_period_us") for folder in folders.get("cpu", [])
     ]
-    return min((limit for text in told if (limit := judge.read_cpu_max(text)) is not None), default=None)
+    return min((limit for text in told if (limit := machine.read_cpu_max(text)) is not None), default=None)
 
 
 def cgroup_memory() -> tuple[int | None, int]:
     """The least of the limits on this process's memory, in bytes, and what is used of it; (None, 0) without a limit."""
-    folders = judge.cgroup_folders(read("/proc/self/cgroup"))
+    folders = machine.cgroup_folders(read("/proc/self/cgroup"))
     files = [(folder, "memory.max", "memory.current") for folder in folders.get("", [])]
     files += [(folder, "memory.limit_in_bytes", "memory.usage_in_bytes") for folder in folders.get("memory", [])]
     limits = [
-        (limit, judge.read_used(read(f"{folder}/{usage}"), read(f"{folder}/memory.stat")))
+        (limit, machine.read_used(read(f"{folder}/{usage}"), read(f"{folder}/memory.stat")))
         for folder, most, usage in files
-        if (limit := judge.read_limit(read(f"{folder}/{most}"))) is not None
+        if (limit := machine.read_limit(read(f"{folder}/{most}"))) is not None
     ]
     return min(limits, default=(None, 0))
 
@@ -278,26 +273,3 @@ def why_taken(port: int) -> str | None:
         except OSError as error:
             return error.strerror
     return None
-
-
-def show(findings: Sequence[Finding]) -> None:
-    """Prints the page: level, what was looked at, what was found, and below it what to type."""
-    console = Console(highlight=False)
-    width = console.width if console.is_terminal else PIPE_COLUMNS
-    first = max(len(level.value) for level in Level) + 2
-    indent = first + max(len(finding.what) for finding in findings) + 2
-    for finding in findings:
-        lines = [*_wrapped(finding.message, width - indent), *_wrapped(finding.remedy, width - indent - 2, "  ")]
-        head = Text(f"{finding.level.value:<{first}}", STYLES[finding.level])
-        head.append(f"{finding.what:<{indent - first}}", "bold")
-        head.append(lines[0] if lines else "", "default")
-        for line in lines[1:]:
-            head.append("\n" + " " * indent + line, "default")
-        console.print(head, soft_wrap=True)
-    console.print(Text("\n" + judge.summary(findings)), soft_wrap=True)
-
-
-def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
-    """Lines that leave paths and options whole, however narrow the terminal is."""
-    lines = textwrap.wrap(text, max(width, 20), break_long_words=False, break_on_hyphens=False)
-    return [indent + line for line in lines]

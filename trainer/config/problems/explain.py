@@ -23,7 +23,8 @@ from trainer.config import keys, sources
 from trainer.config.cluster_size import SIZE, nearest_size, parse_size
 from trainer.config.problems import origins
 from trainer.config.problems.values import unknown_choice
-from trainer.config.schema import ConfigError, Mode, Problem
+from trainer.config.schema import Mode
+from trainer.faults.problems import ConfigError, Problem
 
 MAX_SWEEP = 100  # values of one swept key that are tried
 HELP = "python -m trainer --help shows what can be given"

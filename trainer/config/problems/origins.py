@@ -14,7 +14,7 @@ from hydra.types import RunMode
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from trainer.config import keys, sources, yaml_files
-from trainer.config.schema import Problem
+from trainer.faults.problems import Problem
 
 
 def values(loader: ConfigLoaderImpl, default: ResultDefault) -> Iterator[tuple[str, tuple[str, ...], Any]]:

@@ -16,7 +16,9 @@ from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError
 
 from trainer.config import keys, sources, yaml_files
 from trainer.config import user_file as user
-from trainer.config.schema import NAME, ConfigError, DataConfig, ModelConfig, Problem, RunConfig, check_limits
+from trainer.config.limits import check_limits
+from trainer.config.schema import NAME, DataConfig, ModelConfig, RunConfig
+from trainer.faults.problems import ConfigError, Problem
 
 
 @dataclass(frozen=True)

@@ -13,19 +13,17 @@ and did not tell of is forgotten, and so are its tokens.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from trainer.engine.sharded import staleness as contributions
 from trainer.engine.sharded.host import OnUpdate, ShardHost
-from trainer.engine.sharded.resources import GENERATION_STRIDE, HOLD, JOIN, STOP_PUSH, Log, device_of, drain, log_queue
+from trainer.engine.sharded.resources import GENERATION_STRIDE, HOLD, JOIN, STOP_PUSH, Log, device_of, drain
 from trainer.engine.update import STOP
 from trainer.engine.vectors import packing, wire
 from trainer.engine.vectors.shared_memory import Memory
@@ -245,123 +243,3 @@ class ArrivalsHost(ShardHost):
     @abstractmethod
     def _make_apply(self, worker: int) -> tf.Operation:
         """Adds the update that a worker's gradient makes, and the tokens that follow it."""
-
-
-class EachHost(ArrivalsHost):
-    """Every gradient is an update: asynchronous training. Shards do not wait for each other either."""
-
-    def __init__(self, *, max_staleness: int | None = None, **options: Any) -> None:
-        """Builds the host's graph.
-
-        Args:
-            max_staleness: steps; gradients that are older are dropped and counted.
-            options: of `ShardHost`. Gradients are clipped by their worker, which has all of one.
-        """
-        self._max_staleness = max_staleness
-        super().__init__(**options | {"optimizer": dataclasses.replace(options["optimizer"], clip_norm=None)})
-
-    def take(self, arrival: Arrival) -> bool:
-        staleness = self.step - arrival.step
-        if self._max_staleness is not None and staleness > self._max_staleness:
-            self.drop(arrival.worker)
-            return False
-        contributions.add_applied(self.counts, arrival.worker, staleness)
-        self.apply(arrival.worker, [arrival.worker])
-        return True
-
-    def _make_apply(self, worker: int) -> tf.Operation:
-        _, assigned = self.update([self.receive(self.shared.intake[worker].dequeue(), worker)])
-        with tf.control_dependencies(assigned):
-            return tf.group(self.give(worker), self.tell_counts())
-
-
-class QuorumHost(ArrivalsHost):
-    """Updates when so many gradients of the shard's step are there; what comes later is dropped and counted."""
-
-    def __init__(self, *, quorum: int, **options: Any) -> None:
-        """Builds the host's graph.
-
-        Args:
-            quorum: workers that an update waits for.
-            options: of `ShardHost`.
-        """
-        self._quorum = quorum
-        self._chosen: list[int] = []
-        self._chosen_feed: Any = None
-        super().__init__(**options)
-        with self.graph.as_default(), tf.device(device_of(self.shard.host)):
-            self._keep = [
-                inbox.assign(intake.dequeue(), read_value=False)
-                for inbox, intake in zip(self._inbox, self.shared.intake, strict=True)
-            ]
-
-    def missing(self) -> list[int]:
-        return [worker for worker in range(self.workers) if worker not in self._chosen]
-
-    def owes(self, worker: int) -> bool:
-        return worker in self._chosen
-
-    def take(self, arrival: Arrival) -> bool:
-        if arrival.step != self.step or arrival.worker in self._chosen:
-            self.drop(arrival.worker)
-            return False
-        self._chosen.append(arrival.worker)
-        if len(self._chosen) < self._quorum:
-            self._run_keep[arrival.worker]()
-            return False
-        for worker in self._chosen:
-            contributions.add_applied(self.counts, worker, 0)
-        self.apply(arrival.worker, self._chosen, {self._chosen_feed: np.isin(np.arange(self.workers), self._chosen)})
-        self._chosen.clear()
-        return True
-
-    def let_go(self) -> None:
-        for worker in self._chosen:
-            self.give_token(worker)
-        self._chosen.clear()
-
-    def apply_feeds(self) -> list[tf.Tensor]:
-        return [self._chosen_feed]
-
-    def _prepare(self) -> None:
-        super()._prepare()
-        self._run_keep = [self.session.make_callable(op) for op in self._keep]
-
-    def _make_next(self) -> tf.Tensor:
-        """The first shard's host takes what arrives and tells the others; they take it in the same order."""
-        if self.shard.index > 0:
-            return self.log.order.dequeue()
-        arrival = self.log.arrivals.dequeue()
-        told = [log_queue(shard, "order", self.workers).enqueue(arrival) for shard in self.shards[1:]]
-        with tf.control_dependencies(told):
-            return tf.identity(arrival)
-
-    def _make_apply(self, worker: int) -> tf.Operation:
-        """The last of a quorum makes the update; the others wait in their inboxes."""
-        if self._chosen_feed is None:
-            self._chosen_feed = v1.placeholder(tf.bool, [self.workers])
-            self._inbox = [self._make_inbox(other) for other in range(self.workers)]
-        messages = [inbox.read_value() for inbox in self._inbox]
-        messages[worker] = self.shared.intake[worker].dequeue()
-        packed = [self.receive(message, other) for other, message in enumerate(messages)]
-        mine = packing.tags_of(self.shared.flat.read_value(), self.shard)
-        _, assigned = self.update(packed, chosen=self._chosen_feed, exchange=self.exchange(mine))
-        with tf.control_dependencies(assigned):
-            given = [self._give_if_chosen(other) for other in range(self.workers)]
-            return tf.group(*given, self.tell_counts())
-
-    def _make_inbox(self, worker: int) -> Any:
-        return v1.get_variable(
-            f"inbox{worker}",
-            wire.shape(self.shard, self.as_wire),
-            wire.dtype(self.as_wire),
-            v1.zeros_initializer(),
-            use_resource=True,
-        )
-
-    def _give_if_chosen(self, worker: int) -> tf.Operation:
-        def give() -> tf.Tensor:
-            with tf.control_dependencies([self.give(worker)]):
-                return tf.constant(True)
-
-        return tf.cond(self._chosen_feed[worker], give, lambda: tf.constant(False)).op

@@ -14,15 +14,15 @@ import tensorflow as tf
 
 from trainer.config.schema import OptimizerConfig
 from trainer.engine import optimizers
+from trainer.engine.instruments import run_traced
 from trainer.engine.sharded.resources import GENERATION_STRIDE, device_of, share
-from trainer.engine.tracing import run_traced
 from trainer.engine.update import Exchange, is_scaled, make_update, squares_order
 from trainer.engine.vectors import packing, wire
 from trainer.engine.vectors.shared_memory import Memory
 from trainer.faults import failpoints
 from trainer.observe.placement.executed import Executed
 from trainer.observe.profile.stamps import Stamps
-from trainer.plan.placement import Shard
+from trainer.plan.layout import Shard
 
 v1 = tf.compat.v1
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from trainer.engine.sharded.staleness import COLUMNS
 from trainer.engine.vectors import wire
-from trainer.plan.placement import Shard
+from trainer.plan.layout import Shard
 
 v1 = tf.compat.v1
 

@@ -32,7 +32,7 @@ import tensorflow as tf
 from trainer.config.schema import OptimizerConfig
 from trainer.engine import optimizers
 from trainer.engine.compute import Join, Replica, compute, in_step, is_final, mean_over_replicas
-from trainer.engine.instruments import GraphClock
+from trainer.engine.instruments import GraphClock, run_traced
 from trainer.engine.session_engine import SessionEngine
 from trainer.engine.sharded.prefetch import Ahead
 from trainer.engine.sharded.resources import (
@@ -49,14 +49,13 @@ from trainer.engine.sharded.resources import (
 )
 from trainer.engine.sharded.staleness import Table
 from trainer.engine.step_result import Pulled
-from trainer.engine.tracing import run_traced
 from trainer.engine.update import STOP
 from trainer.engine.vectors import packing, wire
 from trainer.engine.vectors.shared_memory import Memory
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.faults import failpoints
 from trainer.faults.exit_codes import IncompleteError
-from trainer.plan.placement import Shard
+from trainer.plan.layout import Shard
 
 v1 = tf.compat.v1
 

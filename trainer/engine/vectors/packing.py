@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from trainer.plan.placement import LANES, TAGS, Shard, Slice
+from trainer.plan.layout import LANES, TAGS, Shard, Slice
 
 Tensors = Mapping[str, tf.Tensor]  # by parameter path
 Arrays = Mapping[str, np.ndarray]

@@ -27,7 +27,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.engine.vectors import wire
-from trainer.plan.placement import Shard
+from trainer.plan.layout import Shard
 from trainer.plan.shared_memory import nbytes, places, vectors_of
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainer.engine.vectors import packing
-from trainer.plan.placement import METRICS, Shard
+from trainer.plan.layout import METRICS, Shard
 
 Arrays = dict[str, np.ndarray]
 

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.packing import Halves, halves
-from trainer.plan.placement import LANES, METRICS, TAGS, Shard, message_size
+from trainer.plan.layout import LANES, METRICS, TAGS, Shard, message_size
 
 FLOAT32, BFLOAT16, MEMORY = "float32", "bfloat16", "memory"
 _DTYPES = {FLOAT32: tf.float32, BFLOAT16: tf.uint16, MEMORY: tf.int32}

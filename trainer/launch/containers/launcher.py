@@ -17,9 +17,10 @@ from trainer.launch.containers.docker_errors import connect, told
 from trainer.launch.containers.spec import RUN_LABEL, TASK_LABEL, containers, inside
 from trainer.launch.containers.tasks import Containers, remove
 from trainer.launch.run import supervise
-from trainer.launch.supervisor import Signals
+from trainer.launch.signals import Signals
 from trainer.plan.plan import Plan
-from trainer.storage.run_directory import Lease, RunDirectory
+from trainer.storage.lease import Lease
+from trainer.storage.run_directory import RunDirectory
 
 COMPOSE_PROJECT, COMPOSE_FOLDER = "com.docker.compose.project", "com.docker.compose.project.working_dir"  # labels
 

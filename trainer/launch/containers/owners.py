@@ -9,7 +9,7 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.config.schema import ConfigError, Problem
+from trainer.faults.problems import ConfigError, Problem
 from trainer.launch.containers.spec import NOBODY
 from trainer.plan.checks.containers import check_paths
 

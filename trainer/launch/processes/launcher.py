@@ -5,17 +5,20 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import replace
 
-from trainer.config.schema import ConfigError, Problem, RunConfig, Wire
+from trainer.config.schema import RunConfig, Wire
+from trainer.faults.problems import ConfigError, Problem
 from trainer.launch.fault_hooks import Injector
+from trainer.launch.processes.memory_file import make_file
 from trainer.launch.processes.ports import HeldPorts
 from trainer.launch.processes.tasks import Tasks
 from trainer.launch.run import supervise
 from trainer.observe.machine import is_local
 from trainer.observe.peers import PeerError
 from trainer.plan import addresses
-from trainer.plan.plan import ANY_PORT, Plan, Task
-from trainer.plan.shared_memory import make_file
-from trainer.storage.run_directory import Lease, RunDirectory
+from trainer.plan.make import ANY_PORT
+from trainer.plan.plan import Plan, Task
+from trainer.storage.lease import Lease
+from trainer.storage.run_directory import RunDirectory
 
 
 def run(

@@ -24,6 +24,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trainer.workload import describe
+
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -112,7 +114,7 @@ class _Nursery:
         def answer() -> int:
             from trainer.plan import description
 
-            told = description.answer(description.Question(**question))
+            told = describe.answer(description.Question(**question))
             self._tell({"event": "described", **told})
             return 0
 

@@ -11,7 +11,7 @@ from trainer.config.words import count, size
 from trainer.observe.placement.differences import differences
 from trainer.observe.placement.executed import COMPILED, Operation
 from trainer.observe.placement.record import STEP, UPDATE, Record, layers, replicas, vectors
-from trainer.plan.placement import Shard
+from trainer.plan.layout import Shard
 from trainer.plan.plan import Plan
 
 FIRST_HUE, GOLDEN_ANGLE = 250.0, 137.508  # degrees; neighbours in the legend are far apart, for any number of devices

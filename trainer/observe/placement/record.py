@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from trainer.observe.placement.executed import COMPILED, Executed, Operation, Transfer, short
-from trainer.plan.placement import Shard
+from trainer.plan.layout import Shard
 from trainer.plan.plan import Plan
 
 Key = TypeVar("Key")

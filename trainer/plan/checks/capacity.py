@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainer.config.cluster_size import ClusterSize
-from trainer.config.schema import Problem, RunConfig
+from trainer.config.schema import RunConfig
 from trainer.config.words import count
+from trainer.faults.problems import Problem
 from trainer.plan.devices import Machine, is_here, tasks_of
 
 TASKS_OF_A_CORE = 64

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
 
-from trainer.config.schema import Launch, Mode, Problem, RunConfig
+from trainer.config.schema import Launch, Mode, RunConfig
+from trainer.faults.problems import Problem
 from trainer.plan.checks.devices import check_keys
 
 MODES = (Mode.train, Mode.render, Mode.plan)

@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from trainer.config.schema import ClusterConfig, DeviceConfig, Problem, RunConfig
+from trainer.config.schema import ClusterConfig, DeviceConfig, RunConfig
+from trainer.faults.problems import Problem
 from trainer.plan.checks import gpu_memory
 from trainer.plan.devices import GPU, JOBS, Machine, is_here, key_of, of_task, tasks_of, uses
 

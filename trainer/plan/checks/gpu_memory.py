@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from trainer.config.schema import Problem, RunConfig
+from trainer.config.schema import RunConfig
+from trainer.faults.problems import Problem
 from trainer.plan.devices import THIS_HOST, Machine, host_of, is_here, of_task, tasks_of
 
 FITS = 1 + 1e-9  # 0.1 + 0.2 + 0.7 is a little more than 1

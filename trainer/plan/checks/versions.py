@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from trainer.config.schema import Problem
+from trainer.faults.problems import Problem
 
 # As in pyproject.toml: that of an installed copy may be older than the code, so it is not asked.
 SUPPORTED = {

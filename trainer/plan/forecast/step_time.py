@@ -23,15 +23,17 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from trainer.config.cluster_size import ClusterSize
-from trainer.config.schema import ConfigError, OptimizerConfig, PlanConfig, RunConfig
+from trainer.config.schema import OptimizerConfig, PlanConfig, RunConfig
 from trainer.config.slots import slots
+from trainer.faults.problems import ConfigError
 from trainer.plan import addresses
 from trainer.plan.description import Description
 from trainer.plan.devices import Machine
 from trainer.plan.forecast import costs, traffic
 from trainer.plan.forecast.costs import Work
 from trainer.plan.forecast.traffic import Message
-from trainer.plan.plan import Plan, Task, make_plan
+from trainer.plan.make import make_plan
+from trainer.plan.plan import Plan, Task
 from trainer.workload.models.flops import BACKWARD
 
 COMPUTE, WIRE, UPDATE = "compute", "wire", "update"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from trainer.plan.placement import Shard, message_nbytes
+from trainer.plan.layout import Shard, message_nbytes
 from trainer.plan.plan import Plan
 
 TAG_NBYTES = 8  # generation and step

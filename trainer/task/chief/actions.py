@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,79 +12,24 @@ import tensorflow as tf
 
 from trainer.config.schema import NotFinitePolicy, RunConfig, SaveErrorPolicy
 from trainer.engine import optimizers
+from trainer.engine.engine import Engine
 from trainer.engine.sharded import staleness
 from trainer.engine.step_result import Pulled
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.faults.exit_codes import NotFiniteError
 from trainer.observe.status import Status
-from trainer.plan.placement import Parameter
 from trainer.plan.plan import Plan
-from trainer.storage import checkpoint, evaluations, history, resume
+from trainer.storage import checkpoint, checkpoint_writer, evaluations, history
 from trainer.storage.history import History
 from trainer.storage.journal import Journal
+from trainer.storage.rollbacks import record_rollback
 from trainer.storage.run_directory import RunDirectory, write_atomically
 from trainer.task.chief.export import export, params_sha256
 from trainer.task.evaluator.score import Evaluator
-from trainer.task.loop import Engine, Every, Pace
-from trainer.task.not_finite import record_rollback
+from trainer.task.pace import Every, Pace
 from trainer.task.tensorboard import Events
-from trainer.workload import build
 
 TELL_EVERY_SECS = 5.0
-
-
-def first_snapshot(
-    config: RunConfig, plan: Plan, directory: RunDirectory, model: Any
-) -> tuple[Snapshot, checkpoint.Checkpoint | None]:
-    """The state to start from, and the checkpoint that it comes from, if any.
-
-    Raises:
-        CheckpointError: if the checkpoint is damaged, beyond the run's last step, or of another model or optimizer.
-    """
-    precision = config.train.precision.value
-    parameters = build.parameters_of(model, precision)
-    again = directory.has_loaded()
-    found = resume.find(config.resume, directory, steps=plan.steps, again=again)
-    expected = _expected(parameters, list(optimizers.slots(config.optimizer)))
-    if not again:
-        nbytes = sum(4 * math.prod(shape) for shape in expected.values())
-        checkpoint.check_space(directory.checkpoints, nbytes, config.checkpoint.keep if config.checkpoint.every else 0)
-    if found is None:
-        state = _split(parameters, build.initial_values(model, precision))
-    else:
-        checkpoint.check_fits(found, expected)
-        state = Snapshot.from_tensors(found.step, checkpoint.load(found))
-    if again:
-        return state, found
-    if found is None:
-        resume.set_aside(directory)
-    elif config.resume != "auto":
-        resume.set_aside_newer(directory, step=state.step)
-    return state, found
-
-
-def missed_at(found: checkpoint.Checkpoint, directory: RunDirectory) -> list[Pulled]:
-    """The update that led to a checkpoint of this run: who saved it may not have come to writing that down."""
-    metrics = found.facts.get("metrics")
-    if metrics is None or found.path.parent != directory.checkpoints:
-        return []
-    return [Pulled(found.generation, found.step, metrics["loss"], metrics["accuracy"], stop=False)]
-
-
-def _expected(parameters: Sequence[Parameter], slots: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    expected = {f"{'parameters' if p.trainable else 'state'}/{p.path}": p.shape for p in parameters}
-    return expected | {f"slots/{slot}/{p.path}": p.shape for slot in slots for p in parameters if p.trainable}
-
-
-def _split(parameters: Sequence[Parameter], values: dict[str, Any]) -> Snapshot:
-    """The model's first values, as the state of step 0."""
-    trainable = {p.path for p in parameters if p.trainable}
-    return Snapshot(
-        0,
-        {path: value for path, value in values.items() if path in trainable},
-        {path: value for path, value in values.items() if path not in trainable},
-        {},
-    )
 
 
 def _not_finite(snapshot: Snapshot) -> str | None:
@@ -93,7 +37,7 @@ def _not_finite(snapshot: Snapshot) -> str | None:
     return next((path for path, value in snapshot.parameters.items() if not np.isfinite(value).all()), None)
 
 
-def _make_writer(config: RunConfig, directory: RunDirectory, *, is_read: bool) -> checkpoint.Writer:
+def _make_writer(config: RunConfig, directory: RunDirectory, *, is_read: bool) -> checkpoint_writer.Writer:
     """The writer of the run's checkpoints.
 
     Args:
@@ -101,11 +45,11 @@ def _make_writer(config: RunConfig, directory: RunDirectory, *, is_read: bool) -
     """
     keep = config.checkpoint.keep
     if not is_read:
-        return checkpoint.Writer(directory.checkpoints, keep=keep)
+        return checkpoint_writer.Writer(directory.checkpoints, keep=keep)
     # A launcher ends the run when the evaluator is gone; where there is none the disk could fill for nobody.
     at_most = None if config.job is None else evaluations.WAITING_AT_MOST
     release = evaluations.release_when_scored(directory.evaluations, waiting_at_most=at_most)
-    return checkpoint.Writer(directory.checkpoints, keep=keep, release=release)
+    return checkpoint_writer.Writer(directory.checkpoints, keep=keep, release=release)
 
 
 def _say_and_go_on(error: OSError) -> None:
@@ -250,7 +194,7 @@ class Chief:
         path = _not_finite(snapshot)
         return None if path is None else f"parameter {path} is not finite"
 
-    def _save(self, snapshot: Snapshot, *, on_error: checkpoint.OnError | None = None) -> None:
+    def _save(self, snapshot: Snapshot, *, on_error: checkpoint_writer.OnError | None = None) -> None:
         if bad := _not_finite(snapshot):
             raise NotFiniteError(f"parameter {bad} is not finite at step {snapshot.step}; it is not saved")
         config = self._config

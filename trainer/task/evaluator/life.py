@@ -20,7 +20,7 @@ from trainer.engine.vectors.snapshot import Snapshot
 from trainer.observe.peers import PeerError, read_status, roll_call
 from trainer.observe.status import Status
 from trainer.plan.plan import Plan, Task
-from trainer.storage import checkpoint, evaluations
+from trainer.storage import checkpoint, checkpoint_writer, evaluations
 from trainer.storage.checkpoint import Checkpoint, CheckpointError, Shapes
 from trainer.storage.evaluations import Evaluation
 from trainer.storage.history import History
@@ -81,7 +81,7 @@ def play(config: RunConfig, plan: Plan, directory: RunDirectory, task: Task, sta
         time.sleep(POLL_SECS)
     scorer.close()
     if not stop.requested:  # the chief saves no more, and left what had no score
-        checkpoint.prune(directory.checkpoints, scorer.last_step, config.checkpoint.keep)
+        checkpoint_writer.prune(directory.checkpoints, scorer.last_step, config.checkpoint.keep)
     devices.close()
     status.state = "done"
     print(f"{task.name} is done at step {status.step}", flush=True)

@@ -1,0 +1,151 @@
+"""What a machine's answers mean for a run: ok, a warning or a problem, and what to type. Pure: nothing is asked here.
+
+`doctor.py` asks the machine and hands the answers over, as text where a command gave text; GPUs and Docker have modules
+of their own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+
+from trainer.commands.doctor.finding import Finding, ok, problem, warning
+
+GIB = 2**30
+LITTLE_MEMORY = 1 * GIB  # a task that trains a small model takes about half of it
+LITTLE_SHARED_MEMORY = 512 * 2**20  # NCCL's, between the GPUs of one machine
+LITTLE_DISK, NO_DISK = 1 * GIB, 100 * 2**20  # a checkpoint holds the parameters and the optimizer's slots
+FEW_FILES = 1024  # open files of a process; a task holds one connection to each other task, and its data's files
+
+
+# Cores and memory
+
+
+def cores(usable: int, of_machine: int, limit: float | None) -> Finding:
+    """Cores.
+
+    Args:
+        usable: that a plan counts with.
+        of_machine: that the machine has.
+        limit: of the cgroup; none: unlimited.
+    """
+    told = f"{usable} of {of_machine}" if usable != of_machine else f"{usable}"
+    if limit is not None and limit < usable:
+        message = f"{told}, but the cgroup gives no more than {limit:g}; tasks would start too many threads"
+        return warning("cores", message, "device.intra_op_threads={ps:1,worker:1}")
+    return ok("cores", told if limit is None else f"{told}, a cgroup's limit of {limit:g}")
+
+
+def memory(meminfo: Mapping[str, int], limit: int | None, used: int) -> Finding:
+    """Main memory.
+
+    Args:
+        meminfo: bytes, as /proc/meminfo names them.
+        limit: bytes that the cgroup may take; none: all.
+        used: bytes that it has taken, without files that are only cached.
+    """
+    if "MemTotal" not in meminfo:
+        return warning("memory", "unknown: there is no /proc/meminfo", "look yourself: about 0.5 GiB is needed a task")
+    total, free = meminfo["MemTotal"], meminfo.get("MemAvailable", meminfo.get("MemFree", 0))
+    told = f"{_gib(free)} of {_gib(total)} available"
+    if limit is not None and limit < total:
+        free = min(free, limit - used)
+        told += f"; a cgroup's limit of {_gib(limit)}, {_gib(used)} in use"
+    if free < LITTLE_MEMORY:
+        return warning("memory", told, "end other programs, or use a smaller cluster=; a task needs about 0.5 GiB")
+    return ok("memory", told)
+
+
+def read_meminfo(text: str) -> dict[str, int]:
+    """Bytes by name, from /proc/meminfo."""
+    found = re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)
+    return {name: int(kib) * 1024 for name, kib in found}
+
+
+def cgroup_folders(own: str) -> dict[str, list[str]]:
+    """Where the limits of this process stand, innermost first, from /proc/self/cgroup.
+
+    In a container the process often sees its own group as the root, so the root is always among them.
+
+    Returns:
+        Folders by controller: "cpu" and "memory" of cgroup v1, "" of v2.
+    """
+    folders: dict[str, list[str]] = {}
+    for line in own.splitlines():
+        _, controllers, path = line.split(":", 2)
+        for name in controllers.split(","):
+            if name in ("", "cpu", "memory"):
+                below = PurePosixPath("/sys/fs/cgroup") / name
+                parts = [p for p in PurePosixPath(path).parts if p not in ("/", "..")]
+                folders[name] = [str(below.joinpath(*parts[:end])) for end in range(len(parts), -1, -1)]
+    return folders
+
+
+def read_cpu_max(text: str) -> float | None:
+    """Cores, from cpu.max of cgroup v2, or from "quota period" of v1; none: no limit."""
+    quota, _, period = text.strip().partition(" ")
+    if not (quota.isdigit() and period.isdigit() and int(period)):  # "max", or -1
+        return None
+    return int(quota) / int(period)
+
+
+def read_limit(text: str) -> int | None:
+    """Bytes, from memory.max of cgroup v2 or memory.limit_in_bytes of v1; none: no limit."""
+    number = int(text) if text.strip().isdigit() else None  # "max"
+    return number if number is not None and number < 2**60 else None  # v1 writes a number near 2**63
+
+
+def read_used(usage: str, stat: str) -> int:
+    """Bytes that a cgroup cannot give back: memory.current (v1: usage_in_bytes) without memory.stat's idle files."""
+    idle = re.findall(r"^(?:total_)?inactive_file (\d+)$", stat, re.MULTILINE)[-1:]  # v1: the total comes after
+    return max(0, int(usage) - sum(map(int, idle))) if usage.strip().isdigit() else 0
+
+
+# Files
+
+
+def shared_memory(nbytes: int | None, gpu_count: int) -> Finding:
+    if nbytes is None:
+        return ok("/dev/shm", "not there; only NCCL, between several GPUs, needs it")
+    if gpu_count > 1 and nbytes < LITTLE_SHARED_MEMORY:
+        message = f"{_mib_of(nbytes)}; NCCL needs more between {gpu_count} GPUs"
+        return warning("/dev/shm", message, "docker run --shm-size=1g, or sudo mount -o remount,size=1g /dev/shm")
+    return ok("/dev/shm", f"{_mib_of(nbytes)}; only NCCL, between several GPUs, uses it")
+
+
+def open_files(soft: int, hard: int) -> Finding:
+    """Limits of a process; -1: none."""
+    if 0 <= soft < FEW_FILES:
+        enough = FEW_FILES * 4 if hard < 0 else min(hard, FEW_FILES * 4)
+        message = f"{soft} files a process; a task opens one for each task it talks to, and its data's"
+        return warning("ulimit -n", message, f"ulimit -n {enough}")
+    return ok("ulimit -n", "unlimited" if soft < 0 else f"{soft} files a process")
+
+
+def run_directory(path: str, exists_at: str, free: int, refused: str | None) -> Finding:
+    """Where runs write.
+
+    Args:
+        path: as it will be.
+        exists_at: the folder of it that is there already.
+        free: bytes.
+        refused: why no file can be written there; none: it can.
+    """
+    what = "run directory"
+    if refused is not None:
+        remedy = f"run=/a/folder/of/yours, or sudo mkdir -p {path} && sudo chown $USER {path}"
+        return problem(what, f"{path} cannot be written: {refused}", remedy)
+    told = f"{path}, {_gib(free)} free"
+    if free < LITTLE_DISK:
+        remedy = f"df -h {exists_at}; remove old runs, or run=/another/disk/first"
+        return (problem if free < NO_DISK else warning)(what, told, remedy)
+    return ok(what, told)
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / GIB:.1f} GiB"
+
+
+def _mib_of(nbytes: int) -> str:
+    return _gib(nbytes) if nbytes >= GIB else f"{nbytes / 2**20:.0f} MiB"

@@ -1,0 +1,111 @@
+"""Verdicts on addresses, ports and proxies. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from trainer.commands.doctor.finding import Finding, listed, ok, problem, warning
+from trainer.faults.problems import Problem
+from trainer.plan.addresses import CONTROL_PORT_OFFSET
+
+FEW_PORTS = 1000
+
+PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+
+
+@dataclass(frozen=True)
+class Port:
+    """A port that a task of this machine will listen on."""
+
+    number: int
+    whose: str  # the key of its address, e.g. cluster.addresses.ps[0]
+    taken_because: str | None  # the operating system's reason; none: it is free
+
+
+# Network
+
+
+def localhost(refused: str | None) -> Finding:
+    if refused is None:
+        return ok("localhost", "a task can listen and be reached")
+    remedy = "sudo ip link set lo up; and 127.0.0.1 localhost belongs into /etc/hosts"
+    return problem("localhost", f"a task could not listen or be reached: {refused}", remedy)
+
+
+def ephemeral_ports(text: str | None) -> Finding:
+    found = read_port_range(text)
+    if found is None:
+        return ok("free ports", "their range is not told here")
+    low, high = found
+    told = f"{low} to {high}, for tasks without an address of their own"
+    if high - low + 1 < FEW_PORTS:
+        return warning("free ports", told, "sudo sysctl -w net.ipv4.ip_local_port_range='32768 60999'")
+    return ok("free ports", told)
+
+
+def read_port_range(text: str | None) -> tuple[int, int] | None:
+    numbers = (text or "").split()
+    return (int(numbers[0]), int(numbers[1])) if len(numbers) == 2 and all(map(str.isdigit, numbers)) else None
+
+
+def ports(local: Sequence[Port], elsewhere: int, unknown: Mapping[str, str], ephemeral: str | None) -> list[Finding]:
+    """The addresses of the cluster.
+
+    Args:
+        local: ports that tasks of this machine need, status pages included.
+        elsewhere: number of tasks on other machines.
+        unknown: why a host name could not be resolved, by name.
+        ephemeral: /proc/sys/net/ipv4/ip_local_port_range.
+    """
+    what, findings = "addresses", []
+    for host, reason in unknown.items():
+        remedy = f"getent hosts {host}; or write IP addresses into cluster.addresses"
+        findings.append(warning(what, f"the host {host} is not known here: {reason}", remedy))
+    taken = [port for port in local if port.taken_because is not None]
+    for port in taken:
+        remedy = f"ss -ltnp 'sport = :{port.number}' shows who listens; end it, or choose another port"
+        message = f"port {port.number} of {port.whose} is not free: {port.taken_because}"
+        findings.append(problem(what, message, remedy))
+    low, high = read_port_range(ephemeral) or (0, -1)
+    inside = [port.number for port in local if low <= port.number <= high]
+    if inside:
+        message = f"{listed(inside)} {'is' if len(inside) == 1 else 'are'} among the ports {low} to {high} that any "
+        remedy = f"choose ports below {low - CONTROL_PORT_OFFSET}: the status page listens {CONTROL_PORT_OFFSET} higher"
+        findings.append(warning(what, message + "outgoing connection may take first", remedy))
+    if not findings and (local or elsewhere):
+        told = f"{listed([port.number for port in local])} of this machine are free" if local else ""
+        far = f"{elsewhere} tasks on other machines" if elsewhere else ""
+        findings.append(ok(what, "; ".join(filter(None, [told, far]))))
+    return findings
+
+
+def proxies(environment: Mapping[str, str]) -> Finding:
+    """Proxy variables, by name only: their values may hold passwords."""
+    names = [name for name in (*PROXIES, *map(str.upper, PROXIES)) if environment.get(name)]
+    if environment.get("grpc_proxy"):
+        message = (
+            "grpc_proxy is set: a task started on its own (job=, TF_CONFIG) would send its messages there and hang"
+        )
+        return warning("proxy", message, 'export grpc_proxy=""')
+    if not names:
+        return ok("proxy", "none")
+    verb = "is" if len(names) == 1 else "are"
+    return ok("proxy", f'{listed(names)} {verb} set; tasks get grpc_proxy="" from the trainer, so gRPC goes around it')
+
+
+def tf_config(text: str | None, problems: Sequence[Problem], task: str, cluster: str) -> Finding:
+    """What a scheduler says.
+
+    Args:
+        text: the environment variable.
+        problems: of reading it.
+        task: that it gives to this process.
+        cluster: that it describes.
+    """
+    if not text:
+        return ok("TF_CONFIG", "not set; the trainer starts all tasks itself")
+    for found in problems:
+        if found.key == "TF_CONFIG":
+            return problem("TF_CONFIG", found.message, found.remedy)
+    return ok("TF_CONFIG", f"this process plays {task} of {cluster}")

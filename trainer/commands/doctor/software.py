@@ -1,0 +1,90 @@
+"""Verdicts on Python and its packages. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.commands.doctor.finding import Answer, Finding, ok, problem, warning
+from trainer.faults.exit_codes import meaning
+from trainer.plan.checks.versions import CPU_WHEELS, SUPPORTED, is_in_range
+
+GPU_WHEELS = (
+    "python -m pip uninstall -y tensorflow-cpu && python -m pip install --require-hashes -r requirements/gpu.txt"
+)
+
+
+# Versions
+
+
+def python(version: str, executable: str) -> Finding:
+    if is_in_range(version, SUPPORTED["Python"]):
+        return ok("Python", f"{version}, {executable}")
+    message = f"{version} ({executable}); supported is {SUPPORTED['Python']}"
+    return problem("Python", message, "rm -rf .venv && make PYTHON=python3.12 .venv/run")
+
+
+def package(name: str, version: str | None) -> Finding:
+    """A library other than TensorFlow, by the version that is installed."""
+    wanted = SUPPORTED[name]
+    if version is None:
+        return problem(name, f"is not installed; supported is {wanted}", CPU_WHEELS)
+    if not is_in_range(version, wanted):
+        return problem(name, f"{version}; supported is {wanted}", f"python -m pip install '{name}{wanted}'")
+    return ok(name, version)
+
+
+def tensorflow(installed: Mapping[str, str], imported: Answer | None) -> list[Finding]:
+    """TensorFlow's versions, and how its import in a child process went.
+
+    Args:
+        installed: version by distribution.
+        imported: of the child, whose last line is JSON; none: it was not started.
+    """
+    wanted = SUPPORTED["tensorflow"]
+    if not installed:
+        message = f"is not installed; supported is {wanted}"
+        return [problem("tensorflow", message, f"{CPU_WHEELS}   (with GPUs: requirements/gpu.txt)")]
+    named = ", ".join(f"{name} {version}" for name, version in installed.items())
+    findings = []
+    if len(installed) > 1:
+        message = f"{named} are both installed, and each overwrites files of the other"
+        remedy = f"python -m pip uninstall -y {' '.join(installed)} && {CPU_WHEELS}"
+        findings.append(problem("tensorflow", message, remedy))
+    elif not all(is_in_range(version, wanted) for version in installed.values()):
+        findings.append(problem("tensorflow", f"{named}; supported is {wanted}", CPU_WHEELS))
+    else:
+        findings.append(ok("tensorflow", named))
+    return findings if imported is None else [*findings, _import(imported)]
+
+
+def _import(imported: Answer) -> Finding:
+    try_it = "python -c 'import tensorflow'"
+    if imported.code is None:
+        message = "importing TensorFlow takes longer than the doctor waits: a busy machine, or a slow disk"
+        return warning("import", message, f"time {try_it}")
+    told = read_import(imported)
+    if told is None:
+        if imported.code < 0:
+            reason = meaning(imported.code) + (", an instruction this processor lacks" if imported.code == -4 else "")
+        else:
+            reason = imported.last_words()
+        return problem("import", f"TensorFlow cannot be imported: {reason}", f"{try_it}; {CPU_WHEELS}")
+    if told["backend"] != "tensorflow":
+        message = f"Keras computes with {told['backend']}, and the trainer needs tensorflow"
+        return problem("import", message, "export KERAS_BACKEND=tensorflow")
+    return ok("import", f"TensorFlow and Keras in {told['secs']:.1f} s, {'CUDA' if told['cuda'] else 'CPU'} build")
+
+
+def read_import(imported: Answer) -> dict[str, Any] | None:
+    """What the child that imported TensorFlow told; none if it failed.
+
+    Returns:
+        {"secs": of the import, "cuda": whether built with it, "gpus": their number, "backend": Keras's}.
+    """
+    try:
+        told = json.loads(imported.out.splitlines()[-1])
+    except (IndexError, ValueError):
+        return None
+    return told if imported.code == 0 and isinstance(told, dict) else None

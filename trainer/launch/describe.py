@@ -1,0 +1,79 @@
+"""A model's description: from the cache, else from a child process that imports TensorFlow."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from trainer.faults.problems import ConfigError, Problem
+from trainer.plan.description import Description, DescriptionError, Question
+
+
+def describe(question: Question, child: Callable[[Question], dict[str, Any]] | None = None) -> Description:
+    """Answers from the cache, else asks a child process that imports TensorFlow.
+
+    Args:
+        child: runs `answer` in a process with TensorFlow; by default a new one.
+
+    Raises:
+        ConfigError: if the model or the data set refuses its options.
+        DescriptionError: if the data cannot be used, or the model cannot be built.
+    """
+    cached = _cache_file(question) if question.is_cacheable() else None
+    try:
+        if cached is not None:
+            return Description.from_json(json.loads(cached.read_text()))
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # not there, or from another version: ask again
+    told = (child or _ask_new_process)(question)
+    if "problem" in told:
+        raise ConfigError([Problem(**told["problem"])])
+    if "failure" in told:
+        raise DescriptionError(told["failure"], told["exit_code"])
+    if cached is not None:
+        _write_atomically(cached, json.dumps(told["description"]))
+    return Description.from_json(told["description"])
+
+
+def _ask_new_process(question: Question) -> dict[str, Any]:
+    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+    child = subprocess.run(
+        [sys.executable, "-m", "trainer.launch.describe", json.dumps(asdict(question))],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    if child.returncode != 0:
+        return {"failure": f"describing the model failed:\n{child.stderr[-2000:]}", "exit_code": 70}
+    told: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
+    return told
+
+
+def _cache_file(question: Question) -> Path:
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return root / "trainer" / "models" / f"{question.key()}.json"
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    """A cache that cannot be written is no reason to stop."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as temporary:
+            temporary.write(text)
+        os.replace(temporary.name, path)
+    except OSError as error:
+        print(f"trainer: the model's description is not cached: {error}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    from trainer.workload.describe import answer
+
+    print(json.dumps(answer(Question(**json.loads(sys.argv[1])))))

@@ -1,0 +1,21 @@
+"""Makes the file in memory that the tasks of a machine share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from trainer.plan.layout import Shard
+from trainer.plan.shared_memory import nbytes
+
+
+@contextmanager
+def make_file(shards: Sequence[Shard], intake: str, workers: int) -> Iterator[str]:
+    """A file for `places`; gives the path by which tasks that this user starts reach it, while this process lives."""
+    file = os.memfd_create("trainer")
+    try:
+        os.truncate(file, nbytes(shards, intake, workers))
+        yield f"/proc/{os.getpid()}/fd/{file}"
+    finally:
+        os.close(file)

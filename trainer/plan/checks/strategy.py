@@ -1,0 +1,130 @@
+"""Whether cluster, strategy and batch agree. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainer.config.cluster_size import SIZE, ClusterSize, parse_size
+from trainer.config.limits import check_read
+from trainer.config.schema import NotFinitePolicy, RunConfig, StrategyName, Wire
+from trainer.faults.problems import Problem
+from trainer.plan.devices import JOBS
+from trainer.plan.strategy import SHARDED, strategy_of, why_not_memory
+
+
+def check_size(config: RunConfig) -> Iterator[Problem]:
+    """The choice of a cluster and its single keys must agree, for the name stands in all that a run writes."""
+    cluster = config.cluster
+    size = ClusterSize(cluster.ps, cluster.worker, cluster.evaluator)
+    is_size = SIZE.fullmatch(cluster.name) is not None
+    chosen = parse_size(cluster.name) if is_size else ClusterSize(0, 1, 0) if cluster.name == "local" else size
+    if chosen != size and cluster.worker > 0:
+        given = " ".join(f"cluster.{job}={getattr(size, job)}" for job in JOBS if getattr(size, job))
+        yield Problem("cluster", f"cluster={cluster.name} and {given} contradict each other", f"type cluster={size}")
+
+
+def check_strategy(config: RunConfig) -> Iterator[Problem]:
+    cluster, strategy = config.cluster, config.strategy
+    name, tasks = strategy_of(config), cluster.ps + cluster.worker
+    if name == "local" and tasks > 1 and cluster.name != "local":
+        yield Problem(
+            "strategy", f"local trains in one process, cluster={cluster.name} has {tasks} tasks", "leave strategy out"
+        )
+    if name in SHARDED and cluster.name == "local":
+        yield Problem(
+            "strategy",
+            f"{name} needs tasks that hold the shards, cluster=local has neither ps nor other workers",
+            "type cluster=1ps2w or cluster=2w, or leave strategy out",
+        )
+    if name == "all_reduce" and cluster.name == "local":
+        yield Problem("strategy", "all_reduce is between workers, cluster=local has none", "type cluster=2w")
+    if name == "all_reduce" and cluster.ps:
+        yield Problem(
+            "strategy",
+            f"all_reduce has no parameter servers, cluster={cluster.name} has {cluster.ps}",
+            f"type cluster={cluster.worker}w, or leave strategy out",
+        )
+    if cluster.evaluator > 1:
+        yield Problem(
+            "cluster",
+            f"one evaluator scores every checkpoint, cluster={cluster.name} has {cluster.evaluator}",
+            f"type cluster={cluster.name.removesuffix(f'{cluster.evaluator}e')}1e",
+        )
+    yield from _check_quorum(config, name)
+    yield from (p for p in check_read(strategy, "strategy.") if strategy.name is not StrategyName.auto)
+    if strategy.name is StrategyName.auto and strategy.max_staleness is not None:
+        yield Problem("strategy.max_staleness", f"{name} has no stale gradients; async has", "type strategy=async")
+    if strategy.name is StrategyName.auto and name == "local" and strategy.wire is not Wire.auto:
+        yield Problem("strategy.wire", "one process sends nothing", "leave it out, or type cluster=1ps2w")
+    elif strategy.wire is Wire.memory and name in SHARDED and (reason := why_not_memory(config)):
+        yield Problem("strategy.wire", f"memory is not possible: {reason}", "leave it out")
+
+
+def check_buckets(config: RunConfig) -> Iterator[Problem]:
+    """Several shards of a host move together, step by step, or not at all."""
+    if config.placement.buckets == 1:
+        return
+    key, remedy, name = "placement.buckets", "leave it out", strategy_of(config)
+    if name not in SHARDED:
+        yield Problem(key, f"{name} has no tasks that hold shards for others", remedy)
+    elif name != "sync":
+        yield Problem(key, f"{name} takes gradients as they come, one shard a host", remedy)
+    elif config.device.log_placement:
+        yield Problem(key, "device.log_placement follows one shard a host", f"{remedy}, or log_placement")
+
+
+def _check_quorum(config: RunConfig, strategy: str) -> Iterator[Problem]:
+    quorum, here = config.strategy.quorum, max(1, len(config.device.replicas))
+    replicas = config.cluster.worker * here
+    if quorum is None:
+        if strategy == "backup":
+            remedy = f"type strategy.quorum={max(1, replicas - here)}"
+            yield Problem("strategy.quorum", "backup needs the number of replicas that an update waits for", remedy)
+    elif not 1 <= quorum <= replicas:
+        yield Problem("strategy.quorum", f"{quorum} of {replicas} replicas; pick 1..{replicas}", "leave it out for all")
+    elif strategy != "backup" and quorum < replicas:
+        yield Problem(
+            "strategy.quorum",
+            f"{strategy} does not read it; backup does, and waits for {quorum} of the {replicas} replicas",
+            f"type strategy=backup strategy.quorum={quorum}, or leave it out",
+        )
+    elif quorum % here:
+        near = quorum // here * here or here
+        yield Problem(
+            "strategy.quorum",
+            f"{quorum} cannot be reached: a worker sends the mean of its {here} replicas at once",
+            f"type strategy.quorum={near}",
+        )
+
+
+def batch_parts(config: RunConfig) -> int:
+    """How many equal parts a global batch is shared out in."""
+    return config.cluster.worker * max(1, len(config.device.replicas)) * config.train.accumulate
+
+
+def check_batch(config: RunConfig) -> Iterator[Problem]:
+    batch, accumulate, parts = config.train.batch_size, config.train.accumulate, batch_parts(config)
+    replicas = parts // accumulate if accumulate > 0 else 0
+    if batch > 0 and parts > 0 and batch % parts:
+        lower, upper = batch // parts * parts, -(-batch // parts) * parts
+        sizes = f"{lower} or {upper}" if lower else f"{upper}"
+        yield Problem(
+            "train.batch_size",
+            f"{batch} examples cannot be shared out over {replicas} replicas"
+            + (f" in {accumulate} parts" if accumulate > 1 else "")
+            + f"; the nearest sizes are {sizes}",
+            f"type train.batch_size={upper}",
+        )
+
+
+def check_rollback(config: RunConfig) -> Iterator[Problem]:
+    """To go back, all tasks start again: somebody must be there to do that, and may."""
+    if config.train.on_not_finite is not NotFinitePolicy.rollback:
+        return
+    key, instead = "train.on_not_finite", "type train.on_not_finite=skip or stop"
+    if config.job is not None:
+        message = f"rollback is the launcher's, which starts all tasks again; job={config.job} plays one task alone"
+        yield Problem(key, message, instead)
+    most = config.restart.max_of.get("worker:0", config.restart.max_of.get("worker", config.restart.max))
+    if most == 0:
+        yield Problem(key, "rollback starts all tasks again, and worker:0 may never be", f"{instead}, or restart.max=3")

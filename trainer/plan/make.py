@@ -1,0 +1,160 @@
+"""From a config and a description of the model to a plan. Pure: no TensorFlow."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from trainer.config.schema import RunConfig
+from trainer.faults.problems import ConfigError, Problem
+from trainer.plan import addresses
+from trainer.plan.checks import gpu_memory
+from trainer.plan.checks.strategy import batch_parts
+from trainer.plan.description import Description
+from trainer.plan.devices import JOBS, Machine, for_tasks
+from trainer.plan.layout import Shard, Slice
+from trainer.plan.placement import best_match, pin_faults, place
+from trainer.plan.plan import Plan, Task
+from trainer.plan.strategy import strategy_of, wire_of
+
+ANY_PORT = 0  # chosen when the tasks start
+
+
+def make_plan(config: RunConfig, description: Description, machine: Machine) -> Plan:
+    """Decides what runs where.
+
+    Args:
+        config: without problems, as `check` finds them.
+
+    Raises:
+        ConfigError: if the config does not fit the model or the data.
+    """
+    strategy = strategy_of(config)
+    tasks = _make_tasks(config, machine, strategy)
+    hosts = _hosts(config, strategy)
+    problems = [
+        *_check_examples(config, description),
+        *_check_layers(config, description),
+        *_check_pins(config, description, len(hosts)),
+    ]
+    if problems:
+        raise ConfigError(problems)
+    shards = place(
+        description.parameters,
+        hosts,
+        pins=config.placement.pins,
+        strategy=config.placement.name.value,
+        max_part_mib=config.placement.max_part_mib,
+        buckets=config.placement.buckets,
+    )
+    return Plan(
+        cluster=config.cluster.name,
+        strategy=strategy,
+        steps=config.train.steps,
+        global_batch=config.train.batch_size,
+        tasks=tasks,
+        shards=shards,
+        train_examples=description.train_examples,
+        warnings=(*_warnings(shards, tasks, machine), *gpu_memory.warnings(config, machine)),
+        quorum=config.strategy.quorum if strategy == "backup" else None,
+        parameters=config.device.parameters,
+        layers=_pin_layers(config.device.layers, description.layers),
+        wire=wire_of(config),
+    )
+
+
+def _hosts(config: RunConfig, strategy: str) -> list[str]:
+    """The tasks that hold a shard each; under all_reduce every worker holds the only one."""
+    if strategy == "all_reduce":
+        return ["worker"]
+    job = "ps" if config.cluster.ps else "worker"
+    return [f"{job}:{index}" for index in range(getattr(config.cluster, job))]
+
+
+def _pin_layers(pins: Mapping[str, str], layers: Sequence[str]) -> dict[str, str]:
+    """Device by path of every layer that a pattern matches; of several, the one with the most fixed characters."""
+    return {path: pins[pattern] for path in layers if (pattern := best_match(path, pins)) is not None}
+
+
+def _make_tasks(config: RunConfig, machine: Machine, strategy: str) -> tuple[Task, ...]:
+    cluster, devices = config.cluster, for_tasks(config, machine)
+    tasks = []
+    for job in JOBS:
+        for index in range(getattr(cluster, job)):
+            listed = cluster.addresses.get(job)
+            host, port = addresses.split(listed[index]) if listed else ("127.0.0.1", ANY_PORT)
+            host = f"[{host}]" if ":" in host else host  # IPv6
+            control = port + addresses.CONTROL_PORT_OFFSET if listed else ANY_PORT
+            has_server = strategy != "local" and job != "evaluator"
+            tasks.append(
+                Task(
+                    job=job,
+                    index=index,
+                    address=f"{host}:{port}" if has_server else "",
+                    control=f"{host}:{control}",
+                    **devices[job, index],
+                )
+            )
+    return tuple(tasks)
+
+
+def _check_examples(config: RunConfig, description: Description) -> Iterator[Problem]:
+    examples, parts = description.train_examples, batch_parts(config)
+    if examples < config.train.batch_size:
+        yield Problem(
+            "train.batch_size",
+            f"one global batch takes {config.train.batch_size} examples, the data has {examples}",
+            f"type train.batch_size={max(1, examples // parts * parts)}",
+        )
+
+
+def _check_pins(config: RunConfig, description: Description, shards: int) -> Iterator[Problem]:
+    for pattern, shard in config.placement.pins.items():
+        for fault, better in pin_faults(description.parameters, shards, pattern, shard):
+            yield Problem("placement.pins", fault, f"e.g. 'placement.pins={{{better}}}'")
+
+
+def _check_layers(config: RunConfig, description: Description) -> Iterator[Problem]:
+    for pattern, device in config.device.layers.items():
+        if not any(fnmatchcase(path, pattern) for path in description.layers):
+            near = difflib.get_close_matches(pattern, description.layers, n=3, cutoff=0.3) or description.layers[:3]
+            message = f"pin {pattern!r} matches no layer; the nearest are {', '.join(near)}"
+            yield Problem("device.layers", message, f"e.g. 'device.layers={{{near[0] if near else 'dense'}:{device}}}'")
+
+
+def _warnings(shards: Sequence[Shard], tasks: Sequence[Task], machine: Machine) -> Iterator[Problem]:
+    hosts = {shard.host for shard in shards}
+    for shard in shards:
+        if not any(other.trainable for other in shards if other.host == shard.host):
+            yield Problem("cluster", f"{shard.host} holds no parameter", f"{len(hosts) - 1} shards would do")
+    yield from _warn_of_imbalance(shards)
+    workers = sum(task.job == "worker" for task in tasks)
+    if workers > machine.cores:
+        yield Problem("cluster", f"{workers} workers share {machine.cores} cores", "fewer workers may be faster here")
+
+
+def _warn_of_imbalance(shards: Sequence[Shard]) -> Iterator[Problem]:
+    held: dict[str, list[Slice]] = {}
+    for shard in shards:
+        held.setdefault(shard.host, []).extend([*shard.trainable, *shard.state])
+    nbytes = {host: sum(piece.nbytes for piece in pieces) for host, pieces in held.items()}
+    total, heaviest = sum(nbytes.values()), max(nbytes, key=nbytes.__getitem__)
+    even = total / len(held)
+    if nbytes[heaviest] > 1.5 * even:
+        largest = max(held[heaviest], key=lambda piece: piece.nbytes)
+        share, of_it = f"{nbytes[heaviest] / total:.0%}", f"{largest.nbytes / total:.0%}"
+        yield Problem(
+            "placement",
+            f"{heaviest} holds {share} of the bytes, {largest.path} alone is {of_it}",
+            f"type placement.max_part_mib={_round_up(even / 2**20)} to share it out in parts"
+            if largest.nbytes > even
+            else "type placement.name=greedy and leave out placement.pins",
+        )
+
+
+def _round_up(mib: float) -> str:
+    """To a whole number, or to two digits of a share that is smaller: rounded down, it would make a part too many."""
+    unit = 1.0 if mib >= 1 else 10.0 ** (math.floor(math.log10(mib)) - 1)
+    return f"{math.ceil(mib / unit) * unit:g}"

@@ -1,0 +1,100 @@
+"""The cluster and this process's role, as a scheduler's `TF_CONFIG` gives them. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.config.cluster_size import ClusterSize
+from trainer.config.schema import ClusterConfig, RunConfig
+from trainer.faults.problems import Problem
+from trainer.plan.addresses import JOBS
+
+_KINDS = {list: "list", str: "text", int: "number", float: "number", bool: "boolean", type(None): "null"}
+
+
+def adopt_tf_config(config: RunConfig, text: str) -> list[Problem]:
+    """Takes the cluster and this process's role from a scheduler's `TF_CONFIG` into the config.
+
+    `chief` (or `master`) becomes worker 0 and the workers follow it. An evaluator need not be listed, as it is not part
+    of the training cluster. Then only its own process knows of it, and the chief evaluates too, unless the command says
+    so in every process: `cluster=2ps4w1e`.
+
+    Returns:
+        What is wrong with it, or contradicts a cluster chosen on the command line.
+    """
+    try:
+        jobs, job, index = _read_tf_config(text)
+    except ValueError as error:
+        example = (
+            '{"cluster": {"ps": ["ps-0:2222"], "worker": ["worker-0:2222"]}, "task": {"type": "worker", "index": 0}}'
+        )
+        return [Problem("TF_CONFIG", str(error), f"it reads {example}; unset it to start the tasks from here")]
+    chosen = config.cluster
+    sizes = {name: len(jobs.get(name, [])) for name in JOBS}
+    if not jobs.get("evaluator"):
+        sizes["evaluator"] = max(chosen.evaluator, int(job == "evaluator"))
+    if not sizes["worker"]:
+        return [Problem("TF_CONFIG", "its cluster has no worker", "add worker, or chief, with a list of addresses")]
+    if chosen.name != "local" and not _agrees(sizes, chosen, job):
+        return [
+            Problem(
+                "TF_CONFIG",
+                f"it is of a cluster {ClusterSize(**sizes)}, the command line says cluster={chosen.name}",
+                f"leave cluster= out, or type cluster={ClusterSize(**sizes)}",
+            )
+        ]
+    config.cluster = ClusterConfig(str(ClusterSize(**sizes)), sizes["ps"], sizes["worker"], sizes["evaluator"], jobs)
+    config.job, config.task = job, index
+    return []
+
+
+def _agrees(sizes: Mapping[str, int], chosen: ClusterConfig, job: str) -> bool:
+    """Whether the cluster on the command line is the scheduler's; of an evaluator it may say nothing to itself."""
+    told = {name: getattr(chosen, name) for name in JOBS}
+    return sizes == told or (job == "evaluator" and sizes == told | {"evaluator": 1})
+
+
+def _read_tf_config(text: str) -> tuple[dict[str, list[str]], str, int]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is not JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"it is a JSON {_KINDS[type(value)]}, not an object with cluster and task")
+    cluster, task = value.get("cluster"), value.get("task")
+    if not isinstance(cluster, dict) or not all(_is_address_list(v) for v in cluster.values()):
+        raise ValueError("its cluster is not an object of address lists by job")
+    if not isinstance(task, dict) or not isinstance(task.get("type"), str):
+        raise ValueError("it has no task with a type and an index, so this process does not know who it is")
+    index = json.dumps(task.get("index", 0)).strip('"')
+    if not re.fullmatch(r"-?\d{1,9}", index, re.ASCII):
+        raise ValueError(f"its task index is {index!r}, not a number")
+    return _with_chief_as_worker(cluster, task["type"], int(index))
+
+
+def _is_address_list(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _with_chief_as_worker(cluster: dict[str, list[str]], job: str, index: int) -> tuple[dict[str, list[str]], str, int]:
+    if job not in cluster and job != "evaluator":
+        raise ValueError(
+            f"its task is {job}:{index}, and its cluster has only {', '.join(sorted(cluster)) or 'no jobs'}"
+        )
+    count = len(cluster.get(job, [""]))  # an evaluator that is not listed is the only one
+    if not 0 <= index < count:
+        there = f"{job} tasks 0..{count - 1}" if count else f"no {job} tasks"
+        raise ValueError(f"its task is {job}:{index}, and its cluster has {there}")
+    chiefs = [*cluster.get("chief", []), *cluster.get("master", [])]
+    jobs = {"ps": cluster.get("ps", []), "worker": [*chiefs, *cluster.get("worker", [])]}
+    jobs |= {"evaluator": cluster["evaluator"]} if cluster.get("evaluator") else {}
+    known = (*JOBS, "chief", "master")
+    unknown = sorted(set(cluster) - set(known))
+    if unknown:
+        raise ValueError(f"its cluster has unknown jobs {', '.join(unknown)}; there are {', '.join(known)}")
+    if job in ("chief", "master"):
+        return jobs, "worker", index
+    return jobs, job, index + len(chiefs) if job == "worker" else index

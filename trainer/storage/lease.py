@@ -1,0 +1,62 @@
+"""The lease on a run directory: one run at a time works in it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TextIO
+
+from trainer.faults.exit_codes import RunInUseError
+from trainer.storage.run_directory import RunDirectory, explained
+
+
+class Lease:
+    """Holds a run directory as long as this process lives; the kernel lets go of it, whatever ends the process."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        path = directory.path / "lock"
+        with explained(directory.path):
+            self._file = _open_locked(path)
+            while not _is_at(path, self._file):  # its owner removed it between our opening and our locking
+                self._file.close()
+                self._file = _open_locked(path)
+            self._file.truncate(0)
+            self._file.write(f"{os.getpid()}\n")
+            self._file.flush()
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        path = Path(self._file.name)
+        path.unlink(missing_ok=True)
+        self._file.close()
+        with suppress(OSError):  # a run that was refused before it began leaves nothing
+            path.parent.rmdir()
+
+
+def _open_locked(path: Path) -> TextIO:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = open(path, "a+")  # noqa: SIM115 (the lease closes it)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.seek(0)
+        owner = file.read().strip() or "unknown"
+        file.close()
+        raise RunInUseError(
+            f"{path.parent} is in use by process {owner}; wait for it, or choose another with run=PATH"
+        ) from error
+    return file
+
+
+def _is_at(path: Path, file: TextIO) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False

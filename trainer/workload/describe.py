@@ -1,0 +1,69 @@
+"""Builds the model once to describe it to the planner, in a process that may import TensorFlow."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from typing import Any
+
+from trainer.plan.description import Description, Question
+
+
+def answer(question: Question) -> dict[str, Any]:
+    """Builds the model and opens the data, in a process that may import TensorFlow.
+
+    Returns:
+        {"description": ...}, or {"problem": ...} of the config, or {"failure": text, "exit_code": ...}.
+    """
+    from trainer.faults.exit_codes import exit_code_of
+    from trainer.workload import build, step
+    from trainer.workload.data import DataError
+    from trainer.workload.models.flops import flops_of
+
+    model, data, user = question.model, question.data, question.user
+    try:
+        data_set = build.open_data_set(data["name"], data["options"], seed=question.seed, user_file=user)
+        built = build.build_model(
+            model["name"],
+            model["options"],
+            data_set,
+            seed=question.seed,
+            user_file=user,
+            precision=question.precision,
+        )
+        parameters = build.parameters_of(built, question.precision)
+        flops = flops_of(built, data_set.input_shape)
+    except DataError as error:
+        return {"failure": str(error), "exit_code": exit_code_of(error)}
+    except ValueError as error:
+        if user is not None and any(Path(f.filename) == Path(user).resolve() for f in _frames(error)):
+            return _failure(error)  # in the user's own code, not in what was typed
+        remedy = "python -m trainer --help lists the names, conf/ their options"
+        return {
+            "problem": {"key": f"model={model['name']} data={data['name']}", "message": str(error), "remedy": remedy}
+        }
+    except Exception as error:  # whatever a user's function raises is told, with its kind, to whoever asked
+        return _failure(error)
+    description = Description(
+        tuple(parameters),
+        data_set.input_shape,
+        data_set.classes,
+        data_set.train.count,
+        data_set.evaluate.count,
+        tuple(step.layers_of(built)),
+        flops.forward,
+        flops.uncounted,
+    )
+    return {"description": description.to_json()}
+
+
+def _frames(error: Exception) -> traceback.StackSummary:
+    return traceback.extract_tb(error.__traceback__)
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    from trainer.faults.exit_codes import exit_code_of
+
+    place = _frames(error)[-1]
+    text = f"{place.filename}, line {place.lineno}, in {place.name}: {type(error).__name__}: {error}"
+    return {"failure": text, "exit_code": exit_code_of(error)}
