@@ -1,6 +1,6 @@
 """What crosses from task to task: the messages of a worker's step, and those of an update. Pure: no TensorFlow.
 
-`tests/test_messages.py` holds every line of it against what TensorFlow sends.
+`tests/engine/test_messages.py` holds every line of it against what TensorFlow sends.
 """
 
 from __future__ import annotations

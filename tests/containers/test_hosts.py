@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from conftest import Run
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SHORT = [
     "cluster=2ps2w",
     "model=mlp",

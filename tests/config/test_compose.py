@@ -16,7 +16,7 @@ from trainer.config.compose import load
 from trainer.config.schema import LossName, OptimizerName, RunConfig
 from trainer.faults.problems import Problem
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 USER_FILE = """
 raise RuntimeError("this file must only be read")
 WIDTH = 8

@@ -270,7 +270,7 @@ def chief(held: str) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
 
     def start(state: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", CHIEF, held.rpartition(":")[2], state]
-        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]))
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]))
         assert started[-1].stdout is not None
         assert started[-1].stdout.readline() == "serves\n"
         return started[-1]

@@ -17,7 +17,7 @@ from trainer.faults import failpoints
 from trainer.faults.failpoints import Failpoint
 from trainer.storage import checkpoint, checkpoint_writer
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 WALK = """
 import time

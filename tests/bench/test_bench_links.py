@@ -61,7 +61,7 @@ def test_the_table_has_a_line_for_every_run_and_one_for_what_is_missing():
 def test_whatever_ends_it_no_process_and_no_cable_is_left(tmp_path: Path, number):
     bench = subprocess.Popen(
         [sys.executable, "-m", "bench.links", "--quick"],
-        cwd=Path(__file__).resolve().parent.parent,
+        cwd=Path(__file__).resolve().parents[2],
         env=os.environ | {"TMPDIR": str(tmp_path)},
         stderr=subprocess.PIPE,
         text=True,

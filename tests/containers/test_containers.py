@@ -17,7 +17,7 @@ import pytest
 import yaml
 from conftest import Run
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = str(ROOT / "compose/cluster.sh")
 STEPS = 200  # seconds, so that what a test does to a run comes before its end
 EXACT = ["model=mlp", "seed=4", "train.batch_size=48", f"train.steps={STEPS}", "checkpoint.every=10", "summary.every=1"]

@@ -27,7 +27,8 @@ from trainer.storage.run_directory import RunDirectory, choose, config_hash, wri
 HOLDER = """
 import sys, time
 from pathlib import Path
-from trainer.storage.run_directory import Lease, RunDirectory
+from trainer.storage.lease import Lease
+from trainer.storage.run_directory import RunDirectory
 
 with Lease(RunDirectory(Path(sys.argv[1]))):
     print("holds", flush=True)

@@ -23,7 +23,7 @@ from trainer.storage import checkpoint, checkpoint_writer, resume
 from trainer.storage.checkpoint import CheckpointError
 from trainer.storage.run_directory import RunDirectory
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FACTS = {"optimizer": "adam", "slots": ["momentum", "velocity"], "seed": 7, "replicas": 2}
 KILL_SEED = 11
 

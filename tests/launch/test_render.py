@@ -23,7 +23,7 @@ from trainer.plan.devices import Machine
 from trainer.plan.layout import Shard
 from trainer.plan.plan import Plan, Task
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 COMMITTED = sorted((ROOT / "compose").glob("*.yaml"))
 
 

@@ -19,7 +19,7 @@ from trainer.faults.problems import ConfigError, Problem
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 GLOBAL = "# @package _global_\n"
 
 

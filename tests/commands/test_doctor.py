@@ -20,7 +20,7 @@ from trainer.commands.doctor.network import Port
 from trainer.faults.problems import Problem
 from trainer.plan.checks.versions import SUPPORTED, is_in_range
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 OK, WARNING, PROBLEM = Level.ok, Level.warning, Level.problem
 
 # Two GPUs as nvidia-smi lists them; the second is nearly full.

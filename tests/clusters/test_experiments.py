@@ -17,7 +17,7 @@ from trainer.config.compose import load
 from trainer.plan import validate
 from trainer.plan.devices import Machine
 
-FOLDER = Path(__file__).resolve().parent.parent / "conf" / "experiment"
+FOLDER = Path(__file__).resolve().parents[2] / "conf" / "experiment"
 EXPERIMENTS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 FEW = ["train.steps=6"]
 SHORT = {  # what makes a run of seconds from each; FEW for one that is not listed

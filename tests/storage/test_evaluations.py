@@ -19,7 +19,7 @@ from trainer.storage import checkpoint, checkpoint_writer, evaluations, resume
 from trainer.storage.evaluations import Evaluation
 from trainer.storage.run_directory import RunDirectory
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 KILL_SEED = 5
 LINES = (
     '{"step": 10, "loss": 0.5, "accuracy": 0.8, "seconds": 0.1}\n'
