@@ -97,6 +97,7 @@ lock: .venv/dev ## Lock the requirements again, for every Python from 3.10 to 3.
 	$(BIN)/pip install --quiet uv
 	for extra in cpu gpu; do $(LOCK) --extra $$extra -o requirements/$$extra.txt pyproject.toml; done
 	$(LOCK) --group tensorboard -o requirements/tensorboard.txt
+	$(subst 3.10,3.11,$(LOCK)) --group docs -c requirements/cpu.txt -o requirements/docs.txt
 	$(LOCK) --extra cpu --group dev -c requirements/cpu.txt -o requirements/dev.txt pyproject.toml
 
 LOCK := $(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.10 --no-annotate --no-header

@@ -77,7 +77,7 @@ class Measured:
 
     def last_line(self) -> str:
         row = self._rows[-1]
-        return f"{row['workload']}: {row['title']}: {_in_words(row)}"
+        return f"{row['workload']}: {row['title']}: {_describe(row)}"
 
     def start_line(self, cluster: str) -> str:
         told = _starts(cluster, self._starts)
@@ -91,7 +91,7 @@ def summary(measured: Measured) -> list[str]:
     results = measured.to_json()
     missed = [row for row in results["rows"] if row.get("verdict") == "missed"]
     lines = [
-        f"missed: {row['workload']}: {row['title']}: {_in_words(row)}, aimed at {row['target']:g}" for row in missed
+        f"missed: {row['workload']}: {row['title']}: {_describe(row)}, aimed at {row['target']:g}" for row in missed
     ]
     return [*lines, *(f"missed: {s['cluster']}: first step" for s in results["starts"] if s["verdict"] == "missed")]
 
@@ -196,7 +196,7 @@ def _starts(cluster: str, starts: Iterable[Start]) -> Json:
     }
 
 
-def _in_words(row: Mapping[str, Any]) -> str:
+def _describe(row: Mapping[str, Any]) -> str:
     if "failed" in row:
         return str(row["failed"])
     return f"{row['median']:.2f} ({row['low']:.2f} to {row['high']:.2f})"

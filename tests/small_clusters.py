@@ -21,11 +21,11 @@ import tensorflow as tf
 from trainer.config.schema import OptimizerConfig, OptimizerName
 from trainer.engine.compute import Replica
 from trainer.engine.local import LocalEngine
-from trainer.engine.sharded.async_host import EachHost
-from trainer.engine.sharded.backup_host import QuorumHost
+from trainer.engine.sharded.async_host import AsyncHost
+from trainer.engine.sharded.backup_host import BackupHost
 from trainer.engine.sharded.host import OnUpdate, ShardHost
 from trainer.engine.sharded.resources import device_of
-from trainer.engine.sharded.sync_host import LockstepHost
+from trainer.engine.sharded.sync_host import SyncHost
 from trainer.engine.sharded.worker import ShardsEngine
 from trainer.engine.vectors.shared_memory import Memory
 from trainer.engine.vectors.snapshot import Snapshot
@@ -115,9 +115,9 @@ class Cluster:
             self.memory = Memory(self._open.enter_context(make_file(*sizes)), *sizes)
         self.engines = [self._engine(index) for index in range(workers)]
         make: dict[str, Callable[..., ShardHost]] = {
-            "all": LockstepHost,
-            "each": functools.partial(EachHost, max_staleness=max_staleness),
-            "quorum": functools.partial(QuorumHost, quorum=quorum),
+            "all": SyncHost,
+            "each": functools.partial(AsyncHost, max_staleness=max_staleness),
+            "quorum": functools.partial(BackupHost, quorum=quorum),
         }
         common = {"shards": self.shards, "workers": workers, "optimizer": self.optimizer, "parameters": parameters_on}
         common |= {"as_wire": wire} | ({"memory": self.memory} if self.memory else {})

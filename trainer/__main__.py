@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trainer.launch.processes.tasks import Tasks
 
-ELSEWHERE = ("-", "mode=", "launch=", "job=", "hydra.")  # how arguments begin that may want no tasks here
+PREFIXES_WITHOUT_LOCAL_TASKS = (
+    "-",
+    "mode=",
+    "launch=",
+    "job=",
+    "hydra.",
+)  # how arguments begin that may want no tasks here
 
 
 def console() -> None:
@@ -43,7 +49,9 @@ def start_early(arguments: Sequence[str]) -> Tasks | None:
     Nothing rests on the guess: when the config is known, a nursery that nobody wants is ended, and one that is wanted
     and not there is started.
     """
-    if "TF_CONFIG" in os.environ or any(argument.lstrip("+").startswith(ELSEWHERE) for argument in arguments):
+    if "TF_CONFIG" in os.environ or any(
+        argument.lstrip("+").startswith(PREFIXES_WITHOUT_LOCAL_TASKS) for argument in arguments
+    ):
         return None
     from trainer.launch.processes.tasks import Tasks
 

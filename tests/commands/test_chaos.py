@@ -19,8 +19,8 @@ import pytest
 from trainer.commands.chaos import check, random_faults, report
 from trainer.commands.chaos.injector import FaultInjector, Measured, Scheduled
 from trainer.commands.chaos.proxy import GOOD, Condition, Links
-from trainer.commands.chaos.report import Outcome
-from trainer.commands.chaos.schedule import Crew, Fault, parse, typed
+from trainer.commands.chaos.report import FaultOutcome
+from trainer.commands.chaos.schedule import Fault, FaultTargets, parse, typed
 from trainer.commands.chaos.soak import Resources, Timed
 from trainer.config import compose
 from trainer.config.schema import RunConfig
@@ -30,11 +30,11 @@ from trainer.plan.plan import Plan, Task
 
 pytestmark = pytest.mark.timeout(30)
 
-CLUSTER = Crew(
+CLUSTER = FaultTargets(
     ("ps:0", "ps:1", "worker:0", "worker:1", "worker:2"), holders=("ps:0", "ps:1"), is_sharded=True, steps=150
 )
-WORKERS = Crew(("worker:0", "worker:1"), holders=("worker:0", "worker:1"), is_sharded=True, steps=150)
-LOCAL = Crew(("worker:0",), holders=("worker:0",), is_sharded=False, steps=150)
+WORKERS = FaultTargets(("worker:0", "worker:1"), holders=("worker:0", "worker:1"), is_sharded=True, steps=150)
+LOCAL = FaultTargets(("worker:0",), holders=("worker:0",), is_sharded=False, steps=150)
 
 
 def load(*overrides: str) -> RunConfig:
@@ -153,7 +153,7 @@ def test_without_a_second_task_there_is_no_link():
     ids=["ps", "workers", "local"],
 )
 def test_the_tasks_and_who_holds_state_follow_from_the_config(overrides, crew):
-    assert Crew.of(load(*overrides)) == crew
+    assert FaultTargets.of(load(*overrides)) == crew
 
 
 # Random faults
@@ -805,10 +805,10 @@ def test_runs_that_differ_say_in_what(digest, losses, told, tmp_path: Path):
     assert report.differences(unbroken, leave_run(tmp_path / "other", digest, losses)) == [told]
 
 
-def outcome(kind: str, number: int, measured: list[Measured], problems: tuple[str, ...] = ()) -> Outcome:
+def outcome(kind: str, number: int, measured: list[Measured], problems: tuple[str, ...] = ()) -> FaultOutcome:
     text = "kill worker:1 @40"
     name = f"{kind}-{number:02}"
-    return Outcome(kind, name, text, typed(text), True, not problems, tuple(measured), problems)
+    return FaultOutcome(kind, name, text, typed(text), True, not problems, tuple(measured), problems)
 
 
 OUTCOMES = [

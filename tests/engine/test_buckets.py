@@ -13,7 +13,7 @@ import pytest
 from conftest import SMALL, Run
 from small_clusters import Cluster, digest, to_the_end, with_everything
 
-from trainer.engine.sharded.prefetch import Ahead
+from trainer.engine.sharded.prefetch import Prefetch
 from trainer.engine.sharded.worker import ShardsEngine
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.plan.layout import Parameter
@@ -66,7 +66,7 @@ def test_what_was_brought_is_waited_for_and_its_failure_raised():
             raise ConnectionError("gone")
 
     failed_soon = threading.Event()
-    ahead = Ahead(bring, fail=failed.set)
+    ahead = Prefetch(bring, fail=failed.set)
     ahead.start()
     may_bring.release()
     ahead.wait()

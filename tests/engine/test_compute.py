@@ -25,7 +25,7 @@ from trainer.plan.layout import LANES, METRICS, Parameter, Shard
 from trainer.plan.placement import place
 from trainer.workload import loss_scale
 from trainer.workload.data.pipeline import Batches
-from trainer.workload.step import Outcome
+from trainer.workload.step import StepOutput
 
 v1 = tf.compat.v1
 
@@ -167,13 +167,13 @@ def test_the_mean_of_what_replicas_computed_is_taken_by_name():
 
 def step_of_sums(
     parameters: Any, state: Any, seed: tf.Tensor, features: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor | None
-) -> Outcome:
+) -> StepOutput:
     """Gradients that tell what the step was given."""
     told = tf.stack([tf.cast(seed[0], tf.float32), tf.cast(seed[1], tf.float32), tf.reduce_sum(features)])
     moved = {path: value + 1.0 for path, value in state.items() if path != loss_scale.PARAMETER.path}
     overflow = tf.constant(0.0) if scale is None else scale
     bad, finite = tf.cast(labels[0] > 0, tf.float32), tf.stack([True, labels[0] <= 0])
-    return Outcome({"a": told}, moved, tf.constant(0.5), tf.constant(0.25), overflow, bad, finite)
+    return StepOutput({"a": told}, moved, tf.constant(0.5), tf.constant(0.25), overflow, bad, finite)
 
 
 def shards_of_one(*, scaled: bool) -> tuple[Shard, ...]:
@@ -222,9 +222,9 @@ def test_a_good_step_says_nothing(capfd):
 
 
 def test_of_several_bad_values_the_first_is_named_and_the_others_counted(capfd):
-    def all_bad(parameters: Any, state: Any, *_: Any) -> Outcome:
+    def all_bad(parameters: Any, state: Any, *_: Any) -> StepOutput:
         nan = tf.constant(float("nan"))
-        return Outcome(parameters, {"mean": state["mean"]}, nan, nan, nan, tf.constant(1.0), tf.fill([4], False))
+        return StepOutput(parameters, {"mean": state["mean"]}, nan, nan, nan, tf.constant(1.0), tf.fill([4], False))
 
     shards = shards_of_one(scaled=False)
     flats = [tf.constant(packing.to_flat(shard, values(1.0), generation=1, step=40)) for shard in shards]

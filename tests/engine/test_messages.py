@@ -127,7 +127,7 @@ class Steps(NamedTuple):
 def train(size: str, build: Callable[[], Any] = plain, *, intake: str = "all", **options: Any) -> Steps:
     """Trains a small cluster to its end; several tests look at the same.
 
-    Left out are what comes before a host's first update, and of lockstep the step by which a worker joins.
+    RunRecord out are what comes before a host's first update, and of lockstep the step by which a worker joins.
     """
     ps, workers = SIZES[size]
     cluster = Cluster(build, ps=ps, workers=workers, intake=intake, **options)

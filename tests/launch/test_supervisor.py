@@ -13,7 +13,7 @@ import pytest
 from trainer.config.compose import load
 from trainer.faults import exit_codes
 from trainer.launch import supervisor
-from trainer.launch.attempts import Outcome
+from trainer.launch.attempts import RunOutcome
 from trainer.launch.progress import make_progress
 from trainer.launch.signals import Signals
 from trainer.launch.supervisor import Watch
@@ -84,7 +84,7 @@ class Script:
             self._events.append({"event": "exited", "name": name, "pid": pid, "code": code})
 
 
-def watched(script: Script, path: Path, monkeypatch: pytest.MonkeyPatch) -> Outcome:
+def watched(script: Script, path: Path, monkeypatch: pytest.MonkeyPatch) -> RunOutcome:
     monkeypatch.setattr(supervisor, "_read_page", script.page)
     config = load([f"timeouts.heartbeat_secs={HEARTBEAT_SECS}", "restart.delay_secs=0.1"])
     made = tuple(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainer.observe.heartbeats import Heartbeats
-from trainer.observe.stall import Stall, in_words
+from trainer.observe.stall import Stall, describe
 from trainer.plan.plan import Task
 
 PS = Task("ps", 0, "127.0.0.1:1", "127.0.0.1:2", (), None, 1, 2)
@@ -72,9 +72,9 @@ def test_a_stall_is_told_every_thirty_seconds():
 
 def test_a_stalled_step_names_who_is_there_and_who_is_missing():
     workers = [f"worker:{index}" for index in range(4)]
-    assert in_words(1200, 30.2, workers, ["worker:2"], {"worker:2": (1199, 12.3)}) == (
+    assert describe(1200, 30.2, workers, ["worker:2"], {"worker:2": (1199, 12.3)}) == (
         "step 1200 waits 30 s: have replicas 0 1 3, missing worker:2 (last seen at step 1199, 12 s ago)"
     )
-    assert in_words(5, 31.0, workers[:2], workers[:2], {}) == (
+    assert describe(5, 31.0, workers[:2], workers[:2], {}) == (
         "step 5 waits 31 s: have replicas none, missing worker:0, worker:1"
     )

@@ -21,7 +21,7 @@ from trainer.observe.profile import clock, record, shares
 from trainer.observe.profile.__main__ import main
 from trainer.observe.profile.attempts import Profile, Span, read
 from trainer.observe.profile.clock import Offset, best, estimate
-from trainer.observe.profile.merge import in_words, merge
+from trainer.observe.profile.merge import describe, merge
 from trainer.observe.profile.record import REPLICA, SHARD, Recorder
 from trainer.observe.profile.stamps import Stamps
 from trainer.observe.profile.trace import trace
@@ -258,7 +258,7 @@ def test_who_came_last_counts_where_several_came():
 def test_the_summary_is_a_table_of_shares_and_says_who_was_waited_for():
     profile = two_workers()
     moved = Profile(profile.lives, {"ps:0": Offset(-2.5, 0.0004), "worker:1": Offset(0.0, 0.001)}, profile.missing, 0)
-    assert shares.in_words(shares.summarize(moved)).splitlines() == [
+    assert shares.describe(shares.summarize(moved)).splitlines() == [
         "where the time of 3 steps went",
         "               wait  compute    apply    other",
         "worker:0      12.5%    50.0%             37.5%",
@@ -272,7 +272,7 @@ def test_the_summary_is_a_table_of_shares_and_says_who_was_waited_for():
 def test_of_many_who_came_last_the_first_are_told():
     last = {f"worker:{i}": {"updates": 9 - i, "of": 30, "late_ms": 1.5} for i in range(4)}
     told = shares.summarize(read({}, expected=[])) | {"came_last": last, "fractions": {"worker:0": {"other": 1.0}}}
-    assert shares.in_words(told).splitlines()[-1] == (
+    assert shares.describe(told).splitlines()[-1] == (
         "worker:0 came last in 9 of 30 updates, 1.5 ms after the next to last on average; worker:1 in 8, 1.5 ms; "
         "worker:2 in 7, 1.5 ms; ..."
     )
@@ -280,7 +280,7 @@ def test_of_many_who_came_last_the_first_are_told():
 
 def test_where_no_task_came_to_a_second_step_there_are_no_shares():
     profile = read_lines(worker_0=[born("worker:0"), step(1, 0.0, 1.0, wait=0.5)])
-    assert shares.in_words(shares.summarize(profile)) == "no task came to a second step, so there is no profile"
+    assert shares.describe(shares.summarize(profile)) == "no task came to a second step, so there is no profile"
 
 
 # Files
@@ -480,7 +480,7 @@ def test_a_profile_changes_no_bit_and_has_every_step_of_every_row(finish, cluste
     assert (summary["missing"], summary["damaged_lines"]) == ([], 0)
     for told in (*summary["fractions"].values(), *summary["shard_fractions"].values()):
         assert sum(told.values()) == pytest.approx(1, abs=0.002)
-    assert in_words(summary) in run.output
+    assert describe(summary) in run.output
 
 
 @pytest.mark.cluster

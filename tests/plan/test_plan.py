@@ -182,7 +182,7 @@ def test_a_batch_is_shared_out_over_replicas_and_their_parts():
     ],
 )
 def test_the_first_line_says_what_the_strategy_means(overrides, words):
-    assert planned(*overrides).in_words() == words
+    assert planned(*overrides).describe() == words
 
 
 @pytest.mark.parametrize(
@@ -335,5 +335,5 @@ def test_the_buckets_of_a_host_are_one_host_and_one_link():
     assert three.hosts == one.hosts == ("ps:0", "ps:1")
     assert len(three.shards) == 4  # of two parts each
     assert three.link_nbytes().keys() == one.link_nbytes().keys()
-    assert "shards on 2 ps" in three.in_words()
+    assert "shards on 2 ps" in three.describe()
     assert Plan.from_json(json.loads(json.dumps(three.to_json()))) == three

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from trainer.config.compose import load
-from trainer.engine.step_result import Pulled
+from trainer.engine.step_result import StepResult
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.faults.exit_codes import NotFiniteError
 from trainer.observe.status import Status
@@ -55,7 +55,7 @@ class Script:
     def start(self) -> int:
         return self.at
 
-    def step(self, *, stop: bool = False, fetch_gradients: bool = False) -> Pulled:
+    def step(self, *, stop: bool = False, fetch_gradients: bool = False) -> StepResult:
         pulled = self.peek()
         if stop:
             self.asked.add(self.at)
@@ -65,10 +65,10 @@ class Script:
         self.at += 1
         return pulled
 
-    def peek(self) -> Pulled:
+    def peek(self) -> StepResult:
         loss = 1 / max(self.at, 1)
         bad = max((step for step in self.bad if step <= self.at), default=0)
-        return Pulled(1, self.at, loss, 0.5, stop=self.at - 1 in self.asked, bad=bad)
+        return StepResult(1, self.at, loss, 0.5, stop=self.at - 1 in self.asked, bad=bad)
 
     def snapshot(self) -> Snapshot:
         is_spoilt = self.spoilt_at is not None and self.at >= self.spoilt_at
@@ -121,7 +121,7 @@ def test_actions_run_in_their_order():
 
 
 def test_a_run_that_is_at_its_end_takes_no_step():
-    seen: list[Pulled] = []
+    seen: list[StepResult] = []
     last, stopped = train(Script(start=4), start=4, until=4, stop_requested=never, after=[seen.append])
     assert (last.step, stopped, seen) == (4, False, [])
 
@@ -150,7 +150,7 @@ def test_gradients_are_fetched_at_multiples_of_their_interval(every, fetched):
 def test_actions_see_the_gradients_of_the_steps_that_fetch_them():
     seen: list[int] = []
 
-    def look(pulled: Pulled) -> None:
+    def look(pulled: StepResult) -> None:
         if pulled.gradients is not None:
             seen.append(pulled.step)
 
@@ -274,7 +274,7 @@ def test_a_save_that_fails_is_told_where_the_run_goes_on_and_the_next_is_tried(t
     engine = Script()
     chief = make_chief(tmp_path, engine, "checkpoint.on_error=continue", "checkpoint.every=2")
 
-    def make_way(pulled: Pulled) -> None:
+    def make_way(pulled: StepResult) -> None:
         if pulled.step == 5:  # the save of step 4 may still be in flight
             chief._writer.wait()
             in_the_way.unlink()
@@ -318,7 +318,7 @@ class Arrivals(Script):
         self.others, self.end = others, end  # no update is made at the end or after it
         self.is_over, self.steps = False, 0  # steps: how many were taken
 
-    def step(self, *, stop: bool = False, fetch_gradients: bool = False) -> Pulled:
+    def step(self, *, stop: bool = False, fetch_gradients: bool = False) -> StepResult:
         pulled, number = self.peek(), self.steps
         self.steps += 1
         self.is_over = self.is_over or stop
@@ -326,7 +326,7 @@ class Arrivals(Script):
             self.at = min(self.at + 1 + self.others, self.end)
         return pulled
 
-    def peek(self) -> Pulled:
+    def peek(self) -> StepResult:
         return super().peek()._replace(stop=self.is_over)
 
 
@@ -439,6 +439,6 @@ def test_a_tick_takes_down_what_passed_since_the_one_before(monkeypatch):
     clock = iter([10.5, 12.0])
     monkeypatch.setattr("trainer.task.pace.time", SimpleNamespace(monotonic=lambda: next(clock)))
     pace = Pace(began=10.0)
-    pace.tick(Pulled(1, 1, 0.5, 0.5, stop=False, wait_secs=0.25))
-    pace.tick(Pulled(1, 2, 0.5, 0.5, stop=False, wait_secs=0.5))
+    pace.tick(StepResult(1, 1, 0.5, 0.5, stop=False, wait_secs=0.25))
+    pace.tick(StepResult(1, 2, 0.5, 0.5, stop=False, wait_secs=0.5))
     assert (list(pace.step_secs), list(pace.wait_secs)) == ([0.5, 1.5], [0.25, 0.5])

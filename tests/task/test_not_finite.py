@@ -12,7 +12,7 @@ from conftest import SMALL, Run
 
 from trainer.config.compose import load
 from trainer.config.schema import NotFinitePolicy
-from trainer.engine.step_result import Pulled
+from trainer.engine.step_result import StepResult
 from trainer.faults import exit_codes
 from trainer.faults.exit_codes import NotFiniteError, RollbackError
 from trainer.faults.problems import ConfigError
@@ -25,7 +25,7 @@ from trainer.task.not_finite import order_seed, reaction
 from trainer.workload.data.order import batch_indices
 
 Finish = Callable[..., Run]
-BAD = Pulled(2, 42, 0.5, 0.5, stop=False, bad=41)
+BAD = StepResult(2, 42, 0.5, 0.5, stop=False, bad=41)
 
 # ---- what follows
 

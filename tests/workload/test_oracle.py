@@ -25,7 +25,7 @@ SEED = np.int64([7, 1])
 CROSSENTROPY = "sparse_categorical_crossentropy"
 
 
-def step(numbers: list[int], *, parts: int = 2, precision: str = "float32", **how: object) -> replica.Outcome:
+def step(numbers: list[int], *, parts: int = 2, precision: str = "float32", **how: object) -> replica.StepOutput:
     """One replica step of the oracle of eight examples on those of these numbers."""
     options = {"examples": 8, "parts": parts}
     model = build_model("oracle", options, DATA, seed=0, user_file=None, precision=precision)

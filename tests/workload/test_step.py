@@ -327,13 +327,13 @@ def parted(
     batch: tuple[Any, Any] = (FEATURES, LABELS),
     seed: Any = SEED,
     scale: Any = (),
-) -> replica.Outcome:
+) -> replica.StepOutput:
     """One step on a batch that is computed in parts; `scale` is () or a loss scale in a tuple."""
     step = replica.make_step(model, loss, accumulate=accumulate)
     return how(step, *values_of(model), seed, *batch, *scale)
 
 
-def check_the_same(found: replica.Outcome, expected: replica.Outcome) -> None:
+def check_the_same(found: replica.StepOutput, expected: replica.StepOutput) -> None:
     check_equal(found.gradients, expected.gradients)
     check_equal(found.state, expected.state)
     check_equal(

@@ -191,7 +191,7 @@ def _make_plan(config: RunConfig, tasks: Tasks | None = None) -> plan.Plan:
         from trainer.plan import page
 
         page.write_json(made, config.plan.json)
-    print(made.in_words(), flush=True)
+    print(made.describe(), flush=True)
     return made
 
 

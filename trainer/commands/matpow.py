@@ -282,7 +282,7 @@ def show(config: MatpowConfig, forms: Sequence[Form], measured: Sequence[Measure
         table.add_column(column)
     table.add_column("seconds", justify="right")
     for form, did in zip(forms, measured, strict=True):
-        a, b = _in_words(did.ran_on["A"]), _in_words(did.ran_on["B"])
+        a, b = _describe(did.ran_on["A"]), _describe(did.ran_on["B"])
         table.add_row(form.name, a, b, did.sum_on, f"{did.seconds:.4f}")
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -298,5 +298,5 @@ def show(config: MatpowConfig, forms: Sequence[Form], measured: Sequence[Measure
             console.print(f"problem: {form.name}: not everything ran where it was put, {form.a} and {form.b}")
 
 
-def _in_words(ran_on: Counter[str]) -> str:
+def _describe(ran_on: Counter[str]) -> str:
     return ", ".join(f"{count} on {device}" for device, count in sorted(ran_on.items())) or "none"

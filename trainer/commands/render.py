@@ -58,7 +58,7 @@ def _file(host: str | None) -> str:
 def _text(made: Sequence[Container], plan: Plan, *, name: str, user: tuple[int, int]) -> str:
     overrides = shlex.join(argument for argument in sys.argv[1:] if argument != "mode=render")
     return compose_file.render(
-        made, name=name, words=f"{plan.cluster}: {plan.in_words()}", overrides=overrides, user=user
+        made, name=name, words=f"{plan.cluster}: {plan.describe()}", overrides=overrides, user=user
     )
 
 

@@ -18,7 +18,7 @@ from tensorflow.python.eager import context
 from trainer.config.schema import OptimizerConfig
 from trainer.engine import optimizers
 from trainer.engine.compute import Replica, in_step, mean_computed, run_step
-from trainer.engine.step_result import Pulled
+from trainer.engine.step_result import StepResult
 from trainer.engine.update import is_scaled, make_update, squares_order
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.snapshot import Snapshot
@@ -42,7 +42,7 @@ class AllReduceEngine:
     is_tracing = False  # the next step, if it is the first, also leaves what ran where in `executed`
     executed: Executed | None = None
     generation: int
-    missed: Sequence[Pulled] = ()  # its state ends with the cluster, so there is never one to find
+    missed: Sequence[StepResult] = ()  # its state ends with the cluster, so there is never one to find
     variables: Mapping[str, str]
 
     def __init__(
@@ -106,7 +106,7 @@ class AllReduceEngine:
         self._iterators = [replica.batches(pulled.step) for replica in self._replicas]
         return pulled.step
 
-    def step(self, *, stop: bool = False, fetch_gradients: bool = False) -> Pulled:
+    def step(self, *, stop: bool = False, fetch_gradients: bool = False) -> StepResult:
         """Computes on the next batch, sums over the workers, updates; the metrics are the previous update's.
 
         Args:
@@ -123,7 +123,7 @@ class AllReduceEngine:
             context.context().disable_graph_collection()
         tags, metrics, began, computed, ended, gradients = outputs
         returned_at = time.time()
-        pulled = Pulled.read(
+        pulled = StepResult.read(
             tags.numpy(),
             metrics.numpy(),
             wait_secs=float(ended - computed),
@@ -136,11 +136,11 @@ class AllReduceEngine:
             return pulled
         return pulled._replace(gradients=packing.from_flat(self._shard.trainable, gradients.numpy()))
 
-    def peek(self) -> Pulled:
+    def peek(self) -> StepResult:
         """Where the run stands."""
         flat = self._flat.read_value()
         tags, metrics = packing.tags_of(flat, self._shard), packing.metrics_of(flat, self._shard)
-        return Pulled.read(tags.numpy()[None], metrics.numpy())
+        return StepResult.read(tags.numpy()[None], metrics.numpy())
 
     def snapshot(self) -> Snapshot:
         """Everything a checkpoint holds."""

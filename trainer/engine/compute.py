@@ -14,7 +14,7 @@ from trainer.config.schema import OptimizerConfig
 from trainer.engine import optimizers
 from trainer.engine.update import mean_of, squares_order
 from trainer.engine.vectors import packing, wire
-from trainer.engine.vectors.packing import Halves
+from trainer.engine.vectors.packing import TrainableAndRest
 from trainer.plan.layout import METRICS, Shard
 from trainer.workload import loss_scale
 
@@ -47,7 +47,7 @@ class Computed(NamedTuple):
 
 
 def run_step(
-    vectors: Sequence[Halves], shards: Sequence[Shard], replica: Replica, batches: Any, stop: tf.Tensor
+    vectors: Sequence[TrainableAndRest], shards: Sequence[Shard], replica: Replica, batches: Any, stop: tf.Tensor
 ) -> Computed:
     """Runs the replica step on the next batch.
 
@@ -60,7 +60,7 @@ def run_step(
 
 
 def compute(
-    vectors: Sequence[Halves],
+    vectors: Sequence[TrainableAndRest],
     headers: Sequence[tf.Tensor],
     shards: Sequence[Shard],
     replica: Replica,
@@ -87,7 +87,7 @@ def compute(
 
 def _run(
     end: Callable[[Computed], Any],
-    vectors: Sequence[Halves],
+    vectors: Sequence[TrainableAndRest],
     shards: Sequence[Shard],
     replica: Replica,
     batches: Any,
@@ -96,7 +96,9 @@ def _run(
     """Steps, and ends the same function with `end`, on the replica's device."""
     judged: list[str] = []  # what each element of `finite` is about
 
-    def step(vectors: Sequence[Halves], draw: tf.Tensor, batch: tuple[tf.Tensor, tf.Tensor], stop: tf.Tensor) -> Any:
+    def step(
+        vectors: Sequence[TrainableAndRest], draw: tf.Tensor, batch: tuple[tf.Tensor, tf.Tensor], stop: tf.Tensor
+    ) -> Any:
         with tf.device(replica.device):  # here too: operations of a function do not take over their caller's device
             parameters, state = packing.unpack(vectors, shards)
             scale = state.get(loss_scale.PARAMETER.path)

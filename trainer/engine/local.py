@@ -13,7 +13,7 @@ from trainer.engine import optimizers
 from trainer.engine.compute import Replica, compute, in_step
 from trainer.engine.instruments import GraphClock
 from trainer.engine.session_engine import SessionEngine
-from trainer.engine.step_result import Pulled
+from trainer.engine.step_result import StepResult
 from trainer.engine.update import is_scaled, make_update, mean_of, squares_order
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.snapshot import Snapshot
@@ -82,9 +82,9 @@ class LocalEngine(SessionEngine):
             self.session.run(batches.initializer, batches.feed_from(pulled.step))
         return pulled.step
 
-    def peek(self) -> Pulled:
+    def peek(self) -> StepResult:
         """Where the run stands."""
-        return Pulled.read(*self.session.run(self._peek))
+        return StepResult.read(*self.session.run(self._peek))
 
     def snapshot(self) -> Snapshot:
         """Everything a checkpoint holds."""

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.engine.instruments import run_traced
-from trainer.engine.step_result import Pulled
+from trainer.engine.step_result import StepResult
 from trainer.observe.placement.executed import Executed
 from trainer.observe.profile.stamps import Stamps
 
@@ -25,7 +25,7 @@ class SessionEngine:
     executed: Executed | None = None
     variables: Mapping[str, str] = MappingProxyType({})  # those of a graph are among its operations
     generation: int
-    missed: Sequence[Pulled] = ()  # a state of this process ends with it, so there is never one to find
+    missed: Sequence[StepResult] = ()  # a state of this process ends with it, so there is never one to find
     scopes: Mapping[str, str]
     graph: Any
     session: Any
@@ -47,7 +47,7 @@ class SessionEngine:
         """The generation of the state that is there already; 0: none."""
         return 0
 
-    def step(self, *, stop: bool = False, fetch_gradients: bool = False) -> Pulled:
+    def step(self, *, stop: bool = False, fetch_gradients: bool = False) -> StepResult:
         """Computes on the next batch and updates, or pushes; the metrics are those of the update before.
 
         Args:
@@ -65,7 +65,7 @@ class SessionEngine:
             outputs = self._run_step()
         return self._pulled(outputs, began, fetch_gradients=fetch_gradients)
 
-    def _pulled(self, outputs: Sequence[Any], began: float, *, fetch_gradients: bool) -> Pulled:
+    def _pulled(self, outputs: Sequence[Any], began: float, *, fetch_gradients: bool) -> StepResult:
         """From what a step fetched.
 
         Args:
@@ -73,7 +73,7 @@ class SessionEngine:
         """
         ended = time.time()
         tags, metrics, pulled_at, computed_at, (_, *stamps), *gradients = outputs
-        pulled = Pulled.read(tags, metrics, wait_secs=pulled_at - began, compute_secs=computed_at - pulled_at)
+        pulled = StepResult.read(tags, metrics, wait_secs=pulled_at - began, compute_secs=computed_at - pulled_at)
         if stamps:
             pulled = pulled._replace(stamps=Stamps(began, ended, *stamps))
         return pulled._replace(gradients=self._name(gradients[0])) if fetch_gradients else pulled

@@ -10,7 +10,7 @@ from trainer.observe.profile.stamps import Stamps
 from trainer.plan.layout import METRICS
 
 
-class Pulled(NamedTuple):
+class StepResult(NamedTuple):
     """The state that a replica step started from, and how long it took.
 
     The metrics belong to the update that led to `step`: exact means over the replicas of that update. They say nothing
@@ -31,7 +31,7 @@ class Pulled(NamedTuple):
     @classmethod
     def read(
         cls, tags: np.ndarray, metrics: np.ndarray, *, wait_secs: float = 0.0, compute_secs: float = 0.0
-    ) -> Pulled:
+    ) -> StepResult:
         """From the tags [shards, 2] and the metrics [LANES] of what was pulled."""
         if not (tags == tags[0]).all():
             raise RuntimeError(f"the shards disagree: (generation, step) of each is {tags.tolist()}")

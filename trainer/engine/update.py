@@ -10,7 +10,7 @@ import tensorflow as tf
 from trainer.config.schema import OptimizerConfig
 from trainer.engine import optimizers
 from trainer.engine.vectors import packing, wire
-from trainer.engine.vectors.packing import Halves
+from trainer.engine.vectors.packing import TrainableAndRest
 from trainer.plan.layout import METRICS, Shard
 from trainer.workload import loss_scale
 
@@ -40,11 +40,11 @@ def make_update(
         as_wire: what the messages were made for.
     """
 
-    def mean(packed: Sequence[tf.Tensor], chosen: tf.Tensor | None) -> Halves:
+    def mean(packed: Sequence[tf.Tensor], chosen: tf.Tensor | None) -> TrainableAndRest:
         if as_wire == wire.FLOAT32:  # cut behind the mean: else XLA folds its division into the learning rate
             return packing.halves(mean_of(packed, chosen), shard)
         received = [wire.receive(one, shard, as_wire) for one in packed]
-        return Halves(*(mean_of(regions, chosen) for regions in zip(*received, strict=True)))
+        return TrainableAndRest(*(mean_of(regions, chosen) for regions in zip(*received, strict=True)))
 
     @tf.function(jit_compile=True, autograph=False)
     def squares_of(gradient: tf.Tensor) -> tf.Tensor:
@@ -54,7 +54,7 @@ def make_update(
     def apply(
         flat: tf.Tensor,
         slots: Slots,
-        pushed: Halves,
+        pushed: TrainableAndRest,
         scale: tf.Tensor | None,
         generation: tf.Tensor,
         step: tf.Tensor,
@@ -66,7 +66,7 @@ def make_update(
         return tf.concat([parameters, state, metrics, packing.header(generation, step + 1)], 0), moved
 
     @tf.function(jit_compile=True, autograph=False)
-    def average(packed: Sequence[tf.Tensor], chosen: tf.Tensor | None) -> Halves:
+    def average(packed: Sequence[tf.Tensor], chosen: tf.Tensor | None) -> TrainableAndRest:
         return mean(packed, chosen)
 
     @tf.function(jit_compile=True, autograph=False)
@@ -91,7 +91,7 @@ def make_update(
         parameters, kept = flat[: shard.trainable_size], dict(slots)
         if config.ema is not None:  # the next update would start the average from zeros
             kept["ema"] = tf.where(step > 0, slots["ema"], parameters)
-        before, now = packing.metrics_of(flat, shard), packing.metrics_of(Halves(parameters, rest), shard)
+        before, now = packing.metrics_of(flat, shard), packing.metrics_of(TrainableAndRest(parameters, rest), shard)
         bad = tf.where(now[BAD] > 0, tf.cast(step + 1, tf.float32), before[BAD])
         loss = tf.where(tf.math.is_finite(now[LOSS]), now[LOSS], before[LOSS])  # who reads it expects a number
         metrics = _metrics(before, tf.concat([[loss], now[LOSS + 1 :]], 0), bad=bad)
@@ -113,7 +113,7 @@ def make_update(
             pushed = average(packed, chosen)
             scale = optimizers.clip_scale(config, exchange(squares_of(pushed.trainable)))
             make = partial(apply, flat, slots, pushed, scale, generation, step)
-        told = packing.metrics_of(Halves(flat, rest), shard)
+        told = packing.metrics_of(TrainableAndRest(flat, rest), shard)
         is_bad = told[BAD] + told[OVERFLOW] > 0 if scaled else told[BAD] > 0
         # A condition around what XLA compiles: a choice within it makes XLA contract other sums, with other bits.
         return tf.cond(is_bad, partial(leave_out, flat, slots, rest, generation, step), make)

@@ -14,7 +14,7 @@ WORKING = ("training", "saving", "serving", "evaluating", "exporting", "done")  
 
 
 @dataclass
-class Life:
+class Attempt:
     """What the launcher knows of a task."""
 
     task: Task
@@ -70,7 +70,7 @@ class Failure:
 
 
 @dataclass
-class Outcome:
+class RunOutcome:
     """How a run ended."""
 
     failed: Failure | None = None  # none: it did not fail in the end

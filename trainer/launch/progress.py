@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from trainer.plan.plan import Task
-from trainer.storage.history import in_words as history_line
+from trainer.storage.history import describe as history_line
 
 LINE_EVERY_SECS = 5.0
 Pages = Mapping[str, Mapping[str, Any]]  # status page by task name; a task that does not answer has none

@@ -11,7 +11,7 @@ from typing import Any
 
 from trainer.config.schema import RunConfig
 from trainer.faults import exit_codes
-from trainer.launch.attempts import Failure, Life, Outcome
+from trainer.launch.attempts import Attempt, Failure, RunOutcome
 from trainer.launch.fault_hooks import Injector
 from trainer.launch.progress import HistoryLines, make_progress
 from trainer.launch.signals import Signals
@@ -64,12 +64,12 @@ def supervise(
         measured = _merge_profile(directory) if config.profile else None
         summary = _complete_summary(directory, lives, outcome, started_at, measured)
     if measured:
-        print(profile.in_words(measured))
+        print(profile.describe(measured))
     if outcome.failed is not None:
         return _report_failure(directory, outcome.failed)
     if signals.numbers or any(life.code for life in lives.values()):
         return _report_stop(config, directory, summary, signals.numbers)
-    print(_in_words(summary))
+    print(_describe(summary))
     return exit_codes.OK
 
 
@@ -96,8 +96,8 @@ def _merge_profile(directory: RunDirectory) -> dict[str, Any] | None:
 
 def _complete_summary(
     directory: RunDirectory,
-    lives: Mapping[str, Life],
-    outcome: Outcome,
+    lives: Mapping[str, Attempt],
+    outcome: RunOutcome,
     started_at: float,
     measured: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def _complete_summary(
     return summary
 
 
-def _in_words(summary: Mapping[str, Any]) -> str:
+def _describe(summary: Mapping[str, Any]) -> str:
     first, best = summary["time_to_first_step_secs"], summary.get("best")
     kept = "best: step {step}, loss {loss:.4f}, accuracy {accuracy:.4f}, {path}\n".format(**best) if best else ""
     return (

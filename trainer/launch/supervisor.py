@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from trainer.config.schema import RunConfig
 from trainer.faults import exit_codes
-from trainer.launch.attempts import Failure, Life, Outcome, log_tail
+from trainer.launch.attempts import Attempt, Failure, RunOutcome, log_tail
 from trainer.launch.fault_hooks import Injector, Seen
 from trainer.launch.progress import Progress
 from trainer.launch.restarts import Budget, can_help, holds_state, may_be_left_behind, most_telling
@@ -22,7 +22,7 @@ from trainer.launch.signals import Signals
 from trainer.observe.machine import oom_kills
 from trainer.observe.peers import read_status
 from trainer.observe.slow import Slow
-from trainer.observe.stall import in_words as stall_in_words
+from trainer.observe.stall import describe as describe_stall
 from trainer.plan.plan import Plan
 from trainer.storage.journal import Journal
 from trainer.storage.run_directory import RunDirectory, write_atomically
@@ -60,7 +60,7 @@ class Watch:
         signals: Signals,
         injector: Injector | None = None,
     ) -> None:
-        self.lives = {task.name: Life(task) for task in plan.tasks}
+        self.lives = {task.name: Attempt(task) for task in plan.tasks}
         self._config, self._plan, self._directory, self._tasks = config, plan, directory, tasks
         self._progress, self._signals, self._injector = progress, signals, injector
         self._journal = Journal(directory.journal / "launcher.jsonl")
@@ -83,7 +83,7 @@ class Watch:
         self._readers = ThreadPoolExecutor(max_workers=16, thread_name_prefix="pages")
         self._reads: dict[str, tuple[int, Future[dict[str, Any] | None]]] = {}  # life's number and its page
 
-    def run(self) -> Outcome:
+    def run(self) -> RunOutcome:
         """Returns when no task is left."""
         for life in self.lives.values():
             self._start(life)
@@ -105,9 +105,9 @@ class Watch:
             if self._injector:
                 self._injector.act(self._seen())
         self._readers.shutdown(wait=False)
-        return Outcome(failed, self._budget.total, self._first_step_at)
+        return RunOutcome(failed, self._budget.total, self._first_step_at)
 
-    def _start(self, life: Life) -> None:
+    def _start(self, life: Attempt) -> None:
         task, directory = life.task, self._directory
         environment = task.environment(os.environ)
         if self._injector:
@@ -130,7 +130,7 @@ class Watch:
                 self._journal.write("exit", task=life.task.name, code=life.code)
                 self._tell_if_out_of_memory(life)
 
-    def _tell_if_out_of_memory(self, life: Life) -> None:
+    def _tell_if_out_of_memory(self, life: Attempt) -> None:
         """Takes a kill of the kernel's for what it is: it counts them, of all processes of the machine."""
         kills = oom_kills()
         if kills > self._oom_kills and life.code == -signal.SIGKILL and life.ended_for is None:
@@ -205,7 +205,7 @@ class Watch:
                 return spent
         return None
 
-    def _failures(self) -> dict[str, Life]:
+    def _failures(self) -> dict[str, Attempt]:
         return {name: life for name, life in self.lives.items() if life.has_failed and life.starts_at is None}
 
     def _is_a_host_silent(self) -> bool:
@@ -225,7 +225,7 @@ class Watch:
         is_all_evaluators = all(name.startswith("evaluator") for name in codes)
         return is_incomplete or (not is_all_evaluators and any(holds_state(self._plan, name) for name in gone))
 
-    def _restart(self, life: Life) -> Failure | None:
+    def _restart(self, life: Attempt) -> Failure | None:
         name = life.task.name
         delay = self._spend(life)
         if delay is None:
@@ -235,7 +235,7 @@ class Watch:
         self._progress.say(f"{self._why_ended(life)}; starts it again in {delay:g} s")
         return None
 
-    def _restart_all(self, cause: Life) -> Failure | None:
+    def _restart_all(self, cause: Attempt) -> Failure | None:
         delay = self._spend(cause)
         if delay is None:
             return self._firsts[cause.task.name]
@@ -247,7 +247,7 @@ class Watch:
         )
         return None
 
-    def _spend(self, life: Life) -> float | None:
+    def _spend(self, life: Attempt) -> float | None:
         name = life.task.name
         delay = self._budget.spend(name, time.monotonic())
         if delay is None and self._budget.allowed(name):
@@ -257,7 +257,7 @@ class Watch:
             )
         return delay
 
-    def _why_ended(self, life: Life) -> str:
+    def _why_ended(self, life: Attempt) -> str:
         return f"{life.task.name} is gone ({life.why})"
 
     def _start_what_is_due(self) -> None:
@@ -307,7 +307,7 @@ class Watch:
             page = stalled[0]
             seen = {name: (other["step"], now - self.lives[name].heard_at) for name, other in pages.items()}
             workers = [task.name for task in self._plan.workers]
-            self._progress.say(stall_in_words(page["step"], page["stalled_secs"], workers, page["missing"], seen))
+            self._progress.say(describe_stall(page["step"], page["stalled_secs"], workers, page["missing"], seen))
 
     def _end_what_is_silent(self) -> None:
         """Ends tasks that have stopped answering, and those that a step waited for too long for."""
@@ -326,7 +326,7 @@ class Watch:
                 self._signal(life.task.name, signal.SIGUSR2)  # it writes stacks, even if a thread holds the interpreter
         self._end_what_is_stuck(alive, now)
 
-    def _end_what_is_stuck(self, alive: Mapping[str, Life], now: float) -> None:
+    def _end_what_is_stuck(self, alive: Mapping[str, Attempt], now: float) -> None:
         """Ends tasks that a step waits for too long for, when they still do so some moments later."""
         pages = [life.page for life in alive.values() if life.page]
         names = {name for page in pages for name in page["stuck"] if name in alive and self._is_stuck(alive[name])}
@@ -342,7 +342,7 @@ class Watch:
             for name in stuck:
                 self._end(alive[name], "a step waited for it for too long (timeouts.step_secs); stacks are in the logs")
 
-    def _is_stuck(self, life: Life) -> bool:
+    def _is_stuck(self, life: Attempt) -> bool:
         """Whether a worker that a step waits for too long for does what should not take so long."""
         if life.page is None or life.page["state"] != "training":
             return False
@@ -350,7 +350,7 @@ class Watch:
         lived = time.monotonic() - life.began_at
         return has_compiled or lived > FIRST_STEP_TAKES * self._config.timeouts.step_secs
 
-    def _end(self, life: Life, why: str) -> None:
+    def _end(self, life: Attempt, why: str) -> None:
         if life.pid and life.ended_for is None:
             life.ended_for = f"{why}, so it was ended"
             self._tasks.signal(life.pid, signal.SIGKILL)
@@ -370,7 +370,7 @@ class Watch:
         if life.pid and life.code is None:
             self._tasks.signal(life.pid, number)
 
-    def _failure_of(self, life: Life) -> Failure:
+    def _failure_of(self, life: Attempt) -> Failure:
         assert life.code is not None
         log = self._directory.path / life.task.log
         return Failure(life.task, life.code, log_tail(log, life.task.name), life.why)

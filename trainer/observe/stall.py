@@ -45,7 +45,7 @@ class Stall:
         return True
 
 
-def in_words(
+def describe(
     step: int,
     stalled_secs: float,
     workers: Sequence[str],

@@ -13,5 +13,5 @@ QUIET = {
 
 CONTROL = "TRAINER_CONTROL"  # "host:port" of the task's status page, for a health check
 LAUNCHER = "TRAINER_LAUNCHER"  # path of a Unix socket where it is served too, for a launcher on another network
-TELLS = "TRAINER_TELLS"  # set where no launcher shows the progress: the chief does, in its log
+REPORTS_PROGRESS = "TRAINER_REPORTS_PROGRESS"  # set where no launcher shows the progress: the chief does, in its log
 LINKS = "TRAINER_LINKS"  # JSON {task: {"address": ..., "control": ...}}: where this task reaches others

@@ -24,7 +24,7 @@ def show(plan: Plan, expected: tuple[Forecast | Unknown, Workload] | None = None
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=PIPE_COLUMNS)
-    console.print(f"[bold]{plan.cluster}[/bold]: {plan.in_words()}")
+    console.print(f"[bold]{plan.cluster}[/bold]: {plan.describe()}")
     for table in (_tasks(plan), _shards(plan)):
         console.print(table)
     console.print(_traffic(plan))

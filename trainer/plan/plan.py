@@ -156,7 +156,7 @@ class Plan:
             if worker.name != host
         }
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """What was chosen, and what it means."""
         replicas = f"{self.replicas} replica{'' if self.replicas == 1 else 's'}"
         each, waits = f"global batch {self.global_batch}", f"every update waits for all {self.replicas}"

@@ -28,7 +28,7 @@ class History:
         self._file.close()
 
 
-def in_words(values: Mapping[str, float], steps: int, batch: int) -> str:
+def describe(values: Mapping[str, float], steps: int, batch: int) -> str:
     """A line of the history, with the seconds that one update took, of `batch` examples."""
     rate = values["examples_per_second"]
     pace = f", {batch / rate:.3f} s/batch" if rate else ""  # it is rounded, and may be 0.0

@@ -9,11 +9,11 @@ from trainer.engine.all_reduce import AllReduceEngine
 from trainer.engine.compute import Replica
 from trainer.engine.engine import Engine
 from trainer.engine.local import LocalEngine
-from trainer.engine.sharded.async_host import EachHost
-from trainer.engine.sharded.backup_host import QuorumHost
+from trainer.engine.sharded.async_host import AsyncHost
+from trainer.engine.sharded.backup_host import BackupHost
 from trainer.engine.sharded.host import ShardHost
 from trainer.engine.sharded.resources import device_of
-from trainer.engine.sharded.sync_host import LockstepHost
+from trainer.engine.sharded.sync_host import SyncHost
 from trainer.engine.sharded.worker import ShardsEngine
 from trainer.engine.vectors.shared_memory import Memory
 from trainer.faults.problems import ConfigError, Problem
@@ -55,11 +55,11 @@ def make_host(config: RunConfig, plan: Plan, shard: Shard, memory: Memory | None
         "profiles": config.profile,
     }
     if plan.intake == "each":
-        return EachHost(max_staleness=config.strategy.max_staleness, **options)
+        return AsyncHost(max_staleness=config.strategy.max_staleness, **options)
     if plan.intake == "quorum":
         assert plan.quorum is not None
-        return QuorumHost(quorum=plan.quorum // len(plan.workers[0].replicas), **options)
-    return LockstepHost(**options)
+        return BackupHost(quorum=plan.quorum // len(plan.workers[0].replicas), **options)
+    return SyncHost(**options)
 
 
 def make_engine(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from trainer.engine.engine import Engine
-from trainer.engine.step_result import Pulled
+from trainer.engine.step_result import StepResult
 from trainer.task import not_finite
 from trainer.task.pace import Every
 
 BetweenSteps = Callable[[int], None]  # called with the global step; in lockstep no replica can move it meanwhile
-AfterPull = Callable[[Pulled], None]
+AfterPull = Callable[[StepResult], None]
 
 
 def train(
@@ -23,7 +23,7 @@ def train(
     between: Sequence[BetweenSteps] = (),
     after: Sequence[AfterPull] = (),
     on_bad: AfterPull = not_finite.stop,
-) -> tuple[Pulled, bool]:
+) -> tuple[StepResult, bool]:
     """Steps from global step `start` to `until`, or until a replica asks to stop: in lockstep all stop at the same one.
 
     Args:
@@ -62,7 +62,7 @@ class _Look:
         self._on_bad, self._after = on_bad, after
         self._bad: int | None = None  # as of the pull before; a state that is joined may bring one
 
-    def __call__(self, pulled: Pulled) -> None:
+    def __call__(self, pulled: StepResult) -> None:
         if self._bad is not None and pulled.bad > self._bad:
             self._on_bad(pulled)
         self._bad = pulled.bad

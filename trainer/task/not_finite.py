@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from trainer.config.schema import NotFinitePolicy
-from trainer.engine.step_result import Pulled
+from trainer.engine.step_result import StepResult
 from trainer.faults.exit_codes import NotFiniteError, RollbackError
 
 ROLLBACKS_AT_MOST = 3
 ODD = 0x9E3779B1  # spreads the first few numbers over all 32 bits that TensorFlow takes of a seed
 
-Reaction = Callable[[Pulled], None]  # called with each pull that shows an update that was left out
+Reaction = Callable[[StepResult], None]  # called with each pull that shows an update that was left out
 
 
 def reaction(policy: NotFinitePolicy, *, rollbacks: int = 0) -> Reaction:
@@ -31,18 +31,18 @@ def reaction(policy: NotFinitePolicy, *, rollbacks: int = 0) -> Reaction:
     return stop
 
 
-def stop(pulled: Pulled) -> None:
+def stop(pulled: StepResult) -> None:
     raise NotFiniteError(
         f"{_found(pulled)}; checkpoints before it are untouched. A lower optimizer.learning_rate or "
         "optimizer.clip_norm=1 may help, or train.on_not_finite=skip"
     )
 
 
-def skip(pulled: Pulled) -> None:
+def skip(pulled: StepResult) -> None:
     print(f"{_found(pulled)}; training goes on", flush=True)
 
 
-def roll_back(pulled: Pulled) -> None:
+def roll_back(pulled: StepResult) -> None:
     raise RollbackError(
         f"{_found(pulled)}; the run goes back to its newest checkpoint, and on with other batches", step=pulled.bad
     )
@@ -53,7 +53,7 @@ def order_seed(seed: int, rollbacks: int) -> int:
     return (seed + rollbacks * ODD) % 2**32
 
 
-def _found(pulled: Pulled) -> str:
+def _found(pulled: StepResult) -> str:
     return (
         f"the loss of step {pulled.bad}, or a gradient, is not finite: its update was left out, and the log of the "
         "worker that it came from names the replica"

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import MutableSequence
 from dataclasses import dataclass, field
 
-from trainer.engine.step_result import Pulled
+from trainer.engine.step_result import StepResult
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Pace:
     def __post_init__(self) -> None:
         self._total_secs, self._total_waited = sum(self.step_secs), sum(self.wait_secs)  # kept: a run has many steps
 
-    def tick(self, pulled: Pulled) -> None:
+    def tick(self, pulled: StepResult) -> None:
         now = time.monotonic()
         self.step_secs.append(now - self.began)
         self._total_secs += now - self.began

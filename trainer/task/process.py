@@ -22,7 +22,7 @@ import tensorflow as tf
 from trainer.config.schema import RunConfig
 from trainer.engine.engine import Engine
 from trainer.engine.sharded.host import ShardHost
-from trainer.engine.step_result import Pulled
+from trainer.engine.step_result import StepResult
 from trainer.engine.vectors.shared_memory import Memory
 from trainer.faults import exit_codes, failpoints
 from trainer.faults.exit_codes import NotFiniteError, RollbackError
@@ -34,10 +34,10 @@ from trainer.observe.placement.executed import Executed
 from trainer.observe.placement.record import STEP, UPDATE, make_record
 from trainer.observe.placement.verify import PlacementError, prove
 from trainer.observe.profile.record import REPLICA, SHARD, Recorder
-from trainer.observe.stall import STALL_SECS, Stall, in_words
+from trainer.observe.stall import STALL_SECS, Stall, describe
 from trainer.observe.status import Status
 from trainer.plan import addresses
-from trainer.plan.environment import LAUNCHER, LINKS, TELLS
+from trainer.plan.environment import LAUNCHER, LINKS, REPORTS_PROGRESS
 from trainer.plan.layout import Parameter
 from trainer.plan.plan import Plan, Task
 from trainer.storage import rollbacks
@@ -77,7 +77,7 @@ def play(config: RunConfig, plan: Plan, directory: RunDirectory, job: str, index
     """Plays a task and ends the process; whatever goes wrong is printed, and told by the exit code."""
     faulthandler.enable()
     task = plan.task(job, index)
-    print(f"{task.name} of {directory.path}, pid {os.getpid()}: {plan.in_words()}", flush=True)
+    print(f"{task.name} of {directory.path}, pid {os.getpid()}: {plan.describe()}", flush=True)
     player = _Player(config, plan, directory, task)
     try:
         code = player.play()
@@ -351,7 +351,7 @@ class _Player:
             journal=self._journal,
             adopts=adopts,
             missed=engine.missed if adopts else missed_at(found, self._directory) if found else (),
-            tells=config.job is not None or TELLS in os.environ,
+            tells=config.job is not None or REPORTS_PROGRESS in os.environ,
         )
         resumed_from = str(found.path) if found else None
         pace = Pace()
@@ -389,7 +389,7 @@ class _Player:
         _collect_from_now_on()
         pace.began = time.monotonic()
 
-        def tell(pulled: Pulled) -> None:
+        def tell(pulled: StepResult) -> None:
             pace.tick(pulled)
             status.generation, status.step = pulled.generation, pulled.step
             failpoints.reach("step", pulled.step)
@@ -399,15 +399,15 @@ class _Player:
                 status.loss = pulled.loss
                 status.first_step_at = status.first_step_at or time.time()
 
-        def record(pulled: Pulled) -> None:
+        def record(pulled: StepResult) -> None:
             if self._config.summary.journal and pulled.step < plan.steps:
                 self._journal.write("push", generation=pulled.generation, step=pulled.step, replicas=replicas)
 
-        def measure(pulled: Pulled) -> None:
+        def measure(pulled: StepResult) -> None:
             if self._recorder and pulled.stamps:
                 self._recorder.write(REPLICA, pulled.step + 1, pulled.stamps)
 
-        def check_placement(pulled: Pulled) -> None:
+        def check_placement(pulled: StepResult) -> None:
             if engine.executed is not None:
                 self._prove(STEP, engine.executed, engine)
                 if chief:
@@ -490,7 +490,7 @@ class _Player:
             status.missing, status.stalled_secs = names, secs
             status.stuck = status.missing if stall.is_stuck(now) else []
             if missing and status.missing and stall.is_due(now):
-                print(in_words(step, secs, workers, status.missing, self._seen(status.missing)), flush=True)
+                print(describe(step, secs, workers, status.missing, self._seen(status.missing)), flush=True)
 
         def watch_on() -> None:
             while self._needs_hosts:

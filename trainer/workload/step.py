@@ -53,7 +53,7 @@ def initial_values(model: keras.Model) -> dict[str, object]:
     return {v.path: v.numpy() for v in model.variables if not _is_seed(v)}
 
 
-class Outcome(NamedTuple):
+class StepOutput(NamedTuple):
     """What one replica step gives."""
 
     gradients: Tensors
@@ -73,8 +73,8 @@ def make_step(
     layers: Mapping[str, str] | None = None,
     scopes: MutableMapping[str, str] | None = None,
     jit: bool = False,
-) -> Callable[..., Outcome]:
-    """Builds step(parameters, state, seed, features, labels, loss_scale=None) -> Outcome.
+) -> Callable[..., StepOutput]:
+    """Builds step(parameters, state, seed, features, labels, loss_scale=None) -> StepOutput.
 
     Args:
         model: a Keras model whose outputs are logits (or values, for mean_squared_error).
@@ -124,16 +124,16 @@ def make_step(
         features: tf.Tensor,
         labels: tf.Tensor,
         loss_scale: tf.Tensor | None = None,
-    ) -> Outcome:
+    ) -> StepOutput:
         run = whole if accumulate == 1 else _in_parts(whole, accumulate)
         told = run(parameters, _of_model(model, state), seed, (features, labels), loss_scale)
-        return Outcome(*told, *_judge(told[0], told[2], loss_scale))
+        return StepOutput(*told, *_judge(told[0], told[2], loss_scale))
 
     return step
 
 
 def _judge(gradients: Tensors, loss: tf.Tensor, loss_scale: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns (overflow, bad, finite) of an `Outcome`."""
+    """Returns (overflow, bad, finite) of an `StepOutput`."""
     finite = tf.stack([tf.reduce_all(tf.math.is_finite(values)) for values in (loss, *gradients.values())])
     if loss_scale is None:
         return tf.constant(0.0), 1.0 - tf.cast(tf.reduce_all(finite), tf.float32), finite

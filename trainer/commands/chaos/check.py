@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainer.commands.chaos import random_faults, schedule
-from trainer.commands.chaos.schedule import Crew
+from trainer.commands.chaos.schedule import FaultTargets
 from trainer.commands.chaos.soak import STEPS
 from trainer.config.schema import Mode, RunConfig
 from trainer.faults.problems import ConfigError, Problem
@@ -42,7 +42,7 @@ def check(config: RunConfig) -> Iterator[Problem]:
         near = (*difflib.get_close_matches(kind, random_faults.KINDS, n=1), "kill-worker")[0]
         message = f"there is no kind of fault {kind!r}; there are {', '.join(random_faults.KINDS)}"
         yield Problem("chaos.kinds", message, f"e.g. chaos.kinds=[{near}]")
-    crew = Crew.of(config)
+    crew = FaultTargets.of(config)
     can, left_out = random_faults.possible([] if unknown else chaos.kinds, crew, by_time=bool(chaos.minutes))
     if not can:
         yield Problem("chaos.kinds", "; ".join(left_out), "choose other kinds, or another cluster")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from random import Random
 
-from trainer.commands.chaos.schedule import Crew, Fault, parse
+from trainer.commands.chaos.schedule import Fault, FaultTargets, parse
 
 FIRST_STEP = 5  # of a random fault
 LAST_STEPS = 30  # of the run, without one: it must still be at work when a fault comes, some steps late
 
 # By kind: the faults it may be, in the schedule's words without the step; none in a cluster that cannot have it.
-KINDS: dict[str, Callable[[Crew], list[str]]] = {
+KINDS: dict[str, Callable[[FaultTargets], list[str]]] = {
     "kill-worker": lambda crew: [f"kill {worker} @{{}}" for worker in crew.job("worker")[1:]],
     "kill-chief": lambda crew: ["kill chief @{}"],
     "kill-ps": lambda crew: [f"kill {ps} @{{}}" for ps in crew.job("ps")],
@@ -35,17 +35,17 @@ NEEDS = {
 }
 
 
-def links(crew: Crew) -> list[tuple[str, str]]:
+def links(crew: FaultTargets) -> list[tuple[str, str]]:
     """All that may be cut."""
     return [(worker, ps) for worker in crew.job("worker") for ps in crew.job("ps")]
 
 
-def _pushers(crew: Crew) -> Sequence[str]:
+def _pushers(crew: FaultTargets) -> Sequence[str]:
     """Workers that can die between two pushes."""
     return crew.job("worker") if crew.is_sharded and len(crew.holders) > 1 else ()
 
 
-def possible(kinds: Sequence[str], crew: Crew, *, by_time: bool) -> tuple[list[str], list[str]]:
+def possible(kinds: Sequence[str], crew: FaultTargets, *, by_time: bool) -> tuple[list[str], list[str]]:
     """Of the kinds asked for (none: all), those that the run can have, and for each other one a word why not.
 
     Args:
@@ -57,13 +57,13 @@ def possible(kinds: Sequence[str], crew: Crew, *, by_time: bool) -> tuple[list[s
     return [kind for kind in wanted if kind not in needs], [f"{kind} is left out: {why}" for kind, why in needs.items()]
 
 
-def draw(kind: str, random: Random, crew: Crew, step: int) -> Fault:
+def draw(kind: str, random: Random, crew: FaultTargets, step: int) -> Fault:
     """A random fault of a kind that the cluster can have."""
     (fault,) = parse(random.choice(KINDS[kind](crew)).format(step), crew)
     return fault
 
 
-def random_faults(kind: str, count: int, seed: int, crew: Crew) -> list[Fault]:
+def random_faults(kind: str, count: int, seed: int, crew: FaultTargets) -> list[Fault]:
     """So many faults of a kind at random steps; the same whatever other kinds are asked for."""
     random = Random(f"{seed} {kind}")
     return [draw(kind, random, crew, random.randint(FIRST_STEP, crew.steps - LAST_STEPS)) for _ in range(count)]

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from trainer.commands.chaos.injector import Measured
-from trainer.commands.chaos.schedule import Crew, Fault
+from trainer.commands.chaos.schedule import Fault, FaultTargets
 from trainer.config.schema import RunConfig
 from trainer.config.words import count
 from trainer.faults import exit_codes
@@ -36,7 +36,7 @@ HEADINGS = {
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FaultOutcome:
     """A run under faults."""
 
     kind: str
@@ -52,7 +52,7 @@ class Outcome:
 def allowed_secs(fault: Fault, config: RunConfig) -> float:
     """How long the run may take until it makes steps again."""
     heartbeat = config.timeouts.heartbeat_secs
-    is_held = any(task in Crew.of(config).holders for task in fault.tasks) and fault.link is None
+    is_held = any(task in FaultTargets.of(config).holders for task in fault.tasks) and fault.link is None
     again = BOOT_SECS + config.restart.delay_secs + (LOAD_SECS if is_held else 0.0) + SLACK_SECS
     if fault.action == "term":
         return config.timeouts.stop_grace_secs + again
@@ -121,13 +121,13 @@ def _losses(run: Path) -> dict[int, float]:
     return {told["step"]: told["loss"] for told in map(json.loads, lines)}
 
 
-def rows(outcomes: Sequence[Outcome], config: RunConfig) -> list[dict[str, Any]]:
+def rows(outcomes: Sequence[FaultOutcome], config: RunConfig) -> list[dict[str, Any]]:
     """The table: a row for each kind, by the names of HEADINGS."""
     kinds = dict.fromkeys(outcome.kind for outcome in outcomes)
     return [_row(kind, [outcome for outcome in outcomes if outcome.kind == kind], config) for kind in kinds]
 
 
-def _row(kind: str, outcomes: Sequence[Outcome], config: RunConfig) -> dict[str, Any]:
+def _row(kind: str, outcomes: Sequence[FaultOutcome], config: RunConfig) -> dict[str, Any]:
     measured = [m for outcome in outcomes for m in outcome.measured]
     took = [m.recover_secs for m in measured if m.recover_secs is not None]
     compared = [outcome.is_identical for outcome in outcomes if outcome.is_identical is not None]
@@ -143,7 +143,7 @@ def _row(kind: str, outcomes: Sequence[Outcome], config: RunConfig) -> dict[str,
     }
 
 
-def line(outcome: Outcome) -> str:
+def line(outcome: FaultOutcome) -> str:
     """A run on one line."""
     verdict = "finished" if outcome.is_identical is None else "identical"
     told = [f"recovered in {m.recover_secs:.1f} s" for m in outcome.measured if m.recover_secs is not None]
@@ -160,7 +160,7 @@ def fault_line(measured: Measured) -> str:
     return f"{measured.fault}: recovered in {measured.recover_secs:.1f} s{lost}"
 
 
-def failures(outcomes: Sequence[Outcome], folder: Path) -> list[str]:
+def failures(outcomes: Sequence[FaultOutcome], folder: Path) -> list[str]:
     """A line for each run that is not as promised: where it lies, and how to have it again."""
     return [
         f"{folder / outcome.name}: {'; '.join(outcome.problems)}; to repeat it: {outcome.repeat}"
@@ -190,7 +190,7 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple("-" if row[name] is None else str(row[name]) for name in HEADINGS)
 
 
-def to_json(outcomes: Sequence[Outcome], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def to_json(outcomes: Sequence[FaultOutcome], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     runs = [
         {
             "kind": outcome.kind,

@@ -13,8 +13,8 @@ from random import Random
 
 from trainer.commands.chaos import random_faults, report, schedule
 from trainer.commands.chaos.injector import FaultInjector, Scheduled
-from trainer.commands.chaos.report import Outcome
-from trainer.commands.chaos.schedule import Crew, Fault
+from trainer.commands.chaos.report import FaultOutcome
+from trainer.commands.chaos.schedule import Fault, FaultTargets
 from trainer.commands.chaos.soak import Resources, Timed
 from trainer.commands.check.claims import examine
 from trainer.config.schema import RunConfig
@@ -51,8 +51,8 @@ class _Runner:
 
     def __init__(self, config: RunConfig, plan: Plan, path: Path, tasks: Tasks) -> None:
         self._config, self._plan, self._path, self._tasks = config, plan, path, tasks
-        self._crew = Crew.of(config)
-        self._outcomes: list[Outcome] = []
+        self._crew = FaultTargets.of(config)
+        self._outcomes: list[FaultOutcome] = []
 
     def compare(self) -> int:
         """An unbroken run, and then those with faults; returns what ended them early, or 0."""
@@ -99,7 +99,7 @@ class _Runner:
             is_identical, problems = not found, [*problems, *found]
         text = "; ".join(map(str, faults))
         repeat, has_finished = f"{schedule.typed(text)} chaos.random=0", code == exit_codes.OK
-        self._tell(Outcome(kind, name, text, repeat, has_finished, is_identical, tuple(measured), tuple(problems)))
+        self._tell(FaultOutcome(kind, name, text, repeat, has_finished, is_identical, tuple(measured), tuple(problems)))
         return code
 
     def soak(self) -> int:
@@ -129,7 +129,7 @@ class _Runner:
         repeat = f"chaos.minutes={chaos.minutes:g} chaos.every_secs={chaos.every_secs:g} chaos.seed={chaos.seed}"
         has_finished = code == exit_codes.TERMINATED
         text = count(len(measured), "random fault")
-        self._tell(Outcome("soak", "soak", text, repeat, has_finished, None, tuple(measured), tuple(problems)))
+        self._tell(FaultOutcome("soak", "soak", text, repeat, has_finished, None, tuple(measured), tuple(problems)))
         return exit_codes.OK
 
     def _kinds(self) -> list[str]:
@@ -154,7 +154,7 @@ class _Runner:
         with open(directory.path / "launcher.log", "a") as said, redirect_stdout(said):
             return launcher.run(config, self._plan, directory, self._tasks, started_at=time.time(), injector=injector)
 
-    def _tell(self, outcome: Outcome) -> None:
+    def _tell(self, outcome: FaultOutcome) -> None:
         self._outcomes.append(outcome)
         print(report.line(outcome), flush=True)
 

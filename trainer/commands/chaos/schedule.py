@@ -73,7 +73,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Crew:
+class FaultTargets:
     """The tasks of a run, as faults see them."""
 
     tasks: tuple[str, ...]
@@ -82,7 +82,7 @@ class Crew:
     steps: int
 
     @classmethod
-    def of(cls, config: RunConfig) -> Crew:
+    def of(cls, config: RunConfig) -> FaultTargets:
         cluster, strategy = config.cluster, strategy_of(config)
         tasks = tuple(f"{job}:{index}" for job in JOBS for index in range(getattr(cluster, job)))
         holding = "ps:" if cluster.ps else "worker:"
@@ -109,7 +109,7 @@ class Crew:
         )
 
 
-def parse(text: str, crew: Crew) -> list[Fault]:
+def parse(text: str, crew: FaultTargets) -> list[Fault]:
     """Reads a schedule.
 
     Raises:
@@ -132,7 +132,7 @@ def typed(schedule: str) -> str:
     return f"""'{KEY}="{schedule}"'"""
 
 
-def _read(text: str, crew: Crew) -> Fault | Problem:
+def _read(text: str, crew: FaultTargets) -> Fault | Problem:
     action, _, rest = text.partition(" ")
     if action not in FORMS:
         near = (*difflib.get_close_matches(action, FORMS, n=1), "kill")[0]
@@ -161,7 +161,7 @@ def _read(text: str, crew: Crew) -> Fault | Problem:
     return _never(fault, crew) or fault
 
 
-def _no_target(text: str, target: str, crew: Crew, *, is_link: bool) -> Problem:
+def _no_target(text: str, target: str, crew: FaultTargets, *, is_link: bool) -> Problem:
     if is_link:
         example = f"{crew.tasks[-1]}->{crew.tasks[0]}"
         message = f"{text!r}: {target} is no link; one leads from one task to another of {', '.join(crew.tasks)}"
@@ -173,7 +173,7 @@ def _no_target(text: str, target: str, crew: Crew, *, is_link: bool) -> Problem:
     return Problem(KEY, message, f"type {near}, or a larger cluster")
 
 
-def _never(fault: Fault, crew: Crew) -> Problem | None:
+def _never(fault: Fault, crew: FaultTargets) -> Problem | None:
     """Why a fault could never come, if so."""
     if not 0 <= fault.step <= crew.steps:
         message = f"'{fault}' is after the last step; the run has train.steps={crew.steps}"

@@ -45,7 +45,7 @@ class Claim:
         )
 
 
-class Left:
+class RunRecord:
     """What a run left in its directory, as far as it is needed here."""
 
     def __init__(self, directory: RunDirectory) -> None:
@@ -115,7 +115,7 @@ def run(path: str) -> int:
 
 def examine(directory: RunDirectory) -> list[Claim]:
     """Every claim about the run in a directory that has its config and its plan."""
-    left = Left(directory)
+    left = RunRecord(directory)
     ended = _ended(left)
     if ended.problems:
         return [ended]
@@ -132,7 +132,7 @@ def examine(directory: RunDirectory) -> list[Claim]:
     ]
 
 
-def _ended(left: Left) -> Claim:
+def _ended(left: RunRecord) -> Claim:
     if not left.directory.summary.exists():
         return Claim("the run ended", [f"{left.directory.summary} is not there"])
     failed = left.summary.get("failed")
@@ -143,7 +143,7 @@ def _ended(left: Left) -> Claim:
     return Claim(f"the run {how} at step {left.end} of {left.plan.steps}", problems)
 
 
-def _history(left: Left) -> Claim:
+def _history(left: RunRecord) -> Claim:
     every = left.config.summary.every
     text = f"history.jsonl has a line {'every step' if every == 1 else f'every {every} steps'} from {left.begin} on"
     if not left.is_lockstep:
@@ -154,7 +154,7 @@ def _history(left: Left) -> Claim:
     )
 
 
-def _pushes(left: Left) -> Claim:
+def _pushes(left: RunRecord) -> Claim:
     text = f"every update had a gradient of each replica ({left.plan.replicas})"
     if not left.is_lockstep:
         return Claim(text, skipped=NO_LOCKSTEP)
@@ -167,7 +167,7 @@ def _pushes(left: Left) -> Claim:
     )
 
 
-def _hosts(left: Left) -> Claim:
+def _hosts(left: RunRecord) -> Claim:
     text = "every shard went from step to step, and back only where the chief announced it"
     if not left.hosts:
         return Claim(text, skipped="no task holds shards for others")
@@ -179,7 +179,7 @@ def _hosts(left: Left) -> Claim:
     return Claim(text, problems)
 
 
-def _unrecorded(left: Left) -> str | None:
+def _unrecorded(left: RunRecord) -> str | None:
     """Why it cannot be told what the tasks did at each step."""
     if not left.config.summary.journal:
         return NOT_RECORDED
@@ -189,12 +189,12 @@ def _unrecorded(left: Left) -> str | None:
     return None
 
 
-def _chief(left: Left) -> Claim:
+def _chief(left: RunRecord) -> Claim:
     text = f"the chief loaded {count(len(left.reloads), 'generation')}, and saved what it loaded last"
     return Claim(text, invariants.check_chief(left.chief))
 
 
-def _lives(left: Left) -> Claim:
+def _lives(left: RunRecord) -> Claim:
     launcher = left.journals[LAUNCHER]
     again = sum(event["event"] == "start" and event["life"] > 0 for event in launcher)
     text = f"every task ended well and had one process at a time; {count(again, 'task')} started again"
@@ -204,7 +204,7 @@ def _lives(left: Left) -> Claim:
     return Claim(text, invariants.check_lives(launcher, [task.name for task in left.plan.tasks], good=good))
 
 
-def _checkpoints(left: Left) -> Claim:
+def _checkpoints(left: RunRecord) -> Claim:
     folder = left.directory.checkpoints
     paths = checkpoint.finished(folder)
     other = sorted({path.name for path in folder.iterdir()} - {path.name for path in paths}) if folder.is_dir() else []
@@ -226,7 +226,7 @@ def _checkpoints(left: Left) -> Claim:
     )
 
 
-def _counts(left: Left) -> Claim:
+def _counts(left: RunRecord) -> Claim:
     config, plan = left.config, left.plan
     text = f"every example was used as often as {count(left.end, 'step')} of {plan.global_batch} examples use it"
     if not left.is_lockstep:

@@ -28,7 +28,7 @@ class Gpu:
     total_mib: int | None  # none: not told, as by GPUs that share the machine's memory
     free_mib: int | None
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         if self.total_mib is None or self.free_mib is None:
             return f"{self.name}, which does not tell its memory"
         return f"{self.name}, {self.free_mib:,} of {self.total_mib:,} MiB free"
@@ -46,7 +46,7 @@ class GpuProcess:
     name: str
     used_mib: int | None  # none: not told, as in most containers
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         used = "memory not told" if self.used_mib is None else f"{self.used_mib:,} MiB"
         return f"pid {self.pid} {self.name} ({used})"
 
@@ -108,7 +108,7 @@ def _driver(driver: str, banner: Answer | None, missing: Level) -> Finding:
 
 def _gpu(gpu: Gpu, all_gpus: Sequence[Gpu], processes: Sequence[GpuProcess]) -> Finding:
     what, mine = f"GPU {gpu.index}", [process for process in processes if process.uuid == gpu.uuid]
-    told = "; ".join([gpu.in_words(), *(process.in_words() for process in mine)])
+    told = "; ".join([gpu.describe(), *(process.describe() for process in mine)])
     if not gpu.is_nearly_full():
         return ok(what, told)
     emptiest = max(all_gpus, key=lambda other: other.free_mib or 0)

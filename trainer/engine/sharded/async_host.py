@@ -11,7 +11,7 @@ from trainer.engine.sharded import staleness as contributions
 from trainer.engine.sharded.arrivals_host import Arrival, ArrivalsHost
 
 
-class EachHost(ArrivalsHost):
+class AsyncHost(ArrivalsHost):
     """Every gradient is an update: asynchronous training. Shards do not wait for each other either."""
 
     def __init__(self, *, max_staleness: int | None = None, **options: Any) -> None:

@@ -13,7 +13,7 @@ from trainer.engine.sharded.resources import device_of, log_queue
 from trainer.engine.vectors import packing, wire
 
 
-class QuorumHost(ArrivalsHost):
+class BackupHost(ArrivalsHost):
     """Updates when so many gradients of the shard's step are there; what comes later is dropped and counted."""
 
     def __init__(self, *, quorum: int, **options: Any) -> None:

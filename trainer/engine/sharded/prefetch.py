@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 
-class Ahead:
+class Prefetch:
     """Calls `bring` again and again; a call ends when what it brought has a place, so it is one ahead of its use."""
 
     def __init__(self, bring: Callable[[], None], *, fail: Callable[[], None]) -> None:

@@ -29,7 +29,7 @@ from trainer.observe.profile.stamps import Stamps
 v1 = tf.compat.v1
 
 
-class LockstepHost(ShardHost):
+class SyncHost(ShardHost):
     """A shard that all workers move together, step by step."""
 
     def __init__(self, **options: Any) -> None:

@@ -34,7 +34,7 @@ from trainer.engine import optimizers
 from trainer.engine.compute import Join, Replica, compute, in_step, is_final, mean_over_replicas
 from trainer.engine.instruments import GraphClock, run_traced
 from trainer.engine.session_engine import SessionEngine
-from trainer.engine.sharded.prefetch import Ahead
+from trainer.engine.sharded.prefetch import Prefetch
 from trainer.engine.sharded.resources import (
     GENERATION_STRIDE,
     HOLD,
@@ -48,7 +48,7 @@ from trainer.engine.sharded.resources import (
     take,
 )
 from trainer.engine.sharded.staleness import Table
-from trainer.engine.step_result import Pulled
+from trainer.engine.step_result import StepResult
 from trainer.engine.update import STOP
 from trainer.engine.vectors import packing, wire
 from trainer.engine.vectors.shared_memory import Memory
@@ -142,8 +142,8 @@ class ShardsEngine(SessionEngine):
             self._snapshot  # noqa: B018
         self._ticket = secrets.randbelow(2**30)  # a predecessor's are others
         self._is_first = self._is_joining = self._is_behind = False
-        self._ahead = Ahead(self._bring_next, fail=self._tell_nothing_comes)
-        self.missed: Sequence[Pulled] = ()  # updates that nobody may have written down; set by `start`
+        self._ahead = Prefetch(self._bring_next, fail=self._tell_nothing_comes)
+        self.missed: Sequence[StepResult] = ()  # updates that nobody may have written down; set by `start`
 
     def load(self, snapshot: Snapshot, *, generation: int) -> None:
         """Sends a state to every shard host; the chief's duty."""
@@ -188,7 +188,7 @@ class ShardsEngine(SessionEngine):
             self.session.run(batches.initializer, batches.feed_from(first))
         return step
 
-    def step(self, *, stop: bool = False, fetch_gradients: bool = False) -> Pulled:
+    def step(self, *, stop: bool = False, fetch_gradients: bool = False) -> StepResult:
         if self._is_behind:
             self._is_behind = False
             self._take_place()
@@ -218,7 +218,7 @@ class ShardsEngine(SessionEngine):
             fetched = self.session.run(fetches, feeds)
         return self._pulled(fetched, began, fetch_gradients=fetch_gradients)
 
-    def _step_ahead(self, *, stop: bool, fetch_gradients: bool) -> Pulled:
+    def _step_ahead(self, *, stop: bool, fetch_gradients: bool) -> StepResult:
         """A step on what was pulled ahead."""
         if not self._ahead.is_started:
             self._ahead.start()
@@ -250,17 +250,17 @@ class ShardsEngine(SessionEngine):
         self.missed = [*earlier[:1], now]
         return step
 
-    def _read_state(self) -> list[tuple[int, int, Pulled, Pulled]]:
+    def _read_state(self) -> list[tuple[int, int, StepResult, StepResult]]:
         """Of each shard: generation, step, what a step would pull, and what one would have pulled before."""
         read, first = self.session.run([self._state, self._first])
         self._is_first = all(first)
-        states = [[Pulled.read(tags[None], metrics) for tags, metrics in shard] for shard in read]
+        states = [[StepResult.read(tags[None], metrics) for tags, metrics in shard] for shard in read]
         return [(now.generation, now.step, now, before) for now, before in states]
 
-    def peek(self) -> Pulled:
+    def peek(self) -> StepResult:
         """Blocks until all that this worker pushed is applied, or dropped; reads where the run stands."""
         self._wait_ahead()
-        return Pulled.read(*self.session.run(self._peek))
+        return StepResult.read(*self.session.run(self._peek))
 
     def snapshot(self) -> Snapshot:
         """Everything a checkpoint holds, of one step; where shards do not move together, of the oldest one's."""
@@ -407,7 +407,7 @@ class ShardsEngine(SessionEngine):
             with tf.control_dependencies([seen]):
                 return wire.send(tf.identity(chosen), shard, self._packs)
 
-    def _receive(self, message: tf.Tensor, shard: Shard) -> packing.Halves:
+    def _receive(self, message: tf.Tensor, shard: Shard) -> packing.TrainableAndRest:
         """What was pulled of a shard."""
         if self._memory is None:
             return wire.receive(message, shard, self._wire)
@@ -415,7 +415,7 @@ class ShardsEngine(SessionEngine):
         # What a step fetches it hands out when it has pushed, and then the next vector may lie there.
         rest = tf.raw_ops.DeepCopy(x=rest)
         with tf.control_dependencies([rest]):
-            return packing.Halves(tf.identity(trainable), rest)
+            return packing.TrainableAndRest(tf.identity(trainable), rest)
 
     def _send(self, vector: tf.Tensor, shard: Shard, here: str) -> tf.Tensor:
         """The message of what is pushed to a shard."""

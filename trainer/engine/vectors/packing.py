@@ -15,20 +15,22 @@ Arrays = Mapping[str, np.ndarray]
 Vector = TypeVar("Vector", tf.Tensor, np.ndarray)
 
 
-class Halves(NamedTuple):
+class TrainableAndRest(NamedTuple):
     """A vector as its two regions."""
 
     trainable: tf.Tensor  # [trainable_size]
     rest: tf.Tensor  # [size - trainable_size]: state, metrics, header
 
 
-def halves(flat: tf.Tensor, shard: Shard) -> Halves:
+def halves(flat: tf.Tensor, shard: Shard) -> TrainableAndRest:
     """Both are views on a CPU: they begin at a multiple of 64 bytes."""
     size = shard.trainable_size
-    return Halves(tf.slice(flat, [0], [size]), tf.slice(flat, [size], [shard.size - size]))
+    return TrainableAndRest(tf.slice(flat, [0], [size]), tf.slice(flat, [size], [shard.size - size]))
 
 
-def unpack(vectors: Sequence[Halves], shards: Sequence[Shard]) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
+def unpack(
+    vectors: Sequence[TrainableAndRest], shards: Sequence[Shard]
+) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
     """Cuts the shards' vectors into (parameters, state) by path, each parameter whole."""
     trainable = [(shard.trainable, vector.trainable) for shard, vector in zip(shards, vectors, strict=True)]
     state = [
@@ -68,11 +70,11 @@ def header(generation: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
     return tf.bitcast(tf.pad(tags, [[0, LANES - TAGS]]), tf.float32)
 
 
-def header_of(vector: tf.Tensor | Halves, shard: Shard) -> tf.Tensor:
+def header_of(vector: tf.Tensor | TrainableAndRest, shard: Shard) -> tf.Tensor:
     return _lanes(vector, shard, shard.header_offset)
 
 
-def tags_of(vector: tf.Tensor | Halves, shard: Shard) -> tf.Tensor:
+def tags_of(vector: tf.Tensor | TrainableAndRest, shard: Shard) -> tf.Tensor:
     """[2] int32: the generation and step that a vector belongs to."""
     return tf.bitcast(header_of(vector, shard), tf.int32)[:TAGS]
 
@@ -82,7 +84,7 @@ def tags_in(vector: np.ndarray, shard: Shard) -> np.ndarray:
     return vector.view(np.int32)[shard.header_offset : shard.header_offset + TAGS]
 
 
-def metrics_of(vector: tf.Tensor | Halves, shard: Shard) -> tf.Tensor:
+def metrics_of(vector: tf.Tensor | TrainableAndRest, shard: Shard) -> tf.Tensor:
     return _lanes(vector, shard, shard.metrics_offset)
 
 
@@ -122,9 +124,9 @@ def from_flat(pieces: Sequence[Slice], flat: np.ndarray) -> dict[str, np.ndarray
     return join([(pieces, flat)])
 
 
-def _lanes(vector: tf.Tensor | Halves, shard: Shard, offset: int) -> tf.Tensor:
+def _lanes(vector: tf.Tensor | TrainableAndRest, shard: Shard, offset: int) -> tf.Tensor:
     """[LANES] at an offset behind the trainable region."""
-    if isinstance(vector, Halves):
+    if isinstance(vector, TrainableAndRest):
         return tf.slice(vector.rest, [offset - shard.trainable_size], [LANES])
     return tf.slice(vector, [offset], [LANES])
 

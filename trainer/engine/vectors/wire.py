@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.engine.vectors import packing
-from trainer.engine.vectors.packing import Halves, halves
+from trainer.engine.vectors.packing import TrainableAndRest, halves
 from trainer.plan.layout import LANES, METRICS, TAGS, Shard, message_size
 
 FLOAT32, BFLOAT16, MEMORY = "float32", "bfloat16", "memory"
@@ -49,13 +49,15 @@ def send(flat: tf.Tensor, shard: Shard, wire: str) -> tf.Tensor:
     return join([trainable], [rest], wire)
 
 
-def receive(message: tf.Tensor, shard: Shard, wire: str) -> Halves:
+def receive(message: tf.Tensor, shard: Shard, wire: str) -> TrainableAndRest:
     """What a message says, in float32."""
     if wire == FLOAT32:
         return halves(message, shard)
     size = shard.trainable_size
     trainable = tf.bitcast(tf.slice(message, [0], [size]), tf.bfloat16)
-    return Halves(tf.cast(trainable, tf.float32), _exact(tf.slice(message, [size], [2 * (shard.size - size)])))
+    return TrainableAndRest(
+        tf.cast(trainable, tf.float32), _exact(tf.slice(message, [size], [2 * (shard.size - size)]))
+    )
 
 
 def tell(tags: tf.Tensor, more: tf.Tensor | int) -> tf.Tensor:

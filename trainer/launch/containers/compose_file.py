@@ -17,7 +17,7 @@ from trainer.launch.containers.spec import (
     Container,
     Mount,
 )
-from trainer.plan.environment import TELLS
+from trainer.plan.environment import REPORTS_PROGRESS
 
 TENSORBOARD_IMAGE = "trainer:tensorboard"
 TENSORBOARD_PORT = "127.0.0.1:${TENSORBOARD_PORT:-6006}:6006"
@@ -57,7 +57,7 @@ def _service(container: Container) -> dict[str, Any]:
     told |= {
         "entrypoint": list(ENTRYPOINT),
         "command": list(container.arguments),
-        "environment": {**container.environment, TELLS: "1"},
+        "environment": {**container.environment, REPORTS_PROGRESS: "1"},
         "labels": {TASK_LABEL: container.task},
         **_hardened(container.tmp_mib),
         "volumes": [_bind(mount) for mount in container.mounts],

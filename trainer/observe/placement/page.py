@@ -121,7 +121,7 @@ def page(records: Sequence[Record], plan: Plan) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
         f"<title>Where {escape(plan.cluster)} ran</title><style>\n{STYLE.lstrip()}</style></head>\n<body>"
-        f"<header><h1>Where it ran</h1><p><b>{escape(plan.cluster)}</b>: {escape(plan.in_words())}</p></header>\n"
+        f"<header><h1>Where it ran</h1><p><b>{escape(plan.cluster)}</b>: {escape(plan.describe())}</p></header>\n"
         f"{_verdict(records, plan)}\n<nav>{links}</nav>\n{bodies}</body></html>\n"
     )
 

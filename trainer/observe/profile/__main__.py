@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.faults import exit_codes
-from trainer.observe.profile.merge import in_words, merge
+from trainer.observe.profile.merge import describe, merge
 from trainer.storage.run_directory import RunDirectory
 
 
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{what}; name the directory of a run that was started with profile=true", file=sys.stderr)
         return exit_codes.INPUT_MISSING
     try:
-        print(in_words(merge(directory)))
+        print(describe(merge(directory)))
     except OSError as error:
         print(f"{error.filename or directory.profile}: {error.strerror}", file=sys.stderr)
         return exit_codes.STORAGE

@@ -31,7 +31,7 @@ class Step:
 
 
 @dataclass
-class Life:
+class AttemptTrace:
     """One process that a task was."""
 
     task: str
@@ -53,7 +53,7 @@ class _Task:
 class Profile:
     """All lives of all tasks, on one clock."""
 
-    lives: Sequence[Life]
+    lives: Sequence[AttemptTrace]
     offsets: Mapping[str, Offset]  # by task that asked the chief for its clock
     missing: Sequence[str]  # tasks that left nothing
     damaged: int  # lines that could not be read
@@ -69,12 +69,12 @@ def read(files: Mapping[str, str], expected: Iterable[str]) -> Profile:
     tasks = {name: _read_task(text) for name, text in files.items()}
     offsets = {name: offset for name, task in tasks.items() if (offset := best(task.offsets)) is not None}
     ahead = {name: offset.applied_secs for name, offset in offsets.items()}
-    lives: list[Life] = []
+    lives: list[AttemptTrace] = []
     damaged = 0
     for name, task in tasks.items():
         damaged += task.damaged
         for number, (pid, lines) in enumerate(task.lives):
-            life = Life(name, number, pid)
+            life = AttemptTrace(name, number, pid)
             for line in lines:
                 try:
                     row, step = str(line["row"]), _step(line, name, ahead)

@@ -29,6 +29,6 @@ def merge(directory: RunDirectory) -> dict[str, Any]:
     return shares.summarize(profile) | {"trace": str(path)}
 
 
-def in_words(summary: dict[str, Any]) -> str:
+def describe(summary: dict[str, Any]) -> str:
     """The table, and where the trace is."""
-    return f"{shares.in_words(summary)}\n{summary['trace']}: open it in Perfetto, or in chrome://tracing"
+    return f"{shares.describe(summary)}\n{summary['trace']}: open it in Perfetto, or in chrome://tracing"

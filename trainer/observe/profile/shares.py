@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trainer.config.words import count
-from trainer.observe.profile.attempts import Life, Profile, Step
+from trainer.observe.profile.attempts import AttemptTrace, Profile, Step
 from trainer.observe.profile.record import REPLICA, SHARD
 
 PHASES = ("wait", "pull", "input", "compute", "push", "sum", "apply", "tokens")  # in which a step goes through them
@@ -34,7 +34,7 @@ def summarize(profile: Profile) -> dict[str, Any]:
     }
 
 
-def fractions(lives: Iterable[Life], row: str) -> dict[str, dict[str, float]]:
+def fractions(lives: Iterable[AttemptTrace], row: str) -> dict[str, dict[str, float]]:
     """By task, the share of each phase, and of what is in none.
 
     Of the time from the second step of a life, as the first compiles, to the end of its last one; of several lives
@@ -62,7 +62,7 @@ def _rounded(shares: Mapping[str, float]) -> dict[str, float]:
     return rounded | {OTHER: round(max(0.0, 1 - sum(rounded.values())), 4)}
 
 
-def came_last(lives: Iterable[Life]) -> dict[str, dict[str, float]]:
+def came_last(lives: Iterable[AttemptTrace]) -> dict[str, dict[str, float]]:
     """By worker, in how many updates its gradient came last, and how long after the next to last, on average.
 
     As the first shard saw it; only updates that several gradients are in count.
@@ -80,7 +80,7 @@ def came_last(lives: Iterable[Life]) -> dict[str, dict[str, float]]:
     }
 
 
-def _first_host(lives: Iterable[Life]) -> list[Life]:
+def _first_host(lives: Iterable[AttemptTrace]) -> list[AttemptTrace]:
     """The lives of the task that hosts the first shard: shards are dealt out in the order of their hosts."""
     hosts = [life for life in lives if SHARD in life.rows]
     return [life for life in hosts if life.task == hosts[0].task]
@@ -91,7 +91,7 @@ def _counted(steps: Sequence[Step]) -> Sequence[Step]:
     return steps[1:]
 
 
-def in_words(summary: Mapping[str, Any]) -> str:
+def describe(summary: Mapping[str, Any]) -> str:
     """The shares as a table, and who was waited for."""
     rows = dict(summary["fractions"]) | {f"{t} shard": shares for t, shares in summary["shard_fractions"].items()}
     if not rows:

@@ -8,26 +8,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trainer.observe.profile.attempts import Life, Step
+from trainer.observe.profile.attempts import AttemptTrace, Step
 from trainer.observe.profile.record import REPLICA, SHARD
 
 THREADS = {REPLICA: 1, SHARD: 2}
 WHOLE = {REPLICA: "step", SHARD: "update"}  # what a step of each row is called
 
 
-def trace(lives: Sequence[Life]) -> dict[str, Any]:
+def trace(lives: Sequence[AttemptTrace]) -> dict[str, Any]:
     """The JSON object; times in it are microseconds from the first step of all."""
     start = min((steps[0].began for life in lives for steps in life.rows.values()), default=0.0)
     events = [event for pid, life in enumerate(lives, 1) for event in _process(pid, life, start)]
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"first_step_at": start}}
 
 
-def name_of(life: Life) -> str:
+def name_of(life: AttemptTrace) -> str:
     """The task, and which of its lives if it is not the first."""
     return f"{life.task}, life {life.number + 1}" if life.number else life.task
 
 
-def _process(pid: int, life: Life, start: float) -> Iterator[dict[str, Any]]:
+def _process(pid: int, life: AttemptTrace, start: float) -> Iterator[dict[str, Any]]:
     yield _named("process_name", pid, 0, name_of(life))
     yield {"name": "process_sort_index", "ph": "M", "pid": pid, "tid": 0, "ts": 0, "args": {"sort_index": pid}}
     for row, steps in sorted(life.rows.items()):

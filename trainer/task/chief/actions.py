@@ -14,7 +14,7 @@ from trainer.config.schema import NotFinitePolicy, RunConfig, SaveErrorPolicy
 from trainer.engine import optimizers
 from trainer.engine.engine import Engine
 from trainer.engine.sharded import staleness
-from trainer.engine.step_result import Pulled
+from trainer.engine.step_result import StepResult
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.faults.exit_codes import NotFiniteError
 from trainer.observe.status import Status
@@ -72,7 +72,7 @@ class Chief:
         generation: int,
         journal: Journal,
         adopts: bool = False,
-        missed: Sequence[Pulled] = (),
+        missed: Sequence[StepResult] = (),
         tells: bool = False,
     ) -> None:
         """Takes what it works with.
@@ -135,7 +135,7 @@ class Chief:
         if histograms:
             self._events.histograms(snapshot.step, {f"parameters/{k}": v for k, v in snapshot.parameters.items()})
 
-    def after(self, pulled: Pulled) -> None:
+    def after(self, pulled: StepResult) -> None:
         """Writes down the metrics of the update that led to a step."""
         step = pulled.step
         if pulled.gradients is not None:
@@ -224,7 +224,7 @@ class Chief:
         self._status.state = before
         return float(loss), float(accuracy)
 
-    def _report(self, pulled: Pulled) -> None:
+    def _report(self, pulled: StepResult) -> None:
         now = time.monotonic()
         examples = self._plan.update_batch * (pulled.step - self._reported_step)
         rate = examples / max(now - self._reported_at, 1e-9)
@@ -247,7 +247,7 @@ class Chief:
         now = time.monotonic()
         if self._tells and (self._config.summary.lines or now - self._told_at >= TELL_EVERY_SECS):
             self._told_at = now
-            print(history.in_words(values, self._plan.steps, self._plan.update_batch), flush=True)
+            print(history.describe(values, self._plan.steps, self._plan.update_batch), flush=True)
 
     def _report_contributions(self, step: int) -> None:
         """How stale each worker's gradients were, and how many were dropped; nothing where all move in lockstep."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer.config.schema import RunConfig
 from trainer.engine import optimizers
-from trainer.engine.step_result import Pulled
+from trainer.engine.step_result import StepResult
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.plan.layout import Parameter
 from trainer.plan.plan import Plan
@@ -49,12 +49,12 @@ def first_snapshot(
     return state, found
 
 
-def missed_at(found: checkpoint.Checkpoint, directory: RunDirectory) -> list[Pulled]:
+def missed_at(found: checkpoint.Checkpoint, directory: RunDirectory) -> list[StepResult]:
     """The update that led to a checkpoint of this run: who saved it may not have come to writing that down."""
     metrics = found.facts.get("metrics")
     if metrics is None or found.path.parent != directory.checkpoints:
         return []
-    return [Pulled(found.generation, found.step, metrics["loss"], metrics["accuracy"], stop=False)]
+    return [StepResult(found.generation, found.step, metrics["loss"], metrics["accuracy"], stop=False)]
 
 
 def _expected(parameters: Sequence[Parameter], slots: Sequence[str]) -> dict[str, tuple[int, ...]]:
