@@ -1,0 +1,1 @@
+"""A declarative trainer for distributed TensorFlow: exact parameter-server training from Hydra configs."""
