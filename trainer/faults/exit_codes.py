@@ -1,4 +1,4 @@
-"""What a process's exit code says, and whether trying again makes sense."""
+"""Exit codes of a process, and the errors that carry them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ OK = 0
 CONFIG = 2
 BAD_DATA = 65  # or a loss that is not finite
 INPUT_MISSING = 66
-UNAVAILABLE = 69  # a peer, a port, or the engine that runs containers
+UNAVAILABLE = 69  # a peer, a port or Docker
 INTERNAL = 70
 RUN_IN_USE = 73
 STORAGE = 74
-INCOMPLETE = 75  # a part of the state is gone, or is not to be kept: all tasks must start again, from a checkpoint
+INCOMPLETE = 75  # a part of the state is lost, or was rolled back: all tasks must restart from a checkpoint
 CHECKPOINT = 76
 INTERRUPTED = 130
 TERMINATED = 143
@@ -23,66 +23,59 @@ MEANINGS = {
     INTERNAL: "an unexpected error",
     RUN_IN_USE: "the run directory is in use",
     STORAGE: "storage failed",
-    INCOMPLETE: "all tasks must start again, from a checkpoint",
+    INCOMPLETE: "all tasks must restart from a checkpoint",
     CHECKPOINT: "the checkpoint cannot be used",
     INTERRUPTED: "interrupted",
     TERMINATED: "terminated",
 }
 
+# By name, so that this module needs no TensorFlow: a peer that has died, or is about to.
+TENSORFLOW_UNAVAILABLE = ("UnavailableError", "AbortedError", "CancelledError", "DeadlineExceededError")
 
-class RunInUseError(RuntimeError):
+
+class TrainerError(Exception):
+    """An expected failure: its message is enough, without a traceback."""
+
+    exit_code = INTERNAL
+
+
+class RunInUseError(TrainerError):
     """Another run works in the directory."""
 
+    exit_code = RUN_IN_USE
 
-class IncompleteError(RuntimeError):
-    """A part of the cluster's state is gone, so that no task alone can go on."""
+
+class IncompleteError(TrainerError):
+    """A part of the cluster's state is lost, so no task can go on by itself."""
+
+    exit_code = INCOMPLETE
 
 
 class RollbackError(IncompleteError):
-    """The update to `step` was left out, and the run is to go back to its newest checkpoint."""
+    """The update to `step` was skipped, and the run must return to its newest checkpoint."""
 
     def __init__(self, message: str, *, step: int) -> None:
         super().__init__(message)
         self.step = step
 
 
-class NotFiniteError(ValueError):
+class NotFiniteError(TrainerError, ValueError):
     """A loss or a gradient is NaN or infinite."""
+
+    exit_code = BAD_DATA
 
 
 def meaning(code: int) -> str:
-    """An exit code in words; a negative one is the signal that ended the process."""
+    """Describes an exit code; a negative one is the signal that ended the process."""
     if code == -9:
         return "killed (SIGKILL)"
     return f"ended by signal {-code}" if code < 0 else MEANINGS.get(code, "an error")
 
 
 def exit_code_of(error: BaseException) -> int:
-    """The exit code for an error; TensorFlow's own are told apart by name, so that this module needs no TensorFlow."""
-    from trainer.faults.problems import ConfigError
-    from trainer.storage.checkpoint import CheckpointError
-    from trainer.workload.data.examples import DataError, MissingInputError, find_data_error
-
-    bad_data = error if isinstance(error, DataError) else find_data_error(error)
-    if isinstance(bad_data, MissingInputError):
-        return INPUT_MISSING
-    if bad_data is not None or isinstance(error, NotFiniteError):
-        return BAD_DATA
-    if isinstance(error, CheckpointError):
-        return CHECKPOINT
-    if isinstance(error, ConfigError):
-        return CONFIG
-    if isinstance(error, RunInUseError):
-        return RUN_IN_USE
-    if isinstance(error, IncompleteError):
-        return INCOMPLETE
-    if type(error).__name__ in (
-        "UnavailableError",
-        "AbortedError",
-        "CancelledError",
-        "DeadlineExceededError",
-        "PeerError",
-        "EngineError",
-    ):
+    """Returns the exit code for an error."""
+    if isinstance(error, TrainerError):
+        return error.exit_code
+    if type(error).__name__ in TENSORFLOW_UNAVAILABLE:
         return UNAVAILABLE
     return STORAGE if isinstance(error, OSError) else INTERNAL

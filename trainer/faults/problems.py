@@ -1,8 +1,10 @@
-"""A problem that a user can fix, and the error that carries several of them."""
+"""A problem that a user can fix, and the error that lists several of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from trainer.faults.exit_codes import CONFIG, TrainerError
 
 
 @dataclass(frozen=True)
@@ -17,8 +19,10 @@ class Problem:
         return f"{self.key}: {self.message}\n    {self.remedy}"
 
 
-class ConfigError(ValueError):
-    """A config that cannot run; carries every problem found."""
+class ConfigError(TrainerError, ValueError):
+    """A config that cannot run, with every problem found in it."""
+
+    exit_code = CONFIG
 
     def __init__(self, problems: list[Problem]) -> None:
         super().__init__("\n".join(map(str, problems)))

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from trainer.faults import exit_codes
+from trainer.faults.exit_codes import TrainerError
 from trainer.observe.status import Status
 from trainer.plan.plan import Task
 
@@ -32,8 +34,10 @@ class _UnixConnection(http.client.HTTPConnection):
         self._path = control.removeprefix(UNIX)
 
 
-class PeerError(RuntimeError):
+class PeerError(TrainerError):
     """Peers did not come up, or belong to another run."""
+
+    exit_code = exit_codes.UNAVAILABLE
 
 
 def read_status(control: str, *, timeout_secs: float) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.schema import DataConfig, ModelConfig
+from trainer.faults.exit_codes import TrainerError
 from trainer.plan.layout import Parameter
 
 FORMAT = 3  # of the cached file; raise it when Description changes
@@ -81,8 +82,8 @@ class Question:
         return hashlib.sha256(told.encode()).hexdigest()
 
 
-class DescriptionError(Exception):
-    """The model or its data cannot be used; `exit_code` says of which kind the failure is."""
+class DescriptionError(TrainerError):
+    """The model or its data cannot be used, for the reason that `exit_code` gives."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)

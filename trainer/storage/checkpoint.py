@@ -25,6 +25,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.faults import exit_codes
+from trainer.faults.exit_codes import TrainerError
+
 FORMAT = 1
 TENSORS, MANIFEST = "tensors.npz", "manifest.json"
 FINISHED = re.compile(r"\d{9,}")  # the step
@@ -37,8 +40,10 @@ Tensors = Mapping[str, NDArray[Any]]
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-class CheckpointError(ValueError):
+class CheckpointError(TrainerError, ValueError):
     """A checkpoint that cannot be used: where, what is wrong, what to do."""
+
+    exit_code = exit_codes.CHECKPOINT
 
     def __init__(self, path: Path, problem: str, remedy: str = ANOTHER) -> None:
         super().__init__(f"{path}: {problem}; {remedy}")

@@ -25,14 +25,14 @@ from trainer.engine.sharded.host import ShardHost
 from trainer.engine.step_result import StepResult
 from trainer.engine.vectors.shared_memory import Memory
 from trainer.faults import exit_codes, failpoints
-from trainer.faults.exit_codes import NotFiniteError, RollbackError
+from trainer.faults.exit_codes import NotFiniteError, RollbackError, TrainerError
 from trainer.observe import status as status_page
 from trainer.observe.heartbeats import Heartbeats, watch
 from trainer.observe.machine import is_local
 from trainer.observe.peers import PeerError, read_status, roll_call
 from trainer.observe.placement.executed import Executed
 from trainer.observe.placement.record import STEP, UPDATE, make_record
-from trainer.observe.placement.verify import PlacementError, prove
+from trainer.observe.placement.verify import prove
 from trainer.observe.profile.record import REPLICA, SHARD, Recorder
 from trainer.observe.stall import STALL_SECS, Stall, describe
 from trainer.observe.status import Status
@@ -55,6 +55,7 @@ from trainer.task.pace import Pace
 from trainer.task.server import can_fuse, configure_eager, session_config, start_server, start_strategy
 from trainer.task.signals import StopRequest
 from trainer.workload.build import open_workload, parameters_of
+from trainer.workload.data import find_data_error
 
 RECENT_STEPS = 20
 LOOK_EVERY_SECS = 1.0  # at whether a step stalls
@@ -81,9 +82,10 @@ def play(config: RunConfig, plan: Plan, directory: RunDirectory, job: str, index
     player = _Player(config, plan, directory, task)
     try:
         code = player.play()
-    except Exception as error:
+    except Exception as raised:
+        error = find_data_error(raised) or raised
         code = exit_codes.exit_code_of(error)
-        if code == exit_codes.INTERNAL and not isinstance(error, PlacementError):
+        if code == exit_codes.INTERNAL and not isinstance(error, TrainerError):
             traceback.print_exc()
         print(f"{task.name} failed: {type(error).__name__}: {_first_lines(error)}", file=sys.stderr)
     leave(code)
@@ -536,9 +538,10 @@ def _start_thread(name: str, task: str, work: Callable[[], None]) -> None:
     def run() -> None:
         try:
             work()
-        except Exception as error:
+        except Exception as raised:
+            error = find_data_error(raised) or raised
             code = exit_codes.exit_code_of(error)
-            if code == exit_codes.INTERNAL and not isinstance(error, PlacementError):
+            if code == exit_codes.INTERNAL and not isinstance(error, TrainerError):
                 traceback.print_exc()
             print(f"{task} failed: {name}: {_first_lines(error)}", file=sys.stderr)
             leave(code)

@@ -6,6 +6,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from trainer.faults.exit_codes import exit_code_of
 from trainer.plan.description import Description, Question
 
 
@@ -15,7 +16,6 @@ def answer(question: Question) -> dict[str, Any]:
     Returns:
         {"description": ...}, or {"problem": ...} of the config, or {"failure": text, "exit_code": ...}.
     """
-    from trainer.faults.exit_codes import exit_code_of
     from trainer.workload import build, step
     from trainer.workload.data import DataError
     from trainer.workload.models.flops import flops_of
@@ -34,7 +34,7 @@ def answer(question: Question) -> dict[str, Any]:
         parameters = build.parameters_of(built, question.precision)
         flops = flops_of(built, data_set.input_shape)
     except DataError as error:
-        return {"failure": str(error), "exit_code": exit_code_of(error)}
+        return {"failure": str(error), "exit_code": error.exit_code}
     except ValueError as error:
         if user is not None and any(Path(f.filename) == Path(user).resolve() for f in _frames(error)):
             return _failure(error)  # in the user's own code, not in what was typed
@@ -62,7 +62,6 @@ def _frames(error: Exception) -> traceback.StackSummary:
 
 
 def _failure(error: Exception) -> dict[str, Any]:
-    from trainer.faults.exit_codes import exit_code_of
 
     place = _frames(error)[-1]
     text = f"{place.filename}, line {place.lineno}, in {place.name}: {type(error).__name__}: {error}"

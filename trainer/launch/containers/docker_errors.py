@@ -12,6 +12,9 @@ import docker
 import docker.errors
 import requests.exceptions
 
+from trainer.faults import exit_codes
+from trainer.faults.exit_codes import TrainerError
+
 WITHOUT = "leave launch=docker out: processes need no engine"
 REMEDIES = (  # of what an engine says, the first that matches
     (
@@ -54,8 +57,10 @@ REMEDIES = (  # of what an engine says, the first that matches
 )
 
 
-class EngineError(RuntimeError):
+class EngineError(TrainerError):
     """The Docker engine is not there, or does not do what a run needs."""
+
+    exit_code = exit_codes.UNAVAILABLE
 
 
 def connect() -> docker.DockerClient:

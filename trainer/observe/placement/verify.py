@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from trainer.faults.exit_codes import TrainerError
 from trainer.observe.placement import files
 from trainer.observe.placement.differences import differences
 from trainer.observe.placement.record import Record
 from trainer.plan.plan import Plan
 
 
-class PlacementError(RuntimeError):
+class PlacementError(TrainerError):
     """Something ran on another device than the plan says."""
 
 

@@ -8,16 +8,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from trainer.faults import exit_codes
+from trainer.faults.exit_codes import TrainerError
+
 if TYPE_CHECKING:
     import tensorflow as tf
 
 
-class DataError(ValueError):
+class DataError(TrainerError, ValueError):
     """Data that cannot be trained on; says the file or data set, the record, what was found and what to type."""
+
+    exit_code = exit_codes.BAD_DATA
 
 
 class MissingInputError(DataError):
-    """A file that is not there."""
+    """A file that does not exist."""
+
+    exit_code = exit_codes.INPUT_MISSING
 
 
 @dataclass(frozen=True)
