@@ -191,40 +191,14 @@ def test_gpus_that_a_config_wants_must_be_seen():
     assert found[0].level is PROBLEM
 
 
-def test_limits_of_a_cgroup_are_looked_for_from_the_inside_out():
-    own = "4:memory:/pod/a\n1:cpu,cpuacct:/\n0::/../x\n"
-    assert machine.cgroup_folders(own) == {
-        "memory": ["/sys/fs/cgroup/memory/pod/a", "/sys/fs/cgroup/memory/pod", "/sys/fs/cgroup/memory"],
-        "cpu": ["/sys/fs/cgroup/cpu"],
-        "": ["/sys/fs/cgroup/x", "/sys/fs/cgroup"],
-    }
-
-
-@pytest.mark.parametrize(
-    ("text", "cores"), [("150000 100000\n", 1.5), ("max 100000\n", None), ("-1\n100000\n", None), ("", None)]
-)
-def test_a_quota_is_told_in_cores(text, cores):
-    assert machine.read_cpu_max(text) == cores
-
-
-@pytest.mark.parametrize(("text", "limit"), [("1073741824\n", 2**30), ("max\n", None), ("9223372036854771712\n", None)])
-def test_a_limit_of_memory_is_told_in_bytes(text, limit):
-    assert machine.read_limit(text) == limit
-
-
-def test_cached_files_are_not_memory_in_use():
-    assert machine.read_used("1000\n", "anon 5\ninactive_file 300\n") == 700
-    assert machine.read_used("1000\n", "inactive_file 10\ntotal_inactive_file 400\n") == 600
-    assert machine.read_used("", "") == 0
-
-
-def test_a_limit_below_the_cores_that_a_plan_counts_is_a_warning():
+def test_a_limit_below_one_core_is_a_warning():
     assert machine.cores(4, 8, None) == Finding(OK, "cores", "4 of 8")
-    assert machine.cores(4, 8, 1.5).level is WARNING
+    assert machine.cores(1, 8, 1.5) == Finding(OK, "cores", "1 of 8, a cgroup's limit of 1.5")
+    assert machine.cores(1, 8, 0.5).level is WARNING
 
 
 def test_memory_counts_the_cgroup():
-    meminfo = machine.read_meminfo("MemTotal:       16777216 kB\nMemAvailable:    8388608 kB\n")
+    meminfo = {"MemTotal": 16 * 2**30, "MemAvailable": 8 * 2**30}
     assert machine.memory(meminfo, None, 0) == Finding(OK, "memory", "8.0 GiB of 16.0 GiB available")
     found = machine.memory(meminfo, 2 * 2**30, 3 * 2**29)
     assert found.level is WARNING

@@ -1,18 +1,34 @@
-"""What this machine has, found without TensorFlow."""
+"""Reads what this machine has: cores, memory, GPUs, limits of its control groups. Imports no TensorFlow."""
 
 from __future__ import annotations
 
 import os
+import re
 import resource
 import socket
 import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import TypeVar
 
 from trainer.plan.checks.versions import TENSORFLOWS
 from trainer.plan.devices import Machine
 
 NVIDIA_SMI_DEADLINE_SECS = 5.0  # a second where its driver must be loaded first
+Number = TypeVar("Number", int, float)
+ROOT = Path("/")  # tests give a folder of their own
+
+
+@dataclass(frozen=True)
+class CgroupLimits:
+    """What the control groups of this process allow it: of all groups around it the tightest; None: no limit."""
+
+    cores: float | None = None
+    memory_bytes: int | None = None
+    memory_used_bytes: int = 0  # of that limit, without files that are only cached
+    threads: int | None = None
 
 
 def this_machine(*, with_gpu_memory: bool = False) -> Machine:
@@ -23,13 +39,14 @@ def this_machine(*, with_gpu_memory: bool = False) -> Machine:
     """
     gpu_mib = memory_of_gpus() if with_gpu_memory else ()
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    limits = cgroup_limits()
     return Machine(
-        cores=_cores(),
+        cores=usable_cores(limits.cores),
         gpus=len(gpu_mib) or len(list(Path("/dev").glob("nvidia[0-9]*"))),
         gpu_mib=gpu_mib,
         files=None if files == resource.RLIM_INFINITY else files,
-        threads=_threads(),
-        libraries={name: found for name in (*TENSORFLOWS, "keras") if (found := version_of(name)) is not None},
+        threads=_threads(limits.threads),
+        libraries={name: version for name in (*TENSORFLOWS, "keras") if (version := version_of(name)) is not None},
     )
 
 
@@ -37,10 +54,10 @@ def memory_of_gpus() -> tuple[int, ...]:
     """MiB of each GPU, in the order of their indices; empty where nvidia-smi is missing, slow or does not know."""
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
-        told = subprocess.run(
+        listed = subprocess.run(
             command, capture_output=True, text=True, timeout=NVIDIA_SMI_DEADLINE_SECS, check=True
         ).stdout
-        return tuple(int(line) for line in told.split("\n") if line.strip())
+        return tuple(int(line) for line in listed.split("\n") if line.strip())
     except (OSError, subprocess.SubprocessError, ValueError):  # ValueError: "[N/A]" of a GPU that shares its memory
         return ()
 
@@ -54,7 +71,7 @@ def version_of(distribution: str) -> str | None:
 
 
 def is_local(host: str) -> bool:
-    """Whether a host name or address is of this machine."""
+    """Whether a host name or address belongs to this machine."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family) as probe:
@@ -64,35 +81,104 @@ def is_local(host: str) -> bool:
     return True
 
 
-def _cores() -> int:
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return allowed if quota == "max" else max(1, min(allowed, int(quota) // int(period)))
-    except (OSError, ValueError):  # no cgroup v2, or no limit
-        return allowed
+def usable_cores(limit: float | None, allowed: int | None = None) -> int:
+    """Whole cores that this process may use, at least one.
+
+    Args:
+        limit: of its control groups.
+        allowed: cores that it may be scheduled on; None: as the system says.
+    """
+    if allowed is None:
+        allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return allowed if limit is None else max(1, min(allowed, int(limit)))
 
 
-def _threads() -> int | None:
-    """The least of the limits of the kernel, of a container, and of this user if it has one."""
-    limits = [_number("/proc/sys/kernel/pid_max"), _number("/sys/fs/cgroup/pids.max")]
+def cgroup_limits(root: Path = ROOT) -> CgroupLimits:
+    """Reads the limits of the control groups (v1 and v2) that this process is in, and of all groups around them."""
+    folders = _cgroup_folders(root)
+    cores = [
+        _quota(_read(folder / "cpu.max"))
+        or _quota(_read(folder / "cpu.cfs_quota_us") + " " + _read(folder / "cpu.cfs_period_us"))
+        for folder in folders
+    ]
+    memory = [
+        (limit, _memory_used(_read(folder / used), _read(folder / "memory.stat")))
+        for folder in folders
+        for most, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+        if (limit := _number(folder / most)) is not None
+    ]
+    memory_bytes, memory_used_bytes = min(memory, default=(None, 0))
+    return CgroupLimits(
+        _least(cores), memory_bytes, memory_used_bytes, _least(_number(folder / "pids.max") for folder in folders)
+    )
+
+
+def memory_info(root: Path = ROOT) -> dict[str, int]:
+    """Bytes by name, as /proc/meminfo lists them; empty on other systems than Linux."""
+    lines = re.findall(r"^(\w+):\s+(\d+) kB$", _read(root / "proc/meminfo"), re.MULTILINE)
+    return {name: int(kib) * 1024 for name, kib in lines}
+
+
+def _cgroup_folders(root: Path) -> list[Path]:
+    """Folders that may hold limits of this process, outermost last.
+
+    A container often sees its own group as the root, so the root is always among them.
+    """
+    folders = []
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        names = controllers.split(",")
+        if not {"", "cpu", "memory", "pids"}.intersection(names):
+            continue
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        # v1 mounts each controller by its name, or joined ones together; v2 is at the top, or beside those of v1.
+        for mount in ("", "unified") if controllers == "" else dict.fromkeys([*names, controllers]):
+            top = root / "sys/fs/cgroup" / mount
+            folders += [top.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+    return folders
+
+
+def _quota(text: str) -> float | None:
+    """Cores, from "quota period" in microseconds."""
+    quota, _, period = " ".join(text.split()).partition(" ")
+    if not (quota.isdigit() and period.isdigit() and int(period)):  # "max" in v2, -1 in v1
+        return None
+    return int(quota) / int(period)
+
+
+def _memory_used(usage: str, stat: str) -> int:
+    """Bytes that a group cannot give back: all that it uses but idle cached files."""
+    idle = re.findall(r"^(?:total_)?inactive_file (\d+)$", stat, re.MULTILINE)[-1:]  # v1: the total comes after
+    return max(0, int(usage) - sum(map(int, idle))) if usage.strip().isdigit() else 0
+
+
+def _threads(of_cgroups: int | None) -> int | None:
+    """The least of the limits of the kernel, of the control groups, and of this user if it has one."""
+    limits = [_number(ROOT / "proc/sys/kernel/pid_max"), of_cgroups]
     if os.geteuid() != 0:
         of_user = resource.getrlimit(resource.RLIMIT_NPROC)[0]
         limits.append(None if of_user == resource.RLIM_INFINITY else of_user)
+    return _least(limits)
+
+
+def _least(limits: Iterable[Number | None]) -> Number | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def _number(path: str) -> int | None:
+def _number(path: Path) -> int | None:
+    """A limit; None if there is no file or no limit: "max" in v2, a number near 2**63 in v1."""
+    text = _read(path).strip()
+    return int(text) if text.isdigit() and int(text) < 2**60 else None
+
+
+def _read(path: Path) -> str:
     try:
-        return int(Path(path).read_text())
-    except (OSError, ValueError):  # not there; "max"
-        return None
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def oom_kills() -> int:
-    """Processes that the kernel has killed since it started because memory ran out; 0 where it does not tell."""
-    try:
-        counts = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
-    except OSError:
-        return 0
+    """Processes that the kernel has killed since it started because memory ran out; 0 if it does not count them."""
+    counts = dict(line.split() for line in _read(ROOT / "proc/vmstat").splitlines())
     return int(counts.get("oom_kill", 0))

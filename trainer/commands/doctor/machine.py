@@ -6,9 +6,7 @@ of their own.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from pathlib import PurePosixPath
 
 from trainer.commands.doctor.finding import Finding, ok, problem, warning
 
@@ -32,7 +30,7 @@ def cores(usable: int, of_machine: int, limit: float | None) -> Finding:
     """
     told = f"{usable} of {of_machine}" if usable != of_machine else f"{usable}"
     if limit is not None and limit < usable:
-        message = f"{told}, but the cgroup gives no more than {limit:g}; tasks would start too many threads"
+        message = f"{told}, but the cgroup allows only {limit:g}: every step will be slow"
         return warning("cores", message, "device.intra_op_threads={ps:1,worker:1}")
     return ok("cores", told if limit is None else f"{told}, a cgroup's limit of {limit:g}")
 
@@ -55,51 +53,6 @@ def memory(meminfo: Mapping[str, int], limit: int | None, used: int) -> Finding:
     if free < LITTLE_MEMORY:
         return warning("memory", told, "end other programs, or use a smaller cluster=; a task needs about 0.5 GiB")
     return ok("memory", told)
-
-
-def read_meminfo(text: str) -> dict[str, int]:
-    """Bytes by name, from /proc/meminfo."""
-    found = re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)
-    return {name: int(kib) * 1024 for name, kib in found}
-
-
-def cgroup_folders(own: str) -> dict[str, list[str]]:
-    """Where the limits of this process stand, innermost first, from /proc/self/cgroup.
-
-    In a container the process often sees its own group as the root, so the root is always among them.
-
-    Returns:
-        Folders by controller: "cpu" and "memory" of cgroup v1, "" of v2.
-    """
-    folders: dict[str, list[str]] = {}
-    for line in own.splitlines():
-        _, controllers, path = line.split(":", 2)
-        for name in controllers.split(","):
-            if name in ("", "cpu", "memory"):
-                below = PurePosixPath("/sys/fs/cgroup") / name
-                parts = [p for p in PurePosixPath(path).parts if p not in ("/", "..")]
-                folders[name] = [str(below.joinpath(*parts[:end])) for end in range(len(parts), -1, -1)]
-    return folders
-
-
-def read_cpu_max(text: str) -> float | None:
-    """Cores, from cpu.max of cgroup v2, or from "quota period" of v1; none: no limit."""
-    quota, _, period = text.strip().partition(" ")
-    if not (quota.isdigit() and period.isdigit() and int(period)):  # "max", or -1
-        return None
-    return int(quota) / int(period)
-
-
-def read_limit(text: str) -> int | None:
-    """Bytes, from memory.max of cgroup v2 or memory.limit_in_bytes of v1; none: no limit."""
-    number = int(text) if text.strip().isdigit() else None  # "max"
-    return number if number is not None and number < 2**60 else None  # v1 writes a number near 2**63
-
-
-def read_used(usage: str, stat: str) -> int:
-    """Bytes that a cgroup cannot give back: memory.current (v1: usage_in_bytes) without memory.stat's idle files."""
-    idle = re.findall(r"^(?:total_)?inactive_file (\d+)$", stat, re.MULTILINE)[-1:]  # v1: the total comes after
-    return max(0, int(usage) - sum(map(int, idle))) if usage.strip().isdigit() else 0
 
 
 # Files

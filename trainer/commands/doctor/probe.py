@@ -31,7 +31,7 @@ from trainer.commands.doctor.gpus import GPU_FIELDS, PROCESS_FIELDS, gpus, gpus_
 from trainer.commands.doctor.network import Port
 from trainer.commands.doctor.page import show
 from trainer.faults.problems import Problem
-from trainer.observe.machine import is_local, this_machine, version_of
+from trainer.observe.machine import cgroup_limits, is_local, memory_info, usable_cores, version_of
 from trainer.plan.addresses import CONTROL_PORT_OFFSET, split
 from trainer.plan.checks.versions import TENSORFLOWS
 
@@ -74,7 +74,7 @@ def examine(wanted: Wanted, environment: Mapping[str, str]) -> list[Finding]:
     """Looks at everything, in the page's order."""
     deadline = time.monotonic() + DEADLINE_SECS
     installed = {name: found for name in TENSORFLOWS if (found := version_of(name))}
-    meminfo = read("/proc/meminfo")  # before TensorFlow's import takes half a GiB
+    meminfo, limits = memory_info(), cgroup_limits()  # before TensorFlow's import takes half a GiB
     imported = start(lambda: command(sys.executable, "-c", IMPORT) if installed else None)
     listed = start(lambda: command("nvidia-smi", f"--query-gpu={GPU_FIELDS}", CSV))
     gpu_count = len(list(Path("/dev").glob("nvidia[0-9]*")))
@@ -87,8 +87,8 @@ def examine(wanted: Wanted, environment: Mapping[str, str]) -> list[Finding]:
         "GPUs in TF": lambda: look_at_gpus_of_tensorflow(
             listed.result(), imported.result(), environment.get("CUDA_VISIBLE_DEVICES"), wanted=wanted.gpus
         ),
-        "cores": lambda: [machine.cores(this_machine().cores, os.cpu_count() or 1, cgroup_cores())],
-        "memory": lambda: [machine.memory(machine.read_meminfo(meminfo), *cgroup_memory())],
+        "cores": lambda: [machine.cores(usable_cores(limits.cores), os.cpu_count() or 1, limits.cores)],
+        "memory": lambda: [machine.memory(meminfo, limits.memory_bytes, limits.memory_used_bytes)],
         "localhost": lambda: [network.localhost(try_localhost())],
         "free ports": lambda: [network.ephemeral_ports(port_range)],
         "addresses": lambda: network.ports(*locate(wanted.addresses), port_range),
@@ -196,29 +196,6 @@ def look_at_run_directory(path: Path) -> Finding:
     except OSError as error:
         refused = f"{there}: {error.strerror}"
     return machine.run_directory(str(path), str(there), shutil.disk_usage(there).free, refused)
-
-
-def cgroup_cores() -> float | None:
-    """The least of the limits on this process's cores; none if there is none."""
-    folders = machine.cgroup_folders(read("/proc/self/cgroup"))
-    told = [read(f"{folder}/cpu.max") for folder in folders.get("", [])]
-    told += [
-        read(f"{folder}/cpu.cfs_quota_us") + read(f"{folder}/cpu.cfs_period_us") for folder in folders.get("cpu", [])
-    ]
-    return min((limit for text in told if (limit := machine.read_cpu_max(text)) is not None), default=None)
-
-
-def cgroup_memory() -> tuple[int | None, int]:
-    """The least of the limits on this process's memory, in bytes, and what is used of it; (None, 0) without a limit."""
-    folders = machine.cgroup_folders(read("/proc/self/cgroup"))
-    files = [(folder, "memory.max", "memory.current") for folder in folders.get("", [])]
-    files += [(folder, "memory.limit_in_bytes", "memory.usage_in_bytes") for folder in folders.get("memory", [])]
-    limits = [
-        (limit, machine.read_used(read(f"{folder}/{usage}"), read(f"{folder}/memory.stat")))
-        for folder, most, usage in files
-        if (limit := machine.read_limit(read(f"{folder}/{most}"))) is not None
-    ]
-    return min(limits, default=(None, 0))
 
 
 def size_of(path: str) -> int | None:
