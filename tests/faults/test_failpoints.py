@@ -31,13 +31,13 @@ print("walked", flush=True)
 
 IN_A_GRAPH = """
 import tensorflow as tf
-from trainer.faults import failpoints
+from trainer.engine.instruments import failpoint
 v1 = tf.compat.v1
 with tf.Graph().as_default() as graph, v1.Session() as session:
     step = v1.placeholder(tf.int64, [])
-    assert failpoints.in_graph("apply", step) is None
+    assert failpoint("apply", step) is None
     assert len(graph.get_operations()) == 1
-    reached = failpoints.in_graph("push", step)
+    reached = failpoint("push", step)
     with tf.control_dependencies([reached]):
         after = tf.identity(step)
     for at in range(5):
@@ -188,11 +188,12 @@ def test_an_error_raised_in_a_graph_names_the_failpoint():
 def test_where_none_is_set_a_graph_gets_no_operation():
     code = """
 import tensorflow as tf
+from trainer.engine.instruments import failpoint
 from trainer.faults import failpoints
 with tf.Graph().as_default() as graph:
     step = tf.compat.v1.placeholder(tf.int64, [])
-    told = [failpoints.in_graph(name, step) for name in failpoints.NAMES]
-print(set(told), len(graph.get_operations()))
+    operations = [failpoint(name, step) for name in failpoints.NAMES]
+print(set(operations), len(graph.get_operations()))
 """
     assert run(code, "").stdout == "{None} 1\n"
 

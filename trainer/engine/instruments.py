@@ -1,4 +1,4 @@
-"""What observes a step from inside the graph: time stamps of its phases, and a record of what ran where."""
+"""What a step's graph contains for observers: time stamps of its phases, failpoints, a record of what ran where."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer.faults import failpoints
 from trainer.observe.placement.executed import Executed, executed
 
 v1 = tf.compat.v1
@@ -56,6 +57,20 @@ class GraphClock:
 def _now(after: Sequence[Any]) -> tf.Tensor:
     with tf.control_dependencies(list(after)):
         return tf.timestamp()
+
+
+def failpoint(name: str, step: tf.Tensor) -> tf.Operation | None:
+    """An operation of the default v1 graph that reaches a failpoint when it runs; None if none is set there.
+
+    Args:
+        step: [] of an integer type, the global step.
+    """
+    if not failpoints.is_set(name):
+        return None
+    with tf.device("/cpu:0"):  # of the task that an enclosing scope names
+        return v1.py_func(
+            lambda at: failpoints.reach(name, int(at)), [step], [], stateful=True, name=f"failpoint/{name}"
+        )
 
 
 def run_traced(session: Any, fetches: Any, feeds: dict[Any, Any]) -> tuple[Any, Executed]:

@@ -29,10 +29,6 @@ import signal
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import tensorflow as tf
 
 VARIABLE = "TRAINER_FAILPOINT"
 NAMES = ("step", "push", "take", "apply", "token", "generation", "load", "save-data", "save-manifest", "rename")
@@ -78,21 +74,10 @@ def reach(name: str, step: int) -> None:
         failpoint.act(step)
 
 
-def in_graph(name: str, step: tf.Tensor) -> tf.Operation | None:
-    """An operation of the default v1 graph that reaches a place when it runs; None if no failpoint is set there.
-
-    Args:
-        step: [] of an integer type, the global step.
-    """
+def is_set(name: str) -> bool:
+    """Whether a failpoint at a place of NAMES has yet to act in this process."""
     assert name in NAMES, name
-    if not any(failpoint.name == name for failpoint in _set_in_this_process()):
-        return None
-    import tensorflow as tf
-
-    with tf.device("/cpu:0"):  # of the task that an enclosing scope names
-        return tf.compat.v1.py_func(
-            lambda at: reach(name, int(at)), [step], [], stateful=True, name=f"failpoint/{name}"
-        )
+    return any(failpoint.name == name for failpoint in _set_in_this_process())
 
 
 @functools.cache

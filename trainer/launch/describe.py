@@ -26,7 +26,7 @@ def describe(question: Question, child: Callable[[Question], dict[str, Any]] | N
         ConfigError: if the model or the data set refuses its options.
         DescriptionError: if the data cannot be used, or the model cannot be built.
     """
-    cached = _cache_file(question) if question.is_cacheable() else None
+    cached = _cache_file(question) if _is_cacheable(question) else None
     try:
         if cached is not None:
             return Description.from_json(json.loads(cached.read_text()))
@@ -55,6 +55,15 @@ def _ask_new_process(question: Question) -> dict[str, Any]:
         return {"failure": f"describing the model failed:\n{child.stderr[-2000:]}", "exit_code": 70}
     told: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
     return told
+
+
+def _is_cacheable(question: Question) -> bool:
+    """Whether a question's key covers all that its answer depends on; a user's data function may read any file."""
+    if question.user is None:
+        return True
+    from trainer.workload.data import DATA_SETS  # imports numpy
+
+    return question.data["name"] in DATA_SETS
 
 
 def _cache_file(question: Question) -> Path:

@@ -62,14 +62,6 @@ class Question:
         named = {"name": model.name, "options": model.options, "loss": model.loss.value}
         return cls(named, {"name": data.name, "options": data.options}, user, seed, precision)
 
-    def is_cacheable(self) -> bool:
-        """Whether `key` covers all that the answer depends on: a data function of the user's may read any file."""
-        if self.user is None:
-            return True
-        from trainer.workload.data import DATA_SETS  # imports numpy
-
-        return self.data["name"] in DATA_SETS
-
     def key(self) -> str:
         """A digest that changes whenever the answer may: options, code, user's file, data files, library versions."""
         files = sorted(Path(self.user).parent.glob("*.py")) if self.user else []  # it may import those beside it

@@ -14,12 +14,11 @@ import tensorflow as tf
 
 from trainer.config.schema import OptimizerConfig
 from trainer.engine import optimizers
-from trainer.engine.instruments import run_traced
+from trainer.engine.instruments import failpoint, run_traced
 from trainer.engine.sharded.resources import GENERATION_STRIDE, device_of, share
 from trainer.engine.update import Exchange, is_scaled, make_update, squares_order
 from trainer.engine.vectors import packing, wire
 from trainer.engine.vectors.shared_memory import Memory
-from trainer.faults import failpoints
 from trainer.observe.placement.executed import Executed
 from trainer.observe.profile.stamps import Stamps
 from trainer.plan.layout import Shard
@@ -133,7 +132,7 @@ class ShardHost(ABC):
         first, *others = self.shared.tokens
         handed = [first.enqueue(tag)]
         with tf.control_dependencies(handed):
-            between = failpoints.in_graph("token", tag % GENERATION_STRIDE)
+            between = failpoint("token", tag % GENERATION_STRIDE)
         with tf.control_dependencies([between] if between is not None else []):
             return tf.group(*handed, *(tokens.enqueue(tag) for tokens in others))
 

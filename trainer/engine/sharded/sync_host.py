@@ -18,12 +18,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.engine.instruments import GraphClock
+from trainer.engine.instruments import GraphClock, failpoint
 from trainer.engine.sharded.host import OnUpdate, ShardHost
 from trainer.engine.sharded.resources import device_of, take
 from trainer.engine.vectors import packing, wire
 from trainer.engine.vectors.shared_memory import Memory
-from trainer.faults import failpoints
 from trainer.observe.profile.stamps import Stamps
 
 v1 = tf.compat.v1
@@ -98,5 +97,5 @@ class SyncHost(ShardHost):
 def _reached(name: str, step: tf.Tensor, after: Sequence[Any]) -> list[tf.Operation]:
     """A failpoint that comes after some operations; none where it is off."""
     with tf.control_dependencies(list(after)):
-        reached = failpoints.in_graph(name, step)
+        reached = failpoint(name, step)
     return [reached] if reached is not None else []

@@ -32,7 +32,7 @@ import tensorflow as tf
 from trainer.config.schema import OptimizerConfig
 from trainer.engine import optimizers
 from trainer.engine.compute import Join, Replica, compute, in_step, is_final, mean_over_replicas
-from trainer.engine.instruments import GraphClock, run_traced
+from trainer.engine.instruments import GraphClock, failpoint, run_traced
 from trainer.engine.session_engine import SessionEngine
 from trainer.engine.sharded.prefetch import Prefetch
 from trainer.engine.sharded.resources import (
@@ -53,7 +53,6 @@ from trainer.engine.update import STOP
 from trainer.engine.vectors import packing, wire
 from trainer.engine.vectors.shared_memory import Memory
 from trainer.engine.vectors.snapshot import Snapshot
-from trainer.faults import failpoints
 from trainer.faults.exit_codes import IncompleteError
 from trainer.plan.layout import Shard
 
@@ -488,7 +487,7 @@ class ShardsEngine(SessionEngine):
                     message = tf.identity(message)
             if len(pushed) == 1:
                 with tf.control_dependencies(pushed):
-                    reached = failpoints.in_graph("push", tags[1])
+                    reached = failpoint("push", tags[1])
             with tf.control_dependencies([reached] if reached is not None else []), tf.device(device_of(shard.host)):
                 arrived.append(tf.identity(message))  # here, so that what is read of it below is not sent on its own
                 with tf.control_dependencies(clock.end("push", [arrived[-1]], on=shard.host)):

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+BACKWARD = 2  # times the operations of the forward pass: gradients of a layer's weights, and of its input
+
 
 class Work(NamedTuple):
     """What there is to do; or, as RATES, the seconds of CPU that one of each takes."""

@@ -34,7 +34,6 @@ from trainer.plan.forecast.costs import Work
 from trainer.plan.forecast.traffic import Message
 from trainer.plan.make import make_plan
 from trainer.plan.plan import Plan, Task
-from trainer.workload.models.flops import BACKWARD
 
 COMPUTE, WIRE, UPDATE = "compute", "wire", "update"
 USUAL_GBPS = 10.0  # of a link between two machines of which nothing is said
@@ -59,7 +58,7 @@ class Workload:
     @classmethod
     def of(cls, description: Description, optimizer: OptimizerConfig, plan: PlanConfig, *, cores: int) -> Workload:
         return cls(
-            flops=(1 + BACKWARD) * description.flops,
+            flops=(1 + costs.BACKWARD) * description.flops,
             uncounted=description.uncounted,
             layers=len(description.layers),
             slots=len(slots(optimizer)),

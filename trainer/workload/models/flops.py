@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     import keras
 
-BACKWARD = 2  # times the forward pass: gradients of the layer's weights, and of its input
-
 Shapes = tuple[tuple[int, ...], ...]  # without the examples' dimension
 
 
