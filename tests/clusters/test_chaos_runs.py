@@ -97,7 +97,7 @@ def test_a_run_that_is_stopped_is_continued(start: Start):
     run = start("cluster=1ps2w", "train.steps=120", scheduled("term worker:1 @20"), *SHORT)
     assert_identical(run, faults=1)
     said = (run.directory / "schedule/launcher.log").read_text()
-    assert "stopped, saved at step" in said
+    assert re.search(r"Stopped at step \d+, checkpoint saved", said)
     assert "resumes at step" in said
 
 

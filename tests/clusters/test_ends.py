@@ -65,7 +65,7 @@ def test_a_stopped_run_saves_and_continues_as_if_nothing_happened(start, finish:
     run.wait_for_step(50)
     run.process.send_signal(number)
     assert run.wait(30) == code, run.output
-    assert "stops after this step and saves" in run.output
+    assert "Stopping: finishing this step and saving a checkpoint (at most 30 s)." in run.output
     reached = run.summary()["steps"]
     assert (run.directory / f"checkpoints/{reached:09d}/manifest.json").exists()
     assert run.pids() == []
@@ -81,7 +81,7 @@ def test_a_run_whose_terminal_is_gone_saves_and_says_no_more(start):
     run.process.send_signal(signal.SIGHUP)
     assert run.wait(30) == 128 + signal.SIGHUP
     assert (run.directory / f"checkpoints/{run.summary()['steps']:09d}/manifest.json").exists()
-    assert "stops after" not in run.output
+    assert "Stopping" not in run.output
     assert run.pids() == []
 
 
@@ -102,7 +102,8 @@ def test_ctrl_c_before_any_task_has_started_ends_the_run(start):
         time.sleep(0.005)
     run.process.send_signal(signal.SIGINT)
     assert run.wait(20) == 130
-    assert "nothing was saved" in run.output
+    assert "Stopped before the first step" in run.output
+    assert "ended (-9)" not in run.output
     assert not list((run.directory / "checkpoints").glob("0*"))
 
 
@@ -112,7 +113,7 @@ def test_sigterm_to_one_worker_stops_all_and_saves(start):
     os.kill(_pid(run, "worker-1"), signal.SIGTERM)
     assert run.wait(30) == 143, run.output
     saved = run.summary()["steps"]
-    assert f"saved at step {saved}" in run.output
+    assert f"Stopped at step {saved}, checkpoint saved" in run.output
     assert (run.directory / f"checkpoints/{saved:09d}/manifest.json").exists()
 
 

@@ -71,7 +71,7 @@ def test_a_worker_that_is_killed_comes_back_and_not_a_step_is_lost(start, unbrok
     run.wait_for_step(FAULT_AT)
     signal_tasks(run, signal.SIGKILL, task)
     assert run.wait() == 0, run.output
-    assert f"{task} is gone (killed" in run.output
+    assert f"{task} died (SIGKILL)" in run.output
     assert_same(run, unbroken("cluster=2ps3w"))
     loaded = [event["generation"] for event in events(run, "ps:0") if event["event"] == "load"]
     assert loaded == [1]
@@ -94,7 +94,7 @@ def test_what_was_lost_with_a_shard_is_made_again_from_the_newest_checkpoint(sta
     run.wait_for_step(FAULT_AT)
     signal_tasks(run, signal.SIGKILL, *tasks)
     assert run.wait() == 0, run.output
-    assert "all tasks start again from the newest checkpoint" in run.output
+    assert "restarting all tasks from the newest checkpoint" in run.output
     assert_same(run, unbroken(f"cluster={cluster}"))
     reloads = [event for event in events(run, "worker:0") if event["event"] == "reload"]
     assert [event["generation"] for event in reloads] == [1, 2]
@@ -153,7 +153,7 @@ def test_a_task_that_is_frozen_is_ended_and_replaced(start, unbroken, task: str)
     run.wait_for_step(FAULT_AT)
     signal_tasks(run, signal.SIGSTOP, task)
     assert run.wait() == 0, run.output
-    assert f"{task} is gone (silent for 3 s, so it was ended)" in run.output
+    assert f"{task} died (silent for 3 s, so it was killed)" in run.output
     assert_same(run, unbroken("cluster=2ps3w"))
 
 
@@ -172,8 +172,8 @@ def test_a_task_that_fails_again_and_again_ends_the_run_with_its_first_failure(s
     environment = {"TRAINER_FAILPOINT": f"save-data:kill@{FAULT_AT}"}
     run = start(*EXACT, "cluster=1ps2w", "restart.max=2", "restart.delay_secs=0.1", environment=environment)
     assert run.wait() == 137, run.output
-    assert "worker:0 is gone (killed" in run.output
-    assert "it was started again 2 times within 3600 s (restart.max), so the run ends" in run.output
+    assert "worker:0 died (SIGKILL)" in run.output
+    assert "it was restarted 2 times within 3600 s (restart.max), so the run ends" in run.output
     assert "worker:0 failed first, exit code -9" in run.output
     assert run.pids() == []
 
@@ -196,7 +196,7 @@ def test_sigterm_to_a_task_that_does_not_train_stops_all_and_saves(start, task: 
     signal_tasks(run, signal.SIGTERM, task)
     assert run.wait(60) == 143, run.output
     saved = run.summary()["steps"]
-    assert f"saved at step {saved}" in run.output
+    assert f"Stopped at step {saved}, checkpoint saved" in run.output
     assert (run.directory / f"checkpoints/{saved:09d}/manifest.json").exists()
 
 
@@ -205,7 +205,7 @@ def test_a_run_that_is_stopped_right_after_its_first_step_saves_it(start):
     run.wait_for_step(1)
     run.process.send_signal(signal.SIGTERM)
     assert run.wait(60) == 143, run.output
-    assert f"saved at step {run.summary()['steps']}" in run.output
+    assert f"Stopped at step {run.summary()['steps']}, checkpoint saved" in run.output
 
 
 def test_sigterm_to_every_process_at_once_saves(start):
@@ -215,7 +215,7 @@ def test_sigterm_to_every_process_at_once_saves(start):
     for pid in (nursery, *run.pids(), run.process.pid):
         os.kill(pid, signal.SIGTERM)
     assert run.wait(60) == 143, run.output
-    assert f"saved at step {run.summary()['steps']}" in run.output
+    assert f"Stopped at step {run.summary()['steps']}, checkpoint saved" in run.output
 
 
 def test_a_run_that_is_stopped_while_all_tasks_start_again_saves(start):
@@ -225,7 +225,7 @@ def test_a_run_that_is_stopped_while_all_tasks_start_again_saves(start):
     wait_for_restart(run)
     run.process.send_signal(signal.SIGINT)
     assert run.wait(60) == 130, run.output
-    assert f"saved at step {run.summary()['steps']}" in run.output
+    assert f"Stopped at step {run.summary()['steps']}, checkpoint saved" in run.output
 
 
 def test_a_task_that_freezes_before_it_trains_is_ended_too(start, unbroken):
@@ -238,7 +238,7 @@ def test_a_task_that_freezes_before_it_trains_is_ended_too(start, unbroken):
         time.sleep(0.005)
     signal_tasks(run, signal.SIGSTOP, "worker:1")
     assert run.wait() == 0, run.output
-    assert re.search("worker:1 is gone \\(silent for [28] s, so it was ended", run.output), run.output
+    assert re.search("worker:1 died \\(silent for [28] s, so it was killed", run.output), run.output
     assert_same(run, unbroken("cluster=2ps3w"))
 
 
@@ -381,7 +381,7 @@ def test_a_task_that_runs_out_of_memory_is_told_from_one_that_was_killed(start, 
     (little_memory / "cgroup.procs").write_text(str(run.last_pid("worker:1")))
     assert run.wait() == 0, run.output
     assert re.search(
-        r"worker:1 is gone \(out of memory, so the kernel killed it; it had \d+ MiB at its most\)", run.output
+        r"worker:1 died \(out of memory, so the kernel killed it; it had \d+ MiB at its peak\)", run.output
     )
     assert run.summary()["restarts_of"] == {"worker:1": 1}
 
@@ -425,7 +425,7 @@ def test_a_task_that_hangs_and_holds_the_interpreter_writes_stacks_all_the_same(
     (tmp_path / "mine.py").write_text(holds)
     run = start(*EXACT, "cluster=1ps2w", "user=mine.py", "model=hangs", "timeouts.heartbeat_secs=3")
     assert run.wait() == 0, run.output
-    (hung,) = re.findall(r"(worker:\d) is gone \(silent for 3 s, so it was ended\)", run.output)
+    (hung,) = re.findall(r"(worker:\d) died \(silent for 3 s, so it was killed\)", run.output)
     assert "in hang_once" in (run.directory / "logs" / f"{hung.replace(':', '-')}.log").read_text()
     assert run.summary()["restarts_of"] == {hung: 1}
 

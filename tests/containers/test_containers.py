@@ -215,7 +215,7 @@ def test_a_container_that_is_killed_is_started_again_and_the_bits_are_the_same(l
     wait_for_step(run.directory, 25)
     docker("kill", victim)
     assert run.wait(120) == 0, run.output
-    assert f"{task} is gone (killed (SIGKILL))" in run.output
+    assert f"{task} died (SIGKILL)" in run.output
     assert run.summary()["restarts_of"] == {task: 1}
     assert run.summary()["params_sha256"] == unbroken("2ps2w")
 
@@ -261,7 +261,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(launch, unbroken):
     wait_for_step(run.directory, 20)
     os.kill(run.process.pid, signal.SIGINT)
     assert run.wait(60) == 130
-    assert "stopped, saved at step" in run.output
+    assert "checkpoint saved. To continue: " in run.output
     again = launch(*EXACT, "cluster=2ps2w")
     assert again.wait(120) == 0, again.output
     assert again.summary()["params_sha256"] == unbroken("2ps2w")
@@ -310,7 +310,7 @@ def test_a_second_run_in_the_same_directory_is_refused_and_harms_nothing(launch,
     assert up.wait() == 73, up.output
     os.kill(first.process.pid, signal.SIGTERM)
     assert first.wait(60) == 143
-    assert "stopped, saved at step" in first.output
+    assert "checkpoint saved. To continue: " in first.output
 
 
 @pytest.mark.parametrize(

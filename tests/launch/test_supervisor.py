@@ -12,11 +12,11 @@ import pytest
 
 from trainer.config.compose import load
 from trainer.faults import exit_codes
-from trainer.launch import supervisor
+from trainer.launch import silence
 from trainer.launch.attempts import RunOutcome
 from trainer.launch.progress import make_progress
 from trainer.launch.signals import Signals
-from trainer.launch.supervisor import Watch
+from trainer.launch.supervisor import Supervisor
 from trainer.observe.status import Status
 from trainer.plan.layout import Shard
 from trainer.plan.plan import Plan, Task
@@ -29,22 +29,22 @@ TASKS = ("ps:0", "worker:0", "worker:1", "evaluator:0")
 class Script:
     """Tasks that do what a test says, so many seconds after the launcher could have read a page of each.
 
-    All that live again do what it says of "again", or end at once.
+    All that are restarted do what it says of "again", or end at once.
     """
 
     def __init__(self, frozen: str | None, frozen_at: float, exits: Mapping[str, tuple[float, int]]) -> None:
         self._frozen, self._frozen_at, self._exits = frozen, frozen_at, exits
         self._seen: dict[str, float] = {}  # when a task's page was read first
-        self._pids: dict[int, str] = {}  # of those that live
+        self._pids: dict[int, str] = {}  # of those that are alive
         self._events: list[dict[str, Any]] = []
-        self.lives = dict.fromkeys(TASKS, 0)
-        self.asked: list[int] = []  # the lives of tasks that were asked to stop
+        self.attempts = dict.fromkeys(TASKS, 0)
+        self.asked: list[int] = []  # the attempts of tasks that were asked to stop
         self.heard: Signals | None = None  # gets a Ctrl-C at `stopped_at`
         self.stopped_at = float("inf")
 
     def start(self, name: str, *, run: str, environment: Mapping[str, str], log: str) -> None:
-        self.lives[name] += 1
-        pid = 1000 * self.lives[name] + TASKS.index(name)
+        self.attempts[name] += 1
+        pid = 1000 * self.attempts[name] + TASKS.index(name)
         self._pids[pid] = name
         self._events.append({"event": "started", "name": name, "pid": pid})
 
@@ -85,7 +85,7 @@ class Script:
 
 
 def watched(script: Script, path: Path, monkeypatch: pytest.MonkeyPatch) -> RunOutcome:
-    monkeypatch.setattr(supervisor, "_read_page", script.page)
+    monkeypatch.setattr(silence, "_read_page", script.page)
     config = load([f"timeouts.heartbeat_secs={HEARTBEAT_SECS}", "restart.delay_secs=0.1"])
     made = tuple(
         Task(job, int(index), "", f"{job}:{index}", (), None, 1, 2)
@@ -95,7 +95,7 @@ def watched(script: Script, path: Path, monkeypatch: pytest.MonkeyPatch) -> RunO
     path.mkdir()
     with make_progress(plan.tasks, plan.steps) as progress, Signals() as signals:
         script.heard = signals
-        return Watch(config, plan, RunDirectory(path), script, progress, signals).run()
+        return Supervisor(config, plan, RunDirectory(path), script, progress, signals).run()
 
 
 @pytest.mark.slow
@@ -104,16 +104,16 @@ def test_a_frozen_task_is_the_cause_also_when_others_leave_before_it_is_ended(co
     script = Script("ps:0", 0.5, {"worker:0": (4.0, code), "worker:1": (4.0, exit_codes.UNAVAILABLE)})
     outcome = watched(script, tmp_path / "run", monkeypatch)
     said = capsys.readouterr().out
-    assert f"ps:0 is gone (silent for {HEARTBEAT_SECS:g} s, so it was ended)" in said
-    assert "worker:0 is gone" not in said
+    assert f"ps:0 died (silent for {HEARTBEAT_SECS:g} s, so it was killed)" in said
+    assert "worker:0 left" not in said
     assert (outcome.failed, outcome.restarts) == (None, {"ps:0": 1})
-    assert script.lives == dict.fromkeys(TASKS, 2)
+    assert script.attempts == dict.fromkeys(TASKS, 2)
 
 
 def test_a_task_that_leaves_while_all_others_answer_is_started_again_alone(tmp_path, monkeypatch, capsys):
     exits = dict.fromkeys(TASKS, (4.0, exit_codes.OK)) | {"worker:0": (0.5, exit_codes.UNAVAILABLE)}
     outcome = watched(Script(None, 0.0, exits), tmp_path / "run", monkeypatch)
-    assert "worker:0 is gone (a peer or a port is unavailable); starts it again" in capsys.readouterr().out
+    assert "worker:0 left (a peer or a port is unavailable); restarting it in 0.1 s (1 of 3)" in capsys.readouterr().out
     assert (outcome.failed, outcome.restarts) == (None, {"worker:0": 1})
 
 
@@ -122,7 +122,7 @@ def test_nobody_leaves_because_of_a_frozen_evaluator(tmp_path, monkeypatch, caps
     exits = {"worker:0": (4.0, exit_codes.UNAVAILABLE), "ps:0": (8.0, 0), "worker:1": (8.0, 0)}
     outcome = watched(Script("evaluator:0", 0.5, exits), tmp_path / "run", monkeypatch)
     said = capsys.readouterr().out
-    assert said.index("worker:0 is gone (a peer or a port") < said.index("evaluator:0 is gone (silent")
+    assert said.index("worker:0 left (a peer or a port") < said.index("evaluator:0 died (silent")
     assert (outcome.failed, outcome.restarts) == (None, {"worker:0": 1, "evaluator:0": 1})
 
 

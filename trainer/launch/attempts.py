@@ -1,62 +1,85 @@
-"""What a launcher knows of its tasks while they live, and how a run ended."""
+"""Keeps the current attempt of every task: starts and signals them, and records their ends."""
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from trainer.faults import exit_codes
+from trainer.observe.machine import oom_kills
 from trainer.plan.plan import Task
+from trainer.storage.journal import Journal
+from trainer.storage.run_directory import RunDirectory
 
 LOG_LINES = 20
-WORKING = ("training", "saving", "serving", "evaluating", "exporting", "done")  # in which it can stop in its own time
+WORKING = ("training", "saving", "serving", "evaluating", "exporting", "done")  # states that end at a step boundary
+
+
+class Starter(Protocol):
+    """Starts tasks, signals them and reports their ends: `Tasks` as processes, `Containers` as containers."""
+
+    def start(self, name: str, *, run: str, environment: Mapping[str, str], log: str) -> None: ...
+    def signal(self, pid: int, number: int) -> None: ...
+    def events(self, timeout_secs: float) -> list[dict[str, Any]]: ...
 
 
 @dataclass
 class Attempt:
-    """What the launcher knows of a task."""
+    """One process of a task, as the launcher knows it."""
 
     task: Task
-    number: int = 0  # how often it was started again
+    number: int = 0  # restarts before it
     pid: int | None = None
     code: int | None = None  # once it has ended
-    page: dict[str, Any] | None = None  # as last read
-    heard_at: float = 0.0  # when, monotonic
+    page: dict[str, Any] | None = None  # the last status page read
+    heard_at: float = field(default_factory=time.monotonic)  # when that was
     was_asked: bool = False  # for its stacks, since then
-    began_at: float = 0.0  # monotonic
-    starts_at: float | None = None  # it waits to be started again until then, monotonic
-    ended_for: str | None = None  # why this process ended it
-    peak_bytes: int = 0  # most memory that was seen
+    began_at: float = field(default_factory=time.monotonic)
+    restarts_at: float | None = None  # monotonic; set while the task waits for its next attempt
+    end_reason: str | None = None  # why it ended, where the code does not say it
+    was_given_up: bool = False  # killed because the run ends
+    peak_bytes: int = 0  # most memory that a page showed
 
     @property
     def state(self) -> str:
-        if self.starts_at is not None:
+        if self.restarts_at is not None:
             return "restarting"
-        if self.code is not None:
-            return {0: "done", exit_codes.TERMINATED: "stopped"}.get(self.code, f"ended ({self.code})")
-        return self.page["state"] if self.page else "starting"
+        if self.code is None:
+            return self.page["state"] if self.page else "starting"
+        if self.code == 0:
+            return "done"
+        was_stopped = self.was_given_up and self.code == -signal.SIGKILL
+        return "stopped" if was_stopped or self.code == exit_codes.TERMINATED else f"ended ({self.code})"
+
+    @property
+    def is_alive(self) -> bool:
+        return self.pid is not None and self.code is None
 
     @property
     def why(self) -> str:
-        """Why it has ended, in words."""
+        """Why it ended, in words."""
         assert self.code is not None
-        return self.ended_for or exit_codes.meaning(self.code)
+        return self.end_reason or exit_codes.meaning(self.code)
 
     @property
     def has_failed(self) -> bool:
-        return self.code not in (None, exit_codes.OK, exit_codes.TERMINATED)
+        """Whether it ended with an error and is not about to be restarted."""
+        return self.code not in (None, exit_codes.OK, exit_codes.TERMINATED) and self.restarts_at is None
 
     @property
     def is_stopping(self) -> bool:
-        """Whether it was asked to stop, by whomever."""
+        """Whether somebody asked it to stop."""
         return self.code == exit_codes.TERMINATED or (self.page is not None and self.page["is_stopping"])
 
     @property
-    def is_up(self) -> bool:
-        """Whether a signal to stop would be obeyed at a step boundary."""
-        is_needed = self.task.job != "evaluator"
-        return self.starts_at is None and (self.code is not None or self.state in WORKING or not is_needed)
+    def can_stop(self) -> bool:
+        """Whether it would obey a signal to stop at a step boundary; an evaluator need not."""
+        is_ready = self.code is not None or self.state in WORKING or self.task.job == "evaluator"
+        return self.restarts_at is None and is_ready
 
 
 @dataclass(frozen=True)
@@ -78,8 +101,71 @@ class RunOutcome:
     first_step_at: float | None = None  # Unix time, seconds
 
 
-def log_tail(log: Path, task: str) -> list[str]:
-    """The end of a task's log; of its last life, where the log holds earlier ones."""
-    said = log.read_text(errors="replace").splitlines() if log.exists() else []
-    starts = [number for number, text in enumerate(said) if text.startswith(f"{task} of ")]
-    return said[starts[-1] if starts else 0 :][-LOG_LINES:]
+class Attempts:
+    """The current attempt of every task, by the task's name."""
+
+    def __init__(self, tasks: Sequence[Task], directory: RunDirectory, starter: Starter) -> None:
+        self.current = {task.name: Attempt(task) for task in tasks}
+        self.journal = Journal(directory.journal / "launcher.jsonl")
+        self._directory, self._starter = directory, starter
+        self._oom_kills = oom_kills()
+
+    def __iter__(self) -> Iterator[Attempt]:
+        return iter(self.current.values())
+
+    def start(self, name: str, number: int, environment: Mapping[str, str]) -> None:
+        """Starts an attempt of a task, with an environment beside the task's own."""
+        task = self.current[name].task
+        self.current[name] = Attempt(task, number)
+        log = str(self._directory.path / task.log)
+        environment = task.environment(os.environ) | dict(environment)
+        self._starter.start(name, run=str(self._directory.path), environment=environment, log=log)
+        self.journal.write("start", task=name, attempt=number)
+
+    def poll(self, timeout_secs: float) -> None:
+        """Records starts and ends; waits at most this long for the first."""
+        for event in self._starter.events(timeout_secs):
+            attempt = self.current.get(event["name"])
+            if attempt and event["event"] == "started":
+                attempt.pid = event["pid"]
+            elif attempt and event["event"] == "exited" and event["pid"] == attempt.pid:
+                attempt.code = event["code"]
+                attempt.end_reason = attempt.end_reason or event.get("why")
+                self.journal.write("exit", task=attempt.task.name, code=attempt.code)
+                self._explain_oom_kill(attempt)
+
+    def _explain_oom_kill(self, attempt: Attempt) -> None:
+        """Blames the kernel for a kill if its count of out-of-memory kills, of the whole machine, has risen."""
+        kills = oom_kills()
+        if kills > self._oom_kills and attempt.code == -signal.SIGKILL and attempt.end_reason is None:
+            peak = f"; it had {attempt.peak_bytes / 2**20:,.0f} MiB at its peak" if attempt.peak_bytes else ""
+            attempt.end_reason = f"out of memory, so the kernel killed it{peak}"
+        self._oom_kills = kills
+
+    def alive(self) -> dict[str, Attempt]:
+        return {name: attempt for name, attempt in self.current.items() if attempt.is_alive}
+
+    def failed(self) -> dict[str, Attempt]:
+        return {name: attempt for name, attempt in self.current.items() if attempt.has_failed}
+
+    def signal(self, name: str, number: int) -> None:
+        """Sends a signal to a task, if it is alive."""
+        pid = self.current[name].pid
+        if pid is not None and self.current[name].code is None:
+            self._starter.signal(pid, number)
+
+    def kill(self, name: str, why: str) -> None:
+        """Ends an attempt that does not answer, or does not do what it should."""
+        attempt = self.current[name]
+        if attempt.is_alive and attempt.end_reason is None:
+            attempt.end_reason = f"{why}, so it was killed"
+            self.signal(name, signal.SIGKILL)
+
+    def failure_of(self, attempt: Attempt) -> Failure:
+        assert attempt.code is not None
+        task = attempt.task
+        log = self._directory.path / task.log
+        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+        starts = [number for number, text in enumerate(lines) if f"{task.name} of " in text]
+        tail = lines[starts[-1] if starts else 0 :][-LOG_LINES:]
+        return Failure(task, attempt.code, tail, attempt.why)

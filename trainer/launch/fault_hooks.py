@@ -1,4 +1,4 @@
-"""Who breaks things on purpose while a run is watched, and what it may see and do."""
+"""What breaks things on purpose while a run is supervised, and what it may see and do."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from trainer.plan.plan import Plan
 
 
 @dataclass(frozen=True)
-class Seen:
+class RunView:
     """The tasks at one moment."""
 
     now: float  # seconds, of the monotonic clock
-    pages: Mapping[str, Mapping[str, Any]]  # last status page by task, of its present life
+    pages: Mapping[str, Mapping[str, Any]]  # last status page by task, of its current attempt
     pids: Mapping[str, int]  # of the tasks that are alive
-    lives: Mapping[str, int]  # which life each task is in; 0: the first
+    attempts: Mapping[str, int]  # number of each task's current attempt; 0: the first
     signal: Callable[[str, int], None]  # sends a signal to a task
 
 
-class Injector(Protocol):
-    """Is called by the launcher."""
+class FaultHooks(Protocol):
+    """Called by the launcher."""
 
     def begin(self, plan: Plan) -> None:
-        """Comes when the ports are known, and before any task is started."""
+        """Called when the ports are known, before any task starts."""
 
-    def environment(self, task: str, life: int) -> Mapping[str, str]:
-        """What a task finds in its environment beside its own."""
+    def environment(self, task: str, attempt: int) -> Mapping[str, str]:
+        """Variables for an attempt of a task, besides the task's own."""
 
-    def act(self, seen: Seen) -> None:
-        """Comes every few moments."""
+    def act(self, view: RunView) -> None:
+        """Called every few moments."""
 
     def end(self) -> None:
-        """Comes when all tasks have ended."""
+        """Called when all tasks have ended."""

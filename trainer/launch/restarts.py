@@ -1,11 +1,14 @@
-"""Whether a task that failed is started again, how soon, and who with it."""
+"""Decides whether a task that failed is restarted, how soon, and who with it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping
 
 from trainer.config.schema import RestartConfig
 from trainer.faults import exit_codes
+from trainer.launch.attempts import Attempt, Attempts, Failure
 from trainer.plan.plan import Plan
 
 LASTING = (
@@ -17,11 +20,11 @@ LASTING = (
     exit_codes.CHECKPOINT,
 )
 AFTER_A_STEP = (exit_codes.UNAVAILABLE, exit_codes.INTERNAL)
-LEFT_BEHIND = (exit_codes.UNAVAILABLE, exit_codes.INCOMPLETE)  # codes of who leaves because another is gone
+LEFT_BEHIND = (exit_codes.UNAVAILABLE, exit_codes.INCOMPLETE)  # codes of tasks that leave because another has ended
 
 
 def can_help(code: int, *, has_stepped: bool) -> bool:
-    """Whether starting a task again may help; what fails before any step was made would fail again.
+    """Whether restarting a task may help; what fails before the first step would fail again.
 
     Args:
         code: that the task ended with; negative: the signal that ended it.
@@ -31,7 +34,7 @@ def can_help(code: int, *, has_stepped: bool) -> bool:
 
 
 def holds_state(plan: Plan, task: str) -> bool:
-    """Whether a part of the run's state is gone with a task: then all start again, from a checkpoint."""
+    """Whether a part of the run's state is lost with a task; then all restart, from a checkpoint."""
     if task.startswith("evaluator"):
         return False
     return not plan.has_shard_hosts or any(shard.host == task for shard in plan.shards)
@@ -42,26 +45,21 @@ def may_be_left_behind(codes: Iterable[int]) -> bool:
     return all(code in LEFT_BEHIND for code in codes)
 
 
-def most_telling(codes: Iterable[tuple[str, int]], plan: Plan) -> str:
+def find_cause(codes: Mapping[str, int], plan: Plan) -> str:
     """Of tasks that failed together, the one whose failure explains the others'."""
-
-    def rank(failed: tuple[str, int]) -> tuple[bool, bool]:
-        task, code = failed
-        return code in LEFT_BEHIND, not holds_state(plan, task)
-
-    return min(codes, key=rank)[0]
+    return min(codes, key=lambda task: (codes[task] in LEFT_BEHIND, not holds_state(plan, task)))
 
 
 class Budget:
-    """How often each task may be started again; the pause before it doubles each time."""
+    """How often each task may be restarted; the pause before it doubles each time."""
 
     def __init__(self, config: RestartConfig) -> None:
         self._config = config
         self._restarts: dict[str, list[float]] = {}  # when, by task
-        self.total: dict[str, int] = {}  # by task, of those that were started again
+        self.total: dict[str, int] = {}  # by task, of those that were restarted
 
     def spend(self, task: str, now: float) -> float | None:
-        """Seconds to wait before a task is started again; None if it was so often already.
+        """Seconds to wait before a task is restarted; None if it has used up its restarts.
 
         Args:
             now: seconds, of a clock that only rises.
@@ -74,10 +72,105 @@ class Budget:
         return self._config.delay_secs * 2 ** len(recent)
 
     def recent(self, task: str, now: float) -> list[float]:
-        """When a task was started again, as far as that counts."""
+        """When a task was restarted within the window."""
         return [at for at in self._restarts.get(task, []) if now - at <= self._config.window_secs]
 
     def allowed(self, task: str) -> int:
         """Restarts within the window."""
         own = self._config.max_of
         return own.get(task, own.get(task.partition(":")[0], self._config.max))
+
+
+class Restarts:
+    """Schedules the next attempts of tasks that failed: each alone, or all tasks together from a checkpoint."""
+
+    def __init__(self, config: RestartConfig, plan: Plan, attempts: Attempts, say: Callable[[str], None]) -> None:
+        self._plan, self._attempts, self._say = plan, attempts, say
+        self._window_secs = config.window_secs
+        self._first_failures: dict[str, Failure] = {}  # by task, within the window
+        self._all_restart_at: float | None = None  # monotonic; until then all tasks are being ended
+        self.budget = Budget(config)
+
+    @property
+    def is_ending_all(self) -> bool:
+        """Whether all tasks are being ended, to restart together."""
+        return self._all_restart_at is not None
+
+    def handle(self, failed: Mapping[str, Attempt], *, has_stepped: bool, is_stopping: bool) -> Failure | None:
+        """Schedules restarts for tasks that failed together; returns the failure that ends the run, if one does."""
+        codes = {name: attempt.code for name, attempt in failed.items() if attempt.code is not None}
+        cause = failed[find_cause(codes, self._plan)]
+        for name, attempt in failed.items():
+            if name not in self._first_failures or not self.budget.recent(name, time.monotonic()):
+                self._first_failures[name] = self._attempts.failure_of(attempt)
+        if is_stopping or not can_help(codes[cause.task.name], has_stepped=has_stepped):
+            return self._attempts.failure_of(cause)
+        if self._must_all_restart(codes):
+            return self._restart_all(cause)
+        for attempt in failed.values():
+            if (failure := self._restart(attempt)) is not None:
+                return failure
+        return None
+
+    def due(self) -> list[Attempt]:
+        """The attempts whose tasks are to be started again now."""
+        now = time.monotonic()
+        if self._all_restart_at is not None:
+            if any(attempt.code is None for attempt in self._attempts):
+                return []
+            for attempt in self._attempts:
+                attempt.restarts_at = self._all_restart_at
+            self._all_restart_at = None
+        return [attempt for attempt in self._attempts if attempt.restarts_at is not None and now >= attempt.restarts_at]
+
+    def _must_all_restart(self, codes: Mapping[str, int]) -> bool:
+        """Whether a task that failed, or one that has ended already, held a part of the state."""
+        ended = [name for name, attempt in self._attempts.current.items() if attempt.code == exit_codes.OK]
+        is_incomplete = exit_codes.INCOMPLETE in codes.values()
+        is_all_evaluators = all(name.startswith("evaluator") for name in codes)
+        return is_incomplete or (
+            not is_all_evaluators and any(holds_state(self._plan, name) for name in [*ended, *codes])
+        )
+
+    def _restart(self, attempt: Attempt) -> Failure | None:
+        name = attempt.task.name
+        delay_secs = self._spend(attempt, "task")
+        if delay_secs is None:
+            return self._first_failures[name]
+        attempt.restarts_at = time.monotonic() + delay_secs
+        self._say(f"{_obituary(attempt)}; restarting it in {delay_secs:g} s ({self._count(name)})")
+        return None
+
+    def _restart_all(self, cause: Attempt) -> Failure | None:
+        name = cause.task.name
+        delay_secs = self._spend(cause, "cluster")
+        if delay_secs is None:
+            return self._first_failures[name]
+        self._all_restart_at = time.monotonic() + delay_secs
+        why = "" if cause.code == exit_codes.INCOMPLETE else " and a part of the run's state with it"
+        self._say(
+            f"{_obituary(cause)}{why}; restarting all tasks from the newest checkpoint in {delay_secs:g} s "
+            f"({self._count(name)})"
+        )
+        return None
+
+    def _spend(self, attempt: Attempt, scope: str) -> float | None:
+        name = attempt.task.name
+        delay_secs = self.budget.spend(name, time.monotonic())
+        if delay_secs is not None:
+            self._attempts.journal.write("restart", scope=scope, cause=name)
+        elif allowed := self.budget.allowed(name):
+            self._say(
+                f"{_obituary(attempt)}; it was restarted {allowed} times within {self._window_secs:g} s "
+                "(restart.max), so the run ends"
+            )
+        return delay_secs
+
+    def _count(self, name: str) -> str:
+        return f"{len(self.budget.recent(name, time.monotonic()))} of {self.budget.allowed(name)}"
+
+
+def _obituary(attempt: Attempt) -> str:
+    code = attempt.code or 0
+    why = signal.Signals(-code).name if code < 0 and attempt.end_reason is None else attempt.why
+    return f"{attempt.task.name} {'left' if code in LEFT_BEHIND else 'died'} ({why})"

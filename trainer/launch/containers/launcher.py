@@ -49,7 +49,7 @@ def run(
     with Signals(), Lease(directory), Containers(client, specs, path) as tasks:
         here = tuple(replace(task, control=tasks.control(task.name)) for task in plan.tasks)
         seen_here = replace(plan, tasks=here)
-        return supervise(config, seen_here, directory, tasks, started_at=started_at, written=inside(plan))
+        return supervise(config, seen_here, directory, tasks, started_at=started_at, plan_of_tasks=inside(plan))
 
 
 def clean() -> int:

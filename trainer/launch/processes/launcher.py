@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from trainer.config.schema import RunConfig, Wire
 from trainer.faults.problems import ConfigError, Problem
-from trainer.launch.fault_hooks import Injector
+from trainer.launch.fault_hooks import FaultHooks
 from trainer.launch.processes.memory_file import make_file
 from trainer.launch.processes.ports import HeldPorts
 from trainer.launch.processes.tasks import Tasks
@@ -28,13 +28,13 @@ def run(
     tasks: Tasks,
     *,
     started_at: float,
-    injector: Injector | None = None,
+    faults: FaultHooks | None = None,
 ) -> int:
     """Starts the plan's tasks as processes, and sees to it that all of them end; returns as `supervise` does.
 
     Args:
         started_at: when the command was typed (Unix time, seconds).
-        injector: breaks things on purpose.
+        faults: breaks things on purpose.
 
     Raises:
         ConfigError: if a task's address is of another machine.
@@ -45,7 +45,7 @@ def run(
         if plan.wire == Wire.memory.value:
             file = stack.enter_context(make_file(plan.shards, plan.intake, len(plan.workers)))
             plan = replace(plan, memory=file)
-        return supervise(config, plan, directory, tasks, started_at=started_at, injector=injector)
+        return supervise(config, plan, directory, tasks, started_at=started_at, faults=faults)
 
 
 def _with_ports(plan: Plan, held: HeldPorts) -> Plan:

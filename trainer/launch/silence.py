@@ -1,0 +1,117 @@
+"""Reads the status pages of the tasks, and kills tasks that stop answering or that a step waits for too long."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from signal import SIGUSR1, SIGUSR2
+from typing import Any
+
+from trainer.config.schema import TimeoutsConfig
+from trainer.launch.attempts import Attempt, Attempts
+from trainer.launch.restarts import holds_state
+from trainer.observe.peers import read_status
+from trainer.plan.plan import Plan
+
+FIRST_STEP_TAKES = 10  # times as long as other steps may: it compiles
+SILENT_SECS = 2.0  # a shorter silence is no cause for others to leave: far longer than between two pages
+STACKS_SECS = 0.5  # to write stacks
+STUCK_SECS = 3.0  # to write stacks, and for newer pages to arrive
+BEATING = ("waiting", "training", "saving", "serving", "evaluating")  # states in which a task must answer
+BUSY = ("saving", "evaluating", "exporting")  # states in which a step may take any time
+
+
+class PageReader:
+    """Reads the status pages of the living tasks in threads, so that a frozen task delays nobody."""
+
+    def __init__(self, attempts: Attempts, heartbeat_secs: float) -> None:
+        self._attempts = attempts
+        self._timeout_secs = max(1.0, heartbeat_secs / 2)  # a busy machine answers late
+        self._threads = ThreadPoolExecutor(max_workers=16, thread_name_prefix="pages")
+        self._reads: dict[str, tuple[int, Future[dict[str, Any] | None]]] = {}  # an attempt's number and its page
+
+    def poll(self) -> None:
+        """Stores the pages that have arrived and requests new ones; a task that does not answer keeps its last page."""
+        for name, attempt in self._attempts.current.items():
+            number, read = self._reads.get(name, (0, None))
+            if read is not None and read.done():
+                del self._reads[name]
+                page = read.result()
+                if page and number == attempt.number and attempt.code is None:
+                    attempt.page, attempt.heard_at, attempt.was_asked = page, time.monotonic(), False
+                    attempt.peak_bytes = max(attempt.peak_bytes, page["memory_bytes"])
+            if name not in self._reads and attempt.code is None:
+                read = self._threads.submit(_read_page, attempt.task.control, self._timeout_secs)
+                self._reads[name] = attempt.number, read
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False)
+
+
+class SilenceWatch:
+    """Kills tasks that are silent or stuck, after they have had the time to write their stacks into their logs."""
+
+    def __init__(self, attempts: Attempts, plan: Plan, timeouts: TimeoutsConfig) -> None:
+        self._attempts, self._plan, self._timeouts = attempts, plan, timeouts
+        self._polled_at = time.monotonic()
+        self._stuck: dict[str, tuple[int, int]] = {}  # by task, its attempt's number and its step
+        self._stuck_since = 0.0
+
+    def poll(self) -> None:
+        now, limit = time.monotonic(), self._timeouts.heartbeat_secs
+        if now - self._polled_at > limit / 2:  # this process was frozen itself, and read no page
+            for attempt in self._attempts:
+                attempt.heard_at = now
+        self._polled_at = now
+        alive = self._attempts.alive()
+        for name, attempt in alive.items():
+            patience = limit if attempt.state in BEATING else max(limit, self._timeouts.roll_call_secs)
+            silent_secs = now - attempt.heard_at
+            if silent_secs > patience + STACKS_SECS:
+                self._attempts.kill(name, f"silent for {patience:g} s")
+            elif silent_secs > patience and attempt.page and not attempt.was_asked:  # without a page it still starts
+                attempt.was_asked = True
+                self._attempts.signal(name, SIGUSR2)  # it writes stacks, even if a thread holds the interpreter
+        self._kill_stuck(alive, now)
+
+    def is_host_silent(self) -> bool:
+        """Whether a task that holds state has been silent for so long that others may have left because of it.
+
+        A task that outlives its SIGKILL does not count: what hangs in a driver or a file system may do so for ever.
+        """
+        now, limit = time.monotonic(), self._timeouts.heartbeat_secs
+        hosts = [attempt for name, attempt in self._attempts.current.items() if holds_state(self._plan, name)]
+        silences = [now - host.heard_at for host in hosts if host.code is None and host.state in BEATING]
+        return any(max(SILENT_SECS, limit / 2) < secs < limit + STACKS_SECS + STUCK_SECS for secs in silences)
+
+    def _kill_stuck(self, alive: Mapping[str, Attempt], now: float) -> None:
+        """Kills tasks that a step waits for too long, if it still does some moments later."""
+        pages = [attempt.page for attempt in alive.values() if attempt.page]
+        names = {name for page in pages for name in page["stuck"] if name in alive and self._is_stuck(alive[name])}
+        if any(page["state"] in BUSY for page in pages):
+            names = set()  # the others wait for that task, and will not in a moment
+        stuck = {name: (alive[name].number, (alive[name].page or {})["step"]) for name in names}
+        if stuck != self._stuck:
+            self._stuck, self._stuck_since = stuck, now
+            for name in alive if stuck else ():
+                if alive[name].page:  # else it still starts, and the signal would end it
+                    self._attempts.signal(name, SIGUSR1)  # it writes the stacks of its threads into its log
+        elif stuck and now - self._stuck_since > STUCK_SECS:
+            for name in stuck:
+                self._attempts.kill(name, "a step waited too long for it (timeouts.step_secs; stacks are in the logs)")
+
+    def _is_stuck(self, attempt: Attempt) -> bool:
+        """Whether a worker that a step waits for too long is in a state that should not take so long."""
+        if attempt.page is None or attempt.page["state"] != "training":
+            return False
+        has_compiled = attempt.page["first_step_at"] is not None
+        age_secs = time.monotonic() - attempt.began_at
+        return has_compiled or age_secs > FIRST_STEP_TAKES * self._timeouts.step_secs
+
+
+def _read_page(control: str, timeout_secs: float) -> dict[str, Any] | None:
+    try:
+        return read_status(control, timeout_secs=timeout_secs)
+    except (OSError, ValueError):  # not up yet, leaving, or frozen
+        return None
