@@ -25,7 +25,7 @@ from trainer.commands.chaos.soak import Resources, Timed
 from trainer.config import compose
 from trainer.config.schema import RunConfig
 from trainer.faults.problems import ConfigError
-from trainer.launch.fault_hooks import Seen
+from trainer.launch.fault_hooks import RunView
 from trainer.plan.plan import Plan, Task
 
 pytestmark = pytest.mark.timeout(30)
@@ -460,7 +460,9 @@ class Cluster:
     def shown_to(self, injector: FaultInjector, *, after: float = 1.0) -> None:
         self.now += after
         pages = {name: dict(page) for name, page in self.pages.items()}
-        injector.act(Seen(self.now, pages, dict(self.pids), dict(self.lives), lambda *sent: self.signals.append(sent)))
+        injector.act(
+            RunView(self.now, pages, dict(self.pids), dict(self.lives), lambda *sent: self.signals.append(sent))
+        )
 
 
 def injector_of(text: str) -> FaultInjector:
@@ -700,7 +702,7 @@ def samples(
     for second in range(seconds):
         cluster.pages["worker:1"]["memory_bytes"] = int(memory(second) * 2**20)
         cluster.now += 1
-        resources.look(Seen(cluster.now, cluster.pages, cluster.pids, cluster.lives, lambda *sent: None))
+        resources.look(RunView(cluster.now, cluster.pages, cluster.pids, cluster.lives, lambda *sent: None))
     return resources.growth()
 
 

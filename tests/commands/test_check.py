@@ -47,8 +47,8 @@ def pushes(generation: int, replica: int, *steps: int) -> list[dict]:
     return [{"event": "push", "generation": generation, "step": step, "replicas": [replica]} for step in steps]
 
 
-def start(task: str, life: int = 0) -> dict:
-    return {"event": "start", "task": task, "life": life}
+def start(task: str, attempt: int = 0) -> dict:
+    return {"event": "start", "task": task, "attempt": attempt}
 
 
 def ended(task: str, code: int = 0) -> dict:
@@ -248,7 +248,7 @@ def test_a_run_that_was_stopped_may_end_with_143():
 
 def test_two_processes_of_one_task_are_a_problem():
     events = [*map(start, WORKERS), start("worker:0", 1), *map(ended, WORKERS)]
-    assert lives(*events) == ["worker:0 was started as life 1 while life 0 was there"]
+    assert lives(*events) == ["worker:0 was started as attempt 1 while attempt 0 was there"]
 
 
 def test_an_end_without_a_start_is_a_problem():
@@ -258,7 +258,7 @@ def test_an_end_without_a_start_is_a_problem():
 
 
 def test_a_process_that_never_ended_is_a_problem():
-    assert lives(*map(start, WORKERS), ended("worker:1")) == ["life 0 of worker:0 never ended"]
+    assert lives(*map(start, WORKERS), ended("worker:1")) == ["attempt 0 of worker:0 never ended"]
 
 
 def test_a_task_that_was_never_started_is_a_problem():

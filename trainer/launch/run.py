@@ -66,7 +66,7 @@ def supervise(
 
 
 def _prepare(config: RunConfig, plan: Plan, directory: RunDirectory) -> HistoryLines | None:
-    """Decides where the run resumes and writes the tasks' inputs; returns the reader of its history, if one is wanted."""
+    """Decides where the run resumes and writes the inputs of its tasks; returns a reader of its history, if wanted."""
     checkpoint = resume.find(config.resume, directory, steps=plan.steps)
     if checkpoint is None:
         resume.set_aside(directory)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from trainer.commands.chaos.proxy import GOOD, Condition, Link, Links
 from trainer.commands.chaos.schedule import Fault
-from trainer.launch.fault_hooks import Seen
+from trainer.launch.fault_hooks import RunView
 from trainer.plan.plan import Plan
 
 SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
@@ -62,12 +62,12 @@ class _Open:
     at: float
     reached: Progress  # when it acted
     pids: Mapping[str, int]  # then
-    ended: set[str] = field(default_factory=set)  # tasks that were alive then and are not, or in a new life
+    ended: set[str] = field(default_factory=set)  # tasks that were alive then and are not, or in a new attempt
     back_at: Progress | None = None  # where the run was when all of them took part again
     lowest: int | None = None  # step of a later generation
     recover_secs: float | None = None
 
-    def look(self, seen: Seen, reached: Progress) -> None:
+    def look(self, seen: RunView, reached: Progress) -> None:
         self.ended |= {name for name, pid in self.pids.items() if seen.pids.get(name) != pid}
         working = _at_work(seen)
         later = [page["step"] for page in working.values() if page["generation"] > self.reached[0]]
@@ -91,13 +91,13 @@ class _Open:
         return Measured(self.fault, self.reached[1], self.recover_secs, lost, self.at)
 
 
-def _at_work(seen: Seen) -> dict[str, Mapping[str, Any]]:
+def _at_work(seen: RunView) -> dict[str, Mapping[str, Any]]:
     """Pages of the tasks that take part in the training."""
     return {name: page for name, page in seen.pages.items() if page["state"] in AT_WORK}
 
 
 class FaultInjector:
-    """An `Injector` for one run, or for one that is stopped and continued."""
+    """`FaultHooks` for one run, or for one that is stopped and continued."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class FaultInjector:
         *,
         failpoints: Sequence[Fault] = (),
         links: Sequence[Link] = (),
-        watch: Callable[[Seen], None] = lambda seen: None,
+        watch: Callable[[RunView], None] = lambda seen: None,
         tell: Callable[[Measured], None] = lambda measured: None,
     ) -> None:
         """Takes the faults.
@@ -122,16 +122,16 @@ class FaultInjector:
         self._faults: list[_Open] = []  # all that acted
         self._healing: list[_Open] = []  # stopped tasks and bad links
         self._reached: Progress = (0, 0)
-        self._seen: Seen | None = None
+        self._seen: RunView | None = None
 
     def begin(self, plan: Plan) -> None:
         self._links = Links(plan, self._wanted_links)
 
-    def environment(self, task: str, life: int) -> Mapping[str, str]:
+    def environment(self, task: str, attempt: int) -> Mapping[str, str]:
         points = ";".join(f"{fault.place}:kill@{fault.step}" for fault in self._armed if task in fault.tasks)
         return self._links.environment(task) | ({"TRAINER_FAILPOINT": points} if points else {})
 
-    def act(self, seen: Seen) -> None:
+    def act(self, seen: RunView) -> None:
         self._notice_failpoints(seen)
         self._reached = max(self._reached, _reached(seen))
         self._seen = seen
@@ -161,7 +161,7 @@ class FaultInjector:
     def _open(self) -> list[_Open]:
         return [fault for fault in self._faults if fault.recover_secs is None]
 
-    def _break(self, fault: Fault, seen: Seen) -> None:
+    def _break(self, fault: Fault, seen: RunView) -> None:
         self._faults.append(_Open(fault, seen.now, self._reached, dict(seen.pids)))
         if fault.link is not None:
             self._links.set(fault.link, _condition(fault))
@@ -172,7 +172,7 @@ class FaultInjector:
         if fault.action == "stop" and fault.secs is not None:
             self._healing.append(self._faults[-1])
 
-    def _heal(self, seen: Seen) -> None:
+    def _heal(self, seen: RunView) -> None:
         """Ends what lasts a while, unless a later fault has the same link or task."""
         over = [fault for fault in self._healing if seen.now >= fault.at + (fault.fault.secs or 0.0)]
         self._healing = [fault for fault in self._healing if fault not in over]
@@ -183,11 +183,11 @@ class FaultInjector:
                 continue
             frozen = {task for fault in self._healing if fault.fault.link is None for task in fault.fault.tasks}
             for task in ended.fault.tasks:
-                is_same = seen.pids.get(task) == ended.pids[task]  # else another life of it, which was never stopped
+                is_same = seen.pids.get(task) == ended.pids[task]  # else another attempt of it, which was never stopped
                 if is_same and task not in frozen:
                     seen.signal(task, signal.SIGCONT)
 
-    def _notice_failpoints(self, seen: Seen) -> None:
+    def _notice_failpoints(self, seen: RunView) -> None:
         """Takes the end of a task with a failpoint for that, unless another fault explains it."""
         before = self._seen
         if before is None or not self._armed:
@@ -202,7 +202,7 @@ class FaultInjector:
                 self._faults.append(_Open(first, seen.now, self._reached, before.pids))
 
 
-def _reached(seen: Seen) -> Progress:
+def _reached(seen: RunView) -> Progress:
     """How far the workers are; a ps can be a step ahead of what all shards have."""
     pages = [page for name, page in _at_work(seen).items() if name.startswith("worker:")]
     return max(((page["generation"], page["step"]) for page in pages), default=(0, 0))

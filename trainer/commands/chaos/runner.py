@@ -152,7 +152,7 @@ class _Runner:
         config = copy.deepcopy(self._config)
         config.run = str(directory.path)
         with open(directory.path / "launcher.log", "a") as said, redirect_stdout(said):
-            return launcher.run(config, self._plan, directory, self._tasks, started_at=time.time(), injector=injector)
+            return launcher.run(config, self._plan, directory, self._tasks, started_at=time.time(), faults=injector)
 
     def _tell(self, outcome: FaultOutcome) -> None:
         self._outcomes.append(outcome)

@@ -9,11 +9,11 @@ from statistics import median
 from trainer.commands.chaos.injector import AT_WORK
 from trainer.commands.chaos.schedule import Fault
 from trainer.config.words import size
-from trainer.launch.fault_hooks import Seen
+from trainer.launch.fault_hooks import RunView
 
 STEPS = 10**9  # the time decides
 SAMPLE_SECS = 1.0
-SAMPLES_AT_LEAST = 30  # of a task's longest life; fewer say nothing
+SAMPLES_AT_LEAST = 30  # of a task's longest attempt; fewer say nothing
 MEMORY_SHARE, MEMORY_BYTES = 0.1, 16 * 2**20  # that it may grow by, together
 FILES = 8
 PATIENCE_SECS = 120.0  # at the end, for a run that has not recovered
@@ -49,14 +49,14 @@ class Timed:
 
 
 class Resources:
-    """Memory and open files of every life of every task."""
+    """Memory and open files of every attempt of every task."""
 
     def __init__(self, count_files: Callable[[int], int] | None = None) -> None:
         self._count_files = count_files or _count_files
         self._samples: dict[tuple[str, int], list[tuple[int, int]]] = {}  # by task and pid
         self._next_at = 0.0
 
-    def look(self, seen: Seen) -> None:
+    def look(self, seen: RunView) -> None:
         if seen.now < self._next_at:
             return
         self._next_at = seen.now + SAMPLE_SECS
@@ -66,7 +66,7 @@ class Resources:
                 self._samples.setdefault((task, seen.pids[task]), []).append(sample)
 
     def growth(self) -> list[str]:
-        """Tasks that held more in the last third of their longest life than in the first, in words."""
+        """Tasks that held more in the last third of their longest attempt than in the first, in words."""
         longest: dict[str, list[tuple[int, int]]] = {}
         for (task, _), samples in self._samples.items():
             longest[task] = max(longest.get(task, []), samples, key=len)

@@ -196,7 +196,7 @@ def _chief(left: RunRecord) -> Claim:
 
 def _lives(left: RunRecord) -> Claim:
     launcher = left.journals[LAUNCHER]
-    again = sum(event["event"] == "start" and event["life"] > 0 for event in launcher)
+    again = sum(event["event"] == "start" and event["attempt"] > 0 for event in launcher)
     text = f"every task ended well and had one process at a time; {count(again, 'task')} started again"
     if not launcher:
         return Claim(text, skipped="no launcher started it")

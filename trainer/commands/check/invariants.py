@@ -5,7 +5,7 @@ Events are the lines of the journals (trainer/storage/journal.py), each task's i
     a worker      join, push      step: the global step that its gradient is of; update step + 1 takes it in
     a shard host  load, update    step: the global step after it
     the chief     reload (checkpoint: where the state comes from, null: a new one), adopt, save
-    the launcher  start (task, life), exit (task, code), restart (scope, cause)
+    the launcher  start (task, attempt), exit (task, code), restart (scope, cause)
 
 Which update a step got in the end follows from the reloads: a later generation that was loaded at a lower step replaces
 what an earlier one did after it.
@@ -95,7 +95,7 @@ def _pushes(events: Iterable[Event]) -> set[Push]:
 def _lost_pushes(events: Sequence[Event], reloads: Reloads) -> set[Push]:
     """What a worker pushed as its last act before it died: it could not write that down, but the update is there.
 
-    In lockstep nothing else explains that its next life joins one step further: nobody passes a step without it.
+    In lockstep nothing else explains that its next attempt joins one step further: nobody passes a step without it.
     """
     own = [event for event in events if event["event"] in ("join", "push")]
     lost: set[Push] = set()
@@ -177,25 +177,25 @@ def check_lives(launcher: Iterable[Event], tasks: Collection[str], *, good: Coll
     """No task had two processes at a time, so the chief had none; each ended, and the last one well.
 
     Args:
-        launcher: its events; a first life begins a new launch, of which nobody else was left.
+        launcher: its events; a first attempt begins a new launch, of which nobody else was left.
         tasks: names of all.
         good: exit codes with which a task may end for good.
     """
     told: list[str] = []
-    alive: dict[str, int] = {}  # the life that each task is in
+    alive: dict[str, int] = {}  # each task's current attempt
     codes: dict[str, int] = {}
     for event in launcher:
         task = event.get("task", "")
         if event["event"] == "start":
-            if task in alive and event["life"] > 0:
-                told.append(f"{task} was started as life {event['life']} while life {alive[task]} was there")
-            alive[task] = event["life"]
+            if task in alive and event["attempt"] > 0:
+                told.append(f"{task} was started as attempt {event['attempt']} while attempt {alive[task]} was there")
+            alive[task] = event["attempt"]
         elif event["event"] == "exit":
             if task not in alive:
                 told.append(f"{task} ended with code {event['code']} and had not been started")
             alive.pop(task, None)
             codes[task] = event["code"]
-    told += [f"life {life} of {task} never ended" for task, life in alive.items()]
+    told += [f"attempt {attempt} of {task} never ended" for task, attempt in alive.items()]
     told += [f"{task} was never started" for task in tasks if task not in alive and task not in codes]
     ended = {task: code for task, code in codes.items() if task not in alive}
     return told + [f"{task} ended with code {code}" for task, code in ended.items() if code not in good]
