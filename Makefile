@@ -9,6 +9,7 @@ MINUTES ?= 60
 RUN ?=
 DATA ?=
 BUILD_ARGS ?=
+PART ?=
 TARGET ?= cpu
 BIN := .venv/bin
 
@@ -18,9 +19,12 @@ help: ## List the targets
 train: .venv/run ## Train a CNN on handwritten digits with CLUSTER (2ps4w); ARGS="train.steps=500" for more
 	$(BIN)/python -m trainer cluster=$(CLUSTER) $(ARGS)
 
-test: .venv/dev ## All tests: modules, then real clusters of processes; what fails is run once more, alone
+test: .venv/dev ## All tests: modules, then real clusters; what fails runs once more, alone. PART=3/8: an eighth of the clusters
 	$(BIN)/python -m pytest -n 2 -m "not cluster" || $(ALONE)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m cluster || $(ALONE)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m cluster $(if $(PART),--part $(PART)) || $(ALONE)
+
+test-all: override PART = ## All tests, whatever PART is
+test-all: test
 
 # Deadlines are of the wall clock, and a machine may be busy with others: who fails beside another test must pass alone.
 ALONE = { [ $$? -eq 1 ] && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
@@ -120,5 +124,5 @@ clean: ## Remove what these commands made, except runs/
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
 	@touch $@
 
-.PHONY: help train test test-fast chaos soak bench bench-quick bench-growth bench-input bench-links image cluster-up \
+.PHONY: help train test test-all test-fast chaos soak bench bench-quick bench-growth bench-input bench-links image cluster-up \
   cluster-start cluster-ps cluster-logs cluster-down cluster-tensorboard wheels bench-containers check format lock clean

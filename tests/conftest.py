@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,24 @@ GPUS = len(list(Path("/dev").glob("nvidia[0-9]*")))
 SMALL = ["train.batch_size=48", "train.steps=12", "summary.every=1", "checkpoint.every=5"]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", type=_part, metavar="K/N", help="of the cluster tests only the K-th of N parts")
+
+
+def _part(text: str) -> tuple[int, int]:
+    numbers = re.fullmatch(r"(\d+)/(\d+)", text)
+    if numbers is None or not 1 <= int(numbers[1]) <= int(numbers[2]):
+        raise argparse.ArgumentTypeError(f"{text!r} is not K/N with 1 <= K <= N, e.g. 3/8")
+    return int(numbers[1]), int(numbers[2])
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if part := config.getoption("part"):
+        k, n = part
+        clusters = [item for item in items if item.get_closest_marker("cluster")]
+        left_out = {item for item in clusters if zlib.crc32(item.nodeid.encode()) % n != k - 1}
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
     has_engine = bool(os.environ.get(NEEDS_DOCKER)) or _has_engine()
     for item in items:
         if GPUS == 0 and item.get_closest_marker("gpu"):
