@@ -120,7 +120,7 @@ def test_it_says_first_what_is_not_as_planned():
 def test_it_says_which_tasks_have_told_nothing_yet():
     read = Reader(page([STEPPED], plan(workers=2)))
     assert "As planned, so far" in read.texts[""]
-    assert "Not yet told: worker:1, one step, ps:0, one update." in read.texts[""]
+    assert "No record yet of: worker:1, one step, ps:0, one update." in read.texts[""]
     assert "no record" in read.texts["tasks"]
 
 
