@@ -189,6 +189,6 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_said(finish: Finish):
     damaged[len(damaged) // 2] ^= 1
     newest.write_bytes(damaged)
     again = finish(*FAST, "train.steps=80", "run=torn")
-    assert "skips a checkpoint" in again.output
+    assert "skipping a damaged checkpoint" in again.output
     assert "resumes at step 40" in again.output
     assert again.summary()["params_sha256"] == expected

@@ -439,6 +439,6 @@ def test_a_step_that_hangs_writes_stacks_and_is_done_again(start, tmp_path: Path
     logs = {task: run.directory / "logs" / f"{task.replace(':', '-')}.log" for task in run.tasks()}
     (hung,) = [task for task, log in logs.items() if "in hang_once" in log.read_text()]
     for task, log in logs.items():
-        assert f'state of {task}: {{"job": "{task.partition(":")[0]}"' in log.read_text()
+        assert f'{task} INFO  state: {{"job": "{task.partition(":")[0]}"' in log.read_text()
     assert run.summary()["restarts_of"] == {hung: 1}
     assert [step for step, _ in losses(run)] == list(range(1, STEPS + 1))

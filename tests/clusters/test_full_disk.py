@@ -111,7 +111,7 @@ def test_a_disk_that_is_full_for_a_while_costs_no_more_than_the_checkpoints_of_t
     run = start(*RUN, f"run={disk / 'run'}", "train.steps=1500", "checkpoint.on_error=continue")
     run.wait_for_step(1)
     other, log = fill(disk), run.directory / "logs/worker-0.log"
-    while "training goes on, until the next save is due" not in log.read_text():
+    while "training continues until the next save is due" not in log.read_text():
         assert run.process.poll() is None, log.read_text()
     other.unlink()
     assert run.wait() == 0, run.output

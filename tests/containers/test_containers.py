@@ -181,7 +181,7 @@ def test_containers_give_the_bits_of_processes_and_the_run_is_the_callers(launch
     assert [log.name for log in run.logs()] == [
         *("ps-0.log", "ps-1.log", "worker-0.log", "worker-1.log", "worker-2.log", "worker-3.log")
     ]
-    assert all(f" is done at step {STEPS}" in log.read_text() for log in run.logs())
+    assert all(f" done at step {STEPS}" in log.read_text() for log in run.logs())
 
 
 def test_cluster_up_gives_the_bits_of_processes_and_leaves_a_run_directory_of_the_callers(call, unbroken, tmp_path):
@@ -190,7 +190,7 @@ def test_cluster_up_gives_the_bits_of_processes_and_leaves_a_run_directory_of_th
     run = tmp_path / "up"
     assert sha_of(run) == unbroken("2ps4w")
     assert f"params_sha256 {unbroken('2ps4w')}" in up.output
-    assert re.search(rf"^worker:3 +\| worker:3 is done at step {STEPS}$", up.output, re.MULTILINE)
+    assert re.search(rf"^worker:3 +\| .* worker:3 INFO  done at step {STEPS}$", up.output, re.MULTILINE)
     assert re.search(r"^done: .*/up$", up.output, re.MULTILINE)
     assert {path.stat().st_uid for path in [run, *run.rglob("*")]} == {os.getuid()}
     assert (run / "logs/worker-3.log").exists()
@@ -424,7 +424,7 @@ def test_a_cluster_in_the_background_is_listed_followed_and_taken_down(call, tmp
     down = call("down", RUN=str(run))
     assert down.wait(60) == 0, down.output
     assert of_runs_below(tmp_path) == []
-    assert "worker:0 is done at step" in (run / "cluster.log").read_text()
+    assert "worker:0 INFO  done at step" in (run / "cluster.log").read_text()
     assert json.loads((run / "summary.json").read_text())["steps"] >= 5
     assert call("down", RUN=str(run)).wait() == 0  # once more changes nothing
 

@@ -115,7 +115,8 @@ def test_the_docstring_tells_every_place():
 def test_kill_ends_the_process_at_the_place():
     ended = run(WALK, "push:kill@2")
     assert ended.returncode == -signal.SIGKILL
-    assert ended.stdout == "0\n1\nfailpoint push:kill@2 reached at step 2\n"
+    assert ended.stdout == "0\n1\n"
+    assert ended.stderr == "failpoint push:kill@2 reached at step 2\n"
 
 
 def test_raise_raises_an_error_that_names_the_failpoint():
@@ -147,13 +148,13 @@ def test_sleep_goes_on_later():
 
 def test_each_acts_once_in_a_process():
     ended = run(WALK, "push:sleep=0@2;push:sleep=0@3;apply:sleep=0@1")
-    acted = [line for line in ended.stdout.splitlines() if line.startswith("failpoint")]
+    acted = [line for line in ended.stderr.splitlines() if line.startswith("failpoint")]
     assert [line.partition(" reached ")[2] for line in acted] == ["at step 1", "at step 2", "at step 3"]
 
 
 def test_the_first_step_seen_may_be_later_than_the_one_that_was_set():
     ended = run(WALK.replace("range(5)", "range(30, 35)"), "push:kill@2")
-    assert ended.stdout.endswith("failpoint push:kill@2 reached at step 30\n")
+    assert ended.stderr.endswith("failpoint push:kill@2 reached at step 30\n")
 
 
 def test_an_unreadable_variable_is_an_error_at_the_first_place():
@@ -176,7 +177,8 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 def test_an_operation_of_a_graph_reaches_its_place_when_it_runs():
     ended = run(IN_A_GRAPH, "push:kill@3")
     assert ended.returncode == -signal.SIGKILL
-    assert ended.stdout == "0\n1\n2\nfailpoint push:kill@3 reached at step 3\n"
+    assert ended.stdout == "0\n1\n2\n"
+    assert ended.stderr.endswith("failpoint push:kill@3 reached at step 3\n")
 
 
 def test_an_error_raised_in_a_graph_names_the_failpoint():

@@ -330,19 +330,19 @@ def test_a_life_after_one_that_ended_within_a_line_is_one_of_its_own(tmp_path: P
     assert profile.damaged == 1
 
 
-def test_a_recorder_without_a_run_directory_says_so_once(tmp_path: Path, capsys):
+def test_a_recorder_without_a_run_directory_says_so_once(tmp_path: Path, caplog):
     recorder = Recorder(RunDirectory(tmp_path / "none"), task("ps", 0), task("worker", 0))
     for number in (1, 2):
         recorder.write(SHARD, number, Stamps(1.0, 2.0, {}))
-    assert capsys.readouterr().out == f"ps:0 is not profiled: {tmp_path}/none: no plan is there\n"
+    assert caplog.messages == [f"ps:0 is not profiled: {tmp_path}/none: no plan is there"]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_recorder_that_cannot_write_does_not_stop_the_task(tmp_path: Path, capsys):
+def test_a_recorder_that_cannot_write_does_not_stop_the_task(tmp_path: Path, caplog):
     directory = prepared(tmp_path / "run")
     directory.profile.write_text("")
     Recorder(directory, task("ps", 0), task("worker", 0)).write(SHARD, 1, Stamps(1.0, 2.0, {}))
-    assert capsys.readouterr().out == f"ps:0 is not profiled: {directory.profile}: File exists\n"
+    assert caplog.messages == [f"ps:0 is not profiled: {directory.profile}: File exists"]
 
 
 def test_the_files_of_all_tasks_become_a_trace_and_a_summary(tmp_path: Path):

@@ -164,13 +164,13 @@ def test_all_wait_while_nothing_is_scored(directory):
     assert evaluations.release_when_scored(directory.evaluations, waiting_at_most=None)(list(range(100))) == []
 
 
-def test_the_oldest_is_given_up_when_too_many_wait_and_it_is_said(directory, capsys):
+def test_the_oldest_is_given_up_when_too_many_wait_and_it_is_logged(directory, caplog):
     directory.path.mkdir()
     directory.evaluations.write_text(LINES)
     release = evaluations.release_when_scored(directory.evaluations, waiting_at_most=2)
     assert release([20, 30, 40]) == [20]
     assert release([20, 30, 40, 50]) == [20, 30]
-    assert capsys.readouterr().out == "checkpoint 30 goes unscored: 2 later ones wait for the evaluator\n"
+    assert caplog.messages == ["checkpoint 30 is not scored: 2 later ones wait for the evaluator"]
 
 
 # ---- what a summary says

@@ -162,16 +162,14 @@ def test_actions_see_the_gradients_of_the_steps_that_fetch_them():
 
 
 def test_an_update_that_was_left_out_ends_the_run():
-    said = (
-        "the loss of step 5, or a gradient, is not finite: its update was left out, .* checkpoints before it are unto"
-    )
+    said = "the loss or a gradient of step 5 is NaN or infinite, so its update was skipped; .* are untouched"
     with pytest.raises(NotFiniteError, match=said):
         train(Script(bad={5}), start=0, until=9, stop_requested=never)
 
 
 def test_no_action_sees_an_update_that_ends_the_run():
     seen: list[int] = []
-    with pytest.raises(NotFiniteError, match="the loss of step 5"):
+    with pytest.raises(NotFiniteError, match="a gradient of step 5"):
         train(
             Script(bad={5}),
             start=0,
@@ -183,7 +181,7 @@ def test_no_action_sees_an_update_that_ends_the_run():
 
 
 def test_the_last_update_is_looked_at_too():
-    with pytest.raises(NotFiniteError, match="the loss of step 4"):
+    with pytest.raises(NotFiniteError, match="a gradient of step 4"):
         train(Script(bad={4}), start=0, until=4, stop_requested=never)
 
 
@@ -206,12 +204,12 @@ def test_an_update_that_others_left_out_meanwhile_is_noticed_at_the_next_pull():
     assert seen == [(6, 4)]  # pulled were 0, 3, 6 and the end
 
 
-def test_a_run_that_skips_them_says_so_once_for_each_and_goes_on(capsys):
+def test_a_run_that_skips_them_says_so_once_for_each_and_goes_on(caplog):
     last, _ = train(Script(bad={2, 4}), start=0, until=6, stop_requested=never, on_bad=not_finite.skip)
     assert last.step == 6
-    assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == [
-        "the loss of step 2, or a gradient, is not finite",
-        "the loss of step 4, or a gradient, is not finite",
+    assert [message.partition(",")[0] for message in caplog.messages] == [
+        "the loss or a gradient of step 2 is NaN or infinite",
+        "the loss or a gradient of step 4 is NaN or infinite",
     ]
 
 
@@ -252,13 +250,13 @@ def test_parameters_that_are_not_finite_are_never_saved(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("policy", "expected"), [("stop", [1, 2, 3]), ("skip", [1, 2, 3, 4, 5, 6, 7, 8])])
-def test_a_state_that_lacks_an_update_is_saved_only_where_such_are_skipped(tmp_path: Path, policy, expected, capsys):
+def test_a_state_that_lacks_an_update_is_saved_only_where_such_are_skipped(tmp_path: Path, policy, expected, caplog):
     engine = Script(bad={4})
     chief = make_chief(tmp_path, engine, f"train.on_not_finite={policy}")
     train_under(chief, engine, on_bad=lambda _: None)
     chief._writer.close()
     assert saved(tmp_path) == expected
-    assert ("step 4 is not saved: an update was left out" in capsys.readouterr().out) == (policy == "stop")
+    assert ("step 4 is not saved: an update was left out" in caplog.text) == (policy == "stop")
 
 
 def test_a_save_that_fails_ends_the_run(tmp_path: Path):
@@ -268,7 +266,7 @@ def test_a_save_that_fails_ends_the_run(tmp_path: Path):
         train_under(make_chief(tmp_path, engine), engine)
 
 
-def test_a_save_that_fails_is_told_where_the_run_goes_on_and_the_next_is_tried(tmp_path: Path, capsys):
+def test_a_save_that_fails_is_told_where_the_run_goes_on_and_the_next_is_tried(tmp_path: Path, caplog):
     in_the_way = tmp_path / "checkpoints"
     in_the_way.write_text("")
     engine = Script()
@@ -282,9 +280,9 @@ def test_a_save_that_fails_is_told_where_the_run_goes_on_and_the_next_is_tried(t
     train_under(chief, engine, after=[make_way])
     chief._writer.close()
     assert saved(tmp_path) == [6, 8]
-    assert capsys.readouterr().out.splitlines() == [
+    assert caplog.messages == [
         f"{in_the_way}/00000000{step}: the checkpoint of step {step} was not saved (File exists); earlier ones are "
-        "untouched; training goes on, until the next save is due"
+        "untouched; training continues until the next save is due"
         for step in (2, 4)
     ]
 

@@ -75,4 +75,4 @@ def test_a_run_ends_before_the_batch_of_a_bad_record_is_applied(start, tmp_path:
 @pytest.mark.parametrize("cluster", CLUSTERS)
 def test_a_run_ends_before_the_batch_of_a_record_with_nan_is_applied(start, tmp_path: Path, cluster):
     said, _ = end(start, tmp_path, cluster, example(image=[1.0, float("nan"), 1.0, 1.0], label=[1]))
-    assert "the loss of step 7, or a gradient, is not finite: its update was left out" in said
+    assert "the loss or a gradient of step 7 is NaN or infinite, so its update was skipped" in said

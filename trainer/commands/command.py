@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import logging
 import os
 import sys
 import time
@@ -78,6 +79,8 @@ def find_problems(config: RunConfig) -> list[Problem]:
 
 def main(config: RunConfig, started_at: float, early: Tasks | None = None) -> int:
     """Does what the config says; returns the exit code."""
+    logging.basicConfig(stream=sys.stdout, format="%(message)s")
+    logging.getLogger("trainer").setLevel(logging.INFO)
     try:
         return act(config, started_at, early)
     except (ConfigError, DescriptionError) as error:

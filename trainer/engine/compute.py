@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from trainer.config.schema import OptimizerConfig
@@ -17,6 +19,8 @@ from trainer.engine.vectors import packing, wire
 from trainer.engine.vectors.packing import TrainableAndRest
 from trainer.plan.layout import METRICS, Shard
 from trainer.workload import loss_scale
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -122,21 +126,26 @@ def _run(
 def _name_bad(
     replica: Replica, is_bad: tf.Tensor, finite: tf.Tensor, judged: Sequence[str], *, step: tf.Tensor
 ) -> tf.Operation:
-    """Prints what is not finite, in the log of the task that computed it: all others learn only that something is.
+    """Logs what is not finite in the task that computed it; all others learn only that something is.
 
-    In the graph, so that it costs no fetch; and outside of what XLA compiles, which cannot print.
+    An operation of the graph, so that it costs no fetch; outside of what XLA compiles, which cannot call Python.
     """
 
-    def tell() -> tf.Operation:
+    def report() -> tf.Operation:
         with tf.device("/cpu:0"):  # of the task that an enclosing scope names
             first = tf.gather(tf.constant(judged), tf.argmin(tf.cast(finite, tf.int32)))
             others = tf.reduce_sum(tf.cast(tf.logical_not(finite), tf.int32)) - 1
-            more = tf.where(others > 0, tf.strings.format(", nor are {} others", others), "")
-            said = [f"replica {replica.index} of {replica.task}: ", first, " is not finite at step "]
-            return tf.print(tf.strings.join([*said, tf.as_string(step + 1), more]), output_stream=sys.stderr)
+            numbers = [first, step + 1, others]
+            return tf.numpy_function(partial(_log_bad, replica.index), numbers, [])
 
     with tf.device("/cpu:0"):
-        return tf.cond(is_bad, tell, tf.no_op)
+        return tf.cond(is_bad, report, tf.no_op)
+
+
+def _log_bad(replica: int, name: Any, step: int, others: int) -> None:
+    first = np.asarray(name).item().decode()  # a scalar array where TensorFlow runs eagerly, else bytes
+    more = f", and so are {others} other gradients" if others else ""
+    _log.error("replica %d: %s is NaN or infinite at step %d%s", replica, first, step, more)
 
 
 def mean_computed(told: Sequence[Computed]) -> Computed:

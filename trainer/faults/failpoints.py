@@ -23,12 +23,15 @@ between two things that can be seen from outside:
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import re
 import signal
 import threading
 import time
 from dataclasses import dataclass
+
+_log = logging.getLogger(__name__)
 
 VARIABLE = "TRAINER_FAILPOINT"
 NAMES = ("step", "push", "take", "apply", "token", "generation", "load", "save-data", "save-manifest", "rename")
@@ -50,7 +53,7 @@ class Failpoint:
         return f"{self.name}:{self.action}@{self.step}"
 
     def act(self, step: int) -> None:
-        print(f"failpoint {self} reached at step {step}", flush=True)
+        _log.warning("failpoint %s reached at step %d", self, step)
         if self.action == "raise":
             raise RuntimeError(f"failpoint {self} reached at step {step}")
         if self.secs:

@@ -14,6 +14,7 @@ from trainer.observe.machine import oom_kills
 from trainer.plan.plan import Task
 from trainer.storage.journal import Journal
 from trainer.storage.run_directory import RunDirectory
+from trainer.task.log import STARTED
 
 LOG_LINES = 20
 WORKING = ("training", "saving", "serving", "evaluating", "exporting", "done")  # states that end at a step boundary
@@ -166,6 +167,6 @@ class Attempts:
         task = attempt.task
         log = self._directory.path / task.log
         lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-        starts = [number for number, text in enumerate(lines) if f"{task.name} of " in text]
+        starts = [number for number, text in enumerate(lines) if f"{STARTED}{task.name} of " in text]
         tail = lines[starts[-1] if starts else 0 :][-LOG_LINES:]
         return Failure(task, attempt.code, tail, attempt.why)

@@ -10,6 +10,7 @@ files: the launcher and the chief read them without TensorFlow.
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -21,6 +22,8 @@ from trainer.storage import checkpoint, checkpoint_writer
 from trainer.storage.checkpoint import CheckpointError
 from trainer.storage.checkpoint_writer import Release
 from trainer.storage.run_directory import RunDirectory
+
+_log = logging.getLogger(__name__)
 
 NOTE = "evaluation.json"
 WAITING_AT_MOST = 20  # checkpoints kept for an evaluator that nobody watches: it may be gone
@@ -106,7 +109,7 @@ def release_when_scored(evaluations: Path, *, waiting_at_most: int | None) -> Re
         waiting = [step for step in due if step > scored]
         given_up = [] if waiting_at_most is None else waiting[: max(0, len(waiting) - waiting_at_most)]
         for step in given_up:
-            print(f"checkpoint {step} goes unscored: {waiting_at_most} later ones wait for the evaluator", flush=True)
+            _log.warning("checkpoint %d is not scored: %d later ones wait for the evaluator", step, waiting_at_most)
         return [*(step for step in due if step <= scored), *given_up]
 
     return release

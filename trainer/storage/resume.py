@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from trainer.storage import checkpoint
 from trainer.storage.checkpoint import Checkpoint, CheckpointError
 from trainer.storage.history import History
 from trainer.storage.run_directory import RunDirectory
+
+_log = logging.getLogger(__name__)
 
 
 def find(resume: str, directory: RunDirectory, *, steps: int, again: bool = False) -> Checkpoint | None:
@@ -45,7 +48,7 @@ def _find(resume: str, directory: RunDirectory) -> Checkpoint | None:
         folder = named
     newest, skipped = checkpoint.newest_valid(folder)
     for reason in skipped:
-        print(f"skips a checkpoint: {reason}", flush=True)
+        _log.warning("skipping a damaged checkpoint: %s", reason)
     if newest is None and (skipped or resume != "auto"):
         raise CheckpointError(folder, "no checkpoint in it is valid")
     return newest
@@ -84,7 +87,7 @@ def set_aside(directory: RunDirectory) -> None:
     aside.mkdir()
     for path in left:
         path.rename(aside / path.name)
-    print(f"starts anew; what an earlier run left is now in {aside}", flush=True)
+    _log.info("starting from step 0; moved the files of an earlier run to %s", aside)
 
 
 def set_aside_newer(directory: RunDirectory, *, step: int) -> None:
@@ -96,6 +99,6 @@ def set_aside_newer(directory: RunDirectory, *, step: int) -> None:
         if any(path.name.isdigit() and int(path.name) > step for path in folder.glob("*")):
             aside = folder.with_name(f"{folder.name}-until-{time.strftime('%Y%m%d-%H%M%S')}")
             folder.rename(aside)
-            print(f"newer checkpoints were moved to {aside}", flush=True)
+            _log.info("moved newer checkpoints to %s", aside)
     if directory.evaluations.exists():
         History(directory.evaluations, start=step).close()

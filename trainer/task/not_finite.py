@@ -6,11 +6,14 @@ changes the order of the data, so that what comes after a checkpoint is not the 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from trainer.config.schema import NotFinitePolicy
 from trainer.engine.step_result import StepResult
 from trainer.faults.exit_codes import NotFiniteError, RollbackError
+
+_log = logging.getLogger(__name__)
 
 ROLLBACKS_AT_MOST = 3
 ODD = 0x9E3779B1  # spreads the first few numbers over all 32 bits that TensorFlow takes of a seed
@@ -39,7 +42,7 @@ def stop(pulled: StepResult) -> None:
 
 
 def skip(pulled: StepResult) -> None:
-    print(f"{_found(pulled)}; training goes on", flush=True)
+    _log.warning("%s; training continues", _found(pulled))
 
 
 def roll_back(pulled: StepResult) -> None:
@@ -55,6 +58,6 @@ def order_seed(seed: int, rollbacks: int) -> int:
 
 def _found(pulled: StepResult) -> str:
     return (
-        f"the loss of step {pulled.bad}, or a gradient, is not finite: its update was left out, and the log of the "
-        "worker that it came from names the replica"
+        f"the loss or a gradient of step {pulled.bad} is NaN or infinite, so its update was skipped; the log of the "
+        "worker that computed it names the replica"
     )

@@ -6,12 +6,12 @@ import contextlib
 import faulthandler
 import gc
 import json
+import logging
 import os
 import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -44,7 +44,7 @@ from trainer.storage import rollbacks
 from trainer.storage.checkpoint import Checkpoint
 from trainer.storage.journal import Journal
 from trainer.storage.run_directory import RunDirectory, config_hash
-from trainer.task import not_finite
+from trainer.task import log, not_finite
 from trainer.task.assemble import compute_device, make_engine, make_host, open_memory
 from trainer.task.chief.actions import Chief
 from trainer.task.chief.initial_state import first_snapshot, missed_at
@@ -56,6 +56,8 @@ from trainer.task.server import can_fuse, configure_eager, session_config, start
 from trainer.task.signals import StopRequest
 from trainer.workload.build import open_workload, parameters_of
 from trainer.workload.data import find_data_error
+
+_log = logging.getLogger(__name__)
 
 RECENT_STEPS = 20
 LOOK_EVERY_SECS = 1.0  # at whether a step stalls
@@ -78,17 +80,24 @@ def play(config: RunConfig, plan: Plan, directory: RunDirectory, job: str, index
     """Plays a task and ends the process; whatever goes wrong is printed, and told by the exit code."""
     faulthandler.enable()
     task = plan.task(job, index)
-    print(f"{task.name} of {directory.path}, pid {os.getpid()}: {plan.describe()}", flush=True)
+    log.set_up(task.name)
+    _log.info("%s%s of %s, pid %d: %s", log.STARTED, task.name, directory.path, os.getpid(), plan.describe())
     player = _Player(config, plan, directory, task)
     try:
         code = player.play()
-    except Exception as raised:
-        error = find_data_error(raised) or raised
-        code = exit_codes.exit_code_of(error)
-        if code == exit_codes.INTERNAL and not isinstance(error, TrainerError):
-            traceback.print_exc()
-        print(f"{task.name} failed: {type(error).__name__}: {_first_lines(error)}", file=sys.stderr)
+    except Exception as error:
+        code = _log_failure(error)
     leave(code)
+
+
+def _log_failure(raised: Exception) -> int:
+    """Logs what ends this process, with the traceback of what nobody expected; returns the exit code."""
+    error = find_data_error(raised) or raised
+    code = exit_codes.exit_code_of(error)
+    if code == exit_codes.INTERNAL and not isinstance(error, TrainerError):
+        _log.error("unexpected error", exc_info=error)
+    _log.error("failed: %s: %s", type(error).__name__, _first_lines(error))
+    return code
 
 
 def leave(code: int) -> NoReturn:
@@ -134,11 +143,11 @@ class _Player:
 
     def _tell_state(self) -> None:
         """Follows the stacks that `kill -USR1 PID` writes into the log."""
-        print(f"state of {self._task.name}: {json.dumps(self._status.to_json())}", flush=True)
+        _log.info("state: %s", json.dumps(self._status.to_json()))
 
     def _stop_alone(self) -> None:
         """Does what a launcher that was killed cannot ask for any more."""
-        print(f"{self._task.name}: the launcher is gone, so the run is saved and ends", flush=True)
+        _log.warning("the launcher does not ask any more; saving and stopping")
         os.kill(os.getpid(), signal.SIGTERM)
 
     def play(self) -> int:
@@ -173,7 +182,7 @@ class _Player:
         if self._plan.strategy == "all_reduce":
             self._stay_for_the_ring()
         self._status.state = "done"
-        print(f"{self._task.name} is done at step {self._status.step}", flush=True)
+        _log.info("done at step %d", self._status.step)
         return exit_codes.TERMINATED if stopped or self._stop.requested else exit_codes.OK
 
     def _make_devices(self) -> None:
@@ -226,7 +235,7 @@ class _Player:
             until=until,
             deadline_secs=self._config.timeouts.roll_call_secs,
             may_be_silent=may_be_silent,
-            report=lambda text: print(f"{self._task.name} {text}", flush=True),
+            report=_log.info,
         )
 
     def _start_hosting(self) -> list[ShardHost]:
@@ -243,9 +252,9 @@ class _Player:
         self._status.is_ready = True
         self._status.state = "waiting"
         first, *others = shard_hosts
-        _start_thread("shard host", self._task.name, lambda: self._host(first, others))
+        _start_thread("shard host", lambda: self._host(first, others))
         for number, other in enumerate(others, 2):
-            _start_thread(f"shard host {number}", self._task.name, partial(self._host_bucket, other))
+            _start_thread(f"shard host {number}", partial(self._host_bucket, other))
         return shard_hosts
 
     def _host_bucket(self, shard_host: ShardHost) -> None:
@@ -339,7 +348,7 @@ class _Player:
             found = self._load(engine, model)
         start = engine.start()
         if adopts:
-            print(f"goes on at step {start} with the state that the shard hosts hold", flush=True)
+            _log.info("continuing from step %d: shard hosts still hold the state", start)
             self._journal.write("adopt", generation=engine.generation, step=start)
         chief = Chief(
             config,
@@ -375,7 +384,7 @@ class _Player:
         self._journal.write("reload", generation=generation, step=state.step, checkpoint=path)
         engine.load(state, generation=generation)
         if path:
-            print(f"resumes at step {state.step} from {path}", flush=True)
+            _log.info("resuming at step %d from %s", state.step, path)
         return found
 
     def _run(self, engine: Engine, pace: Pace, start: int, *, chief: Chief | None) -> bool:
@@ -459,7 +468,7 @@ class _Player:
         may_start_again = bool(self._shards)  # as long as no state is loaded, none is lost
 
         def leave_for(code: int, why: str) -> None:
-            print(f"{self._task.name} failed: {why}", file=sys.stderr)
+            _log.error("failed: %s", why)
             leave(code)
 
         watch(
@@ -492,7 +501,7 @@ class _Player:
             status.missing, status.stalled_secs = names, secs
             status.stuck = status.missing if stall.is_stuck(now) else []
             if missing and status.missing and stall.is_due(now):
-                print(describe(step, secs, workers, status.missing, self._seen(status.missing)), flush=True)
+                _log.warning(describe(step, secs, workers, status.missing, self._seen(status.missing)))
 
         def watch_on() -> None:
             while self._needs_hosts:
@@ -532,18 +541,13 @@ def _wait_at_most(secs: float, work: Callable[[], None]) -> None:
     thread.join(secs)
 
 
-def _start_thread(name: str, task: str, work: Callable[[], None]) -> None:
+def _start_thread(name: str, work: Callable[[], None]) -> None:
     """Runs `work` beside the main thread; its failure ends the task, because nobody would come to join it."""
 
     def run() -> None:
         try:
             work()
-        except Exception as raised:
-            error = find_data_error(raised) or raised
-            code = exit_codes.exit_code_of(error)
-            if code == exit_codes.INTERNAL and not isinstance(error, TrainerError):
-                traceback.print_exc()
-            print(f"{task} failed: {name}: {_first_lines(error)}", file=sys.stderr)
-            leave(code)
+        except Exception as error:
+            leave(_log_failure(error))
 
     threading.Thread(target=run, name=name, daemon=True).start()

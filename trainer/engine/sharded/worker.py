@@ -20,6 +20,7 @@ of a bucket come while the gradients of the next one go. The tokens are the same
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 import time
 from collections.abc import Sequence
@@ -55,6 +56,8 @@ from trainer.engine.vectors.shared_memory import Memory
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.faults.exit_codes import IncompleteError
 from trainer.plan.layout import Shard
+
+_log = logging.getLogger(__name__)
 
 v1 = tf.compat.v1
 
@@ -173,7 +176,7 @@ class ShardsEngine(SessionEngine):
         while any(generation == 0 for generation, *_ in state):
             if time.monotonic() - told_at >= REPORT_EVERY_SECS:
                 told_at = time.monotonic()
-                print(f"waits {told_at - began:.0f} s for worker:0 to load the state", flush=True)
+                _log.info("has waited %.0f s for worker:0 to load the state", told_at - began)
             time.sleep(LOADED_POLL_SECS)
             state = self._read_state()
         self.generation = self.held()

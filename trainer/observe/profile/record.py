@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 from typing import Any, TextIO
@@ -16,6 +17,8 @@ from trainer.observe.profile import clock
 from trainer.observe.profile.stamps import Stamps
 from trainer.plan.plan import Task
 from trainer.storage.run_directory import RunDirectory
+
+_log = logging.getLogger(__name__)
 
 STEPS = 1000  # of each life of a task, and of a shard there; then nothing more is written
 REPLICA, SHARD = "replica", "shard"
@@ -76,10 +79,8 @@ class Recorder:
 
     def _fail(self, error: OSError) -> None:
         """A profile is not worth a run."""
-        print(
-            f"{self._task.name} is not profiled: {error.filename or self._directory.profile}: {error.strerror}",
-            flush=True,
-        )
+        where = error.filename or self._directory.profile
+        _log.warning("%s is not profiled: %s: %s", self._task.name, where, error.strerror)
         self._file, self._is_closed = None, True
 
 

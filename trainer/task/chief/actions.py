@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,6 +30,8 @@ from trainer.task.evaluator.score import Evaluator
 from trainer.task.pace import Every, Pace
 from trainer.task.tensorboard import Events
 
+_log = logging.getLogger(__name__)
+
 TELL_EVERY_SECS = 5.0
 
 
@@ -53,7 +56,7 @@ def _make_writer(config: RunConfig, directory: RunDirectory, *, is_read: bool) -
 
 
 def _say_and_go_on(error: OSError) -> None:
-    print(f"{error.filename}: {error.strerror}; training goes on, until the next save is due", flush=True)
+    _log.warning("%s: %s; training continues until the next save is due", error.filename, error.strerror)
 
 
 class Chief:
@@ -125,13 +128,13 @@ class Chief:
         snapshot = self._engine.snapshot()
         if save and (flaw := self._flaw(snapshot)):
             # No reason to end here: what all replicas see next tells it to all.
-            print(f"step {snapshot.step} is not saved: {flaw}", flush=True)
+            _log.warning("step %d is not saved: %s", snapshot.step, flaw)
         elif save:
             self._save(snapshot, on_error=_say_and_go_on if self._may_fail_to_save else None)
         if evaluate:
             loss, accuracy = self._evaluate(snapshot)
             self._events.scalars(snapshot.step, {"evaluation/loss": loss, "evaluation/accuracy": accuracy})
-            print(f"step {snapshot.step}: eval_loss {loss:.4f}, eval_accuracy {accuracy:.4f}", flush=True)
+            _log.info("step %d: eval_loss %.4f, eval_accuracy %.4f", snapshot.step, loss, accuracy)
         if histograms:
             self._events.histograms(snapshot.step, {f"parameters/{k}": v for k, v in snapshot.parameters.items()})
 
@@ -175,7 +178,7 @@ class Chief:
         if self._tells:
             scores = {name: results[name] for name in ("eval_loss", "eval_accuracy") if results.get(name) is not None}
             told = "".join(f", {name} {value:.4f}" for name, value in scores.items())
-            print(f"{results['steps']} steps{told}\nparams_sha256 {results['params_sha256']}", flush=True)
+            _log.info("%d steps%s, params_sha256 %s", results["steps"], told, results["params_sha256"])
 
     def roll_back(self, step: int) -> None:
         """Writes down that the run goes back to its newest checkpoint, which may still be on its way to the disk.
@@ -240,14 +243,14 @@ class Chief:
         except (OSError, tf.errors.ResourceExhaustedError) as error:
             if not self._may_fail_to_save:
                 raise
-            print(f"step {pulled.step} is not in the history: {error}", flush=True)
+            _log.warning("step %d is not in the history: %s", pulled.step, error)
 
     def _tell(self, values: Mapping[str, float]) -> None:
         """Says how far the run is, every few seconds; every time it is reported, if that is wanted."""
         now = time.monotonic()
         if self._tells and (self._config.summary.lines or now - self._told_at >= TELL_EVERY_SECS):
             self._told_at = now
-            print(history.describe(values, self._plan.steps, self._plan.update_batch), flush=True)
+            _log.info(history.describe(values, self._plan.steps, self._plan.update_batch))
 
     def _report_contributions(self, step: int) -> None:
         """How stale each worker's gradients were, and how many were dropped; nothing where all move in lockstep."""

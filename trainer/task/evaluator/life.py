@@ -7,6 +7,7 @@ so both need the same run directory: under a scheduler `run=PATH` names one that
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,6 +31,8 @@ from trainer.task.server import can_fuse, session_config
 from trainer.task.tensorboard import Events
 from trainer.workload.build import open_workload, parameters_of
 from trainer.workload.data import DataSet
+
+_log = logging.getLogger(__name__)
 
 POLL_SECS = 0.2
 LOOK_EVERY_SECS = 1.0  # at the chief's page
@@ -84,7 +87,7 @@ def play(config: RunConfig, plan: Plan, directory: RunDirectory, task: Task, sta
         checkpoint_writer.prune(directory.checkpoints, scorer.last_step, config.checkpoint.keep)
     devices.close()
     status.state = "done"
-    print(f"{task.name} is done at step {status.step}", flush=True)
+    _log.info("done at step %d", status.step)
 
 
 def make_evaluator(config: RunConfig, task: Task, model: Any, data: DataSet) -> Evaluator:
@@ -109,7 +112,7 @@ def _meet(chief: Task, config: RunConfig, directory: RunDirectory, status: Statu
         [chief],
         until="is_listening",
         deadline_secs=deadline_secs,
-        report=lambda text: print(f"{name} {text}", flush=True),
+        report=_log.info,
     )
     while not directory.path.is_dir():
         if time.monotonic() - began > deadline_secs:
@@ -227,7 +230,7 @@ class Scorer:
             checkpoint.verify(found)
             tensors = checkpoint.load(found)
         except CheckpointError as error:
-            print(f"passes over a checkpoint: {error.path}: {error.problem}", flush=True)
+            _log.warning("skipping a damaged checkpoint: %s: %s", error.path, error.problem)
             self._damaged.add(identity)
             return
         checkpoint.check_fits(_without_slots(found), self._expected)
@@ -238,7 +241,7 @@ class Scorer:
             self._keep(path, evaluation)
         self._write(evaluation)  # last: a step without a line is scored again
         note = ", the best so far" if is_best else ""
-        print(f"step {found.step}: eval_loss {loss:.4f}, eval_accuracy {accuracy:.4f}{note}", flush=True)
+        _log.info("step %d: eval_loss %.4f, eval_accuracy %.4f%s", found.step, loss, accuracy, note)
 
     def close(self) -> None:
         if self._scored is not None:
@@ -263,7 +266,7 @@ class Scorer:
         try:
             evaluations.keep_as_best(self._directory.best, path, evaluation)
         except FileNotFoundError:  # the chief keeps only so many for an evaluator that is late
-            print(f"step {evaluation.step} scored best, and its checkpoint was removed meanwhile", flush=True)
+            _log.warning("step %d has the best score, but its checkpoint was removed meanwhile", evaluation.step)
         else:
             self._best = evaluation
 
