@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import Forks, forks
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
@@ -178,6 +179,13 @@ def free_ports(count: int) -> list[int]:
     for free in sockets:
         free.close()
     return ports
+
+
+@pytest.fixture(scope="session")
+def python() -> Iterator[Forks]:
+    """Runs command lines of Python that need no TensorFlow, in forks of one interpreter."""
+    with forks() as interpreter:
+        yield interpreter
 
 
 @pytest.fixture

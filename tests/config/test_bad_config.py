@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 import time
 from functools import cache
 from pathlib import Path
@@ -510,7 +507,7 @@ def test_a_check_that_stumbles_over_a_good_config_is_not_silenced():
 
 
 @pytest.fixture
-def trainer(tmp_path):
+def trainer(tmp_path, python):
     """Runs a program that only composes, in an empty directory, and returns how it went and what it left there."""
     program = tmp_path / "program.py"
     program.write_text("from trainer.config import compose\n\ncompose.run(lambda config: 0, lambda config: [])\n")
@@ -520,11 +517,7 @@ def trainer(tmp_path):
         for name, content in dict(files).items():
             (tmp_path / "here" / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / "here" / name).write_text(content)
-        command = [sys.executable, str(program), *arguments]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-        done = subprocess.run(
-            command, cwd=tmp_path / "here", env=environment, capture_output=True, text=True, check=False
-        )
+        done = python.run(str(program), *arguments, cwd=tmp_path / "here")
         left = {
             path.relative_to(tmp_path / "here").as_posix() for path in (tmp_path / "here").rglob("*") if path.is_file()
         }

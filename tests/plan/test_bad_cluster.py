@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forks import Forks
 
 from trainer.config.compose import load
 from trainer.faults.problems import ConfigError
@@ -233,16 +231,9 @@ COMMANDS = [
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("overrides", "environment", "answer"), COMMANDS)
 def test_a_bad_cluster_is_explained_by_the_command_which_starts_and_writes_nothing(
-    tmp_path: Path, overrides: list[str], environment: dict[str, str], answer: list[str]
+    tmp_path: Path, python: Forks, overrides: list[str], environment: dict[str, str], answer: list[str]
 ):
-    ended = subprocess.run(
-        [sys.executable, "-m", "trainer", *overrides],
-        cwd=tmp_path,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"} | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = python.run("-m", "trainer", *overrides, cwd=tmp_path, environment=environment)
     assert (ended.returncode, ended.stdout) == (2, ""), ended.stderr
     for part in answer:
         assert part in ended.stderr

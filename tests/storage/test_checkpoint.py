@@ -384,15 +384,13 @@ COMMANDS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", COMMANDS)
-def test_the_command_ends_with_76_before_any_task_starts_and_leaves_the_checkpoint_alone(tmp_path, kind):
+def test_the_command_ends_with_76_before_any_task_starts_and_leaves_the_checkpoint_alone(tmp_path, python, kind):
     damage, overrides, says = COMMANDS[kind]
     facts = {"model": "mlp", "optimizer": "adam"}
     damage(checkpoint_writer.write(tmp_path, 100, 1, facts, tensors_of(1), keep=1))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     given = ["cluster=1ps2w", "model=mlp", "run=mine", "resume=000000100", *overrides]
-    ended = subprocess.run(
-        [sys.executable, "-m", "trainer", *given], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    ended = python.run("-m", "trainer", *given, cwd=tmp_path)
     assert ended.returncode == 76, ended.stdout + ended.stderr
     assert re.search(says, ended.stderr)
     assert "Traceback" not in ended.stderr

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import re
 import struct
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -522,12 +520,12 @@ def test_bad_data_is_told_with_its_place_and_its_exit_code(whole, kind):
     ],
     ids=["missing", "label", "few records"],
 )
-def test_the_command_ends_with_that_code_before_any_task_starts(whole, name, options, code, says):
+def test_the_command_ends_with_that_code_before_any_task_starts(whole, python, name, options, code, says):
     path = whole.with_name(name)
     files = [f"data.options.{part}={path}" for part in ("train", "evaluate")]
     shape = ["data.options.shape=[2,2,1]", "data.options.classes=3"]
-    command = [sys.executable, "-m", "trainer", "cluster=1ps2w", "model=mlp", "data=tfrecord", *files, *shape, *options]
-    ended = subprocess.run(command, cwd=whole.parent, capture_output=True, text=True, check=False)
+    arguments = ["cluster=1ps2w", "model=mlp", "data=tfrecord", *files, *shape, *options]
+    ended = python.run("-m", "trainer", *arguments, cwd=whole.parent)
     assert (ended.returncode, ended.stdout) == (code, ""), ended.stderr
     assert says in ended.stderr
     assert "Traceback" not in ended.stderr
