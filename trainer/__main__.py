@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainer.launch.processes.tasks import Tasks
+    from trainer.launch.processes.tasks import ProcessTasks
 
 PREFIXES_WITHOUT_LOCAL_TASKS = (
     "-",
@@ -43,7 +43,7 @@ def _open_standard_streams() -> None:
             setattr(sys, name, stream)
 
 
-def start_early(arguments: Sequence[str]) -> Tasks | None:
+def start_early(arguments: Sequence[str]) -> ProcessTasks | None:
     """A nursery, where a command looks like one that trains here: what it imports takes longer than to read a config.
 
     Nothing rests on the guess: when the config is known, a nursery that nobody wants is ended, and one that is wanted
@@ -53,10 +53,10 @@ def start_early(arguments: Sequence[str]) -> Tasks | None:
         argument.lstrip("+").startswith(PREFIXES_WITHOUT_LOCAL_TASKS) for argument in arguments
     ):
         return None
-    from trainer.launch.processes.tasks import Tasks
+    from trainer.launch.processes.tasks import ProcessTasks
 
     try:
-        return Tasks()
+        return ProcessTasks()
     except OSError:  # told when it is wanted
         return None
 

@@ -12,7 +12,7 @@ import pytest
 from conftest import free_ports
 
 from trainer.faults import exit_codes
-from trainer.launch.containers.docker_errors import EngineError, explain
+from trainer.launch.containers.docker_errors import DockerError, explain
 from trainer.observe import health, status
 from trainer.observe.peers import UNIX, read_status
 from trainer.observe.status import Status
@@ -54,7 +54,7 @@ def test_an_error_of_the_engine_is_one_sentence_and_its_remedy(said, meaning, re
 
 
 def test_an_engine_that_does_not_do_it_ends_a_run_with_69():
-    assert exit_codes.exit_code_of(EngineError("gone")) == exit_codes.UNAVAILABLE
+    assert exit_codes.exit_code_of(DockerError("gone")) == exit_codes.UNAVAILABLE
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from trainer.__main__ import start_early
 from trainer.config.schema import DataConfig, ModelConfig
 from trainer.launch import progress
 from trainer.launch.processes.ports import HeldPorts
-from trainer.launch.processes.tasks import Tasks
+from trainer.launch.processes.tasks import ProcessTasks
 from trainer.observe.machine import is_local
 from trainer.observe.peers import read_status
 from trainer.plan.description import Description, Question
@@ -136,14 +136,14 @@ def test_a_host_is_of_this_machine_or_not(host, local):
 
 
 @pytest.fixture
-def tasks() -> Iterator[Tasks]:
+def tasks() -> Iterator[ProcessTasks]:
     """A nursery that starts plain processes."""
-    with Tasks(fork=False) as started:
+    with ProcessTasks(fork=False) as started:
         yield started
 
 
 @pytest.fixture
-def start(tasks: Tasks, tmp_path: Path) -> Callable[..., None]:
+def start(tasks: ProcessTasks, tmp_path: Path) -> Callable[..., None]:
     """start(name, code, **environment): a task that runs a line of Python instead of TensorFlow."""
 
     def start_one(name: str, code: str, **environment: str) -> None:
@@ -159,7 +159,7 @@ def stand_in(folder: Path, code: str) -> dict[str, str]:
     return {"PYTHONPATH": str(folder), "CODE": code, "PYTHONUNBUFFERED": "1"}
 
 
-def hear(tasks: Tasks, kind: str) -> dict[str, Any]:
+def hear(tasks: ProcessTasks, kind: str) -> dict[str, Any]:
     """The next event of a kind; those before it are passed over."""
     deadline = time.monotonic() + DEADLINE_SECS
     while time.monotonic() < deadline:
@@ -225,7 +225,7 @@ def test_waiting_for_news_ends_when_there_is_none(tasks):
 
 
 def test_leaving_the_block_ends_a_task_that_still_runs(tmp_path):
-    with Tasks(fork=False) as tasks:
+    with ProcessTasks(fork=False) as tasks:
         tasks.start("ps:0", run="", environment=stand_in(tmp_path, SLEEP), log=str(tmp_path / "task.log"))
         pid = hear(tasks, "started")["pid"]
     wait_for_end(pid)
@@ -233,10 +233,10 @@ def test_leaving_the_block_ends_a_task_that_still_runs(tmp_path):
 
 LAUNCHER = """
 import json, sys, time
-from trainer.launch.processes.tasks import Tasks
+from trainer.launch.processes.tasks import ProcessTasks
 
 if __name__ == "__main__":
-    with Tasks(fork=False) as tasks:
+    with ProcessTasks(fork=False) as tasks:
         tasks.start("ps:0", run="", environment=json.loads(sys.argv[1]), log=sys.argv[2])
         (started,) = tasks.events(10)
         print(tasks._nursery.pid, started["pid"], flush=True)
@@ -308,16 +308,16 @@ def test_a_task_that_a_scheduler_starts_has_no_nursery(monkeypatch):
 
 
 def test_a_nursery_that_nobody_wants_ends_at_once_and_ending_it_again_does_nothing():
-    early = Tasks(fork=True)  # imports for seconds, and would answer to nothing meanwhile
+    early = ProcessTasks(fork=True)  # imports for seconds, and would answer to nothing meanwhile
     early.discard()
     assert early._nursery.returncode == -signal.SIGKILL
     early.discard()
 
 
 @pytest.fixture(scope="module")
-def forking() -> Iterator[Tasks]:
+def forking() -> Iterator[ProcessTasks]:
     """A nursery as runs use it: TensorFlow is imported, tasks are forked."""
-    with Tasks(fork=True) as started:
+    with ProcessTasks(fork=True) as started:
         yield started
 
 

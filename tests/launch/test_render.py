@@ -16,7 +16,7 @@ from trainer.config.schema import ClusterConfig, ContainerConfig, Launch, Mode, 
 from trainer.faults.problems import Problem
 from trainer.launch.containers import compose_file
 from trainer.launch.containers.inputs import with_absolute_paths
-from trainer.launch.containers.spec import INSIDE, Container, containers, inside, project_of
+from trainer.launch.containers.spec import INSIDE, ContainerSpec, container_specs, inside, project_of
 from trainer.plan import hosts
 from trainer.plan.checks import containers as checks
 from trainer.plan.devices import Machine
@@ -37,13 +37,13 @@ def plan_of(*tasks: Task) -> Plan:
 
 def rendered(config: RunConfig, *tasks: Task, **options: Any) -> dict[str, Any]:
     """The services of the Compose file."""
-    made = containers(config, plan_of(*tasks), run=".", **options)
+    made = container_specs(config, plan_of(*tasks), run=".", **options)
     text = compose_file.render(made, name="n", words="w", overrides="o", user=(1000, 1001))
     assert text.startswith("# w\n# Made by `python -m trainer mode=render o`")
     return yaml.safe_load(text)
 
 
-def container_of(name: str, made: list[Container]) -> Container:
+def container_of(name: str, made: list[ContainerSpec]) -> ContainerSpec:
     return next(container for container in made if container.task == name)
 
 
@@ -87,7 +87,7 @@ def test_no_port_of_a_task_is_published_and_its_network_leads_nowhere():
 def test_only_tasks_that_write_can_write(job, journal, profile, expected):
     config = RunConfig(profile=profile)
     config.summary.journal = journal
-    made = containers(config, plan_of(task("worker", 0), task(job, 1)), run="/r")
+    made = container_specs(config, plan_of(task("worker", 0), task(job, 1)), run="/r")
     assert [m.target for m in container_of("worker:0", made).mounts if m.is_writable] == [INSIDE]
     writable = [m.target for m in container_of(f"{job}:1", made).mounts if m.is_writable]
     assert writable == ([INSIDE] if expected else [])
@@ -96,7 +96,7 @@ def test_only_tasks_that_write_can_write(job, journal, profile, expected):
 
 
 def test_a_task_has_the_gpus_it_was_given_and_counts_them_from_0():
-    made = containers(RunConfig(), plan_of(task("ps", 0), task("worker", 0, (2, 3))), run="/r")
+    made = container_specs(RunConfig(), plan_of(task("ps", 0), task("worker", 0, (2, 3))), run="/r")
     worker, ps = container_of("worker:0", made), container_of("ps:0", made)
     assert (worker.gpus, worker.environment["CUDA_VISIBLE_DEVICES"], worker.image) == ((2, 3), "0,1", "trainer:gpu")
     assert (ps.gpus, ps.environment["CUDA_VISIBLE_DEVICES"], ps.image) == ((), "-1", "trainer:cpu")

@@ -26,10 +26,10 @@ from trainer.plan.description import DescriptionError, Question
 from trainer.plan.tf_config import adopt_tf_config
 
 if TYPE_CHECKING:
-    from trainer.launch.processes.tasks import Tasks
+    from trainer.launch.processes.tasks import ProcessTasks
 
 
-def run(started_at: float, early: Tasks | None) -> NoReturn:
+def run(started_at: float, early: ProcessTasks | None) -> NoReturn:
     """Does what the command line says, and ends the process.
 
     Args:
@@ -77,7 +77,7 @@ def find_problems(config: RunConfig) -> list[Problem]:
     return problems
 
 
-def main(config: RunConfig, started_at: float, early: Tasks | None = None) -> int:
+def main(config: RunConfig, started_at: float, early: ProcessTasks | None = None) -> int:
     """Does what the config says; returns the exit code."""
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
     logging.getLogger("trainer").setLevel(logging.INFO)
@@ -96,7 +96,7 @@ def main(config: RunConfig, started_at: float, early: Tasks | None = None) -> in
         return code
 
 
-def act(config: RunConfig, started_at: float, early: Tasks | None) -> int:
+def act(config: RunConfig, started_at: float, early: ProcessTasks | None) -> int:
     trains_here = config.mode in (Mode.train, Mode.selftest) and config.job is None and config.launch is Launch.local
     if early is not None and not trains_here:
         early.discard()
@@ -128,7 +128,7 @@ def act(config: RunConfig, started_at: float, early: Tasks | None) -> int:
     return train(config, started_at, early)
 
 
-def train(config: RunConfig, started_at: float, early: Tasks | None) -> int:
+def train(config: RunConfig, started_at: float, early: ProcessTasks | None) -> int:
     """Runs all tasks, on this machine; or, where the config says who this process is, plays that task."""
     if config.job is not None:
         return train_one(config)
@@ -137,12 +137,12 @@ def train(config: RunConfig, started_at: float, early: Tasks | None) -> int:
     return train_all(config, started_at, early)
 
 
-def train_all(config: RunConfig, started_at: float, early: Tasks | None) -> int:
+def train_all(config: RunConfig, started_at: float, early: ProcessTasks | None) -> int:
     from trainer.launch.processes import launcher
-    from trainer.launch.processes.tasks import Tasks
+    from trainer.launch.processes.tasks import ProcessTasks
     from trainer.storage.run_directory import choose
 
-    with early or Tasks() as tasks:  # its import of TensorFlow overlaps with the planning
+    with early or ProcessTasks() as tasks:  # its import of TensorFlow overlaps with the planning
         made = _make_plan(config, tasks)
         return launcher.run(config, made, choose(config), tasks, started_at=started_at)
 
@@ -178,15 +178,15 @@ def write_down(config: RunConfig) -> int:
 
 def train_under_faults(config: RunConfig) -> int:
     from trainer.commands.chaos import runner
-    from trainer.launch.processes.tasks import Tasks
+    from trainer.launch.processes.tasks import ProcessTasks
     from trainer.storage.run_directory import choose
 
     config = chaos_check.adapted(config)
-    with Tasks() as tasks:  # one for all runs
+    with ProcessTasks() as tasks:  # one for all runs
         return runner.run(config, _make_plan(config, tasks), choose(config), tasks)
 
 
-def _make_plan(config: RunConfig, tasks: Tasks | None = None) -> plan.Plan:
+def _make_plan(config: RunConfig, tasks: ProcessTasks | None = None) -> plan.Plan:
     """The plan of a run, told in words."""
     child = tasks.describe if tasks and tasks.can_describe else None
     made = make.make_plan(config, describe(_question(config), child), this_machine())

@@ -10,7 +10,7 @@ from trainer.config.schema import RunConfig
 from trainer.faults import exit_codes
 from trainer.launch.containers import compose_file
 from trainer.launch.containers.owners import lend, user_of_tasks
-from trainer.launch.containers.spec import NOBODY, Container, containers, inside, project_of
+from trainer.launch.containers.spec import NOBODY, ContainerSpec, container_specs, inside, project_of
 from trainer.plan.plan import Plan
 from trainer.storage import resume
 from trainer.storage.lease import Lease
@@ -21,7 +21,7 @@ UP = "docker compose -f {} up --abort-on-container-failure"
 
 def show(config: RunConfig, plan: Plan, inputs: Sequence[str], hosts: Mapping[str, str]) -> int:
     """Prints the Compose file of a run, for any directory with its config.yaml and plan.json; returns 0."""
-    made = containers(config, plan, run=".", inputs=inputs, hosts=hosts)
+    made = container_specs(config, plan, run=".", inputs=inputs, hosts=hosts)
     print(_text(made, plan, name=f"trainer-{plan.cluster}", user=(NOBODY, NOBODY)), end="")
     return exit_codes.OK
 
@@ -35,7 +35,7 @@ def write(
         RunInUseError: if the run goes on there.
     """
     path = str(directory.path)
-    made = containers(config, plan, run=".", inputs=inputs, hosts=hosts)
+    made = container_specs(config, plan, run=".", inputs=inputs, hosts=hosts)
     with Lease(directory):
         found = resume.find(config.resume, directory, steps=plan.steps)
         if found is not None:
@@ -55,14 +55,14 @@ def _file(host: str | None) -> str:
     return "compose.yaml" if host is None else f"compose.{host}.yaml"
 
 
-def _text(made: Sequence[Container], plan: Plan, *, name: str, user: tuple[int, int]) -> str:
+def _text(made: Sequence[ContainerSpec], plan: Plan, *, name: str, user: tuple[int, int]) -> str:
     overrides = shlex.join(argument for argument in sys.argv[1:] if argument != "mode=render")
     return compose_file.render(
         made, name=name, words=f"{plan.cluster}: {plan.describe()}", overrides=overrides, user=user
     )
 
 
-def _commands(path: str, made: Sequence[Container]) -> list[str]:
+def _commands(path: str, made: Sequence[ContainerSpec]) -> list[str]:
     hosts = list(dict.fromkeys(container.host for container in made if container.host))
     if not hosts:
         return [f"{path}/compose.yaml", f"start it: {UP.format(shlex.quote(f'{path}/compose.yaml'))}"]
@@ -80,5 +80,5 @@ def _commands(path: str, made: Sequence[Container]) -> list[str]:
     return [*lines, f"{_chiefs_host(made)} has the chief, and keeps the results"]
 
 
-def _chiefs_host(made: Sequence[Container]) -> str:
+def _chiefs_host(made: Sequence[ContainerSpec]) -> str:
     return next(str(container.host) for container in made if container.task == "worker:0")

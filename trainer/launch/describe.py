@@ -1,4 +1,4 @@
-"""A model's description: from the cache, else from a child process that imports TensorFlow."""
+"""Describes a model: from the cache, else by a child process that imports TensorFlow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainer.plan.description import Description, DescriptionError, Question
 
 
 def describe(question: Question, child: Callable[[Question], dict[str, Any]] | None = None) -> Description:
-    """Answers from the cache, else asks a child process that imports TensorFlow.
+    """Returns the description in the cache, else asks a child process that imports TensorFlow.
 
     Args:
         child: runs `answer` in a process with TensorFlow; by default a new one.
@@ -31,15 +31,15 @@ def describe(question: Question, child: Callable[[Question], dict[str, Any]] | N
         if cached is not None:
             return Description.from_json(json.loads(cached.read_text()))
     except (OSError, ValueError, KeyError, TypeError):
-        pass  # not there, or from another version: ask again
-    told = (child or _ask_new_process)(question)
-    if "problem" in told:
-        raise ConfigError([Problem(**told["problem"])])
-    if "failure" in told:
-        raise DescriptionError(told["failure"], told["exit_code"])
+        pass  # missing, or from another version: ask again
+    result = (child or _ask_new_process)(question)
+    if "problem" in result:
+        raise ConfigError([Problem(**result["problem"])])
+    if "failure" in result:
+        raise DescriptionError(result["failure"], result["exit_code"])
     if cached is not None:
-        _write_atomically(cached, json.dumps(told["description"]))
-    return Description.from_json(told["description"])
+        _write_atomically(cached, json.dumps(result["description"]))
+    return Description.from_json(result["description"])
 
 
 def _ask_new_process(question: Question) -> dict[str, Any]:
@@ -53,8 +53,8 @@ def _ask_new_process(question: Question) -> dict[str, Any]:
     )
     if child.returncode != 0:
         return {"failure": f"describing the model failed:\n{child.stderr[-2000:]}", "exit_code": 70}
-    told: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
-    return told
+    result: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
+    return result
 
 
 def _is_cacheable(question: Question) -> bool:
@@ -72,7 +72,7 @@ def _cache_file(question: Question) -> Path:
 
 
 def _write_atomically(path: Path, text: str) -> None:
-    """A cache that cannot be written is no reason to stop."""
+    """Writes a file; a cache that cannot be written is no reason to stop."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as temporary:

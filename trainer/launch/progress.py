@@ -1,6 +1,6 @@
-"""Shows a run while it goes: a live table on a terminal, a plain line every few seconds elsewhere.
+"""Shows the progress of a run: a live table on a terminal, a plain line every few seconds elsewhere.
 
-Where every line of the history is wanted, they take the place of the line every few seconds, and stand above the table.
+Lines of the history, if wanted, replace the line every few seconds, and are printed above the table.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Pages = Mapping[str, Mapping[str, Any]]  # status page by task name; a task that
 
 
 class Progress(Protocol):
-    """Where the state of the tasks is shown."""
+    """Shows the state of the tasks."""
 
     def __enter__(self) -> Progress: ...
     def __exit__(
@@ -32,22 +32,25 @@ class Progress(Protocol):
 
 
 class HistoryLines:
-    """What a run adds to its history.jsonl, as text."""
+    """Reads what a run adds to its history.jsonl, as text."""
 
     def __init__(self, path: Path, *, start: int, steps: int, batch: int) -> None:
-        """Notes which file is there before the tasks start: it may hold steps that will be taken back.
+        """Remembers the file that exists before the tasks start: it may hold steps that will be discarded.
 
         Args:
             start: global step that the run (re)starts at.
             batch: examples of one update.
         """
-        self._path, self._told, self._steps, self._batch = path, start, steps, batch
-        self._inode, self._read = _inode(path), None if path.exists() else 0  # bytes; none: of an earlier run
+        self._path, self._last_step, self._steps, self._batch = path, start, steps, batch
+        self._inode, self._read = (
+            _inode(path),
+            None if path.exists() else 0,
+        )  # bytes; none: the file is of an earlier run
 
     def new(self) -> list[str]:
-        """The lines since the last call; what a run that went back does again is not told twice."""
+        """Returns the lines since the last call; steps that a rolled-back run repeats are not returned twice."""
         inode = _inode(self._path)
-        if inode != self._inode:  # a chief that starts puts a new file in the place of the one before
+        if inode != self._inode:  # a chief that starts replaces the file
             self._inode, self._read = inode, 0
         if inode is None or self._read is None:
             return []
@@ -55,12 +58,12 @@ class HistoryLines:
             file.seek(self._read)
             whole, end, _ = file.read().rpartition(b"\n")  # what follows is being written
         self._read += len(whole + end)
-        return [history_line(values, self._steps, self._batch) for values in self._untold(whole.splitlines())]
+        return [history_line(values, self._steps, self._batch) for values in self._unseen(whole.splitlines())]
 
-    def _untold(self, lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
+    def _unseen(self, lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
         for values in map(json.loads, lines):
-            if values["step"] > self._told:
-                self._told = values["step"]
+            if values["step"] > self._last_step:
+                self._last_step = values["step"]
                 yield values
 
 
@@ -69,29 +72,29 @@ def _inode(path: Path) -> int | None:
 
 
 def make_progress(tasks: Sequence[Task], steps: int, history: HistoryLines | None = None) -> Progress:
-    """A table where there is a terminal, else lines; with the lines of the history, if they are wanted."""
-    return _Table(tasks, steps, history) if sys.stdout.isatty() else _Lines(tasks, steps, history)
+    """Returns a table on a terminal, else lines; with the lines of the history, if wanted."""
+    return _TableProgress(tasks, steps, history) if sys.stdout.isatty() else _LineProgress(tasks, steps, history)
 
 
-class _Lines:
+class _LineProgress:
     def __init__(self, tasks: Sequence[Task], steps: int, history: HistoryLines | None) -> None:
         self._tasks, self._steps, self._history = tasks, steps, history
         self._shown_at = time.monotonic()
-        self._tells_history = False  # from its first line on; before, how the start goes
+        self._shows_history = False  # from its first line on; until then the state of the tasks
 
-    def __enter__(self) -> _Lines:
+    def __enter__(self) -> _LineProgress:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing to take down."""
+        """Nothing to do."""
 
     def show(self, pages: Pages, states: Mapping[str, str]) -> None:
         for text in self._history.new() if self._history else []:
-            self._tells_history = True
+            self._shows_history = True
             self.say(text)
-        if not self._tells_history and time.monotonic() - self._shown_at >= LINE_EVERY_SECS:
+        if not self._shows_history and time.monotonic() - self._shown_at >= LINE_EVERY_SECS:
             self._shown_at = time.monotonic()
             self.say(line(pages, states, self._steps))
 
@@ -100,27 +103,31 @@ class _Lines:
 
 
 def line(pages: Pages, states: Mapping[str, str], steps: int) -> str:
-    """The run on one line."""
+    """Returns the run on one line."""
     workers = [page for name, page in pages.items() if name.startswith("worker")]
     if not workers or not any(page["step"] for page in workers):
         return "starting: " + ", ".join(f"{name} {state}" for name, state in states.items())
     chief = pages.get("worker:0", workers[0])
     rate = sum(page["examples_per_second"] for page in workers)
     loss = "" if chief["loss"] is None else f", loss {chief['loss']:.4f}"
-    waits = max(workers, key=lambda page: -page["wait_fraction"])
-    slowest = f", slowest worker:{waits['index']} (waits {waits['wait_fraction']:.0%})" if len(workers) > 1 else ""
-    scored = [f", {name} at step {page['step']}" for name, page in pages.items() if name.startswith("evaluator")]
-    return f"step {chief['step']}/{steps}{loss}, {rate:,.0f} examples/s{slowest}{''.join(scored)}"
+    slowest_page = max(workers, key=lambda page: -page["wait_fraction"])
+    slowest = (
+        f", slowest worker:{slowest_page['index']} (waits {slowest_page['wait_fraction']:.0%})"
+        if len(workers) > 1
+        else ""
+    )
+    evaluators = [f", {name} at step {page['step']}" for name, page in pages.items() if name.startswith("evaluator")]
+    return f"step {chief['step']}/{steps}{loss}, {rate:,.0f} examples/s{slowest}{''.join(evaluators)}"
 
 
-class _Table:
+class _TableProgress:
     def __init__(self, tasks: Sequence[Task], steps: int, history: HistoryLines | None) -> None:
         from rich.live import Live
 
         self._tasks, self._steps, self._history = tasks, steps, history
         self._live = Live(refresh_per_second=4, transient=False)
 
-    def __enter__(self) -> _Table:
+    def __enter__(self) -> _TableProgress:
         self._live.start()
         return self
 
@@ -139,25 +146,25 @@ class _Table:
 
 
 def table(tasks: Sequence[Task], pages: Pages, states: Mapping[str, str], steps: int) -> Any:
-    """The run as a rich table, a row a task."""
+    """Returns the run as a rich table, with a row for each task."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     furthest = max((page["step"] for page in pages.values()), default=0)
-    shown = Table()
-    shown.add_column("task")
-    shown.add_column("state")
+    rows = Table()
+    rows.add_column("task")
+    rows.add_column("state")
     for heading in ("step", "examples/s", "wait", "memory"):
-        shown.add_column(heading, justify="right")
+        rows.add_column(heading, justify="right")
     for task in tasks:
         page = pages.get(task.name)
         if page is None:
-            shown.add_row(task.name, states.get(task.name, ""), "", "", "", "")
+            rows.add_row(task.name, states.get(task.name, ""), "", "", "", "")
             continue
         rate = f"{page['examples_per_second']:,.0f}" if task.job == "worker" else ""
         memory = f"{page['memory_bytes'] / 2**20:,.0f} MiB"
         wait = f"{page['wait_fraction']:.0%}" if task.job != "evaluator" else ""
         step = furthest if states[task.name] == "done" else page["step"]  # its last page may be from before the end
-        shown.add_row(task.name, states[task.name], str(step), rate, wait, memory)
-    return Group(Text(line(pages, states, steps), style="bold"), shown)
+        rows.add_row(task.name, states[task.name], str(step), rate, wait, memory)
+    return Group(Text(line(pages, states, steps), style="bold"), rows)

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and the end of the terminal, while a run goes."""
+"""Receives Ctrl-C, SIGTERM and the end of the terminal during a run."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ SAME_SIGNAL_SECS = 1.0
 
 
 class Signals:
-    """Ctrl-C, SIGTERM and the end of the terminal while a run goes: the first stops it cleanly, the second at once."""
+    """Collects Ctrl-C, SIGTERM and SIGHUP: the first is to stop a run cleanly, the second at once."""
 
     def __init__(self) -> None:
-        self.numbers: list[int] = []  # as they came
-        self._heard_at = -math.inf
+        self.numbers: list[int] = []  # in the order received
+        self._received_at = -math.inf
 
     def __enter__(self) -> Signals:
-        heard = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
-            heard.append(signal.SIGHUP)
-        self._before = {number: signal.signal(number, lambda received, _: self._hear(received)) for number in heard}
+        handled = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+            handled.append(signal.SIGHUP)
+        self._before = {number: signal.signal(number, lambda number, _: self._receive(number)) for number in handled}
         return self
 
-    def _hear(self, number: int) -> None:
-        """Takes one Ctrl-C for one, also where a wrapper forwards it a second time."""
+    def _receive(self, number: int) -> None:
+        """Records a signal; one that a wrapper forwards a second time counts once."""
         now = time.monotonic()
         if number == signal.SIGHUP:
-            _let_go_of_terminal()
-        if now - self._heard_at > SAME_SIGNAL_SECS:
+            _discard_output()
+        if now - self._received_at > SAME_SIGNAL_SECS:
             self.numbers.append(number)
-        self._heard_at = now
+        self._received_at = now
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -41,8 +41,8 @@ class Signals:
             signal.signal(number, handler)
 
 
-def _let_go_of_terminal() -> None:
-    """Sends what is said from now on nowhere: where it went is gone, and writing there would fail."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+def _discard_output() -> None:
+    """Discards all further output: the terminal has closed, and writing to it would fail."""
+    null = os.open(os.devnull, os.O_WRONLY)
     for number in (1, 2):
-        os.dup2(nowhere, number)
+        os.dup2(null, number)

@@ -21,7 +21,7 @@ from trainer.config.schema import RunConfig
 from trainer.config.words import count
 from trainer.faults import exit_codes
 from trainer.launch.processes import launcher
-from trainer.launch.processes.tasks import Tasks
+from trainer.launch.processes.tasks import ProcessTasks
 from trainer.plan.plan import Plan
 from trainer.storage.run_directory import RunDirectory, write_atomically
 
@@ -31,7 +31,7 @@ PIPE_COLUMNS = 110  # of the table, where no terminal says how wide it is
 STOPPED = (exit_codes.INTERRUPTED, exit_codes.TERMINATED)
 
 
-def run(config: RunConfig, plan: Plan, directory: RunDirectory, tasks: Tasks) -> int:
+def run(config: RunConfig, plan: Plan, directory: RunDirectory, tasks: ProcessTasks) -> int:
     """Runs everything, shows a line for each run and a table at the end, and leaves both in the directory.
 
     Args:
@@ -49,7 +49,7 @@ def run(config: RunConfig, plan: Plan, directory: RunDirectory, tasks: Tasks) ->
 class _Runner:
     """The runs of one command, one after the other."""
 
-    def __init__(self, config: RunConfig, plan: Plan, path: Path, tasks: Tasks) -> None:
+    def __init__(self, config: RunConfig, plan: Plan, path: Path, tasks: ProcessTasks) -> None:
         self._config, self._plan, self._path, self._tasks = config, plan, path, tasks
         self._crew = FaultTargets.of(config)
         self._outcomes: list[FaultOutcome] = []

@@ -14,7 +14,7 @@ from trainer.launch.containers.spec import (
     NETWORK_OPTIONS,
     SECURITY,
     TASK_LABEL,
-    Container,
+    ContainerSpec,
     Mount,
 )
 from trainer.plan.environment import REPORTS_PROGRESS
@@ -23,7 +23,7 @@ TENSORBOARD_IMAGE = "trainer:tensorboard"
 TENSORBOARD_PORT = "127.0.0.1:${TENSORBOARD_PORT:-6006}:6006"
 
 
-def render(containers: Sequence[Container], *, name: str, words: str, overrides: str, user: tuple[int, int]) -> str:
+def render(containers: Sequence[ContainerSpec], *, name: str, words: str, overrides: str, user: tuple[int, int]) -> str:
     """The file's text, for a directory that also holds config.yaml and plan.json.
 
     Args:
@@ -50,7 +50,7 @@ def render(containers: Sequence[Container], *, name: str, words: str, overrides:
     return header + yaml.dump(file, Dumper=_Dumper, sort_keys=False, width=120)
 
 
-def _service(container: Container) -> dict[str, Any]:
+def _service(container: ContainerSpec) -> dict[str, Any]:
     told: dict[str, Any] = {"image": container.image}
     if container.is_our_image:
         told["pull_policy"] = "never"  # a registry's image of that name would be somebody else's

@@ -1,4 +1,4 @@
-"""The Docker engine of this machine, and what its errors mean to the person who typed the command."""
+"""Connects to Docker, and explains its errors to the person who typed the command."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import requests.exceptions
 from trainer.faults import exit_codes
 from trainer.faults.exit_codes import TrainerError
 
-WITHOUT = "leave launch=docker out: processes need no engine"
-REMEDIES = (  # of what an engine says, the first that matches
+WITHOUT = "leave launch=docker out: processes need no Docker"
+REMEDIES = (  # pattern, meaning, remedy; the first that matches the error counts
     (
         "permission denied",
         "the Docker engine is not open to this user",
@@ -29,18 +29,18 @@ REMEDIES = (  # of what an engine says, the first that matches
     ),
     (
         "could not select device driver|nvidia|unresolvable CDI",
-        "the engine cannot give a container GPUs ({said})",
+        "the engine cannot give a container GPUs ({message})",
         "install nvidia-container-toolkit, then sudo nvidia-ctk runtime configure --runtime=docker && "
         "sudo systemctl restart docker",
     ),
     (
         "is already in use by container",
-        "another container has the name that a task needs ({said})",
+        "another container has the name that a task needs ({message})",
         "docker rm it, or choose another run=PATH",
     ),
     (
         "cannot allocate memory|memory limit|out of memory",
-        "the engine has too little memory for a container ({said})",
+        "the engine has too little memory for a container ({message})",
         "choose another container.memory_mib, or a smaller cluster=",
     ),
     (
@@ -51,65 +51,65 @@ REMEDIES = (  # of what an engine says, the first that matches
     ("no space left", "the engine's disk is full", "type docker system prune"),
     (
         "mounts denied|bind source path does not exist|not shared",
-        "the engine cannot see a path that a task reads or writes ({said})",
+        "the engine cannot see a path that a task reads or writes ({message})",
         "is the engine on this machine? Share the path with it, or choose another",
     ),
 )
 
 
-class EngineError(TrainerError):
-    """The Docker engine is not there, or does not do what a run needs."""
+class DockerError(TrainerError):
+    """Docker does not answer, or does not do what a run needs."""
 
     exit_code = exit_codes.UNAVAILABLE
 
 
 def connect() -> docker.DockerClient:
-    """The engine that DOCKER_HOST or this machine's usual socket leads to.
+    """Connects to the Docker engine at DOCKER_HOST or at this machine's usual socket.
 
     Raises:
-        EngineError: if none answers there, or it is another machine's.
+        DockerError: if none answers, or it may be another machine's.
     """
     host = os.environ.get("DOCKER_HOST", "")
     if host and not host.startswith(("unix://", "npipe://")):
-        raise EngineError(
+        raise DockerError(
             f"DOCKER_HOST={host} may be another machine's engine, whose containers cannot see this run's directory; "
             "unset it, or type mode=render there"
         )
-    with told():
+    with explain_errors():
         client = docker.from_env()
         client.ping()
         return client
 
 
 @contextmanager
-def told(image: str = "") -> Iterator[None]:
-    """Says of the engine's errors what they mean, and what to type.
+def explain_errors(image: str = "") -> Iterator[None]:
+    """Turns Docker's errors into ones that say what they mean and what to type.
 
     Raises:
-        EngineError: in the place of Docker's own.
+        DockerError: in place of Docker's own.
     """
     try:
         yield
     except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
-        raise EngineError(explain(error, image=image)) from error
+        raise DockerError(explain(error, image=image)) from error
 
 
 def explain(error: Exception, *, image: str = "") -> str:
-    """One sentence and its remedy."""
-    said = _said(error)
+    """Returns the meaning of an error and its remedy, in one sentence."""
+    message = _message(error)
     for pattern, meaning, remedy in REMEDIES:
-        if re.search(pattern, said, re.IGNORECASE):
-            return f"{meaning.format(said=said, image=image)}; {remedy}"
+        if re.search(pattern, message, re.IGNORECASE):
+            return f"{meaning.format(message=message, image=image)}; {remedy}"
     if re.search(
-        "connection aborted|connection refused|no such file|error while fetching server api", said, re.IGNORECASE
+        "connection aborted|connection refused|no such file|error while fetching server api", message, re.IGNORECASE
     ):
-        return f"no Docker engine answers ({said}); sudo systemctl start docker, or {WITHOUT}"
-    return f"the Docker engine says: {said}"
+        return f"no Docker engine answers ({message}); sudo systemctl start docker, or {WITHOUT}"
+    return f"the Docker engine says: {message}"
 
 
-def _said(error: Exception) -> str:
-    """An error without the wrapping of the libraries that it came through."""
-    told: Any = getattr(error, "explanation", None) or error
-    text = " ".join(str(told).split())
+def _message(error: Exception) -> str:
+    """The text of an error without the wrapping of the libraries that it came through."""
+    explanation: Any = getattr(error, "explanation", None) or error
+    text = " ".join(str(explanation).split())
     inner = re.findall(r"(?:PermissionError|FileNotFoundError|ConnectionRefusedError)\((\d+, '[^']*')\)", text)
     return inner[-1].partition(", ")[2].strip("'") if inner else text.removeprefix("Error response from daemon: ")

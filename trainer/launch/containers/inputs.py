@@ -1,4 +1,4 @@
-"""The files of this host that a run reads: its tasks must see them in their containers too."""
+"""Finds the files of this host that a run reads, which its containers must see too."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from trainer.config.schema import RunConfig
 
 
 def with_absolute_paths(config: RunConfig) -> tuple[RunConfig, list[str]]:
-    """The config with the paths of what it reads made absolute, and the files and folders that hold it.
+    """Returns the config with absolute paths of its inputs, and the files and folders that hold them.
 
-    Those are the user's file, with what lies beside it; the checkpoint to start from; and options of the data that
-    are the path of a file, or a pattern of files.
+    Inputs are the user's file with the folder it is in, the checkpoint to start from, and data options that are the
+    path of a file or a pattern of files.
     """
     config, inputs = copy.deepcopy(config), []
     if config.user is not None:
@@ -36,12 +36,12 @@ def _is_input(value: Any) -> bool:
     path = Path(value)
     if path.is_absolute() and path.exists():
         return True
-    is_name = path.suffix == "" and len(path.parts) == 1  # a key or a kind, whatever lies here under the same name
+    is_name = path.suffix == "" and len(path.parts) == 1  # a key or a kind, even if a file here has the same name
     return not is_name and (path.is_file() or (has_magic(value) and bool(glob(value))))
 
 
 def _folder_of(pattern: str) -> str:
-    """The folder below which everything lies that a pattern matches."""
+    """Returns the folder that contains everything that a pattern matches."""
     folder = Path(pattern).parent
     while has_magic(str(folder)):
         folder = folder.parent

@@ -13,9 +13,9 @@ import docker
 from trainer.config.schema import RunConfig
 from trainer.faults import exit_codes
 from trainer.faults.exit_codes import RunInUseError
-from trainer.launch.containers.docker_errors import connect, told
-from trainer.launch.containers.spec import RUN_LABEL, TASK_LABEL, containers, inside
-from trainer.launch.containers.tasks import Containers, remove
+from trainer.launch.containers.docker_errors import connect, explain_errors
+from trainer.launch.containers.spec import RUN_LABEL, TASK_LABEL, container_specs, inside
+from trainer.launch.containers.tasks import ContainerTasks, remove
 from trainer.launch.run import supervise
 from trainer.launch.signals import Signals
 from trainer.plan.plan import Plan
@@ -34,37 +34,36 @@ def run(
     *,
     started_at: float,
 ) -> int:
-    """Starts the plan's tasks as containers, and sees to it that all of them end; returns as `supervise` does.
+    """Starts the plan's tasks as containers, and makes sure that all of them end; returns as `supervise` does.
 
     Args:
         inputs: paths of this host that tasks read.
         started_at: when the command was typed (Unix time, seconds).
 
     Raises:
-        EngineError: if the engine does not do what a run needs.
+        DockerError: if Docker does not do what a run needs.
     """
     path = str(directory.path)
-    specs = containers(config, plan, run=path, inputs=inputs)
-    # Signals are held, and the lease too, until everything is removed: `supervise` obeys them while the run goes.
-    with Signals(), Lease(directory), Containers(client, specs, path) as tasks:
-        here = tuple(replace(task, control=tasks.control(task.name)) for task in plan.tasks)
-        seen_here = replace(plan, tasks=here)
-        return supervise(config, seen_here, directory, tasks, started_at=started_at, plan_of_tasks=inside(plan))
+    specs = container_specs(config, plan, run=path, inputs=inputs)
+    # Signals and the lease are held until everything is removed; `supervise` obeys signals during the run.
+    with Signals(), Lease(directory), ContainerTasks(client, specs, path) as tasks:
+        plan_here = replace(plan, tasks=tuple(replace(task, control=tasks.control(task.name)) for task in plan.tasks))
+        return supervise(config, plan_here, directory, tasks, started_at=started_at, plan_of_tasks=inside(plan))
 
 
 def clean() -> int:
     """Removes the containers and networks of runs whose launcher is gone, and says what it did; returns 0."""
     client = connect()
-    with told():
+    with explain_errors():
         found = list(_runs(client))
     for run, label in found:
-        with told():
+        with explain_errors():
             reason = _why_kept(client, Path(run), label)
         if reason:
             print(f"stays: {run}: {reason}")
             continue
         try:
-            with told(), Lease(RunDirectory(Path(run))) if Path(run).is_dir() else nullcontext():
+            with explain_errors(), Lease(RunDirectory(Path(run))) if Path(run).is_dir() else nullcontext():
                 removed = remove(client, label)
         except RunInUseError as error:
             print(f"stays: {error}")

@@ -1,4 +1,4 @@
-"""Whom the tasks of containers are, and whom what they write belongs to."""
+"""Decides which user containers run as, and who owns what they write."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from trainer.plan.checks.containers import check_paths
 
 
 def user_of_tasks() -> tuple[int, int]:
-    """User and group of the tasks: the caller's, and never root."""
+    """Returns user and group of the tasks: the caller's, and never root."""
     return (os.getuid(), os.getgid()) if os.getuid() else (NOBODY, NOBODY)
 
 
 def check_readable(inputs: Sequence[str]) -> None:
-    """Fails early where tasks cannot see what they read; where the caller is root, they may not read all that it does.
+    """Fails early if tasks cannot read their inputs: those of root run as a user who may read less.
 
     Args:
         inputs: paths that tasks read.
 
     Raises:
-        ConfigError: with the command that lets them.
+        ConfigError: with the command that opens the paths.
     """
     problems = list(check_paths("launch", inputs))
     if problems:
@@ -35,12 +35,12 @@ def check_readable(inputs: Sequence[str]) -> None:
         return
     closed = [path for path in inputs if not _is_open(Path(path))]
     if closed:
-        message = f"{', '.join(closed)} cannot be read by user {NOBODY}, whom the tasks are, as root starts them"
+        message = f"{', '.join(closed)} cannot be read by user {NOBODY}, which tasks that root starts run as"
         raise ConfigError([Problem("launch", message, f"type chmod -R o+rX {shlex.join(closed)}, or be another user")])
 
 
 def _is_open(path: Path) -> bool:
-    """Whether everybody may read it; what is not there is somebody else's problem."""
+    """Whether everybody may read a path; a missing one is reported elsewhere."""
     if not path.exists():
         return True
     needed = stat.S_IROTH | (stat.S_IXOTH if path.is_dir() else 0)
@@ -48,13 +48,13 @@ def _is_open(path: Path) -> bool:
 
 
 def lend(run: str) -> None:
-    """Gives a run directory of root's to the tasks' user."""
+    """If the caller is root, gives the run directory to the tasks' user."""
     if os.getuid() == 0:
         _change_owner(run, NOBODY, NOBODY)
 
 
 def give_back(run: str, owner: tuple[int, int]) -> None:
-    """Gives it, and what the tasks wrote, back to whom it was of."""
+    """If the caller is root, gives the run directory and what tasks wrote back to its owner."""
     if os.getuid() == 0:
         _change_owner(run, *owner)
 

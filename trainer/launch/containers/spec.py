@@ -1,7 +1,7 @@
-"""What the container of a task may see and do. Pure: the Compose file and the Docker launcher are made from it.
+"""Specifies what the container of each task may see and do, for the Compose file and for the Docker launcher. Pure.
 
-TensorFlow's gRPC knows no password, so its network is the border: it is internal, the host has no address on it, and no
-port is published. A task is a user without a name and without capabilities, on a root that cannot be written.
+TensorFlow's gRPC has no authentication, so the network is the border: it is internal, the host has no address on it,
+and no port is published. A task runs as an unprivileged user without capabilities, on a read-only root file system.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ ENTRYPOINT = ("python3", "-m", "trainer.task")
 CPU_IMAGE, GPU_IMAGE = "trainer:cpu", "trainer:gpu"
 TASK_LABEL = "trainer.task"  # every container has it
 RUN_LABEL = "trainer.run"  # path of the run directory on the host
-NETWORK_OPTIONS = {"com.docker.network.bridge.inhibit_ipv4": "true"}  # no address on the host: it cannot reach them
+NETWORK_OPTIONS = {"com.docker.network.bridge.inhibit_ipv4": "true"}  # the host has no address there
 SECURITY = ("no-new-privileges:true",)
-NOBODY = 10001  # user and group of a task whose caller is root
-SLACK_SECS = 15.0  # of a stop, beyond timeouts.stop_grace_secs: a save may be under way
-GPU_SHARED_MIB = 1024  # of /dev/shm: NCCL takes it between GPUs; Docker gives 64
+NOBODY = 10001  # user and group of tasks that root starts
+SLACK_SECS = 15.0  # beyond timeouts.stop_grace_secs before a kill: a save may be under way
+GPU_SHARED_MIB = 1024  # of /dev/shm, which NCCL uses between GPUs; Docker's default is 64
 
 
 @dataclass(frozen=True)
 class Mount:
-    """A file or directory of the host."""
+    """A file or directory of the host that a container sees."""
 
     source: str
     target: str  # path in the container
@@ -40,23 +40,23 @@ class Mount:
 
 
 @dataclass(frozen=True)
-class Container:
+class ContainerSpec:
     """One task as a container."""
 
-    service: str  # by which others reach it
+    service: str  # name by which others reach it
     task: str
     image: str
-    is_our_image: bool  # one that `make image` builds, and that no registry has
+    is_our_image: bool  # built by `make image`; no registry has it
     arguments: tuple[str, ...]  # of ENTRYPOINT
     environment: Mapping[str, str]
     mounts: tuple[Mount, ...]
     gpus: tuple[int, ...]  # by their index on the host
-    memory_mib: int | None  # limit; none: the host's
-    cpus: float | None  # limit, cores; none: the host's
+    memory_mib: int | None  # limit; none: all of the host's
+    cpus: float | None  # limit, cores; none: all of the host's
     pids: int  # limit: processes and threads
     tmp_mib: int  # of /tmp, which is memory
     stop_grace_secs: float
-    host: str | None = None  # whose network it uses; none: one of the run's own
+    host: str | None = None  # whose network it uses; none: the run has its own
 
 
 def service_of(task: Task) -> str:
@@ -64,19 +64,19 @@ def service_of(task: Task) -> str:
 
 
 def project_of(run: str) -> str:
-    """What everything of a run is called at the engine: two run directories never share it."""
+    """Returns the Docker project name of a run, which no two run directories share."""
     name = re.sub(r"[^a-z0-9-]+", "-", PurePath(run).name.lower()).strip("-")[:40] or "run"
     return f"{name}-{hashlib.sha256(run.encode()).hexdigest()[:6]}"
 
 
 def inside(plan: Plan, *, on_hosts: bool = False) -> Plan:
-    """The plan as its tasks see it from their containers, where GPUs are counted from 0.
+    """Returns the plan as tasks see it in their containers, where GPUs are counted from 0.
 
     Args:
-        on_hosts: they use the networks of their hosts, with the addresses that the plan has already.
+        on_hosts: tasks use the networks of their hosts, at the addresses that the plan already has.
     """
 
-    def moved(task: Task) -> Task:
+    def move(task: Task) -> Task:
         task = replace(task, gpus=tuple(range(len(task.gpus))))
         if on_hosts:
             return task
@@ -84,23 +84,23 @@ def inside(plan: Plan, *, on_hosts: bool = False) -> Plan:
         address = f"{name}:{USUAL_PORT}" if task.address else ""
         return replace(task, address=address, control=f"{name}:{USUAL_PORT + CONTROL_PORT_OFFSET}")
 
-    return replace(plan, tasks=tuple(map(moved, plan.tasks)))
+    return replace(plan, tasks=tuple(map(move, plan.tasks)))
 
 
-def containers(
+def container_specs(
     config: RunConfig, plan: Plan, *, run: str, inputs: Sequence[str] = (), hosts: Mapping[str, str] | None = None
-) -> list[Container]:
-    """A container for each task.
+) -> list[ContainerSpec]:
+    """Specifies a container for each task.
 
     Args:
         plan: as it was made, with the GPUs' indices on their host.
         run: path of the run directory on the host.
         inputs: paths of the host that tasks read, besides `container.mounts`.
-        hosts: host by task, where each uses the network of its own.
+        hosts: host by task, where tasks use the networks of their hosts.
     """
     within = inside(plan, on_hosts=bool(hosts))
     return [
-        Container(
+        ContainerSpec(
             service=service_of(task),
             task=task.name,
             image=config.container.image or (GPU_IMAGE if task.gpus else CPU_IMAGE),

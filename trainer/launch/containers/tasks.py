@@ -1,4 +1,4 @@
-"""The tasks of a run as containers: start them, signal them, hear of their ends."""
+"""Starts the tasks of a run as containers, signals them and reports their ends."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from typing import Any
 
 import docker
 import docker.errors
-from docker.models.containers import Container as EngineContainer
+from docker.models.containers import Container as DockerContainer
 from docker.types import DeviceRequest, LogConfig
-from docker.types import Mount as EngineMount
+from docker.types import Mount as DockerMount
 
-from trainer.launch.containers.docker_errors import EngineError, told
+from trainer.launch.containers.docker_errors import DockerError, explain_errors
 from trainer.launch.containers.owners import give_back, lend, user_of_tasks
 from trainer.launch.containers.spec import (
     ENTRYPOINT,
@@ -32,7 +32,7 @@ from trainer.launch.containers.spec import (
     RUN_LABEL,
     SECURITY,
     TASK_LABEL,
-    Container,
+    ContainerSpec,
     project_of,
 )
 from trainer.observe.peers import UNIX
@@ -40,28 +40,28 @@ from trainer.plan.environment import LAUNCHER
 
 SOCKETS = "/trainer/sockets"  # in a container
 SOCKETS_LABEL = "trainer.sockets"  # path on the host, to be removed with the container
-LOG_SECS = 5.0  # to write down the end of a log when its task has ended
-SIGNALLED = 128  # and the number of the signal: the code of a process that it ended
+LOG_SECS = 5.0  # to write the end of a log after its task has ended
+SIGNALLED = 128  # plus a signal's number: the exit code of a process that the signal ended
 OUT_OF_MEMORY = "out of memory: it reached its limit (container.memory_mib), so the kernel killed it"
 
 
-class Containers:
-    """The containers of one run, made as they are started. Leaving the block removes them, and all that is theirs."""
+class ContainerTasks:
+    """The containers of one run, created when they first start; leaving the block removes them and their network."""
 
-    def __init__(self, client: docker.DockerClient, containers: Sequence[Container], run: str) -> None:
-        """Takes them as they should be; nothing is made yet.
+    def __init__(self, client: docker.DockerClient, containers: Sequence[ContainerSpec], run: str) -> None:
+        """Creates nothing yet.
 
         Args:
-            run: the run directory, on this host.
+            run: path of the run directory on this host.
         """
         self._client, self._run, self._project = client, run, project_of(run)
         self._specs = {container.task: container for container in containers}
-        self._made: dict[str, EngineContainer] = {}
-        self._lives: dict[int, str] = {}  # task by the number of a start, which stands for a process id
+        self._containers: dict[str, DockerContainer] = {}
+        self._tasks: dict[int, str] = {}  # task by the number of a start, which stands for a process id
         self._logs: dict[int, threading.Thread] = {}
         self._news: queue.SimpleQueue[dict[str, Any] | Exception] = queue.SimpleQueue()
-        # What is asked of one container happens in order; containers do not wait for each other.
-        self._hands = {task: ThreadPoolExecutor(1, thread_name_prefix=task) for task in self._specs}
+        # Requests to one container are handled in order; containers do not wait for each other.
+        self._executors = {task: ThreadPoolExecutor(1, thread_name_prefix=task) for task in self._specs}
         self._newest: dict[str, int] = {}  # number of a task's last start
         self._cleanup = ExitStack()
         self._is_prepared = False
@@ -71,36 +71,36 @@ class Containers:
         """Where the launcher reads a task's status page: it has no address on the tasks' network."""
         return f"{UNIX}{self.sockets}/{self._specs[task].service}/page"
 
-    def __enter__(self) -> Containers:
+    def __enter__(self) -> ContainerTasks:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for hands in self._hands.values():
-            hands.shutdown(wait=True, cancel_futures=True)
+        for executor in self._executors.values():
+            executor.shutdown(wait=True, cancel_futures=True)
         self._cleanup.close()
         shutil.rmtree(self.sockets, ignore_errors=True)
 
     def start(self, name: str, *, run: str, environment: Mapping[str, str], log: str) -> None:
-        """Starts a task's container, for the first time or again; an event tells the number of the start."""
+        """Starts a task's container, for the first time or again; an event has the number of the start."""
         if not self._is_prepared:
             self._prepare()
-        number = len(self._lives) + 1
-        self._lives[number], self._newest[name] = name, number
+        number = len(self._tasks) + 1
+        self._tasks[number], self._newest[name] = name, number
         self._do(name, number, lambda: self._start(name, number, log))
 
     def signal(self, pid: int, number: int) -> None:
         """Sends a signal to the task of a start, unless it has ended."""
-        name = self._lives[pid]
+        name = self._tasks[pid]
         if self._newest[name] == pid:
             self._do(name, pid, lambda: self._signal(name, number))
 
     def events(self, timeout_secs: float) -> list[dict[str, Any]]:
-        """What happened: {"event": "started" | "exited", "name", "pid", "code"}; waits for news at most so long.
+        """Returns {"event": "started" | "exited", "name", "pid", "code"} of what happened, waiting at most this long.
 
         Raises:
-            EngineError: if the engine does not do what was asked, or is gone.
+            DockerError: if Docker refuses a request, or has stopped.
         """
         with contextlib.suppress(queue.Empty):
             news = [self._news.get(timeout=timeout_secs)]
@@ -113,10 +113,10 @@ class Containers:
         return []
 
     def _prepare(self) -> None:
-        """Removes what a launcher that was killed has left of this run, and makes its network."""
+        """Removes what a killed launcher left of this run, and creates its network."""
         self._is_prepared = True
         owner = os.stat(self._run)
-        with told():
+        with explain_errors():
             remove(self._client, f"{RUN_LABEL}={self._run}")
             self._cleanup.callback(give_back, self._run, (owner.st_uid, owner.st_gid))
             lend(self._run)
@@ -125,56 +125,52 @@ class Containers:
             self._client.networks.create(
                 self._project, driver="bridge", internal=True, options=NETWORK_OPTIONS, labels=labels
             )
-            listening = self._client.events(
-                decode=True, filters={"label": f"{RUN_LABEL}={self._run}", "event": ["die"]}
-            )
-            self._cleanup.callback(listening.close)
-        threading.Thread(target=self._listen, args=(listening,), name="engine", daemon=True).start()
+            stream = self._client.events(decode=True, filters={"label": f"{RUN_LABEL}={self._run}", "event": ["die"]})
+            self._cleanup.callback(stream.close)
+        threading.Thread(target=self._listen, args=(stream,), name="docker events", daemon=True).start()
 
     def _remove(self) -> None:
-        """Removes everything; how the run ended counts for more than a failure here, which is only told."""
+        """Removes everything; a failure here is only printed, as the outcome of the run matters more."""
         try:
-            with told():
+            with explain_errors():
                 remove(self._client, f"{RUN_LABEL}={self._run}")
-        except EngineError as error:
-            print(f"trainer: something is left of {self._run}: {error}", file=sys.stderr)
+        except DockerError as error:
+            print(f"trainer: containers of {self._run} could not be removed: {error}", file=sys.stderr)
 
     def _do(self, name: str, number: int, work: Callable[[], None]) -> None:
-        def done() -> None:
+        def run() -> None:
             try:
-                with told(self._specs[name].image):
+                with explain_errors(self._specs[name].image):
                     work()
-            except EngineError as error:
-                self._news.put(EngineError(f"{name}: {error}"))
+            except DockerError as error:
+                self._news.put(DockerError(f"{name}: {error}"))
             except Exception as error:
                 self._news.put(error)
 
-        self._hands[name].submit(done)
+        self._executors[name].submit(run)
 
     def _start(self, name: str, number: int, log: str) -> None:
         try:
-            container = self._made.get(name) or self._create(self._specs[name])
-            output = container.attach(stream=True, logs=False)  # before it starts, so that nothing is missed
+            container = self._containers.get(name) or self._create(self._specs[name])
+            output = container.attach(stream=True, logs=False)  # before it starts, so that no output is lost
         except docker.errors.NotFound:
-            if name not in self._made:
+            if name not in self._containers:
                 raise
-            container = self._create(self._specs[name])  # somebody has removed it
+            container = self._create(self._specs[name])  # somebody removed it
             output = container.attach(stream=True, logs=False)
-        self._made[name] = container
-        self._logs[number] = threading.Thread(
-            target=_write_down, args=(output, log), name=f"log of {name}", daemon=True
-        )
+        self._containers[name] = container
+        self._logs[number] = threading.Thread(target=_write_log, args=(output, log), name=f"log of {name}", daemon=True)
         self._logs[number].start()
         self._news.put({"event": "started", "name": name, "pid": number})
         container.start()
 
-    def _create(self, spec: Container) -> EngineContainer:
+    def _create(self, spec: ContainerSpec) -> DockerContainer:
         sockets = self.sockets / spec.service
         sockets.mkdir(exist_ok=True)
         user, group = user_of_tasks()
         os.chown(sockets, user, group)
-        mounts = [EngineMount(m.target, m.source, type="bind", read_only=not m.is_writable) for m in spec.mounts]
-        mounts.append(EngineMount(SOCKETS, str(sockets), type="bind"))
+        mounts = [DockerMount(m.target, m.source, type="bind", read_only=not m.is_writable) for m in spec.mounts]
+        mounts.append(DockerMount(SOCKETS, str(sockets), type="bind"))
         alias = self._client.api.create_endpoint_config(aliases=[spec.service])
         gpus = DeviceRequest(driver="nvidia", device_ids=[str(gpu) for gpu in spec.gpus], capabilities=[["gpu"]])
         memory = None if spec.memory_mib is None else f"{spec.memory_mib}m"
@@ -200,38 +196,38 @@ class Containers:
             memswap_limit=memory,
             nano_cpus=None if spec.cpus is None else int(spec.cpus * 1e9),
             pids_limit=spec.pids,
-            log_config=LogConfig(type="none"),  # it is attached to
+            log_config=LogConfig(type="none"),  # its output is read by `_write_log`
         )
 
     def _signal(self, name: str, number: int) -> None:
         with contextlib.suppress(docker.errors.NotFound):
             try:
-                self._made[name].kill(number)
+                self._containers[name].kill(number)
             except docker.errors.APIError as error:
-                if error.status_code != 409:  # it does not run
+                if error.status_code != 409:  # it is not running
                     raise
 
-    def _listen(self, listening: Any) -> None:
-        """Passes on the ends of containers, each after the end of its log was written."""
+    def _listen(self, stream: Any) -> None:
+        """Reports the ends of containers, each after the end of its log was written."""
         try:
-            for event in listening:
+            for event in stream:
                 name = event["Actor"]["Attributes"][TASK_LABEL]
                 number, code = self._newest[name], int(event["Actor"]["Attributes"]["exitCode"])
                 self._logs[number].join(LOG_SECS)
-                told_of = {"event": "exited", "name": name, "pid": number, "code": _as_process(code)}
+                exited = {"event": "exited", "name": name, "pid": number, "code": _as_process(code)}
                 if code == SIGNALLED + signal.SIGKILL and self._is_out_of_memory(name):
-                    told_of["why"] = OUT_OF_MEMORY
-                self._news.put(told_of)
+                    exited["why"] = OUT_OF_MEMORY
+                self._news.put(exited)
         except Exception as error:  # the stream breaks in many ways
-            self._news.put(EngineError(f"the Docker engine does not answer any more ({error})"))
+            self._news.put(DockerError(f"the Docker engine stopped answering ({error})"))
         else:
-            self._news.put(EngineError("the Docker engine has left"))
+            self._news.put(DockerError("the Docker engine has stopped"))
 
     def _is_out_of_memory(self, name: str) -> bool:
-        container = self._made[name]
+        container = self._containers[name]
         try:
             container.reload()
-        except docker.errors.NotFound:  # somebody has removed it
+        except docker.errors.NotFound:  # somebody removed it
             return False
         return bool(container.attrs["State"]["OOMKilled"])
 
@@ -242,15 +238,15 @@ def _as_process(code: int) -> int:
     return SIGNALLED - code if code - SIGNALLED in deadly else code
 
 
-def _write_down(output: Any, log: str) -> None:
+def _write_log(output: Any, log: str) -> None:
     with open(log, "ab", buffering=0) as file, contextlib.suppress(Exception):  # the stream breaks with the engine
         for chunk in output:
-            with contextlib.suppress(OSError):  # a full disk; who does not read on would block the task
+            with contextlib.suppress(OSError):  # a full disk; not reading on would block the task
                 file.write(chunk)
 
 
 def remove(client: docker.DockerClient, label: str) -> list[str]:
-    """Removes all containers and networks with a label, and their sockets; returns what they were called."""
+    """Removes all containers and networks with a label, and their sockets; returns their names."""
     containers = client.containers.list(all=True, filters={"label": label}, ignore_removed=True)
     networks = client.networks.list(filters={"label": label})
     with ThreadPoolExecutor(8) as pool:
@@ -265,9 +261,9 @@ def remove(client: docker.DockerClient, label: str) -> list[str]:
     return [str(container.name) for container in containers] + [str(network.name) for network in networks]
 
 
-def _remove_container(container: EngineContainer) -> None:
+def _remove_container(container: DockerContainer) -> None:
     try:
         container.remove(force=True, v=True)
     except docker.errors.APIError as error:
-        if error.status_code not in (404, 409):  # gone, or being removed
+        if error.status_code not in (404, 409):  # already removed, or being removed
             raise

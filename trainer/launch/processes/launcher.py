@@ -10,7 +10,7 @@ from trainer.faults.problems import ConfigError, Problem
 from trainer.launch.fault_hooks import FaultHooks
 from trainer.launch.processes.memory_file import make_file
 from trainer.launch.processes.ports import HeldPorts
-from trainer.launch.processes.tasks import Tasks
+from trainer.launch.processes.tasks import ProcessTasks
 from trainer.launch.run import supervise
 from trainer.observe.machine import is_local
 from trainer.observe.peers import PeerError
@@ -25,70 +25,70 @@ def run(
     config: RunConfig,
     plan: Plan,
     directory: RunDirectory,
-    tasks: Tasks,
+    tasks: ProcessTasks,
     *,
     started_at: float,
     faults: FaultHooks | None = None,
 ) -> int:
-    """Starts the plan's tasks as processes, and sees to it that all of them end; returns as `supervise` does.
+    """Starts the plan's tasks as processes, and makes sure that all of them end; returns as `supervise` does.
 
     Args:
         started_at: when the command was typed (Unix time, seconds).
         faults: breaks things on purpose.
 
     Raises:
-        ConfigError: if a task's address is of another machine.
+        ConfigError: if a task's address is on another machine.
         PeerError: if a port that the config names is taken.
     """
-    with Lease(directory), HeldPorts(2 * len(plan.tasks)) as held, ExitStack() as stack:
-        plan = _with_ports(plan, held)
+    with Lease(directory), HeldPorts(2 * len(plan.tasks)) as ports, ExitStack() as stack:
+        plan = _with_ports(plan, ports)
         if plan.wire == Wire.memory.value:
             file = stack.enter_context(make_file(plan.shards, plan.intake, len(plan.workers)))
             plan = replace(plan, memory=file)
         return supervise(config, plan, directory, tasks, started_at=started_at, faults=faults)
 
 
-def _with_ports(plan: Plan, held: HeldPorts) -> Plan:
-    """Gives every task whose port is open a free one; those that the config names must be free, and of this machine.
+def _with_ports(plan: Plan, ports: HeldPorts) -> Plan:
+    """Gives a free port to every task without one; ports that the config names must be free, and on this machine.
 
     Raises:
-        ConfigError: if an address is of another machine.
+        ConfigError: if an address is on another machine.
         PeerError: if a port is taken.
     """
-    free = iter(held.ports)
-    elsewhere = [task for task in plan.tasks if not is_local(addresses.host_of(_listens(task)))]
-    if elsewhere:
-        raise ConfigError([_elsewhere(task) for task in elsewhere])
+    free = iter(ports.ports)
+    remote = [task for task in plan.tasks if not is_local(addresses.host_of(_address_of(task)))]
+    if remote:
+        raise ConfigError([_remote_address(task) for task in remote])
 
-    def settle(address: str) -> str:
+    def assign(address: str) -> str:
         host, _, port = address.rpartition(":")
         if port == str(ANY_PORT):
             return f"{host}:{next(free)}"
         try:
-            held.hold(int(port))
+            ports.hold(int(port))
         except OSError as error:
             raise PeerError(
-                f"{address} is taken ({error.strerror}); stop what listens there, or choose another"
+                f"{address} is taken ({error.strerror}); stop the program that listens there, or choose another"
             ) from error
         return address
 
     return replace(
         plan,
         tasks=tuple(
-            replace(task, address=settle(task.address) if task.address else "", control=settle(task.control))
+            replace(task, address=assign(task.address) if task.address else "", control=assign(task.control))
             for task in plan.tasks
         ),
     )
 
 
-def _listens(task: Task) -> str:
-    """Where a task listens: an evaluator, or a task alone, has its status page only."""
+def _address_of(task: Task) -> str:
+    """Where a task listens: an evaluator, or a single process, only has a status page."""
     return task.address or task.control
 
 
-def _elsewhere(task: Task) -> Problem:
+def _remote_address(task: Task) -> Problem:
     return Problem(
         f"cluster.addresses.{task.job}[{task.index}]",
-        f"{_listens(task)} is not an address of this machine, where all tasks would start",
+        f"{_address_of(task)} is not an address of this machine, where all tasks would start",
         f"on the machine that has it, type the same command with job={task.job} task={task.index}",
     )

@@ -1,4 +1,4 @@
-"""Makes the file in memory that the tasks of a machine share."""
+"""Creates the memory file that the tasks of a machine share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.plan.shared_memory import nbytes
 
 @contextmanager
 def make_file(shards: Sequence[Shard], intake: str, workers: int) -> Iterator[str]:
-    """A file for `places`; gives the path by which tasks that this user starts reach it, while this process lives."""
+    """Yields the path of a file laid out as in `places`, which this user's tasks can open while this process lives."""
     file = os.memfd_create("trainer")
     try:
         os.truncate(file, nbytes(shards, intake, workers))

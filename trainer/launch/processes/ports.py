@@ -1,4 +1,4 @@
-"""Free ports that nobody else can take between choosing them and using them."""
+"""Reserves ports, so that no other program can take them before the tasks use them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class HeldPorts:
 
     def __init__(self, count: int) -> None:
         self._sockets = [self._hold() for _ in range(count)]
-        self.ports: list[int] = [held.getsockname()[1] for held in self._sockets]
+        self.ports: list[int] = [bound.getsockname()[1] for bound in self._sockets]
 
     def __enter__(self) -> HeldPorts:
         return self
@@ -23,24 +23,24 @@ class HeldPorts:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for held in self._sockets:
-            held.close()
+        for bound in self._sockets:
+            bound.close()
 
     def hold(self, port: int) -> None:
-        """Holds a port that the config names.
+        """Reserves a port that the config names.
 
         Raises:
             OSError: if another program has it.
         """
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an ended run may linger
-            probe.bind(("", port))  # without SO_REUSEPORT: fails if anybody else holds it, one of our own runs included
+            probe.bind(("", port))  # without SO_REUSEPORT: fails if any program holds it, another run of ours included
         self._sockets.append(self._hold(port))
 
     @staticmethod
     def _hold(port: int = 0) -> socket.socket:
-        held = socket.socket()
+        bound = socket.socket()
         if hasattr(socket, "SO_REUSEPORT"):
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        held.bind(("", port))  # every interface, as TensorFlow's server does
-        return held
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.bind(("", port))  # every interface, as TensorFlow's server does
+        return bound

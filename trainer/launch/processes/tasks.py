@@ -1,4 +1,4 @@
-"""The launcher's side of the nursery: start tasks, signal them, hear of their ends."""
+"""The launcher's side of the nursery: starts tasks, signals them and reports their ends."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 REUSE_PORT = {"TF_GRPC_REUSE_PORT": "1"}  # the launcher holds the port
 
 
-class Tasks:
-    """A nursery and the tasks it started. Leaving the block ends whatever is left of them."""
+class ProcessTasks:
+    """A nursery and the tasks that it started; leaving the block ends those that are left."""
 
     def __init__(self, *, fork: bool = sys.platform != "darwin") -> None:
         ours, theirs = socket.socketpair()
-        # What the nursery says: TensorFlow's greetings, and the reason if it ends.
-        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `__exit__`)
+        # The nursery's output: TensorFlow's greetings, and the reason if it fails.
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `__exit__`)
         how = "fork" if fork else "plain"
         self._control, self._pending = ours, b""
         self._nursery = subprocess.Popen(
@@ -36,13 +36,13 @@ class Tasks:
             env=os.environ | QUIET | REUSE_PORT | {"CUDA_VISIBLE_DEVICES": "-1"},
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
-            stderr=self._complaints,
+            stderr=self._stderr,
             start_new_session=True,  # Ctrl-C reaches the launcher alone
         )
         theirs.close()
         self._fork = fork
 
-    def __enter__(self) -> Tasks:
+    def __enter__(self) -> ProcessTasks:
         return self
 
     def __exit__(
@@ -50,18 +50,18 @@ class Tasks:
     ) -> None:
         self._control.close()  # the nursery kills its tasks and leaves
         self._nursery.wait()
-        self._complaints.close()
+        self._stderr.close()
 
     def discard(self) -> None:
-        """Ends a nursery that nobody has used, even while it imports; nothing if it was told to end."""
+        """Ends a nursery that was not needed, even while it imports; does nothing if it has ended."""
         if self._control.fileno() < 0:
             return
         self._nursery.kill()
         self.__exit__(None, None, None)
 
     def describe(self, question: Question) -> dict[str, Any]:
-        """Has a fork of the nursery build the model."""
-        self._ask({"do": "describe", "question": asdict(question)})
+        """Describes a model, which a fork of the nursery builds."""
+        self._request({"do": "describe", "question": asdict(question)})
         while True:
             for event in self._receive(None):
                 if event["event"] == "described":
@@ -74,28 +74,28 @@ class Tasks:
         return self._fork
 
     def start(self, name: str, *, run: str, environment: Mapping[str, str], log: str) -> None:
-        """Starts a task, e.g. "worker:3"; an event tells its process id."""
+        """Starts a task, e.g. "worker:3"; an event has its process id."""
         job, index = name.split(":")
         request = {"name": name, "run": run, "job": job, "index": int(index), "log": log}
-        self._ask({"do": "start", **request, "environment": dict(environment)})
+        self._request({"do": "start", **request, "environment": dict(environment)})
 
     def signal(self, pid: int, number: int) -> None:
         """Sends a signal to a task, unless it has ended."""
-        self._ask({"do": "signal", "pid": pid, "number": number})
+        self._request({"do": "signal", "pid": pid, "number": number})
 
     def events(self, timeout_secs: float) -> list[dict[str, Any]]:
-        """What happened: {"event": "started" | "exited", "name", "pid", "code"}; waits for news at most so long.
+        """Returns {"event": "started" | "exited", "name", "pid", "code"} of what happened, waiting at most this long.
 
         Raises:
-            RuntimeError: if the nursery is gone.
+            RuntimeError: if the nursery has ended.
         """
         return self._receive(timeout_secs)
 
-    def _ask(self, request: Mapping[str, Any]) -> None:
+    def _request(self, request: Mapping[str, Any]) -> None:
         try:
             self._control.sendall(json.dumps(request).encode() + b"\n")
         except BrokenPipeError:
-            raise self._gone() from None
+            raise self._ended() from None
 
     def _receive(self, timeout_secs: float | None) -> list[dict[str, Any]]:
         selector = selectors.DefaultSelector()
@@ -107,12 +107,12 @@ class Tasks:
         except ConnectionResetError:  # it ended before it had read our last request
             received = b""
         if not received:
-            raise self._gone()
+            raise self._ended()
         *lines, self._pending = (self._pending + received).split(b"\n")
         return [json.loads(line) for line in lines]
 
-    def _gone(self) -> RuntimeError:
+    def _ended(self) -> RuntimeError:
         code = self._nursery.wait()
-        self._complaints.seek(0)
-        said = self._complaints.read().decode(errors="replace")[-2000:]
-        return RuntimeError(f"the process that starts tasks ended with code {code}:\n{said}")
+        self._stderr.seek(0)
+        output = self._stderr.read().decode(errors="replace")[-2000:]
+        return RuntimeError(f"the process that starts tasks ended with code {code}:\n{output}")
