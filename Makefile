@@ -42,11 +42,11 @@ soak: .venv/run ## MINUTES (60) of random faults; every example must be counted 
 	$(BIN)/python -m trainer mode=chaos cluster=$(CLUSTER) model=oracle data=oracle optimizer=sgd \
 	  optimizer.learning_rate=48 train.batch_size=48 chaos.minutes=$(MINUTES) $(ARGS)
 
-bench: .venv/dev ## Measure this trainer beside others, for more than an hour; ARGS="bench.workloads=[cnn]" for less
-	$(BIN)/python -m trainer mode=bench $(ARGS)
+bench: .venv/dev ## Measure this trainer beside others, for more than an hour; ARGS="workloads=[cnn]" for less
+	$(BIN)/python -m bench $(ARGS)
 
 bench-quick: .venv/dev ## The same within 5 minutes: one workload, few rows
-	$(BIN)/python -m trainer mode=bench bench.quick=true $(ARGS)
+	$(BIN)/python -m bench quick=true $(ARGS)
 
 export RUN DATA BUILD_ARGS
 

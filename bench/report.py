@@ -10,12 +10,12 @@ from statistics import median
 from typing import Any
 
 from bench import startup
+from bench.config import BenchConfig
 from bench.contestants import CONTESTANTS, Row
 from bench.ratios import Ratio
 from bench.running import Running
 from bench.startup import Start
 from bench.windows import Window
-from trainer.config.schema import BenchConfig
 from trainer.storage.run_directory import write_atomically
 
 MIB = 2**20

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.config import BenchConfig
 from bench.contestants import Contestant
 from bench.running import POLL_SECS, ContestantError, Running
-from trainer.config.schema import BenchConfig
 
 CLUSTERS = ("2ps4w", "1ps2w", "local")
 DIES = {"2ps4w": "worker:1"}  # by cluster, the task that is killed

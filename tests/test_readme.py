@@ -86,7 +86,7 @@ def test_the_plan_is_expected_to_take_as_long_as_shown(capsys):
     block = next(block for kind, block in BLOCKS if kind == "text" and "mode=plan\n" in block)
     command, _, shown = block.partition("\n")
     machine = Machine(cores=2, gpus=0)
-    config = load(shlex.split(command)[4:], lambda config: validate.check(config, machine))
+    config = load(shlex.split(command)[4:], lambda config: validate.validate(config, machine))
     description = describe(Question.about(config.model, config.data, user=None, seed=config.seed))
     made = make.make_plan(config, description, machine)
     page.show(made, step_time.expect(config, made, description, machine))

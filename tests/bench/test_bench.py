@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,14 +13,15 @@ from pathlib import Path
 
 import pytest
 
-import bench
 from bench import counter, facts, plot, processes, report, running
+from bench.config import QUICK, parse
 from bench.contestants import CONTESTANTS, QUICK_ROWS, ROOT, ROWS, WORKLOADS, Contestant, select
 from bench.ratios import Ratio, paired, ratio
 from bench.running import ContestantError, Running
 from bench.windows import alternate
 from trainer.config import compose
-from trainer.config.schema import BenchConfig, Mode, RunConfig, StrategyConfig
+from trainer.config.schema import StrategyConfig
+from trainer.faults.problems import ConfigError
 
 DEADLINE_SECS = 90.0
 PEERS = [name for name, contestant in CONTESTANTS.items() if not contestant.is_ours]
@@ -151,10 +151,10 @@ def test_the_rows_of_quick_exist():
 def test_our_contestants_are_configs_that_hold(name, tmp_path: Path):
     if "bf16" in name and not hasattr(StrategyConfig(), "wire"):
         pytest.skip("strategy.wire is not a key of this version")
-    from trainer.commands.command import find_problems
+    from trainer.commands.command import resolve, validate
 
     overrides = CONTESTANTS[name].command("cnn", tmp_path, cores=2)[2:]
-    assert compose.load(overrides, find_problems).train.batch_size == 128
+    assert compose.load(overrides, resolve, validate).train.batch_size == 128
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
@@ -178,53 +178,50 @@ def test_workloads_have_the_parameters_they_promise(workload, tensors, nbytes):
 # Options
 
 
-def problems(**options: object) -> str:
-    config = RunConfig(mode=Mode.bench)
-    config.bench = BenchConfig(**options)  # type: ignore[arg-type]
-    return "\n".join(map(str, bench.check(config)))
+def problems(*arguments: str) -> str:
+    with pytest.raises(ConfigError) as raised:
+        parse(arguments)
+    return str(raised.value)
 
 
 def test_a_workload_that_is_not_there_is_refused_with_those_that_are():
-    assert "no workload 'cnm'; there are noop, cnn, mlp40" in problems(workloads=["cnm"])
+    assert "unknown workload 'cnm'; available: noop, cnn, mlp40" in problems("workloads=[cnm]")
 
 
 def test_a_row_that_is_not_there_is_refused_with_the_nearest():
-    assert "e.g. bench.rows=[sync/local]" in problems(rows=["sync/locl"])
+    assert "e.g. rows=[sync/local]" in problems("rows=[sync/locl]")
 
 
-def test_a_cluster_of_its_own_is_refused():
-    config = RunConfig(mode=Mode.bench)
-    config.cluster.name = "2ps4w"
-    assert [problem.key for problem in bench.check(config)] == ["cluster"]
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("rounds=two", "rounds=two: 'two' is not a whole number\n    e.g. rounds=4"),
+        ("rounds=0", "rounds: 0 is out of range; it must be at least 1\n    e.g. rounds=1"),
+        ("round=1", "round=1: there is no key round\n    did you mean rounds=1?"),
+        ("quick", "quick: is not key=value\n    e.g. quick=true"),
+    ],
+)
+def test_an_option_that_cannot_be_used_is_refused(argument, message):
+    assert message in problems(argument)
 
 
 def test_patterns_choose_rows():
-    assert problems(rows=["*/local"]) == ""
+    assert parse(["rows=[*/local]"]).rows == ["*/local"]
     assert [row.name for row in select(ROWS, ["a*/local"])] == ["all_reduce/local", "async/local"]
 
 
 def test_quick_leaves_alone_what_was_typed():
-    options = bench.settled(BenchConfig(quick=True, workloads=["mlp40"]))
-    assert (options.workloads, options.rows, options.rounds) == (["mlp40"], list(QUICK_ROWS), bench.QUICK.rounds)
+    options = parse(["quick=true", "workloads=[mlp40]"])
+    assert (options.workloads, options.rows, options.rounds) == (["mlp40"], list(QUICK_ROWS), QUICK.rounds)
 
 
 def test_all_workloads_are_measured_unless_some_are_named():
-    assert bench.settled(BenchConfig()).workloads == list(WORKLOADS)
+    assert parse([]).workloads == list(WORKLOADS)
 
 
 def test_the_bench_does_not_import_tensorflow():
-    code = "import sys, bench; assert 'tensorflow' not in sys.modules and 'keras' not in sys.modules"
+    code = "import sys, bench.__main__; assert 'tensorflow' not in sys.modules and 'keras' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
-
-
-def test_a_trainer_without_the_bench_says_so(tmp_path: Path):
-    for folder in ("trainer", "conf"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    ended = subprocess.run(
-        [sys.executable, "-m", "trainer", "mode=bench"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert "this trainer was installed without it" in ended.stderr
 
 
 # Results
@@ -421,23 +418,14 @@ def test_a_pause_that_outlasts_the_usual_heartbeat_is_no_fault(name, tmp_path: P
 
 
 def command(results: Path, *overrides: str) -> list[str]:
-    short = ["bench.workloads=[noop]", "bench.rounds=1", "bench.window_secs=0.5", "bench.warm_up_secs=0.2"]
-    return [
-        sys.executable,
-        "-m",
-        "trainer",
-        "mode=bench",
-        "bench.starts=0",
-        f"bench.results={results}",
-        *short,
-        *overrides,
-    ]
+    short = ["workloads=[noop]", "rounds=1", "window_secs=0.5", "warm_up_secs=0.2", "starts=0"]
+    return [sys.executable, "-m", "bench", f"results={results}", *short, *overrides]
 
 
 @pytest.mark.cluster
 @pytest.mark.timeout(240)
 def test_a_bench_leaves_its_results_and_no_process(tmp_path: Path):
-    begun = subprocess.Popen(command(tmp_path, "bench.rows=[sync/sync]"), cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    begun = subprocess.Popen(command(tmp_path, "rows=[sync/sync]"), cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         said, _ = begun.communicate(timeout=200)
     finally:
@@ -458,7 +446,7 @@ def test_a_bench_leaves_its_results_and_no_process(tmp_path: Path):
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_bench_that_is_ended_leaves_no_process(number, code, tmp_path: Path):
-    begun = subprocess.Popen(command(tmp_path, "bench.rows=[sync/sync_replicas]"), cwd=ROOT, stdout=subprocess.PIPE)
+    begun = subprocess.Popen(command(tmp_path, "rows=[sync/sync_replicas]"), cwd=ROOT, stdout=subprocess.PIPE)
     try:
         deadline = time.monotonic() + DEADLINE_SECS
         while len(pids := processes.tree(begun.pid)) < 6:  # the bench, a launcher, its nursery, 1 ps, 2 workers

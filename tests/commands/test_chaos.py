@@ -237,10 +237,6 @@ def test_a_directory_that_holds_a_run_is_not_used_again(tmp_path: Path):
     assert "holds an earlier run" in problem.message
 
 
-def test_other_modes_do_not_care_for_faults():
-    assert list(check.check(load("chaos.random=1", "chaos.minutes=1"))) == []
-
-
 def test_a_soak_has_no_last_step_and_a_budget_for_each_fault():
     config = check.adapted(load("mode=chaos", "chaos.minutes=1", "chaos.every_secs=20"))
     assert config.train.steps == 10**9

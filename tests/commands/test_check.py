@@ -314,7 +314,7 @@ def test_a_directory_that_is_not_there_is_missing_input(tmp_path):
 def test_no_directory_is_a_config_error():
     told = ask()
     assert told.returncode == 2
-    assert "run: mode=check reads what a run left, and none is named\n    type run=PATH" in told.stderr
+    assert "run: mode=check reads a finished run, and none is named\n    type run=PATH" in told.stderr
 
 
 @pytest.mark.cluster

@@ -285,8 +285,8 @@ def test_what_a_killed_launcher_leaves_is_cleaned_up_and_a_live_run_stays(launch
     assert container_of(dead.directory, "worker:0")
     cleaned = start("mode=clean", f"run={tmp_path}/clean")
     assert cleaned.wait() == 0
-    assert f"removed of {dead.directory}: " in cleaned.output
-    assert f"stays: {live.directory} is in use by process {live.process.pid}" in cleaned.output
+    assert f"removed from {dead.directory}: " in cleaned.output
+    assert f"kept: {live.directory} is in use by process {live.process.pid}" in cleaned.output
     assert {f"{dead.directory}" in docker("inspect", name) for _, name in of_runs_below(tmp_path)} == {False}
     os.kill(live.process.pid, signal.SIGTERM)
     assert live.wait(60) == 143

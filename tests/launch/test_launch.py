@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from trainer.__main__ import start_early
+from trainer.commands.start import start_early
 from trainer.config.schema import DataConfig, ModelConfig
 from trainer.launch import progress
 from trainer.launch.processes.ports import HeldPorts

@@ -184,7 +184,7 @@ def test_paths_of_what_a_run_reads_are_absolute_and_visible(tmp_path: Path, monk
 def adopted(*listed: Any, cluster: str = "2ps4w", mode: Mode = Mode.render) -> tuple[RunConfig, list[Problem]]:
     ps, worker = int(cluster[0]), int(cluster[3])
     config = RunConfig(mode=mode, cluster=ClusterConfig(cluster, ps, worker, hosts=list(listed)))
-    return config, hosts.adopt(config)
+    return config, hosts.resolve_hosts(config)
 
 
 def test_hosts_share_tasks_out_evenly():

@@ -19,7 +19,7 @@ GOOD = {"ps": ["10.0.0.1:2222"], "worker": ["10.0.0.2:2222", "10.0.0.3:2222"]}
 def problems(*overrides: str, machine: Machine = MACHINE) -> str:
     """What the checks say of a config, or nothing."""
     try:
-        load(list(overrides), lambda config: validate.check(config, machine))
+        load(list(overrides), lambda config: validate.validate(config, machine))
     except ConfigError as error:
         return str(error)
     return ""
@@ -140,7 +140,7 @@ def test_a_task_on_its_own_needs_addresses():
 
 def adopt(value: object, *overrides: str) -> tuple[str, object]:
     config = load(list(overrides))
-    found = tf_config.adopt_tf_config(config, value if isinstance(value, str) else json.dumps(value))
+    found = tf_config.resolve_tf_config(config, value if isinstance(value, str) else json.dumps(value))
     return "\n".join(map(str, found)), config
 
 

@@ -244,7 +244,7 @@ def test_a_bad_cluster_is_explained_by_the_command_which_starts_and_writes_nothi
 def problems(*overrides: str, on: Machine) -> str:
     """What the checks say of a config, or nothing."""
     try:
-        load(list(overrides), lambda config: validate.check(config, on))
+        load(list(overrides), lambda config: validate.validate(config, on))
     except ConfigError as error:
         return str(error)
     return ""

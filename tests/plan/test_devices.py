@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from trainer.commands.command import check
+from trainer.commands import command
 from trainer.config.compose import load
 from trainer.faults.problems import ConfigError
 from trainer.observe import machine
@@ -36,14 +36,14 @@ TWO_HOSTS = [
 def problems(*overrides: str, on: Machine = NO_GPU) -> str:
     """What the checks say of a config, or nothing."""
     try:
-        load(["cluster=1ps2w", *overrides], lambda config: validate.check(config, on))
+        load(["cluster=1ps2w", *overrides], lambda config: validate.validate(config, on))
     except ConfigError as error:
         return str(error)
     return ""
 
 
 def planned(*overrides: str, on: Machine = NO_GPU) -> Plan:
-    return make_plan(load(["cluster=1ps2w", *overrides], lambda config: validate.check(config, on)), MODEL, on)
+    return make_plan(load(["cluster=1ps2w", *overrides], lambda config: validate.validate(config, on)), MODEL, on)
 
 
 def warnings(*overrides: str, on: Machine = TWO_GPUS) -> list[str]:
@@ -635,7 +635,7 @@ def test_an_nvidia_smi_that_hangs_is_left(nvidia_smi, monkeypatch):
 
 def test_nvidia_smi_is_asked_only_where_the_config_names_a_gpu(nvidia_smi):
     asked = nvidia_smi("echo 24000")
-    check(load(["cluster=1ps2w"]))
+    command.validate(load(["cluster=1ps2w"]))
     assert not asked.exists()
-    found = check(load(["cluster=1ps2w", "+device.gpus.worker=[0]", "+device.memory_mib.worker=12001"]))
+    found = command.validate(load(["cluster=1ps2w", "+device.gpus.worker=[0]", "+device.memory_mib.worker=12001"]))
     assert [problem.key for problem in found] == ["device.memory_mib"]

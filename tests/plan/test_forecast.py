@@ -36,7 +36,7 @@ MESSAGES = ("strategy=sync", "strategy.wire=float32")  # vectors travel, on one 
 
 
 def planned(*overrides: str, model: Description = MODEL, machine: Machine = MACHINE) -> Plan:
-    return make_plan(load(["train.batch_size=64", *overrides], lambda c: validate.check(c, machine)), model, machine)
+    return make_plan(load(["train.batch_size=64", *overrides], lambda c: validate.validate(c, machine)), model, machine)
 
 
 def workload(**changed: Any) -> Workload:
@@ -44,7 +44,7 @@ def workload(**changed: Any) -> Workload:
 
 
 def expected(*overrides: str, model: Description = MODEL, machine: Machine = MACHINE) -> Forecast | Unknown:
-    config = load(["train.batch_size=64", *overrides], lambda c: validate.check(c, machine))
+    config = load(["train.batch_size=64", *overrides], lambda c: validate.validate(c, machine))
     return step_time.expect(config, make_plan(config, model, machine), model, machine)[0]
 
 

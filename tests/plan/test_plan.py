@@ -30,7 +30,7 @@ MODEL = Description(
 
 
 def planned(*overrides: str, model: Description = MODEL, machine: Machine = MACHINE) -> Plan:
-    return make_plan(load(list(overrides), lambda config: validate.check(config, machine)), model, machine)
+    return make_plan(load(list(overrides), lambda config: validate.validate(config, machine)), model, machine)
 
 
 def test_a_cluster_has_its_tasks_in_order_and_worker_0_is_the_chief():

@@ -17,7 +17,7 @@ from trainer.faults import exit_codes
 from trainer.faults.exit_codes import NotFiniteError, RollbackError
 from trainer.faults.problems import ConfigError
 from trainer.plan.devices import Machine
-from trainer.plan.validate import check
+from trainer.plan.validate import validate
 from trainer.storage import checkpoint
 from trainer.storage.rollbacks import count_rollbacks, record_rollback
 from trainer.task import not_finite
@@ -91,7 +91,7 @@ def test_the_order_of_the_data_is_another_after_each_rollback():
 )
 def test_a_rollback_that_nobody_could_carry_out_is_refused(overrides, message):
     with pytest.raises(ConfigError, match=f"train.on_not_finite: {message}"):
-        raise ConfigError(check(load([*overrides, "train.on_not_finite=rollback"]), Machine(cores=1, gpus=0)))
+        raise ConfigError(validate(load([*overrides, "train.on_not_finite=rollback"]), Machine(cores=1, gpus=0)))
 
 
 # ---- real clusters

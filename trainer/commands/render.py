@@ -1,4 +1,4 @@
-"""mode=render: leaves a run that somebody else starts, or shows what would start it."""
+"""mode=render: writes the files from which Docker Compose starts a run, or prints them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,31 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 
+from trainer.commands.plan import make
+from trainer.commands.start import Start
 from trainer.config.schema import RunConfig
 from trainer.faults import exit_codes
 from trainer.launch.containers import compose_file
-from trainer.launch.containers.owners import lend, user_of_tasks
+from trainer.launch.containers.inputs import with_absolute_paths
+from trainer.launch.containers.owners import check_readable, lend, user_of_tasks
 from trainer.launch.containers.spec import NOBODY, ContainerSpec, container_specs, inside, project_of
+from trainer.plan.hosts import host_by_task
 from trainer.plan.plan import Plan
 from trainer.storage import resume
 from trainer.storage.lease import Lease
-from trainer.storage.run_directory import RunDirectory, write_atomically
+from trainer.storage.run_directory import RunDirectory, choose, write_atomically
 
 UP = "docker compose -f {} up --abort-on-container-failure"
+
+
+def run(config: RunConfig, start: Start) -> int:
+    """Writes the run, or without run=PATH only prints its Compose file; returns 0."""
+    config, inputs = with_absolute_paths(config)
+    hosts, plan = host_by_task(config), make(config)
+    if config.run is None:
+        return show(config, plan, inputs, hosts)
+    check_readable([*inputs, *config.container.mounts])
+    return write(config, plan, choose(config), inputs, hosts)
 
 
 def show(config: RunConfig, plan: Plan, inputs: Sequence[str], hosts: Mapping[str, str]) -> int:

@@ -31,10 +31,10 @@ from trainer.config.sources import CommandLine
 from trainer.faults import exit_codes
 from trainer.faults.problems import ConfigError, Problem
 
-Check = Callable[[RunConfig], list[Problem]]
+Step = Callable[[RunConfig], list[Problem]]  # completes or validates a config, and returns its problems
 
 
-def run(main: Callable[[RunConfig], int], check: Check) -> NoReturn:
+def run(main: Callable[[RunConfig], int], *steps: Step) -> NoReturn:
     """Runs `main` on the config of the command line, or on each of a --multirun, and exits with its code.
 
     No run starts before the configs of all are known to hold; otherwise every problem is printed, and the exit code
@@ -42,7 +42,7 @@ def run(main: Callable[[RunConfig], int], check: Check) -> NoReturn:
 
     Args:
         main: what to do with a config; returns an exit code.
-        check: problems of keys that must agree with each other.
+        steps: what follows the checks of single keys, in order, e.g. resolve and validate.
     """
     given = arguments.sort(sys.argv[1:])
     sys.argv[1:] = given.in_order()  # for Hydra
@@ -58,7 +58,7 @@ def run(main: Callable[[RunConfig], int], check: Check) -> NoReturn:
         if flags.experimental_rerun:
             message = "reads a pickle, which can run any code"
             raise ConfigError([Problem("--experimental-rerun", message, "give the overrides of that run again")])
-        configs = _checked(line, check, _compose_with_hydra)
+        configs = _checked(line, steps, _compose_with_hydra)
     except ConfigError as error:
         print(error, file=sys.stderr)
         sys.exit(exit_codes.CONFIG)
@@ -70,18 +70,20 @@ def run(main: Callable[[RunConfig], int], check: Check) -> NoReturn:
     sys.exit(next((code for code in codes if code), 0))
 
 
-def load(overrides: Sequence[str], check: Check = lambda config: [], config_dir: str | None = None) -> RunConfig:
+def load(overrides: Sequence[str], *steps: Step, config_dir: str | None = None) -> RunConfig:
     """Composes and checks one config, as `run` does, in this process.
 
     Raises:
         ConfigError: with every problem of the config.
     """
     line = CommandLine(tuple(overrides), config_dir)
-    (config,) = _checked(line, check, lambda line: [examine(*sources.compose(line, line.overrides), line)])
+    (config,) = _checked(line, steps, lambda line: [examine(*sources.compose(line, line.overrides), line)])
     return config
 
 
-def _checked(line: CommandLine, check: Check, compose: Callable[[CommandLine], list[Examined]]) -> list[RunConfig]:
+def _checked(
+    line: CommandLine, steps: Sequence[Step], compose: Callable[[CommandLine], list[Examined]]
+) -> list[RunConfig]:
     """The configs of all runs.
 
     Raises:
@@ -97,16 +99,16 @@ def _checked(line: CommandLine, check: Check, compose: Callable[[CommandLine], l
     examined: list[Examined] = []
     with sources.user_functions(functions):
         if problems:
-            problems += _explained(line, check, user_file_works=not unreadable)
+            problems += _explained(line, steps, user_file_works=not unreadable)
         else:
             try:
                 examined = compose(line)
             except Exception as error:
                 if os.environ.get("HYDRA_FULL_ERROR") == "1":
                     raise
-                problems = _explained(line, check) or said(" ".join(line.overrides), error)
+                problems = _explained(line, steps) or said(" ".join(line.overrides), error)
     for one in examined:
-        problems += [*one.problems, *_cross_check(one, check)]
+        problems += [*one.problems, *_cross_check(one, steps)]
     problems += _shared_runs(examined)
     if problems:
         raise ConfigError(located(list(dict.fromkeys(problems)), line))
@@ -166,29 +168,29 @@ def _errors_raised() -> Iterator[None]:
             os.environ["HYDRA_FULL_ERROR"] = before
 
 
-def _explained(line: CommandLine, check: Check, *, user_file_works: bool = True) -> list[Problem]:
+def _explained(line: CommandLine, steps: Sequence[Step], *, user_file_works: bool = True) -> list[Problem]:
     """Every problem of a config that cannot be composed, and of the values that can."""
     found = Explainer(line, user_file_works=user_file_works).explain()
     if found.choices is None:
         return found.problems
     examined = examine(found.composed, found.choices, line, unknown=found.dropped)
-    crossed = _cross_check(examined, check, found.dropped) if found.whole else []
+    crossed = _cross_check(examined, steps, found.dropped) if found.whole else []
     return [*found.problems, *examined.problems, *crossed]
 
 
-def _cross_check(examined: Examined, check: Check, dropped: Sequence[str] | None = None) -> list[Problem]:
+def _cross_check(examined: Examined, steps: Sequence[Step], dropped: Sequence[str] | None = None) -> list[Problem]:
     """Problems between keys, but those that name a key whose value is known to be wrong: they would mislead.
 
     Args:
         examined: one config.
-        check: the caller's.
+        steps: the caller's.
         dropped: keys left out of a config that could not be composed as typed.
     """
     if examined.config is None:
         return []
     wrong = [*(dropped or []), *(problem.key for problem in examined.problems)]
     try:
-        found = check(examined.config)
+        found = [problem for step in steps for problem in step(examined.config)]
     except Exception:
         if wrong or dropped is not None:
             return []  # a check may rely on what is wrong here

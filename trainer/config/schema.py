@@ -24,13 +24,11 @@ class Mode(Enum):
     train = "train"  # plan, start the tasks, train, evaluate, export
     plan = "plan"  # print what would run where; start nothing
     doctor = "doctor"  # look at this machine and say what is missing
-    matpow = "matpow"  # A^n + B^n on one device and on two, timed: the smallest program with two devices
     check = "check"  # read what a finished run left, and say whether each step counted every replica once
     chaos = "chaos"  # train while tasks are killed, frozen and cut off, and compare with an unbroken run
     render = "render"  # write down the run for somebody else to start: see Target
     clean = "clean"  # remove the containers of runs whose launcher is gone
     selftest = "selftest"  # train 1ps1w for 20 steps, here and now, and leave nothing
-    bench = "bench"  # measure this trainer beside others, on this machine; from a checkout
 
 
 class Launch(Enum):
@@ -258,15 +256,6 @@ class TrainConfig:
 
 
 @dataclass
-class MatpowConfig:
-    """Of mode=matpow."""
-
-    power: int = field(default=10, metadata=limits(at_least=1))
-    size: int = field(default=1000, metadata=limits(at_least=1))  # of the square matrices A and B
-    devices: list[str] = field(default_factory=lambda: ["/cpu:0", "/cpu:1"])  # of A's and B's products
-
-
-@dataclass
 class EvaluateConfig:
     every: int = field(default=0, metadata=limits(at_least=0))  # steps; 0: once, at the end
     batch_size: int = field(default=500, metadata=limits(at_least=1))
@@ -318,24 +307,6 @@ class ChaosConfig:
     seed: int = field(default=0, metadata=limits(at_least=0))  # of the random moments
     minutes: float = field(default=0.0, metadata=limits(at_least=0))  # soak: one run of so long, under random faults
     every_secs: float = field(default=60.0, metadata=limits(above=0))  # soak: between two faults
-
-
-@dataclass
-class BenchConfig:
-    """Of mode=bench: this trainer beside others, two at a time, which run in turn."""
-
-    workloads: list[str] = field(default_factory=list)  # of noop, cnn, mlp40, resnet20 and resnet50; empty: all
-    rows: list[str] = field(default_factory=list)  # patterns of comparisons, e.g. sync/*; empty: all
-    rounds: int = field(default=4, metadata=limits(at_least=1))  # of four windows each: A B B A
-    window_secs: float = field(default=3.0, metadata=limits(above=0))  # that one runs while the other stands still
-    warm_up_secs: float = field(default=2.0, metadata=limits(at_least=0))  # after the first step
-    start_secs: float = field(default=120.0, metadata=limits(above=0))  # in which the first step must be made
-    starts: int = field(default=3, metadata=limits(at_least=0))  # of each cluster, to time the first step; 0: none
-    minutes: float = field(
-        default=0.0, metadata=limits(at_least=0)
-    )  # rows that would begin later are left out; 0: no limit
-    quick: bool = False  # one workload, few rows, short windows: within 5 minutes
-    results: str = "bench/results"  # folder of results.md, results.json and results.svg
 
 
 @dataclass
@@ -396,7 +367,5 @@ class RunConfig:
     restart: RestartConfig = field(default_factory=RestartConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
     plan: PlanConfig = field(default_factory=PlanConfig)
-    matpow: MatpowConfig = field(default_factory=MatpowConfig)
     chaos: ChaosConfig = field(default_factory=ChaosConfig)
     container: ContainerConfig = field(default_factory=ContainerConfig)
-    bench: BenchConfig = field(default_factory=BenchConfig)

@@ -27,7 +27,7 @@ class Host:
     worker: int | None = None
 
 
-def adopt(config: RunConfig) -> list[Problem]:
+def resolve_hosts(config: RunConfig) -> list[Problem]:
     """Gives every task an address on its host, and every worker a GPU of it unless `device.gpus` says otherwise."""
     if not config.cluster.hosts:
         return []

@@ -15,7 +15,7 @@ from trainer.plan.addresses import JOBS
 _KINDS = {list: "list", str: "text", int: "number", float: "number", bool: "boolean", type(None): "null"}
 
 
-def adopt_tf_config(config: RunConfig, text: str) -> list[Problem]:
+def resolve_tf_config(config: RunConfig, text: str) -> list[Problem]:
     """Takes the cluster and this process's role from a scheduler's `TF_CONFIG` into the config.
 
     `chief` (or `master`) becomes worker 0 and the workers follow it. An evaluator need not be listed, as it is not part

@@ -1,4 +1,4 @@
-"""Everything wrong with a config that can be found without building the model. Pure."""
+"""Finds everything wrong with a config that shows without building the model; changes nothing."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from trainer.config.limits import check_read
 from trainer.config.schema import RunConfig
 from trainer.faults.problems import Problem
 from trainer.plan import addresses
-from trainer.plan.checks import capacity, versions
-from trainer.plan.checks import devices as checks
+from trainer.plan.checks import capacity, containers, devices, versions
 from trainer.plan.checks.strategy import check_batch, check_buckets, check_rollback, check_size, check_strategy
 from trainer.plan.devices import Machine
 
 
-def check(config: RunConfig, machine: Machine) -> list[Problem]:
-    """Everything wrong with a config that can be told without building the model."""
+def validate(config: RunConfig, machine: Machine) -> list[Problem]:
+    """Returns every problem of a resolved config on this machine."""
     return [
+        *containers.check(config),
         *versions.check(machine.libraries),
         *capacity.check(config, machine),
         *check_size(config),
@@ -25,6 +25,6 @@ def check(config: RunConfig, machine: Machine) -> list[Problem]:
         *check_read(config.optimizer, "optimizer."),
         *check_read(config.optimizer.schedule, "optimizer.schedule."),
         *addresses.check(config),
-        *checks.check(config, machine),
-        *checks.check_restarts(config),
+        *devices.check(config, machine),
+        *devices.check_restarts(config),
     ]

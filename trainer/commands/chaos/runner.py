@@ -12,18 +12,21 @@ from pathlib import Path
 from random import Random
 
 from trainer.commands.chaos import random_faults, report, schedule
+from trainer.commands.chaos.check import adapted
 from trainer.commands.chaos.injector import FaultInjector, Scheduled
 from trainer.commands.chaos.report import FaultOutcome
 from trainer.commands.chaos.schedule import Fault, FaultTargets
 from trainer.commands.chaos.soak import Resources, Timed
 from trainer.commands.check.claims import examine
+from trainer.commands.plan import announce
+from trainer.commands.start import Start
 from trainer.config.schema import RunConfig
 from trainer.config.words import count
 from trainer.faults import exit_codes
 from trainer.launch.processes import launcher
 from trainer.launch.processes.tasks import ProcessTasks
 from trainer.plan.plan import Plan
-from trainer.storage.run_directory import RunDirectory, write_atomically
+from trainer.storage.run_directory import RunDirectory, choose, write_atomically
 
 UNBROKEN = "unbroken"
 NOT_AS_PROMISED = 1  # exit code
@@ -31,19 +34,19 @@ PIPE_COLUMNS = 110  # of the table, where no terminal says how wide it is
 STOPPED = (exit_codes.INTERRUPTED, exit_codes.TERMINATED)
 
 
-def run(config: RunConfig, plan: Plan, directory: RunDirectory, tasks: ProcessTasks) -> int:
-    """Runs everything, shows a line for each run and a table at the end, and leaves both in the directory.
-
-    Args:
-        config: as `adapted` makes it.
+def run(config: RunConfig, start: Start) -> int:
+    """Runs everything, prints a line for each run and a table at the end, and writes both into the run directory.
 
     Returns:
         0 if every run under faults finished as promised.
     """
-    runner = _Runner(config, plan, directory.path, tasks)
-    print(directory.path, flush=True)
-    code = runner.soak() if config.chaos.minutes else runner.compare()
-    return code or runner.show()
+    config = adapted(config)
+    with ProcessTasks() as tasks:  # one for all runs
+        plan, path = announce(config, tasks), choose(config).path
+        runner = _Runner(config, plan, path, tasks)
+        print(path, flush=True)
+        code = runner.soak() if config.chaos.minutes else runner.compare()
+        return code or runner.show()
 
 
 class _Runner:

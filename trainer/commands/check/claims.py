@@ -16,6 +16,7 @@ from typing import Any
 from trainer.commands.check import invariants
 from trainer.commands.check.example_counts import check_counts, expected_counts
 from trainer.commands.check.invariants import Event
+from trainer.commands.start import Start
 from trainer.config.schema import OptimizerConfig, OptimizerName, RunConfig, ScheduleName
 from trainer.config.words import count
 from trainer.faults import exit_codes
@@ -99,9 +100,10 @@ class RunRecord:
         return found
 
 
-def run(path: str) -> int:
-    """Prints what holds of the run in a directory and what does not; returns the exit code."""
-    directory = RunDirectory(Path(path))
+def run(config: RunConfig, start: Start) -> int:
+    """Prints what holds for the run in a directory and what does not; returns the exit code."""
+    assert config.run is not None
+    directory = RunDirectory(Path(config.run))
     for file in (directory.config, directory.plan):
         if not file.is_file():
             print(f"trainer: {file} is not there; run=PATH names the directory that a run left", file=sys.stderr)

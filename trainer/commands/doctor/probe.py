@@ -30,10 +30,14 @@ from trainer.commands.doctor.finding import Answer, Finding, Level
 from trainer.commands.doctor.gpus import GPU_FIELDS, PROCESS_FIELDS, gpus, gpus_of_tensorflow, read_gpus
 from trainer.commands.doctor.network import Port
 from trainer.commands.doctor.page import show
+from trainer.commands.start import Start
+from trainer.config.schema import RunConfig
 from trainer.faults.problems import Problem
-from trainer.observe.machine import cgroup_limits, is_local, memory_info, usable_cores, version_of
+from trainer.observe.machine import cgroup_limits, is_local, memory_info, this_machine, usable_cores, version_of
 from trainer.plan.addresses import CONTROL_PORT_OFFSET, split
 from trainer.plan.checks.versions import TENSORFLOWS
+from trainer.plan.resolve import resolve
+from trainer.plan.validate import validate
 
 COMMAND_SECS = 8.5  # for one command
 DEADLINE_SECS = 9.5  # for all checks; longer, so that a command's lateness is told as such
@@ -63,8 +67,12 @@ class Wanted:
     gpus: bool  # whether it gives GPUs to tasks
 
 
-def run(wanted: Wanted) -> int:
-    """Prints a line for each thing looked at; returns the exit code."""
+def run(config: RunConfig, start: Start) -> int:
+    """Prints a line for each check; returns the exit code."""
+    problems = resolve(config, os.environ.get("TF_CONFIG"))
+    problems += validate(config, this_machine(with_gpu_memory=bool(config.device.gpus)))
+    cluster, gpus = config.cluster, any(config.device.gpus.values())
+    wanted = Wanted(problems, cluster.name, cluster.addresses, f"{config.job}:{config.task}", config.run, gpus)
     findings = examine(wanted, os.environ)
     show(findings)
     return PROBLEM_FOUND if any(finding.level is Level.problem for finding in findings) else 0

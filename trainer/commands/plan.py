@@ -1,0 +1,54 @@
+"""mode=plan: shows who would run where and how long a step would take, and starts nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainer.commands.start import Start
+from trainer.config.schema import RunConfig
+from trainer.faults import exit_codes
+from trainer.launch.describe import describe
+from trainer.observe.machine import this_machine
+from trainer.plan.description import Question
+from trainer.plan.make import make_plan
+from trainer.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from trainer.launch.processes.tasks import ProcessTasks
+
+
+def run(config: RunConfig, start: Start) -> int:
+    """Prints the plan and the expected step time; writes them where `plan.json` says."""
+    from trainer.plan import page
+    from trainer.plan.forecast import step_time
+
+    description, machine = describe(_question(config)), this_machine()
+    made = make_plan(config, description, machine)
+    expected, workload = step_time.expect(config, made, description, machine)
+    page.show(made, (expected, workload))
+    if config.plan.json is not None:
+        page.write_json(made, config.plan.json, expected)
+    return exit_codes.OK
+
+
+def make(config: RunConfig, tasks: ProcessTasks | None = None) -> Plan:
+    """Describes the model, in a process of `tasks` if one is given, and makes the plan."""
+    child = tasks.describe if tasks and tasks.can_describe else None
+    return make_plan(config, describe(_question(config), child), this_machine())
+
+
+def announce(config: RunConfig, tasks: ProcessTasks | None = None) -> Plan:
+    """Makes the plan of a run, prints it in one line, and writes it where `plan.json` says."""
+    made = make(config, tasks)
+    if config.plan.json is not None:
+        from trainer.plan import page
+
+        page.write_json(made, config.plan.json)
+    print(made.describe(), flush=True)
+    return made
+
+
+def _question(config: RunConfig) -> Question:
+    return Question.about(
+        config.model, config.data, user=config.user, seed=config.seed, precision=config.train.precision.value
+    )

@@ -1,0 +1,56 @@
+"""mode=train: trains as processes of this machine, as containers, or as the one task that the config names."""
+
+from __future__ import annotations
+
+import gc
+import os
+from typing import NoReturn
+
+from trainer.commands import plan
+from trainer.commands.start import Start
+from trainer.config.schema import Launch, RunConfig
+from trainer.launch.processes import launcher
+from trainer.storage.lease import Lease
+from trainer.storage.run_directory import choose
+
+
+def run(config: RunConfig, start: Start) -> int:
+    """Trains; returns the exit code."""
+    if config.job is not None:
+        _run_task(config)
+    if config.launch is Launch.docker:
+        return _run_containers(config, start)
+    with start.tasks() as tasks:  # importing TensorFlow overlaps with planning
+        made = plan.announce(config, tasks)
+        return launcher.run(config, made, choose(config), tasks, started_at=start.at)
+
+
+def _run_containers(config: RunConfig, start: Start) -> int:
+    from trainer.launch.containers import launcher as containers  # imports docker
+    from trainer.launch.containers.docker_errors import connect
+    from trainer.launch.containers.inputs import with_absolute_paths
+    from trainer.launch.containers.owners import check_readable
+
+    client = connect()
+    config, inputs = with_absolute_paths(config)
+    check_readable([*inputs, *config.container.mounts])
+    made = plan.announce(config)
+    return containers.run(config, made, choose(config), client, inputs, started_at=start.at)
+
+
+def _run_task(config: RunConfig) -> NoReturn:
+    """Runs the task that the config, or TF_CONFIG, names as this process."""
+    assert config.job is not None
+    assert config.task is not None
+    os.environ.setdefault("grpc_proxy", "")  # with http_proxy set, TensorFlow's gRPC would hang
+    made = plan.make(config)
+    task, directory = made.task(config.job, config.task), choose(config)
+    os.environ.update(task.environment(os.environ))
+    gc.disable()  # a task collects from its first step on
+    from trainer.task import process  # imports TensorFlow
+
+    if not task.is_chief:  # only the chief writes
+        process.play(config, made, directory, task.job, task.index)
+    with Lease(directory):
+        directory.write_inputs(config, made)
+        process.play(config, made, directory, task.job, task.index)
