@@ -7,7 +7,6 @@ its end are emptied after the test, and serve the next cluster of that size.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import threading
 from collections import defaultdict
@@ -21,11 +20,9 @@ import tensorflow as tf
 from trainer.config.schema import OptimizerConfig, OptimizerName
 from trainer.engine.compute import Replica
 from trainer.engine.local import LocalEngine
-from trainer.engine.sharded.async_host import AsyncHost
-from trainer.engine.sharded.backup_host import BackupHost
 from trainer.engine.sharded.host import OnUpdate, ShardHost
+from trainer.engine.sharded.hosts import HOSTS
 from trainer.engine.sharded.resources import device_of
-from trainer.engine.sharded.sync_host import SyncHost
 from trainer.engine.sharded.worker import ShardsEngine
 from trainer.engine.vectors.shared_memory import Memory
 from trainer.engine.vectors.snapshot import Snapshot
@@ -33,6 +30,7 @@ from trainer.launch.processes.memory_file import make_file
 from trainer.launch.processes.ports import HeldPorts
 from trainer.plan.placement import place
 from trainer.plan.plan import Plan, Task
+from trainer.plan.strategy import STRATEGIES
 from trainer.task.server import session_config, start_server
 from trainer.workload import step as replica
 from trainer.workload.data.arrays import from_arrays
@@ -85,7 +83,7 @@ class Cluster:
         workers: int,
         clip_norm: float | None = None,
         optimizer: OptimizerName = OptimizerName.adam,
-        intake: str = "all",
+        strategy: str = "sync",
         quorum: int = 0,
         max_staleness: int | None = None,
         devices: Sequence[str] = ("/cpu:0",),
@@ -101,7 +99,8 @@ class Cluster:
         self.parameters = replica.parameters_of(self.model)
         hosts = [f"ps:{i}" for i in range(ps)] or [f"worker:{i}" for i in range(workers)]
         self.shards = place(self.parameters, hosts, pins={}, max_part_mib=max_part_mib, buckets=buckets)
-        self.intake, self.devices, self.parameters_on, self.options = intake, devices, parameters_on, options
+        self.strategy = STRATEGIES[strategy]
+        self.devices, self.parameters_on, self.options = devices, parameters_on, options
         self.wire = wire
         self._size = (ps, workers, tuple(devices))
         idle = _idle[self._size]
@@ -111,17 +110,13 @@ class Cluster:
         self.workers, self.memory = workers, None
         self._open = contextlib.ExitStack()  # as long as the cluster is
         if wire == "memory":
-            sizes = (self.shards, intake, workers)
+            sizes = (self.shards, self.strategy, workers)
             self.memory = Memory(self._open.enter_context(make_file(*sizes)), *sizes)
         self.engines = [self._engine(index) for index in range(workers)]
-        make: dict[str, Callable[..., ShardHost]] = {
-            "all": SyncHost,
-            "each": functools.partial(AsyncHost, max_staleness=max_staleness),
-            "quorum": functools.partial(BackupHost, quorum=quorum),
-        }
         common = {"shards": self.shards, "workers": workers, "optimizer": self.optimizer, "parameters": parameters_on}
         common |= {"as_wire": wire} | ({"memory": self.memory} if self.memory else {})
-        self.hosts = [make[intake](index=i, **common) for i in range(len(self.shards))]
+        common |= {"async": {"max_staleness": max_staleness}, "backup": {"quorum": quorum}}.get(strategy, {})
+        self.hosts = [HOSTS[strategy](index=i, **common) for i in range(len(self.shards))]
         self._connected: list[ShardHost | ShardsEngine] = []
         for host, shard in zip(self.hosts, self.shards, strict=True):
             self._connect(host, shard.host)
@@ -196,7 +191,7 @@ class Cluster:
                 index * each + number,
                 self.workers * each,
                 device=device_of(task, device),
-                endless=self.intake != "all",
+                endless=not self.strategy.waits_for_all,
                 **self.options,
             )
             for number, device in enumerate(self.devices)
@@ -207,7 +202,7 @@ class Cluster:
             shards=self.shards,
             optimizer=self.optimizer,
             replicas=mine,
-            intake=self.intake,
+            strategy=self.strategy,
             parameters=self.parameters_on,
             as_wire=self.wire,
             memory=self.memory,

@@ -373,7 +373,7 @@ def test_examples_that_were_counted_wrong_are_named(finish: Callable[..., Run]):
 def test_what_cannot_be_known_is_said(finish: Callable[..., Run]):
     run = finish("cluster=1ps2w", "strategy=async", *EXACT, "train.steps=20", "summary.journal=true")
     assert breaches(run) == []
-    assert skipped(run) == [check.NO_LOCKSTEP] * 3
+    assert skipped(run) == [check.NO_WAITING] * 3
     run = finish("cluster=local", *EXACT[:-2], "train.batch_size=48", "train.steps=4", "run=unrecorded")
     assert breaches(run) == []
     assert skipped(run) == [

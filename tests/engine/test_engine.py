@@ -110,7 +110,7 @@ def _ghost(cluster: Cluster, replica_index: int) -> Callable[..., None]:
         for shard in cluster.shards:
             shared = share(shard, ["momentum", "velocity"], cluster.workers, has_log=False)
             feeds.append(tf.compat.v1.placeholder(tf.float32, [shard.size]))
-            pushes.append(shared.intake[replica_index].enqueue(feeds[-1]))
+            pushes.append(shared.pushes[replica_index].enqueue(feeds[-1]))
     session = tf.compat.v1.Session(cluster.servers["worker:0"].target, graph=graph, config=cluster._config("worker:0"))
 
     def push(*, generation: int, step: int) -> None:
@@ -344,7 +344,7 @@ def free_running(engine: ShardsEngine) -> tuple[int, Any, Snapshot]:
 @pytest.mark.parametrize("clip_norm", [None, 0.5], ids=["unclipped", "clipped"])
 @pytest.mark.parametrize("ps", [1, 2, 0])
 def test_every_gradient_is_an_update_where_nobody_waits(ps, clip_norm):
-    results = Cluster(plain, ps=ps, workers=3, intake="each", clip_norm=clip_norm).train([free_running] * 3)
+    results = Cluster(plain, ps=ps, workers=3, strategy="async", clip_norm=clip_norm).train([free_running] * 3)
     assert [last.step for _, _, last in results] == [STEPS] * 3
     for _, table, _ in results:
         assert table[:, : staleness.BINS].sum() == STEPS
@@ -356,7 +356,7 @@ def test_every_gradient_is_an_update_where_nobody_waits(ps, clip_norm):
 def test_one_worker_alone_trains_the_same_with_and_without_waiting(clip_norm):
     """Clipped by its worker, or by the hosts after they have told each other their norms."""
     waiting, *_ = Cluster(plain, ps=2, workers=1, clip_norm=clip_norm).train([to_the_end])
-    alone, *_ = Cluster(plain, ps=2, workers=1, intake="each", clip_norm=clip_norm).train([free_running])
+    alone, *_ = Cluster(plain, ps=2, workers=1, strategy="async", clip_norm=clip_norm).train([free_running])
     if clip_norm is None:
         assert digest(alone[2]) == digest(waiting[1])
     for path, value in waiting[1].parameters.items():
@@ -365,7 +365,7 @@ def test_one_worker_alone_trains_the_same_with_and_without_waiting(clip_norm):
 
 
 def test_gradients_beyond_the_staleness_allowed_are_dropped_and_counted():
-    results = Cluster(plain, ps=1, workers=3, intake="each", max_staleness=0).train([free_running] * 3)
+    results = Cluster(plain, ps=1, workers=3, strategy="async", max_staleness=0).train([free_running] * 3)
     table = results[0][1]
     assert table[:, 0].sum() == table[:, : staleness.BINS].sum() == STEPS
     assert table[:, staleness.MAXIMUM].max() == 0
@@ -377,7 +377,7 @@ def test_gradients_beyond_the_staleness_allowed_are_dropped_and_counted():
 @pytest.mark.parametrize("clip_norm", [None, 0.5], ids=["unclipped", "clipped"])
 def test_an_update_waits_for_a_quorum_only(ps, clip_norm):
     """One worker is late by whole steps; the others never wait for it, and it is in no update that it was late for."""
-    cluster = Cluster(plain, ps=ps, workers=3, intake="quorum", quorum=2, clip_norm=clip_norm)
+    cluster = Cluster(plain, ps=ps, workers=3, strategy="backup", quorum=2, clip_norm=clip_norm)
 
     def late(engine: ShardsEngine) -> Any:
         slow = engine.step
@@ -398,7 +398,7 @@ def test_an_update_waits_for_a_quorum_only(ps, clip_norm):
 
 
 def test_late_gradients_are_counted_for_the_worker_they_came_from():
-    cluster = Cluster(plain, ps=2, workers=3, intake="quorum", quorum=1)
+    cluster = Cluster(plain, ps=2, workers=3, strategy="backup", quorum=1)
     results = cluster.train([free_running] * 3)
     table = results[0][1]
     assert table[:, 0].sum() == STEPS
@@ -407,9 +407,9 @@ def test_late_gradients_are_counted_for_the_worker_they_came_from():
 
 
 @pytest.mark.parametrize("wire", ["float32", "memory"])
-@pytest.mark.parametrize("intake", ["each", "quorum"])
-def test_all_workers_stop_soon_after_one_asks_though_none_waits(intake, wire):
-    cluster = Cluster(plain, ps=2, workers=3, intake=intake, quorum=2, wire=wire)
+@pytest.mark.parametrize("strategy", ["async", "backup"])
+def test_all_workers_stop_soon_after_one_asks_though_none_waits(strategy, wire):
+    cluster = Cluster(plain, ps=2, workers=3, strategy=strategy, quorum=2, wire=wire)
 
     def until_stopped(asks: bool) -> Callable[[ShardsEngine], int]:
         def train(engine: ShardsEngine) -> int:
@@ -428,7 +428,7 @@ def test_all_workers_stop_soon_after_one_asks_though_none_waits(intake, wire):
 
 
 def test_a_copy_of_shards_that_share_their_arrivals_is_of_one_step():
-    cluster = Cluster(plain, ps=3, workers=2, intake="quorum", quorum=1)
+    cluster = Cluster(plain, ps=3, workers=2, strategy="backup", quorum=1)
     seen: list[Any] = []
 
     def looks(engine: ShardsEngine) -> Any:

@@ -30,16 +30,15 @@ from trainer.plan.plan import Plan
 v1 = tf.compat.v1
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
-STRATEGIES = {"all": "sync", "each": "async", "quorum": "backup"}  # by intake
 SIZES = {"1ps2w": (1, 2), "2ps2w": (2, 2), "2w": (0, 2)}
 STEP_FETCHES = 4  # tags, metrics, and the times when parameters were here and when gradients were
 STEP_FEEDS = 0  # but at a step that asks to stop
 UPDATE_FETCHES = 2  # the step, and the time when every gradient was here
 # Session.run calls of a host from one update to the next, as (tensors fetched, tensors fed), with one worker awaited.
 UPDATE_CALLS = {
-    "all": [(UPDATE_FETCHES, 0)],
-    "each": [(1, 0), (0, 2)],  # the next arrival; its update, which is told a place where vectors do not travel
-    "quorum": [(1, 0), (0, 3)],
+    "sync": [(UPDATE_FETCHES, 0)],
+    "async": [(1, 0), (0, 2)],  # the next arrival; its update, which is told a place where vectors do not travel
+    "backup": [(1, 0), (0, 3)],
 }
 
 
@@ -124,14 +123,14 @@ class Steps(NamedTuple):
 
 
 @functools.cache
-def train(size: str, build: Callable[[], Any] = plain, *, intake: str = "all", **options: Any) -> Steps:
+def train(size: str, build: Callable[[], Any] = plain, *, strategy: str = "sync", **options: Any) -> Steps:
     """Trains a small cluster to its end; several tests look at the same.
 
-    RunRecord out are what comes before a host's first update, and of lockstep the step by which a worker joins.
+    RunRecord out are what comes before a host's first update, and of sync the step by which a worker joins.
     """
     ps, workers = SIZES[size]
-    cluster = Cluster(build, ps=ps, workers=workers, intake=intake, **options)
-    plan = Plan(size, STRATEGIES[intake], STEPS, BATCH, cluster.tasks, cluster.shards, 96, (), options.get("quorum"))
+    cluster = Cluster(build, ps=ps, workers=workers, strategy=strategy, **options)
+    plan = Plan(size, strategy, STEPS, BATCH, cluster.tasks, cluster.shards, 96, (), options.get("quorum"))
     plan = dataclasses.replace(plan, wire=options.get("wire", "float32"))
     of_workers: list[list[list[Call]]] = [[] for _ in cluster.engines]
     of_hosts: list[list[list[Call]]] = [[] for _ in cluster.hosts]
@@ -159,7 +158,7 @@ def train(size: str, build: Callable[[], Any] = plain, *, intake: str = "all", *
             steps.append(calls_of(engine)[before:])
         engine.peek()
         engine.leave()
-        if intake == "all":
+        if strategy == "sync":
             del steps[0]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -187,7 +186,7 @@ def one_each(steps: Iterable[list[Call]]) -> list[Call]:
 
 
 def check_updates(steps: Steps, *, is_clipped: bool) -> None:
-    """Every update of every shard moved what `traffic` says, in as many calls as its intake needs."""
+    """Every update of every shard moved what `traffic` says, in as many calls as its strategy needs."""
     for shard, updates in zip(steps.plan.shards, steps.hosts, strict=True):
         assert len(updates) == STEPS - 1
         for calls in updates:
@@ -196,28 +195,28 @@ def check_updates(steps: Steps, *, is_clipped: bool) -> None:
             if shard.index == 0:
                 expected += Counter(traffic.of_arrival(steps.plan))
             assert moved == expected
-            *others, (fetched, fed) = UPDATE_CALLS[steps.plan.intake]
-            fed += steps.plan.wire == "memory" and steps.plan.intake != "all"
+            *others, (fetched, fed) = UPDATE_CALLS[steps.plan.strategy]
+            fed += steps.plan.wire == "memory" and steps.plan.strategy != "sync"
             assert [(call.fetched, call.fed) for call in calls] == [*others, (fetched, fed)]
             assert all(call.clients <= {shard.host} for call in calls)
 
 
 @pytest.mark.parametrize(
-    ("size", "intake", "clip_norm"),
+    ("size", "strategy", "clip_norm"),
     [
-        ("1ps2w", "all", None),
-        ("2ps2w", "all", None),
-        ("2w", "all", None),
-        ("1ps2w", "all", 1.0),
-        ("2ps2w", "all", 1.0),
-        ("2w", "all", 1.0),
-        ("1ps2w", "each", None),
-        ("2ps2w", "each", 1.0),
-        ("2w", "each", None),
+        ("1ps2w", "sync", None),
+        ("2ps2w", "sync", None),
+        ("2w", "sync", None),
+        ("1ps2w", "sync", 1.0),
+        ("2ps2w", "sync", 1.0),
+        ("2w", "sync", 1.0),
+        ("1ps2w", "async", None),
+        ("2ps2w", "async", 1.0),
+        ("2w", "async", None),
     ],
 )
-def test_every_message_of_a_step_and_of_an_update_is_known(size, intake, clip_norm):
-    options = {} if (intake, clip_norm) == ("all", None) else {"intake": intake, "clip_norm": clip_norm}
+def test_every_message_of_a_step_and_of_an_update_is_known(size, strategy, clip_norm):
+    options = {} if (strategy, clip_norm) == ("sync", None) else {"strategy": strategy, "clip_norm": clip_norm}
     steps = train(size, **options)
     check_steps(steps)
     check_updates(steps, is_clipped=clip_norm is not None)
@@ -225,25 +224,27 @@ def test_every_message_of_a_step_and_of_an_update_is_known(size, intake, clip_no
 
 @pytest.mark.parametrize(("size", "clip_norm"), [("2ps2w", None), ("2w", 1.0)])
 def test_every_message_of_a_quorum_is_known(size, clip_norm):
-    steps = train(size, intake="quorum", quorum=1, clip_norm=clip_norm)
+    steps = train(size, strategy="backup", quorum=1, clip_norm=clip_norm)
     check_steps(steps)
     # With a quorum of one, gradients come late as they happen to: what is dropped costs an arrival and a token.
     for updates in steps.hosts:
         for calls in updates:
-            assert [(call.fetched, call.fed) for call in (calls[0], calls[-1])] == UPDATE_CALLS["quorum"]
+            assert [(call.fetched, call.fed) for call in (calls[0], calls[-1])] == UPDATE_CALLS["backup"]
             assert (len(calls) - 2) % 3 == 0
 
 
-@pytest.mark.parametrize(("size", "intake"), [("1ps2w", "all"), ("2w", "all"), ("1ps2w", "each")])
-def test_every_message_over_a_bfloat16_wire_is_known(size, intake):
-    steps = train(size, with_everything, intake=intake, wire="bfloat16")
+@pytest.mark.parametrize(("size", "strategy"), [("1ps2w", "sync"), ("2w", "sync"), ("1ps2w", "async")])
+def test_every_message_over_a_bfloat16_wire_is_known(size, strategy):
+    steps = train(size, with_everything, strategy=strategy, wire="bfloat16")
     check_steps(steps)
     check_updates(steps, is_clipped=False)
 
 
-@pytest.mark.parametrize(("size", "intake"), [("1ps2w", "all"), ("2ps2w", "all"), ("2w", "all"), ("2ps2w", "each")])
-def test_of_vectors_in_shared_memory_only_what_tells_of_them_is_sent(size, intake):
-    steps = train(size, with_everything, intake=intake, wire="memory")
+@pytest.mark.parametrize(
+    ("size", "strategy"), [("1ps2w", "sync"), ("2ps2w", "sync"), ("2w", "sync"), ("2ps2w", "async")]
+)
+def test_of_vectors_in_shared_memory_only_what_tells_of_them_is_sent(size, strategy):
+    steps = train(size, with_everything, strategy=strategy, wire="memory")
     check_steps(steps)
     check_updates(steps, is_clipped=False)
     moved = [message for calls in steps.workers for step in calls for call in step for message in call.messages]

@@ -69,12 +69,12 @@ def test_a_successor_leaves_the_same_bits_whenever_a_worker_was_ended(moment: st
 
 
 @pytest.mark.parametrize("wire", ["float32", "memory"])
-@pytest.mark.parametrize("intake", ["each", "quorum"])
+@pytest.mark.parametrize("strategy", ["async", "backup"])
 @pytest.mark.parametrize(
     "moment", ["before its tokens", "with its tokens", "with pushes that were not told of", "after its pushes"]
 )
-def test_where_nobody_waits_a_successor_gets_one_token_and_the_others_go_on(intake: str, moment: str, wire: str):
-    cluster = Cluster(plain, ps=2, workers=3, intake=intake, quorum=2, wire=wire)
+def test_where_nobody_waits_a_successor_gets_one_token_and_the_others_go_on(strategy: str, moment: str, wire: str):
+    cluster = Cluster(plain, ps=2, workers=3, strategy=strategy, quorum=2, wire=wire)
     parts = {
         "before its tokens": AT_STEPS["before its tokens"],
         "with its tokens": lambda engine: engine._step[2],

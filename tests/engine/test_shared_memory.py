@@ -19,30 +19,32 @@ from trainer.launch.processes.memory_file import make_file
 from trainer.plan.layout import Parameter
 from trainer.plan.placement import place
 from trainer.plan.shared_memory import PAGE, nbytes, places
+from trainer.plan.strategy import STRATEGIES
 
 PARAMETERS = [Parameter("a", (5, 700), True), Parameter("b", (40,), True), Parameter("mean", (3,), False)]
+SYNC = STRATEGIES["sync"]
 SHARDS = place(PARAMETERS, ["ps:0", "ps:1"], pins={})
 
 
 @pytest.fixture
 def memory() -> Iterator[Memory]:
-    with make_file(SHARDS, "all", 2) as path:
-        yield Memory(path, SHARDS, "all", 2)
+    with make_file(SHARDS, SYNC, 2) as path:
+        yield Memory(path, SHARDS, SYNC, 2)
 
 
 def test_places_begin_at_pages_and_do_not_overlap():
     ends = 0
-    for shard, offset in places(SHARDS, intake="all", workers=2):
+    for shard, offset in places(SHARDS, SYNC, workers=2):
         assert offset % PAGE == 0
         assert offset >= ends
         ends = offset + shard.nbytes
-    assert nbytes(SHARDS, intake="all", workers=2) == ends
-    assert len(list(places(SHARDS, intake="all", workers=2))) == 6
+    assert nbytes(SHARDS, SYNC, workers=2) == ends
+    assert len(list(places(SHARDS, SYNC, workers=2))) == 6
 
 
 def test_the_file_is_gone_with_who_made_it():
-    with make_file(SHARDS, "each", 2) as path:
-        assert os.stat(path).st_size == nbytes(SHARDS, "each", 2)
+    with make_file(SHARDS, STRATEGIES["async"], 2) as path:
+        assert os.stat(path).st_size == nbytes(SHARDS, STRATEGIES["async"], 2)
     assert not os.path.exists(path)
 
 
@@ -118,10 +120,10 @@ def test_nor_with_other_ways_to_compute(options):
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("ps", [0, 1])
-@pytest.mark.parametrize("intake", ["each", "quorum"])
-def test_alone_a_worker_trains_the_same_where_nobody_would_wait(ps, intake):
+@pytest.mark.parametrize("strategy", ["async", "backup"])
+def test_alone_a_worker_trains_the_same_where_nobody_would_wait(ps, strategy):
     def train(wire: str) -> tuple[list[float], str]:
-        cluster = Cluster(with_everything, ps=ps, workers=1, intake=intake, quorum=1, wire=wire)
+        cluster = Cluster(with_everything, ps=ps, workers=1, strategy=strategy, quorum=1, wire=wire)
         losses, last = cluster.train([to_the_end])[0]
         return losses, digest(last)
 
@@ -129,9 +131,9 @@ def test_alone_a_worker_trains_the_same_where_nobody_would_wait(ps, intake):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("intake", ["each", "quorum"])
-def test_what_a_worker_was_told_of_stays_while_others_go_on(intake):
-    cluster = Cluster(plain, ps=1, workers=3, intake=intake, quorum=2, wire="memory")
+@pytest.mark.parametrize("strategy", ["async", "backup"])
+def test_what_a_worker_was_told_of_stays_while_others_go_on(strategy):
+    cluster = Cluster(plain, ps=1, workers=3, strategy=strategy, quorum=2, wire="memory")
     has_token = threading.Event()
 
     def others(engine: ShardsEngine) -> None:
@@ -158,9 +160,9 @@ def test_what_a_worker_was_told_of_stays_while_others_go_on(intake):
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("wire", ["float32", "memory"])
-@pytest.mark.parametrize("intake", ["each", "quorum"])
-def test_after_a_snapshot_a_worker_computes_on_what_others_made_meanwhile(intake, wire):
-    cluster = Cluster(plain, ps=2, workers=2, intake=intake, quorum=1, wire=wire)
+@pytest.mark.parametrize("strategy", ["async", "backup"])
+def test_after_a_snapshot_a_worker_computes_on_what_others_made_meanwhile(strategy, wire):
+    cluster = Cluster(plain, ps=2, workers=2, strategy=strategy, quorum=1, wire=wire)
     saved, gone_on = threading.Event(), threading.Event()
 
     def chief(engine: ShardsEngine) -> tuple[int, int]:

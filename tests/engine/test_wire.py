@@ -135,8 +135,8 @@ def test_a_bfloat16_wire_trains_nearly_as_float32_does():
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("intake", ["each", "quorum"])
-def test_gradients_that_are_taken_as_they_come_travel_as_bfloat16_too(intake):
+@pytest.mark.parametrize("strategy", ["async", "backup"])
+def test_gradients_that_are_taken_as_they_come_travel_as_bfloat16_too(strategy):
     def some_steps(engine):
         engine.start()
         step = 0
@@ -147,6 +147,6 @@ def test_gradients_that_are_taken_as_they_come_travel_as_bfloat16_too(intake):
         engine.leave()
         return last
 
-    last = Cluster(plain, ps=2, workers=2, intake=intake, quorum=2, wire="bfloat16").train([some_steps] * 2)[0]
+    last = Cluster(plain, ps=2, workers=2, strategy=strategy, quorum=2, wire="bfloat16").train([some_steps] * 2)[0]
     assert all(np.isfinite(value).all() for value in last.parameters.values())
     assert last.step >= STEPS

@@ -5,20 +5,21 @@ from __future__ import annotations
 import pytest
 
 from trainer.observe.slow import Slow, times_as_slow
+from trainer.plan.strategy import STRATEGIES
 
 
 def page(rate: float, waits: float = 0.0, state: str = "training") -> dict:
     return {"examples_per_second": rate, "wait_fraction": waits, "state": state}
 
 
-LOCKSTEP = {"ps:0": page(0.0), "worker:0": page(100.0, 0.9), "worker:1": page(100.0, 0.1), "worker:2": page(100.0, 0.9)}
+SYNC = {"ps:0": page(0.0), "worker:0": page(100.0, 0.9), "worker:1": page(100.0, 0.1), "worker:2": page(100.0, 0.9)}
 ASYNC = {"worker:0": page(500.0), "worker:1": page(50.0), "worker:2": page(500.0)}
 
 
-@pytest.mark.parametrize("pages", [LOCKSTEP, ASYNC], ids=["the others wait", "the others go on"])
+@pytest.mark.parametrize("pages", [SYNC, ASYNC], ids=["the others wait", "the others go on"])
 def test_how_slow_a_worker_is_does_not_depend_on_who_waits(pages):
     times = times_as_slow(pages)
-    assert times["worker:1"] == pytest.approx(9 if pages is LOCKSTEP else 10)
+    assert times["worker:1"] == pytest.approx(9 if pages is SYNC else 10)
     assert max(times["worker:0"], times["worker:2"]) < 1
 
 
@@ -33,20 +34,20 @@ def test_who_does_not_train_beside_others_is_not_slow(pages):
 
 
 def test_a_slow_worker_is_told_once_when_it_has_been_slow_for_ten_seconds():
-    slow = Slow("all")
-    said = {now: slow.look(LOCKSTEP, float(now)) for now in range(0, 30)}
+    slow = Slow(STRATEGIES["sync"].when_slow)
+    said = {now: slow.look(SYNC, float(now)) for now in range(0, 30)}
     assert {now for now, sentences in said.items() if sentences} == {10}
     assert said[10] == ["worker:1 is slow: it computes 9.0 times as long as the other workers; every step waits for it"]
 
 
 def test_one_that_was_fast_in_between_is_told_again():
-    slow = Slow("each")
+    slow = Slow(STRATEGIES["async"].when_slow)
     even = {name: page(500.0) for name in ASYNC}
     looks = [(ASYNC, 0), (even, 5), (ASYNC, 6), (ASYNC, 15), (ASYNC, 16), (even, 20), (ASYNC, 21), (ASYNC, 31)]
     assert [now for pages, now in looks if slow.look(pages, float(now))] == [16, 31]
 
 
 def test_what_follows_is_said_for_a_run_that_does_not_wait():
-    slow = Slow("quorum")
+    slow = Slow(STRATEGIES["backup"].when_slow)
     slow.look(ASYNC, 0.0)
     assert slow.look(ASYNC, 10.0)[0].endswith("the others do not wait, and its late gradients are dropped")

@@ -122,7 +122,7 @@ def test_a_gradient_of_its_own_is_a_share_of_each_workers_step():
     assert step_time.total(step_time.work_of(made, WORKLOAD)).flops == pytest.approx(16 * 3e6)
 
 
-def test_out_of_step_an_update_takes_as_long_as_the_host_needs_at_least():
+def test_under_async_an_update_takes_as_long_as_the_host_needs_at_least():
     parts = parts_of(planned("cluster=1ps32w", "strategy=async"), workload(flops=0, layers=0))
     assert parts.total >= 2e-3 + (1 + 2 + 4) * VECTOR * 1e-9
 

@@ -178,7 +178,7 @@ def test_a_batch_is_shared_out_over_replicas_and_their_parts():
             ["cluster=4w", "strategy=all_reduce"],
             "all_reduce, 4 replicas, global batch 256, every worker holds all parameters, every update waits for all 4",
         ),
-        (["device.replicas=[/cpu:0,/cpu:1]"], "local, one process, 2 replicas, global batch 256"),
+        (["device.replicas=[/cpu:0,/cpu:1]"], "local, 2 replicas, global batch 256, one process"),
     ],
 )
 def test_the_first_line_says_what_the_strategy_means(overrides, words):

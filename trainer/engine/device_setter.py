@@ -47,7 +47,7 @@ def device_setter(plan: Plan, *, task: str = "worker:0", strategy: str = "greedy
         raise ValueError(f"task={task!r} is no task of {plan.cluster}; there are {', '.join(names)}")
     if strategy not in CHOOSERS:
         raise ValueError(f"strategy={strategy!r} places no variable; there are {', '.join(CHOOSERS)}")
-    here = "/job:localhost/task:0" if plan.strategy == "local" else _device_of(task)
+    here = "/job:localhost/task:0" if plan.effective_strategy.is_one_process else _device_of(task)
     if not plan.has_shard_hosts:
         return lambda op: _merged(here, op)
     hosts_job, host_of = plan.shards[0].host.split(":")[0], _make_host_of(plan, strategy)

@@ -21,7 +21,7 @@ class StepResult(NamedTuple):
     step: int  # global step: updates applied
     loss: float
     accuracy: float
-    stop: bool  # a replica asked to stop; in lockstep all see this at the same step
+    stop: bool  # a replica asked to stop; under sync all see this at the same step
     bad: int = 0  # newest step whose update was left out because a loss or a gradient was not finite; 0: none yet
     wait_secs: float = 0.0  # until all parameters were here
     compute_secs: float = 0.0  # forward and backward pass

@@ -10,7 +10,7 @@ between two things that can be seen from outside:
     who         name           what is done, and what is not
     worker      step           a step is complete; of the next one nothing was pulled
                 push           the first shard host has this worker's gradient; the others have not
-    shard host  take           the gradients are taken out of the intakes; nothing is updated
+    shard host  take           the gradients are taken out of their queues; nothing is updated
                 apply          the shard is updated; no worker has a token for it
                 token          the first worker has its token; the others have not
     chief       generation     the new generation is written down; no shard host has heard of it

@@ -48,7 +48,7 @@ class Supervisor:
         self._restarts = Restarts(config.restart, plan, self.attempts, progress.say)
         self._pages = PageReader(self.attempts, config.timeouts.heartbeat_secs)
         self._silence = SilenceWatch(self.attempts, plan, config.timeouts)
-        self._slow = Slow(plan.intake)
+        self._slow = Slow(plan.effective_strategy.when_slow)
         self._first_step_at: float | None = None  # Unix time, seconds
         self._obeyed = 0  # signals
         self._stop_by: float | None = None  # the tasks are to be asked to stop, and are killed after this

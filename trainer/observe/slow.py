@@ -8,18 +8,13 @@ from typing import Any
 
 SLOW_TIMES = 3.0  # as long as the others
 SLOW_SECS = 10.0  # for so long, before it is told
-CONSEQUENCE = {
-    "all": "every step waits for it",
-    "quorum": "the others do not wait, and its late gradients are dropped",
-    "each": "the others do not wait, and its gradients are old when they come",
-}
 
 
 class Slow:
     """Follows how long the workers compute; the clock is passed in, seconds that only rise."""
 
-    def __init__(self, intake: str) -> None:
-        self._consequence = CONSEQUENCE[intake]
+    def __init__(self, consequence: str) -> None:
+        self._consequence = consequence
         self._since: dict[str, float] = {}  # by worker that is slow
         self._told: set[str] = set()
 

@@ -17,7 +17,8 @@ from trainer.plan.devices import JOBS, Machine, for_tasks
 from trainer.plan.layout import Shard, Slice
 from trainer.plan.placement import best_match, pin_faults, place
 from trainer.plan.plan import Plan, Task
-from trainer.plan.strategy import strategy_of, wire_of
+from trainer.plan.shared_memory import wire_of
+from trainer.plan.strategy import Strategy, strategy_of
 
 ANY_PORT = 0  # chosen when the tasks start
 
@@ -51,23 +52,23 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
     )
     return Plan(
         cluster=config.cluster.name,
-        strategy=strategy,
+        strategy=strategy.name,
         steps=config.train.steps,
         global_batch=config.train.batch_size,
         tasks=tasks,
         shards=shards,
         train_examples=description.train_examples,
         warnings=(*_warnings(shards, tasks, machine), *gpu_memory.warnings(config, machine)),
-        quorum=config.strategy.quorum if strategy == "backup" else None,
+        quorum=config.strategy.quorum if strategy.waits_for_quorum else None,
         parameters=config.device.parameters,
         layers=_pin_layers(config.device.layers, description.layers),
         wire=wire_of(config),
     )
 
 
-def _hosts(config: RunConfig, strategy: str) -> list[str]:
+def _hosts(config: RunConfig, strategy: Strategy) -> list[str]:
     """The tasks that hold a shard each; under all_reduce every worker holds the only one."""
-    if strategy == "all_reduce":
+    if strategy.has_ring:
         return ["worker"]
     job = "ps" if config.cluster.ps else "worker"
     return [f"{job}:{index}" for index in range(getattr(config.cluster, job))]
@@ -78,7 +79,7 @@ def _pin_layers(pins: Mapping[str, str], layers: Sequence[str]) -> dict[str, str
     return {path: pins[pattern] for path in layers if (pattern := best_match(path, pins)) is not None}
 
 
-def _make_tasks(config: RunConfig, machine: Machine, strategy: str) -> tuple[Task, ...]:
+def _make_tasks(config: RunConfig, machine: Machine, strategy: Strategy) -> tuple[Task, ...]:
     cluster, devices = config.cluster, for_tasks(config, machine)
     tasks = []
     for job in JOBS:
@@ -87,7 +88,7 @@ def _make_tasks(config: RunConfig, machine: Machine, strategy: str) -> tuple[Tas
             host, port = addresses.split(listed[index]) if listed else ("127.0.0.1", ANY_PORT)
             host = f"[{host}]" if ":" in host else host  # IPv6
             control = port + addresses.CONTROL_PORT_OFFSET if listed else ANY_PORT
-            has_server = strategy != "local" and job != "evaluator"
+            has_server = not strategy.is_one_process and job != "evaluator"
             tasks.append(
                 Task(
                     job=job,

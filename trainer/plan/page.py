@@ -111,7 +111,7 @@ def _shards(plan: Plan) -> Table:
     for shard in plan.shards:
         pieces = [*shard.trainable, *shard.state]
         held = sum(piece.nbytes for piece in pieces)
-        host = "every worker" if plan.strategy == "all_reduce" else _bucket(plan, shard)
+        host = "every worker" if plan.effective_strategy.has_ring else _bucket(plan, shard)
         held_count = count(len({piece.path for piece in pieces}), "parameter")
         table.add_row(f"[bold]{host}[/bold]", held_count, "", size(held), f"{held / total:.1%}")
         for piece in pieces:
@@ -139,11 +139,11 @@ def _traffic(plan: Plan) -> str:
         return f"{batch}\n{steps}\ntraffic: none"
     per_link = sorted({(host.split(" - ")[1], nbytes) for host, nbytes in links.items()})
     told = ", ".join(f"{size(nbytes)} a link to {host}" for host, nbytes in per_link)
-    if plan.strategy == "all_reduce":
+    if plan.effective_strategy.has_ring:
         told = f"{size(per_link[0][1])} from each worker to the next, round a ring"
     traffic = f"traffic: {size(sum(links.values()))} a step over {count(len(links), 'link')}; {told}"
     if plan.wire == "memory":
-        lies = size(nbytes(plan.shards, plan.intake, len(plan.workers)))
+        lies = size(nbytes(plan.shards, plan.effective_strategy, len(plan.workers)))
         traffic += f"\n    vectors do not travel: {lies} of memory that all tasks share"
     return f"{batch}\n{steps}\n{traffic}"
 

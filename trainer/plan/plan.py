@@ -13,7 +13,7 @@ from typing import Any
 from trainer.faults.problems import Problem
 from trainer.plan.layout import Shard, message_nbytes
 from trainer.plan.serialize import shard_from_json, shard_to_json
-from trainer.plan.strategy import SHARDED
+from trainer.plan.strategy import STRATEGIES, Strategy
 
 # XLA's newer code for CPUs takes longer to make, and where a task has several threads an update that is shared out over
 # them takes many times as long as on one.
@@ -97,16 +97,19 @@ class Plan:
         return tuple(task for task in self.tasks if task.job != "evaluator")
 
     @property
-    def intake(self) -> str:
-        """How gradients become updates: all replicas' as one, a quorum's, or each on its own."""
-        if self.strategy == "backup" and self.quorum != self.replicas:
-            return "quorum"
-        return "each" if self.strategy == "async" else "all"
+    def effective_strategy(self) -> Strategy:
+        """How gradients become updates; with a quorum of all replicas, backup is sync."""
+        return STRATEGIES["sync" if self.quorum == self.replicas else self.strategy]
+
+    @property
+    def quorum_workers(self) -> int:
+        """Workers that an update of backup waits for, each of which sends the mean of its replicas; 0: not backup."""
+        return (self.quorum or 0) // max(1, len(self.workers[0].replicas))
 
     @property
     def has_shard_hosts(self) -> bool:
         """Whether tasks hold shards for others."""
-        return self.strategy in SHARDED
+        return STRATEGIES[self.strategy].has_shard_hosts
 
     @property
     def replica_batch(self) -> int:
@@ -115,7 +118,7 @@ class Plan:
     @property
     def update_batch(self) -> int:
         """Examples that one update averages."""
-        if self.intake == "each":
+        if self.effective_strategy.waits_for_one:
             return self.global_batch // len(self.workers)
         return self.replica_batch * (self.quorum or self.replicas)
 
@@ -141,7 +144,7 @@ class Plan:
 
     def link_nbytes(self) -> dict[str, int]:
         """Bytes that cross each link per step: `worker - host`, pulls and pushes together; or round the ring."""
-        if self.strategy == "all_reduce":
+        if self.effective_strategy.has_ring:
             count, nbytes = len(self.workers), sum(shard.nbytes for shard in self.shards)
             share = 2 * (count - 1) * nbytes // count
             return {f"worker:{i} - worker:{(i + 1) % count}": share for i in range(count) if count > 1}
@@ -158,19 +161,10 @@ class Plan:
 
     def describe(self) -> str:
         """What was chosen, and what it means."""
-        replicas = f"{self.replicas} replica{'' if self.replicas == 1 else 's'}"
-        each, waits = f"global batch {self.global_batch}", f"every update waits for all {self.replicas}"
-        if self.strategy == "local":
-            return ", ".join(["local, one process", *([replicas] if self.replicas > 1 else []), each])
-        if self.strategy == "all_reduce":
-            return f"all_reduce, {replicas}, {each}, every worker holds all parameters, {waits}"
-        where = f"shards on {len(self.hosts)} ps" if self.shards[0].host.startswith("ps") else "shards on the workers"
-        if self.strategy == "async":
-            batch = f"batch {self.global_batch // len(self.workers)} each"
-            return f"async, {replicas}, {batch}, {where}, every gradient is an update, no worker waits for another"
-        if self.strategy == "backup":
-            waits = f"every update waits for {self.quorum} of {self.replicas}, later gradients are dropped"
-        return ", ".join([self.strategy, replicas, each, where, *([waits] if self.replicas > 1 else [])])
+        hosts = "the workers" if self.shards[0].host.startswith("worker") else f"{len(self.hosts)} ps"
+        is_alone = STRATEGIES[self.strategy].waits_for_one
+        batch = f"batch {self.update_batch} each" if is_alone else f"global batch {self.global_batch}"
+        return STRATEGIES[self.strategy].describe(replicas=self.replicas, batch=batch, hosts=hosts, quorum=self.quorum)
 
     def reached_by(self, links: Mapping[str, Mapping[str, str]]) -> Plan:
         """The plan with other addresses for some tasks: those by which one task reaches them."""

@@ -1,8 +1,8 @@
 """Memory that all tasks of a machine share: a file that exists in memory only, and what lies where in it.
 
-Of every shard there are places for vectors: one where all workers move in step, for nobody reads it while it is
-written. Where they do not, one for each worker, which keeps what it computes on, and one for the next vector. Behind
-them lie the gradients of each worker.
+Every shard has places for vectors: one where updates wait for all workers, because nobody reads it while it is
+written; otherwise one for each worker, which keeps what it computes on, and one for the next vector. The gradients of
+each worker lie behind them.
 
 No TensorFlow here: the launcher makes the file. Its memory is given back when the last process that uses it has ended,
 however that ends.
@@ -14,9 +14,34 @@ import resource
 import sys
 from collections.abc import Iterator, Sequence
 
+from trainer.config.schema import Launch, Mode, RunConfig, Wire
+from trainer.plan import addresses
 from trainer.plan.layout import Shard
+from trainer.plan.strategy import Strategy, strategy_of
 
 PAGE = 4096  # bytes; places begin at a multiple of it
+
+
+def wire_of(config: RunConfig) -> str:
+    """The wire a config means: shared memory where that is possible, unless the config says."""
+    if config.strategy.wire is not Wire.auto:
+        return str(config.strategy.wire.value)
+    return Wire.memory.value if not why_not_memory(config) else Wire.float32.value
+
+
+def why_not_memory(config: RunConfig) -> str:
+    """Why vectors must travel; empty if they can stay in memory that all tasks share."""
+    strategy = strategy_of(config)
+    if not strategy.has_shard_hosts:
+        return f"{strategy.name} has no shards"
+    if config.launch is Launch.docker or config.mode is Mode.render:
+        return "containers share no memory"
+    if config.device.log_placement:
+        return "device.log_placement follows vectors that travel"
+    machines = {addresses.host_of(address) for listed in config.cluster.addresses.values() for address in listed}
+    if config.job is not None or config.cluster.hosts or len(machines) > 1 or config.plan.link_gbps is not None:
+        return "the tasks are on several machines"
+    return why_not()
 
 
 def why_not() -> str:
@@ -28,21 +53,21 @@ def why_not() -> str:
     return ""
 
 
-def vectors_of(intake: str, workers: int) -> int:
-    """How many places a shard's vectors have, by the intake of its host."""
-    return 1 if intake == "all" else workers + 1
+def vectors_of(strategy: Strategy, workers: int) -> int:
+    """How many places a shard's vectors have."""
+    return 1 if strategy.waits_for_all else workers + 1
 
 
-def places(shards: Sequence[Shard], intake: str, workers: int) -> Iterator[tuple[Shard, int]]:
+def places(shards: Sequence[Shard], strategy: Strategy, workers: int) -> Iterator[tuple[Shard, int]]:
     """Every place, as its shard and first byte; of a shard those of vectors go first, then one for each worker."""
     offset = 0
     for shard in shards:
-        for _ in range(vectors_of(intake, workers) + workers):
+        for _ in range(vectors_of(strategy, workers) + workers):
             yield shard, offset
             offset += -(-shard.nbytes // PAGE) * PAGE
 
 
-def nbytes(shards: Sequence[Shard], intake: str, workers: int) -> int:
+def nbytes(shards: Sequence[Shard], strategy: Strategy, workers: int) -> int:
     """Of all places; those that are never written to take no memory."""
-    *_, (last, offset) = places(shards, intake, workers)
+    *_, (last, offset) = places(shards, strategy, workers)
     return offset + last.nbytes

@@ -1,35 +1,95 @@
-"""The strategies, and which one, over which wire, a config means."""
+"""The strategies: how gradients become updates, and what follows from that."""
 
 from __future__ import annotations
 
-from trainer.config.schema import Launch, Mode, RunConfig, StrategyName, Wire
-from trainer.plan import addresses, shared_memory
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
 
-SHARDED = ("sync", "async", "backup")  # strategies with shard hosts
+from trainer.config.schema import RunConfig, StrategyName
+from trainer.config.words import count
 
 
-def strategy_of(config: RunConfig) -> str:
+@dataclass(frozen=True)
+class Strategy:
+    """How gradients become updates; code asks its properties, never its name."""
+
+    name: str
+    waits_for: Literal["all", "quorum", "one"]  # replicas whose gradients an update averages
+    sentence: str  # what an update takes
+    where: str  # who has the parameters
+    when_slow: str = "every step waits for it"  # what a slow worker means for the others
+    has_shard_hosts: bool = True  # tasks that hold parameters for others
+    has_ring: bool = False  # every worker holds all parameters, and gradients are summed from worker to worker
+
+    @property
+    def waits_for_all(self) -> bool:
+        return self.waits_for == "all"
+
+    @property
+    def waits_for_quorum(self) -> bool:
+        return self.waits_for == "quorum"
+
+    @property
+    def waits_for_one(self) -> bool:
+        """Whether every gradient is an update."""
+        return self.waits_for == "one"
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the weights depend on config, seed and data alone, not on who was fast."""
+        return self.waits_for_all
+
+    @property
+    def is_one_process(self) -> bool:
+        return not (self.has_shard_hosts or self.has_ring)
+
+    def describe(self, *, replicas: int, batch: str, hosts: str, quorum: int | None) -> str:
+        """The strategy of a run in a line.
+
+        Args:
+            batch: of an update, e.g. "global batch 256".
+            hosts: of the shards, e.g. "2 ps".
+            quorum: replicas that an update of backup waits for.
+        """
+        sentence = [self.sentence.format(replicas=replicas, quorum=quorum)] if self.sentence and replicas > 1 else []
+        return ", ".join([self.name, count(replicas, "replica"), batch, self.where.format(hosts=hosts), *sentence])
+
+
+_WAITS_FOR_ALL, _ON_HOSTS = "every update waits for all {replicas}", "shards on {hosts}"
+STRATEGIES: Mapping[str, Strategy] = {
+    strategy.name: strategy
+    for strategy in (
+        Strategy("local", "all", "", "one process", has_shard_hosts=False),
+        Strategy("sync", "all", _WAITS_FOR_ALL, _ON_HOSTS),
+        Strategy(
+            "async",
+            "one",
+            "every gradient is an update, no worker waits for another",
+            _ON_HOSTS,
+            when_slow="the others do not wait, and its gradients are old when they arrive",
+        ),
+        Strategy(
+            "backup",
+            "quorum",
+            "every update waits for {quorum} of {replicas}, later gradients are dropped",
+            _ON_HOSTS,
+            when_slow="the others do not wait, and its late gradients are dropped",
+        ),
+        Strategy(
+            "all_reduce",
+            "all",
+            _WAITS_FOR_ALL,
+            "every worker holds all parameters",
+            has_shard_hosts=False,
+            has_ring=True,
+        ),
+    )
+}
+
+
+def strategy_of(config: RunConfig) -> Strategy:
     """local for one process, sync otherwise, unless the config says."""
     if config.strategy.name is not StrategyName.auto:
-        return str(config.strategy.name.value)
-    return "local" if config.cluster.name == "local" else "sync"
-
-
-def wire_of(config: RunConfig) -> str:
-    if config.strategy.wire is not Wire.auto:
-        return str(config.strategy.wire.value)
-    return Wire.memory.value if not why_not_memory(config) else Wire.float32.value
-
-
-def why_not_memory(config: RunConfig) -> str:
-    """Why vectors must travel; empty if they can stay in memory that all tasks share."""
-    if (strategy := strategy_of(config)) not in SHARDED:
-        return f"{strategy} has no shards"
-    if config.launch is Launch.docker or config.mode is Mode.render:
-        return "containers share no memory"
-    if config.device.log_placement:
-        return "device.log_placement follows vectors that travel"
-    machines = {addresses.host_of(one) for told in config.cluster.addresses.values() for one in told}
-    if config.job is not None or config.cluster.hosts or len(machines) > 1 or config.plan.link_gbps is not None:
-        return "the tasks are on several machines"
-    return shared_memory.why_not()
+        return STRATEGIES[config.strategy.name.value]
+    return STRATEGIES["local" if config.cluster.name == "local" else "sync"]

@@ -9,11 +9,9 @@ from trainer.engine.all_reduce import AllReduceEngine
 from trainer.engine.compute import Replica
 from trainer.engine.engine import Engine
 from trainer.engine.local import LocalEngine
-from trainer.engine.sharded.async_host import AsyncHost
-from trainer.engine.sharded.backup_host import BackupHost
 from trainer.engine.sharded.host import ShardHost
+from trainer.engine.sharded.hosts import HOSTS
 from trainer.engine.sharded.resources import device_of
-from trainer.engine.sharded.sync_host import SyncHost
 from trainer.engine.sharded.worker import ShardsEngine
 from trainer.engine.vectors.shared_memory import Memory
 from trainer.faults.problems import ConfigError, Problem
@@ -36,14 +34,14 @@ def open_memory(plan: Plan) -> Memory | None:
     if plan.memory is None:
         return None
     try:
-        return Memory(plan.memory, plan.shards, plan.intake, len(plan.workers))
+        return Memory(plan.memory, plan.shards, plan.effective_strategy, len(plan.workers))
     except OSError as error:
         remedy = f"type strategy={plan.strategy} strategy.wire=float32"
         raise ConfigError([Problem("strategy.wire", f"{plan.memory}: {error.strerror}", remedy)]) from error
 
 
 def make_host(config: RunConfig, plan: Plan, shard: Shard, memory: Memory | None = None) -> ShardHost:
-    """The host of a shard, with the intake of the plan's strategy."""
+    """The host of a shard, as the plan's strategy has it."""
     options: dict[str, Any] = {
         "shards": plan.shards,
         "index": shard.index,
@@ -54,12 +52,12 @@ def make_host(config: RunConfig, plan: Plan, shard: Shard, memory: Memory | None
         "memory": memory,
         "profiles": config.profile,
     }
-    if plan.intake == "each":
-        return AsyncHost(max_staleness=config.strategy.max_staleness, **options)
-    if plan.intake == "quorum":
-        assert plan.quorum is not None
-        return BackupHost(quorum=plan.quorum // len(plan.workers[0].replicas), **options)
-    return SyncHost(**options)
+    own: dict[str, dict[str, Any]] = {
+        "async": {"max_staleness": config.strategy.max_staleness},
+        "backup": {"quorum": plan.quorum_workers},
+    }
+    name = plan.effective_strategy.name
+    return HOSTS[name](**options, **own.get(name, {}))
 
 
 def make_engine(
@@ -85,9 +83,9 @@ def make_engine(
         "replicas": _make_replicas(config, plan, task, model, data, rollbacks),
         "profiles": config.profile,
     }
-    if plan.strategy == "local":
+    if plan.effective_strategy.is_one_process:
         return LocalEngine(shard=plan.shards[0], parameters=plan.parameters, **common)
-    if plan.strategy == "all_reduce":
+    if plan.effective_strategy.has_ring:
         return AllReduceEngine(
             strategy=strategy, shard=plan.shards[0], index=task.index, parameters=plan.parameters, **common
         )
@@ -95,7 +93,7 @@ def make_engine(
         task=task.name,
         workers=len(plan.workers),
         shards=plan.shards,
-        intake=plan.intake,
+        strategy=plan.effective_strategy,
         parameters=plan.parameters,
         as_wire=plan.wire,
         memory=memory,
@@ -128,12 +126,12 @@ def _make_replicas(
 
     def make(index: int, device: str) -> Replica:
         def batches(start: int = 0) -> Any:
-            pipeline = training_iterator if plan.strategy == "all_reduce" else training_batches
+            pipeline = training_iterator if plan.effective_strategy.has_ring else training_batches
             return pipeline(
                 data.train,
                 seed=order_seed(config.seed, rollbacks),
                 start=start,
-                stop=plan.steps if plan.intake == "all" else ENDLESS,
+                stop=plan.steps if plan.effective_strategy.waits_for_all else ENDLESS,
                 batch_size=plan.global_batch,
                 replica=index,
                 replicas=plan.replicas,

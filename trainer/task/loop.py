@@ -9,7 +9,7 @@ from trainer.engine.step_result import StepResult
 from trainer.task import not_finite
 from trainer.task.pace import Every
 
-BetweenSteps = Callable[[int], None]  # called with the global step; in lockstep no replica can move it meanwhile
+BetweenSteps = Callable[[int], None]  # called with the global step; under sync no replica can move it meanwhile
 AfterPull = Callable[[StepResult], None]
 
 
@@ -24,7 +24,7 @@ def train(
     after: Sequence[AfterPull] = (),
     on_bad: AfterPull = not_finite.stop,
 ) -> tuple[StepResult, bool]:
-    """Steps from global step `start` to `until`, or until a replica asks to stop: in lockstep all stop at the same one.
+    """Steps from global step `start` to `until`, or until a replica asks to stop: under sync all stop at the same one.
 
     Args:
         gradients_every: steps between those whose gradients the actions see; 0: never.
@@ -46,7 +46,7 @@ def train(
         look_at(pulled)
         step, stopped = pulled.step + 1, pulled.stop
         if stopped or step >= until:
-            last = engine.peek()  # in lockstep this is the end; elsewhere the push may have been dropped
+            last = engine.peek()  # under sync this is the end; otherwise the push may have been dropped
             step = until if stopped else last.step
     last = last or engine.peek()
     stopped = stopped and last.step < until

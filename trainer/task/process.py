@@ -168,7 +168,7 @@ class _Player:
         self._status.is_listening = True
         if self._plan.has_shard_hosts and not self._task.is_chief and not self._status.launch:
             self._roll_call(["worker:0"], until="is_listening")  # no launcher would miss it
-        if self._plan.strategy == "all_reduce":
+        if self._plan.effective_strategy.has_ring:
             self._join_all_reduce([task.name for task in self._plan.workers])
         shard_hosts = self._start_hosting() if self._shards else []
         try:
@@ -179,7 +179,7 @@ class _Player:
             raise
         for shard_host in shard_hosts:
             shard_host.wait_for_goodbyes()
-        if self._plan.strategy == "all_reduce":
+        if self._plan.effective_strategy.has_ring:
             self._stay_for_the_ring()
         self._status.state = "done"
         _log.info("done at step %d", self._status.step)
@@ -187,10 +187,10 @@ class _Player:
 
     def _make_devices(self) -> None:
         """Makes this process's devices and thread pools; whatever comes first decides their size for all."""
-        if self._plan.strategy == "local":
+        if self._plan.effective_strategy.is_one_process:
             self._keep_open.append(tf.compat.v1.Session(graph=tf.Graph(), config=self._session_config([])))
             return
-        if self._plan.strategy == "all_reduce":  # its strategy starts the server, when the others are there
+        if self._plan.effective_strategy.has_ring:  # its strategy starts the server, when the others are there
             configure_eager(self._task, fuses=can_fuse(self._config.train))
             return
         try:
@@ -242,8 +242,9 @@ class _Player:
         """Makes this task's shards, and serves each in a thread of its own."""
         shard_hosts = [make_host(self._config, self._plan, shard, self._memory) for shard in self._shards]
         # Only to agree on a norm, or on the order of arrivals, do hosts talk to each other.
-        is_clipped = self._config.optimizer.clip_norm is not None and self._plan.intake != "each"
-        peers = self._hosts() if is_clipped or self._plan.intake == "quorum" else []
+        strategy = self._plan.effective_strategy
+        agrees_on_norm = self._config.optimizer.clip_norm is not None and not strategy.waits_for_one
+        peers = self._hosts() if agrees_on_norm or strategy.waits_for_quorum else []
         self._roll_call(peers, until="is_listening")
         self._keep_open += shard_hosts
         for shard_host in shard_hosts:
@@ -393,7 +394,7 @@ class _Player:
         examples = plan.replica_batch * len(self._task.replicas)
         replicas = self._replicas()
         self._journal.write("join", step=start, replicas=replicas)
-        if plan.intake == "each" or not plan.has_shard_hosts:  # else its hosts know who is missing
+        if plan.effective_strategy.waits_for_one or not plan.has_shard_hosts:  # else its hosts know who is missing
             self._watch_steps(lambda: status.step, None)
         self._stop.let_step_finish()
         status.generation, status.step, status.state = engine.generation, start, "training"
@@ -447,7 +448,9 @@ class _Player:
             raise
         except NotFiniteError:
             self._needs_hosts = False
-            if plan.intake != "all":  # else all replicas see it at the same step; here only who pulled just then
+            if (
+                not plan.effective_strategy.waits_for_all
+            ):  # else all replicas see it at the same step; here only who pulled just then
                 engine.step(stop=True)
             engine.leave()
             raise

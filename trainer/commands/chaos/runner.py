@@ -97,7 +97,7 @@ class _Runner:
         problems = report.judge(code, faults, measured, self._config)
         problems += self._broken_promises(name) if code == exit_codes.OK else []
         is_identical = None
-        if code == exit_codes.OK and self._plan.intake == "all":
+        if code == exit_codes.OK and self._plan.effective_strategy.is_exact:
             found = report.differences(self._path / UNBROKEN, self._path / name)
             is_identical, problems = not found, [*problems, *found]
         text = "; ".join(map(str, faults))

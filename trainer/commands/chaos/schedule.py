@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from trainer.config.schema import RunConfig
 from trainer.faults.problems import ConfigError, Problem
 from trainer.plan.addresses import JOBS
-from trainer.plan.strategy import SHARDED, strategy_of
+from trainer.plan.strategy import strategy_of
 
 KEY = "chaos.schedule"
 NUMBER = r"(\d+(?:\.\d+)?)"
@@ -83,11 +83,11 @@ class FaultTargets:
 
     @classmethod
     def of(cls, config: RunConfig) -> FaultTargets:
-        cluster, strategy = config.cluster, strategy_of(config)
+        cluster = config.cluster
         tasks = tuple(f"{job}:{index}" for job in JOBS for index in range(getattr(cluster, job)))
         holding = "ps:" if cluster.ps else "worker:"
         holders = tuple(name for name in tasks if name.startswith(holding))
-        return cls(tasks, holders, strategy in SHARDED, config.train.steps)
+        return cls(tasks, holders, strategy_of(config).has_shard_hosts, config.train.steps)
 
     def job(self, name: str) -> tuple[str, ...]:
         return tuple(task for task in self.tasks if task.startswith(f"{name}:"))

@@ -27,7 +27,7 @@ from trainer.storage.run_directory import RunDirectory
 
 LAUNCHER = "launcher"
 NOT_RECORDED = "its tasks did not write their steps down (summary.journal=true)"
-NO_LOCKSTEP = "its workers do not wait for each other"
+NO_WAITING = "its workers do not wait for each other"
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ class RunRecord:
         return self.end < self.plan.steps
 
     @property
-    def is_lockstep(self) -> bool:
-        return self.plan.intake == "all"
+    def waits_for_all(self) -> bool:
+        return self.plan.effective_strategy.waits_for_all
 
     @property
     def chief(self) -> list[Event]:
@@ -148,8 +148,8 @@ def _ended(left: RunRecord) -> Claim:
 def _history(left: RunRecord) -> Claim:
     every = left.config.summary.every
     text = f"history.jsonl has a line {'every step' if every == 1 else f'every {every} steps'} from {left.begin} on"
-    if not left.is_lockstep:
-        return Claim(text, skipped=NO_LOCKSTEP)
+    if not left.waits_for_all:
+        return Claim(text, skipped=NO_WAITING)
     steps = [line["step"] for line in left.history]
     return Claim(
         text, invariants.check_history(steps, begin=left.begin, end=left.end, every=every, last=left.plan.steps)
@@ -158,8 +158,8 @@ def _history(left: RunRecord) -> Claim:
 
 def _pushes(left: RunRecord) -> Claim:
     text = f"every update had a gradient of each replica ({left.plan.replicas})"
-    if not left.is_lockstep:
-        return Claim(text, skipped=NO_LOCKSTEP)
+    if not left.waits_for_all:
+        return Claim(text, skipped=NO_WAITING)
     if reason := _unrecorded(left):
         return Claim(text, skipped=reason)
     workers = [left.journals[task.name] for task in left.plan.workers]
@@ -176,7 +176,7 @@ def _hosts(left: RunRecord) -> Claim:
     if reason := _unrecorded(left):
         return Claim(text, skipped=reason)
     problems = [p for host in left.hosts for p in invariants.check_host(host, left.journals[host], left.reloads)]
-    if left.is_lockstep:
+    if left.waits_for_all:
         problems += [p for host in left.hosts for p in invariants.check_host_end(host, left.journals[host], left.end)]
     return Claim(text, problems)
 
@@ -231,8 +231,8 @@ def _checkpoints(left: RunRecord) -> Claim:
 def _counts(left: RunRecord) -> Claim:
     config, plan = left.config, left.plan
     text = f"every example was used as often as {count(left.end, 'step')} of {plan.global_batch} examples use it"
-    if not left.is_lockstep:
-        return Claim(text, skipped=NO_LOCKSTEP)
+    if not left.waits_for_all:
+        return Claim(text, skipped=NO_WAITING)
     if not _adds_one(config.optimizer, plan.global_batch):
         wanted = f"optimizer=sgd optimizer.learning_rate={plan.global_batch}"
         return Claim(text, skipped=f"only with {wanted} the parameters are counts")

@@ -95,7 +95,7 @@ def _pushes(events: Iterable[Event]) -> set[Push]:
 def _lost_pushes(events: Sequence[Event], reloads: Reloads) -> set[Push]:
     """What a worker pushed as its last act before it died: it could not write that down, but the update is there.
 
-    In lockstep nothing else explains that its next attempt joins one step further: nobody passes a step without it.
+    Under sync nothing else explains that its next attempt joins one step further: nobody passes a step without it.
     """
     own = [event for event in events if event["event"] in ("join", "push")]
     lost: set[Push] = set()

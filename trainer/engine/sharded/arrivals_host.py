@@ -42,7 +42,7 @@ class Arrival(NamedTuple):
 
 
 class ArrivalsHost(ShardHost):
-    """What both intakes share: the loop, tokens, copies, and the end.
+    """What async and backup share: the loop, tokens, copies, and the end.
 
     On a busy machine every Session.run waits for its turn on a core, so an update and its tokens are one.
     """
@@ -61,7 +61,7 @@ class ArrivalsHost(ShardHost):
             self.counts_feed = v1.placeholder(tf.int64, self.counts.shape)
             self._ticket_feed = v1.placeholder(tf.int64, [])
             self._next = self._make_next()
-            self._drop = [intake.dequeue().op for intake in self.shared.intake]
+            self._drop = [pushes.dequeue().op for pushes in self.shared.pushes]
             self._give = [self.give(worker) for worker in range(self.workers)]
             self._forget = [self._make_forget(worker) for worker in range(self.workers)]
             self._admit = [queue.enqueue(self._ticket_feed) for queue in self.log.joined]
@@ -224,7 +224,7 @@ class ArrivalsHost(ShardHost):
         return self.log.arrivals.dequeue()
 
     def _make_forget(self, worker: int) -> tf.Operation:
-        return tf.group(drain(self.shared.intake[worker]), drain(self.shared.tokens[worker]))
+        return tf.group(drain(self.shared.pushes[worker]), drain(self.shared.tokens[worker]))
 
     def _make_hold(self, worker: int) -> tf.Operation:
         targets = [self.log.held_flat, *self.log.held_slots.values()]

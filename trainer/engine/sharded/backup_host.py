@@ -29,8 +29,8 @@ class BackupHost(ArrivalsHost):
         super().__init__(**options)
         with self.graph.as_default(), tf.device(device_of(self.shard.host)):
             self._keep = [
-                inbox.assign(intake.dequeue(), read_value=False)
-                for inbox, intake in zip(self._inbox, self.shared.intake, strict=True)
+                inbox.assign(pushes.dequeue(), read_value=False)
+                for inbox, pushes in zip(self._inbox, self.shared.pushes, strict=True)
             ]
 
     def missing(self) -> list[int]:
@@ -80,7 +80,7 @@ class BackupHost(ArrivalsHost):
             self._chosen_feed = v1.placeholder(tf.bool, [self.workers])
             self._inbox = [self._make_inbox(other) for other in range(self.workers)]
         messages = [inbox.read_value() for inbox in self._inbox]
-        messages[worker] = self.shared.intake[worker].dequeue()
+        messages[worker] = self.shared.pushes[worker].dequeue()
         packed = [self.receive(message, other) for other, message in enumerate(messages)]
         mine = packing.tags_of(self.shared.flat.read_value(), self.shard)
         _, assigned = self.update(packed, chosen=self._chosen_feed, exchange=self.exchange(mine))

@@ -1,7 +1,7 @@
 """The side of a task that holds a shard: it is loaded, updates, hands out tokens, and hears goodbyes.
 
 A host is told its state, not built with it: it blocks until the chief loads it, and then lets every worker start.
-How gradients become updates is its intake's business.
+How gradients become updates differs between the strategies.
 """
 
 from __future__ import annotations

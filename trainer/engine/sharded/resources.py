@@ -52,7 +52,7 @@ class Shared:
     before: Any | None  # [size] float32 variable: the vector of the step before, where all shards move together
     slots: dict[str, Any]  # [trainable_size] float32 variables
     seen: list[Any]  # per worker, int64 variable: tag of the last token it took
-    intake: list[Any]  # per worker, queue of messages, as engine/wire.py has them
+    pushes: list[Any]  # per worker, queue of its messages, as vectors/wire.py has them
     tokens: list[Any]  # per worker, queue of int64 tags
     loads: Any  # queue of (flat, slots...)
     goodbyes: Any  # queue of worker numbers
@@ -104,8 +104,8 @@ def share(
             return [variable(f"sent{w}", message_shape, message) for w in range(workers)]
         return [variable("sent", message_shape, message)] * workers
 
-    # In lockstep what a worker left behind is taken, and dropped, as soon as it is waited for.
-    pushes = SPARE_PUSHES if has_log else 1
+    # Under sync what a worker left behind is taken, and dropped, as soon as it is waited for.
+    spare = SPARE_PUSHES if has_log else 1
     shapes = [[shard.size]] + [[shard.trainable_size]] * len(slots)
     with tf.device(device_of(shard.host)):
         flat, kept = vectors("")
@@ -118,7 +118,7 @@ def share(
             before=before,
             slots=kept,
             seen=[variable(f"seen{w}", [], tf.int64, -1) for w in range(workers)],
-            intake=[queue(f"intake{w}", pushes, [message], [message_shape]) for w in range(workers)],
+            pushes=[queue(f"intake{w}", spare, [message], [message_shape]) for w in range(workers)],
             tokens=[queue(f"tokens{w}", SPARE_TOKENS, [tf.int64], [[]]) for w in range(workers)],
             loads=queue("loads", 1, [tf.float32] * len(shapes), shapes),
             goodbyes=queue("goodbyes", 2 * workers, [tf.int32], [[]]),

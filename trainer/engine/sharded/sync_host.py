@@ -62,7 +62,7 @@ class SyncHost(ShardHost):
             # Not `!=`, which compares identities in a v1 graph.
             return tf.reduce_any(tf.not_equal(wire.tags_of(message, self.shard, self.as_wire), mine))
 
-        packed = [take(intake, stale) for intake in self.shared.intake]
+        packed = [take(pushes, stale) for pushes in self.shared.pushes]
         arrived = [at for worker, one in enumerate(packed) for at in clock.arrive(f"worker:{worker}", [one])]
         tag = self.tag()
         told = []

@@ -4,15 +4,15 @@
 
 Every vector carries (generation, step) in its header. Tokens are growing numbers, so a stale one is passed over.
 
-Whoever takes the place of a worker that was ended joins: in lockstep with a step that needs no tokens, at the lowest
+Whoever takes the place of a worker that was ended joins: under sync with a step that needs no tokens, at the lowest
 step of all shards; its gradient counts wherever that of its predecessor did not. Whether there was a predecessor the
 shard hosts know: its first token lies there until somebody takes it.
 
-In lockstep all shards are of the same step when a worker reads them. Elsewhere they may differ: with a quorum a
+Under sync all shards are of the same step when a worker reads them. Otherwise they may differ: under backup a
 gradient counts as of the oldest, and where each is an update every shard judges by its own. The batches of a worker
 then follow its own steps, for nobody knows which global step a push will make.
 
-Where hosts hold several shards each (buckets, in lockstep only) a worker pulls ahead: a second Session.run waits for
+Where hosts hold several shards each (buckets, under sync only) a worker pulls ahead: a second Session.run waits for
 the next step's tokens while this step computes and pushes, one bucket of a host after the other. So the new parameters
 of a bucket come while the gradients of the next one go. The tokens are the same, and so is all that follows from them.
 """
@@ -56,6 +56,7 @@ from trainer.engine.vectors.shared_memory import Memory
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.faults.exit_codes import IncompleteError
 from trainer.plan.layout import Shard
+from trainer.plan.strategy import Strategy
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ class ShardsEngine(SessionEngine):
         shards: Sequence[Shard],
         optimizer: OptimizerConfig,
         replicas: Sequence[Replica],
-        intake: str = "all",
+        strategy: Strategy,
         parameters: str = "/cpu:0",
         as_wire: str = wire.FLOAT32,
         memory: Memory | None = None,
@@ -104,7 +105,7 @@ class ShardsEngine(SessionEngine):
             task: this task, e.g. "worker:3".
             workers: how many push.
             replicas: those of this worker.
-            intake: of the hosts: all, each or quorum.
+            strategy: of the hosts.
             parameters: the hosts' device that holds the vectors.
             as_wire: how vectors travel.
             memory: where they lie instead, as a wire of `memory` has it.
@@ -112,14 +113,18 @@ class ShardsEngine(SessionEngine):
         """
         self._wire, self._memory = as_wire, memory
         self._packs = wire.FLOAT32 if memory else as_wire
-        self._shards, self._fills, self._intake, self._workers = shards, optimizers.slots(optimizer), intake, workers
+        self._shards, self._fills = shards, optimizers.slots(optimizer)
+        self._strategy, self._workers = strategy, workers
         self._profiles = profiles
         self._worker, here = int(task.split(":")[1]), device_of(task)
-        is_lockstep = intake == "all"
         self._pulls_ahead = len({shard.host for shard in shards}) < len(shards)
-        assert is_lockstep or not self._pulls_ahead
+        assert strategy.waits_for_all or not self._pulls_ahead
         with tf.Graph().as_default() as self.graph:
-            options: dict[str, Any] = {"parameters": parameters, "has_log": not is_lockstep, "as_wire": as_wire}
+            options: dict[str, Any] = {
+                "parameters": parameters,
+                "has_log": not strategy.waits_for_all,
+                "as_wire": as_wire,
+            }
             shared = [share(shard, list(self._fills), workers, **options) for shard in shards]
             with tf.device(here):
                 self._batches = [replica.batches() for replica in replicas]
@@ -128,13 +133,13 @@ class ShardsEngine(SessionEngine):
             if self._pulls_ahead:
                 self._pull_next = self._make_pull_next(shared, here)
                 self._settle = [self._wait(s) for s in shared]
-            clip = optimizer if intake == "each" and optimizer.clip_norm is not None else None
+            clip = optimizer if strategy.waits_for_one and optimizer.clip_norm is not None else None
             self._vectors, self._step, self._gradients = self._make_step(shared, here, replicas, clip)
             self._state = [self._make_state(s, shard) for s, shard in zip(shared, shards, strict=True)]
             self._first = [self._make_first(s, shard) for s, shard in zip(shared, shards, strict=True)]
             self._peek = self._make_peek(shared)
             self._ticket_feed = v1.placeholder(tf.int32, [])
-            self._join = [] if is_lockstep else self._make_join(shared)
+            self._join = [] if strategy.waits_for_all else self._make_join(shared)
             self._contributions = shared[0].log.contributions.read_value() if shared[0].log else None
             self._goodbye = [s.goodbyes.enqueue(self._worker) for s in shared]
         self.scopes = replicas[0].scopes
@@ -180,12 +185,12 @@ class ShardsEngine(SessionEngine):
             time.sleep(LOADED_POLL_SECS)
             state = self._read_state()
         self.generation = self.held()
-        if self._intake == "all":
-            step = self._start_in_lockstep(state)
+        if self._strategy.waits_for_all:
+            step = self._start_waiting_for_all(state)
         else:
             self._take_place()
             step = self.peek().step
-        first = step // self._workers if self._intake == "each" else step  # of this worker's own steps
+        first = step // self._workers if self._strategy.waits_for_one else step  # of this worker's own steps
         for batches in self._batches:
             self.session.run(batches.initializer, batches.feed_from(first))
         return step
@@ -206,7 +211,7 @@ class ShardsEngine(SessionEngine):
         if self._memory is not None:
             self._memory.instead = {shard.index: one for shard, one in zip(self._shards, vectors, strict=True)}
             tags = [packing.tags_in(one, shard) for shard, one in zip(self._shards, vectors, strict=True)]
-            vectors = [np.append(one, np.int32(0)) for one in tags]  # messages; in lockstep there is no other place
+            vectors = [np.append(one, np.int32(0)) for one in tags]  # messages; under sync there is no other place
         *others, (pushes, *stamps) = self._step
         if stamps:
             ends, arrived = stamps
@@ -239,7 +244,7 @@ class ShardsEngine(SessionEngine):
         with contextlib.suppress(tf.errors.OpError, RuntimeError):  # the session may be closed, and so all is told
             self.session.run(self._pull_next.closed)
 
-    def _start_in_lockstep(self, state: Sequence[tuple[int, int, Any, Any]]) -> int:
+    def _start_waiting_for_all(self, state: Sequence[tuple[int, int, Any, Any]]) -> int:
         """Finds the lowest step, what was missed there, and makes tokens of this place mean what they say."""
         generation, step = min((generation, step) for generation, step, *_ in state)
         if not self._is_first:
@@ -270,7 +275,7 @@ class ShardsEngine(SessionEngine):
         self._ticket += 1
         tags, flats, slots, *_ = self.session.run(self._snapshot, {self._ticket_feed: self._ticket})
         # It takes time, and what is done with it too: others go on, and in shared memory a token is of its own vector.
-        self._is_behind = self._memory is not None and self._intake != "all"
+        self._is_behind = self._memory is not None and not self._strategy.waits_for_all
         return Snapshot.from_flats(min(int(step) for _, step in tags), self._shards, flats, slots)
 
     def _take_place(self) -> None:
@@ -286,7 +291,7 @@ class ShardsEngine(SessionEngine):
             self.session.run(self._settle)
 
     def contributions(self) -> Table | None:
-        """What each worker contributed so far, as the first shard counts it; none in lockstep, where all do equally."""
+        """What each worker contributed so far, as the first shard counts it; none under sync, where all do equally."""
         return None if self._contributions is None else np.asarray(self.session.run(self._contributions))
 
     def leave(self) -> None:
@@ -326,14 +331,14 @@ class ShardsEngine(SessionEngine):
             clock.end_at("pull", pulled_at)
             clock.end("input", [batches.features for batches in self._batches])
             headers, batches = [packing.header_of(v, s) for v, s in zip(vectors, shards, strict=True)], self._batches
-            if self._intake == "all":
+            if self._strategy.waits_for_all:
                 same = tf.debugging.assert_equal(tags, tags[:1], "the shards are at other steps")
                 with tf.control_dependencies([same]):  # before anything is pushed
                     step = tf.cast(tags[0][1], tf.int64)
                 batches = [in_step(one, step) for one in batches]
             else:
                 tags = tf.reduce_min(tags, 0, keepdims=True)
-            if self._intake == "quorum":  # one host decides for all, so the oldest shard counts
+            if self._strategy.waits_for_quorum:  # one host decides for all, so the oldest shard counts
                 headers = [packing.header(tags[0][0], tags[0][1])] * len(shards)
             join = self._join_pieces(replicas[0], put) if is_final(len(replicas), clip) else None
             computed = [
@@ -463,7 +468,7 @@ class ShardsEngine(SessionEngine):
             assert s.log is not None
             with tf.device(device_of(shard.host)):
                 asked = []
-                if self._intake == "each" or shard.index == 0:  # the first shard's host tells the others
+                if self._strategy.waits_for_one or shard.index == 0:  # the first shard's host tells the others
                     asked.append(s.log.arrivals.enqueue(tf.stack([self._worker, 0, self._ticket_feed, JOIN])))
                 with tf.control_dependencies(asked):
                     done.append(take(s.log.joined[self._worker], self._is_other_ticket))
@@ -494,23 +499,23 @@ class ShardsEngine(SessionEngine):
             with tf.control_dependencies([reached] if reached is not None else []), tf.device(device_of(shard.host)):
                 arrived.append(tf.identity(message))  # here, so that what is read of it below is not sent on its own
                 with tf.control_dependencies(clock.end("push", [arrived[-1]], on=shard.host)):
-                    pushed.append(s.intake[self._worker].enqueue(arrived[-1]))
+                    pushed.append(s.pushes[self._worker].enqueue(arrived[-1]))
                 last[shard.host] = pushed[-1]
         told = []
         for number, (s, shard) in enumerate(zip(shared, self._shards, strict=True)):
             # The first shard's host tells the others of a quorum, and no sooner than all have the vector.
-            if s.log is None or (self._intake == "quorum" and number > 0):
+            if s.log is None or (self._strategy.waits_for_quorum and number > 0):
                 continue
             with tf.device(device_of(shard.host)):
                 kind = tf.where(wire.asks_to_stop(arrived[number], shard, self._wire), STOP_PUSH, PUSH)
                 arrival = tf.concat([[self._worker], wire.tags_of(arrived[number], shard, self._wire), [kind]], 0)
-                with tf.control_dependencies(pushed if self._intake == "quorum" else [pushed[number]]):
+                with tf.control_dependencies(pushed if self._strategy.waits_for_quorum else [pushed[number]]):
                     told.append(s.log.arrivals.enqueue(arrival))
         return told or pushed
 
     def _metrics(self, metrics: Sequence[tf.Tensor]) -> tf.Tensor:
         """The first shard's; but shards that do not move together may hear of a stop one after the other."""
-        if self._intake == "all":
+        if self._strategy.waits_for_all:
             return metrics[0]
         stop = tf.reduce_max([one[STOP] for one in metrics])
         return tf.concat([metrics[0][:STOP], [stop], metrics[0][STOP + 1 :]], 0)
@@ -523,12 +528,15 @@ class ShardsEngine(SessionEngine):
                 tags.append(packing.tags_of(flat, shard))
                 metrics.append(packing.metrics_of(flat, shard))
         stacked = tf.stack(tags)
-        return [stacked if self._intake == "all" else tf.reduce_min(stacked, 0, keepdims=True), self._metrics(metrics)]
+        return [
+            stacked if self._strategy.waits_for_all else tf.reduce_min(stacked, 0, keepdims=True),
+            self._metrics(metrics),
+        ]
 
     @cached_property
     def _snapshot(self) -> tuple[Any, ...]:
         with self.graph.as_default():
-            make = self._make_snapshot if self._intake == "all" else self._make_held_snapshot
+            make = self._make_snapshot if self._strategy.waits_for_all else self._make_held_snapshot
             return make(self._shared)
 
     def _make_snapshot(self, shared: Sequence[Shared]) -> tuple[Any, Any, Any]:
@@ -547,7 +555,7 @@ class ShardsEngine(SessionEngine):
         for s, shard in zip(shared, self._shards, strict=True):
             assert s.log is not None
             with tf.device(device_of(shard.host)):
-                if self._intake == "each" or shard.index == 0:  # the first shard's host tells the others
+                if self._strategy.waits_for_one or shard.index == 0:  # the first shard's host tells the others
                     with tf.control_dependencies([self._wait(s)]):  # so that the copy has what this worker pushed
                         asked.append(s.log.arrivals.enqueue(tf.stack([self._worker, 0, self._ticket_feed, HOLD])))
                 with tf.control_dependencies([take(s.log.held[self._worker], self._is_other_ticket)]):

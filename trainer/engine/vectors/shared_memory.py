@@ -8,9 +8,9 @@
 The messages stay what they are, in the same order, of the same tags; only the vector is left out. Who reads a place has
 been told by a message that it is written.
 
-A worker writes when it has its token, and so its gradients were taken. In lockstep a host writes when every worker has
+A worker writes when it has its token, and so its gradients were taken. Under sync a host writes when every worker has
 pushed, and so has read: one place is enough. Elsewhere it writes where no worker reads: a worker keeps the place it was
-told of until it is told of another. Whoever replaces a worker that was ended computes the same gradients in lockstep,
+told of until it is told of another. Whoever replaces a worker that was ended computes the same gradients under sync,
 and writes the same bits; elsewhere it gets no token while a gradient of its predecessor is still to be averaged.
 
 TensorFlow lets an operation write its result over an input that nobody else will read. So what was computed on vectors
@@ -29,24 +29,25 @@ import tensorflow as tf
 from trainer.engine.vectors import wire
 from trainer.plan.layout import Shard
 from trainer.plan.shared_memory import nbytes, places, vectors_of
+from trainer.plan.strategy import Strategy
 
 
 class Memory:
     """Places for the vectors of every shard, and one for the gradients that each worker pushes to it."""
 
-    def __init__(self, path: str, shards: Sequence[Shard], intake: str, workers: int) -> None:
+    def __init__(self, path: str, shards: Sequence[Shard], strategy: Strategy, workers: int) -> None:
         """Maps it.
 
         Args:
             path: of the file, the same for all tasks.
-            intake: of the hosts.
+            strategy: of the run.
         """
-        self._vectors = vectors_of(intake, workers)
-        total = nbytes(shards, intake, workers)
+        self._vectors = vectors_of(strategy, workers)
+        total = nbytes(shards, strategy, workers)
         with open(path, "r+b") as file:
             written = mmap.mmap(file.fileno(), total)
             read = mmap.mmap(file.fileno(), total, access=mmap.ACCESS_READ)
-        self._written, self._read = (_cut(memory, shards, intake, workers) for memory in (written, read))
+        self._written, self._read = (_cut(memory, shards, strategy, workers) for memory in (written, read))
         self.instead: dict[int, np.ndarray] = {}  # by shard: what is read next, once, instead of its vector
 
     def place_of(self, worker: int) -> int:
@@ -105,8 +106,8 @@ class Memory:
         return vector
 
 
-def _cut(memory: mmap.mmap, shards: Sequence[Shard], intake: str, workers: int) -> dict[int, list[np.ndarray]]:
+def _cut(memory: mmap.mmap, shards: Sequence[Shard], strategy: Strategy, workers: int) -> dict[int, list[np.ndarray]]:
     cut: dict[int, list[np.ndarray]] = {shard.index: [] for shard in shards}
-    for shard, offset in places(shards, intake, workers):
+    for shard, offset in places(shards, strategy, workers):
         cut[shard.index].append(np.frombuffer(memory, np.float32, shard.size, offset))
     return cut

@@ -43,7 +43,7 @@ def run(
     with Lease(directory), HeldPorts(2 * len(plan.tasks)) as ports, ExitStack() as stack:
         plan = _with_ports(plan, ports)
         if plan.wire == Wire.memory.value:
-            file = stack.enter_context(make_file(plan.shards, plan.intake, len(plan.workers)))
+            file = stack.enter_context(make_file(plan.shards, plan.effective_strategy, len(plan.workers)))
             plan = replace(plan, memory=file)
         return supervise(config, plan, directory, tasks, started_at=started_at, faults=faults)
 

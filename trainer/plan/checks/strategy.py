@@ -9,7 +9,8 @@ from trainer.config.limits import check_read
 from trainer.config.schema import NotFinitePolicy, RunConfig, StrategyName, Wire
 from trainer.faults.problems import Problem
 from trainer.plan.devices import JOBS
-from trainer.plan.strategy import SHARDED, strategy_of, why_not_memory
+from trainer.plan.shared_memory import why_not_memory
+from trainer.plan.strategy import Strategy, strategy_of
 
 
 def check_size(config: RunConfig) -> Iterator[Problem]:
@@ -24,21 +25,21 @@ def check_size(config: RunConfig) -> Iterator[Problem]:
 
 
 def check_strategy(config: RunConfig) -> Iterator[Problem]:
-    cluster, strategy = config.cluster, config.strategy
-    name, tasks = strategy_of(config), cluster.ps + cluster.worker
-    if name == "local" and tasks > 1 and cluster.name != "local":
+    cluster, section, strategy = config.cluster, config.strategy, strategy_of(config)
+    name, tasks = strategy.name, cluster.ps + cluster.worker
+    if strategy.is_one_process and tasks > 1 and cluster.name != "local":
         yield Problem(
             "strategy", f"local trains in one process, cluster={cluster.name} has {tasks} tasks", "leave strategy out"
         )
-    if name in SHARDED and cluster.name == "local":
+    if strategy.has_shard_hosts and cluster.name == "local":
         yield Problem(
             "strategy",
             f"{name} needs tasks that hold the shards, cluster=local has neither ps nor other workers",
             "type cluster=1ps2w or cluster=2w, or leave strategy out",
         )
-    if name == "all_reduce" and cluster.name == "local":
+    if strategy.has_ring and cluster.name == "local":
         yield Problem("strategy", "all_reduce is between workers, cluster=local has none", "type cluster=2w")
-    if name == "all_reduce" and cluster.ps:
+    if strategy.has_ring and cluster.ps:
         yield Problem(
             "strategy",
             f"all_reduce has no parameter servers, cluster={cluster.name} has {cluster.ps}",
@@ -50,13 +51,13 @@ def check_strategy(config: RunConfig) -> Iterator[Problem]:
             f"one evaluator scores every checkpoint, cluster={cluster.name} has {cluster.evaluator}",
             f"type cluster={cluster.name.removesuffix(f'{cluster.evaluator}e')}1e",
         )
-    yield from _check_quorum(config, name)
-    yield from (p for p in check_read(strategy, "strategy.") if strategy.name is not StrategyName.auto)
-    if strategy.name is StrategyName.auto and strategy.max_staleness is not None:
+    yield from _check_quorum(config, strategy)
+    yield from (p for p in check_read(section, "strategy.") if section.name is not StrategyName.auto)
+    if section.name is StrategyName.auto and section.max_staleness is not None:
         yield Problem("strategy.max_staleness", f"{name} has no stale gradients; async has", "type strategy=async")
-    if strategy.name is StrategyName.auto and name == "local" and strategy.wire is not Wire.auto:
+    if section.name is StrategyName.auto and strategy.is_one_process and section.wire is not Wire.auto:
         yield Problem("strategy.wire", "one process sends nothing", "leave it out, or type cluster=1ps2w")
-    elif strategy.wire is Wire.memory and name in SHARDED and (reason := why_not_memory(config)):
+    elif section.wire is Wire.memory and strategy.has_shard_hosts and (reason := why_not_memory(config)):
         yield Problem("strategy.wire", f"memory is not possible: {reason}", "leave it out")
 
 
@@ -64,28 +65,28 @@ def check_buckets(config: RunConfig) -> Iterator[Problem]:
     """Several shards of a host move together, step by step, or not at all."""
     if config.placement.buckets == 1:
         return
-    key, remedy, name = "placement.buckets", "leave it out", strategy_of(config)
-    if name not in SHARDED:
-        yield Problem(key, f"{name} has no tasks that hold shards for others", remedy)
-    elif name != "sync":
-        yield Problem(key, f"{name} takes gradients as they come, one shard a host", remedy)
+    key, remedy, strategy = "placement.buckets", "leave it out", strategy_of(config)
+    if not strategy.has_shard_hosts:
+        yield Problem(key, f"{strategy.name} has no tasks that hold shards for others", remedy)
+    elif not strategy.waits_for_all:
+        yield Problem(key, f"{strategy.name} takes gradients as they come, one shard a host", remedy)
     elif config.device.log_placement:
         yield Problem(key, "device.log_placement follows one shard a host", f"{remedy}, or log_placement")
 
 
-def _check_quorum(config: RunConfig, strategy: str) -> Iterator[Problem]:
+def _check_quorum(config: RunConfig, strategy: Strategy) -> Iterator[Problem]:
     quorum, here = config.strategy.quorum, max(1, len(config.device.replicas))
     replicas = config.cluster.worker * here
     if quorum is None:
-        if strategy == "backup":
+        if strategy.waits_for_quorum:
             remedy = f"type strategy.quorum={max(1, replicas - here)}"
             yield Problem("strategy.quorum", "backup needs the number of replicas that an update waits for", remedy)
     elif not 1 <= quorum <= replicas:
         yield Problem("strategy.quorum", f"{quorum} of {replicas} replicas; pick 1..{replicas}", "leave it out for all")
-    elif strategy != "backup" and quorum < replicas:
+    elif not strategy.waits_for_quorum and quorum < replicas:
         yield Problem(
             "strategy.quorum",
-            f"{strategy} does not read it; backup does, and waits for {quorum} of the {replicas} replicas",
+            f"{strategy.name} does not read it; backup does, and waits for {quorum} of the {replicas} replicas",
             f"type strategy=backup strategy.quorum={quorum}, or leave it out",
         )
     elif quorum % here:

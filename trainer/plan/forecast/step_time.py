@@ -163,7 +163,7 @@ def _with_other_ps(config: RunConfig, description: Description, machine: Machine
 
 def _unknown(plan: Plan, workload: Workload) -> Unknown | None:
     measure = "train a few steps, and give plan.example_ms: milliseconds of one example's forward and backward pass"
-    if plan.strategy == "all_reduce":
+    if plan.effective_strategy.has_ring:
         return Unknown("the sums of all_reduce are TensorFlow's, and no rate was fitted to them", "see make bench")
     if workload.example_ms is not None:
         return None
@@ -260,13 +260,13 @@ def parts_of(plan: Plan, workload: Workload, *, rates: Work | None = None, turn_
     latency = 2 * LATENCY_SECS if link else 0.0
     turn = (costs.TURN_SECS if turn_secs is None else turn_secs) if plan.has_shard_hosts else 0.0
     longest = {part: max(alone[part].values(), default=0.0) for part in alone}
-    if plan.intake != "each":
+    if not plan.effective_strategy.waits_for_one:
         compute, update = (max(busy(part), longest[part]) for part in (COMPUTE, UPDATE))
         return Parts(compute, max(busy(WIRE), longest[WIRE], link), update, turn + latency)
-    return _out_of_step(plan, {p: busy(p) for p in longest}, longest, link=link, idle=turn + latency)
+    return _async_parts(plan, {p: busy(p) for p in longest}, longest, link=link, idle=turn + latency)
 
 
-def _out_of_step(
+def _async_parts(
     plan: Plan, busy: Mapping[str, float], alone: Mapping[str, float], *, link: float, idle: float
 ) -> Parts:
     """Of one update where no worker waits for another: as fast as the slowest of machine, workers, host and link."""
@@ -311,18 +311,17 @@ def _measured_secs(plan: Plan, worker: Task, workload: Workload) -> float:
 
 def _steps_of_a_worker(plan: Plan) -> float:
     """For one update."""
-    return 1 / len(plan.workers) if plan.intake == "each" else 1.0
+    return 1 / len(plan.workers) if plan.effective_strategy.waits_for_one else 1.0
 
 
 def _pushes(plan: Plan) -> int:
     """Vectors that an update averages."""
-    if plan.strategy == "local":
+    if plan.effective_strategy.is_one_process:
         return plan.replicas
-    return 1 if plan.intake == "each" else len(plan.workers)
+    return 1 if plan.effective_strategy.waits_for_one else len(plan.workers)
 
 
 def _calls_of_a_host(plan: Plan) -> int:
-    if plan.strategy == "local":
+    if plan.effective_strategy.is_one_process:
         return 0  # the step's own
-    quorum = (plan.quorum or 0) // max(1, len(plan.workers[0].replicas))
-    return {"all": 1, "each": 2, "quorum": len(plan.workers) + quorum}[plan.intake]
+    return {"all": 1, "one": 2, "quorum": len(plan.workers) + plan.quorum_workers}[plan.effective_strategy.waits_for]

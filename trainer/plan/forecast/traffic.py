@@ -34,7 +34,9 @@ def of_step(plan: Plan, worker: str) -> Iterator[Message]:
             if shard.host in reached:  # another bucket of that host, sent when the one before it is there
                 yield Message(shard.host, worker, 0)
             reached.add(shard.host)
-        if plan.intake == "quorum" and shard.host != first:  # the gradients are there: the first host may decide
+        if (
+            plan.effective_strategy.waits_for_quorum and shard.host != first
+        ):  # the gradients are there: the first host may decide
             yield Message(shard.host, first, 0)
 
 
@@ -47,7 +49,9 @@ def of_update(plan: Plan, shard: Shard, *, is_clipped: bool) -> Iterator[Message
     for other in plan.shards:
         if not plan.has_shard_hosts or other.host == shard.host:
             continue
-        if is_clipped and plan.intake != "each":  # the squared norms of all parameters, for the norm of the whole
+        if (
+            is_clipped and not plan.effective_strategy.waits_for_one
+        ):  # the squared norms of all parameters, for the norm of the whole
             yield Message(shard.host, other.host, TAG_NBYTES)
             yield Message(shard.host, other.host, FLOAT_NBYTES * len(shard.trainable))
             yield Message(other.host, shard.host, 0)
@@ -55,7 +59,7 @@ def of_update(plan: Plan, shard: Shard, *, is_clipped: bool) -> Iterator[Message
 
 def of_arrival(plan: Plan) -> Iterator[Message]:
     """What one gradient that arrives makes the first host of a quorum tell the others."""
-    if plan.intake == "quorum":
+    if plan.effective_strategy.waits_for_quorum:
         first, *others = plan.shards
         for other in others:
             yield Message(first.host, other.host, ARRIVAL_NBYTES)

@@ -253,7 +253,7 @@ class Chief:
             _log.info(history.describe(values, self._plan.steps, self._plan.update_batch))
 
     def _report_contributions(self, step: int) -> None:
-        """How stale each worker's gradients were, and how many were dropped; nothing where all move in lockstep."""
+        """How stale each worker's gradients were, and how many were dropped; nothing where updates wait for all."""
         table = self._engine.contributions()
         if table is None:
             return
