@@ -1,8 +1,8 @@
-"""A run as a Docker Compose file, one service a task. Pure."""
+"""Renders a run as a Docker Compose file with one service for each task. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -24,37 +24,71 @@ TENSORBOARD_PORT = "127.0.0.1:${TENSORBOARD_PORT:-6006}:6006"
 
 
 def render(containers: Sequence[ContainerSpec], *, name: str, words: str, overrides: str, user: tuple[int, int]) -> str:
-    """The file's text, for a directory that also holds config.yaml and plan.json.
+    """Returns the file's text, for a directory that also holds config.yaml and plan.json.
 
     Args:
         containers: of one host, or of all.
-        name: of the project: what the engine calls its containers and networks begins with it.
+        name: of the project, with which the names of its containers and networks begin.
         words: what the run does, in one line.
         overrides: of the command that made it.
-        user: user and group of the tasks, and of what they write.
+        user: user and group that the tasks run as by default.
     """
     of_user = {"user": f"${{TRAINER_UID:-{user[0]}}}:${{TRAINER_GID:-{user[1]}}}"}
     services = {container.service: _service(container) | of_user for container in containers}
+    shared, services = _factor_out(services) if len(services) > 1 else ({}, services)
     networks: dict[str, Any] = {}
     if any(container.host is None for container in containers):
         networks["cluster"] = {"internal": True, "driver_opts": NETWORK_OPTIONS}
     if any(container.task == "worker:0" for container in containers):
         services["tensorboard"] = _tensorboard() | of_user
         networks["published"] = {}
-    file = {"name": name, "services": services} | ({"networks": networks} if networks else {})
+    file = {"name": name, **shared, "services": services} | ({"networks": networks} if networks else {})
     header = (
         f"# {words}\n"
         f"# Made by `python -m trainer mode=render {overrides}`; paths are of the run directory.\n"
-        "# TRAINER_UID and TRAINER_GID say whom the tasks are, and what they write belongs to.\n"
+        "# The tasks run as TRAINER_UID and TRAINER_GID, who own what they write.\n"
     )
     return header + yaml.dump(file, Dumper=_Dumper, sort_keys=False, width=120)
 
 
+def _factor_out(services: Mapping[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Moves what all services have in common into `x-task` and `x-environment`, which each then merges.
+
+    Compose merges shallowly, so the environment has an anchor of its own, and so has each volume.
+    """
+    volumes: dict[str, _Anchored] = {}
+    for service in services.values():
+        texts = [str(volume) for volume in service["volumes"]]
+        for text, volume in zip(texts, service["volumes"], strict=True):
+            volumes.setdefault(text, _Anchored(f"volume-{len(volumes) + 1}", volume))
+        service["volumes"] = [volumes[text] for text in texts]
+    environment = _Anchored("environment", _common([service["environment"] for service in services.values()]))
+    task = _Anchored("task", _common(list(services.values())))
+    rest = {
+        name: {
+            _Merge("<<"): task,
+            **{key: value for key, value in service.items() if key not in task},
+            "environment": {
+                _Merge("<<"): environment,
+                **{key: value for key, value in service["environment"].items() if key not in environment},
+            },
+        }
+        for name, service in services.items()
+    }
+    return {"x-environment": environment, "x-task": task}, rest
+
+
+def _common(mappings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The items that all mappings have."""
+    first, *others = mappings
+    return {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
+
+
 def _service(container: ContainerSpec) -> dict[str, Any]:
-    told: dict[str, Any] = {"image": container.image}
+    service: dict[str, Any] = {"image": container.image}
     if container.is_our_image:
-        told["pull_policy"] = "never"  # a registry's image of that name would be somebody else's
-    told |= {
+        service["pull_policy"] = "never"  # a registry's image of that name would be somebody else's
+    service |= {
         "entrypoint": list(ENTRYPOINT),
         "command": list(container.arguments),
         "environment": {**container.environment, REPORTS_PROGRESS: "1"},
@@ -66,14 +100,16 @@ def _service(container: ContainerSpec) -> dict[str, Any]:
         "pids_limit": container.pids,
     }
     if container.memory_mib is not None:
-        told["mem_limit"] = told["memswap_limit"] = f"{container.memory_mib}m"  # one that swaps is as good as gone
+        service["mem_limit"] = service["memswap_limit"] = (
+            f"{container.memory_mib}m"  # no swap: a task that swaps blocks all
+        )
     if container.cpus is not None:
-        told["cpus"] = container.cpus
+        service["cpus"] = container.cpus
     if container.gpus:
         device = {"driver": "nvidia", "device_ids": [str(gpu) for gpu in container.gpus], "capabilities": ["gpu"]}
-        told["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
-        told["shm_size"] = f"{GPU_SHARED_MIB}m"
-    return told
+        service["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
+        service["shm_size"] = f"{GPU_SHARED_MIB}m"
+    return service
 
 
 def _hardened(tmp_mib: int) -> dict[str, Any]:
@@ -87,18 +123,18 @@ def _hardened(tmp_mib: int) -> dict[str, Any]:
 
 
 def _bind(mount: Mount) -> dict[str, Any]:
-    """In the long form: what is missing on the host is an error, and not a new directory of root's."""
-    told = {"type": "bind", "source": _literal(mount.source), "target": _literal(mount.target)}
-    return told | ({} if mount.is_writable else {"read_only": True}) | {"bind": {"create_host_path": False}}
+    """Uses the long form: a path that is missing on the host is an error, and not a new directory of root."""
+    bind = {"type": "bind", "source": _literal(mount.source), "target": _literal(mount.target)}
+    return bind | ({} if mount.is_writable else {"read_only": True}) | {"bind": {"create_host_path": False}}
 
 
 def _literal(text: str) -> str:
-    """A text in which Compose sees no variable."""
+    """Escapes a text, so that Compose sees no variable in it."""
     return text.replace("$", "$$")
 
 
 def _tensorboard() -> dict[str, Any]:
-    """Reads the events of the run; started only where it is asked for, and reached only from this host."""
+    """Shows the events of the run; started only on request, and reachable only from this host."""
     return {
         "profiles": ["tensorboard"],
         "image": TENSORBOARD_IMAGE,
@@ -111,11 +147,40 @@ def _tensorboard() -> dict[str, Any]:
     }
 
 
+class _Anchored(dict[str, Any]):
+    """A mapping that is written once, with an anchor; later mentions are aliases."""
+
+    def __init__(self, anchor: str, items: Mapping[str, Any]) -> None:
+        super().__init__(items)
+        self.anchor = anchor
+
+
+class _Merge(str):
+    """The key `<<`, which is quoted in any other string."""
+
+
 class _Dumper(yaml.SafeDumper):
-    """Indents lists, as people do, and writes out what is said twice."""
+    """Indents lists, writes lists of texts on one line, and makes aliases only of `_Anchored`."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, False)
 
     def ignore_aliases(self, data: Any) -> bool:
-        return True
+        return not isinstance(data, _Anchored)
+
+    def represent_flat_list(self, data: Any) -> yaml.Node:
+        is_flat = all(isinstance(item, str) for item in data)
+        return self.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=is_flat)
+
+    def represent_anchored(self, data: _Anchored) -> yaml.Node:
+        node = self.represent_dict(data)
+        node.anchor = data.anchor  # type: ignore[attr-defined]
+        return node
+
+    def generate_anchor(self, node: Any) -> str:
+        return str(node.anchor)
+
+
+_Dumper.add_representer(list, _Dumper.represent_flat_list)
+_Dumper.add_representer(_Anchored, _Dumper.represent_anchored)
+_Dumper.add_representer(_Merge, lambda dumper, key: dumper.represent_scalar("tag:yaml.org,2002:merge", key))
