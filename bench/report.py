@@ -16,7 +16,7 @@ from bench.ratios import Ratio
 from bench.running import Running
 from bench.startup import Start
 from bench.windows import Window
-from trainer.storage.run_directory import write_atomically
+from trainer.storage.atomic import write_atomically
 
 MIB = 2**20
 NONE = "-"

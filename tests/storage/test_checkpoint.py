@@ -20,6 +20,7 @@ import pytest
 
 from trainer.config.compose import load
 from trainer.storage import checkpoint, checkpoint_writer, resume
+from trainer.storage.atomic import remove_folder
 from trainer.storage.checkpoint import CheckpointError
 from trainer.storage.run_directory import RunDirectory
 
@@ -292,12 +293,12 @@ def test_at_most_five_tensors_are_named(tmp_path):
 def test_another_optimizer_is_said_in_words_and_its_tensors_are_not_listed(tmp_path):
     gone = {"slots/momentum/dense/kernel": None, "slots/velocity/dense/kernel": None}
     problem = misfit(tmp_path, **gone, **{"slots/accumulator/dense/kernel": np.zeros((2, 3))})
-    assert problem == "it does not fit this run: its optimizer kept momentum, velocity, this run's keeps accumulator"
+    assert problem == "it does not fit this run: its optimizer has momentum, velocity, this run's accumulator"
 
 
 def test_an_optimizer_without_slots_is_said_in_words(tmp_path):
     problem = misfit(tmp_path, **{"slots/momentum/dense/kernel": None, "slots/velocity/dense/kernel": None})
-    assert problem == "it does not fit this run: its optimizer kept momentum, velocity, this run's keeps nothing"
+    assert problem == "it does not fit this run: its optimizer has momentum, velocity, this run's nothing"
 
 
 # ---- which one a run starts from
@@ -321,7 +322,7 @@ def test_no_file_points_at_the_newest_so_none_can_mislead(directory, name, conte
 def test_a_checkpoint_beyond_the_last_step_is_refused(directory):
     save(directory.checkpoints, 200)
     with pytest.raises(
-        CheckpointError, match="000000200: it is at step 200, the run ends at step 150; type train.steps=200 or more"
+        CheckpointError, match="000000200: it is at step 200, but train.steps is 150; use train.steps=200 or more"
     ):
         resume.find("auto", directory, steps=150)
 
@@ -359,9 +360,11 @@ def test_a_path_without_a_checkpoint_is_refused(tmp_path, directory, make, probl
 )
 def test_a_checkpoint_of_another_model_or_optimizer_is_refused_before_it_is_read(tmp_path, override, says):
     found = checkpoint.read_manifest(checkpoint_writer.write(tmp_path, 1, 1, {"model": "cnn", **FACTS}, {}, keep=1))
-    resume.check_model(found, load([]))
+    config = load([])
+    resume.check_model(found, config.model, config.optimizer)
+    other = load([override])
     with pytest.raises(CheckpointError, match=says):
-        resume.check_model(found, load([override]))
+        resume.check_model(found, other.model, other.optimizer)
 
 
 COMMANDS = {
@@ -377,7 +380,7 @@ COMMANDS = {
         [],
         "it has format 2, this version reads format 1; use",
     ),
-    "beyond": (lambda path: None, ["train.steps=50"], "at step 100, the run ends at step 50; type train.steps=100 or"),
+    "beyond": (lambda path: None, ["train.steps=50"], "at step 100, but train.steps is 50; use train.steps=100 or"),
     "optimizer": (lambda path: None, ["optimizer=sgd"], "it is of optimizer=adam, this run has optimizer=sgd; choose"),
 }
 
@@ -433,7 +436,7 @@ def test_what_is_not_released_stays(tmp_path):
 def test_a_copy_is_a_valid_checkpoint_with_its_notes_and_outlives_the_original(tmp_path):
     original = save(tmp_path / "all", 100)
     copied = checkpoint_writer.copy(original, tmp_path / "some", {"note.json": "{}"})
-    checkpoint_writer.remove(original)
+    remove_folder(original)
     assert copied == tmp_path / "some/000000100"
     assert steps_in(copied) == ["manifest.json", "note.json", "tensors.npz"]
     loaded = checkpoint.load(checkpoint.read_manifest(copied))
@@ -455,7 +458,7 @@ def test_a_checkpoint_that_is_gone_cannot_be_copied_and_leaves_nothing(tmp_path)
 
 
 def test_removing_what_is_gone_is_no_error(tmp_path):
-    checkpoint_writer.remove(tmp_path / "000000100")
+    remove_folder(tmp_path / "000000100")
 
 
 def test_leftovers_of_dead_writers_are_removed(tmp_path):
@@ -553,7 +556,7 @@ def test_a_writer_saves_again_after_a_failure(failed_writer, tmp_path):
 def test_a_failure_is_raised_by_looking_once_the_save_has_ended(failed_writer):
     failed_writer._pool.shutdown()
     with pytest.raises(OSError, match="not saved"):
-        failed_writer.look()
+        failed_writer.poll()
 
 
 def test_looking_does_not_wait_for_a_save(tmp_path, monkeypatch):
@@ -561,7 +564,7 @@ def test_looking_does_not_wait_for_a_save(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint_writer, "write", lambda *_, **__: release.wait())
     writer = checkpoint_writer.Writer(tmp_path, keep=1)
     writer.save(1, 0, {}, {})
-    writer.look()
+    writer.poll()
     release.set()
     writer.close()
 

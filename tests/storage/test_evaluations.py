@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer.config.compose import load
-from trainer.config.schema import MetricName
+from trainer.config.schema import LossName, MetricName
 from trainer.launch import progress
 from trainer.storage import checkpoint, checkpoint_writer, evaluations, resume
 from trainer.storage.evaluations import Evaluation
@@ -93,8 +92,8 @@ def test_the_first_score_is_the_best_unless_it_is_nan():
 
 
 def test_a_loss_that_does_not_classify_is_itself_the_metric():
-    assert evaluations.metric_of(load(["cluster=1ps1w1e"])) is MetricName.accuracy
-    assert evaluations.metric_of(load(["model.loss=mean_squared_error"])) is MetricName.loss
+    assert evaluations.metric_of(LossName.sparse_categorical_crossentropy, MetricName.accuracy) is MetricName.accuracy
+    assert evaluations.metric_of(LossName.mean_squared_error, MetricName.accuracy) is MetricName.loss
 
 
 def test_the_best_is_a_checkpoint_with_its_score_beside_it(directory):

@@ -21,8 +21,9 @@ from trainer.plan.layout import Parameter
 from trainer.plan.make import make_plan
 from trainer.plan.plan import Plan
 from trainer.storage import run_directory
+from trainer.storage.atomic import write_atomically
 from trainer.storage.lease import Lease
-from trainer.storage.run_directory import RunDirectory, choose, config_hash, write_atomically
+from trainer.storage.run_directory import RunDirectory, choose, config_hash
 
 HOLDER = """
 import sys, time

@@ -17,8 +17,9 @@ from trainer.launch.containers.spec import NOBODY, ContainerSpec, container_spec
 from trainer.plan.hosts import host_by_task
 from trainer.plan.plan import Plan
 from trainer.storage import resume
+from trainer.storage.atomic import write_atomically
 from trainer.storage.lease import Lease
-from trainer.storage.run_directory import RunDirectory, choose, write_atomically
+from trainer.storage.run_directory import RunDirectory, choose
 
 UP = "docker compose -f {} up --abort-on-container-failure"
 
@@ -53,7 +54,7 @@ def write(
     with Lease(directory):
         found = resume.find(config.resume, directory, steps=plan.steps)
         if found is not None:
-            resume.check_model(found, config)
+            resume.check_model(found, config.model, config.optimizer)
         directory.write_inputs(config, inside(plan, on_hosts=bool(hosts)))
         for host in dict.fromkeys(container.host for container in made):
             of_host = [container for container in made if container.host == host]

@@ -22,7 +22,8 @@ from trainer.launch.supervisor import Supervisor
 from trainer.observe.profile import merge as profile
 from trainer.plan.plan import Plan
 from trainer.storage import evaluations, resume
-from trainer.storage.run_directory import RunDirectory, write_atomically
+from trainer.storage.atomic import write_atomically
+from trainer.storage.run_directory import RunDirectory
 
 
 def supervise(
@@ -71,7 +72,7 @@ def _prepare(config: RunConfig, plan: Plan, directory: RunDirectory) -> HistoryL
     if checkpoint is None:
         resume.set_aside(directory)
     else:
-        resume.check_model(checkpoint, config)
+        resume.check_model(checkpoint, config.model, config.optimizer)
     print(f"{directory.path}{f', resumes at step {checkpoint.step}' if checkpoint else ''}", flush=True)
     directory.write_inputs(config, plan)
     if config.profile:

@@ -20,7 +20,8 @@ from trainer.launch.silence import PageReader, SilenceWatch
 from trainer.observe.slow import Slow
 from trainer.observe.stall import describe as describe_stall
 from trainer.plan.plan import Plan
-from trainer.storage.run_directory import RunDirectory, write_atomically
+from trainer.storage.atomic import write_atomically
+from trainer.storage.run_directory import RunDirectory
 
 POLL_SECS = 0.25
 FAULTS_POLL_SECS = 0.05

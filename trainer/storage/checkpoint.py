@@ -1,11 +1,11 @@
-"""Atomic checkpoints: tensors by name, in a folder that is whole or not there.
+"""Reads checkpoints: tensors by name, in a folder that is complete or does not exist.
 
     <run>/checkpoints/000001200/tensors.npz      parameters/<path>, state/<path>, slots/<slot>/<path>; plain arrays
     <run>/checkpoints/000001200/manifest.json    step, generation, facts, shapes, sizes, checksums; written last
 
-A checkpoint grows in a hidden folder beside its place and gets there by one rename, so its writer may be killed at any
-moment. It names parameters, never shards: it loads into a cluster of any shape. Nothing in it is unpickled, and links
-are not followed.
+A checkpoint is written into a hidden folder and put in place by one rename, so its writer may be killed at any moment.
+It names parameters, never shards: it loads into a cluster of any shape. Nothing in it is unpickled, and links are not
+followed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class CheckpointError(TrainerError, ValueError):
-    """A checkpoint that cannot be used: where, what is wrong, what to do."""
+    """A checkpoint cannot be used: where it is, what is wrong, what to do."""
 
     exit_code = exit_codes.CHECKPOINT
 
@@ -52,7 +52,7 @@ class CheckpointError(TrainerError, ValueError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a manifest says of its checkpoint."""
+    """A checkpoint as its manifest describes it."""
 
     step: int  # updates applied
     generation: int
@@ -65,7 +65,7 @@ class Checkpoint:
 
 
 def read_manifest(path: Path) -> Checkpoint:
-    """Reads what a checkpoint holds without reading its tensors.
+    """Reads a checkpoint's manifest, not its tensors.
 
     Raises:
         CheckpointError: if the folder, its manifest or its tensors are missing, damaged, a link, or of another size.
@@ -84,7 +84,7 @@ def read_manifest(path: Path) -> Checkpoint:
 
 
 def verify(checkpoint: Checkpoint) -> None:
-    """Reads the tensors once and raises a CheckpointError unless they have the manifest's checksum."""
+    """Raises a CheckpointError unless the file of tensors has the manifest's checksum."""
     with _reading(checkpoint.path, TENSORS) as file:
         sha256 = file_sha256(file)
     if sha256 != checkpoint.sha256:
@@ -92,14 +92,14 @@ def verify(checkpoint: Checkpoint) -> None:
 
 
 def newest_valid(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The checkpoint of the highest step that is whole, by its manifest and checksum.
+    """Finds the valid checkpoint of the highest step, by manifest and checksum.
 
     Args:
-        folder: what holds the checkpoints of a run; it need not exist.
+        folder: with the checkpoints of a run; it need not exist.
 
     Returns:
-        The checkpoint, or None, and for each newer one why it was skipped. None with a reason means that there are
-        checkpoints and all are damaged, which is not the same as a fresh run.
+        The checkpoint, or None, and for each newer one why it was skipped. None with reasons means that all checkpoints
+        are damaged, which is not the same as a fresh run.
     """
     skipped = []
     for path in reversed(finished(folder)):
@@ -117,7 +117,7 @@ def load(checkpoint: Checkpoint) -> dict[str, NDArray[Any]]:
     """Reads every tensor.
 
     Raises:
-        CheckpointError: if the file is damaged, holds NaN, or other names, shapes or types than its manifest says.
+        CheckpointError: if the file is damaged, holds NaN, or has names, shapes or types other than its manifest's.
     """
     path = checkpoint.path
     with _reading(path, TENSORS) as file, np.load(file, allow_pickle=False) as archive:
@@ -126,9 +126,9 @@ def load(checkpoint: Checkpoint) -> dict[str, NDArray[Any]]:
         names = _some(sorted(tensors.keys() ^ checkpoint.tensors.keys()))
         raise CheckpointError(path, f"{TENSORS} and {MANIFEST} disagree on {names}")
     for name, value in tensors.items():
-        found, expected = (value.shape, value.dtype.name), (checkpoint.tensors[name], checkpoint.dtypes[name])
-        if found != expected:
-            raise CheckpointError(path, f"{name} is {_words(*found)}, but {MANIFEST} says {_words(*expected)}")
+        actual, expected = (value.shape, value.dtype.name), (checkpoint.tensors[name], checkpoint.dtypes[name])
+        if actual != expected:
+            raise CheckpointError(path, f"{name} is {_words(*actual)}, but {MANIFEST} says {_words(*expected)}")
         if np.isnan(value).any():
             raise CheckpointError(path, f"{name} holds NaN", "give an earlier one with resume=PATH")
     return tensors
@@ -140,10 +140,10 @@ def check_fits(checkpoint: Checkpoint, expected: Shapes) -> None:
     Args:
         expected: shape of every tensor of the run, by its name in a checkpoint.
     """
-    held, kept = _slots(checkpoint.tensors), _slots(expected)
-    theirs = {name: shape for name, shape in checkpoint.tensors.items() if _slot(name) in kept | {None}}
-    ours = {name: shape for name, shape in expected.items() if _slot(name) in held | {None}}
-    problems = {
+    their_slots, our_slots = _slots(checkpoint.tensors), _slots(expected)
+    theirs = {name: shape for name, shape in checkpoint.tensors.items() if _slot(name) in our_slots | {None}}
+    ours = {name: shape for name, shape in expected.items() if _slot(name) in their_slots | {None}}
+    names_by_problem = {
         "it lacks ": [name for name in ours if name not in theirs],
         "the model does not have its ": [name for name in theirs if name not in ours],
         "other shapes: ": [
@@ -152,29 +152,29 @@ def check_fits(checkpoint: Checkpoint, expected: Shapes) -> None:
             if theirs.get(name, shape) != shape
         ],
     }
-    said = [text + _some(names) for text, names in problems.items() if names]
-    if held != kept:
-        said.insert(0, f"its optimizer kept {_some(sorted(held))}, this run's keeps {_some(sorted(kept))}")
-    if said:
+    problems = [text + _some(names) for text, names in names_by_problem.items() if names]
+    if their_slots != our_slots:
+        problems.insert(0, f"its optimizer has {_some(sorted(their_slots))}, this run's {_some(sorted(our_slots))}")
+    if problems:
         remedy = "train the model and optimizer it was saved from, or start anew with resume=never"
-        raise CheckpointError(checkpoint.path, "it does not fit this run: " + "; ".join(said), remedy)
+        raise CheckpointError(checkpoint.path, "it does not fit this run: " + "; ".join(problems), remedy)
 
 
 def finished(folder: Path) -> list[Path]:
-    """The checkpoints of a folder by rising step, valid or not; it need not exist."""
+    """Lists the checkpoints of a folder by rising step, valid or not; the folder need not exist."""
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(folder, "it is not a directory")
-    found = folder.iterdir() if folder.exists() else ()
-    return sorted((path for path in found if FINISHED.fullmatch(path.name)), key=lambda path: int(path.name))
+    paths = folder.iterdir() if folder.exists() else ()
+    return sorted((path for path in paths if FINISHED.fullmatch(path.name)), key=lambda path: int(path.name))
 
 
 @contextmanager
 def _reading(path: Path, name: str) -> Iterator[Path]:
-    """Gives a plain file of a checkpoint; whatever reading it raises becomes a CheckpointError."""
+    """Gives a plain file of a checkpoint; any error while it is read becomes a CheckpointError."""
     file = path / name
     try:
         if not stat.S_ISREG(file.lstat().st_mode):
-            raise CheckpointError(path, f"{name} is a link, or no plain file")
+            raise CheckpointError(path, f"{name} is a link, or not a plain file")
         yield file
     except CheckpointError:
         raise

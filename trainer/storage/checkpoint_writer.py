@@ -1,15 +1,13 @@
-"""Writes checkpoints atomically, in a thread of its own, and removes old ones."""
+"""Writes checkpoints atomically, in a background thread where wanted, and removes old ones."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
-import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import numpy as np
 
 from trainer.config.words import count, size
 from trainer.faults.failpoints import reach
+from trainer.storage.atomic import link_or_copy, new_folder, remove_folder, remove_leftovers, write_synced
 from trainer.storage.checkpoint import (
     FORMAT,
     MANIFEST,
@@ -31,9 +30,8 @@ from trainer.storage.checkpoint import (
     read_manifest,
 )
 
-UNFINISHED = re.compile(r"\.\d{9,}\.tmp-(\d{1,10})")  # the step and its writer's process id
-OVERHEAD_BYTES = 4096  # of a checkpoint, and for each of its tensors: headers, the manifest, blocks that are not full
-Release = Callable[[Sequence[int]], Iterable[int]]  # steps due to be removed, rising -> those that may go
+OVERHEAD_BYTES = 4096  # for each tensor: headers, its part of the manifest, blocks that are not full
+Release = Callable[[Sequence[int]], Iterable[int]]  # steps due to be removed, rising -> those that may be
 OnError = Callable[[OSError], None]
 
 
@@ -49,24 +47,24 @@ def write(
 ) -> Path:
     """Saves a checkpoint unless a valid one of that step exists, and removes what is no longer needed.
 
-    That is: temporary folders of writers that are gone, and valid checkpoints older than the newest `keep` up to this
-    step. Damaged ones stay, for whoever wants to look, until their step is saved again.
+    That is: temporary folders of writers that have ended, and valid checkpoints older than the newest `keep` up to this
+    step. Damaged ones stay for inspection until their step is saved again.
 
     Args:
-        release: chooses from the steps that are due to be removed; by default all go.
+        release: chooses which of the steps that are due are removed; by default all.
 
     Returns:
         The checkpoint's folder.
 
     Raises:
-        OSError: if the disk fails or is full; what was saved before is untouched, and nothing temporary stays.
+        OSError: if the disk fails or is full; earlier checkpoints are untouched, and nothing temporary stays.
     """
     path = folder / f"{step:09d}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(folder)
+        remove_leftovers(folder)
         if not is_valid(path):
-            remove(path)
+            remove_folder(path)
             _check_room(folder, tensors)
             _save(path, {"step": step, "generation": generation, "facts": facts}, tensors)
     except OSError as error:
@@ -77,10 +75,10 @@ def write(
 
 
 def check_space(folder: Path, nbytes: int, keep: int) -> None:
-    """Fails early where a run's checkpoints will not fit: those it keeps, and one more while it is written.
+    """Fails early if a run's checkpoints will not fit: those it keeps, and one more while it is written.
 
     Args:
-        folder: what will hold them; it need not exist. Those that it holds already are not counted again.
+        folder: where they will be; it need not exist. Checkpoints already there are not counted again.
         nbytes: of one checkpoint's tensors.
 
     Raises:
@@ -97,31 +95,31 @@ def check_space(folder: Path, nbytes: int, keep: int) -> None:
 
 
 def copy(source: Path, folder: Path, notes: Mapping[str, str]) -> Path:
-    """Puts a checkpoint into another folder too, whole or not at all; where the disk can, it takes no more room.
+    """Copies a checkpoint into another folder atomically, as hard links where the file system has them.
 
     Args:
-        notes: texts of files beside it, by name.
+        notes: texts of additional files, by name.
 
     Returns:
         The copy's folder.
 
     Raises:
-        OSError: if the source is gone, or the disk fails or is full.
+        OSError: if the source does not exist, or the disk fails or is full.
     """
     path = folder / source.name
     folder.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(folder)
-    remove(path)
-    with _growing(path) as temporary:
+    remove_leftovers(folder)
+    remove_folder(path)
+    with new_folder(path) as temporary:
         for name in (TENSORS, MANIFEST):
-            _link(source / name, temporary / name)
+            link_or_copy(source / name, temporary / name)
         for name, text in notes.items():
-            _write_text(temporary / name, text)
+            write_synced(temporary / name, text)
     return path
 
 
 def prune(folder: Path, step: int, keep: int, release: Release = lambda due: due) -> None:
-    """Keeps the newest valid checkpoints up to a step, and what is not released; checksums are not read again."""
+    """Removes all but the newest valid checkpoints up to a step, and those not released; reads no checksums."""
     older = []
     for path in finished(folder):
         try:
@@ -130,16 +128,7 @@ def prune(folder: Path, step: int, keep: int, release: Release = lambda due: due
             continue
     due = {int(path.name): path for path in older[: max(0, len(older) - (keep - 1))]}
     for released in release(list(due)):
-        remove(due[released])
-
-
-def remove(path: Path) -> None:
-    """Removes a checkpoint, if it is there; who is killed meanwhile leaves a leftover, not half a checkpoint."""
-    try:
-        path.rename(_temporary(path))
-    except FileNotFoundError:
-        return
-    _delete(_temporary(path))
+        remove_folder(due[released])
 
 
 class Writer:
@@ -154,30 +143,30 @@ class Writer:
     def save(
         self, step: int, generation: int, facts: Facts, tensors: Tensors, *, on_error: OnError | None = None
     ) -> None:
-        """Starts a save, once the one before is on disk; the arrays must not change until then.
+        """Starts a save as soon as the previous one is on disk; the arrays must not change until it is done.
 
         Args:
-            on_error: told, in the background thread, if this save fails; none: whoever calls next gets the error.
+            on_error: called in the background thread if this save fails; None: the next call raises the error.
 
         Raises:
-            OSError: if the save before failed; this one is then not started.
+            OSError: if the previous save failed; this one is then not started.
         """
         self.wait()
         self._in_flight = self._pool.submit(self._write, step, generation, facts, dict(tensors), on_error)
 
-    def look(self) -> None:
-        """Raises what the last save raised, if it has ended."""
+    def poll(self) -> None:
+        """Raises the error of the last save, if it has ended with one."""
         if self._in_flight is not None and self._in_flight.done():
             self.wait()
 
     def wait(self) -> None:
-        """Returns when nothing is in flight; raises what the last save raised."""
+        """Waits until nothing is in flight; raises the error of the last save."""
         in_flight, self._in_flight = self._in_flight, None
         if in_flight is not None:
             in_flight.result()
 
     def close(self) -> None:
-        """Like `wait`; afterwards the writer is of no more use."""
+        """Like `wait`, and ends the thread."""
         try:
             self.wait()
         finally:
@@ -193,45 +182,26 @@ class Writer:
 
 
 def _check_room(folder: Path, tensors: Tensors) -> None:
-    """Refuses to begin what cannot end: a disk that is full, even for a moment, fails all who write to it."""
+    """Fails early if the checkpoint will not fit; a full disk would break every other writer."""
     free, nbytes = _free_bytes(folder), sum(value.nbytes + OVERHEAD_BYTES for value in tensors.values())
     if free is not None and free < nbytes:
         raise OSError(errno.ENOSPC, f"{size(nbytes)} are needed, {size(free)} are free")
 
 
 def _free_bytes(folder: Path) -> int | None:
-    """What an ordinary user may still write to a folder's disk; None where the file system does not tell."""
+    """Bytes that an ordinary user may still write to a folder's disk; None where the file system does not know."""
     usage = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists()))
     return usage.free if usage.total else None
 
 
 def _save(path: Path, manifest: dict[str, Any], tensors: Tensors) -> None:
-    with _growing(path) as temporary:
+    with new_folder(path) as temporary:
         _write_tensors(temporary / TENSORS, tensors)
         file = {"bytes": (temporary / TENSORS).stat().st_size, "sha256": file_sha256(temporary / TENSORS)}
         shapes = {name: {"shape": value.shape, "dtype": value.dtype.name} for name, value in tensors.items()}
         reach("save-data", manifest["step"])
         _write_manifest(temporary / MANIFEST, {**manifest, "tensors": shapes, "files": {TENSORS: file}})
         reach("save-manifest", manifest["step"])
-
-
-@contextmanager
-def _growing(path: Path) -> Iterator[Path]:
-    """Gives a hidden folder to fill, which then gets to its place by one rename."""
-    temporary = _temporary(path)
-    try:
-        temporary.mkdir()
-        yield temporary
-        _sync(temporary)
-        temporary.rename(path)
-        reach("rename", int(path.name))
-        _sync(path.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # after the rename there is none
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.tmp-{os.getpid()}")
 
 
 def _write_tensors(file: Path, tensors: Tensors) -> None:
@@ -246,56 +216,6 @@ def _write_tensors(file: Path, tensors: Tensors) -> None:
 
 
 def _write_manifest(file: Path, manifest: dict[str, Any]) -> None:
-    plain = json.loads(json.dumps({"format": FORMAT, **manifest}))  # as it will be read: lists for tuples, text keys
+    plain = json.loads(json.dumps({"format": FORMAT, **manifest}))  # as a reader gets it: lists for tuples, text keys
     plain["sha256"] = manifest_sha256(plain)
-    _write_text(file, json.dumps(plain, indent=1))
-
-
-def _write_text(file: Path, text: str) -> None:
-    with file.open("x") as opened:
-        opened.write(text)
-        opened.flush()
-        os.fsync(opened.fileno())
-
-
-def _link(source: Path, target: Path) -> None:
-    """A second name for a file that is never written again; a copy where the file system has no such names."""
-    try:
-        os.link(source, target, follow_symlinks=False)
-    except FileNotFoundError:
-        raise
-    except OSError:
-        shutil.copyfile(source, target, follow_symlinks=False)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _remove_leftovers(folder: Path) -> None:
-    """Deletes temporary folders of processes that are gone, and of this one, which has one save in flight at most."""
-    for path in folder.iterdir():
-        writer = UNFINISHED.fullmatch(path.name)
-        if writer and (int(writer[1]) == os.getpid() or not _is_alive(int(writer[1]))):
-            _delete(path)
-
-
-def _delete(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
-
-
-def _is_alive(process_id: int) -> bool:
-    try:
-        os.kill(process_id, 0)
-    except PermissionError:
-        return True
-    except (ProcessLookupError, OverflowError):
-        return False
-    return True
+    write_synced(file, json.dumps(plain, indent=1))

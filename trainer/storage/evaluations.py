@@ -1,10 +1,10 @@
-"""What an evaluator task leaves in the run directory: a line for each checkpoint it scored, and the best of them.
+"""What an evaluator task writes to the run directory: a line for each checkpoint it scored, and the best of them.
 
     <run>/evaluations.jsonl              {"step": 100, "loss": 0.31, "accuracy": 0.91, "seconds": 0.4}, in step order
     <run>/best/000000100/                the checkpoint, and evaluation.json, its line
 
-The best is replaced by one that is already there in full, so there is always a whole one, whatever is killed. Pure
-files: the launcher and the chief read them without TensorFlow.
+The previous best is removed only when the new one is complete, so there is always one, whatever is killed. The
+launcher and the chief read these files too.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.config.schema import LossName, MetricName, RunConfig
+from trainer.config.schema import LossName, MetricName
 from trainer.storage import checkpoint, checkpoint_writer
+from trainer.storage.atomic import remove_folder
 from trainer.storage.checkpoint import CheckpointError
 from trainer.storage.checkpoint_writer import Release
 from trainer.storage.run_directory import RunDirectory
@@ -26,7 +27,7 @@ from trainer.storage.run_directory import RunDirectory
 _log = logging.getLogger(__name__)
 
 NOTE = "evaluation.json"
-WAITING_AT_MOST = 20  # checkpoints kept for an evaluator that nobody watches: it may be gone
+WAITING_AT_MOST = 20  # checkpoints kept for an evaluator that nobody watches: it may have died
 
 
 @dataclass(frozen=True)
@@ -36,17 +37,16 @@ class Evaluation:
     step: int
     loss: float
     accuracy: float
-    seconds: float  # that it took, with reading the checkpoint
+    seconds: float  # spent, with reading the checkpoint
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def read(path: Path) -> list[Evaluation]:
-    """All lines of evaluations.jsonl but one that a crash cut off; nothing if there is no file."""
+    """Reads evaluations.jsonl but for a line that a crash cut off; nothing if there is no file."""
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-    found = (_parse(line) for line in lines)
-    return [evaluation for evaluation in found if evaluation is not None]
+    return [evaluation for line in lines if (evaluation := _parse(line)) is not None]
 
 
 def _parse(text: str) -> Evaluation | None:
@@ -56,14 +56,13 @@ def _parse(text: str) -> Evaluation | None:
         return None
 
 
-def metric_of(config: RunConfig) -> MetricName:
-    """What says which checkpoint is the best: a loss that does not classify has no accuracy to compare."""
-    classifies = config.model.loss is not LossName.mean_squared_error
-    return config.evaluate.best_metric if classifies else MetricName.loss
+def metric_of(loss: LossName, best_metric: MetricName) -> MetricName:
+    """The metric that decides which checkpoint is the best: a loss that does not classify has no accuracy."""
+    return best_metric if loss is not LossName.mean_squared_error else MetricName.loss
 
 
 def is_better(one: Evaluation, other: Evaluation | None, metric: MetricName) -> bool:
-    """Whether one is to replace the other as the best; on a tie the other stays. A score that is NaN is never good."""
+    """Whether one is to replace the other as the best; on a tie the other stays. NaN is never better."""
     if math.isnan(getattr(one, metric.value)):
         return False
     if other is None:
@@ -72,7 +71,7 @@ def is_better(one: Evaluation, other: Evaluation | None, metric: MetricName) -> 
 
 
 def best(folder: Path) -> tuple[Evaluation, Path] | None:
-    """The best checkpoint so far, with its score. Where a crash left two, the later one was to replace the other."""
+    """The best checkpoint so far, with its score; where a crash left two, the later one."""
     for path in reversed(checkpoint.finished(folder)):
         try:
             checkpoint.read_manifest(path)
@@ -85,23 +84,23 @@ def best(folder: Path) -> tuple[Evaluation, Path] | None:
 
 
 def keep_as_best(folder: Path, source: Path, evaluation: Evaluation) -> Path:
-    """Makes a checkpoint the best: first it is there, then those before it go.
+    """Makes a checkpoint the best: copies it, then removes its predecessors.
 
     Raises:
-        OSError: if the checkpoint is gone, or the disk fails or is full.
+        OSError: if the checkpoint does not exist, or the disk fails or is full.
     """
-    kept = checkpoint_writer.copy(source, folder, {NOTE: json.dumps(evaluation.to_json(), indent=1)})
+    copy = checkpoint_writer.copy(source, folder, {NOTE: json.dumps(evaluation.to_json(), indent=1)})
     for path in checkpoint.finished(folder):
-        if path != kept:
-            checkpoint_writer.remove(path)
-    return kept
+        if path != copy:
+            remove_folder(path)
+    return copy
 
 
 def release_when_scored(evaluations: Path, *, waiting_at_most: int | None) -> Release:
-    """For the chief's checkpoints: one that the evaluator has yet to score stays.
+    """Keeps the chief's checkpoints until the evaluator has scored them.
 
     Args:
-        waiting_at_most: how many stay for it; none: all, where a launcher ends the run if the evaluator fails.
+        waiting_at_most: how many to keep for it; None: all, where a launcher ends the run if the evaluator fails.
     """
 
     def release(due: Sequence[int]) -> list[int]:
@@ -116,15 +115,15 @@ def release_when_scored(evaluations: Path, *, waiting_at_most: int | None) -> Re
 
 
 def results(directory: RunDirectory, step: int | None) -> dict[str, Any]:
-    """What the summary says of the scores.
+    """The scores for the summary.
 
     Args:
-        step: the last of the run, if it came to that.
+        step: the last of the run, if it was reached.
     """
     last = next((e for e in read(directory.evaluations) if e.step == step), None)
     scores = {} if last is None else {"eval_loss": last.loss, "eval_accuracy": last.accuracy}
-    found = best(directory.best)
-    if found is None:
+    scored = best(directory.best)
+    if scored is None:
         return scores | {"best": None}
-    top, path = found
+    top, path = scored
     return scores | {"best": {"step": top.step, "loss": top.loss, "accuracy": top.accuracy, "path": str(path)}}

@@ -6,19 +6,19 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from trainer.storage.run_directory import write_atomically
+from trainer.storage.atomic import write_atomically
 
 
 class History:
-    """Appends lines; each is on disk, as far as the operating system goes, when `write` returns."""
+    """Appends lines; each has been handed to the operating system when `write` returns."""
 
     def __init__(self, path: Path, *, start: int) -> None:
-        """Opens the file of a run that (re)starts at global step `start`; lines of later steps are taken back."""
-        self.last_step = 0  # of the lines that stay
+        """Opens the file of a run that (re)starts at global step `start`; removes lines of later steps."""
+        self.last_step = 0
         if path.exists():
-            kept = [line for line in path.read_text().splitlines() if _step_of(line) <= start]
-            self.last_step = max((int(_step_of(line)) for line in kept), default=0)
-            write_atomically(path, "".join(f"{line}\n" for line in kept))
+            lines = [line for line in path.read_text().splitlines() if _step_of(line) <= start]
+            self.last_step = max((int(_step_of(line)) for line in lines), default=0)
+            write_atomically(path, "".join(f"{line}\n" for line in lines))
         self._file = path.open("a", buffering=1)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -29,9 +29,9 @@ class History:
 
 
 def describe(values: Mapping[str, float], steps: int, batch: int) -> str:
-    """A line of the history, with the seconds that one update took, of `batch` examples."""
+    """A line of the history for people, with the seconds per update of `batch` examples."""
     rate = values["examples_per_second"]
-    pace = f", {batch / rate:.3f} s/batch" if rate else ""  # it is rounded, and may be 0.0
+    pace = f", {batch / rate:.3f} s/batch" if rate else ""  # rounded: it may be 0.0
     return f"step {values['step']}/{steps}, loss {values['loss']:.4f}, {rate:,.0f} examples/s{pace}"
 
 

@@ -1,4 +1,4 @@
-"""What a task did, one JSON line an event, in <run>/journal/<task>.jsonl; `mode=check` reads it."""
+"""Records what a task did, one JSON line per event, in <run>/journal/<task>.jsonl; `mode=check` reads it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Journal:
     """Appends events; every life of a task writes to the same file."""
 
     def __init__(self, path: Path | None) -> None:
-        """Opens the file, or, without one, writes nothing."""
+        """Opens the file; without a path, nothing is written."""
         self._file = None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -22,5 +22,5 @@ class Journal:
     def write(self, event: str, **values: Any) -> None:
         """Adds an event with its time: CLOCK_MONOTONIC, seconds, the same clock for all tasks of a machine."""
         if self._file is not None:
-            with contextlib.suppress(OSError):  # a full disk is for those to tell who must write
+            with contextlib.suppress(OSError):  # whoever must write reports a full disk
                 self._file.write(json.dumps({"event": event, "at": round(time.monotonic(), 6), **values}) + "\n")

@@ -1,4 +1,4 @@
-"""The lease on a run directory: one run at a time works in it."""
+"""The lease on a run directory: one run at a time may use it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from types import TracebackType
 from typing import TextIO
 
 from trainer.faults.exit_codes import RunInUseError
-from trainer.storage.run_directory import RunDirectory, explained
+from trainer.storage.run_directory import RunDirectory, with_remedy
 
 
 class Lease:
-    """Holds a run directory as long as this process lives; the kernel lets go of it, whatever ends the process."""
+    """Locks a run directory for as long as this process lives; the kernel releases it, whatever ends the process."""
 
     def __init__(self, directory: RunDirectory) -> None:
         path = directory.path / "lock"
-        with explained(directory.path):
+        with with_remedy(directory.path):
             self._file = _open_locked(path)
             while not _is_at(path, self._file):  # its owner removed it between our opening and our locking
                 self._file.close()
@@ -36,7 +36,7 @@ class Lease:
         path = Path(self._file.name)
         path.unlink(missing_ok=True)
         self._file.close()
-        with suppress(OSError):  # a run that was refused before it began leaves nothing
+        with suppress(OSError):  # not empty; only a run that was refused before it began leaves nothing
             path.parent.rmdir()
 
 

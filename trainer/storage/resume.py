@@ -1,4 +1,4 @@
-"""Which checkpoint a run starts from."""
+"""Decides which checkpoint a run starts from, and moves aside what does not belong to it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import time
 from pathlib import Path
 
-from trainer.config.schema import RunConfig
+from trainer.config.schema import ModelConfig, OptimizerConfig
 from trainer.storage import checkpoint
 from trainer.storage.checkpoint import Checkpoint, CheckpointError
 from trainer.storage.history import History
@@ -16,23 +16,23 @@ _log = logging.getLogger(__name__)
 
 
 def find(resume: str, directory: RunDirectory, *, steps: int, again: bool = False) -> Checkpoint | None:
-    """The checkpoint that `resume` means: the newest valid one of the run (auto), none (never), or the one at a path.
+    """Finds the checkpoint that `resume` names: the newest valid one of the run (auto), none (never), or one at a path.
 
     Args:
-        again: this launch of the run has started before, so what it saved since comes first.
+        again: whether this launch of the run has started before; then what it has saved comes first.
 
     Raises:
-        CheckpointError: if the one at the path is damaged; if the run has some and all are damaged; or if it is beyond
-            the run's last step.
+        CheckpointError: if the one at the path is damaged; if the run has checkpoints and all are damaged; or if it is
+            beyond the run's last step.
     """
-    found = (_find("auto", directory) if again else None) or _find(resume, directory)
-    if found is not None and found.step > steps:
+    source = (_find("auto", directory) if again else None) or _find(resume, directory)
+    if source is not None and source.step > steps:
         raise CheckpointError(
-            found.path,
-            f"it is at step {found.step}, the run ends at step {steps}",
-            f"type train.steps={found.step} or more",
+            source.path,
+            f"it is at step {source.step}, but train.steps is {steps}",
+            f"use train.steps={source.step} or more",
         )
-    return found
+    return source
 
 
 def _find(resume: str, directory: RunDirectory) -> Checkpoint | None:
@@ -41,10 +41,10 @@ def _find(resume: str, directory: RunDirectory) -> Checkpoint | None:
     named = directory.path if resume == "auto" else Path(resume)
     folder = named / "checkpoints"
     if resume != "auto" and not folder.is_dir():
-        if not (named.is_dir() and checkpoint.finished(named)):  # as best/ has
-            found = checkpoint.read_manifest(named)
-            checkpoint.verify(found)
-            return found
+        if not (named.is_dir() and checkpoint.finished(named)):  # a folder of checkpoints, like best/
+            source = checkpoint.read_manifest(named)
+            checkpoint.verify(source)
+            return source
         folder = named
     newest, skipped = checkpoint.newest_valid(folder)
     for reason in skipped:
@@ -54,24 +54,24 @@ def _find(resume: str, directory: RunDirectory) -> Checkpoint | None:
     return newest
 
 
-def check_model(found: Checkpoint, config: RunConfig) -> None:
+def check_model(source: Checkpoint, model: ModelConfig, optimizer: OptimizerConfig) -> None:
     """Fails early if a checkpoint is of another model or optimizer; the shapes are compared when it is loaded.
 
     Raises:
         CheckpointError: naming both.
     """
-    for key, wanted in (("model", config.model.name), ("optimizer", config.optimizer.name.value)):
-        held = found.facts.get(key)
-        if held is not None and held != wanted:
+    for key, ours in (("model", model.name), ("optimizer", optimizer.name.value)):
+        theirs = source.facts.get(key)
+        if theirs is not None and theirs != ours:
             raise CheckpointError(
-                found.path,
-                f"it is of {key}={held}, this run has {key}={wanted}",
+                source.path,
+                f"it is of {key}={theirs}, this run has {key}={ours}",
                 "choose another directory with run=PATH, or start anew with resume=never",
             )
 
 
 def set_aside(directory: RunDirectory) -> None:
-    """Moves away what an earlier run left, for a run that starts anew in its directory."""
+    """Moves away the files of an earlier run, for one that starts from step 0 in its directory."""
     written = (
         directory.checkpoints,
         directory.history,
@@ -80,20 +80,20 @@ def set_aside(directory: RunDirectory) -> None:
         directory.best,
         directory.rollbacks,
     )
-    left = [path for path in written if path.exists()]
-    if not left:
+    existing = [path for path in written if path.exists()]
+    if not existing:
         return
     aside = directory.path / f"before-{time.strftime('%Y%m%d-%H%M%S')}"
     aside.mkdir()
-    for path in left:
+    for path in existing:
         path.rename(aside / path.name)
     _log.info("starting from step 0; moved the files of an earlier run to %s", aside)
 
 
 def set_aside_newer(directory: RunDirectory, *, step: int) -> None:
-    """Moves the run's checkpoints away if some are newer than the step it starts from: they belong to another past.
+    """Moves the run's checkpoints away if some are newer than the step it starts from, the best one likewise.
 
-    The best one too, if it is newer; and an evaluator's scores of later steps are taken back.
+    An evaluator's scores of later steps are removed.
     """
     for folder in (directory.checkpoints, directory.best):
         if any(path.name.isdigit() and int(path.name) > step for path in folder.glob("*")):

@@ -1,4 +1,4 @@
-"""rollbacks.jsonl: how often, and from where, a run has gone back to a checkpoint."""
+"""rollbacks.jsonl: when a run went back to its newest checkpoint, and to which."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 
 
 def count_rollbacks(path: Path) -> int:
-    """How often a run has gone back; its file need not exist."""
+    """How often a run has gone back; the file need not exist."""
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
 def record_rollback(path: Path, *, step: int, checkpoint: int | None) -> None:
-    """Writes down that a run goes back; it is on disk when this returns.
+    """Records that a run goes back; the line is on disk when this returns.
 
     Args:
-        step: whose update was left out.
-        checkpoint: step of the newest checkpoint; none: the run begins anew.
+        step: the step whose update was left out.
+        checkpoint: step of the newest checkpoint; None: the run starts from the beginning.
     """
     with path.open("a") as file:
         file.write(json.dumps({"step": step, "checkpoint": checkpoint}) + "\n")

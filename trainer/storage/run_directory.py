@@ -1,11 +1,10 @@
-"""The folder of one run: its config and plan, and everything that it leaves."""
+"""The folder of one run: its config and plan, and everything that the run writes."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
-import os
 import secrets
 import shutil
 import time
@@ -20,10 +19,11 @@ from omegaconf import OmegaConf
 
 from trainer.config.schema import RunConfig
 from trainer.plan.plan import Plan
+from trainer.storage.atomic import write_atomically
 
 
 class RunDirectory:
-    """Paths below a run's folder, and how its files are read and written."""
+    """Paths of a run's files; reads and writes config, plan and generation."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,14 +39,14 @@ class RunDirectory:
         self.generation = path / "generation.json"
         self.rollbacks = path / "rollbacks.jsonl"
         self.checkpoints = path / "checkpoints"
-        self.evaluations = path / "evaluations.jsonl"  # this and the best checkpoint are of an evaluator task
+        self.evaluations = path / "evaluations.jsonl"  # an evaluator task writes this and best/
         self.best = path / "best"
         self.export = path / "export"
 
     def write_inputs(self, config: RunConfig, plan: Plan) -> None:
-        """Leaves the config and the plan for the tasks."""
+        """Writes the config and the plan for the tasks, and removes an earlier run's reports."""
         self.logs.mkdir(parents=True, exist_ok=True)
-        self.summary.unlink(missing_ok=True)  # an earlier run's
+        self.summary.unlink(missing_ok=True)
         shutil.rmtree(self.path / "placement", ignore_errors=True)
         for name in ("placement.json", "placement.html"):
             (self.path / name).unlink(missing_ok=True)
@@ -56,12 +56,12 @@ class RunDirectory:
         write_atomically(self.plan, json.dumps(plan.to_json(), indent=1))
 
     def has_loaded(self) -> bool:
-        """Whether this launch of the run has loaded a state before."""
+        """Whether this launch of the run has already loaded a state."""
         loaded, launched_at = self._read_generation()
         return loaded > launched_at
 
     def next_generation(self) -> int:
-        """A generation that is higher than any before, on disk when this returns."""
+        """Returns a generation higher than any before; it is on disk when this returns."""
         loaded, launched_at = self._read_generation()
         write_atomically(self.generation, json.dumps({"loaded": loaded + 1, "launched_at": launched_at}))
         return loaded + 1
@@ -69,8 +69,8 @@ class RunDirectory:
     def _read_generation(self) -> tuple[int, int]:
         if not self.generation.exists():
             return 0, 0
-        told = json.loads(self.generation.read_text())
-        return told["loaded"], told["launched_at"]
+        generation = json.loads(self.generation.read_text())
+        return generation["loaded"], generation["launched_at"]
 
     def read_config(self) -> RunConfig:
         merged = OmegaConf.merge(OmegaConf.structured(RunConfig), OmegaConf.load(self.config))
@@ -83,8 +83,8 @@ class RunDirectory:
 
 
 @contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """Says of a run directory that cannot be written what to type."""
+def with_remedy(path: Path) -> Iterator[None]:
+    """Adds to the error of a run directory that cannot be written what to type."""
     try:
         yield
     except OSError as error:
@@ -95,14 +95,14 @@ def explained(path: Path) -> Iterator[None]:
 
 
 def choose(config: RunConfig) -> RunDirectory:
-    """The directory that the config names, or a new one under runs/, made here so that two runs never share it."""
+    """Returns the directory that the config names, or makes a new one under runs/ that no other run shares."""
     if config.run is not None:
         return RunDirectory(Path(config.run).resolve())
     started = time.strftime("%Y%m%d-%H%M%S")
     while True:
         name = f"{config.name}-{config.cluster.name}-{started}-{secrets.token_hex(2)}"
         path = Path("runs").resolve() / name
-        with explained(path):
+        with with_remedy(path):
             try:
                 path.mkdir(parents=True)
             except FileExistsError:
@@ -111,28 +111,17 @@ def choose(config: RunConfig) -> RunDirectory:
 
 
 def config_hash(config: RunConfig) -> str:
-    """A digest of what all tasks of a run must agree on; an evaluator is known to itself, and not always to others."""
+    """A digest of all that the tasks of a run must agree on; the evaluators are not always known to the others."""
     own = ("job", "task", "run", "plan", "mode", "chaos", "launch", "target", "container")
-    told = {name: value for name, value in _plain(config).items() if name not in own}
-    told["cluster"] = _without_evaluators(told["cluster"])
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+    common = {name: value for name, value in _plain(config).items() if name not in own}
+    common["cluster"] = _without_evaluators(common["cluster"])
+    return hashlib.sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _without_evaluators(cluster: dict[str, Any]) -> dict[str, Any]:
     name = cluster["name"].removesuffix(f"{cluster['evaluator']}e")
     addresses = {job: listed for job, listed in cluster["addresses"].items() if job != "evaluator"}
     return cluster | {"name": name, "evaluator": 0, "addresses": addresses}
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """A reader sees the old file or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text)
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _plain(value: Any) -> Any:

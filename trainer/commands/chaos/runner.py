@@ -26,7 +26,8 @@ from trainer.faults import exit_codes
 from trainer.launch.processes import launcher
 from trainer.launch.processes.tasks import ProcessTasks
 from trainer.plan.plan import Plan
-from trainer.storage.run_directory import RunDirectory, choose, write_atomically
+from trainer.storage.atomic import write_atomically
+from trainer.storage.run_directory import RunDirectory, choose
 
 UNBROKEN = "unbroken"
 NOT_AS_PROMISED = 1  # exit code

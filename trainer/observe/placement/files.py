@@ -10,7 +10,7 @@ from trainer.observe.placement.differences import differences
 from trainer.observe.placement.page import page
 from trainer.observe.placement.record import Record
 from trainer.plan.plan import Plan
-from trainer.storage.run_directory import write_atomically
+from trainer.storage.atomic import write_atomically
 
 # A worker that holds a shard records both in threads of its own, and they would write to one temporary file.
 _writing = threading.Lock()

@@ -7,7 +7,8 @@ from typing import Any
 
 from trainer.observe.profile import attempts, shares
 from trainer.observe.profile.trace import trace
-from trainer.storage.run_directory import RunDirectory, write_atomically
+from trainer.storage.atomic import write_atomically
+from trainer.storage.run_directory import RunDirectory
 
 
 def merge(directory: RunDirectory) -> dict[str, Any]:

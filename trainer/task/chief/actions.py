@@ -21,10 +21,11 @@ from trainer.faults.exit_codes import NotFiniteError
 from trainer.observe.status import Status
 from trainer.plan.plan import Plan
 from trainer.storage import checkpoint, checkpoint_writer, evaluations, history
+from trainer.storage.atomic import write_atomically
 from trainer.storage.history import History
 from trainer.storage.journal import Journal
 from trainer.storage.rollbacks import record_rollback
-from trainer.storage.run_directory import RunDirectory, write_atomically
+from trainer.storage.run_directory import RunDirectory
 from trainer.task.chief.export import export, params_sha256
 from trainer.task.evaluator.score import Evaluator
 from trainer.task.pace import Every, Pace
@@ -121,7 +122,7 @@ class Chief:
 
     def between(self, step: int) -> None:
         """Whatever is due at a step; all of it looks at one snapshot."""
-        self._writer.look()
+        self._writer.poll()
         save, evaluate, histograms = (every.is_due(step) for every in (self._saves, self._evaluates, self._draws))
         if not (save or evaluate or histograms):
             return

@@ -194,7 +194,7 @@ class Scorer:
     ) -> None:
         """Touches nothing yet: what an earlier run left may have to be moved away first."""
         self._directory, self._evaluator, self._status = directory, evaluator, status
-        self._metric = evaluations.metric_of(config)
+        self._metric = evaluations.metric_of(config.model.loss, config.evaluate.best_metric)
         self._expected = {
             f"{'parameters' if p.trainable else 'state'}/{p.path}": p.shape
             for p in parameters_of(model, config.train.precision.value)
