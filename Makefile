@@ -86,6 +86,13 @@ bench-input: .venv/dev ## Share of a step that waits for data, for each data set
 bench-links: .venv/dev ## Step times over links of 1 Gbit/s and 100 Mbit/s between network namespaces; needs root
 	$(BIN)/python -m bench.links $(ARGS)
 
+docs: .venv/docs ## Build the pages of docs/ into build/docs; any warning is an error, and so is a file from another host
+	$(BIN)/python docs/generate.py
+	$(BIN)/sphinx-build -q -W --keep-going -n docs build/docs
+	@! grep -rnE --include=*.html --include=*.css '$(FROM_ANOTHER_HOST)' build/docs
+
+FROM_ANOTHER_HOST := <(script|img|iframe|source)[^>]*src="(https?:)?//|<link[^>]*href="(https?:)?//|(url\(|@import) *["'"'"']?(https?:)?//
+
 check: .venv/dev ## Format, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -124,5 +131,10 @@ clean: ## Remove what these commands made, except runs/
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
 	@touch $@
 
+# Sphinx needs Python 3.11.
+.venv/docs: requirements/docs.txt | .venv/bin/python
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/docs.txt
+	@touch $@
+
 .PHONY: help train test test-all test-fast chaos soak bench bench-quick bench-growth bench-input bench-links image cluster-up \
-  cluster-start cluster-ps cluster-logs cluster-down cluster-tensorboard wheels bench-containers check format lock clean
+  cluster-start cluster-ps cluster-logs cluster-down cluster-tensorboard wheels bench-containers docs check format lock clean

@@ -1,0 +1,316 @@
+"""Writes the parts of README.md and docs/ that come from the code and from bench/results.
+
+    python docs/generate.py           write them
+    python docs/generate.py --check   only say which are out of date
+
+A generated part stands between two comments, so that the page reads as it is on GitHub.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import re
+import sys
+import typing
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from trainer.config import schema
+from trainer.config.help_page import KEYS
+from trainer.config.keys import shown
+from trainer.faults import exit_codes
+
+PART = re.compile(r"(<!-- generated: (\S+) -->\n).*?(<!-- end of generated -->)", re.DOTALL)
+BOUNDS = {"at_least": "at least", "above": "above", "at_most": "at most", "below": "below"}
+TYPES = {"int": "integer", "float": "number", "bool": "`true` or `false`", "str": "text", "Any": "anything"}
+
+
+# The config.
+def config() -> str:
+    """Every key of the schema: one table for each section, then the meaning of its choices."""
+    comments = _comments(Path(schema.__file__).read_text())
+    top = [field for field in dataclasses.fields(schema.RunConfig) if not _is_section(field)]
+    sections = [field for field in dataclasses.fields(schema.RunConfig) if _is_section(field)]
+    parts = ["## Top level", "", *_section("", schema.RunConfig, top, comments)]
+    for field in sections:
+        parts += _page_of(field.name, _type(schema.RunConfig, field), comments)
+    return "\n".join(parts)
+
+
+def bench_config() -> str:
+    """Every key of `python -m bench`."""
+    from bench import config as bench
+
+    fields = dataclasses.fields(bench.BenchConfig)
+    comments = _comments(Path(bench.__file__).read_text())
+    return "\n".join(_section("bench.", bench.BenchConfig, fields, comments))
+
+
+def _page_of(name: str, kind: Any, comments: dict[str, dict[str, str]]) -> Iterator[str]:
+    yield from ("", f"## {name}", "")
+    doc = (kind.__doc__ or "").strip()
+    if not doc.startswith(f"{kind.__name__}("):  # the docstring that a dataclass gets by itself
+        yield from (" ".join(doc.split()), "")
+    plain = [field for field in dataclasses.fields(kind) if not _is_section(field)]
+    yield from _section(f"{name}.", kind, plain, comments)
+    for field in dataclasses.fields(kind):
+        if _is_section(field):
+            yield from _page_of(f"{name}.{field.name}", _type(kind, field), comments)
+
+
+def _section(prefix: str, kind: Any, fields: Sequence[Any], comments: dict[str, dict[str, str]]) -> Iterator[str]:
+    yield from ("| key | type | default | meaning |", "|---|---|---|---|")
+    choices = []
+    for field in fields:
+        of = _type(kind, field)
+        meaning = comments[kind.__name__].get(field.name, "")
+        if isinstance(of, type) and issubclass(of, Enum):
+            choices.append((field.name, of))
+            meaning = meaning or _sentence(of.__doc__)
+        meaning = meaning or KEYS.get(f"{prefix}{field.name}", "")
+        if readers := field.metadata.get("read_by"):
+            meaning = f"{meaning} (read by {', '.join(readers)})".strip()
+        bounds = [(words, field.metadata[name]) for name, words in BOUNDS.items() if name in field.metadata]
+        limits = " and ".join(f"{words} {bound}" for words, bound in bounds)
+        described = ", ".join(filter(None, [_words(of), limits]))
+        yield f"| `{field.name}` | {described} | {_default(field)} | {_cell(meaning)} |"
+    for name, of in choices:
+        yield from ("", f"Values of `{name}`:", "")
+        for member in of:
+            meaning = comments.get(of.__name__, {}).get(member.name, "")
+            yield f"- `{member.name}`" + (f": {_cell(meaning)}" if meaning else "")
+
+
+def _type(kind: Any, field: Any) -> Any:
+    return typing.get_type_hints(kind)[field.name]
+
+
+def _is_section(field: Any) -> bool:
+    return dataclasses.is_dataclass(field.default_factory)
+
+
+def _words(kind: Any) -> str:
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is dict:
+        return f"mapping to {_words(inner[1])}" if inner[1] is not Any else "mapping"
+    if origin is list:
+        return f"list of {_words(inner[0])}" if inner[0] is not Any else "list"
+    if inner:
+        return " or ".join("`null`" if part is type(None) else _words(part) for part in inner)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return "choice"
+    return TYPES[getattr(kind, "__name__", "Any")]
+
+
+def _default(field: Any) -> str:
+    if field.default_factory is not dataclasses.MISSING:
+        value = field.default_factory()
+    elif field.default == "???":
+        return "required"
+    else:
+        value = field.default
+    return f"`{shown(value)}`" if value != "" else "empty"
+
+
+def _comments(source: str) -> dict[str, dict[str, str]]:
+    """The comment of each field and each value: behind it, or in the lines above it."""
+    lines = source.splitlines()
+    found: dict[str, dict[str, str]] = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef):
+            names = [(_target(item), item) for item in node.body if isinstance(item, ast.Assign | ast.AnnAssign)]
+            found[node.name] = {name: _comment(lines, item) for name, item in names}
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and len(node.value.args) == 2:
+            table = node.value.args[1]
+            if isinstance(table, ast.Dict):
+                items = zip(table.keys, table.values, strict=True)
+                found[_target(node)] = {
+                    str(key.value): _comment(lines, value) for key, value in items if isinstance(key, ast.Constant)
+                }
+    return found
+
+
+def _target(node: Any) -> str:
+    target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+    return str(target.id)
+
+
+def _comment(lines: Sequence[str], node: Any) -> str:
+    behind = lines[node.end_lineno - 1].encode()[node.end_col_offset :].decode().partition("#")[2].strip()
+    above: list[str] = []
+    line = node.lineno - 2
+    while not behind and lines[line].strip().startswith("#"):
+        above.insert(0, lines[line].strip()[1:].strip())
+        line -= 1
+    return behind or " ".join(above)
+
+
+def _cell(text: str) -> str:
+    """Text as a cell of a table; what stands in backquotes needs no escape but that of the cell's end."""
+    text = text.replace("|", "\\|")
+    return text if "`" in text else text.replace("<", "&lt;").replace("*", "\\*")
+
+
+def _sentence(doc: str | None) -> str:
+    return " ".join((doc or "").split()).partition(". ")[0].rstrip(".")
+
+
+def groups() -> str:
+    """The YAML files of conf/, with what the first comment of each says."""
+    parts = ["| group | option | what it sets |", "|---|---|---|"]
+    for path in sorted((ROOT / "conf").glob("*/*.yaml")):
+        comment = []
+        for line in path.read_text().splitlines():
+            if line.startswith("# @package"):
+                continue
+            if not line.startswith("#"):
+                break
+            comment.append(line[1:].strip())
+        parts.append(f"| `{path.parent.name}` | `{path.stem}` | {_cell(_sentence(' '.join(comment)))} |")
+    return "\n".join(parts)
+
+
+# Exit codes.
+def codes() -> str:
+    """Every exit code, what it means, and whether the task is started again."""
+    from trainer.launch.restarts import can_help
+
+    parts = ["| code | name | meaning | started again |", "|---|---|---|---|"]
+    constants = {name: value for name, value in vars(exit_codes).items() if name.isupper() and isinstance(value, int)}
+    for name, code in sorted(constants.items(), key=lambda item: item[1]):
+        again = [can_help(code, has_stepped=stepped) for stepped in (False, True)]
+        words = {(False, False): "no", (False, True): "after the first step", (True, True): "yes"}[again[0], again[1]]
+        done = "done" if code == exit_codes.OK else exit_codes.meaning(code)
+        words = "no" if code in (exit_codes.OK, exit_codes.INTERRUPTED, exit_codes.TERMINATED) else words
+        parts.append(f"| {code} | `{name}` | {done} | {words} |")
+    return "\n".join(parts)
+
+
+# The folders.
+ORDER = ["commands", "launch", "task", "engine", "observe", "workload", "storage", "plan", "config", "faults"]
+
+
+def folders() -> str:
+    """The packages of trainer/ with the first sentence of their docstrings, two levels deep."""
+    packages = sorted(ROOT.glob("trainer/*/__init__.py"), key=lambda path: ORDER.index(path.parent.name))
+    parts = []
+    for package in packages:
+        for path in [package, *sorted(package.parent.glob("*/__init__.py"))]:
+            name, doc = f"{path.parent.relative_to(ROOT)}/", ast.get_docstring(ast.parse(path.read_text()))
+            indent = "  " if path != package else ""
+            parts.append(f"{indent + name:<32}{_sentence(doc)}")
+    return "\n".join(["```text", *parts, "```"])
+
+
+# Measurements.
+WORKLOADS = ["noop", "cnn", "mlp40", "resnet20", "resnet50"]
+BETTER = ["sync/local", "sync_2w/local"]
+ROWS: dict[str, list[str]] = {
+    "a run with itself": ["sync/sync"],
+    "sync / `SyncReplicasOptimizer`, tuned": ["sync/sync_replicas_tuned"],
+    "sync / `SyncReplicasOptimizer`, tuned; both send": ["sync_f32/sync_replicas_tuned"],
+    "sync / `SyncReplicasOptimizer`, as written": ["sync/sync_replicas"],
+    "sync on 2 workers / `MultiWorkerMirroredStrategy`, tuned": ["sync_2w/multi_worker_tuned"],
+    "sync on 2 workers / `MultiWorkerMirroredStrategy`, as written": ["sync_2w/multi_worker"],
+    "all_reduce / `MultiWorkerMirroredStrategy`, tuned": ["all_reduce/multi_worker_tuned"],
+    "the better sync / local": BETTER,
+    "all_reduce / local": ["all_reduce/local"],
+    "async / local": ["async/local"],
+    "async / `ParameterServerStrategy`, 10 steps a closure": ["async/parameter_server_10"],
+    "async / `ParameterServerStrategy`, 1 step a closure": ["async/parameter_server_1"],
+    "local / Keras `fit`, as written": ["local/keras_fit"],
+    "local / Keras `fit` with XLA": ["local/keras_fit_xla"],
+    "sent as bfloat16 / sent as float32": ["sync_bf16/sync_f32"],
+    "sync, vectors in shared memory / sent as float32": ["sync/sync_f32"],
+    "async, vectors in shared memory / sent as float32": ["async/async_f32"],
+}
+SHORT = [
+    "sync / `SyncReplicasOptimizer`, tuned",
+    "sync on 2 workers / `MultiWorkerMirroredStrategy`, tuned",
+    "async / `ParameterServerStrategy`, 10 steps a closure",
+    "the better sync / local",
+    "local / Keras `fit`, as written",
+]
+
+
+def benchmarks() -> str:
+    """Every comparison, as the 95 % interval of its ratio on each workload."""
+    return _ratios(list(ROWS))
+
+
+def speed() -> str:
+    """The comparisons that the README shows."""
+    return _ratios(SHORT)
+
+
+def _ratios(titles: Sequence[str]) -> str:
+    results = json.loads((ROOT / "bench/results/results.json").read_text())
+    measured = {(row["row"], row["workload"]): row for row in results["rows"]}
+    parts = ["| | " + " | ".join(f"`{name}`" for name in WORKLOADS) + " |", "|---" * (len(WORKLOADS) + 1) + "|"]
+    for title in titles:
+        cells = []
+        for workload in WORKLOADS:
+            row = max((measured[name, workload] for name in ROWS[title]), key=lambda row: float(row["median"]))
+            cells.append(_interval(row, shows_target=ROWS[title] == BETTER or row["judged"] != "best"))
+        parts.append(f"| {title} | " + " | ".join(cells) + " |")
+    return "\n".join(parts)
+
+
+def _interval(row: dict[str, Any], *, shows_target: bool) -> str:
+    interval = f"{row['low']:.2f} to {row['high']:.2f}"
+    if row["target"] is None or not shows_target:
+        return interval
+    missed = ", missed" if row["low"] < row["target"] else ""
+    return f"{interval} ({row['target']:g}{missed})"
+
+
+def links() -> str:
+    """Milliseconds of a step over a slow link, one row for each link and cluster."""
+    rows = json.loads((ROOT / "bench/results/links.json").read_text())["rows"]
+    variants = ["float32", "float32, 4 buckets", "bfloat16", "bfloat16, 4 buckets"]
+    measured = {(row["link"], row["cluster"], row["variant"]): row for row in rows}
+    names = {"1gbit": "1 Gbit/s", "100mbit": "100 Mbit/s"}
+    parts = ["| link, cluster | " + " | ".join(variants) + " | float32, forecast |", "|---" * 6 + "|"]
+    for link, cluster in dict.fromkeys((row["link"], row["cluster"]) for row in rows):
+        cells = [f"{measured[link, cluster, variant]['step_ms']:.0f}" for variant in variants]
+        cells.append(f"{measured[link, cluster, 'float32']['expected_ms']:.0f}")
+        parts.append(f"| {names[link]}, `{cluster}` | " + " | ".join(cells) + " |")
+    return "\n".join(parts)
+
+
+PARTS = {
+    "config": config,
+    "bench-config": bench_config,
+    "groups": groups,
+    "exit-codes": codes,
+    "folders": folders,
+    "benchmarks": benchmarks,
+    "speed": speed,
+    "links": links,
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    stale = []
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        text = page.read_text()
+        current = PART.sub(lambda part: f"{part[1]}\n{PARTS[part[2]]()}\n\n{part[3]}", text)
+        if current != text:
+            stale.append(str(page.relative_to(ROOT)))
+            if "--check" not in arguments:
+                page.write_text(current)
+    if stale and "--check" in arguments:
+        print(f"out of date: {', '.join(stale)}; run python docs/generate.py", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

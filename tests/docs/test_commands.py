@@ -1,0 +1,248 @@
+"""What README.md and docs/ show: every command is run, or checked where it needs another machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench import config as bench
+from trainer.config.compose import load
+from trainer.launch.describe import describe
+from trainer.plan import make, page, validate
+from trainer.plan.description import Description, Question
+from trainer.plan.devices import Machine
+from trainer.plan.forecast import step_time
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
+SHORT = {"train.steps": 6, "train.batch_size": 32, "checkpoint.every": 3}
+TRAINER = "python -m trainer "
+# Overrides that need GPUs, other machines or files that are not here: such a command is planned, not run.
+ELSEWHERE = re.compile(r"device=gpu|device\.gpus|cluster\.addresses|data=npz|data=tfrecord|/mnt/")
+# Programs of the system, and of other pages' subjects: their lines are only parsed.
+PARSED = ("source ", "ls ", "kill ", "docker run ", "python -m bench")
+
+
+def blocks(path: Path, kind: str) -> list[str]:
+    return [text for language, text in BLOCK.findall(path.read_text()) if language == kind]
+
+
+def commands(path: Path) -> list[str]:
+    lines = [line for block in blocks(path, "bash") for line in block.splitlines()]
+    return [line.partition("  #")[0].strip() for line in lines if line.strip()]
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def is_of_trainer(command: str) -> bool:
+    return f"{command} ".startswith(TRAINER)
+
+
+def is_planned(command: str) -> bool:
+    """Whether a command is only planned: in this process, which costs a fraction of a second."""
+    return is_of_trainer(command) and "mode=doctor" not in command and ("mode=plan" in command or is_elsewhere(command))
+
+
+def is_elsewhere(command: str) -> bool:
+    return bool(ELSEWHERE.search(command)) or "mode=chaos" in command
+
+
+ALL = list(dict.fromkeys(command for path in PAGES for command in commands(path)))
+
+
+def test_every_command_is_of_a_known_kind():
+    known = ("make ", "python -m trainer", "python examples/", *PARSED)
+    assert [c for c in ALL if not c.startswith(known)] == []
+
+
+@pytest.mark.parametrize("command", ALL)
+def test_every_command_can_be_parsed(command):
+    subprocess.run(["bash", "-n", "-c", command], check=True, capture_output=True)
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make, as in an image")
+@pytest.mark.parametrize("command", [c for c in ALL if c.startswith("make ")])
+def test_every_make_target_exists(command):
+    subprocess.run(["make", "--dry-run", *shlex.split(command)[1:]], cwd=ROOT, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("command", [c for c in ALL if c.startswith(("make bench ", "python -m bench"))])
+def test_every_option_of_the_bench_exists(command):
+    words = shlex.split(shlex.split(command)[-1].removeprefix("ARGS="))
+    assert bench.parse(words) != bench.BenchConfig()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("path", [p for p in PAGES if any(map(is_planned, commands(p)))], ids=name_of)
+def test_every_command_for_another_machine_can_be_planned(path, tmp_path: Path, monkeypatch):
+    """With as many GPUs as it likes, and any file that it names."""
+    monkeypatch.chdir(tmp_path)
+    write_files(path)
+    machine = Machine(cores=2, gpus=8)
+    descriptions: dict[str, Description] = {}
+    for command in filter(is_planned, commands(path)):
+        overrides = [o for o in shlex.split(command)[3:] if not o.startswith(("mode=", "launch=", "plan.json="))]
+        config = load(overrides, lambda config: validate.validate(config, machine))
+        if not config.data.name.startswith(("npz", "tfrecord")):
+            question = Question.about(config.model, config.data, user=config.user, seed=config.seed)
+            if repr(question) not in descriptions:
+                descriptions[repr(question)] = describe(question)
+            make.make_plan(config, descriptions[repr(question)], machine)
+
+
+def write_files(path: Path) -> None:
+    """The files that a page shows: their first line is a comment with their name."""
+    for kind in ("python", "yaml"):
+        for block in blocks(path, kind):
+            file = Path(block.partition("\n")[0].removeprefix("# "))
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(block.partition("\n")[2])
+
+
+def runs() -> Iterator[object]:
+    """For each page the commands to run, in order. One that leaves no run of a name is run on its first page only."""
+    seen = set()
+    for path in PAGES:
+        todo = []
+        for command in filter(is_run, commands(path)):
+            if command not in seen or "run=" in command:
+                todo.append(command)
+            seen.add(command)
+        for docker in (False, True):
+            chosen = [command for command in todo if ("launch=docker" in command) is docker]
+            if chosen:
+                marks = [pytest.mark.docker] if docker else []
+                yield pytest.param(path, chosen, marks=marks, id=name_of(path) + ("-docker" if docker else ""))
+
+
+def is_run(command: str) -> bool:
+    if command.startswith("python examples/") or "trainer.observe.profile" in command:
+        return True
+    # mode=clean would clean up after other tests too; those of containers run it.
+    return (
+        is_of_trainer(command)
+        and not is_planned(command)
+        and "mode=clean" not in command
+        and "experiment=" not in command
+    )
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("path", "chosen"), list(runs()))
+def test_every_command_of_a_page_runs(path, chosen, tmp_path: Path, monkeypatch):
+    """At reduced length: the page's own overrides, then fewer steps."""
+    monkeypatch.chdir(tmp_path)
+    write_files(path)
+    for command in chosen:
+        ended = subprocess.run(
+            [sys.executable, *shortened(command)],
+            env=os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+        assert ended.returncode == 0, f"{command}\n{ended.stdout}{ended.stderr}"
+
+
+def shortened(command: str) -> list[str]:
+    """The arguments of python. A run that is continued keeps its number of steps in proportion."""
+    words = shlex.split(command)[1:]
+    if words[0].startswith("examples/"):
+        return [str(ROOT / words[0]), *words[1:]]
+    given = dict(word.partition("=")[::2] for word in words)
+    if words[1] != "trainer" or any(word.startswith("--") for word in words) or given.get("mode", "train") != "train":
+        return words
+    steps = max(SHORT["train.steps"], int(given.get("train.steps", 0)) // 50)
+    short = SHORT | {"train.steps": steps}
+    return [w for w in words if w.partition("=")[0] not in SHORT] + [f"{key}={value}" for key, value in short.items()]
+
+
+def shown_after(command: str, path: Path) -> str:
+    """What a page shows as the output of a command."""
+    block = next(block for block in blocks(path, "text") if block.startswith(f"$ {command}\n"))
+    return block.partition("\n")[2]
+
+
+REFUSED = "python -m trainer cluster=2ps4w train.stepz=3 train.batch_size=255"
+
+
+@pytest.mark.parametrize("path", [p for p in PAGES if REFUSED in p.read_text()], ids=name_of)
+def test_the_refused_command_is_answered_as_shown(path, tmp_path: Path):
+    ended = subprocess.run(
+        [sys.executable, *shlex.split(REFUSED)[1:]], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr.strip()) == (2, shown_after(REFUSED, path).strip())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_the_plan_is_expected_to_take_as_long_as_shown(capsys):
+    """On any machine: the sample is of one with 2 cores."""
+    command = "python -m trainer cluster=2ps4w placement.max_part_mib=6 plan.link_gbps=1 mode=plan"
+    machine = Machine(cores=2, gpus=0)
+    config = load(shlex.split(command)[3:], lambda config: validate.validate(config, machine))
+    description = describe(Question.about(config.model, config.data, user=None, seed=config.seed))
+    made = make.make_plan(config, description, machine)
+    page.show(made, step_time.expect(config, made, description, machine))
+    assert capsys.readouterr().out.endswith(shown_after(command, ROOT / "docs/explanation/step-time-model.md"))
+
+
+def test_the_readme_fits_on_200_lines():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 200
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/explanation/architecture.md"])
+def test_the_tree_has_the_folders_that_there_are(page):
+    text = (ROOT / page).read_text()
+    shown = re.findall(r"^ *(trainer/[\w/]+/) ", text, re.MULTILINE)
+    depth = "*" if page == "README.md" else "**"
+    real = {f"{p.parent.relative_to(ROOT)}/" for p in (ROOT / "trainer").glob(f"{depth}/__init__.py")} - {"trainer/"}
+    assert sorted(shown) == sorted(real)
+
+
+def test_every_name_of_the_readme_s_tree_exists():
+    tree = next(block for block in blocks(ROOT / "README.md", "text") if block.startswith("conf/ "))
+    for line in tree.splitlines():
+        assert (ROOT / line.split()[0]).exists(), line
+
+
+def test_every_path_that_a_page_names_exists():
+    for path in PAGES:
+        for named in re.findall(r"`((?:conf|trainer|bench|compose|docs|examples|tests)/[\w/.-]+)`", path.read_text()):
+            assert (ROOT / named).exists(), f"{name_of(path)}: {named}"
+
+
+def test_every_link_leads_to_a_file():
+    for path in PAGES:
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text()):
+            assert target.startswith("http") or (path.parent / target).exists(), f"{name_of(path)}: {target}"
+
+
+def test_what_is_generated_is_current():
+    subprocess.run([sys.executable, "docs/generate.py", "--check"], cwd=ROOT, check=True, timeout=60)
+
+
+def test_sphinx_builds_the_pages_without_a_warning(tmp_path: Path):
+    pytest.importorskip("myst_parser")
+    pytest.importorskip("furo")
+    build = [sys.executable, "-m", "sphinx", "-q", "-W", "-n", "docs", str(tmp_path)]
+    ended = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    for file in tmp_path.rglob("*.html"):
+        loaded = r'<(?:script|img|iframe)[^>]*src="(?:https?:)?//|<link[^>]*href="(?:https?:)?//'
+        assert not re.search(loaded, file.read_text()), file
