@@ -159,7 +159,7 @@ class Shard:
 
     def __post_init__(self) -> None:
         self.parameters = tf.constant(pack(start(), self.members))
-        begin = optimizers.slots(self.config)
+        begin = self.config.slots()
         self.slots = {name: tf.fill(self.parameters.shape, value) for name, value in begin.items()}
         places = layout(self.members)
         self.square_sums = tf.function(lambda g: optimizers.square_sums(g, places), jit_compile=True)
@@ -252,13 +252,13 @@ def test_padding_stays_zero_in_the_parameters_and_finite_in_the_slots(name):
     ],
 )
 def test_slots_are_those_the_rule_needs(name, expected):
-    assert list(optimizers.slots(CONFIGS[name]).items()) == list(expected.items())
+    assert list(CONFIGS[name].slots().items()) == list(expected.items())
 
 
 @every_config
 def test_an_update_returns_the_slots_it_was_declared_with(name):
     (shard,) = trained(name, ONE_SHARD)
-    assert set(shard.slots) == set(optimizers.slots(CONFIGS[name]))
+    assert set(shard.slots) == set(CONFIGS[name].slots())
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -223,7 +223,7 @@ def test_an_update_gives_the_same_bits_wherever_the_parts_live(clip_norm):
         moved = []
         for one, vectors in zip(made, pushed, strict=True):
             flat = tf.constant(packing.to_flat(one, values, generation=1, step=0))
-            slots = {name: tf.zeros([one.trainable_size]) for name in optimizers.slots(config)}
+            slots = {name: tf.zeros([one.trainable_size]) for name in config.slots()}
             update = make_update(one, config, lambda _: of_all)
             moved.append((one.trainable, update(flat, slots, vectors, tf.constant(1), tf.constant(0))[0].numpy()))
         return {path: value.tobytes() for path, value in packing.join(moved).items()}

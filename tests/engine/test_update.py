@@ -64,7 +64,7 @@ class Update:
         chosen: Sequence[bool] | None = None,
         step: int = 4,
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        names = optimizers.slots(self.config)
+        names = self.config.slots()
         before = slots or {name: np.zeros(self.shard.trainable_size, np.float32) for name in names}
         after, moved = self.update(
             tf.constant(flat),
@@ -145,7 +145,7 @@ def test_an_update_is_the_optimizers_on_the_mean(name, clip_norm):
     config = OptimizerConfig(name=name, learning_rate=0.01, momentum=0.9, ema=0.99, clip_norm=clip_norm)
     update, random = Update(one_shard(), config), np.random.default_rng(5)
     flat, *pushed = (vector(update.shard, random.normal(size=(2, 3))) for _ in range(4))
-    slots = {slot: np.full(update.shard.trainable_size, 0.5, np.float32) for slot in optimizers.slots(config)}
+    slots = {slot: np.full(update.shard.trainable_size, 0.5, np.float32) for slot in config.slots()}
     after, moved = update(flat, pushed, slots=slots)
     expected, expected_slots = applied(config, update.shard, flat, pushed, slots)
     np.testing.assert_allclose(after[: update.shard.trainable_size], expected, rtol=1e-6)

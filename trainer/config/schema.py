@@ -211,6 +211,22 @@ class OptimizerConfig:
     clip_norm: float | None = field(default=None, metadata=limits(above=0))  # global norm over all shards
     ema: float | None = field(default=None, metadata=limits(above=0, below=1))  # momentum of the averaged weights
 
+    def slots(self) -> dict[str, float]:
+        """The vectors kept beside the parameters, in a fixed order, with the value that each starts from."""
+        kept = {
+            OptimizerName.sgd: {"momentum": self.momentum > 0},
+            OptimizerName.adam: {"momentum": True, "velocity": True},
+            OptimizerName.adamw: {"momentum": True, "velocity": True},
+            OptimizerName.rmsprop: {
+                "velocity": True,
+                "momentum": self.momentum > 0,
+                "average_gradient": self.centered,
+            },
+            OptimizerName.adagrad: {"accumulator": True},
+        }[self.name]
+        names = [name for name, is_kept in kept.items() if is_kept] + (["ema"] if self.ema is not None else [])
+        return {name: self.initial_accumulator if name == "accumulator" else 0.0 for name in names}
+
 
 @dataclass
 class DeviceConfig:

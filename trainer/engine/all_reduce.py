@@ -16,7 +16,6 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from trainer.config.schema import OptimizerConfig
-from trainer.engine import optimizers
 from trainer.engine.compute import Replica, in_step, mean_computed, run_step
 from trainer.engine.step_result import StepResult
 from trainer.engine.update import is_scaled, make_update, squares_order
@@ -68,7 +67,7 @@ class AllReduceEngine:
         """
         self.scopes, self._profiles = replicas[0].scopes, profiles
         self._strategy, self._shard, self._index, self._optimizer = strategy, shard, index, optimizer
-        self._replicas, self._device, self._fills = replicas, parameters, optimizers.slots(optimizer)
+        self._replicas, self._device, self._fills = replicas, parameters, optimizer.slots()
 
     def connect(self, target: str, session_config: Any) -> None:
         """Makes this worker's copy.

@@ -9,7 +9,6 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.config.schema import OptimizerConfig
-from trainer.engine import optimizers
 from trainer.engine.compute import Replica, compute, in_step
 from trainer.engine.instruments import GraphClock
 from trainer.engine.session_engine import SessionEngine
@@ -42,7 +41,7 @@ class LocalEngine(SessionEngine):
             profiles: whether steps are stamped: input, compute, apply.
         """
         self.scopes = replicas[0].scopes
-        self._shard, self._fills = shard, optimizers.slots(optimizer)
+        self._shard, self._fills = shard, optimizer.slots()
         self._clock = GraphClock(is_wanted=profiles)
         with tf.Graph().as_default() as self.graph:
             zeros = v1.zeros_initializer()

@@ -18,7 +18,6 @@ from typing import TypeAlias
 import tensorflow as tf
 
 from trainer.config.schema import OptimizerConfig, OptimizerName, ScheduleConfig, ScheduleName
-from trainer.config.slots import slots as slots
 
 PAD = 16  # floats: 64 bytes, so that a parameter's slice of the vector is a view and fills whole vector registers
 LANES = 8  # partial sums of a parameter's squares: three times as fast as a single sum, and 8 divides PAD
@@ -58,7 +57,7 @@ def apply(
     Args:
         config: which rule, and its constants.
         parameters: [n] float32.
-        slots: [n] float32 each, by the names of `slots(config)`.
+        slots: [n] float32 each, by the names of `config.slots()`.
         gradient: [n] float32, the mean over replicas; times `clip_scale` where gradients are clipped.
         step: [] int64, updates applied so far; 0 for the first.
 

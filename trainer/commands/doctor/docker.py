@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.commands.doctor.finding import Answer, Finding, ok, warning
-from trainer.plan.checks.versions import numbers
+from trainer.plan.checks.versions import is_in_range, release
 
 OLDEST_ENGINE, OLDEST_COMPOSE = "20.10", "2.27"
 START_ENGINE = "sudo systemctl start docker   (runs without containers need none)"
@@ -45,16 +45,16 @@ def _no_engine(info: Answer, told: Mapping[str, Any]) -> Finding:
 
 
 def _engine(version: str) -> Finding:
-    if numbers(version) < numbers(OLDEST_ENGINE):
+    if not is_in_range(version, f">={OLDEST_ENGINE}"):
         return warning("docker", f"engine {version}; containers need {OLDEST_ENGINE} or newer", INSTALL_ENGINE)
     return ok("docker", f"engine {version}")
 
 
 def _compose(compose: Answer | None) -> Finding:
-    if compose is None or compose.code != 0 or not numbers(compose.out):
+    if compose is None or compose.code != 0 or release(compose.out) is None:
         return warning("compose", f"not there; containers need Compose {OLDEST_COMPOSE} or newer", INSTALL_COMPOSE)
     version = compose.out.strip()
-    if numbers(version) < numbers(OLDEST_COMPOSE):
+    if not is_in_range(version, f">={OLDEST_COMPOSE}"):
         return warning("compose", f"{version}; containers need {OLDEST_COMPOSE} or newer", INSTALL_COMPOSE)
     return ok("compose", version)
 

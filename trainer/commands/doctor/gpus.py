@@ -9,7 +9,7 @@ from typing import Any
 
 from trainer.commands.doctor.finding import Answer, Finding, Level, ok, warning
 from trainer.commands.doctor.software import GPU_WHEELS
-from trainer.plan.checks.versions import numbers
+from trainer.plan.checks.versions import is_in_range, release
 
 OLDEST_DRIVER = "525.60"  # of CUDA 12, which TensorFlow's wheels bring along
 NEARLY_FULL = 0.1  # of a GPU's memory; less than this share free is worth a warning
@@ -100,7 +100,7 @@ def gpus(
 def _driver(driver: str, banner: Answer | None, missing: Level) -> Finding:
     version = re.search(r"CUDA[\w ]* Version\s*:\s*([\d.]+)", banner.out) if banner is not None else None
     told = f"NVIDIA {driver}" + (f", CUDA up to {version[1]}" if version else "")
-    if numbers(driver) and numbers(driver) < numbers(OLDEST_DRIVER):
+    if release(driver) is not None and not is_in_range(driver, f">={OLDEST_DRIVER}"):
         message = f"{told}; TensorFlow brings CUDA 12, which needs driver {OLDEST_DRIVER} or newer"
         return Finding(missing, "driver", message, "install a newer NVIDIA driver, or leave device.gpus out")
     return ok("driver", told)

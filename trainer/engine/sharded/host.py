@@ -13,7 +13,6 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.config.schema import OptimizerConfig
-from trainer.engine import optimizers
 from trainer.engine.instruments import failpoint, run_traced
 from trainer.engine.sharded.resources import GENERATION_STRIDE, device_of, share
 from trainer.engine.update import Exchange, is_scaled, make_update, squares_order
@@ -72,7 +71,7 @@ class ShardHost(ABC):
         self._exchange: Exchange | None = None  # of the update that is being added
         self.graph = tf.Graph()
         with self.graph.as_default(), tf.device(device_of(self.shard.host)):
-            names = list(optimizers.slots(optimizer))
+            names = list(optimizer.slots())
             self.shared = share(self.shard, names, workers, parameters=parameters, has_log=has_log, as_wire=as_wire)
             self._tag = self.tag()
             self._load = self._make_load()

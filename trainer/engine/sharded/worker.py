@@ -31,7 +31,6 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.config.schema import OptimizerConfig
-from trainer.engine import optimizers
 from trainer.engine.compute import Join, Replica, compute, in_step, is_final, mean_over_replicas
 from trainer.engine.instruments import GraphClock, failpoint, run_traced
 from trainer.engine.session_engine import SessionEngine
@@ -113,7 +112,7 @@ class ShardsEngine(SessionEngine):
         """
         self._wire, self._memory = as_wire, memory
         self._packs = wire.FLOAT32 if memory else as_wire
-        self._shards, self._fills = shards, optimizers.slots(optimizer)
+        self._shards, self._fills = shards, optimizer.slots()
         self._strategy, self._workers = strategy, workers
         self._profiles = profiles
         self._worker, here = int(task.split(":")[1]), device_of(task)

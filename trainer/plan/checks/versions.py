@@ -1,13 +1,16 @@
-"""Which versions of the libraries are supported, and whether those that are installed are among them. Pure."""
+"""Checks that the installed versions of the libraries are supported. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
 
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
 from trainer.faults.problems import Problem
 
-# As in pyproject.toml: that of an installed copy may be older than the code, so it is not asked.
+# As in pyproject.toml; the metadata of an installed copy may be older than the code.
 SUPPORTED = {
     "Python": ">=3.10,<3.14",
     "tensorflow": ">=2.21,<2.22",
@@ -15,15 +18,15 @@ SUPPORTED = {
     "hydra-core": ">=1.3.8,<1.4",
     "omegaconf": ">=2.3,<2.4",
 }
-TENSORFLOWS = ("tensorflow", "tensorflow-cpu")  # distributions that bring the package `tensorflow`
+TENSORFLOWS = ("tensorflow", "tensorflow-cpu")  # distributions of the package `tensorflow`
 CPU_WHEELS = "python -m pip install --require-hashes -r requirements/cpu.txt"
 
 
 def check(installed: Mapping[str, str]) -> Iterator[Problem]:
-    """Yields a problem for every library of another version than the supported ones; one that is not listed is unknown.
+    """Yields a problem for every library whose version is not supported.
 
     Args:
-        installed: version by distribution.
+        installed: version by distribution; one that is missing is not checked.
     """
     for name, version in installed.items():
         library = "tensorflow" if name in TENSORFLOWS else name
@@ -32,16 +35,12 @@ def check(installed: Mapping[str, str]) -> Iterator[Problem]:
 
 
 def is_in_range(version: str, wanted: str) -> bool:
-    """Whether "2.21.0" is in ">=2.21,<2.22"; what follows the numbers (rc1, +cuda) does not count."""
-    have = numbers(version)
-    for bound in wanted.split(","):
-        limit = numbers(bound.lstrip("<>="))
-        if (bound.startswith(">=") and have < limit) or (bound.startswith("<") and have >= limit):
-            return False
-    return True
+    """Whether "2.21.0" is in ">=2.21,<2.22"; only the release counts, not what follows it (rc1, +cuda)."""
+    number = release(version)
+    return number is not None and number in SpecifierSet(wanted)
 
 
-def numbers(version: str) -> tuple[int, ...]:
-    """(2, 21, 0) of "2.21.0+cu12"; empty where no number comes first."""
-    found = re.match(r"[v\s]*(\d+(?:\.\d+)*)", version)
-    return tuple(map(int, found[1].split("."))) if found else ()
+def release(version: str) -> Version | None:
+    """The numbers that a version begins with: 2.27.0 of "v2.27.0-desktop.2", which is no Python version."""
+    match = re.match(r"[v\s]*(\d+(?:\.\d+)*)", version)
+    return Version(match[1]) if match else None

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 
 from trainer.config.cluster_size import ClusterSize
 from trainer.config.schema import OptimizerConfig, PlanConfig, RunConfig
-from trainer.config.slots import slots
 from trainer.faults.problems import ConfigError
 from trainer.plan import addresses
 from trainer.plan.description import Description
@@ -61,7 +60,7 @@ class Workload:
             flops=(1 + costs.BACKWARD) * description.flops,
             uncounted=description.uncounted,
             layers=len(description.layers),
-            slots=len(slots(optimizer)),
+            slots=len(optimizer.slots()),
             is_clipped=optimizer.clip_norm is not None,
             cores=cores,
             example_ms=plan.example_ms,

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainer.config.schema import RunConfig
-from trainer.engine import optimizers
 from trainer.engine.step_result import StepResult
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.plan.layout import Parameter
@@ -29,7 +28,7 @@ def first_snapshot(
     parameters = build.parameters_of(model, precision)
     again = directory.has_loaded()
     found = resume.find(config.resume, directory, steps=plan.steps, again=again)
-    expected = _expected(parameters, list(optimizers.slots(config.optimizer)))
+    expected = _expected(parameters, list(config.optimizer.slots()))
     if not again:
         nbytes = sum(4 * math.prod(shape) for shape in expected.values())
         checkpoint_writer.check_space(
