@@ -8,7 +8,7 @@ import tensorflow as tf
 from small_clusters import STEPS, Cluster, digest, plain, to_the_end, with_everything
 
 from trainer.engine.vectors import packing, wire
-from trainer.plan.layout import LANES, Parameter, Shard, message_nbytes, message_size
+from trainer.plan.layout import LANES, WIRES, Parameter, Shard
 from trainer.plan.placement import place
 
 PARAMETERS = [Parameter("a", (5, 7), True), Parameter("b", (40,), True), Parameter("mean", (3,), False)]
@@ -88,10 +88,10 @@ def test_the_size_of_a_message():
     shard = one_shard()
     flat = tf.constant(a_vector(shard))
     sizes = {as_wire: wire.send(flat, shard, as_wire).shape[0] for as_wire in BOTH}
-    assert sizes == {as_wire: message_size(shard, as_wire) for as_wire in BOTH}
+    assert sizes == {as_wire: WIRES[as_wire].numbers(shard) for as_wire in BOTH}
     rest = 3 * LANES  # state, metrics, header
-    assert message_nbytes(shard, wire.BFLOAT16) == 2 * shard.trainable_size + 4 * rest
-    assert message_nbytes(shard, wire.FLOAT32) == shard.nbytes
+    assert WIRES[wire.BFLOAT16].nbytes(shard) == 2 * shard.trainable_size + 4 * rest
+    assert WIRES[wire.FLOAT32].nbytes(shard) == shard.nbytes
 
 
 def test_a_fetched_message_reads_as_its_trainable_region():

@@ -27,6 +27,7 @@ from trainer.observe.machine import is_local
 from trainer.observe.peers import read_status
 from trainer.plan.description import Description, Question
 from trainer.plan.plan import Task
+from trainer.plan.serialize import from_json
 from trainer.storage.history import History
 
 pytestmark = pytest.mark.timeout(30)
@@ -325,7 +326,7 @@ def forking() -> Iterator[ProcessTasks]:
 def test_a_fork_of_the_nursery_describes_a_model(forking):
     data = DataConfig("synthetic", {"train_examples": 30, "evaluate_examples": 10, "shape": [4], "classes": 2})
     told = forking.describe(Question.about(ModelConfig("mlp", {"depth": 0}), data, user=None, seed=0))
-    described = Description.from_json(told["description"])
+    described = from_json(Description, told["description"])
     assert [(p.path, p.shape) for p in described.parameters] == [("logits/kernel", (4, 2)), ("logits/bias", (2,))]
 
 

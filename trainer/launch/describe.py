@@ -14,6 +14,7 @@ from typing import Any
 
 from trainer.faults.problems import ConfigError, Problem
 from trainer.plan.description import Description, DescriptionError, Question
+from trainer.plan.serialize import from_json
 
 
 def describe(question: Question, child: Callable[[Question], dict[str, Any]] | None = None) -> Description:
@@ -29,7 +30,7 @@ def describe(question: Question, child: Callable[[Question], dict[str, Any]] | N
     cached = _cache_file(question) if _is_cacheable(question) else None
     try:
         if cached is not None:
-            return Description.from_json(json.loads(cached.read_text()))
+            return _read(json.loads(cached.read_text()))
     except (OSError, ValueError, KeyError, TypeError):
         pass  # missing, or from another version: ask again
     result = (child or _ask_new_process)(question)
@@ -39,7 +40,12 @@ def describe(question: Question, child: Callable[[Question], dict[str, Any]] | N
         raise DescriptionError(result["failure"], result["exit_code"])
     if cached is not None:
         _write_atomically(cached, json.dumps(result["description"]))
-    return Description.from_json(result["description"])
+    return _read(result["description"])
+
+
+def _read(answer: Any) -> Description:
+    description: Description = from_json(Description, answer)
+    return description
 
 
 def _ask_new_process(question: Question) -> dict[str, Any]:

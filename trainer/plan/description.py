@@ -35,15 +35,6 @@ class Description:
     flops: int = 0  # floating-point operations of one example's forward pass
     uncounted: tuple[str, ...] = ()  # layers that they lack, because nobody can count theirs
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"parameters": [p._asdict() for p in self.parameters]}
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Description:
-        parameters = tuple(Parameter(p["path"], tuple(p["shape"]), p["trainable"]) for p in value.pop("parameters"))
-        layers, uncounted = tuple(value.pop("layers")), tuple(value.pop("uncounted"))
-        return cls(parameters, tuple(value.pop("input_shape")), layers=layers, uncounted=uncounted, **value)
-
 
 @dataclass(frozen=True)
 class Question:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -78,10 +79,19 @@ class Shard:
         return 4 * self.size
 
 
-def message_size(shard: Shard, wire: str) -> int:
-    """Numbers of the message that carries a shard's vector, or says where it lies (see engine/wire.py)."""
-    return {"float32": shard.size, "bfloat16": 2 * shard.size - shard.trainable_size, "memory": TAGS + 1}[wire]
+class WireFormat(NamedTuple):
+    """What the message looks like that carries a shard's vector, or says where it lies."""
+
+    numbers: Callable[[Shard], int]
+    number_nbytes: int = 4
+    is_shared: bool = False  # vectors stay in memory that all tasks share
+
+    def nbytes(self, shard: Shard) -> int:
+        return self.numbers(shard) * self.number_nbytes
 
 
-def message_nbytes(shard: Shard, wire: str) -> int:
-    return message_size(shard, wire) * (2 if wire == "bfloat16" else 4)
+WIRES: Mapping[str, WireFormat] = {  # see engine/vectors/wire.py
+    "float32": WireFormat(lambda shard: shard.size),
+    "bfloat16": WireFormat(lambda shard: 2 * shard.size - shard.trainable_size, number_nbytes=2),
+    "memory": WireFormat(lambda shard: TAGS + 1, is_shared=True),
+}

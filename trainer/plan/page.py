@@ -142,7 +142,7 @@ def _traffic(plan: Plan) -> str:
     if plan.effective_strategy.has_ring:
         told = f"{size(per_link[0][1])} from each worker to the next, round a ring"
     traffic = f"traffic: {size(sum(links.values()))} a step over {count(len(links), 'link')}; {told}"
-    if plan.wire == "memory":
+    if plan.wire_format.is_shared:
         lies = size(nbytes(plan.shards, plan.effective_strategy, len(plan.workers)))
         traffic += f"\n    vectors do not travel: {lies} of memory that all tasks share"
     return f"{batch}\n{steps}\n{traffic}"

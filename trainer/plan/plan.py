@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 from trainer.faults.problems import Problem
-from trainer.plan.layout import Shard, message_nbytes
-from trainer.plan.serialize import shard_from_json, shard_to_json
+from trainer.plan.layout import WIRES, Shard, WireFormat
+from trainer.plan.serialize import from_json, to_json
 from trainer.plan.strategy import STRATEGIES, Strategy
 
 # XLA's newer code for CPUs takes longer to make, and where a task has several threads an update that is shared out over
@@ -112,6 +112,10 @@ class Plan:
         return STRATEGIES[self.strategy].has_shard_hosts
 
     @property
+    def wire_format(self) -> WireFormat:
+        return WIRES[self.wire]
+
+    @property
     def replica_batch(self) -> int:
         return self.global_batch // self.replicas
 
@@ -149,7 +153,7 @@ class Plan:
             share = 2 * (count - 1) * nbytes // count
             return {f"worker:{i} - worker:{(i + 1) % count}": share for i in range(count) if count > 1}
         held = {
-            host: sum(message_nbytes(shard, self.wire) for shard in self.shards if shard.host == host)
+            host: sum(self.wire_format.nbytes(shard) for shard in self.shards if shard.host == host)
             for host in self.hosts
         }
         return {
@@ -176,35 +180,20 @@ class Plan:
         return replace(self, tasks=tuple(reached(task) for task in self.tasks))
 
     def to_json(self) -> dict[str, Any]:
-        derived = {
+        """Every field, and what follows from them, for who reads plan.json."""
+        links = self.link_nbytes()
+        tasks = [to_json(task) | {"name": task.name, "log": task.log} for task in self.tasks]
+        shards = [to_json(shard) | {"nbytes": shard.nbytes} for shard in self.shards]
+        return to_json(self) | {
+            "tasks": tasks,
+            "shards": shards,
             "replicas": self.replicas,
             "replica_batch": self.replica_batch,
-            "bytes_per_step": sum(self.link_nbytes().values()),
-            "bytes_per_link": self.link_nbytes(),
+            "bytes_per_step": sum(links.values()),
+            "bytes_per_link": links,
         }
-        tasks = [asdict(task) | {"name": task.name, "log": task.log} for task in self.tasks]
-        shards = [shard_to_json(shard) for shard in self.shards]
-        return asdict(self) | derived | {"tasks": tasks, "shards": shards}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Plan:
-        names = (
-            "cluster",
-            "strategy",
-            "steps",
-            "global_batch",
-            "train_examples",
-            "quorum",
-            "parameters",
-            "layers",
-            "wire",
-            "memory",
-        )
-        fields = {name: value[name] for name in names}
-        tasks = [{k: v for k, v in task.items() if k not in ("name", "log")} for task in value["tasks"]]
-        return cls(
-            **fields,
-            tasks=tuple(Task(**t | {"gpus": tuple(t["gpus"]), "replicas": tuple(t["replicas"])}) for t in tasks),
-            shards=tuple(shard_from_json(shard) for shard in value["shards"]),
-            warnings=tuple(Problem(**warning) for warning in value["warnings"]),
-        )
+        plan: Plan = from_json(cls, value)
+        return plan

@@ -1,20 +1,45 @@
-"""A plan as JSON, and back."""
+"""Values as JSON, and back by the type hints of their fields; so a field that is added is written and read too."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-from trainer.plan.layout import Shard, Slice
-
-
-def shard_to_json(shard: Shard) -> dict[str, Any]:
-    pieces = {"trainable": [p._asdict() for p in shard.trainable], "state": [p._asdict() for p in shard.state]}
-    return {"index": shard.index, "host": shard.host, "nbytes": shard.nbytes} | pieces
+import types
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
-def shard_from_json(value: Mapping[str, Any]) -> Shard:
-    def slices(pieces: Sequence[Mapping[str, Any]]) -> tuple[Slice, ...]:
-        return tuple(Slice(**{**piece, "shape": tuple(piece["shape"])}) for piece in pieces)
+def to_json(value: Any) -> Any:
+    """A dataclass or named tuple as a mapping of its fields, a tuple as a list; the same within."""
+    if is_dataclass(value):
+        return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
+    if hasattr(value, "_asdict"):  # a named tuple
+        return {name: to_json(one) for name, one in value._asdict().items()}
+    if isinstance(value, tuple | list):
+        return [to_json(one) for one in value]
+    if isinstance(value, Mapping):
+        return {key: to_json(one) for key, one in value.items()}
+    return value
 
-    return Shard(value["index"], value["host"], slices(value["trainable"]), slices(value["state"]))
+
+def from_json(kind: Any, value: Any) -> Any:
+    """What `to_json` wrote, as a value of a type: a dataclass, a named tuple, or what their fields may be.
+
+    Raises:
+        KeyError: if a field is missing; other keys are ignored.
+    """
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):  # X | None
+        return None if value is None else from_json(arguments[0], value)
+    if origin is tuple:  # tuple[X, ...]
+        return tuple(from_json(arguments[0], one) for one in value)
+    if origin is Mapping or origin is dict:
+        return {key: from_json(arguments[1], one) for key, one in value.items()}
+    if is_dataclass(kind) or hasattr(kind, "_asdict"):
+        return kind(**{name: from_json(hint, value[name]) for name, hint in _hints(kind).items()})
+    return value
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)

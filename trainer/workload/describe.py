@@ -8,6 +8,7 @@ from typing import Any
 
 from trainer.faults.exit_codes import exit_code_of
 from trainer.plan.description import Description, Question
+from trainer.plan.serialize import to_json
 
 
 def answer(question: Question) -> dict[str, Any]:
@@ -54,7 +55,7 @@ def answer(question: Question) -> dict[str, Any]:
         flops.forward,
         flops.uncounted,
     )
-    return {"description": description.to_json()}
+    return {"description": to_json(description)}
 
 
 def _frames(error: Exception) -> traceback.StackSummary:

@@ -48,7 +48,7 @@ class Shared:
     """The resources of one shard."""
 
     flat: Any  # [size] float32 variable
-    sent: list[Any]  # per worker, [message_size] variable: what it pulls, where that is not the vector as it is
+    sent: list[Any]  # per worker, [numbers] variable: what it pulls, where that is not the vector as it is
     before: Any | None  # [size] float32 variable: the vector of the step before, where all shards move together
     slots: dict[str, Any]  # [trainable_size] float32 variables
     seen: list[Any]  # per worker, int64 variable: tag of the last token it took

@@ -4,7 +4,7 @@
     bfloat16    its trainable region rounded to the nearest bfloat16, ties to even: half the bytes
     memory      not at all: a message says what lies where in shared memory (engine/memory.py)
 
-A message of bfloat16 is [message_size] uint16: one for each float of the trainable region, two for each of the others,
+A message of bfloat16 is [numbers] uint16: one for each float of the trainable region, two for each of the others,
 whose bits are kept (metrics, BatchNorm's statistics, the header). Whole numbers, so that nothing on the way computes
 with them. What is kept, and what is summed, is float32; only parameters on their way to a worker and gradients on their
 way to a host are rounded, those of a shard on the same task too: the result does not depend on where shards lie.
@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.packing import TrainableAndRest, halves
-from trainer.plan.layout import LANES, METRICS, TAGS, Shard, message_size
+from trainer.plan.layout import LANES, METRICS, TAGS, WIRES, Shard
 
 FLOAT32, BFLOAT16, MEMORY = "float32", "bfloat16", "memory"
 _DTYPES = {FLOAT32: tf.float32, BFLOAT16: tf.uint16, MEMORY: tf.int32}
@@ -30,7 +30,7 @@ def dtype(wire: str) -> tf.DType:
 
 
 def shape(shard: Shard, wire: str) -> list[int]:
-    return [message_size(shard, wire)]
+    return [WIRES[wire].numbers(shard)]
 
 
 def join(trainable: Sequence[tf.Tensor], rest: Sequence[tf.Tensor], wire: str) -> tf.Tensor:

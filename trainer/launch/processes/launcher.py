@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import replace
 
-from trainer.config.schema import RunConfig, Wire
+from trainer.config.schema import RunConfig
 from trainer.faults.problems import ConfigError, Problem
 from trainer.launch.fault_hooks import FaultHooks
 from trainer.launch.processes.memory_file import make_file
@@ -42,7 +42,7 @@ def run(
     """
     with Lease(directory), HeldPorts(2 * len(plan.tasks)) as ports, ExitStack() as stack:
         plan = _with_ports(plan, ports)
-        if plan.wire == Wire.memory.value:
+        if plan.wire_format.is_shared:
             file = stack.enter_context(make_file(plan.shards, plan.effective_strategy, len(plan.workers)))
             plan = replace(plan, memory=file)
         return supervise(config, plan, directory, tasks, started_at=started_at, faults=faults)

@@ -189,7 +189,7 @@ def work_of(plan: Plan, workload: Workload) -> dict[str, dict[str, Work]]:
     for message, count in messages_of(plan, workload).items():
         for end in (message.sender, message.receiver):
             add(end, WIRE, Work(messages=count, nbytes=count * message.nbytes).times(0.5))
-    is_shared = plan.wire == "memory"
+    is_shared = plan.wire_format.is_shared
     for shard in plan.shards:
         for worker in plan.workers if is_shared else ():  # gradients are read, and written where the host finds them
             add(worker.name, WIRE, Work(update_nbytes=2 * shard.nbytes).times(share))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from trainer.plan.layout import Shard, message_nbytes
+from trainer.plan.layout import Shard
 from trainer.plan.plan import Plan
 
 TAG_NBYTES = 8  # generation and step
@@ -29,8 +29,8 @@ def of_step(plan: Plan, worker: str) -> Iterator[Message]:
     first, reached = plan.shards[0].host, set()
     for shard in plan.shards:
         if shard.host != worker:
-            yield Message(shard.host, worker, message_nbytes(shard, plan.wire))
-            yield Message(worker, shard.host, message_nbytes(shard, plan.wire))
+            yield Message(shard.host, worker, plan.wire_format.nbytes(shard))
+            yield Message(worker, shard.host, plan.wire_format.nbytes(shard))
             if shard.host in reached:  # another bucket of that host, sent when the one before it is there
                 yield Message(shard.host, worker, 0)
             reached.add(shard.host)
