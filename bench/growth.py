@@ -15,7 +15,6 @@ import fcntl
 import itertools
 import json
 import os
-import platform
 import socket
 import struct
 import sys
@@ -26,6 +25,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bench.facts import cpu_model
+from bench.processes import loopback
 from bench.steady import RunError, steady_run
 from trainer.config.compose import load
 from trainer.launch.describe import describe
@@ -100,11 +101,11 @@ def measure(workload: str, size: str, secs: float) -> dict[str, Any]:
     batch = f"train.batch_size={made.global_batch}"
     with steady_run([*options, batch]) as run:
         run.wait_for_step(WARM_STEPS)
-        sent = sent_nbytes()
-        window = run.measure(secs)
-        sent = sent_nbytes() - sent
+        before, _ = loopback()
+        sample = run.measure(secs)
+        after, _ = loopback()
     by_job = {
-        job: sum(value for task, value in window.cpu_secs.items() if task.startswith(job)) / window.steps
+        job: sum(value for task, value in sample.cpu_secs.items() if task.startswith(job)) / sample.steps
         for job in ("ps", "worker")
     }
     return {
@@ -112,11 +113,11 @@ def measure(workload: str, size: str, secs: float) -> dict[str, Any]:
         "size": size,
         "ps": sum(task.job == "ps" for task in made.tasks),
         "workers": len(made.workers),
-        "steps": window.steps,
-        "secs": window.secs / window.steps,
-        "cpu_secs": window.step_cpu_secs,
+        "steps": sample.steps,
+        "secs": sample.secs / sample.steps,
+        "cpu_secs": sample.step_cpu_secs,
         "cpu_secs_by_job": by_job,
-        "sent_nbytes": sent / window.steps,
+        "sent_nbytes": (after - before) / sample.steps,
         "work": work._asdict(),
     }
 
@@ -240,9 +241,8 @@ def growth_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def machine() -> dict[str, Any]:
-    found = [line.partition(":")[2].strip() for line in cpu_info() if line.startswith("model name")]
     return {
-        "cpu": found[0] if found else platform.machine(),
+        "cpu": cpu_model(Path("/proc/cpuinfo").read_text()),
         "cores": this_machine().cores,
         "tensorflow": version_of("tensorflow-cpu") or version_of("tensorflow") or "unknown",
         "date": time.strftime("%Y-%m-%d"),
@@ -250,23 +250,9 @@ def machine() -> dict[str, Any]:
     }
 
 
-def cpu_info() -> list[str]:
-    path = Path("/proc/cpuinfo")
-    return path.read_text().splitlines() if path.exists() else []
-
-
 def write(told: Mapping[str, Any]) -> None:
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "growth.json").write_text(json.dumps(told, indent=1) + "\n")
-
-
-def sent_nbytes() -> int:
-    """That the loopback device has carried."""
-    for line in Path("/proc/self/net/dev").read_text().splitlines():
-        name, _, numbers = line.partition(":")
-        if name.strip() == "lo":
-            return int(numbers.split()[8])
-    return 0
 
 
 def enter_own_network() -> bool:

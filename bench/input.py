@@ -113,9 +113,9 @@ def measure(case: Case, samples: int) -> Share:
         run.wait_for_step(WARM_STEPS)
         waits, steps, began = [], 0, time.monotonic()
         for _ in range(samples):
-            window = run.measure(SAMPLE_EVERY_SECS)
-            waits.append(window.wait_secs / window.secs)
-            steps += window.steps
+            sample = run.measure(SAMPLE_EVERY_SECS)
+            waits.append(sample.wait_secs / sample.secs)
+            steps += sample.steps
         return Share(case, 1000 * (time.monotonic() - began) / max(1, steps), tuple(waits))
 
 

@@ -1,4 +1,4 @@
-"""What Linux tells of processes and of the loopback interface: a program with all its children, frozen and measured."""
+"""A program with all its processes, frozen and measured, and the traffic of the loopback interface."""
 
 from __future__ import annotations
 
@@ -9,15 +9,10 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-TICKS_PER_SEC = os.sysconf("SC_CLK_TCK")
-PROC = Path("/proc")
+import psutil
+
 GONE_SECS = 20.0
-
-
-def parse_stat(text: str) -> tuple[str, int, float]:
-    """Of /proc/PID/stat: state letter, parent's pid, seconds of CPU time in user mode and in the kernel."""
-    fields = text.rpartition(")")[2].split()  # a name, in parentheses before, may hold spaces
-    return fields[0], int(fields[1]), (int(fields[11]) + int(fields[12])) / TICKS_PER_SEC
+LOOPBACK = "lo"
 
 
 def parse_status_mib(text: str) -> float:
@@ -26,37 +21,23 @@ def parse_status_mib(text: str) -> float:
     return int(line.split()[1]) / 1024
 
 
-def parse_net_dev(text: str, interface: str = "lo") -> tuple[int, int]:
-    """Of /proc/net/dev: bytes and packets that an interface received."""
-    line = next(line for line in text.splitlines() if line.strip().startswith(f"{interface}:"))
-    fields = line.partition(":")[2].split()
-    return int(fields[0]), int(fields[1])
-
-
 def loopback() -> tuple[int, int]:
     """Bytes and packets that crossed the loopback interface since the machine started."""
-    return parse_net_dev((PROC / "net/dev").read_text())
+    traffic = psutil.net_io_counters(pernic=True, nowrap=False)[LOOPBACK]
+    return traffic.bytes_recv, traffic.packets_recv
 
 
 def tree(root: int) -> list[int]:
-    """A process and all its children, and theirs; parents first, and none that has ended."""
-    children: dict[int, list[int]] = {}
-    alive = set()
-    for path in PROC.glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it ended meanwhile
-            state, parent, _ = parse_stat(path.read_text())
-            if state not in "ZX":
-                pid = int(path.parent.name)
-                alive.add(pid)
-                children.setdefault(parent, []).append(pid)
-    found = [root] if root in alive else []
-    for pid in found:
-        found.extend(children.get(pid, ()))
-    return found
+    """A process and all its descendants; parents first, without those that have ended."""
+    try:
+        process = psutil.Process(root)
+        return [one.pid for one in (process, *process.children(recursive=True)) if is_alive(one.pid)]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def freeze(root: int) -> None:
-    """Stops a program: parents first, so that nobody sees others stand still; again, for who was started meanwhile."""
+    """Stops a program, parents first, so that none sees its children stand still; again for those started meanwhile."""
     frozen: set[int] = set()
     while new := [pid for pid in tree(root) if pid not in frozen]:
         for pid in new:
@@ -65,7 +46,7 @@ def freeze(root: int) -> None:
 
 
 def thaw(root: int) -> None:
-    """Lets a program go on, children first."""
+    """Continues a program, children first."""
     for pid in reversed(tree(root)):
         _signal(pid, signal.SIGCONT)
 
@@ -81,41 +62,42 @@ def kill(root: int) -> list[int]:
 
 
 def wait_until_gone(pids: Iterable[int], secs: float = GONE_SECS) -> list[int]:
-    """Waits for processes to end; returns those that are still there."""
+    """Waits for processes to end; returns those that are still alive."""
     deadline = time.monotonic() + secs
-    left = [pid for pid in pids if is_alive(pid)]
-    while left and time.monotonic() < deadline:
+    alive = [pid for pid in pids if is_alive(pid)]
+    while alive and time.monotonic() < deadline:
         time.sleep(0.02)
-        left = [pid for pid in left if is_alive(pid)]
-    return left
+        alive = [pid for pid in alive if is_alive(pid)]
+    return alive
 
 
 def is_alive(pid: int) -> bool:
     try:
-        return parse_stat((PROC / str(pid) / "stat").read_text())[0] not in "ZX"
-    except OSError:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
         return False
 
 
 def cpu_secs(pid: int) -> float:
-    """CPU time so far; 0 if the process has ended."""
+    """CPU time so far, in user mode and in the kernel; 0 if the process has ended."""
     try:
-        return parse_stat((PROC / str(pid) / "stat").read_text())[2]
-    except OSError:
+        times = psutil.Process(pid).cpu_times()
+        return times.user + times.system
+    except psutil.NoSuchProcess:
         return 0.0
 
 
 def peak_mib(pid: int) -> float:
     try:
-        return parse_status_mib((PROC / str(pid) / "status").read_text())
+        return parse_status_mib(Path(f"/proc/{pid}/status").read_text())  # psutil has no VmHWM
     except OSError:
         return 0.0
 
 
 def command_of(pid: int) -> list[str]:
     try:
-        return (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
-    except OSError:
+        return psutil.Process(pid).cmdline()
+    except psutil.Error:
         return []
 
 

@@ -1,4 +1,4 @@
-"""A run that is left alone while it is measured: what its tasks do in a window of steps."""
+"""Measures what the tasks of an undisturbed run do in a time."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench import processes
 from trainer.observe.peers import read_status
 
-TICKS = os.sysconf("SC_CLK_TCK")
 START_SECS = 300.0
-# Nothing but steps: no checkpoints, hardly a line of history, and no task is thought to hang on a machine that is full.
+# Only steps: no checkpoints, hardly a line of history, and timeouts that a busy machine does not exceed.
 ALONE = ["train.steps=10000000", "checkpoint.every=0", "summary.every=1000000", "timeouts.heartbeat_secs=600"]
 ALONE += ["timeouts.step_secs=600", "timeouts.roll_call_secs=300"]
 
 
 class RunError(Exception):
-    """A run did not come to train; says how it ended."""
+    """A run did not train; says how it ended."""
 
 
-class Window(NamedTuple):
-    """What a run did between two looks."""
+class Sample(NamedTuple):
+    """What a run did between two polls."""
 
     steps: int  # global steps
     secs: float
@@ -58,28 +58,28 @@ class SteadyRun:
         deadline = time.monotonic() + START_SECS
         while True:
             if self.process.poll() is not None or time.monotonic() > deadline:
-                said = (self.directory.parent / "said").read_text(errors="replace").strip().splitlines()
-                raise RunError(" ".join(said[-3:]) or "it said nothing")
+                output = (self.directory.parent / "output").read_text(errors="replace").strip().splitlines()
+                raise RunError(" ".join(output[-3:]) or "it printed nothing")
             try:
                 if self._pages()["worker:0"]["step"] >= step:
                     return
-            except (OSError, ValueError, KeyError):  # not there yet
+            except (OSError, ValueError, KeyError):  # it has not started yet
                 pass
             time.sleep(0.2)
 
-    def measure(self, secs: float) -> Window:
-        """Looks, waits, and looks again."""
-        before = self._look()
+    def measure(self, secs: float) -> Sample:
+        """Polls the tasks at the begin and the end of a time."""
+        before = self._poll()
         time.sleep(secs)
-        after = self._look()
+        after = self._poll()
         cpu = {name: after[1][name] - before[1][name] for name in after[1]}
         pages = self._pages()
         waited = pages["worker:0"]["wait_fraction"] * (after[2] - before[2])
-        return Window(after[0] - before[0], after[2] - before[2], cpu, waited)
+        return Sample(after[0] - before[0], after[2] - before[2], cpu, waited)
 
-    def _look(self) -> tuple[int, dict[str, float], float]:
+    def _poll(self) -> tuple[int, dict[str, float], float]:
         pages = self._pages()
-        cpu = {name: cpu_secs(page["pid"]) for name, page in pages.items()}
+        cpu = {name: processes.cpu_secs(page["pid"]) for name, page in pages.items()}
         self.pids |= {page["pid"] for page in pages.values()}
         return pages["worker:0"]["step"], cpu, time.monotonic()
 
@@ -87,19 +87,19 @@ class SteadyRun:
         if not self._controls:
             plan = json.loads((self.directory / "plan.json").read_text())
             self._controls = {task["name"]: task["control"] for task in plan["tasks"]}
-        # The chief last: the step is then as of the look at the clock.
+        # The chief last, so that its step is of the time that is read next.
         names = sorted(self._controls, key="worker:0".__eq__)
         return {name: read_status(self._controls[name], timeout_secs=30.0) for name in names}
 
 
 @contextmanager
 def steady_run(overrides: Sequence[str]) -> Iterator[SteadyRun]:
-    """Starts `python -m trainer` with these overrides, in a directory that is gone afterwards, as all its tasks are."""
+    """Runs `python -m trainer` with these overrides in a temporary directory; its tasks end with the block."""
     with tempfile.TemporaryDirectory(prefix="trainer-bench-") as directory:
         run = Path(directory, "run")
         command = [sys.executable, "-m", "trainer", *ALONE, *overrides, f"run={run}"]
-        with Path(directory, "said").open("wb") as said:
-            process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, start_new_session=True)
+        with Path(directory, "output").open("wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
         steady = SteadyRun(process, run)
         try:
             yield steady
@@ -107,17 +107,4 @@ def steady_run(overrides: Sequence[str]) -> Iterator[SteadyRun]:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)  # the launcher; its tasks die with it
             process.wait()
-            _wait_until_gone(steady.pids)
-
-
-def _wait_until_gone(pids: set[int], secs: float = 30.0) -> None:
-    """The next run shall not be measured beside the end of this one."""
-    deadline = time.monotonic() + secs
-    while time.monotonic() < deadline and any(Path(f"/proc/{pid}").exists() for pid in pids):
-        time.sleep(0.1)
-
-
-def cpu_secs(pid: int) -> float:
-    """Seconds of CPU that a process has used, in user mode and in the kernel."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
+            processes.wait_until_gone(steady.pids)  # or the next run is measured beside their end

@@ -8,11 +8,19 @@ import time
 import numpy as np
 import pytest
 
-from bench import growth, steady
+from bench import growth, processes, steady
+from trainer.launch.describe import describe
 from trainer.plan.forecast.costs import Work, secs
+from trainer.workload.describe import answer
 
 RATES = Work(calls=2e-3, messages=3e-4, nbytes=1e-9, update_nbytes=5e-10, flops=2e-11, layers=1e-4)
 MACHINE = {"cpu": "a processor", "cores": 2, "tensorflow": "2.21.0", "date": "2026-01-31", "load": 0.1}
+
+
+@pytest.fixture
+def described_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models are built in this process, instead of in one of their own for each."""
+    monkeypatch.setattr(growth, "describe", lambda question: describe(question, answer))
 
 
 def row(workers: int, *, ps: int = 1, workload: str = "null", noise: float = 1.0, **work: float) -> dict[str, object]:
@@ -74,8 +82,7 @@ def test_the_constants_can_be_pasted():
     assert (names["ERROR"], names["STEP_ERROR"]) == (0.0, 0.2)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.usefixtures("described_here")
 def test_the_error_of_a_step_is_that_of_what_a_plan_would_expect():
     measured = [
         {"workload": "null", "size": "1ps1w", "secs": 0.010},
@@ -93,6 +100,7 @@ def test_the_table_has_a_line_for_every_run_and_says_what_each_worker_adds():
     assert "- null: 1 to 2: 2.60, 2 to 4: 2.60, 4 to 8: 2.60" in told.splitlines()
 
 
+@pytest.mark.usefixtures("described_here")
 def test_the_plan_of_every_run_has_what_the_formula_needs():
     for workload, (options, examples) in growth.WORKLOADS.items():
         made, asked = growth.planned([*options, "cluster=1ps2w"], examples)
@@ -100,11 +108,11 @@ def test_the_plan_of_every_run_has_what_the_formula_needs():
         assert asked.flops > 0, workload
 
 
-def test_the_cpu_of_a_process_is_told():
-    before, until = steady.cpu_secs(os.getpid()), time.process_time() + 0.1
+def test_the_cpu_time_of_a_process_is_measured():
+    before, until = processes.cpu_secs(os.getpid()), time.process_time() + 0.1
     while time.process_time() < until:
         pass
-    assert steady.cpu_secs(os.getpid()) - before == pytest.approx(0.1, abs=0.08)
+    assert processes.cpu_secs(os.getpid()) - before == pytest.approx(0.1, abs=0.08)
 
 
 @pytest.mark.cluster
@@ -113,9 +121,9 @@ def test_a_run_is_measured_and_leaves_no_process():
     options, examples = growth.WORKLOADS["null"]
     with steady.steady_run([*options, "cluster=1ps1w", f"train.batch_size={examples}"]) as run:
         run.wait_for_step(3)
-        window = run.measure(0.5)
-    assert window.steps > 0
-    assert sorted(window.cpu_secs) == ["ps:0", "worker:0"]
+        sample = run.measure(0.5)
+    assert sample.steps > 0
+    assert sorted(sample.cpu_secs) == ["ps:0", "worker:0"]
     assert len(run.pids) == 2
     assert not any(os.path.exists(f"/proc/{pid}") for pid in run.pids)
 
