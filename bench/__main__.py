@@ -41,20 +41,20 @@ def run(options: BenchConfig) -> int:
     Raises:
         ConfigError: if the results cannot be written to their folder.
     """
-    results = Path(options.results)
+    folder = Path(options.results)
     try:
-        results.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError([Problem("results", f"{results}: {error.strerror}", "name another folder")]) from error
+        raise ConfigError([Problem("results", f"{folder}: {error.strerror}", "name another folder")]) from error
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)  # through the blocks that end contestants
     with TemporaryDirectory(prefix="trainer-bench-") as scratch:
-        measured = _Bench(options, Path(scratch), results).run()
-    for line in report.summary(measured):
+        results = _Bench(options, Path(scratch), folder).run()
+    for line in report.summary(results):
         print(line)
-    if (why := plot.write(measured.to_json(), results / "results.svg")) is not None:
+    if (why := plot.write(results.to_json(), folder / "results.svg")) is not None:
         print(why)
-    print(results / "results.md", flush=True)
+    print(folder / "results.md", flush=True)
     return exit_codes.OK
 
 
@@ -65,15 +65,15 @@ def _leave(number: int, frame: object) -> NoReturn:
 class _Bench:
     """The rows of one command, one after the other."""
 
-    def __init__(self, options: BenchConfig, scratch: Path, results: Path) -> None:
-        self._options, self._scratch, self._results = options, scratch, results
+    def __init__(self, options: BenchConfig, scratch: Path, folder: Path) -> None:
+        self._options, self._scratch, self._folder = options, scratch, folder
         self._cores = this_machine().cores
         self._began = time.monotonic()
         self._running: dict[tuple[str, int], Running] = {}  # by name, and 1 for the second of an A/A row
         self._starts = 0
-        self._measured = report.Measured(facts.of_machine(), report.options_of(options))
+        self._results = report.Results(facts.of_machine(), report.options_of(options))
 
-    def run(self) -> report.Measured:
+    def run(self) -> report.Results:
         try:
             if self._options.starts:
                 self._measure_starts()
@@ -81,16 +81,16 @@ class _Bench:
                 self._measure_rows(workload)
         finally:
             self._end_all_but([])
-        self._measured.finish(facts.load())
+        self._results.finish(facts.load())
         self._write()
-        return self._measured
+        return self._results
 
     def _measure_rows(self, workload: str) -> None:
         rows = select(ROWS, self._options.rows)
         for row, following in zip(rows, [*rows[1:], None], strict=True):
             if self._is_late():
-                told = f"left out: {self._options.minutes:g} minutes were over"
-                self._measured.add_failure(row, workload, told, [])
+                why = f"left out: {self._options.minutes:g} minutes were over"
+                self._results.add_failure(row, workload, why, [])
             else:
                 self._measure_row(row, workload)
             self._end_all_but(_keys(following) if following else [])
@@ -101,14 +101,14 @@ class _Bench:
             ours, other = (self._get(name, twin, workload) for name, twin in _keys(row))
             of_ours, of_other = alternate(ours, other, rounds=self._options.rounds, secs=self._options.window_secs)
         except ContestantError as error:
-            self._measured.add_failure(row, workload, str(error), error.log)
+            self._results.add_failure(row, workload, str(error), error.log)
             self._end_all_but([key for key, running in self._running.items() if running.pid != error.pid])
         else:
             pairs = paired(*([window.examples_per_sec for window in windows] for windows in (of_ours, of_other)))
-            self._measured.add_row(row, workload, pairs, ratio(pairs))
+            self._results.add_row(row, workload, pairs, ratio(pairs))
             for running, windows in ((ours, of_ours), (other, of_other)):
-                self._measured.add_windows(running, windows)
-        print(self._measured.last_line(), flush=True)
+                self._results.add_windows(running, windows)
+        print(self._results.last_line(), flush=True)
 
     def _get(self, name: str, twin: int, workload: str) -> Running:
         """A contestant that is warm and paused: it is there already, or is started."""
@@ -140,12 +140,12 @@ class _Bench:
     def _measure_starts(self) -> None:
         for cluster in startup.CLUSTERS:
             for _ in range(self._options.starts):
-                self._measured.add_start(startup.measure(cluster, self._new_directory(), self._options, self._cores))
-            print(self._measured.start_line(cluster), flush=True)
+                self._results.add_start(startup.measure(cluster, self._new_directory(), self._options, self._cores))
+            print(self._results.start_line(cluster), flush=True)
         self._write()
 
     def _write(self) -> None:
-        self._measured.write(self._results)
+        self._results.write(self._folder)
 
 
 def _keys(row: Row) -> list[tuple[str, int]]:

@@ -31,10 +31,11 @@ from bench.steady import RunError, steady_run
 from trainer.config.compose import load
 from trainer.launch.describe import describe
 from trainer.observe.machine import this_machine, version_of
-from trainer.plan import make, plan
 from trainer.plan.description import Question
 from trainer.plan.forecast import step_time
 from trainer.plan.forecast.costs import Work
+from trainer.plan.make import make_plan
+from trainer.plan.plan import Plan
 
 RESULTS = Path(__file__).parent / "results"
 WARM_STEPS, WINDOW_SECS = 30, 5.0
@@ -65,19 +66,19 @@ def main() -> int:
     arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     arguments.add_argument("--quick", action="store_true", help="fewer sizes and shorter windows: to try it out")
     arguments.add_argument("--fit-only", action="store_true", help="fit to growth.json as it is, and measure nothing")
-    asked = arguments.parse_args()
-    if not asked.fit_only:
+    options = arguments.parse_args()
+    if not options.fit_only:
         has_network = enter_own_network()
-        sizes, secs = (QUICK_SIZES, 2.0) if asked.quick else (SIZES, WINDOW_SECS)
+        sizes, secs = (QUICK_SIZES, 2.0) if options.quick else (SIZES, WINDOW_SECS)
         before = machine()
         rows = list(measure_all(sizes, secs))
         write({"machine": before, "own_network": has_network, "rows": rows})
-    told = json.loads((RESULTS / "growth.json").read_text())
-    (RESULTS / "growth.md").write_text(page(told))
-    print(page(told))
+    results = json.loads((RESULTS / "growth.json").read_text())
+    (RESULTS / "growth.md").write_text(page(results))
+    print(page(results))
     print("\nfor trainer/plan/forecast/costs.py:\n")
-    fitted = fit(told["rows"])
-    print(constants(told["machine"], fitted, step_errors(told["rows"], fitted)))
+    fitted = fit(results["rows"])
+    print(constants(results["machine"], fitted, step_errors(results["rows"], fitted)))
     return 0
 
 
@@ -96,9 +97,9 @@ def measure(workload: str, size: str, secs: float) -> dict[str, Any]:
     """One run: seconds of one step, of CPU and by the clock, and what the plan says that it consists of."""
     options, examples = WORKLOADS[workload]
     options = [*options, *_of_size(size)]
-    made, asked = planned(options, examples)
-    work = step_time.total(step_time.work_of(made, asked))
-    batch = f"train.batch_size={made.global_batch}"
+    plan, step_workload = planned(options, examples)
+    work = step_time.total(step_time.work_of(plan, step_workload))
+    batch = f"train.batch_size={plan.global_batch}"
     with steady_run([*options, batch]) as run:
         run.wait_for_step(WARM_STEPS)
         before, _ = loopback()
@@ -111,8 +112,8 @@ def measure(workload: str, size: str, secs: float) -> dict[str, Any]:
     return {
         "workload": workload,
         "size": size,
-        "ps": sum(task.job == "ps" for task in made.tasks),
-        "workers": len(made.workers),
+        "ps": sum(task.job == "ps" for task in plan.tasks),
+        "workers": len(plan.workers),
         "steps": sample.steps,
         "secs": sample.secs / sample.steps,
         "cpu_secs": sample.step_cpu_secs,
@@ -126,15 +127,15 @@ def _of_size(size: str) -> list[str]:
     return [f"cluster={size}", *(MESSAGES if size != "local" else [])]
 
 
-def planned(overrides: Sequence[str], examples: int) -> tuple[plan.Plan, step_time.Workload]:
+def planned(overrides: Sequence[str], examples: int) -> tuple[Plan, step_time.Workload]:
     """The plan of a run with so many examples for each replica."""
     here = this_machine()
     config = load([*overrides, "train.batch_size=16"], lambda config: [])
     config.train.batch_size = examples * config.cluster.worker
     question = Question.about(config.model, config.data, user=None, seed=config.seed)
     description = describe(question)
-    asked = step_time.Workload.of(description, config.optimizer, config.plan, cores=here.cores)
-    return make.make_plan(config, description, here), asked
+    step_workload = step_time.Workload.of(description, config.optimizer, config.plan, cores=here.cores)
+    return make_plan(config, description, here), step_workload
 
 
 def fit(rows: Sequence[Mapping[str, Any]]) -> Fit:
@@ -155,8 +156,8 @@ def step_errors(rows: Sequence[Mapping[str, Any]], fitted: Fit) -> list[float]:
     errors = []
     for row in rows:
         options, examples = WORKLOADS[row["workload"]]
-        made, asked = planned([*options, *_of_size(row["size"])], examples)
-        parts = step_time.parts_of(made, asked, rates=fitted.rates, turn_secs=fitted.turn_secs)
+        plan, step_workload = planned([*options, *_of_size(row["size"])], examples)
+        parts = step_time.parts_of(plan, step_workload, rates=fitted.rates, turn_secs=fitted.turn_secs)
         errors.append(parts.total / row["secs"] - 1)
     return errors
 
@@ -170,11 +171,11 @@ def nonnegative(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
         if not len(columns) or not np.all(matrix[:, columns].any(axis=0)):
             continue
         scale = np.abs(matrix[:, columns]).max(axis=0)  # from 1e-10 to 1
-        found = np.linalg.lstsq(matrix[:, columns] / scale, target, rcond=None)[0] / scale
-        rest = float(np.sum((matrix[:, columns] @ found - target) ** 2))
-        if (found >= 0).all() and rest < least:
+        solution = np.linalg.lstsq(matrix[:, columns] / scale, target, rcond=None)[0] / scale
+        rest = float(np.sum((matrix[:, columns] @ solution - target) ** 2))
+        if (solution >= 0).all() and rest < least:
             best, least = np.zeros(count), rest
-            best[columns] = found
+            best[columns] = solution
     return best
 
 
@@ -195,9 +196,9 @@ def constants(machine: Mapping[str, Any], fitted: Fit, of_steps: Sequence[float]
     )
 
 
-def page(told: Mapping[str, Any]) -> str:
+def page(results: Mapping[str, Any]) -> str:
     """The table, as Markdown."""
-    rows, machine = told["rows"], told["machine"]
+    rows, machine = results["rows"], results["machine"]
     fitted = fit(rows)
     lines = [
         "# What a step costs as a cluster grows",
@@ -206,7 +207,7 @@ def page(told: Mapping[str, Any]) -> str:
         f"the machine before {machine['load']:.1f}. One step is one update; every replica has the same examples in "
         "every cluster, so the work of a step grows with the workers. Messages and MiB are tensors from task to task, "
         "by the plan; the wire's MiB are what the loopback device carried"
-        + (", in a network of their own." if told["own_network"] else ", of everything on this machine."),
+        + (", in a network of their own." if results["own_network"] else ", of everything on this machine."),
         "",
         "| workload | cluster | CPU ms a step | each worker's | each ps's | formula | messages | MiB | wire MiB | ms |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -250,9 +251,9 @@ def machine() -> dict[str, Any]:
     }
 
 
-def write(told: Mapping[str, Any]) -> None:
+def write(results: Mapping[str, Any]) -> None:
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "growth.json").write_text(json.dumps(told, indent=1) + "\n")
+    (RESULTS / "growth.json").write_text(json.dumps(results, indent=1) + "\n")
 
 
 def enter_own_network() -> bool:

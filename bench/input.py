@@ -73,10 +73,10 @@ def main() -> int:
             else:
                 print(line(shares[-1], shares[0].wait_ms), file=sys.stderr)
     where = f"{before['cpu']}, {before['cores']} cores, TensorFlow {before['tensorflow']}, {before['date']}"
-    told = page(where, shares, left_out)
+    text = page(where, shares, left_out)
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "input.md").write_text(told)
-    print(told)
+    (RESULTS / "input.md").write_text(text)
+    print(text)
     return 0
 
 

@@ -75,10 +75,10 @@ def main() -> int:
         print(f"bench-links: {error}", file=sys.stderr)
         return 2
     RESULTS.mkdir(exist_ok=True)
-    told = {"machine": facts, "rows": [row._asdict() for row in rows], "left_out": left_out}
-    (RESULTS / "links.json").write_text(json.dumps(told, indent=1) + "\n")
-    (RESULTS / "links.md").write_text(page(told))
-    print(page(told))
+    results = {"machine": facts, "rows": [row._asdict() for row in rows], "left_out": left_out}
+    (RESULTS / "links.json").write_text(json.dumps(results, indent=1) + "\n")
+    (RESULTS / "links.md").write_text(page(results))
+    print(page(results))
     return 0
 
 
@@ -126,14 +126,14 @@ def measure(link: str, cluster: str, variant: str, overrides: Sequence[str]) -> 
         LinkError: if the network cannot be made.
     """
     options = [*WORKLOAD, f"cluster={cluster}", *overrides]
-    made, workload = planned([*options, f"plan.link_gbps={RATES[link]}"], EXAMPLES)
-    names = [task.name for task in made.tasks]
+    plan, workload = planned([*options, f"plan.link_gbps={RATES[link]}"], EXAMPLES)
+    names = [task.name for task in plan.tasks]
     addresses = {name: f"{SUBNET}.{number}" for number, name in enumerate(names, start=1)}
     listed = ",".join(
         f"{job}:[{','.join(f'{addresses[name]}:{PORT}' for name in names if name.startswith(job))}]"
         for job in ("ps", "worker")
     )
-    options += [f"cluster.addresses={{{listed}}}", f"train.batch_size={made.global_batch}", *ALONE]
+    options += [f"cluster.addresses={{{listed}}}", f"train.batch_size={plan.global_batch}", *ALONE]
     with ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="trainer-bench-"))
         tasks = []
@@ -141,12 +141,10 @@ def measure(link: str, cluster: str, variant: str, overrides: Sequence[str]) -> 
             namespace = stack.enter_context(cabled(addresses[name], link))
             job, _, index = name.partition(":")
             command = ["-m", "trainer", *options, f"job={job}", f"task={index}", f"run={directory}/run"]
-            said = stack.enter_context(Path(directory, f"{job}-{index}.log").open("wb"))
-            tasks.append(
-                stack.enter_context(running(["nsenter", f"--net={namespace}", sys.executable, *command], said))
-            )
+            log = stack.enter_context(Path(directory, f"{job}-{index}.log").open("wb"))
+            tasks.append(stack.enter_context(running(["nsenter", f"--net={namespace}", sys.executable, *command], log)))
         secs = step_secs(tasks, f"{addresses['worker:0']}:{PORT + CONTROL_PORT_OFFSET}", Path(directory))
-    expected = 1000 * step_time.parts_of(made, workload).total if not overrides else None
+    expected = 1000 * step_time.parts_of(plan, workload).total if not overrides else None
     return Row(link, cluster, variant, 1000 * secs, expected)
 
 
@@ -157,10 +155,10 @@ def step_secs(tasks: Sequence[subprocess.Popen[bytes]], chief: str, logs: Path) 
     def step() -> int:
         ended = [task for task in tasks if task.poll() is not None]
         if ended or time.monotonic() > deadline:
-            said = [
+            ends = [
                 f"{log.stem}: {log.read_text(errors='replace').strip()[-300:]}" for log in sorted(logs.glob("*.log"))
             ]
-            raise RunError("; ".join(said))
+            raise RunError("; ".join(ends))
         try:
             return int(read_status(chief, timeout_secs=10.0)["step"])
         except (OSError, ValueError):  # not there yet
@@ -210,12 +208,12 @@ def cabled(address: str, link: str) -> Iterator[str]:
 
 
 @contextmanager
-def running(command: Sequence[str], said: Any) -> Iterator[subprocess.Popen[bytes]]:
+def running(command: Sequence[str], output: Any) -> Iterator[subprocess.Popen[bytes]]:
     """A process that ends with this block, and with this process."""
     process = subprocess.Popen(
         command,
-        stdout=said,
-        stderr=said,
+        stdout=output,
+        stderr=output,
         start_new_session=True,
         preexec_fn=_end_with_parent,
     )
@@ -241,9 +239,9 @@ def run(*command: str) -> None:
         raise LinkError(f"{' '.join(command)}: {ended.stderr.strip() or ended.returncode}")
 
 
-def page(told: dict[str, Any]) -> str:
+def page(results: dict[str, Any]) -> str:
     """The table, as Markdown."""
-    facts = told["machine"]
+    facts = results["machine"]
     lines = [
         "# What links make of a step",
         "",
@@ -254,8 +252,8 @@ def page(told: dict[str, Any]) -> str:
         "",
         "| link | cluster | wire | ms a step | expected |",
         "|---|---|---|---|---|",
-        *map(line, told["rows"]),
-        *(["", *told["left_out"]] if told["left_out"] else []),
+        *map(line, results["rows"]),
+        *(["", *results["left_out"]] if results["left_out"] else []),
     ]
     return "\n".join(lines) + "\n"
 

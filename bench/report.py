@@ -28,7 +28,7 @@ def options_of(options: BenchConfig) -> Json:
     return {name: value for name, value in asdict(options).items() if name != "results"}
 
 
-class Measured:
+class Results:
     """Everything that was measured so far."""
 
     def __init__(self, machine: Mapping[str, Any], options: Mapping[str, Any]) -> None:
@@ -38,8 +38,8 @@ class Measured:
         self._contestants: dict[tuple[str, str], Json] = {}  # by workload and name
         self._windows: dict[tuple[str, str], list[Window]] = {}
 
-    def add_row(self, row: Row, workload: str, pairs: Sequence[float], found: Ratio) -> None:
-        self._rows.append(_row(row, workload) | {"pairs": [round(pair, 4) for pair in pairs]} | _rounded(asdict(found)))
+    def add_row(self, row: Row, workload: str, pairs: Sequence[float], ratio: Ratio) -> None:
+        self._rows.append(_row(row, workload) | {"pairs": [round(pair, 4) for pair in pairs]} | _rounded(asdict(ratio)))
 
     def add_failure(self, row: Row, workload: str, why: str, log: Sequence[str]) -> None:
         self._rows.append(_row(row, workload) | {"failed": why, "log": list(log)})
@@ -47,10 +47,10 @@ class Measured:
     def add_windows(self, running: Running, windows: Sequence[Window]) -> None:
         """Takes in what one contestant did in a row, and its memory so far."""
         key = running.workload, running.contestant.name
-        told = self._contestants.setdefault(key, {"command": running.command, "first_step_secs": {}, "peak_mib": {}})
-        told["first_step_secs"][running.pid] = running.first_step_secs
+        facts = self._contestants.setdefault(key, {"command": running.command, "first_step_secs": {}, "peak_mib": {}})
+        facts["first_step_secs"][running.pid] = running.first_step_secs
         for name, mib in running.peak_mib().items():
-            told["peak_mib"][name] = max(mib, told["peak_mib"].get(name, 0.0))
+            facts["peak_mib"][name] = max(mib, facts["peak_mib"].get(name, 0.0))
         self._windows.setdefault(key, []).extend(windows)
 
     def add_start(self, start: Start) -> None:
@@ -60,7 +60,7 @@ class Measured:
         self._machine["load_after"] = load
 
     def to_json(self) -> Json:
-        contestants = [_contestant(*key, told, self._windows[key]) for key, told in sorted(self._contestants.items())]
+        contestants = [_contestant(*key, facts, self._windows[key]) for key, facts in sorted(self._contestants.items())]
         return {
             "machine": self._machine,
             "options": self._options,
@@ -80,20 +80,20 @@ class Measured:
         return f"{row['workload']}: {row['title']}: {_describe(row)}"
 
     def start_line(self, cluster: str) -> str:
-        told = _starts(cluster, self._starts)
-        return f"{cluster}: first step after {_secs(told['first_step_secs'])} s" + (
-            f", {told['dies']} replaced after {_secs(told['successor_secs'])} s" if told["dies"] else ""
+        starts = _starts(cluster, self._starts)
+        return f"{cluster}: first step after {_secs(starts['first_step_secs'])} s" + (
+            f", {starts['dies']} replaced after {_secs(starts['successor_secs'])} s" if starts["dies"] else ""
         )
 
 
-def summary(measured: Measured) -> list[str]:
-    """What is not as aimed at, a line each."""
-    results = measured.to_json()
-    missed = [row for row in results["rows"] if row.get("verdict") == "missed"]
+def summary(results: Results) -> list[str]:
+    """One line for each target that was missed."""
+    page = results.to_json()
+    missed = [row for row in page["rows"] if row.get("verdict") == "missed"]
     lines = [
         f"missed: {row['workload']}: {row['title']}: {_describe(row)}, aimed at {row['target']:g}" for row in missed
     ]
-    return [*lines, *(f"missed: {s['cluster']}: first step" for s in results["starts"] if s["verdict"] == "missed")]
+    return [*lines, *(f"missed: {s['cluster']}: first step" for s in page["starts"] if s["verdict"] == "missed")]
 
 
 def judged(rows: Iterable[Mapping[str, Any]]) -> list[Json]:
@@ -101,15 +101,15 @@ def judged(rows: Iterable[Mapping[str, Any]]) -> list[Json]:
 
     Of the rows of a group only the best, or the worst, has a verdict.
     """
-    told = [dict(row) for row in rows]
-    for row in told:
+    result = [dict(row) for row in rows]
+    for row in result:
         if row.get("target") is None or "low" not in row:
             continue
-        others = [r for r in told if r["group"] == row["group"] and r["workload"] == row["workload"] and "low" in r]
+        others = [r for r in result if r["group"] == row["group"] and r["workload"] == row["workload"] and "low" in r]
         choose = {"best": max, "worst": min}.get(row["judged"])
         if choose is None or choose(others, key=lambda r: r["median"]) is row:
             row["verdict"] = "met" if row["low"] >= row["target"] else "missed"
-    return told
+    return result
 
 
 def markdown(results: Mapping[str, Any]) -> str:
@@ -125,11 +125,11 @@ def markdown(results: Mapping[str, Any]) -> str:
         _table(_RATIO_HEADINGS, [_ratio_cells(row) for row in results["rows"]]),
         "CPU time of all its processes; traffic of the loopback interface, whoever's it is; memory as the peak of each "
         "process, in which pages that forked processes share count in each.\n",
-        _table(_CONTESTANT_HEADINGS, [_contestant_cells(told) for told in results["contestants"]]),
+        _table(_CONTESTANT_HEADINGS, [_contestant_cells(contestant) for contestant in results["contestants"]]),
     ]
     if results["starts"]:
         parts.append("From the command to the first step, and from the death of a task to its successor's first.\n")
-        parts.append(_table(_START_HEADINGS, [_start_cells(told) for told in results["starts"]]))
+        parts.append(_table(_START_HEADINGS, [_start_cells(start) for start in results["starts"]]))
     parts += [_failure(row) for row in results["rows"] if row.get("log")]
     return "\n".join(parts)
 
@@ -161,7 +161,7 @@ def _row(row: Row, workload: str) -> Json:
     }
 
 
-def _contestant(workload: str, name: str, told: Mapping[str, Any], windows: Sequence[Window]) -> Json:
+def _contestant(workload: str, name: str, facts: Mapping[str, Any], windows: Sequence[Window]) -> Json:
     processes = dict.fromkeys(process for window in windows for process in window.cpu_ms)
     cpu_ms = {process: median(window.cpu_ms.get(process, 0.0) for window in windows) for process in sorted(processes)}
     return {
@@ -172,9 +172,9 @@ def _contestant(workload: str, name: str, told: Mapping[str, Any], windows: Sequ
         "cpu_ms_per_step": _rounded(cpu_ms),
         "wire_nbytes_per_step": round(median(window.wire_nbytes for window in windows)),
         "wire_packets_per_step": round(median(window.wire_packets for window in windows), 1),
-        "first_step_secs": [round(secs, 2) for secs in told["first_step_secs"].values()],
-        "peak_mib": {process: round(mib) for process, mib in sorted(told["peak_mib"].items())},
-        "command": told["command"],
+        "first_step_secs": [round(secs, 2) for secs in facts["first_step_secs"].values()],
+        "peak_mib": {process: round(mib) for process, mib in sorted(facts["peak_mib"].items())},
+        "command": facts["command"],
     }
 
 
@@ -210,40 +210,40 @@ def _ratio_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     return row["workload"], row["title"], f"{row['median']:.2f}", interval, target, row.get("verdict") or ""
 
 
-def _contestant_cells(told: Mapping[str, Any]) -> tuple[str, ...]:
-    cpu, peak = told["cpu_ms_per_step"], told["peak_mib"]
+def _contestant_cells(contestant: Mapping[str, Any]) -> tuple[str, ...]:
+    cpu, peak = contestant["cpu_ms_per_step"], contestant["peak_mib"]
     return (
-        told["workload"],
-        told["title"],
-        f"{told['examples_per_sec']:,.0f}",
+        contestant["workload"],
+        contestant["title"],
+        f"{contestant['examples_per_sec']:,.0f}",
         f"{sum(cpu.values()):.1f}",
         ", ".join(f"{process} {ms:.1f}" for process, ms in cpu.items()),
-        f"{told['wire_nbytes_per_step'] / MIB:.2f}",
-        f"{told['wire_packets_per_step']:.0f}",
-        _secs(told["first_step_secs"]),
+        f"{contestant['wire_nbytes_per_step'] / MIB:.2f}",
+        f"{contestant['wire_packets_per_step']:.0f}",
+        _secs(contestant["first_step_secs"]),
         f"{sum(peak.values()):,}",
         f"{max(peak.values(), default=0):,}",
     )
 
 
-def _start_cells(told: Mapping[str, Any]) -> tuple[str, ...]:
+def _start_cells(start: Mapping[str, Any]) -> tuple[str, ...]:
     return (
-        told["cluster"],
-        _secs(told["first_step_secs"]),
-        NONE if told["target_secs"] is None else f"{told['target_secs']:g}",
-        "; ".join(told["failed"]) or told["verdict"] or "",
-        told["dies"] or NONE,
-        _secs(told["successor_secs"]),
-        ", ".join(f"{process} {mib:,}" for process, mib in told["peak_mib"].items()),
+        start["cluster"],
+        _secs(start["first_step_secs"]),
+        NONE if start["target_secs"] is None else f"{start['target_secs']:g}",
+        "; ".join(start["failed"]) or start["verdict"] or "",
+        start["dies"] or NONE,
+        _secs(start["successor_secs"]),
+        ", ".join(f"{process} {mib:,}" for process, mib in start["peak_mib"].items()),
     )
 
 
-def _secs(measured: Sequence[float]) -> str:
+def _secs(values: Sequence[float]) -> str:
     """The median, and the range of several."""
-    if not measured:
+    if not values:
         return NONE
-    told = f"{median(measured):.1f}"
-    return told if len(measured) == 1 else f"{told} ({min(measured):.1f} to {max(measured):.1f})"
+    middle = f"{median(values):.1f}"
+    return middle if len(values) == 1 else f"{middle} ({min(values):.1f} to {max(values):.1f})"
 
 
 def _failure(row: Mapping[str, Any]) -> str:

@@ -25,7 +25,7 @@ NURSERY = "trainer.launch.processes.nursery"
 
 
 class ContestantError(RuntimeError):
-    """A contestant did not start, ended or made no steps; `log` is the end of what it said, `pid` its first process."""
+    """A contestant did not start, ended or made no steps; `log` is the end of its output, `pid` its first process."""
 
     def __init__(self, why: str, log: list[str], pid: int) -> None:
         super().__init__(why)
@@ -94,7 +94,7 @@ class Running:
         """The status page of a task of ours; none while it does not answer."""
         try:
             tasks = json.loads((self._directory / "plan.json").read_text())["tasks"]
-            control = next(told["control"] for told in tasks if told["name"] == task)
+            control = next(entry["control"] for entry in tasks if entry["name"] == task)
             return read_status(control, timeout_secs=SILENT_SECS)
         except (OSError, ValueError):
             return None
