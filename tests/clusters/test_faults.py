@@ -306,7 +306,9 @@ def test_a_worker_that_the_others_wait_for_is_named(start, tmp_path: Path):
     (tmp_path / "mine.py").write_text(SLOW_WORKER)
     run = start(*EXACT, "cluster=1ps3w", "user=mine.py", "model=slow", "train.steps=75")
     assert run.wait() == 0, run.output
-    told = re.findall(r"(worker:\d) is slow: it computes ([\d.]+) times as long as the other workers; (.*)", run.output)
+    told = re.findall(
+        r"(worker:\d) is slow: it takes ([\d.]+) times as long to compute as the other workers; (.*)", run.output
+    )
     ((name, times, follows),) = told
     assert (name, follows) == ("worker:1", "every step waits for it")
     assert float(times) > 3

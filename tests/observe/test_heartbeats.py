@@ -25,14 +25,14 @@ def test_a_peer_that_is_silent_for_longer_is_given_up_and_the_link_is_named():
     assert beats.hear("ps:0", {"started_at": 5.0}, 101.0) is None
     assert beats.hear("ps:0", None, 117.0) == (
         69,
-        "ps:0 at 127.0.0.1:2 has not answered for 16 s: it is gone or frozen, or the link worker:1 -> ps:0 is cut",
+        "ps:0 at 127.0.0.1:2 has not answered for 16 s: it has died or is frozen, or the link worker:1 -> ps:0 is cut",
     )
 
 
 def test_a_peer_that_was_started_again_has_lost_what_it_held():
     beats = heartbeats()
     assert beats.hear("ps:0", {"started_at": 5.0}, 101.0) is None
-    assert beats.hear("ps:0", {"started_at": 9.0}, 102.0) == (75, "ps:0 was started again, and what it held is gone")
+    assert beats.hear("ps:0", {"started_at": 9.0}, 102.0) == (75, "ps:0 was restarted and has lost its state")
 
 
 def test_where_no_state_was_loaded_none_is_lost():
@@ -45,36 +45,36 @@ def test_where_no_state_was_loaded_none_is_lost():
 def test_a_median_is_of_one_step_although_many_pass_between_two_looks():
     stall = Stall(limit_secs=6.0, now=0.0)
     for second in range(6):
-        stall.look(200 * second, float(second))
+        stall.poll(200 * second, float(second))
     assert not stall.is_stuck(11.0)
     assert stall.is_stuck(11.1)
 
 
 def test_a_step_stalls_until_it_moves():
     stall = Stall(limit_secs=60.0, now=0.0)
-    assert [stall.look(3, now) for now in (0.0, 7.0, 9.0)] == [0.0, 7.0, 9.0]
-    assert stall.look(4, 10.0) == 0.0
+    assert [stall.poll(3, now) for now in (0.0, 7.0, 9.0)] == [0.0, 7.0, 9.0]
+    assert stall.poll(4, 10.0) == 0.0
 
 
 def test_a_stuck_step_took_longer_than_the_limit_and_than_twenty_medians():
     stall = Stall(limit_secs=60.0, now=0.0)
     for step in range(6):
-        stall.look(step, 10.0 * step)  # 10 s each
+        stall.poll(step, 10.0 * step)  # 10 s each
     assert not stall.is_stuck(50.0 + 200.0)
     assert stall.is_stuck(50.0 + 201.0)
 
 
 def test_a_stall_is_told_every_thirty_seconds():
     stall = Stall(limit_secs=60.0, now=0.0)
-    stall.look(3, 0.0)
+    stall.poll(3, 0.0)
     assert [now for now in range(0, 100, 10) if stall.is_due(float(now))] == [30, 60, 90]
 
 
 def test_a_stalled_step_names_who_is_there_and_who_is_missing():
     workers = [f"worker:{index}" for index in range(4)]
     assert describe(1200, 30.2, workers, ["worker:2"], {"worker:2": (1199, 12.3)}) == (
-        "step 1200 waits 30 s: have replicas 0 1 3, missing worker:2 (last seen at step 1199, 12 s ago)"
+        "step 1200 has waited 30 s for worker:2 (at step 1199 12 s ago); workers 0, 1, 3 have pushed"
     )
     assert describe(5, 31.0, workers[:2], workers[:2], {}) == (
-        "step 5 waits 31 s: have replicas none, missing worker:0, worker:1"
+        "step 5 has waited 31 s for worker:0, worker:1; no worker has pushed"
     )

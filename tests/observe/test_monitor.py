@@ -133,7 +133,7 @@ def test_the_numbers_are_there_in_prometheus_text_format(serve):
 
 def test_another_path_is_not_found_and_says_which_there_are(serve):
     code, _, body = get(serve(worker(0)), "/")
-    assert (code, "there are /status and /metrics" in body) == (404, True)
+    assert (code, "only /status and /metrics exist" in body) == (404, True)
 
 
 @pytest.mark.parametrize("path", ["/status", "/metrics", "/environ", "/status?x=${SECRET}"])
@@ -216,14 +216,14 @@ def test_a_report_names_the_missing_every_ten_seconds(serve, held):
             report=reports.append,
             now=clock,
         )
-    refused = f"worker:2 at {gone}: connection refused, it has not started or is gone"
-    assert [re.sub(r"^waits \d+ s for ", "", text) for text in reports] == [
+    refused = f"worker:2 at {gone}: connection refused, it has not started or has died"
+    assert [re.sub(r"^has waited \d+ s for ", "", text) for text in reports] == [
         f"worker:1 at {control}: starting (starting); {refused}",
         f"worker:1 at {control}: starting (starting); {refused}",
         f"worker:1 at {control}: starting (starting); {refused}",
         refused,
     ]
-    waited = [int(re.findall(r"waits (\d+) s", text)[0]) for text in reports]
+    waited = [int(re.findall(r"has waited (\d+) s", text)[0]) for text in reports]
     assert all(9 <= later - earlier <= 12 for earlier, later in zip([0, *waited], waited, strict=False))
 
 

@@ -114,7 +114,7 @@ def test_it_says_first_what_is_not_as_planned():
     moved = Record("worker:0", STEP, operations({"shard0/flat": WORKER, "replica0/dense/MatMul": WORKER}), ())
     read = Reader(page([UPDATED, moved], plan()))
     assert "2 differences from the plan" in read.texts[""]
-    assert f"shard0/flat, of shard 0, was planned on {PS} and lives on {WORKER}" in read.texts[""]
+    assert f"shard0/flat of shard 0 was planned on {PS} but is on {WORKER}" in read.texts[""]
 
 
 def test_it_says_which_tasks_have_told_nothing_yet():

@@ -110,14 +110,14 @@ def test_what_ran_as_planned_differs_in_nothing():
 
 def test_a_replica_on_another_device_is_one_difference():
     (told,) = differences(record(["/cpu:0", "/cpu:0"]), plan(task("worker", 0, "/cpu:0", "/cpu:1"), held=HELD))
-    assert "operations of replica 1 were planned on /cpu:1 and ran on /cpu:0: replica1/PartitionedCall/" in told
+    assert "operations of replica 1 were planned on /cpu:1 but ran on /cpu:0: replica1/PartitionedCall/" in told
     assert "more" in told
     assert "soft placement" not in told  # a CPU has every kernel
 
 
 def test_a_replica_that_did_not_run_is_a_difference():
     told = differences(record(["/cpu:0"]), plan(task("worker", 0, "/cpu:0", "/cpu:1"), held=HELD))
-    assert told == ["replica 1 was planned on /cpu:1, and no operation of it ran"]
+    assert told == ["replica 1 was planned on /cpu:1, but none of its operations ran"]
 
 
 def test_a_replica_that_is_not_planned_is_a_difference():
@@ -128,9 +128,9 @@ def test_a_replica_that_is_not_planned_is_a_difference():
 def test_what_soft_placement_moved_is_a_difference_that_says_so():
     ran = record(["/gpu:0"])
     (told,) = differences(ran, plan(task("worker", 0, "/gpu:0"), held=HELD))
-    assert "of replica 0 were planned on /gpu:0 and ran on /cpu:0: " in told
+    assert "of replica 0 were planned on /gpu:0 but ran on /cpu:0: " in told
     assert told.endswith(
-        "; soft placement moves to the CPU what has no kernel on its device, or whose device is not there"
+        "; soft placement moves operations to the CPU that have no kernel for their device, or whose device is missing"
         " (device.soft_placement={worker:0:false} makes that an error)"
     )
     (strict,) = differences(ran, plan(task("worker", 0, "/gpu:0", soft_placement=False), held=HELD))
@@ -141,7 +141,7 @@ def test_a_compiled_replica_is_checked_as_one_operation():
     ran = record(["/cpu:0", "/cpu:1"], jit=True)
     assert differences(ran, plan(task("worker", 0, "/cpu:0", "/cpu:1"), held=HELD)) == []
     assert differences(ran, plan(task("worker", 0, "/cpu:0", "/cpu:0"), held=HELD)) == [
-        "1 operation of replica 1 was planned on /cpu:0 and ran on /cpu:1: replica1/PartitionedCall (compiled)"
+        "1 operation of replica 1 was planned on /cpu:0 but ran on /cpu:1: replica1/PartitionedCall (compiled)"
     ]
 
 
@@ -161,7 +161,7 @@ def test_a_pinned_layer_ran_on_its_device_forward_and_backward(accumulate):
 
 def test_a_pinned_layer_elsewhere_is_a_difference():
     (told,) = differences(record(["/cpu:0"]), plan(task("worker", 0, "/cpu:0"), held=HELD, pins=PIN))
-    assert "operations of layer dense_1 in replica 0 were planned on /cpu:1 and ran on /cpu:0: " in told
+    assert "operations of layer dense_1 in replica 0 were planned on /cpu:1 but ran on /cpu:0: " in told
     assert "model/dense_1_2/" in told
     assert "model/dense_1/" not in told
 
@@ -169,15 +169,15 @@ def test_a_pinned_layer_elsewhere_is_a_difference():
 def test_a_pinned_layer_that_was_compiled_with_the_rest_is_a_difference():
     told = differences(record(["/cpu:0"], jit=True), plan(task("worker", 0, "/cpu:0"), held=HELD, pins=PIN))
     assert told == [
-        "layer dense_1 in replica 0 was planned on /cpu:1 and was compiled into replica0/PartitionedCall on /cpu:0; "
-        "type train.jit=false"
+        "layer dense_1 in replica 0 was planned on /cpu:1 but was compiled into replica0/PartitionedCall on /cpu:0; "
+        "use train.jit=false"
     ]
 
 
 def test_a_pinned_layer_of_which_nothing_is_seen_is_a_difference():
     ran = record(["/cpu:0"], scopes={})
     told = differences(ran, plan(task("worker", 0, "/cpu:0"), held=HELD, pins=PIN))
-    assert told == ["layer dense_1 in replica 0 was planned on /cpu:1, and no operation of it was found"]
+    assert told == ["layer dense_1 in replica 0 was planned on /cpu:1, but none of its operations ran"]
 
 
 def test_a_pinned_layer_without_parameters_need_not_be_seen():
@@ -220,7 +220,7 @@ def test_a_shard_on_another_host_is_a_difference():
     )
     told = differences(make_record("worker:0", STEP, ran), plan(*CLUSTER, held=HELD, hosts=["ps:0", "ps:1"]))
     assert told == [
-        "shard1/flat, of shard 1, was planned on /job:ps/task:1/cpu:0 and lives on /job:ps/task:0/cpu:0",
+        "shard1/flat of shard 1 was planned on /job:ps/task:1/cpu:0 but is on /job:ps/task:0/cpu:0",
     ]
 
 
@@ -259,8 +259,8 @@ def test_a_worker_tells_where_in_the_cluster_shards_and_replica_are():
     ran = make_record("worker:0", STEP, executed(metadata))
     ps, worker = task("ps", 0, address=addresses[0]), task("worker", 0, "/cpu:0", address=addresses[1])
     assert differences(ran, plan(ps, worker, held=HELD, hosts=["ps:0"])) == [
-        "shard0/flat, of shard 0, was planned on /job:ps/task:0/cpu:0 and lives on /job:ps/task:0/cpu:1",
-        "1 operation of replica 0 was planned on /job:worker/task:0/cpu:0 and ran on /job:worker/task:0/cpu:1: "
+        "shard0/flat of shard 0 was planned on /job:ps/task:0/cpu:0 but is on /job:ps/task:0/cpu:1",
+        "1 operation of replica 0 was planned on /job:worker/task:0/cpu:0 but ran on /job:worker/task:0/cpu:1: "
         "replica0/Tanh (Tanh)",
     ]
 

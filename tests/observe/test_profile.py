@@ -53,7 +53,7 @@ def test_each_better_estimate_of_the_chiefs_clock_is_told(monkeypatch):
     status, (port,) = Status("worker", 0, "runs/x", "c0ffee"), free_ports(1)
     now = status.to_json
     monkeypatch.setattr(status, "to_json", lambda: now() | {"now": now()["now"] + 3600.0})
-    monkeypatch.setattr(clock, "LOOK_EVERY_SECS", 0.0)
+    monkeypatch.setattr(clock, "POLL_EVERY_SECS", 0.0)
     serve(status, "127.0.0.1", port)
     told: list[Offset] = []
     clock.follow(f"127.0.0.1:{port}", told.append)
@@ -63,7 +63,7 @@ def test_each_better_estimate_of_the_chiefs_clock_is_told(monkeypatch):
 
 
 def test_a_chief_that_does_not_answer_leaves_no_estimate(monkeypatch):
-    monkeypatch.setattr(clock, "LOOK_EVERY_SECS", 0.0)
+    monkeypatch.setattr(clock, "POLL_EVERY_SECS", 0.0)
     told: list[Offset] = []
     clock.follow(f"127.0.0.1:{free_ports(1)[0]}", told.append)
     assert told == []
@@ -94,8 +94,8 @@ def read_lines(**tasks: list[Any]) -> Profile:
 
 
 def only_step(profile: Profile, row: str = REPLICA) -> Any:
-    ((life, *_),) = [profile.lives]
-    return life.rows[row][0]
+    ((attempt, *_),) = [profile.attempts]
+    return attempt.rows[row][0]
 
 
 def test_a_phase_begins_where_the_one_before_it_ended():
@@ -121,7 +121,7 @@ def test_what_hosts_stamped_is_put_on_the_chiefs_clock():
         ],
         worker_0=[born("worker:0"), step(1, 10.0, 16.0, **ends)],
     )
-    ps, worker = profile.lives
+    ps, worker = profile.attempts
     assert ps.rows[SHARD][0].spans == (Span("wait", 10.0, 15.5),)
     assert worker.rows[REPLICA][0].spans == (
         Span("wait", 10.0, 11.0),
@@ -140,7 +140,7 @@ def test_a_clock_that_cannot_be_right_makes_no_phase_negative():
 def test_the_line_that_a_killed_task_did_not_finish_is_left_out_and_counted():
     whole = [born("worker:0"), step(1, 0.0, 1.0, wait=0.5), step(2, 1.0, 2.0, wait=1.5)]
     profile = read_lines(worker_0=[*whole, json.dumps(step(3, 2.0, 3.0, wait=2.5))[:-20]])
-    assert [s.number for s in profile.lives[0].rows[REPLICA]] == [1, 2]
+    assert [s.number for s in profile.attempts[0].rows[REPLICA]] == [1, 2]
     assert profile.damaged == 1
 
 
@@ -151,7 +151,7 @@ def test_the_line_that_a_killed_task_did_not_finish_is_left_out_and_counted():
 )
 def test_a_line_of_something_else_is_left_out_and_counted(line: str):
     profile = read_lines(worker_0=[born("worker:0"), line, step(2, 1.0, 2.0, wait=1.5)])
-    assert [s.number for s in profile.lives[0].rows[REPLICA]] == [2]
+    assert [s.number for s in profile.attempts[0].rows[REPLICA]] == [2]
     assert profile.damaged == 1
 
 
@@ -160,12 +160,15 @@ def test_tasks_that_left_nothing_are_named():
     assert profile.missing == ["ps:0", "worker:1"]
 
 
-def test_each_process_that_a_task_was_is_a_life():
+def test_each_process_of_a_task_is_an_attempt():
     lines = [born("worker:1", 70), step(1, 0.0, 1.0, wait=0.5), born("worker:1", 71), step(2, 5.0, 6.0, wait=5.5)]
     profile = read_lines(worker_1=lines)
-    assert [(life.task, life.number, life.pid) for life in profile.lives] == [("worker:1", 0, 70), ("worker:1", 1, 71)]
-    names = [e["args"]["name"] for e in trace(profile.lives)["traceEvents"] if e["name"] == "process_name"]
-    assert names == ["worker:1", "worker:1, life 2"]
+    assert [(attempt.task, attempt.number, attempt.pid) for attempt in profile.attempts] == [
+        ("worker:1", 0, 70),
+        ("worker:1", 1, 71),
+    ]
+    names = [e["args"]["name"] for e in trace(profile.attempts)["traceEvents"] if e["name"] == "process_name"]
+    assert names == ["worker:1", "worker:1, attempt 2"]
 
 
 # Traces
@@ -186,13 +189,13 @@ def check_trace(made: Mapping[str, Any]) -> list[dict[str, Any]]:
     return events
 
 
-def test_a_trace_has_a_process_a_life_and_a_thread_a_row():
+def test_a_trace_has_a_process_per_attempt_and_a_thread_per_row():
     lines = [
         born("worker:0"),
         step(3, 100.0, 101.0, wait=100.25),
         update(3, 100.5, 101.5, {"worker:0": 100.75, "worker:1": 101.0}, wait=101.0, apply=101.25),
     ]
-    made = trace(read_lines(worker_0=lines).lives)
+    made = trace(read_lines(worker_0=lines).attempts)
     assert [(e["name"], e["tid"], e["ts"], e["dur"], e["args"]) for e in check_trace(made)] == [
         ("step 3", 1, 0, 1000000, {"step": 3}),
         ("wait", 1, 0, 250000, {"step": 3}),
@@ -237,13 +240,13 @@ def two_workers() -> Profile:
 
 
 def test_shares_are_of_the_time_from_the_second_step_to_the_end_of_the_last():
-    assert shares.fractions(two_workers().lives, REPLICA) == {
+    assert shares.fractions(two_workers().attempts, REPLICA) == {
         "worker:0": {"wait": 0.125, "compute": 0.5, "other": 0.375}
     }
-    assert shares.fractions(two_workers().lives, SHARD) == {"ps:0": {"wait": 0.625, "apply": 0.375, "other": 0.0}}
+    assert shares.fractions(two_workers().attempts, SHARD) == {"ps:0": {"wait": 0.625, "apply": 0.375, "other": 0.0}}
 
 
-def test_the_shares_of_several_lives_are_put_together():
+def test_the_shares_of_several_attempts_are_combined():
     first = [born("worker:1"), step(1, 0.0, 9.0), step(2, 9.0, 10.0, wait=10.0)]
     second = [born("worker:1"), step(2, 50.0, 59.0), step(3, 59.0, 62.0, wait=60.0, compute=62.0)]
     summary = shares.summarize(read_lines(worker_1=[*first, *second]))
@@ -252,12 +255,14 @@ def test_the_shares_of_several_lives_are_put_together():
 
 
 def test_who_came_last_counts_where_several_came():
-    assert shares.came_last(two_workers().lives) == {"worker:1": {"updates": 2, "of": 2, "late_ms": 250.0}}
+    assert shares.came_last(two_workers().attempts) == {"worker:1": {"updates": 2, "of": 2, "late_ms": 250.0}}
 
 
 def test_the_summary_is_a_table_of_shares_and_says_who_was_waited_for():
     profile = two_workers()
-    moved = Profile(profile.lives, {"ps:0": Offset(-2.5, 0.0004), "worker:1": Offset(0.0, 0.001)}, profile.missing, 0)
+    moved = Profile(
+        profile.attempts, {"ps:0": Offset(-2.5, 0.0004), "worker:1": Offset(0.0, 0.001)}, profile.missing, 0
+    )
     assert shares.describe(shares.summarize(moved)).splitlines() == [
         "where the time of 3 steps went",
         "               wait  compute    apply    other",
@@ -265,7 +270,7 @@ def test_the_summary_is_a_table_of_shares_and_says_who_was_waited_for():
         "ps:0 shard    62.5%             37.5%     0.0%",
         "worker:1 came last in 2 of 2 updates, 250.0 ms after the next to last on average",
         "ps:0's clock is 2,500.0 ms ahead of the chief's (within 0.4 ms); this allows for it",
-        "nothing is known of worker:1",
+        "no steps recorded by worker:1",
     ]
 
 
@@ -280,7 +285,7 @@ def test_of_many_who_came_last_the_first_are_told():
 
 def test_where_no_task_came_to_a_second_step_there_are_no_shares():
     profile = read_lines(worker_0=[born("worker:0"), step(1, 0.0, 1.0, wait=0.5)])
-    assert shares.describe(shares.summarize(profile)) == "no task came to a second step, so there is no profile"
+    assert shares.describe(shares.summarize(profile)) == "no task reached a second step, so there is no profile"
 
 
 # Files
@@ -300,7 +305,7 @@ def prepared(path: Path) -> RunDirectory:
     return directory
 
 
-def test_a_recorder_writes_its_life_and_the_first_steps_of_each_row(tmp_path: Path, monkeypatch):
+def test_a_recorder_writes_its_attempt_and_the_first_steps_of_each_row(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(record, "STEPS", 2)
     directory, chief = prepared(tmp_path / "run"), task("worker", 0)
     for _ in range(2):
@@ -319,14 +324,14 @@ def test_a_recorder_writes_its_life_and_the_first_steps_of_each_row(tmp_path: Pa
     assert lines[len(lines) // 2 :] == lines[: len(lines) // 2]
 
 
-def test_a_life_after_one_that_ended_within_a_line_is_one_of_its_own(tmp_path: Path):
+def test_an_attempt_after_one_that_ended_within_a_line_is_separate(tmp_path: Path):
     directory, chief = prepared(tmp_path / "run"), task("worker", 0)
     Recorder(directory, chief, chief).write(REPLICA, 1, Stamps(1.0, 3.0, {"wait": 2.0}))
     path = directory.profile / "worker-0.jsonl"
     path.write_text(path.read_text() + '{"row": "repl')
     Recorder(directory, chief, chief).write(REPLICA, 2, Stamps(5.0, 6.0, {"wait": 5.5}))
     profile = read({"worker:0": path.read_text()}, expected=[])
-    assert [[s.number for s in life.rows[REPLICA]] for life in profile.lives] == [[1], [2]]
+    assert [[s.number for s in attempt.rows[REPLICA]] for attempt in profile.attempts] == [[1], [2]]
     assert profile.damaged == 1
 
 
@@ -334,7 +339,7 @@ def test_a_recorder_without_a_run_directory_says_so_once(tmp_path: Path, caplog)
     recorder = Recorder(RunDirectory(tmp_path / "none"), task("ps", 0), task("worker", 0))
     for number in (1, 2):
         recorder.write(SHARD, number, Stamps(1.0, 2.0, {}))
-    assert caplog.messages == [f"ps:0 is not profiled: {tmp_path}/none: no plan is there"]
+    assert caplog.messages == [f"ps:0 is not profiled: {tmp_path}/none: it has no plan"]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -363,7 +368,7 @@ def test_a_run_that_no_launcher_ended_is_merged_by_hand(tmp_path: Path, capsys):
     directory.profile.mkdir()
     assert main([str(directory.path)]) == exit_codes.OK
     assert capsys.readouterr().out == (
-        "no task came to a second step, so there is no profile\n"
+        "no task reached a second step, so there is no profile\n"
         f"{directory.profile}/trace.json: open it in Perfetto, or in chrome://tracing\n"
     )
 
@@ -523,7 +528,7 @@ def test_all_reduce_has_the_phases_that_it_can_tell(finish):
 
 @pytest.mark.cluster
 @pytest.mark.timeout(180)
-def test_both_lives_of_a_worker_that_was_killed_are_there(start):
+def test_both_attempts_of_a_killed_worker_are_recorded(start):
     run = start(*SHORT, "cluster=1ps2w", "train.steps=60", "profile=true", "restart.delay_secs=0")
     run.wait_for_step(20)
     dead = run.last_pid("worker:1")
@@ -535,12 +540,12 @@ def test_both_lives_of_a_worker_that_was_killed_are_there(start):
     made = json.loads((run.directory / "profile" / "trace.json").read_text())
     names = {e["pid"]: e["args"]["name"] for e in made["traceEvents"] if e["name"] == "process_name"}
     steps = {name: {e["args"]["step"] for e in events if e["pid"] == pid} for pid, name in names.items()}
-    assert list(names.values()) == ["ps:0", "worker:0", "worker:1", "worker:1, life 2"]
+    assert list(names.values()) == ["ps:0", "worker:0", "worker:1", "worker:1, attempt 2"]
     assert min(steps["worker:1"]) == 1
-    assert max(steps["worker:1, life 2"]) == 60
+    assert max(steps["worker:1, attempt 2"]) == 60
     assert steps["worker:0"] == set(range(1, 61))
     # A push may have counted, and its line not have come.
-    assert len(steps["worker:0"] - steps["worker:1"] - steps["worker:1, life 2"]) <= 1
+    assert len(steps["worker:0"] - steps["worker:1"] - steps["worker:1, attempt 2"]) <= 1
 
 
 @pytest.mark.cluster

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.observe.slow import Slow, times_as_slow
+from trainer.observe.slow import SlowWorkers, times_as_slow
 from trainer.plan.strategy import STRATEGIES
 
 
@@ -34,20 +34,22 @@ def test_who_does_not_train_beside_others_is_not_slow(pages):
 
 
 def test_a_slow_worker_is_told_once_when_it_has_been_slow_for_ten_seconds():
-    slow = Slow(STRATEGIES["sync"].when_slow)
-    said = {now: slow.look(SYNC, float(now)) for now in range(0, 30)}
+    slow = SlowWorkers(STRATEGIES["sync"].when_slow)
+    said = {now: slow.poll(SYNC, float(now)) for now in range(0, 30)}
     assert {now for now, sentences in said.items() if sentences} == {10}
-    assert said[10] == ["worker:1 is slow: it computes 9.0 times as long as the other workers; every step waits for it"]
+    assert said[10] == [
+        "worker:1 is slow: it takes 9.0 times as long to compute as the other workers; every step waits for it"
+    ]
 
 
 def test_one_that_was_fast_in_between_is_told_again():
-    slow = Slow(STRATEGIES["async"].when_slow)
+    slow = SlowWorkers(STRATEGIES["async"].when_slow)
     even = {name: page(500.0) for name in ASYNC}
     looks = [(ASYNC, 0), (even, 5), (ASYNC, 6), (ASYNC, 15), (ASYNC, 16), (even, 20), (ASYNC, 21), (ASYNC, 31)]
-    assert [now for pages, now in looks if slow.look(pages, float(now))] == [16, 31]
+    assert [now for pages, now in looks if slow.poll(pages, float(now))] == [16, 31]
 
 
 def test_what_follows_is_said_for_a_run_that_does_not_wait():
-    slow = Slow(STRATEGIES["backup"].when_slow)
-    slow.look(ASYNC, 0.0)
-    assert slow.look(ASYNC, 10.0)[0].endswith("the others do not wait, and its late gradients are dropped")
+    slow = SlowWorkers(STRATEGIES["backup"].when_slow)
+    slow.poll(ASYNC, 0.0)
+    assert slow.poll(ASYNC, 10.0)[0].endswith("the others do not wait, and its late gradients are dropped")

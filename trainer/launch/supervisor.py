@@ -17,7 +17,7 @@ from trainer.launch.progress import Progress
 from trainer.launch.restarts import Restarts, may_be_left_behind
 from trainer.launch.signals import Signals
 from trainer.launch.silence import PageReader, SilenceWatch
-from trainer.observe.slow import Slow
+from trainer.observe.slow import SlowWorkers
 from trainer.observe.stall import describe as describe_stall
 from trainer.plan.plan import Plan
 from trainer.storage.atomic import write_atomically
@@ -49,7 +49,7 @@ class Supervisor:
         self._restarts = Restarts(config.restart, plan, self.attempts, progress.say)
         self._pages = PageReader(self.attempts, config.timeouts.heartbeat_secs)
         self._silence = SilenceWatch(self.attempts, plan, config.timeouts)
-        self._slow = Slow(plan.effective_strategy.when_slow)
+        self._slow = SlowWorkers(plan.effective_strategy.when_slow)
         self._first_step_at: float | None = None  # Unix time, seconds
         self._obeyed = 0  # signals
         self._stop_by: float | None = None  # the tasks are to be asked to stop, and are killed after this
@@ -149,7 +149,7 @@ class Supervisor:
         self._first_step_at = self._first_step_at or min(first_steps, default=None)
         self._progress.show(pages, states)
         self._say_stalls(pages)
-        for sentence in self._slow.look(pages, time.monotonic()):
+        for sentence in self._slow.poll(pages, time.monotonic()):
             self._progress.say(sentence)
         with contextlib.suppress(OSError):  # the chief reports a full disk
             write_atomically(self._directory.status, json.dumps({"tasks": pages, "states": states}, indent=1))

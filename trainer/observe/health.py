@@ -1,4 +1,4 @@
-"""Whether the task of this container answers: what the image's HEALTHCHECK asks. Imports no TensorFlow."""
+"""The image's HEALTHCHECK: whether the task of this container answers. Imports no TensorFlow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def is_healthy(control: str | None) -> bool:
     """Whether a status page answers.
 
     Args:
-        control: "host:port" of the page; none: the container is no task's, and has none.
+        control: "host:port" of the page; None: the container runs no task.
     """
     if control is None:
         return True

@@ -1,4 +1,4 @@
-"""Heartbeats: TensorFlow notices neither a frozen peer nor a link that is cut, so a task asks its peers itself."""
+"""Polls the status pages of peers, because TensorFlow notices neither a frozen peer nor a cut link."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from trainer.faults import exit_codes
 from trainer.observe.peers import read_status
 from trainer.plan.plan import Task
 
-# A supervisor ends who is silent after one heartbeat timeout; its peers wait a little longer for that.
+# A supervisor kills a silent task after one heartbeat timeout; its peers give it time for that.
 PATIENCE = 1.5
 BEATS = 4  # within a timeout
 
-Leave = Callable[[int, str], None]  # with an exit code and the reason; ends the process
+Leave = Callable[[int, str], None]  # ends the process, with an exit code and the reason
 
 
 class Heartbeats:
-    """What is known of the peers that a task cannot work without; the clock is passed in, seconds that only rise."""
+    """When each peer that a task needs last answered; the clock is passed in, seconds that only rise."""
 
     def __init__(self, me: str, peers: Iterable[Task], *, timeout_secs: float, now: float) -> None:
         self._me, self._timeout_secs = me, timeout_secs
         self.peers = {peer.name: peer for peer in peers}
         self._heard_at = dict.fromkeys(self.peers, now)
-        self._born_at: dict[str, float] = {}
+        self._started_at: dict[str, float] = {}
 
     def hear(
         self, name: str, page: Mapping[str, Any] | None, now: float, *, loses: bool = True
     ) -> tuple[int, str] | None:
-        """Takes in a peer's status page, or that none came.
+        """Takes in a peer's status page, or None if it did not answer.
 
         Args:
-            loses: whether something is lost when the peer is started again; not before a state was loaded.
+            loses: whether a restarted peer loses state; not before one was loaded.
 
         Returns:
-            Why this task cannot go on, if so: an exit code and a sentence.
+            Why this task cannot continue, if so: an exit code and a sentence.
         """
         peer = self.peers[name]
         if page is None:
@@ -44,14 +44,14 @@ class Heartbeats:
             if silent <= self._timeout_secs * PATIENCE:
                 return None
             return exit_codes.UNAVAILABLE, (
-                f"{name} at {peer.control} has not answered for {silent:.0f} s: it is gone or frozen, or the link "
+                f"{name} at {peer.control} has not answered for {silent:.0f} s: it has died or is frozen, or the link "
                 f"{self._me} -> {name} is cut"
             )
         self._heard_at[name] = now
-        born_at = self._born_at.get(name)
-        self._born_at[name] = page["started_at"]
-        if loses and born_at not in (None, page["started_at"]):
-            return exit_codes.INCOMPLETE, f"{name} was started again, and what it held is gone"
+        started_at = self._started_at.get(name)
+        self._started_at[name] = page["started_at"]
+        if loses and started_at not in (None, page["started_at"]):
+            return exit_codes.INCOMPLETE, f"{name} was restarted and has lost its state"
         return None
 
 
@@ -63,19 +63,19 @@ def watch(
     loses: Callable[[], bool],
     leave: Leave,
 ) -> None:
-    """Asks every peer again and again, in a thread of its own each, until the task needs them no more."""
+    """Polls every peer, each in its own thread, until the task no longer needs them."""
 
-    def ask(name: str, peer: Task) -> None:
+    def poll(name: str, peer: Task) -> None:
         while not is_over():
             began = time.monotonic()
             page = _page(peer.control, timeout_secs / BEATS)
-            lost = heartbeats.hear(name, page, time.monotonic(), loses=loses())
-            if lost and not is_over():
-                leave(*lost)
+            failure = heartbeats.hear(name, page, time.monotonic(), loses=loses())
+            if failure and not is_over():
+                leave(*failure)
             time.sleep(max(0.0, began + timeout_secs / BEATS - time.monotonic()))
 
     for name, peer in heartbeats.peers.items():
-        threading.Thread(target=ask, args=(name, peer), name=f"heartbeat {name}", daemon=True).start()
+        threading.Thread(target=poll, args=(name, peer), name=f"heartbeat {name}", daemon=True).start()
 
 
 def _page(control: str, timeout_secs: float) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Reading the status pages of other tasks, and the roll call that every task holds before its first session."""
+"""Reads the status pages of other tasks; the roll call waits for peers before a task's first session."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from trainer.plan.plan import Task
 
 REPORT_EVERY_SECS = 10.0
 POLL_SECS = 0.05
-ASKED_AT_ONCE = 32
-UNIX = "unix:"  # begins an address that is the path of a socket
+POLLED_AT_ONCE = 32
+UNIX = "unix:"  # prefix of an address that is the path of a socket
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    """To "unix:PATH"."""
+    """A connection to "unix:PATH"."""
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
@@ -35,13 +35,13 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class PeerError(TrainerError):
-    """Peers did not come up, or belong to another run."""
+    """Peers did not start in time, or belong to another run."""
 
     exit_code = exit_codes.UNAVAILABLE
 
 
 def read_status(control: str, *, timeout_secs: float) -> dict[str, Any]:
-    """The status page at "host:port", or at "unix:PATH".
+    """Reads the status page at "host:port", or at "unix:PATH".
 
     Raises:
         OSError, ValueError: if nobody answers there, or something else does.
@@ -53,7 +53,7 @@ def read_status(control: str, *, timeout_secs: float) -> dict[str, Any]:
         page = json.loads(connection.getresponse().read())
     except http.client.HTTPException as error:
         raise ValueError(f"no status page answers: {error!r}") from error
-    except ValueError:  # no JSON, or no text at all
+    except ValueError:  # no JSON, or no text
         page = None
     finally:
         connection.close()
@@ -72,41 +72,41 @@ def roll_call(
     may_be_silent: bool = False,
     now: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Waits until every peer is up, and says every ten seconds which ones are missing and why.
+    """Waits until every peer is up; reports every ten seconds which ones are missing and why.
 
     Args:
-        until: the field of a status page that says that a peer is up: `is_listening` or `is_ready`.
-        may_be_silent: a peer that listens and does not answer counts as up; it was heard before, and is busy.
+        until: the field of a status page that says whether a peer is up: `is_listening` or `is_ready`.
+        may_be_silent: a peer that listens but does not answer counts as up; it has answered before, and is busy.
 
     Raises:
         PeerError: at the deadline, or as soon as a peer of another run, config or TensorFlow answers.
     """
-    missing = {peer.name: (peer, "not asked yet") for peer in peers}
+    missing = {peer.name: (peer, "not polled yet") for peer in peers}
     began = reported = now()
-    asking = ThreadPoolExecutor(max_workers=ASKED_AT_ONCE, thread_name_prefix="roll call")  # a silent one takes seconds
+    threads = ThreadPoolExecutor(max_workers=POLLED_AT_ONCE, thread_name_prefix="roll call")  # silence takes seconds
     while missing:
         peers = [peer for peer, _ in missing.values()]
-        reasons = asking.map(lambda peer: _why_missing(me, peer, until, may_be_silent), peers)
+        reasons = threads.map(lambda peer: _why_missing(me, peer, until, may_be_silent), peers)
         missing = {peer.name: (peer, reason) for peer, reason in zip(peers, reasons, strict=True) if reason}
         waited = now() - began
-        told = "; ".join(f"{name} at {peer.control}: {reason}" for name, (peer, reason) in missing.items())
+        reasons_text = "; ".join(f"{name} at {peer.control}: {reason}" for name, (peer, reason) in missing.items())
         if missing and waited > deadline_secs:
-            raise PeerError(f"missing after {waited:.0f} s: {told}")
+            raise PeerError(f"missing after {waited:.0f} s: {reasons_text}")
         if missing and now() - reported >= REPORT_EVERY_SECS:
-            report(f"waits {waited:.0f} s for {told}")
+            report(f"has waited {waited:.0f} s for {reasons_text}")
             reported = now()
         if missing:
             time.sleep(POLL_SECS)
 
 
 def _why_missing(me: Status, peer: Task, until: str, may_be_silent: bool) -> str | None:
-    """None when a peer is up; else what keeps it, in words."""
+    """Why a peer is not up; None if it is."""
     try:
         page = read_status(peer.control, timeout_secs=0.5 if may_be_silent else 2.0)
     except socket.gaierror:
         return "its host name does not resolve"
     except ConnectionRefusedError:
-        return "connection refused, it has not started or is gone"
+        return "connection refused, it has not started or has died"
     except TimeoutError:
         return None if may_be_silent else "silent, it may be frozen or behind a firewall"
     except (OSError, ValueError) as error:

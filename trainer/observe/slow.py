@@ -1,4 +1,4 @@
-"""Tells which worker is much slower than the others."""
+"""Notices workers that are much slower than the others."""
 
 from __future__ import annotations
 
@@ -6,38 +6,39 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-SLOW_TIMES = 3.0  # as long as the others
-SLOW_SECS = 10.0  # for so long, before it is told
+SLOW_TIMES = 3.0  # a slow worker computes at least this many times as long as the others
+SLOW_SECS = 10.0  # it is reported when it has been slow for this long
 
 
-class Slow:
+class SlowWorkers:
     """Follows how long the workers compute; the clock is passed in, seconds that only rise."""
 
     def __init__(self, consequence: str) -> None:
         self._consequence = consequence
-        self._since: dict[str, float] = {}  # by worker that is slow
-        self._told: set[str] = set()
+        self._slow_since: dict[str, float] = {}  # by worker
+        self._reported: set[str] = set()
 
-    def look(self, pages: Mapping[str, Mapping[str, Any]], now: float) -> list[str]:
-        """A sentence for each worker that has been slow for long enough, once until it is as fast as the others again.
+    def poll(self, pages: Mapping[str, Mapping[str, Any]], now: float) -> list[str]:
+        """Returns a sentence for each worker that has become slow, once until it is as fast as the others again.
 
         Args:
             pages: status page by task name; a task that does not answer has none.
         """
         times = times_as_slow(pages)
         slow = {name for name, factor in times.items() if factor >= SLOW_TIMES}
-        self._since = {name: self._since.get(name, now) for name in slow}
-        self._told &= slow
-        due = sorted(name for name in slow - self._told if now - self._since[name] >= SLOW_SECS)
-        self._told |= set(due)
+        self._slow_since = {name: self._slow_since.get(name, now) for name in slow}
+        self._reported &= slow
+        due = sorted(name for name in slow - self._reported if now - self._slow_since[name] >= SLOW_SECS)
+        self._reported |= set(due)
         return [
-            f"{name} is slow: it computes {times[name]:.1f} times as long as the other workers; {self._consequence}"
+            f"{name} is slow: it takes {times[name]:.1f} times as long to compute as the other workers; "
+            f"{self._consequence}"
             for name in due
         ]
 
 
 def times_as_slow(pages: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """By worker that trains, how many times as long as the others (median) it computes for an example."""
+    """By worker that trains, its time to compute an example as a multiple of the others' median."""
     computes = {
         name: (1 - page["wait_fraction"]) / page["examples_per_second"]
         for name, page in pages.items()

@@ -1,4 +1,4 @@
-"""Whether a step takes too long, and whom it waits for."""
+"""Notices that a step takes too long, and describes which workers it waits for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-STALL_SECS = 5.0  # from then on it is asked who is missing
+STALL_SECS = 5.0  # a step that takes longer asks which workers are missing
 MEDIANS = 20
 RECENT_STEPS = 21
 REPORT_EVERY_SECS = 30.0
@@ -16,21 +16,21 @@ class Stall:
     """Follows the steps of one task; the clock is passed in, seconds that only rise."""
 
     def __init__(self, *, limit_secs: float, now: float) -> None:
-        """Begins.
+        """Starts at step None.
 
         Args:
             limit_secs: a step that takes longer, and longer than 20 medians, is stuck.
         """
-        self._limit_secs, self._moved_at, self._told_at = limit_secs, now, now
+        self._limit_secs, self._moved_at, self._reported_at = limit_secs, now, now
         self._step: int | None = None
         self._secs: deque[float] = deque(maxlen=RECENT_STEPS)
 
-    def look(self, step: int, now: float) -> float:
-        """Seconds since the step was last seen to have moved."""
+    def poll(self, step: int, now: float) -> float:
+        """Takes in the current step; returns the seconds since it last changed."""
         if step != self._step:
             if self._step is not None and step > self._step:
                 self._secs.append((now - self._moved_at) / (step - self._step))
-            self._step, self._moved_at, self._told_at = step, now, now
+            self._step, self._moved_at, self._reported_at = step, now, now
         return now - self._moved_at
 
     def is_stuck(self, now: float) -> bool:
@@ -38,10 +38,10 @@ class Stall:
         return now - self._moved_at > limit
 
     def is_due(self, now: float) -> bool:
-        """Whether to say so again."""
-        if now - self._told_at < REPORT_EVERY_SECS:
+        """Whether to report the stall, at most every 30 s."""
+        if now - self._reported_at < REPORT_EVERY_SECS:
             return False
-        self._told_at = now
+        self._reported_at = now
         return True
 
 
@@ -50,20 +50,24 @@ def describe(
     stalled_secs: float,
     workers: Sequence[str],
     missing: Sequence[str],
-    seen: Mapping[str, tuple[int, float]],
+    last_steps: Mapping[str, tuple[int, float]],
 ) -> str:
-    """What a step waits for.
+    """Says which workers a step waits for, and which have pushed.
 
     Args:
-        workers: all that it needs.
+        workers: all that the step needs.
         missing: those that have not pushed.
-        seen: by worker, the step it was at and how many seconds ago that was heard.
+        last_steps: by worker, the step it was at and how many seconds ago it said so.
     """
-    have = [name.partition(":")[2] for name in workers if name not in missing]
-    told = []
-    for name in missing:
-        last = f" (last seen at step {seen[name][0]}, {seen[name][1]:.0f} s ago)" if name in seen else ""
-        told.append(f"{name}{last}")
-    return (
-        f"step {step} waits {stalled_secs:.0f} s: have replicas {' '.join(have) or 'none'}, missing {', '.join(told)}"
-    )
+    waits_for = [
+        f"{name} (at step {last_steps[name][0]} {last_steps[name][1]:.0f} s ago)" if name in last_steps else name
+        for name in missing
+    ]
+    pushed = [name.partition(":")[2] for name in workers if name not in missing]
+    if not pushed:
+        who = "no worker has pushed"
+    elif len(pushed) == 1:
+        who = f"worker {pushed[0]} has pushed"
+    else:
+        who = f"workers {', '.join(pushed)} have pushed"
+    return f"step {step} has waited {stalled_secs:.0f} s for {', '.join(waits_for)}; {who}"

@@ -1,4 +1,4 @@
-"""What a task is doing, and the read-only page that tells it: heartbeat, health check and source of the progress table.
+"""What a task is doing, served as a read-only page: heartbeat, health check and source of the progress table.
 
 `GET /status` answers JSON, `GET /metrics` the numbers in Prometheus's text format. The page shows no environment.
 """
@@ -18,13 +18,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-LOOKS = 20  # in vain, for a launcher
+POLLS = 20  # without a request, before a launcher counts as dead
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass
 class Status:
-    """What one task tells about itself. Its main thread writes fields, the page's threads read them."""
+    """What one task says about itself. Its main thread writes fields, the page's threads read them."""
 
     job: str
     index: int
@@ -35,14 +35,14 @@ class Status:
     state: str = "starting"  # starting, roll call, waiting, training, saving, serving, evaluating, exporting, done
     is_listening: bool = False  # its TensorFlow server accepts sessions
     is_stopping: bool = False  # it was asked to stop
-    is_ready: bool = False  # and its shard, if it holds one, can be loaded
+    is_ready: bool = False  # its shard too, if it holds one, can be loaded
     generation: int = 0  # of the state it works on; 0: none yet
     step: int = 0  # global step
     missing: list[str] = field(default_factory=list)  # workers that a stalled step waits for
-    stalled_secs: float = 0.0  # since the step moved, when it stalls
-    stuck: list[str] = field(default_factory=list)  # tasks that a step waited for too long for
+    stalled_secs: float = 0.0  # since the step last changed, when it stalls
+    stuck: list[str] = field(default_factory=list)  # tasks that a step has waited for too long
     examples_per_second: float = 0.0  # of this task's replica
-    wait_fraction: float = 0.0  # share of the step time spent until parameters, or gradients, were here
+    wait_fraction: float = 0.0  # share of the step time spent waiting for parameters or gradients
     loss: float | None = None
     started_at: float = field(default_factory=time.time)  # Unix time, seconds
     first_step_at: float | None = None  # Unix time, seconds
@@ -59,7 +59,7 @@ class Status:
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is in RAM; 0 where the system does not tell."""
+    """Memory of this process that is in RAM; 0 where the system does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
     except OSError:
@@ -80,7 +80,7 @@ def serve_at(status: Status, path: str, *, alone: Callable[[], None] | None = No
     """Answers at a Unix socket too, for a launcher on another network.
 
     Args:
-        alone: called once, when nobody has asked for so long though somebody did before: the launcher is gone.
+        alone: called once, when nobody has asked for `alone_secs` after somebody did: the launcher has died.
     """
     server = _UnixServer(path, _handler(status))
     threading.Thread(target=server.serve_forever, name="status for the launcher", daemon=True).start()
@@ -89,27 +89,27 @@ def serve_at(status: Status, path: str, *, alone: Callable[[], None] | None = No
 
 
 def _watch(server: _UnixServer, alone: Callable[[], None], alone_secs: float) -> None:
-    """Counts looks, and not seconds: while this process is frozen it looks at nothing, and nobody was too slow."""
-    answered, looks_in_vain = 0, 0
-    while looks_in_vain < LOOKS:
-        time.sleep(alone_secs / LOOKS)
-        looks_in_vain = looks_in_vain + 1 if server.answered == answered > 0 else 0
-        answered = server.answered
+    """Counts polls, not seconds: a frozen process does not poll, so a launcher is not blamed for that time."""
+    requests, idle_polls = 0, 0
+    while idle_polls < POLLS:
+        time.sleep(alone_secs / POLLS)
+        idle_polls = idle_polls + 1 if server.requests == requests > 0 else 0
+        requests = server.requests
     alone()
 
 
 class _Server(ThreadingHTTPServer):
     def server_bind(self) -> None:
-        # The launcher holds the port, bound and not listening, so that nobody takes it before this task does.
+        # The launcher has bound the port, without listening, so that nobody takes it before this task does.
         if hasattr(socket, "SO_REUSEPORT"):
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        # The page closes its connections first, and where they linger the next run could not hold the port.
+        # The page closes its connections first; while they linger, the next run could not bind the port.
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A reader that has hung up, because this process was busy for long, is not worth a traceback."""
+        """Prints no traceback for a reader that hung up because this process was busy."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
@@ -122,15 +122,15 @@ class _UnixServer(_Server):
     address_family = socket.AF_UNIX
 
     def __init__(self, path: str, handler: type[BaseHTTPRequestHandler]) -> None:
-        self._path, self.answered = Path(path), 0
+        self._path, self.requests = Path(path), 0
         super().__init__(("", 0), handler)
 
     def server_bind(self) -> None:
-        self._path.unlink(missing_ok=True)  # of this task's life before
+        self._path.unlink(missing_ok=True)  # an earlier attempt's
         self.socket.bind(str(self._path))
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        self.answered += 1
+        self.requests += 1
         super().process_request(request, client_address)
 
 
@@ -141,7 +141,7 @@ def _handler(status: Status) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             pages = {"/status": status.to_json, "/metrics": status.to_prometheus}
             if self.path not in pages:
-                self.send_error(404, "there are /status and /metrics")
+                self.send_error(404, "only /status and /metrics exist")
                 return
             page = pages[self.path]()
             body = page if isinstance(page, str) else json.dumps(page)
@@ -152,6 +152,6 @@ def _handler(status: Status) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body.encode())
 
         def log_message(self, format: str, *args: object) -> None:
-            """A page read twice a second is not worth a line each."""
+            """Logs nothing: the page is read twice a second."""
 
     return Handler

@@ -32,7 +32,7 @@ from trainer.observe.machine import is_local
 from trainer.observe.peers import PeerError, read_status, roll_call
 from trainer.observe.placement.executed import Executed
 from trainer.observe.placement.record import STEP, UPDATE, make_record
-from trainer.observe.placement.verify import prove
+from trainer.observe.placement.verify import verify
 from trainer.observe.profile.record import REPLICA, SHARD, Recorder
 from trainer.observe.stall import STALL_SECS, Stall, describe
 from trainer.observe.status import Status
@@ -305,7 +305,7 @@ class _Player:
         """Compares where a step ran with the plan; a task without a launcher's run directory writes nothing."""
         scopes, variables = (engine.scopes, engine.variables) if engine else (None, None)
         record = make_record(self._task.name, run, ran, scopes=scopes, variables=variables)
-        prove(record, self._plan, self._directory.path if self._directory.plan.exists() else None)
+        verify(record, self._plan, self._directory.path if self._directory.plan.exists() else None)
 
     def _train(self) -> bool:
         """Trains this worker's replica; returns whether the run was stopped before its last step."""
@@ -493,7 +493,7 @@ class _Player:
 
         def look() -> None:
             now, step = time.monotonic(), step_of()
-            secs = stall.look(step, now)
+            secs = stall.poll(step, now)
             is_stalled = secs > STALL_SECS and status.state in ("training", "serving") and step < self._plan.steps
             names = []
             if is_stalled:

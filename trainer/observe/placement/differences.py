@@ -1,22 +1,31 @@
-"""How where a task's operations ran differs from the plan: nothing that was planned goes unchecked. Pure."""
+"""Compares where a task's operations ran with the plan; checks everything that was planned. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from trainer.observe.placement.executed import COMPILED, Operation
-from trainer.observe.placement.record import STEP, UPDATE, Record, by, pin_of, planned_replicas, replica_of, vectors
+from trainer.observe.placement.record import (
+    STEP,
+    UPDATE,
+    Record,
+    group_by,
+    pin_of,
+    planned_replicas,
+    replica_of,
+    vectors,
+)
 from trainer.plan.plan import Plan, Task
 
 EXAMPLES = 3  # names in a sentence that is about many operations
 
 
 def differences(record: Record, plan: Plan) -> list[str]:
-    """What ran elsewhere than planned, or not at all: one sentence each; none if all is as planned."""
-    found = [*_of_shards(record, plan)]
+    """A sentence for each thing that ran elsewhere than planned, or not at all."""
+    sentences = [*_of_shards(record, plan)]
     if record.run == STEP:
-        found += [*_of_replicas(record, plan), *_of_missing(record, plan)]
-    return found
+        sentences += [*_of_replicas(record, plan), *_of_missing(record, plan)]
+    return sentences
 
 
 def _of_shards(record: Record, plan: Plan) -> Iterator[str]:
@@ -24,21 +33,21 @@ def _of_shards(record: Record, plan: Plan) -> Iterator[str]:
         host = record.task if shard.host == "worker" else shard.host  # under all_reduce each worker holds it
         if record.run == UPDATE and host != record.task:
             continue
-        planned, held = record.where(host, plan.parameters), vectors(record, plan, shard)
-        if not held:
+        planned, variables = record.where(host, plan.parameters), vectors(record, plan, shard)
+        if not variables:
             what = f"the parameters of shard {shard.index}"
             yield f"{what} were planned on {planned}, and nothing that {record.task} ran touches them"
-        for vector in held:
+        for vector in variables:
             if vector.device != planned:
-                told = f"{vector.name}, of shard {shard.index}, was planned on {planned} and lives on {vector.device}"
-                yield told + _excuse(record, plan.task(*_split(host)), planned, vector.device)
+                sentence = f"{vector.name} of shard {shard.index} was planned on {planned} but is on {vector.device}"
+                yield sentence + _excuse(record, plan.task(*_split(host)), planned, vector.device)
 
 
 def _of_replicas(record: Record, plan: Plan) -> Iterator[str]:
-    """Every operation of a replica that computes, on the replica's device or on that of its pinned layer."""
+    """Operations that compute, but neither on their replica's device nor on that of their pinned layer."""
     everywhere = planned_replicas(plan)
     elsewhere: dict[tuple[str, str, str], list[Operation]] = {}
-    for index, operations in by(replica_of, record.operations).items():
+    for index, operations in group_by(replica_of, record.operations).items():
         if index >= len(everywhere):
             yield f"replica {index} ran in {record.task}; the plan has replicas 0..{len(everywhere) - 1}"
             continue
@@ -53,40 +62,40 @@ def _of_replicas(record: Record, plan: Plan) -> Iterator[str]:
     for (whose, planned, ran), operations in elsewhere.items():
         count = "1 operation" if len(operations) == 1 else f"{len(operations)} operations"
         was = "was" if len(operations) == 1 else "were"
-        told = f"{count} of {whose} {was} planned on {planned} and ran on {ran}: {_names(operations)}"
-        yield told + _excuse(record, plan.task(*_split(record.task)), planned, ran)
+        sentence = f"{count} of {whose} {was} planned on {planned} but ran on {ran}: {_names(operations)}"
+        yield sentence + _excuse(record, plan.task(*_split(record.task)), planned, ran)
 
 
 def _of_missing(record: Record, plan: Plan) -> Iterator[str]:
-    """Replicas and pinned layers of which nothing was seen, so that a check of nothing does not pass."""
-    own = by(replica_of, [o for o in record.operations if o.computes])
+    """Replicas and pinned layers without operations, so that a check of nothing does not pass."""
+    own = group_by(replica_of, [o for o in record.operations if o.computes])
     for index, (task, device) in enumerate(planned_replicas(plan)):
         if task != record.task:
             continue
         operations = own.get(index, [])
         if not operations:
-            yield f"replica {index} was planned on {record.where(task, device)}, and no operation of it ran"
+            yield f"replica {index} was planned on {record.where(task, device)}, but none of its operations ran"
             continue
         compiled = next((o for o in operations if o.type == COMPILED), None)
-        seen = {record.layer_of.get(o.name, "") for o in operations}
+        layers = {record.layer_of.get(o.name, "") for o in operations}
         for path, pin in plan.layers.items():
-            if any(f"{layer}/".startswith(f"{path}/") for layer in seen):
+            if any(f"{layer}/".startswith(f"{path}/") for layer in layers):
                 continue
-            told = f"layer {path} in replica {index} was planned on {record.where(task, pin)}"
+            planned = f"layer {path} in replica {index} was planned on {record.where(task, pin)}"
             if compiled is not None:
-                yield f"{told} and was compiled into {compiled.name} on {compiled.device}; type train.jit=false"
+                yield f"{planned} but was compiled into {compiled.name} on {compiled.device}; use train.jit=false"
             elif any(p.path.startswith(f"{path}/") for s in plan.shards for p in s.trainable):
-                yield f"{told}, and no operation of it was found"  # a layer without parameters may have none
+                yield f"{planned}, but none of its operations ran"  # a layer without parameters may have none
 
 
 def _excuse(record: Record, task: Task, planned: str, ran: str) -> str:
-    """The likely reason, where soft placement explains it; every kernel is there for a CPU."""
-    there = [record.where(task.name, f"/cpu:{index}") for index in range(task.cpus)]
+    """The likely reason, if soft placement explains it: every operation has a kernel for the CPU."""
+    cpus = [record.where(task.name, f"/cpu:{index}") for index in range(task.cpus)]
     same_task = planned.rpartition("/")[0] == ran.rpartition("/")[0]
-    if not (task.soft_placement and same_task and ran == there[0] and planned not in there):
+    if not (task.soft_placement and same_task and ran == cpus[0] and planned not in cpus):
         return ""
     return (
-        "; soft placement moves to the CPU what has no kernel on its device, or whose device is not there"
+        "; soft placement moves operations to the CPU that have no kernel for their device, or whose device is missing"
         f" (device.soft_placement={{{task.name}:false}} makes that an error)"
     )
 

@@ -1,8 +1,8 @@
-"""What really ran in one `Session.run`, and where. Pure: reads protocol buffers, imports no TensorFlow.
+"""Reads what one `Session.run` executed, and where. Pure: reads protocol buffers, imports no TensorFlow.
 
-With `RunOptions(output_partition_graphs=True)` TensorFlow returns the graphs that it executed: one for each device, of
-other tasks too, after placement, inlining, lowering of loops and optimization. Of a function that is called eagerly it
-returns them once, when the function runs for the first time.
+With `RunOptions(output_partition_graphs=True)` TensorFlow returns the graphs that it executed, in other tasks too: one
+per device, after placement, inlining, lowering of loops and optimization. For a function that is called eagerly it
+returns them once, when the function first runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ COMPILED = "compiled"
 
 # Ops that move a tensor between two partitions, or between a partition and the client.
 TRANSFERS = frozenset({"_Send", "_Recv", "_HostSend", "_HostRecv", "_Arg", "_Retval"})
-# Ops that hand on what is there, or ask only for its shape; TensorFlow may keep them on the host, or add some.
+# Ops that pass a tensor on or read only its shape; TensorFlow may keep them on the host, or add some.
 QUIET = re.compile(
     "Const|_HostConst|IdentityN?|StopGradient|NoOp|ControlTrigger|Placeholder|PlaceholderWithDefault|Bitcast|"
     "Enter|Exit|Switch|Merge|NextIteration|LoopCond|ShapeN?|Size|Rank|VarHandleOp|ReadVariableOp"
@@ -34,7 +34,7 @@ class Operation(NamedTuple):
     type: str  # "MatMul", on a CPU often "_MklMatMul"; COMPILED: a whole function as one operation of XLA
     device: str  # "/job:ps/task:0/cpu:0"; "/cpu:0" of a session without a cluster
     computes: bool = False  # with floating-point numbers; bookkeeping may run elsewhere without harm
-    holds: int = 0  # operations that were compiled into it, where they are known
+    holds: int = 0  # operations that were compiled into it, if known
 
 
 class Transfer(NamedTuple):
@@ -100,8 +100,8 @@ def _operations(nodes: Iterable[Any], functions: Functions, caller: str, inside:
             continue
         name, device = caller + node.name, short(node.device, inside)
         if _is_compiled(node):
-            held = sum(_size(functions, function) for _, function in _called(node))
-            yield Operation(name, COMPILED, device, computes=True, holds=held)
+            number = sum(_size(functions, function) for _, function in _called(node))
+            yield Operation(name, COMPILED, device, computes=True, holds=number)
             continue
         yield Operation(name, node.op, device, computes=_computes(node))
         for attribute, function in _called(node):
@@ -134,7 +134,7 @@ def _is_compiled(node: Any) -> bool:
 
 
 def _computes(node: Any) -> bool:
-    # `dtype` alone where it is there: "T" of a random op is its shape's. `in`, because reading an attribute adds it.
+    # Only `dtype` if it exists: "T" of a random op is its shape's type. `in`, because reading an attribute adds it.
     keys = ("dtype",) if "dtype" in node.attr else ("T", "SrcT", "DstT")
     types = [node.attr[key].type for key in keys if key in node.attr]
     return not QUIET.fullmatch(node.op) and bool(types) and FLOATS.issuperset(types)

@@ -1,4 +1,4 @@
-"""Files of where a run ran: one part from each task, all parts together as JSON, and as a page."""
+"""Writes where a run ran: one part per task, and all parts together as JSON and as a page."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from trainer.observe.placement.record import Record
 from trainer.plan.plan import Plan
 from trainer.storage.atomic import write_atomically
 
-# A worker that holds a shard records both in threads of its own, and they would write to one temporary file.
+# A worker with a shard records both in different threads, which would write to one temporary file.
 _writing = threading.Lock()
 
 
 def write(run: Path, record: Record, plan: Plan) -> None:
-    """Writes a task's part, placement/worker-0.step.json, and what all parts so far say together."""
+    """Writes a task's part, e.g. placement/worker-0.step.json, and merges all parts so far."""
     folder = run / "placement"
     folder.mkdir(parents=True, exist_ok=True)
     with _writing:
         name = f"{record.task.replace(':', '-')}.{record.run}.json"
         write_atomically(folder / name, json.dumps(record.to_json(plan), indent=1))
         merged: dict[Path, int] = {}
-        # Again when another task's part came in between: that task may have merged first and be overwritten here.
+        # Again if another task's part arrived meanwhile: that task may have merged first and be overwritten here.
         while (parts := {part: part.stat().st_mtime_ns for part in folder.glob("*.json")}) != merged:
             merged = parts
             _merge(run, [Record.from_json(json.loads(part.read_text())) for part in parts], plan)
@@ -34,7 +34,7 @@ def _merge(run: Path, records: list[Record], plan: Plan) -> None:
     """Writes placement.json and placement.html."""
     order = {task.name: number for number, task in enumerate(plan.tasks)}
     known = sorted((r for r in records if r.task in order), key=lambda r: (order[r.task], r.run))
-    told = [{"differences": differences(record, plan), **record.to_json(plan)} for record in known]
-    merged = {"as_planned": not any(one["differences"] for one in told), "records": told}
+    entries = [{"differences": differences(record, plan), **record.to_json(plan)} for record in known]
+    merged = {"as_planned": not any(entry["differences"] for entry in entries), "records": entries}
     write_atomically(run / "placement.json", json.dumps(merged, indent=1))
     write_atomically(run / "placement.html", page(known, plan))

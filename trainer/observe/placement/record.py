@@ -1,6 +1,6 @@
-"""Where a task's parameters, replicas and layers really ran. Pure: no TensorFlow.
+"""Derives where a task's parameters, replicas and layers ran. Pure: no TensorFlow.
 
-Everything is told by names: `shard0/flat` and `shard0/slots/...` are the vectors of a shard (`flat` and `slots/...` in
+Names of operations decide: `shard0/flat` and `shard0/slots/...` are the vectors of a shard (`flat` and `slots/...` in
 one process), `.../replica3/...` is an operation of replica 3, and `.../model/dense_1/...` one of the layer that was
 called in this scope, forward or backward (`.../gradient_tape/model/dense_1/...`).
 """
@@ -24,7 +24,7 @@ STEP, UPDATE = "step", "update"  # of a worker's replicas; of a shard host
 
 @dataclass(frozen=True)
 class Record:
-    """Where everything of one `Session.run` ran."""
+    """Where the operations of one `Session.run` ran."""
 
     task: str  # whose session it was, "worker:0"
     run: str  # STEP or UPDATE
@@ -42,10 +42,10 @@ class Record:
 
     @functools.cached_property
     def layer_of(self) -> dict[str, str]:
-        """Layer path by name of operation; of scopes within each other, the innermost counts."""
+        """Layer path by name of operation; of nested scopes, the innermost counts."""
         innermost = sorted(self.scopes, key=len, reverse=True)
-        found = {o.name: next((s for s in innermost if f"/{s}/" in f"/{o.name}/"), None) for o in self.operations}
-        return {name: self.scopes[scope] for name, scope in found.items() if scope is not None}
+        scope_of = {o.name: next((s for s in innermost if f"/{s}/" in f"/{o.name}/"), None) for o in self.operations}
+        return {name: self.scopes[scope] for name, scope in scope_of.items() if scope is not None}
 
     def where(self, task: str, device: str) -> str:
         """A device as this record names it: a session without a cluster knows no tasks."""
@@ -55,7 +55,7 @@ class Record:
         return short(device, f"/job:{job}/task:{index}")
 
     def to_json(self, plan: Plan) -> dict[str, Any]:
-        """Everything, with what follows from the plan for those who read it without this program."""
+        """Everything, with what follows from the plan, for readers without this program."""
         devices = {d: [_operation_to_json(o) for o in operations] for d, operations in self.devices.items()}
         return {
             "task": self.task,
@@ -70,7 +70,7 @@ class Record:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Record:
-        operations = [Operation(**{**o, "device": d}) for d, held in value["devices"].items() for o in held]
+        operations = [Operation(**{**o, "device": d}) for d, own in value["devices"].items() for o in own]
         transfers = [Transfer(t["source"], t["target"], tuple(t["tensors"])) for t in value["transfers"]]
         return cls(value["task"], value["run"], tuple(sorted(operations)), tuple(transfers), value["scopes"])
 
@@ -88,10 +88,10 @@ def make_record(
     Args:
         run: STEP or UPDATE.
         scopes: layer path by scope, as `get_name_scope()` gives it inside the layer's call. A scope is not the layer's
-            name: TensorFlow calls that of `dense` "dense_1" when another stood there first, which may also be a layer.
-            Layers without a scope are not told apart.
-        variables: `variable.device` by name ("flat", "slots/momentum") of a function that is called eagerly: there
-            variables are no operations.
+            name: TensorFlow calls that of `dense` "dense_1" if the name is taken, and that may also be a layer's name.
+            Layers without a scope are not distinguished.
+        variables: `variable.device` by name ("flat", "slots/momentum") of a function that is called eagerly, where
+            variables are not operations.
     """
     handles = [Operation(name, "VarHandleOp", short(device)) for name, device in (variables or {}).items()]
     return Record(task, run, tuple(sorted([*ran.operations, *handles])), ran.transfers, dict(scopes or {}))
@@ -99,8 +99,8 @@ def make_record(
 
 def replica_of(name: str) -> int | None:
     """The replica that an operation belongs to, among all of the run."""
-    found = re.search(r"(?:^|/)replica(\d+)(?:_\d+)?/", name)
-    return int(found[1]) if found else None
+    match = re.search(r"(?:^|/)replica(\d+)(?:_\d+)?/", name)
+    return int(match[1]) if match else None
 
 
 def is_backward(name: str) -> bool:
@@ -108,20 +108,20 @@ def is_backward(name: str) -> bool:
 
 
 def parameters(record: Record, plan: Plan) -> list[dict[str, Any]]:
-    """Where each parameter of a shard that this session touched lives; a part of one also says where it begins."""
+    """The device of each parameter in the shards that this session used; a part of one also has its first float."""
     return [
         {"path": piece.path, "shape": list(piece.shape), "bytes": 4 * piece.size, "shard": shard.index}
         | ({"begin": piece.begin} if piece.is_part else {})
-        | {"device": held[0].device}
+        | {"device": variables[0].device}
         for shard in plan.shards
-        if (held := vectors(record, plan, shard))
+        if (variables := vectors(record, plan, shard))
         for piece in (*shard.trainable, *shard.state)
     ]
 
 
 def replicas(record: Record, plan: Plan) -> list[dict[str, Any]]:
     """Where each replica of this session ran: operations by device, forward and backward."""
-    own = by(replica_of, record.operations)
+    own = group_by(replica_of, record.operations)
     return [
         {
             "index": index,
@@ -136,7 +136,7 @@ def replicas(record: Record, plan: Plan) -> list[dict[str, Any]]:
 
 def layers(record: Record, plan: Plan) -> list[dict[str, Any]]:
     """Where each layer with a scope ran: operations by device, over this session's replicas."""
-    own = by(record.layer_of.get, record.operations)
+    own = group_by(record.layer_of.get, record.operations)
     return [
         {
             "path": path,
@@ -166,8 +166,8 @@ def pin_of(plan: Plan, path: str) -> str | None:
     return plan.layers.get(path)
 
 
-def by(key: Callable[[str], Key | None], operations: Iterable[Operation]) -> dict[Key, list[Operation]]:
-    """Operations by what `key` says of their names, without those of which it says nothing."""
+def group_by(key: Callable[[str], Key | None], operations: Iterable[Operation]) -> dict[Key, list[Operation]]:
+    """Groups operations by `key` of their names, without those whose key is None."""
     groups: dict[Key, list[Operation]] = {}
     for operation in operations:
         if (group := key(operation.name)) is not None:
@@ -176,5 +176,5 @@ def by(key: Callable[[str], Key | None], operations: Iterable[Operation]) -> dic
 
 
 def _operation_to_json(operation: Operation) -> dict[str, Any]:
-    told: dict[str, Any] = {"name": operation.name, "type": operation.type}
-    return told | {key: value for key in ("computes", "holds") if (value := getattr(operation, key))}
+    plain: dict[str, Any] = {"name": operation.name, "type": operation.type}
+    return plain | {key: value for key in ("computes", "holds") if (value := getattr(operation, key))}

@@ -1,4 +1,4 @@
-"""Fails a run that did not run where it was planned to."""
+"""Fails a run whose operations did not run where the plan put them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from trainer.plan.plan import Plan
 
 
 class PlacementError(TrainerError):
-    """Something ran on another device than the plan says."""
+    """Something ran on a device other than the planned one."""
 
 
-def prove(record: Record, plan: Plan, run: Path | None) -> None:
-    """Writes down where a task's step ran, and compares it with the plan.
+def verify(record: Record, plan: Plan, run: Path | None) -> None:
+    """Records where a task's step ran, and compares it with the plan.
 
     Args:
-        run: the run directory; none where this task does not write.
+        run: the run directory; None: this task writes no record.
 
     Raises:
         PlacementError: with one sentence for each difference.
     """
     if run is not None:
         files.write(run, record, plan)
-    found = differences(record, plan)
-    if found:
-        raise PlacementError("it did not run as planned:\n" + "\n".join(found))
+    problems = differences(record, plan)
+    if problems:
+        raise PlacementError("it did not run as planned:\n" + "\n".join(problems))

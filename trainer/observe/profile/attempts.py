@@ -1,4 +1,4 @@
-"""What the tasks of a run have written down of their steps, on the chief's clock. Pure."""
+"""Reads the steps that the tasks of a run recorded, on the chief's clock. Pure."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class Step:
     began: float  # Unix time of the chief's clock, seconds
     ended: float
     spans: tuple[Span, ...]  # one after the other, within it
-    arrived: Mapping[str, float]  # of an update: when the gradient of each worker was here
+    arrived: Mapping[str, float]  # of an update: when the gradient of each worker arrived
 
 
 @dataclass
 class AttemptTrace:
-    """One process that a task was."""
+    """The steps of one attempt of a task."""
 
     task: str
-    number: int  # 0, and how often it was started again
+    number: int  # 0 for the first, 1 after the first restart
     pid: int
     rows: dict[str, list[Step]] = field(default_factory=dict)  # by row: replica, shard
 
@@ -44,23 +44,23 @@ class AttemptTrace:
 class _Task:
     """The lines of a task's file."""
 
-    lives: list[tuple[int, list[dict[str, Any]]]] = field(default_factory=list)  # pid, and its steps
+    attempts: list[tuple[int, list[dict[str, Any]]]] = field(default_factory=list)  # pid, and its steps
     offsets: list[Offset] = field(default_factory=list)
-    damaged: int = 0  # lines that cannot be read: of a process that was killed as it wrote
+    damaged: int = 0  # lines that cannot be read: the process was killed as it wrote
 
 
 @dataclass(frozen=True)
 class Profile:
-    """All lives of all tasks, on one clock."""
+    """All attempts of all tasks, on one clock."""
 
-    lives: Sequence[AttemptTrace]
+    attempts: Sequence[AttemptTrace]
     offsets: Mapping[str, Offset]  # by task that asked the chief for its clock
-    missing: Sequence[str]  # tasks that left nothing
+    missing: Sequence[str]  # tasks that recorded nothing
     damaged: int  # lines that could not be read
 
 
 def read(files: Mapping[str, str], expected: Iterable[str]) -> Profile:
-    """Puts all tasks on the chief's clock.
+    """Reads the files of all tasks and converts their times to the chief's clock.
 
     Args:
         files: text by task.
@@ -69,45 +69,45 @@ def read(files: Mapping[str, str], expected: Iterable[str]) -> Profile:
     tasks = {name: _read_task(text) for name, text in files.items()}
     offsets = {name: offset for name, task in tasks.items() if (offset := best(task.offsets)) is not None}
     ahead = {name: offset.applied_secs for name, offset in offsets.items()}
-    lives: list[AttemptTrace] = []
+    attempts: list[AttemptTrace] = []
     damaged = 0
     for name, task in tasks.items():
         damaged += task.damaged
-        for number, (pid, lines) in enumerate(task.lives):
-            life = AttemptTrace(name, number, pid)
+        for number, (pid, lines) in enumerate(task.attempts):
+            attempt = AttemptTrace(name, number, pid)
             for line in lines:
                 try:
                     row, step = str(line["row"]), _step(line, name, ahead)
                 except (KeyError, TypeError, ValueError, AttributeError):
                     damaged += 1
                 else:
-                    life.rows.setdefault(row, []).append(step)
-            lives.append(life)
-    missing = [name for name in expected if not any(life.rows for life in lives if life.task == name)]
-    return Profile([life for life in lives if life.rows], offsets, missing, damaged)
+                    attempt.rows.setdefault(row, []).append(step)
+            attempts.append(attempt)
+    missing = [name for name in expected if not any(attempt.rows for attempt in attempts if attempt.task == name)]
+    return Profile([attempt for attempt in attempts if attempt.rows], offsets, missing, damaged)
 
 
 def _read_task(text: str) -> _Task:
     task = _Task()
     for line in filter(None, text.splitlines()):
         try:
-            told = dict(json.loads(line))
+            entry = dict(json.loads(line))
         except (ValueError, TypeError):
             task.damaged += 1
             continue
-        if "pid" in told:
-            task.lives.append((told["pid"], []))
-        elif "offset_secs" in told:
-            task.offsets.append(Offset(told["offset_secs"], told["error_secs"]))
-        elif task.lives:
-            task.lives[-1][1].append(told)
+        if "pid" in entry:
+            task.attempts.append((entry["pid"], []))
+        elif "offset_secs" in entry:
+            task.offsets.append(Offset(entry["offset_secs"], entry["error_secs"]))
+        elif task.attempts:
+            task.attempts[-1][1].append(entry)
         else:
             task.damaged += 1
     return task
 
 
 def _step(line: Mapping[str, Any], task: str, ahead: Mapping[str, float]) -> Step:
-    """A line on the chief's clock; what the clocks disagree about is moved, so that no phase is negative."""
+    """Converts a line to the chief's clock; moves times on which the clocks disagree, so that no phase is negative."""
 
     def on_chief(at: Any) -> float:
         if isinstance(at, dict):

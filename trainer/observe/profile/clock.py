@@ -1,4 +1,4 @@
-"""How far the clock of this task is from the chief's, by the chief's status page. Pure, but for `follow`."""
+"""Estimates how far this task's clock is from the chief's, by the chief's status page. Pure, but for `follow`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 from trainer.observe.peers import read_status
 
-LOOKS = 20
-LOOK_EVERY_SECS = 0.5
+POLLS = 20
+POLL_EVERY_SECS = 0.5
 
 
 class Offset(NamedTuple):
-    """What to add to the times of a clock to have the chief's."""
+    """What to add to the times of a clock to get the chief's."""
 
     secs: float
-    error_secs: float  # at most; the request and its answer may not have taken equally long
+    error_secs: float  # at most: the request and its answer may not have taken equally long
 
     @property
     def applied_secs(self) -> float:
@@ -26,7 +26,7 @@ class Offset(NamedTuple):
 
 
 def estimate(asked_at: float, chief_at: float, answered_at: float) -> Offset:
-    """From one request: when it was sent, what the chief's clock said, when its answer was here (Unix times)."""
+    """From one request: when it was sent, what the chief's clock said, when its answer arrived (Unix times)."""
     return Offset(chief_at - (asked_at + answered_at) / 2, (answered_at - asked_at) / 2)
 
 
@@ -35,21 +35,21 @@ def best(offsets: Iterable[Offset]) -> Offset | None:
     return min(offsets, key=lambda offset: offset.error_secs, default=None)
 
 
-def follow(control: str, tell: Callable[[Offset], None]) -> None:
-    """Asks the chief's page some times, and tells each estimate that is better than those before."""
+def follow(control: str, report: Callable[[Offset], None]) -> None:
+    """Polls the chief's page some times, and reports each estimate that is better than those before."""
     least_error_secs = math.inf
-    for _ in range(LOOKS):
-        offset = _ask(control)
+    for _ in range(POLLS):
+        offset = _poll(control)
         if offset is not None and offset.error_secs < least_error_secs:
             least_error_secs = offset.error_secs
-            tell(offset)
-        time.sleep(LOOK_EVERY_SECS)
+            report(offset)
+        time.sleep(POLL_EVERY_SECS)
 
 
-def _ask(control: str) -> Offset | None:
+def _poll(control: str) -> Offset | None:
     asked_at = time.time()
     try:
         page = read_status(control, timeout_secs=1.0)
-    except (OSError, ValueError):  # busy, or gone
+    except (OSError, ValueError):  # busy, or not running
         return None
     return estimate(asked_at, page["now"], time.time())

@@ -1,4 +1,4 @@
-"""From the files of all tasks to <run>/profile/trace.json and what the summary says."""
+"""Merges the files of all tasks into <run>/profile/trace.json and a part of the summary."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.storage.run_directory import RunDirectory
 
 
 def merge(directory: RunDirectory) -> dict[str, Any]:
-    """Writes the trace of a run, whether it ended or not; returns what its summary says of it.
+    """Writes the trace of a run, finished or not; returns the profile's part of the summary.
 
     Raises:
         OSError: if the run has no plan, or the trace cannot be written.
@@ -26,7 +26,7 @@ def merge(directory: RunDirectory) -> dict[str, Any]:
     profile = attempts.read(files, [task.name for task in plan.trainers])
     folder.mkdir(exist_ok=True)
     path = folder / "trace.json"
-    write_atomically(path, json.dumps(trace(profile.lives), separators=(",", ":")))
+    write_atomically(path, json.dumps(trace(profile.attempts), separators=(",", ":")))
     return shares.summarize(profile) | {"trace": str(path)}
 
 

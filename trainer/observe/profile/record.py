@@ -1,6 +1,6 @@
-"""What a task measures of its steps, one JSON line a step, in <run>/profile/<task>.jsonl.
+"""Records the times of a task's steps, one JSON line per step, in <run>/profile/<task>.jsonl.
 
-{"task": "worker:1", "pid": 4711}                                  a life of the task begins
+{"task": "worker:1", "pid": 4711}                                  an attempt of the task begins
 {"offset_secs": 0.0003, "error_secs": 0.0005}                      to the chief's clock; the least error counts
 {"row": "replica", "step": 12, "began": 1767225600.25, ...}        a step of its own, or an update of its shard
 """
@@ -20,15 +20,15 @@ from trainer.storage.run_directory import RunDirectory
 
 _log = logging.getLogger(__name__)
 
-STEPS = 1000  # of each life of a task, and of a shard there; then nothing more is written
+STEPS = 1000  # of each attempt of a task, and of its shard; then nothing more is written
 REPLICA, SHARD = "replica", "shard"
 
 
 class Recorder:
-    """Appends the steps of one life of a task, which may be in two threads; memory is not used up."""
+    """Appends the steps of one attempt of a task, from two threads if it has a shard."""
 
     def __init__(self, directory: RunDirectory, task: Task, chief: Task) -> None:
-        """Opens no file yet: under a scheduler the run directory is there when the chief has begun."""
+        """Opens no file yet: under a scheduler the run directory exists only once the chief has started."""
         self._directory, self._task, self._chief = directory, task, chief
         self._file: TextIO | None = None
         self._is_closed = False
@@ -40,7 +40,7 @@ class Recorder:
 
         Args:
             row: REPLICA or SHARD.
-            step: the update that it makes, or that its gradient is for.
+            step: the update that it makes, or to which its gradient belongs.
         """
         with self._writing:
             if self._left[row] == 0:
@@ -54,18 +54,18 @@ class Recorder:
         path = self._directory.profile / f"{self._task.job}-{self._task.index}.jsonl"
         try:
             if not self._directory.plan.exists():
-                raise FileNotFoundError(0, "no plan is there", str(self._directory.path))
+                raise FileNotFoundError(0, "it has no plan", str(self._directory.path))
             path.parent.mkdir(exist_ok=True)
             self._file = path.open("a", buffering=1)
-            self._file.write("\n" * (path.stat().st_size > 0))  # the life before may have ended within a line
+            self._file.write("\n" * (path.stat().st_size > 0))  # the previous attempt may have ended within a line
         except OSError as error:
             self._fail(error)
         self._append({"task": self._task.name, "pid": os.getpid()})
         if self._file and self._task != self._chief:
-            arguments = (self._chief.control, self._tell_offset)
+            arguments = (self._chief.control, self._write_offset)
             threading.Thread(target=clock.follow, args=arguments, name="clock", daemon=True).start()
 
-    def _tell_offset(self, offset: clock.Offset) -> None:
+    def _write_offset(self, offset: clock.Offset) -> None:
         with self._writing:
             self._append({"offset_secs": offset.secs, "error_secs": offset.error_secs})
 
@@ -78,7 +78,7 @@ class Recorder:
             self._fail(error)
 
     def _fail(self, error: OSError) -> None:
-        """A profile is not worth a run."""
+        """Stops recording; the run continues."""
         where = error.filename or self._directory.profile
         _log.warning("%s is not profiled: %s: %s", self._task.name, where, error.strerror)
         self._file, self._is_closed = None, True

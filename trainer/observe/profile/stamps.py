@@ -1,4 +1,4 @@
-"""When the phases of one step ended: what an engine measures of a worker's step, and a host of an update. Pure."""
+"""When the phases of one step ended, as an engine measures a worker's step, and a host an update. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Moment = float | Mapping[str, float]
 
 
 class Stamps(NamedTuple):
-    """A step, from the call that makes it to its return; a phase begins where the one before it ended."""
+    """A step, from the call that makes it to its return; a phase begins where the previous one ended."""
 
     began: float  # Unix time, seconds
     ended: float
     ends: Mapping[str, Moment]  # by phase, in their order; of several tasks: it ends with the last of them
-    arrived: Mapping[str, float] = MappingProxyType({})  # of an update: when the gradient of each worker was here
+    arrived: Mapping[str, float] = MappingProxyType({})  # of an update: when the gradient of each worker arrived

@@ -1,4 +1,4 @@
-"""A profile as a Chrome trace: a process for each life of a task, a thread for its replica and one for its shard. Pure.
+"""Writes a profile as a Chrome trace: a process per attempt of a task, threads for its replica and shard. Pure.
 
 The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
@@ -12,25 +12,25 @@ from trainer.observe.profile.attempts import AttemptTrace, Step
 from trainer.observe.profile.record import REPLICA, SHARD
 
 THREADS = {REPLICA: 1, SHARD: 2}
-WHOLE = {REPLICA: "step", SHARD: "update"}  # what a step of each row is called
+WHOLE = {REPLICA: "step", SHARD: "update"}  # name of a step of each row
 
 
-def trace(lives: Sequence[AttemptTrace]) -> dict[str, Any]:
-    """The JSON object; times in it are microseconds from the first step of all."""
-    start = min((steps[0].began for life in lives for steps in life.rows.values()), default=0.0)
-    events = [event for pid, life in enumerate(lives, 1) for event in _process(pid, life, start)]
+def trace(attempts: Sequence[AttemptTrace]) -> dict[str, Any]:
+    """The JSON object; its times are microseconds since the first step of the run."""
+    start = min((steps[0].began for attempt in attempts for steps in attempt.rows.values()), default=0.0)
+    events = [event for pid, attempt in enumerate(attempts, 1) for event in _process(pid, attempt, start)]
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"first_step_at": start}}
 
 
-def name_of(life: AttemptTrace) -> str:
-    """The task, and which of its lives if it is not the first."""
-    return f"{life.task}, life {life.number + 1}" if life.number else life.task
+def name_of(attempt: AttemptTrace) -> str:
+    """The task, and the attempt if it is not the first."""
+    return f"{attempt.task}, attempt {attempt.number + 1}" if attempt.number else attempt.task
 
 
-def _process(pid: int, life: AttemptTrace, start: float) -> Iterator[dict[str, Any]]:
-    yield _named("process_name", pid, 0, name_of(life))
+def _process(pid: int, attempt: AttemptTrace, start: float) -> Iterator[dict[str, Any]]:
+    yield _named("process_name", pid, 0, name_of(attempt))
     yield {"name": "process_sort_index", "ph": "M", "pid": pid, "tid": 0, "ts": 0, "args": {"sort_index": pid}}
-    for row, steps in sorted(life.rows.items()):
+    for row, steps in sorted(attempt.rows.items()):
         tid = THREADS.get(row, 3)
         yield _named("thread_name", pid, tid, row)
         for step in steps:
@@ -45,7 +45,7 @@ def _process(pid: int, life: AttemptTrace, start: float) -> Iterator[dict[str, A
 
 
 def _waited_for(step: Step) -> dict[str, Any]:
-    """Whose gradient came last, and when each came, from the first on."""
+    """Whose gradient came last, and when each came after the first."""
     if not step.arrived:
         return {}
     first = min(step.arrived.values())
@@ -56,7 +56,7 @@ def _waited_for(step: Step) -> dict[str, Any]:
 def _complete(
     name: str, row: str, pid: int, tid: int, began: float, ended: float, about: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """An event from a time to another, seconds. Both are rounded, not the duration: what nests still does."""
+    """An event between two times, in seconds. Both are rounded, not the duration, so that nested events still nest."""
     ts, end = _microseconds(began), _microseconds(ended)
     return {"name": name, "cat": row, "ph": "X", "ts": ts, "dur": end - ts, "pid": pid, "tid": tid, "args": dict(about)}
 
