@@ -111,55 +111,8 @@ def write_files(path: Path) -> None:
             file.write_text(block.partition("\n")[2])
 
 
-def runs() -> Iterator[object]:
-    """For each page the commands to run, in order. One that leaves no run of a name is run on its first page only."""
-    seen = set()
-    for path in PAGES:
-        todo = []
-        for command in filter(is_run, commands(path)):
-            if command not in seen or "run=" in command:
-                todo.append(command)
-            seen.add(command)
-        for docker in (False, True):
-            chosen = [command for command in todo if ("launch=docker" in command) is docker]
-            if chosen:
-                marks = [pytest.mark.docker] if docker else []
-                yield pytest.param(path, chosen, marks=marks, id=name_of(path) + ("-docker" if docker else ""))
-
-
-def is_run(command: str) -> bool:
-    if command.startswith("python examples/") or "trainer.observe.profile" in command:
-        return True
-    # mode=clean would clean up after other tests too; those of containers run it.
-    return (
-        is_of_trainer(command)
-        and not is_planned(command)
-        and "mode=clean" not in command
-        and "experiment=" not in command
-    )
-
-
-@pytest.mark.cluster
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize(("path", "chosen"), list(runs()))
-def test_every_command_of_a_page_runs(path, chosen, tmp_path: Path, monkeypatch):
-    """At reduced length: the page's own overrides, then fewer steps."""
-    monkeypatch.chdir(tmp_path)
-    write_files(path)
-    for command in chosen:
-        ended = subprocess.run(
-            [sys.executable, *shortened(command)],
-            env=os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=90,
-            check=False,
-        )
-        assert ended.returncode == 0, f"{command}\n{ended.stdout}{ended.stderr}"
-
-
 def shortened(command: str) -> list[str]:
-    """The arguments of python. A run that is continued keeps its number of steps in proportion."""
+    """The arguments of python; a run that is continued for more steps still is."""
     words = shlex.split(command)[1:]
     if words[0].startswith("examples/"):
         return [str(ROOT / words[0]), *words[1:]]
@@ -169,6 +122,62 @@ def shortened(command: str) -> list[str]:
     steps = max(SHORT["train.steps"], int(given.get("train.steps", 0)) // 50)
     short = SHORT | {"train.steps": steps}
     return [w for w in words if w.partition("=")[0] not in SHORT] + [f"{key}={value}" for key, value in short.items()]
+
+
+def runs() -> Iterator[object]:
+    """Each command to run, with those of its page that use the same run; what an earlier page runs is left out."""
+    seen: set[tuple[str, ...]] = set()
+    for path in PAGES:
+        groups: dict[str, list[str]] = {}
+        for command in filter(is_run, commands(path)):
+            groups.setdefault(run_of(command) or command, []).append(command)
+        for group in groups.values():
+            keys = {key_of(command, alone=len(group) == 1) for command in group}
+            if not keys <= seen:
+                marks = [pytest.mark.docker] if "launch=docker" in group[0] else []
+                yield pytest.param(path, group, marks=marks, id=f"{name_of(path)}: {group[0]}")
+            seen |= keys
+
+
+def run_of(command: str) -> str | None:
+    """The run directory that a command writes or reads."""
+    named = re.search(r"runs/\w+", command)
+    return named[0] if named else None
+
+
+def key_of(command: str, *, alone: bool) -> tuple[str, ...]:
+    """What makes a command another one: its short form, and its run where other commands of the page use that."""
+    return tuple(word for word in shortened(command) if not (alone and word.startswith("run=")))
+
+
+def is_run(command: str) -> bool:
+    if command.startswith("python examples/") or "trainer.observe.profile" in command:
+        return True
+    # mode=clean would clean up after other tests too; other tests run it and the experiments.
+    return (
+        is_of_trainer(command)
+        and not is_elsewhere(command)
+        and "mode=plan" not in command
+        and not re.search("mode=clean|experiment=", command)
+    )
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(("path", "group"), list(runs()))
+def test_every_command_runs(path, group, tmp_path: Path, monkeypatch):
+    """At reduced length: the page's own overrides, then fewer steps."""
+    monkeypatch.chdir(tmp_path)
+    write_files(path)
+    for command in group:
+        ended = subprocess.run(
+            [sys.executable, *shortened(command)],
+            env=os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+        assert ended.returncode == 0, f"{command}\n{ended.stdout}{ended.stderr}"
 
 
 def shown_after(command: str, path: Path) -> str:
