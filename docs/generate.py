@@ -197,16 +197,41 @@ def codes() -> str:
 ORDER = ["commands", "launch", "task", "engine", "observe", "workload", "storage", "plan", "config", "faults"]
 
 
+OTHERS = {
+    "conf/": "What can be chosen: cluster, model, data, strategy, optimizer, device, experiment",
+    "docs/": "The pages below; `make docs` builds them",
+    "compose/": "Clusters of containers: the script behind make cluster-up, and the files of the usual sizes",
+    "examples/": "Programs beside the trainer: matpow, on one device and on two",
+    "bench/": "This trainer beside others, measured; clusters that grow, slow links, input",
+    "requirements/": "Locked with hashes: cpu, gpu, dev, docs",
+    "tests/": "The same folders as in trainer/, then real clusters and containers",
+}
+
+
+def tree() -> str:
+    """The folders of the checkout."""
+    rows = [(f"trainer/{name}/", _doc(ROOT / "trainer" / name)) for name in ORDER]
+    return _tree([*list(OTHERS.items())[:3], *rows, *list(OTHERS.items())[3:]], width=20)
+
+
 def folders() -> str:
-    """The packages of trainer/ with the first sentence of their docstrings, two levels deep."""
-    packages = sorted(ROOT.glob("trainer/*/__init__.py"), key=lambda path: ORDER.index(path.parent.name))
-    parts = []
+    """The packages of trainer/, two levels deep."""
+    packages = sorted((ROOT / "trainer").glob("*/__init__.py"), key=lambda path: ORDER.index(path.parent.name))
+    rows = []
     for package in packages:
         for path in [package, *sorted(package.parent.glob("*/__init__.py"))]:
-            name, doc = f"{path.parent.relative_to(ROOT)}/", ast.get_docstring(ast.parse(path.read_text()))
-            indent = "  " if path != package else ""
-            parts.append(f"{indent + name:<32}{_sentence(doc)}")
-    return "\n".join(["```text", *parts, "```"])
+            indent = "" if path == package else "  "
+            rows.append((f"{indent}{path.parent.relative_to(ROOT)}/", _doc(path.parent)))
+    return _tree(rows, width=32)
+
+
+def _tree(rows: Sequence[tuple[str, str]], *, width: int) -> str:
+    return "\n".join(["```text", *(f"{name:<{width}}{text}" for name, text in rows), "```"])
+
+
+def _doc(package: Path) -> str:
+    """The first part of a package's docstring."""
+    return _sentence(ast.get_docstring(ast.parse((package / "__init__.py").read_text()))).partition(";")[0]
 
 
 # Measurements.
@@ -291,6 +316,7 @@ PARTS = {
     "groups": groups,
     "exit-codes": codes,
     "folders": folders,
+    "tree": tree,
     "benchmarks": benchmarks,
     "speed": speed,
     "links": links,
@@ -301,7 +327,7 @@ def main(arguments: Sequence[str]) -> int:
     stale = []
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         text = page.read_text()
-        current = PART.sub(lambda part: f"{part[1]}\n{PARTS[part[2]]()}\n\n{part[3]}", text)
+        current = PART.sub(lambda part: f"{part[1]}{PARTS[part[2]]()}\n{part[3]}", text)
         if current != text:
             stale.append(str(page.relative_to(ROOT)))
             if "--check" not in arguments:

@@ -120,7 +120,7 @@ def shortened(command: str) -> list[str]:
     if words[1] != "trainer" or any(word.startswith("--") for word in words) or given.get("mode", "train") != "train":
         return words
     steps = max(SHORT["train.steps"], int(given.get("train.steps", 0)) // 50)
-    short = SHORT | {"train.steps": steps}
+    short = SHORT | {"train.steps": steps, "train.batch_size": given.get("train.batch_size", 32)}
     return [w for w in words if w.partition("=")[0] not in SHORT] + [f"{key}={value}" for key, value in short.items()]
 
 
@@ -225,7 +225,7 @@ def test_the_tree_has_the_folders_that_there_are(page):
 
 
 def test_every_name_of_the_readme_s_tree_exists():
-    tree = next(block for block in blocks(ROOT / "README.md", "text") if block.startswith("conf/ "))
+    tree = next(block for block in blocks(ROOT / "README.md", "text") if block.startswith("conf/  "))
     for line in tree.splitlines():
         assert (ROOT / line.split()[0]).exists(), line
 
