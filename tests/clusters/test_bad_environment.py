@@ -82,8 +82,8 @@ def test_another_tensorflow_or_keras_is_refused_before_it_is_imported(tmp_path, 
 
 
 def test_a_library_that_is_listed_under_no_known_name_is_not_judged():
-    assert list(versions.check({})) == []
-    assert list(versions.check({"tensorflow": "2.21.3", "keras": "3.12.0"})) == []
+    assert list(versions.check_versions({})) == []
+    assert list(versions.check_versions({"tensorflow": "2.21.3", "keras": "3.12.0"})) == []
 
 
 def test_this_machine_tells_its_versions_files_and_threads():

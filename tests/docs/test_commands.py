@@ -207,7 +207,9 @@ def test_the_plan_is_expected_to_take_as_long_as_shown(capsys):
     config = load(shlex.split(command)[3:], lambda config: validate.validate(config, machine))
     description = describe(Question.about(config.model, config.data, user=None, seed=config.seed))
     made = make.make_plan(config, description, machine)
-    page.show(made, step_time.expect(config, made, description, machine))
+    workload = step_time.Workload.of(description, config.optimizer, config.plan, cores=machine.cores)
+    others = make.with_other_ps(config, description, machine)
+    page.show(made, (step_time.forecast(made, workload, others), workload))
     assert capsys.readouterr().out.endswith(shown_after(command, ROOT / "docs/explanation/step-time-model.md"))
 
 

@@ -18,7 +18,7 @@ from trainer.launch.containers import compose_file
 from trainer.launch.containers.inputs import with_absolute_paths
 from trainer.launch.containers.spec import INSIDE, ContainerSpec, container_specs, inside, project_of
 from trainer.plan import hosts
-from trainer.plan.checks import containers as checks
+from trainer.plan.checks.containers import check_containers
 from trainer.plan.devices import Machine
 from trainer.plan.layout import Shard
 from trainer.plan.plan import Plan, Task
@@ -194,7 +194,7 @@ def test_hosts_share_tasks_out_evenly():
         "ps": ["gpu-a:2222", "gpu-b:2222"],
         "worker": ["gpu-a:2223", "gpu-a:2224", "gpu-b:2223", "gpu-b:2224"],
     }
-    assert hosts.host_by_task(config)["worker:2"] == "gpu-b"
+    assert hosts.host_by_task(config.cluster)["worker:2"] == "gpu-b"
 
 
 def test_hosts_take_the_numbers_they_are_given_and_workers_their_gpus_in_turn():
@@ -263,7 +263,7 @@ def test_hosts_are_rendered_and_not_started_from_here():
 def test_what_containers_cannot_be_is_refused_with_what_to_type(change, told):
     config = RunConfig(launch=Launch.docker, cluster=ClusterConfig("1ps1w", 1, 1))
     change(config)
-    problems = list(checks.check(config))
+    problems = list(check_containers(config))
     assert told in "\n".join(map(str, problems))
     assert all(problem.remedy for problem in problems)
 

@@ -14,9 +14,9 @@ from trainer.plan.description import Description
 from trainer.plan.devices import Machine
 from trainer.plan.forecast import costs, step_time
 from trainer.plan.forecast.costs import Work
-from trainer.plan.forecast.step_time import Forecast, Parts, Unknown, Workload, parts_of
+from trainer.plan.forecast.step_time import Forecast, Parts, Unknown, Workload, forecast, parts_of
 from trainer.plan.layout import Parameter
-from trainer.plan.make import make_plan
+from trainer.plan.make import make_plan, with_other_ps
 from trainer.plan.plan import Plan
 
 FLOATS = 2**20  # of the one parameter: 4 MiB
@@ -45,7 +45,8 @@ def workload(**changed: Any) -> Workload:
 
 def expected(*overrides: str, model: Description = MODEL, machine: Machine = MACHINE) -> Forecast | Unknown:
     config = load(["train.batch_size=64", *overrides], lambda c: validate.validate(c, machine))
-    return step_time.expect(config, make_plan(config, model, machine), model, machine)[0]
+    workload = Workload.of(model, config.optimizer, config.plan, cores=machine.cores)
+    return forecast(make_plan(config, model, machine), workload, with_other_ps(config, model, machine))
 
 
 def test_one_worker_and_one_ps_in_numbers():

@@ -10,7 +10,7 @@ from trainer.faults import exit_codes
 from trainer.launch.describe import describe
 from trainer.observe.machine import this_machine
 from trainer.plan.description import Question
-from trainer.plan.make import make_plan
+from trainer.plan.make import make_plan, with_other_ps
 from trainer.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ def run(config: RunConfig, start: Start) -> int:
 
     description, machine = describe(_question(config)), this_machine()
     made = make_plan(config, description, machine)
-    expected, workload = step_time.expect(config, made, description, machine)
+    workload = step_time.Workload.of(description, config.optimizer, config.plan, cores=machine.cores)
+    expected = step_time.forecast(made, workload, with_other_ps(config, description, machine))
     page.show(made, (expected, workload))
     if config.plan.json is not None:
         page.write_json(made, config.plan.json, expected)

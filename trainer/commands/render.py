@@ -27,7 +27,7 @@ UP = "docker compose -f {} up --abort-on-container-failure"
 def run(config: RunConfig, start: Start) -> int:
     """Writes the run, or without run=PATH only prints its Compose file; returns 0."""
     config, inputs = with_absolute_paths(config)
-    hosts, plan = host_by_task(config), make(config)
+    hosts, plan = host_by_task(config.cluster), make(config)
     if config.run is None:
         return show(config, plan, inputs, hosts)
     check_readable([*inputs, *config.container.mounts])

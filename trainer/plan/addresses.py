@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Iterator, Mapping
 
 from trainer.config.cluster_size import ClusterSize
-from trainer.config.schema import ClusterConfig, RunConfig
+from trainer.config.schema import ClusterConfig
 from trainer.faults.problems import Problem
 
 JOBS = ("ps", "worker", "evaluator")
@@ -47,9 +47,8 @@ def host_of(address: str) -> str:
     return address.rpartition(":")[0].strip("[]")
 
 
-def check(config: RunConfig) -> Iterator[Problem]:
-    """Yields what is wrong with the addresses of a cluster, and with the task chosen by `job` and `task`."""
-    cluster = config.cluster
+def check_addresses(cluster: ClusterConfig, *, untrusted_allowed: bool) -> Iterator[Problem]:
+    """Yields what is wrong with the addresses of a cluster."""
     for job in cluster.addresses:
         if job not in JOBS:
             message = f"{job!r} is not a job; there are {', '.join(JOBS)}"
@@ -58,13 +57,12 @@ def check(config: RunConfig) -> Iterator[Problem]:
     for job, addresses in cluster.addresses.items():
         for index, address in enumerate(addresses):
             key = f"cluster.addresses.{job}[{index}]"
-            problem = _check_address(key, address, config.security.allow_untrusted_network)
+            problem = _check_address(key, address, untrusted_allowed)
             if problem is not None:
                 yield problem
             else:
                 yield from _check_free(key, address, taken)
     yield from _check_counts(cluster)
-    yield from _check_role(config)
 
 
 def _check_address(key: str, address: str, untrusted_allowed: bool) -> Problem | None:
@@ -125,11 +123,11 @@ def _with_addresses(cluster: ClusterConfig) -> ClusterSize:
     return ClusterSize(given["ps"], max(given["worker"], 1), given["evaluator"] or cluster.evaluator)
 
 
-def _check_role(config: RunConfig) -> Iterator[Problem]:
-    job, task = config.job, config.task
+def check_role(cluster: ClusterConfig, job: str | None, task: int | None, run: str | None) -> Iterator[Problem]:
+    """Yields what is wrong with the task chosen by `job` and `task`, whose run directory is `run`."""
     if job is None and task is None:
         return
-    sizes = {name: getattr(config.cluster, name) for name in JOBS}
+    sizes = {name: getattr(cluster, name) for name in JOBS}
     if job not in sizes:
         what = f"task={task} is given without a job" if job is None else f"{job!r} is not a job"
         yield Problem("job", f"{what}; there are {', '.join(sizes)}", f"e.g. job=worker task={task or 0}")
@@ -139,13 +137,13 @@ def _check_role(config: RunConfig) -> Iterator[Problem]:
         what = f"job={job} is given without a task" if task is None else f"{task} is not a task of {job}"
         other, there = (job, last) if last >= 0 else ("worker", sizes["worker"] - 1)
         yield Problem("task", f"{what}; {allowed}", f"e.g. job={other} task={there}")
-    elif not config.cluster.addresses:
+    elif not cluster.addresses:
         yield Problem(
             "job",
             "a task on its own must know where the others listen, and the cluster has no addresses",
             "set cluster.addresses.ps=[host:port,...] cluster.addresses.worker=[...], or leave job and task out",
         )
-    elif job == "evaluator" and config.run is None:
+    elif job == "evaluator" and run is None:
         yield Problem(
             "run",
             "evaluator:0 reads the checkpoints where the chief writes them, and no directory is given",

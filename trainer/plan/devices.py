@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.config.schema import ClusterConfig, Mode, RunConfig
+from trainer.config.schema import ClusterConfig, DeviceConfig, Mode
 from trainer.plan import addresses
 
 JOBS = ("ps", "worker", "evaluator")
@@ -54,38 +54,49 @@ def host_of(cluster: ClusterConfig, job: str, index: int) -> str:
     return THIS_HOST if host in ("localhost", "::1") else host
 
 
-def is_here(config: RunConfig, job: str, index: int) -> bool:
-    """Whether a task runs on this machine, as far as the config can tell."""
-    host = host_of(config.cluster, job, index)
-    if config.job is not None:
-        return host == host_of(config.cluster, config.job, config.task or 0)
-    if config.mode is Mode.render:  # for whatever machine it is started on
-        return False
-    # The launcher starts every task here and refuses addresses of other machines; a plan may be of machines elsewhere.
-    return host == THIS_HOST or config.mode in (Mode.train, Mode.chaos)
+def tasks_here(cluster: ClusterConfig, mode: Mode, job: str | None, task: int | None) -> set[tuple[str, int]]:
+    """(job, index) of every task that runs on this machine, if the config shows it.
+
+    Args:
+        job, task: the one task that this process is to run; none: a launcher starts them all.
+    """
+    tasks = tasks_of(cluster)
+    if job is not None:
+        here = host_of(cluster, job, task or 0)
+    elif mode is Mode.render:  # for whatever machine it is started on
+        return set()
+    elif mode in (Mode.train, Mode.chaos):  # the launcher starts every task here, and refuses other machines
+        return set(tasks)
+    else:  # a plan may be of machines elsewhere
+        here = THIS_HOST
+    return {one for one in tasks if host_of(cluster, *one) == here}
 
 
-def for_tasks(config: RunConfig, machine: Machine) -> dict[tuple[str, int], dict[str, Any]]:
+def for_tasks(cluster: ClusterConfig, device: DeviceConfig, machine: Machine) -> dict[tuple[str, int], dict[str, Any]]:
     """What each task may use, by the names of `Task`'s fields; by (job, index)."""
-    tasks = list(tasks_of(config.cluster))
-    alike = Counter((job, host_of(config.cluster, job, index)) for job, index in tasks)  # of one job, on one host
-    return {
-        (job, index): _for_task(config, machine.cores // alike[job, host_of(config.cluster, job, index)], job, index)
-        for job, index in tasks
-    }
+    tasks = list(tasks_of(cluster))
+    alike = Counter((job, host_of(cluster, job, index)) for job, index in tasks)  # of one job, on one host
+
+    def of(job: str, index: int) -> dict[str, Any]:
+        cores = machine.cores // alike[job, host_of(cluster, job, index)]
+        return _for_task(device, uses(cluster, device, job, index), cores, job, index)
+
+    return {task: of(*task) for task in tasks}
 
 
-def _for_task(config: RunConfig, cores: int, job: str, index: int) -> dict[str, Any]:
+def _for_task(
+    device: DeviceConfig, uses: Mapping[str, tuple[str, ...]], cores: int, job: str, index: int
+) -> dict[str, Any]:
     """What one task may use.
 
     Args:
+        uses: the devices that it needs.
         cores: of the machine, for each task of this job on its host: a ps updates while the workers wait for it.
     """
-    device = config.device
     gpus = tuple(of_task(device.gpus, job, index) or ())
-    replicas = replicas_of(config, job, index)
+    replicas = replicas_of(device, job, index)
     threads = 1 if job == "evaluator" else max(1, cores // max(1, len(replicas)))  # an evaluator has time
-    used = [name for names in uses(config, job, index).values() for name in names]
+    used = [name for names in uses.values() for name in names]
     cpus = [int(name.removeprefix(CPU)) for name in used if name.startswith(CPU)]
     return {
         "gpus": gpus,
@@ -101,23 +112,22 @@ def _for_task(config: RunConfig, cores: int, job: str, index: int) -> dict[str, 
     }
 
 
-def replicas_of(config: RunConfig, job: str, index: int) -> tuple[str, ...]:
+def replicas_of(device: DeviceConfig, job: str, index: int) -> tuple[str, ...]:
     """Devices of a task's replicas; only workers have any."""
     if job != "worker":
         return ()
-    return tuple(config.device.replicas) or (f"{GPU}0" if of_task(config.device.gpus, job, index) else f"{CPU}0",)
+    return tuple(device.replicas) or (f"{GPU}0" if of_task(device.gpus, job, index) else f"{CPU}0",)
 
 
-def holds_parameters(config: RunConfig, job: str) -> bool:
+def holds_parameters(cluster: ClusterConfig, job: str) -> bool:
     """Whether the tasks of a job hold parameters: those of ps where there are any, else those of worker."""
-    return job == ("ps" if config.cluster.ps else "worker")
+    return job == ("ps" if cluster.ps else "worker")
 
 
-def uses(config: RunConfig, job: str, index: int) -> dict[str, tuple[str, ...]]:
+def uses(cluster: ClusterConfig, device: DeviceConfig, job: str, index: int) -> dict[str, tuple[str, ...]]:
     """Devices a task needs, by the key that names them."""
-    device = config.device
     return {
-        "device.replicas": replicas_of(config, job, index),
-        "device.parameters": (device.parameters,) if holds_parameters(config, job) else (),
+        "device.replicas": replicas_of(device, job, index),
+        "device.parameters": (device.parameters,) if holds_parameters(cluster, job) else (),
         "device.layers": tuple(device.layers.values()) if job == "worker" else (),
     }

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from trainer.config.schema import Mode, RunConfig
+from trainer.config.schema import ClusterConfig, Mode, RunConfig
 from trainer.faults.problems import Problem
 from trainer.plan import addresses
 from trainer.plan.addresses import JOBS, USUAL_PORT
@@ -48,12 +48,12 @@ def resolve_hosts(config: RunConfig) -> list[Problem]:
     return problems
 
 
-def host_by_task(config: RunConfig) -> dict[str, str]:
+def host_by_task(cluster: ClusterConfig) -> dict[str, str]:
     """The host of every task, where there are several."""
-    if not config.cluster.hosts:
+    if not cluster.hosts:
         return {}
-    of = config.cluster.addresses
-    return {f"{job}:{index}": addresses.host_of(of[job][index]) for job, index in tasks_of(config.cluster)}
+    of = cluster.addresses
+    return {f"{job}:{index}": addresses.host_of(of[job][index]) for job, index in tasks_of(cluster)}
 
 
 def _check_use(config: RunConfig) -> Iterator[Problem]:

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import difflib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
-from trainer.config.schema import RunConfig
+from trainer.config.cluster_size import ClusterSize
+from trainer.config.schema import ClusterConfig, DeviceConfig, RunConfig
 from trainer.faults.problems import ConfigError, Problem
 from trainer.plan import addresses
-from trainer.plan.checks import gpu_memory
+from trainer.plan.checks.gpu_memory import warn_of_gpu_memory
 from trainer.plan.checks.strategy import batch_parts
 from trainer.plan.description import Description
-from trainer.plan.devices import JOBS, Machine, for_tasks
+from trainer.plan.devices import JOBS, Machine, for_tasks, tasks_here
 from trainer.plan.layout import Shard, Slice
 from trainer.plan.placement import best_match, pin_faults, place
 from trainer.plan.plan import Plan, Task
 from trainer.plan.shared_memory import wire_of
 from trainer.plan.strategy import Strategy, strategy_of
 
+PS_AT_MOST = 16  # that are tried
 ANY_PORT = 0  # chosen when the tasks start
 
 
@@ -32,13 +36,14 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
     Raises:
         ConfigError: if the config does not fit the model or the data.
     """
-    strategy = strategy_of(config)
-    tasks = _make_tasks(config, machine, strategy)
-    hosts = _hosts(config, strategy)
+    strategy = strategy_of(config.strategy, config.cluster)
+    tasks = _make_tasks(config.cluster, config.device, machine, strategy)
+    hosts = _hosts(config.cluster, strategy)
+    here = tasks_here(config.cluster, config.mode, config.job, config.task)
     problems = [
         *_check_examples(config, description),
-        *_check_layers(config, description),
-        *_check_pins(config, description, len(hosts)),
+        *_check_layers(config.device.layers, description),
+        *_check_pins(config.placement.pins, description, len(hosts)),
     ]
     if problems:
         raise ConfigError(problems)
@@ -58,7 +63,10 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         tasks=tasks,
         shards=shards,
         train_examples=description.train_examples,
-        warnings=(*_warnings(shards, tasks, machine), *gpu_memory.warnings(config, machine)),
+        warnings=(
+            *_warnings(shards, tasks, machine),
+            *warn_of_gpu_memory(config.cluster, config.device, machine, here),
+        ),
         quorum=config.strategy.quorum if strategy.waits_for_quorum else None,
         parameters=config.device.parameters,
         layers=_pin_layers(config.device.layers, description.layers),
@@ -66,12 +74,25 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
     )
 
 
-def _hosts(config: RunConfig, strategy: Strategy) -> list[str]:
+def with_other_ps(config: RunConfig, description: Description, machine: Machine) -> Iterator[Plan]:
+    """Plans with 1 ps, 2 ps and so on, up to the number of workers, or of addresses for ps."""
+    cluster = config.cluster
+    most = len(cluster.addresses["ps"]) if cluster.addresses else min(PS_AT_MOST, max(cluster.ps, cluster.worker))
+    for ps in range(1, most + 1) if cluster.ps else ():
+        other = copy.deepcopy(config)
+        other.cluster.ps, other.cluster.name = ps, str(ClusterSize(ps, cluster.worker, cluster.evaluator))
+        if cluster.addresses:
+            other.cluster.addresses["ps"] = cluster.addresses["ps"][:ps]
+        with contextlib.suppress(ConfigError):  # a pin names a shard that this one would not have
+            yield make_plan(other, description, machine)
+
+
+def _hosts(cluster: ClusterConfig, strategy: Strategy) -> list[str]:
     """The tasks that hold a shard each; under all_reduce every worker holds the only one."""
     if strategy.has_ring:
         return ["worker"]
-    job = "ps" if config.cluster.ps else "worker"
-    return [f"{job}:{index}" for index in range(getattr(config.cluster, job))]
+    job = "ps" if cluster.ps else "worker"
+    return [f"{job}:{index}" for index in range(getattr(cluster, job))]
 
 
 def _pin_layers(pins: Mapping[str, str], layers: Sequence[str]) -> dict[str, str]:
@@ -79,8 +100,8 @@ def _pin_layers(pins: Mapping[str, str], layers: Sequence[str]) -> dict[str, str
     return {path: pins[pattern] for path in layers if (pattern := best_match(path, pins)) is not None}
 
 
-def _make_tasks(config: RunConfig, machine: Machine, strategy: Strategy) -> tuple[Task, ...]:
-    cluster, devices = config.cluster, for_tasks(config, machine)
+def _make_tasks(cluster: ClusterConfig, device: DeviceConfig, machine: Machine, strategy: Strategy) -> tuple[Task, ...]:
+    devices = for_tasks(cluster, device, machine)
     tasks = []
     for job in JOBS:
         for index in range(getattr(cluster, job)):
@@ -102,7 +123,7 @@ def _make_tasks(config: RunConfig, machine: Machine, strategy: Strategy) -> tupl
 
 
 def _check_examples(config: RunConfig, description: Description) -> Iterator[Problem]:
-    examples, parts = description.train_examples, batch_parts(config)
+    examples, parts = description.train_examples, batch_parts(config.cluster, config.device, config.train)
     if examples < config.train.batch_size:
         yield Problem(
             "train.batch_size",
@@ -111,14 +132,14 @@ def _check_examples(config: RunConfig, description: Description) -> Iterator[Pro
         )
 
 
-def _check_pins(config: RunConfig, description: Description, shards: int) -> Iterator[Problem]:
-    for pattern, shard in config.placement.pins.items():
+def _check_pins(pins: Mapping[str, int], description: Description, shards: int) -> Iterator[Problem]:
+    for pattern, shard in pins.items():
         for fault, better in pin_faults(description.parameters, shards, pattern, shard):
             yield Problem("placement.pins", fault, f"e.g. 'placement.pins={{{better}}}'")
 
 
-def _check_layers(config: RunConfig, description: Description) -> Iterator[Problem]:
-    for pattern, device in config.device.layers.items():
+def _check_layers(pins: Mapping[str, str], description: Description) -> Iterator[Problem]:
+    for pattern, device in pins.items():
         if not any(fnmatchcase(path, pattern) for path in description.layers):
             near = difflib.get_close_matches(pattern, description.layers, n=3, cutoff=0.3) or description.layers[:3]
             message = f"pin {pattern!r} matches no layer; the nearest are {', '.join(near)}"

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from trainer.config.schema import Launch, Mode, RunConfig, Wire
+from trainer.faults.problems import Problem
 from trainer.plan import addresses
 from trainer.plan.layout import Shard
 from trainer.plan.strategy import Strategy, strategy_of
@@ -31,7 +32,7 @@ def wire_of(config: RunConfig) -> str:
 
 def why_not_memory(config: RunConfig) -> str:
     """Why vectors must travel; empty if they can stay in memory that all tasks share."""
-    strategy = strategy_of(config)
+    strategy = strategy_of(config.strategy, config.cluster)
     if not strategy.has_shard_hosts:
         return f"{strategy.name} has no shards"
     if config.launch is Launch.docker or config.mode is Mode.render:
@@ -42,6 +43,13 @@ def why_not_memory(config: RunConfig) -> str:
     if config.job is not None or config.cluster.hosts or len(machines) > 1 or config.plan.link_gbps is not None:
         return "the tasks are on several machines"
     return why_not()
+
+
+def check_wire(config: RunConfig) -> Iterator[Problem]:
+    """Yields a problem if shared memory is asked for and not possible."""
+    is_wanted = config.strategy.wire is Wire.memory and strategy_of(config.strategy, config.cluster).has_shard_hosts
+    if is_wanted and (reason := why_not_memory(config)):
+        yield Problem("strategy.wire", f"memory is not possible: {reason}", "leave it out")
 
 
 def why_not() -> str:

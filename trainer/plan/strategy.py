@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from trainer.config.schema import RunConfig, StrategyName
+from trainer.config.schema import ClusterConfig, StrategyConfig, StrategyName
 from trainer.config.words import count
 
 
@@ -88,8 +88,8 @@ STRATEGIES: Mapping[str, Strategy] = {
 }
 
 
-def strategy_of(config: RunConfig) -> Strategy:
+def strategy_of(section: StrategyConfig, cluster: ClusterConfig) -> Strategy:
     """local for one process, sync otherwise, unless the config says."""
-    if config.strategy.name is not StrategyName.auto:
-        return STRATEGIES[config.strategy.name.value]
-    return STRATEGIES["local" if config.cluster.name == "local" else "sync"]
+    if section.name is not StrategyName.auto:
+        return STRATEGIES[section.name.value]
+    return STRATEGIES["local" if cluster.name == "local" else "sync"]

@@ -5,26 +5,35 @@ from __future__ import annotations
 from trainer.config.limits import check_read
 from trainer.config.schema import RunConfig
 from trainer.faults.problems import Problem
-from trainer.plan import addresses
-from trainer.plan.checks import capacity, containers, devices, versions
+from trainer.plan.addresses import check_addresses, check_role
+from trainer.plan.checks.capacity import check_capacity
+from trainer.plan.checks.containers import check_containers
+from trainer.plan.checks.devices import check_devices, check_restarts
 from trainer.plan.checks.strategy import check_batch, check_buckets, check_rollback, check_size, check_strategy
-from trainer.plan.devices import Machine
+from trainer.plan.checks.versions import check_versions
+from trainer.plan.devices import Machine, tasks_here
+from trainer.plan.shared_memory import check_wire
+from trainer.plan.strategy import strategy_of
 
 
 def validate(config: RunConfig, machine: Machine) -> list[Problem]:
     """Returns every problem of a resolved config on this machine."""
+    cluster, device, train = config.cluster, config.device, config.train
+    here = tasks_here(cluster, config.mode, config.job, config.task)
     return [
-        *containers.check(config),
-        *versions.check(machine.libraries),
-        *capacity.check(config, machine),
-        *check_size(config),
-        *check_strategy(config),
-        *check_buckets(config),
-        *check_batch(config),
-        *check_rollback(config),
+        *check_containers(config),
+        *check_versions(machine.libraries),
+        *check_capacity(cluster, len(here), machine),
+        *check_size(cluster),
+        *check_strategy(config.strategy, cluster, device),
+        *check_wire(config),
+        *check_buckets(config.placement.buckets, strategy_of(config.strategy, cluster), device),
+        *check_batch(cluster, device, train),
+        *check_rollback(train, config.restart, config.job),
         *check_read(config.optimizer, "optimizer."),
         *check_read(config.optimizer.schedule, "optimizer.schedule."),
-        *addresses.check(config),
-        *devices.check(config, machine),
-        *devices.check_restarts(config),
+        *check_addresses(cluster, untrusted_allowed=config.security.allow_untrusted_network),
+        *check_role(cluster, config.job, config.task, config.run),
+        *check_devices(cluster, device, machine, here, jit=train.jit),
+        *check_restarts(cluster, config.restart),
     ]

@@ -87,7 +87,7 @@ class FaultTargets:
         tasks = tuple(f"{job}:{index}" for job in JOBS for index in range(getattr(cluster, job)))
         holding = "ps:" if cluster.ps else "worker:"
         holders = tuple(name for name in tasks if name.startswith(holding))
-        return cls(tasks, holders, strategy_of(config).has_shard_hosts, config.train.steps)
+        return cls(tasks, holders, strategy_of(config.strategy, cluster).has_shard_hosts, config.train.steps)
 
     def job(self, name: str) -> tuple[str, ...]:
         return tuple(task for task in self.tasks if task.startswith(f"{name}:"))

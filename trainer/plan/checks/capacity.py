@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainer.config.cluster_size import ClusterSize
-from trainer.config.schema import RunConfig
+from trainer.config.schema import ClusterConfig
 from trainer.config.words import count
 from trainer.faults.problems import Problem
-from trainer.plan.devices import Machine, is_here, tasks_of
+from trainer.plan.devices import Machine, tasks_of
 
 TASKS_OF_A_CORE = 64
 FILES, FILES_OF_A_TASK = 32, 3  # open in the launcher: for each task two ports that it holds, and a page it reads
@@ -16,11 +16,14 @@ ENOUGH_FILES = 1024
 THREADS_OF_A_TASK = 50  # 52 to 72 were counted
 
 
-def check(config: RunConfig, machine: Machine) -> Iterator[Problem]:
-    """Yields what this machine has too little of for a config's tasks."""
-    tasks = tasks_of(config.cluster)
-    here = sum(is_here(config, *task) for task in tasks)
-    yield from _check_cores(config, machine, here)
+def check_capacity(cluster: ClusterConfig, here: int, machine: Machine) -> Iterator[Problem]:
+    """Yields what this machine has too little of for the tasks of a cluster.
+
+    Args:
+        here: tasks that run on it.
+    """
+    tasks = tasks_of(cluster)
+    yield from _check_cores(cluster, here, machine)
     files = FILES + FILES_OF_A_TASK * len(tasks)  # also in a task: it may talk to all others
     if machine.files is not None and files > machine.files:
         yield Problem(
@@ -38,8 +41,8 @@ def check(config: RunConfig, machine: Machine) -> Iterator[Problem]:
         )
 
 
-def _check_cores(config: RunConfig, machine: Machine, here: int) -> Iterator[Problem]:
-    cluster, most = config.cluster, TASKS_OF_A_CORE * machine.cores
+def _check_cores(cluster: ClusterConfig, here: int, machine: Machine) -> Iterator[Problem]:
+    most = TASKS_OF_A_CORE * machine.cores
     if here > most and not cluster.addresses:
         smaller = ClusterSize(min(cluster.ps, machine.cores), 2 * machine.cores, min(cluster.evaluator, 1))
         yield Problem(

@@ -18,7 +18,7 @@ OWN_PATHS = (
 LEAST_MIB = 512  # of a task: TensorFlow alone takes 400
 
 
-def check(config: RunConfig) -> Iterator[Problem]:
+def check_containers(config: RunConfig) -> Iterator[Problem]:
     """Yields everything wrong with how containers are asked for."""
     if config.launch is Launch.docker:
         yield from _check_launch(config)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from trainer.config.schema import ClusterConfig, DeviceConfig, RunConfig
+from trainer.config.schema import ClusterConfig, DeviceConfig, RestartConfig
 from trainer.faults.problems import Problem
-from trainer.plan.checks import gpu_memory
-from trainer.plan.devices import GPU, JOBS, Machine, is_here, key_of, of_task, tasks_of, uses
+from trainer.plan.checks.gpu_memory import check_gpu_memory
+from trainer.plan.devices import GPU, JOBS, Machine, key_of, of_task, tasks_of, uses
 
 BY_TASK = (
     "gpus",
@@ -32,27 +32,33 @@ MAX_CPUS = 64
 NAME = re.compile(r"/(cpu|gpu):(0|[1-9]\d{0,3})", re.ASCII)
 
 
-def check(config: RunConfig, machine: Machine) -> Iterator[Problem]:
-    """Yields everything wrong with a config's devices, as far as this machine and the config can tell."""
-    device = config.device
-    yield from _check_keys(config)
+def check_devices(
+    cluster: ClusterConfig, device: DeviceConfig, machine: Machine, here: Collection[tuple[str, int]], *, jit: bool
+) -> Iterator[Problem]:
+    """Yields everything wrong with the devices of a config that it and this machine show.
+
+    Args:
+        here: (job, index) of the tasks that run on this machine.
+        jit: whether the step is compiled as a whole.
+    """
+    yield from _check_keys(cluster, device)
     numbers = [*_check_numbers(device), *_check_indices(device)]
     yield from numbers
-    yield from _check_there(config, machine)
-    yield from _check_memory_keys(config)
+    yield from _check_there(device, machine, here)
+    yield from _check_memory_keys(cluster, device)
     if not numbers:  # their sums would say the same once more
-        yield from gpu_memory.check(config, machine)
+        yield from check_gpu_memory(cluster, device, machine, here)
     yield from _check_names(device)
-    yield from _check_seen(config)
-    if device.layers and config.train.jit:
+    yield from _check_seen(cluster, device)
+    if device.layers and jit:
         message = "a step that is compiled as a whole runs on one device, and train.jit=true compiles it"
         yield Problem("device.layers", message, "leave out one of the two")
 
 
-def _check_keys(config: RunConfig) -> Iterator[Problem]:
+def _check_keys(cluster: ClusterConfig, device: DeviceConfig) -> Iterator[Problem]:
     """Keys of the mappings must be jobs or tasks of the cluster."""
-    for setting, key, value in _entries(config.device, BY_TASK):
-        yield from _check_key(config.cluster, f"device.{setting}", key, value)
+    for setting, key, value in _entries(device, BY_TASK):
+        yield from _check_key(cluster, f"device.{setting}", key, value)
 
 
 def _check_key(cluster: ClusterConfig, mapping: str, key: str, value: Any) -> Iterator[Problem]:
@@ -81,11 +87,11 @@ def check_keys(cluster: ClusterConfig, mapping: str, given: Mapping[str, float],
             yield Problem(f"{mapping}.{key}", message, f"e.g. {_assignment(mapping, key, least)}")
 
 
-def check_restarts(config: RunConfig) -> Iterator[Problem]:
+def check_restarts(cluster: ClusterConfig, restart: RestartConfig) -> Iterator[Problem]:
     """Yields what is wrong with `restart.max_of`: its keys are of the kind that those of `device` are."""
     mapping = "restart.max_of"
-    for key, value in config.restart.max_of.items():
-        yield from _check_key(config.cluster, mapping, key, value)
+    for key, value in restart.max_of.items():
+        yield from _check_key(cluster, mapping, key, value)
         if value < 0:
             message = f"{value} is out of range; it must be at least 0, for a task that is never started again"
             yield Problem(f"{mapping}.{key}", message, f"e.g. {_assignment(mapping, key, 0)}")
@@ -116,10 +122,9 @@ def _check_indices(device: DeviceConfig) -> Iterator[Problem]:
                 yield Problem(f"device.{setting}.{key}", message, f"type {_typed(setting, key, listed)}")
 
 
-def _check_there(config: RunConfig, machine: Machine) -> Iterator[Problem]:
+def _check_there(device: DeviceConfig, machine: Machine, here: Collection[tuple[str, int]]) -> Iterator[Problem]:
     """GPUs of the tasks of this machine; of other machines nothing is known here."""
-    here = [task for task in tasks_of(config.cluster) if is_here(config, *task)]
-    for gpu in sorted({gpu for task in here for gpu in of_task(config.device.gpus, *task) or ()}):
+    for gpu in sorted({gpu for task in here for gpu in of_task(device.gpus, *task) or ()}):
         if gpu >= machine.gpus:
             there = "GPU 0" if machine.gpus == 1 else f"GPUs 0..{machine.gpus - 1}" if machine.gpus else "no GPU"
             message = f"GPU {gpu} is not there; this machine has {there}"
@@ -130,9 +135,9 @@ def _check_there(config: RunConfig, machine: Machine) -> Iterator[Problem]:
             )
 
 
-def _check_memory_keys(config: RunConfig) -> Iterator[Problem]:
+def _check_memory_keys(cluster: ClusterConfig, device: DeviceConfig) -> Iterator[Problem]:
     """A setting of GPU memory needs a GPU, and a task has one such setting at most."""
-    device, tasks = config.device, tasks_of(config.cluster)
+    tasks = tasks_of(cluster)
     for setting, key, value in _entries(device, MEMORY):
         meant = [task for task in tasks if key in (task[0], f"{task[0]}:{task[1]}")]
         if meant and value is not False and not any(of_task(device.gpus, *task) for task in meant):
@@ -172,18 +177,18 @@ def _check_names(device: DeviceConfig) -> Iterator[Problem]:
             yield Problem("device.replicas", f"{name} is listed twice; a device holds one replica of a task", remedy)
 
 
-def _check_seen(config: RunConfig) -> Iterator[Problem]:
+def _check_seen(cluster: ClusterConfig, device: DeviceConfig) -> Iterator[Problem]:
     """Every /gpu:N must be one of those that the task sees; N counts them from 0, whatever their index on the host."""
     told = set()
-    for job, index in tasks_of(config.cluster):
-        gpus = list(of_task(config.device.gpus, job, index) or ())
-        for key, names in uses(config, job, index).items():
+    for job, index in tasks_of(cluster):
+        gpus = list(of_task(device.gpus, job, index) or ())
+        for key, names in uses(cluster, device, job, index).items():
             for name in names:
                 number = int(name.removeprefix(GPU)) if name.startswith(GPU) and NAME.fullmatch(name) else -1
                 if number >= len(gpus) and (key, name) not in told:
                     told.add((key, name))
                     yield Problem(
-                        key, f"{name} is not there: {job}:{index} sees {_seen(gpus)}", _more(config, job, index, number)
+                        key, f"{name} is not there: {job}:{index} sees {_seen(gpus)}", _more(device, job, index, number)
                     )
 
 
@@ -191,11 +196,11 @@ def _seen(gpus: list[int]) -> str:
     return f"{len(gpus)} GPU{'s' * (len(gpus) > 1)} ({', '.join(map(str, gpus))})" if gpus else "no GPU"
 
 
-def _more(config: RunConfig, job: str, index: int, number: int) -> str:
+def _more(device: DeviceConfig, job: str, index: int, number: int) -> str:
     """The override with which a task sees the GPU of a number too."""
-    gpus = list(of_task(config.device.gpus, job, index) or ())
+    gpus = list(of_task(device.gpus, job, index) or ())
     free = [gpu for gpu in range(len(gpus) + number + 1) if gpu not in gpus]
-    return "add " + _typed("gpus", key_of(config.device.gpus, job, index) or job, gpus + free[: number + 1 - len(gpus)])
+    return "add " + _typed("gpus", key_of(device.gpus, job, index) or job, gpus + free[: number + 1 - len(gpus)])
 
 
 def _nearest(name: str) -> str:

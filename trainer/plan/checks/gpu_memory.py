@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
-from trainer.config.schema import RunConfig
+from trainer.config.schema import ClusterConfig, DeviceConfig
 from trainer.faults.problems import Problem
-from trainer.plan.devices import THIS_HOST, Machine, host_of, is_here, of_task, tasks_of
+from trainer.plan.devices import THIS_HOST, Machine, host_of, of_task, tasks_of
 
 FITS = 1 + 1e-9  # 0.1 + 0.2 + 0.7 is a little more than 1
 
@@ -39,9 +39,15 @@ class SharedGpu(NamedTuple):
     shares: Sequence[Share]
 
 
-def check(config: RunConfig, machine: Machine) -> Iterator[Problem]:
-    """Yields a problem for every GPU whose tasks cannot all have the memory they take."""
-    for gpu in _shared(config, machine):
+def check_gpu_memory(
+    cluster: ClusterConfig, device: DeviceConfig, machine: Machine, here: Collection[tuple[str, int]]
+) -> Iterator[Problem]:
+    """Yields a problem for every GPU whose tasks cannot all have the memory they take.
+
+    Args:
+        here: (job, index) of the tasks that run on this machine.
+    """
+    for gpu in _shared(cluster, device, machine, here):
         undecided = [share.task for share in gpu.shares if share.is_open]
         if len(undecided) > 1:
             yield Problem(
@@ -54,9 +60,11 @@ def check(config: RunConfig, machine: Machine) -> Iterator[Problem]:
             yield problem
 
 
-def warnings(config: RunConfig, machine: Machine) -> Iterator[Problem]:
+def warn_of_gpu_memory(
+    cluster: ClusterConfig, device: DeviceConfig, machine: Machine, here: Collection[tuple[str, int]]
+) -> Iterator[Problem]:
     """Yields one for every GPU where it depends on who comes first how much memory a task has."""
-    for gpu in _shared(config, machine):
+    for gpu in _shared(cluster, device, machine, here):
         loose = [share.task for share in gpu.shares if share.is_open or share.growth]
         if loose and len(gpu.shares) > 1:
             takes = "takes what it finds" if len(loose) == 1 else "take what they find"
@@ -87,17 +95,18 @@ def _too_much(gpu: SharedGpu) -> Problem | None:
     )
 
 
-def _shared(config: RunConfig, machine: Machine) -> list[SharedGpu]:
+def _shared(
+    cluster: ClusterConfig, device: DeviceConfig, machine: Machine, here: Collection[tuple[str, int]]
+) -> list[SharedGpu]:
     """Every GPU that a task sees, by host and index."""
-    device = config.device
     tasks: dict[tuple[str, int], list[tuple[str, int]]] = {}
-    for task in tasks_of(config.cluster):
+    for task in tasks_of(cluster):
         for gpu in set(of_task(device.gpus, *task) or ()):
-            tasks.setdefault((host_of(config.cluster, *task), gpu), []).append(task)
+            tasks.setdefault((host_of(cluster, *task), gpu), []).append(task)
     return [
         SharedGpu(
             f"GPU {gpu}" if host == THIS_HOST else f"GPU {gpu} of {host}",
-            machine.gpu_mib[gpu] if is_here(config, *seen_by[0]) and 0 <= gpu < len(machine.gpu_mib) else None,
+            machine.gpu_mib[gpu] if seen_by[0] in here and 0 <= gpu < len(machine.gpu_mib) else None,
             [
                 Share(
                     f"{job}:{index}",

@@ -6,16 +6,23 @@ from collections.abc import Iterator
 
 from trainer.config.cluster_size import SIZE, ClusterSize, parse_size
 from trainer.config.limits import check_read
-from trainer.config.schema import NotFinitePolicy, RunConfig, StrategyName, Wire
+from trainer.config.schema import (
+    ClusterConfig,
+    DeviceConfig,
+    NotFinitePolicy,
+    RestartConfig,
+    StrategyConfig,
+    StrategyName,
+    TrainConfig,
+    Wire,
+)
 from trainer.faults.problems import Problem
 from trainer.plan.devices import JOBS
-from trainer.plan.shared_memory import why_not_memory
 from trainer.plan.strategy import Strategy, strategy_of
 
 
-def check_size(config: RunConfig) -> Iterator[Problem]:
+def check_size(cluster: ClusterConfig) -> Iterator[Problem]:
     """The choice of a cluster and its single keys must agree, for the name stands in all that a run writes."""
-    cluster = config.cluster
     size = ClusterSize(cluster.ps, cluster.worker, cluster.evaluator)
     is_size = SIZE.fullmatch(cluster.name) is not None
     chosen = parse_size(cluster.name) if is_size else ClusterSize(0, 1, 0) if cluster.name == "local" else size
@@ -24,8 +31,9 @@ def check_size(config: RunConfig) -> Iterator[Problem]:
         yield Problem("cluster", f"cluster={cluster.name} and {given} contradict each other", f"type cluster={size}")
 
 
-def check_strategy(config: RunConfig) -> Iterator[Problem]:
-    cluster, section, strategy = config.cluster, config.strategy, strategy_of(config)
+def check_strategy(section: StrategyConfig, cluster: ClusterConfig, device: DeviceConfig) -> Iterator[Problem]:
+    """A strategy must have the tasks it needs, and its keys must be those it reads."""
+    strategy = strategy_of(section, cluster)
     name, tasks = strategy.name, cluster.ps + cluster.worker
     if strategy.is_one_process and tasks > 1 and cluster.name != "local":
         yield Problem(
@@ -51,32 +59,32 @@ def check_strategy(config: RunConfig) -> Iterator[Problem]:
             f"one evaluator scores every checkpoint, cluster={cluster.name} has {cluster.evaluator}",
             f"type cluster={cluster.name.removesuffix(f'{cluster.evaluator}e')}1e",
         )
-    yield from _check_quorum(config, strategy)
+    yield from _check_quorum(section.quorum, cluster, device, strategy)
     yield from (p for p in check_read(section, "strategy.") if section.name is not StrategyName.auto)
     if section.name is StrategyName.auto and section.max_staleness is not None:
         yield Problem("strategy.max_staleness", f"{name} has no stale gradients; async has", "type strategy=async")
     if section.name is StrategyName.auto and strategy.is_one_process and section.wire is not Wire.auto:
         yield Problem("strategy.wire", "one process sends nothing", "leave it out, or type cluster=1ps2w")
-    elif section.wire is Wire.memory and strategy.has_shard_hosts and (reason := why_not_memory(config)):
-        yield Problem("strategy.wire", f"memory is not possible: {reason}", "leave it out")
 
 
-def check_buckets(config: RunConfig) -> Iterator[Problem]:
+def check_buckets(buckets: int, strategy: Strategy, device: DeviceConfig) -> Iterator[Problem]:
     """Several shards of a host move together, step by step, or not at all."""
-    if config.placement.buckets == 1:
+    if buckets == 1:
         return
-    key, remedy, strategy = "placement.buckets", "leave it out", strategy_of(config)
+    key, remedy = "placement.buckets", "leave it out"
     if not strategy.has_shard_hosts:
         yield Problem(key, f"{strategy.name} has no tasks that hold shards for others", remedy)
     elif not strategy.waits_for_all:
         yield Problem(key, f"{strategy.name} takes gradients as they come, one shard a host", remedy)
-    elif config.device.log_placement:
+    elif device.log_placement:
         yield Problem(key, "device.log_placement follows one shard a host", f"{remedy}, or log_placement")
 
 
-def _check_quorum(config: RunConfig, strategy: Strategy) -> Iterator[Problem]:
-    quorum, here = config.strategy.quorum, max(1, len(config.device.replicas))
-    replicas = config.cluster.worker * here
+def _check_quorum(
+    quorum: int | None, cluster: ClusterConfig, device: DeviceConfig, strategy: Strategy
+) -> Iterator[Problem]:
+    here = max(1, len(device.replicas))
+    replicas = cluster.worker * here
     if quorum is None:
         if strategy.waits_for_quorum:
             remedy = f"type strategy.quorum={max(1, replicas - here)}"
@@ -98,13 +106,14 @@ def _check_quorum(config: RunConfig, strategy: Strategy) -> Iterator[Problem]:
         )
 
 
-def batch_parts(config: RunConfig) -> int:
+def batch_parts(cluster: ClusterConfig, device: DeviceConfig, train: TrainConfig) -> int:
     """How many equal parts a global batch is shared out in."""
-    return config.cluster.worker * max(1, len(config.device.replicas)) * config.train.accumulate
+    return cluster.worker * max(1, len(device.replicas)) * train.accumulate
 
 
-def check_batch(config: RunConfig) -> Iterator[Problem]:
-    batch, accumulate, parts = config.train.batch_size, config.train.accumulate, batch_parts(config)
+def check_batch(cluster: ClusterConfig, device: DeviceConfig, train: TrainConfig) -> Iterator[Problem]:
+    """The global batch must be a multiple of its parts."""
+    batch, accumulate, parts = train.batch_size, train.accumulate, batch_parts(cluster, device, train)
     replicas = parts // accumulate if accumulate > 0 else 0
     if batch > 0 and parts > 0 and batch % parts:
         lower, upper = batch // parts * parts, -(-batch // parts) * parts
@@ -118,14 +127,14 @@ def check_batch(config: RunConfig) -> Iterator[Problem]:
         )
 
 
-def check_rollback(config: RunConfig) -> Iterator[Problem]:
+def check_rollback(train: TrainConfig, restart: RestartConfig, job: str | None) -> Iterator[Problem]:
     """To go back, all tasks start again: somebody must be there to do that, and may."""
-    if config.train.on_not_finite is not NotFinitePolicy.rollback:
+    if train.on_not_finite is not NotFinitePolicy.rollback:
         return
     key, instead = "train.on_not_finite", "type train.on_not_finite=skip or stop"
-    if config.job is not None:
-        message = f"rollback is the launcher's, which starts all tasks again; job={config.job} plays one task alone"
+    if job is not None:
+        message = f"rollback is the launcher's, which starts all tasks again; job={job} plays one task alone"
         yield Problem(key, message, instead)
-    most = config.restart.max_of.get("worker:0", config.restart.max_of.get("worker", config.restart.max))
+    most = restart.max_of.get("worker:0", restart.max_of.get("worker", restart.max))
     if most == 0:
         yield Problem(key, "rollback starts all tasks again, and worker:0 may never be", f"{instead}, or restart.max=3")

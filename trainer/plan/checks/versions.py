@@ -22,7 +22,7 @@ TENSORFLOWS = ("tensorflow", "tensorflow-cpu")  # distributions of the package `
 CPU_WHEELS = "python -m pip install --require-hashes -r requirements/cpu.txt"
 
 
-def check(installed: Mapping[str, str]) -> Iterator[Problem]:
+def check_versions(installed: Mapping[str, str]) -> Iterator[Problem]:
     """Yields a problem for every library whose version is not supported.
 
     Args:

@@ -15,30 +15,23 @@ link does for its bytes.
 
 from __future__ import annotations
 
-import contextlib
-import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from trainer.config.cluster_size import ClusterSize
-from trainer.config.schema import OptimizerConfig, PlanConfig, RunConfig
-from trainer.faults.problems import ConfigError
+from trainer.config.schema import OptimizerConfig, PlanConfig
 from trainer.plan import addresses
 from trainer.plan.description import Description
-from trainer.plan.devices import Machine
 from trainer.plan.forecast import costs, traffic
 from trainer.plan.forecast.costs import Work
 from trainer.plan.forecast.traffic import Message
-from trainer.plan.make import make_plan
 from trainer.plan.plan import Plan, Task
 
 COMPUTE, WIRE, UPDATE = "compute", "wire", "update"
 USUAL_GBPS = 10.0  # of a link between two machines of which nothing is said
 LATENCY_SECS = 1e-4  # from one machine to another, once each way
 NEARLY = 1.02  # so much longer is as good
-PS_AT_MOST = 16  # that are looked at
 
 
 @dataclass(frozen=True)
@@ -137,27 +130,6 @@ def forecast(plan: Plan, workload: Workload, others: Iterable[Plan] = ()) -> For
         return unknown
     best = [(sum(task.job == "ps" for task in one.tasks), parts_of(one, workload).total) for one in others]
     return Forecast(parts_of(plan, workload), plan.update_batch, tuple(best))
-
-
-def expect(
-    config: RunConfig, plan: Plan, description: Description, machine: Machine
-) -> tuple[Forecast | Unknown, Workload]:
-    """The same, with the plans of other numbers of ps, from what a plan is made of; and the workload it is of."""
-    workload = Workload.of(description, config.optimizer, config.plan, cores=machine.cores)
-    return forecast(plan, workload, _with_other_ps(config, description, machine)), workload
-
-
-def _with_other_ps(config: RunConfig, description: Description, machine: Machine) -> Iterator[Plan]:
-    """Plans with 1 ps, 2 ps and so on, up to as many as there are workers, or addresses for ps."""
-    cluster = config.cluster
-    most = len(cluster.addresses["ps"]) if cluster.addresses else min(PS_AT_MOST, max(cluster.ps, cluster.worker))
-    for ps in range(1, most + 1) if cluster.ps else ():
-        other = copy.deepcopy(config)
-        other.cluster.ps, other.cluster.name = ps, str(ClusterSize(ps, cluster.worker, cluster.evaluator))
-        if cluster.addresses:
-            other.cluster.addresses["ps"] = cluster.addresses["ps"][:ps]
-        with contextlib.suppress(ConfigError):  # a pin names a shard that this one would not have
-            yield make_plan(other, description, machine)
 
 
 def _unknown(plan: Plan, workload: Workload) -> Unknown | None:
