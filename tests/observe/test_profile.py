@@ -381,7 +381,7 @@ def test_by_hand_it_takes_one_directory(arguments: list[str], capsys):
 
 def test_a_directory_without_a_profile_is_named(tmp_path: Path, capsys):
     assert main([str(tmp_path)]) == exit_codes.INPUT_MISSING
-    assert f"{tmp_path}/profile and {tmp_path}/plan.json are not both there" in capsys.readouterr().err
+    assert f"{tmp_path}/profile and {tmp_path}/plan.json must both exist" in capsys.readouterr().err
 
 
 def test_merging_does_not_import_tensorflow():

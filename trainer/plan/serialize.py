@@ -5,12 +5,13 @@ from __future__ import annotations
 import types
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from enum import Enum
 from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
 def to_json(value: Any) -> Any:
-    """A dataclass or named tuple as a mapping of its fields, a tuple as a list; the same within."""
+    """A dataclass or named tuple as a mapping of its fields, a tuple as a list, an enum as its value."""
     if is_dataclass(value):
         return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
     if hasattr(value, "_asdict"):  # a named tuple
@@ -19,7 +20,7 @@ def to_json(value: Any) -> Any:
         return [to_json(one) for one in value]
     if isinstance(value, Mapping):
         return {key: to_json(one) for key, one in value.items()}
-    return value
+    return value.value if isinstance(value, Enum) else value
 
 
 def from_json(kind: Any, value: Any) -> Any:

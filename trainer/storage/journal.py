@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Journal:
-    """Appends events; every life of a task writes to the same file."""
+    """Appends events; every attempt of a task writes to the same file."""
 
     def __init__(self, path: Path | None) -> None:
         """Opens the file; without a path, nothing is written."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import secrets
@@ -10,7 +9,6 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from omegaconf import OmegaConf
 
 from trainer.config.schema import RunConfig
 from trainer.plan.plan import Plan
+from trainer.plan.serialize import to_json
 from trainer.storage.atomic import write_atomically
 
 
@@ -52,7 +51,7 @@ class RunDirectory:
             (self.path / name).unlink(missing_ok=True)
         loaded, _ = self._read_generation()
         write_atomically(self.generation, json.dumps({"loaded": loaded, "launched_at": loaded}))
-        write_atomically(self.config, yaml.safe_dump(_plain(config), sort_keys=False))
+        write_atomically(self.config, yaml.safe_dump(to_json(config), sort_keys=False))
         write_atomically(self.plan, json.dumps(plan.to_json(), indent=1))
 
     def has_loaded(self) -> bool:
@@ -113,7 +112,7 @@ def choose(config: RunConfig) -> RunDirectory:
 def config_hash(config: RunConfig) -> str:
     """A digest of all that the tasks of a run must agree on; the evaluators are not always known to the others."""
     own = ("job", "task", "run", "plan", "mode", "chaos", "launch", "target", "container")
-    common = {name: value for name, value in _plain(config).items() if name not in own}
+    common = {name: value for name, value in to_json(config).items() if name not in own}
     common["cluster"] = _without_evaluators(common["cluster"])
     return hashlib.sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -122,14 +121,3 @@ def _without_evaluators(cluster: dict[str, Any]) -> dict[str, Any]:
     name = cluster["name"].removesuffix(f"{cluster['evaluator']}e")
     addresses = {job: listed for job, listed in cluster["addresses"].items() if job != "evaluator"}
     return cluster | {"name": name, "evaluator": 0, "addresses": addresses}
-
-
-def _plain(value: Any) -> Any:
-    """A config as YAML and JSON hold it."""
-    if dataclasses.is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value.value if isinstance(value, Enum) else value

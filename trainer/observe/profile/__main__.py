@@ -1,4 +1,4 @@
-"""`python -m trainer.observe.profile RUN`: the trace and the table of a run without a launcher's summary."""
+"""`python -m trainer.observe.profile RUN`: merges the profile of a run that no launcher has summarized."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def main(arguments: Sequence[str]) -> int:
         return exit_codes.CONFIG
     directory = RunDirectory(Path(arguments[0]))
     if not directory.profile.is_dir() or not directory.plan.is_file():
-        what = f"{directory.profile} and {directory.plan} are not both there"
+        what = f"{directory.profile} and {directory.plan} must both exist"
         print(f"{what}; name the directory of a run that was started with profile=true", file=sys.stderr)
         return exit_codes.INPUT_MISSING
     try:

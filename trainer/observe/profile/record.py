@@ -73,7 +73,7 @@ class Recorder:
         if self._file is None:
             return
         try:
-            self._file.write(json.dumps(line, default=_plain) + "\n")
+            self._file.write(json.dumps(line, default=dict) + "\n")  # dict: of a read-only mapping
         except OSError as error:
             self._fail(error)
 
@@ -82,7 +82,3 @@ class Recorder:
         where = error.filename or self._directory.profile
         _log.warning("%s is not profiled: %s: %s", self._task.name, where, error.strerror)
         self._file, self._is_closed = None, True
-
-
-def _plain(value: Any) -> Any:
-    return dict(value)  # a read-only mapping
