@@ -25,10 +25,12 @@ from trainer.observe.status import Status
 from trainer.plan.plan import Task
 from trainer.storage import checkpoint, checkpoint_writer, evaluations
 from trainer.storage.checkpoint import CheckpointError
+from trainer.storage.journal import Journal
 from trainer.storage.run_directory import RunDirectory
+from trainer.task.context import Context
 from trainer.task.evaluator import life
-from trainer.task.evaluator.life import ChiefWatch, Finder, Scorer
-from trainer.task.evaluator.score import Evaluator
+from trainer.task.evaluator.life import ChiefWatch, Finder
+from trainer.task.evaluator.score import CheckpointScorer, Evaluator
 from trainer.workload import step as replica
 from trainer.workload.build import open_workload
 
@@ -71,19 +73,20 @@ def save(directory: RunDirectory, workload: Any) -> Callable[..., Path]:
     return save_one
 
 
-def new_scorer(directory: RunDirectory, workload: Any, *overrides: str) -> Scorer:
+def new_scorer(directory: RunDirectory, workload: Any, *overrides: str) -> CheckpointScorer:
     """A task that has just started."""
     model, data = workload
     chosen = config(*overrides)
-    evaluator = life.make_evaluator(chosen, EVALUATOR, model, data)
-    return Scorer(chosen, directory, model, evaluator, status())
+    evaluator = Evaluator(model, chosen.model.loss.value, data.evaluate, batch_size=500, device="/cpu:0")
+    evaluator.connect("", None)
+    return CheckpointScorer(chosen, directory, model, evaluator, status())
 
 
 def status() -> Status:
     return Status("evaluator", 0, "runs/x", "c0ffee", tensorflow="2.21.0")
 
 
-def score_all(scorer: Scorer, directory: RunDirectory) -> None:
+def score_all(scorer: CheckpointScorer, directory: RunDirectory) -> None:
     for path in scorer.unscored(checkpoint.finished(directory.checkpoints)):
         scorer.score(path)
 
@@ -241,14 +244,15 @@ def chief_at(control: str) -> Task:
     return Task("worker", 0, "", control, (), None, 1, 2)
 
 
-def play(directory: RunDirectory, control: str, stop: Any = None, **overrides: str) -> Status:
-    """Plays the task to its end; returns what its page then tells."""
-    plan: Any = SimpleNamespace(steps=STEPS, task=lambda *_: chief_at(control))
-    told = status()
+def run(directory: RunDirectory, control: str, stop: Any = None, **overrides: str) -> Status:
+    """Runs the task to its end; returns what its status page then says."""
+    chief = chief_at(control)
+    plan: Any = SimpleNamespace(steps=STEPS, task=lambda *_: chief, tasks=[chief])
     typed = [f"{key.replace('__', '.')}={value}" for key, value in overrides.items()]
     stop = stop or SimpleNamespace(requested=False, let_step_finish=lambda: None)
-    life.play(config(*typed), plan, directory, EVALUATOR, told, stop)
-    return told
+    context = Context(config(*typed), plan, directory, EVALUATOR, status(), stop, Journal(None))
+    assert life.run(context) == stop.requested
+    return context.status
 
 
 CHIEF = """
@@ -287,49 +291,49 @@ def test_checkpoints_are_scored_as_they_come_until_the_last_which_leaves_as_many
     chief("training")
     save(10)
     threading.Timer(0.5, lambda: (save(20), save(STEPS))).start()
-    told = play(directory, held, checkpoint__keep="2")
+    page = run(directory, held, checkpoint__keep="2")
     assert [line["step"] for line in lines(directory)] == [10, 20, 30]
-    assert (told.state, told.step, told.loss) == ("done", 30, lines(directory)[-1]["loss"])
+    assert (page.step, page.loss) == (30, lines(directory)[-1]["loss"])
     assert [path.name for path in checkpoint.finished(directory.checkpoints)] == ["000000020", "000000030"]
 
 
 def test_a_run_that_has_ended_is_scored_without_its_chief(directory, save, held):
     save(10)
     save(STEPS)
-    assert play(directory, held).state == "done"
+    run(directory, held)
     before = directory.evaluations.read_text()
     assert [line["step"] for line in lines(directory)] == [10, 30]
-    assert play(directory, held).state == "done"
+    run(directory, held)
     assert directory.evaluations.read_text() == before
 
 
 def test_a_chief_that_does_not_come_is_named(directory, held):
     with pytest.raises(PeerError, match=f"missing after 0 s: worker:0 at {held}: connection refused"):
-        play(directory, held, timeouts__roll_call_secs="0.2")
+        run(directory, held, timeouts__roll_call_secs="0.2")
 
 
 def test_a_chief_that_leaves_before_the_end_is_named_with_its_step(directory, save, held, chief, monkeypatch):
     monkeypatch.setattr(life, "GONE_SECS", 0.5)
-    monkeypatch.setattr(life, "LOOK_EVERY_SECS", 0.1)
+    monkeypatch.setattr(life, "CHIEF_POLL_SECS", 0.1)
     save(10)
-    process, look = chief("training"), life.ChiefWatch.look
+    process, poll = chief("training"), life.ChiefWatch.poll
 
-    def look_and_end(watch: life.ChiefWatch) -> float:
-        gone_secs = look(watch)
+    def poll_and_end(watch: life.ChiefWatch) -> float:
+        gone_secs = poll(watch)
         if watch.step == 17:
             process.kill()
         return gone_secs
 
-    monkeypatch.setattr(life.ChiefWatch, "look", look_and_end)
-    with pytest.raises(PeerError, match=r"worker:0 at 127.*training stopped at step 17 of 30.*000000030 is not there"):
-        play(directory, held)
+    monkeypatch.setattr(life.ChiefWatch, "poll", poll_and_end)
+    with pytest.raises(PeerError, match=r"worker:0 at 127.*last reported step 17 of 30.*000000030 does not exist"):
+        run(directory, held)
     assert [line["step"] for line in lines(directory)] == [10]
 
 
 def test_a_directory_that_only_the_chief_has_is_said(directory, held, chief):
     chief("training")
     with pytest.raises(FileNotFoundError, match=f"{directory.path} is not here .* mount the directory of run=PATH"):
-        play(directory, held, timeouts__roll_call_secs="1")
+        run(directory, held, timeouts__roll_call_secs="1")
 
 
 def test_a_run_that_starts_anew_is_not_scored_by_what_was_there(directory, save, held, chief):
@@ -342,7 +346,7 @@ def test_a_run_that_starts_anew_is_not_scored_by_what_was_there(directory, save,
         save(STEPS)
 
     threading.Timer(1.0, begin).start()
-    play(directory, held, resume="never")
+    run(directory, held, resume="never")
     assert [line["step"] for line in lines(directory)] == [20, 30]
 
 
@@ -353,7 +357,7 @@ def test_a_task_that_is_asked_to_stop_finishes_one_score_at_most(directory, save
     stop = SimpleNamespace(requested=False, let_step_finish=lambda: None)
     watch = threading.Thread(target=lambda: _stop_after_a_line(directory, stop), daemon=True)
     watch.start()
-    play(directory, held, stop, data__options__evaluate_examples="2000", evaluate__batch_size="1")
+    run(directory, held, stop, data__options__evaluate_examples="2000", evaluate__batch_size="1")
     assert [line["step"] for line in lines(directory)] in ([10], [10, 20])
 
 
@@ -367,13 +371,13 @@ def test_a_chief_is_gone_since_the_first_time_that_it_was_silent(held, chief):
     clock = [100.0]
     watch = ChiefWatch(chief_at(held), now=lambda: clock[0])
     process = chief("training")
-    assert (watch.look(), watch.step, watch.has_begun) == (0.0, 17, True)
+    assert (watch.poll(), watch.step, watch.has_begun) == (0.0, 17, True)
     process.kill()
     process.wait()
     clock[0] = 400.0  # a checkpoint was scored for long
-    assert watch.look() == 0.0
+    assert watch.poll() == 0.0
     clock[0] = 430.0
-    assert watch.look() == 30.0
+    assert watch.poll() == 30.0
     chief("roll call")
     clock[0] = 440.0
-    assert (watch.look(), watch.has_begun) == (0.0, True)
+    assert (watch.poll(), watch.has_begun) == (0.0, True)

@@ -25,13 +25,18 @@ from trainer.storage import checkpoint
 from trainer.storage.journal import Journal
 from trainer.storage.run_directory import RunDirectory
 from trainer.task import not_finite
+from trainer.task.chief import actions
 from trainer.task.chief.actions import Chief
+from trainer.task.chief.initial_state import Start
+from trainer.task.context import Context
 from trainer.task.loop import train
 from trainer.task.pace import Every, Pace
 
 
 class Script:
     """An engine of one replica: the loss of an update is 1 / its step."""
+
+    generation = 1
 
     def __init__(
         self,
@@ -108,16 +113,16 @@ def test_actions_see_what_each_step_pulled_and_the_end():
 
 
 def test_actions_run_in_their_order():
-    said: list[str] = []
+    calls: list[str] = []
     train(
         Script(),
         start=0,
         until=2,
         stop_requested=never,
-        between=[lambda step: said.append(f"save {step}"), lambda step: said.append(f"evaluate {step}")],
-        after=[lambda pulled: said.append(f"pulled {pulled.step}")],
+        between=[lambda step: calls.append(f"save {step}"), lambda step: calls.append(f"evaluate {step}")],
+        after=[lambda pulled: calls.append(f"pulled {pulled.step}")],
     )
-    assert said == ["pulled 0", "save 1", "evaluate 1", "pulled 1", "pulled 2"]
+    assert calls == ["pulled 0", "save 1", "evaluate 1", "pulled 1", "pulled 2"]
 
 
 def test_a_run_that_is_at_its_end_takes_no_step():
@@ -162,8 +167,8 @@ def test_actions_see_the_gradients_of_the_steps_that_fetch_them():
 
 
 def test_an_update_that_was_left_out_ends_the_run():
-    said = "the loss or a gradient of step 5 is NaN or infinite, so its update was skipped; .* are untouched"
-    with pytest.raises(NotFiniteError, match=said):
+    message = "the loss or a gradient of step 5 is NaN or infinite, so its update was skipped; .* are untouched"
+    with pytest.raises(NotFiniteError, match=message):
         train(Script(bad={5}), start=0, until=9, stop_requested=never)
 
 
@@ -220,21 +225,14 @@ def make_chief(folder: Path, engine: Script, *overrides: str) -> Chief:
     """A chief that saves after each step, and never evaluates."""
     config = load([f"run={folder}", "checkpoint.every=1", "train.steps=9", "train.batch_size=2", *overrides])
     model = Description((Parameter("dense/kernel", (2,), True),), (1,), 2, 8, 2)
-    return Chief(
-        config,
-        make_plan(config, model, Machine(cores=1, gpus=0)),
-        RunDirectory(folder),
-        engine=engine,
-        evaluator=None,
-        status=Status("worker", 0, str(folder), ""),
-        start=0,
-        generation=1,
-        journal=Journal(None),
-    )
+    plan = make_plan(config, model, Machine(cores=1, gpus=0))
+    status, stop = Status("worker", 0, str(folder), ""), SimpleNamespace(requested=False)
+    context = Context(config, plan, RunDirectory(folder), plan.workers[0], status, stop, Journal(None))
+    return actions.assemble(context, engine, None, Start(step=0))
 
 
 def train_under(chief: Chief, engine: Script, **options: Any) -> None:
-    train(engine, start=0, until=9, stop_requested=never, between=[chief.between], **options)
+    train(engine, start=0, until=9, stop_requested=never, between=chief.between, **options)
 
 
 def saved(folder: Path) -> list[int]:
@@ -245,7 +243,7 @@ def test_parameters_that_are_not_finite_are_never_saved(tmp_path: Path):
     engine = Script(spoilt_at=5)
     chief = make_chief(tmp_path, engine)
     train_under(chief, engine)
-    chief._writer.close()  # the save of step 4 may still be in flight
+    chief.saver.writer.close()  # the save of step 4 may still be in flight
     assert saved(tmp_path) == [1, 2, 3, 4]
 
 
@@ -254,7 +252,7 @@ def test_a_state_that_lacks_an_update_is_saved_only_where_such_are_skipped(tmp_p
     engine = Script(bad={4})
     chief = make_chief(tmp_path, engine, f"train.on_not_finite={policy}")
     train_under(chief, engine, on_bad=lambda _: None)
-    chief._writer.close()
+    chief.saver.writer.close()
     assert saved(tmp_path) == expected
     assert ("step 4 is not saved: an update was left out" in caplog.text) == (policy == "stop")
 
@@ -274,11 +272,11 @@ def test_a_save_that_fails_is_told_where_the_run_goes_on_and_the_next_is_tried(t
 
     def make_way(pulled: StepResult) -> None:
         if pulled.step == 5:  # the save of step 4 may still be in flight
-            chief._writer.wait()
+            chief.saver.writer.wait()
             in_the_way.unlink()
 
     train_under(chief, engine, after=[make_way])
-    chief._writer.close()
+    chief.saver.writer.close()
     assert saved(tmp_path) == [6, 8]
     assert caplog.messages == [
         f"{in_the_way}/00000000{step}: the checkpoint of step {step} was not saved (File exists); earlier ones are "
@@ -294,14 +292,14 @@ def test_the_last_save_of_a_run_must_succeed(tmp_path: Path, policy):
     chief = make_chief(tmp_path, engine, f"checkpoint.on_error={policy}", "checkpoint.every=0")
     train_under(chief, engine)
     with pytest.raises(OSError, match="the checkpoint of step 9 was not saved"):
-        chief.finish(Pace(), stopped=False, resumed_from=None)
+        actions.finish(chief.saver.context, chief, Pace(), None, stopped=False, resumed_from=None)
 
 
 def test_a_chief_that_goes_back_writes_down_from_where_and_to_which_checkpoint(tmp_path: Path):
     engine = Script()
     chief = make_chief(tmp_path, engine)
     train_under(chief, engine)
-    chief.roll_back(9)  # the save of step 8 may still be in flight
+    chief.saver.roll_back(9)  # the save of step 8 may still be in flight
     assert (tmp_path / "rollbacks.jsonl").read_text() == '{"step": 9, "checkpoint": 8}\n'
 
 

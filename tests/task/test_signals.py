@@ -21,7 +21,7 @@ def work():
 
 
 
-stop = StopRequest(asked=lambda: print("asked", flush=True))
+stop = StopRequest(on_state_request=lambda: print("asked", flush=True))
 for _ in range(8):
     threading.Thread(target=work, daemon=True).start()
 print("ready", flush=True)

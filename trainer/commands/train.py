@@ -50,7 +50,7 @@ def _run_task(config: RunConfig) -> NoReturn:
     from trainer.task import process  # imports TensorFlow
 
     if not task.is_chief:  # only the chief writes
-        process.play(config, made, directory, task.job, task.index)
+        process.run_task(config, made, directory, task.job, task.index)
     with Lease(directory):
         directory.write_inputs(config, made)
-        process.play(config, made, directory, task.job, task.index)
+        process.run_task(config, made, directory, task.job, task.index)

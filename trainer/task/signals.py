@@ -1,6 +1,7 @@
-"""Signals to a task. The first SIGTERM asks to stop at a step boundary, the second to leave; SIGUSR1, what it does.
+"""Receives signals: the first SIGTERM asks to stop at a step boundary, the second to leave; SIGUSR1 asks for the state.
 
-Who ends a whole group of processes (systemd, Slurm) signals each of them, and then the launcher does: that is one.
+A program that ends a whole group of processes (systemd, Slurm) signals each of them, and then the launcher does too:
+the two count as one.
 """
 
 from __future__ import annotations
@@ -18,24 +19,26 @@ SAME_SIGNAL_SECS = 1.0
 
 
 class StopRequest:
-    """Whether this task was asked to stop; beside it, what answers who asks what the task does.
+    """Whether this task was asked to stop; it also answers a request for the task's state.
 
     Python runs signal handlers on the main thread between bytecodes, and that thread sits inside TensorFlow for as long
     as a peer takes. The C handler, however, writes to a file descriptor at once, and a thread reads it here.
     """
 
-    def __init__(self, told: Callable[[], None] = lambda: None, asked: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, on_stop: Callable[[], None] = lambda: None, on_state_request: Callable[[], None] = lambda: None
+    ) -> None:
         """Listens from now on.
 
         Args:
-            told: called when the first SIGTERM has come.
-            asked: called at each SIGUSR1, after the stacks of all threads were written to stderr. No other thread runs
-                Python meanwhile, because to walk through stacks that change can crash. Where a thread never lets go of
-                the interpreter it does not come to pass; SIGUSR2 writes the stacks at once, at that risk.
+            on_stop: called at the first SIGTERM.
+            on_state_request: called at each SIGUSR1, after the stacks of all threads were written to stderr. No other
+                thread runs Python meanwhile, because to walk through stacks that change can crash. Where a thread never
+                releases the interpreter it is never called; SIGUSR2 writes the stacks at once, at that risk.
         """
         self.requested = False
         self._may_finish_step = self._is_needed = False
-        self._told, self._asked, self._heard_at = told, asked, 0.0
+        self._on_stop, self._on_state_request, self._requested_at = on_stop, on_state_request, 0.0
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         signal.signal(signal.SIGTERM, lambda *_: None)
@@ -50,22 +53,22 @@ class StopRequest:
         self._may_finish_step = True
 
     def stay(self) -> None:
-        """From now on only its peers' goodbyes end this task: without it they could not save."""
+        """From now on only its peers' goodbyes end this task: they could not save without it."""
         self._may_finish_step = self._is_needed = True
 
     def _watch(self, reader: int) -> None:
         while True:
             for number in os.read(reader, 16):
                 if number == signal.SIGTERM:
-                    self._hear(time.monotonic())
+                    self._handle_stop(time.monotonic())
                 elif number == signal.SIGUSR1:
                     faulthandler.dump_traceback()
-                    self._asked()
+                    self._on_state_request()
 
-    def _hear(self, now: float) -> None:
-        is_second = self.requested and now - self._heard_at > SAME_SIGNAL_SECS
+    def _handle_stop(self, now: float) -> None:
+        is_second = self.requested and now - self._requested_at > SAME_SIGNAL_SECS
         if (is_second and not self._is_needed) or not self._may_finish_step:
             os._exit(TERMINATED)
         if not self.requested:
-            self.requested, self._heard_at = True, now
-            self._told()
+            self.requested, self._requested_at = True, now
+            self._on_stop()

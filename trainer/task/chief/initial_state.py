@@ -1,24 +1,70 @@
-"""The state that a run starts from: a checkpoint's, or the model's initial values."""
+"""The state that a run starts from: what the shard hosts still hold, a checkpoint, or the model's initial values."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from trainer.config.schema import RunConfig
+from trainer.engine.engine import Engine
 from trainer.engine.step_result import StepResult
 from trainer.engine.vectors.snapshot import Snapshot
+from trainer.faults import failpoints
 from trainer.plan.layout import Parameter
 from trainer.plan.plan import Plan
 from trainer.storage import checkpoint, checkpoint_writer, resume
+from trainer.storage.checkpoint import Checkpoint
 from trainer.storage.run_directory import RunDirectory
+from trainer.task.context import Context
 from trainer.workload import build
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a chief begins."""
+
+    step: int  # global step of the state
+    is_adopted: bool = False  # the shard hosts held it: an earlier chief died, and what it left undone is due
+    missed: Sequence[StepResult] = ()  # the last updates before `step`; to be reported if they were not
+    checkpoint: str | None = None  # that the state was loaded from
+
+
+def start(context: Context, engine: Engine, model: Any) -> Start:
+    """Starts the chief's engine on the state that the shard hosts still hold, or else loads one into them."""
+    if engine.held() > 0:
+        step = engine.start()
+        _log.info("continuing from step %d: shard hosts still hold the state", step)
+        context.journal.write("adopt", generation=engine.generation, step=step)
+        return Start(step, is_adopted=True, missed=engine.missed)
+    if context.plan.has_shard_hosts:  # else they have seen each other already
+        context.roll_call([task.name for task in context.plan.trainers], until="is_listening")
+    loaded = _load(context, engine, model)
+    if loaded is None:
+        return Start(engine.start())
+    return Start(engine.start(), missed=missed_at(loaded, context.directory), checkpoint=str(loaded.path))
+
+
+def _load(context: Context, engine: Engine, model: Any) -> Checkpoint | None:
+    """Loads the state that the run (re)starts from; returns the checkpoint, if it comes from one."""
+    state, source = first_snapshot(context.config, context.plan, context.directory, model)
+    generation = context.directory.next_generation()
+    failpoints.reach("generation", state.step)
+    path = str(source.path) if source else None
+    context.journal.write("reload", generation=generation, step=state.step, checkpoint=path)
+    engine.load(state, generation=generation)
+    if path:
+        _log.info("resuming at step %d from %s", state.step, path)
+    return source
 
 
 def first_snapshot(
     config: RunConfig, plan: Plan, directory: RunDirectory, model: Any
-) -> tuple[Snapshot, checkpoint.Checkpoint | None]:
+) -> tuple[Snapshot, Checkpoint | None]:
     """The state to start from, and the checkpoint that it comes from, if any.
 
     Raises:
@@ -26,34 +72,34 @@ def first_snapshot(
     """
     precision = config.train.precision.value
     parameters = build.parameters_of(model, precision)
-    again = directory.has_loaded()
-    found = resume.find(config.resume, directory, steps=plan.steps, again=again)
+    has_loaded = directory.has_loaded()
+    source = resume.find(config.resume, directory, steps=plan.steps, again=has_loaded)
     expected = _expected(parameters, list(config.optimizer.slots()))
-    if not again:
+    if not has_loaded:
         nbytes = sum(4 * math.prod(shape) for shape in expected.values())
         checkpoint_writer.check_space(
             directory.checkpoints, nbytes, config.checkpoint.keep if config.checkpoint.every else 0
         )
-    if found is None:
+    if source is None:
         state = _split(parameters, build.initial_values(model, precision))
     else:
-        checkpoint.check_fits(found, expected)
-        state = Snapshot.from_tensors(found.step, checkpoint.load(found))
-    if again:
-        return state, found
-    if found is None:
+        checkpoint.check_fits(source, expected)
+        state = Snapshot.from_tensors(source.step, checkpoint.load(source))
+    if has_loaded:
+        return state, source
+    if source is None:
         resume.set_aside(directory)
     elif config.resume != "auto":
         resume.set_aside_newer(directory, step=state.step)
-    return state, found
+    return state, source
 
 
-def missed_at(found: checkpoint.Checkpoint, directory: RunDirectory) -> list[StepResult]:
-    """The update that led to a checkpoint of this run: who saved it may not have come to writing that down."""
-    metrics = found.facts.get("metrics")
-    if metrics is None or found.path.parent != directory.checkpoints:
+def missed_at(source: Checkpoint, directory: RunDirectory) -> list[StepResult]:
+    """The update that led to a checkpoint of this run: the chief may have died before reporting it."""
+    metrics = source.facts.get("metrics")
+    if metrics is None or source.path.parent != directory.checkpoints:
         return []
-    return [StepResult(found.generation, found.step, metrics["loss"], metrics["accuracy"], stop=False)]
+    return [StepResult(source.generation, source.step, metrics["loss"], metrics["accuracy"], stop=False)]
 
 
 def _expected(parameters: Sequence[Parameter], slots: Sequence[str]) -> dict[str, tuple[int, ...]]:
@@ -62,7 +108,7 @@ def _expected(parameters: Sequence[Parameter], slots: Sequence[str]) -> dict[str
 
 
 def _split(parameters: Sequence[Parameter], values: dict[str, Any]) -> Snapshot:
-    """The model's first values, as the state of step 0."""
+    """The model's initial values, as the state of step 0."""
     trainable = {p.path for p in parameters if p.trainable}
     return Snapshot(
         0,

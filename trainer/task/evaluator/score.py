@@ -1,17 +1,34 @@
-"""Scores parameters on the examples that were kept from training."""
+"""Scores parameters on the examples that are not trained on, and the checkpoints of a run."""
 
 from __future__ import annotations
 
+import logging
+import time
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
+from trainer.config.schema import RunConfig
 from trainer.engine.vectors.snapshot import Snapshot
+from trainer.observe.status import Status
+from trainer.storage import checkpoint, evaluations
+from trainer.storage.checkpoint import Checkpoint, CheckpointError
+from trainer.storage.evaluations import Evaluation
+from trainer.storage.history import History
+from trainer.storage.run_directory import RunDirectory
+from trainer.task.tensorboard import Events
 from trainer.workload import step
+from trainer.workload.build import parameters_of
 from trainer.workload.data import Examples
 from trainer.workload.data.pipeline import evaluation_batches
 
 v1 = tf.compat.v1
+
+Identity = tuple[int, int]  # of a checkpoint's folder: it changes when the same step is saved again
+
+_log = logging.getLogger(__name__)
 
 
 class Evaluator:
@@ -54,3 +71,112 @@ class Evaluator:
 def evaluated(snapshot: Snapshot) -> dict[str, Any]:
     """The parameters to score and to export: the moving average, where there is one."""
     return snapshot.slots.get("ema") or snapshot.parameters
+
+
+class CheckpointScorer:
+    """Scores checkpoints, records the scores, and keeps the best checkpoint."""
+
+    def __init__(
+        self, config: RunConfig, directory: RunDirectory, model: Any, evaluator: Evaluator, status: Status
+    ) -> None:
+        """Opens nothing yet: the files of an earlier run may have to be moved away first."""
+        self._directory, self._evaluator, self._status = directory, evaluator, status
+        self._metric = evaluations.metric_of(config.model.loss, config.evaluate.best_metric)
+        self._expected = {
+            f"{'parameters' if p.trainable else 'state'}/{p.path}": p.shape
+            for p in parameters_of(model, config.train.precision.value)
+        }
+        self._scored: set[int] | None = None  # steps
+        self._damaged: set[Identity | None] = set()
+        self._best: Evaluation | None = None
+
+    @property
+    def last_step(self) -> int:
+        """The highest step that has a score; -1 if none has."""
+        return max(self._scored or (), default=-1)
+
+    def unscored(self, paths: list[Path]) -> list[Path]:
+        """The checkpoints that have no score yet, and are not known to be damaged."""
+        if not paths:
+            return []
+        if self._scored is None:
+            self._scored = self._open(newest=int(paths[-1].name))
+        scored = self._scored
+        return [p for p in paths if int(p.name) not in scored and identity_of(p) not in self._damaged]
+
+    def score(self, path: Path) -> None:
+        """Scores a checkpoint; skips a damaged one.
+
+        Raises:
+            CheckpointError: if it is of another model.
+        """
+        self._status.state = "evaluating"
+        began, identity = time.monotonic(), identity_of(path)
+        try:
+            source = checkpoint.read_manifest(path)
+            checkpoint.verify(source)
+            tensors = checkpoint.load(source)
+        except CheckpointError as error:
+            _log.warning("skipping a damaged checkpoint: %s: %s", error.path, error.problem)
+            self._damaged.add(identity)
+            return
+        checkpoint.check_fits(_without_slots(source), self._expected)
+        loss, accuracy = self._evaluator.score(Snapshot.from_tensors(source.step, tensors))
+        evaluation = Evaluation(source.step, float(loss), float(accuracy), round(time.monotonic() - began, 3))
+        is_best = evaluations.is_better(evaluation, self._best, self._metric)
+        if is_best:
+            self._keep(path, evaluation)
+        self._write(evaluation)  # last: a step without a line is scored again
+        note = ", the best so far" if is_best else ""
+        _log.info("step %d: eval_loss %.4f, eval_accuracy %.4f%s", source.step, loss, accuracy, note)
+
+    def close(self) -> None:
+        if self._scored is not None:
+            self._lines.close()
+            self._events.close()
+
+    def _open(self, *, newest: int) -> set[int]:
+        """Continues the files of an earlier attempt; returns the steps that have a score.
+
+        Args:
+            newest: step of the newest checkpoint; later scores belong to a state that was given up.
+        """
+        self._lines = History(self._directory.evaluations, start=newest)
+        scored = {evaluation.step for evaluation in evaluations.read(self._directory.evaluations)}
+        self._events = Events(self._directory.events / "evaluator", start=max(scored, default=0))
+        best = evaluations.best(self._directory.best)
+        self._best = best[0] if best else None
+        self._status.step = max(scored, default=0)
+        return scored
+
+    def _keep(self, path: Path, evaluation: Evaluation) -> None:
+        try:
+            evaluations.keep_as_best(self._directory.best, path, evaluation)
+        except FileNotFoundError:  # the chief keeps only a few for an evaluator that is late
+            _log.warning("step %d has the best score, but its checkpoint was removed meanwhile", evaluation.step)
+        else:
+            self._best = evaluation
+
+    def _write(self, evaluation: Evaluation) -> None:
+        assert self._scored is not None
+        values = evaluation.to_json()
+        step = values.pop("step")
+        self._lines.write(step, values)
+        self._events.scalars(step, {"evaluation/loss": evaluation.loss, "evaluation/accuracy": evaluation.accuracy})
+        self._events.flush()
+        self._scored.add(step)
+        self._status.step, self._status.loss = step, evaluation.loss
+
+
+def _without_slots(source: Checkpoint) -> Checkpoint:
+    """The part of a checkpoint that its score depends on."""
+    return replace(source, tensors={n: shape for n, shape in source.tensors.items() if not n.startswith("slots/")})
+
+
+def identity_of(path: Path) -> Identity | None:
+    """Tells a checkpoint from another of the same step; None for one that was removed."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns

@@ -1,0 +1,129 @@
+"""Reports how training goes: history.jsonl, TensorBoard events, lines in the log, and the summary at the end."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.config.schema import SaveErrorPolicy
+from trainer.engine import optimizers
+from trainer.engine.engine import Engine
+from trainer.engine.sharded import staleness
+from trainer.engine.step_result import StepResult
+from trainer.engine.vectors.snapshot import Snapshot
+from trainer.storage import history
+from trainer.storage.history import History
+from trainer.task.context import Context
+from trainer.task.pace import Every, Pace
+from trainer.task.tensorboard import Events
+
+LOG_EVERY_SECS = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+class Report:
+    """Writes the metrics of the updates that are due."""
+
+    def __init__(
+        self, context: Context, engine: Engine, history: History, events: Events, *, begun: int, logs_progress: bool
+    ) -> None:
+        """Begins.
+
+        Args:
+            begun: the last step that was reported.
+            logs_progress: nobody else shows the progress, so the log does.
+        """
+        self._config, self._plan, self._engine = context.config, context.plan, engine
+        self._history, self.events, self.logs_progress = history, events, logs_progress
+        self._every = Every(context.config.summary.every, start=begun)
+        self._reported_at, self._reported_step = time.monotonic(), begun
+        self._logged_at = time.monotonic()
+
+    def update(self, result: StepResult) -> None:
+        """Reports the update that led to a step, if it is due or the last one."""
+        step = result.step
+        if self._every.is_due(step) or (step == self._plan.steps and step > self._reported_step):
+            self._report(result)
+
+    def write_gradients(self, result: StepResult) -> None:
+        if result.gradients is not None:
+            self.events.histograms(result.step, {f"gradients/{k}": v for k, v in result.gradients.items()})
+
+    def write_parameters(self, snapshot: Snapshot) -> None:
+        self.events.histograms(snapshot.step, {f"parameters/{k}": v for k, v in snapshot.parameters.items()})
+
+    def close(self) -> None:
+        self._history.close()
+        self.events.close()
+
+    def _report(self, result: StepResult) -> None:
+        now = time.monotonic()
+        examples = self._plan.update_batch * (result.step - self._reported_step)
+        rate = examples / max(now - self._reported_at, 1e-9)
+        self._reported_at, self._reported_step = now, result.step
+        learning_rate = float(optimizers.learning_rate(self._config.optimizer, tf.constant(result.step - 1, tf.int64)))
+        values = {"loss": result.loss, "accuracy": result.accuracy, "learning_rate": learning_rate}
+        self._log_progress({**values, "step": result.step, "examples_per_second": rate}, now)
+        try:
+            self._history.write(result.step, values | {"examples_per_second": round(rate, 1)})
+            self.events.scalars(result.step, values | {"examples_per_second": rate})
+            self._write_contributions(result.step)
+            self.events.flush()
+        except (OSError, tf.errors.ResourceExhaustedError) as error:
+            if self._config.checkpoint.on_error is not SaveErrorPolicy("continue"):
+                raise
+            _log.warning("step %d is not in the history: %s", result.step, error)
+
+    def _log_progress(self, values: Mapping[str, float], now: float) -> None:
+        """Logs a line every few seconds; or at each report, if summary.lines asks for that."""
+        if self.logs_progress and (self._config.summary.lines or now - self._logged_at >= LOG_EVERY_SECS):
+            self._logged_at = now
+            _log.info(history.describe(values, self._plan.steps, self._plan.update_batch))
+
+    def _write_contributions(self, step: int) -> None:
+        """Writes how stale each worker's gradients were, and how many were dropped; nothing where none can be."""
+        table = self._engine.contributions()
+        if table is None:
+            return
+        for worker, counts in staleness.to_json(table).items():
+            scalars = {name: counts[name] for name in ("staleness_mean", "staleness_max", "dropped")}
+            self.events.scalars(step, {f"{name}/{worker}": v for name, v in scalars.items() if v is not None})
+        self.events.counts(step, {f"staleness/worker:{i}": row for i, row in enumerate(staleness.histogram(table))})
+
+
+def summarize(context: Context, step: int, pace: Pace) -> dict[str, Any]:
+    """What summary.json says of a run that has come to a step."""
+    plan, status = context.plan, context.status
+    first = status.first_step_at
+    return {
+        "run_dir": str(context.directory.path),
+        "cluster": plan.cluster,
+        "strategy": plan.strategy,
+        "seed": context.config.seed,
+        "steps": step,
+        "resumed_from": None,
+        "examples_per_second": round(plan.update_batch * pace.updates_per_second(), 1),
+        "step_ms_p50": round(pace.percentile_ms(0.50), 3),
+        "step_ms_p99": round(pace.percentile_ms(0.99), 3),
+        "wait_fraction": round(pace.wait_fraction(), 4),
+        "final_loss": status.loss,
+        "eval_loss": None,
+        "eval_accuracy": None,
+        "seconds": round(time.time() - status.started_at, 3),
+        "time_to_first_step_secs": round(first - status.started_at, 3) if first else None,
+        "first_step_at": first,
+        "restarts": 0,
+        "tasks": [task.name for task in plan.tasks],
+    }
+
+
+def log_summary(summary: Mapping[str, Any]) -> None:
+    """Logs the result of the run where no launcher prints it."""
+    scores = {name: summary[name] for name in ("eval_loss", "eval_accuracy") if summary[name] is not None}
+    text = "".join(f", {name} {value:.4f}" for name, value in scores.items())
+    _log.info("%d steps%s, params_sha256 %s", summary["steps"], text, summary["params_sha256"])

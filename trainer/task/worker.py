@@ -1,0 +1,219 @@
+"""Trains the replicas of a worker, and serves its shards if it has any."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from trainer.engine.engine import Engine
+from trainer.engine.step_result import StepResult
+from trainer.faults import failpoints
+from trainer.faults.exit_codes import NotFiniteError, RollbackError
+from trainer.observe.peers import read_status
+from trainer.observe.placement.record import STEP, make_record
+from trainer.observe.profile.record import REPLICA
+from trainer.plan.layout import Parameter
+from trainer.plan.plan import Plan
+from trainer.storage.rollbacks import count_rollbacks
+from trainer.task import hosting, not_finite, watchdogs
+from trainer.task.assemble import compute_device, make_engine
+from trainer.task.chief import actions, initial_state
+from trainer.task.chief.actions import Chief
+from trainer.task.context import Context, collect_garbage_from_now_on
+from trainer.task.evaluator.score import Evaluator
+from trainer.task.loop import AfterPull, train
+from trainer.task.pace import Pace
+from trainer.task.server import start_strategy
+from trainer.workload.build import open_workload, parameters_of
+from trainer.workload.data import DataSet
+
+RECENT_STEPS = 20
+LAST_GOODBYE_SECS = 10.0
+CHIEF_FIRST_SECS = 60.0
+
+_log = logging.getLogger(__name__)
+
+
+def run(context: Context) -> bool:
+    """Trains this worker's replicas; returns whether the run was stopped before its last step."""
+    if context.plan.effective_strategy.has_ring:
+        stopped = _train(context, _join_all_reduce(context))
+        _wait_for_the_ring(context)
+        return stopped
+    hosts = hosting.start(context)
+    try:
+        stopped = _train(context)
+    except NotFiniteError:  # the others see it too, and need these shards for that
+        hosting.wait_for_goodbyes(hosts, LAST_GOODBYE_SECS)
+        raise
+    hosting.wait_for_goodbyes(hosts)
+    return stopped
+
+
+def _join_all_reduce(context: Context) -> Any:
+    """Joins when all workers have seen each other: from then on TensorFlow keeps this process from answering."""
+    workers = [task.name for task in context.plan.workers]
+    context.roll_call(workers, until="is_listening")
+    context.status.is_ready = True
+    context.roll_call(workers, until="is_ready", may_be_silent=True)
+    return start_strategy(
+        context.plan,
+        context.task,
+        pack_mib=context.config.strategy.pack_mib,
+        heartbeat_secs=context.config.timeouts.heartbeat_secs,
+    )
+
+
+def _wait_for_the_ring(context: Context) -> None:
+    """Waits until the other workers have made the last step: they may be receiving a part of it from here."""
+    deadline = time.monotonic() + LAST_GOODBYE_SECS
+    for other in context.plan.workers:
+        with contextlib.suppress(OSError, ValueError):  # it has left, so it has all that it needs
+            while time.monotonic() < deadline:
+                if read_status(other.control, timeout_secs=1.0)["step"] >= context.status.step:
+                    break
+                time.sleep(0.02)
+
+
+def _train(context: Context, strategy: Any = None) -> bool:
+    """Builds the engine, connects it and trains.
+
+    Args:
+        strategy: of all-reduce training, from `server.start_strategy`.
+    """
+    config, plan, task = context.config, context.plan, context.task
+    model, data = open_workload(config)
+    _check_planned(plan, parameters_of(model, config.train.precision.value))
+    rollbacks = count_rollbacks(context.directory.rollbacks)
+    engine = make_engine(config, plan, task, model, data, memory=context.memory, strategy=strategy, rollbacks=rollbacks)
+    # Where there is an evaluator task, it does this.
+    evaluator = _make_evaluator(context, model, data) if task.is_chief and plan.trainers == plan.tasks else None
+    target = context.server.target if context.server else ""
+    if plan.has_shard_hosts:
+        context.roll_call(plan.hosts, until="is_ready")
+    context.keep_open += [engine, evaluator]
+    engine.connect(target, context.session_config(plan.hosts))
+    if plan.has_shard_hosts and not context.shards:
+        watchdogs.watch_hosts(context)
+    pace = Pace()
+    if not task.is_chief:
+        return _step_to_the_end(context, engine, pace, engine.start(), rollbacks)
+    if evaluator is not None:
+        evaluator.connect(target, context.session_config([]))
+    start = initial_state.start(context, engine, model)
+    chief = actions.assemble(context, engine, evaluator, start)
+    stopped = _step_to_the_end(context, engine, pace, start.step, rollbacks, chief)
+    context.needs_hosts = False
+    actions.finish(context, chief, pace, model, stopped=stopped, resumed_from=start.checkpoint)
+    return stopped
+
+
+def _check_planned(plan: Plan, parameters: Sequence[Parameter]) -> None:
+    """Fails if the model that was built is not the one that was planned, e.g. because its data changed since."""
+    planned = {piece.path: piece.shape for shard in plan.shards for piece in (*shard.trainable, *shard.state)}
+    built = {p.path: p.shape for p in parameters}
+    if built != planned:
+        different = sorted(path for path in built.keys() | planned.keys() if built.get(path) != planned.get(path))
+        raise RuntimeError(f"the model is not the one that was planned; different are {', '.join(different[:5])}")
+
+
+def _make_evaluator(context: Context, model: Any, data: DataSet) -> Evaluator:
+    return Evaluator(
+        model,
+        context.config.model.loss.value,
+        data.evaluate,
+        batch_size=context.config.evaluate.batch_size,
+        device=compute_device(context.plan, context.task),
+    )
+
+
+def _step_to_the_end(
+    context: Context, engine: Engine, pace: Pace, start: int, rollbacks: int, chief: Chief | None = None
+) -> bool:
+    """Takes steps from global step `start` on; returns whether the run was stopped before its last step.
+
+    Args:
+        rollbacks: how often the run has gone back to a checkpoint.
+        chief: its actions; none on other workers.
+    """
+    config, plan, status = context.config, context.plan, context.status
+    context.journal.write("join", step=start, replicas=_replicas(context))
+    if plan.effective_strategy.waits_for_one or not plan.has_shard_hosts:  # else its hosts know who is missing
+        watchdogs.watch_steps(context, lambda: status.step, None)
+    context.stop.let_step_finish()
+    status.generation, status.step, status.state = engine.generation, start, "training"
+    collect_garbage_from_now_on()
+    pace.began = time.monotonic()
+    engine.is_tracing = config.device.log_placement
+    if chief and not engine.is_tracing:
+        chief.report.events.graph(engine.graph)
+    try:
+        _, stopped = train(
+            engine,
+            start=start,
+            until=plan.steps,
+            stop_requested=lambda: context.stop.requested,
+            gradients_every=config.summary.histogram_every if chief else 0,
+            between=chief.between if chief else [],
+            after=[*_make_actions(context, engine, pace, start, chief), *(chief.after if chief else [])],
+            on_bad=not_finite.reaction(config.train.on_not_finite, rollbacks=rollbacks),
+        )
+    except RollbackError as error:
+        if chief:
+            chief.saver.roll_back(error.step)
+        else:  # the chief, which may still be writing a checkpoint, leaves first; then all others are ended
+            time.sleep(CHIEF_FIRST_SECS)
+        raise
+    except NotFiniteError:
+        context.needs_hosts = False
+        if not plan.effective_strategy.waits_for_all:  # else every worker stops at the same step
+            engine.step(stop=True)
+        engine.leave()
+        raise
+    if chief is None:
+        context.needs_hosts = False
+        engine.leave()
+    return stopped
+
+
+def _replicas(context: Context) -> list[int]:
+    """The numbers of this worker's replicas, among all of the run."""
+    first = sum(len(other.replicas) for other in context.plan.workers[: context.task.index])
+    return list(range(first, first + len(context.task.replicas)))
+
+
+def _make_actions(context: Context, engine: Engine, pace: Pace, start: int, chief: Chief | None) -> Sequence[AfterPull]:
+    """What every worker does with the result of a step, in order."""
+    status, plan, replicas = context.status, context.plan, _replicas(context)
+    examples = plan.replica_batch * len(replicas)
+
+    def write_journal(result: StepResult) -> None:
+        if context.config.summary.journal and result.step < plan.steps:
+            context.journal.write("push", generation=result.generation, step=result.step, replicas=replicas)
+
+    def write_profile(result: StepResult) -> None:
+        if context.recorder and result.stamps:
+            context.recorder.write(REPLICA, result.step + 1, result.stamps)
+
+    def verify_placement(result: StepResult) -> None:
+        if (ran := engine.executed) is not None:
+            record = make_record(context.task.name, STEP, ran, scopes=engine.scopes, variables=engine.variables)
+            context.verify_placement(record)
+            if chief:
+                chief.report.events.graph(engine.graph, {o.name: o.device for o in ran.operations})
+            engine.executed = None
+
+    def update_status(result: StepResult) -> None:
+        pace.tick(result)
+        status.generation, status.step = result.generation, result.step
+        failpoints.reach("step", result.step)
+        status.wait_fraction = pace.wait_fraction(RECENT_STEPS)
+        status.examples_per_second = examples * pace.steps_per_second(RECENT_STEPS)
+        if result.step > start:
+            status.loss = result.loss
+            status.first_step_at = status.first_step_at or time.time()
+
+    return write_journal, write_profile, verify_placement, update_status
