@@ -1,4 +1,4 @@
-"""From a plan to what a task runs: its shard's host, its engine and its replicas."""
+"""Builds what a task runs from its plan: the hosts of its shards, its engine and its replicas."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from trainer.workload import step as replica
 from trainer.workload.data import DataSet
 from trainer.workload.data.pipeline import training_batches, training_iterator
 
-ENDLESS = 2**62  # steps; a worker that waits for nobody cannot know how many it will make
+ENDLESS = 2**62  # steps; a worker that waits for no other cannot know how many it will make
 
 
 def open_memory(plan: Plan) -> Memory | None:
-    """Where vectors lie, if they do not travel.
+    """Opens the memory that the tasks share, if vectors stay there.
 
     Raises:
         ConfigError: if this task may not read the memory of the launcher.
@@ -102,7 +102,7 @@ def make_engine(
 
 
 def compute_device(plan: Plan, task: Task) -> str:
-    """Where a task computes what is no replica's: on the device of its first replica."""
+    """The device for work that belongs to no replica: the one of the task's first replica."""
     return _full(plan, task, task.replicas[0])
 
 

@@ -1,4 +1,4 @@
-"""The training loop: take steps, and let the actions look at each one."""
+"""The training loop: takes steps, and runs the actions between and after them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainer.task import not_finite
 from trainer.task.pace import Every
 
 BetweenSteps = Callable[[int], None]  # called with the global step; under sync no replica can move it meanwhile
-AfterPull = Callable[[StepResult], None]
+AfterStep = Callable[[StepResult], None]
 
 
 def train(
@@ -21,50 +21,50 @@ def train(
     stop_requested: Callable[[], bool],
     gradients_every: int = 0,
     between: Sequence[BetweenSteps] = (),
-    after: Sequence[AfterPull] = (),
-    on_bad: AfterPull = not_finite.stop,
+    after: Sequence[AfterStep] = (),
+    on_bad: AfterStep = not_finite.stop,
 ) -> tuple[StepResult, bool]:
-    """Steps from global step `start` to `until`, or until a replica asks to stop: under sync all stop at the same one.
+    """Takes steps from global step `start` to `until`, or until a replica asks to stop; under sync all stop together.
 
     Args:
         gradients_every: steps between those whose gradients the actions see; 0: never.
         between: called before each step but the first, with the global step that no replica can pass meanwhile.
-        after: called with what each step pulled: the metrics of the update before it.
-        on_bad: called before `after` where updates were left out since the pull before: see not_finite.py.
+        after: called with the result of each step, which has the metrics of the update before it.
+        on_bad: called before `after` where updates were skipped since the last result: see not_finite.py.
 
     Returns:
         Where the run stands, with the metrics of the last update; and whether it was stopped.
     """
     step, stopped, last = start, False, None
-    look_at = _Look(on_bad, after)
+    run_after = _After(on_bad, after)
     wants_gradients = Every(gradients_every, start=start - 1)
     while step < until:
         if step > start:
             for action in between:
                 action(step)
-        pulled = engine.step(stop=stop_requested(), fetch_gradients=wants_gradients.is_due(step))
-        look_at(pulled)
-        step, stopped = pulled.step + 1, pulled.stop
+        result = engine.step(stop=stop_requested(), fetch_gradients=wants_gradients.is_due(step))
+        run_after(result)
+        step, stopped = result.step + 1, result.stop
         if stopped or step >= until:
             last = engine.peek()  # under sync this is the end; otherwise the push may have been dropped
             step = until if stopped else last.step
     last = last or engine.peek()
     stopped = stopped and last.step < until
     if last.step > start:
-        look_at(last)
+        run_after(last)
     return last, stopped
 
 
-class _Look:
-    """Shows what was pulled to the actions, and notices updates that were left out, whoever saw them first."""
+class _After:
+    """Runs the actions on a result, and notices updates that were skipped, whichever worker saw them first."""
 
-    def __init__(self, on_bad: AfterPull, after: Sequence[AfterPull]) -> None:
-        self._on_bad, self._after = on_bad, after
-        self._bad: int | None = None  # as of the pull before; a state that is joined may bring one
+    def __init__(self, on_bad: AfterStep, actions: Sequence[AfterStep]) -> None:
+        self._on_bad, self._actions = on_bad, actions
+        self._bad: int | None = None  # of the last result; the state that a worker joins may have one already
 
-    def __call__(self, pulled: StepResult) -> None:
-        if self._bad is not None and pulled.bad > self._bad:
-            self._on_bad(pulled)
-        self._bad = pulled.bad
-        for action in self._after:
-            action(pulled)
+    def __call__(self, result: StepResult) -> None:
+        if self._bad is not None and result.bad > self._bad:
+            self._on_bad(result)
+        self._bad = result.bad
+        for action in self._actions:
+            action(result)

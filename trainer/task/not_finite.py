@@ -1,7 +1,7 @@
-"""What follows when a loss or a gradient is not finite: its update is not made (engine/update.py), and then?
+"""Reacts to a loss or a gradient that is not finite, after its update was skipped (engine/update.py).
 
-A run that goes back to its newest checkpoint writes that down in <run>/rollbacks.jsonl, one line each. Their number
-changes the order of the data, so that what comes after a checkpoint is not the same again.
+A run that goes back to its newest checkpoint adds a line to <run>/rollbacks.jsonl. The number of lines changes the
+order of the data, so that the batches after the checkpoint are not the same again.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from trainer.faults.exit_codes import NotFiniteError, RollbackError
 _log = logging.getLogger(__name__)
 
 ROLLBACKS_AT_MOST = 3
-ODD = 0x9E3779B1  # spreads the first few numbers over all 32 bits that TensorFlow takes of a seed
+ODD = 0x9E3779B1  # spreads small numbers over all 32 bits of a TensorFlow seed
 
-Reaction = Callable[[StepResult], None]  # called with each pull that shows an update that was left out
+Reaction = Callable[[StepResult], None]  # called with each result that shows a skipped update
 
 
 def reaction(policy: NotFinitePolicy, *, rollbacks: int = 0) -> Reaction:
-    """What to do about an update that was left out.
+    """Chooses what to do about a skipped update.
 
     Args:
-        rollbacks: how often the run has gone back already; when that was too often it stops.
+        rollbacks: how often the run has gone back already; after ROLLBACKS_AT_MOST it stops.
     """
     if policy is NotFinitePolicy.skip:
         return skip
@@ -34,20 +34,21 @@ def reaction(policy: NotFinitePolicy, *, rollbacks: int = 0) -> Reaction:
     return stop
 
 
-def stop(pulled: StepResult) -> None:
+def stop(result: StepResult) -> None:
     raise NotFiniteError(
-        f"{_found(pulled)}; checkpoints before it are untouched. A lower optimizer.learning_rate or "
+        f"{_describe(result)}; checkpoints before it are untouched. A lower optimizer.learning_rate or "
         "optimizer.clip_norm=1 may help, or train.on_not_finite=skip"
     )
 
 
-def skip(pulled: StepResult) -> None:
-    _log.warning("%s; training continues", _found(pulled))
+def skip(result: StepResult) -> None:
+    _log.warning("%s; training continues", _describe(result))
 
 
-def roll_back(pulled: StepResult) -> None:
+def roll_back(result: StepResult) -> None:
     raise RollbackError(
-        f"{_found(pulled)}; the run goes back to its newest checkpoint, and on with other batches", step=pulled.bad
+        f"{_describe(result)}; the run goes back to its newest checkpoint and continues with other batches",
+        step=result.bad,
     )
 
 
@@ -56,8 +57,8 @@ def order_seed(seed: int, rollbacks: int) -> int:
     return (seed + rollbacks * ODD) % 2**32
 
 
-def _found(pulled: StepResult) -> str:
+def _describe(result: StepResult) -> str:
     return (
-        f"the loss or a gradient of step {pulled.bad} is NaN or infinite, so its update was skipped; the log of the "
+        f"the loss or a gradient of step {result.bad} is NaN or infinite, so its update was skipped; the log of the "
         "worker that computed it names the replica"
     )

@@ -1,4 +1,4 @@
-"""A task's TensorFlow server and sessions: devices, threads, and whom they talk to."""
+"""Configures and starts a task's TensorFlow server and sessions: devices, threads and peers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def session_config(task: Task, *, peers: Iterable[str], fuses: bool = True) -> A
     """The ConfigProto of a task.
 
     Args:
-        peers: the tasks that a session talks to, besides its own; it neither waits for others nor sees them.
+        peers: the tasks that a session talks to, besides its own; it neither waits for nor sees any other.
         fuses: see `can_fuse`.
     """
     config = tf.compat.v1.ConfigProto(
@@ -67,7 +67,7 @@ def configure_eager(task: Task, *, fuses: bool = True) -> None:
 
     Raises:
         RuntimeError: TensorFlow's own, if this process has made its devices already.
-        ValueError: if a share of a GPU's memory is asked for and nvidia-smi does not tell how much that is.
+        ValueError: if a share of a GPU's memory is asked for and nvidia-smi does not report how much that is.
     """
     tf.config.optimizer.set_experimental_options({"remapping": fuses})
     tf.config.threading.set_intra_op_parallelism_threads(task.intra_op_threads)
@@ -86,11 +86,11 @@ def configure_eager(task: Task, *, fuses: bool = True) -> None:
 def start_strategy(plan: Plan, task: Task, *, pack_mib: float, heartbeat_secs: float) -> Any:
     """Starts this worker's part of an all-reduce cluster and blocks until every worker's is up.
 
-    Comes after `configure_eager` and before anything else of TensorFlow's: it takes part in making the eager context.
+    Call it after `configure_eager` and before anything else of TensorFlow's: it takes part in making the eager context.
 
     Args:
-        pack_mib: gradients that travel as one message.
-        heartbeat_secs: a worker that is silent for longer has failed, and the sums with it.
+        pack_mib: size of the gradients that travel as one message.
+        heartbeat_secs: a worker that is silent for longer has failed, and so have the sums.
 
     Returns:
         The `tf.distribute.MultiWorkerMirroredStrategy`, with one device: a worker averages its replicas itself.
@@ -103,7 +103,7 @@ def start_strategy(plan: Plan, task: Task, *, pack_mib: float, heartbeat_secs: f
         num_accelerators={"GPU": int(on_gpu)},
         rpc_layer="grpc",
     )
-    # The strategy would configure the same, but for the heartbeat; what is configured before it leaves alone.
+    # The strategy would configure the same, except for the heartbeat; it leaves an earlier configuration alone.
     context.context().configure_coordination_service(
         service_type="standalone",
         service_leader="/job:worker/replica:0/task:0",
@@ -115,20 +115,20 @@ def start_strategy(plan: Plan, task: Task, *, pack_mib: float, heartbeat_secs: f
 
 
 def memory_limits(task: Task, memory_of_gpus: Callable[[], Sequence[int]]) -> list[int | None]:
-    """MiB that a task may take of each GPU it sees; None for no limit. The eager context knows no shares.
+    """MiB that a task may use of each GPU it sees; None for no limit. The eager context has no fractions.
 
     Args:
-        memory_of_gpus: tells the MiB of every GPU of this machine, or nothing; asked only where a share was given.
+        memory_of_gpus: MiB of every GPU of this machine, or nothing; called only where a fraction was given.
 
     Raises:
-        ValueError: if a share was given and the memory of its GPU is not known.
+        ValueError: if a fraction was given and the memory of its GPU is not known.
     """
     if task.memory_fraction is None:
         return [task.memory_mib for _ in task.gpus]
     mibs = memory_of_gpus()
     if len(mibs) <= max(task.gpus, default=-1):
         raise ValueError(
-            f"{task.name} takes {task.memory_fraction:g} of the memory of its GPUs, and nvidia-smi does not tell how "
+            f"{task.name} uses {task.memory_fraction:g} of the memory of its GPUs, but nvidia-smi does not report how "
             "much they have; give device.memory_mib instead of device.memory_fraction"
         )
     return [int(task.memory_fraction * mibs[gpu]) for gpu in task.gpus]

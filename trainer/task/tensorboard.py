@@ -1,6 +1,6 @@
-"""TensorBoard events, written as what they are: TFRecords of Event protocol buffers.
+"""Writes TensorBoard events as TFRecords of Event protocol buffers.
 
-`tf.summary` needs the tensorboard package to write, which TensorFlow does not install any more; reading needs it only.
+`tf.summary` needs the tensorboard package to write, which TensorFlow no longer installs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Events:
     """One event file in a folder."""
 
     def __init__(self, folder: Path, *, start: int) -> None:
-        """Opens a new file; what older files say of steps after `start` is taken back."""
+        """Opens a new file; TensorBoard then ignores what older files say of steps after `start`."""
         folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{time.time_ns() // 1000}.{socket.gethostname()}"
         self._writer = tf.io.TFRecordWriter(str(folder / name))
@@ -37,13 +37,13 @@ class Events:
         self._write(_summary(step, [v1.Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]))
 
     def histograms(self, step: int, values: Mapping[str, np.ndarray]) -> None:
-        """Writes how the finite values are spread; where none is, there is nothing to show."""
+        """Writes the distribution of the finite values, where there are any."""
         finite = {tag: v[np.isfinite(v)].astype(np.float64) for tag, v in values.items()}
         shown = [v1.Summary.Value(tag=tag, histo=_histogram(v)) for tag, v in finite.items() if v.size]
         self._write(_summary(step, shown))
 
     def counts(self, step: int, values: Mapping[str, np.ndarray]) -> None:
-        """Histograms that are counted already: how often 0, 1, 2, ... was seen."""
+        """Writes histograms of counts: how often 0, 1, 2, ... occurred."""
         shown = [v1.Summary.Value(tag=tag, histo=_counted(v)) for tag, v in values.items() if v.any()]
         self._write(_summary(step, shown))
 
@@ -74,16 +74,16 @@ def _summary(step: int, values: list[Any]) -> Any:
 
 
 def _set_devices(graph: Any, devices: Mapping[str, str]) -> None:
-    """Says of each node where it ran; nothing of one that was optimized away, or that ran on several devices."""
+    """Sets the device that each node ran on; none for one that was optimized away or ran on several devices."""
     functions = {f.signature.name: f for f in graph.library.function}
-    told = {re.sub(r"/(body|cond|then|else)/_\d+/", r"/\1/", name): device for name, device in devices.items()}
+    device_of = {re.sub(r"/(body|cond|then|else)/_\d+/", r"/\1/", name): device for name, device in devices.items()}
     ran: dict[tuple[str, str], set[str]] = {}  # by (function, node); a function has several callers
 
     def visit(function: str, nodes: Any, caller: str, above: tuple[str, ...]) -> None:
         for node in nodes:
             name = caller + node.name
-            if name in told:
-                ran.setdefault((function, node.name), set()).add(told[name])
+            if name in device_of:
+                ran.setdefault((function, node.name), set()).add(device_of[name])
             for attribute, below in INLINED.items():
                 called = node.attr[attribute].func.name if attribute in node.attr else ""
                 if called in functions and called not in above:
@@ -92,12 +92,12 @@ def _set_devices(graph: Any, devices: Mapping[str, str]) -> None:
     visit("", graph.node, "", ())
     for function, nodes in [("", graph.node), *((name, f.node_def) for name, f in functions.items())]:
         for node in nodes:
-            where = ran.get((function, node.name), set())
-            node.device = where.pop() if len(where) == 1 else ""
+            ran_on = ran.get((function, node.name), set())
+            node.device = ran_on.pop() if len(ran_on) == 1 else ""
 
 
 def _histogram(values: np.ndarray) -> Any:
-    """Of float64, because 30 edges do not fit between neighbouring values of float32."""
+    """The histogram of float64 values: 30 edges do not fit between neighbouring values of float32."""
     counts, edges = np.histogram(values, bins=HISTOGRAM_BINS)
     return v1.HistogramProto(
         min=values.min(),
@@ -111,11 +111,11 @@ def _histogram(values: np.ndarray) -> Any:
 
 
 def _counted(counts: np.ndarray) -> Any:
-    seen = np.flatnonzero(counts)
+    nonzero = np.flatnonzero(counts)
     numbers = np.arange(len(counts), dtype=np.float64)
     return v1.HistogramProto(
-        min=seen[0],
-        max=seen[-1],
+        min=nonzero[0],
+        max=nonzero[-1],
         num=counts.sum(),
         sum=(counts * numbers).sum(),
         sum_squares=(counts * np.square(numbers)).sum(),

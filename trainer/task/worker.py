@@ -24,7 +24,7 @@ from trainer.task.chief import actions, initial_state
 from trainer.task.chief.actions import Chief
 from trainer.task.context import Context, collect_garbage_from_now_on
 from trainer.task.evaluator.score import Evaluator
-from trainer.task.loop import AfterPull, train
+from trainer.task.loop import AfterStep, train
 from trainer.task.pace import Pace
 from trainer.task.server import start_strategy
 from trainer.workload.build import open_workload, parameters_of
@@ -185,7 +185,7 @@ def _replicas(context: Context) -> list[int]:
     return list(range(first, first + len(context.task.replicas)))
 
 
-def _make_actions(context: Context, engine: Engine, pace: Pace, start: int, chief: Chief | None) -> Sequence[AfterPull]:
+def _make_actions(context: Context, engine: Engine, pace: Pace, start: int, chief: Chief | None) -> Sequence[AfterStep]:
     """What every worker does with the result of a step, in order."""
     status, plan, replicas = context.status, context.plan, _replicas(context)
     examples = plan.replica_batch * len(replicas)

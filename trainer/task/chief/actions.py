@@ -28,7 +28,7 @@ from trainer.task.chief.initial_state import Start
 from trainer.task.chief.report import Report, log_summary, summarize
 from trainer.task.context import Context
 from trainer.task.evaluator.score import Evaluator
-from trainer.task.loop import AfterPull, BetweenSteps
+from trainer.task.loop import AfterStep, BetweenSteps
 from trainer.task.pace import Every, Pace
 from trainer.task.tensorboard import Events
 
@@ -164,7 +164,7 @@ class Chief:
     evaluation: Evaluation | None  # none where an evaluator task scores every checkpoint
     report: Report
     between: Sequence[BetweenSteps]  # for the loop
-    after: Sequence[AfterPull]  # for the loop
+    after: Sequence[AfterStep]  # for the loop
 
 
 def assemble(context: Context, engine: Engine, evaluator: Evaluator | None, start: Start) -> Chief:

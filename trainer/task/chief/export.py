@@ -1,4 +1,4 @@
-"""What a finished run exports: its parameters by name, and the model as plain Keras loads it."""
+"""Exports a finished run: its parameters by name, and the model as plain Keras loads it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def export(snapshot: Snapshot, model: Any, folder: Path) -> None:
 
 
 def _of_model(snapshot: Snapshot) -> dict[str, Any]:
-    """Parameters and state without what is of the training, not of the model."""
+    """Parameters and state, without those of training that are not the model's."""
     return {
         path: value
         for path, value in (snapshot.parameters | snapshot.state).items()
