@@ -582,9 +582,7 @@ def test_without_a_number_the_eager_context_has_no_limit(fields):
 
 
 def test_a_share_of_memory_that_nobody_knows_is_refused():
-    with pytest.raises(
-        ValueError, match="worker:0 takes 0.5 of .* give device.memory_mib instead of device.memory_fra"
-    ):
+    with pytest.raises(ValueError, match="worker:0 uses 0.5 of .* give device.memory_mib instead of device.memory_fra"):
         memory_limits(task(gpus=(1,), memory_fraction=0.5), lambda: (24_000,))
 
 
