@@ -5,7 +5,7 @@ here=$(cd "$(dirname "$0")/.." && pwd)
 cluster=${CLUSTER:-2ps4w} work=$(mktemp -d)
 trap 'rm -rf "$work" "$here/trainer/bench.tmp"' EXIT
 
-seconds() { # of a command, whose output is shown only if it fails
+seconds() { # that a command takes; its output is shown only if it fails
   local from
   from=$(date +%s.%N)
   "$@" >"$work/log" 2>&1 || { cat "$work/log" >&2; exit 1; }
@@ -17,7 +17,7 @@ build() {
   docker build ${BUILD_ARGS:-} "$@" --target cpu --tag trainer:cpu "$here"
 }
 
-# Seconds from a command to the first step of its run, by the summary that the run left.
+# Seconds from a command to the first step of its run, from the summary of that run.
 first_step() {
   local from
   from=$(date +%s.%N)
@@ -26,12 +26,12 @@ first_step() {
     awk -v from="$from" '{ printf "%.1f", $1 - from }'
 }
 
-# A line of the table: what is measured, and the words of the command that says it.
+# A line of the table: what is measured, and the command that measures it.
 row() {
-  local what=$1 told
+  local what=$1 result
   shift
-  told=$("$@")
-  printf '%-48s %s s\n' "$what" "$told"
+  result=$("$@")
+  printf '%-48s %s s\n' "$what" "$result"
 }
 
 row "image, built from nothing" seconds build --no-cache

@@ -15,7 +15,6 @@ import requests.exceptions
 from trainer.faults import exit_codes
 from trainer.faults.exit_codes import TrainerError
 
-WITHOUT = "leave launch=docker out: processes need no Docker"
 REMEDIES = (  # pattern, meaning, remedy; the first that matches the error counts
     (
         "permission denied",
@@ -53,6 +52,11 @@ REMEDIES = (  # pattern, meaning, remedy; the first that matches the error count
         "mounts denied|bind source path does not exist|not shared",
         "the engine cannot see a path that a task reads or writes ({message})",
         "is the engine on this machine? Share the path with it, or choose another",
+    ),
+    (
+        "connection aborted|connection refused|no such file|error while fetching server api",
+        "no Docker engine answers ({message})",
+        "sudo systemctl start docker, or leave launch=docker out: processes need no Docker",
     ),
 )
 
@@ -100,10 +104,6 @@ def explain(error: Exception, *, image: str = "") -> str:
     for pattern, meaning, remedy in REMEDIES:
         if re.search(pattern, message, re.IGNORECASE):
             return f"{meaning.format(message=message, image=image)}; {remedy}"
-    if re.search(
-        "connection aborted|connection refused|no such file|error while fetching server api", message, re.IGNORECASE
-    ):
-        return f"no Docker engine answers ({message}); sudo systemctl start docker, or {WITHOUT}"
     return f"the Docker engine says: {message}"
 
 

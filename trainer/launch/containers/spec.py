@@ -98,7 +98,7 @@ def container_specs(
         inputs: paths of the host that tasks read, besides `container.mounts`.
         hosts: host by task, where tasks use the networks of their hosts.
     """
-    within = inside(plan, on_hosts=bool(hosts))
+    plan_inside = inside(plan, on_hosts=bool(hosts))
     return [
         ContainerSpec(
             service=service_of(task),
@@ -106,7 +106,7 @@ def container_specs(
             image=config.container.image or (GPU_IMAGE if task.gpus else CPU_IMAGE),
             is_our_image=config.container.image is None,
             arguments=(INSIDE, task.job, str(task.index)),
-            environment={CONTROL: seen.control} | seen.environment() | QUIET,
+            environment={CONTROL: task_inside.control} | task_inside.environment() | QUIET,
             mounts=tuple(_mounts(config, task, run, inputs)),
             gpus=task.gpus,
             memory_mib=of_task(config.container.memory_mib, task.job, task.index),
@@ -116,7 +116,7 @@ def container_specs(
             stop_grace_secs=config.timeouts.stop_grace_secs + SLACK_SECS,
             host=(hosts or {}).get(task.name),
         )
-        for task, seen in zip(plan.tasks, within.tasks, strict=True)
+        for task, task_inside in zip(plan.tasks, plan_inside.tasks, strict=True)
     ]
 
 
