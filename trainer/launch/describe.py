@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 from trainer.faults.problems import ConfigError, Problem
 from trainer.plan.description import Description, DescriptionError, Question
 from trainer.plan.serialize import from_json
+from trainer.storage.atomic import write_atomically
 
 
 def describe(question: Question, child: Callable[[Question], dict[str, Any]] | None = None) -> Description:
@@ -39,7 +39,7 @@ def describe(question: Question, child: Callable[[Question], dict[str, Any]] | N
     if "failure" in result:
         raise DescriptionError(result["failure"], result["exit_code"])
     if cached is not None:
-        _write_atomically(cached, json.dumps(result["description"]))
+        _write_cache(cached, json.dumps(result["description"]))
     return _read(result["description"])
 
 
@@ -77,13 +77,11 @@ def _cache_file(question: Question) -> Path:
     return root / "trainer" / "models" / f"{question.key()}.json"
 
 
-def _write_atomically(path: Path, text: str) -> None:
-    """Writes a file; a cache that cannot be written is no reason to stop."""
+def _write_cache(path: Path, text: str) -> None:
+    """Writes the cached description; a cache that cannot be written is no reason to stop."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as temporary:
-            temporary.write(text)
-        os.replace(temporary.name, path)
+        write_atomically(path, text)
     except OSError as error:
         print(f"trainer: the model's description is not cached: {error}", file=sys.stderr)
 
