@@ -1,4 +1,4 @@
-"""The command line, sorted: overrides, Hydra's flags, and what is neither, explained by what was probably meant."""
+"""Sorts the command line into overrides, Hydra's flags, and mistakes with what was probably meant."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class Arguments:
     faults: tuple[Problem, ...]
 
     def parse(self) -> argparse.Namespace:
-        """As Hydra's own parser gives them."""
+        """Parses them with Hydra's own parser."""
         return get_args_parser().parse_args(self.in_order())
 
     def in_order(self) -> list[str]:
-        """All but the faulty, the overrides first: Hydra's parser wants them side by side."""
+        """All but the mistakes, overrides first, because Hydra's parser wants them together."""
         return [*self.overrides, *self.flags]
 
 
 def sort(arguments: Sequence[str]) -> Arguments:
-    """Tells overrides, flags and faults apart; an unknown flag takes a bare word that follows it for its value."""
+    """Sorts arguments; an unknown flag takes a bare word that follows it as its value."""
     overrides: list[str] = []
     flags: list[str] = []
     faults: list[Problem] = []
@@ -58,7 +58,7 @@ def sort(arguments: Sequence[str]) -> Arguments:
 
 
 def _values(action: argparse.Action, equals: str, waiting: deque[str]) -> list[str]:
-    """What follows a flag and belongs to it."""
+    """The values that follow a flag."""
     if equals or action.nargs == 0 or not waiting:
         return []
     is_optional = action.nargs == "?"
@@ -85,11 +85,11 @@ def _unknown(text: str, name: str, value: str, known: Iterable[str]) -> Problem:
     if near is not None and not value and keys.hint(near.split(".")) is bool:
         value = "true"
     if near is not None and value:
-        return Problem(where, "is no flag; settings are key=value", f"type {keys.typed(near, value)}")
+        return Problem(where, "is not a flag; settings are key=value", f"type {keys.typed(near, value)}")
     remedy = meant(near or key)
     if remedy is not None:
-        return Problem(where, "is no flag; settings are key=value", f"type {remedy.removeprefix('e.g. ')}")
+        return Problem(where, "is not a flag; settings are key=value", f"type {remedy.removeprefix('e.g. ')}")
     flags = [flag for flag in known if flag.startswith("--") and flag not in NOT_SUGGESTED]
     like = difflib.get_close_matches(name, flags, n=1, cutoff=0.7)
-    remedy = f"did you mean {like[0]}?" if like else "python -m trainer --help shows what can be given"
-    return Problem(where, f"is no flag; there are {', '.join(flags)}, and settings are key=value", remedy)
+    remedy = f"did you mean {like[0]}?" if like else "see python -m trainer --help"
+    return Problem(where, f"unknown flag; available: {', '.join(flags)}, and settings are key=value", remedy)

@@ -1,6 +1,6 @@
-"""From the command line to a typed, checked config: `conf/` and overrides, composed by Hydra.
+"""Composes the command line and `conf/` into a typed, checked config.
 
-All problems of a config are found in one pass and reported together; a config with problems starts nothing.
+All problems of a config are reported together, and a config with problems starts nothing.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ Step = Callable[[RunConfig], list[Problem]]  # completes or validates a config, 
 def run(main: Callable[[RunConfig], int], *steps: Step) -> NoReturn:
     """Runs `main` on the config of the command line, or on each of a --multirun, and exits with its code.
 
-    No run starts before the configs of all are known to hold; otherwise every problem is printed, and the exit code
-    is 2. Of several runs the first that fails gives the code.
+    No run starts unless the configs of all are valid; else every problem is printed and the exit code is 2. Of several
+    runs, the first that fails gives the exit code.
 
     Args:
-        main: what to do with a config; returns an exit code.
+        main: runs one config; returns an exit code.
         steps: what follows the checks of single keys, in order, e.g. resolve and validate.
     """
     given = arguments.sort(sys.argv[1:])
     sys.argv[1:] = given.in_order()  # for Hydra
     flags = given.parse()
     line = CommandLine(
-        () if flags.shell_completion else given.overrides,  # there they are not of a config
+        () if flags.shell_completion else given.overrides,  # which gives them another meaning
         config_dir=flags.config_dir,
         config_name=flags.config_name or "config",
         multirun=flags.multirun,
@@ -66,7 +66,7 @@ def run(main: Callable[[RunConfig], int], *steps: Step) -> NoReturn:
     for config in configs:
         codes.append(main(config))
         if codes[-1] in (exit_codes.INTERRUPTED, exit_codes.TERMINATED):
-            break  # whoever stopped this run did not mean to start the next
+            break  # the user stopped this run and does not want the next
     sys.exit(next((code for code in codes if code), 0))
 
 
@@ -91,8 +91,8 @@ def _checked(
     """
     line = _without_code(line)
     if line.config_dir is not None and not os.path.isdir(line.config_dir):
-        where, remedy = f"--config-dir={line.config_dir}", "give a folder laid out as conf/"
-        raise ConfigError([*line.faults, Problem(where, "is no directory", remedy)])
+        where, remedy = f"--config-dir={line.config_dir}", "give a folder with the layout of conf/"
+        raise ConfigError([*line.faults, Problem(where, "is not a directory", remedy)])
     sources.register()
     functions, unreadable = _user_functions(line.overrides)
     problems = [*line.faults, *unreadable]
@@ -116,10 +116,10 @@ def _checked(
 
 
 def _without_code(line: CommandLine) -> CommandLine:
-    """Takes out, as faults, what must never be composed: Hydra itself imports and calls what some `_target_` name."""
+    """Removes overrides that name code, and reports them: Hydra imports and calls some `_target_`s itself."""
     named = [text for text in line.overrides if re.search(r"\b_target_\b", text)]
-    message = "names code to import; a config is plain data and runs no code"
-    remedy = "choose by name, e.g. model=cnn, or put a function into a file: user=my_models.py"
+    message = "names code to import, and a config is plain data"
+    remedy = "choose by name, e.g. model=cnn, or write a function in a file: user=my_models.py"
     return replace(
         line,
         overrides=tuple(text for text in line.overrides if text not in named),
@@ -128,7 +128,7 @@ def _without_code(line: CommandLine) -> CommandLine:
 
 
 def _user_functions(overrides: Sequence[str]) -> tuple[dict[str, dict[str, Any]], list[Problem]]:
-    """The functions of the file that `user=` names, or why there are none."""
+    """The functions of the file that `user=` names, or the problems with it."""
     paths = [text.partition("=")[2] for text in overrides if text.lstrip("+").startswith("user=")]
     try:
         path = OverridesParser.create().parse_overrides([f"user={paths[-1]}"])[0].value() if paths else None
@@ -140,7 +140,7 @@ def _user_functions(overrides: Sequence[str]) -> tuple[dict[str, dict[str, Any]]
 
 
 def _compose_with_hydra(line: CommandLine) -> list[Examined]:
-    """Hydra's whole command line: overrides, --multirun, --cfg, --help and the rest; no config if it only prints."""
+    """Runs Hydra's whole command line (overrides, --multirun, --cfg, --help, ...); no config if it only prints."""
     examined = []
 
     @hydra.main(version_base="1.3", config_path=str(sources.conf_dir()), config_name="config")
@@ -157,7 +157,7 @@ def _compose_with_hydra(line: CommandLine) -> list[Examined]:
 
 @contextmanager
 def _errors_raised() -> Iterator[None]:
-    """Makes Hydra raise its errors; it would print them and exit 1."""
+    """Makes Hydra raise its errors, instead of printing them and exiting with 1."""
     before = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
@@ -169,7 +169,7 @@ def _errors_raised() -> Iterator[None]:
 
 
 def _explained(line: CommandLine, steps: Sequence[Step], *, user_file_works: bool = True) -> list[Problem]:
-    """Every problem of a config that cannot be composed, and of the values that can."""
+    """Every problem of a config that cannot be composed, and of the values in it that can."""
     found = Explainer(line, user_file_works=user_file_works).explain()
     if found.choices is None:
         return found.problems
@@ -179,7 +179,7 @@ def _explained(line: CommandLine, steps: Sequence[Step], *, user_file_works: boo
 
 
 def _cross_check(examined: Examined, steps: Sequence[Step], dropped: Sequence[str] | None = None) -> list[Problem]:
-    """Problems between keys, but those that name a key whose value is known to be wrong: they would mislead.
+    """Problems between keys, without those that name a key already known to be wrong, which would mislead.
 
     Args:
         examined: one config.
@@ -193,7 +193,7 @@ def _cross_check(examined: Examined, steps: Sequence[Step], dropped: Sequence[st
         found = [problem for step in steps for problem in step(examined.config)]
     except Exception:
         if wrong or dropped is not None:
-            return []  # a check may rely on what is wrong here
+            return []  # a step may rely on a value that is wrong
         raise
     return [problem for problem in found if not any(_names(problem, key) for key in wrong)]
 

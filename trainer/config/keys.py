@@ -1,4 +1,4 @@
-"""The keys of a config as the schema knows them: their types in words, and the nearest key to a misspelt one."""
+"""Looks up keys in the schema: their types in words, and the key nearest to a misspelt one."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def declared() -> tuple[str, ...]:
 
 
 def flatten(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Splits what is given to a section, `train={steps: 5}`, into what is given to each of its keys."""
+    """Splits a value for a section, `train={steps: 5}`, into values for each of its keys."""
     kind = hint(path)
     if isinstance(value, dict) and (dataclasses.is_dataclass(kind) or get_origin(kind) is dict):
         for name, item in value.items():
@@ -81,13 +81,13 @@ def flatten(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...]
 
 
 def fault(where: str, path: tuple[str, ...], value: Any, schema: Any) -> Problem | None:
-    """What is wrong with giving a value to a key, judged by the schema alone.
+    """The problem of setting a key to a value, judged by the schema alone.
 
     Args:
-        where: the override or file it stands in.
+        where: the override or file that sets it.
         path: the key, split.
-        value: what it is given; anything goes below `options`.
-        schema: the typed, empty config; takes the value if it is right.
+        value: anything is allowed below `options`.
+        schema: the typed, empty config; takes the value if it is valid.
     """
     kind = hint(path)
     if kind is None:
@@ -105,7 +105,7 @@ def fault(where: str, path: tuple[str, ...], value: Any, schema: Any) -> Problem
 
 
 def unknown(where: str, key: str, value: Any, known: Iterable[str]) -> Problem:
-    """The problem of a key that does not exist, with the nearest one that does."""
+    """The problem of an unknown key, with the nearest known one."""
     known = list(known)
     sections = {name.rpartition(".")[0] for name in known}
     section = key
@@ -114,23 +114,23 @@ def unknown(where: str, key: str, value: Any, known: Iterable[str]) -> Problem:
     prefix = f"{section}." if section else ""
     names = [name[len(prefix) :] for name in known if name.startswith(prefix) and "." not in name[len(prefix) :]]
     near = nearest(key, known)
-    message = f"there is no key {key}"
+    message = f"unknown key {key}"
     if section or near is None:
         message += f"; {section or 'the config'} has {', '.join(names) or 'no keys'}"
     if near is None:
-        return Problem(where, message, "python -m trainer --cfg job lists every key with its value")
+        return Problem(where, message, "python -m trainer --cfg job lists all keys")
     return Problem(where, message, f"did you mean {typed(near, value)}?")
 
 
 def typed(key: str, value: Any) -> str:
-    """An assignment to a key that exists: of the value given to another, if this one can hold it."""
+    """An assignment to a known key, of the value given to a misspelt one if this key can hold it."""
     kind, schema = hint(key.split(".")), OmegaConf.structured(RunConfig)
     is_choice = kind is None or dataclasses.is_dataclass(kind)
     return f"{key}={shown(value)}" if is_choice or not fault("", tuple(key.split(".")), value, schema) else example(key)
 
 
 def nearest(key: str, known: Iterable[str]) -> str | None:
-    """The key that was probably meant: of its initials, a similar name or that word, in its section or elsewhere."""
+    """The key that was probably meant, by its initials, name or one of its words, here or in another section."""
     known = list(known)
     section, _, name = key.rpartition(".")
     by_name: dict[str, list[str]] = {}
@@ -150,7 +150,7 @@ def nearest(key: str, known: Iterable[str]) -> str | None:
 
 
 def _short(key: str) -> list[str]:
-    """What a key of several words is called in short: lr, learning and rate for optimizer.learning_rate."""
+    """Short forms of a key of several words: lr, learning and rate for optimizer.learning_rate."""
     words = key.rpartition(".")[2].split("_")
     return ["".join(word[:1] for word in words), *words] if len(words) > 1 else []
 
@@ -184,7 +184,7 @@ def describe(kind: Any) -> str:
 
 
 def example(key: str) -> str:
-    """An assignment that can be typed: the key's default where that shows a value, else one of its type."""
+    """An assignment that can be typed, with the key's default or else a value of its type."""
     kind = hint(key.split("."))
     if dataclasses.is_dataclass(kind) and key not in EXAMPLES:
         return example(f"{key}.{dataclasses.fields(kind)[0].name}")
@@ -206,7 +206,7 @@ def _value(kind: Any, default: Any = None) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as it is typed on the command line."""
+    """A value as typed on the command line."""
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, bool) or value is None:

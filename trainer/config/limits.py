@@ -1,4 +1,4 @@
-"""Limits of single keys: declared beside each key as metadata, checked for a whole section."""
+"""Limits of single keys, declared as metadata of each key and checked for a whole section."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def limits(
     at_most: float | None = None,
     below: float | None = None,
 ) -> dict[str, Any]:
-    """Metadata of a numeric key: the closed or open ends of what it may hold."""
+    """Metadata of a numeric key: its closed or open bounds."""
     given = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
     return {name: value for name, value in given.items() if value is not None}
 
 
 def read_by(*names: str) -> dict[str, Any]:
-    """Metadata of a key that only sections of these names read."""
+    """Metadata of a key that only sections with these names use."""
     return {"read_by": names}
 
 
@@ -34,27 +34,24 @@ def check_limits(section: Any, prefix: str = "") -> Iterator[Problem]:
         if dataclasses.is_dataclass(value):
             yield from check_limits(value, f"{path}.")
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield from _check_number(
-                path, value, {name: bound for name, bound in key.metadata.items() if name != "read_by"}
-            )
+            bounds = {name: bound for name, bound in key.metadata.items() if name != "read_by"}
+            yield from _check_number(path, value, bounds, key.default)
 
 
 def check_read(section: Any, prefix: str) -> Iterator[Problem]:
-    """Yields a problem for every key that is set, and that the choice made by the section's `name` does not read."""
+    """Yields a problem for every key that is set but not used by the choice that the section's `name` makes."""
     for key in dataclasses.fields(section):
         readers, value = key.metadata.get("read_by"), getattr(section, key.name)
         if readers and section.name.value not in readers and value != key.default:
-            message = (
-                f"{section.name.value} does not read it; {' and '.join(readers)} {'do' if len(readers) > 1 else 'does'}"
-            )
+            others = f"{' and '.join(readers)} {'do' if len(readers) > 1 else 'does'}"
+            message = f"{section.name.value} does not read it; {others}"
             yield Problem(f"{prefix}{key.name}", message, f"leave it out, or type {prefix}name={readers[0]}")
 
 
-def _check_number(path: str, value: float, bounds: dict[str, float]) -> Iterator[Problem]:
+def _check_number(path: str, value: float, bounds: dict[str, float], default: Any) -> Iterator[Problem]:
     if not math.isfinite(value):
-        yield Problem(
-            path, f"{value} is not a finite number", f"give a number, e.g. {path}={bounds.get('at_least', 1)}"
-        )
+        remedy = f"give a number, e.g. {path}={default}" if isinstance(default, int | float) else "leave it out"
+        yield Problem(path, f"{value} is not a finite number", remedy)
         return
     broken = (
         value < bounds.get("at_least", -math.inf)

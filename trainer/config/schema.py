@@ -1,7 +1,7 @@
-"""The shape of a run: every key that `conf/` and the command line may set, with units and limits.
+"""Every key that `conf/` and the command line may set, with its default, unit and limits.
 
-YAML files in `conf/` choose values; this file says which keys exist. Limits of one key stand beside it (`limits(...)`);
-what several keys must agree on is checked in `plan.py`, where the tasks are known. Nothing here imports TensorFlow.
+YAML files in `conf/` choose values; this file declares the keys, and the comment on each is its help. Limits of one key
+stand beside it (`limits(...)`); rules between keys are in `trainer/plan/checks`.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ NAME = re.compile(r"[a-z0-9-]{1,63}")
 class Mode(Enum):
     """What `python -m trainer` does with the config."""
 
-    train = "train"  # plan, start the tasks, train, evaluate, export
-    plan = "plan"  # print what would run where; start nothing
-    doctor = "doctor"  # look at this machine and say what is missing
-    check = "check"  # read what a finished run left, and say whether each step counted every replica once
-    chaos = "chaos"  # train while tasks are killed, frozen and cut off, and compare with an unbroken run
-    render = "render"  # write down the run for somebody else to start: see Target
-    clean = "clean"  # remove the containers of runs whose launcher is gone
-    selftest = "selftest"  # train 1ps1w for 20 steps, here and now, and leave nothing
+    train = "train"  # start the tasks, train, evaluate and export
+    plan = "plan"  # show what would run where; start nothing
+    doctor = "doctor"  # check this machine and say how to fix it
+    check = "check"  # verify a finished run: each step counted every replica once
+    chaos = "chaos"  # kill, freeze and cut off tasks while training; compare with an unbroken run
+    render = "render"  # write the files from which another tool starts the run; see target
+    clean = "clean"  # remove the containers of runs whose launcher has died
+    selftest = "selftest"  # train 1ps1w for 20 steps on this machine and leave nothing behind
 
 
 class Launch(Enum):
-    """What the tasks of a run are."""
+    """What each task of a run is."""
 
-    local = "local"  # processes of this machine
-    docker = "docker"  # containers of this machine's engine
+    local = "local"  # a process on this machine
+    docker = "docker"  # a container on this machine
 
 
 class Target(Enum):
     """What mode=render writes."""
 
-    compose = "compose"  # a file for Docker Compose; one for each of cluster.hosts
+    compose = "compose"  # a file for Docker Compose, or one for each of cluster.hosts
 
 
-# How replicas meet. By call, because `async` cannot be written as a name in a class.
+# How gradients meet. By call, because `async` cannot be a name in a class body.
 StrategyName = Enum(
     "StrategyName",
     {
@@ -52,41 +52,41 @@ StrategyName = Enum(
         "local": "local",  # one process
         "sync": "sync",  # every update waits for all replicas
         "async": "async",  # every gradient is an update
-        "backup": "backup",  # an update waits for a quorum of the replicas; what comes later is dropped and counted
-        "all_reduce": "all_reduce",  # no shards: every worker holds all parameters, gradients are summed between them
+        "backup": "backup",  # every update waits for a quorum of the replicas; later gradients are dropped and counted
+        "all_reduce": "all_reduce",  # no shards: every worker holds all parameters, and gradients are summed
     },
 )
 
 
 class Precision(Enum):
-    """What the replica step computes in, by Keras's names; parameters and their gradients stay float32."""
+    """What the replica step computes in, by Keras's names; parameters and gradients stay float32."""
 
     float32 = "float32"
     mixed_bfloat16 = "mixed_bfloat16"
-    mixed_float16 = "mixed_float16"  # with a loss scale that is halved where gradients overflow
+    mixed_float16 = "mixed_float16"  # with a loss scale that is halved when gradients overflow
 
 
 class MetricName(Enum):
-    """What says which checkpoint is the best."""
+    """Which checkpoint is the best."""
 
-    accuracy = "accuracy"  # the highest
-    loss = "loss"  # the lowest
+    accuracy = "accuracy"  # highest
+    loss = "loss"  # lowest
 
 
 class NotFinitePolicy(Enum):
-    """What follows when a gradient or a loss is NaN or infinite; its update is never applied."""
+    """What to do when a gradient or a loss is NaN or infinite; its update is never applied."""
 
-    stop = "stop"  # the run ends with 65; checkpoints stay as they are
-    skip = "skip"  # the step counts, its update does not; said once for each
-    rollback = "rollback"  # back to the newest checkpoint, and on with other batches
+    stop = "stop"  # end the run with exit code 65; checkpoints stay as they are
+    skip = "skip"  # count the step without its update, and log it
+    rollback = "rollback"  # return to the newest checkpoint and continue with other batches
 
 
-# What follows when a checkpoint cannot be written. By call, because `continue` cannot be written as a name in a class.
+# What to do when a checkpoint cannot be written. By call, because `continue` cannot be a name in a class body.
 SaveErrorPolicy = Enum(
     "SaveErrorPolicy",
     {
-        "stop": "stop",  # the run ends with 74; earlier checkpoints stay as they are
-        "continue": "continue",  # training goes on, and says so at every save that fails
+        "stop": "stop",  # end the run with exit code 74; earlier checkpoints stay as they are
+        "continue": "continue",  # go on training, and log every save that fails
     },
 )
 
@@ -102,7 +102,7 @@ class OptimizerName(Enum):
 
 
 class ScheduleName(Enum):
-    """How the learning rate moves with the global step."""
+    """How the learning rate changes with the global step."""
 
     constant = "constant"
     exponential = "exponential"
@@ -118,19 +118,19 @@ class LossName(Enum):
 
 
 class Wire(Enum):
-    """How parameters and gradients travel between shard hosts and workers; kept and summed they are float32."""
+    """How parameters and gradients travel between shard hosts and workers; they are stored and summed as float32."""
 
-    auto = "auto"  # memory where it can be, otherwise float32
+    auto = "auto"  # memory if all tasks are on one machine, else float32
     float32 = "float32"
     bfloat16 = "bfloat16"  # rounded to nearest: half the bytes
-    memory = "memory"  # do not travel: they lie in memory that all tasks of this machine share
+    memory = "memory"  # parameters and gradients stay in shared memory; messages only say where
 
 
 class PlacementName(Enum):
-    """Which shard the next parameter goes to."""
+    """Which shard gets the next parameter."""
 
     greedy = "greedy"  # largest first, to the lightest shard
-    round_robin = "round_robin"  # creation order, as TensorFlow's replica_device_setter
+    round_robin = "round_robin"  # in creation order, as TensorFlow's replica_device_setter
 
 
 @dataclass
@@ -141,8 +141,8 @@ class ClusterConfig:
     ps: int = field(default=0, metadata=limits(at_least=0))
     worker: int = field(default=1, metadata=limits(at_least=1))
     evaluator: int = field(default=0, metadata=limits(at_least=0))
-    addresses: dict[str, list[str]] = field(default_factory=dict)  # job -> "host:port"; empty: free ports, this machine
-    # machines that share the tasks out, for mode=render: gpu-a, or {address: gpu-a, gpus: 4, ps: 1, worker: 4}
+    addresses: dict[str, list[str]] = field(default_factory=dict)  # job -> "host:port"; empty: free ports here
+    # machines to spread the tasks over, for mode=render: gpu-a, or {address: gpu-a, gpus: 4, ps: 1, worker: 4}
     hosts: list[Any] = field(default_factory=list)
 
 
@@ -165,15 +165,15 @@ class DataConfig:
 
 @dataclass
 class StrategyConfig:
-    """How gradients of the replicas become one update."""
+    """How the replicas' gradients become one update."""
 
     name: StrategyName = StrategyName.auto
-    quorum: int | None = None  # backup: fresh gradients an update waits for, 1..replicas
-    # async: steps; older gradients are dropped and counted, by each shard for itself; none: all are applied
+    quorum: int | None = None  # backup: fresh gradients that an update waits for, 1..replicas
+    # async: drop and count gradients that are more steps old than this, on each shard; default: apply all
     max_staleness: int | None = field(default=None, metadata=limits(at_least=0) | read_by("async"))
-    # of parameters to workers and of gradients back; metrics and BatchNorm's statistics stay float32
+    # format of parameters and gradients in messages; metrics and BatchNorm statistics stay float32
     wire: Wire = field(default=Wire.auto, metadata=read_by("sync", "async", "backup"))
-    # all_reduce: gradients that travel as one message; smaller ones leave while the backward pass goes on
+    # all_reduce: size of a message of gradients; smaller messages can leave during the backward pass
     pack_mib: float = field(default=4.0, metadata=limits(above=0) | read_by("all_reduce"))
 
 
@@ -183,12 +183,12 @@ class ScheduleConfig:
 
     name: ScheduleName = ScheduleName.constant
     decay_steps: int = field(default=1000, metadata=limits(at_least=1))  # steps
-    # factor each decay_steps
+    # factor per decay_steps
     decay_rate: float = field(default=0.96, metadata=limits(above=0, at_most=1) | read_by("exponential"))
-    staircase: bool = field(default=False, metadata=read_by("exponential"))  # decay at whole intervals only
-    # steps from 0 to the full rate
+    staircase: bool = field(default=False, metadata=read_by("exponential"))  # decay only at whole intervals
+    # steps from 0 to the peak rate
     warmup_steps: int = field(default=0, metadata=limits(at_least=0) | read_by("cosine"))
-    # share of the rate left at the end
+    # share of the peak rate that is left at the end
     final_fraction: float = field(default=0.0, metadata=limits(at_least=0, at_most=1) | read_by("cosine"))
 
 
@@ -197,7 +197,7 @@ class OptimizerConfig:
     """The update of the parameters from the mean gradient."""
 
     name: OptimizerName = MISSING
-    learning_rate: float = field(default=0.001, metadata=limits(above=0))
+    learning_rate: float = field(default=0.001, metadata=limits(above=0))  # peak; the schedule scales it
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     momentum: float = field(default=0.0, metadata=limits(at_least=0, below=1) | read_by("sgd", "rmsprop"))
     nesterov: bool = field(default=False, metadata=read_by("sgd"))
@@ -207,8 +207,8 @@ class OptimizerConfig:
     centered: bool = field(default=False, metadata=read_by("rmsprop"))
     initial_accumulator: float = field(default=0.1, metadata=limits(at_least=0) | read_by("adagrad"))
     epsilon: float = field(default=1e-7, metadata=limits(above=0))
-    weight_decay: float = field(default=0.0, metadata=limits(at_least=0))  # decoupled; share of the parameter x rate
-    clip_norm: float | None = field(default=None, metadata=limits(above=0))  # global norm over all shards
+    weight_decay: float = field(default=0.0, metadata=limits(at_least=0))  # decoupled: share x rate
+    clip_norm: float | None = field(default=None, metadata=limits(above=0))  # largest global norm, over all shards
     ema: float | None = field(default=None, metadata=limits(above=0, below=1))  # momentum of the averaged weights
 
     def slots(self) -> dict[str, float]:
@@ -230,22 +230,22 @@ class OptimizerConfig:
 
 @dataclass
 class DeviceConfig:
-    """What a task may use of its machine. Keys of the mappings are a job (`worker`) or a task (`worker:0`)."""
+    """What a task may use on its machine. Mappings are by job (`worker`) or task (`worker:0`)."""
 
-    gpus: dict[str, list[int]] = field(default_factory=dict)  # visible GPUs by their index on the host; none by default
+    gpus: dict[str, list[int]] = field(default_factory=dict)  # visible GPUs, by index on the host; default: none
     memory_fraction: dict[str, float] = field(default_factory=dict)  # share of each visible GPU, in (0, 1]
-    memory_mib: dict[str, int] = field(default_factory=dict)  # of each visible GPU, instead of a share
-    growth: dict[str, bool] = field(default_factory=dict)  # take GPU memory as it is needed, instead of either
-    # inside an operation; default: the host's cores, shared out among its replicas, and once more among its ps
+    memory_mib: dict[str, int] = field(default_factory=dict)  # MiB of each visible GPU, instead of a share
+    growth: dict[str, bool] = field(default_factory=dict)  # take GPU memory as needed, instead of either
+    # threads inside an operation; default: the host's cores, divided among its replicas, and again among its ps
     intra_op_threads: dict[str, int] = field(default_factory=dict)
-    # operations side by side; 1 deadlocks a server that waits in queues
+    # operations in parallel; 1 deadlocks a server that waits in queues
     inter_op_threads: dict[str, int] = field(default_factory=dict)
-    soft_placement: dict[str, bool] = field(default_factory=dict)  # where a kernel is missing use the CPU; default true
-    # devices of one worker's replicas, e.g. [/gpu:0,/gpu:1]; none: one replica, on its first GPU or on the CPU
+    soft_placement: dict[str, bool] = field(default_factory=dict)  # use the CPU if a kernel is missing; default: true
+    # devices of a worker's replicas, e.g. [/gpu:0,/gpu:1]; default: one replica, on its first GPU or on the CPU
     replicas: list[str] = field(default_factory=list)
-    parameters: str = "/cpu:0"  # where a task that holds parameters keeps them
+    parameters: str = "/cpu:0"  # device that holds parameters and updates them
     layers: dict[str, str] = field(default_factory=dict)  # pattern of layer paths (fnmatch) -> device in the replica
-    log_placement: bool = False  # write down where everything ran, and fail if it is not as planned
+    log_placement: bool = False  # record where everything ran; fail if not as planned
 
 
 @dataclass
@@ -254,17 +254,17 @@ class PlacementConfig:
 
     name: PlacementName = PlacementName.greedy
     pins: dict[str, int] = field(default_factory=dict)  # pattern of parameter paths (fnmatch) -> shard
-    # MiB; a larger parameter is cut into parts that may lie on several shards; none: it stays whole
+    # MiB; split larger parameters into parts that may lie on several shards; default: keep them whole
     max_part_mib: float | None = field(default=None, metadata=limits(above=0))
-    # shards of each host, pulled, pushed and updated side by side, and the next step's pulled ahead: for slow links
+    # shards on each host, sent and updated in parallel, with the next step's prefetched; for slow links
     buckets: int = field(default=1, metadata=limits(at_least=1, at_most=64))
 
 
 @dataclass
 class TrainConfig:
-    steps: int = field(default=300, metadata=limits(at_least=1))  # global steps
-    batch_size: int = field(default=256, metadata=limits(at_least=1))  # global: examples of one step of all replicas
-    # parts that a replica computes its examples in, one after the other, to need less memory
+    steps: int = field(default=300, metadata=limits(at_least=1))  # global steps: updates of the parameters
+    batch_size: int = field(default=256, metadata=limits(at_least=1))  # examples in one step, over all replicas
+    # microbatches of a replica, computed one after the other to save memory
     accumulate: int = field(default=1, metadata=limits(at_least=1))
     precision: Precision = Precision.float32
     jit: bool = False  # compile the replica step with XLA
@@ -273,68 +273,68 @@ class TrainConfig:
 
 @dataclass
 class EvaluateConfig:
-    every: int = field(default=0, metadata=limits(at_least=0))  # steps; 0: once, at the end
+    every: int = field(default=0, metadata=limits(at_least=0))  # steps between evaluations; 0: once, at the end
     batch_size: int = field(default=500, metadata=limits(at_least=1))
-    best_metric: MetricName = MetricName.accuracy  # what an evaluator task keeps the best checkpoint by
+    best_metric: MetricName = MetricName.accuracy  # how an evaluator task chooses the best checkpoint
 
 
 @dataclass
 class CheckpointConfig:
-    every: int = field(default=100, metadata=limits(at_least=0))  # steps; 0: only the last one
-    keep: int = field(default=3, metadata=limits(at_least=1))  # newest checkpoints kept
+    every: int = field(default=100, metadata=limits(at_least=0))  # steps between checkpoints; 0: only at the end
+    keep: int = field(default=3, metadata=limits(at_least=1))  # number of newest checkpoints to keep
     on_error: SaveErrorPolicy = SaveErrorPolicy.stop
 
 
 @dataclass
 class SummaryConfig:
     every: int = field(default=10, metadata=limits(at_least=1))  # steps between lines of history.jsonl and events
-    histogram_every: int = field(default=0, metadata=limits(at_least=0))  # steps; 0: no histograms
-    lines: bool = False  # print every line of the history, in place of one every few seconds
-    journal: bool = False  # every task also writes down each of its steps, for mode=check
+    histogram_every: int = field(default=0, metadata=limits(at_least=0))  # steps between histograms; 0: none
+    lines: bool = False  # print every line of the history, instead of one every few seconds
+    journal: bool = False  # every task also records each of its steps, for mode=check
 
 
 @dataclass
 class TimeoutsConfig:
-    roll_call_secs: float = field(default=120.0, metadata=limits(above=0))  # all tasks up
-    stop_grace_secs: float = field(default=30.0, metadata=limits(above=0))  # from SIGTERM to SIGKILL
-    heartbeat_secs: float = field(default=10.0, metadata=limits(above=0))  # a task that is silent for longer is gone
-    # a step that takes longer, and 20 times the median, is stuck: who it waits for is started again (the first step of
-    # a task compiles, and may take ten times as long)
+    roll_call_secs: float = field(default=120.0, metadata=limits(above=0))  # deadline for all tasks to come up
+    stop_grace_secs: float = field(default=30.0, metadata=limits(above=0))  # between SIGTERM and SIGKILL
+    heartbeat_secs: float = field(default=10.0, metadata=limits(above=0))  # restart a task that is silent for longer
+    # restart a task that blocks a step for longer than this and 20 times the median step; a task's first step compiles
+    # and may take ten times as long
     step_secs: float = field(default=60.0, metadata=limits(above=0))
 
 
 @dataclass
 class RestartConfig:
-    """How often a task that failed is started again, and how soon."""
+    """How often and how soon a failed task is restarted."""
 
-    max: int = field(default=3, metadata=limits(at_least=0))  # of each task, within the window
-    max_of: dict[str, int] = field(default_factory=dict)  # job (`ps`) or task (`worker:1`) -> its own number
-    window_secs: float = field(default=3600.0, metadata=limits(above=0))  # restarts longer ago do not count
-    delay_secs: float = field(default=1.0, metadata=limits(at_least=0))  # before the first; each next one waits twice
+    max: int = field(default=3, metadata=limits(at_least=0))  # restarts of each task within window_secs
+    max_of: dict[str, int] = field(default_factory=dict)  # the same by job (`ps`) or task (`worker:1`)
+    window_secs: float = field(default=3600.0, metadata=limits(above=0))  # older restarts do not count
+    delay_secs: float = field(default=1.0, metadata=limits(at_least=0))  # before the first; doubles each time
 
 
 @dataclass
 class ChaosConfig:
-    """Of mode=chaos: the faults that a run must survive."""
+    """The faults of mode=chaos, which a run must survive."""
 
     schedule: str = ""  # e.g. "kill worker:2 @40; stop ps:0 @80 for 15s; kill chief @120": one run under all of these
-    random: int = field(default=0, metadata=limits(at_least=0))  # runs of each kind, with one fault at a random moment
-    kinds: list[str] = field(default_factory=list)  # of the random faults; empty: all that the cluster can have
-    seed: int = field(default=0, metadata=limits(at_least=0))  # of the random moments
-    minutes: float = field(default=0.0, metadata=limits(at_least=0))  # soak: one run of so long, under random faults
-    every_secs: float = field(default=60.0, metadata=limits(above=0))  # soak: between two faults
+    random: int = field(default=0, metadata=limits(at_least=0))  # runs of each kind, with one fault at a random step
+    kinds: list[str] = field(default_factory=list)  # of random faults; default: all that are possible in the cluster
+    seed: int = field(default=0, metadata=limits(at_least=0))  # random seed for the moments of the faults
+    minutes: float = field(default=0.0, metadata=limits(at_least=0))  # soak: length of one run under random faults
+    every_secs: float = field(default=60.0, metadata=limits(above=0))  # soak: seconds between two faults
 
 
 @dataclass
 class ContainerConfig:
-    """What a task's container is made of, and may use. Keys of the mappings are a job or a task."""
+    """A task's container and its limits. Mappings are by job or task."""
 
-    image: str | None = None  # none: trainer:gpu where a task sees a GPU, else trainer:cpu
-    memory_mib: dict[str, int] = field(default_factory=dict)  # limit, without swap; none: the host's memory
-    cpus: dict[str, float] = field(default_factory=dict)  # limit, in cores; none: all of the host's
-    pids: int = field(default=4096, metadata=limits(at_least=64))  # limit of processes and threads
-    tmp_mib: int = field(default=256, metadata=limits(at_least=16))  # MiB of /tmp, which is memory
-    mounts: list[str] = field(default_factory=list)  # paths of the host that tasks see too, and cannot write
+    image: str | None = None  # default: trainer:gpu for tasks with GPUs, else trainer:cpu
+    memory_mib: dict[str, int] = field(default_factory=dict)  # limit in MiB, without swap; default: the host's memory
+    cpus: dict[str, float] = field(default_factory=dict)  # limit in cores; default: all of the host's
+    pids: int = field(default=4096, metadata=limits(at_least=64))  # limit on processes and threads
+    tmp_mib: int = field(default=256, metadata=limits(at_least=16))  # size of /tmp in MiB; it is memory
+    mounts: list[str] = field(default_factory=list)  # paths of the host, mounted read-only
 
 
 @dataclass
@@ -345,28 +345,29 @@ class SecurityConfig:
 @dataclass
 class PlanConfig:
     json: str | None = None  # also write the plan to this file
-    # milliseconds of one example's forward and backward pass, measured on one core or on the replica's GPU; none: from
-    # the model's floating-point operations
+    # milliseconds for the forward and backward pass of one example, measured on one core or on the replica's GPU;
+    # default: estimated from the model's floating-point operations
     example_ms: float | None = field(default=None, metadata=limits(above=0))
-    # gigabits per second between two machines; none: 10 between those of cluster.addresses. Without addresses every
-    # task is thought on a machine of its own
+    # gigabits per second between two machines; default: 10 between those of cluster.addresses. Without addresses, each
+    # task is assumed to have its own machine
     link_gbps: float | None = field(default=None, metadata=limits(above=0))
 
 
 @dataclass
 class RunConfig:
-    """Everything a run is made from."""
+    """The whole config of a run."""
 
     mode: Mode = Mode.train
     launch: Launch = Launch.local
     target: Target = Target.compose
-    name: str = "run"  # [a-z0-9-]{1,63}; starts the run directory's name
-    run: str | None = None  # run directory; none: a new one under runs/
+    name: str = "run"  # [a-z0-9-]{1,63}; prefix of the run directory's name
+    run: str | None = None  # run directory; default: a new one under runs/
     resume: str = "auto"  # auto: from the run directory if it holds a checkpoint; never; or a checkpoint's path
+    # random seed for weights, data order and dropout
     seed: int = field(default=0, metadata=limits(at_least=0, below=2**31))
-    profile: bool = False  # write down where the time of the first 1000 steps goes, for a trace of all tasks
-    user: str | None = None  # Python file with models and data sets of your own
-    job: str | None = None  # play one task of a cluster with addresses, instead of starting them all
+    profile: bool = False  # record where the time of the first 1000 steps goes, as a trace of all tasks
+    user: str | None = None  # Python file with your own models and data sets
+    job: str | None = None  # with task: run this one task of a cluster with addresses, instead of all
     task: int | None = field(default=None, metadata=limits(at_least=0))
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     model: ModelConfig = field(default_factory=ModelConfig)

@@ -41,7 +41,7 @@ def load(path: str | Path) -> ModuleType:
     path = Path(path).resolve()
     spec = importlib.util.spec_from_file_location(f"user_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no Python file")
+        raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and pickles of the file look their module up by name
     if str(path.parent) not in sys.path:
@@ -53,7 +53,7 @@ def load(path: str | Path) -> ModuleType:
 def _parse(path: Path) -> ast.Module:
     where = f"user={path}"
     if path.suffix != ".py":
-        raise ConfigError([Problem(where, "is no Python file: its name does not end in .py", "e.g. user=my_models.py")])
+        raise ConfigError([Problem(where, "is not a Python file: its name must end in .py", "e.g. user=my_models.py")])
     try:
         return ast.parse(path.read_text(encoding="utf-8-sig"), filename=str(path))
     except OSError as error:
@@ -99,4 +99,4 @@ def _plain(value: Any) -> Any:
         return {key: _plain(item) for key, item in value.items()}
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise ValueError(f"{value!r} is no YAML value")
+    raise ValueError(f"{value!r} is not a YAML value")

@@ -1,7 +1,7 @@
-"""Why a config could not be composed: every override and every file is tried on its own, so that all faults show.
+"""Explains why a config could not be composed, by trying every override and every file on its own.
 
-Hydra stops at its first error. Here whatever fails is reported and left out, and what is left makes a config whose
-values can still be checked.
+Hydra stops at its first error. Here every failure is reported and left out, and the rest still makes a config whose
+values can be checked.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, open_dict
 
 from trainer.config import keys, sources
-from trainer.config.cluster_size import SIZE, nearest_size, parse_size
+from trainer.config.cluster_size import EXAMPLES, SIZE, nearest_size, parse_size
 from trainer.config.problems import origins
 from trainer.config.problems.values import unknown_choice
 from trainer.config.schema import Mode
 from trainer.faults.problems import ConfigError, Problem
 
 MAX_SWEEP = 100  # values of one swept key that are tried
-HELP = "python -m trainer --help shows what can be given"
+HELP = "see python -m trainer --help"
 
 
 @dataclass
 class Explained:
-    """The faults of overrides and files, and what is left without them."""
+    """The problems of overrides and files, and the config that is left without them."""
 
     problems: list[Problem] = field(default_factory=list)
-    dropped: list[str] = field(default_factory=list)  # keys and groups that do not have the value the user meant
+    dropped: list[str] = field(default_factory=list)  # keys and groups without the value that the user meant
     composed: DictConfig = field(default_factory=sources.schema)
     choices: dict[str, Any] | None = None  # none: nothing could be composed
-    whole: bool = True  # whether every file could be read; else keys may lack what belongs with them
+    whole: bool = True  # whether every file could be read; else keys that belong together may be missing
 
     def drop(self, override: str, *problems: Problem) -> None:
         """Reports the problems of an override that is left out."""
@@ -98,8 +98,8 @@ class Explainer:
             elif not override.is_sweep_override():
                 yield override
             elif not self.line.multirun:
-                remedy = f"give one, e.g. {key}={value.partition(',')[0]}, or add --multirun for one run with each"
-                self.result.drop(text, Problem(text, "holds several values", remedy))
+                remedy = f"give one, e.g. {key}={value.partition(',')[0]}, or add --multirun to run each"
+                self.result.drop(text, Problem(text, "has several values", remedy))
             elif override.is_choice_sweep():
                 for choice in itertools.islice(override.sweep_string_iterator(), MAX_SWEEP):
                     yield from OverridesParser.create().parse_overrides([f"{override.get_key_element()}={choice}"])
@@ -122,9 +122,9 @@ class Explainer:
         except sources.ERRORS as error:
             problems = said(text, error)
             if override.is_delete():
-                problems = [Problem(text, "takes away a key that every config has", "leave it out; its default holds")]
+                problems = [Problem(text, "removes a key that every config needs", "leave it out to use the default")]
             elif override.is_add() or override.is_force_add():
-                problems = [Problem(text, "the + adds a choice to a group that has one", text.lstrip("+"))]
+                problems = [Problem(text, "the + adds a second choice to a group", text.lstrip("+"))]
             self.result.drop(text, *problems)
             return []
         return [text]
@@ -162,7 +162,7 @@ class Explainer:
             return unknown_choice(where, group, name, options)
         if not any(letter.isdigit() for letter in name):
             near = (*difflib.get_close_matches(name, options, n=1), "2ps4w")[0]
-            message = f"there is no cluster '{name}'; there are {', '.join(options)} and every size [<n>ps]<m>w[<k>e]"
+            message = f"unknown cluster '{name}'; available: {', '.join(options)}, and any size such as {EXAMPLES}"
             return Problem(where, message, f"e.g. cluster={near}")
         try:
             parse_size(name)
@@ -225,7 +225,7 @@ class Explainer:
 
 
 def said(where: str, error: BaseException) -> list[Problem]:
-    """What Hydra or OmegaConf say themselves, for the faults that have no better words here."""
+    """Hydra's or OmegaConf's own words, for errors that are not explained better here."""
     if isinstance(error, ConfigError):
         return error.problems
     first = str(error.__cause__ or error).strip().splitlines() or [type(error).__name__]
@@ -252,7 +252,7 @@ def _unreadable(text: str) -> Problem:
 
 
 def meant(text: str) -> str | None:
-    """What was probably meant by an argument without `=`."""
+    """The probable meaning of an argument without `=`."""
     if text in Mode.__members__:
         return f"mode={text}"
     if SIZE.fullmatch(text):

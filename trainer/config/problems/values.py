@@ -1,4 +1,4 @@
-"""What is wrong with the values of a config that Hydra could compose: unset, referring to nothing, out of range."""
+"""Finds problems in the values of a composed config: unset, out of range, or references to nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trainer.faults.problems import ConfigError, Problem
 
 @dataclass(frozen=True)
 class Examined:
-    """A composed config: typed, unless a section has not even a name, and every problem of its values."""
+    """A composed config, typed unless a section lacks even its name, and every problem of its values."""
 
     config: RunConfig | None
     problems: list[Problem]
@@ -32,13 +32,13 @@ class Examined:
 def examine(
     composed: DictConfig, choices: Mapping[str, Any], line: sources.CommandLine, *, unknown: Collection[str] = ()
 ) -> Examined:
-    """Checks every value of a composed config. Bad references and unset options in it are replaced by stand-ins.
+    """Checks every value of a composed config; replaces bad references and removes unset options in it.
 
     Args:
         composed: as Hydra composed it.
         choices: the file chosen in each group.
         line: what was typed.
-        unknown: groups whose options cannot be checked, because the user's choice is not the one that was composed.
+        unknown: groups that were composed with another choice than the user's, so their options cannot be checked.
     """
     raw = OmegaConf.to_container(composed, resolve=False)
     # References first: OmegaConf cannot look for unset keys behind a broken one.
@@ -54,7 +54,7 @@ def examine(
 
 
 def _undeclared(raw: Any, path: tuple[str, ...]) -> Iterator[Problem]:
-    """Keys that `+` forced into a typed section; nobody would read them."""
+    """Keys that `+` forced into a typed section, where nothing would read them."""
     for name, value in raw.items():
         kind, inner = keys.hint((*path, name)), (*path, name)
         if kind is None:
@@ -64,12 +64,12 @@ def _undeclared(raw: Any, path: tuple[str, ...]) -> Iterator[Problem]:
 
 
 def _unset(composed: DictConfig, choices: Mapping[str, Any]) -> Iterator[Problem]:
-    """Keys that are still `???`; an option is taken out, so that the rest can be checked."""
+    """Keys that are still `???`; an option is removed so that the rest can be checked."""
     for key in sorted(OmegaConf.missing_keys(composed)):
         group, _, option = key.partition(".options.")
         if option:
             choice = f"{group}={choices.get(group)}"
-            yield Problem(key, f"{choice} needs it, and it is not set", f"add {key}={_hint(group, choices, option)}")
+            yield Problem(key, f"is not set, and {choice} needs it", f"add {key}={_hint(group, choices, option)}")
             options = OmegaConf.select(composed, key.rpartition(".")[0])
             with open_dict(options):
                 del options[key.rpartition(".")[2]]
@@ -81,14 +81,14 @@ def _unset(composed: DictConfig, choices: Mapping[str, Any]) -> Iterator[Problem
 
 
 def _hint(group: str, choices: Mapping[str, Any], option: str) -> str:
-    """What the shipped file says about an option, in the comment behind it."""
+    """A placeholder for an option, with its comment in the shipped file."""
     path = sources.conf_dir() / group / f"{choices.get(group)}.yaml"
     found = yaml_files.line_of(path, f"options.{option}") if path.is_file() else None
     return f"VALUE ({found[1]})" if found and found[1] else "VALUE"
 
 
 def _unresolvable(section: DictConfig, raw: Any, path: tuple[str, ...]) -> Iterator[Problem]:
-    """References `${...}` that lead to nothing, or to a value of another type; the default is their stand-in."""
+    """References `${...}` to nothing, or to a value of another type; they are replaced by the default."""
     for name in list(section):
         inner = (*path, str(name))
         key = ".".join(inner)
@@ -97,7 +97,7 @@ def _unresolvable(section: DictConfig, raw: Any, path: tuple[str, ...]) -> Itera
             if isinstance(value, ListConfig):
                 OmegaConf.to_container(value, resolve=True)
             if isinstance(value, DictConfig) and OmegaConf.is_interpolation(section, name):
-                raise InterpolationResolutionError("a section is written out, key by key")
+                raise InterpolationResolutionError("a reference cannot stand for a whole section")
         except OmegaConfBaseException as error:
             text = keys.shown(raw[name])
             yield Problem(key, f"{text} {_reason(error)}", f"give a value, e.g. {keys.example(key)}")
@@ -108,7 +108,7 @@ def _unresolvable(section: DictConfig, raw: Any, path: tuple[str, ...]) -> Itera
 
 
 def _stand_in(section: DictConfig, name: Any, key: str) -> None:
-    """Puts the default in the place of a bad value; an entry of a mapping has none and goes."""
+    """Replaces a bad value by its default; an entry of a mapping has none and is removed."""
     with open_dict(section):
         if dataclasses.is_dataclass(OmegaConf.get_type(section)):
             section[name] = OmegaConf.select(sources.schema(), key)
@@ -128,25 +128,25 @@ def _reason(error: OmegaConfBaseException) -> str:
 def _check_name(name: str) -> Iterator[Problem]:
     if not NAME.fullmatch(name):
         nearest = re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-")[:63] or "run"
-        yield Problem("name", f"'{name}' is not 1 to 63 of the characters a-z, 0-9 and -", f"e.g. name={nearest}")
+        yield Problem("name", f"'{name}' must be 1 to 63 characters from a-z, 0-9 and -", f"e.g. name={nearest}")
 
 
 def _check_run(run: str | None) -> Iterator[Problem]:
-    """A run directory is created, locked and cleaned, so it must be one that the user named in full."""
+    """A run directory is created, locked and cleaned, so the user must name it in full."""
     if run is None:
         return
     path = PurePath(run)
     if ".." in path.parts:
-        yield Problem("run", f"'{run}' holds '..'; a run directory is given without it", f"run={Path(run).resolve()}")
+        yield Problem("run", f"'{run}' contains '..', which a run directory must not", f"run={Path(run).resolve()}")
     elif run.startswith("~"):
         yield Problem("run", f"'{run}' starts with ~, which only a shell expands", f"run={Path(run).expanduser()}")
     elif not path.name or "\0" in run:
-        message = f"'{run}' names no directory of its own; a run writes and cleans up there"
+        message = f"'{run}' does not name a directory of its own; a run writes and cleans up there"
         yield Problem("run", message, "e.g. run=runs/first, or leave run out")
 
 
 def _check_functions(config: RunConfig, choices: Mapping[str, Any], line: sources.CommandLine) -> Iterator[Problem]:
-    """Models and data sets that exist, with options that they have, of the types of their defaults."""
+    """Checks that model and data exist and have the given options, with the types of their defaults."""
     try:
         functions = user.functions(config.user) if config.user else {}
     except ConfigError as error:
@@ -165,16 +165,16 @@ def _check_function(
     functions: Mapping[str, dict[str, Any]],
     user_file: str | None,
 ) -> Iterator[Problem]:
-    """One section: `chosen` is what the chosen file says, `functions` are the user's."""
+    """Checks one section: `chosen` is the content of the chosen file, `functions` are the user's."""
     name, key = section.name, f"{group}.name"
     builtin = {path.stem for path in (sources.conf_dir() / group).glob("*.yaml")}
     if name not in functions and name not in builtin:
         yield unknown_choice(key, group, name, [*builtin, *functions])
     elif name in functions and name in builtin:
-        message = f"{name} is built in, and a function of {user_file} too"
-        yield Problem(key, message, f"rename the function, and type {group}=its new name")
+        message = f"{name} is both built in and a function of {user_file}"
+        yield Problem(key, message, f"rename the function and type {group}=NEW_NAME")
     elif chosen.get("name", "???") not in ("???", name):
-        message = f"{group}={choice} brings the options of {chosen['name']}, not of {name}"
+        message = f"{group}={choice} has the options of {chosen['name']}, not of {name}"
         yield Problem(key, message, f"{group}={name}")
     else:
         declared = functions.get(name, {}) | chosen.get("options", {})
@@ -182,12 +182,12 @@ def _check_function(
 
 
 def unknown_choice(where: str, group: str, name: str, options: list[str]) -> Problem:
-    """The problem of a choice that a group does not have, with all that it has."""
+    """The problem of an unknown choice of a group, with the available ones."""
     options = sorted(set(options))
     if not options:
-        return Problem(where, f"there is no {group} '{name}', nor any other", f"leave {group} out")
+        return Problem(where, f"unknown {group} '{name}'; none is available", f"leave {group} out")
     near = (*difflib.get_close_matches(name, options, n=1), options[0])[0]
-    return Problem(where, f"there is no {group} '{name}'; there are {', '.join(options)}", f"e.g. {group}={near}")
+    return Problem(where, f"unknown {group} '{name}'; available: {', '.join(options)}", f"e.g. {group}={near}")
 
 
 def _check_options(group: str, name: str, given: Mapping[str, Any], declared: Mapping[str, Any]) -> Iterator[Problem]:
@@ -199,14 +199,14 @@ def _check_options(group: str, name: str, given: Mapping[str, Any], declared: Ma
             yield keys.unknown(key, key, value, [f"{group}.options.{known}" for known in declared])
         elif not _same_kind(declared[option], value):
             default = keys.shown(declared[option])
-            message = f"{keys.shown(value)!r} is not {_kind(declared[option])}, as {name} takes it"
+            message = f"{keys.shown(value)!r} is not {_kind(declared[option])}, which {name} needs"
             yield Problem(key, message, f"e.g. {key}={default}")
         elif isinstance(value, float) and not math.isfinite(value):
             yield Problem(key, f"{value} is not a finite number", f"e.g. {key}={keys.shown(declared[option])}")
 
 
 def _same_kind(default: Any, value: Any) -> bool:
-    """Whether a value can stand where a default stood; null and unset defaults, and references, say nothing."""
+    """Whether a value has the type of the default; null, unset and referring defaults take any."""
     if default is None or (isinstance(default, str) and (default == "???" or "${" in default)):
         return True
     if type(default) is float:
