@@ -184,7 +184,14 @@ def free_ports(count: int) -> list[int]:
 @pytest.fixture(scope="session")
 def python() -> Iterator[Forks]:
     """Runs command lines of Python that need no TensorFlow, in forks of one interpreter."""
-    with forks() as interpreter:
+    with forks("trainer.commands.command", "trainer.plan.validate", "trainer.launch.describe", "numpy") as interpreter:
+        yield interpreter
+
+
+@pytest.fixture(scope="session")
+def tensorflow_python() -> Iterator[Forks]:
+    """Runs command lines of Python that need TensorFlow, in forks of an interpreter that has imported it."""
+    with forks("tensorflow", "trainer.task.server", "trainer.engine.instruments") as interpreter:
         yield interpreter
 
 

@@ -13,11 +13,9 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-IMPORTS = ("trainer.commands.command", "trainer.plan.validate", "trainer.launch.describe", "numpy")
-
 
 class Forks:
-    """The interpreter that is forked; it has no TensorFlow and one thread."""
+    """An interpreter that is forked for every command; it has one thread, or forks would lack the others."""
 
     def __init__(self, server: subprocess.Popen[str]) -> None:
         self._server = server
@@ -37,10 +35,10 @@ class Forks:
 
 
 @contextlib.contextmanager
-def forks() -> Iterator[Forks]:
-    """Starts the interpreter, and ends it with the block."""
+def forks(*imports: str) -> Iterator[Forks]:
+    """Starts an interpreter that imports these modules; it ends with the block."""
     with subprocess.Popen(
-        [sys.executable, __file__],
+        [sys.executable, __file__, *imports],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -52,7 +50,7 @@ def forks() -> Iterator[Forks]:
 def _serve() -> None:
     """Forks for every line of stdin and writes the exit code; a fork leaves this function to run its command."""
     sys.path[0] = os.getcwd()
-    for name in IMPORTS:
+    for name in sys.argv[1:]:
         importlib.import_module(name)
     for line in sys.stdin:
         pid = os.fork()

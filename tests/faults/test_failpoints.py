@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from forks import Forks
 
 from trainer.faults import failpoints
 from trainer.faults.failpoints import Failpoint
@@ -174,20 +175,22 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     assert run(code, "").stdout.splitlines()[-1] == "-9"
 
 
-def test_an_operation_of_a_graph_reaches_its_place_when_it_runs():
-    ended = run(IN_A_GRAPH, "push:kill@3")
+def test_an_operation_of_a_graph_reaches_its_place_when_it_runs(tensorflow_python: Forks):
+    environment = {failpoints.VARIABLE: "push:kill@3"}
+    ended = tensorflow_python.run("-c", IN_A_GRAPH, cwd=ROOT, environment=environment)
     assert ended.returncode == -signal.SIGKILL
     assert ended.stdout == "0\n1\n2\n"
     assert ended.stderr.endswith("failpoint push:kill@3 reached at step 3\n")
 
 
-def test_an_error_raised_in_a_graph_names_the_failpoint():
-    ended = run(IN_A_GRAPH, "push:raise@3")
+def test_an_error_raised_in_a_graph_names_the_failpoint(tensorflow_python: Forks):
+    environment = {failpoints.VARIABLE: "push:raise@3"}
+    ended = tensorflow_python.run("-c", IN_A_GRAPH, cwd=ROOT, environment=environment)
     assert ended.stdout.splitlines()[:3] == ["0", "1", "2"]
     assert "failpoint push:raise@3 reached at step 3" in ended.stderr
 
 
-def test_where_none_is_set_a_graph_gets_no_operation():
+def test_where_none_is_set_a_graph_gets_no_operation(tensorflow_python: Forks):
     code = """
 import tensorflow as tf
 from trainer.engine.instruments import failpoint
@@ -197,7 +200,7 @@ with tf.Graph().as_default() as graph:
     operations = [failpoint(name, step) for name in failpoints.NAMES]
 print(set(operations), len(graph.get_operations()))
 """
-    assert run(code, "").stdout == "{None} 1\n"
+    assert tensorflow_python.run("-c", code, cwd=ROOT).stdout == "{None} 1\n"
 
 
 def test_importing_failpoints_imports_no_tensorflow():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import tensorflow as tf
+from forks import Forks
 
 from trainer.commands import command
 from trainer.config.compose import load
@@ -534,25 +534,31 @@ def test_a_server_makes_the_cpus_of_its_task():
     assert names == [f"/job:worker/replica:0/task:0/device:CPU:{index}" for index in (0, 1)]
 
 
-def in_a_child(code: str) -> str:
+@pytest.fixture
+def in_a_child(tensorflow_python: Forks, tmp_path: Path) -> Callable[[str], str]:
     """What a program prints after `task` was made; the devices of this process are made already."""
     start = (
         "import tensorflow as tf\nfrom trainer.plan.plan import Task\nfrom trainer.task.server import configure_eager\n"
         "task = Task('worker', 0, '', '', (), None, 3, 5, soft_placement=False, cpus=2)\n"
     )
-    done = subprocess.run([sys.executable, "-c", start + code], capture_output=True, text=True, check=True)
-    return done.stdout
+
+    def run(code: str) -> str:
+        done = tensorflow_python.run("-c", start + code, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
 
 
-def test_the_eager_context_has_the_threads_cpus_and_placement_of_its_task():
-    told = in_a_child(
+def test_the_eager_context_has_the_threads_cpus_and_placement_of_its_task(in_a_child):
+    printed = in_a_child(
         "import json\nconfigure_eager(task)\n"
         "with tf.device('/cpu:1'): place = tf.constant(1.0).device\n"
         "print(json.dumps([tf.config.threading.get_intra_op_parallelism_threads(),\n"
         "    tf.config.threading.get_inter_op_parallelism_threads(), tf.config.get_soft_device_placement(),\n"
         "    [device.name for device in tf.config.list_logical_devices('CPU')], place]))"
     )
-    assert json.loads(told) == [
+    assert json.loads(printed) == [
         3,
         5,
         False,
@@ -561,11 +567,11 @@ def test_the_eager_context_has_the_threads_cpus_and_placement_of_its_task():
     ]
 
 
-def test_an_eager_context_that_has_its_devices_is_refused():
-    told = in_a_child(
+def test_an_eager_context_that_has_its_devices_is_refused(in_a_child):
+    printed = in_a_child(
         "tf.constant(1.0)\ntry: configure_eager(task)\nexcept RuntimeError as error: print('refused:', error)"
     )
-    assert told.startswith("refused: ")
+    assert printed.startswith("refused: ")
 
 
 def test_a_share_of_gpu_memory_is_in_mib_for_the_eager_context():

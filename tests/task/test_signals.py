@@ -8,6 +8,7 @@ import sys
 
 BUSY = """
 import sys, threading
+sys.setswitchinterval(0.0005)  # or the main thread waits 5 ms for each of the others
 from trainer.task.signals import StopRequest
 
 
@@ -46,7 +47,7 @@ def test_asking_a_busy_task_for_its_stacks_does_not_harm_it(tmp_path):
         task.stdin.close()
         assert task.wait(10) == 0
         stacks.seek(0)
-        said = stacks.read()
-    assert said.count("Current thread") == TIMES
-    assert said.count("in deeper") > TIMES
-    assert "read" in said  # the main thread, too
+        text = stacks.read()
+    assert text.count("Current thread") == TIMES
+    assert text.count("in deeper") > TIMES
+    assert "read" in text  # the main thread, too

@@ -51,12 +51,15 @@ EXAMPLES = {  # where the default shows no value
 }
 
 
+_type_hints = cache(get_type_hints)  # one config asks for these a hundred times
+
+
 def hint(path: Sequence[str]) -> Any:
     """The declared type of a key, or None if there is no such key."""
     kind: Any = RunConfig
     for part in path:
-        if dataclasses.is_dataclass(kind):
-            kind = get_type_hints(kind).get(part)
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            kind = _type_hints(kind).get(part)
         elif get_origin(kind) is dict:
             kind = get_args(kind)[1]
         elif kind is not Any:
