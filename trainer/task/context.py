@@ -37,6 +37,7 @@ class Context:
     stop: StopRequest
     journal: Journal
     recorder: Recorder | None = None  # of a profile
+    rollbacks: int = 0  # how often the run has gone back to a checkpoint; counted before a chief may move the file away
     server: Any = None  # TensorFlow's; none in one process, and where all_reduce starts it
     memory: Memory | None = None  # where vectors are shared, if they are
     needs_hosts: bool = True  # until this task has all that it wants of them

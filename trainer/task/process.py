@@ -24,6 +24,7 @@ from trainer.plan import addresses
 from trainer.plan.environment import LAUNCHER, LINKS
 from trainer.plan.plan import Plan, Task
 from trainer.storage.journal import Journal
+from trainer.storage.rollbacks import count_rollbacks
 from trainer.storage.run_directory import RunDirectory, config_hash
 from trainer.task import hosting, log, worker
 from trainer.task.assemble import open_memory
@@ -102,6 +103,7 @@ def _make_context(config: RunConfig, plan: Plan, directory: RunDirectory, task: 
         StopRequest(on_stop=mark_stopping, on_state_request=log_state),
         Journal(directory.journal / f"{task.job}-{task.index}.jsonl" if may_write else None),
         Recorder(directory, task, plan.task("worker", 0)) if config.profile else None,
+        count_rollbacks(directory.rollbacks),
     )
 
 

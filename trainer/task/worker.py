@@ -17,7 +17,6 @@ from trainer.observe.placement.record import STEP, make_record
 from trainer.observe.profile.record import REPLICA
 from trainer.plan.layout import Parameter
 from trainer.plan.plan import Plan
-from trainer.storage.rollbacks import count_rollbacks
 from trainer.task import hosting, not_finite, watchdogs
 from trainer.task.assemble import compute_device, make_engine
 from trainer.task.chief import actions, initial_state
@@ -87,8 +86,9 @@ def _train(context: Context, strategy: Any = None) -> bool:
     config, plan, task = context.config, context.plan, context.task
     model, data = open_workload(config)
     _check_planned(plan, parameters_of(model, config.train.precision.value))
-    rollbacks = count_rollbacks(context.directory.rollbacks)
-    engine = make_engine(config, plan, task, model, data, memory=context.memory, strategy=strategy, rollbacks=rollbacks)
+    engine = make_engine(
+        config, plan, task, model, data, memory=context.memory, strategy=strategy, rollbacks=context.rollbacks
+    )
     # Where there is an evaluator task, it does this.
     evaluator = _make_evaluator(context, model, data) if task.is_chief and plan.trainers == plan.tasks else None
     target = context.server.target if context.server else ""
@@ -100,12 +100,12 @@ def _train(context: Context, strategy: Any = None) -> bool:
         watchdogs.watch_hosts(context)
     pace = Pace()
     if not task.is_chief:
-        return _step_to_the_end(context, engine, pace, engine.start(), rollbacks)
+        return _step_to_the_end(context, engine, pace, engine.start())
     if evaluator is not None:
         evaluator.connect(target, context.session_config([]))
     start = initial_state.start(context, engine, model)
     chief = actions.assemble(context, engine, evaluator, start)
-    stopped = _step_to_the_end(context, engine, pace, start.step, rollbacks, chief)
+    stopped = _step_to_the_end(context, engine, pace, start.step, chief)
     context.needs_hosts = False
     actions.finish(context, chief, pace, model, stopped=stopped, resumed_from=start.checkpoint)
     return stopped
@@ -130,13 +130,10 @@ def _make_evaluator(context: Context, model: Any, data: DataSet) -> Evaluator:
     )
 
 
-def _step_to_the_end(
-    context: Context, engine: Engine, pace: Pace, start: int, rollbacks: int, chief: Chief | None = None
-) -> bool:
+def _step_to_the_end(context: Context, engine: Engine, pace: Pace, start: int, chief: Chief | None = None) -> bool:
     """Takes steps from global step `start` on; returns whether the run was stopped before its last step.
 
     Args:
-        rollbacks: how often the run has gone back to a checkpoint.
         chief: its actions; none on other workers.
     """
     config, plan, status = context.config, context.plan, context.status
@@ -159,7 +156,7 @@ def _step_to_the_end(
             gradients_every=config.summary.histogram_every if chief else 0,
             between=chief.between if chief else [],
             after=[*_make_actions(context, engine, pace, start, chief), *(chief.after if chief else [])],
-            on_bad=not_finite.reaction(config.train.on_not_finite, rollbacks=rollbacks),
+            on_bad=not_finite.reaction(config.train.on_not_finite, rollbacks=context.rollbacks),
         )
     except RollbackError as error:
         if chief:
