@@ -13,7 +13,7 @@ def heartbeats() -> Heartbeats:
     return Heartbeats("worker:1", [PS], timeout_secs=10.0, now=100.0)
 
 
-def test_a_peer_that_answers_now_and_then_is_there():
+def test_a_peer_that_answers_now_and_then_counts_as_up():
     beats = heartbeats()
     assert beats.hear("ps:0", None, 114.0) is None
     assert beats.hear("ps:0", {"started_at": 5.0}, 115.0) is None
@@ -64,13 +64,13 @@ def test_a_stuck_step_took_longer_than_the_limit_and_than_twenty_medians():
     assert stall.is_stuck(50.0 + 201.0)
 
 
-def test_a_stall_is_told_every_thirty_seconds():
+def test_a_stall_is_reported_every_thirty_seconds():
     stall = Stall(limit_secs=60.0, now=0.0)
     stall.poll(3, 0.0)
     assert [now for now in range(0, 100, 10) if stall.is_due(float(now))] == [30, 60, 90]
 
 
-def test_a_stalled_step_names_who_is_there_and_who_is_missing():
+def test_a_stalled_step_names_who_has_pushed_and_who_is_missing():
     workers = [f"worker:{index}" for index in range(4)]
     assert describe(1200, 30.2, workers, ["worker:2"], {"worker:2": (1199, 12.3)}) == (
         "step 1200 has waited 30 s for worker:2 (at step 1199 12 s ago); workers 0, 1, 3 have pushed"

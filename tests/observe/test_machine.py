@@ -87,7 +87,7 @@ def test_a_plan_counts_whole_cores(limit, cores):
     assert usable_cores(limit, allowed=8) == cores
 
 
-def test_memory_is_told_in_bytes(tmp_path):
+def test_memory_is_in_bytes(tmp_path):
     text = "MemTotal:       16777216 kB\nMemAvailable:    8388608 kB\nHugePages_Total:       0\n"
     assert memory_info(write(tmp_path, {"proc/meminfo": text})) == {"MemTotal": 16 * GIB, "MemAvailable": 8 * GIB}
     assert memory_info(tmp_path / "elsewhere") == {}

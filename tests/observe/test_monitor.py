@@ -70,7 +70,7 @@ def get(control: str, path: str) -> tuple[int, str, str]:
 # Status page
 
 
-def test_the_status_page_tells_in_json_what_the_task_does(serve):
+def test_the_status_page_describes_the_task_in_json(serve):
     control = serve(worker(1, state="training", step=7, loss=0.25, wait_fraction=0.5, started_at=1767225590.5))
     code, kind, body = get(control, "/status")
     told = json.loads(body)
@@ -109,7 +109,7 @@ def test_the_page_follows_the_task(serve):
     assert read_status(control, timeout_secs=5)["step"] == 2
 
 
-def test_the_numbers_are_there_in_prometheus_text_format(serve):
+def test_the_metrics_page_has_the_numbers_in_prometheus_text_format(serve):
     control = serve(
         worker(1, is_ready=True, step=12_345_678, loss=0.1, started_at=1767225590.5, first_step_at=1767225600.25)
     )
@@ -131,7 +131,7 @@ def test_the_numbers_are_there_in_prometheus_text_format(serve):
     ]
 
 
-def test_another_path_is_not_found_and_says_which_there_are(serve):
+def test_another_path_is_not_found_and_names_those_that_exist(serve):
     code, _, body = get(serve(worker(0)), "/")
     assert (code, "only /status and /metrics exist" in body) == (404, True)
 
@@ -426,7 +426,7 @@ def test_where_nothing_was_counted_there_is_nothing_to_show(tmp_path):
     assert list(values_of(tmp_path)) == [(10, "worker:0")]
 
 
-def test_the_graph_is_there(tmp_path):
+def test_the_graph_exists(tmp_path):
     with tf.Graph().as_default() as graph:
         tf.constant(1.0, name="one")
     events = Events(tmp_path, start=0)

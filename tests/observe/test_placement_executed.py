@@ -62,7 +62,7 @@ def test_a_session_that_was_not_asked_for_its_graphs_is_refused():
         executed(v1.RunMetadata())
 
 
-def test_each_operation_is_told_with_its_device(matrix):
+def test_each_operation_has_its_device(matrix):
     with tf.device("/cpu:1"), tf.name_scope("one"):
         product = tf.tanh(matrix, name="tanh")
     with tf.device("/cpu:0"):
@@ -81,7 +81,7 @@ def test_bookkeeping_does_not_compute(matrix):
     assert not ran["same"]
 
 
-def test_a_function_is_told_operation_by_operation(matrix):
+def test_a_function_is_listed_operation_by_operation(matrix):
     @tf.function(autograph=False)
     def inner(x: tf.Tensor) -> tf.Tensor:
         return tf.tanh(x, name="tanh")
@@ -101,7 +101,7 @@ def test_a_function_is_told_operation_by_operation(matrix):
     assert {o.device for o in ran.operations if o.name.startswith("replica0/")} == {"/cpu:1"}
 
 
-def test_a_loop_and_a_branch_are_told_operation_by_operation(matrix):
+def test_a_loop_and_a_branch_are_listed_operation_by_operation(matrix):
     @tf.function(autograph=False)
     def loop(x: tf.Tensor) -> tf.Tensor:
         x = tf.while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, tf.tanh(x, name="tanh")), (0, x))[1]
@@ -114,7 +114,7 @@ def test_a_loop_and_a_branch_are_told_operation_by_operation(matrix):
     assert found == {"Tanh": "/cpu:1", "Exp": "/cpu:1", "Sin": "/cpu:1", "Sum": "/cpu:1"}
 
 
-def test_a_function_that_stays_a_call_is_looked_into(matrix):
+def test_a_function_that_stays_a_call_is_expanded(matrix):
     @tf.function(autograph=False, experimental_attributes={"_noinline": True})
     def apart(x: tf.Tensor) -> tf.Tensor:
         return tf.tanh(x, name="tanh")
@@ -136,14 +136,14 @@ def test_a_compiled_function_is_one_operation(matrix):
     assert told == [Operation("replica0/PartitionedCall", "compiled", "/cpu:1", computes=True, holds=3)]
 
 
-def test_input_pipelines_are_not_looked_into():
+def test_input_pipelines_are_not_expanded():
     dataset = tf.data.Dataset.range(4).map(lambda x: tf.cast(x, tf.float32) * 2.0)
     element = v1.data.make_one_shot_iterator(dataset).get_next()
     assert {o.type for o in run(element).operations} == {"OneShotIterator", "IteratorGetNext"}
 
 
 @pytest.mark.cluster
-def test_what_ran_in_other_tasks_is_told_too():
+def test_operations_of_other_tasks_are_listed_too():
     with HeldPorts(2) as held:
         addresses = [f"127.0.0.1:{port}" for port in held.ports]
     spec = tf.train.ClusterSpec({"ps": addresses[:1], "worker": addresses[1:]})

@@ -117,7 +117,7 @@ def test_it_says_first_what_is_not_as_planned():
     assert f"shard0/flat of shard 0 was planned on {PS} but is on {WORKER}" in read.texts[""]
 
 
-def test_it_says_which_tasks_have_told_nothing_yet():
+def test_it_says_which_tasks_have_no_record_yet():
     read = Reader(page([STEPPED], plan(workers=2)))
     assert "As planned, so far" in read.texts[""]
     assert "No record yet of: worker:1, one step, ps:0, one update." in read.texts[""]
@@ -130,7 +130,7 @@ def test_each_device_has_one_colour_of_its_own():
     assert colors == {("250", PS), ("28", WORKER)}
 
 
-def test_parameters_replicas_layers_and_transfers_are_told_with_their_devices():
+def test_parameters_replicas_layers_and_transfers_are_listed_with_their_devices():
     texts = Reader(page([UPDATED, STEPPED], plan())).texts
     assert texts["parameters"] == [
         *["Parameters", "shard 0", "ps:0 /cpu:0", "2 parameters, 1.3 KiB, 100% of the parameters"],
@@ -167,7 +167,7 @@ def test_names_are_no_markup():
 # Files
 
 
-def test_the_parts_of_all_tasks_come_together(tmp_path):
+def test_the_parts_of_all_tasks_are_merged(tmp_path):
     files.write(tmp_path, STEPPED, plan())
     assert json.loads((tmp_path / "placement.json").read_text())["as_planned"] is True
     files.write(tmp_path, UPDATED, plan())
@@ -194,7 +194,7 @@ def test_a_difference_is_in_the_file_too(tmp_path):
     ]
 
 
-def test_what_a_task_of_an_earlier_cluster_left_is_passed_over(tmp_path):
+def test_the_part_of_a_task_of_an_earlier_cluster_is_ignored(tmp_path):
     files.write(tmp_path, Record("worker:7", STEP, (), ()), plan())
     files.write(tmp_path, UPDATED, plan())
     assert [one["task"] for one in json.loads((tmp_path / "placement.json").read_text())["records"]] == ["ps:0"]

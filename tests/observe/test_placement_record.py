@@ -174,7 +174,7 @@ def test_a_pinned_layer_that_was_compiled_with_the_rest_is_a_difference():
     ]
 
 
-def test_a_pinned_layer_of_which_nothing_is_seen_is_a_difference():
+def test_a_pinned_layer_without_operations_is_a_difference():
     ran = record(["/cpu:0"], scopes={})
     told = differences(ran, plan(task("worker", 0, "/cpu:0"), held=HELD, pins=PIN))
     assert told == ["layer dense_1 in replica 0 was planned on /cpu:1, but none of its operations ran"]
@@ -233,7 +233,7 @@ def test_a_shard_host_is_asked_for_its_own_shard_only():
     ]
 
 
-def test_variables_of_a_function_that_is_called_eagerly_are_told_beside_it():
+def test_variables_of_a_function_that_is_called_eagerly_are_listed_beside_it():
     flat = tf.Variable(tf.zeros([4]))
     ran = ran_on({"replica0/MatMul": "/cpu:0"})
     told = make_record("worker:0", STEP, ran, variables={"flat": flat.device})
@@ -241,7 +241,7 @@ def test_variables_of_a_function_that_is_called_eagerly_are_told_beside_it():
 
 
 @pytest.mark.cluster
-def test_a_worker_tells_where_in_the_cluster_shards_and_replica_are():
+def test_a_worker_records_where_in_the_cluster_shards_and_replica_are():
     with HeldPorts(2) as held:
         addresses = [f"127.0.0.1:{port}" for port in held.ports]
     spec = tf.train.ClusterSpec({"ps": addresses[:1], "worker": addresses[1:]})

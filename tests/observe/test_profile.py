@@ -49,7 +49,7 @@ def test_clocks_that_may_be_one_are_taken_for_one(secs: float, applied: float):
     assert Offset(secs, error_secs=0.3).applied_secs == applied
 
 
-def test_each_better_estimate_of_the_chiefs_clock_is_told(monkeypatch):
+def test_each_better_estimate_of_the_chiefs_clock_is_reported(monkeypatch):
     status, (port,) = Status("worker", 0, "runs/x", "c0ffee"), free_ports(1)
     now = status.to_json
     monkeypatch.setattr(status, "to_json", lambda: now() | {"now": now()["now"] + 3600.0})
@@ -104,7 +104,7 @@ def test_a_phase_begins_where_the_one_before_it_ended():
     assert found.spans == (Span("wait", 10.0, 11.0), Span("compute", 11.0, 14.0))
 
 
-def test_a_batch_that_was_there_before_the_parameters_was_not_waited_for():
+def test_a_batch_that_arrived_before_the_parameters_was_not_waited_for():
     found = only_step(read_lines(worker_0=[born("worker:0"), step(1, 10.0, 15.0, pull=12.0, input=10.5, compute=14.0)]))
     assert found.spans[1:] == (Span("input", 12.0, 12.0), Span("compute", 12.0, 14.0))
 
@@ -155,7 +155,7 @@ def test_a_line_of_something_else_is_left_out_and_counted(line: str):
     assert profile.damaged == 1
 
 
-def test_tasks_that_left_nothing_are_named():
+def test_tasks_that_recorded_nothing_are_named():
     profile = read_lines(ps_0=[born("ps:0")], worker_0=[born("worker:0"), step(1, 0.0, 1.0, wait=0.5)])
     assert profile.missing == ["ps:0", "worker:1"]
 
@@ -258,7 +258,7 @@ def test_who_came_last_counts_where_several_came():
     assert shares.came_last(two_workers().attempts) == {"worker:1": {"updates": 2, "of": 2, "late_ms": 250.0}}
 
 
-def test_the_summary_is_a_table_of_shares_and_says_who_was_waited_for():
+def test_the_summary_is_a_table_of_shares_and_says_who_came_last():
     profile = two_workers()
     moved = Profile(
         profile.attempts, {"ps:0": Offset(-2.5, 0.0004), "worker:1": Offset(0.0, 0.001)}, profile.missing, 0
@@ -274,7 +274,7 @@ def test_the_summary_is_a_table_of_shares_and_says_who_was_waited_for():
     ]
 
 
-def test_of_many_who_came_last_the_first_are_told():
+def test_of_many_workers_that_came_last_three_are_named():
     last = {f"worker:{i}": {"updates": 9 - i, "of": 30, "late_ms": 1.5} for i in range(4)}
     told = shares.summarize(read({}, expected=[])) | {"came_last": last, "fractions": {"worker:0": {"other": 1.0}}}
     assert shares.describe(told).splitlines()[-1] == (
@@ -283,7 +283,7 @@ def test_of_many_who_came_last_the_first_are_told():
     )
 
 
-def test_where_no_task_came_to_a_second_step_there_are_no_shares():
+def test_without_a_second_step_there_are_no_shares():
     profile = read_lines(worker_0=[born("worker:0"), step(1, 0.0, 1.0, wait=0.5)])
     assert shares.describe(shares.summarize(profile)) == "no task reached a second step, so there is no profile"
 
@@ -397,7 +397,7 @@ def test_a_value_that_is_no_bool_is_refused(tmp_path: Path):
     assert (ended.returncode, ended.stderr) == (exit_codes.CONFIG, expected)
 
 
-def test_the_help_tells_of_it():
+def test_the_help_mentions_it():
     assert "  profile=false" in help_page.template()
 
 

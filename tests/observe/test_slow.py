@@ -33,7 +33,7 @@ def test_who_does_not_train_beside_others_is_not_slow(pages):
     assert [factor for factor in times_as_slow(pages).values() if factor > 1] == []
 
 
-def test_a_slow_worker_is_told_once_when_it_has_been_slow_for_ten_seconds():
+def test_a_slow_worker_is_reported_once_when_it_has_been_slow_for_ten_seconds():
     slow = SlowWorkers(STRATEGIES["sync"].when_slow)
     said = {now: slow.poll(SYNC, float(now)) for now in range(0, 30)}
     assert {now for now, sentences in said.items() if sentences} == {10}
@@ -42,7 +42,7 @@ def test_a_slow_worker_is_told_once_when_it_has_been_slow_for_ten_seconds():
     ]
 
 
-def test_one_that_was_fast_in_between_is_told_again():
+def test_a_worker_that_was_fast_in_between_is_reported_again():
     slow = SlowWorkers(STRATEGIES["async"].when_slow)
     even = {name: page(500.0) for name in ASYNC}
     looks = [(ASYNC, 0), (even, 5), (ASYNC, 6), (ASYNC, 15), (ASYNC, 16), (even, 20), (ASYNC, 21), (ASYNC, 31)]

@@ -85,7 +85,7 @@ def test_tensors_come_back_bit_for_bit(tmp_path):
     }
 
 
-def test_the_manifest_says_what_the_checkpoint_holds(tmp_path):
+def test_the_manifest_describes_the_checkpoint(tmp_path):
     path = checkpoint_writer.write(tmp_path, 1200, 3, FACTS, tensors_of(1.0), keep=1)
     found = checkpoint.read_manifest(path)
     assert (found.step, found.generation, found.path, found.facts) == (1200, 3, tmp_path / "000001200", FACTS)
@@ -189,7 +189,7 @@ def test_a_file_in_the_place_of_a_checkpoint_is_refused(tmp_path):
         checkpoint.read_manifest(tmp_path / "model.ckpt")
 
 
-def test_a_checkpoint_that_is_not_there_is_refused(tmp_path):
+def test_a_checkpoint_that_does_not_exist_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="it does not exist"):
         checkpoint.read_manifest(tmp_path / "000000100")
 
@@ -218,7 +218,7 @@ def test_a_checkpoint_copied_under_a_name_of_your_own_is_read(tmp_path):
     ],
     ids=["shape", "dtype"],
 )
-def test_tensors_that_are_not_what_the_manifest_says_are_refused(tmp_path, stored, problem):
+def test_tensors_that_differ_from_the_manifest_are_refused(tmp_path, stored, problem):
     path = checkpoint_writer.write(tmp_path, 1, 0, {}, {"parameters/a": np.zeros((2, 3), np.float32)}, keep=1)
     found = checkpoint.read_manifest(path)
     np.savez(path / "tensors.npz", **{"parameters/a": stored})
@@ -451,13 +451,13 @@ def test_a_copy_is_made_where_files_cannot_have_two_names(tmp_path, monkeypatch)
     checkpoint.verify(checkpoint.read_manifest(checkpoint_writer.copy(save(tmp_path, 100), tmp_path / "some", {})))
 
 
-def test_a_checkpoint_that_is_gone_cannot_be_copied_and_leaves_nothing(tmp_path):
+def test_a_checkpoint_that_does_not_exist_cannot_be_copied_and_leaves_nothing(tmp_path):
     with pytest.raises(FileNotFoundError):
         checkpoint_writer.copy(tmp_path / "000000100", tmp_path / "some", {})
     assert steps_in(tmp_path / "some") == []
 
 
-def test_removing_what_is_gone_is_no_error(tmp_path):
+def test_removing_a_checkpoint_twice_is_no_error(tmp_path):
     remove_folder(tmp_path / "000000100")
 
 
@@ -569,7 +569,7 @@ def test_looking_does_not_wait_for_a_save(tmp_path, monkeypatch):
     writer.close()
 
 
-def test_who_asks_to_be_told_of_a_failure_is_told_and_nobody_else(tmp_path):
+def test_a_failure_is_reported_to_its_callback_and_nobody_else(tmp_path):
     (tmp_path / "checkpoints").write_text("")
     told = []
     writer = checkpoint_writer.Writer(tmp_path / "checkpoints", keep=1)
@@ -612,7 +612,7 @@ def test_a_save_that_has_no_room_is_not_begun(small_disk):
     checkpoint.verify(checkpoint.read_manifest(folder / "000000001"))
 
 
-def test_a_disk_that_fills_up_under_a_save_keeps_what_was_there(small_disk):
+def test_a_disk_that_fills_up_under_a_save_keeps_earlier_checkpoints(small_disk):
     folder = small_disk(",nr_inodes=7")  # room for one checkpoint, and the folder of another with a file in it
     save(folder, 1)
     with pytest.raises(OSError, match=r"step 2 was not saved \(No space left on device\); earlier ones are untouched"):
@@ -621,7 +621,7 @@ def test_a_disk_that_fills_up_under_a_save_keeps_what_was_there(small_disk):
     checkpoint.verify(checkpoint.read_manifest(folder / "000000001"))
 
 
-def test_a_save_succeeds_as_soon_as_there_is_room_again(small_disk):
+def test_a_save_succeeds_once_there_is_room_again(small_disk):
     folder = small_disk()
     folder.mkdir()
     (folder.parent / "other").write_bytes(bytes(240 * 1024))
@@ -643,7 +643,7 @@ def test_room_is_needed_for_all_that_are_kept_and_one_more(small_disk):
         checkpoint_writer.check_space(folder, 70 * 1024, keep=3)
 
 
-def test_checkpoints_that_are_there_need_no_more_room(small_disk):
+def test_existing_checkpoints_need_no_more_room(small_disk):
     folder = small_disk()
     save(folder, 1, 2)
     checkpoint_writer.check_space(folder, 70 * 1024, keep=3)
@@ -719,7 +719,7 @@ def test_a_writer_killed_at_any_moment_leaves_the_previous_checkpoint_valid(tmp_
         assert (checkpoint.load(newest)["parameters/a"] == saved).all()
 
 
-def test_what_killed_writers_left_is_gone_after_the_next_save(tmp_path):
+def test_leftovers_of_killed_writers_are_removed_by_the_next_save(tmp_path):
     command = [sys.executable, "-c", SAVE_FOR_EVER, str(tmp_path), "1"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         process.stdout.readline()

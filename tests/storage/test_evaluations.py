@@ -193,7 +193,7 @@ def test_a_summary_of_a_run_that_stopped_before_its_score_has_none(directory):
 # ---- what is shown while it goes
 
 
-def test_a_line_tells_how_far_the_evaluator_is():
+def test_a_line_shows_how_far_the_evaluator_is():
     common = {"examples_per_second": 1500.0, "wait_fraction": 0.3, "memory_bytes": 300 * 2**20}
     pages = {
         "worker:0": {"job": "worker", "index": 0, "step": 41, "loss": 0.12345, **common},

@@ -109,7 +109,7 @@ def test_a_lease_of_a_run_that_wrote_nothing_leaves_nothing(directory):
     assert [path.name for path in directory.path.iterdir()] == ["config.yaml"]
 
 
-def test_a_directory_that_cannot_be_written_is_told_with_what_to_type(tmp_path, monkeypatch):
+def test_the_error_of_a_directory_that_cannot_be_written_says_what_to_type(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     says = r": the run directory cannot be written \(Not a directory\); choose another with run=PATH"
     with pytest.raises(OSError, match=f"{tmp_path}/file/run{says}"):
