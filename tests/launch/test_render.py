@@ -253,7 +253,10 @@ def test_hosts_are_rendered_and_not_started_from_here():
         (lambda c: setattr(c.container, "mounts", ["/usr/bin"]), "/usr/bin would hide /usr"),
         (lambda c: setattr(c.container, "mounts", ["/no/such/folder"]), "/no/such/folder is not there"),
         (lambda c: setattr(c.container, "memory_mib", {"worker": 5}), "5 is out of range; it must be at least 512"),
-        (lambda c: setattr(c.container, "memory_mib", {"wroker": 900}), "'wroker' is no job or task of the cluster"),
+        (
+            lambda c: setattr(c.container, "memory_mib", {"wroker": 900}),
+            "'wroker' is neither a job nor a task of the cluster",
+        ),
         (lambda c: setattr(c.container, "cpus", {"worker": 0.0}), "0.0 is out of range; it must be at least 0.1"),
         (lambda c: setattr(c, "job", "worker"), "starts no other"),
         (lambda c: setattr(c, "mode", Mode.chaos), "mode=chaos runs processes of this machine"),
@@ -276,5 +279,5 @@ def test_gpus_of_the_machine_that_renders_do_not_count(tmp_path: Path):
     assert "device_ids" in made.stdout, made.stderr
     if Machine(1, len(list(Path("/dev").glob("nvidia[0-9]*")))).gpus < 8:
         refused = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
-        assert (refused.returncode, "GPU 7 is not there" in refused.stderr) == (2, True)
+        assert (refused.returncode, "there is no GPU 7" in refused.stderr) == (2, True)
         assert os.listdir(tmp_path) == []

@@ -119,7 +119,7 @@ COMMANDS = [
         {},
         [
             "cluster.addresses.ps[0]: 8.8.8.8:2222 is a public address, and TensorFlow's gRPC has no authentication",
-            "use a private address, or security.allow_untrusted_network=true if a firewall stands before it",
+            "use a private address, or security.allow_untrusted_network=true if a firewall protects it",
         ],
         id="public",
     ),
@@ -153,7 +153,7 @@ COMMANDS = [
     pytest.param(
         ["cluster=1ps2w", "device.gpus={worker:[99]}"],
         {},
-        ["device.gpus: GPU 99 is not there; this machine has "],
+        ["device.gpus: there is no GPU 99; this machine has "],
         id="GPU",
     ),
     pytest.param(
@@ -186,7 +186,7 @@ COMMANDS = [
         ["cluster=1ps2w", "restart.max_of={wroker:3}"],
         {},
         [
-            "restart.max_of.wroker: 'wroker' is no job or task of the cluster; there are ps (ps:0), worker (worker:0",
+            "restart.max_of.wroker: 'wroker' is neither a job nor a task of the cluster; there are ps (ps:0), worker",
             "e.g. 'restart.max_of={worker:3}'",
         ],
         id="restart of nobody",
@@ -288,12 +288,12 @@ def test_the_threads_of_a_user_or_container_must_suffice():
     [
         (
             "{evaluator:1}",
-            "restart.max_of.evaluator: 'evaluator' is no job or task of the cluster; there are ps (ps:0), "
+            "restart.max_of.evaluator: 'evaluator' is neither a job nor a task of the cluster; there are ps (ps:0), "
             "worker (worker:0..1)\n    leave it out, or choose a cluster with evaluator tasks",
         ),
         (
             "{worker\\:2:1}",
-            "restart.max_of.worker:2: 'worker:2' is no job or task of the cluster; there are ps (ps:0), "
+            "restart.max_of.worker:2: 'worker:2' is neither a job nor a task of the cluster; there are ps (ps:0), "
             "worker (worker:0..1)\n    e.g. 'restart.max_of={worker\\:1:1}'",
         ),
         (

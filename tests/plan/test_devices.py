@@ -117,13 +117,13 @@ def test_so_it_is_with_gpu_memory(override, field, expected):
 )
 def test_a_job_that_does_not_exist_is_refused_with_those_that_do(override):
     found = problems(f"+device.{override}")
-    assert "'boss' is no job or task of the cluster; there are ps (ps:0), worker (worker:0..1)" in found
+    assert "'boss' is neither a job nor a task of the cluster; there are ps (ps:0), worker (worker:0..1)" in found
 
 
 def test_a_task_that_does_not_exist_is_refused_with_the_nearest():
     assert problems(r"+device.intra_op_threads={worker\:7:2}") == (
         "device.intra_op_threads.worker:7: "
-        "'worker:7' is no job or task of the cluster; there are ps (ps:0), worker (worker:0..1)\n"
+        "'worker:7' is neither a job nor a task of the cluster; there are ps (ps:0), worker (worker:0..1)\n"
         "    e.g. 'device.intra_op_threads={worker\\:1:2}'"
     )
 
@@ -134,7 +134,7 @@ def test_a_misspelt_job_is_refused_with_the_one_that_was_meant():
 
 def test_a_job_that_the_cluster_has_not_is_refused():
     found = problems("+device.gpus={evaluator:[0]}", on=ONE_GPU)
-    assert "'evaluator' is no job or task of the cluster" in found
+    assert "'evaluator' is neither a job nor a task of the cluster" in found
     assert "leave it out, or choose a cluster with evaluator tasks" in found
 
 
@@ -171,7 +171,7 @@ def test_a_gpu_listed_twice_is_refused():
 
 
 def test_a_negative_gpu_is_refused():
-    assert "device.gpus.worker: -1 is no GPU; they are counted from 0" in problems("+device.gpus.worker=[-1]")
+    assert "device.gpus.worker: -1 is not a GPU index; indices start at 0" in problems("+device.gpus.worker=[-1]")
 
 
 # GPUs of this machine.
@@ -181,7 +181,7 @@ def test_a_negative_gpu_is_refused():
     ("on", "there"), [(NO_GPU, "no GPU"), (ONE_GPU, "GPU 0"), (TWO_GPUS, "GPUs 0..1")], ids=["none", "one", "two"]
 )
 def test_a_gpu_that_is_not_there_is_refused(on, there):
-    assert f"GPU 5 is not there; this machine has {there}" in problems(r"+device.gpus={worker\:0:[5]}", on=on)
+    assert f"there is no GPU 5; this machine has {there}" in problems(r"+device.gpus={worker\:0:[5]}", on=on)
 
 
 def test_gpus_of_other_machines_are_not_looked_for_here():
@@ -191,13 +191,13 @@ def test_gpus_of_other_machines_are_not_looked_for_here():
 
 def test_gpus_of_a_task_on_its_own_are_looked_for_here():
     alone = [*TWO_HOSTS, "job=worker", "task=1", r"+device.gpus={worker\:0:[0],worker\:1:[7]}"]
-    assert "GPU 7 is not there; this machine has GPU 0" in problems(*alone, on=ONE_GPU)
+    assert "there is no GPU 7; this machine has GPU 0" in problems(*alone, on=ONE_GPU)
 
 
 def test_a_plan_for_other_machines_does_not_ask_this_one():
     gpus = [*TWO_HOSTS, r"+device.gpus={worker\:0:[0],worker\:1:[7]}"]
     assert problems(*gpus, "mode=plan") == ""
-    assert "GPU 0 is not there" in problems(*gpus)  # where all would start here
+    assert "there is no GPU 0" in problems(*gpus)  # where all would start here
 
 
 @pytest.mark.parametrize("task", ["ps:0", "evaluator:0"])
@@ -368,7 +368,7 @@ def test_localhost_and_the_loopback_address_are_one_host():
 def test_a_device_has_one_spelling(name, meant):
     found = problems("cluster=local", f"device.parameters='{name}'", on=TWO_GPUS)
     assert found == (
-        f"device.parameters: '{name}' is no device; there are /cpu:0, /cpu:1, ... and /gpu:0, /gpu:1, ...\n"
+        f"device.parameters: '{name}' is not a device; there are /cpu:0, /cpu:1, ... and /gpu:0, /gpu:1, ...\n"
         f"    write {meant}"
     )
 
@@ -382,7 +382,7 @@ def test_a_device_has_one_spelling(name, meant):
     ],
 )
 def test_every_key_that_names_a_device_is_checked(override, key):
-    assert f"{key}: 'cpu1' is no device" in problems(override)
+    assert f"{key}: 'cpu1' is not a device" in problems(override)
 
 
 def test_a_task_has_64_cpus_at_most():
@@ -399,7 +399,7 @@ def test_a_device_holds_one_replica_of_a_worker():
 def test_a_replica_on_a_gpu_that_the_worker_does_not_see_is_refused():
     found = problems("cluster=local", "+device.gpus.worker=[0]", "device.replicas=[/gpu:0,/gpu:1]", on=TWO_GPUS)
     assert found == (
-        "device.replicas: /gpu:1 is not there: worker:0 sees 1 GPU (0)\n    add 'device.gpus={worker:[0,1]}'"
+        "device.replicas: there is no /gpu:1: worker:0 sees 1 GPU (0)\n    add 'device.gpus={worker:[0,1]}'"
     )
 
 
@@ -409,7 +409,7 @@ def test_a_gpu_is_counted_among_those_that_the_task_sees():
 
 def test_a_worker_without_gpus_has_none_for_its_replicas():
     found = problems(r"+device.gpus={worker\:0:[0]}", "device.replicas=[/gpu:0]", on=ONE_GPU)
-    assert "/gpu:0 is not there: worker:1 sees no GPU\n    add 'device.gpus={worker:[0]}'" in found
+    assert "there is no /gpu:0: worker:1 sees no GPU\n    add 'device.gpus={worker:[0]}'" in found
 
 
 def test_the_remedy_names_the_task_where_the_task_has_an_entry_of_its_own():
@@ -420,17 +420,17 @@ def test_the_remedy_names_the_task_where_the_task_has_an_entry_of_its_own():
 
 def test_a_layer_on_a_gpu_that_the_worker_does_not_see_is_refused():
     found = problems("+device.layers={dense:/gpu:0}")
-    assert "device.layers: /gpu:0 is not there: worker:0 sees no GPU" in found
+    assert "device.layers: there is no /gpu:0: worker:0 sees no GPU" in found
 
 
 def test_parameters_on_a_gpu_are_of_the_ps():
     assert problems("+device.gpus.ps=[0]", "device.parameters=/gpu:0", on=ONE_GPU) == ""
     found = problems(r"+device.gpus={worker\:0:[0]}", "device.parameters=/gpu:0", on=ONE_GPU)
-    assert found == "device.parameters: /gpu:0 is not there: ps:0 sees no GPU\n    add 'device.gpus={ps:[0]}'"
+    assert found == "device.parameters: there is no /gpu:0: ps:0 sees no GPU\n    add 'device.gpus={ps:[0]}'"
 
 
 def test_parameters_on_a_gpu_are_of_the_workers_where_there_is_no_ps():
-    assert "device.parameters: /gpu:0 is not there: worker:0 sees no GPU" in problems(
+    assert "device.parameters: there is no /gpu:0: worker:0 sees no GPU" in problems(
         "cluster=2w", "device.parameters=/gpu:0"
     )
 

@@ -124,15 +124,15 @@ def test_batch_steps_and_traffic_are_told(capsys):
     assert printed(capsys, SMALL).splitlines()[-3:] == [
         "batch: 64 global, 32 per replica x 2 replicas",
         "steps: 300, 2.40 epochs of 8,000 examples",
-        "traffic: 6.2 KiB a step over 2 links; 3.1 KiB a link to ps:0",
+        "traffic: 6.2 KiB per step over 2 links; 3.1 KiB per link to ps:0",
     ]
 
 
 def test_what_lies_in_shared_memory_is_told(capsys):
     shown = dataclasses.replace(SMALL, wire="memory")
     assert printed(capsys, shown).splitlines()[-2:] == [
-        "traffic: 48 B a step over 2 links; 24 B a link to ps:0",
-        "    vectors do not travel: 9.6 KiB of memory that all tasks share",
+        "traffic: 48 B per step over 2 links; 24 B per link to ps:0",
+        "    parameters and gradients stay in shared memory (9.6 KiB); messages only say where",
     ]
 
 
@@ -168,10 +168,10 @@ def test_the_expected_step_is_told_with_its_parts_its_assumptions_and_the_best_n
     expected = Forecast(PARTS, 64, ((1, 0.040), (2, 0.0403), (3, 0.05)))
     local = Workload(**{**WORKLOAD.__dict__, "link_gbps": 25.0})
     assert expected_lines(capsys, expected, local) == [
-        "expected: 40.0 ms a step, 1,600 examples/s: compute 20.0, wire 10.0, update 9.0, wait 1.0 ms; compute takes "
+        "expected: 40.0 ms per step, 1,600 examples/s: compute 20.0, wire 10.0, update 9.0, wait 1.0 ms; compute takes "
         "longest",
-        "    fitted to steps within 40%, to their CPU within 25%: a machine; 2026-01-31",
-        "    from 18.0 million operations an example, 0.36 ms of a core; plan.example_ms=... takes a measured time "
+        "    largest error where fitted: 40% of step time, 25% of CPU time; a machine; 2026-01-31",
+        "    from 18.0 million operations per example, 0.36 ms on a core; plan.example_ms=... uses a measured time "
         "instead",
         "    on machines of 2 cores each, with links of 25 Gbit/s (plan.link_gbps)",  # worker:1 has an address
         "best number of ps: 1 (1: 40.0 ms, 2: 40.3 ms, 3: 50.0 ms)",
@@ -186,7 +186,7 @@ def test_a_measured_example_is_not_explained(capsys):
 
 def test_what_cannot_be_expected_is_said_with_the_remedy(capsys):
     told = expected_lines(capsys, Unknown("nothing says how fast /gpu:0 computes", "give plan.example_ms"), WORKLOAD)
-    assert told == ["expected: not known, nothing says how fast /gpu:0 computes", "    give plan.example_ms"]
+    assert told == ["expected: unknown, nothing says how fast /gpu:0 computes", "    give plan.example_ms"]
 
 
 def test_the_json_file_has_what_is_expected(tmp_path):

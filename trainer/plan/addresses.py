@@ -79,12 +79,12 @@ def _check_address(key: str, address: str, untrusted_allowed: bool) -> Problem |
     return Problem(
         key,
         f"{address} is a public address, and TensorFlow's gRPC has no authentication: who reaches it can run code",
-        "use a private address, or security.allow_untrusted_network=true if a firewall stands before it",
+        "use a private address, or security.allow_untrusted_network=true if a firewall protects it",
     )
 
 
 def _check_free(key: str, address: str, taken: dict[tuple[str, int], str]) -> Iterator[Problem]:
-    """Enters a task's two ports into `taken`; yields a problem for one that is there already."""
+    """Adds a task's two ports to `taken`; yields a problem for one that is taken already."""
     host, port = split(address)
     host = "127.0.0.1" if host == "localhost" else host
     needed = {(host, port): key, (host, port + CONTROL_PORT_OFFSET): f"the status page of {key}"}
@@ -108,7 +108,7 @@ def _check_counts(cluster: ClusterConfig) -> Iterator[Problem]:
         return
     for job in JOBS:
         given, wanted = len(cluster.addresses.get(job, [])), getattr(cluster, job)
-        needs_none = job == "evaluator" and not given  # nobody asks for it
+        needs_none = job == "evaluator" and not given  # no task connects to it
         if given != wanted and not needs_none:
             yield Problem(
                 f"cluster.addresses.{job}",

@@ -1,6 +1,6 @@
-"""What a plan must know of a model and its data, found out once by a short-lived process and remembered.
+"""What a plan must know of a model and its data, determined once by a short-lived process and cached.
 
-Planning needs the shapes of the parameters, and only building the model tells them; building it needs TensorFlow, which
+Planning needs the shapes of the parameters, and only building the model shows them; building it needs TensorFlow, which
 takes seconds to import and must not be in the launcher. So a child (`python -m trainer.launch.describe`, or a fork of
 the nursery) builds the model once, and the answer is cached by everything it depends on.
 """
@@ -33,7 +33,7 @@ class Description:
     evaluate_examples: int
     layers: tuple[str, ...] = ()  # paths, of layers inside layers too
     flops: int = 0  # floating-point operations of one example's forward pass
-    uncounted: tuple[str, ...] = ()  # layers that they lack, because nobody can count theirs
+    uncounted: tuple[str, ...] = ()  # layers not in `flops`, because their operations cannot be counted
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class Question:
         stamps = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
         code = [(str(file), file.stat().st_mtime_ns) for file in sorted(Path(__file__).parents[1].rglob("*.py"))]
         versions = [metadata.version(name) for name in ("keras", "numpy")]
-        told = json.dumps([FORMAT, asdict(self), stamps, code, versions], sort_keys=True, default=str)
-        return hashlib.sha256(told.encode()).hexdigest()
+        inputs = json.dumps([FORMAT, asdict(self), stamps, code, versions], sort_keys=True, default=str)
+        return hashlib.sha256(inputs.encode()).hexdigest()
 
 
 class DescriptionError(TrainerError):

@@ -1,6 +1,6 @@
 """What every task may use of its machine: GPUs, memory, threads, logical CPUs, and where its replicas are.
 
-Pure: no TensorFlow. `checks.py` says what is wrong with a config's devices; `memory.py` adds up what tasks
+Pure: no TensorFlow. `checks/devices.py` checks a config's devices; `checks/gpu_memory.py` adds up what tasks
 that share a GPU take.
 """
 
@@ -37,7 +37,7 @@ def tasks_of(cluster: ClusterConfig) -> list[tuple[str, int]]:
 
 
 def of_task(setting: Mapping[str, Any], job: str, index: int) -> Any:
-    """What a mapping says of a task: its own entry before its job's; None if neither is there."""
+    """A task's entry in a mapping: its own before its job's; None if it has neither."""
     key = key_of(setting, job, index)
     return None if key is None else setting[key]
 

@@ -1,4 +1,4 @@
-"""What the process of every task is told by its environment, before it imports TensorFlow."""
+"""Environment variables of every task's process, set before it imports TensorFlow."""
 
 QUIET = {
     "TF_CPP_MIN_LOG_LEVEL": "2",  # warnings of every task about the same CPU flags
@@ -6,8 +6,8 @@ QUIET = {
     "TF_GRPC_WORKER_CACHE_QUEUES": "4",  # threads; 64 by default
     "OPENBLAS_NUM_THREADS": "1",  # numpy makes its threads at import, and they do not survive a fork
     # Vectors of parameters come and go at each step. By default glibc gives such memory back to the kernel, which then
-    # clears every page of it anew: a good part of a step. It reads these at the start of a process.
-    "MALLOC_MMAP_THRESHOLD_": str(2**30),  # bytes; what is smaller comes from memory that is kept
+    # clears every page of it again, which takes a good part of a step. It reads these at the start of a process.
+    "MALLOC_MMAP_THRESHOLD_": str(2**30),  # bytes; what is smaller comes from memory that is not given back
     "MALLOC_TRIM_THRESHOLD_": str(2**30),  # bytes that may be free before some are given back
 }
 

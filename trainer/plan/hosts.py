@@ -69,14 +69,14 @@ def _check_use(config: RunConfig) -> Iterator[Problem]:
 def _read(index: int, given: Any, problems: list[Problem]) -> Host | None:
     """One entry: an address, or a mapping of Host's fields."""
     key = f"{KEY}[{index}]"
-    told = {"address": given} if isinstance(given, str) else given
-    if not isinstance(told, Mapping) or "address" not in told:
+    entry = {"address": given} if isinstance(given, str) else given
+    if not isinstance(entry, Mapping) or "address" not in entry:
         message = f"{given!r} is neither an address nor a mapping with one"
         problems.append(Problem(key, message, f"e.g. {EXAMPLE} or [{{address:10.0.0.1,gpus:4,ps:1,worker:4}}]"))
         return None
     names = [field.name for field in fields(Host)]
     before = len(problems)
-    for name, value in told.items():
+    for name, value in entry.items():
         if name not in names:
             near = (*difflib.get_close_matches(str(name), names, n=1), "worker")[0]
             problems.append(Problem(key, f"there is no {name}; there are {', '.join(names)}", f"e.g. {near}"))
@@ -84,7 +84,7 @@ def _read(index: int, given: Any, problems: list[Problem]) -> Host | None:
             problems += _check_address(key, value)
         elif value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
             problems.append(Problem(key, f"{name}={value!r} is not a number from 0", f"e.g. {name}:1"))
-    return Host(**told) if len(problems) == before else None
+    return Host(**entry) if len(problems) == before else None
 
 
 def _check_address(key: str, address: Any) -> Iterator[Problem]:
@@ -97,11 +97,11 @@ def _check_address(key: str, address: Any) -> Iterator[Problem]:
 def _share_out(config: RunConfig, job: str, hosts: Sequence[Host], problems: list[Problem]) -> None:
     """Gives a job's tasks addresses, host by host; its ports come after those of the jobs before it."""
     total = getattr(config.cluster, job)
-    said = [getattr(host, job, None) for host in hosts]
+    wanted = [getattr(host, job, None) for host in hosts]
     if job == "evaluator":
         counts = [total, *[0] * (len(hosts) - 1)]  # beside the chief, whose checkpoints it reads
-    elif any(count is not None for count in said):
-        counts = [count or 0 for count in said]
+    elif any(count is not None for count in wanted):
+        counts = [count or 0 for count in wanted]
     else:
         counts = [total // len(hosts) + (index < total % len(hosts)) for index in range(len(hosts))]
     if sum(counts) != total:
@@ -128,9 +128,9 @@ def _bracketed(host: str) -> str:
 def _give_gpus(config: RunConfig, hosts: Sequence[Host]) -> None:
     given = dict(config.device.gpus)
     on = {host.address: host for host in hosts}
-    seen: dict[str, int] = {}
+    workers_on: dict[str, int] = {}
     for index, address in enumerate(config.cluster.addresses.get("worker", [])):
         host = on[addresses.host_of(address)]
         if host.gpus and key_of(given, "worker", index) is None:
-            config.device.gpus[f"worker:{index}"] = [seen.get(host.address, 0) % host.gpus]
-            seen[host.address] = seen.get(host.address, 0) + 1
+            config.device.gpus[f"worker:{index}"] = [workers_on.get(host.address, 0) % host.gpus]
+            workers_on[host.address] = workers_on.get(host.address, 0) + 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 LANES = 16  # floats in 64 bytes
-TAGS = 2  # whole numbers that say of which state a vector is: generation and step
+TAGS = 2  # integers that identify the state of a vector: generation and step
 # The first lanes of the metrics region, in this order; loss and accuracy are means, the others say that a replica did.
 # What is pulled has in `bad` the newest step whose update was left out because a loss or a gradient was not finite.
 METRICS = ("loss", "accuracy", "stop", "overflow", "bad")
@@ -28,7 +28,7 @@ class Parameter(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """Where a parameter, or a part of one, stands in its shard's flat vector; all sizes in floats."""
+    """Where a parameter, or a part of one, is in its shard's flat vector; all sizes in floats."""
 
     path: str
     shape: tuple[int, ...]  # of the whole parameter

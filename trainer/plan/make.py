@@ -31,7 +31,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
     """Decides what runs where.
 
     Args:
-        config: without problems, as `check` finds them.
+        config: without problems, as `validate` finds them.
 
     Raises:
         ConfigError: if the config does not fit the model or the data.
@@ -158,14 +158,14 @@ def _warnings(shards: Sequence[Shard], tasks: Sequence[Task], machine: Machine) 
 
 
 def _warn_of_imbalance(shards: Sequence[Shard]) -> Iterator[Problem]:
-    held: dict[str, list[Slice]] = {}
+    pieces_of: dict[str, list[Slice]] = {}
     for shard in shards:
-        held.setdefault(shard.host, []).extend([*shard.trainable, *shard.state])
-    nbytes = {host: sum(piece.nbytes for piece in pieces) for host, pieces in held.items()}
+        pieces_of.setdefault(shard.host, []).extend([*shard.trainable, *shard.state])
+    nbytes = {host: sum(piece.nbytes for piece in pieces) for host, pieces in pieces_of.items()}
     total, heaviest = sum(nbytes.values()), max(nbytes, key=nbytes.__getitem__)
-    even = total / len(held)
+    even = total / len(pieces_of)
     if nbytes[heaviest] > 1.5 * even:
-        largest = max(held[heaviest], key=lambda piece: piece.nbytes)
+        largest = max(pieces_of[heaviest], key=lambda piece: piece.nbytes)
         share, of_it = f"{nbytes[heaviest] / total:.0%}", f"{largest.nbytes / total:.0%}"
         yield Problem(
             "placement",

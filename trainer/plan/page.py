@@ -35,27 +35,28 @@ def show(plan: Plan, expected: tuple[Forecast | Unknown, Workload] | None = None
 
 
 def write_json(plan: Plan, path: str, expected: Forecast | Unknown | None = None) -> None:
-    """Writes the same as JSON."""
-    told = plan.to_json() | ({"expected": expected.to_json()} if expected else {})
-    Path(path).write_text(json.dumps(told, indent=1) + "\n")
+    """Writes the plan and the expected step time as JSON."""
+    value = plan.to_json() | ({"expected": expected.to_json()} if expected else {})
+    Path(path).write_text(json.dumps(value, indent=1) + "\n")
 
 
 def expected_lines(plan: Plan, expected: Forecast | Unknown, workload: Workload) -> list[str]:
-    """How long a step will take, of what, by which assumptions, and the number of ps that would be best."""
+    """The expected time of a step, its parts and assumptions, and the best number of ps."""
     if isinstance(expected, Unknown):
-        return [f"expected: not known, {expected.reason}", f"    {expected.remedy}"]
+        return [f"expected: unknown, {expected.reason}", f"    {expected.remedy}"]
     parts, total = expected.parts, expected.parts.total
     each = ", ".join(f"{name} {1000 * secs:.1f}" for name, secs in parts._asdict().items())
     rate = f"{expected.examples / total:,.0f} examples/s"
-    lines = [f"expected: {1000 * total:.1f} ms a step, {rate}: {each} ms; {parts.longest} takes longest"]
+    lines = [f"expected: {1000 * total:.1f} ms per step, {rate}: {each} ms; {parts.longest} takes longest"]
     lines.append(
-        f"    fitted to steps within {costs.STEP_ERROR:.0%}, to their CPU within {costs.ERROR:.0%}: {costs.FITTED_ON}"
+        f"    largest error where fitted: {costs.STEP_ERROR:.0%} of step time, {costs.ERROR:.0%} of CPU time; "
+        f"{costs.FITTED_ON}"
     )
     if workload.example_ms is None:
         example_ms = 1000 * costs.RATES.flops * workload.flops
         lines.append(
-            f"    from {workload.flops / 1e6:,.1f} million operations an example, {example_ms:.3g} ms of a core; "
-            "plan.example_ms=... takes a measured time instead"
+            f"    from {workload.flops / 1e6:,.1f} million operations per example, {example_ms:.3g} ms on a core; "
+            "plan.example_ms=... uses a measured time instead"
         )
     if len(set(machines_of(plan.trainers, workload).values())) > 1:
         gbps = workload.link_gbps or USUAL_GBPS
@@ -110,10 +111,10 @@ def _shards(plan: Plan) -> Table:
     total = sum(piece.nbytes for shard in plan.shards for piece in (*shard.trainable, *shard.state)) or 1
     for shard in plan.shards:
         pieces = [*shard.trainable, *shard.state]
-        held = sum(piece.nbytes for piece in pieces)
+        own = sum(piece.nbytes for piece in pieces)
         host = "every worker" if plan.effective_strategy.has_ring else _bucket(plan, shard)
-        held_count = count(len({piece.path for piece in pieces}), "parameter")
-        table.add_row(f"[bold]{host}[/bold]", held_count, "", size(held), f"{held / total:.1%}")
+        parameters = count(len({piece.path for piece in pieces}), "parameter")
+        table.add_row(f"[bold]{host}[/bold]", parameters, "", size(own), f"{own / total:.1%}")
         for piece in pieces:
             kind = "" if piece in shard.trainable else " (state)"
             shape = "x".join(map(str, piece.shape)) or "scalar"
@@ -138,13 +139,13 @@ def _traffic(plan: Plan) -> str:
     if not links:
         return f"{batch}\n{steps}\ntraffic: none"
     per_link = sorted({(host.split(" - ")[1], nbytes) for host, nbytes in links.items()})
-    told = ", ".join(f"{size(nbytes)} a link to {host}" for host, nbytes in per_link)
+    shares = ", ".join(f"{size(nbytes)} per link to {host}" for host, nbytes in per_link)
     if plan.effective_strategy.has_ring:
-        told = f"{size(per_link[0][1])} from each worker to the next, round a ring"
-    traffic = f"traffic: {size(sum(links.values()))} a step over {count(len(links), 'link')}; {told}"
+        shares = f"{size(per_link[0][1])} from each worker to the next, around a ring"
+    traffic = f"traffic: {size(sum(links.values()))} per step over {count(len(links), 'link')}; {shares}"
     if plan.wire_format.is_shared:
-        lies = size(nbytes(plan.shards, plan.effective_strategy, len(plan.workers)))
-        traffic += f"\n    vectors do not travel: {lies} of memory that all tasks share"
+        shared = size(nbytes(plan.shards, plan.effective_strategy, len(plan.workers)))
+        traffic += f"\n    parameters and gradients stay in shared memory ({shared}); messages only say where"
     return f"{batch}\n{steps}\n{traffic}"
 
 

@@ -5,7 +5,7 @@ A shard is one flat float32 vector, laid out as
     [ trainable parameters | state | metrics | header ]
 
 Every parameter starts at a multiple of 16 floats (64 bytes) and is padded with zeros to one, so that on a CPU a slice
-is a view and no parameter's arithmetic depends on what stands beside it: the same bits come out for any number of
+is a view and no parameter's arithmetic depends on its neighbours: the same bits come out for any number of
 shards. What a replica pulls and what it pushes have the same layout: values one way, gradients, new state and metrics
 the other.
 
@@ -110,12 +110,12 @@ def place(
     for piece in sorted(free, key=lambda p: -p.padded) if strategy == "greedy" else free:
         chosen[piece] = chooser.choose(piece.nbytes)
     trainable = {p.path for p in parameters if p.trainable}
-    held = [
+    buckets_of = [
         (host, bucket)
         for number, host in enumerate(hosts)
         for bucket in _in_buckets([piece for piece in pieces if chosen[piece] == number], buckets)
     ]
-    return tuple(_lay_out(index, host, bucket, trainable) for index, (host, bucket) in enumerate(held))
+    return tuple(_lay_out(index, host, bucket, trainable) for index, (host, bucket) in enumerate(buckets_of))
 
 
 def cut(parameter: Parameter, max_part_mib: float | None) -> list[Slice]:
@@ -155,15 +155,15 @@ def pin_faults(parameters: Sequence[Parameter], shards: int, pattern: str, shard
 
 
 def _in_buckets(pieces: Sequence[Slice], count: int) -> list[list[Slice]]:
-    """Cuts a sequence of pieces into so many runs of about equal bytes, or fewer; the last run comes first."""
-    total, held = sum(piece.nbytes for piece in pieces), 0
+    """Cuts a sequence of pieces into `count` runs of about equal bytes, or fewer; the last run comes first."""
+    total, placed = sum(piece.nbytes for piece in pieces), 0
     runs: list[list[Slice]] = [[]]
     for piece in reversed(pieces):
-        is_full = held + piece.nbytes / 2 > total * len(runs) / count  # most of the piece is beyond this run's share
+        is_full = placed + piece.nbytes / 2 > total * len(runs) / count  # most of the piece is beyond this run's share
         if runs[-1] and is_full and len(runs) < count:
             runs.append([])
         runs[-1].insert(0, piece)
-        held += piece.nbytes
+        placed += piece.nbytes
     return runs
 
 

@@ -1,7 +1,4 @@
-"""From a config to a plan: every task, device, shard and message of a run, before anything starts. Pure: no TensorFlow.
-
-`check` finds what is wrong with a config on its own; `make_plan` needs the model's parameters too.
-"""
+"""The plan of a run: every task, device, shard and message, before anything starts. Pure: no TensorFlow."""
 
 from __future__ import annotations
 
@@ -50,7 +47,7 @@ class Task:
         """Environment variables that must be set before TensorFlow touches a device.
 
         Args:
-            given: the environment that they come into; XLA's flags there are kept, and win.
+            given: the environment that they are added to; its XLA flags are kept, and win.
         """
         return {
             "CUDA_VISIBLE_DEVICES": ",".join(map(str, self.gpus)) or "-1",
@@ -152,14 +149,14 @@ class Plan:
             count, nbytes = len(self.workers), sum(shard.nbytes for shard in self.shards)
             share = 2 * (count - 1) * nbytes // count
             return {f"worker:{i} - worker:{(i + 1) % count}": share for i in range(count) if count > 1}
-        held = {
+        nbytes_of = {
             host: sum(self.wire_format.nbytes(shard) for shard in self.shards if shard.host == host)
             for host in self.hosts
         }
         return {
             f"{worker.name} - {host}": 2 * nbytes
             for worker in self.workers
-            for host, nbytes in held.items()
+            for host, nbytes in nbytes_of.items()
             if worker.name != host
         }
 

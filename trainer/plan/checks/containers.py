@@ -1,4 +1,4 @@
-"""What is wrong with a config whose tasks are containers. Pure, but for looking whether a path is there."""
+"""Checks a config whose tasks are containers; looks only whether the paths it names exist."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _check_launch(config: RunConfig) -> Iterator[Problem]:
     if config.mode not in MODES:
         yield Problem(key, f"mode={config.mode.value} runs processes of this machine", instead)
     if config.job is not None:
-        yield Problem(key, f"this process is to play {config.job}:{config.task}, and starts no other", instead)
+        yield Problem(key, f"this process is to run {config.job}:{config.task}, and starts no other", instead)
     elif config.cluster.addresses:
         message = "containers have a network of their own, and cluster.addresses says where tasks listen"
         yield Problem(key, message, "leave out one of the two")
@@ -50,7 +50,7 @@ def _check_mounts(config: RunConfig) -> Iterator[Problem]:
             message = f"{path!r} is not the absolute path of a file or directory"
             yield Problem("container.mounts", message, f"e.g. container.mounts=[{Path(path).absolute()}]")
         elif not Path(path).exists():
-            yield Problem("container.mounts", f"{path} is not there", "give a path of this machine")
+            yield Problem("container.mounts", f"{path} does not exist", "give a path of this machine")
     yield from check_paths("container.mounts", config.container.mounts)
 
 

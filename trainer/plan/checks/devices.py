@@ -67,7 +67,7 @@ def _check_key(cluster: ClusterConfig, mapping: str, key: str, value: Any) -> It
     if key in {*sizes, *(f"{job}:{index}" for job, index in tasks_of(cluster))}:
         return
     there = ", ".join(job + (f" ({job}:0)" if size == 1 else f" ({job}:0..{size - 1})") for job, size in sizes.items())
-    message = f"{key!r} is no job or task of the cluster; there are {there}"
+    message = f"{key!r} is neither a job nor a task of the cluster; there are {there}"
     job, _, index = key.partition(":")
     if job in JOBS and job not in sizes:
         yield Problem(f"{mapping}.{key}", message, f"leave it out, or choose a cluster with {job} tasks")
@@ -115,7 +115,7 @@ def _check_indices(device: DeviceConfig) -> Iterator[Problem]:
         listed = list(dict.fromkeys(gpus))
         for gpu in listed:
             if gpu < 0:
-                message = f"{gpu} is no GPU; they are counted from 0"
+                message = f"{gpu} is not a GPU index; indices start at 0"
                 yield Problem(f"device.{setting}.{key}", message, f"e.g. {_typed(setting, key, [0])}")
             elif gpus.count(gpu) > 1:
                 message = f"GPU {gpu} is listed twice in {_text(gpus)}"
@@ -127,7 +127,7 @@ def _check_there(device: DeviceConfig, machine: Machine, here: Collection[tuple[
     for gpu in sorted({gpu for task in here for gpu in of_task(device.gpus, *task) or ()}):
         if gpu >= machine.gpus:
             there = "GPU 0" if machine.gpus == 1 else f"GPUs 0..{machine.gpus - 1}" if machine.gpus else "no GPU"
-            message = f"GPU {gpu} is not there; this machine has {there}"
+            message = f"there is no GPU {gpu}; this machine has {there}"
             yield Problem(
                 "device.gpus",
                 message,
@@ -142,18 +142,18 @@ def _check_memory_keys(cluster: ClusterConfig, device: DeviceConfig) -> Iterator
         meant = [task for task in tasks if key in (task[0], f"{task[0]}:{task[1]}")]
         if meant and value is not False and not any(of_task(device.gpus, *task) for task in meant):
             yield Problem(f"device.{setting}.{key}", "it sees no GPU", f"add {_typed('gpus', key, [0])}")
-    told = set()
+    reported = set()
     for job, index in tasks:
         keys = {name: key_of(getattr(device, name), job, index) for name in MEMORY}
         given = [
             f"device.{name}.{key}" for name, key in keys.items() if key and getattr(device, name)[key] is not False
         ]
-        if len(given) > 1 and tuple(given) not in told:
-            told.add(tuple(given))
+        if len(given) > 1 and tuple(given) not in reported:
+            reported.add(tuple(given))
             yield Problem(
                 given[0],
-                f"{job}:{index} has {' and '.join(given[1:])} as well; a task takes a share of a GPU's memory, so many "
-                "MiB of it, or what it needs as it grows",
+                f"{job}:{index} has {' and '.join(given[1:])} as well; a task takes a share of a GPU's memory, a "
+                "number of MiB, or what it needs as it grows",
                 "leave all out but one",
             )
 
@@ -167,7 +167,9 @@ def _check_names(device: DeviceConfig) -> Iterator[Problem]:
         match = NAME.fullmatch(name)
         if match is None:
             remedy = f"write {_nearest(name)}"
-            yield Problem(key, f"{name!r} is no device; there are /cpu:0, /cpu:1, ... and /gpu:0, /gpu:1, ...", remedy)
+            yield Problem(
+                key, f"{name!r} is not a device; there are /cpu:0, /cpu:1, ... and /gpu:0, /gpu:1, ...", remedy
+            )
         elif match[1] == "cpu" and int(match[2]) >= MAX_CPUS:
             message = f"{name} is out of range; a task has /cpu:0 to /cpu:{MAX_CPUS - 1}"
             yield Problem(key, message, f"e.g. /cpu:{MAX_CPUS - 1}")
@@ -179,16 +181,16 @@ def _check_names(device: DeviceConfig) -> Iterator[Problem]:
 
 def _check_seen(cluster: ClusterConfig, device: DeviceConfig) -> Iterator[Problem]:
     """Every /gpu:N must be one of those that the task sees; N counts them from 0, whatever their index on the host."""
-    told = set()
+    reported = set()
     for job, index in tasks_of(cluster):
         gpus = list(of_task(device.gpus, job, index) or ())
         for key, names in uses(cluster, device, job, index).items():
             for name in names:
                 number = int(name.removeprefix(GPU)) if name.startswith(GPU) and NAME.fullmatch(name) else -1
-                if number >= len(gpus) and (key, name) not in told:
-                    told.add((key, name))
+                if number >= len(gpus) and (key, name) not in reported:
+                    reported.add((key, name))
                     yield Problem(
-                        key, f"{name} is not there: {job}:{index} sees {_seen(gpus)}", _more(device, job, index, number)
+                        key, f"there is no {name}: {job}:{index} sees {_seen(gpus)}", _more(device, job, index, number)
                     )
 
 

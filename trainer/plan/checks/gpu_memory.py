@@ -27,7 +27,7 @@ class Share(NamedTuple):
 
     @property
     def is_open(self) -> bool:
-        """Whether nothing was said of it."""
+        """Whether no setting limits it."""
         return self.fraction is None and self.mib is None and not self.growth
 
 
@@ -135,6 +135,6 @@ def _list(tasks: Sequence[str]) -> str:
 
 
 def _each(tasks: Sequence[str], fraction: float) -> str:
-    """By job: what is said of a job holds for every task of it without an entry of its own."""
+    """By job: its entry holds for every task of it without an entry of its own."""
     jobs = dict.fromkeys(task.partition(":")[0] for task in tasks)
     return "{" + ",".join(f"{job}:{fraction:g}" for job in jobs) + "}"

@@ -22,7 +22,7 @@ from trainer.plan.strategy import Strategy, strategy_of
 
 
 def check_size(cluster: ClusterConfig) -> Iterator[Problem]:
-    """The choice of a cluster and its single keys must agree, for the name stands in all that a run writes."""
+    """The choice of a cluster and its single keys must agree, because everything that a run writes bears the name."""
     size = ClusterSize(cluster.ps, cluster.worker, cluster.evaluator)
     is_size = SIZE.fullmatch(cluster.name) is not None
     chosen = parse_size(cluster.name) if is_size else ClusterSize(0, 1, 0) if cluster.name == "local" else size
@@ -133,7 +133,7 @@ def check_rollback(train: TrainConfig, restart: RestartConfig, job: str | None) 
         return
     key, instead = "train.on_not_finite", "type train.on_not_finite=skip or stop"
     if job is not None:
-        message = f"rollback is the launcher's, which starts all tasks again; job={job} plays one task alone"
+        message = f"rollback is the launcher's, which starts all tasks again; job={job} runs one task alone"
         yield Problem(key, message, instead)
     most = restart.max_of.get("worker:0", restart.max_of.get("worker", restart.max))
     if most == 0:

@@ -4,7 +4,7 @@
             + bytes of the update x RATES.update_nbytes + operations x RATES.flops + layers x RATES.layers
 
 The rates were fitted to steps of one process and of real clusters whose vectors are sent (for vectors in shared memory
-they are assumed), by `make bench-growth`, which prints the lines below anew.
+they are assumed), by `make bench-growth`, which prints the lines below again.
 """
 
 from __future__ import annotations

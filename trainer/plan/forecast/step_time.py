@@ -5,8 +5,8 @@ the machine that has most of it to do:
 
     part on a machine = max(seconds of CPU of its tasks / its cores, seconds of its slowest task)
 
-An update is thought to be on one thread. It has more where a host has more cores, but on steps that were measured the
-other errors of the sum are then larger by more than what is won. Where each gradient is an update of its own, it takes
+An update is assumed to run on one thread. A host with more cores has more threads for it, but modelling them made the
+forecasts of measured steps worse. Where each gradient is an update of its own, it takes
 as long as the slowest of machine, workers, host and link does for it.
 
 What a part costs in seconds of CPU is in `costs.py`. Between machines the wire takes at least as long as the fullest
@@ -29,9 +29,9 @@ from trainer.plan.forecast.traffic import Message
 from trainer.plan.plan import Plan, Task
 
 COMPUTE, WIRE, UPDATE = "compute", "wire", "update"
-USUAL_GBPS = 10.0  # of a link between two machines of which nothing is said
+USUAL_GBPS = 10.0  # of a link between two machines, without plan.link_gbps
 LATENCY_SECS = 1e-4  # from one machine to another, once each way
-NEARLY = 1.02  # so much longer is as good
+NEARLY = 1.02  # times the shortest step: as good
 
 
 @dataclass(frozen=True)
@@ -173,19 +173,19 @@ def work_of(plan: Plan, workload: Workload) -> dict[str, dict[str, Work]]:
 
 def messages_of(plan: Plan, workload: Workload) -> dict[Message, float]:
     """Every message of one update, and how often it is sent; where each gradient is an update, one of several steps."""
-    found: dict[Message, float] = defaultdict(float)
+    counts: dict[Message, float] = defaultdict(float)
     if not plan.has_shard_hosts:
-        return found
+        return counts
     share = _steps_of_a_worker(plan)
     for worker in plan.workers:
         for message in traffic.of_step(plan, worker.name):
-            found[message] += share
+            counts[message] += share
     for shard in plan.shards:
         for message in traffic.of_update(plan, shard, is_clipped=workload.is_clipped):
-            found[message] += 1
+            counts[message] += 1
     for message in traffic.of_arrival(plan):
-        found[message] += len(plan.workers)
-    return found
+        counts[message] += len(plan.workers)
+    return counts
 
 
 def total(work: Mapping[str, Mapping[str, Work]]) -> Work:
@@ -204,7 +204,7 @@ def parts_of(plan: Plan, workload: Workload, *, rates: Work | None = None, turn_
         rates, turn_secs: those of costs.py, unless others are given.
     """
     on = machines_of(plan.trainers, workload)
-    is_spread = len(set(on.values())) == len(on)  # then nobody shares a machine, whatever the plan says of this one
+    is_spread = len(set(on.values())) == len(on)  # no two tasks share a machine
     work = work_of(plan, workload)
     spent = {task: {part: costs.secs(one, rates) for part, one in parts.items()} for task, parts in work.items()}
     share = _steps_of_a_worker(plan)
