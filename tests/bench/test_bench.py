@@ -194,7 +194,7 @@ def test_a_row_that_is_not_there_is_refused_with_the_nearest():
     [
         ("rounds=two", "rounds=two: 'two' is not a whole number\n    e.g. rounds=4"),
         ("rounds=0", "rounds: 0 is out of range; it must be at least 1\n    e.g. rounds=1"),
-        ("round=1", "round=1: there is no key round\n    did you mean rounds=1?"),
+        ("round=1", "round=1: unknown key round\n    did you mean rounds=1?"),
         ("quick", "quick: is not key=value\n    e.g. quick=true"),
     ],
 )

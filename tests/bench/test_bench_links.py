@@ -38,7 +38,7 @@ def test_without_its_tools_it_names_them(monkeypatch, capsys):
 def test_a_variant_whose_key_is_unknown_is_told_and_one_without_keys_is_not():
     assert links.unknown_key([]) is None
     assert links.unknown_key(["placement.max_part_mib=2"]) is None
-    assert (links.unknown_key(["strategy.wirez=thin"]) or "").startswith("there is no key strategy.wirez")
+    assert (links.unknown_key(["strategy.wirez=thin"]) or "").startswith("unknown key strategy.wirez")
 
 
 def test_the_table_has_a_line_for_every_run_and_one_for_what_is_missing():

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from trainer.commands.chaos import check, random_faults, report
-from trainer.commands.chaos.injector import FaultInjector, Measured, Scheduled
+from trainer.commands.chaos.injector import FaultInjector, Recovery, Scheduled
 from trainer.commands.chaos.proxy import GOOD, Condition, Links
 from trainer.commands.chaos.report import FaultOutcome
 from trainer.commands.chaos.schedule import Fault, FaultTargets, parse, typed
@@ -507,10 +507,10 @@ def test_a_killed_worker_has_recovered_at_the_first_step_with_its_new_life(clust
     cluster.shown_to(injector)
     cluster.step(41)
     cluster.shown_to(injector)  # all take part, and no step was made yet
-    assert injector.measured() == [Measured(fault("kill worker:2 @40"), 40, None, 0)]
+    assert injector.recoveries() == [Recovery(fault("kill worker:2 @40"), 40, None, 0)]
     cluster.step(42)
     cluster.shown_to(injector)
-    assert injector.measured() == [Measured(fault("kill worker:2 @40"), 40, 5.0, 0)]
+    assert injector.recoveries() == [Recovery(fault("kill worker:2 @40"), 40, 5.0, 0)]
 
 
 def test_steps_are_lost_where_a_later_generation_begins_before_the_fault(cluster: Cluster):
@@ -527,7 +527,7 @@ def test_steps_are_lost_where_a_later_generation_begins_before_the_fault(cluster
     cluster.shown_to(injector)
     cluster.step(90, generation=2)
     cluster.shown_to(injector)
-    assert injector.measured() == [Measured(fault("kill ps:0 @50"), 53, 4.0, 13)]
+    assert injector.recoveries() == [Recovery(fault("kill ps:0 @50"), 53, 4.0, 13)]
 
 
 def test_a_page_of_before_the_fault_loses_no_steps(cluster: Cluster):
@@ -536,7 +536,7 @@ def test_a_page_of_before_the_fault_loses_no_steps(cluster: Cluster):
     cluster.pages["worker:1"]["step"] = 48
     cluster.shown_to(injector)
     cluster.shown_to(injector)
-    assert injector.measured()[0].steps_lost == 0
+    assert injector.recoveries()[0].steps_lost == 0
 
 
 def test_a_paused_task_is_continued_and_the_run_has_recovered_with_the_next_step(cluster: Cluster):
@@ -548,10 +548,10 @@ def test_a_paused_task_is_continued_and_the_run_has_recovered_with_the_next_step
     assert cluster.signals == [("worker:1", signal.SIGSTOP)]
     cluster.shown_to(injector, after=0.2)
     assert cluster.signals[1:] == [("worker:1", signal.SIGCONT)]
-    assert injector.measured()[0].recover_secs is None
+    assert injector.recoveries()[0].recover_secs is None
     cluster.step(42)
     cluster.shown_to(injector, after=0.9)
-    assert injector.measured()[0].recover_secs == pytest.approx(4.0)
+    assert injector.recoveries()[0].recover_secs == pytest.approx(4.0)
 
 
 def test_a_fault_that_ends_does_not_end_a_later_one(cluster: Cluster, monkeypatch):
@@ -588,7 +588,7 @@ def test_a_stopped_task_that_was_killed_meanwhile_is_not_continued_in_its_new_li
     cluster.shown_to(injector, after=1)
     cluster.shown_to(injector, after=10)
     assert cluster.signals == [("ps:0", signal.SIGSTOP)]
-    assert injector.measured()[0] == Measured(fault("stop ps:0 @40 for 15s"), 40, 13.0, 20)
+    assert injector.recoveries()[0] == Recovery(fault("stop ps:0 @40 for 15s"), 40, 13.0, 20)
 
 
 def test_a_run_whose_last_steps_were_not_seen_has_recovered_at_its_end(cluster: Cluster):
@@ -600,12 +600,12 @@ def test_a_run_whose_last_steps_were_not_seen_has_recovered_at_its_end(cluster: 
     cluster.shown_to(injector, after=3)
     cluster.start("worker:2")
     injector.end()
-    assert [m.recover_secs for m in injector.measured()] == [None, None]  # worker:2 did not come back
+    assert [m.recover_secs for m in injector.recoveries()] == [None, None]  # worker:2 did not come back
     injector.begin(plan_of())
     cluster.step(41)
     cluster.shown_to(injector)
     injector.end()
-    assert [m.recover_secs for m in injector.measured()] == [4.0, 4.0]
+    assert [m.recover_secs for m in injector.recoveries()] == [4.0, 4.0]
 
 
 def test_an_injector_sets_failpoints_until_they_have_been_reached(cluster: Cluster, links: Links):
@@ -619,7 +619,7 @@ def test_an_injector_sets_failpoints_until_they_have_been_reached(cluster: Clust
     cluster.shown_to(injector)
     assert injector.environment("worker:1", 1) == {"TRAINER_FAILPOINT": "push:kill@80"}
     assert injector.environment("worker:0", 1) == {"TRAINER_FAILPOINT": "rename:kill@20"}
-    assert [str(m.fault) for m in injector.measured()] == ["kill worker:1 in push @40"]
+    assert [str(m.fault) for m in injector.recoveries()] == ["kill worker:1 in push @40"]
     injector.end()
 
 
@@ -651,7 +651,7 @@ def test_a_cut_link_heals_and_the_run_has_recovered_with_the_next_step(cluster: 
     assert set_conditions[1:] == [(("worker:1", "ps:0"), GOOD)]
     cluster.step(42)
     cluster.shown_to(injector, after=0.5)
-    assert injector.measured() == [Measured(cut, 40, 16.0, 0)]
+    assert injector.recoveries() == [Recovery(cut, 40, 16.0, 0)]
     injector.end()
 
 
@@ -698,7 +698,7 @@ def samples(
     for second in range(seconds):
         cluster.pages["worker:1"]["memory_bytes"] = int(memory(second) * 2**20)
         cluster.now += 1
-        resources.look(RunView(cluster.now, cluster.pages, cluster.pids, cluster.lives, lambda *sent: None))
+        resources.poll(RunView(cluster.now, cluster.pages, cluster.pids, cluster.lives, lambda *sent: None))
     return resources.growth()
 
 
@@ -755,15 +755,15 @@ KILL = Fault("kill", "worker:1", ("worker:1",), 40)
 @pytest.mark.parametrize(
     ("code", "measured", "told"),
     [
-        (0, [Measured(KILL, 40, 25.9, 0)], []),
+        (0, [Recovery(KILL, 40, 25.9, 0)], []),
         (
             0,
-            [Measured(KILL, 40, None, 0)],
+            [Recovery(KILL, 40, None, 0)],
             ["'kill worker:1 @40' came too late: the run was over before it was seen to recover"],
         ),
-        (0, [Measured(KILL, 40, 26.1, 0)], ["'kill worker:1 @40' took 26.1 s to recover from; 13 s are allowed"]),
+        (0, [Recovery(KILL, 40, 26.1, 0)], ["'kill worker:1 @40' took 26.1 s to recover from; 13 s are allowed"]),
         (0, [], ["'kill worker:1 @40' never came"]),
-        (69, [Measured(KILL, 40, 3.0, 0)], ["it ended with 69, as launcher.log tells"]),
+        (69, [Recovery(KILL, 40, 3.0, 0)], ["it ended with 69, as launcher.log tells"]),
     ],
     ids=["in time", "at the end", "too slow", "no fault", "failed"],
 )
@@ -773,7 +773,7 @@ def test_a_run_is_judged_by_its_code_and_its_recoveries(code, measured, told):
 
 def test_a_run_may_end_while_a_link_is_slow():
     slow = fault("delay worker:1->ps:0 50ms @40 for 10s")
-    assert report.judge(0, [slow], [Measured(slow, 40, None, 0)], load("cluster=2ps3w")) == []
+    assert report.judge(0, [slow], [Recovery(slow, 40, None, 0)], load("cluster=2ps3w")) == []
 
 
 def leave_run(folder: Path, digest: str, losses: list[float]) -> Path:
@@ -803,16 +803,16 @@ def test_runs_that_differ_say_in_what(digest, losses, told, tmp_path: Path):
     assert report.differences(unbroken, leave_run(tmp_path / "other", digest, losses)) == [told]
 
 
-def outcome(kind: str, number: int, measured: list[Measured], problems: tuple[str, ...] = ()) -> FaultOutcome:
+def outcome(kind: str, number: int, measured: list[Recovery], problems: tuple[str, ...] = ()) -> FaultOutcome:
     text = "kill worker:1 @40"
     name = f"{kind}-{number:02}"
     return FaultOutcome(kind, name, text, typed(text), True, not problems, tuple(measured), problems)
 
 
 OUTCOMES = [
-    outcome("kill-worker", 1, [Measured(KILL, 41, 2.0, 0)]),
-    outcome("kill-worker", 2, [Measured(KILL, 42, 4.0, 0)]),
-    outcome("kill-all", 1, [Measured(fault("kill all @40"), 40, 6.25, 17)], ("params_sha256 differs",)),
+    outcome("kill-worker", 1, [Recovery(KILL, 41, 2.0, 0)]),
+    outcome("kill-worker", 2, [Recovery(KILL, 42, 4.0, 0)]),
+    outcome("kill-all", 1, [Recovery(fault("kill all @40"), 40, 6.25, 17)], ("params_sha256 differs",)),
 ]
 
 

@@ -330,12 +330,12 @@ def test_an_old_docker_without_gpus_is_told_with_what_it_needs(tmp_path, monkeyp
     (tmp_path / "docker").write_text(DOCKER)
     (tmp_path / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert [(found.what, found.level, found.message) for found in probe.look_at_docker(1)] == [
+    assert [(found.what, found.level, found.message) for found in probe.check_docker(1)] == [
         ("docker", WARNING, "engine 19.03.15; containers need 20.10 or newer"),
         ("compose", WARNING, "2.20.3; containers need 2.27 or newer"),
         ("docker GPUs", WARNING, "there is no runtime nvidia, only runc"),
     ]
-    remedies = [found.remedy for found in probe.look_at_docker(1)]
+    remedies = [found.remedy for found in probe.check_docker(1)]
     assert remedies[0] == "install the package docker-ce from Docker's own repository"
     assert remedies[1] == "install the package docker-compose-plugin from Docker's own repository"
     assert remedies[2].startswith("install nvidia-container-toolkit, then sudo nvidia-ctk runtime configure")
@@ -343,7 +343,7 @@ def test_an_old_docker_without_gpus_is_told_with_what_it_needs(tmp_path, monkeyp
 
 def test_a_machine_without_docker_is_fine(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert probe.look_at_docker(1) == [Finding(OK, "docker", "not here; only runs in containers need it")]
+    assert probe.check_docker(1) == [Finding(OK, "docker", "not here; only runs in containers need it")]
 
 
 def test_an_engine_that_is_down_and_one_that_is_closed_to_us_differ():
@@ -389,7 +389,7 @@ def test_gpus_are_asked_with_the_fields_that_are_read(tmp_path, monkeypatch):
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     listed = probe.command("nvidia-smi", f"--query-gpu={gpus.GPU_FIELDS}", probe.CSV)
-    found = probe.look_at_gpus(listed, 2, wanted=False)
+    found = probe.check_gpus(listed, 2, wanted=False)
     assert levels(found) == [("driver", OK), ("GPU 0", OK), ("GPU 1", WARNING)]
 
 
@@ -410,14 +410,14 @@ def test_addresses_of_this_machine_are_tried():
 
 
 def test_trying_the_run_directory_leaves_nothing_behind(tmp_path):
-    found = probe.look_at_run_directory(tmp_path / "runs" / "first")
+    found = probe.check_run_directory(tmp_path / "runs" / "first")
     assert re.fullmatch(rf"{tmp_path}/runs/first, [\d.]+ GiB free", found.message)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(not os.path.isdir("/sys/kernel"), reason="there is no /sys, where nobody can make a file")
 def test_a_run_directory_that_cannot_be_written_is_a_problem():
-    found = probe.look_at_run_directory(Path("/sys/kernel/mine"))
+    found = probe.check_run_directory(Path("/sys/kernel/mine"))
     assert found.level is PROBLEM
     assert found.message.startswith("/sys/kernel/mine cannot be written: /sys/kernel: ")
     assert found.remedy.startswith("run=/a/folder/of/yours, or sudo mkdir -p /sys/kernel/mine")
@@ -425,7 +425,7 @@ def test_a_run_directory_that_cannot_be_written_is_a_problem():
 
 def test_a_run_directory_below_a_file_is_a_problem(tmp_path):
     (tmp_path / "file").write_text("")
-    found = probe.look_at_run_directory(tmp_path / "file" / "run")
+    found = probe.check_run_directory(tmp_path / "file" / "run")
     assert found.level is PROBLEM
     assert "Not a directory" in found.message
 

@@ -19,18 +19,18 @@ Progress = tuple[int, int]  # generation, global step: rises also where the step
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A fault, and what followed."""
+class Recovery:
+    """A fault, and how the run recovered from it."""
 
     fault: Fault
     step: int  # global step when it acted
-    recover_secs: float | None  # until the next committed step of all tasks; none: that was not seen
-    steps_lost: int  # as far as the status pages showed it
+    recover_secs: float | None  # until the next committed step of all tasks; none: not observed
+    steps_lost: int  # according to the status pages
     at: float = field(default=0.0, compare=False)  # when it acted: seconds, monotonic
 
 
 class Source(Protocol):
-    """Says which faults come when."""
+    """Decides which faults come when."""
 
     def due(self, step: int, now: float, *, is_quiet: bool) -> Sequence[Fault]:
         """Faults to act now.
@@ -67,7 +67,7 @@ class _Open:
     lowest: int | None = None  # step of a later generation
     recover_secs: float | None = None
 
-    def look(self, seen: RunView, reached: Progress) -> None:
+    def poll(self, seen: RunView, reached: Progress) -> None:
         self.ended |= {name for name, pid in self.pids.items() if seen.pids.get(name) != pid}
         working = _at_work(seen)
         later = [page["step"] for page in working.values() if page["generation"] > self.reached[0]]
@@ -86,9 +86,9 @@ class _Open:
             return has_ended
         return now >= self.at + (self.fault.secs or 0.0)
 
-    def measured(self) -> Measured:
+    def recovery(self) -> Recovery:
         lost = 0 if self.lowest is None else max(0, self.reached[1] - self.lowest)
-        return Measured(self.fault, self.reached[1], self.recover_secs, lost, self.at)
+        return Recovery(self.fault, self.reached[1], self.recover_secs, lost, self.at)
 
 
 def _at_work(seen: RunView) -> dict[str, Mapping[str, Any]]:
@@ -106,7 +106,7 @@ class FaultInjector:
         failpoints: Sequence[Fault] = (),
         links: Sequence[Link] = (),
         watch: Callable[[RunView], None] = lambda seen: None,
-        tell: Callable[[Measured], None] = lambda measured: None,
+        report: Callable[[Recovery], None] = lambda recovery: None,
     ) -> None:
         """Takes the faults.
 
@@ -114,10 +114,10 @@ class FaultInjector:
             failpoints: faults with a place, which the tasks do to themselves.
             links: all that some fault may hit.
             watch: also sees everything.
-            tell: hears of each fault that the run has recovered from.
+            report: is called for each fault that the run has recovered from.
         """
         self._source, self._armed, self._wanted_links = source, list(failpoints), links
-        self._watch, self._tell = watch, tell
+        self._watch, self._report = watch, report
         self._waiting: list[Fault] = []  # due, but not all of their tasks are alive
         self._faults: list[_Open] = []  # all that acted
         self._healing: list[_Open] = []  # stopped tasks and bad links
@@ -142,9 +142,9 @@ class FaultInjector:
             self._waiting.remove(fault)
             self._break(fault, seen)
         for one in self._open:
-            one.look(seen, self._reached)
+            one.poll(seen, self._reached)
             if one.recover_secs is not None:
-                self._tell(one.measured())
+                self._report(one.recovery())
         self._watch(seen)
 
     def end(self) -> None:
@@ -153,9 +153,9 @@ class FaultInjector:
             if self._seen is not None and one.back_at is not None:  # the last steps came faster than they are looked at
                 one.recover_secs = self._seen.now - one.at
 
-    def measured(self) -> list[Measured]:
+    def recoveries(self) -> list[Recovery]:
         """What acted, in that order."""
-        return [fault.measured() for fault in self._faults]
+        return [fault.recovery() for fault in self._faults]
 
     @property
     def _open(self) -> list[_Open]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from trainer.commands.chaos.injector import Measured
+from trainer.commands.chaos.injector import Recovery
 from trainer.commands.chaos.schedule import Fault, FaultTargets
 from trainer.config.schema import RunConfig
 from trainer.config.words import count
@@ -45,7 +45,7 @@ class FaultOutcome:
     repeat: str  # overrides that have them again
     has_finished: bool
     is_identical: bool | None  # to the unbroken run; none where that is not promised
-    measured: tuple[Measured, ...]
+    measured: tuple[Recovery, ...]
     problems: tuple[str, ...]
 
 
@@ -66,7 +66,7 @@ def allowed_secs(fault: Fault, config: RunConfig) -> float:
 def judge(
     code: int,
     wanted: Sequence[Fault],
-    measured: Sequence[Measured],
+    measured: Sequence[Recovery],
     config: RunConfig,
     *,
     finished: int = exit_codes.OK,
@@ -89,7 +89,7 @@ def judge(
     return problems
 
 
-def with_steps_lost(measured: Sequence[Measured], run: Path) -> list[Measured]:
+def with_steps_lost(measured: Sequence[Recovery], run: Path) -> list[Recovery]:
     """Adds to each fault how far the chief's journal says that the run went back between it and the next one."""
     journal = run / "journal" / "worker-0.jsonl"
     told = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
@@ -154,7 +154,7 @@ def line(outcome: FaultOutcome) -> str:
     return f"{outcome.name}: {outcome.faults}: {words}"
 
 
-def fault_line(measured: Measured) -> str:
+def fault_line(measured: Recovery) -> str:
     """A fault of a long run, when it is over."""
     lost = f", {count(measured.steps_lost, 'step')} lost" if measured.steps_lost else ""
     return f"{measured.fault}: recovered in {measured.recover_secs:.1f} s{lost}"

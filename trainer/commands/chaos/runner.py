@@ -94,8 +94,8 @@ class _Runner:
             code, stops = self._run(name, injector), stops - 1
         if code in STOPPED:
             return code
-        measured = report.with_steps_lost(injector.measured(), self._path / name)
-        problems = report.judge(code, faults, measured, self._config)
+        recoveries = report.with_steps_lost(injector.recoveries(), self._path / name)
+        problems = report.judge(code, faults, recoveries, self._config)
         problems += self._broken_promises(name) if code == exit_codes.OK else []
         is_identical = None
         if code == exit_codes.OK and self._plan.effective_strategy.is_exact:
@@ -103,7 +103,9 @@ class _Runner:
             is_identical, problems = not found, [*problems, *found]
         text = "; ".join(map(str, faults))
         repeat, has_finished = f"{schedule.typed(text)} chaos.random=0", code == exit_codes.OK
-        self._tell(FaultOutcome(kind, name, text, repeat, has_finished, is_identical, tuple(measured), tuple(problems)))
+        self._report(
+            FaultOutcome(kind, name, text, repeat, has_finished, is_identical, tuple(recoveries), tuple(problems))
+        )
         return code
 
     def soak(self) -> int:
@@ -120,20 +122,20 @@ class _Runner:
         injector = FaultInjector(
             timed,
             links=random_faults.links(self._crew) if "cut-link" in can else (),
-            watch=resources.look,
-            tell=lambda measured: print(report.fault_line(measured), file=out, flush=True),
+            watch=resources.poll,
+            report=lambda recovery: print(report.fault_line(recovery), file=out, flush=True),
         )
         code = self._run("soak", injector)
         if code in STOPPED and not timed.has_ended:
             return code  # the user did
-        measured = [m for m in injector.measured() if m.fault.action != "term"]
-        problems = report.judge(code, [], measured, self._config, finished=exit_codes.TERMINATED) + resources.growth()
+        recoveries = [m for m in injector.recoveries() if m.fault.action != "term"]
+        problems = report.judge(code, [], recoveries, self._config, finished=exit_codes.TERMINATED) + resources.growth()
         if code == exit_codes.TERMINATED:
             problems += self._broken_promises("soak")
         repeat = f"chaos.minutes={chaos.minutes:g} chaos.every_secs={chaos.every_secs:g} chaos.seed={chaos.seed}"
         has_finished = code == exit_codes.TERMINATED
-        text = count(len(measured), "random fault")
-        self._tell(FaultOutcome("soak", "soak", text, repeat, has_finished, None, tuple(measured), tuple(problems)))
+        text = count(len(recoveries), "random fault")
+        self._report(FaultOutcome("soak", "soak", text, repeat, has_finished, None, tuple(recoveries), tuple(problems)))
         return exit_codes.OK
 
     def _kinds(self) -> list[str]:
@@ -155,10 +157,10 @@ class _Runner:
         directory.path.mkdir(parents=True, exist_ok=True)
         config = copy.deepcopy(self._config)
         config.run = str(directory.path)
-        with open(directory.path / "launcher.log", "a") as said, redirect_stdout(said):
+        with open(directory.path / "launcher.log", "a") as log, redirect_stdout(log):
             return launcher.run(config, self._plan, directory, self._tasks, started_at=time.time(), faults=injector)
 
-    def _tell(self, outcome: FaultOutcome) -> None:
+    def _report(self, outcome: FaultOutcome) -> None:
         self._outcomes.append(outcome)
         print(report.line(outcome), flush=True)
 

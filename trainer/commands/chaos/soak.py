@@ -56,7 +56,7 @@ class Resources:
         self._samples: dict[tuple[str, int], list[tuple[int, int]]] = {}  # by task and pid
         self._next_at = 0.0
 
-    def look(self, seen: RunView) -> None:
+    def poll(self, seen: RunView) -> None:
         if seen.now < self._next_at:
             return
         self._next_at = seen.now + SAMPLE_SECS

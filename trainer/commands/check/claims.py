@@ -1,4 +1,4 @@
-"""`mode=check run=PATH`: reads what a finished run left, and says what holds of it and what does not.
+"""`mode=check run=PATH`: verifies a finished run from the files in its directory.
 
 Each claim is one line: what was checked, or why it could not be, or all that contradicts it. It needs no TensorFlow.
 """
@@ -32,11 +32,11 @@ NO_WAITING = "its workers do not wait for each other"
 
 @dataclass(frozen=True)
 class Claim:
-    """Something that should hold of a run."""
+    """Something that should hold for a run, and what contradicts it."""
 
     text: str
     problems: Sequence[str] = ()
-    skipped: str | None = None  # why it was not looked at
+    skipped: str | None = None  # why it was not checked
 
     def __str__(self) -> str:
         if self.skipped:
@@ -47,7 +47,7 @@ class Claim:
 
 
 class RunRecord:
-    """What a run left in its directory, as far as it is needed here."""
+    """The files of a run that the claims are verified against."""
 
     def __init__(self, directory: RunDirectory) -> None:
         self.directory = directory
@@ -117,97 +117,95 @@ def run(config: RunConfig, start: Start) -> int:
 
 def examine(directory: RunDirectory) -> list[Claim]:
     """Every claim about the run in a directory that has its config and its plan."""
-    left = RunRecord(directory)
-    ended = _ended(left)
+    run = RunRecord(directory)
+    ended = _ended(run)
     if ended.problems:
         return [ended]
     return [
         ended,
-        Claim("every line of the history and the journals can be read", left.damaged),
-        _history(left),
-        _pushes(left),
-        _hosts(left),
-        _chief(left),
-        _lives(left),
-        _checkpoints(left),
-        *([_counts(left)] if left.config.model.name == "oracle" else []),
+        Claim("every line of the history and the journals can be read", run.damaged),
+        _history(run),
+        _pushes(run),
+        _hosts(run),
+        _chief(run),
+        _lives(run),
+        _checkpoints(run),
+        *([_counts(run)] if run.config.model.name == "oracle" else []),
     ]
 
 
-def _ended(left: RunRecord) -> Claim:
-    if not left.directory.summary.exists():
-        return Claim("the run ended", [f"{left.directory.summary} is not there"])
-    failed = left.summary.get("failed")
+def _ended(run: RunRecord) -> Claim:
+    if not run.directory.summary.exists():
+        return Claim("the run ended", [f"{run.directory.summary} is not there"])
+    failed = run.summary.get("failed")
     problems = [f"{failed} failed"] if failed else []
-    if "steps" not in left.summary:
-        return Claim("the run ended", [*problems, f"{left.directory.summary} tells no steps: the chief did not finish"])
-    how = "was stopped" if left.is_stopped else "ended"
-    return Claim(f"the run {how} at step {left.end} of {left.plan.steps}", problems)
+    if "steps" not in run.summary:
+        return Claim("the run ended", [*problems, f"{run.directory.summary} tells no steps: the chief did not finish"])
+    how = "was stopped" if run.is_stopped else "ended"
+    return Claim(f"the run {how} at step {run.end} of {run.plan.steps}", problems)
 
 
-def _history(left: RunRecord) -> Claim:
-    every = left.config.summary.every
-    text = f"history.jsonl has a line {'every step' if every == 1 else f'every {every} steps'} from {left.begin} on"
-    if not left.waits_for_all:
+def _history(run: RunRecord) -> Claim:
+    every = run.config.summary.every
+    text = f"history.jsonl has a line {'every step' if every == 1 else f'every {every} steps'} from {run.begin} on"
+    if not run.waits_for_all:
         return Claim(text, skipped=NO_WAITING)
-    steps = [line["step"] for line in left.history]
-    return Claim(
-        text, invariants.check_history(steps, begin=left.begin, end=left.end, every=every, last=left.plan.steps)
-    )
+    steps = [line["step"] for line in run.history]
+    return Claim(text, invariants.check_history(steps, begin=run.begin, end=run.end, every=every, last=run.plan.steps))
 
 
-def _pushes(left: RunRecord) -> Claim:
-    text = f"every update had a gradient of each replica ({left.plan.replicas})"
-    if not left.waits_for_all:
+def _pushes(run: RunRecord) -> Claim:
+    text = f"every update had a gradient of each replica ({run.plan.replicas})"
+    if not run.waits_for_all:
         return Claim(text, skipped=NO_WAITING)
-    if reason := _unrecorded(left):
+    if reason := _unrecorded(run):
         return Claim(text, skipped=reason)
-    workers = [left.journals[task.name] for task in left.plan.workers]
+    workers = [run.journals[task.name] for task in run.plan.workers]
     return Claim(
         text,
-        invariants.check_pushes(workers, left.reloads, replicas=left.plan.replicas, begin=left.begin, end=left.end),
+        invariants.check_pushes(workers, run.reloads, replicas=run.plan.replicas, begin=run.begin, end=run.end),
     )
 
 
-def _hosts(left: RunRecord) -> Claim:
+def _hosts(run: RunRecord) -> Claim:
     text = "every shard went from step to step, and back only where the chief announced it"
-    if not left.hosts:
+    if not run.hosts:
         return Claim(text, skipped="no task holds shards for others")
-    if reason := _unrecorded(left):
+    if reason := _unrecorded(run):
         return Claim(text, skipped=reason)
-    problems = [p for host in left.hosts for p in invariants.check_host(host, left.journals[host], left.reloads)]
-    if left.waits_for_all:
-        problems += [p for host in left.hosts for p in invariants.check_host_end(host, left.journals[host], left.end)]
+    problems = [p for host in run.hosts for p in invariants.check_host(host, run.journals[host], run.reloads)]
+    if run.waits_for_all:
+        problems += [p for host in run.hosts for p in invariants.check_host_end(host, run.journals[host], run.end)]
     return Claim(text, problems)
 
 
-def _unrecorded(left: RunRecord) -> str | None:
+def _unrecorded(run: RunRecord) -> str | None:
     """Why it cannot be told what the tasks did at each step."""
-    if not left.config.summary.journal:
+    if not run.config.summary.journal:
         return NOT_RECORDED
-    missing = [task.name for task in left.plan.trainers if not left.journals[task.name]]
-    if missing and not left.journals[LAUNCHER]:
+    missing = [task.name for task in run.plan.trainers if not run.journals[task.name]]
+    if missing and not run.journals[LAUNCHER]:
         return f"no launcher started it, and the journal of {', '.join(missing)} is not here"
     return None
 
 
-def _chief(left: RunRecord) -> Claim:
-    text = f"the chief loaded {count(len(left.reloads), 'generation')}, and saved what it loaded last"
-    return Claim(text, invariants.check_chief(left.chief))
+def _chief(run: RunRecord) -> Claim:
+    text = f"the chief loaded {count(len(run.reloads), 'generation')}, and saved what it loaded last"
+    return Claim(text, invariants.check_chief(run.chief))
 
 
-def _lives(left: RunRecord) -> Claim:
-    launcher = left.journals[LAUNCHER]
+def _lives(run: RunRecord) -> Claim:
+    launcher = run.journals[LAUNCHER]
     again = sum(event["event"] == "start" and event["attempt"] > 0 for event in launcher)
     text = f"every task ended well and had one process at a time; {count(again, 'task')} started again"
     if not launcher:
         return Claim(text, skipped="no launcher started it")
-    good = {exit_codes.OK, exit_codes.TERMINATED} if left.is_stopped else {exit_codes.OK}
-    return Claim(text, invariants.check_lives(launcher, [task.name for task in left.plan.tasks], good=good))
+    good = {exit_codes.OK, exit_codes.TERMINATED} if run.is_stopped else {exit_codes.OK}
+    return Claim(text, invariants.check_lives(launcher, [task.name for task in run.plan.tasks], good=good))
 
 
-def _checkpoints(left: RunRecord) -> Claim:
-    folder = left.directory.checkpoints
+def _checkpoints(run: RunRecord) -> Claim:
+    folder = run.directory.checkpoints
     paths = checkpoint.finished(folder)
     other = sorted({path.name for path in folder.iterdir()} - {path.name for path in paths}) if folder.is_dir() else []
     problems = [f"{folder / name} is no checkpoint" for name in other]
@@ -218,28 +216,28 @@ def _checkpoints(left: RunRecord) -> Claim:
         except CheckpointError as error:
             problems.append(f"{path}: {error.problem}")
             continue
-        generation = invariants.standing(left.reloads, found.step)
+        generation = invariants.standing(run.reloads, found.step)
         if generation not in (None, found.generation):
             problems.append(f"{path} is of generation {found.generation}, step {found.step} of generation {generation}")
-    if left.end not in [int(path.name) for path in paths]:
-        problems.append(f"{folder} has no checkpoint of step {left.end}")
+    if run.end not in [int(path.name) for path in paths]:
+        problems.append(f"{folder} has no checkpoint of step {run.end}")
     return Claim(
-        f"{count(len(paths), 'checkpoint')}, the last one of step {left.end}, whole and the only files", problems
+        f"{count(len(paths), 'checkpoint')}, the last one of step {run.end}, whole and the only files", problems
     )
 
 
-def _counts(left: RunRecord) -> Claim:
-    config, plan = left.config, left.plan
-    text = f"every example was used as often as {count(left.end, 'step')} of {plan.global_batch} examples use it"
-    if not left.waits_for_all:
+def _counts(run: RunRecord) -> Claim:
+    config, plan = run.config, run.plan
+    text = f"every example was used as often as {count(run.end, 'step')} of {plan.global_batch} examples use it"
+    if not run.waits_for_all:
         return Claim(text, skipped=NO_WAITING)
     if not _adds_one(config.optimizer, plan.global_batch):
         wanted = f"optimizer=sgd optimizer.learning_rate={plan.global_batch}"
         return Claim(text, skipped=f"only with {wanted} the parameters are counts")
-    found = left.directory.checkpoints / f"{left.end:09d}" / checkpoint.TENSORS
+    found = run.directory.checkpoints / f"{run.end:09d}" / checkpoint.TENSORS
     if not found.is_file():
         return Claim(text, [f"{found} is not there"])
-    expected = expected_counts(config.seed, left.end, plan.global_batch, plan.train_examples)
+    expected = expected_counts(config.seed, run.end, plan.global_batch, plan.train_examples)
     return Claim(text, check_counts(found, expected))
 
 

@@ -1,4 +1,4 @@
-"""`mode=doctor`: looks at this machine, and says what a run would miss and what to type.
+"""`mode=doctor`: checks this machine and says how to fix it.
 
 All checks run side by side, each in a thread of its own, and with one deadline: a dead name server, disk or driver must
 not hold up the others. TensorFlow is imported by a child process only. The verdicts are in `machine.py` and its
@@ -40,7 +40,7 @@ from trainer.plan.resolve import resolve
 from trainer.plan.validate import validate
 
 COMMAND_SECS = 8.5  # for one command
-DEADLINE_SECS = 9.5  # for all checks; longer, so that a command's lateness is told as such
+DEADLINE_SECS = 9.5  # for all checks; longer, so that a late command is reported as such
 PROBLEM_FOUND = 1  # exit code
 CSV = "--format=csv,noheader,nounits"
 IMPORT = """
@@ -91,8 +91,8 @@ def examine(wanted: Wanted, environment: Mapping[str, str]) -> list[Finding]:
         "Python": lambda: [software.python(platform.python_version(), sys.executable)],
         "tensorflow": lambda: software.tensorflow(installed, imported.result()),
         "packages": lambda: [software.package(name, version_of(name)) for name in ("keras", "hydra-core", "omegaconf")],
-        "GPUs": lambda: look_at_gpus(listed.result(), gpu_count, wanted=wanted.gpus),
-        "GPUs in TF": lambda: look_at_gpus_of_tensorflow(
+        "GPUs": lambda: check_gpus(listed.result(), gpu_count, wanted=wanted.gpus),
+        "GPUs in TF": lambda: check_gpus_of_tensorflow(
             listed.result(), imported.result(), environment.get("CUDA_VISIBLE_DEVICES"), wanted=wanted.gpus
         ),
         "cores": lambda: [machine.cores(usable_cores(limits.cores), os.cpu_count() or 1, limits.cores)],
@@ -106,8 +106,8 @@ def examine(wanted: Wanted, environment: Mapping[str, str]) -> list[Finding]:
         ],
         "/dev/shm": lambda: [machine.shared_memory(size_of("/dev/shm"), gpu_count)],
         "ulimit -n": lambda: [machine.open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))],
-        "run directory": lambda: [look_at_run_directory(Path(wanted.run or "runs"))],
-        "docker": lambda: look_at_docker(gpu_count),
+        "run directory": lambda: [check_run_directory(Path(wanted.run or "runs"))],
+        "docker": lambda: check_docker(gpu_count),
         "config": lambda: finding.config(wanted.problems, wanted.cluster),
     }
     started = {what: start(check) for what, check in checks.items()}
@@ -169,7 +169,7 @@ def read(path: str) -> str:
         return ""
 
 
-def look_at_gpus(listed: Answer | None, device_files: int, *, wanted: bool) -> list[Finding]:
+def check_gpus(listed: Answer | None, device_files: int, *, wanted: bool) -> list[Finding]:
     if listed is None or listed.code is None:  # no nvidia-smi, or one that hangs
         return gpus(listed, None, None, device_files=device_files, wanted=wanted)
     processes = start(lambda: command("nvidia-smi", f"--query-compute-apps={PROCESS_FIELDS}", CSV))
@@ -177,7 +177,7 @@ def look_at_gpus(listed: Answer | None, device_files: int, *, wanted: bool) -> l
     return gpus(listed, processes.result(), banner, device_files=device_files, wanted=wanted)
 
 
-def look_at_gpus_of_tensorflow(
+def check_gpus_of_tensorflow(
     listed: Answer | None, imported: Answer | None, visible: str | None, *, wanted: bool
 ) -> list[Finding]:
     told = software.read_import(imported) if imported is not None else None
@@ -187,12 +187,12 @@ def look_at_gpus_of_tensorflow(
     return gpus_of_tensorflow(seen, told, imported.err, visible, wanted=wanted)
 
 
-def look_at_docker(gpu_count: int) -> list[Finding]:
+def check_docker(gpu_count: int) -> list[Finding]:
     compose = start(lambda: command("docker", "compose", "version", "--short"))
     return docker(command("docker", "info", "--format", "{{json .}}"), compose.result(), gpu_count)
 
 
-def look_at_run_directory(path: Path) -> Finding:
+def check_run_directory(path: Path) -> Finding:
     """Writes a file that has no name, into the part of the path that is there, and leaves nothing behind."""
     path = path.resolve()
     there = next(folder for folder in (path, *path.parents) if os.path.exists(folder))  # no error where it may not look
@@ -232,7 +232,7 @@ def locate(by_job: Mapping[str, Sequence[str]]) -> tuple[list[Port], int, dict[s
         for index, address in enumerate(listed):
             try:
                 host, port = split(address)
-            except ValueError:  # told with the config's problems
+            except ValueError:  # reported with the config's problems
                 continue
             if host not in here and host not in unknown:
                 try:
