@@ -330,7 +330,7 @@ def test_a_chief_that_leaves_before_the_end_is_named_with_its_step(directory, sa
     assert [line["step"] for line in lines(directory)] == [10]
 
 
-def test_a_directory_that_only_the_chief_has_is_said(directory, held, chief):
+def test_a_directory_that_only_the_chief_has_is_an_error(directory, held, chief):
     chief("training")
     with pytest.raises(FileNotFoundError, match=f"{directory.path} is not here .* mount the directory of run=PATH"):
         run(directory, held, timeouts__roll_call_secs="1")
@@ -367,7 +367,7 @@ def _stop_after_a_line(directory: RunDirectory, stop: Any) -> None:
     stop.requested = True
 
 
-def test_a_chief_is_gone_since_the_first_time_that_it_was_silent(held, chief):
+def test_a_chief_is_silent_from_the_first_poll_that_it_does_not_answer(held, chief):
     clock = [100.0]
     watch = ChiefWatch(chief_at(held), now=lambda: clock[0])
     process = chief("training")

@@ -166,7 +166,7 @@ def test_actions_see_the_gradients_of_the_steps_that_fetch_them():
 # Updates that were left out
 
 
-def test_an_update_that_was_left_out_ends_the_run():
+def test_a_skipped_update_ends_the_run():
     message = "the loss or a gradient of step 5 is NaN or infinite, so its update was skipped; .* are untouched"
     with pytest.raises(NotFiniteError, match=message):
         train(Script(bad={5}), start=0, until=9, stop_requested=never)
@@ -209,7 +209,7 @@ def test_an_update_that_others_left_out_meanwhile_is_noticed_at_the_next_pull():
     assert seen == [(6, 4)]  # pulled were 0, 3, 6 and the end
 
 
-def test_a_run_that_skips_them_says_so_once_for_each_and_goes_on(caplog):
+def test_a_run_that_skips_bad_updates_logs_each_once_and_continues(caplog):
     last, _ = train(Script(bad={2, 4}), start=0, until=6, stop_requested=never, on_bad=not_finite.skip)
     assert last.step == 6
     assert [message.partition(",")[0] for message in caplog.messages] == [
@@ -264,7 +264,7 @@ def test_a_save_that_fails_ends_the_run(tmp_path: Path):
         train_under(make_chief(tmp_path, engine), engine)
 
 
-def test_a_save_that_fails_is_told_where_the_run_goes_on_and_the_next_is_tried(tmp_path: Path, caplog):
+def test_a_save_that_fails_is_logged_where_training_continues_and_the_next_is_tried(tmp_path: Path, caplog):
     in_the_way = tmp_path / "checkpoints"
     in_the_way.write_text("")
     engine = Script()
@@ -295,7 +295,7 @@ def test_the_last_save_of_a_run_must_succeed(tmp_path: Path, policy):
         actions.finish(chief.saver.context, chief, Pace(), None, stopped=False, resumed_from=None)
 
 
-def test_a_chief_that_goes_back_writes_down_from_where_and_to_which_checkpoint(tmp_path: Path):
+def test_a_rollback_records_its_step_and_its_checkpoint(tmp_path: Path):
     engine = Script()
     chief = make_chief(tmp_path, engine)
     train_under(chief, engine)

@@ -1,0 +1,28 @@
+"""What the launcher knows of its tasks' attempts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trainer.launch.attempts import Attempts
+from trainer.plan.plan import Task
+from trainer.storage.run_directory import RunDirectory
+
+WORKER = Task("worker", 1, "", "", (), None, 1, 2)
+LOG = """\
+12:00:00.000 worker:1 INFO  started: worker:1 of /run, pid 1: sync
+12:00:01.000 worker:1 ERROR failed: RuntimeError: the first attempt
+12:00:02.000 worker:1 INFO  started: worker:1 of /run, pid 2: sync
+12:00:03.000 worker:1 ERROR failed: RuntimeError: the second attempt
+"""
+
+
+def test_a_failure_shows_the_log_of_the_last_attempt_alone(tmp_path: Path):
+    log = tmp_path / WORKER.log
+    log.parent.mkdir()
+    log.write_text(LOG)
+    starter: Any = None
+    attempts = Attempts([WORKER], RunDirectory(tmp_path), starter)
+    attempts.current["worker:1"].code = 70
+    assert attempts.failure_of(attempts.current["worker:1"]).tail == LOG.splitlines()[2:]
