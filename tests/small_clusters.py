@@ -23,9 +23,11 @@ from trainer.engine.local import LocalEngine
 from trainer.engine.sharded.host import OnUpdate, ShardHost
 from trainer.engine.sharded.hosts import HOSTS
 from trainer.engine.sharded.resources import device_of
-from trainer.engine.sharded.worker import ShardsEngine
-from trainer.engine.vectors.shared_memory import Memory
+from trainer.engine.sharded.worker import ShardedEngine
+from trainer.engine.sharded.worker_graph import WorkerSpec
+from trainer.engine.vectors.shared_memory import MemoryWire
 from trainer.engine.vectors.snapshot import Snapshot
+from trainer.engine.vectors.wire import MESSAGE_WIRES, VectorWire
 from trainer.launch.processes.memory_file import make_file
 from trainer.launch.processes.ports import HeldPorts
 from trainer.plan.placement import place
@@ -101,23 +103,24 @@ class Cluster:
         self.shards = place(self.parameters, hosts, pins={}, max_part_mib=max_part_mib, buckets=buckets)
         self.strategy = STRATEGIES[strategy]
         self.devices, self.parameters_on, self.options = devices, parameters_on, options
-        self.wire = wire
         self._size = (ps, workers, tuple(devices))
         idle = _idle[self._size]
         self.tasks, self.servers = idle.pop() if idle else _start_servers(*self._size)
         self._serving: list[threading.Thread] = []
         self._has_ended = False
-        self.workers, self.memory = workers, None
+        self.workers = workers
         self._open = contextlib.ExitStack()  # as long as the cluster is
         if wire == "memory":
             sizes = (self.shards, self.strategy, workers)
-            self.memory = Memory(self._open.enter_context(make_file(*sizes)), *sizes)
+            self.wire: VectorWire = MemoryWire(self._open.enter_context(make_file(*sizes)), *sizes)
+        else:
+            self.wire = MESSAGE_WIRES[wire]
         self.engines = [self._engine(index) for index in range(workers)]
         common = {"shards": self.shards, "workers": workers, "optimizer": self.optimizer, "parameters": parameters_on}
-        common |= {"as_wire": wire} | ({"memory": self.memory} if self.memory else {})
+        common |= {"wire": self.wire}
         common |= {"async": {"max_staleness": max_staleness}, "backup": {"quorum": quorum}}.get(strategy, {})
         self.hosts = [HOSTS[strategy](index=i, **common) for i in range(len(self.shards))]
-        self._connected: list[ShardHost | ShardsEngine] = []
+        self._connected: list[ShardHost | ShardedEngine] = []
         for host, shard in zip(self.hosts, self.shards, strict=True):
             self._connect(host, shard.host)
         for index, engine in enumerate(self.engines):
@@ -126,7 +129,7 @@ class Cluster:
     def first(self) -> Snapshot:
         return first_snapshot(self.model)
 
-    def train(self, replicas: Sequence[Callable[[ShardsEngine], Any]]) -> list[Any]:
+    def train(self, replicas: Sequence[Callable[[ShardedEngine], Any]]) -> list[Any]:
         """Serves the shards and runs each replica's function in a thread of its own; returns what they return."""
         results: list[Any] = [None] * len(replicas)
 
@@ -144,7 +147,7 @@ class Cluster:
         _trained.append(self)
         return results
 
-    def successor(self, worker: int) -> ShardsEngine:
+    def successor(self, worker: int) -> ShardedEngine:
         """The engine of a worker that was started again."""
         self._connect(engine := self._engine(worker), f"worker:{worker}")
         return engine
@@ -182,7 +185,7 @@ class Cluster:
             tf.compat.v1.Session.reset(server.target)
         _idle[self._size].append((self.tasks, self.servers))
 
-    def _engine(self, index: int) -> ShardsEngine:
+    def _engine(self, index: int) -> ShardedEngine:
         task, each = f"worker:{index}", len(self.devices)
         mine = [
             make_replica(
@@ -196,19 +199,20 @@ class Cluster:
             )
             for number, device in enumerate(self.devices)
         ]
-        return ShardsEngine(
-            task=task,
-            workers=self.workers,
-            shards=self.shards,
-            optimizer=self.optimizer,
-            replicas=mine,
-            strategy=self.strategy,
-            parameters=self.parameters_on,
-            as_wire=self.wire,
-            memory=self.memory,
+        return ShardedEngine(
+            WorkerSpec(
+                task=task,
+                workers=self.workers,
+                shards=self.shards,
+                optimizer=self.optimizer,
+                replicas=mine,
+                strategy=self.strategy,
+                parameters=self.parameters_on,
+                wire=self.wire,
+            )
         )
 
-    def _connect(self, one: ShardHost | ShardsEngine, name: str) -> None:
+    def _connect(self, one: ShardHost | ShardedEngine, name: str) -> None:
         one.connect(self.servers[name].target, self._config(name))
         self._connected.append(one)
 
@@ -279,7 +283,7 @@ def make_local(
     return engine
 
 
-def to_the_end(engine: ShardsEngine) -> tuple[list[float], Snapshot]:
+def to_the_end(engine: ShardedEngine) -> tuple[list[float], Snapshot]:
     """Trains; returns the losses of all updates and the last state."""
     losses, step = [], engine.start()
     while step < STEPS:

@@ -14,7 +14,7 @@ from conftest import SMALL, Run
 from small_clusters import Cluster, digest, to_the_end, with_everything
 
 from trainer.engine.sharded.prefetch import Prefetch
-from trainer.engine.sharded.worker import ShardsEngine
+from trainer.engine.sharded.worker import ShardedEngine
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.plan.layout import Parameter
 from trainer.plan.placement import place
@@ -106,7 +106,7 @@ def test_a_successor_leaves_the_same_bits_between_whichever_pushes_a_worker_was_
     expected_losses, expected = unbroken()
     cluster = Cluster(with_everything, ps=1, workers=2, buckets=3)
 
-    def ended(engine: ShardsEngine) -> Any:
+    def ended(engine: ShardedEngine) -> Any:
         """Ends as a killed process does: its server drops what it had asked for, and its tokens may be taken."""
         engine.start()
         for _ in range(3):

@@ -27,7 +27,7 @@ from small_clusters import (
 from trainer.config.schema import OptimizerConfig, OptimizerName
 from trainer.engine.sharded import staleness
 from trainer.engine.sharded.resources import share
-from trainer.engine.sharded.worker import ShardsEngine
+from trainer.engine.sharded.worker import ShardedEngine
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.plan.layout import Parameter, Shard
@@ -86,7 +86,7 @@ def test_duplicates_and_messages_of_an_older_generation_count_for_nothing():
     expected = digest(Cluster(plain, ps=2, workers=2).train([to_the_end] * 2)[0][1])
     cluster = Cluster(plain, ps=2, workers=2)
 
-    def with_ghosts(engine: ShardsEngine) -> Any:
+    def with_ghosts(engine: ShardedEngine) -> Any:
         """Before each step, what a predecessor would push again: this step's tag, and an older generation's."""
         step = engine.start()
         while step < STEPS:
@@ -133,8 +133,8 @@ def _garbage(shard: Shard, *, generation: int, step: int) -> np.ndarray:
 def test_one_replica_that_asks_to_stop_stops_all_at_the_same_step(buckets: int):
     cluster = Cluster(plain, ps=1, workers=3, buckets=buckets)
 
-    def until_stopped(asks_at: int | None) -> Callable[[ShardsEngine], int]:
-        def train(engine: ShardsEngine) -> int:
+    def until_stopped(asks_at: int | None) -> Callable[[ShardedEngine], int]:
+        def train(engine: ShardedEngine) -> int:
             step, stopped = engine.start(), False
             while not stopped:
                 pulled = engine.step(stop=step == asks_at)
@@ -150,8 +150,8 @@ def test_one_replica_that_asks_to_stop_stops_all_at_the_same_step(buckets: int):
 
 
 def test_a_snapshot_between_steps_is_the_state_of_that_step():
-    def snapshot_at(wanted: int) -> Callable[[ShardsEngine], Snapshot | None]:
-        def train(engine: ShardsEngine) -> Snapshot | None:
+    def snapshot_at(wanted: int) -> Callable[[ShardedEngine], Snapshot | None]:
+        def train(engine: ShardedEngine) -> Snapshot | None:
             step, taken = engine.start(), None
             while step < STEPS:
                 if step == wanted:
@@ -188,7 +188,7 @@ def received(cluster: Cluster) -> dict[str, int]:
     """Tensors that cross between tasks in one worker step, by receiving task, from the graphs that really ran."""
     options = tf.compat.v1.RunOptions(output_partition_graphs=True)
 
-    def one_traced_step(engine: ShardsEngine) -> Any:
+    def one_traced_step(engine: ShardedEngine) -> Any:
         engine.start()
         engine.step()
         metadata = tf.compat.v1.RunMetadata()
@@ -230,13 +230,13 @@ def test_shards_that_disagree_on_the_step_are_an_error():
     feeds = {
         feed: first.flat(shard, generation=1) if position == 0 else np.zeros(feed.shape, np.float32)
         for shard, first, feeds in zip(
-            cluster.shards, (cluster.first(), Snapshot(3, *_values(cluster), {})), engine._feeds, strict=True
+            cluster.shards, (cluster.first(), Snapshot(3, *_values(cluster), {})), engine._load.feeds, strict=True
         )
         for position, feed in enumerate(feeds)
     }
     for host in cluster.hosts:
         threading.Thread(target=host.load, daemon=True).start()
-    engine.session.run(engine._load, feeds)
+    engine.session.run(engine._load.loads, feeds)
     with pytest.raises(
         RuntimeError, match=r"the shards disagree: \(generation, step\) of each is \[\[1, 0\], \[1, 3\]\]"
     ):
@@ -251,9 +251,9 @@ def _values(cluster: Cluster) -> tuple[dict[str, np.ndarray], dict[str, np.ndarr
 def test_a_batch_of_another_step_is_an_error():
     cluster = Cluster(plain, ps=1, workers=1)
 
-    def shifted(engine: ShardsEngine) -> str:
+    def shifted(engine: ShardedEngine) -> str:
         engine.start()
-        engine.session.run(engine._batches[0].initializer, engine._batches[0].feed_from(2))
+        engine.session.run(engine._built.batches[0].initializer, engine._built.batches[0].feed_from(2))
         with pytest.raises(tf.errors.InvalidArgumentError) as error:
             engine.step()
         return str(error.value)
@@ -328,7 +328,7 @@ def test_a_compiled_replica_step_gives_the_update_of_a_plain_one():
     np.testing.assert_allclose(compiled[0], plain_one[0], rtol=1e-5)
 
 
-def free_running(engine: ShardsEngine) -> tuple[int, Any, Snapshot]:
+def free_running(engine: ShardedEngine) -> tuple[int, Any, Snapshot]:
     """Trains as the loop does where nobody waits; returns (own steps, contributions, last state)."""
     step, mine = engine.start(), 0
     while step < STEPS:
@@ -379,7 +379,7 @@ def test_an_update_waits_for_a_quorum_only(ps, clip_norm):
     """One worker is late by whole steps; the others never wait for it, and it is in no update that it was late for."""
     cluster = Cluster(plain, ps=ps, workers=3, strategy="backup", quorum=2, clip_norm=clip_norm)
 
-    def late(engine: ShardsEngine) -> Any:
+    def late(engine: ShardedEngine) -> Any:
         slow = engine.step
 
         def step() -> Any:
@@ -411,8 +411,8 @@ def test_late_gradients_are_counted_for_the_worker_they_came_from():
 def test_all_workers_stop_soon_after_one_asks_though_none_waits(strategy, wire):
     cluster = Cluster(plain, ps=2, workers=3, strategy=strategy, quorum=2, wire=wire)
 
-    def until_stopped(asks: bool) -> Callable[[ShardsEngine], int]:
-        def train(engine: ShardsEngine) -> int:
+    def until_stopped(asks: bool) -> Callable[[ShardedEngine], int]:
+        def train(engine: ShardedEngine) -> int:
             engine.start()
             while not engine.step(stop=asks).stop:
                 pass
@@ -431,12 +431,12 @@ def test_a_copy_of_shards_that_share_their_arrivals_is_of_one_step():
     cluster = Cluster(plain, ps=3, workers=2, strategy="backup", quorum=1)
     seen: list[Any] = []
 
-    def looks(engine: ShardsEngine) -> Any:
+    def looks(engine: ShardedEngine) -> Any:
         engine.start()
         for _ in range(3):
             engine.step()
             engine._ticket += 1
-            tags, *_ = engine.session.run(engine._snapshot, {engine._ticket_feed: engine._ticket})
+            tags, *_ = engine.session.run(engine._snapshot, {engine._built.ticket: engine._ticket})
             seen.append([int(step) for _, step in tags])
         return free_running(engine)
 

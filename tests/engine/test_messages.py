@@ -21,8 +21,9 @@ import tensorflow as tf
 from small_clusters import BATCH, STEPS, Cluster, digits, make_local, plain, with_everything
 
 from trainer.config.schema import OptimizerConfig, OptimizerName
+from trainer.engine.sharded import worker_graph
 from trainer.engine.sharded.host import ShardHost
-from trainer.engine.sharded.worker import ShardsEngine
+from trainer.engine.sharded.worker import ShardedEngine
 from trainer.plan.forecast import traffic
 from trainer.plan.forecast.traffic import Message
 from trainer.plan.plan import Plan
@@ -150,7 +151,7 @@ def train(size: str, build: Callable[[], Any] = plain, *, strategy: str = "sync"
 
         Cluster.serve(cluster, host, on_update)
 
-    def work(engine: ShardsEngine) -> None:
+    def work(engine: ShardedEngine) -> None:
         step, steps = engine.start(), of_workers[cluster.engines.index(engine)]
         while step < STEPS:
             before = len(calls_of(engine))
@@ -324,14 +325,14 @@ def test_one_process_takes_a_step_in_one_call():
 
 def test_a_message_more_is_noticed(monkeypatch: pytest.MonkeyPatch):
     """The tests above see what they are there to see: here every step also sends a number to its shard's host."""
-    original = ShardsEngine._push
+    original = worker_graph.push
 
     def push(*arguments: Any, tags: Any) -> Any:
         with tf.device("/job:ps/task:0/cpu:0"):
             more = tf.print(tags)
         return [*original(*arguments, tags=tags), more]
 
-    monkeypatch.setattr(ShardsEngine, "_push", push)
+    monkeypatch.setattr(worker_graph, "push", push)
     steps = train.__wrapped__("1ps2w")
     with pytest.raises(AssertionError):
         check_steps(steps)

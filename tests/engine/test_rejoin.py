@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from small_clusters import STEPS, Cluster, digest, plain, to_the_end, with_everything
 
-from trainer.engine.sharded.worker import ShardsEngine
+from trainer.engine.sharded.worker import ShardedEngine
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.faults.exit_codes import IncompleteError
 
@@ -27,12 +27,12 @@ AT_STEPS = {  # what of a step a worker still does, by the moment at which it is
 }
 
 
-def ended(cluster: Cluster, worker: int, last: Callable[[ShardsEngine], Any], results: dict[str, Any]) -> Any:
+def ended(cluster: Cluster, worker: int, last: Callable[[ShardedEngine], Any], results: dict[str, Any]) -> Any:
     """A worker that takes some steps and a part of one; then another process, as it were, in its place."""
 
-    def play(engine: ShardsEngine) -> Any:
+    def run(engine: ShardedEngine) -> Any:
         engine.start()
-        assert not engine._is_joining
+        assert not engine._rejoin.is_due
         for _ in range(ENDED_AT):
             engine.step()
         engine.session.run(last(engine), {engine._stop: 0.0})
@@ -42,7 +42,7 @@ def ended(cluster: Cluster, worker: int, last: Callable[[ShardsEngine], Any], re
         results["missed"] = successor.missed
         return ended
 
-    return play
+    return run
 
 
 @functools.cache
@@ -90,14 +90,14 @@ def test_a_state_that_some_shards_have_and_others_lack_is_an_error():
     cluster = Cluster(plain, ps=2, workers=1)
     engine = cluster.engines[0]
     threading.Thread(target=cluster.serve, args=(cluster.hosts[0],), daemon=True).start()
-    engine.session.run(engine._load[0], dict(zip(engine._feeds[0], _first_values(cluster), strict=True)))
-    while engine._read_state()[0][0] == 0:
+    engine.session.run(engine._load.loads[0], dict(zip(engine._load.feeds[0], _first_values(cluster), strict=True)))
+    while engine._rejoin.read_states(engine.session)[0].generation == 0:
         pass
-    with pytest.raises(IncompleteError, match=r"the shard hosts hold states of other generations: \[0, 1\]"):
+    with pytest.raises(IncompleteError, match=r"the shard hosts hold states of different generations: \[0, 1\]"):
         engine.held()
 
 
 def _first_values(cluster: Cluster) -> list[np.ndarray]:
     shard, first = cluster.shards[0], cluster.first()
-    slots = [first.slot(shard, name, fill) for name, fill in cluster.engines[0]._fills.items()]
+    slots = [first.slot(shard, name, fill) for name, fill in cluster.engines[0]._spec.slots.items()]
     return [first.flat(shard, generation=1), *slots]

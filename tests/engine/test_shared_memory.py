@@ -12,9 +12,9 @@ import tensorflow as tf
 from small_clusters import STEPS, Cluster, digest, plain, to_the_end, with_everything
 
 from trainer.config.schema import OptimizerName
-from trainer.engine.sharded.worker import ShardsEngine
+from trainer.engine.sharded.worker import ShardedEngine
 from trainer.engine.vectors import packing
-from trainer.engine.vectors.shared_memory import Memory
+from trainer.engine.vectors.shared_memory import MemoryWire
 from trainer.launch.processes.memory_file import make_file
 from trainer.plan.layout import Parameter
 from trainer.plan.placement import place
@@ -27,9 +27,9 @@ SHARDS = place(PARAMETERS, ["ps:0", "ps:1"], pins={})
 
 
 @pytest.fixture
-def memory() -> Iterator[Memory]:
+def memory() -> Iterator[MemoryWire]:
     with make_file(SHARDS, SYNC, 2) as path:
-        yield Memory(path, SHARDS, SYNC, 2)
+        yield MemoryWire(path, SHARDS, SYNC, 2)
 
 
 def test_places_begin_at_pages_and_do_not_overlap():
@@ -57,7 +57,7 @@ def test_pieces_are_read_as_one_vector_where_they_were_put(memory):
     vectors = {(s, w): np.full(SHARDS[s].size, 10 * s + w, np.float32) for s in (0, 1) for w in (0, 1)}
     with tf.Graph().as_default() as graph:
         put = [memory.put([v[:3], v[3:]], SHARDS[s], memory.place_of(w)) for (s, w), v in vectors.items()]
-        got = [memory.get_gradients(tf.constant([1, 2, 0]), SHARDS[s], w) for s, w in vectors]
+        got = [memory.read_gradients(tf.constant([1, 2, 0]), SHARDS[s], w) for s, w in vectors]
     wrote = run(*put, *got, graph=graph)
     for found, expected in zip(wrote, [*vectors.values()] * 2, strict=True):
         np.testing.assert_array_equal(found, expected)
@@ -83,7 +83,7 @@ def test_a_vector_instead_is_read_once(memory):
     other = np.full(SHARDS[0].size, 5, np.float32)
     with tf.Graph().as_default() as graph:
         got = memory.get_vector(tf.constant([1, 2, 0]), SHARDS[0])
-    memory.instead = {0: other}
+    memory.feed([other], SHARDS[:1])
     first, second = run(got, got, graph=graph)
     np.testing.assert_array_equal(first, other)
     assert not second.any()
@@ -136,19 +136,19 @@ def test_what_a_worker_was_told_of_stays_while_others_go_on(strategy):
     cluster = Cluster(plain, ps=1, workers=3, strategy=strategy, quorum=2, wire="memory")
     has_token = threading.Event()
 
-    def others(engine: ShardsEngine) -> None:
+    def others(engine: ShardedEngine) -> None:
         assert has_token.wait(30)
         to_the_end(engine)
 
-    def slow(engine: ShardsEngine) -> tuple[np.ndarray, np.ndarray]:
+    def slow(engine: ShardedEngine) -> tuple[np.ndarray, np.ndarray]:
         engine.start()
-        (message,) = engine.session.run(engine._vectors)  # takes the token
+        (message,) = engine.session.run(engine._built.step.messages)  # takes the token
         has_token.set()
         assert message[1] == 0
-        vector = cluster.memory._read[0][message[2]]
+        vector = cluster.wire._read[0][message[2]]
         before = vector.copy()
         assert packing.tags_in(before, cluster.shards[0]).tolist() == message[:2].tolist()
-        while engine._read_state()[0][1] < STEPS:
+        while engine._rejoin.read_states(engine.session)[0].step < STEPS:
             pass
         after = vector.copy()
         engine.leave()
@@ -165,7 +165,7 @@ def test_after_a_snapshot_a_worker_computes_on_what_others_made_meanwhile(strate
     cluster = Cluster(plain, ps=2, workers=2, strategy=strategy, quorum=1, wire=wire)
     saved, gone_on = threading.Event(), threading.Event()
 
-    def chief(engine: ShardsEngine) -> tuple[int, int]:
+    def chief(engine: ShardedEngine) -> tuple[int, int]:
         engine.start()
         before = engine.snapshot().step
         saved.set()
@@ -174,7 +174,7 @@ def test_after_a_snapshot_a_worker_computes_on_what_others_made_meanwhile(strate
         engine.leave()
         return before, computed_on
 
-    def other(engine: ShardsEngine) -> None:
+    def other(engine: ShardedEngine) -> None:
         engine.start()
         assert saved.wait(30)
         for _ in range(3):

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from trainer.config.schema import OptimizerConfig, OptimizerName
 from trainer.engine import optimizers
-from trainer.engine.update import is_scaled, make_update, mean_of, squares_order
+from trainer.engine.update import is_scaled, make_update, squares_order
 from trainer.engine.vectors import packing
 from trainer.plan.layout import METRICS, Parameter, Shard
 from trainer.plan.placement import place
@@ -117,8 +117,8 @@ def test_the_header_says_the_next_step():
 
 def test_the_sum_is_formed_in_the_order_given():
     big, small = np.float32([2.0**24]), np.float32([1.0])
-    forward = mean_of([tf.constant(v) for v in (big, small, small, -big)])
-    backward = mean_of([tf.constant(v) for v in (small, small, big, -big)])
+    forward = packing.mean_of([tf.constant(v) for v in (big, small, small, -big)])
+    backward = packing.mean_of([tf.constant(v) for v in (small, small, big, -big)])
     assert (forward.numpy().tolist(), backward.numpy().tolist()) == ([0.0], [0.5])
 
 

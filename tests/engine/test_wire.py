@@ -7,12 +7,13 @@ import pytest
 import tensorflow as tf
 from small_clusters import STEPS, Cluster, digest, plain, to_the_end, with_everything
 
-from trainer.engine.vectors import packing, wire
+from trainer.engine.vectors import packing
+from trainer.engine.vectors.wire import BFLOAT16, FLOAT32
 from trainer.plan.layout import LANES, WIRES, Parameter, Shard
 from trainer.plan.placement import place
 
 PARAMETERS = [Parameter("a", (5, 7), True), Parameter("b", (40,), True), Parameter("mean", (3,), False)]
-BOTH = [wire.FLOAT32, wire.BFLOAT16]
+BOTH = [FLOAT32, BFLOAT16]
 
 
 def one_shard() -> Shard:
@@ -27,17 +28,17 @@ def a_vector(shard: Shard) -> np.ndarray:
     return flat
 
 
-@pytest.mark.parametrize("as_wire", BOTH)
+@pytest.mark.parametrize("wire", BOTH, ids=lambda wire: wire.name)
 @pytest.mark.parametrize("jit", [False, True], ids=["plain", "compiled"])
-def test_metrics_state_and_tags_keep_their_bits(as_wire, jit):
+def test_metrics_state_and_tags_keep_their_bits(wire, jit):
     shard = one_shard()
     flat = a_vector(shard)
 
     @tf.function(jit_compile=jit)
     def travel(vector):
-        message = wire.send(vector, shard, as_wire)
-        tags, metrics = wire.tags_of(message, shard, as_wire), wire.metrics_of(message, shard, as_wire)
-        return wire.receive(message, shard, as_wire).rest, tags, metrics
+        message = wire.pack_flat(vector, shard)
+        tags, metrics = wire.tags_of(message, shard), wire.metrics_of(message, shard)
+        return wire.unpack(message, shard).rest, tags, metrics
 
     rest, tags, metrics = travel(tf.constant(flat))
     assert rest.numpy().tobytes() == flat[shard.trainable_size :].tobytes()
@@ -54,7 +55,7 @@ def test_parameters_are_rounded_to_the_nearest_bfloat16_and_ties_to_even(jit):
 
     @tf.function(jit_compile=jit)
     def travel(vector):
-        return wire.receive(wire.send(vector, shard, wire.BFLOAT16), shard, wire.BFLOAT16).trainable
+        return BFLOAT16.unpack(BFLOAT16.pack_flat(vector, shard), shard).trainable
 
     found = travel(tf.constant(flat)).numpy().view(np.uint32)
     # exact; a tie goes down to even, up to even; above and below half; the sign of zero
@@ -71,36 +72,36 @@ def test_what_is_not_finite_stays_so(value):
     shard = one_shard()
     flat = a_vector(shard)
     flat[0] = value
-    message = wire.send(tf.constant(flat), shard, wire.BFLOAT16)
-    np.testing.assert_equal(wire.receive(message, shard, wire.BFLOAT16).trainable[0].numpy(), np.float32(value))
+    message = BFLOAT16.pack_flat(tf.constant(flat), shard)
+    np.testing.assert_equal(BFLOAT16.unpack(message, shard).trainable[0].numpy(), np.float32(value))
 
 
-def test_pieces_join_to_what_their_vector_sends():
+def test_pieces_are_packed_as_their_vector_is():
     shard = one_shard()
     flat = tf.constant(a_vector(shard))
-    for as_wire in BOTH:
+    for wire in BOTH:
         pieces = [flat[p.offset : p.offset + p.padded] for p in shard.trainable]
-        joined = wire.join(pieces, [flat[shard.trainable_size :]], as_wire)
-        assert joined.numpy().tobytes() == wire.send(flat, shard, as_wire).numpy().tobytes()
+        packed = wire.pack(pieces, [flat[shard.trainable_size :]])
+        assert packed.numpy().tobytes() == wire.pack_flat(flat, shard).numpy().tobytes()
 
 
 def test_the_size_of_a_message():
     shard = one_shard()
     flat = tf.constant(a_vector(shard))
-    sizes = {as_wire: wire.send(flat, shard, as_wire).shape[0] for as_wire in BOTH}
-    assert sizes == {as_wire: WIRES[as_wire].numbers(shard) for as_wire in BOTH}
+    sizes = {wire.name: wire.pack_flat(flat, shard).shape[0] for wire in BOTH}
+    assert sizes == {wire.name: WIRES[wire.name].numbers(shard) for wire in BOTH}
     rest = 3 * LANES  # state, metrics, header
-    assert WIRES[wire.BFLOAT16].nbytes(shard) == 2 * shard.trainable_size + 4 * rest
-    assert WIRES[wire.FLOAT32].nbytes(shard) == shard.nbytes
+    assert WIRES["bfloat16"].nbytes(shard) == 2 * shard.trainable_size + 4 * rest
+    assert WIRES["float32"].nbytes(shard) == shard.nbytes
 
 
 def test_a_fetched_message_reads_as_its_trainable_region():
     shard = one_shard()
     flat = tf.constant(a_vector(shard))
-    for as_wire in BOTH:
-        message = wire.send(flat, shard, as_wire)
-        expected = wire.receive(message, shard, as_wire).trainable.numpy()
-        np.testing.assert_array_equal(wire.trainable_of(message.numpy(), shard), expected)
+    for wire in BOTH:
+        message = wire.pack_flat(flat, shard)
+        expected = wire.unpack(message, shard).trainable.numpy()
+        np.testing.assert_array_equal(wire.trainable_in(message.numpy(), shard), expected)
 
 
 # Training
@@ -123,7 +124,7 @@ def test_over_a_bfloat16_wire_too_the_bits_do_not_depend_on_where_shards_lie(cli
 @pytest.mark.cluster
 def test_a_bfloat16_wire_trains_nearly_as_float32_does():
     exact, rounded = (
-        Cluster(with_everything, ps=1, workers=2, wire=as_wire).train([to_the_end] * 2)[0] for as_wire in BOTH
+        Cluster(with_everything, ps=1, workers=2, wire=wire.name).train([to_the_end] * 2)[0] for wire in BOTH
     )
     assert digest(exact[1]) != digest(rounded[1])
     np.testing.assert_allclose(rounded[0], exact[0], rtol=0.02)

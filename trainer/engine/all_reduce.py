@@ -36,7 +36,7 @@ class _Batch:
 
 
 class AllReduceEngine:
-    """One worker's copy of everything; the same calls as `ShardsEngine`."""
+    """One worker's copy of everything; the same calls as `ShardedEngine`."""
 
     is_tracing = False  # the next step, if it is the first, also leaves what ran where in `executed`
     executed: Executed | None = None

@@ -14,9 +14,10 @@ import tensorflow as tf
 
 from trainer.config.schema import OptimizerConfig
 from trainer.engine import optimizers
-from trainer.engine.update import mean_of, squares_order
-from trainer.engine.vectors import packing, wire
-from trainer.engine.vectors.packing import TrainableAndRest
+from trainer.engine.update import squares_order
+from trainer.engine.vectors import packing
+from trainer.engine.vectors.packing import TrainableAndRest, halves, mean_of
+from trainer.engine.vectors.wire import FLOAT32
 from trainer.plan.layout import METRICS, Shard
 from trainer.workload import loss_scale
 
@@ -38,8 +39,8 @@ class Replica:
     task: str = "worker:0"  # that computes it
 
 
-# trainable pieces, the rest, shard -> what is pushed to it
-Join = Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor], Shard], tf.Tensor]
+# trainable pieces, the rest, shard -> packed vector
+Write = Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor], Shard], tf.Tensor]
 
 
 class Computed(NamedTuple):
@@ -70,19 +71,19 @@ def compute(
     replica: Replica,
     batches: Any,
     stop: tf.Tensor,
-    join: Join | None = None,
+    write: Write | None = None,
 ) -> list[tf.Tensor]:
     """Like `run_step`, packed: what to push to each shard.
 
     Args:
-        headers: [LANES] what a push to each shard is tagged with.
-        join: makes it of its pieces; a vector in float32, unless another way is given.
+        headers: [LANES] the tags of a push to each shard.
+        write: packs the pieces; a vector in float32, unless another way is given.
     """
-    join = join or (lambda trainable, rest, _: wire.join(trainable, rest, wire.FLOAT32))
+    write = write or _pack_float32
 
-    def pack(told: Computed) -> list[tf.Tensor]:
+    def pack(computed: Computed) -> list[tf.Tensor]:
         return [
-            join(*packing.pieces_of(shard, told.gradients, told.state, told.metrics, header), shard)
+            write(*packing.pieces_of(shard, computed.gradients, computed.state, computed.metrics, header), shard)
             for shard, header in zip(shards, headers, strict=True)
         ]
 
@@ -163,31 +164,34 @@ def mean_over_replicas(
     shards: Sequence[Shard],
     *,
     clip: OptimizerConfig | None = None,
-    as_wire: str = wire.FLOAT32,
+    write: Write | None = None,
 ) -> list[tf.Tensor]:
     """What a worker pushes to each shard: the mean over its replicas.
 
     Args:
-        packed: of each replica, for each shard; vectors in float32, unless `is_final` says that they are messages.
-        headers: [LANES] what a push to each shard is tagged with; to be copied, never computed with.
+        packed: by replica and shard, in float32.
+        headers: [LANES] the tags of a push to each shard; to be copied, never computed with.
         clip: limits the norm of this worker's own gradient, where each gradient is an update of its own.
+        write: as for `compute`.
     """
-    if is_final(len(packed), clip):
-        return list(packed[0])
+    write = write or _pack_float32
+    if len(packed) == 1 and clip is None:
+        regions = [halves(vector, shard) for vector, shard in zip(packed[0], shards, strict=True)]
+        return [write([one.trainable], [one.rest], shard) for one, shard in zip(regions, shards, strict=True)]
 
     @tf.function(jit_compile=True, autograph=False)
     def combine(packed: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
         means = [mean_of([one[i] for one in packed])[: shard.header_offset] for i, shard in enumerate(shards)]
         return means if clip is None else _clipped(means, shards, clip)
 
-    means = combine([list(one) for one in packed])
-    vectors = [tf.concat([mean, header], 0) for mean, header in zip(means, headers, strict=True)]
-    return [wire.send(vector, shard, as_wire) for vector, shard in zip(vectors, shards, strict=True)]
+    return [
+        write([mean[: shard.trainable_size]], [mean[shard.trainable_size :], header], shard)
+        for mean, header, shard in zip(combine([list(one) for one in packed]), headers, shards, strict=True)
+    ]
 
 
-def is_final(replicas: int, clip: OptimizerConfig | None) -> bool:
-    """Whether what a worker's replica packed is what the worker pushes."""
-    return replicas == 1 and clip is None
+def _pack_float32(trainable: Sequence[tf.Tensor], rest: Sequence[tf.Tensor], shard: Shard) -> tf.Tensor:
+    return FLOAT32.pack(trainable, rest)
 
 
 def _clipped(means: Sequence[tf.Tensor], shards: Sequence[Shard], config: OptimizerConfig) -> list[tf.Tensor]:

@@ -13,7 +13,7 @@ from trainer.engine.compute import Replica, compute, in_step
 from trainer.engine.instruments import GraphClock
 from trainer.engine.session_engine import SessionEngine
 from trainer.engine.step_result import StepResult
-from trainer.engine.update import is_scaled, make_update, mean_of, squares_order
+from trainer.engine.update import is_scaled, make_update, squares_order
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.plan.layout import Shard
@@ -22,7 +22,7 @@ v1 = tf.compat.v1
 
 
 class LocalEngine(SessionEngine):
-    """Trains on one shard that lives in this process; the same calls as `ShardsEngine`."""
+    """Trains on one shard that lives in this process; the same calls as `ShardedEngine`."""
 
     def __init__(
         self,
@@ -129,4 +129,4 @@ class LocalEngine(SessionEngine):
         with tf.control_dependencies(assigned):
             metrics = packing.metrics_of(flat, shard)
             ends = [[], *self._clock.fetches]
-            return [tf.expand_dims(tags, 0), metrics, began_at, computed_at, ends], mean_of(packed)
+            return [tf.expand_dims(tags, 0), metrics, began_at, computed_at, ends], packing.mean_of(packed)

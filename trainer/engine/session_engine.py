@@ -19,13 +19,13 @@ v1 = tf.compat.v1
 
 
 class SessionEngine:
-    """Runs a step in one Session.run."""
+    """Runs a step in one Session.run; the methods are those of `engine.Engine`."""
 
-    is_tracing = False  # the next step also leaves what ran where in `executed`
+    is_tracing = False
     executed: Executed | None = None
-    variables: Mapping[str, str] = MappingProxyType({})  # those of a graph are among its operations
+    variables: Mapping[str, str] = MappingProxyType({})  # a graph's variables are among its operations
     generation: int
-    missed: Sequence[StepResult] = ()  # a state of this process ends with it, so there is never one to find
+    missed: Sequence[StepResult] = ()
     scopes: Mapping[str, str]
     graph: Any
     session: Any
@@ -35,48 +35,42 @@ class SessionEngine:
     _gradients: Any  # packed
 
     def connect(self, target: str, session_config: Any) -> None:
-        """Opens the session; the shard hosts, if any, must be up.
-
-        Args:
-            target: the task's own server; "" where there is none.
-        """
         self.session = v1.Session(target, graph=self.graph, config=session_config)
         self._run_step = self.session.make_callable(self._step)  # without feeds, which cost time at each step
 
     def held(self) -> int:
-        """The generation of the state that is there already; 0: none."""
+        """0: a state of this process ends with it."""
         return 0
 
     def step(self, *, stop: bool = False, fetch_gradients: bool = False) -> StepResult:
-        """Computes on the next batch and updates, or pushes; the metrics are those of the update before.
-
-        Args:
-            stop: asks all replicas to stop after the next step.
-            fetch_gradients: also returns the mean gradient of this process's replicas.
-        """
         began = time.time()
-        fetches, feeds = [*self._step, *([self._gradients] if fetch_gradients else [])], {self._stop: float(stop)}
-        if self.is_tracing:
-            outputs, self.executed = run_traced(self.session, fetches, feeds)
-            self.is_tracing = False
-        elif stop or fetch_gradients:
-            outputs = self.session.run(fetches, feeds if stop else None)
+        if self.is_tracing or stop or fetch_gradients:
+            outputs = self._run(self._step, {self._stop: float(stop)}, fetch_gradients=fetch_gradients)
         else:
             outputs = self._run_step()
-        return self._pulled(outputs, began, fetch_gradients=fetch_gradients)
+        return self._result(outputs, began, fetch_gradients=fetch_gradients)
 
-    def _pulled(self, outputs: Sequence[Any], began: float, *, fetch_gradients: bool) -> StepResult:
-        """From what a step fetched.
+    def _run(self, step: list[Any], feeds: dict[Any, Any], *, fetch_gradients: bool) -> Sequence[Any]:
+        fetches = [*step, *([self._gradients] if fetch_gradients else [])]
+        if not self.is_tracing:
+            outputs: Sequence[Any] = self.session.run(fetches, feeds)
+            return outputs
+        outputs, self.executed = run_traced(self.session, fetches, feeds)
+        self.is_tracing = False
+        return outputs
+
+    def _result(self, outputs: Sequence[Any], began: float, *, fetch_gradients: bool) -> StepResult:
+        """Reads what a step fetched.
 
         Args:
             began: Unix time, seconds.
         """
         ended = time.time()
         tags, metrics, pulled_at, computed_at, (_, *stamps), *gradients = outputs
-        pulled = StepResult.read(tags, metrics, wait_secs=pulled_at - began, compute_secs=computed_at - pulled_at)
+        result = StepResult.read(tags, metrics, wait_secs=pulled_at - began, compute_secs=computed_at - pulled_at)
         if stamps:
-            pulled = pulled._replace(stamps=Stamps(began, ended, *stamps))
-        return pulled._replace(gradients=self._name(gradients[0])) if fetch_gradients else pulled
+            result = result._replace(stamps=Stamps(began, ended, *stamps))
+        return result._replace(gradients=self._name(gradients[0])) if fetch_gradients else result
 
     def _name(self, packed: Any) -> dict[str, np.ndarray]:
         """Gradients by path."""

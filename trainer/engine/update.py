@@ -9,8 +9,9 @@ import tensorflow as tf
 
 from trainer.config.schema import OptimizerConfig
 from trainer.engine import optimizers
-from trainer.engine.vectors import packing, wire
-from trainer.engine.vectors.packing import TrainableAndRest
+from trainer.engine.vectors import packing
+from trainer.engine.vectors.packing import TrainableAndRest, mean_of
+from trainer.engine.vectors.wire import FLOAT32, VectorWire
 from trainer.plan.layout import METRICS, Shard
 from trainer.workload import loss_scale
 
@@ -27,7 +28,7 @@ LOSS, STOP, OVERFLOW, BAD = (METRICS.index(name) for name in ("loss", "stop", "o
 
 
 def make_update(
-    shard: Shard, config: OptimizerConfig, exchange: Exchange, *, scaled: bool = False, as_wire: str = wire.FLOAT32
+    shard: Shard, config: OptimizerConfig, exchange: Exchange, *, scaled: bool = False, wire: VectorWire = FLOAT32
 ) -> Update:
     """Builds the update of one shard, compiled by XLA into one pass over its vectors.
 
@@ -37,14 +38,8 @@ def make_update(
     Args:
         exchange: brings together the squared norms of all shards; called only when gradients are clipped.
         scaled: leaves out updates whose gradients overflowed too, and moves the loss scale.
-        as_wire: what the messages were made for.
+        wire: what the gradients were packed for.
     """
-
-    def mean(packed: Sequence[tf.Tensor], chosen: tf.Tensor | None) -> TrainableAndRest:
-        if as_wire == wire.FLOAT32:  # cut behind the mean: else XLA folds its division into the learning rate
-            return packing.halves(mean_of(packed, chosen), shard)
-        received = [wire.receive(one, shard, as_wire) for one in packed]
-        return TrainableAndRest(*(mean_of(regions, chosen) for regions in zip(*received, strict=True)))
 
     @tf.function(jit_compile=True, autograph=False)
     def squares_of(gradient: tf.Tensor) -> tf.Tensor:
@@ -67,12 +62,12 @@ def make_update(
 
     @tf.function(jit_compile=True, autograph=False)
     def average(packed: Sequence[tf.Tensor], chosen: tf.Tensor | None) -> TrainableAndRest:
-        return mean(packed, chosen)
+        return wire.average(packed, shard, chosen)
 
     @tf.function(jit_compile=True, autograph=False)
     def average_rest(packed: Sequence[tf.Tensor], chosen: tf.Tensor | None) -> tf.Tensor:
         # Compiled, small as it is: TensorFlow itself turns a chain of sums into one of an order of its own.
-        return mean_of([wire.receive(one, shard, as_wire).rest for one in packed], chosen)
+        return mean_of([wire.unpack(one, shard).rest for one in packed], chosen)
 
     @tf.function(jit_compile=True, autograph=False)
     def average_and_apply(
@@ -83,7 +78,7 @@ def make_update(
         step: tf.Tensor,
         chosen: tf.Tensor | None,
     ) -> tuple[tf.Tensor, Slots]:
-        return apply(flat, slots, mean(packed, chosen), None, generation, step)
+        return apply(flat, slots, wire.average(packed, shard, chosen), None, generation, step)
 
     def leave_out(
         flat: tf.Tensor, slots: Slots, rest: tf.Tensor, generation: tf.Tensor, step: tf.Tensor
@@ -119,19 +114,6 @@ def make_update(
         return tf.cond(is_bad, partial(leave_out, flat, slots, rest, generation, step), make)
 
     return update
-
-
-def mean_of(packed: Sequence[tf.Tensor], chosen: tf.Tensor | None = None) -> tf.Tensor:
-    """[size] The mean of what was pushed; of the chosen only, where that is given.
-
-    Summed one by one in the order given: the bits of the sum depend on nothing else.
-    """
-    if chosen is not None:
-        packed = [tf.where(chosen[number], one, 0.0) for number, one in enumerate(packed)]
-    total = packed[0]
-    for one in packed[1:]:
-        total = total + one
-    return total / (len(packed) if chosen is None else tf.reduce_sum(tf.cast(chosen, tf.float32)))
 
 
 def squares_order(shards: Sequence[Shard]) -> list[int]:

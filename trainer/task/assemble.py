@@ -12,8 +12,10 @@ from trainer.engine.local import LocalEngine
 from trainer.engine.sharded.host import ShardHost
 from trainer.engine.sharded.hosts import HOSTS
 from trainer.engine.sharded.resources import device_of
-from trainer.engine.sharded.worker import ShardsEngine
-from trainer.engine.vectors.shared_memory import Memory
+from trainer.engine.sharded.worker import ShardedEngine
+from trainer.engine.sharded.worker_graph import WorkerSpec
+from trainer.engine.vectors.shared_memory import MemoryWire
+from trainer.engine.vectors.wire import MESSAGE_WIRES, VectorWire
 from trainer.faults.problems import ConfigError, Problem
 from trainer.plan.layout import Shard
 from trainer.plan.plan import Plan, Task
@@ -25,22 +27,22 @@ from trainer.workload.data.pipeline import training_batches, training_iterator
 ENDLESS = 2**62  # steps; a worker that waits for no other cannot know how many it will make
 
 
-def open_memory(plan: Plan) -> Memory | None:
-    """Opens the memory that the tasks share, if vectors stay there.
+def open_wire(plan: Plan) -> VectorWire:
+    """How vectors travel; maps the shared memory if they stay there.
 
     Raises:
         ConfigError: if this task may not read the memory of the launcher.
     """
     if plan.memory is None:
-        return None
+        return MESSAGE_WIRES[plan.wire]
     try:
-        return Memory(plan.memory, plan.shards, plan.effective_strategy, len(plan.workers))
+        return MemoryWire(plan.memory, plan.shards, plan.effective_strategy, len(plan.workers))
     except OSError as error:
         remedy = f"type strategy={plan.strategy} strategy.wire=float32"
         raise ConfigError([Problem("strategy.wire", f"{plan.memory}: {error.strerror}", remedy)]) from error
 
 
-def make_host(config: RunConfig, plan: Plan, shard: Shard, memory: Memory | None = None) -> ShardHost:
+def make_host(config: RunConfig, plan: Plan, shard: Shard, wire: VectorWire) -> ShardHost:
     """The host of a shard, as the plan's strategy has it."""
     options: dict[str, Any] = {
         "shards": plan.shards,
@@ -48,8 +50,7 @@ def make_host(config: RunConfig, plan: Plan, shard: Shard, memory: Memory | None
         "workers": len(plan.workers),
         "optimizer": config.optimizer,
         "parameters": plan.parameters,
-        "as_wire": plan.wire,
-        "memory": memory,
+        "wire": wire,
         "profiles": config.profile,
     }
     own: dict[str, dict[str, Any]] = {
@@ -67,14 +68,14 @@ def make_engine(
     model: Any,
     data: DataSet,
     *,
-    memory: Memory | None = None,
+    wire: VectorWire,
     strategy: Any = None,
     rollbacks: int = 0,
 ) -> Engine:
     """The engine of a worker.
 
     Args:
-        memory: from `open_memory`.
+        wire: from `open_wire`.
         strategy: of all-reduce training, from server.start_strategy.
         rollbacks: how often the run has gone back to a checkpoint for other batches.
     """
@@ -89,15 +90,16 @@ def make_engine(
         return AllReduceEngine(
             strategy=strategy, shard=plan.shards[0], index=task.index, parameters=plan.parameters, **common
         )
-    return ShardsEngine(
-        task=task.name,
-        workers=len(plan.workers),
-        shards=plan.shards,
-        strategy=plan.effective_strategy,
-        parameters=plan.parameters,
-        as_wire=plan.wire,
-        memory=memory,
-        **common,
+    return ShardedEngine(
+        WorkerSpec(
+            task=task.name,
+            workers=len(plan.workers),
+            shards=plan.shards,
+            strategy=plan.effective_strategy,
+            parameters=plan.parameters,
+            wire=wire,
+            **common,
+        )
     )
 
 

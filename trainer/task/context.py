@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.config.schema import RunConfig
-from trainer.engine.vectors.shared_memory import Memory
+from trainer.engine.vectors.wire import FLOAT32, VectorWire
 from trainer.observe.peers import roll_call
 from trainer.observe.placement.record import Record
 from trainer.observe.placement.verify import verify
@@ -39,7 +39,7 @@ class Context:
     recorder: Recorder | None = None  # of a profile
     rollbacks: int = 0  # how often the run has gone back to a checkpoint; counted before a chief may move the file away
     server: Any = None  # TensorFlow's; none in one process, and where all_reduce starts it
-    memory: Memory | None = None  # where vectors are shared, if they are
+    wire: VectorWire = FLOAT32  # how vectors travel
     needs_hosts: bool = True  # until this task has all that it wants of them
     holds_state: bool = False  # its shard is loaded, so a peer's restart loses something
     # Sessions stay open until the process ends: closing one can wait for ever for a peer that has left.

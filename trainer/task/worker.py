@@ -87,7 +87,7 @@ def _train(context: Context, strategy: Any = None) -> bool:
     model, data = open_workload(config)
     _check_planned(plan, parameters_of(model, config.train.precision.value))
     engine = make_engine(
-        config, plan, task, model, data, memory=context.memory, strategy=strategy, rollbacks=context.rollbacks
+        config, plan, task, model, data, wire=context.wire, strategy=strategy, rollbacks=context.rollbacks
     )
     # Where there is an evaluator task, it does this.
     evaluator = _make_evaluator(context, model, data) if task.is_chief and plan.trainers == plan.tasks else None

@@ -25,8 +25,8 @@ from trainer.engine.sharded import staleness as contributions
 from trainer.engine.sharded.host import OnUpdate, ShardHost
 from trainer.engine.sharded.resources import GENERATION_STRIDE, HOLD, JOIN, STOP_PUSH, Log, device_of, drain
 from trainer.engine.update import STOP
-from trainer.engine.vectors import packing, wire
-from trainer.engine.vectors.shared_memory import Memory
+from trainer.engine.vectors import packing
+from trainer.engine.vectors.shared_memory import message_of
 from trainer.observe.profile.stamps import Stamps
 
 v1 = tf.compat.v1
@@ -157,27 +157,22 @@ class ArrivalsHost(ShardHost):
         with tf.control_dependencies(told):
             return super().hand_out_tokens()
 
-    def put_in_memory(self, memory: Memory, new: tf.Tensor, packed: Sequence[tf.Tensor]) -> list[tf.Operation]:
-        """Into a place where no worker reads; each is told of it with a token."""
-        return [memory.put([new], self.shard, self._place_feed, computed_on=packed).op]
-
     def _tell(self, worker: int) -> list[tf.Operation]:
-        if self.memory is None:
+        if not self.wire.is_per_worker:
             return []
         with tf.device(self.parameters):
             tags = packing.tags_of(self.shared.flat.read_value(), self.shard)
-        message = wire.tell(tags, self._place_feed)
-        return [self.shared.sent[worker].assign(message, read_value=False)]
+        return [self.shared.sent[worker].assign(message_of(tags, self.place), read_value=False)]
 
     @cached_property
-    def _place_feed(self) -> tf.Tensor:
+    def place(self) -> tf.Tensor:
         """Where the newest vector is put, or lies; in the first place where it is not fed: as a state is loaded."""
         with tf.control_dependencies(None):
             return v1.placeholder_with_default(0, [])
 
     def _at(self, place: int) -> dict[tf.Tensor, int]:
         """What to feed for a place; nothing where vectors travel."""
-        return {} if self.memory is None else {self._place_feed: place}
+        return {self.place: place} if self.wire.is_per_worker else {}
 
     def _free_place(self) -> int:
         """One more than there are workers: there is always one of which none was told."""

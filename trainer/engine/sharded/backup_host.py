@@ -10,7 +10,7 @@ import tensorflow as tf
 from trainer.engine.sharded import staleness as contributions
 from trainer.engine.sharded.arrivals_host import Arrival, ArrivalsHost, v1
 from trainer.engine.sharded.resources import device_of, log_queue
-from trainer.engine.vectors import packing, wire
+from trainer.engine.vectors import packing
 
 
 class BackupHost(ArrivalsHost):
@@ -81,7 +81,7 @@ class BackupHost(ArrivalsHost):
             self._inbox = [self._make_inbox(other) for other in range(self.workers)]
         messages = [inbox.read_value() for inbox in self._inbox]
         messages[worker] = self.shared.pushes[worker].dequeue()
-        packed = [self.receive(message, other) for other, message in enumerate(messages)]
+        packed = [self.wire.read_gradients(message, self.shard, other) for other, message in enumerate(messages)]
         mine = packing.tags_of(self.shared.flat.read_value(), self.shard)
         _, assigned = self.update(packed, chosen=self._chosen_feed, exchange=self.exchange(mine))
         with tf.control_dependencies(assigned):
@@ -91,8 +91,8 @@ class BackupHost(ArrivalsHost):
     def _make_inbox(self, worker: int) -> Any:
         return v1.get_variable(
             f"inbox{worker}",
-            wire.shape(self.shard, self.as_wire),
-            wire.dtype(self.as_wire),
+            self.wire.shape(self.shard),
+            self.wire.dtype,
             v1.zeros_initializer(),
             use_resource=True,
         )

@@ -16,8 +16,8 @@ from trainer.config.schema import OptimizerConfig
 from trainer.engine.instruments import failpoint, run_traced
 from trainer.engine.sharded.resources import GENERATION_STRIDE, device_of, share
 from trainer.engine.update import Exchange, is_scaled, make_update, squares_order
-from trainer.engine.vectors import packing, wire
-from trainer.engine.vectors.shared_memory import Memory
+from trainer.engine.vectors import packing
+from trainer.engine.vectors.wire import FLOAT32, VectorWire
 from trainer.observe.placement.executed import Executed
 from trainer.observe.profile.stamps import Stamps
 from trainer.plan.layout import Shard
@@ -34,6 +34,7 @@ class ShardHost(ABC):
     is_tracing = False  # the next update also leaves what ran where in `executed`
     executed: Executed | None = None
     record: Record | None = None  # called after each update, where a profile is wanted
+    place: Any = 0  # of the newest vector, in shared memory
 
     def __init__(
         self,
@@ -44,8 +45,7 @@ class ShardHost(ABC):
         optimizer: OptimizerConfig,
         parameters: str = "/cpu:0",
         has_log: bool = False,
-        as_wire: str = wire.FLOAT32,
-        memory: Memory | None = None,
+        wire: VectorWire = FLOAT32,
         profiles: bool = False,
     ) -> None:
         """Begins the host's graph.
@@ -55,24 +55,19 @@ class ShardHost(ABC):
             workers: how many push.
             parameters: device of the vectors.
             has_log: whether gradients are taken as they come.
-            as_wire: how vectors travel.
-            memory: where they lie instead, as a wire of `memory` has it.
+            wire: how vectors travel.
             profiles: whether updates are stamped, for `record`.
         """
-        self.as_wire, self.memory = as_wire, memory
         self.shards, self.shard, self.optimizer, self.workers = shards, shards[index], optimizer, workers
-        self.profiles = profiles
+        self.wire, self.profiles = wire, profiles
         self.parameters = device_of(self.shard.host, parameters)
-        # Made once: each would be compiled anew.
-        scaled = is_scaled(shards)
-        arrives = wire.FLOAT32 if memory else as_wire
-        self._update_shard = make_update(self.shard, optimizer, self._exchanged, scaled=scaled, as_wire=arrives)
-        self._send = tf.function(lambda flat: wire.send(flat, self.shard, as_wire), jit_compile=True, autograph=False)
+        # Made once, because each would be compiled anew.
+        self._update_shard = make_update(self.shard, optimizer, self._exchanged, scaled=is_scaled(shards), wire=wire)
         self._exchange: Exchange | None = None  # of the update that is being added
         self.graph = tf.Graph()
         with self.graph.as_default(), tf.device(device_of(self.shard.host)):
             names = list(optimizer.slots())
-            self.shared = share(self.shard, names, workers, parameters=parameters, has_log=has_log, as_wire=as_wire)
+            self.shared = share(self.shard, names, workers, parameters=parameters, has_log=has_log, wire=wire)
             self._tag = self.tag()
             self._load = self._make_load()
             self._goodbye = self.shared.goodbyes.dequeue()
@@ -165,22 +160,15 @@ class ShardHost(ABC):
             packed: what it was computed on.
         """
         with tf.device(device_of(self.shard.host)):
-            if self.memory is not None:
-                told = self.put_in_memory(self.memory, new, packed)
+            message = self.wire.write_parameters(new, self.shard, self.place, computed_on=packed)
+            if message is None:
+                written = []
+            elif self.wire.is_per_worker:  # workers get it with their tokens
+                written = [message.op]
             else:
-                told = [sent.assign(self._send(new), read_value=False) for sent in self.shared.sent[:1]]
-        with tf.control_dependencies(told):
-            return [*told, self.shared.flat.assign(new, read_value=False)]
-
-    @abstractmethod
-    def put_in_memory(self, memory: Memory, new: tf.Tensor, packed: Sequence[tf.Tensor]) -> list[tf.Operation]:
-        """Writes a new vector to where workers will read it; `packed` as in `assign_flat`."""
-
-    def receive(self, message: tf.Tensor, worker: int) -> tf.Tensor:
-        """What a worker pushed."""
-        if self.memory is None:
-            return tf.identity(message)
-        return self.memory.get_gradients(message, self.shard, worker)
+                written = [self.shared.sent[0].assign(message, read_value=False)]
+        with tf.control_dependencies(written):
+            return [*written, self.shared.flat.assign(new, read_value=False)]
 
     def exchange(self, tags: tf.Tensor) -> Exchange | None:
         """Tells every other host the squared norms here and hears theirs; all hosts get the same [K] bits.

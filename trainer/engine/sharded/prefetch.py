@@ -1,47 +1,100 @@
-"""A thread that brings what the next step needs while this one is still at work."""
+"""Pulls the next step's parameters while this step computes and pushes.
+
+For hosts with several shards each (buckets, under sync only). A second Session.run waits for the next step's tokens
+and puts what it pulls into queues of this worker, where the step takes it. The tokens are the same as without it, and
+so is everything that follows from them.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from trainer.engine.instruments import GraphClock
+from trainer.engine.sharded.resources import Link
+
+
+class PrefetchGraph(NamedTuple):
+    """The operations of a worker that pulls ahead."""
+
+    pulled: list[tf.Operation]  # the next step's messages are here
+    messages: list[tf.Tensor]  # those messages, by shard, taken once
+    closed: list[tf.Operation]  # no more will come
+    settled: list[tf.Operation]  # the next step's tokens are here; they stay where they are
+
+
+def build_prefetch(links: Sequence[Link], here: str) -> PrefetchGraph:
+    """Adds to the default graph a queue for one message of each shard, between the run that pulls and the step.
+
+    Args:
+        here: the worker's device.
+    """
+    queues, pulled = [], []
+    for link in links:
+        message = link.pull(GraphClock(is_wanted=False))
+        with tf.device(here):
+            name = f"ahead{secrets.token_hex(8)}"
+            queues.append(tf.compat.v1.FIFOQueue(1, [message.dtype], [message.shape], shared_name=name))
+            pulled.append(queues[-1].enqueue(tf.identity(message)))
+    with tf.device(here):
+        closed = [queue.close(cancel_pending_enqueues=True) for queue in queues]
+        messages = [queue.dequeue() for queue in queues]
+    return PrefetchGraph(pulled, messages, closed, [link.wait() for link in links])
 
 
 class Prefetch:
-    """Calls `bring` again and again; a call ends when what it brought has a place, so it is one ahead of its use."""
+    """Calls `pull` again and again in a thread; a call ends when its result has a place, so it is one ahead of use."""
 
-    def __init__(self, bring: Callable[[], None], *, fail: Callable[[], None]) -> None:
-        """Describes it; `start` begins.
+    def __init__(self, pull: Callable[[], object], *, fail: Callable[[], object]) -> None:
+        """Prepares the thread; `start` starts it.
 
         Args:
-            fail: called when `bring` has raised, so that nobody waits for what does not come.
+            fail: called when `pull` has raised, so that nobody waits for what will not come.
         """
-        self._bring, self._fail = bring, fail
+        self._pull, self._fail = pull, fail
         self._changed = threading.Condition()
-        self._brought = self._used = 0
+        self._pulled = self._used = 0
         self._error: Exception | None = None
         self.is_started = False
 
+    @classmethod
+    def of(cls, graph: PrefetchGraph, session: Any) -> Prefetch:
+        """Prefetches with the operations of a worker's graph."""
+
+        def fail() -> None:
+            with contextlib.suppress(tf.errors.OpError, RuntimeError):  # a closed session has told everybody already
+                session.run(graph.closed)
+
+        return cls(lambda: session.run(graph.pulled), fail=fail)
+
     def start(self) -> None:
-        self.is_started = True
-        threading.Thread(target=self._run, name="pull ahead", daemon=True).start()
+        """Starts the thread, unless it has been started."""
+        if not self.is_started:
+            self.is_started = True
+            threading.Thread(target=self._run, name="prefetch", daemon=True).start()
 
     def use(self) -> None:
-        """Tells that what a call brought was taken."""
+        """Counts one result as taken."""
         with self._changed:
             self._used += 1
 
     def wait(self) -> None:
-        """Blocks until something is there that was not used.
+        """Blocks until there is a result that was not taken.
 
         Raises:
-            Exception: what `bring` raised.
+            Exception: what `pull` raised.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._brought > self._used or self._error is not None)
+            self._changed.wait_for(lambda: self._pulled > self._used or self._error is not None)
         self.check()
 
     def check(self) -> None:
-        """Raises what `bring` raised, if it has."""
+        """Raises what `pull` raised, if it has."""
         if self._error is not None:
             raise self._error
 
@@ -49,10 +102,10 @@ class Prefetch:
         while self._error is None:
             error = None
             try:
-                self._bring()
+                self._pull()
             except Exception as raised:
                 error = raised
             with self._changed:
-                self._brought, self._error = self._brought + (error is None), error
+                self._pulled, self._error = self._pulled + (error is None), error
                 self._changed.notify_all()
         self._fail()

@@ -11,8 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer.engine.instruments import GraphClock
 from trainer.engine.sharded.staleness import COLUMNS
-from trainer.engine.vectors import wire
+from trainer.engine.vectors.wire import FLOAT32, VectorWire
 from trainer.plan.layout import Shard
 
 v1 = tf.compat.v1
@@ -66,14 +67,14 @@ def share(
     *,
     parameters: str = "/cpu:0",
     has_log: bool,
-    as_wire: str = wire.FLOAT32,
+    wire: VectorWire = FLOAT32,
 ) -> Shared:
     """Makes the resources of a shard known to the default graph, on its host.
 
     Args:
         parameters: the host's device that holds the vectors; queues, and what is sent, are in its memory.
         has_log: whether gradients are taken as they come.
-        as_wire: how vectors travel.
+        wire: how vectors travel.
     """
     prefix = f"shard{shard.index}"
 
@@ -98,11 +99,11 @@ def share(
         return Log(arrivals, order, copied, flat, held, counts, joined)
 
     def sent() -> list[Any]:
-        if as_wire == wire.FLOAT32:
+        if not wire.has_messages:
             return []
-        if as_wire == wire.MEMORY and has_log:  # each is told of another vector
-            return [variable(f"sent{w}", message_shape, message) for w in range(workers)]
-        return [variable("sent", message_shape, message)] * workers
+        if wire.is_per_worker:
+            return [variable(f"sent{w}", message_shape, wire.dtype) for w in range(workers)]
+        return [variable("sent", message_shape, wire.dtype)] * workers
 
     # Under sync what a worker left behind is taken, and dropped, as soon as it is waited for.
     spare = SPARE_PUSHES if has_log else 1
@@ -111,19 +112,54 @@ def share(
         flat, kept = vectors("")
         with tf.device(device_of(shard.host, parameters)):
             before = None if has_log else variable("before", [shard.size])
-        message, message_shape = wire.dtype(as_wire), wire.shape(shard, as_wire)
+        message_shape = wire.shape(shard)
         return Shared(
             flat=flat,
             sent=sent(),
             before=before,
             slots=kept,
             seen=[variable(f"seen{w}", [], tf.int64, -1) for w in range(workers)],
-            pushes=[queue(f"intake{w}", spare, [message], [message_shape]) for w in range(workers)],
+            pushes=[queue(f"intake{w}", spare, [wire.dtype], [message_shape]) for w in range(workers)],
             tokens=[queue(f"tokens{w}", SPARE_TOKENS, [tf.int64], [[]]) for w in range(workers)],
             loads=queue("loads", 1, [tf.float32] * len(shapes), shapes),
             goodbyes=queue("goodbyes", 2 * workers, [tf.int32], [[]]),
             log=log() if has_log else None,
         )
+
+
+@dataclass(frozen=True)
+class Link:
+    """One worker's end of a shard."""
+
+    shard: Shard
+    shared: Shared
+    worker: int
+    wire: VectorWire
+
+    @property
+    def device(self) -> str:
+        return device_of(self.shard.host)
+
+    @property
+    def tokens(self) -> Any:
+        return self.shared.tokens[self.worker]
+
+    @property
+    def seen(self) -> Any:
+        return self.shared.seen[self.worker]
+
+    def pull(self, clock: GraphClock) -> tf.Tensor:
+        """Waits for this worker's token and reads its message."""
+        with tf.device(self.device):
+            token = take(self.tokens, not_after(self.seen))
+            clock.end("wait", [token], on=self.shard.host)
+            with tf.control_dependencies([self.seen.assign(token, read_value=False)]):
+                return (self.shared.sent[self.worker] if self.shared.sent else self.shared.flat).read_value()
+
+    def wait(self) -> tf.Operation:
+        """Waits for the token of the next step, and gives it back."""
+        with tf.device(self.device):
+            return self.tokens.enqueue(take(self.tokens, not_after(self.seen)))
 
 
 def log_queue(shard: Shard, name: str, workers: int) -> Any:

@@ -21,8 +21,7 @@ import tensorflow as tf
 from trainer.engine.instruments import GraphClock, failpoint
 from trainer.engine.sharded.host import OnUpdate, ShardHost
 from trainer.engine.sharded.resources import device_of, take
-from trainer.engine.vectors import packing, wire
-from trainer.engine.vectors.shared_memory import Memory
+from trainer.engine.vectors import packing
 from trainer.observe.profile.stamps import Stamps
 
 v1 = tf.compat.v1
@@ -60,7 +59,7 @@ class SyncHost(ShardHost):
 
         def stale(message: tf.Tensor) -> tf.Tensor:
             # Not `!=`, which compares identities in a v1 graph.
-            return tf.reduce_any(tf.not_equal(wire.tags_of(message, self.shard, self.as_wire), mine))
+            return tf.reduce_any(tf.not_equal(self.wire.tags_of(message, self.shard), mine))
 
         packed = [take(pushes, stale) for pushes in self.shared.pushes]
         arrived = [at for worker, one in enumerate(packed) for at in clock.arrive(f"worker:{worker}", [one])]
@@ -71,7 +70,7 @@ class SyncHost(ShardHost):
                 told.append(last.assign(tag, read_value=False))
         step = packing.tags_of(self.shared.flat.read_value(), self.shard)[1]
         with tf.control_dependencies([*packed, *arrived, *_reached("take", step, packed)]):
-            packed = [self.receive(one, worker) for worker, one in enumerate(packed)]
+            packed = [self.wire.read_gradients(one, self.shard, worker) for worker, one in enumerate(packed)]
             taken_at = tf.timestamp()
         clock.end_at("wait", taken_at)
         step, assigned = self.update(packed, exchange=self.exchange(mine))
@@ -81,12 +80,6 @@ class SyncHost(ShardHost):
         clock.end("tokens", [handed])
         with tf.control_dependencies([handed, *told]):
             return [tf.identity(step), tf.identity(taken_at), *clock.fetches]
-
-    def put_in_memory(self, memory: Memory, new: tf.Tensor, packed: Sequence[tf.Tensor]) -> list[tf.Operation]:
-        """Into the only place: all workers have pushed, and so have read what lies there."""
-        with tf.control_dependencies([memory.put([new], self.shard, 0, computed_on=packed)]):
-            message = wire.tell(packing.tags_of(new, self.shard), 0)
-        return [self.shared.sent[0].assign(message, read_value=False)]
 
     def _make_taken(self, worker: int) -> Any:
         """The tag of the last update that has a worker's gradient."""

@@ -64,6 +64,19 @@ def pack(shard: Shard, gradients: Tensors, state: Tensors, metrics: tf.Tensor, h
     return tf.concat([*trainable, *rest], 0)
 
 
+def mean_of(packed: Sequence[tf.Tensor], chosen: tf.Tensor | None = None) -> tf.Tensor:
+    """[size] The mean of what was pushed; of the chosen only, where that is given.
+
+    Summed one by one in the order given: the bits of the sum depend on nothing else.
+    """
+    if chosen is not None:
+        packed = [tf.where(chosen[number], one, 0.0) for number, one in enumerate(packed)]
+    total = packed[0]
+    for one in packed[1:]:
+        total = total + one
+    return total / (len(packed) if chosen is None else tf.reduce_sum(tf.cast(chosen, tf.float32)))
+
+
 def header(generation: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
     """[LANES] float32 whose first bits are the int32 generation and step; never to be computed with."""
     tags = tf.cast(tf.stack([generation, step]), tf.int32)

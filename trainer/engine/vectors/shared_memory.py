@@ -1,21 +1,21 @@
-"""Vectors in memory that all tasks of one machine share: what a pull and a push carry does not travel at all.
+"""The wire of tasks on one machine: vectors stay in memory that all tasks map, and messages only say where.
 
     host    writes the new vector into a place, then says which to a worker, with its token
-    worker  takes its token and what was said; computes on the vector where it lies
+    worker  takes its token and that message; computes on the vector where it lies
             writes its gradients into a place of its own, then pushes
     host    takes a worker's push, and averages the gradients where they lie
 
-The messages stay what they are, in the same order, of the same tags; only the vector is left out. Who reads a place has
-been told by a message that it is written.
+The messages are those of other wires, in the same order and with the same tags, but without the vector. Nobody reads a
+place before a message has said that it is written.
 
-A worker writes when it has its token, and so its gradients were taken. Under sync a host writes when every worker has
-pushed, and so has read: one place is enough. Elsewhere it writes where no worker reads: a worker keeps the place it was
-told of until it is told of another. Whoever replaces a worker that was ended computes the same gradients under sync,
-and writes the same bits; elsewhere it gets no token while a gradient of its predecessor is still to be averaged.
+A worker writes when it has its token, which means that its gradients were taken. Under sync a host writes when every
+worker has pushed, and so has read: one place is enough. Under async and backup it writes where no worker reads: a
+worker keeps its place until a message names another. Whoever replaces a worker that died computes the same gradients
+under sync, and writes the same bits; otherwise it gets no token while a gradient of its predecessor is not averaged.
 
-TensorFlow lets an operation write its result over an input that nobody else will read. So what was computed on vectors
-in shared memory is put with them as further inputs: until then they are still to be read. They are mapped for reading
-only, so that a mistake there would end the process, and could not change them.
+TensorFlow may write the result of an operation over an input that no other operation still has to read. So what a
+vector was computed on is an input of the operation that writes it. Vectors are mapped read-only for reading: a mistake
+there would end the process instead of changing them.
 """
 
 from __future__ import annotations
@@ -26,32 +26,88 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from trainer.engine.vectors import wire
-from trainer.plan.layout import Shard
+from trainer.engine.vectors import packing
+from trainer.engine.vectors.packing import TrainableAndRest, halves
+from trainer.engine.vectors.wire import VectorWire
+from trainer.plan.layout import TAGS, Shard
 from trainer.plan.shared_memory import nbytes, places, vectors_of
 from trainer.plan.strategy import Strategy
 
 
-class Memory:
-    """Places for the vectors of every shard, and one for the gradients that each worker pushes to it."""
+class MemoryWire(VectorWire):
+    """Places for the vectors of every shard, and one for the gradients that each worker pushes to it.
+
+    A message is [tags, place] for parameters, [tags, whether the worker asks to stop] for gradients.
+    """
+
+    name = "memory"
+    dtype = tf.int32
+    has_messages = True
 
     def __init__(self, path: str, shards: Sequence[Shard], strategy: Strategy, workers: int) -> None:
-        """Maps it.
+        """Maps the memory.
 
         Args:
             path: of the file, the same for all tasks.
             strategy: of the run.
         """
         self._vectors = vectors_of(strategy, workers)
+        self.is_per_worker = self._vectors > 1
         total = nbytes(shards, strategy, workers)
         with open(path, "r+b") as file:
             written = mmap.mmap(file.fileno(), total)
             read = mmap.mmap(file.fileno(), total, access=mmap.ACCESS_READ)
         self._written, self._read = (_cut(memory, shards, strategy, workers) for memory in (written, read))
-        self.instead: dict[int, np.ndarray] = {}  # by shard: what is read next, once, instead of its vector
+        self._fed: dict[int, np.ndarray] = {}  # by shard: what is read next, once, instead of its vector
+
+    def tags_of(self, message: tf.Tensor, shard: Shard) -> tf.Tensor:
+        return message[:TAGS]
+
+    def asks_to_stop(self, message: tf.Tensor, shard: Shard) -> tf.Tensor:
+        return message[TAGS] > 0
+
+    def write_parameters(
+        self, flat: tf.Tensor, shard: Shard, place: tf.Tensor | int, *, computed_on: Sequence[tf.Tensor]
+    ) -> tf.Tensor | None:
+        with tf.control_dependencies([self.put([flat], shard, place, computed_on=computed_on)]):
+            return message_of(packing.tags_of(flat, shard), place)
+
+    def read_parameters(self, message: tf.Tensor, shard: Shard) -> TrainableAndRest:
+        trainable, rest = halves(self.get_vector(message, shard), shard)
+        # A step hands out what it fetched after its push, when the next vector may already lie there.
+        rest = tf.raw_ops.DeepCopy(x=rest)
+        with tf.control_dependencies([rest]):
+            return TrainableAndRest(tf.identity(trainable), rest)
+
+    def write_gradients(
+        self,
+        trainable: Sequence[tf.Tensor],
+        rest: Sequence[tf.Tensor],
+        shard: Shard,
+        *,
+        worker: int,
+        computed_on: Sequence[tf.Tensor],
+    ) -> tf.Tensor:
+        return self.put([*trainable, *rest], shard, self.place_of(worker), computed_on=computed_on)
+
+    def writes_on(self, device: str | None, *, jit: bool) -> bool:
+        return not jit and device is not None and "cpu" in device.lower()
+
+    def announce(self, vector: tf.Tensor, shard: Shard) -> tf.Tensor:
+        return message_of(packing.tags_of(vector, shard), super().asks_to_stop(vector, shard))
+
+    def read_gradients(self, message: tf.Tensor, shard: Shard, worker: int) -> tf.Tensor:
+        gradients = self._read[shard.index][self.place_of(worker)]
+        # The message is an input because a control dependency would wait for every message of the update.
+        return self._shaped(tf.numpy_function(lambda message: gradients, [message], tf.float32), shard)
+
+    def feed(self, vectors: Sequence[np.ndarray], shards: Sequence[Shard]) -> Sequence[np.ndarray]:
+        self._fed = {shard.index: vector for shard, vector in zip(shards, vectors, strict=True)}
+        tags = [packing.tags_in(vector, shard) for shard, vector in zip(shards, vectors, strict=True)]
+        return [np.append(one, np.int32(0)) for one in tags]
 
     def place_of(self, worker: int) -> int:
-        """Where a worker's gradients lie."""
+        """The place of a worker's gradients."""
         return self._vectors + worker
 
     def put(
@@ -62,11 +118,11 @@ class Memory:
         *,
         computed_on: Sequence[tf.Tensor] = (),
     ) -> tf.Tensor:
-        """Writes a vector into a place of a shard; on the task that runs it.
+        """Writes a vector into a place of a shard, on the task that runs the operation.
 
         Args:
             pieces: of the vector, [k] float32 each, in their order.
-            computed_on: all that lies in shared memory and that the pieces are computed on.
+            computed_on: everything in shared memory that the pieces were computed on.
 
         Returns:
             [size] float32, where it lies.
@@ -74,9 +130,9 @@ class Memory:
         written, read = self._written[shard.index], self._read[shard.index]
         count = len(pieces)
 
-        def write(place: np.ndarray, *given: np.ndarray) -> np.ndarray:
+        def write(place: np.ndarray, *inputs: np.ndarray) -> np.ndarray:
             offset = 0
-            for piece in given[:count]:
+            for piece in inputs[:count]:
                 written[place][offset : offset + piece.size] = piece
                 offset += piece.size
             return read[place]
@@ -84,26 +140,22 @@ class Memory:
         return self._shaped(tf.numpy_function(write, [place, *pieces, *computed_on], tf.float32), shard)
 
     def get_vector(self, message: tf.Tensor, shard: Shard) -> tf.Tensor:
-        """The vector that a message tells of, [size] float32, without a copy."""
+        """The vector that a message names, [size] float32, without a copy."""
         read = self._read[shard.index]
 
         def find(place: np.ndarray) -> np.ndarray:
-            return self.instead.pop(shard.index, read[place])
+            return self._fed.pop(shard.index, read[place])
 
-        return self._shaped(tf.numpy_function(find, [wire.place_in(message)], tf.float32), shard)
-
-    def get_gradients(self, told: tf.Tensor, shard: Shard, worker: int) -> tf.Tensor:
-        """The gradients of a worker, [size] float32, without a copy.
-
-        Args:
-            told: the message that they are written. An input: nothing else must be waited for.
-        """
-        gradients = self._read[shard.index][self.place_of(worker)]
-        return self._shaped(tf.numpy_function(lambda told: gradients, [told], tf.float32), shard)
+        return self._shaped(tf.numpy_function(find, [message[TAGS]], tf.float32), shard)
 
     def _shaped(self, vector: tf.Tensor, shard: Shard) -> tf.Tensor:
         vector.set_shape([shard.size])
         return vector
+
+
+def message_of(tags: tf.Tensor, place: tf.Tensor | int) -> tf.Tensor:
+    """A message about a vector with these tags [2]: its place; for gradients, whether their worker asks to stop."""
+    return tf.concat([tags, [tf.cast(place, tf.int32)]], 0)
 
 
 def _cut(memory: mmap.mmap, shards: Sequence[Shard], strategy: Strategy, workers: int) -> dict[int, list[np.ndarray]]:

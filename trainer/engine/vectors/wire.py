@@ -2,110 +2,175 @@
 
     float32     the vector as it is
     bfloat16    its trainable region rounded to the nearest bfloat16, ties to even: half the bytes
-    memory      not at all: a message says what lies where in shared memory (engine/memory.py)
+    memory      not at all: a message says where it lies in shared memory (shared_memory.py)
 
-A message of bfloat16 is [numbers] uint16: one for each float of the trainable region, two for each of the others,
-whose bits are kept (metrics, BatchNorm's statistics, the header). Whole numbers, so that nothing on the way computes
-with them. What is kept, and what is summed, is float32; only parameters on their way to a worker and gradients on their
-way to a host are rounded, those of a shard on the same task too: the result does not depend on where shards lie.
+A bfloat16 message is [numbers] uint16: one number for each float of the trainable region, two for each of the
+others, whose bits stay as they are (state, metrics, header). Whole numbers, so that nothing on the way computes with
+them. Hosts hold and sum float32; only parameters on their way to a worker and gradients on their way to a host are
+rounded, also between a host and a worker in the same task: the result does not depend on where the shards are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from trainer.engine.vectors import packing
-from trainer.engine.vectors.packing import TrainableAndRest, halves
+from trainer.engine.vectors.packing import TrainableAndRest, halves, mean_of
 from trainer.plan.layout import LANES, METRICS, TAGS, WIRES, Shard
 
-FLOAT32, BFLOAT16, MEMORY = "float32", "bfloat16", "memory"
-_DTYPES = {FLOAT32: tf.float32, BFLOAT16: tf.uint16, MEMORY: tf.int32}
 
+class VectorWire:
+    """The float32 wire, and the protocol of all: every method that another wire does differently is overridden there.
 
-def dtype(wire: str) -> tf.DType:
-    return _DTYPES[wire]
-
-
-def shape(shard: Shard, wire: str) -> list[int]:
-    return [WIRES[wire].numbers(shard)]
-
-
-def join(trainable: Sequence[tf.Tensor], rest: Sequence[tf.Tensor], wire: str) -> tf.Tensor:
-    """A message from the pieces of a vector, [k] float32 each, in their order."""
-    if wire == FLOAT32:
-        return tf.concat([*trainable, *rest], 0)
-    rounded = [tf.bitcast(tf.cast(one, tf.bfloat16), tf.uint16) for one in trainable]
-    return tf.concat([*rounded, *(tf.reshape(tf.bitcast(one, tf.uint16), [-1]) for one in rest)], 0)
-
-
-def send(flat: tf.Tensor, shard: Shard, wire: str) -> tf.Tensor:
-    """The message that a vector travels as."""
-    if wire == FLOAT32:
-        return flat
-    trainable, rest = halves(flat, shard)
-    return join([trainable], [rest], wire)
-
-
-def receive(message: tf.Tensor, shard: Shard, wire: str) -> TrainableAndRest:
-    """What a message says, in float32."""
-    if wire == FLOAT32:
-        return halves(message, shard)
-    size = shard.trainable_size
-    trainable = tf.bitcast(tf.slice(message, [0], [size]), tf.bfloat16)
-    return TrainableAndRest(
-        tf.cast(trainable, tf.float32), _exact(tf.slice(message, [size], [2 * (shard.size - size)]))
-    )
-
-
-def tell(tags: tf.Tensor, more: tf.Tensor | int) -> tf.Tensor:
-    """The message of a vector that does not travel.
-
-    Args:
-        tags: [2] int32: its generation and step.
-        more: the place of a shard's vector; of gradients, whether their worker asks to stop.
+    A *vector* is one shard's parameters or gradients, packed; a *message* is what crosses between the tasks.
     """
-    return tf.concat([tags, [tf.cast(more, tf.int32)]], 0)
 
+    name = "float32"
+    dtype = tf.float32  # of messages
+    has_messages = False  # whether a host writes messages for its workers to pull; otherwise they pull its vector
+    is_per_worker = False  # whether each worker has a message of its own, written with its token
 
-def place_in(message: tf.Tensor) -> tf.Tensor:
-    """Where the vector lies that a message of `memory` tells of."""
-    return message[TAGS]
+    def shape(self, shard: Shard) -> list[int]:
+        """Of a message."""
+        return [WIRES[self.name].numbers(shard)]
 
+    def pack(self, trainable: Sequence[tf.Tensor], rest: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Packs the pieces of a vector, [k] float32 each, in their order."""
+        return tf.concat([*trainable, *rest], 0)
 
-def tags_of(message: tf.Tensor, shard: Shard, wire: str) -> tf.Tensor:
-    """[2] int32: the generation and step that a message belongs to."""
-    if wire == MEMORY:
-        return message[:TAGS]
-    if wire == FLOAT32:
+    def pack_flat(self, flat: tf.Tensor, shard: Shard) -> tf.Tensor:
+        """Packs a whole vector [size] float32."""
+        return flat
+
+    def unpack(self, vector: tf.Tensor, shard: Shard) -> TrainableAndRest:
+        """A packed vector in float32."""
+        return halves(vector, shard)
+
+    def average(self, vectors: Sequence[tf.Tensor], shard: Shard, chosen: tf.Tensor | None) -> TrainableAndRest:
+        """The mean of packed vectors, in float32; see `mean_of`."""
+        return halves(mean_of(vectors, chosen), shard)  # cut after the mean: else XLA folds its division into the rate
+
+    def trainable_in(self, vector: np.ndarray, shard: Shard) -> np.ndarray:
+        """[trainable_size] float32 of a packed vector that was fetched."""
+        return vector[: shard.trainable_size]
+
+    def tags_of(self, message: tf.Tensor, shard: Shard) -> tf.Tensor:
+        """[2] int32: the generation and step that a message belongs to."""
         return packing.tags_of(message, shard)
-    return tf.bitcast(_lanes(message, shard, shard.header_offset), tf.int32)[:2]
+
+    def metrics_of(self, vector: tf.Tensor, shard: Shard) -> tf.Tensor:
+        """[LANES] float32 of a packed vector."""
+        return packing.metrics_of(vector, shard)
+
+    def asks_to_stop(self, message: tf.Tensor, shard: Shard) -> tf.Tensor:
+        """Whether the gradients of a message come from a worker that asks all to stop."""
+        return self.metrics_of(message, shard)[METRICS.index("stop")] > 0
+
+    def write_parameters(
+        self, flat: tf.Tensor, shard: Shard, place: tf.Tensor | int, *, computed_on: Sequence[tf.Tensor]
+    ) -> tf.Tensor | None:
+        """Writes a host's new vector where workers will read it; returns the message for them, if there are messages.
+
+        Args:
+            place: in shared memory.
+            computed_on: the gradients that the vector was computed on.
+        """
+        return None
+
+    def read_parameters(self, message: tf.Tensor, shard: Shard) -> TrainableAndRest:
+        """What a worker pulled."""
+        return self.unpack(message, shard)
+
+    def write_gradients(
+        self,
+        trainable: Sequence[tf.Tensor],
+        rest: Sequence[tf.Tensor],
+        shard: Shard,
+        *,
+        worker: int,
+        computed_on: Sequence[tf.Tensor],
+    ) -> tf.Tensor:
+        """Packs what a worker pushes where its host will read it; returns the packed vector.
+
+        Args:
+            trainable, rest: pieces, as for `pack`.
+            computed_on: the trainable regions that the gradients were computed on.
+        """
+        return self.pack(trainable, rest)
+
+    def writes_on(self, device: str | None, *, jit: bool) -> bool:
+        """Whether gradients can be written from within a replica step on that device."""
+        return True
+
+    def announce(self, vector: tf.Tensor, shard: Shard) -> tf.Tensor:
+        """The message that pushes the vector that `write_gradients` returned."""
+        return vector
+
+    def read_gradients(self, message: tf.Tensor, shard: Shard, worker: int) -> tf.Tensor:
+        """The packed vector that a worker pushed."""
+        return tf.identity(message)
+
+    def feed(self, vectors: Sequence[np.ndarray], shards: Sequence[Shard]) -> Sequence[np.ndarray]:
+        """The messages to feed to a step that is to compute on packed vectors that were fetched."""
+        return vectors
 
 
-def asks_to_stop(message: tf.Tensor, shard: Shard, wire: str) -> tf.Tensor:
-    """Whether gradients are of a worker that asks all to stop."""
-    return message[TAGS] > 0 if wire == MEMORY else metrics_of(message, shard, wire)[METRICS.index("stop")] > 0
+class BFloat16(VectorWire):
+    """The trainable region as bfloat16."""
+
+    name = "bfloat16"
+    dtype = tf.uint16
+    has_messages = True
+
+    def pack(self, trainable: Sequence[tf.Tensor], rest: Sequence[tf.Tensor]) -> tf.Tensor:
+        rounded = [tf.bitcast(tf.cast(one, tf.bfloat16), tf.uint16) for one in trainable]
+        return tf.concat([*rounded, *(tf.reshape(tf.bitcast(one, tf.uint16), [-1]) for one in rest)], 0)
+
+    def pack_flat(self, flat: tf.Tensor, shard: Shard) -> tf.Tensor:
+        trainable, rest = halves(flat, shard)
+        return self.pack([trainable], [rest])
+
+    def unpack(self, vector: tf.Tensor, shard: Shard) -> TrainableAndRest:
+        size = shard.trainable_size
+        trainable = tf.bitcast(tf.slice(vector, [0], [size]), tf.bfloat16)
+        return TrainableAndRest(
+            tf.cast(trainable, tf.float32), _exact(tf.slice(vector, [size], [2 * (shard.size - size)]))
+        )
+
+    def average(self, vectors: Sequence[tf.Tensor], shard: Shard, chosen: tf.Tensor | None) -> TrainableAndRest:
+        regions = zip(*(self.unpack(vector, shard) for vector in vectors), strict=True)
+        return TrainableAndRest(*(mean_of(region, chosen) for region in regions))
+
+    def trainable_in(self, vector: np.ndarray, shard: Shard) -> np.ndarray:
+        return (vector[: shard.trainable_size].astype(np.uint32) << 16).view(np.float32)
+
+    def tags_of(self, message: tf.Tensor, shard: Shard) -> tf.Tensor:
+        return tf.bitcast(_lanes(message, shard, shard.header_offset), tf.int32)[:TAGS]
+
+    def metrics_of(self, vector: tf.Tensor, shard: Shard) -> tf.Tensor:
+        return _lanes(vector, shard, shard.metrics_offset)
+
+    def write_parameters(
+        self, flat: tf.Tensor, shard: Shard, place: tf.Tensor | int, *, computed_on: Sequence[tf.Tensor]
+    ) -> tf.Tensor | None:
+        return _pack_compiled(flat, shard.trainable_size)
 
 
-def metrics_of(message: tf.Tensor, shard: Shard, wire: str) -> tf.Tensor:
-    """[LANES] float32."""
-    if wire == FLOAT32:
-        return packing.metrics_of(message, shard)
-    return _lanes(message, shard, shard.metrics_offset)
+FLOAT32, BFLOAT16 = VectorWire(), BFloat16()
+MESSAGE_WIRES: Mapping[str, VectorWire] = {wire.name: wire for wire in (FLOAT32, BFLOAT16)}  # vectors travel
 
 
-def trainable_of(message: np.ndarray, shard: Shard) -> np.ndarray:
-    """[trainable_size] float32 of a message that was fetched."""
-    if message.dtype == np.float32:
-        return message[: shard.trainable_size]
-    return (message[: shard.trainable_size].astype(np.uint32) << 16).view(np.float32)
+@tf.function(jit_compile=True, autograph=False)
+def _pack_compiled(flat: tf.Tensor, trainable_size: int) -> tf.Tensor:
+    return BFLOAT16.pack([flat[:trainable_size]], [flat[trainable_size:]])
 
 
-def _lanes(message: tf.Tensor, shard: Shard, offset: int) -> tf.Tensor:
-    """[LANES] float32 that stand at an offset of the vector, behind its trainable region."""
-    return _exact(tf.slice(message, [2 * offset - shard.trainable_size], [2 * LANES]))
+def _lanes(vector: tf.Tensor, shard: Shard, offset: int) -> tf.Tensor:
+    """[LANES] float32 at an offset behind the trainable region of a bfloat16 vector."""
+    return _exact(tf.slice(vector, [2 * offset - shard.trainable_size], [2 * LANES]))
 
 
 def _exact(bits: tf.Tensor) -> tf.Tensor:

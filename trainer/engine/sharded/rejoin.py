@@ -1,0 +1,147 @@
+"""Takes the place of a worker that died.
+
+Under sync a worker rejoins with one step that needs no tokens, at the lowest step of all shards: its gradient counts
+wherever that of its predecessor did not. The shard hosts know whether there was a predecessor: the first token stays
+there until a worker takes it.
+
+Under async and backup it asks the hosts for the place: they discard the unannounced pushes of the predecessor, and its
+tokens, and hand out one new token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from trainer.engine.sharded.resources import GENERATION_STRIDE, JOIN, Link, take
+from trainer.engine.step_result import StepResult
+from trainer.engine.vectors import packing
+from trainer.plan.strategy import Strategy
+
+v1 = tf.compat.v1
+
+
+class ShardState(NamedTuple):
+    """Where a shard stands."""
+
+    generation: int  # 0: not loaded
+    step: int
+    now: StepResult  # what a step would pull
+    before: StepResult  # what it would have pulled one step earlier
+
+
+class Rejoin:
+    """The state that a worker finds when it starts, and under sync the step with which it rejoins."""
+
+    def __init__(self, links: Sequence[Link], here: str) -> None:
+        """Adds what reads the state to the default graph.
+
+        Args:
+            here: the worker's device.
+        """
+        self.is_due = False  # the next step needs no tokens
+        self._links = links
+        with tf.device(here):
+            self._tag_feed = v1.placeholder(tf.int64, [])
+        self._states = [_state(link) for link in links]
+        self._is_first = [_is_first(link) for link in links]
+
+    def read_states(self, session: Any) -> list[ShardState]:
+        """Reads where every shard stands."""
+        states = []
+        for read in session.run(self._states):
+            now, before = (StepResult.read(tags[None], metrics) for tags, metrics in read)
+            states.append(ShardState(now.generation, now.step, now, before))
+        return states
+
+    def start(self, session: Any, states: Sequence[ShardState]) -> tuple[int, list[StepResult]]:
+        """Makes this process the worker, under sync.
+
+        Args:
+            states: of loaded shards.
+
+        Returns:
+            The lowest step, and the last updates up to it, which a predecessor may not have recorded.
+        """
+        generation, step = min((state.generation, state.step) for state in states)
+        if not all(session.run(self._is_first)):
+            self._tag, self.is_due = generation * GENERATION_STRIDE + step, True
+            with session.graph.as_default():
+                taken = [_take_place(link, self._tag_feed) for link in self._links]
+            session.run(taken, {self._tag_feed: self._tag})
+        now = next(state.now for state in states if state.step == step)
+        earlier = [s.before for s in states if (s.before.generation, s.before.step) == (generation, step - 1)]
+        return step, [*earlier[:1], now]
+
+    def pull(self, session: Any) -> list[np.ndarray]:
+        """Reads the vectors that the step computes on, without tokens; packed."""
+        self.is_due = False
+        with session.graph.as_default():
+            pulled = [_pull_without_token(link, self._tag_feed) for link in self._links]
+        vectors: list[np.ndarray] = session.run(pulled, {self._tag_feed: self._tag})
+        return vectors
+
+
+def build_join(links: Sequence[Link], strategy: Strategy, ticket: tf.Tensor) -> list[tf.Operation]:
+    """Asks the hosts of async or backup for a place; they answer in the order in which pushes and requests arrive.
+
+    Args:
+        ticket: [] int32, another one for each request.
+    """
+    joined = []
+    for link in links:
+        log = link.shared.log
+        assert log is not None
+        with tf.device(link.device):
+            asked = []
+            if strategy.waits_for_one or link.shard.index == 0:  # the first shard's host asks the others
+                asked.append(log.arrivals.enqueue(tf.stack([link.worker, 0, ticket, JOIN])))
+            with tf.control_dependencies(asked):
+                joined.append(take(log.joined[link.worker], is_other(ticket)))
+    return joined
+
+
+def is_other(ticket: tf.Tensor) -> Any:
+    """Whether an answer is for another ticket."""
+    return lambda answer: tf.not_equal(answer, tf.cast(ticket, tf.int64))
+
+
+def _state(link: Link) -> list[list[tf.Tensor]]:
+    """The tags and metrics of a shard's vector, and of the one before it."""
+    with tf.device(link.device):
+        now = link.shared.flat.read_value()
+        with tf.control_dependencies([now]):
+            before = now if link.shared.before is None else link.shared.before.read_value()
+        return [[packing.tags_of(flat, link.shard), packing.metrics_of(flat, link.shard)] for flat in (now, before)]
+
+
+def _is_first(link: Link) -> tf.Tensor:
+    """Whether this worker's first token of a shard is still there, so that nobody had its place before."""
+    with tf.device(link.device):
+        return tf.logical_and(link.seen.read_value() < 0, link.tokens.size() > 0)
+
+
+def _take_place(link: Link, tag: tf.Tensor) -> tf.Operation:
+    """Gives this worker a token of the shard's step, whoever took the one before it, and makes it count."""
+    with tf.device(link.device):
+        tags = packing.tags_of(link.shared.flat.read_value(), link.shard)
+        generation, step = tf.unstack(tf.cast(tags, tf.int64))
+        with tf.control_dependencies([link.seen.assign(tag - 1, read_value=False)]):
+            return link.tokens.enqueue(generation * GENERATION_STRIDE + step)
+
+
+def _pull_without_token(link: Link, tag: tf.Tensor) -> tf.Tensor:
+    """Reads a shard's vector of the step that all have, or had just before; passes over that step's token."""
+    assert link.shared.before is not None
+    with tf.device(link.device):
+        seen = link.seen.assign(tag, read_value=False)
+        now = link.shared.flat.read_value()
+        with tf.control_dependencies([now]):
+            before = link.shared.before.read_value()
+        step = tf.cast(tag % GENERATION_STRIDE, tf.int32)
+        chosen = tf.where(tf.equal(packing.tags_of(now, link.shard)[1], step), now, before)
+        with tf.control_dependencies([seen]):
+            return link.wire.pack_flat(tf.identity(chosen), link.shard)

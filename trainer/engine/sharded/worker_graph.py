@@ -1,0 +1,288 @@
+"""Builds the graph of a worker: one Session.run pulls parameters, computes, and pushes gradients.
+
+    worker step:  wait for my token of every shard -> read -> replica step -> push
+
+Every vector carries (generation, step) in its header. Tokens are growing numbers, so a stale one is skipped.
+
+Under sync all shards are at the same step when a worker reads them. Otherwise they may differ: under backup a gradient
+counts as of the oldest, under async every shard judges by its own step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from trainer.config.schema import OptimizerConfig
+from trainer.engine.compute import Replica, compute, in_step, mean_over_replicas
+from trainer.engine.instruments import GraphClock, failpoint
+from trainer.engine.sharded.prefetch import PrefetchGraph, build_prefetch
+from trainer.engine.sharded.rejoin import Rejoin, build_join, is_other
+from trainer.engine.sharded.resources import HOLD, PUSH, STOP_PUSH, Link, device_of, share, take
+from trainer.engine.update import STOP
+from trainer.engine.vectors import packing
+from trainer.engine.vectors.wire import FLOAT32, VectorWire
+from trainer.plan.layout import Shard
+from trainer.plan.strategy import Strategy
+
+v1 = tf.compat.v1
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSpec:
+    """What a worker's graph is built from."""
+
+    task: str  # e.g. "worker:3"
+    workers: int  # that push
+    shards: Sequence[Shard]
+    optimizer: OptimizerConfig
+    replicas: Sequence[Replica]  # of this worker
+    strategy: Strategy
+    parameters: str = "/cpu:0"  # the hosts' device that holds the vectors
+    wire: VectorWire = FLOAT32
+    profiles: bool = False  # whether steps are stamped: wait, pull, input, compute, push
+
+    @property
+    def worker(self) -> int:
+        return int(self.task.split(":")[1])
+
+    @property
+    def here(self) -> str:
+        return device_of(self.task)
+
+    @cached_property
+    def slots(self) -> dict[str, float]:
+        return self.optimizer.slots()
+
+
+class StepGraph(NamedTuple):
+    """A step."""
+
+    messages: list[tf.Tensor]  # pulled from each shard; where they are fed no token is waited for
+    fetches: list[Any]  # [tags, metrics, time when pulled, time when computed, [pushes, *stamps]]
+    gradients: list[tf.Tensor]  # packed
+
+
+class LoadGraph(NamedTuple):
+    """What the chief sends to every shard host."""
+
+    feeds: list[list[tf.Tensor]]  # of each shard: the vector, then its slots
+    loads: list[tf.Operation]
+
+
+class SnapshotGraph(NamedTuple):
+    """What a snapshot fetches, by shard."""
+
+    tags: list[tf.Tensor]
+    flats: list[tf.Tensor]
+    slots: list[dict[str, tf.Tensor]]
+    asked: list[tf.Operation]
+
+
+@dataclass(frozen=True)
+class WorkerGraph:
+    """Everything that a worker runs."""
+
+    graph: Any
+    links: list[Link]
+    batches: list[Any]  # by replica
+    stop: tf.Tensor  # [] float32, 0 unless it is fed: asks all replicas to stop
+    step: StepGraph
+    peek: list[tf.Tensor]  # [tags, metrics] when the next token is here
+    rejoin: Rejoin
+    join: list[tf.Operation]  # under async and backup
+    ticket: tf.Tensor  # [] int32, to be fed to `join` and snapshots
+    contributions: tf.Tensor | None  # under async and backup
+    goodbyes: list[tf.Operation]
+    prefetch: PrefetchGraph | None
+
+
+def build_graph(spec: WorkerSpec) -> WorkerGraph:
+    """Builds a worker's graph on the resources of the shard hosts."""
+    has_prefetch = len({shard.host for shard in spec.shards}) < len(spec.shards)
+    assert spec.strategy.waits_for_all or not has_prefetch
+    has_log = not spec.strategy.waits_for_all
+    clock = GraphClock(is_wanted=spec.profiles)
+    with tf.Graph().as_default() as graph:
+        links = [
+            Link(
+                shard,
+                share(
+                    shard, list(spec.slots), spec.workers, parameters=spec.parameters, has_log=has_log, wire=spec.wire
+                ),
+                spec.worker,
+                spec.wire,
+            )
+            for shard in spec.shards
+        ]
+        with tf.device(spec.here):
+            batches = [replica.batches() for replica in spec.replicas]
+            stop = v1.placeholder_with_default(0.0, [])
+        prefetch = build_prefetch(links, spec.here) if has_prefetch else None
+        messages = prefetch.messages if prefetch else [link.pull(clock) for link in links]
+        ticket = v1.placeholder(tf.int32, [])
+        log = links[0].shared.log
+        return WorkerGraph(
+            graph=graph,
+            links=links,
+            batches=batches,
+            stop=stop,
+            step=_build_step(spec, links, messages, batches, stop, clock),
+            peek=_build_peek(spec, links, waits=not has_prefetch),
+            rejoin=Rejoin(links, spec.here),
+            join=build_join(links, spec.strategy, ticket) if has_log else [],
+            ticket=ticket,
+            contributions=log.contributions.read_value() if log else None,
+            goodbyes=[link.shared.goodbyes.enqueue(spec.worker) for link in links],
+            prefetch=prefetch,
+        )
+
+
+def build_load(links: Sequence[Link]) -> LoadGraph:
+    """Adds the load of every shard to the default graph."""
+    feeds = [
+        [v1.placeholder(tf.float32, v.shape) for v in (link.shared.flat, *link.shared.slots.values())] for link in links
+    ]
+    return LoadGraph(feeds, [link.shared.loads.enqueue(fed) for link, fed in zip(links, feeds, strict=True)])
+
+
+def build_snapshot(spec: WorkerSpec, graph: WorkerGraph) -> SnapshotGraph:
+    """Adds a copy of the state, all of one step, to the default graph."""
+    if not spec.strategy.waits_for_all:
+        return _build_held_snapshot(spec, graph)
+    snapshot = SnapshotGraph([], [], [], [])
+    for link in graph.links:  # no shard moves before this worker pushes
+        with tf.device(link.device), tf.control_dependencies([] if graph.prefetch else [link.wait()]):
+            _read_into(snapshot, link.shard, link.shared.flat, link.shared.slots)
+    return snapshot
+
+
+def _build_held_snapshot(spec: WorkerSpec, graph: WorkerGraph) -> SnapshotGraph:
+    """Asks the hosts for a copy and reads that: the shards themselves move on."""
+    snapshot = SnapshotGraph([], [], [], [])
+    for link in graph.links:
+        log = link.shared.log
+        assert log is not None
+        with tf.device(link.device):
+            if spec.strategy.waits_for_one or link.shard.index == 0:  # the first shard's host asks the others
+                with tf.control_dependencies([link.wait()]):  # so that the copy has what this worker pushed
+                    snapshot.asked.append(log.arrivals.enqueue(tf.stack([link.worker, 0, graph.ticket, HOLD])))
+            with tf.control_dependencies([take(log.held[link.worker], is_other(graph.ticket))]):
+                _read_into(snapshot, link.shard, log.held_flat, log.held_slots)
+    return snapshot
+
+
+def _read_into(snapshot: SnapshotGraph, shard: Shard, flat: Any, slots: dict[str, Any]) -> None:
+    snapshot.flats.append(flat.read_value())
+    snapshot.tags.append(packing.tags_of(snapshot.flats[-1], shard))
+    snapshot.slots.append({name: slot.read_value() for name, slot in slots.items()})
+
+
+def _build_peek(spec: WorkerSpec, links: Sequence[Link], *, waits: bool) -> list[tf.Tensor]:
+    tags, metrics = [], []
+    for link in links:
+        with tf.device(link.device), tf.control_dependencies([link.wait()] if waits else []):
+            flat = link.shared.flat.read_value()
+            tags.append(packing.tags_of(flat, link.shard))
+            metrics.append(packing.metrics_of(flat, link.shard))
+    return [_common_tags(spec.strategy, tf.stack(tags)), _common_metrics(spec.strategy, metrics)]
+
+
+def _common_tags(strategy: Strategy, tags: tf.Tensor) -> tf.Tensor:
+    """Those of all shards under sync, which must not differ; otherwise those of the oldest. [shards or 1, 2]."""
+    return tags if strategy.waits_for_all else tf.reduce_min(tags, 0, keepdims=True)
+
+
+def _common_metrics(strategy: Strategy, metrics: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The first shard's; but under async and backup another shard may know of a stop before it."""
+    if strategy.waits_for_all:
+        return metrics[0]
+    stop = tf.reduce_max([one[STOP] for one in metrics])
+    return tf.concat([metrics[0][:STOP], [stop], metrics[0][STOP + 1 :]], 0)
+
+
+def _build_step(
+    spec: WorkerSpec,
+    links: Sequence[Link],
+    messages: Sequence[tf.Tensor],
+    batches: Sequence[Any],
+    stop: tf.Tensor,
+    clock: GraphClock,
+) -> StepGraph:
+    """A step; only the two vectors travel: one tensor each way for every shard."""
+    shards, replicas, strategy, wire = spec.shards, spec.replicas, spec.strategy, spec.wire
+    with tf.device(spec.here):
+        messages = [tf.identity(message) for message in messages]
+        vectors = [wire.read_parameters(message, shard) for message, shard in zip(messages, shards, strict=True)]
+        tags = tf.stack([packing.tags_of(one, shard) for one, shard in zip(vectors, shards, strict=True)])
+        # Not after the messages themselves: where they are fed, that would still wait for a token.
+        with tf.control_dependencies([tags]):
+            pulled_at = tf.timestamp()
+        clock.end_at("pull", pulled_at)
+        clock.end("input", [one.features for one in batches])
+        headers = [packing.header_of(one, shard) for one, shard in zip(vectors, shards, strict=True)]
+        if strategy.waits_for_all:
+            same = tf.debugging.assert_equal(tags, tags[:1], "the shards are at other steps")
+            with tf.control_dependencies([same]):  # before anything is pushed
+                step = tf.cast(tags[0][1], tf.int64)
+            batches = [in_step(one, step) for one in batches]
+        tags = _common_tags(strategy, tags)
+        if strategy.waits_for_quorum:  # one host decides for all, so the oldest shard counts
+            headers = [packing.header(tags[0][0], tags[0][1])] * len(shards)
+        clip = spec.optimizer if strategy.waits_for_one and spec.optimizer.clip_norm is not None else None
+        write = partial(wire.write_gradients, worker=spec.worker, computed_on=[one.trainable for one in vectors])
+        writes_in_step = len(replicas) == 1 and clip is None and wire.writes_on(replicas[0].device, jit=replicas[0].jit)
+        computed = [
+            compute(vectors, headers, shards, replica, one, stop, write if writes_in_step else None)
+            for replica, one in zip(replicas, batches, strict=True)
+        ]
+        if writes_in_step:
+            (packed,) = computed
+        else:
+            packed = mean_over_replicas(computed, headers, shards, clip=clip, write=write)
+        with tf.control_dependencies(packed):
+            computed_at = tf.timestamp()
+        clock.end_at("compute", computed_at)
+        metrics = [packing.metrics_of(one, shard) for one, shard in zip(vectors, shards, strict=True)]
+        metrics = _common_metrics(strategy, metrics)
+        announced = [wire.announce(vector, shard) for vector, shard in zip(packed, shards, strict=True)]
+    pushed = push(spec, links, announced, clock, tags=tags[0])
+    return StepGraph(messages, [tags, metrics, pulled_at, computed_at, [pushed, *clock.fetches]], packed)
+
+
+def push(
+    spec: WorkerSpec, links: Sequence[Link], messages: Sequence[tf.Tensor], clock: GraphClock, *, tags: tf.Tensor
+) -> list[tf.Operation]:
+    """Sends each host its message; then, under async and backup, announces the pushes to the hosts."""
+    arrived: list[tf.Tensor] = []
+    pushed: list[tf.Operation] = []
+    reached = None
+    last: dict[str, tf.Operation] = {}  # by host
+    for link, message in zip(links, messages, strict=True):
+        host = link.shard.host
+        if host in last:  # one bucket after the other: side by side all would come late
+            with tf.device(spec.here), tf.control_dependencies([last[host]]):
+                message = tf.identity(message)
+        if len(pushed) == 1:
+            with tf.control_dependencies(pushed):
+                reached = failpoint("push", tags[1])
+        with tf.control_dependencies([reached] if reached is not None else []), tf.device(link.device):
+            arrived.append(tf.identity(message))  # here, so that what is read of it below is not sent on its own
+            with tf.control_dependencies(clock.end("push", [arrived[-1]], on=host)):
+                pushed.append(link.shared.pushes[spec.worker].enqueue(arrived[-1]))
+            last[host] = pushed[-1]
+    announced = []
+    for number, (link, message) in enumerate(zip(links, arrived, strict=True)):
+        # Under backup the first shard's host informs the others, and no sooner than all have the vector.
+        if link.shared.log is None or (spec.strategy.waits_for_quorum and number > 0):
+            continue
+        with tf.device(link.device):
+            kind = tf.where(spec.wire.asks_to_stop(message, link.shard), STOP_PUSH, PUSH)
+            arrival = tf.concat([[spec.worker], spec.wire.tags_of(message, link.shard), [kind]], 0)
+            with tf.control_dependencies(pushed if spec.strategy.waits_for_quorum else [pushed[number]]):
+                announced.append(link.shared.log.arrivals.enqueue(arrival))
+    return announced or pushed
