@@ -1,8 +1,8 @@
-"""No shards: every worker holds all parameters, and gradients are summed between the workers.
+"""Trains without shards: every worker holds all parameters, and gradients are summed between the workers.
 
-`tf.distribute.MultiWorkerMirroredStrategy` brings the cluster up and carries the sums (a ring over gRPC, or NCCL
-between GPUs). Everything else is as in the other engines, the replica step, its batches and the update, so the run is
-the same to rounding: a ring adds in another order.
+`tf.distribute.MultiWorkerMirroredStrategy` starts the cluster and computes the sums (a ring over gRPC, or NCCL between
+GPUs). The replica step, its batches and the update are those of the other engines, so the result is the same up to
+rounding: a ring adds in another order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trainer.plan.layout import Shard
 
 @dataclass(frozen=True)
 class _Batch:
-    """What an iterator of `data.pipeline.training_iterator` gives."""
+    """An element of `data.pipeline.training_iterator`."""
 
     step: tf.Tensor
     features: tf.Tensor
@@ -36,12 +36,12 @@ class _Batch:
 
 
 class AllReduceEngine:
-    """One worker's copy of everything; the same calls as `ShardedEngine`."""
+    """One worker's copy of everything; the methods are those of `engine.Engine`."""
 
-    is_tracing = False  # the next step, if it is the first, also leaves what ran where in `executed`
+    is_tracing = False  # works at the first step only
     executed: Executed | None = None
     generation: int
-    missed: Sequence[StepResult] = ()  # its state ends with the cluster, so there is never one to find
+    missed: Sequence[StepResult] = ()  # the state ends with the cluster
     variables: Mapping[str, str]
 
     def __init__(
@@ -55,26 +55,22 @@ class AllReduceEngine:
         parameters: str = "/cpu:0",
         profiles: bool = False,
     ) -> None:
-        """Describes the engine; `connect` builds it.
+        """Keeps what `connect` builds the engine from.
 
         Args:
             strategy: from server.start_strategy.
             shard: all parameters.
             index: of this worker; 0 has the state.
-            replicas: those of this worker; their `batches` take the first step and give an iterator.
-            parameters: device of the vectors.
-            profiles: whether steps are stamped: input, compute, and sum, which also has the update.
+            replicas: of this worker; their `batches` take the first step and return an iterator.
+            parameters: the device that holds the vectors.
+            profiles: whether steps are stamped: input, compute, and sum, which includes the update.
         """
         self.scopes, self._profiles = replicas[0].scopes, profiles
         self._strategy, self._shard, self._index, self._optimizer = strategy, shard, index, optimizer
         self._replicas, self._device, self._fills = replicas, parameters, optimizer.slots()
 
     def connect(self, target: str, session_config: Any) -> None:
-        """Makes this worker's copy.
-
-        Args:
-            target, session_config: not used; the strategy's cluster is up.
-        """
+        """Makes this worker's copy; the strategy has connected the cluster, so the arguments are not used."""
         with tf.device(self._device):
             self._flat = tf.Variable(tf.zeros([self._shard.size]), trainable=False)
             self._slots = {
@@ -87,31 +83,23 @@ class AllReduceEngine:
         self.graph = self._run_step.get_concrete_function(self._iterators, tf.constant(0.0)).graph
 
     def load(self, snapshot: Snapshot, *, generation: int) -> None:
-        """Gives every worker the chief's state."""
         vectors = [snapshot.flat(self._shard, generation=generation)]
         vectors += [snapshot.slot(self._shard, name, fill) for name, fill in self._fills.items()]
         self._receive([tf.constant(vector) for vector in vectors])
 
     def held(self) -> int:
-        """The generation of the state that is there already; 0: none."""
+        """0: the state ends with the cluster."""
         return 0
 
     def start(self) -> int:
-        """Takes the chief's state, unless this is the chief; sets the input to its global step and returns that."""
-        if self._index > 0:
+        if self._index > 0:  # the chief has sent it
             self._receive([tf.zeros_like(variable) for variable in (self._flat, *self._slots.values())])
-        pulled = self.peek()
-        self.generation = pulled.generation
-        self._iterators = [replica.batches(pulled.step) for replica in self._replicas]
-        return pulled.step
+        loaded = self.peek()
+        self.generation = loaded.generation
+        self._iterators = [replica.batches(loaded.step) for replica in self._replicas]
+        return loaded.step
 
     def step(self, *, stop: bool = False, fetch_gradients: bool = False) -> StepResult:
-        """Computes on the next batch, sums over the workers, updates; the metrics are the previous update's.
-
-        Args:
-            stop: asks all workers to stop after the next step.
-            fetch_gradients: also returns the mean gradient of the update.
-        """
         called_at = time.time()
         if self.is_tracing:
             context.context().enable_graph_collection()
@@ -122,7 +110,7 @@ class AllReduceEngine:
             context.context().disable_graph_collection()
         tags, metrics, began, computed, ended, gradients = outputs
         returned_at = time.time()
-        pulled = StepResult.read(
+        result = StepResult.read(
             tags.numpy(),
             metrics.numpy(),
             wait_secs=float(ended - computed),
@@ -130,19 +118,17 @@ class AllReduceEngine:
         )
         if self._profiles:
             ends = {"input": float(began), "compute": float(computed), "sum": float(ended)}
-            pulled = pulled._replace(stamps=Stamps(called_at, returned_at, ends))
+            result = result._replace(stamps=Stamps(called_at, returned_at, ends))
         if not fetch_gradients:
-            return pulled
-        return pulled._replace(gradients=packing.from_flat(self._shard.trainable, gradients.numpy()))
+            return result
+        return result._replace(gradients=packing.from_flat(self._shard.trainable, gradients.numpy()))
 
     def peek(self) -> StepResult:
-        """Where the run stands."""
         flat = self._flat.read_value()
         tags, metrics = packing.tags_of(flat, self._shard), packing.metrics_of(flat, self._shard)
         return StepResult.read(tags.numpy()[None], metrics.numpy())
 
     def snapshot(self) -> Snapshot:
-        """Everything a checkpoint holds."""
         slots = {name: slot.numpy() for name, slot in self._slots.items()}
         return Snapshot.from_flats(self.peek().step, [self._shard], [self._flat.numpy()], [slots])
 
@@ -150,8 +136,8 @@ class AllReduceEngine:
         """Every replica is in every update."""
 
     def leave(self) -> None:
-        """Waits until every worker has come to its end: one that left earlier would look like one that failed."""
-        self._run_broadcast([tf.zeros([1])])  # of nothing, TensorFlow would make a sum without the others
+        """Waits for all workers, because one that left earlier would look like one that failed."""
+        self._run_broadcast([tf.zeros([1])])  # an empty sum would not wait for the others
 
     def _receive(self, vectors: Sequence[tf.Tensor]) -> None:
         received = self._run_broadcast(list(vectors))
@@ -159,9 +145,9 @@ class AllReduceEngine:
             variable.assign(value)
 
     def _broadcast(self, vectors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums over the workers, of which one has the values and the others zeros; no bit changes.
+        """Sums over the workers, where one has the values and the others have zeros; no bit changes.
 
-        A sum of floats would turn -0.0 into 0.0, so halves of their bits are summed as the whole numbers that they are.
+        A sum of floats would turn -0.0 into 0.0, so the halves of their bits are summed as integers.
         """
 
         def on_worker(*vectors: tf.Tensor) -> list[tf.Tensor]:
@@ -175,7 +161,7 @@ class AllReduceEngine:
         return list(tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, list(values)))
 
     def _make_step(self, iterators: Sequence[Any], stop: tf.Tensor) -> Any:
-        """Returns (tags, metrics, time when the batches were here, when computed, when updated, mean gradient)."""
+        """Returns (tags, metrics, times when the batches arrived, when computed and when updated, mean gradient)."""
 
         def on_worker(stop: tf.Tensor) -> Any:
             shard = self._shard

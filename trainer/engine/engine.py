@@ -12,22 +12,74 @@ from trainer.observe.placement.executed import Executed
 
 
 class Engine(Protocol):
-    """Where parameters live and how gradients meet."""
+    """Where parameters live and gradients meet.
 
-    graph: Any
-    is_tracing: bool  # the next step also leaves what ran where in `executed`
+    The order of calls is connect, load (the chief only, unless `held` says that a state is there), start, then step,
+    peek, snapshot and contributions in any order, and leave. Calls that talk to other tasks raise `tf.errors.OpError`
+    when one of those ends.
+    """
+
+    graph: Any  # of the step; known when `connect` returns
+    is_tracing: bool  # the next step also writes what ran where to `executed`
     executed: Executed | None
     scopes: Mapping[str, str]  # layer path by name scope
     variables: Mapping[str, str]  # device by name, of variables that are no operations
     generation: int  # of the state; known when `start` returns
-    missed: Sequence[StepResult]  # of a state that `start` found: updates that nobody may have written down
+    missed: Sequence[
+        StepResult
+    ]  # the last updates of a state that `start` found: a predecessor may not have logged them
 
-    def connect(self, target: str, session_config: Any) -> None: ...
-    def load(self, snapshot: Snapshot, *, generation: int) -> None: ...
-    def held(self) -> int: ...  # generation of the state that is there already; 0: none
-    def start(self) -> int: ...
-    def step(self, *, stop: bool = False, fetch_gradients: bool = False) -> StepResult: ...
-    def peek(self) -> StepResult: ...
-    def snapshot(self) -> Snapshot: ...
-    def contributions(self) -> Table | None: ...
-    def leave(self) -> None: ...
+    def connect(self, target: str, session_config: Any) -> None:
+        """Opens the session on the task's own server; shard hosts must be up. Does not wait for a state.
+
+        Args:
+            target: of the server; "" where there is none.
+            session_config: a `tf.compat.v1.ConfigProto`.
+        """
+
+    def load(self, snapshot: Snapshot, *, generation: int) -> None:
+        """Makes a snapshot the state of every task. Blocks until the shard hosts, or all workers, have received it."""
+
+    def held(self) -> int:
+        """The generation of the state that is there already; 0: none. Does not block.
+
+        Raises:
+            IncompleteError: if some shard hosts have a state and others have none, or another.
+        """
+
+    def start(self) -> int:
+        """Takes this worker's place and sets its input to the global step, which it returns.
+
+        Blocks until the chief has loaded a state.
+        """
+
+    def step(self, *, stop: bool = False, fetch_gradients: bool = False) -> StepResult:
+        """Computes on the next batch, and updates or pushes.
+
+        Blocks until the parameters are here: under sync until all gradients of the step before have arrived.
+
+        Args:
+            stop: asks all replicas to stop after the next step.
+            fetch_gradients: also returns the mean gradient of this process's replicas.
+
+        Returns:
+            The state that the step was computed on, with the metrics of the update that led to it.
+
+        Raises:
+            tf.errors.OutOfRangeError: after the last batch.
+        """
+
+    def peek(self) -> StepResult:
+        """Reads where the run stands, without a step. Blocks until this worker's pushes are applied or dropped."""
+
+    def snapshot(self) -> Snapshot:
+        """Everything a checkpoint holds. Blocks as `peek` does.
+
+        It is all of one step, except under async, where a shard may be some steps ahead of the one that counts.
+        """
+
+    def contributions(self) -> Table | None:
+        """How many gradients of each worker were applied and dropped; None where every update has all."""
+
+    def leave(self) -> None:
+        """Ends this worker's part in the run. Under all_reduce it blocks until all workers call it."""

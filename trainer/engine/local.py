@@ -1,4 +1,4 @@
-"""One process: the same replica steps and the same update on one shard, in one graph without a cluster."""
+"""Trains in one process: the same replica steps and the same update on one shard, in one graph without a cluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ v1 = tf.compat.v1
 
 
 class LocalEngine(SessionEngine):
-    """Trains on one shard that lives in this process; the same calls as `ShardedEngine`."""
+    """Trains on one shard in this process; the methods are those of `engine.Engine`."""
 
     def __init__(
         self,
@@ -36,8 +36,8 @@ class LocalEngine(SessionEngine):
         """Builds the graph.
 
         Args:
-            replicas: each computes its part of the global batch, on a device of its own.
-            parameters: device of the shard's vectors, where they are updated.
+            replicas: each computes its part of the global batch, on its own device.
+            parameters: the device that holds the shard's vectors and updates them.
             profiles: whether steps are stamped: input, compute, apply.
         """
         self.scopes = replicas[0].scopes
@@ -68,25 +68,21 @@ class LocalEngine(SessionEngine):
             ]
 
     def load(self, snapshot: Snapshot, *, generation: int) -> None:
-        """Sets parameters, state and slots."""
         values = [snapshot.flat(self._shard, generation=generation)]
         values += [snapshot.slot(self._shard, name, fill) for name, fill in self._fills.items()]
         self.session.run(self._load, dict(zip(self._feeds, values, strict=True)))
 
     def start(self) -> int:
-        """Sets the input to the global step of what was loaded, and returns it."""
-        pulled = self.peek()
-        self.generation = pulled.generation
+        loaded = self.peek()
+        self.generation = loaded.generation
         for batches in self._batches:
-            self.session.run(batches.initializer, batches.feed_from(pulled.step))
-        return pulled.step
+            self.session.run(batches.initializer, batches.feed_from(loaded.step))
+        return loaded.step
 
     def peek(self) -> StepResult:
-        """Where the run stands."""
         return StepResult.read(*self.session.run(self._peek))
 
     def snapshot(self) -> Snapshot:
-        """Everything a checkpoint holds."""
         tags, flat, slots = self.session.run(self._snapshot)
         return Snapshot.from_flats(int(tags[1]), [self._shard], [flat], [slots])
 
@@ -94,7 +90,7 @@ class LocalEngine(SessionEngine):
         """Every replica is in every update."""
 
     def leave(self) -> None:
-        """Nobody waits for this process."""
+        """No other task waits for this one."""
 
     def _name(self, packed: np.ndarray) -> dict[str, np.ndarray]:
         return packing.from_flat(self._shard.trainable, packed)
@@ -107,7 +103,7 @@ class LocalEngine(SessionEngine):
         with tf.control_dependencies([batches.features for batches in self._batches]):
             began_at = tf.timestamp()
         self._clock.end_at("input", began_at)
-        with tf.control_dependencies([began_at]):  # not before: what a step waits for its batch shall be nothing else
+        with tf.control_dependencies([began_at]):  # not before, so that waiting for a batch is timed alone
             flat = self._flat.read_value()
         slots = {name: slot.read_value() for name, slot in self._slots.items()}
         tags, header = packing.tags_of(flat, shard), packing.header_of(flat, shard)
