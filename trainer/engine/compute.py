@@ -1,4 +1,4 @@
-"""The middle of every engine's step: from pulled vectors to packed gradients, on each replica of a worker."""
+"""Computes packed gradients from pulled vectors, on each replica of a worker: the middle of every engine's step."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Replica:
-    """What one replica computes, and which one it is."""
+    """One replica: its step, its batches, its place among all."""
 
     step: Callable[..., Any]  # from replica.make_step
-    batches: Callable[..., Any]  # makes its training batches (data.pipeline.Batches) in the default graph
+    batches: Callable[..., Any]  # adds its training batches (data.pipeline.Batches) to the default graph
     seed: int
     index: int = 0  # among all replicas of the run
     count: int = 1
-    device: str | None = None  # of the forward and backward pass; none: where TensorFlow puts it
+    device: str | None = None  # of the forward and backward pass; None: TensorFlow chooses
     jit: bool = False  # compiled by XLA
     scopes: Mapping[str, str] = field(default_factory=dict)  # layer path by name scope; known when the step is built
     task: str = "worker:0"  # that computes it
@@ -44,7 +44,7 @@ Write = Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor], Shard], tf.Tensor]
 
 
 class Computed(NamedTuple):
-    """What a replica step gives to an update."""
+    """What a replica step contributes to an update."""
 
     gradients: dict[str, tf.Tensor]  # by path
     state: dict[str, tf.Tensor]
@@ -56,12 +56,12 @@ def run_step(
 ) -> Computed:
     """Runs the replica step on the next batch.
 
-    Every random draw is a function of (seed, the batch's step, replica), so a restarted replica repeats it.
+    Every random draw is a function of (seed, step of the batch, replica), so a restarted replica repeats it.
 
     Args:
-        vectors: what was pulled of each shard.
+        vectors: pulled from each shard.
     """
-    return _run(lambda told: told, vectors, shards, replica, batches, stop)
+    return _run(lambda computed: computed, vectors, shards, replica, batches, stop)
 
 
 def compute(
@@ -73,7 +73,7 @@ def compute(
     stop: tf.Tensor,
     write: Write | None = None,
 ) -> list[tf.Tensor]:
-    """Like `run_step`, packed: what to push to each shard.
+    """Like `run_step`, but packed for each shard.
 
     Args:
         headers: [LANES] the tags of a push to each shard.
@@ -98,34 +98,34 @@ def _run(
     batches: Any,
     stop: tf.Tensor,
 ) -> Any:
-    """Steps, and ends the same function with `end`, on the replica's device."""
-    judged: list[str] = []  # what each element of `finite` is about
+    """Runs the step, and `end` in the same function, on the replica's device."""
+    checked: list[str] = []  # what each element of `finite` is about
 
     def step(
         vectors: Sequence[TrainableAndRest], draw: tf.Tensor, batch: tuple[tf.Tensor, tf.Tensor], stop: tf.Tensor
     ) -> Any:
-        with tf.device(replica.device):  # here too: operations of a function do not take over their caller's device
+        with tf.device(replica.device):  # here too: operations of a function do not inherit their caller's device
             parameters, state = packing.unpack(vectors, shards)
             scale = state.get(loss_scale.PARAMETER.path)
-            told = replica.step(parameters, state, draw, *batch, None if scale is None else scale[0])
-            kept = {} if scale is None else {loss_scale.PARAMETER.path: scale}
-            metrics = told._asdict() | {"stop": stop}
+            output = replica.step(parameters, state, draw, *batch, None if scale is None else scale[0])
+            own = {} if scale is None else {loss_scale.PARAMETER.path: scale}
+            metrics = output._asdict() | {"stop": stop}
             lanes = tf.stack([metrics[name] for name in METRICS])
-            judged[:] = ["the loss", *(f"the gradient of {path}" for path in told.gradients)]
-            return end(Computed(told.gradients, {**told.state, **kept}, lanes)), told.bad, told.finite
+            checked[:] = ["the loss", *(f"the gradient of {path}" for path in output.gradients)]
+            return end(Computed(output.gradients, {**output.state, **own}, lanes)), output.bad, output.finite
 
     draw = tf.stack([tf.constant(replica.seed, tf.int64), batches.step * replica.count + replica.index])
     run = tf.function(step, autograph=False, jit_compile=replica.jit or None)
     with tf.name_scope(f"replica{replica.index}"), tf.device(replica.device):  # one copy of each vector goes there
         ended, bad, finite = run(list(vectors), draw, (batches.features, batches.labels), stop)
-    # Beside the replica, all of which is on its device.
-    named = _name_bad(replica, bad > 0, finite, judged, step=packing.tags_of(vectors[0], shards[0])[1])
+    # Outside the replica, because everything inside is on its device.
+    named = _name_bad(replica, bad > 0, finite, checked, step=packing.tags_of(vectors[0], shards[0])[1])
     with tf.device(replica.device), tf.control_dependencies([named]):
         return tf.nest.map_structure(tf.identity, ended)
 
 
 def _name_bad(
-    replica: Replica, is_bad: tf.Tensor, finite: tf.Tensor, judged: Sequence[str], *, step: tf.Tensor
+    replica: Replica, is_bad: tf.Tensor, finite: tf.Tensor, checked: Sequence[str], *, step: tf.Tensor
 ) -> tf.Operation:
     """Logs what is not finite in the task that computed it; all others learn only that something is.
 
@@ -134,7 +134,7 @@ def _name_bad(
 
     def report() -> tf.Operation:
         with tf.device("/cpu:0"):  # of the task that an enclosing scope names
-            first = tf.gather(tf.constant(judged), tf.argmin(tf.cast(finite, tf.int32)))
+            first = tf.gather(tf.constant(checked), tf.argmin(tf.cast(finite, tf.int32)))
             others = tf.reduce_sum(tf.cast(tf.logical_not(finite), tf.int32)) - 1
             numbers = [first, step + 1, others]
             return tf.numpy_function(partial(_log_bad, replica.index), numbers, [])
@@ -149,11 +149,11 @@ def _log_bad(replica: int, name: Any, step: int, others: int) -> None:
     _log.error("replica %d: %s is NaN or infinite at step %d%s", replica, first, step, more)
 
 
-def mean_computed(told: Sequence[Computed]) -> Computed:
+def mean_computed(computed: Sequence[Computed]) -> Computed:
     """The mean over a worker's replicas, in their order."""
-    if len(told) == 1:
-        return told[0]
-    mean = tf.nest.map_structure(lambda *values: mean_of(values), *told)
+    if len(computed) == 1:
+        return computed[0]
+    mean = tf.nest.map_structure(lambda *values: mean_of(values), *computed)
     assert isinstance(mean, Computed)
     return mean
 
@@ -166,7 +166,7 @@ def mean_over_replicas(
     clip: OptimizerConfig | None = None,
     write: Write | None = None,
 ) -> list[tf.Tensor]:
-    """What a worker pushes to each shard: the mean over its replicas.
+    """Packs what a worker pushes to each shard: the mean over its replicas.
 
     Args:
         packed: by replica and shard, in float32.
@@ -207,7 +207,7 @@ def _clipped(means: Sequence[tf.Tensor], shards: Sequence[Shard], config: Optimi
 
 
 def in_step(batches: Any, step: tf.Tensor) -> Any:
-    """Batches that fail unless each is of the step that the parameters are of."""
+    """Batches that fail unless they and the parameters are of the same step."""
     same = tf.debugging.assert_equal(batches.step, step, "the batch is of another step than the parameters")
     with tf.control_dependencies([same]):
         return dataclasses.replace(batches, features=tf.identity(batches.features))

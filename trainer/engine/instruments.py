@@ -14,7 +14,7 @@ v1 = tf.compat.v1
 
 
 class GraphClock:
-    """Stamps of one step: Unix time, [] float64 seconds. Where no profile is wanted it adds nothing to the graph."""
+    """Stamps of one step: Unix time, [] float64 seconds. Without profiling it adds nothing to the graph."""
 
     def __init__(self, *, is_wanted: bool) -> None:
         self._is_wanted = is_wanted
@@ -23,14 +23,14 @@ class GraphClock:
 
     @property
     def fetches(self) -> list[Any]:
-        """What to fetch besides: the `ends` and `arrived` of `Stamps`; or nothing."""
+        """What else to fetch: the `ends` and `arrived` of `Stamps`; or nothing."""
         return [self._ends, self._arrived] if self._is_wanted else []
 
     def end(self, phase: str, after: Sequence[Any], *, on: str | None = None) -> list[tf.Tensor]:
-        """Ends a phase when all that is given is there; returns what is to wait for the stamp, to come after it.
+        """Ends a phase after some operations; returns the stamp, for what must wait for it.
 
         Args:
-            on: the task whose device is the current one, where that is another; once for each of its shards.
+            on: the task of the current device, if it is another one; once for each of its shards.
         """
         if not self._is_wanted:
             return []
@@ -43,11 +43,11 @@ class GraphClock:
         return [at]
 
     def end_at(self, phase: str, at: tf.Tensor) -> None:
-        """Ends a phase at a time that the graph measures anyway."""
+        """Ends a phase at a time that the graph measures already."""
         self._ends[phase] = at
 
     def arrive(self, worker: str, after: Sequence[Any]) -> list[tf.Tensor]:
-        """Tells when the gradient of a worker is here; returns what is to wait for the stamp."""
+        """Stamps the arrival of a worker's gradient; returns the stamp, for what must wait for it."""
         if not self._is_wanted:
             return []
         self._arrived[worker] = _now(after)

@@ -1,4 +1,4 @@
-"""What a step hands to the loop."""
+"""What a step returns to the loop."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from trainer.plan.layout import METRICS
 class StepResult(NamedTuple):
     """The state that a replica step started from, and how long it took.
 
-    The metrics belong to the update that led to `step`: exact means over the replicas of that update. They say nothing
-    at the first step after a (re)load, when no update has happened yet.
+    The metrics belong to the update that led to `step`: exact means over the replicas of that update. They mean
+    nothing at the first step after a (re)load, before the first update.
     """
 
     generation: int
@@ -23,16 +23,16 @@ class StepResult(NamedTuple):
     accuracy: float
     stop: bool  # a replica asked to stop; under sync all see this at the same step
     bad: int = 0  # newest step whose update was left out because a loss or a gradient was not finite; 0: none yet
-    wait_secs: float = 0.0  # until all parameters were here
+    wait_secs: float = 0.0  # until all parameters had arrived
     compute_secs: float = 0.0  # forward and backward pass
-    gradients: dict[str, np.ndarray] | None = None  # of this replica, by path; only when asked for
-    stamps: Stamps | None = None  # only where a profile is wanted
+    gradients: dict[str, np.ndarray] | None = None  # of this process, by path; only when requested
+    stamps: Stamps | None = None  # only when profiling
 
     @classmethod
     def read(
         cls, tags: np.ndarray, metrics: np.ndarray, *, wait_secs: float = 0.0, compute_secs: float = 0.0
     ) -> StepResult:
-        """From the tags [shards, 2] and the metrics [LANES] of what was pulled."""
+        """Reads the tags [shards, 2] and the metrics [LANES] that a step fetched."""
         if not (tags == tags[0]).all():
             raise RuntimeError(f"the shards disagree: (generation, step) of each is {tags.tolist()}")
         loss, accuracy, stop, _, bad = metrics[: len(METRICS)].tolist()

@@ -1,4 +1,4 @@
-"""One update of a shard: average what was pushed, in the order of who pushed it, and apply the optimizer."""
+"""Updates a shard: averages the gradients in the order of the workers, and applies the optimizer."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def make_update(
 ) -> Update:
     """Builds the update of one shard, compiled by XLA into one pass over its vectors.
 
-    The result is out of place, so whoever still reads the previous vector keeps it unchanged. Where a replica's loss or
-    gradients are not finite the update is left out, by every shard: the step counts, and nothing else moves.
+    The result is a new buffer, so the previous vector stays unchanged for its readers. If a replica's loss or gradients
+    are not finite, every shard leaves the update out: the step counts, and nothing else changes.
 
     Args:
         exchange: brings together the squared norms of all shards; called only when gradients are clipped.
@@ -66,7 +66,7 @@ def make_update(
 
     @tf.function(jit_compile=True, autograph=False)
     def average_rest(packed: Sequence[tf.Tensor], chosen: tf.Tensor | None) -> tf.Tensor:
-        # Compiled, small as it is: TensorFlow itself turns a chain of sums into one of an order of its own.
+        # Compiled although it is small: TensorFlow itself would change the order of a chain of sums.
         return mean_of([wire.unpack(one, shard).rest for one in packed], chosen)
 
     @tf.function(jit_compile=True, autograph=False)
@@ -83,15 +83,15 @@ def make_update(
     def leave_out(
         flat: tf.Tensor, slots: Slots, rest: tf.Tensor, generation: tf.Tensor, step: tf.Tensor
     ) -> tuple[tf.Tensor, Slots]:
-        parameters, kept = flat[: shard.trainable_size], dict(slots)
+        parameters, unmoved = flat[: shard.trainable_size], dict(slots)
         if config.ema is not None:  # the next update would start the average from zeros
-            kept["ema"] = tf.where(step > 0, slots["ema"], parameters)
+            unmoved["ema"] = tf.where(step > 0, slots["ema"], parameters)
         before, now = packing.metrics_of(flat, shard), packing.metrics_of(TrainableAndRest(parameters, rest), shard)
         bad = tf.where(now[BAD] > 0, tf.cast(step + 1, tf.float32), before[BAD])
-        loss = tf.where(tf.math.is_finite(now[LOSS]), now[LOSS], before[LOSS])  # who reads it expects a number
+        loss = tf.where(tf.math.is_finite(now[LOSS]), now[LOSS], before[LOSS])  # its readers expect a number
         metrics = _metrics(before, tf.concat([[loss], now[LOSS + 1 :]], 0), bad=bad)
         state = _state(shard, flat, rest, made=False)
-        return tf.concat([parameters, state, metrics, packing.header(generation, step + 1)], 0), kept
+        return tf.concat([parameters, state, metrics, packing.header(generation, step + 1)], 0), unmoved
 
     def update(
         flat: tf.Tensor,
@@ -108,8 +108,8 @@ def make_update(
             pushed = average(packed, chosen)
             scale = optimizers.clip_scale(config, exchange(squares_of(pushed.trainable)))
             make = partial(apply, flat, slots, pushed, scale, generation, step)
-        told = packing.metrics_of(TrainableAndRest(flat, rest), shard)
-        is_bad = told[BAD] + told[OVERFLOW] > 0 if scaled else told[BAD] > 0
+        metrics = packing.metrics_of(TrainableAndRest(flat, rest), shard)
+        is_bad = metrics[BAD] + metrics[OVERFLOW] > 0 if scaled else metrics[BAD] > 0
         # A condition around what XLA compiles: a choice within it makes XLA contract other sums, with other bits.
         return tf.cond(is_bad, partial(leave_out, flat, slots, rest, generation, step), make)
 
@@ -117,7 +117,7 @@ def make_update(
 
 
 def squares_order(shards: Sequence[Shard]) -> list[int]:
-    """Where each square stands when the shards' are laid end to end; in path order, parts as they follow each other."""
+    """The indices, in path order and part by part, of the squares of all shards laid end to end."""
     parts = [(piece.path, piece.begin) for shard in shards for piece in shard.trainable]
     return sorted(range(len(parts)), key=parts.__getitem__)
 
@@ -128,7 +128,7 @@ def is_scaled(shards: Sequence[Shard]) -> bool:
 
 
 def _metrics(before: tf.Tensor, now: tf.Tensor, *, bad: tf.Tensor) -> tf.Tensor:
-    """[LANES] after an update. Once a replica has asked to stop that stays, for those who did not see it yet."""
+    """[LANES] after an update. A request to stop stays, for those that have not seen it yet."""
     stop = tf.maximum(before[STOP], now[STOP])
     return tf.concat([now[:STOP], [stop], now[STOP + 1 : BAD], [bad], now[BAD + 1 :]], 0)
 

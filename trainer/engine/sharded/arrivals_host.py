@@ -1,14 +1,14 @@
-"""Training that does not wait for all: gradients are taken in the order in which they arrive.
+"""Training that does not wait for all workers: gradients are taken in the order in which they arrive.
 
     host loop:  next arrival -> apply it, keep it for a quorum, or drop it -> tokens
 
-Each push is an entry in a host's arrivals; every entry is answered by one token, so nobody waits for a worker that is
-slow. With a quorum the host of the first shard decides for all: it hands its order of arrivals on, and the others
-follow it, so that every shard updates from the same workers, and no two of them wait for each other's.
+Each push is an entry in a host's arrivals, and each entry is answered with one token, so no worker waits for a slow
+one. Under backup the host of the first shard decides for all: it passes its order of arrivals on, and the others follow
+it, so that every shard updates from the same workers and no two shards wait for each other.
 
-A copy of the state is an entry too: what the chief reads of a shard is never half of an update, and with a quorum all
-shards copy at the same step. So is a worker that joins, in the place of one that was ended maybe: what that one pushed
-and did not tell of is forgotten, and so are its tokens.
+A request to copy the state is an entry too: what the chief reads of a shard is never half of an update, and under
+backup all shards copy at the same step. So is a request to join: the unannounced pushes of a predecessor are discarded,
+and so are its tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from trainer.engine.sharded import staleness as contributions
+from trainer.engine.sharded import staleness
 from trainer.engine.sharded.host import OnUpdate, ShardHost
 from trainer.engine.sharded.resources import GENERATION_STRIDE, HOLD, JOIN, STOP_PUSH, Log, device_of, drain
 from trainer.engine.update import STOP
@@ -33,7 +33,7 @@ v1 = tf.compat.v1
 
 
 class Arrival(NamedTuple):
-    """A push: whose, and the state that its gradient was computed on. Or something else that must wait its turn."""
+    """A push, with the state that its gradient was computed on; or a request that must wait its turn."""
 
     worker: int
     generation: int
@@ -52,10 +52,10 @@ class ArrivalsHost(ShardHost):
         super().__init__(**options, has_log=True)
         assert self.shared.log is not None
         self.log: Log = self.shared.log
-        self.counts = contributions.empty(self.workers)
-        self._came: dict[str, float] = {}  # by worker whose gradient is in the next update, Unix time
-        self._newest = 0  # where the vector lies in shared memory
-        self._told = [0] * self.workers  # where each worker was told that it lies
+        self.counts = staleness.empty(self.workers)
+        self._arrived_at: dict[str, float] = {}  # by worker whose gradient is in the next update, Unix time
+        self._newest = 0  # the vector's place in shared memory
+        self._places = [0] * self.workers  # the place in the newest message to each worker
         with self.graph.as_default(), tf.device(device_of(self.shard.host)):
             self.tag_feed = v1.placeholder(tf.int64, [])
             self.counts_feed = v1.placeholder(tf.int64, self.counts.shape)
@@ -70,7 +70,7 @@ class ArrivalsHost(ShardHost):
             self._apply = [self._make_apply(worker) for worker in range(self.workers)]
 
     def serve(self, steps: int, on_update: OnUpdate) -> None:
-        """Serves on when the run is over: workers still push, and are answered, until they and the hosts leave."""
+        """Continues after the last update: workers still push, and are answered, until they and the hosts leave."""
         self._prepare()
         updated_at = time.time()
         is_over, is_stopped = self.step >= steps, False
@@ -79,19 +79,18 @@ class ArrivalsHost(ShardHost):
             try:
                 arrival = Arrival(*self._run_next().tolist())
             except (tf.errors.UnavailableError, tf.errors.CancelledError):
-                if is_over:  # another host has heard all goodbyes and left, so nobody needs this one either
+                if is_over:  # another host has received all goodbyes and left, so no worker needs this one either
                     return
                 raise
-            waited, came_at = time.monotonic() - began, time.time()
+            waited, arrived_at = time.monotonic() - began, time.time()
             if arrival.kind == HOLD:
                 self._run_hold[arrival.worker](arrival.step, self.counts)
             elif arrival.kind == JOIN:
                 self._join(arrival)
             elif arrival.generation != self._generation:
-                self._run_drop[arrival.worker]()  # of a state that is gone, and so is who waits for a token
-            elif (
-                arrival.kind == STOP_PUSH and not is_stopped
-            ):  # after the last update too: another shard may have stopped before
+                self._run_drop[arrival.worker]()  # of an earlier state; the worker that pushed it is gone too
+            elif arrival.kind == STOP_PUSH and not is_stopped:
+                # After the last update too: another shard may have stopped before.
                 is_over = is_stopped = True
                 self._newest = self._free_place()
                 self._run_raise_stop(*self._at(self._newest).values())
@@ -99,22 +98,24 @@ class ArrivalsHost(ShardHost):
                 self.let_go()
             elif is_over:
                 self._answer_by_dropping(arrival.worker)
-            elif self._take(arrival, came_at):
+            elif self._take(arrival, arrived_at):
                 self.step += 1
                 is_over = self.step >= steps
                 if self.record:
                     now = time.time()
-                    self.record(self.step, Stamps(updated_at, now, {"wait": came_at, "apply": now}, dict(self._came)))
+                    self.record(
+                        self.step, Stamps(updated_at, now, {"wait": arrived_at, "apply": now}, dict(self._arrived_at))
+                    )
                     updated_at = now
-                self._came.clear()
+                self._arrived_at.clear()
                 on_update(self.step, waited)
 
-    def _take(self, arrival: Arrival, came_at: float) -> bool:
-        self._came[f"worker:{arrival.worker}"] = came_at
+    def _take(self, arrival: Arrival, arrived_at: float) -> bool:
+        self._arrived_at[f"worker:{arrival.worker}"] = arrived_at
         return self.take(arrival)
 
     def owes(self, worker: int) -> bool:
-        """Whether a token for a worker follows from what it pushed."""
+        """Whether a push of a worker will still be answered with a token."""
         return False
 
     @abstractmethod
@@ -122,12 +123,12 @@ class ArrivalsHost(ShardHost):
         """Acts on a gradient; returns whether it led to an update."""
 
     def let_go(self) -> None:
-        """Answers those who still wait for an update that will not come."""
+        """Answers the workers that wait for an update that will not come."""
 
     def drop(self, worker: int) -> None:
-        """Drops a gradient, counts that, and lets its worker start afresh."""
-        contributions.add_dropped(self.counts, worker)
-        self._came.pop(f"worker:{worker}", None)
+        """Drops and counts a gradient, and gives its worker a token."""
+        staleness.add_dropped(self.counts, worker)
+        self._arrived_at.pop(f"worker:{worker}", None)
         self._answer_by_dropping(worker)
 
     def apply(self, worker: int, answered: Sequence[int], feeds: Mapping[Any, Any] | None = None) -> None:
@@ -140,24 +141,24 @@ class ArrivalsHost(ShardHost):
         feeds = {self.tag_feed: self._next_tag(), self.counts_feed: self.counts, **self._at(place), **(feeds or {})}
         self.run_update(self._run_apply[worker], self._apply[worker], feeds)
         self._newest = place
-        for one in answered:
-            self._told[one] = place
+        for other in answered:
+            self._places[other] = place
 
     def give_token(self, worker: int) -> None:
         self._run_give[worker](self._next_tag(), *self._at(self._newest).values())
-        self._told[worker] = self._newest
+        self._places[worker] = self._newest
 
     def give(self, worker: int) -> tf.Operation:
-        """Tells a worker where the vector lies, if it does not travel, and hands out a token."""
-        with tf.control_dependencies(self._tell(worker)):
+        """Writes a worker's own message, if it has one, and hands out a token."""
+        with tf.control_dependencies(self._write_message(worker)):
             return self.shared.tokens[worker].enqueue(self.tag_feed)
 
     def hand_out_tokens(self) -> tf.Operation:
-        told = [op for worker in range(self.workers) for op in self._tell(worker)]
-        with tf.control_dependencies(told):
+        written = [op for worker in range(self.workers) for op in self._write_message(worker)]
+        with tf.control_dependencies(written):
             return super().hand_out_tokens()
 
-    def _tell(self, worker: int) -> list[tf.Operation]:
+    def _write_message(self, worker: int) -> list[tf.Operation]:
         if not self.wire.is_per_worker:
             return []
         with tf.device(self.parameters):
@@ -166,23 +167,23 @@ class ArrivalsHost(ShardHost):
 
     @cached_property
     def place(self) -> tf.Tensor:
-        """Where the newest vector is put, or lies; in the first place where it is not fed: as a state is loaded."""
+        """The place of the newest vector in shared memory; the first one if not fed, as when a state is loaded."""
         with tf.control_dependencies(None):
             return v1.placeholder_with_default(0, [])
 
     def _at(self, place: int) -> dict[tf.Tensor, int]:
-        """What to feed for a place; nothing where vectors travel."""
+        """What to feed for a place; nothing where vectors travel in messages."""
         return {self.place: place} if self.wire.is_per_worker else {}
 
     def _free_place(self) -> int:
-        """One more than there are workers: there is always one of which none was told."""
-        return next(place for place in range(self.workers + 1) if place not in self._told)
+        """One that no worker reads; there is one place more than there are workers."""
+        return next(place for place in range(self.workers + 1) if place not in self._places)
 
-    def tell_counts(self) -> tf.Operation:
+    def write_counts(self) -> tf.Operation:
         return self.log.contributions.assign(self.counts_feed, read_value=False)
 
     def _join(self, arrival: Arrival) -> None:
-        """Gives a worker's place to a new process, which has pushed nothing and waits for one token."""
+        """Gives a worker's place to a new process, which waits for one token."""
         self._run_forget[arrival.worker]()
         if not self.owes(arrival.worker):
             self.give_token(arrival.worker)
@@ -209,7 +210,9 @@ class ArrivalsHost(ShardHost):
         self._run_hold = [callable_of(op, [self._ticket_feed, self.counts_feed]) for op in self._hold]
         self._run_raise_stop = callable_of(self._raise_stop, list(self._at(0)))
         self._generation, self.step = self.read_tag()
-        self._handed = self.step  # tokens of this generation grow from the one that said that the state is loaded
+        self._handed = (
+            self.step
+        )  # tokens of this generation grow from the first one, which said that the state is loaded
 
     def apply_feeds(self) -> list[tf.Tensor]:
         """What `apply` is fed besides the tag, the counts and the place."""
@@ -226,7 +229,7 @@ class ArrivalsHost(ShardHost):
         sources = [self.shared.flat, *self.shared.slots.values()]
         with tf.device(self.parameters):
             copied = [t.assign(s.read_value(), read_value=False) for t, s in zip(targets, sources, strict=True)]
-        with tf.control_dependencies([*copied, self.tell_counts()]):
+        with tf.control_dependencies([*copied, self.write_counts()]):
             return self.log.held[worker].enqueue(self._ticket_feed)
 
     def _make_raise_stop(self) -> tf.Operation:

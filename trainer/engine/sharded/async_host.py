@@ -1,4 +1,4 @@
-"""A shard host of `async`: every gradient is an update of its own."""
+"""The shard host of async: every gradient is an update of its own."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.engine.sharded import staleness as contributions
+from trainer.engine.sharded import staleness
 from trainer.engine.sharded.arrivals_host import Arrival, ArrivalsHost
 
 
 class AsyncHost(ArrivalsHost):
-    """Every gradient is an update: asynchronous training. Shards do not wait for each other either."""
+    """Updates with every gradient; shards do not wait for each other either."""
 
     def __init__(self, *, max_staleness: int | None = None, **options: Any) -> None:
         """Builds the host's graph.
 
         Args:
-            max_staleness: steps; gradients that are older are dropped and counted.
-            options: of `ShardHost`. Gradients are clipped by their worker, which has all of one.
+            max_staleness: steps; older gradients are dropped and counted.
+            options: of `ShardHost`. Workers clip their gradients, because only they have a whole one.
         """
         self._max_staleness = max_staleness
         super().__init__(**options | {"optimizer": dataclasses.replace(options["optimizer"], clip_norm=None)})
 
     def take(self, arrival: Arrival) -> bool:
-        staleness = self.step - arrival.step
-        if self._max_staleness is not None and staleness > self._max_staleness:
+        steps = self.step - arrival.step
+        if self._max_staleness is not None and steps > self._max_staleness:
             self.drop(arrival.worker)
             return False
-        contributions.add_applied(self.counts, arrival.worker, staleness)
+        staleness.add_applied(self.counts, arrival.worker, steps)
         self.apply(arrival.worker, [arrival.worker])
         return True
 
     def _make_apply(self, worker: int) -> tf.Operation:
         _, assigned = self.update([self.wire.read_gradients(self.shared.pushes[worker].dequeue(), self.shard, worker)])
         with tf.control_dependencies(assigned):
-            return tf.group(self.give(worker), self.tell_counts())
+            return tf.group(self.give(worker), self.write_counts())

@@ -1,4 +1,4 @@
-"""A shard host of `backup`: an update waits for a quorum of the replicas."""
+"""The shard host of backup: an update waits for a quorum of the workers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer.engine.sharded import staleness as contributions
+from trainer.engine.sharded import staleness
 from trainer.engine.sharded.arrivals_host import Arrival, ArrivalsHost, v1
 from trainer.engine.sharded.resources import device_of, log_queue
 from trainer.engine.vectors import packing
 
 
 class BackupHost(ArrivalsHost):
-    """Updates when so many gradients of the shard's step are there; what comes later is dropped and counted."""
+    """Updates when a quorum of gradients of the shard's step has arrived; later ones are dropped and counted."""
 
     def __init__(self, *, quorum: int, **options: Any) -> None:
         """Builds the host's graph.
@@ -48,7 +48,7 @@ class BackupHost(ArrivalsHost):
             self._run_keep[arrival.worker]()
             return False
         for worker in self._chosen:
-            contributions.add_applied(self.counts, worker, 0)
+            staleness.add_applied(self.counts, worker, 0)
         self.apply(arrival.worker, self._chosen, {self._chosen_feed: np.isin(np.arange(self.workers), self._chosen)})
         self._chosen.clear()
         return True
@@ -66,16 +66,16 @@ class BackupHost(ArrivalsHost):
         self._run_keep = [self.session.make_callable(op) for op in self._keep]
 
     def _make_next(self) -> tf.Tensor:
-        """The first shard's host takes what arrives and tells the others; they take it in the same order."""
+        """The first shard's host takes what arrives and passes it on; the others take it in the same order."""
         if self.shard.index > 0:
             return self.log.order.dequeue()
         arrival = self.log.arrivals.dequeue()
-        told = [log_queue(shard, "order", self.workers).enqueue(arrival) for shard in self.shards[1:]]
-        with tf.control_dependencies(told):
+        passed = [log_queue(shard, "order", self.workers).enqueue(arrival) for shard in self.shards[1:]]
+        with tf.control_dependencies(passed):
             return tf.identity(arrival)
 
     def _make_apply(self, worker: int) -> tf.Operation:
-        """The last of a quorum makes the update; the others wait in their inboxes."""
+        """The last push of a quorum makes the update; the others wait in their inboxes."""
         if self._chosen_feed is None:
             self._chosen_feed = v1.placeholder(tf.bool, [self.workers])
             self._inbox = [self._make_inbox(other) for other in range(self.workers)]
@@ -86,7 +86,7 @@ class BackupHost(ArrivalsHost):
         _, assigned = self.update(packed, chosen=self._chosen_feed, exchange=self.exchange(mine))
         with tf.control_dependencies(assigned):
             given = [self._give_if_chosen(other) for other in range(self.workers)]
-            return tf.group(*given, self.tell_counts())
+            return tf.group(*given, self.write_counts())
 
     def _make_inbox(self, worker: int) -> Any:
         return v1.get_variable(

@@ -1,7 +1,7 @@
-"""The side of a task that holds a shard: it is loaded, updates, hands out tokens, and hears goodbyes.
+"""Holds a shard: waits to be loaded, updates it, hands out tokens, and waits for the workers' goodbyes.
 
-A host is told its state, not built with it: it blocks until the chief loads it, and then lets every worker start.
-How gradients become updates differs between the strategies.
+A host is built without a state: it blocks until the chief loads it, and then lets every worker start. How gradients
+become updates depends on the strategy.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Record = Callable[[int, Stamps], None]  # global step
 class ShardHost(ABC):
     """Holds one shard and updates it; runs on a ps, or in a thread of a worker."""
 
-    is_tracing = False  # the next update also leaves what ran where in `executed`
+    is_tracing = False  # the next update also writes what ran where to `executed`
     executed: Executed | None = None
     record: Record | None = None  # called after each update, where a profile is wanted
     place: Any = 0  # of the newest vector, in shared memory
@@ -51,10 +51,10 @@ class ShardHost(ABC):
         """Begins the host's graph.
 
         Args:
-            shards: all shards of the plan; `index` is the one held here.
+            shards: all shards of the plan; this host holds the one at `index`.
             workers: how many push.
-            parameters: device of the vectors.
-            has_log: whether gradients are taken as they come.
+            parameters: the device that holds the vectors.
+            has_log: whether updates follow a log of arrivals, as under async and backup.
             wire: how vectors travel.
             profiles: whether updates are stamped, for `record`.
         """
@@ -73,7 +73,7 @@ class ShardHost(ABC):
             self._goodbye = self.shared.goodbyes.dequeue()
 
     def connect(self, target: str, session_config: Any) -> None:
-        """Opens the session on the task's own server and makes the shard's resources, still without a state."""
+        """Opens the session on the task's own server and makes the shard's resources, without a state."""
         with self.graph.as_default():
             initialize = v1.global_variables_initializer()
         self.session = v1.Session(target, graph=self.graph, config=session_config)
@@ -91,20 +91,20 @@ class ShardHost(ABC):
 
     @abstractmethod
     def serve(self, steps: int, on_update: OnUpdate) -> None:
-        """Updates until the global step is `steps`, or, where others may still push, until the process ends."""
+        """Updates until the global step is `steps`; under async and backup it then answers late pushes for ever."""
 
     def wait_for_goodbyes(self) -> None:
-        """Blocks until every worker has said that it needs this shard no more; one started again may say it twice."""
-        gone: set[int] = set()
-        while len(gone) < self.workers:
-            gone.add(int(self.session.run(self._goodbye)))
+        """Blocks until every worker has said that it no longer needs this shard; a restarted one may say so twice."""
+        finished: set[int] = set()
+        while len(finished) < self.workers:
+            finished.add(int(self.session.run(self._goodbye)))
 
     def missing(self) -> list[int]:
-        """The workers that the next update waits for; callable from any thread."""
+        """The workers that the next update waits for; can be called from any thread."""
         return []
 
     def run_update(self, run: Callable[..., Any], fetches: Any, feeds: Mapping[Any, Any] | None = None) -> Any:
-        """Runs an update through its callable; or, if asked to, through the session with a record.
+        """Runs an update through its callable, or through the session if it is to be traced.
 
         Args:
             run: made of `fetches` and the keys of `feeds`.
@@ -144,20 +144,22 @@ class ShardHost(ABC):
         self._exchange = exchange
         with tf.device(self.parameters):
             new, moved = self._update_shard(flat, slots, packed, generation, step, chosen)
-            kept = []
+            previous = []
             if self.shared.before is not None:
-                with tf.control_dependencies([new]):  # not while gradients are waited for: it is still of use then
-                    kept = [self.shared.before.assign(flat, read_value=False)]  # by reference
-            with tf.control_dependencies(kept):  # who finds the new vector finds the one before it too
+                with tf.control_dependencies(
+                    [new]
+                ):  # a rejoining worker may need it while the host waits for gradients
+                    previous = [self.shared.before.assign(flat, read_value=False)]  # by reference
+            with tf.control_dependencies(previous):  # so that both can be read once the new vector can
                 assigned = self.assign_flat(new, packed)
             assigned += [slot.assign(moved[name], read_value=False) for name, slot in self.shared.slots.items()]
         return step + 1, assigned
 
     def assign_flat(self, new: tf.Tensor, packed: Sequence[tf.Tensor] = ()) -> list[tf.Operation]:
-        """Sets the vector, and before it what workers read of it: who finds the vector finds both.
+        """Writes what workers read of a new vector, and then the vector: once that can be read, both can.
 
         Args:
-            packed: what it was computed on.
+            packed: the gradients that it was computed on.
         """
         with tf.device(device_of(self.shard.host)):
             message = self.wire.write_parameters(new, self.shard, self.place, computed_on=packed)
@@ -171,7 +173,7 @@ class ShardHost(ABC):
             return [*written, self.shared.flat.assign(new, read_value=False)]
 
     def exchange(self, tags: tf.Tensor) -> Exchange | None:
-        """Tells every other host the squared norms here and hears theirs; all hosts get the same [K] bits.
+        """Sends this host's squared norms to all others and receives theirs; every host gets the same [K] bits.
 
         Args:
             tags: [2] the generation and step of the update; norms of others are dropped.
@@ -186,7 +188,7 @@ class ShardHost(ABC):
                 name = f"shard{receiver}/squares_of{sender}"
                 return v1.FIFOQueue(2, [tf.int32, tf.float32], [[2], [sizes[sender]]], shared_name=name)
 
-        def hear(sender: int) -> tf.Tensor:
+        def receive(sender: int) -> tf.Tensor:
             inbox = queue(sender, here)
             return tf.while_loop(
                 lambda theirs, _: tf.reduce_any(tf.not_equal(theirs, tags)), lambda *_: inbox.dequeue(), inbox.dequeue()
@@ -194,10 +196,10 @@ class ShardHost(ABC):
 
         def exchange(squares: tf.Tensor) -> tf.Tensor:
             others = [shard.index for shard in self.shards if shard.index != here]
-            told = [queue(here, other).enqueue([tags, squares]) for other in others]
-            heard = {other: hear(other) for other in others} | {here: squares}
-            with tf.control_dependencies(told):
-                return tf.gather(tf.concat([heard[index] for index in sorted(heard)], 0), order)
+            sent = [queue(here, other).enqueue([tags, squares]) for other in others]
+            received = {other: receive(other) for other in others} | {here: squares}
+            with tf.control_dependencies(sent):
+                return tf.gather(tf.concat([received[index] for index in sorted(received)], 0), order)
 
         return exchange
 
@@ -212,7 +214,7 @@ class ShardHost(ABC):
         for variable, value in zip(self.shared.slots.values(), slots, strict=True):
             with tf.control_dependencies(assigned):
                 assigned.append(variable.assign(value, read_value=False))
-        with tf.control_dependencies(assigned):  # the vector last: its tags say that all is there
+        with tf.control_dependencies(assigned):  # the vector last, because its tags say that the state is complete
             assigned += self.assign_flat(flat)
         with tf.control_dependencies(assigned):
             return self.hand_out_tokens()

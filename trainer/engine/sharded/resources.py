@@ -1,6 +1,6 @@
-"""What shard hosts and replicas share: variables and queues on a host, known to every graph by their names.
+"""The variables and queues that a shard host shares with workers.
 
-Whoever makes a resource by its name, in whichever process, gets the same one.
+They have names: every graph, in any process, that makes a resource by that name gets the same one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ v1 = tf.compat.v1
 
 GENERATION_STRIDE = 2**32  # a tag is generation * stride + step, or another number that grows within the generation
 SPARE_TOKENS = 8  # a returned or stale token never blocks a host
-SPARE_PUSHES = 8  # of workers that were ended while they pushed; a crash loop ends before there are so many
+SPARE_PUSHES = 8  # of workers that died while they pushed; a crash loop ends before there are as many
 ARRIVAL = 4  # numbers of an arrival: worker, generation, step, what it is
 PUSH, STOP_PUSH, HOLD, JOIN = range(4)  # HOLD: the chief asks for a copy of the state, the step is the ticket
 
@@ -33,7 +33,7 @@ def device_of(task: str, device: str = "cpu:0") -> str:
 
 @dataclass(frozen=True)
 class Log:
-    """Of a host that takes gradients as they come: in which order they did, and copies of its state on request."""
+    """The order in which gradients arrived at a host of async or backup, and copies of its state on request."""
 
     arrivals: Any  # queue of [ARRIVAL] int32: what was pushed here
     order: Any  # the same, as the first shard's host decided it for all
@@ -73,7 +73,7 @@ def share(
 
     Args:
         parameters: the host's device that holds the vectors; queues, and what is sent, are in its memory.
-        has_log: whether gradients are taken as they come.
+        has_log: whether updates follow a log of arrivals, as under async and backup.
         wire: how vectors travel.
     """
     prefix = f"shard{shard.index}"
@@ -105,7 +105,7 @@ def share(
             return [variable(f"sent{w}", message_shape, wire.dtype) for w in range(workers)]
         return [variable("sent", message_shape, wire.dtype)] * workers
 
-    # Under sync what a worker left behind is taken, and dropped, as soon as it is waited for.
+    # Under sync a push that a dead worker left behind is taken, and dropped, as soon as the host waits for that worker.
     spare = SPARE_PUSHES if has_log else 1
     shapes = [[shard.size]] + [[shard.trainable_size]] * len(slots)
     with tf.device(device_of(shard.host)):
@@ -164,14 +164,14 @@ class Link:
 
 def log_queue(shard: Shard, name: str, workers: int) -> Any:
     """A queue of arrivals on a shard's host."""
-    # A worker has one push under way and the chief one request, so that none waits for room.
+    # Each worker has at most one push under way and the chief one request, so none waits for room.
     capacity = 2 * workers + 2
     with tf.device(device_of(shard.host)):
         return v1.FIFOQueue(capacity, [tf.int32], [[ARRIVAL]], shared_name=f"shard{shard.index}/{name}")
 
 
 def drain(queue: Any) -> tf.Operation:
-    """Empties a queue that nobody else takes from."""
+    """Empties a queue that no other operation takes from."""
     return tf.while_loop(
         lambda left: left > 0,
         lambda left: (_without(queue, left),),

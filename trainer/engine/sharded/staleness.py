@@ -1,7 +1,7 @@
-"""What each worker contributed to a run whose updates do not wait for all: applied, dropped, and how stale. Pure.
+"""Counts the gradients of each worker under async and backup: applied, dropped, and how stale. Pure.
 
-A table [workers, COLUMNS] of whole numbers: how many gradients were applied at staleness 0, 1, ..., BINS - 1 or more;
-then the sum and the maximum of the staleness of those applied; then how many were dropped.
+A table [workers, COLUMNS] of integers: how many gradients were applied at staleness 0, 1, ..., BINS - 1 or more; then
+the sum and the maximum staleness of those applied; then how many were dropped.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def histogram(table: Table) -> Table:
 
 def to_json(table: Table) -> dict[str, dict[str, Any]]:
     """By worker; the histogram's last bin counts everything at or above it, and empty bins at its end are left out."""
-    told = {}
+    by_worker = {}
     for worker, row in enumerate(table):
         applied = int(row[:BINS].sum())
-        told[f"worker:{worker}"] = {
+        by_worker[f"worker:{worker}"] = {
             "applied": applied,
             "dropped": int(row[DROPPED]),
             "staleness_mean": round(int(row[TOTAL]) / applied, 3) if applied else None,
             "staleness_max": int(row[MAXIMUM]) if applied else None,
             "staleness_histogram": np.trim_zeros(row[:BINS], "b").tolist(),
         }
-    return told
+    return by_worker

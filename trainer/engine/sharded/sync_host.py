@@ -2,12 +2,12 @@
 
     host loop:  take one message of every worker -> average in their order -> update -> a token to each
 
-A host takes only messages of its own generation and step, and drops others: a duplicate of a restarted worker counts
-once. So no shard can pass step s without every worker's gradient of s, and what a replica reads between its token and
-its push is consistent over all shards.
+A host takes only messages of its own generation and step, and drops others, so a duplicate from a restarted worker
+counts once. No shard can pass step s without every worker's gradient of s, and what a replica reads between its token
+and its push is consistent over all shards.
 
-A worker that is ended between its pushes leaves some shards at step s and others at s + 1, never further apart. Each
-keeps the vector before, so whoever takes its place computes the gradient of s anew, bit by bit, and pushes it to all.
+A worker that dies between its pushes leaves some shards at step s and others at s + 1, never further apart. Each keeps
+the previous vector, so its successor computes the same bits of the gradient of s again and pushes them to all.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ v1 = tf.compat.v1
 
 
 class SyncHost(ShardHost):
-    """A shard that all workers move together, step by step."""
+    """Updates a shard once every worker has pushed its gradient."""
 
     def __init__(self, **options: Any) -> None:
         """Builds the host's graph from the options of `ShardHost`."""
@@ -53,7 +53,7 @@ class SyncHost(ShardHost):
             on_update(int(step), max(0.0, taken_at - began))
 
     def _make_update(self) -> list[Any]:
-        """Returns [global step after the update, the time at which every worker's gradient was here, *stamps]."""
+        """Returns [global step after the update, time when every worker's gradient had arrived, *stamps]."""
         clock = GraphClock(is_wanted=self.profiles)
         mine = packing.tags_of(self.shared.flat.read_value(), self.shard)
 
@@ -64,10 +64,10 @@ class SyncHost(ShardHost):
         packed = [take(pushes, stale) for pushes in self.shared.pushes]
         arrived = [at for worker, one in enumerate(packed) for at in clock.arrive(f"worker:{worker}", [one])]
         tag = self.tag()
-        told = []
+        recorded = []
         for one, last in zip(packed, self._taken, strict=True):
             with tf.control_dependencies([one]):
-                told.append(last.assign(tag, read_value=False))
+                recorded.append(last.assign(tag, read_value=False))
         step = packing.tags_of(self.shared.flat.read_value(), self.shard)[1]
         with tf.control_dependencies([*packed, *arrived, *_reached("take", step, packed)]):
             packed = [self.wire.read_gradients(one, self.shard, worker) for worker, one in enumerate(packed)]
@@ -78,17 +78,17 @@ class SyncHost(ShardHost):
         with tf.control_dependencies([*assigned, *applied, *_reached("apply", step, assigned)]):
             handed = self.hand_out_tokens()
         clock.end("tokens", [handed])
-        with tf.control_dependencies([handed, *told]):
+        with tf.control_dependencies([handed, *recorded]):
             return [tf.identity(step), tf.identity(taken_at), *clock.fetches]
 
     def _make_taken(self, worker: int) -> Any:
-        """The tag of the last update that has a worker's gradient."""
+        """The tag of the last update that contains a worker's gradient."""
         first = v1.constant_initializer(-1)
         return v1.get_variable(f"taken{worker}", [], tf.int64, first, use_resource=True)
 
 
 def _reached(name: str, step: tf.Tensor, after: Sequence[Any]) -> list[tf.Operation]:
-    """A failpoint that comes after some operations; none where it is off."""
+    """A failpoint after some operations; none if it is not set."""
     with tf.control_dependencies(list(after)):
         reached = failpoint(name, step)
     return [reached] if reached is not None else []

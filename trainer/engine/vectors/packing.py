@@ -1,4 +1,4 @@
-"""Between named tensors and the flat vectors of the shards (laid out in placement.py)."""
+"""Packs named tensors into the flat vectors of shards and unpacks them; plan/layout.py has the layout."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def unpack(
         for shard, vector in zip(shards, vectors, strict=True)
     ]
     return (
-        {path: _restore(found) for path, found in _by_path(trainable).items()},
-        {path: _restore(found) for path, found in _by_path(state).items()},
+        {path: _restore(parts) for path, parts in _by_path(trainable).items()},
+        {path: _restore(parts) for path, parts in _by_path(state).items()},
     )
 
 
@@ -65,7 +65,7 @@ def pack(shard: Shard, gradients: Tensors, state: Tensors, metrics: tf.Tensor, h
 
 
 def mean_of(packed: Sequence[tf.Tensor], chosen: tf.Tensor | None = None) -> tf.Tensor:
-    """[size] The mean of what was pushed; of the chosen only, where that is given.
+    """[size] The mean of what was pushed; of the chosen pushes only, if given.
 
     Summed one by one in the order given: the bits of the sum depend on nothing else.
     """
@@ -119,16 +119,16 @@ def to_slot(shard: Shard, values: Arrays | None, fill: float) -> np.ndarray:
     return slot
 
 
-def join(held: Iterable[tuple[Sequence[Slice], np.ndarray]]) -> dict[str, np.ndarray]:
+def join(pieces_and_flats: Iterable[tuple[Sequence[Slice], np.ndarray]]) -> dict[str, np.ndarray]:
     """The named arrays in flat vectors or slots; a whole one is a view.
 
     Args:
-        held: pieces with the vector that they stand in; together they must have all parts of each parameter.
+        pieces_and_flats: pieces with the vector that holds them; together they must have all parts of each parameter.
     """
     joined = {}
-    for path, found in _by_path(held).items():
-        cuts = [flat[piece.offset : piece.offset + piece.size] for piece, flat in found]
-        joined[path] = (np.concatenate(cuts) if len(cuts) > 1 else cuts[0]).reshape(found[0][0].shape)
+    for path, parts in _by_path(pieces_and_flats).items():
+        cuts = [flat[piece.offset : piece.offset + piece.size] for piece, flat in parts]
+        joined[path] = (np.concatenate(cuts) if len(cuts) > 1 else cuts[0]).reshape(parts[0][0].shape)
     return joined
 
 
@@ -144,19 +144,19 @@ def _lanes(vector: tf.Tensor | TrainableAndRest, shard: Shard, offset: int) -> t
     return tf.slice(vector, [offset], [LANES])
 
 
-def _by_path(held: Iterable[tuple[Sequence[Slice], Vector]]) -> dict[str, list[tuple[Slice, Vector]]]:
-    """The parts of every parameter in the order in which they follow each other, with the vectors they stand in."""
-    found: dict[str, list[tuple[Slice, Vector]]] = {}
-    for pieces, flat in held:
+def _by_path(pieces_and_flats: Iterable[tuple[Sequence[Slice], Vector]]) -> dict[str, list[tuple[Slice, Vector]]]:
+    """The parts of every parameter in order, with the vectors that hold them."""
+    by_path: dict[str, list[tuple[Slice, Vector]]] = {}
+    for pieces, flat in pieces_and_flats:
         for piece in pieces:
-            found.setdefault(piece.path, []).append((piece, flat))
-    return {path: sorted(parts, key=lambda part: part[0].begin) for path, parts in found.items()}
+            by_path.setdefault(piece.path, []).append((piece, flat))
+    return {path: sorted(parts, key=lambda part: part[0].begin) for path, parts in by_path.items()}
 
 
-def _restore(found: Sequence[tuple[Slice, tf.Tensor]]) -> tf.Tensor:
+def _restore(parts: Sequence[tuple[Slice, tf.Tensor]]) -> tf.Tensor:
     """A parameter from its parts: one that is whole stays a view, without a concat."""
-    cuts = [_cut(flat, piece) for piece, flat in found]
-    return tf.reshape(tf.concat(cuts, 0) if len(cuts) > 1 else cuts[0], found[0][0].shape)
+    cuts = [_cut(flat, piece) for piece, flat in parts]
+    return tf.reshape(tf.concat(cuts, 0) if len(cuts) > 1 else cuts[0], parts[0][0].shape)
 
 
 def _cut(flat: tf.Tensor, piece: Slice) -> tf.Tensor:

@@ -17,7 +17,7 @@ Arrays = dict[str, np.ndarray]
 class Snapshot:
     """Parameters, state (BatchNorm statistics) and optimizer slots, all of the same global step.
 
-    But where every gradient is an update of its own: there a shard may be some steps ahead, and the lowest counts.
+    Under async a shard may be some steps ahead; the lowest step counts.
     """
 
     step: int
@@ -54,7 +54,9 @@ class Snapshot:
     ) -> Snapshot:
         """From the vectors and slots of all shards."""
         trainable = [shard.trainable for shard in shards]
-        named = {name: packing.join(zip(trainable, (held[name] for held in slots), strict=True)) for name in slots[0]}
+        named = {
+            name: packing.join(zip(trainable, (of_shard[name] for of_shard in slots), strict=True)) for name in slots[0]
+        }
         parameters = packing.join(zip(trainable, flats, strict=True))
         state = packing.join(zip((shard.state for shard in shards), flats, strict=True))
         loss, accuracy, _, _, bad = flats[0][shards[0].metrics_offset :][: len(METRICS)].tolist()
