@@ -1,11 +1,11 @@
-"""BatchNorm by TensorFlow's fused kernel, while a replica step is traced.
+"""Replaces BatchNorm by TensorFlow's fused kernel while a replica step is traced.
 
-Keras 3 composes a BatchNormalization of some ten operations, each of which reads and writes all activations, forwards
-and back. The kernel gives the same, to rounding, in one each way; its bits depend on the threads that it has, as those
-of a convolution's gradient do.
+Keras 3 composes a BatchNormalization of about ten operations, each of which reads and writes all activations in both
+passes. The kernel gives the same result up to rounding, in one operation for each pass; its bits depend on its number
+of threads, as those of a convolution's gradient do.
 
-Not for what XLA compiles: its kernel takes E[x^2] - E[x]^2 for the variance (tensorflow/tensorflow#118701), and a
-channel with a mean far above its deviation loses all digits of it.
+Not for steps that XLA compiles: its kernel computes the variance as E[x^2] - E[x]^2 (tensorflow/tensorflow#118701),
+which loses all digits for a channel whose mean is far above its deviation.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import tensorflow as tf
 
 @contextmanager
 def fused(model: keras.Model) -> Iterator[None]:
-    """Has the model's BatchNormalization layers use the kernel where they train; others stay as they are.
+    """Lets the model's BatchNormalization layers use the kernel in training; some stay as they are.
 
-    The others: of a class of the user's own, frozen, synchronized, with renorm or a mask, over an axis but the last, or
-    of numbers but float32 (layers of a lower precision compute BatchNorm in float32).
+    Those are subclassed, frozen or synchronized, have renorm or a mask, normalize another axis than the last, or
+    compute in another type than float32 (layers of a lower precision compute BatchNorm in float32).
     """
     layers = [layer for layer in model._flatten_layers(include_self=False) if _can_fuse(layer)]
     for layer in layers:
@@ -60,7 +60,7 @@ def _call_fused(layer: keras.layers.BatchNormalization) -> Callable[..., tf.Tens
         )
         for moving, of_batch in ((layer.moving_mean, mean), (layer.moving_variance, variance)):
             moving.assign(keras.ops.cast(moving, "float32") * layer.momentum + of_batch * (1.0 - layer.momentum))
-        if rank != 4:  # else it may go into a relu, which TensorFlow then makes a part of the kernel
+        if rank != 4:  # otherwise it may feed a relu, which TensorFlow then fuses into the kernel
             normalized = tf.reshape(normalized, tf.shape(inputs))
         return tf.cast(normalized, layer.compute_dtype)
 
@@ -75,5 +75,5 @@ def _normalize(
         x=values, scale=scale, offset=offset, mean=[], variance=[], epsilon=epsilon, is_training=True
     )
     count = tf.cast(tf.size(values) // tf.size(scale), tf.float32)
-    # Keras keeps the variance of the batch, the kernel tells that of what it was drawn from: of one value, none.
+    # Keras wants the variance of the batch, the kernel returns the unbiased one, which one value does not have.
     return normalized, mean, tf.math.multiply_no_nan(unbiased, (count - 1.0) / count)

@@ -1,4 +1,4 @@
-"""The model and the data set that a config names: built-in, or functions of the user's own file."""
+"""Builds the model and opens the data set that a config names: built-in, or functions of the user's file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCALED = "mixed_float16"  # the precision that needs a loss scale
 
 
 def open_data_set(name: str, options: Mapping[str, Any], *, seed: int, user_file: str | None) -> DataSet:
-    """Opens the data set of that name; the user's file comes first.
+    """Opens the data set of that name; a function of the user's file goes before a built-in one.
 
     Raises:
         ValueError: if there is none, or it does not take these options.
@@ -42,7 +42,7 @@ def build_model(
     """Builds the model of that name for a data set, with its first weights drawn from `seed`.
 
     Args:
-        precision: Keras's dtype policy of layers that do not choose one; their variables are float32 in any case.
+        precision: Keras's dtype policy for layers without one of their own; variables are always float32.
 
     Raises:
         ValueError: if there is none, it does not take these options, or it returns no Keras model.
@@ -64,7 +64,7 @@ def build_model(
         if not isinstance(model, keras.Model):
             raise ValueError(f"model {name} returned a {type(model).__name__}; return a keras.Model")
         if not model.built:
-            model(keras.ops.zeros((1, *data.input_shape)))  # `build` makes no layers of a class of the user's own
+            model(keras.ops.zeros((1, *data.input_shape)))  # `build` does not build the layers of a subclassed model
     finally:
         keras.config.set_dtype_policy(before)
     return model
@@ -85,18 +85,18 @@ def open_workload(config: RunConfig) -> tuple[keras.Model, DataSet]:
 
 
 def parameters_of(model: keras.Model, precision: str) -> list[Parameter]:
-    """What a run keeps of a model, and of training it."""
+    """The parameters of a model, and those of its training."""
     return [*step.parameters_of(model), *([loss_scale.PARAMETER] if precision == SCALED else [])]
 
 
 def initial_values(model: keras.Model, precision: str) -> dict[str, Any]:
-    """The first values of `parameters_of`, by path."""
+    """The initial values of `parameters_of`, by path."""
     own = {loss_scale.PARAMETER.path: np.array(loss_scale.FIRST, np.float32)} if precision == SCALED else {}
     return step.initial_values(model) | own
 
 
 def _user_function(user_file: str | None, name: str, built_in: Mapping[str, Any]) -> Callable[..., Any] | None:
-    """The function of that name in the user's file, if there is a file; a name in neither place is an error."""
+    """The function of that name in the user's file, if there is one; raises ValueError if no place has the name."""
     if user_file is None:
         return None
     function = getattr(user.load(user_file), name, None)

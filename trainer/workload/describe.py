@@ -1,4 +1,4 @@
-"""Builds the model once to describe it to the planner, in a process that may import TensorFlow."""
+"""Describes a model and its data to the planner, in a process that may import TensorFlow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.plan.serialize import to_json
 
 
 def answer(question: Question) -> dict[str, Any]:
-    """Builds the model and opens the data, in a process that may import TensorFlow.
+    """Builds the model and opens the data.
 
     Returns:
         {"description": ...}, or {"problem": ...} of the config, or {"failure": text, "exit_code": ...}.
@@ -38,12 +38,12 @@ def answer(question: Question) -> dict[str, Any]:
         return {"failure": str(error), "exit_code": error.exit_code}
     except ValueError as error:
         if user is not None and any(Path(f.filename) == Path(user).resolve() for f in _frames(error)):
-            return _failure(error)  # in the user's own code, not in what was typed
+            return _failure(error)  # an error of the user's code, not of the command
         remedy = "python -m trainer --help lists the names, conf/ their options"
         return {
             "problem": {"key": f"model={model['name']} data={data['name']}", "message": str(error), "remedy": remedy}
         }
-    except Exception as error:  # whatever a user's function raises is told, with its kind, to whoever asked
+    except Exception as error:  # a user's function may raise anything
         return _failure(error)
     description = Description(
         tuple(parameters),

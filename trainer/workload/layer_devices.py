@@ -1,4 +1,4 @@
-"""Layers of a model on devices of their own, inside one replica."""
+"""Puts layers of a model on other devices than their replica's."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import tensorflow as tf
 def pinned(
     model: keras.Model, devices: Mapping[str, str], scopes: MutableMapping[str, str] | None = None
 ) -> Iterator[None]:
-    """Puts the operations of some layers on devices of their own, those of their gradients too.
+    """Puts the operations of some layers, and of their gradients, on other devices.
 
-    A layer inside a layer with a pin of its own goes where its own says, as nested `tf.device` blocks do. A gradient is
-    computed outside the block of its operation, but TensorFlow names its scope after it; so the scopes are remembered.
-    What a custom gradient computes (of silu, for one) has no such name, and stays on the replica's device.
+    The pin of a nested layer goes before that of its outer layer, as with nested `tf.device` blocks. A gradient is
+    computed outside the block of its operation, but TensorFlow names its scope after it, so the scopes are recorded.
+    The operations of a custom gradient (for example of silu) have no such name and stay on the replica's device.
 
     Args:
         devices: by layer path.
-        scopes: gets the layer path of every name scope that a layer was called in; TensorFlow may number them, so that
-            a scope's name does not tell whose it is.
+        scopes: receives the layer path of every name scope in which a layer was called; TensorFlow may number scopes,
+            so their names alone do not identify the layer.
     """
     called: MutableMapping[str, str] = {} if scopes is None else scopes
     layers = [layer for layer in model._flatten_layers(include_self=False) if layer.path]

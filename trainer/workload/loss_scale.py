@@ -1,7 +1,7 @@
 """The loss scale of float16 training: part of a run's state, moved by each update as Keras's LossScaleOptimizer does.
 
-float16 has no numbers below 6e-8, so small gradients would vanish: the loss is multiplied by a scale, the gradients are
-divided by it. Where they overflow the update is left out and the scale halved; it doubles after many good updates.
+float16 has no numbers below 6e-8, so small gradients would vanish: the loss is multiplied by a scale, and the gradients
+are divided by it. If they overflow, the update is left out and the scale is halved; it doubles after many good updates.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from trainer.plan.layout import Parameter
 
 PARAMETER = Parameter("trainer/loss_scale", (2,), trainable=False)  # the scale, and the good updates since it moved
 FIRST = (2.0**15, 0.0)
-LOWEST = 1.0  # gradients that overflow even so are not the scale's fault
+LOWEST = 1.0  # if gradients overflow at this scale, it is not the cause
 GROWTH_STEPS = 2000
 
 
@@ -22,7 +22,7 @@ def moved(scale: tf.Tensor, overflow: tf.Tensor, used: tf.Tensor) -> tf.Tensor:
     Args:
         scale: [2] before it.
         overflow: [] bool: a gradient was not finite, so the update was left out.
-        used: [] the factor that the gradient was computed with; if it has been halved since, once is enough.
+        used: [] the factor of the gradient's loss; if the scale has been halved since, it is not halved again.
     """
     factor, good = tf.unstack(scale)
     grows = good + 1 >= GROWTH_STEPS

@@ -1,7 +1,7 @@
-"""The replica step: one forward and backward pass as a pure function of parameters, state, seed and batch.
+"""Makes the replica step: one forward and backward pass as a pure function of parameters, state, seed and batch.
 
-It knows nothing of clusters. The same function trains in one process and behind parameter servers, so a user's model is
-an ordinary Keras model.
+It does not know about clusters. The same function trains in one process and behind parameter servers, so a user's model
+is an ordinary Keras model.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ def parameters_of(model: keras.Model) -> list[Parameter]:
         ValueError: if two variables share a path, or one is not float32.
     """
     trainable = {id(v) for v in model.trainable_variables}
-    found = [Parameter(v.path, tuple(v.shape), id(v) in trainable) for v in model.variables if not _is_seed(v)]
-    paths = [p.path for p in found]
+    parameters = [Parameter(v.path, tuple(v.shape), id(v) in trainable) for v in model.variables if not _is_seed(v)]
+    paths = [p.path for p in parameters]
     for path in paths:
         if paths.count(path) > 1:
             raise ValueError(f"two variables of the model are named {path!r}; give its layers different names")
     for v in model.variables:
         if not _is_seed(v) and v.dtype != "float32":
             raise ValueError(f"variable {v.path!r} is {v.dtype}; a model's variables must be float32")
-    return found
+    return parameters
 
 
 def layers_of(model: keras.Model) -> list[str]:
-    """The paths of a model's layers, those inside other layers too, in creation order; inputs have none."""
+    """The paths of a model's layers, nested ones included, in creation order; inputs have none."""
     return [layer.path for layer in model._flatten_layers(include_self=False) if layer.path]
 
 
@@ -54,14 +54,14 @@ def initial_values(model: keras.Model) -> dict[str, object]:
 
 
 class StepOutput(NamedTuple):
-    """What one replica step gives."""
+    """What one replica step returns."""
 
     gradients: Tensors
     state: Tensors  # after the step
     loss: tf.Tensor
     accuracy: tf.Tensor
-    overflow: tf.Tensor  # 1 if a gradient is not finite under a loss scale, else 0
-    bad: tf.Tensor  # 1 if the loss, or a gradient that no lower loss scale would save, is not finite; else 0
+    overflow: tf.Tensor  # 1 if a gradient is not finite under a loss scale, otherwise 0
+    bad: tf.Tensor  # 1 if the loss is not finite, or a gradient that no lower loss scale would save; otherwise 0
     finite: tf.Tensor  # [1 + gradients] bool: whether the loss is finite, and then each gradient
 
 
@@ -74,19 +74,19 @@ def make_step(
     scopes: MutableMapping[str, str] | None = None,
     jit: bool = False,
 ) -> Callable[..., StepOutput]:
-    """Builds step(parameters, state, seed, features, labels, loss_scale=None) -> StepOutput.
+    """Makes step(parameters, state, seed, features, labels, loss_scale=None) -> StepOutput.
 
     Args:
         model: a Keras model whose outputs are logits (or values, for mean_squared_error).
         loss: a LossName.
-        accumulate: parts that the batch is computed in, one after the other; the result is the mean over them.
+        accumulate: number of parts in which the batch is computed, one after another; the result is their mean.
         layers: device by layer path; the backward pass of a layer runs where its forward pass does.
-        scopes: gets the layer path of each name scope, when a step is traced.
-        jit: whether XLA compiles it; BatchNorm is then Keras's own, as XLA's variance loses a channel of a large mean.
+        scopes: receives the layer path of each name scope when a step is traced.
+        jit: whether XLA compiles the step; BatchNorm is then Keras's own (see batch_norm.py).
 
     The step takes parameters and state by path, a seed [2] of int64 that fixes every random draw (dropout), and a batch
-    features [N, ...], labels [N, ...]; the loss is the mean over the batch plus the model's own (regularizers). With a
-    loss scale [] the gradients of small numbers survive float16: the loss is multiplied by it, the gradients divided.
+    features [N, ...], labels [N, ...]; the loss is the mean over the batch plus the model's own (regularizers). A loss
+    scale [] keeps small gradients in the range of float16: the loss is multiplied by it, the gradients are divided.
     """
     losses = LOSSES[loss]
     trainable = [v.path for v in model.trainable_variables]
@@ -97,7 +97,7 @@ def make_step(
         features, labels = batch
         weights = [parameters[path] for path in trainable]
         with nullcontext() if jit else fused(model), pinned(model, layers or {}, scopes):
-            # Layers may have names that no root scope may have.
+            # A layer's name may be one that is not allowed for a root scope.
             with tf.GradientTape() as tape, tf.name_scope("model"):
                 tape.watch(weights)
                 outputs, rest, own = model.stateless_call(
@@ -126,13 +126,17 @@ def make_step(
         loss_scale: tf.Tensor | None = None,
     ) -> StepOutput:
         run = whole if accumulate == 1 else _in_parts(whole, accumulate)
-        told = run(parameters, _of_model(model, state), seed, (features, labels), loss_scale)
-        return StepOutput(*told, *_judge(told[0], told[2], loss_scale))
+        gradients, moved, value, accuracy_of = run(
+            parameters, _of_model(model, state), seed, (features, labels), loss_scale
+        )
+        return StepOutput(gradients, moved, value, accuracy_of, *_check_finite(gradients, value, loss_scale))
 
     return step
 
 
-def _judge(gradients: Tensors, loss: tf.Tensor, loss_scale: tf.Tensor | None) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+def _check_finite(
+    gradients: Tensors, loss: tf.Tensor, loss_scale: tf.Tensor | None
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns (overflow, bad, finite) of an `StepOutput`."""
     finite = tf.stack([tf.reduce_all(tf.math.is_finite(values)) for values in (loss, *gradients.values())])
     if loss_scale is None:
@@ -143,7 +147,7 @@ def _judge(gradients: Tensors, loss: tf.Tensor, loss_scale: tf.Tensor | None) ->
 
 
 def _in_parts(run: Pass, count: int) -> Pass:
-    """A pass over equal parts of the batch, one after the other: the mean of what they give, the state of the last."""
+    """A pass over equal parts of the batch, one after another: the mean of their results, the state after the last."""
 
     def in_parts(
         parameters: Tensors, state: Tensors, seed: tf.Tensor, batch: Batch, loss_scale: tf.Tensor | None
@@ -173,7 +177,7 @@ def _in_parts(run: Pass, count: int) -> Pass:
 
 
 def make_evaluation(model: keras.Model, loss: str) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
-    """Builds evaluate(parameters, state, features, labels) -> (loss, accuracy), both means over the batch."""
+    """Makes evaluate(parameters, state, features, labels) -> (loss, accuracy), both means over the batch."""
     losses = LOSSES[loss]
 
     def evaluate(
@@ -190,7 +194,7 @@ def make_evaluation(model: keras.Model, loss: str) -> Callable[..., tuple[tf.Ten
 
 
 def accuracy(loss: str, labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-    """The share of a batch that is classified right; 0 for a loss that does not classify."""
+    """The share of a batch that is classified correctly; 0 for a loss that does not classify."""
     if loss == "sparse_categorical_crossentropy":
         right = tf.equal(tf.argmax(outputs, -1), tf.cast(labels, tf.int64))
     elif loss == "binary_crossentropy":
@@ -222,7 +226,7 @@ LOSSES: dict[str, Loss] = {
 
 
 def _of_model(model: keras.Model, state: Tensors) -> Tensors:
-    """The part of the state that is the model's; the trainer keeps some of its own there."""
+    """The model's part of the state; the loss scale is the trainer's."""
     return {v.path: state[v.path] for v in model.non_trainable_variables if not _is_seed(v)}
 
 
@@ -231,7 +235,7 @@ def _is_seed(variable: keras.Variable) -> bool:
 
 
 def _non_trainable(model: keras.Model, state: Tensors, seed: tf.Tensor) -> list[tf.Tensor]:
-    """Values for the model's non-trainable variables; each seed generator gets a state of its own drawn from `seed`."""
+    """Values for the model's non-trainable variables; each seed generator gets its own state, drawn from `seed`."""
     values = []
     for number, variable in enumerate(model.non_trainable_variables):
         if _is_seed(variable):

@@ -1,4 +1,4 @@
-"""Data sets that fit in memory: numpy arrays, checked once and gathered from in the graph."""
+"""Makes data sets of numpy arrays, which are checked once and gathered from in the graph."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from trainer.workload.data.examples import DataError, DataSet, Examples
 if TYPE_CHECKING:
     import tensorflow as tf
 
-ALIGNMENT_BYTES = 64  # of arrays that TensorFlow takes as they are; others it copies, and both copies stay
-ROWS = 4096  # examples looked at in one go, so that checks need little memory
+ALIGNMENT_BYTES = 64  # of arrays that TensorFlow uses in place; it copies others, and both copies stay in memory
+ROWS = 4096  # examples checked at a time, so that checks need little memory
 
 
 def from_arrays(
@@ -26,14 +26,14 @@ def from_arrays(
 ) -> DataSet:
     """A data set of numpy arrays.
 
-    Bytes stay bytes in memory and become float32 when a batch is fetched; all other features become float32 here.
+    Bytes become float32 when a batch is fetched; all other features become float32 here.
 
     Args:
         train: features [N, ...] and labels: integers [N] or [N, 1] (classes), or floats [N, ...] (targets).
         evaluate: the same, of other examples.
-        source: where they come from, for messages.
-        scale: what features are multiplied by; none: bytes by 1/255, others by 1.
-        classes: number of classes; none: the largest integer label + 1, or the last size of float labels.
+        source: their origin, for messages.
+        scale: factor of the features; None: 1/255 for bytes, 1 for others.
+        classes: number of classes; None: the largest integer label + 1, or the last size of float labels.
 
     Raises:
         DataError: if there are no examples, shapes or lengths differ, a value is not a finite number, or a label is not
@@ -58,7 +58,7 @@ def from_arrays(
 
 
 def _align(array: np.ndarray) -> np.ndarray:
-    """The same values, in memory that TensorFlow can use without another copy."""
+    """The same values, in memory that TensorFlow can use without a copy."""
     if array.flags.c_contiguous and array.ctypes.data % ALIGNMENT_BYTES == 0:
         return array
     memory = np.empty(array.nbytes + ALIGNMENT_BYTES, np.uint8)

@@ -1,4 +1,4 @@
-"""Data sets that Keras knows where to find: a local file if one is named, else Keras's download."""
+"""Data sets that Keras downloads, unless a local file is given."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def _download(name: str) -> tuple[np.ndarray, ...]:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Lets one process at a time download: Keras writes into the final file, where another would find half of it."""
+    """Lets one process at a time download: Keras writes the final file, which another would read half-written."""
     folder = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras")
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "download.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # given back when the file is closed
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed
         yield

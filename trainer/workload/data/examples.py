@@ -1,4 +1,4 @@
-"""What a data set is: examples that can be fetched at any place, in any order."""
+"""The types of a data set: examples that can be fetched at any index, in any order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class DataError(TrainerError, ValueError):
-    """Data that cannot be trained on; says the file or data set, the record, what was found and what to type."""
+    """Data that cannot be trained on; names the file or data set, the record, its contents and what to type."""
 
     exit_code = exit_codes.BAD_DATA
 
@@ -36,13 +36,13 @@ class Examples:
     """
 
     count: int
-    arrays: tuple[np.ndarray, ...]  # what `fetch` gathers from; fed to the graph once
+    arrays: tuple[np.ndarray, ...]  # from which `fetch` gathers; fed to the graph once
     fetch: Callable[[tf.Tensor, tuple[tf.Tensor, ...]], tuple[tf.Tensor, tf.Tensor]]
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """Examples to train on, others to evaluate on, and the shapes a model for them must have."""
+    """Examples to train on, others to evaluate on, and the shapes that a model for them must have."""
 
     train: Examples
     evaluate: Examples
@@ -58,10 +58,10 @@ def find_data_error(error: BaseException) -> DataError | None:
             a damaged record are part of its message.
     """
     text = error.object.decode(errors="replace") if isinstance(error, UnicodeDecodeError) else str(error)
-    _, found, rest = text.partition("Error in user-defined function passed to MapDataset")
-    if not found:
+    _, marker, rest = text.partition("Error in user-defined function passed to MapDataset")
+    if not marker:
         return None
     reason = rest.partition("::Map: ")[2] or rest.partition(": ")[2]
     first = reason.split("\n\t")[0].split("\nTraceback")[0].strip()  # without graph nodes and traceback
-    own = first.removeprefix("DataError: ")  # raised by a reader of ours: complete
+    own = first.removeprefix("DataError: ")  # raised by one of this package's readers: complete
     return DataError(own if own != first else f"{first}; type data.options.verify=true to find all such records")

@@ -1,4 +1,4 @@
-"""Input files, checked before they are read."""
+"""Checks input files before they are read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def check_file(path: str | Path, *, option: str) -> Path:
 
     Args:
         path: as given; `~` is the home directory.
-        option: the option it was given by, as it is typed, e.g. "data.options.path".
+        option: the option that named it, as typed, e.g. "data.options.path".
     """
     file = Path(path).expanduser()
     if file.is_dir():

@@ -1,4 +1,4 @@
-"""IDX files, and the handwritten digits that are shipped with the package."""
+"""Reads IDX files, and the handwritten digits that are part of the package."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BYTES = 0x08  # the only element type of MNIST
 def mnist_10k() -> DataSet:
     """The 10,000 images of the MNIST test set, [28, 28, 1]: every fifth to evaluate on, the other 8,000 to train on.
 
-    Not a cut in two, because the parts of the file differ in difficulty (see mnist_10k/README.md).
+    Every fifth, because the halves of the file differ in difficulty (see mnist_10k/README.md).
     """
     images = read_idx(SHIPPED / "t10k-images-idx3-ubyte.gz", dimensions=3)[..., None]
     labels = read_idx(SHIPPED / "t10k-labels-idx1-ubyte.gz", dimensions=1)
@@ -34,7 +34,7 @@ def read_idx(path: Path, *, dimensions: int) -> np.ndarray:
     """The bytes of a gzipped IDX file: two zeros, the type, the number of dimensions, the sizes (big endian), the data.
 
     Returns:
-        An array of uint8 of that many dimensions.
+        An array of uint8 with `dimensions` dimensions.
     """
     content = _unpack(path)
     header = 4 + 4 * dimensions

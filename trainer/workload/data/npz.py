@@ -1,4 +1,4 @@
-"""Arrays in an .npz file."""
+"""Reads a data set from an .npz file."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def npz(*, path: str, scale: float | None = None, classes: int | None = None) ->
 
     Args:
         path: the file.
-        scale: what features are multiplied by; none: bytes by 1/255, others by 1.
-        classes: none: the largest integer label + 1, or the last size of float labels.
+        scale: factor of the features; None: 1/255 for bytes, 1 for others.
+        classes: number of classes; None: the largest integer label + 1, or the last size of float labels.
     """
     x_train, y_train, x_test, y_test = read_npz(path)
     return from_arrays((x_train, y_train), (x_test, y_test), source=str(path), scale=scale, classes=classes)

@@ -12,7 +12,7 @@ def oracle(*, examples: int = 96) -> DataSet:
     """The feature of example i is [i], its label 0; evaluated on the same."""
     if not 1 <= examples <= 2**24:
         raise ValueError(
-            f"oracle has examples of {examples}; float32 tells 1..{2**24} numbers apart, set data.options.examples"
+            f"oracle has examples of {examples}; float32 can number 1..{2**24} examples, set data.options.examples"
         )
     numbered = np.arange(examples, dtype=np.float32)[:, None], np.zeros(examples, np.int64)
     return from_arrays(numbered, numbered, source="oracle", classes=2)

@@ -1,10 +1,10 @@
-"""In which order examples are seen: a pure function of seed and step, so that nothing has to be remembered."""
+"""Computes the order of examples: a pure function of seed and step, so there is nothing to save."""
 
 from __future__ import annotations
 
 import tensorflow as tf
 
-STREAM = 0x0DE7  # keeps this use of the seed apart from others
+STREAM = 0x0DE7  # separates this use of the seed from others
 # Four rounds, TensorFlow's default, give successive epochs orders that resemble each other.
 ROUNDS = 8
 
@@ -12,19 +12,19 @@ ROUNDS = 8
 def batch_indices(
     seed: int, step: tf.Tensor | int, *, batch_size: int, replica: int, replicas: int, count: int
 ) -> tf.Tensor:
-    """The examples that one replica sees in one step.
+    """The examples of one replica in one step.
 
-    Row r of the global batch of step s is at position p = s * batch_size + r of an endless row of epochs. In epoch
-    p // count it is the example at place p % count of that epoch's permutation. So an epoch holds each example once,
-    a batch may span two epochs, and the replicas' parts are together what one process would see.
+    Row r of the global batch of step s has position p = s * batch_size + r in an endless sequence of epochs. It is the
+    example at index p % count of the permutation of epoch p // count. So an epoch has each example once, a batch may
+    span two epochs, and the parts of all replicas together are what one process would see.
 
     Args:
         seed: of the run.
         step: scalar, from 0.
         batch_size: of all replicas together.
-        replica: which of them, from 0; it takes the batch_size / replicas rows from replica * batch_size / replicas.
-        replicas: how many share the batch.
-        count: examples of the data set.
+        replica: its number, from 0; it takes the batch_size / replicas rows from replica * batch_size / replicas.
+        replicas: number of replicas that share the batch.
+        count: number of examples in the data set.
 
     Returns:
         [batch_size / replicas] of int64, each in 0..count-1.

@@ -1,4 +1,4 @@
-"""Batches for a v1 session: a tf.data pipeline that can start at any step."""
+"""Makes batches for a v1 session: a tf.data pipeline that can start at any step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tensorflow as tf
 from trainer.workload.data.examples import DataError, Examples
 from trainer.workload.data.order import batch_indices
 
-AHEAD = 2  # batches made while the step runs
+AHEAD = 2  # batches to prepare while the step runs
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,11 @@ def evaluation_batches(examples: Examples, *, batch_size: int) -> Batches:
 
 def _batches(examples: Examples, indices: Callable[[tf.Tensor], tf.Tensor], *, start: int, stop: int) -> Batches:
     with tf.device("/cpu:0"):  # of the task that an enclosing scope names
-        # Placeholders, because a graph definition (and with it a constant) is limited to 2 GB, and is sent around.
+        # Placeholders, because a graph definition with its constants is limited to 2 GB and is sent to every task.
         arrays = tuple(tf.compat.v1.placeholder(array.dtype, array.shape) for array in examples.arrays)
         first = tf.compat.v1.placeholder(tf.int64, [], name="start")
         steps = tf.data.Dataset.range(first, stop)
-        # AutoGraph would write a temporary file for each function, which a task that is killed leaves behind.
+        # AutoGraph would write a temporary file for each function, which a killed task leaves behind.
         fetch = tf.autograph.experimental.do_not_convert(lambda step: (step, *examples.fetch(indices(step), arrays)))
         batches = steps.map(fetch)
         iterator = tf.compat.v1.data.make_initializable_iterator(batches.prefetch(AHEAD).with_options(_options()))
@@ -97,9 +97,9 @@ def _batches(examples: Examples, indices: Callable[[tf.Tensor], tf.Tensor], *, s
 
 
 def _options() -> tf.data.Options:
-    """Same order always, and one thread: the cores belong to the replica."""
+    """Always the same order, and one thread: the cores belong to the replica."""
     options = tf.data.Options()
-    # The rewriting of a data set copies every array it gathers from into a graph definition, twice.
+    # The default optimizations copy every array that is gathered from into a graph definition, twice.
     options.experimental_optimization.apply_default_optimizations = False
     options.deterministic = True
     options.autotune.enabled = False

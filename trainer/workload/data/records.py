@@ -1,4 +1,4 @@
-"""The TFRecord file format, with records that can be read at any place.
+"""Reads TFRecord files at any record.
 
 A record is: its length (8 bytes, little endian), a checksum of the length (4), the data, a checksum of the data (4).
 A checksum is a CRC-32C, rotated right by 15 bits, plus a constant
@@ -26,7 +26,7 @@ AGAIN = "copy or write the file again"
 
 
 def index_records(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Where the records of a file are, from their lengths alone.
+    """Finds the records of a file from their lengths alone.
 
     Returns:
         Offsets [N] and lengths [N] of the records' data, in bytes, both int64.
@@ -50,7 +50,7 @@ def index_records(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _check_headers(path: Path, headers: list[bytes], first_bytes: bytes) -> None:
-    """Raises DataError at the first length whose checksum is wrong."""
+    """Raises DataError at the first length with a wrong checksum."""
     rows = np.frombuffer(b"".join(headers), np.uint8).reshape(-1, HEADER.size)
     stored = np.ascontiguousarray(rows[:, 8:]).view("<u4")[:, 0]
     wrong = masked_crc32c(rows[:, :8]) != stored
@@ -95,7 +95,7 @@ def read_in_order(path: Path) -> Iterator[bytes]:
 
 
 def _iterate(path: Path) -> Iterator[bytes]:
-    """TensorFlow's reader, without its warning: tf.data, which it recommends, would start devices before the server."""
+    """TensorFlow's reader without its warning: the recommended tf.data would initialize devices before the server."""
     import tensorflow as tf
 
     logger = tf.get_logger()
@@ -113,7 +113,7 @@ def read_at(
     """The records at [B] places, and their names for messages, both [B] of bytes."""
     records, names = np.empty(len(files), object), np.empty(len(files), object)
     for row, (file, offset, length) in enumerate(zip(files.tolist(), offsets.tolist(), lengths.tolist(), strict=True)):
-        opened = _open(paths[file])  # held here: another reader may push it out of the cache
+        opened = _open(paths[file])  # a reference, because another reader may evict it from the cache
         records[row] = os.pread(opened.descriptor, length, offset)
         names[row] = f"{paths[file]}, byte {offset}".encode()
         if len(records[row]) != length:
@@ -122,7 +122,7 @@ def read_at(
 
 
 class _OpenFile:
-    """A file that is open as long as somebody, the cache or a reader, holds this object."""
+    """A file that stays open as long as the cache or a reader has this object."""
 
     def __init__(self, path: Path) -> None:
         self.descriptor = os.open(path, os.O_RDONLY)

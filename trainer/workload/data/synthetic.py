@@ -1,4 +1,4 @@
-"""Random examples with labels that a model can learn; no files needed."""
+"""Makes random examples with labels that a model can learn, without files."""
 
 from __future__ import annotations
 

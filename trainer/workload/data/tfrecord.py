@@ -1,4 +1,4 @@
-"""Examples in TFRecord files of tf.train.Example."""
+"""Reads a data set from TFRecord files of tf.train.Example."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 @dataclass(frozen=True)
 class Format:
-    """What each record must hold."""
+    """What each record must contain."""
 
     feature: str
     label: str
@@ -60,10 +60,10 @@ def tfrecord(
         feature: key of the feature.
         label: key of the label.
         encoding: "float" (float_list), "raw" (uint8 bytes, scaled to 0..1) or "png" (scaled to 0..1).
-        compression: only "none": compressed files cannot be read at any place.
-        verify: read every record once, now, and check its checksum, feature and label; else only each file's first.
-        train_examples: how many records there must be; a file that ends between two records looks whole.
-        evaluate_examples: the same, of the other files.
+        compression: only "none": compressed files have no random access.
+        verify: check every record's checksum, feature and label now; otherwise only those of each file's first record.
+        train_examples: expected number of records; a file that is cut off between two records looks complete.
+        evaluate_examples: the same for the files to evaluate on.
     """
     layout = Format(feature, label, encoding, tuple(shape), classes)
     _check_options(layout, compression)
@@ -77,7 +77,7 @@ def tfrecord(
 def _check_options(layout: Format, compression: str) -> None:
     if compression != "none":
         raise DataError(
-            f"data.options.compression={compression}, only uncompressed files can be read at any place; "
+            f"data.options.compression={compression}, only uncompressed files have random access; "
             "unpack the files and type data.options.compression=none"
         )
     if layout.encoding not in ENCODINGS:
@@ -94,8 +94,8 @@ def _check_options(layout: Format, compression: str) -> None:
 
 def _examples(pattern: str, layout: Format, *, option: str, verify: bool, expected: int | None) -> Examples:
     paths = _find_files(pattern, option=option)
-    found = [index_records(path) for path in paths]
-    count = sum(len(offsets) for offsets, _ in found)
+    indexes = [index_records(path) for path in paths]
+    count = sum(len(offsets) for offsets, _ in indexes)
     if expected is not None and count != expected:
         raise DataError(
             f"{pattern}: {count} records in {len(paths)} files, data.options.{option}_examples says {expected}; "
@@ -103,8 +103,8 @@ def _examples(pattern: str, layout: Format, *, option: str, verify: bool, expect
         )
     for path in paths:
         _check_records(path, layout, every=verify)
-    files = np.repeat(np.arange(len(paths), dtype=np.int32), [len(offsets) for offsets, _ in found])
-    offsets, lengths = (np.concatenate(column) for column in zip(*found, strict=True))
+    files = np.repeat(np.arange(len(paths), dtype=np.int32), [len(offsets) for offsets, _ in indexes])
+    offsets, lengths = (np.concatenate(column) for column in zip(*indexes, strict=True))
     return Examples(count, (files, offsets, lengths), _fetch(paths, layout))
 
 
@@ -118,7 +118,7 @@ def _find_files(pattern: str, *, option: str) -> list[Path]:
 
 
 def _check_records(path: Path, layout: Format, *, every: bool) -> None:
-    """Reads the records of a file, or only its first, and raises DataError at one that is not as it must be."""
+    """Reads the records of a file, or only its first, and raises DataError at the first with a problem."""
     for number, record in enumerate(read_in_order(path)):
         problem = _find_problem(record, layout)
         if problem:
@@ -128,7 +128,7 @@ def _check_records(path: Path, layout: Format, *, every: bool) -> None:
 
 
 def _find_problem(record: bytes, layout: Format) -> str | None:
-    """What is wrong with a record, and what to do about it; none if nothing is."""
+    """The problem of a record and its remedy; None if there is none."""
     import tensorflow as tf
     from google.protobuf.message import DecodeError
 
@@ -142,14 +142,14 @@ def _find_problem(record: bytes, layout: Format) -> str | None:
     ):
         if key not in features:
             return f"has no feature {key!r}, it holds {sorted(features)}; type data.options.{option}=NAME"
-        found = features[key].WhichOneof("kind")
-        if found != kind:
-            return f"feature {key!r} is {found or 'empty'}, it must be {kind}; {_advice(option, found)}"
+        actual = features[key].WhichOneof("kind")
+        if actual != kind:
+            return f"feature {key!r} is {actual or 'empty'}, it must be {kind}; {_advice(option, actual)}"
     return _find_bad_label(features, layout) or _find_bad_value(features[layout.feature], layout)
 
 
-def _advice(option: str, found: str | None) -> str:
-    encodings = [encoding for encoding, kind in ENCODINGS.items() if kind == found]
+def _advice(option: str, actual: str | None) -> str:
+    encodings = [encoding for encoding, kind in ENCODINGS.items() if kind == actual]
     if option == "feature" and encodings:
         return f"type data.options.encoding={' or '.join(encodings)}"
     return f"type data.options.{option}=NAME of another feature, or write the files again"
@@ -186,7 +186,7 @@ def _find_bad_value(feature: Any, layout: Format) -> str | None:
 
 
 def _find_bad_png(content: bytes, layout: Format) -> str | None:
-    """Looks at a PNG's first 24 bytes: the signature, and the header with width and height."""
+    """Checks a PNG's first 24 bytes: the signature, and the header with width and height."""
     if not content.startswith(PNG_SIGNATURE) or len(content) < 24:
         return f"feature {layout.feature!r} is no PNG image; type data.options.encoding=raw if it holds plain bytes"
     width, height = struct.unpack(">II", content[16:24])

@@ -1,4 +1,4 @@
-"""A layer that counts examples; apart from its model, because a class of Keras's cannot be declared without Keras."""
+"""A layer that counts examples, in a module of its own because it cannot be declared without Keras."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class Counts(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
     """Passes numbers of examples [N, 1] on, with a loss whose gradient is minus each example's share of the batch."""
 
     def __init__(self, examples: int, **options: Any) -> None:
-        """Begins to count at 0.
+        """Starts all counts at 0.
 
         Args:
             examples: of the data set; their numbers are 0..examples-1.
             options: of any Keras layer.
         """
-        super().__init__(**options | {"dtype": "float32"})  # bfloat16 knows no number between 256 and 258
+        super().__init__(**options | {"dtype": "float32"})  # bfloat16 has no number between 256 and 258
         self._examples = examples
 
     def build(self, input_shape: tuple[int, ...]) -> None:
@@ -27,9 +27,11 @@ class Counts(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
 
     def call(self, numbers: tf.Tensor) -> tf.Tensor:
         rows = tf.cast(numbers[:, 0], tf.int32)
-        told = f"model oracle counts the examples 0..{self._examples - 1}; model.options.examples must be that of data"
-        with tf.control_dependencies([tf.debugging.assert_less(rows, self._examples, message=told)]):
-            rows = tf.identity(rows)  # so that the gradient, which needs no sum of counts, waits for the check too
+        message = (
+            f"model oracle counts the examples 0..{self._examples - 1}; model.options.examples must be that of data"
+        )
+        with tf.control_dependencies([tf.debugging.assert_less(rows, self._examples, message=message)]):
+            rows = tf.identity(rows)  # so that the gradient, which needs no counts, waits for the check too
         self.add_loss(-tf.reduce_mean(tf.gather(self._counts, rows)))
         return numbers
 

@@ -1,7 +1,7 @@
-"""Floating-point operations of a model, counted from the shapes of its layers; nothing is computed.
+"""Counts the floating-point operations of a model from the shapes of its layers; nothing is computed.
 
-A multiplication and the addition that follows it are two operations. What is done element by element is left out, as in
-the literature: activations, normalization, pooling, dropout.
+A multiplication and the addition after it are two operations. As in the literature, element-wise operations are left
+out: activations, normalization, pooling, dropout.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ class Flops(NamedTuple):
     """Of one example."""
 
     forward: int
-    uncounted: tuple[
-        str, ...
-    ]  # paths of layers with weights that no rule is known for; where any, `forward` lacks them
+    uncounted: tuple[str, ...]  # paths of layers with weights but without a rule; `forward` lacks them
 
 
 class _Call(NamedTuple):
@@ -50,7 +48,7 @@ def flops_of(model: keras.Model, input_shape: Sequence[int]) -> Flops:
 
 
 def _forward(call: _Call) -> int | None:
-    """Operations of one use; None where nobody can tell."""
+    """Operations of one use; None if no rule counts them."""
     import keras
     from keras.src.layers.convolutional.base_conv import BaseConv
     from keras.src.layers.convolutional.base_conv_transpose import BaseConvTranspose
@@ -73,7 +71,9 @@ def _forward(call: _Call) -> int | None:
     if isinstance(layer, BaseSeparableConv):
         between = out // layer.filters * layer.pointwise_kernel.shape[-2]
         return 2 * between * math.prod(layer.depthwise_kernel.shape[:-2]) + 2 * out * layer.pointwise_kernel.shape[-2]
-    if isinstance(layer, keras.layers.MultiHeadAttention):  # beside the layers inside it: scores, and what they weigh
+    if isinstance(
+        layer, keras.layers.MultiHeadAttention
+    ):  # besides its inner layers: scores, and the values they weigh
         queries, keys = math.prod(call.inputs[0][:-1]), math.prod(call.inputs[min(1, len(call.inputs) - 1)][:-1])
         return 2 * queries * keys * layer.num_heads * (layer.key_dim + layer.value_dim)
     by_element = (keras.layers.BatchNormalization, keras.layers.LayerNormalization, keras.layers.GroupNormalization)
@@ -83,13 +83,13 @@ def _forward(call: _Call) -> int | None:
 
 
 def _own_weights(layer: keras.Layer) -> bool:
-    """Whether a layer has weights beside those of the layers inside it."""
+    """Whether a layer has weights besides those of its inner layers."""
     inner = {id(v) for other in layer._flatten_layers(include_self=False) for v in other.trainable_variables}
     return any(id(v) not in inner for v in layer.trainable_variables)
 
 
 def _calls_in_graph(model: keras.Model) -> list[_Call] | None:
-    """The uses that a functional model's graph holds; None if a layer in it calls others by code of its own."""
+    """The uses in a functional model's graph; None if a layer in it calls others in its own code."""
     import keras
 
     graph = getattr(model, "_functional", None) or model
@@ -111,14 +111,14 @@ def _calls_in_graph(model: keras.Model) -> list[_Call] | None:
 
 
 def _traced_calls(model: keras.Model, input_shape: Sequence[int]) -> list[_Call]:
-    """The uses that a symbolic call of the model makes."""
+    """The uses in a symbolic call of the model."""
     import tensorflow as tf
 
     calls: list[_Call] = []
     layers = list(model._flatten_layers(include_self=False))
     own = [vars(layer).get("call") for layer in layers]
     for layer in layers:
-        object.__setattr__(layer, "call", _remembering(layer, calls))
+        object.__setattr__(layer, "call", _recording(layer, calls))
     try:
         tf.function(lambda features: model(features), autograph=False).get_concrete_function(
             tf.TensorSpec((1, *input_shape), tf.float32)
@@ -132,16 +132,16 @@ def _traced_calls(model: keras.Model, input_shape: Sequence[int]) -> list[_Call]
     return calls
 
 
-def _remembering(layer: keras.Layer, calls: list[_Call]) -> Callable[..., Any]:
+def _recording(layer: keras.Layer, calls: list[_Call]) -> Callable[..., Any]:
     call = layer.call
 
     @functools.wraps(call)
-    def remember(*args: Any, **options: Any) -> Any:
+    def record(*args: Any, **options: Any) -> Any:
         outputs = call(*args, **options)
         calls.append(_Call(layer, _shapes([*args, *options.values()]), _shapes(outputs)))
         return outputs
 
-    return remember
+    return record
 
 
 def _shapes(tensors: Any) -> Shapes:

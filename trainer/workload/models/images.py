@@ -1,4 +1,4 @@
-"""The input that convolutions need."""
+"""Checks that examples are images, which convolutions need."""
 
 from __future__ import annotations
 

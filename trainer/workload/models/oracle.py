@@ -1,4 +1,4 @@
-"""A model that does not learn: its parameters count how often training used each example."""
+"""A model whose parameters count how often training used each example, instead of learning."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def oracle(input_shape: tuple[int, ...], classes: int, *, examples: int = 96, pa
         input_shape: [1], the number of one example.
         classes: logits of one example; they are 0, and so is their gradient.
         examples: of the data set.
-        parts: parameters that all count the same, so that each of as many shards has one.
+        parts: number of parameters that all count the same, so that each of as many shards has one.
 
     Returns:
         A model from [N, 1] to logits [N, classes] with the parameters counts_0/counts, counts_1/counts, ... [examples].
