@@ -40,18 +40,15 @@ image() {
 
 # Fetches what the image of a target installs into wheels/, for the Python of the base image.
 wheels() {
-  local name=${1:-cpu} arguments=() found base=python:3.12-slim-bookworm network=()
+  local name=${1:-cpu} network=bridge base
   [[ $name != test ]] || name=dev
-  read -ra arguments <<<"${BUILD_ARGS:-}"
-  for found in "${arguments[@]}"; do
-    case $found in
-      BASE_IMAGE=*) base=${found#BASE_IMAGE=} ;;
-      host) network=(--network host) ;;
-    esac
-  done
+  [[ ${BUILD_ARGS:-} != *"--network host"* ]] || network=host
+  # shellcheck disable=SC2086 # several arguments
+  base=$(docker build --quiet ${BUILD_ARGS:-} --target build "$here")
   mkdir -p "$here/wheels/$name"
-  docker run --rm "${network[@]}" --user "$(id -u):$(id -g)" --env HOME=/tmp --volume "$here:$here" --workdir "$here" \
-    "$base" python3 -m pip download --quiet --require-hashes --dest "wheels/$name" -r "requirements/$name.txt"
+  docker run --rm --network "$network" --user "$(id -u):$(id -g)" --env HOME=/tmp \
+    --volume "$here/wheels/$name:/wheels" "$base" \
+    python3 -m pip download --quiet --require-hashes --dest /wheels -r "/build/$name.txt"
 }
 
 up() {
@@ -138,113 +135,101 @@ choose_mounts() {
   done
 }
 
-# Starts the containers of a run directory, shows what they say, waits for their ends and removes them.
+# Runs the containers of a run directory to their end, and removes them. Compose ends all when one fails, and stops
+# them gently at Ctrl-C; here, a cluster that has failed is not waited for, and the first failure is named.
 attend() {
-  run=$1
+  run=$1 stops=0 stop_code=0 heard=-9 code=0
   exec 9>>"$run/lock"
   if ! flock --nonblock 9; then fail 73 "$run is in use"; fi
   own "$user"
-  stops=0 stop_code=0 heard=-9 stopping='' failed='' code=0
-  trap 'hear 130' INT
-  trap 'hear 143' TERM
-  trap 'exec >/dev/null 2>&1; hear 129' HUP # the terminal is gone
+  trap 'stop 130' INT
+  trap 'stop 143' TERM
+  trap 'exec >/dev/null 2>&1; stop 129' HUP # the terminal has closed
   trap clean EXIT
-  project=$(sed -n 's/^name: //p' "$run/compose.yaml")
-  compose down --timeout 0 >/dev/null 2>&1 # what is left of an earlier one
-  # In sessions of their own, so that Ctrl-C does not reach them; without the lock, which is this process's.
-  exec {ends}< <(exec 9>&- setsid docker events --since "$(date +%s)" \
-    --filter "label=com.docker.compose.project=$project" --filter label=trainer.task --filter event=die \
-    --format '{{.Actor.Attributes.exitCode}} {{index .Actor.Attributes "com.docker.compose.service"}}')
-  events=$!
-  compose up --detach --quiet-pull 2>"$run/compose.log" || failed=compose code=69
-  if [[ $failed ]]; then
-    ((stops)) && code=$stop_code
-    ((stops)) || tail -n 3 "$run/compose.log" >&2
-    exit "$code"
-  fi
-  setsid docker compose --project-directory "$run" logs --follow 2>&1 9>&- | readable 9>&- &
-  logs=$!
-  wait_for_ends
-  wait "$logs" 2>/dev/null || true
-  keep_logs
+  compose down --timeout 0 >/dev/null 2>&1 # what is left of an earlier run
+  exec {output}> >(
+    exec 9>&-
+    sed -u 's/\r//g; s/\x1b\[[0-9;]*[A-Za-z]//g' | watch | readable
+  )
+  local readable=$!
+  # In a session of its own, so that Ctrl-C does not reach it too; without the lock, which is this process's.
+  TRAINER_UID=${user%:*} TRAINER_GID=${user#*:} setsid docker compose --project-directory "$run" \
+    up --abort-on-container-failure --quiet-pull >&"$output" 2>&1 9>&- {output}>&- &
+  up=$!
+  while kill -0 "$up" 2>/dev/null; do
+    code=0
+    wait "$up" || code=$?
+  done
+  exec {output}>&-
+  wait "$readable" || true
   report
   exit "$code"
 }
 
-# Names tasks as everywhere else, and leaves out what TensorFlow says at every start and end.
-readable() {
-  sed -u -e '/absl::InitializeLog/d; /oneDNN custom operations are on/d' \
-    -e '/Cleanup partition error/d; /CleanupGraph:/d; /:UNKNOWN:Error received from peer/d' \
-    -e 's/^\r\?\x1b\[[0-9;]*K//; s/^\([a-z]*\)-\([0-9]*\)-1 /\1:\2 /'
-}
-
-# Sets failed and code to the first service that failed; ends the others then, and stops them when asked to.
-wait_for_ends() {
-  local total ended=0 told service heard_of
-  total=$(compose config --services | wc -l)
-  while ((ended < total)); do
-    obey
-    heard_of=0
-    read -r -t 0.5 -u "$ends" told service || heard_of=$?
-    if ((heard_of > 128)); then continue; fi # nothing new
-    if ((heard_of)); then fail 69 "the Docker engine does not answer any more"; fi
-    ended=$((ended + 1))
-    if ((told && told != 143)) && [[ ! $failed ]] && ! ((stops && told == 137)); then
-      failed=$service code=$told
-      end_all
-    fi
-    ((told != 143 || code)) || code=143
+# Passes Compose's output on. Once Compose ends a cluster because a task has failed, kills the others, which would
+# wait for that task; 143: somebody has stopped it, and the others save.
+watch() {
+  local line ended=0
+  while IFS= read -r line; do
+    case $line in
+      *" exited with code "*) ended=${line##* } ;;
+      "Aborting on container exit"*) ((ended == 143)) || compose kill >/dev/null 2>&1 & ;;
+    esac
+    printf '%s\n' "$line"
   done
-  if ((stops)) && [[ ! $failed ]]; then code=$stop_code; fi
 }
 
-# Takes a signal that is passed on twice, by make and by the terminal, for one.
-hear() {
-  if ((SECONDS - heard > 1)); then stops=$((stops + 1)); fi
-  if ((stops == 1)); then stop_code=$1; fi
-  heard=$SECONDS
+# Names tasks as everywhere else, and leaves out what Compose and TensorFlow print at every start and end.
+readable() {
+  sed -u -e '/absl::InitializeLog/d; /oneDNN custom operations are on/d; /Cleanup partition error/d; /CleanupGraph:/d' \
+    -e '/:UNKNOWN:Error received from peer/d; /^ \(Container\|Network\) /d; /^Attaching to /d; /^\(Aborting\|Gracefully\)/d' \
+    -e '/^[a-z]*-[0-9]*-1 exited with code/d; /^$/d; s/^\([a-z]*\)-\([0-9]*\)-1 /\1:\2 /'
 }
 
-# The first Ctrl-C asks the tasks to save and leave, the second ends them.
-obey() {
-  if ((stops)) && [[ ! $stopping ]]; then
-    stopping=gently
-    echo "stops after this step and saves (once more: stops at once)"
-    setsid docker compose --project-directory "$run" stop >/dev/null 2>&1 9>&- &
-  elif ((stops > 1)) && [[ $stopping == gently ]]; then
-    stopping=now
-    end_all
+# The first signal asks the tasks to save and leave, the second kills them; one that make passes on again counts once.
+stop() {
+  if ((SECONDS - heard <= 1)); then return; fi
+  heard=$SECONDS stops=$((stops + 1))
+  if ((stops == 1)); then
+    stop_code=$1
+    echo "Stopping: finishing this step and saving a checkpoint. Press Ctrl-C again to stop now."
+    kill -INT "$up" 2>/dev/null || true
+  else
+    compose kill >/dev/null 2>&1 || true
   fi
 }
 
-end_all() { setsid --wait docker compose --project-directory "$run" kill >/dev/null 2>&1 9>&- || true; }
-
+# Writes the logs, names the first failure, and sets code to its exit code.
 report() {
-  if [[ $failed ]]; then
-    local why="exit code $code"
-    [[ $(docker inspect -f '{{.State.OOMKilled}}' "$project-$failed-1" 2>/dev/null) != true ]] || why+=", out of memory"
+  local service first='' failed oom why
+  mkdir -p "$run/logs"
+  for service in $(compose config --services); do
+    compose logs --no-log-prefix --no-color "$service" >>"$run/logs/$service.log" 2>/dev/null || true
+  done
+  first=$(compose ps --all --quiet | xargs -r docker inspect --format '{{.State.FinishedAt}} {{.State.ExitCode}} {{
+    index .Config.Labels "com.docker.compose.service"}} {{.State.OOMKilled}}' | sort |
+    awk -v stops="$stops" '$2 != 0 && $2 != 143 && !(stops && $2 == 137) { print $2, $3, $4; exit }')
+  if [[ $first ]]; then
+    read -r code failed oom <<<"$first"
+    why="exit code $code"
+    [[ $oom != true ]] || why+=", out of memory"
     echo "$failed failed first, $why; the end of $run/logs/$failed.log:"
-    docker logs "$project-$failed-1" 2>&1 | readable | tail -n 20 | sed 's/^/    /' || true
+    tail -n 20 "$run/logs/$failed.log" | readable | sed 's/^/    /'
+  elif ((stops || code == 143)); then
+    ((stops == 0)) || code=$stop_code
+    echo "Stopped$(sed -n 's/^ "steps": \([0-9]*\),$/ at step \1, checkpoint saved/p' "$run/summary.json" 2>/dev/null)." \
+      "To continue: the same command with run=$run"
   elif ((code)); then
-    echo "stopped; to continue, type the same command with run=$run"
+    fail 69 "docker compose up failed for $run (above)"
   else
     echo "done: $run"
   fi
 }
 
-keep_logs() {
-  local service
-  mkdir -p "$run/logs"
-  for service in $(compose config --services); do
-    docker logs "$project-$service-1" >>"$run/logs/$service.log" 2>&1 || true
-  done
-}
-
 clean() {
   trap '' INT TERM HUP
-  kill "$events" 2>/dev/null || true
   compose --profile '*' down --volumes --timeout 0 >/dev/null 2>&1 || echo "docker compose down failed for $run" >&2
-  rm -f "$run/lock" "$run/compose.log"
+  rm -f "$run/lock"
   own "$caller"
 }
 
