@@ -14,6 +14,7 @@ caller=$(id -u):$(id -g)
 if [[ $EUID == 0 ]]; then caller=${SUDO_UID:-0}:${SUDO_GID:-0}; fi
 user=$caller
 [[ $user != 0:* ]] || user=10001:10001 # tasks are never root
+export TRAINER_UID=${user%:*} TRAINER_GID=${user#*:}
 
 main() {
   case ${1:-} in
@@ -71,26 +72,23 @@ prepare() {
   docker compose version >/dev/null || fail 69 "Docker Compose is missing: install the package docker-compose-plugin"
   docker info >/dev/null || fail 69 "no Docker engine answers: sudo systemctl start docker, or is it open to you?"
   image cpu
-  choose_directory "$@"
-  choose_mounts
-  local made=0 parent
+  parse "$@"
+  local is_new=0 code=0 parent
   parent=$(dirname "$run")
   [[ -d $parent ]] || { mkdir -p "$parent" && chown "$caller" "$parent"; }
-  [[ -d $run ]] || made=1
-  mkdir -p "$run"
+  mkdir "$run" 2>/dev/null && is_new=1
   run=$(cd "$run" && pwd)
   if [[ $(docker ps --quiet --filter "label=trainer.run=$run") ]]; then
     fail 73 "$run: containers of a run are still there, whose launcher may be gone; type python -m trainer mode=clean"
   fi
   if [[ -e $run/lock ]] && ! flock --nonblock "$run/lock" true; then fail 73 "$run is in use"; fi
-  own "$caller"
-  local code=0 # it reads as the caller does, and gives what it wrote to whom the tasks are
+  own "$caller" # it reads what the caller may read
   docker run --rm --init --network none --read-only --tmpfs /tmp --cap-drop ALL --cap-add CHOWN \
     --security-opt no-new-privileges --user "$caller" "${mounts[@]}" --volume "$run:$run" \
     trainer:cpu mode=render "${overrides[@]}" "run='$run'" >/dev/null || code=$?
   own "$caller"
   if ((code)); then
-    ((made)) && rmdir "$run" 2>/dev/null || true
+    ((!is_new)) || rmdir "$run" 2>/dev/null || true
     exit "$code"
   fi
   if grep -q 'image: trainer:gpu' "$run/compose.yaml"; then image gpu; fi
@@ -98,38 +96,31 @@ prepare() {
   echo "$run"
 }
 
-# Sets run, from run=PATH or to a new directory under runs/, and overrides to the others.
-choose_directory() {
-  run='' overrides=()
-  local cluster=local override
+# Sets run from run=PATH or to a new directory, overrides to the others, and mounts to what rendering must see: this
+# directory, where the files that overrides name are, and what tasks read.
+parse() {
+  local override cluster=local path listed=()
+  run='' overrides=() mounts=()
   for override; do
     case $override in
-      run=*) run=${override#run=} ;;
-      cluster=*) cluster=${override#cluster=} overrides+=("$override") ;;
-      *) overrides+=("$override") ;;
+      run=*) run=${override#run=} && continue ;;
+      cluster=*) cluster=${override#cluster=} ;;
+      container.mounts=*)
+        [[ -z ${DATA:-} ]] || fail 2 "DATA and container.mounts both say what tasks read; give one of them"
+        IFS=, read -ra listed <<<"$(tr -d '[]"'\' <<<"${override#*=}")"
+        ;;
     esac
+    overrides+=("$override")
   done
   [[ $run ]] || run=runs/run-$cluster-$(date +%Y%m%d-%H%M%S)-$(od -An -N2 -tx1 /dev/urandom | tr -d ' ')
-}
-
-# Sets mounts to what rendering must see: the files that overrides name, below this directory, and what tasks read.
-choose_mounts() {
-  mounts=()
-  case $PWD in
-    / | /tmp | /opt | /usr* | /etc* | /trainer*) ;; # the image has its own
-    *) mounts=(--volume "$PWD:$PWD:ro" --workdir "$PWD") ;;
-  esac
-  local override path listed=()
-  for override in "${overrides[@]}"; do
-    if [[ $override == container.mounts=* ]]; then
-      [[ -z ${DATA:-} ]] || fail 2 "DATA and container.mounts both say what tasks read; give one of them"
-      IFS=, read -ra listed <<<"$(tr -d '[]"'\' <<<"${override#*=}")"
-    fi
-  done
   if [[ ${DATA:-} ]]; then
     listed=("$(realpath --canonicalize-existing -- "$DATA")") || fail 66 "DATA=$DATA is not there"
     overrides+=("container.mounts=['${listed[0]}']")
   fi
+  case $PWD in
+    / | /tmp | /opt | /usr* | /etc* | /trainer*) ;; # the image has its own
+    *) mounts=(--volume "$PWD:$PWD:ro" --workdir "$PWD") ;;
+  esac
   for path in "${listed[@]}"; do
     [[ ! -e $path ]] || mounts+=(--volume "$path:$path:ro")
   done
@@ -138,7 +129,7 @@ choose_mounts() {
 # Runs the containers of a run directory to their end, and removes them. Compose ends all when one fails, and stops
 # them gently at Ctrl-C; here, a cluster that has failed is not waited for, and the first failure is named.
 attend() {
-  run=$1 stops=0 stop_code=0 heard=-9 code=0
+  run=$1 up='' stops=0 stop_code=0 heard=-9 code=0
   exec 9>>"$run/lock"
   if ! flock --nonblock 9; then fail 73 "$run is in use"; fi
   own "$user"
@@ -153,9 +144,10 @@ attend() {
   )
   local readable=$!
   # In a session of its own, so that Ctrl-C does not reach it too; without the lock, which is this process's.
-  TRAINER_UID=${user%:*} TRAINER_GID=${user#*:} setsid docker compose --project-directory "$run" \
-    up --abort-on-container-failure --quiet-pull >&"$output" 2>&1 9>&- {output}>&- &
+  setsid docker compose --project-directory "$run" up --abort-on-container-failure --quiet-pull \
+    >&"$output" 2>&1 9>&- {output}>&- &
   up=$!
+  ((stops == 0)) || kill -TERM "$up"
   while kill -0 "$up" 2>/dev/null; do
     code=0
     wait "$up" || code=$?
@@ -193,7 +185,7 @@ stop() {
   if ((stops == 1)); then
     stop_code=$1
     echo "Stopping: finishing this step and saving a checkpoint. Press Ctrl-C again to stop now."
-    kill -INT "$up" 2>/dev/null || true
+    [[ ! $up ]] || kill -TERM "$up" 2>/dev/null || true
   else
     compose kill >/dev/null 2>&1 || true
   fi
@@ -240,12 +232,12 @@ ps() {
 
 logs() {
   the_run
-  docker compose --project-directory "$run" logs --follow | readable
+  compose logs --follow | readable
 }
 
 down() {
   the_run
-  docker compose --project-directory "$run" stop # saves; who attends to it removes it
+  compose stop # saves; who attends to it removes it
   exec 9>>"$run/lock"
   if ! flock --timeout 30 9; then fail 73 "$run is in use, by a run that is no cluster of containers"; fi
   compose --profile '*' down --volumes
@@ -255,7 +247,7 @@ down() {
 tensorboard() {
   the_run
   image tensorboard
-  docker compose --project-directory "$run" --profile tensorboard up --detach tensorboard
+  compose --profile tensorboard up --detach tensorboard
   echo "http://127.0.0.1:${TENSORBOARD_PORT:-6006}"
 }
 
@@ -268,10 +260,9 @@ the_run() {
   [[ $run ]] || fail 2 "no cluster is up"
   [[ $run != *$'\n'* ]] || fail 2 "several clusters are up; name one with RUN="$'\n'"$runs"
   run=$(cd "$run" && pwd) || exit 2
-  export TRAINER_UID=${user%:*} TRAINER_GID=${user#*:}
 }
 
-compose() { TRAINER_UID=${user%:*} TRAINER_GID=${user#*:} docker compose --project-directory "$run" "$@"; }
+compose() { docker compose --project-directory "$run" "$@"; }
 
 # Root gives the run directory to the tasks' user, and takes it back with what they wrote.
 own() { if [[ $EUID == 0 ]]; then chown -R "$1" "$run"; fi; }

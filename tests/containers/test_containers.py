@@ -272,7 +272,7 @@ def test_ctrl_c_stops_cluster_up_with_a_save(call, tmp_path):
     wait_for_step(tmp_path / "up", 5)
     os.killpg(up.process.pid, signal.SIGINT)  # as a terminal does: to all of them
     assert up.wait(60) == 130
-    assert "stopped; to continue, type the same command with run=" in up.output
+    assert ", checkpoint saved. To continue: the same command with run=" in up.output
     assert json.loads((tmp_path / "up/summary.json").read_text())["steps"] >= 5
 
 
