@@ -140,6 +140,7 @@ attend() {
   compose down --timeout 0 >/dev/null 2>&1 # what is left of an earlier run
   exec {output}> >(
     exec 9>&-
+    trap '' HUP INT TERM PIPE # Compose must be able to write, even when the terminal has closed
     sed -u 's/\r//g; s/\x1b\[[0-9;]*[A-Za-z]//g' | watch | readable
   )
   local readable=$!
@@ -165,9 +166,9 @@ watch() {
   while IFS= read -r line; do
     case $line in
       *" exited with code "*) ended=${line##* } ;;
-      "Aborting on container exit"*) ((ended == 143)) || compose kill >/dev/null 2>&1 & ;;
+      "Aborting on container exit"*) [[ $ended == 143 ]] || compose kill >/dev/null 2>&1 & ;;
     esac
-    printf '%s\n' "$line"
+    printf '%s\n' "$line" 2>/dev/null || true
   done
 }
 
