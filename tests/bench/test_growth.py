@@ -125,7 +125,7 @@ def test_a_run_is_measured_and_leaves_no_process():
     assert sample.steps > 0
     assert sorted(sample.cpu_secs) == ["ps:0", "worker:0"]
     assert len(run.pids) == 2
-    assert not any(os.path.exists(f"/proc/{pid}") for pid in run.pids)
+    assert not any(processes.is_alive(pid) for pid in run.pids)
 
 
 @pytest.mark.cluster

@@ -86,12 +86,12 @@ def test_a_library_that_is_listed_under_no_known_name_is_not_judged():
     assert list(versions.check_versions({"tensorflow": "2.21.3", "keras": "3.12.0"})) == []
 
 
-def test_this_machine_tells_its_versions_files_and_threads():
-    found = this_machine()
-    assert found.libraries["keras"].startswith("3.")
-    assert any(name in found.libraries for name in versions.TENSORFLOWS)
-    assert found.files is None or found.files > 0
-    assert found.threads is None or found.threads > 0
+def test_this_machine_reports_its_versions_files_and_threads():
+    here = this_machine()
+    assert here.libraries["keras"].startswith("3.")
+    assert any(name in here.libraries for name in versions.TENSORFLOWS)
+    assert here.files is None or here.files > 0
+    assert here.threads is None or here.threads > 0
 
 
 # Proxies
@@ -150,7 +150,7 @@ def test_a_working_directory_that_cannot_be_written_is_refused():
 
 
 @pytest.mark.slow
-def test_too_few_open_files_are_told_before_anything_starts(here):
+def test_too_few_open_files_are_reported_before_anything_starts(here):
     ended = typed(here, "cluster=2ps4w", limits="ulimit -n 48;")
     assert (ended.returncode, ended.stdout, ended.stderr) == (
         2,

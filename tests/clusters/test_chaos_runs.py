@@ -1,4 +1,4 @@
-"""Real runs under faults: they end with the bits of an unbroken run, and one that does not is told."""
+"""Real runs under faults: they end with the bits of an unbroken run, and a run that does not is reported."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def scheduled(faults: str) -> str:
     return f'chaos.schedule="{faults}"'
 
 
-def told(run: Run) -> dict:
+def results(run: Run) -> dict:
     return json.loads((run.directory / "chaos.json").read_text())
 
 
 def assert_identical(run: Run, faults: int) -> None:
     """All faults came, and the run is as an unbroken one."""
     assert run.wait(DEADLINE_SECS) == 0, run.output
-    (kind,) = told(run)["kinds"]
+    (kind,) = results(run)["kinds"]
     assert (kind["runs"], kind["finished"], kind["identical"]) == (1, 1, 1)
-    (broken,) = told(run)["runs"]
+    (broken,) = results(run)["runs"]
     assert len(broken["measured"]) == faults
     digests = {
         json.loads((run.directory / name / "summary.json").read_text())["params_sha256"]
@@ -65,7 +65,7 @@ def test_a_link_that_is_slow_and_then_cut_changes_no_bit(start: Start):
     faults = "delay worker:1->ps:0 20+-10ms @10 for 2s; cut worker:1->ps:0 @40 for 3s"
     run = start("cluster=1ps2w", "train.steps=300", scheduled(faults), *SHORT)
     assert_identical(run, faults=2)
-    cut = told(run)["runs"][0]["measured"][1]
+    cut = results(run)["runs"][0]["measured"][1]
     assert 3 <= cut["recover_secs"] < 15
 
 
@@ -96,12 +96,12 @@ def test_a_slow_network_that_loses_packets_changes_no_bit(start: Start):
 def test_a_run_that_is_stopped_is_continued(start: Start):
     run = start("cluster=1ps2w", "train.steps=120", scheduled("term worker:1 @20"), *SHORT)
     assert_identical(run, faults=1)
-    said = (run.directory / "schedule/launcher.log").read_text()
-    assert re.search(r"Stopped at step \d+, checkpoint saved", said)
-    assert "resumes at step" in said
+    log = (run.directory / "schedule/launcher.log").read_text()
+    assert re.search(r"Stopped at step \d+, checkpoint saved", log)
+    assert "resumes at step" in log
 
 
-def test_a_run_that_does_not_survive_is_told_with_its_folder_and_how_to_repeat_it(start: Start):
+def test_a_run_that_does_not_survive_is_reported_with_its_folder_and_how_to_repeat_it(start: Start):
     # One process takes 2 ms a step of the small model: it would be at its end before the launcher had looked.
     slower = ["model=cnn" if override == "model=mlp" else override for override in SHORT]
     run = start("train.steps=150", "restart.max=0", "chaos.random=1", "chaos.kinds=[kill-chief,kill-ps]", *slower)
@@ -109,7 +109,7 @@ def test_a_run_that_does_not_survive_is_told_with_its_folder_and_how_to_repeat_i
     assert "kill-ps is left out: it needs a ps" in run.output
     assert f"{run.directory}/kill-chief-01: it ended with 137" in run.output
     assert "to repeat it: 'chaos.schedule=\"kill chief @" in run.output
-    assert told(run)["kinds"][0]["finished"] == 0
+    assert results(run)["kinds"][0]["finished"] == 0
 
 
 def test_a_soak_ends_in_time_with_every_example_counted(start: Start):
@@ -119,7 +119,7 @@ def test_a_soak_ends_in_time_with_every_example_counted(start: Start):
         "run=runs",
     )  # fmt: skip
     assert run.wait(DEADLINE_SECS) == 0, run.output
-    (soak,) = told(run)["runs"]
+    (soak,) = results(run)["runs"]
     assert len(soak["measured"]) >= 1
     assert soak["problems"] == []
 

@@ -117,7 +117,7 @@ def test_sigterm_to_one_worker_stops_all_and_saves(start):
     assert (run.directory / f"checkpoints/{saved:09d}/manifest.json").exists()
 
 
-def test_a_save_that_fails_while_stopping_is_told(start):
+def test_a_save_that_fails_while_stopping_is_reported(start):
     run = start(*[o for o in LONG if not o.startswith("checkpoint")], "checkpoint.every=0")
     run.wait_for_step(10)
     (run.directory / "checkpoints").write_text("not a directory")
@@ -181,7 +181,7 @@ def test_a_second_run_on_the_same_directory_is_refused(start):
     assert first.process.poll() is None
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over_and_said(finish: Finish):
+def test_a_damaged_newest_checkpoint_is_skipped_and_reported(finish: Finish):
     run = finish(*FAST, "train.steps=80", "run=torn")
     expected = run.summary()["params_sha256"]
     newest = run.directory / "checkpoints/000000080/tensors.npz"

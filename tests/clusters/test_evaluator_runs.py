@@ -56,13 +56,13 @@ def test_every_checkpoint_is_scored_as_the_chief_alone_would_score_it(finish: Fi
 def _scores_of(run: Run) -> list[float]:
     """What the chief wrote for TensorBoard, by step."""
     (events,) = (run.directory / "events").glob("events*")
-    told = {
+    scores = {
         event.step: value.simple_value
         for event in tf.compat.v1.train.summary_iterator(str(events))
         for value in event.summary.value
         if value.tag == "evaluation/accuracy"
     }
-    return [told[step] for step in sorted(told)]
+    return [scores[step] for step in sorted(scores)]
 
 
 def test_training_that_is_faster_than_scoring_loses_no_checkpoint(finish: Finish):

@@ -38,13 +38,13 @@ def header(name: str) -> list[str]:
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_header_says_what_is_learnt_then_the_command_its_time_and_its_result(name):
-    package, *told = header(name)
-    command = next(number for number, line in enumerate(told) if line.startswith("  python -m trainer"))
-    time, _, result = told[command].partition(f"  python -m trainer experiment={name}   ")[2].strip().partition("; ")
+    package, *lines = header(name)
+    command = next(number for number, line in enumerate(lines) if line.startswith("  python -m trainer"))
+    time, _, result = lines[command].partition(f"  python -m trainer experiment={name}   ")[2].strip().partition("; ")
     assert package == "@package _global_"
-    assert " ".join(told[:command]).endswith(".")
-    assert re.search(r"^((half )?an? minute|\d+ (seconds|minutes?))( on 2 cores)?$", time), told[command]
-    assert re.search(r"\d", result), told[command]
+    assert " ".join(lines[:command]).endswith(".")
+    assert re.search(r"^((half )?an? minute|\d+ (seconds|minutes?))( on 2 cores)?$", time), lines[command]
+    assert re.search(r"\d", result), lines[command]
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -87,8 +87,8 @@ def check_device_placement(run: Run) -> None:
     assert ran["as_planned"] is True
     assert (run.directory / "placement.html").stat().st_size > 0
     records = {record["task"]: record for record in ran["records"]}
-    held = {record["device"] for name in ("ps:0", "ps:1") for record in records[name]["parameters"]}
-    assert held == {"/job:ps/task:0/cpu:0", "/job:ps/task:1/cpu:0"}
+    devices = {record["device"] for name in ("ps:0", "ps:1") for record in records[name]["parameters"]}
+    assert devices == {"/job:ps/task:0/cpu:0", "/job:ps/task:1/cpu:0"}
     replicas = [(replica["devices"], replica["backward"] > 0) for replica in records["worker:0"]["replicas"]]
     assert replicas == [({"/job:worker/task:0/cpu:1": 88}, True), ({"/job:worker/task:0/cpu:2": 88}, True)]
 
@@ -127,11 +127,11 @@ def check_between_graph_sync(run: Run) -> None:
 
 def check_between_graph_async(run: Run) -> None:
     assert (jobs(run), run.plan()["strategy"]) == ({"ps": 2, "worker": 3}, "async")
-    told = run.summary()["contributions"]
-    assert list(told) == ["worker:0", "worker:1", "worker:2"]
-    assert sum(worker["applied"] for worker in told.values()) == 30
-    assert [worker["dropped"] for worker in told.values()] == [0, 0, 0]
-    assert max(worker["staleness_max"] or 0 for worker in told.values()) >= 1
+    contributions = run.summary()["contributions"]
+    assert list(contributions) == ["worker:0", "worker:1", "worker:2"]
+    assert sum(worker["applied"] for worker in contributions.values()) == 30
+    assert [worker["dropped"] for worker in contributions.values()] == [0, 0, 0]
+    assert max(worker["staleness_max"] or 0 for worker in contributions.values()) >= 1
 
 
 def check_multi_worker_mirrored(run: Run) -> None:

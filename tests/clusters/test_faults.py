@@ -161,7 +161,7 @@ def test_a_task_that_is_frozen_for_a_moment_is_waited_for(start, unbroken):
     run = start(*EXACT, "cluster=2ps3w")
     run.wait_for_step(FAULT_AT)
     signal_tasks(run, signal.SIGSTOP, "worker:1")
-    time.sleep(2)  # the fault itself
+    time.sleep(2)  # the fault itself: shorter than the heartbeat's timeout
     signal_tasks(run, signal.SIGCONT, "worker:1")
     assert run.wait() == 0, run.output
     assert run.summary()["restarts"] == 0
@@ -306,10 +306,10 @@ def test_a_worker_that_the_others_wait_for_is_named(start, tmp_path: Path):
     (tmp_path / "mine.py").write_text(SLOW_WORKER)
     run = start(*EXACT, "cluster=1ps3w", "user=mine.py", "model=slow", "train.steps=75")
     assert run.wait() == 0, run.output
-    told = re.findall(
+    reports = re.findall(
         r"(worker:\d) is slow: it takes ([\d.]+) times as long to compute as the other workers; (.*)", run.output
     )
-    ((name, times, follows),) = told
+    ((name, times, follows),) = reports
     assert (name, follows) == ("worker:1", "every step waits for it")
     assert float(times) > 3
 
@@ -376,7 +376,9 @@ def takes(input_shape, classes):
 """
 
 
-def test_a_task_that_runs_out_of_memory_is_told_from_one_that_was_killed(start, tmp_path: Path, little_memory: Path):
+def test_a_task_that_runs_out_of_memory_is_distinguished_from_one_that_was_killed(
+    start, tmp_path: Path, little_memory: Path
+):
     (tmp_path / "mine.py").write_text(TAKES_MEMORY)
     run = start(*EXACT, "cluster=1ps2w", "user=mine.py", "model=takes")
     run.wait_for_step(FAULT_AT)

@@ -99,7 +99,7 @@ def fill(disk: Path) -> Path:
                 continue  # a checkpoint was begun meanwhile
 
 
-def test_a_run_whose_checkpoints_will_not_fit_is_told_before_its_first_step(disk: Path):
+def test_a_run_whose_checkpoints_will_not_fit_is_refused_before_its_first_step(disk: Path):
     fill(disk)
     ended = train(disk)
     assert ended.returncode == 74, ended.stdout

@@ -145,8 +145,8 @@ features, labels = data.fetch(tf.range(data.count, dtype=tf.int64), tuple(map(tf
 logits = keras.models.load_model({str(run.directory / "export/model.keras")!r}).predict(features, verbose=0)
 print(float(numpy.mean(numpy.argmax(logits, -1) == labels.numpy())))
 """
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert float(told.split()[-1]) == pytest.approx(run.summary()["eval_accuracy"], abs=1e-6)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert float(ended.split()[-1]) == pytest.approx(run.summary()["eval_accuracy"], abs=1e-6)
 
 
 def test_every_optimizer_option_trains_the_same_on_one_shard_and_on_three(finish: Finish):
@@ -201,8 +201,8 @@ def test_what_starts_nothing_answers_without_importing_tensorflow(overrides: lis
         "finally: print('imported:', *sorted({'tensorflow', 'keras', 'numpy'} & set(sys.modules)))"
     )
     for _ in range(2):  # the first plan of a model asks a child process, and remembers
-        told = subprocess.run([sys.executable, "-c", code, *overrides], cwd=tmp_path, capture_output=True, text=True)
-    assert told.stdout.splitlines()[-1] == "imported:"
+        ended = subprocess.run([sys.executable, "-c", code, *overrides], cwd=tmp_path, capture_output=True, text=True)
+    assert ended.stdout.splitlines()[-1] == "imported:"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -71,18 +71,18 @@ def test_all_reduce_is_one_process_to_rounding(finish: Finish):
     one = finish("cluster=local", "run=one", *SHORT)
     four = finish("cluster=4w", "strategy=all_reduce", "run=four", *SHORT)
     np.testing.assert_allclose(_losses(four), _losses(one), rtol=1e-4)
-    expected, found = (np.load(run.directory / "export/params.npz") for run in (one, four))
+    expected, params = (np.load(run.directory / "export/params.npz") for run in (one, four))
     for path in expected.files:
-        assert np.linalg.norm(found[path] - expected[path]) <= 1e-5 * np.linalg.norm(expected[path]), path
+        assert np.linalg.norm(params[path] - expected[path]) <= 1e-5 * np.linalg.norm(expected[path]), path
 
 
 @pytest.mark.timeout(120)
-def test_async_tells_how_stale_each_workers_gradients_were(finish: Finish):
+def test_async_reports_how_stale_each_workers_gradients_were(finish: Finish):
     summary = finish("cluster=1ps3w", "strategy=async", *SHORT, "train.batch_size=96").summary()
-    told = summary["contributions"]
-    assert sorted(told) == ["worker:0", "worker:1", "worker:2"]
-    assert sum(worker["applied"] for worker in told.values()) == 25
-    for worker in told.values():
+    contributions = summary["contributions"]
+    assert sorted(contributions) == ["worker:0", "worker:1", "worker:2"]
+    assert sum(worker["applied"] for worker in contributions.values()) == 25
+    for worker in contributions.values():
         assert sum(worker["staleness_histogram"]) == worker["applied"]
         assert worker["dropped"] == 0
 
@@ -90,9 +90,9 @@ def test_async_tells_how_stale_each_workers_gradients_were(finish: Finish):
 @pytest.mark.timeout(120)
 def test_backup_counts_what_came_too_late(finish: Finish):
     summary = finish("cluster=1ps3w", "strategy=backup", "strategy.quorum=1", *SHORT, "train.batch_size=96").summary()
-    told = summary["contributions"].values()
-    assert sum(worker["applied"] for worker in told) == 25
-    assert sum(worker["dropped"] for worker in told) > 0
+    contributions = summary["contributions"].values()
+    assert sum(worker["applied"] for worker in contributions) == 25
+    assert sum(worker["dropped"] for worker in contributions) > 0
 
 
 @pytest.mark.timeout(120)
