@@ -322,8 +322,8 @@ def test_a_run_is_found_whole_and_every_damage_is_found(finish: Callable[..., Ru
     run = finish("cluster=2ps2w", *EXACT, *RECORDED, "train.steps=25")
     told = ask(f"run={run.directory}")
     assert told.returncode == 0, told.stdout + told.stderr
-    assert told.stdout.splitlines()[-2:] == ["all that was checked holds", "imported:"]
-    assert told.stdout.count("holds: ") == 9
+    assert told.stdout.splitlines()[-2:] == ["everything checked is ok", "imported:"]
+    assert told.stdout.count("ok: ") == 9
     assert "not checked" not in told.stdout
 
     journal, checkpoints = run.directory / "journal", run.directory / "checkpoints"

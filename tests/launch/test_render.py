@@ -251,7 +251,7 @@ def test_hosts_are_rendered_and_not_started_from_here():
         (lambda c: setattr(c.container, "mounts", ["/tmp"]), "/tmp would hide /tmp"),
         (lambda c: setattr(c.container, "mounts", ["/opt"]), "/opt would hide /opt/libraries"),
         (lambda c: setattr(c.container, "mounts", ["/usr/bin"]), "/usr/bin would hide /usr"),
-        (lambda c: setattr(c.container, "mounts", ["/no/such/folder"]), "/no/such/folder is not there"),
+        (lambda c: setattr(c.container, "mounts", ["/no/such/folder"]), "/no/such/folder does not exist"),
         (lambda c: setattr(c.container, "memory_mib", {"worker": 5}), "5 is out of range; it must be at least 512"),
         (
             lambda c: setattr(c.container, "memory_mib", {"wroker": 900}),

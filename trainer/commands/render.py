@@ -36,8 +36,8 @@ def run(config: RunConfig, start: Start) -> int:
 
 def show(config: RunConfig, plan: Plan, inputs: Sequence[str], hosts: Mapping[str, str]) -> int:
     """Prints the Compose file of a run, for any directory with its config.yaml and plan.json; returns 0."""
-    made = container_specs(config, plan, run=".", inputs=inputs, hosts=hosts)
-    print(_text(made, plan, name=f"trainer-{plan.cluster}", user=(NOBODY, NOBODY)), end="")
+    specs = container_specs(config, plan, run=".", inputs=inputs, hosts=hosts)
+    print(_text(specs, plan, name=f"trainer-{plan.cluster}", user=(NOBODY, NOBODY)), end="")
     return exit_codes.OK
 
 
@@ -50,18 +50,18 @@ def write(
         RunInUseError: if the run goes on there.
     """
     path = str(directory.path)
-    made = container_specs(config, plan, run=".", inputs=inputs, hosts=hosts)
+    specs = container_specs(config, plan, run=".", inputs=inputs, hosts=hosts)
     with Lease(directory):
-        found = resume.find(config.resume, directory, steps=plan.steps)
-        if found is not None:
-            resume.check_model(found, config.model, config.optimizer)
+        checkpoint = resume.find(config.resume, directory, steps=plan.steps)
+        if checkpoint is not None:
+            resume.check_model(checkpoint, config.model, config.optimizer)
         directory.write_inputs(config, inside(plan, on_hosts=bool(hosts)))
-        for host in dict.fromkeys(container.host for container in made):
-            of_host = [container for container in made if container.host == host]
+        for host in dict.fromkeys(container.host for container in specs):
+            of_host = [container for container in specs if container.host == host]
             text = _text(of_host, plan, name=project_of(path), user=user_of_tasks())
             write_atomically(directory.path / _file(host), text)
     lend(path)
-    for line in _commands(path, made):
+    for line in _commands(path, specs):
         print(line)
     return exit_codes.OK
 
@@ -70,19 +70,19 @@ def _file(host: str | None) -> str:
     return "compose.yaml" if host is None else f"compose.{host}.yaml"
 
 
-def _text(made: Sequence[ContainerSpec], plan: Plan, *, name: str, user: tuple[int, int]) -> str:
+def _text(specs: Sequence[ContainerSpec], plan: Plan, *, name: str, user: tuple[int, int]) -> str:
     overrides = shlex.join(argument for argument in sys.argv[1:] if argument != "mode=render")
     return compose_file.render(
-        made, name=name, words=f"{plan.cluster}: {plan.describe()}", overrides=overrides, user=user
+        specs, name=name, words=f"{plan.cluster}: {plan.describe()}", overrides=overrides, user=user
     )
 
 
-def _commands(path: str, made: Sequence[ContainerSpec]) -> list[str]:
-    hosts = list(dict.fromkeys(container.host for container in made if container.host))
+def _commands(path: str, specs: Sequence[ContainerSpec]) -> list[str]:
+    hosts = list(dict.fromkeys(container.host for container in specs if container.host))
     if not hosts:
         return [f"{path}/compose.yaml", f"start it: {UP.format(shlex.quote(f'{path}/compose.yaml'))}"]
     folder = path.rpartition("/")[2]
-    images = " and ".join(sorted({container.image for container in made}))
+    images = " and ".join(sorted({container.image for container in specs}))
     lines = [
         f"{path}: copy it to each host, which must have {images} (make image, or docker save | ssh HOST docker load),",
         "and start all of them:",
@@ -92,8 +92,8 @@ def _commands(path: str, made: Sequence[ContainerSpec]) -> list[str]:
         command = f"TRAINER_UID=$(id -u) TRAINER_GID=$(id -g) {up}"
         to = f"[{host}]" if ":" in host else host
         lines.append(f"    scp -r {shlex.quote(path)} {to}: && ssh -t {host} {shlex.quote(command)}")
-    return [*lines, f"{_chiefs_host(made)} has the chief, and keeps the results"]
+    return [*lines, f"{_chiefs_host(specs)} has the chief, and keeps the results"]
 
 
-def _chiefs_host(made: Sequence[ContainerSpec]) -> str:
-    return next(str(container.host) for container in made if container.task == "worker:0")
+def _chiefs_host(specs: Sequence[ContainerSpec]) -> str:
+    return next(str(container.host) for container in specs if container.task == "worker:0")

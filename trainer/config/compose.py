@@ -23,7 +23,7 @@ from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 
 from trainer.config import arguments, sources, user_file
-from trainer.config.problems.explain import Explainer, said
+from trainer.config.problems.explain import Explainer, in_own_words
 from trainer.config.problems.origins import located
 from trainer.config.problems.values import Examined, examine
 from trainer.config.schema import RunConfig
@@ -106,7 +106,7 @@ def _checked(
             except Exception as error:
                 if os.environ.get("HYDRA_FULL_ERROR") == "1":
                     raise
-                problems = _explained(line, steps) or said(" ".join(line.overrides), error)
+                problems = _explained(line, steps) or in_own_words(" ".join(line.overrides), error)
     for one in examined:
         problems += [*one.problems, *_cross_check(one, steps)]
     problems += _shared_runs(examined)

@@ -53,8 +53,8 @@ def resolve_tf_config(config: RunConfig, text: str) -> list[Problem]:
 
 def _agrees(sizes: Mapping[str, int], chosen: ClusterConfig, job: str) -> bool:
     """Whether the cluster on the command line is the scheduler's; of an evaluator it may say nothing to itself."""
-    told = {name: getattr(chosen, name) for name in JOBS}
-    return sizes == told or (job == "evaluator" and sizes == told | {"evaluator": 1})
+    typed = {name: getattr(chosen, name) for name in JOBS}
+    return sizes == typed or (job == "evaluator" and sizes == typed | {"evaluator": 1})
 
 
 def _read_tf_config(text: str) -> tuple[dict[str, list[str]], str, int]:

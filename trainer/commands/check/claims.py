@@ -41,9 +41,7 @@ class Claim:
     def __str__(self) -> str:
         if self.skipped:
             return f"not checked: {self.text}; {self.skipped}"
-        return "\n".join(
-            [f"{'WRONG' if self.problems else 'holds'}: {self.text}", *(f"    {p}" for p in self.problems)]
-        )
+        return "\n".join([f"{'WRONG' if self.problems else 'ok'}: {self.text}", *(f"    {p}" for p in self.problems)])
 
 
 class RunRecord:
@@ -91,13 +89,13 @@ class RunRecord:
         return list(self.plan.hosts)
 
     def _read_lines(self, path: Path) -> list[Event]:
-        found: list[Event] = []
+        events: list[Event] = []
         for number, line in enumerate(path.read_text().splitlines() if path.exists() else (), 1):
             try:
-                found.append(dict(json.loads(line)))
+                events.append(dict(json.loads(line)))
             except (ValueError, TypeError):
                 self.damaged.append(f"line {number} of {path} is no JSON object")
-        return found
+        return events
 
 
 def run(config: RunConfig, start: Start) -> int:
@@ -111,7 +109,7 @@ def run(config: RunConfig, start: Start) -> int:
     claims = examine(directory)
     print(directory.path, *claims, sep="\n")
     problems = sum(len(claim.problems) for claim in claims)
-    print(f"{count(problems, 'problem')}" if problems else "all that was checked holds")
+    print(f"{count(problems, 'problem')}" if problems else "everything checked is ok")
     return exit_codes.BAD_DATA if problems else exit_codes.OK
 
 
@@ -211,14 +209,16 @@ def _checkpoints(run: RunRecord) -> Claim:
     problems = [f"{folder / name} is no checkpoint" for name in other]
     for path in paths:
         try:
-            found = checkpoint.read_manifest(path)
-            checkpoint.verify(found)
+            manifest = checkpoint.read_manifest(path)
+            checkpoint.verify(manifest)
         except CheckpointError as error:
             problems.append(f"{path}: {error.problem}")
             continue
-        generation = invariants.standing(run.reloads, found.step)
-        if generation not in (None, found.generation):
-            problems.append(f"{path} is of generation {found.generation}, step {found.step} of generation {generation}")
+        generation = invariants.standing(run.reloads, manifest.step)
+        if generation not in (None, manifest.generation):
+            problems.append(
+                f"{path} is of generation {manifest.generation}, step {manifest.step} of generation {generation}"
+            )
     if run.end not in [int(path.name) for path in paths]:
         problems.append(f"{folder} has no checkpoint of step {run.end}")
     return Claim(
@@ -234,11 +234,11 @@ def _counts(run: RunRecord) -> Claim:
     if not _adds_one(config.optimizer, plan.global_batch):
         wanted = f"optimizer=sgd optimizer.learning_rate={plan.global_batch}"
         return Claim(text, skipped=f"only with {wanted} the parameters are counts")
-    found = run.directory.checkpoints / f"{run.end:09d}" / checkpoint.TENSORS
-    if not found.is_file():
-        return Claim(text, [f"{found} is not there"])
+    tensors = run.directory.checkpoints / f"{run.end:09d}" / checkpoint.TENSORS
+    if not tensors.is_file():
+        return Claim(text, [f"{tensors} is not there"])
     expected = expected_counts(config.seed, run.end, plan.global_batch, plan.train_examples)
-    return Claim(text, check_counts(found, expected))
+    return Claim(text, check_counts(tensors, expected))
 
 
 def _adds_one(optimizer: OptimizerConfig, batch: int) -> bool:

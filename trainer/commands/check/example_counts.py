@@ -66,13 +66,13 @@ def _check(name: str, values: NDArray[Any], expected: Counts) -> list[str]:
         more = f", nor for {odd.size - 1} more" if odd.size > 1 else ""
         return [f"{first}{more}; optimizer.learning_rate must be train.batch_size"]
     differences = near.astype(np.int64) - expected
-    told = []
+    problems = []
     for difference in sorted({int(d) for d in differences} - {0}):
         which = _examples(np.flatnonzero(differences == difference))
-        told.append(
+        problems.append(
             f"{name}: {which} counted {_times(abs(difference))} {'more' if difference > 0 else 'less'} than due"
         )
-    return told
+    return problems
 
 
 def _times(number: int) -> str:

@@ -109,19 +109,21 @@ def _lost_pushes(events: Sequence[Event], reloads: Reloads) -> set[Push]:
 
 def check_host(name: str, events: Iterable[Event], reloads: Reloads) -> list[str]:
     """The steps of a task's shard: one after the other, and back only by a load that a reload announced."""
-    told: list[str] = []
+    problems: list[str] = []
     generation, step = 0, None
     for event in events:
         if event["event"] == "load":
-            told += _check_load(name, event, reloads, above=generation)
+            problems += _check_load(name, event, reloads, above=generation)
             generation, step = event["generation"], event["step"]
         elif event["event"] == "update":
             if step is None or event["generation"] != generation:
-                told.append(f"{name} made update {event['step']} of generation {event['generation']} without its load")
+                problems.append(
+                    f"{name} made update {event['step']} of generation {event['generation']} without its load"
+                )
             elif event["step"] != step + 1:
-                told.append(f"{name} went from step {step} to step {event['step']} without a load")
+                problems.append(f"{name} went from step {step} to step {event['step']} without a load")
             generation, step = event["generation"], event["step"]
-    return told
+    return problems
 
 
 def check_host_end(name: str, events: Sequence[Event], end: int) -> list[str]:
@@ -132,35 +134,42 @@ def check_host_end(name: str, events: Sequence[Event], end: int) -> list[str]:
 
 def _check_load(name: str, event: Event, reloads: Reloads, *, above: int) -> list[str]:
     generation, step = event["generation"], event["step"]
-    told = [] if generation > above else [f"{name} loaded generation {generation} after generation {above}"]
+    problems = [] if generation > above else [f"{name} loaded generation {generation} after generation {above}"]
     if generation not in reloads:
-        return [*told, f"{name} loaded generation {generation} at step {step}, and the chief announced no such reload"]
+        return [
+            *problems,
+            f"{name} loaded generation {generation} at step {step}, and the chief announced no such reload",
+        ]
     if reloads[generation] != step:
         announced = f"the chief announced step {reloads[generation]}"
-        return [*told, f"{name} loaded generation {generation} at step {step}, and {announced}"]
-    return told
+        return [*problems, f"{name} loaded generation {generation} at step {step}, and {announced}"]
+    return problems
 
 
 def check_chief(events: Iterable[Event]) -> list[str]:
     """Reloads are of rising generations, each from a checkpoint of its step; the chief saves what was loaded last."""
-    told: list[str] = []
+    problems: list[str] = []
     loaded, saved = 0, 0  # the generation, and the step
     for event in events:
         generation, step = event.get("generation", 0), event.get("step", 0)
         if event["event"] == "reload":
-            told += _check_source(event)
+            problems += _check_source(event)
             if generation <= loaded:
-                told.append(f"generation {generation} was loaded after generation {loaded}")
+                problems.append(f"generation {generation} was loaded after generation {loaded}")
             loaded, saved = generation, step
         elif event["event"] == "adopt" and generation != loaded:
-            told.append(f"the chief took over generation {generation}, and generation {loaded} was the last one loaded")
+            problems.append(
+                f"the chief took over generation {generation}, and generation {loaded} was the last one loaded"
+            )
         elif event["event"] == "save":
             if generation != loaded:
-                told.append(f"step {step} was saved by generation {generation} while generation {loaded} was the last")
+                problems.append(
+                    f"step {step} was saved by generation {generation} while generation {loaded} was the last"
+                )
             elif step < saved:
-                told.append(f"step {step} of generation {generation} was saved after step {saved}")
+                problems.append(f"step {step} of generation {generation} was saved after step {saved}")
             saved = step
-    return told
+    return problems
 
 
 def _check_source(reload: Event) -> list[str]:
@@ -181,24 +190,26 @@ def check_lives(launcher: Iterable[Event], tasks: Collection[str], *, good: Coll
         tasks: names of all.
         good: exit codes with which a task may end for good.
     """
-    told: list[str] = []
+    problems: list[str] = []
     alive: dict[str, int] = {}  # each task's current attempt
     codes: dict[str, int] = {}
     for event in launcher:
         task = event.get("task", "")
         if event["event"] == "start":
             if task in alive and event["attempt"] > 0:
-                told.append(f"{task} was started as attempt {event['attempt']} while attempt {alive[task]} was there")
+                problems.append(
+                    f"{task} was started as attempt {event['attempt']} while attempt {alive[task]} was there"
+                )
             alive[task] = event["attempt"]
         elif event["event"] == "exit":
             if task not in alive:
-                told.append(f"{task} ended with code {event['code']} and had not been started")
+                problems.append(f"{task} ended with code {event['code']} and had not been started")
             alive.pop(task, None)
             codes[task] = event["code"]
-    told += [f"attempt {attempt} of {task} never ended" for task, attempt in alive.items()]
-    told += [f"{task} was never started" for task in tasks if task not in alive and task not in codes]
+    problems += [f"attempt {attempt} of {task} never ended" for task, attempt in alive.items()]
+    problems += [f"{task} was never started" for task in tasks if task not in alive and task not in codes]
     ended = {task: code for task, code in codes.items() if task not in alive}
-    return told + [f"{task} ended with code {code}" for task, code in ended.items() if code not in good]
+    return problems + [f"{task} ended with code {code}" for task, code in ended.items() if code not in good]
 
 
 def ranges(steps: Collection[int], what: str) -> str:

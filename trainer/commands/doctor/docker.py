@@ -27,21 +27,21 @@ def docker(info: Answer | None, compose: Answer | None, gpu_count: int) -> list[
         return [ok("docker", "not here; only runs in containers need it")]
     if info.code is None:
         return [warning("docker", "the engine does not answer", "sudo systemctl restart docker"), _compose(compose)]
-    told = _json_object(info.out)
-    if not told.get("ServerVersion"):
-        return [_no_engine(info, told), _compose(compose)]
-    findings = [_engine(told["ServerVersion"]), _compose(compose)]
-    return [*findings, _gpu_support(told)] if gpu_count else findings
+    facts = _json_object(info.out)
+    if not facts.get("ServerVersion"):
+        return [_no_engine(info, facts), _compose(compose)]
+    findings = [_engine(facts["ServerVersion"]), _compose(compose)]
+    return [*findings, _gpu_support(facts)] if gpu_count else findings
 
 
-def _no_engine(info: Answer, told: Mapping[str, Any]) -> Finding:
-    said = " ".join(told.get("ServerErrors") or []) or info.last_words()
-    if "permission denied" in f"{said} {info.err}".lower():
+def _no_engine(info: Answer, facts: Mapping[str, Any]) -> Finding:
+    reason = " ".join(facts.get("ServerErrors") or []) or info.last_words()
+    if "permission denied" in f"{reason} {info.err}".lower():
         message = "the engine is not open to this user"
         return warning("docker", message, "sudo usermod -aG docker $USER, then log in again")
     if info.code == 0:
         return warning("docker", "the command answers, but not as Docker does (podman?)", "docker version")
-    return warning("docker", f"no engine: {said}", START_ENGINE)
+    return warning("docker", f"no engine: {reason}", START_ENGINE)
 
 
 def _engine(version: str) -> Finding:
@@ -59,9 +59,9 @@ def _compose(compose: Answer | None) -> Finding:
     return ok("compose", version)
 
 
-def _gpu_support(told: Mapping[str, Any]) -> Finding:
-    runtimes = told.get("Runtimes") or {}
-    devices = [device.get("ID", "") for device in told.get("DiscoveredDevices") or []]  # CDI, since Docker 28.3
+def _gpu_support(facts: Mapping[str, Any]) -> Finding:
+    runtimes = facts.get("Runtimes") or {}
+    devices = [device.get("ID", "") for device in facts.get("DiscoveredDevices") or []]  # CDI, since Docker 28.3
     if "nvidia" in runtimes or any(name.startswith("nvidia.com/gpu") for name in devices):
         return ok("docker GPUs", "containers can have them")
     message = f"there is no runtime nvidia, only {', '.join(sorted(runtimes)) or 'none'}"

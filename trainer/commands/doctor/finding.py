@@ -59,7 +59,7 @@ def problem(what: str, message: str, remedy: str) -> Finding:
 
 def config(problems: Sequence[Problem], cluster: str) -> list[Finding]:
     findings = [problem("config", f"{p.key}: {p.message}", p.remedy) for p in problems if p.key not in TOLD_APART]
-    return findings or [ok("config", f"cluster={cluster} holds on this machine")]
+    return findings or [ok("config", f"cluster={cluster} is valid on this machine")]
 
 
 # Words
@@ -71,8 +71,8 @@ def summary(findings: Sequence[Finding]) -> str:
     problems, warnings = counts[Level.problem], counts[Level.warning]
     if not problems and not warnings:
         return "nothing is missing"
-    told = [f"{n} {word}{'' if n == 1 else 's'}" for n, word in ((problems, "problem"), (warnings, "warning")) if n]
-    return ", ".join(told) + ("" if problems else "; runs can start")
+    parts = [f"{n} {word}{'' if n == 1 else 's'}" for n, word in ((problems, "problem"), (warnings, "warning")) if n]
+    return ", ".join(parts) + ("" if problems else "; runs can start")
 
 
 def listed(items: Sequence[object]) -> str:

@@ -59,8 +59,8 @@ def read_gpus(csv: str) -> list[Gpu]:
 
 def read_processes(csv: str) -> list[GpuProcess]:
     """From --query-compute-apps with `PROCESS_FIELDS`; a name may hold commas."""
-    found = (re.fullmatch(r"\s*([^,]+),\s*(\d+),\s*(.*),\s*([^,]+)", line) for line in csv.splitlines())
-    return [GpuProcess(row[1], int(row[2]), row[3], _mib(row[4])) for row in found if row]
+    rows = (re.fullmatch(r"\s*([^,]+),\s*(\d+),\s*(.*),\s*([^,]+)", line) for line in csv.splitlines())
+    return [GpuProcess(row[1], int(row[2]), row[3], _mib(row[4])) for row in rows if row]
 
 
 def _mib(text: str) -> int | None:
@@ -87,10 +87,10 @@ def gpus(
         message = f"{device_files} device files /dev/nvidia*, and no nvidia-smi to look at them with"
         remedy = "install the driver's tools; in a container: docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=all"
         return [Finding(missing, "GPUs", message, remedy)]
-    found = read_gpus(asked.out)
-    if found:
+    listed = read_gpus(asked.out)
+    if listed:
         there = read_processes(processes.out) if processes is not None else []
-        return [_driver(found[0].driver, banner, missing), *(_gpu(gpu, found, there) for gpu in found)]
+        return [_driver(listed[0].driver, banner, missing), *(_gpu(gpu, listed, there) for gpu in listed)]
     if asked.code == 0 or "no devices" in asked.last_words().lower():
         return [ok("GPUs", "none that nvidia-smi knows; runs use the CPU")]
     remedy = "sudo modprobe nvidia; if that fails, reinstall the driver (dmesg | grep -i nvrm tells why)"
@@ -99,55 +99,55 @@ def gpus(
 
 def _driver(driver: str, banner: Answer | None, missing: Level) -> Finding:
     version = re.search(r"CUDA[\w ]* Version\s*:\s*([\d.]+)", banner.out) if banner is not None else None
-    told = f"NVIDIA {driver}" + (f", CUDA up to {version[1]}" if version else "")
+    text = f"NVIDIA {driver}" + (f", CUDA up to {version[1]}" if version else "")
     if release(driver) is not None and not is_in_range(driver, f">={OLDEST_DRIVER}"):
-        message = f"{told}; TensorFlow brings CUDA 12, which needs driver {OLDEST_DRIVER} or newer"
+        message = f"{text}; TensorFlow brings CUDA 12, which needs driver {OLDEST_DRIVER} or newer"
         return Finding(missing, "driver", message, "install a newer NVIDIA driver, or leave device.gpus out")
-    return ok("driver", told)
+    return ok("driver", text)
 
 
 def _gpu(gpu: Gpu, all_gpus: Sequence[Gpu], processes: Sequence[GpuProcess]) -> Finding:
     what, mine = f"GPU {gpu.index}", [process for process in processes if process.uuid == gpu.uuid]
-    told = "; ".join([gpu.describe(), *(process.describe() for process in mine)])
+    text = "; ".join([gpu.describe(), *(process.describe() for process in mine)])
     if not gpu.is_nearly_full():
-        return ok(what, told)
+        return ok(what, text)
     emptiest = max(all_gpus, key=lambda other: other.free_mib or 0)
     other = f", or type device.gpus={{worker:[{emptiest.index}]}}" if not emptiest.is_nearly_full() else ""
     if not mine:
-        return warning(what, f"{told}; nearly full, by processes not seen from here", f"nvidia-smi, on the host{other}")
+        return warning(what, f"{text}; nearly full, by processes not seen from here", f"nvidia-smi, on the host{other}")
     largest = max(mine, key=lambda process: process.used_mib or 0)
     return warning(
-        what, f"nearly full: {told}", f"kill {largest.pid}, if it is yours{other or ', or wait for its end'}"
+        what, f"nearly full: {text}", f"kill {largest.pid}, if it is yours{other or ', or wait for its end'}"
     )
 
 
 def gpus_of_tensorflow(
-    seen: int, told: Mapping[str, Any], complaints: str, visible: str | None, *, wanted: bool
+    seen: int, facts: Mapping[str, Any], complaints: str, visible: str | None, *, wanted: bool
 ) -> list[Finding]:
     """Whether TensorFlow sees the GPUs that the driver sees.
 
     Args:
         seen: GPUs that nvidia-smi lists.
-        told: by the child that imported TensorFlow, as `judge.read_import` gives it.
+        facts: from the child that imported TensorFlow, as `software.read_import` returns it.
         complaints: what TensorFlow wrote on stderr there.
         visible: CUDA_VISIBLE_DEVICES, if it is set.
         wanted: whether the config gives GPUs to tasks.
     """
     what, missing = "GPUs in TF", Level.problem if wanted else Level.warning
-    if not seen and not told["gpus"]:
+    if not seen and not facts["gpus"]:
         return []
-    if not told["cuda"]:
+    if not facts["cuda"]:
         return [Finding(missing, what, f"none of {seen}: this TensorFlow is built without CUDA", GPU_WHEELS)]
-    if told["gpus"] >= seen:
-        return [ok(what, f"all {told['gpus']}; a task sees those that device.gpus gives it")]
+    if facts["gpus"] >= seen:
+        return [ok(what, f"all {facts['gpus']}; a task sees those that device.gpus gives it")]
     if visible is not None:  # tasks with device.gpus get their own, so nothing is missing
-        message = f"{told['gpus']} of {seen}, as CUDA_VISIBLE_DEVICES={visible or repr('')} says"
+        message = f"{facts['gpus']} of {seen}, as CUDA_VISIBLE_DEVICES={visible or repr('')} says"
         return [warning(what, message, "unset CUDA_VISIBLE_DEVICES; device.gpus says what each task sees")]
-    message = ": ".join(filter(None, [f"{told['gpus']} of {seen}", _reason(complaints)]))
+    message = ": ".join(filter(None, [f"{facts['gpus']} of {seen}", _reason(complaints)]))
     return [Finding(missing, what, message, GPU_WHEELS)]
 
 
 def _reason(complaints: str) -> str:
     """The first line of TensorFlow's log that says why it sees no GPU, without date, process and place."""
-    said = (re.sub(r"^.*?\w+\.cc:\d+\]\s*", "", line) for line in complaints.splitlines())
-    return next((line for line in said if re.search("dlopen|cuda drivers|cuInit|CUDA_ERROR|libcuda", line)), "")
+    lines = (re.sub(r"^.*?\w+\.cc:\d+\]\s*", "", line) for line in complaints.splitlines())
+    return next((line for line in lines if re.search("dlopen|cuda drivers|cuInit|CUDA_ERROR|libcuda", line)), "")

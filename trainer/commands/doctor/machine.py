@@ -28,11 +28,11 @@ def cores(usable: int, of_machine: int, limit: float | None) -> Finding:
         of_machine: that the machine has.
         limit: of the cgroup; none: unlimited.
     """
-    told = f"{usable} of {of_machine}" if usable != of_machine else f"{usable}"
+    text = f"{usable} of {of_machine}" if usable != of_machine else f"{usable}"
     if limit is not None and limit < usable:
-        message = f"{told}, but the cgroup allows only {limit:g}: every step will be slow"
+        message = f"{text}, but the cgroup allows only {limit:g}: every step will be slow"
         return warning("cores", message, "device.intra_op_threads={ps:1,worker:1}")
-    return ok("cores", told if limit is None else f"{told}, a cgroup's limit of {limit:g}")
+    return ok("cores", text if limit is None else f"{text}, a cgroup's limit of {limit:g}")
 
 
 def memory(meminfo: Mapping[str, int], limit: int | None, used: int) -> Finding:
@@ -46,13 +46,13 @@ def memory(meminfo: Mapping[str, int], limit: int | None, used: int) -> Finding:
     if "MemTotal" not in meminfo:
         return warning("memory", "unknown: there is no /proc/meminfo", "look yourself: about 0.5 GiB is needed a task")
     total, free = meminfo["MemTotal"], meminfo.get("MemAvailable", meminfo.get("MemFree", 0))
-    told = f"{_gib(free)} of {_gib(total)} available"
+    text = f"{_gib(free)} of {_gib(total)} available"
     if limit is not None and limit < total:
         free = min(free, limit - used)
-        told += f"; a cgroup's limit of {_gib(limit)}, {_gib(used)} in use"
+        text += f"; a cgroup's limit of {_gib(limit)}, {_gib(used)} in use"
     if free < LITTLE_MEMORY:
-        return warning("memory", told, "end other programs, or use a smaller cluster=; a task needs about 0.5 GiB")
-    return ok("memory", told)
+        return warning("memory", text, "end other programs, or use a smaller cluster=; a task needs about 0.5 GiB")
+    return ok("memory", text)
 
 
 # Files
@@ -89,11 +89,11 @@ def run_directory(path: str, exists_at: str, free: int, refused: str | None) -> 
     if refused is not None:
         remedy = f"run=/a/folder/of/yours, or sudo mkdir -p {path} && sudo chown $USER {path}"
         return problem(what, f"{path} cannot be written: {refused}", remedy)
-    told = f"{path}, {_gib(free)} free"
+    text = f"{path}, {_gib(free)} free"
     if free < LITTLE_DISK:
         remedy = f"df -h {exists_at}; remove old runs, or run=/another/disk/first"
-        return (problem if free < NO_DISK else warning)(what, told, remedy)
-    return ok(what, told)
+        return (problem if free < NO_DISK else warning)(what, text, remedy)
+    return ok(what, text)
 
 
 def _gib(nbytes: int) -> str:

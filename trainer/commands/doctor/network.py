@@ -34,14 +34,14 @@ def localhost(refused: str | None) -> Finding:
 
 
 def ephemeral_ports(text: str | None) -> Finding:
-    found = read_port_range(text)
-    if found is None:
-        return ok("free ports", "their range is not told here")
-    low, high = found
-    told = f"{low} to {high}, for tasks without an address of their own"
+    bounds = read_port_range(text)
+    if bounds is None:
+        return ok("free ports", "their range is unknown here")
+    low, high = bounds
+    message = f"{low} to {high}, for tasks without an address of their own"
     if high - low + 1 < FEW_PORTS:
-        return warning("free ports", told, "sudo sysctl -w net.ipv4.ip_local_port_range='32768 60999'")
-    return ok("free ports", told)
+        return warning("free ports", message, "sudo sysctl -w net.ipv4.ip_local_port_range='32768 60999'")
+    return ok("free ports", message)
 
 
 def read_port_range(text: str | None) -> tuple[int, int] | None:
@@ -74,9 +74,9 @@ def ports(local: Sequence[Port], elsewhere: int, unknown: Mapping[str, str], eph
         remedy = f"choose ports below {low - CONTROL_PORT_OFFSET}: the status page listens {CONTROL_PORT_OFFSET} higher"
         findings.append(warning(what, message + "outgoing connection may take first", remedy))
     if not findings and (local or elsewhere):
-        told = f"{listed([port.number for port in local])} of this machine are free" if local else ""
+        message = f"{listed([port.number for port in local])} of this machine are free" if local else ""
         far = f"{elsewhere} tasks on other machines" if elsewhere else ""
-        findings.append(ok(what, "; ".join(filter(None, [told, far]))))
+        findings.append(ok(what, "; ".join(filter(None, [message, far]))))
     return findings
 
 
@@ -105,7 +105,7 @@ def tf_config(text: str | None, problems: Sequence[Problem], task: str, cluster:
     """
     if not text:
         return ok("TF_CONFIG", "not set; the trainer starts all tasks itself")
-    for found in problems:
-        if found.key == "TF_CONFIG":
-            return problem("TF_CONFIG", found.message, found.remedy)
+    for item in problems:
+        if item.key == "TF_CONFIG":
+            return problem("TF_CONFIG", item.message, item.remedy)
     return ok("TF_CONFIG", f"this process plays {task} of {cluster}")

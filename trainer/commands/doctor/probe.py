@@ -47,9 +47,9 @@ IMPORT = """
 import json, time
 started = time.monotonic()
 import tensorflow, keras
-told = {"secs": time.monotonic() - started, "cuda": tensorflow.test.is_built_with_cuda()}
-told |= {"gpus": len(tensorflow.config.list_physical_devices("GPU")), "backend": keras.backend.backend()}
-print(json.dumps(told))
+facts = {"secs": time.monotonic() - started, "cuda": tensorflow.test.is_built_with_cuda()}
+facts |= {"gpus": len(tensorflow.config.list_physical_devices("GPU")), "backend": keras.backend.backend()}
+print(json.dumps(facts))
 """
 
 T = TypeVar("T")
@@ -81,7 +81,7 @@ def run(config: RunConfig, start: Start) -> int:
 def examine(wanted: Wanted, environment: Mapping[str, str]) -> list[Finding]:
     """Looks at everything, in the page's order."""
     deadline = time.monotonic() + DEADLINE_SECS
-    installed = {name: found for name in TENSORFLOWS if (found := version_of(name))}
+    installed = {name: version for name in TENSORFLOWS if (version := version_of(name))}
     meminfo, limits = memory_info(), cgroup_limits()  # before TensorFlow's import takes half a GiB
     imported = start(lambda: command(sys.executable, "-c", IMPORT) if installed else None)
     listed = start(lambda: command("nvidia-smi", f"--query-gpu={GPU_FIELDS}", CSV))
@@ -180,11 +180,11 @@ def check_gpus(listed: Answer | None, device_files: int, *, wanted: bool) -> lis
 def check_gpus_of_tensorflow(
     listed: Answer | None, imported: Answer | None, visible: str | None, *, wanted: bool
 ) -> list[Finding]:
-    told = software.read_import(imported) if imported is not None else None
-    if imported is None or told is None:  # the check of TensorFlow says why
+    facts = software.read_import(imported) if imported is not None else None
+    if imported is None or facts is None:  # the check of TensorFlow says why
         return []
     seen = len(read_gpus(listed.out)) if listed is not None else 0
-    return gpus_of_tensorflow(seen, told, imported.err, visible, wanted=wanted)
+    return gpus_of_tensorflow(seen, facts, imported.err, visible, wanted=wanted)
 
 
 def check_docker(gpu_count: int) -> list[Finding]:

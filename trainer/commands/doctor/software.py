@@ -64,27 +64,27 @@ def _import(imported: Answer) -> Finding:
     if imported.code is None:
         message = "importing TensorFlow takes longer than the doctor waits: a busy machine, or a slow disk"
         return warning("import", message, f"time {try_it}")
-    told = read_import(imported)
-    if told is None:
+    facts = read_import(imported)
+    if facts is None:
         if imported.code < 0:
             reason = meaning(imported.code) + (", an instruction this processor lacks" if imported.code == -4 else "")
         else:
             reason = imported.last_words()
         return problem("import", f"TensorFlow cannot be imported: {reason}", f"{try_it}; {CPU_WHEELS}")
-    if told["backend"] != "tensorflow":
-        message = f"Keras computes with {told['backend']}, and the trainer needs tensorflow"
+    if facts["backend"] != "tensorflow":
+        message = f"Keras computes with {facts['backend']}, and the trainer needs tensorflow"
         return problem("import", message, "export KERAS_BACKEND=tensorflow")
-    return ok("import", f"TensorFlow and Keras in {told['secs']:.1f} s, {'CUDA' if told['cuda'] else 'CPU'} build")
+    return ok("import", f"TensorFlow and Keras in {facts['secs']:.1f} s, {'CUDA' if facts['cuda'] else 'CPU'} build")
 
 
 def read_import(imported: Answer) -> dict[str, Any] | None:
-    """What the child that imported TensorFlow told; none if it failed.
+    """The facts from the child that imported TensorFlow; none if it failed.
 
     Returns:
         {"secs": of the import, "cuda": whether built with it, "gpus": their number, "backend": Keras's}.
     """
     try:
-        told = json.loads(imported.out.splitlines()[-1])
+        facts = json.loads(imported.out.splitlines()[-1])
     except (IndexError, ValueError):
         return None
-    return told if imported.code == 0 and isinstance(told, dict) else None
+    return facts if imported.code == 0 and isinstance(facts, dict) else None

@@ -66,19 +66,19 @@ class Explainer:
 
     def explain(self) -> Explained:
         """Finds the faults of overrides and files, one by one."""
-        kept, values = [], []
+        valid, values = [], []
         for override in self.overrides():
             if self.is_special(override):
-                kept += self.try_alone(override)
+                valid += self.try_alone(override)
             elif self.is_choice(override):
-                kept += self.try_choice(override)
+                valid += self.try_choice(override)
             else:
                 values.append(override)
         try:
-            self.result.composed, self.result.choices = sources.compose(self.line, kept)
+            self.result.composed, self.result.choices = sources.compose(self.line, valid)
         except sources.ERRORS as error:
             shipped = self.file_faults([])  # conf/config.yaml and its own choices
-            self.result.problems += shipped or said(" ".join(kept), error)
+            self.result.problems += shipped or in_own_words(" ".join(valid), error)
             return self.result
         for where, path, value in self.assignments:
             self.assign(where, path, value)
@@ -120,7 +120,7 @@ class Explainer:
         try:
             sources.compose(self.line, [text])
         except sources.ERRORS as error:
-            problems = said(text, error)
+            problems = in_own_words(text, error)
             if override.is_delete():
                 problems = [Problem(text, "removes a key that every config needs", "leave it out to use the default")]
             elif override.is_add() or override.is_force_add():
@@ -175,19 +175,19 @@ class Explainer:
         where = " ".join(overrides) or self.line.config_name
         self.brought = {}
         try:
-            found = self.loader.compute_defaults_list(self.line.config_name, overrides, RunMode.RUN)
-            new = [default for default in found.defaults if default.config_path not in self.checked]
+            result = self.loader.compute_defaults_list(self.line.config_name, overrides, RunMode.RUN)
+            new = [default for default in result.defaults if default.config_path not in self.checked]
             self.checked |= {str(default.config_path) for default in new}
-            chosen = found.overrides.known_choices.items()
+            chosen = result.overrides.known_choices.items()
             self.brought = {group: choice for group, choice in chosen if choice and not group.startswith("hydra/")}
             return [problem for default in new for problem in self.key_faults(default)]
         except MissingConfigException as error:
             self.result.whole = False
             group, _, name = (error.missing_cfg_file or "").rpartition("/")
-            return [self.no_such_choice(where, group, name)] if group else said(where, error)
+            return [self.no_such_choice(where, group, name)] if group else in_own_words(where, error)
         except sources.ERRORS as error:
             self.result.whole = False
-            return said(where, error)
+            return in_own_words(where, error)
 
     def key_faults(self, default: ResultDefault) -> list[Problem]:
         """Keys of one file that the schema does not have, and values that it does not take."""
@@ -221,10 +221,10 @@ class Explainer:
             with open_dict(section):
                 section[path[-1]] = value
         except sources.ERRORS as error:
-            self.result.drop(where, *said(where, error))
+            self.result.drop(where, *in_own_words(where, error))
 
 
-def said(where: str, error: BaseException) -> list[Problem]:
+def in_own_words(where: str, error: BaseException) -> list[Problem]:
     """Hydra's or OmegaConf's own words, for errors that are not explained better here."""
     if isinstance(error, ConfigError):
         return error.problems

@@ -57,24 +57,24 @@ def _places(line: sources.CommandLine) -> dict[str, str]:
     typed = [text.lstrip("+~").partition("=") for text in line.overrides]
     choices = [f"{key}={value}" for key, _, value in typed if loader.repository.group_exists(key) and value[:1] != "{"]
     set_here = [key for key, _, value in typed if f"{key}={value}" not in choices]
-    found = {
+    places = {
         ".".join(path[:end]): where
         for default in _files(loader, line.config_name, choices)
         for where, path, value in values(loader, default)
         if value != MISSING
         for end in range(1, len(path) + 1)
     }
-    return {key: where for key, where in found.items() if not any(f"{key}.".startswith(f"{t}.") for t in set_here)}
+    return {key: where for key, where in places.items() if not any(f"{key}.".startswith(f"{t}.") for t in set_here)}
 
 
 def _files(loader: ConfigLoaderImpl, config_name: str, choices: Sequence[str]) -> Sequence[ResultDefault]:
     """The files that choices bring in; a choice that does not hold brings none."""
-    kept: list[str] = []
-    found: Sequence[ResultDefault] = ()
+    valid: list[str] = []
+    files: Sequence[ResultDefault] = ()
     for choice in (None, *choices):
         try:
-            tried = [*kept, *([choice] if choice else [])]
-            found, kept = loader.compute_defaults_list(config_name, tried, RunMode.RUN).defaults, tried
+            tried = [*valid, *([choice] if choice else [])]
+            files, valid = loader.compute_defaults_list(config_name, tried, RunMode.RUN).defaults, tried
         except sources.ERRORS:
             continue
-    return found
+    return files

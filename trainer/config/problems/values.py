@@ -83,8 +83,8 @@ def _unset(composed: DictConfig, choices: Mapping[str, Any]) -> Iterator[Problem
 def _hint(group: str, choices: Mapping[str, Any], option: str) -> str:
     """A placeholder for an option, with its comment in the shipped file."""
     path = sources.conf_dir() / group / f"{choices.get(group)}.yaml"
-    found = yaml_files.line_of(path, f"options.{option}") if path.is_file() else None
-    return f"VALUE ({found[1]})" if found and found[1] else "VALUE"
+    place = yaml_files.line_of(path, f"options.{option}") if path.is_file() else None
+    return f"VALUE ({place[1]})" if place and place[1] else "VALUE"
 
 
 def _unresolvable(section: DictConfig, raw: Any, path: tuple[str, ...]) -> Iterator[Problem]:
