@@ -138,7 +138,7 @@ def _comments(source: str) -> dict[str, dict[str, str]]:
 
 
 def _target(node: Any) -> str:
-    target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+    target: Any = node.targets[0] if isinstance(node, ast.Assign) else node.target
     return str(target.id)
 
 
@@ -179,10 +179,10 @@ def groups() -> str:
 
 # Exit codes.
 def codes() -> str:
-    """Every exit code, what it means, and whether the task is started again."""
+    """Every exit code, what it means, and whether the launcher restarts the task."""
     from trainer.launch.restarts import can_help
 
-    parts = ["| code | name | meaning | started again |", "|---|---|---|---|"]
+    parts = ["| code | name | meaning | restarted |", "|---|---|---|---|"]
     constants = {name: value for name, value in vars(exit_codes).items() if name.isupper() and isinstance(value, int)}
     for name, code in sorted(constants.items(), key=lambda item: item[1]):
         again = [can_help(code, has_stepped=stepped) for stepped in (False, True)]

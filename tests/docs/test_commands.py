@@ -26,8 +26,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
 SHORT = {"train.steps": 6, "train.batch_size": 32, "checkpoint.every": 3}
 TRAINER = "python -m trainer "
-# Overrides that need GPUs, other machines or files that are not here: such a command is planned, not run.
-ELSEWHERE = re.compile(r"device=gpu|device\.gpus|cluster\.addresses|data=npz|data=tfrecord|/mnt/")
+# What needs GPUs, other machines or files that are not here, or has a test of its own: it is planned, not run.
+ELSEWHERE = re.compile(r"device=gpu|device\.gpus|cluster\.addresses|data=npz|data=tfrecord|/mnt/|experiment=")
 # Programs of the system, and of other pages' subjects: their lines are only parsed.
 PARSED = ("source ", "ls ", "kill ", "docker run ", "python -m bench")
 
@@ -93,8 +93,10 @@ def test_every_command_for_another_machine_can_be_planned(path, tmp_path: Path, 
     machine = Machine(cores=2, gpus=8)
     descriptions: dict[str, Description] = {}
     for command in filter(is_planned, commands(path)):
-        overrides = [o for o in shlex.split(command)[3:] if not o.startswith(("mode=", "launch=", "plan.json="))]
-        config = load(overrides, lambda config: validate.validate(config, machine))
+        words = shlex.split(command)[3:]
+        overrides = [w for w in words if not w.startswith(("mode=", "launch=", "plan.json=", "--"))]
+        folder = next((w.partition("=")[2] for w in words if w.startswith("--config-dir=")), None)
+        config = load(overrides, lambda config: validate.validate(config, machine), config_dir=folder)
         if not config.data.name.startswith(("npz", "tfrecord")):
             question = Question.about(config.model, config.data, user=config.user, seed=config.seed)
             if repr(question) not in descriptions:
@@ -153,12 +155,12 @@ def key_of(command: str, *, alone: bool) -> tuple[str, ...]:
 def is_run(command: str) -> bool:
     if command.startswith("python examples/") or "trainer.observe.profile" in command:
         return True
-    # mode=clean would clean up after other tests too; other tests run it and the experiments.
+    # mode=clean would clean up after other tests too; those of containers run it.
     return (
         is_of_trainer(command)
         and not is_elsewhere(command)
         and "mode=plan" not in command
-        and not re.search("mode=clean|experiment=", command)
+        and "mode=clean" not in command
     )
 
 
