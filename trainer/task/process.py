@@ -59,13 +59,12 @@ def run_task(config: RunConfig, plan: Plan, directory: RunDirectory, job: str, i
     log.set_up(task.name)
     _log.info("%s%s of %s, pid %d: %s", log.STARTED, task.name, directory.path, os.getpid(), plan.describe())
     try:
-        code = _run(config, plan, directory, task)
+        _run(config, plan, directory, task)
     except Exception as error:
-        code = log_failure(error)
-    leave(code)
+        leave(log_failure(error))  # within the block, as long as the traceback holds the sessions: see `_run`
 
 
-def _run(config: RunConfig, plan: Plan, directory: RunDirectory, task: Task) -> int:
+def _run(config: RunConfig, plan: Plan, directory: RunDirectory, task: Task) -> NoReturn:
     context = _make_context(config, plan, directory, task)
     _serve_status(context)
     if task.job != "evaluator":
@@ -77,7 +76,8 @@ def _run(config: RunConfig, plan: Plan, directory: RunDirectory, task: Task) -> 
     stopped = ROLES[task.job](context)
     context.status.state = "done"
     _log.info("done at step %d", context.status.step)
-    return exit_codes.TERMINATED if stopped or context.stop.requested else exit_codes.OK
+    # Not after a return: it would release the context, and so close its sessions, which can wait for ever for a peer.
+    leave(exit_codes.TERMINATED if stopped or context.stop.requested else exit_codes.OK)
 
 
 def _make_context(config: RunConfig, plan: Plan, directory: RunDirectory, task: Task) -> Context:
