@@ -131,5 +131,5 @@ def test_a_run_is_measured_and_leaves_no_process():
 @pytest.mark.cluster
 @pytest.mark.timeout(60)
 def test_a_run_that_cannot_start_says_why():
-    with pytest.raises(steady.RunError, match="no key model.optionz"), steady.steady_run(["model.optionz.x=1"]) as run:
+    with pytest.raises(steady.RunError, match="unknown key model"), steady.steady_run(["model.optionz.x=1"]) as run:
         run.wait_for_step(1)
