@@ -439,7 +439,7 @@ def test_a_step_that_hangs_writes_stacks_and_is_done_again(start, tmp_path: Path
     (tmp_path / "mine.py").write_text(HANGS_ONCE)
     run = start(*EXACT, f"cluster={cluster}", "user=mine.py", "model=hangs", "timeouts.step_secs=6")
     assert run.wait(150) == 0, run.output
-    assert "a step waited for it for too long (timeouts.step_secs); stacks are in the logs" in run.output
+    assert "a step waited too long for it (timeouts.step_secs; stacks are in the logs)" in run.output
     logs = {task: run.directory / "logs" / f"{task.replace(':', '-')}.log" for task in run.tasks()}
     (hung,) = [task for task, log in logs.items() if "in hang_once" in log.read_text()]
     for task, log in logs.items():
