@@ -211,11 +211,7 @@ def cabled(address: str, link: str) -> Iterator[str]:
 def running(command: Sequence[str], output: Any) -> Iterator[subprocess.Popen[bytes]]:
     """A process that ends with this block, and with this process."""
     process = subprocess.Popen(
-        command,
-        stdout=output,
-        stderr=output,
-        start_new_session=True,
-        preexec_fn=_end_with_parent,
+        command, stdout=output, stderr=output, start_new_session=True, preexec_fn=_end_with_parent
     )
     try:
         yield process

@@ -1,7 +1,5 @@
 """`python -m trainer`: starts importing TensorFlow, then runs the command."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -44,8 +44,7 @@ def play(options: Any) -> NoReturn:
         _coordinate(tf, options, resolver)
     given = threads(options.cores, WORKERS)
     config = tf.compat.v1.ConfigProto(
-        intra_op_parallelism_threads=1 if job == "ps" else given["intra"],
-        inter_op_parallelism_threads=given["inter"],
+        intra_op_parallelism_threads=1 if job == "ps" else given["intra"], inter_op_parallelism_threads=given["inter"]
     )
     config.experimental.disable_thread_spinning = True
     server = tf.distribute.Server(

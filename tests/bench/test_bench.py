@@ -162,8 +162,7 @@ def test_every_workload_can_be_chosen(workload, tmp_path: Path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("workload", "tensors", "nbytes"),
-    [("noop", 1, 40), ("mlp40", 82, 2_646_056), ("resnet50", 161, 102_228_128)],
+    ("workload", "tensors", "nbytes"), [("noop", 1, 40), ("mlp40", 82, 2_646_056), ("resnet50", 161, 102_228_128)]
 )
 def test_workloads_have_the_parameters_they_promise(workload, tensors, nbytes):
     from bench import workloads

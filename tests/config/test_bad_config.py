@@ -423,10 +423,7 @@ def test_a_missing_python_file_does_not_make_its_functions_unknown_too(tmp_path,
         ("model.options.deep=3", "'3' is not true or false"),
         ("model.options.act=[relu]", "'[relu]' is not text"),
         ("model.options.sizes=3", "'3' is not a list [a,b], which tiny needs e.g. model.options.sizes=[1,2]"),
-        (
-            "model.options.depth=3",
-            "unknown key model.options.depth; model.options has width, rate, deep, act, sizes",
-        ),
+        ("model.options.depth=3", "unknown key model.options.depth; model.options has width, rate, deep, act, sizes"),
     ],
 )
 def test_options_of_a_function_keep_the_types_of_their_defaults(tmp_path, monkeypatch, override, answer):

@@ -11,15 +11,7 @@ import pytest
 import tensorflow as tf
 
 from trainer.config.schema import OptimizerConfig
-from trainer.engine.compute import (
-    Computed,
-    Replica,
-    compute,
-    in_step,
-    mean_computed,
-    mean_over_replicas,
-    run_step,
-)
+from trainer.engine.compute import Computed, Replica, compute, in_step, mean_computed, mean_over_replicas, run_step
 from trainer.engine.vectors import packing
 from trainer.plan.layout import LANES, METRICS, Parameter, Shard
 from trainer.plan.placement import place

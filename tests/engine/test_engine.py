@@ -11,18 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from small_clusters import (
-    BATCH,
-    SEED,
-    STEPS,
-    Cluster,
-    digest,
-    digits,
-    make_local,
-    plain,
-    to_the_end,
-    with_everything,
-)
+from small_clusters import BATCH, SEED, STEPS, Cluster, digest, digits, make_local, plain, to_the_end, with_everything
 
 from trainer.config.schema import OptimizerConfig, OptimizerName
 from trainer.engine.sharded import staleness

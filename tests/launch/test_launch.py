@@ -126,8 +126,7 @@ def test_a_port_can_be_held_again_while_connections_of_the_last_run_linger():
 
 
 @pytest.mark.parametrize(
-    ("host", "local"),
-    [("127.0.0.1", True), ("localhost", True), ("192.0.2.1", False), ("no-such-host.invalid", False)],
+    ("host", "local"), [("127.0.0.1", True), ("localhost", True), ("192.0.2.1", False), ("no-such-host.invalid", False)]
 )
 def test_a_host_is_of_this_machine_or_not(host, local):
     assert is_local(host) is local

@@ -99,12 +99,7 @@ def test_it_says_first_whether_all_is_as_planned():
     read = Reader(page([UPDATED, STEPPED], plan()))
     assert (
         read.texts[""][1:5]
-        == [
-            "Where it ran",
-            "1ps1w",
-            ": sync, 1 replica, global batch 8, shards on 1 ps",
-            "As planned",
-        ]
+        == ["Where it ran", "1ps1w", ": sync, 1 replica, global batch 8, shards on 1 ps", "As planned"]
         or "As planned" in read.texts[""]
     )
     assert not any("difference" in text for text in read.texts[""])
@@ -138,9 +133,7 @@ def test_parameters_replicas_layers_and_transfers_are_listed_with_their_devices(
         *["dense/kernel", "16×20", "1.2 KiB"],
         *["norm/moving_mean", "(state)", "16", "64 B"],
     ]
-    assert texts["replicas"][6:] == [
-        *["replica 0", "worker:0", "worker:0 /cpu:0", "worker:0 /cpu:0", "2", "1", "1"],
-    ]
+    assert texts["replicas"][6:] == [*["replica 0", "worker:0", "worker:0 /cpu:0", "worker:0 /cpu:0", "2", "1", "1"]]
     assert texts["layers"][4:] == ["dense", "/cpu:0", "worker:0 /cpu:0", "2"]
     assert texts["transfers"][6:] == [
         *["worker:0", "step", "ps:0 /cpu:0", "→", "worker:0 /cpu:0", "between tasks", "1 tensor"],

@@ -193,11 +193,7 @@ def ran_on(devices: Mapping[str, str], **types: str) -> Executed:
 
 def test_a_layer_inside_a_pinned_layer_follows_it_unless_it_has_a_pin_itself():
     ran = ran_on(
-        {
-            "replica0/model/block/one/MatMul": "/cpu:1",
-            "replica0/model/block/two/MatMul": "/cpu:0",
-            "flat": "/cpu:0",
-        },
+        {"replica0/model/block/one/MatMul": "/cpu:1", "replica0/model/block/two/MatMul": "/cpu:0", "flat": "/cpu:0"},
         flat="VarHandleOp",
     )
     scopes = {"model/block": "block", "model/block/one": "block/one", "model/block/two": "block/two"}
@@ -219,9 +215,7 @@ def test_a_shard_on_another_host_is_a_difference():
         flat="VarHandleOp",
     )
     told = differences(make_record("worker:0", STEP, ran), plan(*CLUSTER, held=HELD, hosts=["ps:0", "ps:1"]))
-    assert told == [
-        "shard1/flat of shard 1 was planned on /job:ps/task:1/cpu:0 but is on /job:ps/task:0/cpu:0",
-    ]
+    assert told == ["shard1/flat of shard 1 was planned on /job:ps/task:1/cpu:0 but is on /job:ps/task:0/cpu:0"]
 
 
 def test_a_shard_host_is_asked_for_its_own_shard_only():

@@ -31,10 +31,7 @@ TWO_WORKERS = {"worker": ["10.0.0.2:2222", "10.0.0.3:2222"]}
 # What is typed, the environment, and what is answered: where and what, then what to type.
 COMMANDS = [
     pytest.param(
-        ["cluster=2ps"],
-        {},
-        ["cluster=2ps: '2ps' is not a cluster size: it has no workers", "cluster=2ps1w"],
-        id="2ps",
+        ["cluster=2ps"], {}, ["cluster=2ps: '2ps' is not a cluster size: it has no workers", "cluster=2ps1w"], id="2ps"
     ),
     pytest.param(
         ["cluster=0ps4w"],
@@ -49,10 +46,7 @@ COMMANDS = [
         id="2ps0w",
     ),
     pytest.param(
-        ["cluster=w4"],
-        {},
-        ["cluster=w4: 'w4' is not a cluster size; write e.g. 2ps4w, 4w", "cluster=4w"],
-        id="w4",
+        ["cluster=w4"], {}, ["cluster=w4: 'w4' is not a cluster size; write e.g. 2ps4w, 4w", "cluster=4w"], id="w4"
     ),
     pytest.param(
         ["cluster=2ps4q"],
@@ -159,10 +153,7 @@ COMMANDS = [
     pytest.param(
         ["cluster=1ps2w", "device.gpus={worker:[0]}", "device.memory_fraction={worker:0.7}"],
         {},
-        [
-            "device.memory_fraction: the tasks on GPU 0 take 2 x 0.7 = 1.4 > 1 of its memory",
-            "give each at most 0.5",
-        ],
+        ["device.memory_fraction: the tasks on GPU 0 take 2 x 0.7 = 1.4 > 1 of its memory", "give each at most 0.5"],
         id="memory fractions",
     ),
     pytest.param(

@@ -27,10 +27,7 @@ NO_GPU = Machine(cores=8, gpus=0)
 ONE_GPU = Machine(cores=8, gpus=1)
 TWO_GPUS = Machine(cores=8, gpus=2, gpu_mib=(24_000, 48_000))
 MODEL = Description((Parameter("dense/kernel", (784, 128), True),), (28, 28, 1), 10, 8000, 2000, layers=("dense",))
-TWO_HOSTS = [
-    "+cluster.addresses.ps=[10.0.0.1:2222]",
-    "+cluster.addresses.worker=[10.0.0.1:2223,10.0.0.2:2222]",
-]
+TWO_HOSTS = ["+cluster.addresses.ps=[10.0.0.1:2222]", "+cluster.addresses.worker=[10.0.0.1:2223,10.0.0.2:2222]"]
 
 
 def problems(*overrides: str, on: Machine = NO_GPU) -> str:
@@ -68,11 +65,7 @@ def told(made: Plan, field: str) -> dict[str, object]:
             "intra_op_threads",
             {"ps:0": 8, "worker:0": 3, "worker:1": 5},
         ),
-        (
-            r"+device.inter_op_threads={ps:4,worker\:1:5}",
-            "inter_op_threads",
-            {"ps:0": 4, "worker:0": 2, "worker:1": 5},
-        ),
+        (r"+device.inter_op_threads={ps:4,worker\:1:5}", "inter_op_threads", {"ps:0": 4, "worker:0": 2, "worker:1": 5}),
         (
             r"+device.soft_placement={worker:false,worker\:1:true}",
             "soft_placement",
@@ -88,11 +81,7 @@ def test_an_entry_of_a_task_goes_before_that_of_its_job(override, field, expecte
 @pytest.mark.parametrize(
     ("override", "field", "expected"),
     [
-        (
-            r"+device.memory_fraction={worker:0.3,worker\:1:0.5}",
-            "memory_fraction",
-            {"worker:0": 0.3, "worker:1": 0.5},
-        ),
+        (r"+device.memory_fraction={worker:0.3,worker\:1:0.5}", "memory_fraction", {"worker:0": 0.3, "worker:1": 0.5}),
         (r"+device.memory_mib={worker:500,worker\:1:900}", "memory_mib", {"worker:0": 500, "worker:1": 900}),
         (r"+device.growth={worker:true,worker\:1:false}", "growth", {"worker:0": True, "worker:1": False}),
     ],

@@ -175,13 +175,7 @@ def test_a_skipped_update_ends_the_run():
 def test_no_action_sees_an_update_that_ends_the_run():
     seen: list[int] = []
     with pytest.raises(NotFiniteError, match="a gradient of step 5"):
-        train(
-            Script(bad={5}),
-            start=0,
-            until=9,
-            stop_requested=never,
-            after=[lambda pulled: seen.append(pulled.step)],
-        )
+        train(Script(bad={5}), start=0, until=9, stop_requested=never, after=[lambda pulled: seen.append(pulled.step)])
     assert seen == [0, 1, 2, 3, 4]
 
 

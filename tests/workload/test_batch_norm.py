@@ -100,11 +100,7 @@ def test_options_mean_what_they_mean_to_keras(options, by_keras):
     check_equal(found, by_keras(model))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"axis": 1}, {"axis": 2}, {"frozen": True}, {"synchronized": True}],
-    ids=str,
-)
+@pytest.mark.parametrize("options", [{"axis": 1}, {"axis": 2}, {"frozen": True}, {"synchronized": True}], ids=str)
 def test_what_the_kernel_does_otherwise_is_left_to_keras(options, by_keras):
     model = normalized((4, 3, CHANNELS), **options)
     found, types = traced(model)

@@ -120,11 +120,7 @@ def test_the_moving_statistics_come_back_as_plain_keras_has_them(how):
 def test_the_moving_statistics_move_by_a_tenth_to_the_batchs():
     _, state, _, _ = run(with_norm())
     check_equal(
-        state,
-        {
-            "norm/moving_mean": 0.1 * FEATURES.mean(0),
-            "norm/moving_variance": 0.9 + 0.1 * FEATURES.var(0),
-        },
+        state, {"norm/moving_mean": 0.1 * FEATURES.mean(0), "norm/moving_variance": 0.9 + 0.1 * FEATURES.var(0)}
     )
 
 

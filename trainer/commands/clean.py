@@ -1,7 +1,5 @@
 """mode=clean: removes the containers and networks of runs whose launcher has died."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """The command line: composes, resolves and validates the config, then runs the command of its mode."""
 
-from __future__ import annotations
-
 import importlib
 import logging
 import os

@@ -1,7 +1,5 @@
 """mode=render: writes the files from which Docker Compose starts a run, or prints them."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """mode=selftest: a short training on this machine that leaves nothing behind."""
 
-from __future__ import annotations
-
 import copy
 import tempfile
 

@@ -1,7 +1,5 @@
 """mode=train: trains as processes of this machine, as containers, or as the one task that the config names."""
 
-from __future__ import annotations
-
 import gc
 import os
 from typing import NoReturn

@@ -1,7 +1,5 @@
 """Sorts the command line into overrides, Hydra's flags, and mistakes with what was probably meant."""
 
-from __future__ import annotations
-
 import argparse
 import difflib
 from collections import deque

@@ -1,7 +1,5 @@
 """Parses a cluster size such as `2ps4w` into the number of tasks of each job. Pure."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 All problems of a config are reported together, and a config with problems starts nothing.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """The page of `python -m trainer --help`: examples, groups, and the keys that runs change most."""
 
-from __future__ import annotations
-
 from functools import reduce
 
 from trainer.config.keys import shown

@@ -1,7 +1,5 @@
 """Looks up keys in the schema: their types in words, and the key nearest to a misspelt one."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import re

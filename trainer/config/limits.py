@@ -1,7 +1,5 @@
 """Limits of single keys, declared as metadata of each key and checked for a whole section."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ YAML files in `conf/` choose values; this file declares the keys, and the commen
 stand beside it (`limits(...)`); rules between keys are in `trainer/plan/checks`.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from enum import Enum
@@ -217,11 +215,7 @@ class OptimizerConfig:
             OptimizerName.sgd: {"momentum": self.momentum > 0},
             OptimizerName.adam: {"momentum": True, "velocity": True},
             OptimizerName.adamw: {"momentum": True, "velocity": True},
-            OptimizerName.rmsprop: {
-                "velocity": True,
-                "momentum": self.momentum > 0,
-                "average_gradient": self.centered,
-            },
+            OptimizerName.rmsprop: {"velocity": True, "momentum": self.momentum > 0, "average_gradient": self.centered},
             OptimizerName.adagrad: {"accumulator": True},
         }[self.name]
         names = [name for name, is_kept in kept.items() if is_kept] + (["ema"] if self.ema is not None else [])

@@ -1,7 +1,5 @@
 """Where Hydra finds config groups: YAML files, checked first; cluster sizes; functions of the user's file."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager

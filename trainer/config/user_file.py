@@ -3,8 +3,6 @@
 The command line only reads the file (`functions`); tasks import it (`load`).
 """
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import sys

@@ -1,7 +1,5 @@
 """Numbers as a person reads them."""
 
-from __future__ import annotations
-
 
 def count(number: int, what: str) -> str:
     """1 task, 2 tasks."""

@@ -4,8 +4,6 @@ A config is data: it names functions of a table and cannot run code, so tags and
 and so is a file that a few aliases blow up to gigabytes. OmegaConf would expand it first.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

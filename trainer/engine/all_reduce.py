@@ -5,8 +5,6 @@ GPUs). The replica step, its batches and the update are those of the other engin
 rounding: a ring adds in another order.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -111,10 +109,7 @@ class AllReduceEngine:
         tags, metrics, began, computed, ended, gradients = outputs
         returned_at = time.time()
         result = StepResult.read(
-            tags.numpy(),
-            metrics.numpy(),
-            wait_secs=float(ended - computed),
-            compute_secs=float(computed - began),
+            tags.numpy(), metrics.numpy(), wait_secs=float(ended - computed), compute_secs=float(computed - began)
         )
         if self._profiles:
             ends = {"input": float(began), "compute": float(computed), "sum": float(ended)}

@@ -1,7 +1,5 @@
 """Computes packed gradients from pulled vectors, on each replica of a worker: the middle of every engine's step."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence

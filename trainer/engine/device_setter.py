@@ -3,8 +3,6 @@
 It places as `tf.compat.v1.train.replica_device_setter` does, on the hosts of a plan.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The protocol of an engine: what the training loop asks of whatever holds the parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 

@@ -1,7 +1,5 @@
 """What a step's graph contains for observers: time stamps of its phases, failpoints, a record of what ran where."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Trains in one process: the same replica steps and the same update on one shard, in one graph without a cluster."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -9,8 +9,6 @@ The formulas are those of keras/src/optimizers (Keras 3.15), in float32 and in i
 float alone: an update gives the same bits however the parameters are spread over shards, and padding stays zero.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias

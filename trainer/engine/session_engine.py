@@ -1,7 +1,5 @@
 """What the engines that run a graph in a session share: its connection and its step."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """Updates a shard: averages the gradients in the order of the workers, and applies the optimizer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Exit codes of a process, and the errors that carry them."""
 
-from __future__ import annotations
-
 OK = 0
 CONFIG = 2
 BAD_DATA = 65  # or a loss that is not finite

@@ -20,8 +20,6 @@ between two things that can be seen from outside:
                 rename         the folder has its name; its parent was not synced, so a power cut may take it back
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import os

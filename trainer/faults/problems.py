@@ -1,7 +1,5 @@
 """A problem that a user can fix, and the error that lists several of them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from trainer.faults.exit_codes import CONFIG, TrainerError

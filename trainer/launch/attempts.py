@@ -1,7 +1,5 @@
 """Keeps the current attempt of every task: starts and signals them, and records their ends."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

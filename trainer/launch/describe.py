@@ -1,7 +1,5 @@
 """Describes a model: from the cache, else by a child process that imports TensorFlow."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What breaks things on purpose while a run is supervised, and what it may see and do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol

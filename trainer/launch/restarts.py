@@ -1,7 +1,5 @@
 """Decides whether a task that failed is restarted, how soon, and who with it."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping

@@ -1,7 +1,5 @@
 """A run from its first task to its last: where it resumes, its progress, its summary and its exit code."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil

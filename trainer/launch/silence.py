@@ -1,7 +1,5 @@
 """Reads the status pages of the tasks, and kills tasks that stop answering or that a step waits for too long."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Follows the tasks of a run until all have ended: restarts, signals of the user, stalls, faults on purpose."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -1,7 +1,5 @@
 """The image's HEALTHCHECK: whether the task of this container answers. Imports no TensorFlow."""
 
-from __future__ import annotations
-
 import http.client
 import os
 import sys

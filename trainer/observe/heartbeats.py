@@ -1,7 +1,5 @@
 """Polls the status pages of peers, because TensorFlow notices neither a frozen peer nor a cut link."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -56,12 +54,7 @@ class Heartbeats:
 
 
 def watch(
-    heartbeats: Heartbeats,
-    *,
-    timeout_secs: float,
-    is_over: Callable[[], bool],
-    loses: Callable[[], bool],
-    leave: Leave,
+    heartbeats: Heartbeats, *, timeout_secs: float, is_over: Callable[[], bool], loses: Callable[[], bool], leave: Leave
 ) -> None:
     """Polls every peer, each in its own thread, until the task no longer needs them."""
 

@@ -1,7 +1,5 @@
 """Reads what this machine has: cores, memory, GPUs, limits of its control groups. Imports no TensorFlow."""
 
-from __future__ import annotations
-
 import os
 import re
 import resource

@@ -1,7 +1,5 @@
 """Reads the status pages of other tasks; the roll call waits for peers before a task's first session."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import socket

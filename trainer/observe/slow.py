@@ -1,7 +1,5 @@
 """Notices workers that are much slower than the others."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from statistics import median
 from typing import Any

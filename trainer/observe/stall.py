@@ -1,7 +1,5 @@
 """Notices that a step takes too long, and describes which workers it waits for."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Mapping, Sequence
 from statistics import median

@@ -1,7 +1,5 @@
 """Where tasks listen: addresses given in the config, or by a scheduler's `TF_CONFIG`. Pure: it opens no socket."""
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Iterator, Mapping
 

@@ -4,8 +4,6 @@ Pure: no TensorFlow. `checks/devices.py` checks a config's devices; `checks/gpu_
 that share a GPU take.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field

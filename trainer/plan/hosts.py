@@ -1,7 +1,5 @@
 """Several machines that share a cluster's tasks out, as `cluster.hosts` names them. Pure."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields

@@ -1,7 +1,5 @@
 """The byte layout of a shard: one flat vector of parameters, state, metrics and header. Pure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """From a config and a description of the model to a plan. Pure: no TensorFlow."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import difflib

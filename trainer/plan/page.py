@@ -1,7 +1,5 @@
 """A plan as a person reads it, and as JSON."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

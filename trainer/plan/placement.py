@@ -16,8 +16,6 @@ A host may hold its parameters in several shards, `placement.buckets`, each of w
 its own: the first has the last parameters of the model, in whose gradients the backward pass begins.
 """
 
-from __future__ import annotations
-
 import difflib
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

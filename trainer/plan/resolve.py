@@ -1,7 +1,5 @@
 """Completes a config with what a scheduler's TF_CONFIG, `cluster.hosts` and mode=selftest imply. Pure."""
 
-from __future__ import annotations
-
 from trainer.config.cluster_size import parse_size
 from trainer.config.schema import ClusterConfig, Mode, RunConfig
 from trainer.faults.problems import Problem

@@ -1,7 +1,5 @@
 """Values as JSON, and back by the type hints of their fields; so a field that is added is written and read too."""
 
-from __future__ import annotations
-
 import types
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass

@@ -8,8 +8,6 @@ No TensorFlow here: the launcher makes the file. Its memory is given back when t
 however that ends.
 """
 
-from __future__ import annotations
-
 import resource
 import sys
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The cluster and this process's role, as a scheduler's `TF_CONFIG` gives them. Pure."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Finds everything wrong with a config that shows without building the model; changes nothing."""
 
-from __future__ import annotations
-
 from trainer.config.limits import check_read
 from trainer.config.schema import RunConfig
 from trainer.faults.problems import Problem

@@ -1,7 +1,5 @@
 """Writes files and folders atomically: whoever reads sees the old one, the new one or none, never a part."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

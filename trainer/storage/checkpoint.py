@@ -8,8 +8,6 @@ It names parameters, never shards: it loads into a cluster of any shape. Nothing
 followed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

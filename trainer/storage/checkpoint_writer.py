@@ -1,7 +1,5 @@
 """Writes checkpoints atomically, in a background thread where wanted, and removes old ones."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

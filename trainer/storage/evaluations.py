@@ -7,8 +7,6 @@ The previous best is removed only when the new one is complete, so there is alwa
 launcher and the chief read these files too.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math

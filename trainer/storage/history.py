@@ -1,7 +1,5 @@
 """The series of a run: one JSON line per reported step in history.jsonl."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

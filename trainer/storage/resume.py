@@ -1,7 +1,5 @@
 """Decides which checkpoint a run starts from, and moves aside what does not belong to it."""
 
-from __future__ import annotations
-
 import logging
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """rollbacks.jsonl: when a run went back to its newest checkpoint, and to which."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

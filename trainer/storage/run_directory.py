@@ -1,7 +1,5 @@
 """The folder of one run: its config and plan, and everything that the run writes."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import secrets

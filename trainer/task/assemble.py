@@ -1,7 +1,5 @@
 """Builds what a task runs from its plan: the hosts of its shards, its engine and its replicas."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from trainer.config.schema import RunConfig

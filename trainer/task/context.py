@@ -1,7 +1,5 @@
 """What the parts of a task share: its plan, its status, its server, and the call for its peers."""
 
-from __future__ import annotations
-
 import gc
 import logging
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Serves the shards of a task, each in a thread of its own."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Ends the process of a task: with its exit code, and a line in the log where something failed."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

@@ -1,7 +1,5 @@
 """Sets up the log of a task process: one line for each message, `time task LEVEL message`."""
 
-from __future__ import annotations
-
 import logging
 import sys
 

@@ -1,7 +1,5 @@
 """The training loop: takes steps, and runs the actions between and after them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from trainer.engine.engine import Engine

@@ -4,8 +4,6 @@ A run that goes back to its newest checkpoint adds a line to <run>/rollbacks.jso
 order of the data, so that the batches after the checkpoint are not the same again.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Measures how long steps take, and finds when an interval of steps has passed."""
 
-from __future__ import annotations
-
 import math
 import time
 from array import array

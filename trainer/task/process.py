@@ -1,7 +1,5 @@
 """The life of a task's process, from its run directory, job and index to its exit code."""
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import logging

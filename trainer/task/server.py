@@ -1,7 +1,5 @@
 """Configures and starts a task's TensorFlow server and sessions: devices, threads and peers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 

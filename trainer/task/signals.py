@@ -4,8 +4,6 @@ A program that ends a whole group of processes (systemd, Slurm) signals each of 
 the two count as one.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import signal

@@ -3,8 +3,6 @@
 `tf.summary` needs the tensorboard package to write, which TensorFlow no longer installs.
 """
 
-from __future__ import annotations
-
 import re
 import socket
 import time

@@ -1,7 +1,5 @@
 """Threads that watch a task from inside: shard hosts that it has lost, and steps that stall."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import threading

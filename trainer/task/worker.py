@@ -1,7 +1,5 @@
 """Trains the replicas of a worker, and serves its shards if it has any."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import time

@@ -8,8 +8,6 @@ Not for steps that XLA compiles: its kernel computes the variance as E[x^2] - E[
 which loses all digits for a channel whose mean is far above its deviation.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Builds the model and opens the data set that a config names: built-in, or functions of the user's file."""
 
-from __future__ import annotations
-
 import difflib
 import inspect
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Describes a model and its data to the planner, in a process that may import TensorFlow."""
 
-from __future__ import annotations
-
 import traceback
 from pathlib import Path
 from typing import Any
@@ -25,12 +23,7 @@ def answer(question: Question) -> dict[str, Any]:
     try:
         data_set = build.open_data_set(data["name"], data["options"], seed=question.seed, user_file=user)
         built = build.build_model(
-            model["name"],
-            model["options"],
-            data_set,
-            seed=question.seed,
-            user_file=user,
-            precision=question.precision,
+            model["name"], model["options"], data_set, seed=question.seed, user_file=user, precision=question.precision
         )
         parameters = build.parameters_of(built, question.precision)
         flops = flops_of(built, data_set.input_shape)

@@ -1,7 +1,5 @@
 """Puts layers of a model on other devices than their replica's."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, nullcontext

@@ -4,8 +4,6 @@ float16 has no numbers below 6e-8, so small gradients would vanish: the loss is 
 are divided by it. If they overflow, the update is left out and the scale is halved; it doubles after many good updates.
 """
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from trainer.plan.layout import Parameter

@@ -4,8 +4,6 @@ It does not know about clusters. The same function trains in one process and beh
 is an ordinary Keras model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import nullcontext
 from typing import NamedTuple

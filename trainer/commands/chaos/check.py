@@ -1,7 +1,5 @@
 """Whether faults can be injected as the config asks."""
 
-from __future__ import annotations
-
 import copy
 import difflib
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Breaks a run as its faults say, and measures how soon it goes on and how many steps it lost."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

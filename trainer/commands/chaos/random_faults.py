@@ -1,7 +1,5 @@
 """The kinds of random faults: whom each can hit in a cluster, and when. Pure, and a function of the seed alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from random import Random
 

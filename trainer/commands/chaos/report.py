@@ -1,7 +1,5 @@
 """What the faults came to: a verdict on each run, and a table with a row for each kind. Pure."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """`mode=chaos`: trains while tasks are killed, frozen and cut off, and compares what comes out with an unbroken run."""
 
-from __future__ import annotations
-
 import copy
 import json
 import sys

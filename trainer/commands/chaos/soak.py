@@ -1,7 +1,5 @@
 """A long run under random faults: when they come, and whether the tasks keep what they should have given back."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from statistics import median

@@ -3,8 +3,6 @@
 Each claim is one line: what was checked, or why it could not be, or all that contradicts it. It needs no TensorFlow.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -160,8 +158,7 @@ def _pushes(run: RunRecord) -> Claim:
         return Claim(text, skipped=reason)
     workers = [run.journals[task.name] for task in run.plan.workers]
     return Claim(
-        text,
-        invariants.check_pushes(workers, run.reloads, replicas=run.plan.replicas, begin=run.begin, end=run.end),
+        text, invariants.check_pushes(workers, run.reloads, replicas=run.plan.replicas, begin=run.begin, end=run.end)
     )
 
 

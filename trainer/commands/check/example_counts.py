@@ -1,7 +1,5 @@
 """How often a run used each example, as model=oracle counted it, against the order of the data."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -11,8 +11,6 @@ Which update a step got in the end follows from the reloads: a later generation 
 what an earlier one did after it.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import PurePath

@@ -1,7 +1,5 @@
 """What Docker's answers mean for runs in containers: the engine, Compose and the NVIDIA runtime. Pure."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

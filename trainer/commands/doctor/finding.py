@@ -1,7 +1,5 @@
 """What one check of the doctor found."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum

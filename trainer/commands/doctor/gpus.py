@@ -1,7 +1,5 @@
 """What the answers of nvidia-smi and TensorFlow mean for runs on GPUs. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

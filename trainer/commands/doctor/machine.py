@@ -4,8 +4,6 @@
 of their own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from trainer.commands.doctor.finding import Finding, ok, problem, warning

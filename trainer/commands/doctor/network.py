@@ -1,7 +1,5 @@
 """Verdicts on addresses, ports and proxies. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Prints what the doctor found."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ not hold up the others. TensorFlow is imported by a child process only. The verd
 neighbours, which ask the machine nothing.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import resource

@@ -1,7 +1,5 @@
 """Verdicts on Python and its packages. Pure."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

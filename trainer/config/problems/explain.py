@@ -4,8 +4,6 @@ Hydra stops at its first error. Here every failure is reported and left out, and
 values can be checked.
 """
 
-from __future__ import annotations
-
 import difflib
 import itertools
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Where a value of the config stands: the file and the line that give it."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

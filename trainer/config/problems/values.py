@@ -1,7 +1,5 @@
 """Finds problems in the values of a composed config: unset, out of range, or references to nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import math

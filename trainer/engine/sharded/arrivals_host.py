@@ -11,8 +11,6 @@ backup all shards copy at the same step. So is a request to join: the unannounce
 and so are its tokens.
 """
 
-from __future__ import annotations
-
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence

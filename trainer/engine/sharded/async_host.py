@@ -1,7 +1,5 @@
 """The shard host of async: every gradient is an update of its own."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The shard host of backup: an update waits for a quorum of the workers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -90,11 +88,7 @@ class BackupHost(ArrivalsHost):
 
     def _make_inbox(self, worker: int) -> Any:
         return v1.get_variable(
-            f"inbox{worker}",
-            self.wire.shape(self.shard),
-            self.wire.dtype,
-            v1.zeros_initializer(),
-            use_resource=True,
+            f"inbox{worker}", self.wire.shape(self.shard), self.wire.dtype, v1.zeros_initializer(), use_resource=True
         )
 
     def _give_if_chosen(self, worker: int) -> tf.Operation:

@@ -4,8 +4,6 @@ A host is built without a state: it blocks until the chief loads it, and then le
 become updates depends on the strategy.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

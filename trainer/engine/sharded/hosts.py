@@ -1,7 +1,5 @@
 """The shard host of each strategy."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -8,8 +8,6 @@ Under async and backup it asks the hosts for the place: they discard the unannou
 tokens, and hand out one new token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -3,8 +3,6 @@
 They have names: every graph, in any process, that makes a resource by that name gets the same one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -173,10 +171,7 @@ def log_queue(shard: Shard, name: str, workers: int) -> Any:
 def drain(queue: Any) -> tf.Operation:
     """Empties a queue that no other operation takes from."""
     return tf.while_loop(
-        lambda left: left > 0,
-        lambda left: (_without(queue, left),),
-        (queue.size(),),
-        parallel_iterations=1,
+        lambda left: left > 0, lambda left: (_without(queue, left),), (queue.size(),), parallel_iterations=1
     )[0].op
 
 

@@ -4,8 +4,6 @@ A table [workers, COLUMNS] of integers: how many gradients were applied at stale
 the sum and the maximum staleness of those applied; then how many were dropped.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -10,8 +10,6 @@ A worker that dies between its pushes leaves some shards at step s and others at
 the previous vector, so its successor computes the same bits of the gradient of s again and pushes them to all.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import Any

@@ -4,8 +4,6 @@ The batches of a worker follow the global step under sync and backup. Under asyn
 nobody knows which global step a push will make.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import secrets

@@ -8,8 +8,6 @@ Under sync all shards are at the same step when a worker reads them. Otherwise t
 counts as of the oldest, under async every shard judges by its own step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial

@@ -1,7 +1,5 @@
 """Packs named tensors into the flat vectors of shards and unpacks them; plan/layout.py has the layout."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 

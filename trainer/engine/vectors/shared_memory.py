@@ -18,8 +18,6 @@ vector was computed on is an input of the operation that writes it. Vectors are 
 there would end the process instead of changing them.
 """
 
-from __future__ import annotations
-
 import mmap
 from collections.abc import Sequence
 

@@ -10,8 +10,6 @@ them. Hosts hold and sum float32; only parameters on their way to a worker and g
 rounded, also between a host and a worker in the same task: the result does not depend on where the shards are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Connects to Docker, and explains its errors to the person who typed the command."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Finds the files of this host that a run reads, which its containers must see too."""
 
-from __future__ import annotations
-
 import copy
 from glob import glob, has_magic
 from pathlib import Path

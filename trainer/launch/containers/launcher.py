@@ -1,7 +1,5 @@
 """Runs a plan as containers of this machine's Docker engine."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

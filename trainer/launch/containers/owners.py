@@ -1,7 +1,5 @@
 """Decides which user containers run as, and who owns what they write."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex

@@ -4,8 +4,6 @@ TensorFlow's gRPC has no authentication, so the network is the border: it is int
 and no port is published. A task runs as an unprivileged user without capabilities, on a read-only root file system.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Runs a plan as processes on this machine."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from dataclasses import replace
 

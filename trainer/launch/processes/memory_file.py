@@ -1,7 +1,5 @@
 """Creates the memory file that the tasks of a machine share."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -8,8 +8,6 @@ GPU, and CUDA_VISIBLE_DEVICES can still be set in the child. Where forking is no
 starts plain processes. When the launcher dies in any way, the nursery ends its tasks and itself.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import json

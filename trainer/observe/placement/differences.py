@@ -1,7 +1,5 @@
 """Compares where a task's operations ran with the plan; checks everything that was planned. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from trainer.observe.placement.executed import COMPILED, Operation

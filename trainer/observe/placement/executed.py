@@ -5,8 +5,6 @@ per device, after placement, inlining, lowering of loops and optimization. For a
 returns them once, when the function first runs.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Writes where a run ran: one part per task, and all parts together as JSON and as a page."""
 
-from __future__ import annotations
-
 import json
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Fails a run whose operations did not run where the plan put them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from trainer.faults.exit_codes import TrainerError

@@ -1,7 +1,5 @@
 """`python -m trainer.observe.profile RUN`: merges the profile of a run that no launcher has summarized."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Reads the steps that the tasks of a run recorded, on the chief's clock. Pure."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Estimates how far this task's clock is from the chief's, by the chief's status page. Pure, but for `follow`."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable

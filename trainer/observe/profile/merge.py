@@ -1,7 +1,5 @@
 """Merges the files of all tasks into <run>/profile/trace.json and a part of the summary."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

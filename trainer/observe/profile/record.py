@@ -5,8 +5,6 @@
 {"row": "replica", "step": 12, "began": 1767225600.25, ...}        a step of its own, or an update of its shard
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """Computes the share of each phase in the time of a step, and which worker came last. Pure."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """When the phases of one step ended, as an engine measures a worker's step, and a host an update. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple

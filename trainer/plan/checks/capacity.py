@@ -1,7 +1,5 @@
 """Whether a machine has room for the tasks that would start on it. Pure: no TensorFlow."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from trainer.config.cluster_size import ClusterSize

@@ -1,7 +1,5 @@
 """Checks a config whose tasks are containers; looks only whether the paths it names exist."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
 

@@ -1,7 +1,5 @@
 """What is wrong with `device:` of a config, and with `restart.max_of`, which names tasks in the same way. Pure."""
 
-from __future__ import annotations
-
 import difflib
 import math
 import re
@@ -13,15 +11,7 @@ from trainer.faults.problems import Problem
 from trainer.plan.checks.gpu_memory import check_gpu_memory
 from trainer.plan.devices import GPU, JOBS, Machine, key_of, of_task, tasks_of, uses
 
-BY_TASK = (
-    "gpus",
-    "memory_fraction",
-    "memory_mib",
-    "growth",
-    "intra_op_threads",
-    "inter_op_threads",
-    "soft_placement",
-)
+BY_TASK = ("gpus", "memory_fraction", "memory_mib", "growth", "intra_op_threads", "inter_op_threads", "soft_placement")
 MEMORY = ("memory_fraction", "memory_mib", "growth")  # one of them at most
 LEAST = {  # what a number must be at least, and why
     "memory_mib": (1, "a task takes at least 1 MiB"),

@@ -3,8 +3,6 @@
 A GPU is one of a host; tasks are on one host when their addresses name the same one.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Whether cluster, strategy and batch agree. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from trainer.config.cluster_size import SIZE, ClusterSize, parse_size

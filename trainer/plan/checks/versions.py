@@ -1,7 +1,5 @@
 """Checks that the installed versions of the libraries are supported. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 

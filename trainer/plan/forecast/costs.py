@@ -41,12 +41,7 @@ def secs(work: Work, rates: Work | None = None) -> float:
 
 
 RATES = Work(
-    calls=0.000796,
-    messages=0.000742,
-    nbytes=1.23e-09,
-    update_nbytes=1.82e-10,
-    flops=2.41e-11,
-    layers=3.51e-05,
+    calls=0.000796, messages=0.000742, nbytes=1.23e-09, update_nbytes=1.82e-10, flops=2.41e-11, layers=3.51e-05
 )
 TURN_SECS = 0.0  # of a step in which all tasks wait: for each other's threads to wake up
 FITTED_ON = "Intel(R) Xeon(R) Processor, 2 cores; TensorFlow 2.21.0; 2026-11-22"

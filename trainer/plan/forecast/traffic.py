@@ -3,8 +3,6 @@
 `tests/engine/test_messages.py` holds every line of it against what TensorFlow sends.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

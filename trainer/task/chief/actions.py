@@ -1,7 +1,5 @@
 """What worker 0 does beside its replica: saves, evaluates and draws histograms between steps, and ends the run."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

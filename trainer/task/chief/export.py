@@ -1,7 +1,5 @@
 """Exports a finished run: its parameters by name, and the model as plain Keras loads it."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The state that a run starts from: what the shard hosts still hold, a checkpoint, or the model's initial values."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Reports how training goes: history.jsonl, TensorBoard events, lines in the log, and the summary at the end."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Mapping

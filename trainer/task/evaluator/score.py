@@ -1,7 +1,5 @@
 """Scores parameters on the examples that are not trained on, and the checkpoints of a run."""
 
-from __future__ import annotations
-
 import logging
 import time
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The data sets a config can name; each is a plain function from options to a `DataSet`."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Data sets that Keras downloads, unless a local file is given."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Checks input files before they are read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from trainer.workload.data.examples import DataError, MissingInputError

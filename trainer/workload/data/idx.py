@@ -1,7 +1,5 @@
 """Reads IDX files, and the handwritten digits that are part of the package."""
 
-from __future__ import annotations
-
 import gzip
 import math
 import struct

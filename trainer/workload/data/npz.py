@@ -1,7 +1,5 @@
 """Reads a data set from an .npz file."""
 
-from __future__ import annotations
-
 import zipfile
 import zlib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Numbered examples, for the model that counts them."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from trainer.workload.data.arrays import from_arrays

@@ -1,7 +1,5 @@
 """Computes the order of examples: a pure function of seed and step, so there is nothing to save."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 STREAM = 0x0DE7  # separates this use of the seed from others

@@ -1,7 +1,5 @@
 """Makes batches for a v1 session: a tf.data pipeline that can start at any step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

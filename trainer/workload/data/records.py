@@ -5,8 +5,6 @@ A checksum is a CRC-32C, rotated right by 15 bits, plus a constant
 (https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details).
 """
 
-from __future__ import annotations
-
 import functools
 import mmap
 import os

@@ -1,7 +1,5 @@
 """Makes random examples with labels that a model can learn, without files."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

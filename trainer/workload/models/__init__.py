@@ -1,7 +1,5 @@
 """The models a config can name; each is a plain function from shapes and options to a Keras model that gives logits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

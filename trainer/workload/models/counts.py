@@ -1,7 +1,5 @@
 """A layer that counts examples, in a module of its own because it cannot be declared without Keras."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

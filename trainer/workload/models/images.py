@@ -1,7 +1,5 @@
 """Checks that examples are images, which convolutions need."""
 
-from __future__ import annotations
-
 
 def check_image_shape(model: str, input_shape: tuple[int, ...]) -> None:
     """Raises ValueError unless examples are images, [height, width, channels]."""
