@@ -40,6 +40,11 @@ def _nearest(address: str) -> str:
     return f"{host or '10.0.0.1'}:{port if _is_port(port) else USUAL_PORT}"
 
 
+def join(host: str, port: int) -> str:
+    """ "host:port", with an IPv6 host in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def host_of(address: str) -> str:
     """The host of an address that `split` accepted, without brackets."""
     return address.rpartition(":")[0].strip("[]")

@@ -12,7 +12,6 @@ from typing import Any
 from trainer.config.schema import ClusterConfig, DeviceConfig, Mode
 from trainer.plan import addresses
 
-JOBS = ("ps", "worker", "evaluator")
 THIS_HOST = "127.0.0.1"  # of tasks without an address
 CPU, GPU = "/cpu:", "/gpu:"
 
@@ -31,7 +30,7 @@ class Machine:
 
 def tasks_of(cluster: ClusterConfig) -> list[tuple[str, int]]:
     """(job, index) of every task, in the plan's order."""
-    return [(job, index) for job in JOBS for index in range(getattr(cluster, job))]
+    return [(job, index) for job in addresses.JOBS for index in range(getattr(cluster, job))]
 
 
 def of_task(setting: Mapping[str, Any], job: str, index: int) -> Any:
@@ -72,32 +71,20 @@ def tasks_here(cluster: ClusterConfig, mode: Mode, job: str | None, task: int | 
 
 def for_tasks(cluster: ClusterConfig, device: DeviceConfig, machine: Machine) -> dict[tuple[str, int], dict[str, Any]]:
     """What each task may use, by the names of `Task`'s fields; by (job, index)."""
-    tasks = list(tasks_of(cluster))
-    alike = Counter((job, host_of(cluster, job, index)) for job, index in tasks)  # of one job, on one host
-
-    def of(job: str, index: int) -> dict[str, Any]:
-        cores = machine.cores // alike[job, host_of(cluster, job, index)]
-        return _for_task(device, uses(cluster, device, job, index), cores, job, index)
-
-    return {task: of(*task) for task in tasks}
+    host_by_task = {(job, index): (job, host_of(cluster, job, index)) for job, index in tasks_of(cluster)}
+    alike = Counter(host_by_task.values())  # tasks of one job on one host; a ps updates while the workers wait for it
+    return {
+        task: _for_task(cluster, device, machine.cores // alike[host], *task) for task, host in host_by_task.items()
+    }
 
 
-def _for_task(
-    device: DeviceConfig, uses: Mapping[str, tuple[str, ...]], cores: int, job: str, index: int
-) -> dict[str, Any]:
-    """What one task may use.
-
-    Args:
-        uses: the devices that it needs.
-        cores: of the machine, for each task of this job on its host: a ps updates while the workers wait for it.
-    """
-    gpus = tuple(of_task(device.gpus, job, index) or ())
+def _for_task(cluster: ClusterConfig, device: DeviceConfig, cores: int, job: str, index: int) -> dict[str, Any]:
     replicas = replicas_of(device, job, index)
     threads = 1 if job == "evaluator" else max(1, cores // max(1, len(replicas)))  # an evaluator has time
-    used = [name for names in uses.values() for name in names]
+    used = [name for names in uses(cluster, device, job, index).values() for name in names]
     cpus = [int(name.removeprefix(CPU)) for name in used if name.startswith(CPU)]
     return {
-        "gpus": gpus,
+        "gpus": tuple(of_task(device.gpus, job, index) or ()),
         "memory_fraction": of_task(device.memory_fraction, job, index),
         "memory_mib": of_task(device.memory_mib, job, index),
         "growth": bool(of_task(device.growth, job, index)),
@@ -117,15 +104,10 @@ def replicas_of(device: DeviceConfig, job: str, index: int) -> tuple[str, ...]:
     return tuple(device.replicas) or (f"{GPU}0" if of_task(device.gpus, job, index) else f"{CPU}0",)
 
 
-def holds_parameters(cluster: ClusterConfig, job: str) -> bool:
-    """Whether the tasks of a job hold parameters: those of ps where there are any, else those of worker."""
-    return job == ("ps" if cluster.ps else "worker")
-
-
 def uses(cluster: ClusterConfig, device: DeviceConfig, job: str, index: int) -> dict[str, tuple[str, ...]]:
     """Devices a task needs, by the key that names them."""
     return {
         "device.replicas": replicas_of(device, job, index),
-        "device.parameters": (device.parameters,) if holds_parameters(cluster, job) else (),
+        "device.parameters": (device.parameters,) if job == ("ps" if cluster.ps else "worker") else (),
         "device.layers": tuple(device.layers.values()) if job == "worker" else (),
     }

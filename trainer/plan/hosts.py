@@ -1,6 +1,7 @@
 """Several machines that share a cluster's tasks out, as `cluster.hosts` names them. Pure."""
 
 import difflib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -31,12 +32,12 @@ def resolve_hosts(config: RunConfig) -> list[Problem]:
         return []
     problems = [*_check_use(config)]
     hosts = [_read(index, given, problems) for index, given in enumerate(config.cluster.hosts)]
-    listed = [host.address for host in hosts if host]
+    known = [host for host in hosts if host]
+    listed = [host.address for host in known]
     for address in dict.fromkeys(address for address in listed if listed.count(address) > 1):
         problems.append(Problem(KEY, f"{address} is listed twice", "give one entry for each machine"))
     if problems:
         return problems
-    known = [host for host in hosts if host]
     for job in JOBS:
         _share_out(config, job, known, problems)
     if problems:
@@ -111,7 +112,7 @@ def _share_out(config: RunConfig, job: str, hosts: Sequence[Host], problems: lis
         for address in config.cluster.addresses.get(other, []):
             first[addresses.host_of(address)] += 1
     listed = [
-        f"{_bracketed(host.address)}:{first[host.address] + n}"
+        addresses.join(host.address, first[host.address] + n)
         for host, count in zip(hosts, counts, strict=True)
         for n in range(count)
     ]
@@ -119,16 +120,11 @@ def _share_out(config: RunConfig, job: str, hosts: Sequence[Host], problems: lis
         config.cluster.addresses[job] = listed
 
 
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
 def _give_gpus(config: RunConfig, hosts: Sequence[Host]) -> None:
-    given = dict(config.device.gpus)
     on = {host.address: host for host in hosts}
-    workers_on: dict[str, int] = {}
+    workers_on: Counter[str] = Counter()
     for index, address in enumerate(config.cluster.addresses.get("worker", [])):
         host = on[addresses.host_of(address)]
-        if host.gpus and key_of(given, "worker", index) is None:
-            config.device.gpus[f"worker:{index}"] = [workers_on.get(host.address, 0) % host.gpus]
-            workers_on[host.address] = workers_on.get(host.address, 0) + 1
+        if host.gpus and key_of(config.device.gpus, "worker", index) is None:
+            config.device.gpus[f"worker:{index}"] = [workers_on[host.address] % host.gpus]
+            workers_on[host.address] += 1

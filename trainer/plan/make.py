@@ -14,7 +14,7 @@ from trainer.plan import addresses
 from trainer.plan.checks.gpu_memory import warn_of_gpu_memory
 from trainer.plan.checks.strategy import batch_parts
 from trainer.plan.description import Description
-from trainer.plan.devices import JOBS, Machine, for_tasks, tasks_here
+from trainer.plan.devices import THIS_HOST, Machine, for_tasks, tasks_here
 from trainer.plan.layout import Shard, Slice
 from trainer.plan.placement import best_match, pin_faults, place
 from trainer.plan.plan import Plan, Task
@@ -99,24 +99,13 @@ def _pin_layers(pins: Mapping[str, str], layers: Sequence[str]) -> dict[str, str
 
 
 def _make_tasks(cluster: ClusterConfig, device: DeviceConfig, machine: Machine, strategy: Strategy) -> tuple[Task, ...]:
-    devices = for_tasks(cluster, device, machine)
     tasks = []
-    for job in JOBS:
-        for index in range(getattr(cluster, job)):
-            listed = cluster.addresses.get(job)
-            host, port = addresses.split(listed[index]) if listed else ("127.0.0.1", ANY_PORT)
-            host = f"[{host}]" if ":" in host else host  # IPv6
-            control = port + addresses.CONTROL_PORT_OFFSET if listed else ANY_PORT
-            has_server = not strategy.is_one_process and job != "evaluator"
-            tasks.append(
-                Task(
-                    job=job,
-                    index=index,
-                    address=f"{host}:{port}" if has_server else "",
-                    control=f"{host}:{control}",
-                    **devices[job, index],
-                )
-            )
+    for (job, index), fields in for_tasks(cluster, device, machine).items():
+        listed = cluster.addresses.get(job)
+        host, port = addresses.split(listed[index]) if listed else (THIS_HOST, ANY_PORT)
+        control = addresses.join(host, port + addresses.CONTROL_PORT_OFFSET if listed else ANY_PORT)
+        has_server = not strategy.is_one_process and job != "evaluator"
+        tasks.append(Task(job, index, addresses.join(host, port) if has_server else "", control, **fields))
     return tuple(tasks)
 
 

@@ -82,11 +82,9 @@ def place(
     TensorFlow's `replica_device_setter` does.
 
     Args:
-        parameters: all parameters of the model, in creation order.
-        hosts: the tasks that hold shards, e.g. ("ps:0", "ps:1").
+        parameters: in creation order.
         pins: shard by pattern of paths (`conv*/kernel`); where several match, the one with the
             most characters besides `*` wins. A pin holds for all parts of a parameter.
-        strategy: "greedy" or "round_robin".
         max_part_mib: a larger parameter is cut into parts of at most this size; none: it stays whole.
         buckets: shards of each host, of about equal size; fewer where it holds fewer parameters and parts.
 

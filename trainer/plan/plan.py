@@ -192,5 +192,4 @@ class Plan:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Plan:
-        plan: Plan = from_json(cls, value)
-        return plan
+        return from_json(cls, value)

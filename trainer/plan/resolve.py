@@ -19,13 +19,8 @@ def resolve(config: RunConfig, tf_config: str | None) -> list[Problem]:
         What is wrong with these sources, or contradicts the command line.
     """
     if config.mode is Mode.selftest:
-        _resolve_selftest(config)
+        size = parse_size(SELFTEST_CLUSTER)
+        config.cluster = ClusterConfig(name=SELFTEST_CLUSTER, ps=size.ps, worker=size.worker)
+        config.train.steps, config.train.batch_size = SELFTEST_STEPS, SELFTEST_BATCH
     problems = resolve_tf_config(config, tf_config) if tf_config else []
     return [*problems, *resolve_hosts(config)]
-
-
-def _resolve_selftest(config: RunConfig) -> None:
-    """Sets the selftest's cluster, steps and batch size; model, data and devices stay as they are."""
-    size = parse_size(SELFTEST_CLUSTER)
-    config.cluster = ClusterConfig(name=SELFTEST_CLUSTER, ps=size.ps, worker=size.worker)
-    config.train.steps, config.train.batch_size = SELFTEST_STEPS, SELFTEST_BATCH

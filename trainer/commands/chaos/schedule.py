@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from trainer.config.schema import RunConfig
 from trainer.faults.problems import ConfigError, Problem
-from trainer.plan.addresses import JOBS
+from trainer.plan.devices import tasks_of
 from trainer.plan.strategy import strategy_of
 
 KEY = "chaos.schedule"
@@ -84,7 +84,7 @@ class FaultTargets:
     @classmethod
     def of(cls, config: RunConfig) -> FaultTargets:
         cluster = config.cluster
-        tasks = tuple(f"{job}:{index}" for job in JOBS for index in range(getattr(cluster, job)))
+        tasks = tuple(f"{job}:{index}" for job, index in tasks_of(cluster))
         holding = "ps:" if cluster.ps else "worker:"
         holders = tuple(name for name in tasks if name.startswith(holding))
         return cls(tasks, holders, strategy_of(config.strategy, cluster).has_shard_hosts, config.train.steps)

@@ -15,11 +15,7 @@ THREADS_OF_A_TASK = 50  # 52 to 72 were counted
 
 
 def check_capacity(cluster: ClusterConfig, here: int, machine: Machine) -> Iterator[Problem]:
-    """Yields what this machine has too little of for the tasks of a cluster.
-
-    Args:
-        here: tasks that run on it.
-    """
+    """Yields what this machine has too little of for a cluster that starts `here` tasks on it."""
     tasks = tasks_of(cluster)
     yield from _check_cores(cluster, here, machine)
     files = FILES + FILES_OF_A_TASK * len(tasks)  # also in a task: it may talk to all others

@@ -1,4 +1,4 @@
-"""What is wrong with `device:` of a config, and with `restart.max_of`, which names tasks in the same way. Pure."""
+"""Checks `device:` of a config, and other mappings by job or task, such as `restart.max_of`. Pure."""
 
 import difflib
 import math
@@ -6,17 +6,19 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from trainer.config.schema import ClusterConfig, DeviceConfig, RestartConfig
+from trainer.config.schema import ClusterConfig, DeviceConfig
+from trainer.config.words import count
 from trainer.faults.problems import Problem
+from trainer.plan.addresses import JOBS
 from trainer.plan.checks.gpu_memory import check_gpu_memory
-from trainer.plan.devices import GPU, JOBS, Machine, key_of, of_task, tasks_of, uses
+from trainer.plan.devices import GPU, Machine, key_of, of_task, tasks_of, uses
 
 BY_TASK = ("gpus", "memory_fraction", "memory_mib", "growth", "intra_op_threads", "inter_op_threads", "soft_placement")
 MEMORY = ("memory_fraction", "memory_mib", "growth")  # one of them at most
 LEAST = {  # what a number must be at least, and why
-    "memory_mib": (1, "a task takes at least 1 MiB"),
-    "intra_op_threads": (1, "an operation needs a thread"),
-    "inter_op_threads": (2, "1 deadlocks a server that waits in queues"),
+    "memory_mib": (1, ": a task takes at least 1 MiB"),
+    "intra_op_threads": (1, ": an operation needs a thread"),
+    "inter_op_threads": (2, ": 1 deadlocks a server that waits in queues"),
 }
 MAX_CPUS = 64
 NAME = re.compile(r"/(cpu|gpu):(0|[1-9]\d{0,3})", re.ASCII)
@@ -31,7 +33,8 @@ def check_devices(
         here: (job, index) of the tasks that run on this machine.
         jit: whether the step is compiled as a whole.
     """
-    yield from _check_keys(cluster, device)
+    for mapping, key, value in _entries(device, BY_TASK):
+        yield from _check_key(cluster, mapping, key, value)
     numbers = [*_check_numbers(device), *_check_indices(device)]
     yield from numbers
     yield from _check_there(device, machine, here)
@@ -43,12 +46,6 @@ def check_devices(
     if device.layers and jit:
         message = "a step that is compiled as a whole runs on one device, and train.jit=true compiles it"
         yield Problem("device.layers", message, "leave out one of the two")
-
-
-def _check_keys(cluster: ClusterConfig, device: DeviceConfig) -> Iterator[Problem]:
-    """Keys of the mappings must be jobs or tasks of the cluster."""
-    for setting, key, value in _entries(device, BY_TASK):
-        yield from _check_key(cluster, f"device.{setting}", key, value)
 
 
 def _check_key(cluster: ClusterConfig, mapping: str, key: str, value: Any) -> Iterator[Problem]:
@@ -68,48 +65,41 @@ def _check_key(cluster: ClusterConfig, mapping: str, key: str, value: Any) -> It
     yield Problem(f"{mapping}.{key}", message, f"e.g. {_assignment(mapping, near, value)}")
 
 
-def check_keys(cluster: ClusterConfig, mapping: str, given: Mapping[str, float], *, least: float) -> Iterator[Problem]:
+def check_keys(
+    cluster: ClusterConfig, mapping: str, given: Mapping[str, float], *, least: float, why: str = ""
+) -> Iterator[Problem]:
     """Yields what is wrong with another mapping by job or task, whose values are numbers."""
     for key, value in given.items():
         yield from _check_key(cluster, mapping, key, value)
-        if not least <= value < math.inf:
-            message = f"{value} is out of range; it must be at least {least}"
-            yield Problem(f"{mapping}.{key}", message, f"e.g. {_assignment(mapping, key, least)}")
+        yield from _check_least(mapping, key, value, least, why)
 
 
-def check_restarts(cluster: ClusterConfig, restart: RestartConfig) -> Iterator[Problem]:
-    """Yields what is wrong with `restart.max_of`: its keys are of the kind that those of `device` are."""
-    mapping = "restart.max_of"
-    for key, value in restart.max_of.items():
-        yield from _check_key(cluster, mapping, key, value)
-        if value < 0:
-            message = f"{value} is out of range; it must be at least 0, for a task that is never started again"
-            yield Problem(f"{mapping}.{key}", message, f"e.g. {_assignment(mapping, key, 0)}")
+def _check_least(mapping: str, key: str, value: float, least: float, why: str) -> Iterator[Problem]:
+    if not least <= value < math.inf:
+        message = f"{value} is out of range; it must be at least {least}{why}"
+        yield Problem(f"{mapping}.{key}", message, f"e.g. {_assignment(mapping, key, least)}")
 
 
 def _check_numbers(device: DeviceConfig) -> Iterator[Problem]:
-    for setting, key, value in _entries(device, ("memory_fraction",)):
+    for key, value in device.memory_fraction.items():
         if not 0 < value <= 1:
-            yield Problem(
-                f"device.{setting}.{key}", f"{value:g} is not in (0, 1]", "two tasks that share one GPU want 0.45 each"
-            )
-    for setting, key, value in _entries(device, LEAST):
-        least, why = LEAST[setting]
-        if value < least:
-            message = f"{value} is out of range; it must be at least {least}: {why}"
-            yield Problem(f"device.{setting}.{key}", message, f"e.g. {_typed(setting, key, least)}")
+            message = f"{value:g} is not in (0, 1]"
+            yield Problem(f"device.memory_fraction.{key}", message, "two tasks that share one GPU want 0.45 each")
+    for setting, (least, why) in LEAST.items():
+        for mapping, key, value in _entries(device, (setting,)):
+            yield from _check_least(mapping, key, value, least, why)
 
 
 def _check_indices(device: DeviceConfig) -> Iterator[Problem]:
-    for setting, key, gpus in _entries(device, ("gpus",)):
+    for key, gpus in device.gpus.items():
         listed = list(dict.fromkeys(gpus))
         for gpu in listed:
             if gpu < 0:
                 message = f"{gpu} is not a GPU index; indices start at 0"
-                yield Problem(f"device.{setting}.{key}", message, f"e.g. {_typed(setting, key, [0])}")
+                yield Problem(f"device.gpus.{key}", message, f"e.g. {_assignment('device.gpus', key, [0])}")
             elif gpus.count(gpu) > 1:
                 message = f"GPU {gpu} is listed twice in {_text(gpus)}"
-                yield Problem(f"device.{setting}.{key}", message, f"type {_typed(setting, key, listed)}")
+                yield Problem(f"device.gpus.{key}", message, f"type {_assignment('device.gpus', key, listed)}")
 
 
 def _check_there(device: DeviceConfig, machine: Machine, here: Collection[tuple[str, int]]) -> Iterator[Problem]:
@@ -118,26 +108,21 @@ def _check_there(device: DeviceConfig, machine: Machine, here: Collection[tuple[
         if gpu >= machine.gpus:
             there = "GPU 0" if machine.gpus == 1 else f"GPUs 0..{machine.gpus - 1}" if machine.gpus else "no GPU"
             message = f"there is no GPU {gpu}; this machine has {there}"
-            yield Problem(
-                "device.gpus",
-                message,
-                f"choose from {there}" if machine.gpus else "type device=cpu, or leave device.gpus out",
-            )
+            remedy = f"choose from {there}" if machine.gpus else "type device=cpu, or leave device.gpus out"
+            yield Problem("device.gpus", message, remedy)
 
 
 def _check_memory_keys(cluster: ClusterConfig, device: DeviceConfig) -> Iterator[Problem]:
     """A setting of GPU memory needs a GPU, and a task has one such setting at most."""
-    tasks = tasks_of(cluster)
-    for setting, key, value in _entries(device, MEMORY):
+    tasks, memory = tasks_of(cluster), _entries(device, MEMORY)
+    for mapping, key, value in memory:
         meant = [task for task in tasks if key in (task[0], f"{task[0]}:{task[1]}")]
         if meant and value is not False and not any(of_task(device.gpus, *task) for task in meant):
-            yield Problem(f"device.{setting}.{key}", "it sees no GPU", f"add {_typed('gpus', key, [0])}")
+            yield Problem(f"{mapping}.{key}", "it sees no GPU", f"add {_assignment('device.gpus', key, [0])}")
     reported = set()
     for job, index in tasks:
-        keys = {name: key_of(getattr(device, name), job, index) for name in MEMORY}
-        given = [
-            f"device.{name}.{key}" for name, key in keys.items() if key and getattr(device, name)[key] is not False
-        ]
+        keys = {(f"device.{name}", key_of(getattr(device, name), job, index)) for name in MEMORY}
+        given = [f"{mapping}.{key}" for mapping, key, value in memory if (mapping, key) in keys and value is not False]
         if len(given) > 1 and tuple(given) not in reported:
             reported.add(tuple(given))
             yield Problem(
@@ -156,10 +141,8 @@ def _check_names(device: DeviceConfig) -> Iterator[Problem]:
     for key, name in named:
         match = NAME.fullmatch(name)
         if match is None:
-            remedy = f"write {_nearest(name)}"
-            yield Problem(
-                key, f"{name!r} is not a device; there are /cpu:0, /cpu:1, ... and /gpu:0, /gpu:1, ...", remedy
-            )
+            message = f"{name!r} is not a device; there are /cpu:0, /cpu:1, ... and /gpu:0, /gpu:1, ..."
+            yield Problem(key, message, f"write {_nearest(name)}")
         elif match[1] == "cpu" and int(match[2]) >= MAX_CPUS:
             message = f"{name} is out of range; a task has /cpu:0 to /cpu:{MAX_CPUS - 1}"
             yield Problem(key, message, f"e.g. /cpu:{MAX_CPUS - 1}")
@@ -179,20 +162,17 @@ def _check_seen(cluster: ClusterConfig, device: DeviceConfig) -> Iterator[Proble
                 number = int(name.removeprefix(GPU)) if name.startswith(GPU) and NAME.fullmatch(name) else -1
                 if number >= len(gpus) and (key, name) not in reported:
                     reported.add((key, name))
-                    yield Problem(
-                        key, f"there is no {name}: {job}:{index} sees {_seen(gpus)}", _more(device, job, index, number)
-                    )
-
-
-def _seen(gpus: list[int]) -> str:
-    return f"{len(gpus)} GPU{'s' * (len(gpus) > 1)} ({', '.join(map(str, gpus))})" if gpus else "no GPU"
+                    visible = f"{count(len(gpus), 'GPU')} ({', '.join(map(str, gpus))})" if gpus else "no GPU"
+                    message = f"there is no {name}: {job}:{index} sees {visible}"
+                    yield Problem(key, message, _more(device, job, index, number))
 
 
 def _more(device: DeviceConfig, job: str, index: int, number: int) -> str:
     """The override with which a task sees the GPU of a number too."""
     gpus = list(of_task(device.gpus, job, index) or ())
     free = [gpu for gpu in range(len(gpus) + number + 1) if gpu not in gpus]
-    return "add " + _typed("gpus", key_of(device.gpus, job, index) or job, gpus + free[: number + 1 - len(gpus)])
+    key, wanted = key_of(device.gpus, job, index) or job, gpus + free[: number + 1 - len(gpus)]
+    return f"add {_assignment('device.gpus', key, wanted)}"
 
 
 def _nearest(name: str) -> str:
@@ -202,11 +182,9 @@ def _nearest(name: str) -> str:
 
 
 def _entries(device: DeviceConfig, settings: Iterable[str]) -> list[tuple[str, str, Any]]:
-    return [(setting, key, value) for setting in settings for key, value in getattr(device, setting).items()]
-
-
-def _typed(setting: str, key: str, value: Any) -> str:
-    return _assignment(f"device.{setting}", key, value)
+    return [
+        (f"device.{setting}", key, value) for setting in settings for key, value in getattr(device, setting).items()
+    ]
 
 
 def _assignment(mapping: str, key: str, value: Any) -> str:

@@ -15,7 +15,7 @@ from trainer.config.schema import (
     Wire,
 )
 from trainer.faults.problems import Problem
-from trainer.plan.devices import JOBS
+from trainer.plan.addresses import JOBS
 from trainer.plan.strategy import Strategy, strategy_of
 
 

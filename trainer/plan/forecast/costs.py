@@ -32,11 +32,7 @@ class Work(NamedTuple):
 
 
 def secs(work: Work, rates: Work | None = None) -> float:
-    """Seconds of CPU.
-
-    Args:
-        rates: those of this file, unless others are given.
-    """
+    """Seconds of CPU, at the rates below unless others are given."""
     return sum(count * rate for count, rate in zip(work, RATES if rates is None else rates, strict=True))
 
 
@@ -46,4 +42,4 @@ RATES = Work(
 TURN_SECS = 0.0  # of a step in which all tasks wait: for each other's threads to wake up
 FITTED_ON = "Intel(R) Xeon(R) Processor, 2 cores; TensorFlow 2.21.0; 2026-11-22"
 ERROR = 0.18  # the largest relative error of the formula's CPU on the steps it was fitted to
-STEP_ERROR = 0.37  # and that of forecast.py's steps, by the clock
+STEP_ERROR = 0.37  # and that of the step times of step_time.py, by the clock

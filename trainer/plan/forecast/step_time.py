@@ -16,8 +16,9 @@ link does for its bytes.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, NamedTuple
 
 from trainer.config.schema import OptimizerConfig, PlanConfig
@@ -120,13 +121,8 @@ def _ms(secs: float) -> float:
 
 
 def forecast(plan: Plan, workload: Workload, others: Iterable[Plan] = ()) -> Forecast | Unknown:
-    """What to expect of a plan.
-
-    Args:
-        others: the same with other numbers of ps.
-    """
-    unknown = _unknown(plan, workload)
-    if unknown is not None:
+    """What to expect of a plan; `others` are the same plan with other numbers of ps."""
+    if (unknown := _unknown(plan, workload)) is not None:
         return unknown
     best = [(sum(task.job == "ps" for task in one.tasks), parts_of(one, workload).total) for one in others]
     return Forecast(parts_of(plan, workload), plan.update_batch, tuple(best))
@@ -154,9 +150,8 @@ def work_of(plan: Plan, workload: Workload) -> dict[str, dict[str, Work]]:
 
     share = _steps_of_a_worker(plan)
     for worker in plan.workers:
-        replicas = len(worker.replicas)
-        flops = 0 if workload.example_ms is not None else plan.replica_batch * replicas * workload.flops
-        layers = 0 if workload.example_ms is not None else replicas * workload.layers
+        counted = len(worker.replicas) if workload.example_ms is None else 0  # measured ones are added by `parts_of`
+        flops, layers = plan.replica_batch * counted * workload.flops, counted * workload.layers
         add(worker.name, COMPUTE, Work(calls=1, flops=flops, layers=layers).times(share))
     for message, count in messages_of(plan, workload).items():
         for end in (message.sender, message.receiver):
@@ -189,20 +184,12 @@ def messages_of(plan: Plan, workload: Workload) -> dict[Message, float]:
 
 
 def total(work: Mapping[str, Mapping[str, Work]]) -> Work:
-    """Of all tasks."""
-    added = Work()
-    for parts in work.values():
-        for one in parts.values():
-            added = added.plus(one)
-    return added
+    """The work of all tasks together."""
+    return reduce(Work.plus, (one for parts in work.values() for one in parts.values()), Work())
 
 
 def parts_of(plan: Plan, workload: Workload, *, rates: Work | None = None, turn_secs: float | None = None) -> Parts:
-    """The expected seconds of one update.
-
-    Args:
-        rates, turn_secs: those of costs.py, unless others are given.
-    """
+    """The expected seconds of one update, with the rates and turn_secs of costs.py unless others are given."""
     on = machines_of(plan.trainers, workload)
     is_spread = len(set(on.values())) == len(on)  # no two tasks share a machine
     work = work_of(plan, workload)
@@ -262,12 +249,11 @@ def _link_secs(plan: Plan, workload: Workload, on: Mapping[str, str]) -> float:
     gbps = workload.link_gbps or USUAL_GBPS
     hosts = {shard.host for shard in plan.shards}
     secs = 0.0
-    ways: tuple[Callable[[Message], bool], ...] = (lambda m: m.sender in hosts, lambda m: m.sender not in hosts)
-    for way in ways:
+    for from_hosts in (True, False):
         carried: dict[tuple[str, str], float] = defaultdict(float)
         for message, count in messages_of(plan, workload).items():
             sender, receiver = on[message.sender], on[message.receiver]
-            if sender != receiver and way(message):
+            if sender != receiver and (message.sender in hosts) == from_hosts:
                 carried[sender, "out"] += count * message.nbytes
                 carried[receiver, "in"] += count * message.nbytes
         secs += max(carried.values(), default=0.0) * 8 / (gbps * 1e9)

@@ -32,24 +32,16 @@ def of_step(plan: Plan, worker: str) -> Iterator[Message]:
             if shard.host in reached:  # another bucket of that host, sent when the one before it is there
                 yield Message(shard.host, worker, 0)
             reached.add(shard.host)
-        if (
-            plan.effective_strategy.waits_for_quorum and shard.host != first
-        ):  # the gradients are there: the first host may decide
-            yield Message(shard.host, first, 0)
+        if plan.effective_strategy.waits_for_quorum and shard.host != first:
+            yield Message(shard.host, first, 0)  # the gradients are there: the first host may decide
 
 
 def of_update(plan: Plan, shard: Shard, *, is_clipped: bool) -> Iterator[Message]:
-    """What a shard's host sends for one update; its tokens are in its own queues, and cost nothing.
-
-    Args:
-        is_clipped: by `optimizer.clip_norm`.
-    """
+    """What a shard's host sends for one update; its tokens are in its own queues, and cost nothing."""
+    if not plan.has_shard_hosts or not is_clipped or plan.effective_strategy.waits_for_one:
+        return
     for other in plan.shards:
-        if not plan.has_shard_hosts or other.host == shard.host:
-            continue
-        if (
-            is_clipped and not plan.effective_strategy.waits_for_one
-        ):  # the squared norms of all parameters, for the norm of the whole
+        if other.host != shard.host:  # the squared norms of all parameters, for the norm of the whole
             yield Message(shard.host, other.host, TAG_NBYTES)
             yield Message(shard.host, other.host, FLOAT_NBYTES * len(shard.trainable))
             yield Message(other.host, shard.host, 0)
