@@ -14,7 +14,7 @@ from trainer.config import compose, help_page, keys, sources, user_file
 from trainer.config.cluster_size import ClusterSize, nearest_size, parse_size
 from trainer.config.compose import load
 from trainer.config.schema import LossName, OptimizerName, RunConfig
-from trainer.faults.problems import Problem
+from trainer.faults.problems import ConfigError, Problem
 
 ROOT = Path(__file__).parents[2]
 USER_FILE = """
@@ -174,6 +174,26 @@ def test_a_yaml_file_of_yours_may_name_a_function_of_yours(here):
     (here / "mine" / "model" / "big.yaml").write_text("name: tiny\noptions: {width: 512}\n")
     config = load(["user=my.py", "model=big", "+model.options.depth=9"], config_dir="mine")
     assert (config.model.name, config.model.options) == ("tiny", {"width": 512, "depth": 9})
+
+
+def test_an_experiment_file_may_name_your_python_file(here, monkeypatch):
+    for name in ("my", "other"):
+        (here / f"{name}.py").write_text(USER_FILE.replace("tiny", f"{name}_tiny"))
+        (here / "mine" / "experiment").mkdir(parents=True, exist_ok=True)
+        text = f"# @package _global_\ndefaults:\n  - override /model: {name}_tiny\nuser: {name}.py\n"
+        (here / "mine" / "experiment" / f"{name}.yaml").write_text(text)
+    config = load(["experiment=my", "data=blobs", "model.options.width=64"], config_dir="mine")
+    assert (config.user, config.model.name, config.data.name) == ("my.py", "my_tiny", "blobs")
+    assert config.model.options["width"] == 64
+    assert load(["experiment=my", "user=other.py", "model=other_tiny"], config_dir="mine").user == "other.py"
+    with pytest.raises(ConfigError, match=r"^user=gone\.py: cannot be read"):
+        load(["experiment=my", "user=gone.py"], config_dir="mine")
+    configs = []
+    assert run(monkeypatch, "--config-dir=mine", "-m", "experiment=my,other", "data=blobs", main=configs.append) == 0
+    assert [(config.user, config.model.name) for config in configs] == [
+        ("my.py", "my_tiny"),
+        ("other.py", "other_tiny"),
+    ]
 
 
 def test_reading_a_python_file_lists_public_functions_with_literal_defaults(tmp_path):

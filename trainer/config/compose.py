@@ -92,7 +92,7 @@ def _checked(
         where, remedy = f"--config-dir={line.config_dir}", "give a folder with the layout of conf/"
         raise ConfigError([*line.faults, Problem(where, "is not a directory", remedy)])
     sources.register()
-    functions, unreadable = _user_functions(line.overrides)
+    functions, unreadable = _user_functions(line)
     problems = [*line.faults, *unreadable]
     examined: list[Examined] = []
     with sources.user_functions(functions):
@@ -125,12 +125,13 @@ def _without_code(line: CommandLine) -> CommandLine:
     )
 
 
-def _user_functions(overrides: Sequence[str]) -> tuple[dict[str, dict[str, Any]], list[Problem]]:
-    """The functions of the file that `user=` names, or the problems with it."""
-    paths = [text.partition("=")[2] for text in overrides if text.lstrip("+").startswith("user=")]
+def _user_functions(line: CommandLine) -> tuple[dict[str, dict[str, Any]], list[Problem]]:
+    """The functions of the file that `user=`, or else `user:` in a YAML file, names; or the problems with it."""
+    typed = [text for text in line.overrides if text.lstrip("+").startswith("user=")]
     try:
-        path = OverridesParser.create().parse_overrides([f"user={paths[-1]}"])[0].value() if paths else None
-        return (user_file.functions(path) if isinstance(path, str) else {}), []
+        paths = [OverridesParser.create().parse_overrides(typed[-1:])[0].value()] if typed else sources.user_files(line)
+        files = [user_file.functions(path) for path in paths if isinstance(path, str)]
+        return {name: options for functions in files for name, options in functions.items()}, []
     except (OverrideParseException, RecursionError):
         return {}, []  # reported with the other overrides
     except ConfigError as error:

@@ -136,9 +136,9 @@ class ClusterConfig:
     """How many tasks each job has, and where they listen."""
 
     name: str = "local"  # as typed: 2ps4w, 4w, local, ...
-    ps: int = field(default=0, metadata=limits(at_least=0))
-    worker: int = field(default=1, metadata=limits(at_least=1))
-    evaluator: int = field(default=0, metadata=limits(at_least=0))
+    ps: int = field(default=0, metadata=limits(at_least=0))  # parameter servers
+    worker: int = field(default=1, metadata=limits(at_least=1))  # worker 0 is the chief
+    evaluator: int = field(default=0, metadata=limits(at_least=0))  # evaluates checkpoints while the workers train
     addresses: dict[str, list[str]] = field(default_factory=dict)  # job -> "host:port"; empty: free ports here
     # machines to spread the tasks over, for mode=render: gpu-a, or {address: gpu-a, gpus: 4, ps: 1, worker: 4}
     hosts: list[Any] = field(default_factory=list)
@@ -148,8 +148,8 @@ class ClusterConfig:
 class ModelConfig:
     """A function of trainer/workload/models or of the file named by `user`, and its keyword arguments."""
 
-    name: str = MISSING
-    options: dict[str, Any] = field(default_factory=dict)
+    name: str = MISSING  # the function
+    options: dict[str, Any] = field(default_factory=dict)  # its keyword arguments
     loss: LossName = LossName.sparse_categorical_crossentropy
 
 
@@ -157,15 +157,15 @@ class ModelConfig:
 class DataConfig:
     """A function of trainer/workload/data or of the file named by `user`, and its keyword arguments."""
 
-    name: str = MISSING
-    options: dict[str, Any] = field(default_factory=dict)
+    name: str = MISSING  # the function
+    options: dict[str, Any] = field(default_factory=dict)  # its keyword arguments
 
 
 @dataclass
 class StrategyConfig:
     """How the replicas' gradients become one update."""
 
-    name: StrategyName = StrategyName.auto
+    name: StrategyName = StrategyName.auto  # what an update waits for
     quorum: int | None = None  # backup: fresh gradients that an update waits for, 1..replicas
     # async: drop and count gradients that are more steps old than this, on each shard; default: apply all
     max_staleness: int | None = field(default=None, metadata=limits(at_least=0) | read_by("async"))
@@ -204,7 +204,7 @@ class OptimizerConfig:
     rho: float = field(default=0.9, metadata=limits(at_least=0, below=1) | read_by("rmsprop"))
     centered: bool = field(default=False, metadata=read_by("rmsprop"))
     initial_accumulator: float = field(default=0.1, metadata=limits(at_least=0) | read_by("adagrad"))
-    epsilon: float = field(default=1e-7, metadata=limits(above=0))
+    epsilon: float = field(default=1e-7, metadata=limits(above=0))  # added to the divisor of an adaptive update
     weight_decay: float = field(default=0.0, metadata=limits(at_least=0))  # decoupled: share x rate
     clip_norm: float | None = field(default=None, metadata=limits(above=0))  # largest global norm, over all shards
     ema: float | None = field(default=None, metadata=limits(above=0, below=1))  # momentum of the averaged weights
@@ -268,7 +268,7 @@ class TrainConfig:
 @dataclass
 class EvaluateConfig:
     every: int = field(default=0, metadata=limits(at_least=0))  # steps between evaluations; 0: once, at the end
-    batch_size: int = field(default=500, metadata=limits(at_least=1))
+    batch_size: int = field(default=500, metadata=limits(at_least=1))  # examples evaluated at once
     best_metric: MetricName = MetricName.accuracy  # how an evaluator task chooses the best checkpoint
 
 
@@ -362,7 +362,7 @@ class RunConfig:
     profile: bool = False  # record where the time of the first 1000 steps goes, as a trace of all tasks
     user: str | None = None  # Python file with your own models and data sets
     job: str | None = None  # with task: run this one task of a cluster with addresses, instead of all
-    task: int | None = field(default=None, metadata=limits(at_least=0))
+    task: int | None = field(default=None, metadata=limits(at_least=0))  # index of that task within its job
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)

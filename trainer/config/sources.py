@@ -195,6 +195,20 @@ def content(line: CommandLine, group: str, choice: Any) -> dict[str, Any]:
     return {str(name): value for name, value in container.items()}
 
 
+def user_files(line: CommandLine) -> list[str]:
+    """What `user:` names in the main config and in each experiment that was typed."""
+    typed = [text.lstrip("+").partition("=") for text in line.overrides]
+    chosen = [f"experiment/{name}" for group, _, names in typed if group == "experiment" for name in names.split(",")]
+    repository, paths = loader(line).repository, []
+    for name in (line.config_name, *chosen):
+        try:
+            loaded = repository.load_config(name)
+            paths.append(loaded.config.get("user") if loaded is not None else None)
+        except ERRORS:
+            continue  # reported when the config is composed
+    return [str(path) for path in paths if path is not None]
+
+
 def _choices(group: str) -> Mapping[str, dict[str, Any]]:
     return _functions.get({}) if group in FUNCTION_GROUPS else {}
 
