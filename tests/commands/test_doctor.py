@@ -118,7 +118,7 @@ def test_a_broken_import_says_how_it_ended(imported, level, said):
 def test_gpus_are_listed_with_the_driver_and_their_processes():
     driver, first, _ = looked(Answer(0, GPUS))
     assert driver == Finding(OK, "driver", "NVIDIA 550.90.07, CUDA up to 12.4")
-    told = "NVIDIA A100-SXM4-40GB, 40,326 of 40,960 MiB free; pid 77 [Not Found] (memory not told)"
+    told = "NVIDIA A100-SXM4-40GB, 40,326 of 40,960 MiB free; pid 77 [Not Found] (memory unknown)"
     assert first == Finding(OK, "GPU 0", told)
 
 
@@ -138,7 +138,7 @@ def test_a_full_gpu_whose_processes_are_hidden_is_a_warning():
 
 def test_a_gpu_that_does_not_tell_its_memory_is_fine():
     found = looked(Answer(0, "0, GPU-5, NVIDIA GB10, 580.95.05, [N/A], [N/A]\n"))
-    assert found[1] == Finding(OK, "GPU 0", "NVIDIA GB10, which does not tell its memory")
+    assert found[1] == Finding(OK, "GPU 0", "NVIDIA GB10, memory unknown")
 
 
 def test_an_old_driver_says_which_is_needed():
@@ -282,7 +282,7 @@ def test_tf_config_is_told_once():
         PROBLEM, "TF_CONFIG", "it is not JSON", "unset it"
     )
     assert finding.config(problems, "local") == [Finding(PROBLEM, "config", "seed: bad", "seed=1")]
-    assert network.tf_config("{}", [], "worker:1", "2ps4w").message == "this process plays worker:1 of 2ps4w"
+    assert network.tf_config("{}", [], "worker:1", "2ps4w").message == "this process runs worker:1 of 2ps4w"
 
 
 def info(**told: object) -> Answer:
@@ -343,7 +343,7 @@ def test_an_old_docker_without_gpus_is_told_with_what_it_needs(tmp_path, monkeyp
 
 def test_a_machine_without_docker_is_fine(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert probe.check_docker(1) == [Finding(OK, "docker", "not here; only runs in containers need it")]
+    assert probe.check_docker(1) == [Finding(OK, "docker", "not installed; only runs in containers need it")]
 
 
 def test_an_engine_that_is_down_and_one_that_is_closed_to_us_differ():
@@ -374,7 +374,7 @@ def test_a_check_that_hangs_or_fails_is_a_warning():
     done.set()
     broken = probe.start(lambda: [finding.ok("x", str(1 // 0))])
     failed = probe.collect("x", broken, time.monotonic() + 5)[0]
-    assert (failed.level, failed.message[:37]) == (WARNING, "could not be looked at: ZeroDivisionE")
+    assert (failed.level, failed.message[:37]) == (WARNING, "could not be checked: ZeroDivisionErr")
 
 
 def test_gpus_are_asked_with_the_fields_that_are_read(tmp_path, monkeypatch):

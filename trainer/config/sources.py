@@ -199,14 +199,15 @@ def user_files(line: CommandLine) -> list[str]:
     """What `user:` names in the main config and in each experiment that was typed."""
     typed = [text.lstrip("+").partition("=") for text in line.overrides]
     chosen = [f"experiment/{name}" for group, _, names in typed if group == "experiment" for name in names.split(",")]
-    repository, paths = loader(line).repository, []
+    repository, paths = loader(line).repository, list[str]()
     for name in (line.config_name, *chosen):
         try:
             loaded = repository.load_config(name)
-            paths.append(loaded.config.get("user") if loaded is not None else None)
+            if loaded is not None and isinstance(loaded.config, DictConfig) and loaded.config.get("user") is not None:
+                paths.append(str(loaded.config.user))
         except ERRORS:
             continue  # reported when the config is composed
-    return [str(path) for path in paths if path is not None]
+    return paths
 
 
 def _choices(group: str) -> Mapping[str, dict[str, Any]]:

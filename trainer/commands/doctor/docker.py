@@ -14,18 +14,15 @@ INSTALL_COMPOSE = "install the package docker-compose-plugin from Docker's own r
 
 
 def docker(info: Answer | None, compose: Answer | None, gpu_count: int) -> list[Finding]:
-    """Docker's engine, and what containers need beside it.
-
-    Args:
-        info: of `docker info --format '{{json .}}'`; none: there is no such command.
-        compose: of `docker compose version --short`, likewise.
-        gpu_count: GPUs of this machine.
-    """
+    """Docker's engine and Compose, from `docker info --format '{{json .}}'` and `docker compose version --short`."""
     if info is None:
-        return [ok("docker", "not here; only runs in containers need it")]
+        return [ok("docker", "not installed; only runs in containers need it")]
     if info.code is None:
         return [warning("docker", "the engine does not answer", "sudo systemctl restart docker"), _compose(compose)]
-    facts = _json_object(info.out)
+    try:
+        facts = dict(json.loads(info.out))
+    except (ValueError, TypeError):
+        facts = {}
     if not facts.get("ServerVersion"):
         return [_no_engine(info, facts), _compose(compose)]
     findings = [_engine(facts["ServerVersion"]), _compose(compose)]
@@ -50,7 +47,7 @@ def _engine(version: str) -> Finding:
 
 def _compose(compose: Answer | None) -> Finding:
     if compose is None or compose.code != 0 or release(compose.out) is None:
-        return warning("compose", f"not there; containers need Compose {OLDEST_COMPOSE} or newer", INSTALL_COMPOSE)
+        return warning("compose", f"not installed; containers need Compose {OLDEST_COMPOSE} or newer", INSTALL_COMPOSE)
     version = compose.out.strip()
     if not is_in_range(version, f">={OLDEST_COMPOSE}"):
         return warning("compose", f"{version}; containers need {OLDEST_COMPOSE} or newer", INSTALL_COMPOSE)
@@ -65,11 +62,3 @@ def _gpu_support(facts: Mapping[str, Any]) -> Finding:
     message = f"there is no runtime nvidia, only {', '.join(sorted(runtimes)) or 'none'}"
     configure = "sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker"
     return warning("docker GPUs", message, f"install nvidia-container-toolkit, then {configure}")
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}

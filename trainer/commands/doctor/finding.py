@@ -1,12 +1,14 @@
 """What one check of the doctor found."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from trainer.config.words import count
 from trainer.faults.problems import Problem
 
-TOLD_APART = ("TF_CONFIG", "tensorflow", "keras")  # problems of a config that other checks tell
+OTHER_CHECKS = ("TF_CONFIG", "tensorflow", "keras")  # problems of a config that other checks report
 
 
 class Level(Enum):
@@ -52,25 +54,18 @@ def problem(what: str, message: str, remedy: str) -> Finding:
     return Finding(Level.problem, what, message, remedy)
 
 
-# The config and TF_CONFIG
-
-
 def config(problems: Sequence[Problem], cluster: str) -> list[Finding]:
-    findings = [problem("config", f"{p.key}: {p.message}", p.remedy) for p in problems if p.key not in TOLD_APART]
+    findings = [problem("config", f"{p.key}: {p.message}", p.remedy) for p in problems if p.key not in OTHER_CHECKS]
     return findings or [ok("config", f"cluster={cluster} is valid on this machine")]
-
-
-# Words
 
 
 def summary(findings: Sequence[Finding]) -> str:
     """The last line of the page."""
-    counts = {level: sum(finding.level is level for finding in findings) for level in Level}
-    problems, warnings = counts[Level.problem], counts[Level.warning]
-    if not problems and not warnings:
+    counts = Counter(finding.level for finding in findings)
+    parts = [count(counts[level], level.value) for level in (Level.problem, Level.warning) if counts[level]]
+    if not parts:
         return "nothing is missing"
-    parts = [f"{n} {word}{'' if n == 1 else 's'}" for n, word in ((problems, "problem"), (warnings, "warning")) if n]
-    return ", ".join(parts) + ("" if problems else "; runs can start")
+    return ", ".join(parts) + ("" if counts[Level.problem] else "; runs can start")
 
 
 def listed(items: Sequence[object]) -> str:

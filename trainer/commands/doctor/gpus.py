@@ -23,12 +23,12 @@ class Gpu:
     uuid: str
     name: str
     driver: str
-    total_mib: int | None  # none: not told, as by GPUs that share the machine's memory
+    total_mib: int | None  # none: unknown, as for GPUs that share the machine's memory
     free_mib: int | None
 
     def describe(self) -> str:
         if self.total_mib is None or self.free_mib is None:
-            return f"{self.name}, which does not tell its memory"
+            return f"{self.name}, memory unknown"
         return f"{self.name}, {self.free_mib:,} of {self.total_mib:,} MiB free"
 
     def is_nearly_full(self) -> bool:
@@ -42,10 +42,10 @@ class GpuProcess:
     uuid: str  # of its GPU
     pid: int
     name: str
-    used_mib: int | None  # none: not told, as in most containers
+    used_mib: int | None  # none: unknown, as in most containers
 
     def describe(self) -> str:
-        used = "memory not told" if self.used_mib is None else f"{self.used_mib:,} MiB"
+        used = "memory unknown" if self.used_mib is None else f"{self.used_mib:,} MiB"
         return f"pid {self.pid} {self.name} ({used})"
 
 
@@ -69,12 +69,12 @@ def _mib(text: str) -> int | None:
 def gpus(
     asked: Answer | None, processes: Answer | None, banner: Answer | None, *, device_files: int, wanted: bool
 ) -> list[Finding]:
-    """The driver, and each GPU with what is on it.
+    """The driver, and each GPU with the processes on it.
 
     Args:
-        asked: of --query-gpu; none: there is no nvidia-smi.
-        processes: of --query-compute-apps.
-        banner: of nvidia-smi without arguments, which alone tells the CUDA version.
+        asked: answer to --query-gpu; none: there is no nvidia-smi.
+        processes: answer to --query-compute-apps.
+        banner: answer of nvidia-smi without arguments; no query returns the CUDA version.
         device_files: number of /dev/nvidia0, /dev/nvidia1, ...
         wanted: whether the config gives GPUs to tasks.
     """
@@ -82,7 +82,7 @@ def gpus(
     if asked is None and not device_files:
         return [ok("GPUs", "none; runs use the CPU")]
     if asked is None:
-        message = f"{device_files} device files /dev/nvidia*, and no nvidia-smi to look at them with"
+        message = f"{device_files} device files /dev/nvidia*, but no nvidia-smi to query them"
         remedy = "install the driver's tools; in a container: docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=all"
         return [Finding(missing, "GPUs", message, remedy)]
     listed = read_gpus(asked.out)
@@ -90,8 +90,8 @@ def gpus(
         there = read_processes(processes.out) if processes is not None else []
         return [_driver(listed[0].driver, banner, missing), *(_gpu(gpu, listed, there) for gpu in listed)]
     if asked.code == 0 or "no devices" in asked.last_words().lower():
-        return [ok("GPUs", "none that nvidia-smi knows; runs use the CPU")]
-    remedy = "sudo modprobe nvidia; if that fails, reinstall the driver (dmesg | grep -i nvrm tells why)"
+        return [ok("GPUs", "nvidia-smi lists none; runs use the CPU")]
+    remedy = "sudo modprobe nvidia; if that fails, reinstall the driver (dmesg | grep -i nvrm shows why)"
     return [Finding(missing, "GPUs", f"nvidia-smi failed: {asked.last_words()}", remedy)]
 
 

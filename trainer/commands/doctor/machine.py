@@ -15,17 +15,8 @@ LITTLE_DISK, NO_DISK = 1 * GIB, 100 * 2**20  # a checkpoint holds the parameters
 FEW_FILES = 1024  # open files of a process; a task holds one connection to each other task, and its data's files
 
 
-# Cores and memory
-
-
 def cores(usable: int, of_machine: int, limit: float | None) -> Finding:
-    """Cores.
-
-    Args:
-        usable: that a plan counts with.
-        of_machine: that the machine has.
-        limit: of the cgroup; none: unlimited.
-    """
+    """Cores that a plan counts on, those of the machine, and the limit of its cgroup."""
     text = f"{usable} of {of_machine}" if usable != of_machine else f"{usable}"
     if limit is not None and limit < usable:
         message = f"{text}, but the cgroup allows only {limit:g}: every step will be slow"
@@ -34,15 +25,11 @@ def cores(usable: int, of_machine: int, limit: float | None) -> Finding:
 
 
 def memory(meminfo: Mapping[str, int], limit: int | None, used: int) -> Finding:
-    """Main memory.
-
-    Args:
-        meminfo: bytes, as /proc/meminfo names them.
-        limit: bytes that the cgroup may take; none: all.
-        used: bytes that it has taken, without files that are only cached.
-    """
+    """Main memory in bytes: /proc/meminfo, the cgroup's limit, and its use without files that are only cached."""
     if "MemTotal" not in meminfo:
-        return warning("memory", "unknown: there is no /proc/meminfo", "look yourself: about 0.5 GiB is needed a task")
+        return warning(
+            "memory", "unknown: there is no /proc/meminfo", "check it by hand: each task needs about 0.5 GiB"
+        )
     total, free = meminfo["MemTotal"], meminfo.get("MemAvailable", meminfo.get("MemFree", 0))
     text = f"{_gib(free)} of {_gib(total)} available"
     if limit is not None and limit < total:
@@ -51,9 +38,6 @@ def memory(meminfo: Mapping[str, int], limit: int | None, used: int) -> Finding:
     if free < LITTLE_MEMORY:
         return warning("memory", text, "end other programs, or use a smaller cluster=; a task needs about 0.5 GiB")
     return ok("memory", text)
-
-
-# Files
 
 
 def shared_memory(nbytes: int | None, gpu_count: int) -> Finding:
@@ -75,14 +59,7 @@ def open_files(soft: int, hard: int) -> Finding:
 
 
 def run_directory(path: str, exists_at: str, free: int, refused: str | None) -> Finding:
-    """Where runs write.
-
-    Args:
-        path: as it will be.
-        exists_at: the folder of it that is there already.
-        free: bytes.
-        refused: why no file can be written there; none: it can.
-    """
+    """Where runs write: its path, the part of it that exists, free bytes, and why no file can be written, if so."""
     what = "run directory"
     if refused is not None:
         remedy = f"run=/a/folder/of/yours, or sudo mkdir -p {path} && sudo chown $USER {path}"

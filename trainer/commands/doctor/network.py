@@ -8,7 +8,6 @@ from trainer.faults.problems import Problem
 from trainer.plan.addresses import CONTROL_PORT_OFFSET
 
 FEW_PORTS = 1000
-
 PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 
 
@@ -21,13 +20,10 @@ class Port:
     taken_because: str | None  # the operating system's reason; none: it is free
 
 
-# Network
-
-
 def localhost(refused: str | None) -> Finding:
     if refused is None:
         return ok("localhost", "a task can listen and be reached")
-    remedy = "sudo ip link set lo up; and 127.0.0.1 localhost belongs into /etc/hosts"
+    remedy = "sudo ip link set lo up; /etc/hosts must contain 127.0.0.1 localhost"
     return problem("localhost", f"a task could not listen or be reached: {refused}", remedy)
 
 
@@ -59,12 +55,12 @@ def ports(local: Sequence[Port], elsewhere: int, unknown: Mapping[str, str], eph
     what, findings = "addresses", []
     for host, reason in unknown.items():
         remedy = f"getent hosts {host}; or write IP addresses into cluster.addresses"
-        findings.append(warning(what, f"the host {host} is not known here: {reason}", remedy))
-    taken = [port for port in local if port.taken_because is not None]
-    for port in taken:
-        remedy = f"ss -ltnp 'sport = :{port.number}' shows who listens; end it, or choose another port"
-        message = f"port {port.number} of {port.whose} is not free: {port.taken_because}"
-        findings.append(problem(what, message, remedy))
+        findings.append(warning(what, f"the host {host} cannot be resolved here: {reason}", remedy))
+    for port in local:
+        if port.taken_because is not None:
+            remedy = f"ss -ltnp 'sport = :{port.number}' shows who listens; end it, or choose another port"
+            message = f"port {port.number} of {port.whose} is not free: {port.taken_because}"
+            findings.append(problem(what, message, remedy))
     low, high = read_port_range(ephemeral) or (0, -1)
     inside = [port.number for port in local if low <= port.number <= high]
     if inside:
@@ -93,17 +89,10 @@ def proxies(environment: Mapping[str, str]) -> Finding:
 
 
 def tf_config(text: str | None, problems: Sequence[Problem], task: str, cluster: str) -> Finding:
-    """What a scheduler says.
-
-    Args:
-        text: the environment variable.
-        problems: of reading it.
-        task: that it gives to this process.
-        cluster: that it describes.
-    """
+    """The variable, the problems of reading it, and the task and the cluster that it gives to this process."""
     if not text:
         return ok("TF_CONFIG", "not set; the trainer starts all tasks itself")
     for item in problems:
         if item.key == "TF_CONFIG":
             return problem("TF_CONFIG", item.message, item.remedy)
-    return ok("TF_CONFIG", f"this process plays {task} of {cluster}")
+    return ok("TF_CONFIG", f"this process runs {task} of {cluster}")

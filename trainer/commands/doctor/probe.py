@@ -60,7 +60,7 @@ class Wanted:
     problems: Sequence[Problem]  # that it has here
     cluster: str  # e.g. 2ps4w
     addresses: Mapping[str, Sequence[str]]  # "host:port" by job
-    task: str  # that this process plays; of interest where TF_CONFIG says so
+    task: str  # that this process runs, where TF_CONFIG says so
     run: str | None  # run directory
     gpus: bool  # whether it gives GPUs to tasks
 
@@ -77,7 +77,7 @@ def run(config: RunConfig, start: Start) -> int:
 
 
 def examine(wanted: Wanted, environment: Mapping[str, str]) -> list[Finding]:
-    """Looks at everything, in the page's order."""
+    """Runs every check; the findings are in the page's order."""
     deadline = time.monotonic() + DEADLINE_SECS
     installed = {name: version for name in TENSORFLOWS if (version := version_of(name))}
     meminfo, limits = memory_info(), cgroup_limits()  # before TensorFlow's import takes half a GiB
@@ -102,7 +102,7 @@ def examine(wanted: Wanted, environment: Mapping[str, str]) -> list[Finding]:
         "TF_CONFIG": lambda: [
             network.tf_config(environment.get("TF_CONFIG"), wanted.problems, wanted.task, wanted.cluster)
         ],
-        "/dev/shm": lambda: [machine.shared_memory(size_of("/dev/shm"), gpu_count)],
+        "/dev/shm": lambda: [machine.shared_memory(shared_memory_bytes(), gpu_count)],
         "ulimit -n": lambda: [machine.open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))],
         "run directory": lambda: [check_run_directory(Path(wanted.run or "runs"))],
         "docker": lambda: check_docker(gpu_count),
@@ -128,17 +128,17 @@ def start(work: Callable[[], T]) -> Future[T]:
 
 def collect(what: str, findings: Future[list[Finding]], deadline: float) -> list[Finding]:
     """The findings of one check; a check that does not end, or fails itself, is a finding too."""
-    remedy = "look at it yourself; the other checks do not depend on it"
+    remedy = "check it by hand; the other checks do not depend on it"
     try:
         return findings.result(max(0.0, deadline - time.monotonic()))
     except futures.TimeoutError:  # another class than the built-in one, before Python 3.11
         return [finding.warning(what, f"no answer within {DEADLINE_SECS:.0f} s", remedy)]
     except Exception as error:
-        return [finding.warning(what, f"could not be looked at: {type(error).__name__}: {error}", remedy)]
+        return [finding.warning(what, f"could not be checked: {type(error).__name__}: {error}", remedy)]
 
 
 def command(*arguments: str) -> Answer | None:
-    """What a command says, if there is such a command."""
+    """What a command prints, if there is such a command."""
     try:
         process = subprocess.Popen(
             arguments,
@@ -160,7 +160,7 @@ def command(*arguments: str) -> Answer | None:
 
 
 def read(path: str) -> str:
-    """A file's text; empty if it is not there, as on other systems than Linux."""
+    """A file's text; empty if it cannot be read, as on systems other than Linux."""
     try:
         return Path(path).read_text()
     except OSError:
@@ -191,7 +191,7 @@ def check_docker(gpu_count: int) -> list[Finding]:
 
 
 def check_run_directory(path: Path) -> Finding:
-    """Writes a file that has no name, into the part of the path that is there, and leaves nothing behind."""
+    """Writes an unnamed file into the part of the path that exists, and leaves nothing behind."""
     path = path.resolve()
     there = next(folder for folder in (path, *path.parents) if os.path.exists(folder))  # no error where it may not look
     refused = None
@@ -204,11 +204,8 @@ def check_run_directory(path: Path) -> Finding:
     return machine.run_directory(str(path), str(there), shutil.disk_usage(there).free, refused)
 
 
-def size_of(path: str) -> int | None:
-    try:
-        return shutil.disk_usage(path).total
-    except OSError:
-        return None
+def shared_memory_bytes() -> int | None:
+    return shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else None
 
 
 def try_localhost() -> str | None:
@@ -222,7 +219,7 @@ def try_localhost() -> str | None:
 
 
 def locate(by_job: Mapping[str, Sequence[str]]) -> tuple[list[Port], int, dict[str, str]]:
-    """Which addresses are of this machine: their ports, the number of the others, and hosts nobody knows."""
+    """The ports of this machine among the addresses, the number of the other addresses, and why hosts are unknown."""
     local: list[Port] = []
     elsewhere, unknown = 0, dict[str, str]()
     here: dict[str, bool] = {}  # by host

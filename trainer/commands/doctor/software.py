@@ -13,9 +13,6 @@ GPU_WHEELS = (
 )
 
 
-# Versions
-
-
 def python(version: str, executable: str) -> Finding:
     if is_in_range(version, SUPPORTED["Python"]):
         return ok("Python", f"{version}, {executable}")
@@ -34,12 +31,7 @@ def package(name: str, version: str | None) -> Finding:
 
 
 def tensorflow(installed: Mapping[str, str], imported: Answer | None) -> list[Finding]:
-    """TensorFlow's versions, and how its import in a child process went.
-
-    Args:
-        installed: version by distribution.
-        imported: of the child, whose last line is JSON; none: it was not started.
-    """
+    """TensorFlow's version by distribution, and the answer of the child process that imported it, if there was one."""
     wanted = SUPPORTED["tensorflow"]
     if not installed:
         message = f"is not installed; supported is {wanted}"
@@ -47,7 +39,7 @@ def tensorflow(installed: Mapping[str, str], imported: Answer | None) -> list[Fi
     named = ", ".join(f"{name} {version}" for name, version in installed.items())
     findings = []
     if len(installed) > 1:
-        message = f"{named} are both installed, and each overwrites files of the other"
+        message = f"{named} are both installed and overwrite each other's files"
         remedy = f"python -m pip uninstall -y {' '.join(installed)} && {CPU_WHEELS}"
         findings.append(problem("tensorflow", message, remedy))
     elif not all(is_in_range(version, wanted) for version in installed.values()):
