@@ -21,7 +21,6 @@ from trainer.config.schema import OptimizerConfig, OptimizerName
 from trainer.engine.compute import Replica
 from trainer.engine.local import LocalEngine
 from trainer.engine.sharded.host import OnUpdate, ShardHost
-from trainer.engine.sharded.hosts import HOSTS
 from trainer.engine.sharded.resources import device_of
 from trainer.engine.sharded.worker import ShardedEngine
 from trainer.engine.sharded.worker_graph import WorkerSpec
@@ -33,6 +32,7 @@ from trainer.launch.processes.ports import HeldPorts
 from trainer.plan.placement import place
 from trainer.plan.plan import Plan, Task
 from trainer.plan.strategy import STRATEGIES
+from trainer.task.assemble import HOSTS
 from trainer.task.server import session_config, start_server
 from trainer.workload import step as replica
 from trainer.workload.data.arrays import from_arrays

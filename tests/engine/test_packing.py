@@ -135,8 +135,8 @@ def test_a_snapshot_names_parameters_wherever_their_parts_live(count, max_part_m
     trained = {path: VALUES[path] for path in ("dense/kernel", "dense/bias", "scale")}
     before = Snapshot(8, trained, {"norm/mean": VALUES["norm/mean"]}, {"momentum": {p: -v for p, v in trained.items()}})
     made = shards(count, max_part_mib)
-    flats = [before.flat(one, generation=1) for one in made]
-    slots = [{"momentum": before.slot(one, "momentum", 0.0)} for one in made]
+    loaded = [before.to_flats(one, {"momentum": 0.0}, generation=1) for one in made]
+    flats, slots = [flat for flat, _ in loaded], [{"momentum": momentum} for _, momentum in loaded]
     after = Snapshot.from_flats(8, made, flats, slots).to_tensors()
     assert {name: value.tolist() for name, value in after.items()} == {
         name: value.tolist() for name, value in before.to_tensors().items()

@@ -99,5 +99,4 @@ def test_a_state_that_some_shards_have_and_others_lack_is_an_error():
 
 def _first_values(cluster: Cluster) -> list[np.ndarray]:
     shard, first = cluster.shards[0], cluster.first()
-    slots = [first.slot(shard, name, fill) for name, fill in cluster.engines[0]._spec.slots.items()]
-    return [first.flat(shard, generation=1), *slots]
+    return first.to_flats(shard, cluster.engines[0]._spec.slots, generation=1)

@@ -81,9 +81,7 @@ class AllReduceEngine:
         self.graph = self._run_step.get_concrete_function(self._iterators, tf.constant(0.0)).graph
 
     def load(self, snapshot: Snapshot, *, generation: int) -> None:
-        vectors = [snapshot.flat(self._shard, generation=generation)]
-        vectors += [snapshot.slot(self._shard, name, fill) for name, fill in self._fills.items()]
-        self._receive([tf.constant(vector) for vector in vectors])
+        self._receive([tf.constant(v) for v in snapshot.to_flats(self._shard, self._fills, generation=generation)])
 
     def held(self) -> int:
         """0: the state ends with the cluster."""
@@ -147,8 +145,7 @@ class AllReduceEngine:
 
         def on_worker(*vectors: tf.Tensor) -> list[tf.Tensor]:
             halves = [tf.cast(tf.bitcast(vector, tf.uint16), tf.float32) for vector in vectors]
-            summed = self._sum(halves)
-            return [tf.bitcast(tf.cast(half, tf.uint16), tf.float32) for half in summed]
+            return [tf.bitcast(tf.cast(half, tf.uint16), tf.float32) for half in self._sum(halves)]
 
         return list(self._strategy.run(on_worker, vectors))
 

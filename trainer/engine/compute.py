@@ -46,20 +46,7 @@ class Computed(NamedTuple):
 
     gradients: dict[str, tf.Tensor]  # by path
     state: dict[str, tf.Tensor]
-    metrics: tf.Tensor  # in the order of placement.METRICS
-
-
-def run_step(
-    vectors: Sequence[TrainableAndRest], shards: Sequence[Shard], replica: Replica, batches: Any, stop: tf.Tensor
-) -> Computed:
-    """Runs the replica step on the next batch.
-
-    Every random draw is a function of (seed, step of the batch, replica), so a restarted replica repeats it.
-
-    Args:
-        vectors: pulled from each shard.
-    """
-    return _run(lambda computed: computed, vectors, shards, replica, batches, stop)
+    metrics: tf.Tensor  # in the order of layout.METRICS
 
 
 def compute(
@@ -85,18 +72,24 @@ def compute(
             for shard, header in zip(shards, headers, strict=True)
         ]
 
-    return _run(pack, vectors, shards, replica, batches, stop)
+    return run_step(vectors, shards, replica, batches, stop, pack)
 
 
-def _run(
-    end: Callable[[Computed], Any],
+def run_step(
     vectors: Sequence[TrainableAndRest],
     shards: Sequence[Shard],
     replica: Replica,
     batches: Any,
     stop: tf.Tensor,
+    end: Callable[[Computed], Any] = lambda computed: computed,
 ) -> Any:
-    """Runs the step, and `end` in the same function, on the replica's device."""
+    """Runs the replica step on the next batch, and then `end` in the same function, on the replica's device.
+
+    Every random draw is a function of (seed, step of the batch, replica), so a restarted replica repeats it.
+
+    Args:
+        vectors: pulled from each shard.
+    """
     checked: list[str] = []  # what each element of `finite` is about
 
     def step(

@@ -54,20 +54,14 @@ class LocalEngine(SessionEngine):
             self._step, self._gradients = self._make_step(optimizer, replicas, parameters)
             flat = self._flat.read_value()
             self._peek = [tf.expand_dims(packing.tags_of(flat, shard), 0), packing.metrics_of(flat, shard)]
-            self._snapshot = [
-                packing.tags_of(flat, shard),
-                flat,
-                {name: slot.read_value() for name, slot in self._slots.items()},
-            ]
-            self._feeds = [v1.placeholder(tf.float32, v.shape) for v in (self._flat, *self._slots.values())]
-            self._load = [
-                v.assign(feed, read_value=False)
-                for v, feed in zip((self._flat, *self._slots.values()), self._feeds, strict=True)
-            ]
+            tags = packing.tags_of(flat, shard)
+            self._snapshot = [tags, flat, {name: slot.read_value() for name, slot in self._slots.items()}]
+            variables = (self._flat, *self._slots.values())
+            self._feeds = [v1.placeholder(tf.float32, v.shape) for v in variables]
+            self._load = [v.assign(feed, read_value=False) for v, feed in zip(variables, self._feeds, strict=True)]
 
     def load(self, snapshot: Snapshot, *, generation: int) -> None:
-        values = [snapshot.flat(self._shard, generation=generation)]
-        values += [snapshot.slot(self._shard, name, fill) for name, fill in self._fills.items()]
+        values = snapshot.to_flats(self._shard, self._fills, generation=generation)
         self.session.run(self._load, dict(zip(self._feeds, values, strict=True)))
 
     def start(self) -> int:

@@ -1,5 +1,6 @@
 """Builds what a task runs from its plan: the hosts of its shards, its engine and its replicas."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from trainer.config.schema import RunConfig
@@ -7,9 +8,11 @@ from trainer.engine.all_reduce import AllReduceEngine
 from trainer.engine.compute import Replica
 from trainer.engine.engine import Engine
 from trainer.engine.local import LocalEngine
+from trainer.engine.sharded.async_host import AsyncHost
+from trainer.engine.sharded.backup_host import BackupHost
 from trainer.engine.sharded.host import ShardHost
-from trainer.engine.sharded.hosts import HOSTS
 from trainer.engine.sharded.resources import device_of
+from trainer.engine.sharded.sync_host import SyncHost
 from trainer.engine.sharded.worker import ShardedEngine
 from trainer.engine.sharded.worker_graph import WorkerSpec
 from trainer.engine.vectors.shared_memory import MemoryWire
@@ -38,6 +41,9 @@ def open_wire(plan: Plan) -> VectorWire:
     except OSError as error:
         remedy = f"type strategy={plan.strategy} strategy.wire=float32"
         raise ConfigError([Problem("strategy.wire", f"{plan.memory}: {error.strerror}", remedy)]) from error
+
+
+HOSTS: Mapping[str, Any] = {"sync": SyncHost, "async": AsyncHost, "backup": BackupHost}  # by strategy
 
 
 def make_host(config: RunConfig, plan: Plan, shard: Shard, wire: VectorWire) -> ShardHost:

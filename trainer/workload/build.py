@@ -71,15 +71,9 @@ def build_model(
 def open_workload(config: RunConfig) -> tuple[keras.Model, DataSet]:
     """The model and the data of a run."""
     data = open_data_set(config.data.name, config.data.options, seed=config.seed, user_file=config.user)
-    model = build_model(
-        config.model.name,
-        config.model.options,
-        data,
-        seed=config.seed,
-        user_file=config.user,
-        precision=config.train.precision.value,
-    )
-    return model, data
+    model, precision = config.model, config.train.precision.value
+    built = build_model(model.name, model.options, data, seed=config.seed, user_file=config.user, precision=precision)
+    return built, data
 
 
 def parameters_of(model: keras.Model, precision: str) -> list[Parameter]:

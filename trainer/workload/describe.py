@@ -32,21 +32,15 @@ def answer(question: Question) -> dict[str, Any]:
     except ValueError as error:
         if user is not None and any(Path(f.filename) == Path(user).resolve() for f in _frames(error)):
             return _failure(error)  # an error of the user's code, not of the command
+        key = f"model={model['name']} data={data['name']}"
         remedy = "python -m trainer --help lists the names, conf/ their options"
-        return {
-            "problem": {"key": f"model={model['name']} data={data['name']}", "message": str(error), "remedy": remedy}
-        }
+        return {"problem": {"key": key, "message": str(error), "remedy": remedy}}
     except Exception as error:  # a user's function may raise anything
         return _failure(error)
+    counts = data_set.train.count, data_set.evaluate.count
+    layers = tuple(step.layers_of(built))
     description = Description(
-        tuple(parameters),
-        data_set.input_shape,
-        data_set.classes,
-        data_set.train.count,
-        data_set.evaluate.count,
-        tuple(step.layers_of(built)),
-        flops.forward,
-        flops.uncounted,
+        tuple(parameters), data_set.input_shape, data_set.classes, *counts, layers, flops.forward, flops.uncounted
     )
     return {"description": to_json(description)}
 
@@ -56,7 +50,6 @@ def _frames(error: Exception) -> traceback.StackSummary:
 
 
 def _failure(error: Exception) -> dict[str, Any]:
-
     place = _frames(error)[-1]
     text = f"{place.filename}, line {place.lineno}, in {place.name}: {type(error).__name__}: {error}"
     return {"failure": text, "exit_code": exit_code_of(error)}

@@ -1,8 +1,9 @@
 """Puts layers of a model on other devices than their replica's."""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -29,19 +30,27 @@ def pinned(
     def place(operation: tf.Operation) -> str:
         device = tf.DeviceSpec.from_string(operation.device)
         _, is_backward, name = operation.name.rpartition("gradient_tape/")
-        inside = (
-            [s for s, path in called.items() if path in devices and name.startswith(f"{s}/")] if is_backward else []
-        )
-        if inside:
+        if is_backward and (
+            inside := [scope for scope, path in called.items() if path in devices and name.startswith(f"{scope}/")]
+        ):
             device = device.make_merged_spec(tf.DeviceSpec.from_string(devices[called[max(inside, key=len)]]))
         return str(device.to_string())
 
-    own = [vars(layer).get("call") for layer in layers]  # as `layer.call = tf.function(layer.call)` leaves it
+    placed = tf.compat.v1.device(place) if devices else nullcontext()
+    with replaced_calls(layers, lambda layer: _call_on(devices.get(layer.path), layer, called)), placed:
+        yield
+
+
+@contextmanager
+def replaced_calls(
+    layers: Sequence[keras.Layer], replacement: Callable[[keras.Layer], Callable[..., Any]]
+) -> Iterator[None]:
+    """Replaces the `call` of some layers, which may be an attribute: `layer.call = tf.function(layer.call)`."""
+    own = [vars(layer).get("call") for layer in layers]
     for layer in layers:
-        object.__setattr__(layer, "call", _call_on(devices.get(layer.path), layer, called))
+        object.__setattr__(layer, "call", replacement(layer))
     try:
-        with tf.compat.v1.device(place) if devices else nullcontext():
-            yield
+        yield
     finally:
         for layer, call in zip(layers, own, strict=True):
             if call is None:

@@ -19,7 +19,8 @@ from trainer.workload.loss_scale import LOWEST
 Tensors = Mapping[str, tf.Tensor]  # by parameter path
 Batch = tuple[tf.Tensor, tf.Tensor]  # features [N, ...], labels [N, ...]
 # (parameters, state, seed, batch, loss scale) -> (gradients, state', loss, accuracy)
-Pass = Callable[..., tuple[Tensors, Tensors, tf.Tensor, tf.Tensor]]
+PassOutput = tuple[Tensors, Tensors, tf.Tensor, tf.Tensor]
+Pass = Callable[[Tensors, Tensors, tf.Tensor, Batch, tf.Tensor | None], PassOutput]
 Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]  # (labels, outputs) -> [N] losses
 
 
@@ -32,9 +33,8 @@ def parameters_of(model: keras.Model) -> list[Parameter]:
     trainable = {id(v) for v in model.trainable_variables}
     parameters = [Parameter(v.path, tuple(v.shape), id(v) in trainable) for v in model.variables if not _is_seed(v)]
     paths = [p.path for p in parameters]
-    for path in paths:
-        if paths.count(path) > 1:
-            raise ValueError(f"two variables of the model are named {path!r}; give its layers different names")
+    if twice := [path for path in paths if paths.count(path) > 1]:
+        raise ValueError(f"two variables of the model are named {twice[0]!r}; give its layers different names")
     for v in model.variables:
         if not _is_seed(v) and v.dtype != "float32":
             raise ValueError(f"variable {v.path!r} is {v.dtype}; a model's variables must be float32")
@@ -75,7 +75,7 @@ def make_step(
     """Makes step(parameters, state, seed, features, labels, loss_scale=None) -> StepOutput.
 
     Args:
-        model: a Keras model whose outputs are logits (or values, for mean_squared_error).
+        model: its outputs are logits, or values for mean_squared_error.
         loss: a LossName.
         accumulate: number of parts in which the batch is computed, one after another; the result is their mean.
         layers: device by layer path; the backward pass of a layer runs where its forward pass does.
@@ -91,7 +91,7 @@ def make_step(
 
     def whole(
         parameters: Tensors, state: Tensors, seed: tf.Tensor, batch: Batch, loss_scale: tf.Tensor | None
-    ) -> tuple[Tensors, Tensors, tf.Tensor, tf.Tensor]:
+    ) -> PassOutput:
         features, labels = batch
         weights = [parameters[path] for path in trainable]
         with nullcontext() if jit else fused(model), pinned(model, layers or {}, scopes):
@@ -124,9 +124,8 @@ def make_step(
         loss_scale: tf.Tensor | None = None,
     ) -> StepOutput:
         run = whole if accumulate == 1 else _in_parts(whole, accumulate)
-        gradients, moved, value, accuracy_of = run(
-            parameters, _of_model(model, state), seed, (features, labels), loss_scale
-        )
+        own = {v.path: state[v.path] for v in model.non_trainable_variables if not _is_seed(v)}  # without a loss scale
+        gradients, moved, value, accuracy_of = run(parameters, own, seed, (features, labels), loss_scale)
         return StepOutput(gradients, moved, value, accuracy_of, *_check_finite(gradients, value, loss_scale))
 
     return step
@@ -135,7 +134,7 @@ def make_step(
 def _check_finite(
     gradients: Tensors, loss: tf.Tensor, loss_scale: tf.Tensor | None
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns (overflow, bad, finite) of an `StepOutput`."""
+    """Returns (overflow, bad, finite) of a `StepOutput`."""
     finite = tf.stack([tf.reduce_all(tf.math.is_finite(values)) for values in (loss, *gradients.values())])
     if loss_scale is None:
         return tf.constant(0.0), 1.0 - tf.cast(tf.reduce_all(finite), tf.float32), finite
@@ -149,7 +148,7 @@ def _in_parts(run: Pass, count: int) -> Pass:
 
     def in_parts(
         parameters: Tensors, state: Tensors, seed: tf.Tensor, batch: Batch, loss_scale: tf.Tensor | None
-    ) -> tuple[Tensors, Tensors, tf.Tensor, tf.Tensor]:
+    ) -> PassOutput:
         parts = [tf.reshape(values, [count, -1, *values.shape[1:]]) for values in batch]
 
         def add(
@@ -221,11 +220,6 @@ LOSSES: dict[str, Loss] = {
     "binary_crossentropy": _binary_crossentropy,
     "mean_squared_error": _squared_error,
 }
-
-
-def _of_model(model: keras.Model, state: Tensors) -> Tensors:
-    """The model's part of the state; the loss scale is the trainer's."""
-    return {v.path: state[v.path] for v in model.non_trainable_variables if not _is_seed(v)}
 
 
 def _is_seed(variable: keras.Variable) -> bool:

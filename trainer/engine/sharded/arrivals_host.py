@@ -58,7 +58,7 @@ class ArrivalsHost(ShardHost):
             self.tag_feed = v1.placeholder(tf.int64, [])
             self.counts_feed = v1.placeholder(tf.int64, self.counts.shape)
             self._ticket_feed = v1.placeholder(tf.int64, [])
-            self._next = self._make_next()
+            self._next = self.next_arrival()
             self._drop = [pushes.dequeue().op for pushes in self.shared.pushes]
             self._give = [self.give(worker) for worker in range(self.workers)]
             self._forget = [self._make_forget(worker) for worker in range(self.workers)]
@@ -96,21 +96,19 @@ class ArrivalsHost(ShardHost):
                 self.let_go()
             elif is_over:
                 self._answer_by_dropping(arrival.worker)
-            elif self._take(arrival, arrived_at):
+            else:
+                self._arrived_at[f"worker:{arrival.worker}"] = arrived_at
+                if not self.take(arrival):
+                    continue
                 self.step += 1
                 is_over = self.step >= steps
                 if self.record:
                     now = time.time()
-                    self.record(
-                        self.step, Stamps(updated_at, now, {"wait": arrived_at, "apply": now}, dict(self._arrived_at))
-                    )
+                    ends = {"wait": arrived_at, "apply": now}
+                    self.record(self.step, Stamps(updated_at, now, ends, dict(self._arrived_at)))
                     updated_at = now
                 self._arrived_at.clear()
                 on_update(self.step, waited)
-
-    def _take(self, arrival: Arrival, arrived_at: float) -> bool:
-        self._arrived_at[f"worker:{arrival.worker}"] = arrived_at
-        return self.take(arrival)
 
     def owes(self, worker: int) -> bool:
         """Whether a push of a worker will still be answered with a token."""
@@ -208,15 +206,13 @@ class ArrivalsHost(ShardHost):
         self._run_hold = [callable_of(op, [self._ticket_feed, self.counts_feed]) for op in self._hold]
         self._run_raise_stop = callable_of(self._raise_stop, list(self._at(0)))
         self._generation, self.step = self.read_tag()
-        self._handed = (
-            self.step
-        )  # tokens of this generation grow from the first one, which said that the state is loaded
+        self._handed = self.step  # tokens of this generation grow from the first one, which said: the state is loaded
 
     def apply_feeds(self) -> list[tf.Tensor]:
         """What `apply` is fed besides the tag, the counts and the place."""
         return []
 
-    def _make_next(self) -> tf.Tensor:
+    def next_arrival(self) -> tf.Tensor:
         return self.log.arrivals.dequeue()
 
     def _make_forget(self, worker: int) -> tf.Operation:
@@ -233,8 +229,7 @@ class ArrivalsHost(ShardHost):
     def _make_raise_stop(self) -> tf.Operation:
         at = self.shard.metrics_offset + STOP
         flat = self.shared.flat.read_value()
-        raised = tf.concat([flat[:at], [1.0], flat[at + 1 :]], 0)
-        return tf.group(*self.assign_flat(raised))
+        return tf.group(*self.assign_flat(tf.concat([flat[:at], [1.0], flat[at + 1 :]], 0)))
 
     @abstractmethod
     def _make_apply(self, worker: int) -> tf.Operation:

@@ -15,12 +15,7 @@ class BackupHost(ArrivalsHost):
     """Updates when a quorum of gradients of the shard's step has arrived; later ones are dropped and counted."""
 
     def __init__(self, *, quorum: int, **options: Any) -> None:
-        """Builds the host's graph.
-
-        Args:
-            quorum: workers that an update waits for.
-            options: of `ShardHost`.
-        """
+        """Builds the host's graph; an update waits for `quorum` workers; the options are of `ShardHost`."""
         self._quorum = quorum
         self._chosen: list[int] = []
         self._chosen_feed: Any = None
@@ -63,7 +58,7 @@ class BackupHost(ArrivalsHost):
         super()._prepare()
         self._run_keep = [self.session.make_callable(op) for op in self._keep]
 
-    def _make_next(self) -> tf.Tensor:
+    def next_arrival(self) -> tf.Tensor:
         """The first shard's host takes what arrives and passes it on; the others take it in the same order."""
         if self.shard.index > 0:
             return self.log.order.dequeue()

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from trainer.config.schema import OptimizerConfig
 from trainer.engine.instruments import failpoint, run_traced
-from trainer.engine.sharded.resources import GENERATION_STRIDE, device_of, share
+from trainer.engine.sharded.resources import GENERATION_STRIDE, device_of, share, tag_of
 from trainer.engine.update import Exchange, is_scaled, make_update, squares_order
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.wire import FLOAT32, VectorWire
@@ -50,10 +50,9 @@ class ShardHost(ABC):
 
         Args:
             shards: all shards of the plan; this host holds the one at `index`.
-            workers: how many push.
+            workers: that push.
             parameters: the device that holds the vectors.
             has_log: whether updates follow a log of arrivals, as under async and backup.
-            wire: how vectors travel.
             profiles: whether updates are stamped, for `record`.
         """
         self.shards, self.shard, self.optimizer, self.workers = shards, shards[index], optimizer, workers
@@ -115,8 +114,7 @@ class ShardHost(ABC):
         return fetched
 
     def tag(self) -> tf.Tensor:
-        generation, step = tf.unstack(tf.cast(packing.tags_of(self.shared.flat.read_value(), self.shard), tf.int64))
-        return generation * GENERATION_STRIDE + step
+        return tag_of(self.shared.flat.read_value(), self.shard)
 
     def hand_out_tokens(self) -> tf.Operation:
         """A token of the shard's step for every worker."""
@@ -144,9 +142,7 @@ class ShardHost(ABC):
             new, moved = self._update_shard(flat, slots, packed, generation, step, chosen)
             previous = []
             if self.shared.before is not None:
-                with tf.control_dependencies(
-                    [new]
-                ):  # a rejoining worker may need it while the host waits for gradients
+                with tf.control_dependencies([new]):  # while the host waits, a rejoining worker may need it
                     previous = [self.shared.before.assign(flat, read_value=False)]  # by reference
             with tf.control_dependencies(previous):  # so that both can be read once the new vector can
                 assigned = self.assign_flat(new, packed)
@@ -206,8 +202,7 @@ class ShardHost(ABC):
         return self._exchange(squares)
 
     def _make_load(self) -> tf.Operation:
-        loaded = tf.nest.flatten(self.shared.loads.dequeue())  # a queue of one component returns no list
-        flat, *slots = loaded
+        flat, *slots = tf.nest.flatten(self.shared.loads.dequeue())  # a queue of one component returns no list
         assigned: list[tf.Operation] = []
         for variable, value in zip(self.shared.slots.values(), slots, strict=True):
             with tf.control_dependencies(assigned):

@@ -29,11 +29,7 @@ class PrefetchGraph(NamedTuple):
 
 
 def build_prefetch(links: Sequence[Link], here: str) -> PrefetchGraph:
-    """Adds to the default graph a queue for one message of each shard, between the run that pulls and the step.
-
-    Args:
-        here: the worker's device.
-    """
+    """Adds a queue for one message of each shard, on the worker's device `here`, from which the step takes it."""
     queues, pulled = [], []
     for link in links:
         message = link.pull(GraphClock(is_wanted=False))
@@ -51,11 +47,7 @@ class Prefetch:
     """Calls `pull` again and again in a thread; a call ends when its result has a place, so it is one ahead of use."""
 
     def __init__(self, pull: Callable[[], object], *, fail: Callable[[], object]) -> None:
-        """Prepares the thread; `start` starts it.
-
-        Args:
-            fail: called when `pull` has raised, so that nobody waits for what will not come.
-        """
+        """Prepares the thread; `fail` is called when `pull` has raised, so that nobody waits for a result."""
         self._pull, self._fail = pull, fail
         self._changed = threading.Condition()
         self._pulled = self._used = 0
@@ -67,13 +59,12 @@ class Prefetch:
         """Prefetches with the operations of a worker's graph."""
 
         def fail() -> None:
-            with contextlib.suppress(tf.errors.OpError, RuntimeError):  # a closed session has told everybody already
+            with contextlib.suppress(tf.errors.OpError, RuntimeError):  # a closed session has ended every wait already
                 session.run(graph.closed)
 
         return cls(lambda: session.run(graph.pulled), fail=fail)
 
     def start(self) -> None:
-        """Starts the thread, unless it has been started."""
         if not self.is_started:
             self.is_started = True
             threading.Thread(target=self._run, name="prefetch", daemon=True).start()
@@ -84,11 +75,7 @@ class Prefetch:
             self._used += 1
 
     def wait(self) -> None:
-        """Blocks until there is a result that was not taken.
-
-        Raises:
-            Exception: what `pull` raised.
-        """
+        """Blocks until there is a result that was not taken; raises what `pull` raised."""
         with self._changed:
             self._changed.wait_for(lambda: self._pulled > self._used or self._error is not None)
         self.check()

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from trainer.engine.sharded.resources import GENERATION_STRIDE, JOIN, Link, take
+from trainer.engine.sharded.resources import GENERATION_STRIDE, JOIN, Link, tag_of, take
 from trainer.engine.step_result import StepResult
 from trainer.engine.vectors import packing
 from trainer.plan.strategy import Strategy
@@ -35,11 +35,7 @@ class Rejoin:
     """The state that a worker finds when it starts, and under sync the step with which it rejoins."""
 
     def __init__(self, links: Sequence[Link], here: str) -> None:
-        """Adds what reads the state to the default graph.
-
-        Args:
-            here: the worker's device.
-        """
+        """Adds what reads the state to the default graph; `here` is the worker's device."""
         self.is_due = False  # the next step needs no tokens
         self._links = links
         with tf.device(here):
@@ -125,10 +121,9 @@ def _is_first(link: Link) -> tf.Tensor:
 def _take_place(link: Link, tag: tf.Tensor) -> tf.Operation:
     """Gives this worker a token of the shard's step, whoever took the one before it, and makes it count."""
     with tf.device(link.device):
-        tags = packing.tags_of(link.shared.flat.read_value(), link.shard)
-        generation, step = tf.unstack(tf.cast(tags, tf.int64))
+        now = tag_of(link.shared.flat.read_value(), link.shard)
         with tf.control_dependencies([link.seen.assign(tag - 1, read_value=False)]):
-            return link.tokens.enqueue(generation * GENERATION_STRIDE + step)
+            return link.tokens.enqueue(now)
 
 
 def _pull_without_token(link: Link, tag: tf.Tensor) -> tf.Tensor:

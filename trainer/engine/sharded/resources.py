@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from trainer.engine.instruments import GraphClock
 from trainer.engine.sharded.staleness import COLUMNS
+from trainer.engine.vectors import packing
 from trainer.engine.vectors.wire import FLOAT32, VectorWire
 from trainer.plan.layout import Shard
 
@@ -29,6 +30,12 @@ def device_of(task: str, device: str = "cpu:0") -> str:
     return f"/job:{job}/task:{index}/{device.lstrip('/')}"
 
 
+def tag_of(vector: tf.Tensor, shard: Shard) -> tf.Tensor:
+    """The generation and step of a shard's vector as one number that grows with both."""
+    generation, step = tf.unstack(tf.cast(packing.tags_of(vector, shard), tf.int64))
+    return generation * GENERATION_STRIDE + step
+
+
 @dataclass(frozen=True)
 class Log:
     """The order in which gradients arrived at a host of async or backup, and copies of its state on request."""
@@ -38,7 +45,7 @@ class Log:
     held: list[Any]  # per worker, queue of its tickets: a copy was made
     held_flat: Any  # [size] float32 variable
     held_slots: dict[str, Any]  # [trainable_size] float32 variables
-    contributions: Any  # [workers, COLUMNS] int64 variable, see contributions.py
+    contributions: Any  # [workers, COLUMNS] int64 variable, see staleness.py
     joined: list[Any]  # per worker, queue of its tickets: the host knows that a new process has its place
 
 
@@ -72,7 +79,6 @@ def share(
     Args:
         parameters: the host's device that holds the vectors; queues, and what is sent, are in its memory.
         has_log: whether updates follow a log of arrivals, as under async and backup.
-        wire: how vectors travel.
     """
     prefix = f"shard{shard.index}"
 
@@ -149,7 +155,7 @@ class Link:
     def pull(self, clock: GraphClock) -> tf.Tensor:
         """Waits for this worker's token and reads its message."""
         with tf.device(self.device):
-            token = take(self.tokens, not_after(self.seen))
+            token = self._take_token()
             clock.end("wait", [token], on=self.shard.host)
             with tf.control_dependencies([self.seen.assign(token, read_value=False)]):
                 return (self.shared.sent[self.worker] if self.shared.sent else self.shared.flat).read_value()
@@ -157,7 +163,11 @@ class Link:
     def wait(self) -> tf.Operation:
         """Waits for the token of the next step, and gives it back."""
         with tf.device(self.device):
-            return self.tokens.enqueue(take(self.tokens, not_after(self.seen)))
+            return self.tokens.enqueue(self._take_token())
+
+    def _take_token(self) -> tf.Tensor:
+        """Drops tokens that are not newer than the last one that was taken."""
+        return take(self.tokens, lambda tag: tag <= self.seen.read_value())
 
 
 def log_queue(shard: Shard, name: str, workers: int) -> Any:
@@ -170,21 +180,14 @@ def log_queue(shard: Shard, name: str, workers: int) -> Any:
 
 def drain(queue: Any) -> tf.Operation:
     """Empties a queue that no other operation takes from."""
-    return tf.while_loop(
-        lambda left: left > 0, lambda left: (_without(queue, left),), (queue.size(),), parallel_iterations=1
-    )[0].op
 
+    def drop_one(left: tf.Tensor) -> tuple[tf.Tensor]:
+        with tf.control_dependencies(tf.nest.flatten(queue.dequeue())):
+            return (left - 1,)
 
-def _without(queue: Any, left: tf.Tensor) -> tf.Tensor:
-    with tf.control_dependencies(tf.nest.flatten(queue.dequeue())):
-        return left - 1
+    return tf.while_loop(lambda left: left > 0, drop_one, (queue.size(),), parallel_iterations=1)[0].op
 
 
 def take(queue: Any, stale: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
     """Takes from a queue, dropping what is stale."""
     return tf.while_loop(stale, lambda _: (queue.dequeue(),), (queue.dequeue(),), parallel_iterations=1)[0]
-
-
-def not_after(seen: Any) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Whether a token is not newer than the last one that was taken."""
-    return lambda tag: tag <= seen.read_value()

@@ -59,13 +59,9 @@ class ShardedEngine(SessionEngine):
             self._prefetch = Prefetch.of(self._built.prefetch, self.session)
 
     def load(self, snapshot: Snapshot, *, generation: int) -> None:
-        feeds = {}
-        for shard, (flat, *slots) in zip(self._spec.shards, self._load.feeds, strict=True):
-            feeds[flat] = snapshot.flat(shard, generation=generation)
-            feeds |= {
-                feed: snapshot.slot(shard, name, fill)
-                for feed, (name, fill) in zip(slots, self._spec.slots.items(), strict=True)
-            }
+        feeds: dict[Any, np.ndarray] = {}
+        for shard, fed in zip(self._spec.shards, self._load.feeds, strict=True):
+            feeds |= zip(fed, snapshot.to_flats(shard, self._spec.slots, generation=generation), strict=True)
         self.session.run(self._load.loads, feeds)
 
     def held(self) -> int:

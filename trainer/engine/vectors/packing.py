@@ -48,7 +48,7 @@ def pieces_of(
 
     Args:
         gradients, state: by path, whole; only the shard's own parts are read.
-        metrics: [k], the first k of placement.METRICS.
+        metrics: [k], the first k of layout.METRICS.
         header: [LANES], as it was pulled.
     """
     trainable = [_pad(gradients[piece.path], piece) for piece in shard.trainable]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,8 +62,7 @@ class Snapshot:
         loss, accuracy, _, _, bad = flats[0][shards[0].metrics_offset :][: len(METRICS)].tolist()
         return cls(step, parameters, state, named, (loss, accuracy), int(bad))
 
-    def flat(self, shard: Shard, *, generation: int) -> np.ndarray:
-        return packing.to_flat(shard, self.parameters | self.state, generation=generation, step=self.step)
-
-    def slot(self, shard: Shard, name: str, fill: float) -> np.ndarray:
-        return packing.to_slot(shard, self.slots.get(name), fill)
+    def to_flats(self, shard: Shard, fills: Mapping[str, float], *, generation: int) -> list[np.ndarray]:
+        """What a shard is loaded with: its vector, then its slots; `fills` has the first value of each slot."""
+        flat = packing.to_flat(shard, self.parameters | self.state, generation=generation, step=self.step)
+        return [flat, *(packing.to_slot(shard, self.slots.get(name), fill) for name, fill in fills.items())]

@@ -42,8 +42,12 @@ def from_arrays(
     parts = {"train": train, "evaluate": evaluate}
     features = {part: _features(x, f"{source}, {part} features") for part, (x, _) in parts.items()}
     labels = {part: _labels(y, f"{source}, {part} labels") for part, (_, y) in parts.items()}
-    for part in parts:
-        _check_lengths(features[part], labels[part], f"{source}, {part}")
+    for part, x in features.items():
+        if len(x) != len(y := labels[part]):
+            raise DataError(
+                f"{source}, {part}: {len(x)} features but {len(y)} labels; there must be one label for each example, "
+                f"features {list(x.shape)}, labels {list(y.shape)}"
+            )
     _check_alike(features, f"{source}, features")
     _check_alike(labels, f"{source}, labels")
     classes = classes or _count_classes(labels)
@@ -52,8 +56,7 @@ def from_arrays(
     if scale is None:
         scale = 1 / 255 if features["train"].dtype == np.uint8 else 1.0
     fetch = _gather(scale)
-    arrays = {part: (_align(features[part]), _align(labels[part])) for part in parts}
-    sets = {part: Examples(len(arrays[part][0]), arrays[part], fetch) for part in parts}
+    sets = {p: Examples(len(features[p]), (_align(features[p]), _align(labels[p])), fetch) for p in parts}
     return DataSet(sets["train"], sets["evaluate"], features["train"].shape[1:], classes)
 
 
@@ -122,14 +125,6 @@ def _finite(array: np.ndarray, name: str) -> np.ndarray:
     return array
 
 
-def _check_lengths(features: np.ndarray, labels: np.ndarray, name: str) -> None:
-    if len(features) != len(labels):
-        raise DataError(
-            f"{name}: {len(features)} features but {len(labels)} labels; there must be one label for each example, "
-            f"features {list(features.shape)}, labels {list(labels.shape)}"
-        )
-
-
 def _check_alike(parts: dict[str, np.ndarray], name: str) -> None:
     """Raises DataError unless the examples of both parts have the same shape, and both or neither are floats."""
     train, evaluate = parts["train"], parts["evaluate"]
@@ -141,9 +136,8 @@ def _check_alike(parts: dict[str, np.ndarray], name: str) -> None:
 
 
 def _count_classes(labels: dict[str, np.ndarray]) -> int:
-    train = labels["train"]
-    if train.dtype.kind == "f":
-        return int(train.shape[-1])
+    if labels["train"].dtype.kind == "f":
+        return int(labels["train"].shape[-1])
     return max(int(part.max()) for part in labels.values()) + 1
 
 

@@ -50,9 +50,7 @@ def training_iterator(
     indices = _training_indices(examples, seed=seed, batch_size=batch_size, replica=replica, replicas=replicas)
     with tf.device("/cpu:0"):
         arrays = tuple(tf.constant(array) for array in examples.arrays)
-        steps = tf.data.Dataset.range(start, stop)
-        fetch = tf.autograph.experimental.do_not_convert(lambda step: (step, *examples.fetch(indices(step), arrays)))
-        return iter(steps.map(fetch).prefetch(AHEAD).with_options(_options()))
+        return iter(_dataset(examples, indices, arrays, start, stop))
 
 
 def _training_indices(
@@ -84,18 +82,19 @@ def _batches(examples: Examples, indices: Callable[[tf.Tensor], tf.Tensor], *, s
         # Placeholders, because a graph definition with its constants is limited to 2 GB and is sent to every task.
         arrays = tuple(tf.compat.v1.placeholder(array.dtype, array.shape) for array in examples.arrays)
         first = tf.compat.v1.placeholder(tf.int64, [], name="start")
-        steps = tf.data.Dataset.range(first, stop)
-        # AutoGraph would write a temporary file for each function, which a killed task leaves behind.
-        fetch = tf.autograph.experimental.do_not_convert(lambda step: (step, *examples.fetch(indices(step), arrays)))
-        batches = steps.map(fetch)
-        iterator = tf.compat.v1.data.make_initializable_iterator(batches.prefetch(AHEAD).with_options(_options()))
+        dataset = _dataset(examples, indices, arrays, first, stop)
+        iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
         step, features, labels = iterator.get_next()
     feed_dict = {**dict(zip(arrays, examples.arrays, strict=True)), first: start}
     return Batches(step, features, labels, iterator.initializer, feed_dict, first)
 
 
-def _options() -> tf.data.Options:
-    """Always the same order, and one thread: the cores belong to the replica."""
+def _dataset(
+    examples: Examples, indices: Callable[[tf.Tensor], tf.Tensor], arrays: tuple[tf.Tensor, ...], start: Any, stop: int
+) -> tf.data.Dataset:
+    """The batches of the steps, always in the same order, on one thread: the cores belong to the replica."""
+    # AutoGraph would write a temporary file for each function, which a killed task leaves behind.
+    fetch = tf.autograph.experimental.do_not_convert(lambda step: (step, *examples.fetch(indices(step), arrays)))
     options = tf.data.Options()
     # The default optimizations copy every array that is gathered from into a graph definition, twice.
     options.experimental_optimization.apply_default_optimizations = False
@@ -103,4 +102,4 @@ def _options() -> tf.data.Options:
     options.autotune.enabled = False
     options.threading.private_threadpool_size = 1
     options.threading.max_intra_op_parallelism = 1
-    return options
+    return tf.data.Dataset.range(start, stop).map(fetch).prefetch(AHEAD).with_options(options)

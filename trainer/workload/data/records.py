@@ -66,8 +66,7 @@ def masked_crc32c(rows: np.ndarray) -> np.ndarray:
     table, crc = _crc32c_table(), np.full(len(rows), 0xFFFFFFFF, np.uint32)
     for column in rows.T:
         crc = table[(crc ^ column) & 0xFF] ^ (crc >> np.uint32(8))
-    crc = ~crc
-    return ((crc >> np.uint32(15)) | (crc << np.uint32(17))) + np.uint32(0xA282EAD8)
+    return ((~crc >> np.uint32(15)) | (~crc << np.uint32(17))) + np.uint32(0xA282EAD8)
 
 
 @functools.cache

@@ -67,11 +67,9 @@ def tfrecord(
     """
     layout = Format(feature, label, encoding, tuple(shape), classes)
     _check_options(layout, compression)
-    sets = {
-        option: _examples(pattern, layout, option=option, verify=verify, expected=expected)
-        for option, pattern, expected in (("train", train, train_examples), ("evaluate", evaluate, evaluate_examples))
-    }
-    return DataSet(sets["train"], sets["evaluate"], layout.shape, classes)
+    to_train = _examples(train, layout, option="train", verify=verify, expected=train_examples)
+    to_evaluate = _examples(evaluate, layout, option="evaluate", verify=verify, expected=evaluate_examples)
+    return DataSet(to_train, to_evaluate, layout.shape, classes)
 
 
 def _check_options(layout: Format, compression: str) -> None:
@@ -136,10 +134,8 @@ def _find_problem(record: bytes, layout: Format) -> str | None:
         features = tf.train.Example.FromString(record).features.feature
     except DecodeError:
         return "is not a tf.train.Example; write the file with tf.train.Example(...).SerializeToString()"
-    for key, option, kind in (
-        (layout.feature, "feature", ENCODINGS[layout.encoding]),
-        (layout.label, "label", "int64_list"),
-    ):
+    wanted = (layout.feature, "feature", ENCODINGS[layout.encoding]), (layout.label, "label", "int64_list")
+    for key, option, kind in wanted:
         if key not in features:
             return f"has no feature {key!r}, it holds {sorted(features)}; type data.options.{option}=NAME"
         actual = features[key].WhichOneof("kind")
@@ -208,9 +204,8 @@ def _fetch(
         records, names = tf.numpy_function(functools.partial(read_at, paths), places, [tf.string, tf.string])
         records.set_shape(indices.shape)
         names.set_shape(indices.shape)
-        feature = tf.io.FixedLenFeature(layout.shape, tf.float32)
-        if layout.encoding != "float":
-            feature = tf.io.FixedLenFeature([], tf.string)
+        is_float = layout.encoding == "float"
+        feature = tf.io.FixedLenFeature(layout.shape if is_float else [], tf.float32 if is_float else tf.string)
         wanted = {layout.feature: feature, layout.label: tf.io.FixedLenFeature([], tf.int64)}
         parsed = tf.io.parse_example(records, wanted, example_names=names)
         return _decode(parsed[layout.feature], layout), parsed[layout.label]
@@ -227,10 +222,10 @@ def _decode(feature: tf.Tensor, layout: Format) -> tf.Tensor:
     if layout.encoding == "raw":
         values = tf.reshape(tf.io.decode_raw(feature, tf.uint8), [-1, *layout.shape])
     else:
-
-        def decode(image: tf.Tensor) -> tf.Tensor:
-            return tf.ensure_shape(tf.io.decode_png(image, channels=layout.shape[2]), layout.shape)
-
-        values = tf.map_fn(decode, feature, fn_output_signature=tf.TensorSpec(layout.shape, tf.uint8))
+        values = tf.map_fn(
+            lambda image: tf.ensure_shape(tf.io.decode_png(image, channels=layout.shape[2]), layout.shape),
+            feature,
+            fn_output_signature=tf.TensorSpec(layout.shape, tf.uint8),
+        )
     values = tf.ensure_shape(values, [*feature.shape, *layout.shape])
     return tf.cast(values, tf.float32) * (1 / 255)

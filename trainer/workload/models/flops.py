@@ -4,16 +4,20 @@ A multiplication and the addition after it are two operations. As in the literat
 out: activations, normalization, pooling, dropout.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    import keras
+import keras
+import tensorflow as tf
+from keras.src.layers.convolutional.base_conv import BaseConv
+from keras.src.layers.convolutional.base_conv_transpose import BaseConvTranspose
+from keras.src.layers.convolutional.base_depthwise_conv import BaseDepthwiseConv
+from keras.src.layers.convolutional.base_separable_conv import BaseSeparableConv
+
+from trainer.workload.layer_devices import replaced_calls
 
 Shapes = tuple[tuple[int, ...], ...]  # without the examples' dimension
 
@@ -34,11 +38,7 @@ class _Call(NamedTuple):
 
 
 def flops_of(model: keras.Model, input_shape: Sequence[int]) -> Flops:
-    """Counts the forward pass of one example.
-
-    Args:
-        input_shape: [...] of one example.
-    """
+    """Counts the forward pass of one example [...]."""
     calls = _calls_in_graph(model)
     if calls is None:
         calls = _traced_calls(model, input_shape)
@@ -49,19 +49,13 @@ def flops_of(model: keras.Model, input_shape: Sequence[int]) -> Flops:
 
 def _forward(call: _Call) -> int | None:
     """Operations of one use; None if no rule counts them."""
-    import keras
-    from keras.src.layers.convolutional.base_conv import BaseConv
-    from keras.src.layers.convolutional.base_conv_transpose import BaseConvTranspose
-    from keras.src.layers.convolutional.base_depthwise_conv import BaseDepthwiseConv
-    from keras.src.layers.convolutional.base_separable_conv import BaseSeparableConv
-
     layer, out = call.layer, math.prod(call.outputs[0])
     if isinstance(layer, keras.layers.Dense):
         return 2 * out * int(call.inputs[0][-1])
     if isinstance(layer, keras.layers.EinsumDense):
-        contracted = set(layer.equation.split(",")[1].split("->")[0]) - set(layer.equation.split("->")[1])
-        kernel = dict(zip(layer.equation.split(",")[1].split("->")[0], layer.kernel.shape, strict=True))
-        return 2 * out * math.prod(kernel[label] for label in contracted)
+        labels, output = layer.equation.split(",")[1].split("->")
+        sizes = dict(zip(labels, layer.kernel.shape, strict=True))
+        return 2 * out * math.prod(size for label, size in sizes.items() if label not in output)
     if isinstance(layer, BaseConv):
         return 2 * out * math.prod(layer.kernel.shape[:-1])
     if isinstance(layer, BaseConvTranspose):
@@ -71,9 +65,7 @@ def _forward(call: _Call) -> int | None:
     if isinstance(layer, BaseSeparableConv):
         between = out // layer.filters * layer.pointwise_kernel.shape[-2]
         return 2 * between * math.prod(layer.depthwise_kernel.shape[:-2]) + 2 * out * layer.pointwise_kernel.shape[-2]
-    if isinstance(
-        layer, keras.layers.MultiHeadAttention
-    ):  # besides its inner layers: scores, and the values they weigh
+    if isinstance(layer, keras.layers.MultiHeadAttention):  # besides its inner layers: scores, and a weighted sum
         queries, keys = math.prod(call.inputs[0][:-1]), math.prod(call.inputs[min(1, len(call.inputs) - 1)][:-1])
         return 2 * queries * keys * layer.num_heads * (layer.key_dim + layer.value_dim)
     by_element = (keras.layers.BatchNormalization, keras.layers.LayerNormalization, keras.layers.GroupNormalization)
@@ -90,8 +82,6 @@ def _own_weights(layer: keras.Layer) -> bool:
 
 def _calls_in_graph(model: keras.Model) -> list[_Call] | None:
     """The uses in a functional model's graph; None if a layer in it calls others in its own code."""
-    import keras
-
     graph = getattr(model, "_functional", None) or model
     calls: list[_Call] = []
     if not hasattr(graph, "_nodes_by_depth"):
@@ -112,23 +102,11 @@ def _calls_in_graph(model: keras.Model) -> list[_Call] | None:
 
 def _traced_calls(model: keras.Model, input_shape: Sequence[int]) -> list[_Call]:
     """The uses in a symbolic call of the model."""
-    import tensorflow as tf
-
     calls: list[_Call] = []
-    layers = list(model._flatten_layers(include_self=False))
-    own = [vars(layer).get("call") for layer in layers]
-    for layer in layers:
-        object.__setattr__(layer, "call", _recording(layer, calls))
-    try:
+    with replaced_calls(list(model._flatten_layers(include_self=False)), lambda layer: _recording(layer, calls)):
         tf.function(lambda features: model(features), autograph=False).get_concrete_function(
             tf.TensorSpec((1, *input_shape), tf.float32)
         )
-    finally:
-        for layer, call in zip(layers, own, strict=True):
-            if call is None:
-                object.__delattr__(layer, "call")
-            else:
-                object.__setattr__(layer, "call", call)
     return calls
 
 
@@ -145,12 +123,7 @@ def _recording(layer: keras.Layer, calls: list[_Call]) -> Callable[..., Any]:
 
 
 def _shapes(tensors: Any) -> Shapes:
-    return tuple(_tensor_shapes(tensors))
-
-
-def _tensor_shapes(tensors: Any) -> Iterator[tuple[int, ...]]:
-    for one in tensors if isinstance(tensors, list | tuple) else [tensors]:
-        if isinstance(one, list | tuple):
-            yield from _tensor_shapes(one)
-        elif getattr(one, "shape", None) is not None:
-            yield tuple(int(size or 1) for size in tuple(one.shape)[1:])
+    if isinstance(tensors, list | tuple):
+        return tuple(itertools.chain.from_iterable(map(_shapes, tensors)))
+    shape = getattr(tensors, "shape", None)
+    return () if shape is None else (tuple(int(size or 1) for size in tuple(shape)[1:]),)
