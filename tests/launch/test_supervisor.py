@@ -85,7 +85,7 @@ class Script:
 
 
 def watched(script: Script, path: Path, monkeypatch: pytest.MonkeyPatch) -> RunOutcome:
-    monkeypatch.setattr(silence, "_read_page", script.page)
+    monkeypatch.setattr(silence, "try_status", script.page)
     config = load([f"timeouts.heartbeat_secs={HEARTBEAT_SECS}", "restart.delay_secs=0.1"])
     made = tuple(
         Task(job, int(index), "", f"{job}:{index}", (), None, 1, 2)

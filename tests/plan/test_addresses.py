@@ -221,10 +221,10 @@ def test_a_tf_config_that_makes_no_sense_is_refused(value, says):
 
 def test_a_tf_config_that_contradicts_the_command_line_is_refused():
     found, _ = adopt({"cluster": GOOD, "task": {"type": "ps", "index": 0}}, "cluster=2ps4w")
-    assert "it is of a cluster 1ps2w, the command line says cluster=2ps4w\n    leave cluster= out" in found
+    assert "it describes cluster 1ps2w, but the command line says cluster=2ps4w\n    leave cluster= out" in found
 
 
 def test_a_tf_config_with_an_evaluator_that_the_command_line_leaves_out_is_refused():
     cluster = GOOD | {"evaluator": ["10.0.0.9:2222"]}
     found, _ = adopt({"cluster": cluster, "task": {"type": "ps", "index": 0}}, "cluster=1ps2w")
-    assert "it is of a cluster 1ps2w1e, the command line says cluster=1ps2w" in found
+    assert "it describes cluster 1ps2w1e, but the command line says cluster=1ps2w" in found

@@ -139,7 +139,7 @@ COMMANDS = [
         ["cluster=2ps4w"],
         tf_config({"cluster": TWO_WORKERS, "task": {"type": "worker", "index": 0}}),
         [
-            "TF_CONFIG: it is of a cluster 2w, the command line says cluster=2ps4w",
+            "TF_CONFIG: it describes cluster 2w, but the command line says cluster=2ps4w",
             "leave cluster= out, or type cluster=2w",
         ],
         id="TF_CONFIG contradicts",

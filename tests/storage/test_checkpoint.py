@@ -354,8 +354,11 @@ def test_a_path_without_a_checkpoint_is_refused(tmp_path, directory, make, probl
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("model=mlp", "it is of model=cnn, this run has model=mlp; choose another directory with run=PATH, or start"),
-        ("optimizer=sgd", "it is of optimizer=adam, this run has optimizer=sgd; choose another directory"),
+        (
+            "model=mlp",
+            "it was saved with model=cnn, but this run has model=mlp; choose another directory with run=PATH, or start",
+        ),
+        ("optimizer=sgd", "it was saved with optimizer=adam, but this run has optimizer=sgd; choose another directory"),
     ],
 )
 def test_a_checkpoint_of_another_model_or_optimizer_is_refused_before_it_is_read(tmp_path, override, says):
@@ -381,7 +384,11 @@ COMMANDS = {
         "it has format 2, this version reads format 1; use",
     ),
     "beyond": (lambda path: None, ["train.steps=50"], "at step 100, but train.steps is 50; use train.steps=100 or"),
-    "optimizer": (lambda path: None, ["optimizer=sgd"], "it is of optimizer=adam, this run has optimizer=sgd; choose"),
+    "optimizer": (
+        lambda path: None,
+        ["optimizer=sgd"],
+        "it was saved with optimizer=adam, but this run has optimizer=sgd; choose",
+    ),
 }
 
 

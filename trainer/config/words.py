@@ -1,9 +1,17 @@
-"""Numbers as a person reads them."""
+"""Numbers and lists as a person reads them."""
+
+from collections.abc import Sequence
 
 
 def count(number: int, what: str) -> str:
     """1 task, 2 tasks."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def some(names: Sequence[object], at_most: int) -> str:
+    """a, b and 3 more."""
+    more = f" and {len(names) - at_most:,} more" if len(names) > at_most else ""
+    return ", ".join(map(str, names[:at_most])) + more
 
 
 def size(nbytes: float) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from trainer.config.schema import TimeoutsConfig
 from trainer.launch.attempts import Attempt, Attempts
 from trainer.launch.restarts import holds_state
-from trainer.observe.peers import read_status
+from trainer.observe.peers import try_status
 from trainer.plan.plan import Plan
 
 FIRST_STEP_TAKES = 10  # times as long as other steps may: it compiles
@@ -40,7 +40,7 @@ class PageReader:
                     attempt.page, attempt.heard_at, attempt.was_asked = page, time.monotonic(), False
                     attempt.peak_bytes = max(attempt.peak_bytes, page["memory_bytes"])
             if name not in self._reads and attempt.code is None:
-                read = self._threads.submit(_read_page, attempt.task.control, self._timeout_secs)
+                read = self._threads.submit(try_status, attempt.task.control, self._timeout_secs)
                 self._reads[name] = attempt.number, read
 
     def close(self) -> None:
@@ -106,10 +106,3 @@ class SilenceWatch:
         has_compiled = attempt.page["first_step_at"] is not None
         age_secs = time.monotonic() - attempt.began_at
         return has_compiled or age_secs > FIRST_STEP_TAKES * self._timeouts.step_secs
-
-
-def _read_page(control: str, timeout_secs: float) -> dict[str, Any] | None:
-    try:
-        return read_status(control, timeout_secs=timeout_secs)
-    except (OSError, ValueError):  # not up yet, leaving, or frozen
-        return None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from trainer.faults import exit_codes
-from trainer.observe.peers import read_status
+from trainer.observe.peers import try_status
 from trainer.plan.plan import Task
 
 # A supervisor kills a silent task after one heartbeat timeout; its peers give it time for that.
@@ -61,7 +61,7 @@ def watch(
     def poll(name: str, peer: Task) -> None:
         while not is_over():
             began = time.monotonic()
-            page = _page(peer.control, timeout_secs / BEATS)
+            page = try_status(peer.control, timeout_secs=timeout_secs / BEATS)
             failure = heartbeats.hear(name, page, time.monotonic(), loses=loses())
             if failure and not is_over():
                 leave(*failure)
@@ -69,10 +69,3 @@ def watch(
 
     for name, peer in heartbeats.peers.items():
         threading.Thread(target=poll, args=(name, peer), name=f"heartbeat {name}", daemon=True).start()
-
-
-def _page(control: str, timeout_secs: float) -> dict[str, Any] | None:
-    try:
-        return read_status(control, timeout_secs=timeout_secs)
-    except (OSError, ValueError):
-        return None

@@ -60,6 +60,14 @@ def read_status(control: str, *, timeout_secs: float) -> dict[str, Any]:
     return page
 
 
+def try_status(control: str, timeout_secs: float) -> dict[str, Any] | None:
+    """Reads a status page; None if it does not answer: the task is not up yet, busy, leaving, or frozen."""
+    try:
+        return read_status(control, timeout_secs=timeout_secs)
+    except (OSError, ValueError):
+        return None
+
+
 def roll_call(
     me: Status,
     peers: Iterable[Task],
@@ -70,7 +78,7 @@ def roll_call(
     may_be_silent: bool = False,
     now: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Waits until every peer is up; reports every ten seconds which ones are missing and why.
+    """Waits until every peer is up; reports every ten seconds which are missing, and why.
 
     Args:
         until: the field of a status page that says whether a peer is up: `is_listening` or `is_ready`.

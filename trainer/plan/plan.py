@@ -136,6 +136,9 @@ class Plan:
     def task(self, job: str, index: int) -> Task:
         return next(task for task in self.tasks if (task.job, task.index) == (job, index))
 
+    def task_named(self, name: str) -> Task:
+        return next(task for task in self.tasks if task.name == name)
+
     def jobs(self) -> dict[str, list[str]]:
         """Addresses by job, in the form `tf.train.ClusterSpec` takes."""
         jobs: dict[str, list[str]] = {}

@@ -40,7 +40,7 @@ def resolve_tf_config(config: RunConfig, text: str) -> list[Problem]:
         return [
             Problem(
                 "TF_CONFIG",
-                f"it is of a cluster {ClusterSize(**sizes)}, the command line says cluster={chosen.name}",
+                f"it describes cluster {ClusterSize(**sizes)}, but the command line says cluster={chosen.name}",
                 f"leave cluster= out, or type cluster={ClusterSize(**sizes)}",
             )
         ]

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.config.words import some
 from trainer.faults import exit_codes
 from trainer.faults.exit_codes import TrainerError
 
@@ -90,10 +91,7 @@ def verify(checkpoint: Checkpoint) -> None:
 
 
 def newest_valid(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Finds the valid checkpoint of the highest step, by manifest and checksum.
-
-    Args:
-        folder: with the checkpoints of a run; it need not exist.
+    """Finds the valid checkpoint of the highest step, by manifest and checksum, in a folder that need not exist.
 
     Returns:
         The checkpoint, or None, and for each newer one why it was skipped. None with reasons means that all checkpoints
@@ -133,11 +131,7 @@ def load(checkpoint: Checkpoint) -> dict[str, NDArray[Any]]:
 
 
 def check_fits(checkpoint: Checkpoint, expected: Shapes) -> None:
-    """Raises a CheckpointError unless a checkpoint holds exactly the tensors a run needs.
-
-    Args:
-        expected: shape of every tensor of the run, by its name in a checkpoint.
-    """
+    """Raises a CheckpointError unless a checkpoint holds exactly the tensors that a run expects, in their shapes."""
     their_slots, our_slots = _slots(checkpoint.tensors), _slots(expected)
     theirs = {name: shape for name, shape in checkpoint.tensors.items() if _slot(name) in our_slots | {None}}
     ours = {name: shape for name, shape in expected.items() if _slot(name) in their_slots | {None}}
@@ -236,9 +230,7 @@ def _slots(names: Shapes) -> set[str | None]:
 
 
 def _some(names: list[Any]) -> str:
-    """The first names of a list, for a message."""
-    more = f" and {len(names) - NAMED_AT_MOST} more" if len(names) > NAMED_AT_MOST else ""
-    return ", ".join(names[:NAMED_AT_MOST]) + more if names else "nothing"
+    return some(names, NAMED_AT_MOST) or "nothing"
 
 
 def _words(shape: tuple[int, ...], dtype: str) -> str:

@@ -43,16 +43,13 @@ def write(
     keep: int,
     release: Release = lambda due: due,
 ) -> Path:
-    """Saves a checkpoint unless a valid one of that step exists, and removes what is no longer needed.
+    """Saves a checkpoint unless a valid one of that step exists; returns its folder, and removes what is not needed.
 
     That is: temporary folders of writers that have ended, and valid checkpoints older than the newest `keep` up to this
     step. Damaged ones stay for inspection until their step is saved again.
 
     Args:
         release: chooses which of the steps that are due are removed; by default all.
-
-    Returns:
-        The checkpoint's folder.
 
     Raises:
         OSError: if the disk fails or is full; earlier checkpoints are untouched, and nothing temporary stays.
@@ -73,11 +70,9 @@ def write(
 
 
 def check_space(folder: Path, nbytes: int, keep: int) -> None:
-    """Fails early if a run's checkpoints will not fit: those it keeps, and one more while it is written.
+    """Fails early if a run's checkpoints of `nbytes` each will not fit: those it keeps, and the one being written.
 
-    Args:
-        folder: where they will be; it need not exist. Checkpoints already there are not counted again.
-        nbytes: of one checkpoint's tensors.
+    The folder need not exist; checkpoints already there are not counted again.
 
     Raises:
         OSError: saying what is needed, what is free and what to do.
@@ -93,13 +88,9 @@ def check_space(folder: Path, nbytes: int, keep: int) -> None:
 
 
 def copy(source: Path, folder: Path, notes: Mapping[str, str]) -> Path:
-    """Copies a checkpoint into another folder atomically, as hard links where the file system has them.
+    """Copies a checkpoint, and notes as files by name, into another folder atomically; returns the copy's folder.
 
-    Args:
-        notes: texts of additional files, by name.
-
-    Returns:
-        The copy's folder.
+    The copies are hard links where the file system has them.
 
     Raises:
         OSError: if the source does not exist, or the disk fails or is full.

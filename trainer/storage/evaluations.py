@@ -37,9 +37,6 @@ class Evaluation:
     accuracy: float
     seconds: float  # spent, with reading the checkpoint
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def read(path: Path) -> list[Evaluation]:
     """Reads evaluations.jsonl but for a line that a crash cut off; nothing if there is no file."""
@@ -87,7 +84,7 @@ def keep_as_best(folder: Path, source: Path, evaluation: Evaluation) -> Path:
     Raises:
         OSError: if the checkpoint does not exist, or the disk fails or is full.
     """
-    copy = checkpoint_writer.copy(source, folder, {NOTE: json.dumps(evaluation.to_json(), indent=1)})
+    copy = checkpoint_writer.copy(source, folder, {NOTE: json.dumps(asdict(evaluation), indent=1)})
     for path in checkpoint.finished(folder):
         if path != copy:
             remove_folder(path)
@@ -95,10 +92,9 @@ def keep_as_best(folder: Path, source: Path, evaluation: Evaluation) -> Path:
 
 
 def release_when_scored(evaluations: Path, *, waiting_at_most: int | None) -> Release:
-    """Keeps the chief's checkpoints until the evaluator has scored them.
+    """Keeps the chief's checkpoints until the evaluator has scored them, or more than `waiting_at_most` wait.
 
-    Args:
-        waiting_at_most: how many to keep for it; None: all, where a launcher ends the run if the evaluator fails.
+    None keeps all of them, where a launcher ends the run if the evaluator fails.
     """
 
     def release(due: Sequence[int]) -> list[int]:
@@ -113,11 +109,7 @@ def release_when_scored(evaluations: Path, *, waiting_at_most: int | None) -> Re
 
 
 def results(directory: RunDirectory, step: int | None) -> dict[str, Any]:
-    """The scores for the summary.
-
-    Args:
-        step: the last of the run, if it was reached.
-    """
+    """The scores for the summary: of the run's last step, if it was reached, and of the best checkpoint."""
     last = next((e for e in read(directory.evaluations) if e.step == step), None)
     scores = {} if last is None else {"eval_loss": last.loss, "eval_accuracy": last.accuracy}
     scored = best(directory.best)

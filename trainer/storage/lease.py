@@ -6,7 +6,6 @@ import fcntl
 import os
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import TextIO
 
 from trainer.faults.exit_codes import RunInUseError
@@ -30,9 +29,7 @@ class Lease:
     def __enter__(self) -> Lease:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         path = Path(self._file.name)
         path.unlink(missing_ok=True)
         self._file.close()

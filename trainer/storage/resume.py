@@ -25,11 +25,8 @@ def find(resume: str, directory: RunDirectory, *, steps: int, again: bool = Fals
     """
     source = (_find("auto", directory) if again else None) or _find(resume, directory)
     if source is not None and source.step > steps:
-        raise CheckpointError(
-            source.path,
-            f"it is at step {source.step}, but train.steps is {steps}",
-            f"use train.steps={source.step} or more",
-        )
+        problem = f"it is at step {source.step}, but train.steps is {steps}"
+        raise CheckpointError(source.path, problem, f"use train.steps={source.step} or more")
     return source
 
 
@@ -53,31 +50,20 @@ def _find(resume: str, directory: RunDirectory) -> Checkpoint | None:
 
 
 def check_model(source: Checkpoint, model: ModelConfig, optimizer: OptimizerConfig) -> None:
-    """Fails early if a checkpoint is of another model or optimizer; the shapes are compared when it is loaded.
-
-    Raises:
-        CheckpointError: naming both.
-    """
+    """Raises a CheckpointError if a checkpoint is of another model or optimizer; shapes are compared when it loads."""
     for key, ours in (("model", model.name), ("optimizer", optimizer.name.value)):
         theirs = source.facts.get(key)
         if theirs is not None and theirs != ours:
+            remedy = "choose another directory with run=PATH, or start anew with resume=never"
             raise CheckpointError(
-                source.path,
-                f"it is of {key}={theirs}, this run has {key}={ours}",
-                "choose another directory with run=PATH, or start anew with resume=never",
+                source.path, f"it was saved with {key}={theirs}, but this run has {key}={ours}", remedy
             )
 
 
 def set_aside(directory: RunDirectory) -> None:
     """Moves away the files of an earlier run, for one that starts from step 0 in its directory."""
-    written = (
-        directory.checkpoints,
-        directory.history,
-        directory.events,
-        directory.evaluations,
-        directory.best,
-        directory.rollbacks,
-    )
+    d = directory
+    written = (d.checkpoints, d.history, d.events, d.evaluations, d.best, d.rollbacks)
     existing = [path for path in written if path.exists()]
     if not existing:
         return

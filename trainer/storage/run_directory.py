@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from omegaconf import OmegaConf
@@ -71,9 +71,7 @@ class RunDirectory:
 
     def read_config(self) -> RunConfig:
         merged = OmegaConf.merge(OmegaConf.structured(RunConfig), OmegaConf.load(self.config))
-        config = OmegaConf.to_object(merged)
-        assert isinstance(config, RunConfig)
-        return config
+        return cast(RunConfig, OmegaConf.to_object(merged))
 
     def read_plan(self) -> Plan:
         return Plan.from_json(json.loads(self.plan.read_text()))
@@ -85,10 +83,8 @@ def with_remedy(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or error
-        raise OSError(
-            f"{path}: the run directory cannot be written ({reason}); choose another with run=PATH"
-        ) from error
+        problem = f"the run directory cannot be written ({error.strerror or error})"
+        raise OSError(f"{path}: {problem}; choose another with run=PATH") from error
 
 
 def choose(config: RunConfig) -> RunDirectory:

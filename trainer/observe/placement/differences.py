@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from trainer.config.words import count, some
 from trainer.observe.placement.executed import COMPILED, Operation
 from trainer.observe.placement.record import (
     STEP,
@@ -20,10 +21,8 @@ EXAMPLES = 3  # names in a sentence that is about many operations
 
 def differences(record: Record, plan: Plan) -> list[str]:
     """A sentence for each thing that ran elsewhere than planned, or not at all."""
-    sentences = [*_of_shards(record, plan)]
-    if record.run == STEP:
-        sentences += [*_of_replicas(record, plan), *_of_missing(record, plan)]
-    return sentences
+    of_replicas = [*_of_replicas(record, plan), *_of_missing(record, plan)] if record.run == STEP else []
+    return [*_of_shards(record, plan), *of_replicas]
 
 
 def _of_shards(record: Record, plan: Plan) -> Iterator[str]:
@@ -38,7 +37,7 @@ def _of_shards(record: Record, plan: Plan) -> Iterator[str]:
         for vector in variables:
             if vector.device != planned:
                 sentence = f"{vector.name} of shard {shard.index} was planned on {planned} but is on {vector.device}"
-                yield sentence + _excuse(record, plan.task(*_split(host)), planned, vector.device)
+                yield sentence + _excuse(record, plan.task_named(host), planned, vector.device)
 
 
 def _of_replicas(record: Record, plan: Plan) -> Iterator[str]:
@@ -58,10 +57,9 @@ def _of_replicas(record: Record, plan: Plan) -> Iterator[str]:
                 whose = f"layer {layer} in replica {index}" if pin else f"replica {index}"
                 elsewhere.setdefault((whose, planned, operation.device), []).append(operation)
     for (whose, planned, ran), operations in elsewhere.items():
-        count = "1 operation" if len(operations) == 1 else f"{len(operations)} operations"
-        was = "was" if len(operations) == 1 else "were"
-        sentence = f"{count} of {whose} {was} planned on {planned} but ran on {ran}: {_names(operations)}"
-        yield sentence + _excuse(record, plan.task(*_split(record.task)), planned, ran)
+        were = f"{count(len(operations), 'operation')} of {whose} {'was' if len(operations) == 1 else 'were'}"
+        sentence = f"{were} planned on {planned} but ran on {ran}: {_names(operations)}"
+        yield sentence + _excuse(record, plan.task_named(record.task), planned, ran)
 
 
 def _of_missing(record: Record, plan: Plan) -> Iterator[str]:
@@ -99,10 +97,4 @@ def _excuse(record: Record, task: Task, planned: str, ran: str) -> str:
 
 
 def _names(operations: Sequence[Operation]) -> str:
-    shown = ", ".join(f"{o.name} ({o.type})" for o in operations[:EXAMPLES])
-    return shown + (f" and {len(operations) - EXAMPLES} more" if len(operations) > EXAMPLES else "")
-
-
-def _split(task: str) -> tuple[str, int]:
-    job, index = task.split(":")
-    return job, int(index)
+    return some([f"{o.name} ({o.type})" for o in operations], EXAMPLES)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from trainer.observe.peers import read_status
+from trainer.observe.peers import try_status
 
 POLLS = 20
 POLL_EVERY_SECS = 0.5
@@ -46,8 +46,5 @@ def follow(control: str, report: Callable[[Offset], None]) -> None:
 
 def _poll(control: str) -> Offset | None:
     asked_at = time.time()
-    try:
-        page = read_status(control, timeout_secs=1.0)
-    except (OSError, ValueError):  # busy, or not running
-        return None
-    return estimate(asked_at, page["now"], time.time())
+    page = try_status(control, timeout_secs=1.0)
+    return None if page is None else estimate(asked_at, page["now"], time.time())

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +157,7 @@ class CheckpointScorer:
 
     def _write(self, evaluation: Evaluation) -> None:
         assert self._scored is not None
-        values = evaluation.to_json()
+        values = asdict(evaluation)
         step = values.pop("step")
         self._lines.write(step, values)
         self._events.scalars(step, {"evaluation/loss": evaluation.loss, "evaluation/accuracy": evaluation.accuracy})
