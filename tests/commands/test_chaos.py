@@ -98,11 +98,15 @@ def test_a_fault_is_shown_as_it_is_typed(text):
     [
         (
             "kil worker:1 @40",
-            "'kil worker:1 @40' begins with no fault; there are kill, term, stop",
+            "'kil worker:1 @40' does not begin with a fault; available: kill, term, stop",
             "kill worker:1 @40",
         ),
-        ("kill worker:1", "'kill worker:1' does not read kill TASK [in PLACE] @STEP", "kill worker:1 @40"),
-        ("cut worker:1 @4 for 5s", "does not read cut FROM->TO @STEP for SECONDSs", "cut worker:1->ps:0 @60 for 15s"),
+        ("kill worker:1", "'kill worker:1' does not have the form kill TASK [in PLACE] @STEP", "kill worker:1 @40"),
+        (
+            "cut worker:1 @4 for 5s",
+            "does not have the form cut FROM->TO @STEP for SECONDSs",
+            "cut worker:1->ps:0 @60 for 15s",
+        ),
         ("kill worker:7 @40", "there is no worker:7; there are ps:0, ps:1, worker:0", "type worker:2"),
         ("kill worker:-1 @40", "there is no worker:-1; there are ps:0", "type worker:1"),
         ("cut worker:1->ps:4 @4 for 5s", "worker:1->ps:4 is no link", "worker:2->ps:0"),
@@ -211,13 +215,13 @@ def test_a_soak_has_no_faults_at_a_place():
 @pytest.mark.parametrize(
     ("overrides", "key", "told"),
     [
-        ([], "chaos", "from one of chaos.schedule, chaos.random and chaos.minutes; given is none"),
-        (["chaos.random=1", "chaos.minutes=1"], "chaos", "given is chaos.random and chaos.minutes"),
+        ([], "chaos", "from one of chaos.schedule, chaos.random and chaos.minutes; given: none"),
+        (["chaos.random=1", "chaos.minutes=1"], "chaos", "given: chaos.random and chaos.minutes"),
         (["chaos.random=1", "train.steps=34"], "train.steps", "34 steps leave no room for a random fault"),
         (
             ["chaos.random=1", "chaos.kinds=[kill-al]"],
             "chaos.kinds",
-            "no kind of fault 'kill-al'; there are kill-worker",
+            "unknown kind of fault 'kill-al'; available: kill-worker",
         ),
         (["chaos.random=1", "chaos.kinds=[kill-ps]"], "chaos.kinds", "kill-ps is left out: it needs a ps"),
         (["chaos.minutes=1", "chaos.kinds=[kill-in-save]"], "chaos.kinds", "it comes at a place, not at a time"),
@@ -763,7 +767,7 @@ KILL = Fault("kill", "worker:1", ("worker:1",), 40)
         ),
         (0, [Recovery(KILL, 40, 26.1, 0)], ["'kill worker:1 @40' took 26.1 s to recover from; 13 s are allowed"]),
         (0, [], ["'kill worker:1 @40' never came"]),
-        (69, [Recovery(KILL, 40, 3.0, 0)], ["it ended with 69, as launcher.log tells"]),
+        (69, [Recovery(KILL, 40, 3.0, 0)], ["it ended with 69; see launcher.log"]),
     ],
     ids=["in time", "at the end", "too slow", "no fault", "failed"],
 )

@@ -308,7 +308,7 @@ def change_lines(path: Path, change: Callable[[list[str]], list[str]]) -> None:
 def test_a_directory_that_is_not_there_is_missing_input(tmp_path):
     told = ask(f"run={tmp_path}/none")
     assert told.returncode == 66
-    assert f"{tmp_path}/none/config.yaml is not there; run=PATH names the directory that a run left" in told.stderr
+    assert f"{tmp_path}/none/config.yaml does not exist; run=PATH must name the directory of a run" in told.stderr
 
 
 def test_no_directory_is_a_config_error():
@@ -341,8 +341,8 @@ def test_a_run_is_found_whole_and_every_damage_is_found(finish: Callable[..., Ru
         "update 8 of generation 1 had no gradient of replica 1",
         "ps:1 ended at step 24, the run at step 25",
         "worker:1 ended with code 70",
-        f"of {journal}/worker-0.jsonl is no JSON object",
-        f"{checkpoints}/.000000025.tmp-1 is no checkpoint",
+        f"of {journal}/worker-0.jsonl is not a JSON object",
+        f"{checkpoints}/.000000025.tmp-1 is not a checkpoint",
         f"{checkpoints}/000000020: tensors.npz has 0 bytes",
     ):
         assert problem in told.stdout

@@ -189,7 +189,12 @@ def test_an_experiment_file_may_name_your_python_file(here, monkeypatch):
     with pytest.raises(ConfigError, match=r"^user=gone\.py: cannot be read"):
         load(["experiment=my", "user=gone.py"], config_dir="mine")
     configs = []
-    assert run(monkeypatch, "--config-dir=mine", "-m", "experiment=my,other", "data=blobs", main=configs.append) == 0
+
+    def main(config):
+        configs.append(config)
+        return 0
+
+    assert run(monkeypatch, "--config-dir=mine", "-m", "experiment=my,other", "data=blobs", main=main) == 0
     assert [(config.user, config.model.name) for config in configs] == [
         ("my.py", "my_tiny"),
         ("other.py", "other_tiny"),

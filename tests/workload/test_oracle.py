@@ -168,7 +168,7 @@ def test_counts_of_another_number_of_examples_are_a_problem():
 
 def test_parameters_without_counts_are_a_problem():
     assert check_counts({"dense/kernel": np.float32([1])}, np.array([1])) == [
-        "there are no counts; they are the parameters of model=oracle"
+        "there are no counts: these are not the parameters of model=oracle"
     ]
 
 

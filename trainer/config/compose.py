@@ -60,12 +60,13 @@ def run(main: Callable[[RunConfig], int], *steps: Step) -> NoReturn:
     except ConfigError as error:
         print(error, file=sys.stderr)
         sys.exit(exit_codes.CONFIG)
-    codes = []
+    first_failure = 0
     for config in configs:
-        codes.append(main(config))
-        if codes[-1] in (exit_codes.INTERRUPTED, exit_codes.TERMINATED):
+        code = main(config)
+        first_failure = first_failure or code
+        if code in (exit_codes.INTERRUPTED, exit_codes.TERMINATED):
             break  # the user stopped this run and does not want the next
-    sys.exit(next((code for code in codes if code), 0))
+    sys.exit(first_failure)
 
 
 def load(overrides: Sequence[str], *steps: Step, config_dir: str | None = None) -> RunConfig:
@@ -178,12 +179,9 @@ def _explained(line: CommandLine, steps: Sequence[Step], *, user_file_works: boo
 
 
 def _cross_check(examined: Examined, steps: Sequence[Step], dropped: Sequence[str] | None = None) -> list[Problem]:
-    """Problems between keys, without those that name a key already known to be wrong, which would mislead.
+    """Problems between keys, except those that name a key already known to be wrong, which would mislead.
 
-    Args:
-        examined: one config.
-        steps: the caller's.
-        dropped: keys left out of a config that could not be composed as typed.
+    `dropped` are the keys left out of a config that could not be composed as typed.
     """
     if examined.config is None:
         return []

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import json
 import re
 import types
 from collections.abc import Iterable, Iterator, Sequence
@@ -211,7 +212,7 @@ def shown(value: Any) -> str:
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
+        return json.dumps(value)
     if isinstance(value, list | tuple):
         return f"[{','.join(map(shown, value))}]"
     if isinstance(value, dict):

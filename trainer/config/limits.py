@@ -2,22 +2,19 @@
 
 import dataclasses
 import math
+import operator
 from collections.abc import Iterator
 from typing import Any
 
 from trainer.faults.problems import Problem
 
+IS_BROKEN = {"at_least": operator.lt, "above": operator.le, "at_most": operator.gt, "below": operator.ge}
 
-def limits(
-    *,
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
-    below: float | None = None,
-) -> dict[str, Any]:
-    """Metadata of a numeric key: its closed or open bounds."""
-    given = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
-    return {name: value for name, value in given.items() if value is not None}
+
+def limits(**bounds: float) -> dict[str, Any]:
+    """Metadata of a numeric key: its closed or open bounds, by the names of IS_BROKEN."""
+    assert bounds.keys() <= IS_BROKEN.keys(), bounds
+    return dict(bounds)
 
 
 def read_by(*names: str) -> dict[str, Any]:
@@ -51,13 +48,7 @@ def _check_number(path: str, value: float, bounds: dict[str, float], default: An
         remedy = f"give a number, e.g. {path}={default}" if isinstance(default, int | float) else "leave it out"
         yield Problem(path, f"{value} is not a finite number", remedy)
         return
-    broken = (
-        value < bounds.get("at_least", -math.inf)
-        or value <= bounds.get("above", -math.inf)
-        or value > bounds.get("at_most", math.inf)
-        or value >= bounds.get("below", math.inf)
-    )
-    if broken:
+    if any(IS_BROKEN[name](value, bound) for name, bound in bounds.items()):
         allowed = " and ".join(f"{name.replace('_', ' ')} {limit}" for name, limit in bounds.items())
         nearest = type(value)(_nearest(value, bounds))
         yield Problem(path, f"{value} is out of range; it must be {allowed}", f"e.g. {path}={nearest}")

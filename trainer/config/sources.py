@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, get_origin
 
 import hydra
 import yaml
@@ -28,7 +28,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from trainer.config import help_page, yaml_files
+from trainer.config import help_page, keys, yaml_files
 from trainer.config.cluster_size import parse_size
 from trainer.config.schema import RunConfig
 from trainer.faults.problems import ConfigError, Problem
@@ -38,21 +38,6 @@ ERRORS = (HydraException, OmegaConfBaseException, ValueError, TypeError, LookupE
 
 USUAL_SIZES = ["2ps4w", "4w"]  # for tab completion and --help; any other size works as well
 FUNCTION_GROUPS = ("model", "data")
-OPEN_MAPPINGS = (
-    "cluster.addresses",
-    "device.gpus",
-    "device.memory_fraction",
-    "device.memory_mib",
-    "device.growth",
-    "device.intra_op_threads",
-    "device.inter_op_threads",
-    "device.soft_placement",
-    "device.layers",
-    "placement.pins",
-    "restart.max_of",
-    "container.memory_mib",
-    "container.cpus",
-)
 
 # Hydra makes its sources itself, from a search path of strings; this is how the user's functions reach them.
 _functions: ContextVar[Mapping[str, dict[str, Any]]] = ContextVar("functions")
@@ -152,11 +137,12 @@ def register() -> None:
 
 
 def schema() -> DictConfig:
-    """The typed, empty config; its mappings take new keys without Hydra's `+`, its sections do not."""
+    """The typed, empty config; mappings except options take new keys without Hydra's `+`, sections do not."""
     config = OmegaConf.structured(RunConfig)
     assert isinstance(config, DictConfig)
-    for key in OPEN_MAPPINGS:
-        OmegaConf.set_struct(OmegaConf.select(config, key), False)
+    for key in keys.declared():
+        if get_origin(keys.hint(key.split("."))) is dict and not key.endswith(".options"):
+            OmegaConf.set_struct(OmegaConf.select(config, key), False)
     return config
 
 

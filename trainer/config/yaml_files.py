@@ -65,19 +65,16 @@ def shown(path: Path) -> str:
 
 def line_of(path: Path, key: str) -> tuple[int, str] | None:
     """Line number of a dotted key, from 1, and the comment at the end of that line."""
-    node = _compose(path)
-    mark = None
+    node, number = _compose(path), None
     for part in key.split("."):
-        pairs = node.value if isinstance(node, yaml.MappingNode) else []
-        found = next(((name, value) for name, value in pairs if name.value == part), None)
-        if found is None:
+        pairs = {name.value: (name, value) for name, value in node.value} if isinstance(node, yaml.MappingNode) else {}
+        if part not in pairs:
             break
-        mark, node = found[0].start_mark, found[1]
-    if mark is None:
+        number, node = pairs[part][0].start_mark.line, pairs[part][1]
+    if number is None:
         return None
-    line = path.read_text(encoding="utf-8").splitlines()[mark.line]
-    comment = re.search(r"\s#\s*(.*)$", line)
-    return mark.line + 1, comment[1] if comment else ""
+    comment = re.search(r"\s#\s*(.*)$", path.read_text(encoding="utf-8").splitlines()[number])
+    return number + 1, comment[1] if comment else ""
 
 
 def _compose(path: Path) -> yaml.Node | None:

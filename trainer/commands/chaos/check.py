@@ -19,22 +19,20 @@ def check(config: RunConfig) -> Iterator[Problem]:
         yield Problem("mode", "chaos starts all tasks itself, and this process is to run one", "leave out job and task")
     given = [name for name in ("schedule", "random", "minutes") if getattr(chaos, name)]
     if len(given) != 1:
-        told = " and ".join(f"chaos.{name}" for name in given) or "none"
-        message = f"chaos takes its faults from one of chaos.schedule, chaos.random and chaos.minutes; given is {told}"
+        sources = " and ".join(f"chaos.{name}" for name in given) or "none"
+        message = f"chaos takes its faults from one of chaos.schedule, chaos.random and chaos.minutes; given: {sources}"
         yield Problem("chaos", message, f"type chaos.random=20, or {schedule.typed('kill worker:0 @40')}")
     if config.run is not None and any(Path(config.run).glob("*")):
-        yield Problem(
-            "run", f"{config.run} holds an earlier run; chaos needs a new directory", "choose another, or none"
-        )
-    if chaos.random and config.train.steps < random_faults.FIRST_STEP + random_faults.LAST_STEPS:
+        message = f"{config.run} holds an earlier run; chaos needs a new directory"
+        yield Problem("run", message, "choose another, or none")
+    fewest = random_faults.FIRST_STEP + random_faults.LAST_STEPS
+    if chaos.random and config.train.steps < fewest:
         message = f"{config.train.steps} steps leave no room for a random fault"
-        yield Problem(
-            "train.steps", message, f"type train.steps={random_faults.FIRST_STEP + random_faults.LAST_STEPS} or more"
-        )
+        yield Problem("train.steps", message, f"type train.steps={fewest} or more")
     unknown = [kind for kind in chaos.kinds if kind not in random_faults.KINDS]
     for kind in unknown:
         near = (*difflib.get_close_matches(kind, random_faults.KINDS, n=1), "kill-worker")[0]
-        message = f"there is no kind of fault {kind!r}; there are {', '.join(random_faults.KINDS)}"
+        message = f"unknown kind of fault {kind!r}; available: {', '.join(random_faults.KINDS)}"
         yield Problem("chaos.kinds", message, f"e.g. chaos.kinds=[{near}]")
     crew = FaultTargets.of(config)
     can, left_out = random_faults.possible([] if unknown else chaos.kinds, crew, by_time=bool(chaos.minutes))

@@ -31,13 +31,7 @@ class Source(Protocol):
     """Decides which faults come when."""
 
     def due(self, step: int, now: float, *, is_quiet: bool) -> Sequence[Fault]:
-        """Faults to act now.
-
-        Args:
-            step: the global step.
-            now: seconds, monotonic.
-            is_quiet: whether the run has recovered from all faults before.
-        """
+        """Faults to inject now; `now` is monotonic; `is_quiet`: the run has recovered from all earlier ones."""
 
 
 class Scheduled:
@@ -54,7 +48,7 @@ class Scheduled:
 
 @dataclass
 class _Open:
-    """A fault that the run has not recovered from, as far as was seen."""
+    """A fault that the run has not been seen to recover from."""
 
     fault: Fault
     at: float
@@ -109,9 +103,10 @@ class FaultInjector:
         """Takes the faults.
 
         Args:
-            failpoints: faults with a place, which the tasks do to themselves.
-            links: all that some fault may hit.
-            watch: also sees everything.
+            source: faults to inject.
+            failpoints: faults with a place, which the tasks inject into themselves.
+            links: those that some fault may hit.
+            watch: is called with each view of the run.
             report: is called for each fault that the run has recovered from.
         """
         self._source, self._armed, self._wanted_links = source, list(failpoints), links
@@ -148,7 +143,7 @@ class FaultInjector:
     def end(self) -> None:
         self._links.close()
         for one in self._open:
-            if self._seen is not None and one.back_at is not None:  # the last steps came faster than they are looked at
+            if self._seen is not None and one.back_at is not None:  # the last steps came between two polls
                 one.recover_secs = self._seen.now - one.at
 
     def recoveries(self) -> list[Recovery]:

@@ -1,4 +1,4 @@
-"""What the faults came to: a verdict on each run, and a table with a row for each kind. Pure."""
+"""A verdict on each run under faults, and a table with a row for each kind. Pure."""
 
 import json
 import math
@@ -69,13 +69,9 @@ def judge(
     *,
     finished: int = exit_codes.OK,
 ) -> list[str]:
-    """What is wrong with how a run went, in words.
-
-    Args:
-        finished: the exit code of a run that went well.
-    """
+    """What is wrong with how a run went, in words; `finished` is the exit code of one that went well."""
     if code != finished:
-        return [f"it ended with {code}, as launcher.log tells"]
+        return [f"it ended with {code}; see launcher.log"]
     acted = [m.fault for m in measured]
     problems = [f"'{fault}' never came" for fault in wanted if fault not in acted]
     for m in measured:
@@ -90,8 +86,8 @@ def judge(
 def with_steps_lost(measured: Sequence[Recovery], run: Path) -> list[Recovery]:
     """Adds to each fault how far the chief's journal says that the run went back between it and the next one."""
     journal = run / "journal" / "worker-0.jsonl"
-    told = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
-    reloads = [(event["at"], event["step"]) for event in told if event["event"] == "reload"]
+    events = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
+    reloads = [(event["at"], event["step"]) for event in events if event["event"] == "reload"]
     ends = [m.at for m in measured[1:]] + [math.inf]
     lost = [
         max((m.step - step for at, step in reloads if m.at <= at < end), default=0)
@@ -116,7 +112,7 @@ def differences(unbroken: Path, other: Path) -> list[str]:
 
 def _losses(run: Path) -> dict[int, float]:
     lines = (run / "history.jsonl").read_text().splitlines()
-    return {told["step"]: told["loss"] for told in map(json.loads, lines)}
+    return {values["step"]: values["loss"] for values in map(json.loads, lines)}
 
 
 def rows(outcomes: Sequence[FaultOutcome], config: RunConfig) -> list[dict[str, Any]]:
@@ -144,12 +140,10 @@ def _row(kind: str, outcomes: Sequence[FaultOutcome], config: RunConfig) -> dict
 def line(outcome: FaultOutcome) -> str:
     """A run on one line."""
     verdict = "finished" if outcome.is_identical is None else "identical"
-    told = [f"recovered in {m.recover_secs:.1f} s" for m in outcome.measured if m.recover_secs is not None]
-    lost = sum(m.steps_lost for m in outcome.measured)
-    words = "; ".join(outcome.problems) or ", ".join(
-        [verdict, *told, *([f"{count(lost, 'step')} lost"] if lost else [])]
-    )
-    return f"{outcome.name}: {outcome.faults}: {words}"
+    parts = [f"recovered in {m.recover_secs:.1f} s" for m in outcome.measured if m.recover_secs is not None]
+    if lost := sum(m.steps_lost for m in outcome.measured):
+        parts.append(f"{count(lost, 'step')} lost")
+    return f"{outcome.name}: {outcome.faults}: {'; '.join(outcome.problems) or ', '.join([verdict, *parts])}"
 
 
 def fault_line(measured: Recovery) -> str:

@@ -4,7 +4,7 @@ kill TASK @STEP                    SIGKILL when the global step is STEP; TASK is
 kill TASK in PLACE @STEP           at an exact place of its program, the first time it comes there from STEP on
 term TASK @STEP                    SIGTERM: all tasks save and leave, and the run is continued
 stop TASK @STEP [for 15s]          frozen; without a time until whoever supervises it kills it
-cut FROM->TO @STEP for 15s         FROM reaches TO no more: what it sends is kept back, connections stay open
+cut FROM->TO @STEP for 15s         FROM reaches TO no more: what it sends is held back, connections stay open
 delay FROM->TO 50+-25ms @STEP for 10s
 throttle FROM->TO 64KiB/s @STEP for 10s
 reset FROM->TO @STEP               all connections of FROM to TO are torn down
@@ -136,12 +136,12 @@ def _read(text: str, crew: FaultTargets) -> Fault | Problem:
     action, _, rest = text.partition(" ")
     if action not in FORMS:
         near = (*difflib.get_close_matches(action, FORMS, n=1), "kill")[0]
-        message = f"{text!r} begins with no fault; there are {', '.join(FORMS)}"
+        message = f"{text!r} does not begin with a fault; available: {', '.join(FORMS)}"
         return Problem(KEY, message, f"e.g. {typed(FORMS[near][2])}")
     pattern, form, example = FORMS[action]
     match = re.fullmatch(pattern, rest)
     if match is None:
-        return Problem(KEY, f"{text!r} does not read {form}", f"e.g. {typed(example)}")
+        return Problem(KEY, f"{text!r} does not have the form {form}", f"e.g. {typed(example)}")
     said = match.groupdict()
     ends = said["target"].split("->")
     tasks = [crew.named(end) for end in ends]

@@ -18,17 +18,10 @@ PATIENCE_SECS = 120.0  # at the end, for a run that has not recovered
 
 
 class Timed:
-    """A random fault every so often, and at the end a SIGTERM to one task, whereupon all save and leave."""
+    """A random fault at intervals, and at the end a SIGTERM to one task, after which all save and leave."""
 
     def __init__(self, draw: Callable[[int], Fault], last: str, *, every_secs: float, secs: float) -> None:
-        """Takes the times.
-
-        Args:
-            draw: a fault for the global step given.
-            last: the task that gets the SIGTERM.
-            every_secs: from one to the next, if the run has recovered by then; else it waits for that.
-            secs: from the first step to the end.
-        """
+        """Draws a fault every `every_secs`, or once the run has recovered; after `secs`, `last` gets a SIGTERM."""
         self._draw, self._last, self._every_secs, self._secs = draw, last, every_secs, secs
         self._next_at = self._end_at = 0.0
         self._has_begun = self.has_ended = False

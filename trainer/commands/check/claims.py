@@ -1,6 +1,6 @@
 """`mode=check run=PATH`: verifies a finished run from the files in its directory.
 
-Each claim is one line: what was checked, or why it could not be, or all that contradicts it. It needs no TensorFlow.
+Each claim is one line: what was checked, or why it could not be, or what contradicts it. TensorFlow is not needed.
 """
 
 import json
@@ -24,7 +24,7 @@ from trainer.storage.checkpoint import CheckpointError
 from trainer.storage.run_directory import RunDirectory
 
 LAUNCHER = "launcher"
-NOT_RECORDED = "its tasks did not write their steps down (summary.journal=true)"
+NOT_RECORDED = "its tasks recorded no steps (summary.journal=true)"
 NO_WAITING = "its workers do not wait for each other"
 
 
@@ -82,17 +82,13 @@ class RunRecord:
         launched_at = _read_json(self.directory.generation).get("launched_at", 0)
         return next((step for generation, step in self.reloads.items() if generation > launched_at), 0)
 
-    @property
-    def hosts(self) -> list[str]:
-        return list(self.plan.hosts)
-
     def _read_lines(self, path: Path) -> list[Event]:
         events: list[Event] = []
         for number, line in enumerate(path.read_text().splitlines() if path.exists() else (), 1):
             try:
                 events.append(dict(json.loads(line)))
             except (ValueError, TypeError):
-                self.damaged.append(f"line {number} of {path} is no JSON object")
+                self.damaged.append(f"line {number} of {path} is not a JSON object")
         return events
 
 
@@ -102,12 +98,12 @@ def run(config: RunConfig, start: Start) -> int:
     directory = RunDirectory(Path(config.run))
     for file in (directory.config, directory.plan):
         if not file.is_file():
-            print(f"trainer: {file} is not there; run=PATH names the directory that a run left", file=sys.stderr)
+            print(f"trainer: {file} does not exist; run=PATH must name the directory of a run", file=sys.stderr)
             return exit_codes.INPUT_MISSING
     claims = examine(directory)
     print(directory.path, *claims, sep="\n")
     problems = sum(len(claim.problems) for claim in claims)
-    print(f"{count(problems, 'problem')}" if problems else "everything checked is ok")
+    print(count(problems, "problem") if problems else "everything checked is ok")
     return exit_codes.BAD_DATA if problems else exit_codes.OK
 
 
@@ -132,11 +128,11 @@ def examine(directory: RunDirectory) -> list[Claim]:
 
 def _ended(run: RunRecord) -> Claim:
     if not run.directory.summary.exists():
-        return Claim("the run ended", [f"{run.directory.summary} is not there"])
+        return Claim("the run ended", [f"{run.directory.summary} does not exist"])
     failed = run.summary.get("failed")
     problems = [f"{failed} failed"] if failed else []
     if "steps" not in run.summary:
-        return Claim("the run ended", [*problems, f"{run.directory.summary} tells no steps: the chief did not finish"])
+        return Claim("the run ended", [*problems, f"{run.directory.summary} has no steps: the chief did not finish"])
     how = "was stopped" if run.is_stopped else "ended"
     return Claim(f"the run {how} at step {run.end} of {run.plan.steps}", problems)
 
@@ -164,18 +160,18 @@ def _pushes(run: RunRecord) -> Claim:
 
 def _hosts(run: RunRecord) -> Claim:
     text = "every shard went from step to step, and back only where the chief announced it"
-    if not run.hosts:
+    if not run.plan.hosts:
         return Claim(text, skipped="no task holds shards for others")
     if reason := _unrecorded(run):
         return Claim(text, skipped=reason)
-    problems = [p for host in run.hosts for p in invariants.check_host(host, run.journals[host], run.reloads)]
+    problems = [p for host in run.plan.hosts for p in invariants.check_host(host, run.journals[host], run.reloads)]
     if run.waits_for_all:
-        problems += [p for host in run.hosts for p in invariants.check_host_end(host, run.journals[host], run.end)]
+        problems += [p for host in run.plan.hosts for p in invariants.check_host_end(host, run.journals[host], run.end)]
     return Claim(text, problems)
 
 
 def _unrecorded(run: RunRecord) -> str | None:
-    """Why it cannot be told what the tasks did at each step."""
+    """Why it is unknown what the tasks did at each step."""
     if not run.config.summary.journal:
         return NOT_RECORDED
     missing = [task.name for task in run.plan.trainers if not run.journals[task.name]]
@@ -203,7 +199,7 @@ def _checkpoints(run: RunRecord) -> Claim:
     folder = run.directory.checkpoints
     paths = checkpoint.finished(folder)
     other = sorted({path.name for path in folder.iterdir()} - {path.name for path in paths}) if folder.is_dir() else []
-    problems = [f"{folder / name} is no checkpoint" for name in other]
+    problems = [f"{folder / name} is not a checkpoint" for name in other]
     for path in paths:
         try:
             manifest = checkpoint.read_manifest(path)
@@ -233,7 +229,7 @@ def _counts(run: RunRecord) -> Claim:
         return Claim(text, skipped=f"only with {wanted} the parameters are counts")
     tensors = run.directory.checkpoints / f"{run.end:09d}" / checkpoint.TENSORS
     if not tensors.is_file():
-        return Claim(text, [f"{tensors} is not there"])
+        return Claim(text, [f"{tensors} does not exist"])
     expected = expected_counts(config.seed, run.end, plan.global_batch, plan.train_examples)
     return Claim(text, check_counts(tensors, expected))
 

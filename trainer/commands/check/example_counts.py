@@ -25,11 +25,7 @@ def expected_counts(seed: int, steps: int, batch_size: int, examples: int) -> Co
     Whole epochs use each of them once. Those of a partial epoch come from trainer/workload/data/order.py, asked
     in another process because it needs TensorFlow.
 
-    Args:
-        seed: of the run.
-        steps: updates.
-        batch_size: of all replicas together.
-        examples: of the data set.
+    `batch_size` is that of all replicas together.
     """
     epochs, used = divmod(steps * batch_size, examples)
     counts = np.full(examples, epochs, np.int64)
@@ -50,7 +46,7 @@ def check_counts(found: Path | Mapping[str, NDArray[Any]], expected: Counts) -> 
             found = {name: archive[name] for name in archive.files}
     counted = {name: values for name, values in found.items() if COUNTS.fullmatch(name)}
     if not counted:
-        return ["there are no counts; they are the parameters of model=oracle"]
+        return ["there are no counts: these are not the parameters of model=oracle"]
     return [problem for name, values in sorted(counted.items()) for problem in _check(name, values, expected)]
 
 

@@ -45,16 +45,11 @@ class Explained:
 
 
 class Explainer:
-    """Tries the overrides of one command line, and the files they bring in.
-
-    Args:
-        line: what was typed.
-        user_file_works: whether the functions of the file named by `user` are known.
-    """
+    """Tries the overrides of one command line, and the files they bring in."""
 
     def __init__(self, line: sources.CommandLine, *, user_file_works: bool = True) -> None:
         self.line = line
-        self.user_file_works = user_file_works
+        self.user_file_works = user_file_works  # whether the functions of the file named by `user` are known
         self.loader = sources.loader(line)
         self.schema = sources.schema()  # takes every good value, so that the bad ones fail
         self.checked: set[str] = set()  # files
@@ -128,7 +123,7 @@ class Explainer:
         return [text]
 
     def try_choice(self, override: Override) -> list[str]:
-        """The override, if its group has that choice and the files hold; for a bad size, the nearest one instead."""
+        """The override, if its group has that choice and its files are valid; for a bad size, the nearest one."""
         text, group = str(override.input_line), override.key_or_group
         name = text.partition("=")[2].strip("'\"")
         if not isinstance(override.value(), list) and not self.has_choice(override, name):

@@ -66,13 +66,13 @@ def _places(line: sources.CommandLine) -> dict[str, str]:
 
 
 def _files(loader: ConfigLoaderImpl, config_name: str, choices: Sequence[str]) -> Sequence[ResultDefault]:
-    """The files that choices bring in; a choice that does not hold brings none."""
+    """The files that choices bring in; an invalid choice brings none."""
     valid: list[str] = []
     files: Sequence[ResultDefault] = ()
-    for choice in (None, *choices):
+    for tried in ([], *([choice] for choice in choices)):
         try:
-            tried = [*valid, *([choice] if choice else [])]
-            files, valid = loader.compute_defaults_list(config_name, tried, RunMode.RUN).defaults, tried
+            files = loader.compute_defaults_list(config_name, valid + tried, RunMode.RUN).defaults
+            valid += tried
         except sources.ERRORS:
             continue
     return files

@@ -163,7 +163,7 @@ def _check_function(
     functions: Mapping[str, dict[str, Any]],
     user_file: str | None,
 ) -> Iterator[Problem]:
-    """Checks one section: `chosen` is the content of the chosen file, `functions` are the user's."""
+    """Checks one section; `chosen` is the content of the chosen file, and `functions` are the user's."""
     name, key = section.name, f"{group}.name"
     builtin = {path.stem for path in (sources.conf_dir() / group).glob("*.yaml")}
     if name not in functions and name not in builtin:
