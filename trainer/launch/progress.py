@@ -10,25 +10,13 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from trainer.plan.plan import Task
 from trainer.storage.history import describe as history_line
 
 LINE_EVERY_SECS = 5.0
 Pages = Mapping[str, Mapping[str, Any]]  # status page by task name; a task that does not answer has none
-
-
-class Progress(Protocol):
-    """Shows the state of the tasks."""
-
-    def __enter__(self) -> Progress: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-    def show(self, pages: Pages, states: Mapping[str, str]) -> None: ...
-    def say(self, text: str) -> None: ...
 
 
 class HistoryLines:
@@ -42,10 +30,8 @@ class HistoryLines:
             batch: examples of one update.
         """
         self._path, self._last_step, self._steps, self._batch = path, start, steps, batch
-        self._inode, self._read = (
-            _inode(path),
-            None if path.exists() else 0,
-        )  # bytes; none: the file is of an earlier run
+        self._inode = _inode(path)
+        self._read = None if path.exists() else 0  # bytes; none: the file is of an earlier run
 
     def new(self) -> list[str]:
         """Returns the lines since the last call; steps that a rolled-back run repeats are not returned twice."""
@@ -73,21 +59,21 @@ def _inode(path: Path) -> int | None:
 
 def make_progress(tasks: Sequence[Task], steps: int, history: HistoryLines | None = None) -> Progress:
     """Returns a table on a terminal, else lines; with the lines of the history, if wanted."""
-    return _TableProgress(tasks, steps, history) if sys.stdout.isatty() else _LineProgress(tasks, steps, history)
+    return (_TableProgress if sys.stdout.isatty() else Progress)(tasks, steps, history)
 
 
-class _LineProgress:
+class Progress:
+    """Prints a line every few seconds, or each line of the history."""
+
     def __init__(self, tasks: Sequence[Task], steps: int, history: HistoryLines | None) -> None:
         self._tasks, self._steps, self._history = tasks, steps, history
         self._shown_at = time.monotonic()
         self._shows_history = False  # from its first line on; until then the state of the tasks
 
-    def __enter__(self) -> _LineProgress:
+    def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Nothing to do."""
 
     def show(self, pages: Pages, states: Mapping[str, str]) -> None:
@@ -120,20 +106,18 @@ def line(pages: Pages, states: Mapping[str, str], steps: int) -> str:
     return f"step {chief['step']}/{steps}{loss}, {rate:,.0f} examples/s{slowest}{''.join(evaluators)}"
 
 
-class _TableProgress:
+class _TableProgress(Progress):
     def __init__(self, tasks: Sequence[Task], steps: int, history: HistoryLines | None) -> None:
         from rich.live import Live
 
-        self._tasks, self._steps, self._history = tasks, steps, history
+        super().__init__(tasks, steps, history)
         self._live = Live(refresh_per_second=4, transient=False)
 
     def __enter__(self) -> _TableProgress:
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
     def show(self, pages: Pages, states: Mapping[str, str]) -> None:

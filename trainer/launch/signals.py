@@ -6,7 +6,6 @@ import math
 import os
 import signal
 import time
-from types import TracebackType
 
 SAME_SIGNAL_SECS = 1.0
 
@@ -34,9 +33,7 @@ class Signals:
             self.numbers.append(number)
         self._received_at = now
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

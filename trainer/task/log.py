@@ -7,11 +7,7 @@ STARTED = "started: "  # begins the first message of each attempt: "started: wor
 
 
 def set_up(task: str) -> None:
-    """Writes this process's log records to stdout: the trainer's from INFO on, those of libraries from WARNING on.
-
-    Args:
-        task: name of the task, e.g. "worker:1".
-    """
+    """Writes this process's log records to stdout: the trainer's from INFO on, those of libraries from WARNING on."""
     logging.addLevelName(logging.WARNING, "WARN")
     logging.basicConfig(
         stream=sys.stdout,

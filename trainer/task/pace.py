@@ -64,11 +64,7 @@ class Every:
     """
 
     def __init__(self, interval: int, *, start: int) -> None:
-        """Begins at a step.
-
-        Args:
-            interval: steps; 0: never.
-        """
+        """Begins at a step; an interval of 0 never passes."""
         self._interval, self._passed = interval, start // interval if interval else 0
 
     def is_due(self, step: int) -> bool:

@@ -40,11 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 def main(run: str, job: str, index: int, config: RunConfig | None = None) -> NoReturn:
-    """Runs a task of a run that a launcher prepared.
-
-    Args:
-        config: the run's, if it was read already.
-    """
+    """Runs a task of a run that a launcher prepared; `config` is the run's, if it was read already."""
     directory = RunDirectory(Path(run))
     links = json.loads(os.environ.get(LINKS, "{}"))
     run_task(config or directory.read_config(), directory.read_plan().reached_by(links), directory, job, index)

@@ -45,7 +45,7 @@ def session_config(task: Task, *, peers: Iterable[str], fuses: bool = True) -> A
         inter_op_parallelism_threads=task.inter_op_threads,
         allow_soft_placement=task.soft_placement,
         device_count={"CPU": task.cpus},
-        device_filters=[_filter(name) for name in (task.name, *peers)],
+        device_filters=["/job:{}/task:{}".format(*name.split(":")) for name in (task.name, *peers)],
     )
     if not fuses:
         config.graph_options.rewrite_options.remapping = RewriterConfig.OFF
@@ -130,8 +130,3 @@ def memory_limits(task: Task, memory_of_gpus: Callable[[], Sequence[int]]) -> li
             "much they have; give device.memory_mib instead of device.memory_fraction"
         )
     return [int(task.memory_fraction * mibs[gpu]) for gpu in task.gpus]
-
-
-def _filter(task: str) -> str:
-    job, index = task.split(":")
-    return f"/job:{job}/task:{index}"

@@ -76,11 +76,7 @@ def _wait_for_the_ring(context: Context) -> None:
 
 
 def _train(context: Context, strategy: Any = None) -> bool:
-    """Builds the engine, connects it and trains.
-
-    Args:
-        strategy: of all-reduce training, from `server.start_strategy`.
-    """
+    """Builds the engine, connects it and trains; `strategy` comes from `server.start_strategy`, under all-reduce."""
     config, plan, task = context.config, context.plan, context.task
     model, data = open_workload(config)
     _check_planned(plan, parameters_of(model, config.train.precision.value))
@@ -129,11 +125,7 @@ def _make_evaluator(context: Context, model: Any, data: DataSet) -> Evaluator:
 
 
 def _step_to_the_end(context: Context, engine: Engine, pace: Pace, start: int, chief: Chief | None = None) -> bool:
-    """Takes steps from global step `start` on; returns whether the run was stopped before its last step.
-
-    Args:
-        chief: its actions; none on other workers.
-    """
+    """Takes steps from global step `start` on; returns whether the run was stopped before its last step."""
     config, plan, status = context.config, context.plan, context.status
     context.journal.write("join", step=start, replicas=_replicas(context))
     if plan.effective_strategy.waits_for_one or not plan.has_shard_hosts:  # else its hosts know who is missing

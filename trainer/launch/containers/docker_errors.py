@@ -85,11 +85,7 @@ def connect() -> docker.DockerClient:
 
 @contextmanager
 def explain_errors(image: str = "") -> Iterator[None]:
-    """Turns Docker's errors into ones that say what they mean and what to type.
-
-    Raises:
-        DockerError: in place of Docker's own.
-    """
+    """Turns Docker's errors into a `DockerError` that says what they mean and what to type."""
     try:
         yield
     except (docker.errors.DockerException, requests.exceptions.RequestException) as error:

@@ -24,11 +24,10 @@ def run(
     *,
     started_at: float,
 ) -> int:
-    """Starts the plan's tasks as containers, and makes sure that all of them end; returns as `supervise` does.
+    """Starts the plan's tasks as containers, and makes sure that all of them end; arguments and result as `supervise`.
 
     Args:
         inputs: paths of this host that tasks read.
-        started_at: when the command was typed (Unix time, seconds).
 
     Raises:
         DockerError: if Docker does not do what a run needs.

@@ -20,9 +20,6 @@ def user_of_tasks() -> tuple[int, int]:
 def check_readable(inputs: Sequence[str]) -> None:
     """Fails early if tasks cannot read their inputs: those of root run as a user who may read less.
 
-    Args:
-        inputs: paths that tasks read.
-
     Raises:
         ConfigError: with the command that opens the paths.
     """

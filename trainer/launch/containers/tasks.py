@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import docker
@@ -74,9 +73,7 @@ class ContainerTasks:
     def __enter__(self) -> ContainerTasks:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for executor in self._executors.values():
             executor.shutdown(wait=True, cancel_futures=True)
         self._cleanup.close()

@@ -28,11 +28,7 @@ def run(
     started_at: float,
     faults: FaultHooks | None = None,
 ) -> int:
-    """Starts the plan's tasks as processes, and makes sure that all of them end; returns as `supervise` does.
-
-    Args:
-        started_at: when the command was typed (Unix time, seconds).
-        faults: breaks things on purpose.
+    """Starts the plan's tasks as processes, and makes sure that all of them end; arguments and result as `supervise`.
 
     Raises:
         ConfigError: if a task's address is on another machine.
@@ -47,12 +43,7 @@ def run(
 
 
 def _with_ports(plan: Plan, ports: HeldPorts) -> Plan:
-    """Gives a free port to every task without one; ports that the config names must be free, and on this machine.
-
-    Raises:
-        ConfigError: if an address is on another machine.
-        PeerError: if a port is taken.
-    """
+    """Gives a free port to every task without one; ports that the config names must be free, and on this machine."""
     free = iter(ports.ports)
     remote = [task for task in plan.tasks if not is_local(addresses.host_of(_address_of(task)))]
     if remote:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from types import TracebackType
 
 
 class HeldPorts:
@@ -20,9 +19,7 @@ class HeldPorts:
     def __enter__(self) -> HeldPorts:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for bound in self._sockets:
             bound.close()
 

@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from trainer.plan.environment import QUIET
@@ -45,9 +44,7 @@ class ProcessTasks:
     def __enter__(self) -> ProcessTasks:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._control.close()  # the nursery kills its tasks and leaves
         self._nursery.wait()
         self._stderr.close()
@@ -57,7 +54,7 @@ class ProcessTasks:
         if self._control.fileno() < 0:
             return
         self._nursery.kill()
-        self.__exit__(None, None, None)
+        self.__exit__()
 
     def describe(self, question: Question) -> dict[str, Any]:
         """Describes a model, which a fork of the nursery builds."""

@@ -78,7 +78,7 @@ class Report:
             _log.warning("step %d is not in the history: %s", result.step, error)
 
     def _log_progress(self, values: Mapping[str, float], now: float) -> None:
-        """Logs a line every few seconds; or at each report, if summary.lines asks for that."""
+        """Logs a line every few seconds, or at each report if summary.lines is set."""
         if self.logs_progress and (self._config.summary.lines or now - self._logged_at >= LOG_EVERY_SECS):
             self._logged_at = now
             _log.info(history.describe(values, self._plan.steps, self._plan.update_batch))
