@@ -163,7 +163,6 @@ def mean_over_replicas(
         packed: by replica and shard, in float32.
         headers: [LANES] the tags of a push to each shard; to be copied, never computed with.
         clip: limits the norm of this worker's own gradient, where each gradient is an update of its own.
-        write: as for `compute`.
     """
     write = write or _pack_float32
     if len(packed) == 1 and clip is None:

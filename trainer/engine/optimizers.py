@@ -30,7 +30,6 @@ def learning_rate(config: OptimizerConfig, step: Tensor) -> Tensor:
     """The rate of the update that follows `step` updates, as `keras.optimizers.schedules` has it.
 
     Args:
-        config: the rate and its schedule.
         step: [] int64, updates applied so far; 0 for the first.
 
     Returns:
@@ -41,9 +40,8 @@ def learning_rate(config: OptimizerConfig, step: Tensor) -> Tensor:
         return tf.constant(config.learning_rate, tf.float32)
     if schedule.name is ScheduleName.exponential:
         intervals = at / schedule.decay_steps
-        return config.learning_rate * tf.pow(
-            schedule.decay_rate, tf.floor(intervals) if schedule.staircase else intervals
-        )
+        intervals = tf.floor(intervals) if schedule.staircase else intervals
+        return config.learning_rate * tf.pow(schedule.decay_rate, intervals)
     return config.learning_rate * _cosine(schedule, at)
 
 
@@ -53,7 +51,6 @@ def apply(
     """One update of a shard.
 
     Args:
-        config: which rule, and its constants.
         parameters: [n] float32.
         slots: [n] float32 each, by the names of `config.slots()`.
         gradient: [n] float32, the mean over replicas; times `clip_scale` where gradients are clipped.
@@ -95,7 +92,6 @@ def clip_scale(config: OptimizerConfig, square_sums: Tensor) -> Tensor:
     Keras's `global_clipnorm`, but exactly 1 below the limit, where Keras's own formula may be off by one bit.
 
     Args:
-        config: its `clip_norm`; without one the scale is 1.
         square_sums: [K] float32 for **all** parameters of the model, in path order: any other order rounds otherwise.
 
     Returns:

@@ -58,11 +58,7 @@ class SessionEngine:
         return outputs
 
     def _result(self, outputs: Sequence[Any], began: float, *, fetch_gradients: bool) -> StepResult:
-        """Reads what a step fetched.
-
-        Args:
-            began: Unix time, seconds.
-        """
+        """Reads what a step fetched that began at this Unix time."""
         ended = time.time()
         tags, metrics, pulled_at, computed_at, (_, *stamps), *gradients = outputs
         result = StepResult.read(tags, metrics, wait_secs=pulled_at - began, compute_secs=computed_at - pulled_at)

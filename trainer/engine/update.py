@@ -7,20 +7,19 @@ import tensorflow as tf
 
 from trainer.config.schema import OptimizerConfig
 from trainer.engine import optimizers
+from trainer.engine.optimizers import Tensor
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.packing import TrainableAndRest, mean_of
 from trainer.engine.vectors.wire import FLOAT32, VectorWire
 from trainer.plan.layout import METRICS, Shard
 from trainer.workload import loss_scale
 
-Slots = dict[str, tf.Tensor]
+Slots = dict[str, Tensor]
+Updated = tuple[Tensor, Slots]  # the vector [size] and its slots after an update
 # (flat [size], slots, messages pushed, generation, step, which were chosen [pushed] bool or None for all)
-#     -> (flat', slots')
-Update = Callable[
-    [tf.Tensor, Slots, Sequence[tf.Tensor], tf.Tensor, tf.Tensor, tf.Tensor | None], tuple[tf.Tensor, Slots]
-]
+Update = Callable[[Tensor, Slots, Sequence[Tensor], Tensor, Tensor, Tensor | None], Updated]
 # squares [k] of this shard's parameters -> squares [K] of all, in path order
-Exchange = Callable[[tf.Tensor], tf.Tensor]
+Exchange = Callable[[Tensor], Tensor]
 
 LOSS, STOP, OVERFLOW, BAD = (METRICS.index(name) for name in ("loss", "stop", "overflow", "bad"))
 
@@ -40,18 +39,13 @@ def make_update(
     """
 
     @tf.function(jit_compile=True, autograph=False)
-    def squares_of(gradient: tf.Tensor) -> tf.Tensor:
+    def squares_of(gradient: Tensor) -> Tensor:
         return optimizers.square_sums(gradient, [(piece.offset, piece.padded) for piece in shard.trainable])
 
     @tf.function(jit_compile=True, autograph=False)
     def apply(
-        flat: tf.Tensor,
-        slots: Slots,
-        pushed: TrainableAndRest,
-        scale: tf.Tensor | None,
-        generation: tf.Tensor,
-        step: tf.Tensor,
-    ) -> tuple[tf.Tensor, Slots]:
+        flat: Tensor, slots: Slots, pushed: TrainableAndRest, scale: Tensor | None, generation: Tensor, step: Tensor
+    ) -> Updated:
         gradient = pushed.trainable if scale is None else pushed.trainable * scale
         parameters, moved = optimizers.apply(config, flat[: shard.trainable_size], slots, gradient, step)
         before, now = (packing.metrics_of(vector, shard) for vector in (flat, pushed))
@@ -59,28 +53,21 @@ def make_update(
         return tf.concat([parameters, state, metrics, packing.header(generation, step + 1)], 0), moved
 
     @tf.function(jit_compile=True, autograph=False)
-    def average(packed: Sequence[tf.Tensor], chosen: tf.Tensor | None) -> TrainableAndRest:
+    def average(packed: Sequence[Tensor], chosen: Tensor | None) -> TrainableAndRest:
         return wire.average(packed, shard, chosen)
 
     @tf.function(jit_compile=True, autograph=False)
-    def average_rest(packed: Sequence[tf.Tensor], chosen: tf.Tensor | None) -> tf.Tensor:
+    def average_rest(packed: Sequence[Tensor], chosen: Tensor | None) -> Tensor:
         # Compiled although it is small: TensorFlow itself would change the order of a chain of sums.
         return mean_of([wire.unpack(one, shard).rest for one in packed], chosen)
 
     @tf.function(jit_compile=True, autograph=False)
     def average_and_apply(
-        flat: tf.Tensor,
-        slots: Slots,
-        packed: Sequence[tf.Tensor],
-        generation: tf.Tensor,
-        step: tf.Tensor,
-        chosen: tf.Tensor | None,
-    ) -> tuple[tf.Tensor, Slots]:
+        flat: Tensor, slots: Slots, packed: Sequence[Tensor], generation: Tensor, step: Tensor, chosen: Tensor | None
+    ) -> Updated:
         return apply(flat, slots, wire.average(packed, shard, chosen), None, generation, step)
 
-    def leave_out(
-        flat: tf.Tensor, slots: Slots, rest: tf.Tensor, generation: tf.Tensor, step: tf.Tensor
-    ) -> tuple[tf.Tensor, Slots]:
+    def leave_out(flat: Tensor, slots: Slots, rest: Tensor, generation: Tensor, step: Tensor) -> Updated:
         parameters, unmoved = flat[: shard.trainable_size], dict(slots)
         if config.ema is not None:  # the next update would start the average from zeros
             unmoved["ema"] = tf.where(step > 0, slots["ema"], parameters)
@@ -92,13 +79,13 @@ def make_update(
         return tf.concat([parameters, state, metrics, packing.header(generation, step + 1)], 0), unmoved
 
     def update(
-        flat: tf.Tensor,
+        flat: Tensor,
         slots: Slots,
-        packed: Sequence[tf.Tensor],
-        generation: tf.Tensor,
-        step: tf.Tensor,
-        chosen: tf.Tensor | None = None,
-    ) -> tuple[tf.Tensor, Slots]:
+        packed: Sequence[Tensor],
+        generation: Tensor,
+        step: Tensor,
+        chosen: Tensor | None = None,
+    ) -> Updated:
         rest = average_rest(packed, chosen)
         if config.clip_norm is None:
             make = partial(average_and_apply, flat, slots, packed, generation, step, chosen)
@@ -125,13 +112,13 @@ def is_scaled(shards: Sequence[Shard]) -> bool:
     return any(piece.path == loss_scale.PARAMETER.path for shard in shards for piece in shard.state)
 
 
-def _metrics(before: tf.Tensor, now: tf.Tensor, *, bad: tf.Tensor) -> tf.Tensor:
+def _metrics(before: Tensor, now: Tensor, *, bad: Tensor) -> Tensor:
     """[LANES] after an update. A request to stop stays, for those that have not seen it yet."""
     stop = tf.maximum(before[STOP], now[STOP])
     return tf.concat([now[:STOP], [stop], now[STOP + 1 : BAD], [bad], now[BAD + 1 :]], 0)
 
 
-def _state(shard: Shard, flat: tf.Tensor, rest: tf.Tensor, *, made: bool) -> tf.Tensor:
+def _state(shard: Shard, flat: Tensor, rest: Tensor, *, made: bool) -> Tensor:
     """The state after an update that was made or left out, with the loss scale moved, if it is held here."""
     before = flat[shard.trainable_size : shard.metrics_offset]
     pushed = rest[: shard.metrics_offset - shard.trainable_size]

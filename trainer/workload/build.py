@@ -19,7 +19,7 @@ SCALED = "mixed_float16"  # the precision that needs a loss scale
 
 
 def open_data_set(name: str, options: Mapping[str, Any], *, seed: int, user_file: str | None) -> DataSet:
-    """Opens the data set of that name; a function of the user's file goes before a built-in one.
+    """Opens the data set of that name; a function of the user's file takes precedence over a built-in one.
 
     Raises:
         ValueError: if there is none, or it does not take these options.

@@ -61,7 +61,8 @@ class ArrivalsHost(ShardHost):
             self._next = self.next_arrival()
             self._drop = [pushes.dequeue().op for pushes in self.shared.pushes]
             self._give = [self.give(worker) for worker in range(self.workers)]
-            self._forget = [self._make_forget(worker) for worker in range(self.workers)]
+            queues = zip(self.shared.pushes, self.shared.tokens, strict=True)
+            self._forget = [tf.group(drain(pushes), drain(tokens)) for pushes, tokens in queues]
             self._admit = [queue.enqueue(self._ticket_feed) for queue in self.log.joined]
             self._hold = [self._make_hold(worker) for worker in range(self.workers)]
             self._raise_stop = self._make_raise_stop()
@@ -214,9 +215,6 @@ class ArrivalsHost(ShardHost):
 
     def next_arrival(self) -> tf.Tensor:
         return self.log.arrivals.dequeue()
-
-    def _make_forget(self, worker: int) -> tf.Operation:
-        return tf.group(drain(self.shared.pushes[worker]), drain(self.shared.tokens[worker]))
 
     def _make_hold(self, worker: int) -> tf.Operation:
         targets = [self.log.held_flat, *self.log.held_slots.values()]

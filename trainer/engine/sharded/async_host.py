@@ -13,11 +13,10 @@ class AsyncHost(ArrivalsHost):
     """Updates with every gradient; shards do not wait for each other either."""
 
     def __init__(self, *, max_staleness: int | None = None, **options: Any) -> None:
-        """Builds the host's graph.
+        """Builds the host's graph from the options of `ShardHost`; workers clip: only they have whole gradients.
 
         Args:
             max_staleness: steps; older gradients are dropped and counted.
-            options: of `ShardHost`. Workers clip their gradients, because only they have a whole one.
         """
         self._max_staleness = max_staleness
         super().__init__(**options | {"optimizer": dataclasses.replace(options["optimizer"], clip_norm=None)})

@@ -32,7 +32,11 @@ class SyncHost(ShardHost):
         """Builds the host's graph from the options of `ShardHost`."""
         super().__init__(**options)
         with self.graph.as_default(), tf.device(device_of(self.shard.host)):
-            self._taken = [self._make_taken(worker) for worker in range(self.workers)]
+            first = v1.constant_initializer(-1)  # then the tag of the last update that contains a worker's gradient
+            self._taken = [
+                v1.get_variable(f"taken{worker}", [], tf.int64, first, use_resource=True)
+                for worker in range(self.workers)
+            ]
             self._waits = [tf.stack([one.read_value() for one in self._taken]), self._tag]
             self._update = self._make_update()
 
@@ -78,11 +82,6 @@ class SyncHost(ShardHost):
         clock.end("tokens", [handed])
         with tf.control_dependencies([handed, *recorded]):
             return [tf.identity(step), tf.identity(taken_at), *clock.fetches]
-
-    def _make_taken(self, worker: int) -> Any:
-        """The tag of the last update that contains a worker's gradient."""
-        first = v1.constant_initializer(-1)
-        return v1.get_variable(f"taken{worker}", [], tf.int64, first, use_resource=True)
 
 
 def _reached(name: str, step: tf.Tensor, after: Sequence[Any]) -> list[tf.Operation]:

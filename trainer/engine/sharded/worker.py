@@ -115,10 +115,7 @@ class ShardedEngine(SessionEngine):
         return None if table is None else np.asarray(self.session.run(table))
 
     def leave(self) -> None:
-        """Tells every shard host that this worker no longer needs it.
-
-        A host that has heard it from all leaves at once, maybe before it has answered; so each is told on its own.
-        """
+        """Says goodbye to every shard host, one by one: the last goodbye ends a host, maybe before it has answered."""
         for goodbye in self._built.goodbyes:
             with contextlib.suppress(tf.errors.UnavailableError):
                 self.session.run(goodbye)

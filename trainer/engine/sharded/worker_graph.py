@@ -106,17 +106,9 @@ def build_graph(spec: WorkerSpec) -> WorkerGraph:
     has_log = not spec.strategy.waits_for_all
     clock = GraphClock(is_wanted=spec.profiles)
     with tf.Graph().as_default() as graph:
-        links = [
-            Link(
-                shard,
-                share(
-                    shard, list(spec.slots), spec.workers, parameters=spec.parameters, has_log=has_log, wire=spec.wire
-                ),
-                spec.worker,
-                spec.wire,
-            )
-            for shard in spec.shards
-        ]
+        options: dict[str, Any] = {"parameters": spec.parameters, "has_log": has_log, "wire": spec.wire}
+        shared = [share(shard, list(spec.slots), spec.workers, **options) for shard in spec.shards]
+        links = [Link(*pair, spec.worker, spec.wire) for pair in zip(spec.shards, shared, strict=True)]
         with tf.device(spec.here):
             batches = [replica.batches() for replica in spec.replicas]
             stop = v1.placeholder_with_default(0.0, [])
@@ -238,9 +230,8 @@ def _build_step(
             compute(vectors, headers, shards, replica, one, stop, write if writes_in_step else None)
             for replica, one in zip(replicas, batches, strict=True)
         ]
-        if writes_in_step:
-            (packed,) = computed
-        else:
+        packed = computed[0]
+        if not writes_in_step:
             packed = mean_over_replicas(computed, headers, shards, clip=clip, write=write)
         with tf.control_dependencies(packed):
             computed_at = tf.timestamp()

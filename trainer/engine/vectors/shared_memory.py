@@ -26,7 +26,7 @@ import tensorflow as tf
 
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.packing import TrainableAndRest, halves
-from trainer.engine.vectors.wire import VectorWire
+from trainer.engine.vectors.wire import Pieces, Place, VectorWire
 from trainer.plan.layout import TAGS, Shard
 from trainer.plan.shared_memory import nbytes, places, vectors_of
 from trainer.plan.strategy import Strategy
@@ -43,12 +43,7 @@ class MemoryWire(VectorWire):
     has_messages = True
 
     def __init__(self, path: str, shards: Sequence[Shard], strategy: Strategy, workers: int) -> None:
-        """Maps the memory.
-
-        Args:
-            path: of the file, the same for all tasks.
-            strategy: of the run.
-        """
+        """Maps the file at `path`, the same for all tasks."""
         self._vectors = vectors_of(strategy, workers)
         self.is_per_worker = self._vectors > 1
         total = nbytes(shards, strategy, workers)
@@ -64,9 +59,7 @@ class MemoryWire(VectorWire):
     def asks_to_stop(self, message: tf.Tensor, shard: Shard) -> tf.Tensor:
         return message[TAGS] > 0
 
-    def write_parameters(
-        self, flat: tf.Tensor, shard: Shard, place: tf.Tensor | int, *, computed_on: Sequence[tf.Tensor]
-    ) -> tf.Tensor | None:
+    def write_parameters(self, flat: tf.Tensor, shard: Shard, place: Place, *, computed_on: Pieces) -> tf.Tensor | None:
         with tf.control_dependencies([self.put([flat], shard, place, computed_on=computed_on)]):
             return message_of(packing.tags_of(flat, shard), place)
 
@@ -78,13 +71,7 @@ class MemoryWire(VectorWire):
             return TrainableAndRest(tf.identity(trainable), rest)
 
     def write_gradients(
-        self,
-        trainable: Sequence[tf.Tensor],
-        rest: Sequence[tf.Tensor],
-        shard: Shard,
-        *,
-        worker: int,
-        computed_on: Sequence[tf.Tensor],
+        self, trainable: Pieces, rest: Pieces, shard: Shard, *, worker: int, computed_on: Pieces
     ) -> tf.Tensor:
         return self.put([*trainable, *rest], shard, self.place_of(worker), computed_on=computed_on)
 
@@ -105,21 +92,12 @@ class MemoryWire(VectorWire):
         return [np.append(one, np.int32(0)) for one in tags]
 
     def place_of(self, worker: int) -> int:
-        """The place of a worker's gradients."""
         return self._vectors + worker
 
-    def put(
-        self,
-        pieces: Sequence[tf.Tensor],
-        shard: Shard,
-        place: tf.Tensor | int,
-        *,
-        computed_on: Sequence[tf.Tensor] = (),
-    ) -> tf.Tensor:
+    def put(self, pieces: Pieces, shard: Shard, place: Place, *, computed_on: Pieces = ()) -> tf.Tensor:
         """Writes a vector into a place of a shard, on the task that runs the operation.
 
         Args:
-            pieces: of the vector, [k] float32 each, in their order.
             computed_on: everything in shared memory that the pieces were computed on.
 
         Returns:
@@ -151,7 +129,7 @@ class MemoryWire(VectorWire):
         return vector
 
 
-def message_of(tags: tf.Tensor, place: tf.Tensor | int) -> tf.Tensor:
+def message_of(tags: tf.Tensor, place: Place) -> tf.Tensor:
     """A message about a vector with these tags [2]: its place; for gradients, whether their worker asks to stop."""
     return tf.concat([tags, [tf.cast(place, tf.int32)]], 0)
 

@@ -52,7 +52,6 @@ class Snapshot:
     def from_flats(
         cls, step: int, shards: Sequence[Shard], flats: Sequence[np.ndarray], slots: Sequence[dict[str, np.ndarray]]
     ) -> Snapshot:
-        """From the vectors and slots of all shards."""
         trainable = [shard.trainable for shard in shards]
         named = {
             name: packing.join(zip(trainable, (of_shard[name] for of_shard in slots), strict=True)) for name in slots[0]

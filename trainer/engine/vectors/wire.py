@@ -11,6 +11,7 @@ rounded, also between a host and a worker in the same task: the result does not 
 """
 
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -18,6 +19,9 @@ import tensorflow as tf
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.packing import TrainableAndRest, halves, mean_of
 from trainer.plan.layout import LANES, METRICS, TAGS, WIRES, Shard
+
+Pieces = Sequence[tf.Tensor]  # of vectors: whole, their regions, or parts [k] float32 in their order
+Place: TypeAlias = tf.Tensor | int  # of a vector in shared memory
 
 
 class VectorWire:
@@ -35,8 +39,7 @@ class VectorWire:
         """Of a message."""
         return [WIRES[self.name].numbers(shard)]
 
-    def pack(self, trainable: Sequence[tf.Tensor], rest: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Packs the pieces of a vector, [k] float32 each, in their order."""
+    def pack(self, trainable: Pieces, rest: Pieces) -> tf.Tensor:
         return tf.concat([*trainable, *rest], 0)
 
     def pack_flat(self, flat: tf.Tensor, shard: Shard) -> tf.Tensor:
@@ -67,34 +70,23 @@ class VectorWire:
         """Whether the gradients of a message come from a worker that asks all to stop."""
         return self.metrics_of(message, shard)[METRICS.index("stop")] > 0
 
-    def write_parameters(
-        self, flat: tf.Tensor, shard: Shard, place: tf.Tensor | int, *, computed_on: Sequence[tf.Tensor]
-    ) -> tf.Tensor | None:
+    def write_parameters(self, flat: tf.Tensor, shard: Shard, place: Place, *, computed_on: Pieces) -> tf.Tensor | None:
         """Writes a host's new vector where workers will read it; returns the message for them, if there are messages.
 
         Args:
-            place: in shared memory.
             computed_on: the gradients that the vector was computed on.
         """
         return None
 
     def read_parameters(self, message: tf.Tensor, shard: Shard) -> TrainableAndRest:
-        """What a worker pulled."""
         return self.unpack(message, shard)
 
     def write_gradients(
-        self,
-        trainable: Sequence[tf.Tensor],
-        rest: Sequence[tf.Tensor],
-        shard: Shard,
-        *,
-        worker: int,
-        computed_on: Sequence[tf.Tensor],
+        self, trainable: Pieces, rest: Pieces, shard: Shard, *, worker: int, computed_on: Pieces
     ) -> tf.Tensor:
         """Packs what a worker pushes where its host will read it; returns the packed vector.
 
         Args:
-            trainable, rest: pieces, as for `pack`.
             computed_on: the trainable regions that the gradients were computed on.
         """
         return self.pack(trainable, rest)
@@ -123,7 +115,7 @@ class BFloat16(VectorWire):
     dtype = tf.uint16
     has_messages = True
 
-    def pack(self, trainable: Sequence[tf.Tensor], rest: Sequence[tf.Tensor]) -> tf.Tensor:
+    def pack(self, trainable: Pieces, rest: Pieces) -> tf.Tensor:
         rounded = [tf.bitcast(tf.cast(one, tf.bfloat16), tf.uint16) for one in trainable]
         return tf.concat([*rounded, *(tf.reshape(tf.bitcast(one, tf.uint16), [-1]) for one in rest)], 0)
 
@@ -151,9 +143,7 @@ class BFloat16(VectorWire):
     def metrics_of(self, vector: tf.Tensor, shard: Shard) -> tf.Tensor:
         return _lanes(vector, shard, shard.metrics_offset)
 
-    def write_parameters(
-        self, flat: tf.Tensor, shard: Shard, place: tf.Tensor | int, *, computed_on: Sequence[tf.Tensor]
-    ) -> tf.Tensor | None:
+    def write_parameters(self, flat: tf.Tensor, shard: Shard, place: Place, *, computed_on: Pieces) -> tf.Tensor | None:
         return _pack_compiled(flat, shard.trainable_size)
 
 

@@ -65,8 +65,6 @@ def _convert(opened: Any, name: str) -> DataSet:
         (x_train, y_train), (x_test, y_test) = opened["train"], opened["evaluate"]
     except (TypeError, KeyError, ValueError, IndexError) as error:
         given = f"a dict of {sorted(opened)}" if isinstance(opened, dict) else f"a {type(opened).__name__}"
-        raise DataError(
-            f'data set {name}: its function returned {given}; return {{"train": (x, y), "evaluate": (x, y)}}'
-        ) from error
-    source = f"data set {name}"
-    return from_arrays((x_train, y_train), (x_test, y_test), source=source, classes=opened.get("classes"))
+        remedy = 'return {"train": (x, y), "evaluate": (x, y)}'
+        raise DataError(f"data set {name}: its function returned {given}; {remedy}") from error
+    return from_arrays((x_train, y_train), (x_test, y_test), source=f"data set {name}", classes=opened.get("classes"))

@@ -18,11 +18,9 @@ def batch_indices(
 
     Args:
         seed: of the run.
-        step: scalar, from 0.
         batch_size: of all replicas together.
         replica: its number, from 0; it takes the batch_size / replicas rows from replica * batch_size / replicas.
-        replicas: number of replicas that share the batch.
-        count: number of examples in the data set.
+        count: of examples in the data set.
 
     Returns:
         [batch_size / replicas] of int64, each in 0..count-1.

@@ -24,10 +24,7 @@ AGAIN = "copy or write the file again"
 
 
 def index_records(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Finds the records of a file from their lengths alone.
-
-    Returns:
-        Offsets [N] and lengths [N] of the records' data, in bytes, both int64.
+    """Finds the offsets [N] and lengths [N] of the records' data, in bytes, from their lengths alone; both int64.
 
     Raises:
         DataError: if a length is damaged, or the file ends within a record.
