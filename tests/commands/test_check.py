@@ -349,7 +349,7 @@ def test_a_run_is_found_whole_and_every_damage_is_found(finish: Callable[..., Ru
     assert "10 problems" in told.stdout
 
     (run.directory / "summary.json").unlink()
-    assert breaches(run) == [f"{run.directory}/summary.json is not there"]
+    assert breaches(run) == [f"{run.directory}/summary.json does not exist"]
 
 
 @pytest.mark.cluster

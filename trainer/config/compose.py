@@ -36,11 +36,7 @@ def run(main: Callable[[RunConfig], int], *steps: Step) -> NoReturn:
     """Runs `main` on the config of the command line, or on each of a --multirun, and exits with its code.
 
     No run starts unless the configs of all are valid; else every problem is printed and the exit code is 2. Of several
-    runs, the first that fails gives the exit code.
-
-    Args:
-        main: runs one config; returns an exit code.
-        steps: what follows the checks of single keys, in order, e.g. resolve and validate.
+    runs, the first that fails gives the exit code. `steps` follow the checks of single keys, in order.
     """
     given = arguments.sort(sys.argv[1:])
     sys.argv[1:] = given.in_order()  # for Hydra

@@ -83,14 +83,7 @@ def flatten(path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...]
 
 
 def fault(where: str, path: tuple[str, ...], value: Any, schema: Any) -> Problem | None:
-    """The problem of setting a key to a value, judged by the schema alone.
-
-    Args:
-        where: the override or file that sets it.
-        path: the key, split.
-        value: anything is allowed below `options`.
-        schema: the typed, empty config; takes the value if it is valid.
-    """
+    """The problem of a value that `where`, an override or a file, gives a key; `schema` takes a valid value."""
     kind = hint(path)
     if kind is None:
         return unknown(where, ".".join(path), value, declared())

@@ -100,14 +100,9 @@ class FaultInjector:
         watch: Callable[[RunView], None] = lambda seen: None,
         report: Callable[[Recovery], None] = lambda recovery: None,
     ) -> None:
-        """Takes the faults.
+        """Takes faults to inject, those that tasks inject into themselves, and the links that some fault may hit.
 
-        Args:
-            source: faults to inject.
-            failpoints: faults with a place, which the tasks inject into themselves.
-            links: those that some fault may hit.
-            watch: is called with each view of the run.
-            report: is called for each fault that the run has recovered from.
+        `watch` is called with each view of the run, `report` for each fault that the run has recovered from.
         """
         self._source, self._armed, self._wanted_links = source, list(failpoints), links
         self._watch, self._report = watch, report

@@ -44,11 +44,7 @@ def _pushers(crew: FaultTargets) -> Sequence[str]:
 
 
 def possible(kinds: Sequence[str], crew: FaultTargets, *, by_time: bool) -> tuple[list[str], list[str]]:
-    """Of the kinds asked for (none: all), those that the run can have, and for each other one a word why not.
-
-    Args:
-        by_time: whether faults come at times, as in a soak; a failpoint is set when a task starts.
-    """
+    """Those of the kinds (none: all) that the run can have, and why not for each other one; `by_time`: as in a soak."""
     wanted = list(dict.fromkeys(kinds or KINDS))
     needs = {kind: f"it needs {NEEDS[kind]}" for kind in wanted if not KINDS[kind](crew)}
     needs |= {kind: "it comes at a place, not at a time" for kind in wanted if by_time and kind in AT_A_PLACE}

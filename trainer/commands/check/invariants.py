@@ -33,14 +33,9 @@ def standing(reloads: Reloads, step: int) -> int | None:
 
 
 def check_history(steps: Sequence[int], *, begin: int, end: int, every: int, last: int | None) -> list[str]:
-    """The lines of history.jsonl: one for every due step after `begin`, and none twice.
+    """The lines of history.jsonl: one for every due step from `begin` to `end`, and none twice.
 
-    Args:
-        steps: of the lines, in their order.
-        begin: global step that the run began at; lines up to it are of an earlier run.
-        end: global step that it ended at.
-        every: steps between two lines.
-        last: the step that has a line, due or not; none: the run was stopped before it.
+    Lines up to `begin` are of an earlier run. The step `last` has a line, due or not; none: the run was stopped before.
     """
     falls = [f"a line of step {b} follows one of step {a}" for a, b in itertools.pairwise(steps) if b <= a]
     due = {step for step in range(begin + 1, end + 1) if step % every == 0 or step == last}
@@ -55,11 +50,7 @@ def check_pushes(
 ) -> list[str]:
     """Every update that stands has a gradient of every replica, computed in its own generation.
 
-    Args:
-        workers: events of each worker.
-        replicas: how many the run has.
-        begin: global step that its last launch began at; an earlier one may not have written its steps down.
-        end: the last global step.
+    `workers` are the events of each. A launch before the last one, which began at `begin`, may not have recorded steps.
     """
     if not reloads:
         return ["no reload is written down, so no update can be told from those that were undone"]
@@ -181,12 +172,9 @@ def _check_source(reload: Event) -> list[str]:
 
 
 def check_lives(launcher: Iterable[Event], tasks: Collection[str], *, good: Collection[int]) -> list[str]:
-    """No task had two processes at a time, so the chief had none; each ended, and the last one well.
+    """No task, so no chief, had two processes at a time; each ended, and the last one with a `good` exit code.
 
-    Args:
-        launcher: its events; a first attempt begins a new launch, of which nobody else was left.
-        tasks: names of all.
-        good: exit codes with which a task may end for good.
+    A first attempt begins a new launch, when no process of an earlier one was left.
     """
     problems: list[str] = []
     alive: dict[str, int] = {}  # each task's current attempt

@@ -69,14 +69,10 @@ def _mib(text: str) -> int | None:
 def gpus(
     asked: Answer | None, processes: Answer | None, banner: Answer | None, *, device_files: int, wanted: bool
 ) -> list[Finding]:
-    """The driver, and each GPU with the processes on it.
+    """The driver, and each GPU with the processes on it, from the answers to --query-gpu and --query-compute-apps.
 
-    Args:
-        asked: answer to --query-gpu; none: there is no nvidia-smi.
-        processes: answer to --query-compute-apps.
-        banner: answer of nvidia-smi without arguments; no query returns the CUDA version.
-        device_files: number of /dev/nvidia0, /dev/nvidia1, ...
-        wanted: whether the config gives GPUs to tasks.
+    `banner` is the answer of nvidia-smi without arguments: no query returns the CUDA version. `device_files` counts
+    /dev/nvidia0, /dev/nvidia1, ...
     """
     missing = Level.problem if wanted else Level.warning
     if asked is None and not device_files:
@@ -122,14 +118,9 @@ def _gpu(gpu: Gpu, all_gpus: Sequence[Gpu], processes: Sequence[GpuProcess]) -> 
 def gpus_of_tensorflow(
     seen: int, facts: Mapping[str, Any], complaints: str, visible: str | None, *, wanted: bool
 ) -> list[Finding]:
-    """Whether TensorFlow sees the GPUs that the driver sees.
+    """Whether TensorFlow sees the GPUs that nvidia-smi lists.
 
-    Args:
-        seen: GPUs that nvidia-smi lists.
-        facts: from the child that imported TensorFlow, as `software.read_import` returns it.
-        complaints: what TensorFlow wrote on stderr there.
-        visible: CUDA_VISIBLE_DEVICES, if it is set.
-        wanted: whether the config gives GPUs to tasks.
+    `facts` and `complaints` (stderr) are of the child that imported TensorFlow; `visible` is CUDA_VISIBLE_DEVICES.
     """
     what, missing = "GPUs in TF", Level.problem if wanted else Level.warning
     if not seen and not facts["gpus"]:

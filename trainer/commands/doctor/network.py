@@ -44,14 +44,7 @@ def read_port_range(text: str | None) -> tuple[int, int] | None:
 
 
 def ports(local: Sequence[Port], elsewhere: int, unknown: Mapping[str, str], ephemeral: str | None) -> list[Finding]:
-    """The addresses of the cluster.
-
-    Args:
-        local: ports that tasks of this machine need, status pages included.
-        elsewhere: number of tasks on other machines.
-        unknown: why a host name could not be resolved, by name.
-        ephemeral: /proc/sys/net/ipv4/ip_local_port_range.
-    """
+    """The ports of this machine's tasks, the number of tasks elsewhere, and why hosts cannot be resolved, by name."""
     what, findings = "addresses", []
     for host, reason in unknown.items():
         remedy = f"getent hosts {host}; or write IP addresses into cluster.addresses"

@@ -68,11 +68,7 @@ def _import(imported: Answer) -> Finding:
 
 
 def read_import(imported: Answer) -> dict[str, Any] | None:
-    """The facts from the child that imported TensorFlow; none if it failed.
-
-    Returns:
-        {"secs": of the import, "cuda": whether built with it, "gpus": their number, "backend": Keras's}.
-    """
+    """The facts that IMPORT in probe.py prints; none if the import failed."""
     try:
         facts = json.loads(imported.out.splitlines()[-1])
     except (IndexError, ValueError):

@@ -32,11 +32,8 @@ def examine(
 ) -> Examined:
     """Checks every value of a composed config; replaces bad references and removes unset options in it.
 
-    Args:
-        composed: as Hydra composed it.
-        choices: the file chosen in each group.
-        line: what was typed.
-        unknown: groups that were composed with another choice than the user's, so their options cannot be checked.
+    `choices` are the files chosen in each group. The options of `unknown` groups, composed with another choice than the
+    user's, cannot be checked.
     """
     raw = OmegaConf.to_container(composed, resolve=False)
     # References first: OmegaConf cannot look for unset keys behind a broken one.
