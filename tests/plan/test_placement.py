@@ -171,8 +171,8 @@ def imbalance(plan: Plan) -> list[str]:
 def test_a_plan_warns_of_a_parameter_that_outweighs_all_others_and_says_how_to_cut_it():
     (warning,) = imbalance(planned(a=2**18, b=2**18, table=10 * 2**18))  # 1, 1 and 10 MiB: 4 each are even
     assert warning.split("\n") == [
-        "placement: ps:0 holds 83% of the bytes, table alone is 83%",
-        "    type placement.max_part_mib=4 to share it out in parts",
+        "placement: ps:0 holds 83% of the bytes, and table alone 83%",
+        "    type placement.max_part_mib=4 to split it into parts",
     ]
 
 
@@ -189,7 +189,7 @@ def test_what_the_warning_says_to_type_helps():
 
 def test_an_even_share_below_a_mib_is_said_in_two_digits():
     (warning,) = imbalance(planned(a=1000, b=1000, table=70_000))  # padded: 72,016 floats
-    assert warning.endswith("type placement.max_part_mib=0.092 to share it out in parts")
+    assert warning.endswith("type placement.max_part_mib=0.092 to split it into parts")
 
 
 def test_a_plan_warns_of_a_shard_that_pins_made_heavy():

@@ -89,7 +89,7 @@ def test_a_batch_that_cannot_be_shared_out_names_the_nearest_sizes():
 
 
 def test_a_batch_larger_than_the_data_is_refused():
-    with pytest.raises(ConfigError, match="one global batch takes 8008 examples, the data has 8000"):
+    with pytest.raises(ConfigError, match="one global batch takes 8008 examples, but the data has 8000"):
         planned("cluster=2ps4w", "train.batch_size=8008")
 
 

@@ -516,7 +516,7 @@ def test_bad_data_is_told_with_its_place_and_its_exit_code(whole, kind):
     [
         ("none.tfrecord", [], 66, "none.tfrecord: no file matches"),
         ("a.tfrecord", ["data.options.classes=1"], 65, "a.tfrecord, record 0: label 1 is not in 0..0; type data.opt"),
-        ("a.tfrecord", [], 2, "one global batch takes 256 examples, the data has 3\n    type train.batch_size=2\n"),
+        ("a.tfrecord", [], 2, "one global batch takes 256 examples, but the data has 3\n    type train.batch_size=2\n"),
     ],
     ids=["missing", "label", "few records"],
 )

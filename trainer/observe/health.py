@@ -10,11 +10,7 @@ TIMEOUT_SECS = 4.0
 
 
 def is_healthy(control: str | None) -> bool:
-    """Whether a status page answers.
-
-    Args:
-        control: "host:port" of the page; None: the container runs no task.
-    """
+    """Whether the status page at "host:port" answers; True without one, as the container then runs no task."""
     if control is None:
         return True
     connection = http.client.HTTPConnection(control, timeout=TIMEOUT_SECS)

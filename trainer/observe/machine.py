@@ -80,12 +80,7 @@ def is_local(host: str) -> bool:
 
 
 def usable_cores(limit: float | None, allowed: int | None = None) -> int:
-    """Whole cores that this process may use, at least one.
-
-    Args:
-        limit: of its control groups.
-        allowed: cores that it may be scheduled on; None: as the system says.
-    """
+    """Whole cores that this process may use, at least one: those it may be scheduled on, up to its groups' limit."""
     if allowed is None:
         allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return allowed if limit is None else max(1, min(allowed, int(limit)))

@@ -2,6 +2,7 @@
 
 import ipaddress
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 from trainer.config.cluster_size import ClusterSize
 from trainer.config.schema import ClusterConfig
@@ -60,30 +61,22 @@ def check_addresses(cluster: ClusterConfig, *, untrusted_allowed: bool) -> Itera
     for job, addresses in cluster.addresses.items():
         for index, address in enumerate(addresses):
             key = f"cluster.addresses.{job}[{index}]"
-            problem = _check_address(key, address, untrusted_allowed)
-            if problem is not None:
-                yield problem
-            else:
-                yield from _check_free(key, address, taken)
+            problems = [*_check_address(key, address, untrusted_allowed)]
+            yield from problems or _check_free(key, address, taken)
     yield from _check_counts(cluster)
 
 
-def _check_address(key: str, address: str, untrusted_allowed: bool) -> Problem | None:
+def _check_address(key: str, address: str, untrusted_allowed: bool) -> Iterator[Problem]:
     try:
         host, _ = split(address)
     except ValueError as error:
-        return Problem(key, str(error), f"e.g. {_nearest(address)}")
-    try:
-        public = ipaddress.ip_address(host).is_global
-    except ValueError:  # a name; whoever resolves it answers for it
-        return None
-    if not public or untrusted_allowed:
-        return None
-    return Problem(
-        key,
-        f"{address} is a public address, and TensorFlow's gRPC has no authentication: who reaches it can run code",
-        "use a private address, or security.allow_untrusted_network=true if a firewall protects it",
-    )
+        yield Problem(key, str(error), f"e.g. {_nearest(address)}")
+        return
+    with suppress(ValueError):  # a name; whoever resolves it answers for it
+        if ipaddress.ip_address(host).is_global and not untrusted_allowed:
+            what = f"{address} is a public address, and TensorFlow's gRPC has no authentication"
+            remedy = "use a private address, or security.allow_untrusted_network=true if a firewall protects it"
+            yield Problem(key, f"{what}: anyone who reaches it can run code", remedy)
 
 
 def _check_free(key: str, address: str, taken: dict[tuple[str, int], str]) -> Iterator[Problem]:
@@ -94,9 +87,8 @@ def _check_free(key: str, address: str, taken: dict[tuple[str, int], str]) -> It
     clashes = [place for place in needed if place in taken]
     if clashes:
         message = f"{host}:{clashes[0][1]} of {needed[clashes[0]]} is also {taken[clashes[0]]}"
-        yield Problem(
-            key, message, f"e.g. {host}:{_free_port(host, taken)}; the status page is {CONTROL_PORT_OFFSET} above"
-        )
+        free = f"{host}:{_free_port(host, taken)}"
+        yield Problem(key, message, f"e.g. {free}; the status page is {CONTROL_PORT_OFFSET} above")
     taken |= needed
 
 
@@ -113,11 +105,8 @@ def _check_counts(cluster: ClusterConfig) -> Iterator[Problem]:
         given, wanted = len(cluster.addresses.get(job, [])), getattr(cluster, job)
         needs_none = job == "evaluator" and not given  # no task connects to it
         if given != wanted and not needs_none:
-            yield Problem(
-                f"cluster.addresses.{job}",
-                f"{given} addresses for {wanted} {job} tasks",
-                f"give {wanted} addresses, or type cluster={_with_addresses(cluster)}",
-            )
+            remedy = f"give {wanted} addresses, or type cluster={_with_addresses(cluster)}"
+            yield Problem(f"cluster.addresses.{job}", f"{given} addresses for {wanted} {job} tasks", remedy)
 
 
 def _with_addresses(cluster: ClusterConfig) -> ClusterSize:

@@ -112,11 +112,8 @@ def _make_tasks(cluster: ClusterConfig, device: DeviceConfig, machine: Machine, 
 def _check_examples(config: RunConfig, description: Description) -> Iterator[Problem]:
     examples, parts = description.train_examples, batch_parts(config.cluster, config.device, config.train)
     if examples < config.train.batch_size:
-        yield Problem(
-            "train.batch_size",
-            f"one global batch takes {config.train.batch_size} examples, the data has {examples}",
-            f"type train.batch_size={max(1, examples // parts * parts)}",
-        )
+        message = f"one global batch takes {config.train.batch_size} examples, but the data has {examples}"
+        yield Problem("train.batch_size", message, f"type train.batch_size={max(1, examples // parts * parts)}")
 
 
 def _check_pins(pins: Mapping[str, int], description: Description, shards: int) -> Iterator[Problem]:
@@ -154,13 +151,10 @@ def _warn_of_imbalance(shards: Sequence[Shard]) -> Iterator[Problem]:
     if nbytes[heaviest] > 1.5 * even:
         largest = max(pieces_of[heaviest], key=lambda piece: piece.nbytes)
         share, of_it = f"{nbytes[heaviest] / total:.0%}", f"{largest.nbytes / total:.0%}"
-        yield Problem(
-            "placement",
-            f"{heaviest} holds {share} of the bytes, {largest.path} alone is {of_it}",
-            f"type placement.max_part_mib={_round_up(even / 2**20)} to share it out in parts"
-            if largest.nbytes > even
-            else "type placement.name=greedy and leave out placement.pins",
-        )
+        message = f"{heaviest} holds {share} of the bytes, and {largest.path} alone {of_it}"
+        parts = f"type placement.max_part_mib={_round_up(even / 2**20)} to split it into parts"
+        greedy = "type placement.name=greedy and leave out placement.pins"
+        yield Problem("placement", message, parts if largest.nbytes > even else greedy)
 
 
 def _round_up(mib: float) -> str:

@@ -36,15 +36,11 @@ def resolve_tf_config(config: RunConfig, text: str) -> list[Problem]:
         sizes["evaluator"] = max(chosen.evaluator, int(job == "evaluator"))
     if not sizes["worker"]:
         return [Problem("TF_CONFIG", "its cluster has no worker", "add worker, or chief, with a list of addresses")]
+    size = str(ClusterSize(**sizes))
     if chosen.name != "local" and not _agrees(sizes, chosen, job):
-        return [
-            Problem(
-                "TF_CONFIG",
-                f"it describes cluster {ClusterSize(**sizes)}, but the command line says cluster={chosen.name}",
-                f"leave cluster= out, or type cluster={ClusterSize(**sizes)}",
-            )
-        ]
-    config.cluster = ClusterConfig(str(ClusterSize(**sizes)), sizes["ps"], sizes["worker"], sizes["evaluator"], jobs)
+        message = f"it describes cluster {size}, but the command line says cluster={chosen.name}"
+        return [Problem("TF_CONFIG", message, f"leave cluster= out, or type cluster={size}")]
+    config.cluster = ClusterConfig(size, sizes["ps"], sizes["worker"], sizes["evaluator"], jobs)
     config.job, config.task = job, index
     return []
 

@@ -71,10 +71,9 @@ def executed(metadata: Any, library: Any | None = None) -> Executed:
 
 
 def short(device: str, inside: str = "") -> str:
-    """A device as plans write it: "/job:ps/replica:0/task:0/device:CPU:1" -> "/job:ps/task:0/cpu:1".
+    """Writes a device as plans do: "/job:ps/replica:0/task:0/device:CPU:1" -> "/job:ps/task:0/cpu:1".
 
-    Args:
-        inside: a device that says what `device` leaves open.
+    `inside` is a device that says what `device` leaves open.
     """
     parts = _parts(inside) | _parts(device)
     task = f"/job:{parts['job']}/task:{parts.get('task', '0')}" if parts.get("job", "localhost") != "localhost" else ""

@@ -24,11 +24,7 @@ CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
 def page(records: Sequence[Record], plan: Plan) -> str:
-    """Renders the page.
-
-    Args:
-        records: those written so far, in the order of the plan's tasks.
-    """
+    """Renders the page of the records written so far, in the order of the plan's tasks."""
     by_device = _operations_by_device(records)
     by_layer = _layers(records, plan)
     return _template().render(

@@ -34,12 +34,7 @@ class Recorder:
         self._writing = threading.Lock()
 
     def write(self, row: str, step: int, stamps: Stamps) -> None:
-        """Adds a step.
-
-        Args:
-            row: REPLICA or SHARD.
-            step: the update that it makes, or to which its gradient belongs.
-        """
+        """Adds a step to a row, REPLICA or SHARD; its number is the update it makes or its gradient belongs to."""
         with self._writing:
             if self._left[row] == 0:
                 return

@@ -23,10 +23,8 @@ def check_containers(config: RunConfig) -> Iterator[Problem]:
     if config.launch is Launch.docker or config.mode is Mode.render:
         yield from _check_mounts(config)
     if config.mode is Mode.render and config.cluster.addresses and not config.cluster.hosts:
-        message = "a rendered run finds its own addresses"
-        yield Problem(
-            "cluster.addresses", message, "leave it out, or give the machines: cluster.hosts=[10.0.0.1,10.0.0.2]"
-        )
+        remedy = "leave it out, or give the machines: cluster.hosts=[10.0.0.1,10.0.0.2]"
+        yield Problem("cluster.addresses", "a rendered run finds its own addresses", remedy)
     yield from check_keys(config.cluster, "container.memory_mib", config.container.memory_mib, least=LEAST_MIB)
     yield from check_keys(config.cluster, "container.cpus", config.container.cpus, least=0.1)
 
@@ -53,11 +51,7 @@ def _check_mounts(config: RunConfig) -> Iterator[Problem]:
 
 
 def check_paths(key: str, paths: Iterable[str]) -> Iterator[Problem]:
-    """Yields a problem for every path that would hide what a container has there itself.
-
-    Args:
-        paths: of the host, which containers see under the same names.
-    """
+    """Yields a problem for every path of the host that would hide what a container has under the same name."""
     for path in map(PurePath, paths):
         hidden = [
             own for own in OWN_PATHS if path == own or path in own.parents or (own in path.parents and own != TMP)

@@ -40,11 +40,7 @@ class SharedGpu(NamedTuple):
 def check_gpu_memory(
     cluster: ClusterConfig, device: DeviceConfig, machine: Machine, here: Collection[tuple[str, int]]
 ) -> Iterator[Problem]:
-    """Yields a problem for every GPU whose tasks cannot all have the memory they take.
-
-    Args:
-        here: (job, index) of the tasks that run on this machine.
-    """
+    """Yields a problem for every GPU whose tasks cannot all have the memory they take; `here` run on this machine."""
     for gpu in _shared(cluster, device, machine, here):
         undecided = [share.task for share in gpu.shares if share.is_open]
         if len(undecided) > 1:
@@ -53,44 +49,37 @@ def check_gpu_memory(
                 f"{_list(undecided)} share {gpu.name}, and the first of them would take nearly all of its memory",
                 f"add 'device.memory_fraction={_each(undecided, math.floor(90 / len(gpu.shares)) / 100)}'",
             )
-        problem = _too_much(gpu)
-        if problem is not None:
-            yield problem
+        yield from _too_much(gpu)
 
 
 def warn_of_gpu_memory(
     cluster: ClusterConfig, device: DeviceConfig, machine: Machine, here: Collection[tuple[str, int]]
 ) -> Iterator[Problem]:
-    """Yields one for every GPU where it depends on who comes first how much memory a task has."""
+    """Yields a warning for every GPU where a task's memory depends on which task starts first."""
     for gpu in _shared(cluster, device, machine, here):
         loose = [share.task for share in gpu.shares if share.is_open or share.growth]
         if loose and len(gpu.shares) > 1:
             takes = "takes what it finds" if len(loose) == 1 else "take what they find"
             message = f"{gpu.name} is shared by {len(gpu.shares)} tasks, and {_list(loose)} {takes}"
-            yield Problem(
-                "device.memory_fraction", message, "a memory_fraction or memory_mib for each keeps them apart"
-            )
+            remedy = "a memory_fraction or memory_mib for each keeps them apart"
+            yield Problem("device.memory_fraction", message, remedy)
 
 
-def _too_much(gpu: SharedGpu) -> Problem | None:
+def _too_much(gpu: SharedGpu) -> Iterator[Problem]:
     fractions = [share.fraction for share in gpu.shares if share.fraction is not None]
     mibs = [share.mib for share in gpu.shares if share.mib is not None]
     of_mibs = sum(mibs) / gpu.mib if gpu.mib else 0.0
     if sum(fractions) + of_mibs <= FITS:
-        return None
+        return
     count = len(fractions) + len(mibs)
     if gpu.mib is None or not mibs:
-        return Problem(
-            "device.memory_fraction",
-            f"the tasks on {gpu.name} take {_terms(fractions)} = {sum(fractions):g} > 1 of its memory",
-            f"give each at most {math.floor(100 / count) / 100:g}",
-        )
-    terms = " + ".join(filter(None, [_terms(fractions, f" x {gpu.mib}"), _terms(mibs)]))
-    return Problem(
-        "device.memory_mib",
-        f"the tasks on {gpu.name} take {terms} = {sum(fractions) * gpu.mib + sum(mibs):.0f} MiB, and it has {gpu.mib}",
-        f"give each at most {gpu.mib // count} MiB",
-    )
+        message = f"the tasks on {gpu.name} take {_terms(fractions)} = {sum(fractions):g} > 1 of its memory"
+        yield Problem("device.memory_fraction", message, f"give each at most {math.floor(100 / count) / 100:g}")
+    else:
+        terms = " + ".join(filter(None, [_terms(fractions, f" x {gpu.mib}"), _terms(mibs)]))
+        mib = f"{sum(fractions) * gpu.mib + sum(mibs):.0f} MiB, and it has {gpu.mib}"
+        message = f"the tasks on {gpu.name} take {terms} = {mib}"
+        yield Problem("device.memory_mib", message, f"give each at most {gpu.mib // count} MiB")
 
 
 def _shared(
