@@ -19,7 +19,7 @@ help: ## List the targets
 train: .venv/run ## Train a CNN on handwritten digits with CLUSTER (2ps4w); ARGS="train.steps=500" for more
 	$(BIN)/python -m trainer cluster=$(CLUSTER) $(ARGS)
 
-test: .venv/dev ## All tests: modules, then real clusters; what fails runs once more, alone. PART=3/8: an eighth of the clusters
+test: .venv/dev ## All tests: modules, then real clusters; failed tests are retried once, alone. PART=3/8: an eighth of the clusters
 	$(BIN)/python -m pytest -n 2 -m "not cluster" || $(ALONE)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m cluster $(if $(PART),--part $(PART)) || $(ALONE)
 
@@ -33,16 +33,16 @@ test-fast: .venv/dev ## The tests that start no cluster, within a minute
 	$(BIN)/python -m pytest -n 2 -m "not cluster and not slow"
 
 chaos: CLUSTER = 2ps3w
-chaos: .venv/run ## N runs of each kind of fault on CLUSTER (20, 2ps3w); each must end with an unbroken run's bits
+chaos: .venv/run ## N runs of each kind of fault on CLUSTER (20, 2ps3w); each must give the same bits as an unbroken run
 	$(BIN)/python -m trainer mode=chaos cluster=$(CLUSTER) model=mlp train.steps=150 train.batch_size=48 \
 	  checkpoint.every=20 summary.every=1 chaos.random=$(N) $(ARGS)
 
 soak: CLUSTER = 2ps3w
-soak: .venv/run ## MINUTES (60) of random faults; every example must be counted as often as is due, and nothing may leak
+soak: .venv/run ## MINUTES (60) of random faults; every example must be counted exactly as often as expected, and nothing may leak
 	$(BIN)/python -m trainer mode=chaos cluster=$(CLUSTER) model=oracle data=oracle optimizer=sgd \
 	  optimizer.learning_rate=48 train.batch_size=48 chaos.minutes=$(MINUTES) $(ARGS)
 
-bench: .venv/dev ## Measure this trainer beside others, for more than an hour; ARGS="workloads=[cnn]" for less
+bench: .venv/dev ## Benchmark this trainer against others, in more than an hour; ARGS="workloads=[cnn]" for less
 	$(BIN)/python -m bench $(ARGS)
 
 bench-quick: .venv/dev ## The same within 5 minutes: one workload, few rows
@@ -53,7 +53,7 @@ export RUN DATA BUILD_ARGS
 image: ## Build the image trainer:TARGET (cpu; gpu, test, tensorboard), with BUILD_ARGS for docker build
 	compose/cluster.sh image $(TARGET)
 
-cluster-up: ## Train on CLUSTER as containers, in the foreground; needs Docker alone; DATA=PATH is seen by the tasks
+cluster-up: ## Train on CLUSTER as containers, in the foreground; needs only Docker; DATA=PATH is mounted for the tasks
 	@compose/cluster.sh up cluster=$(CLUSTER) $(ARGS)
 
 cluster-start: ## The same in the background
@@ -62,7 +62,7 @@ cluster-start: ## The same in the background
 cluster-ps: ## The containers of all clusters
 	@compose/cluster.sh ps
 
-cluster-logs: ## Follow what the tasks of RUN say, or of the only cluster
+cluster-logs: ## Follow the logs of RUN, or of the only cluster
 	@compose/cluster.sh logs
 
 cluster-down: ## Save, stop and remove RUN, or the only cluster
@@ -77,10 +77,10 @@ wheels: ## Fetch what `make image TARGET=cpu BUILD_ARGS="--network none"` instal
 bench-containers: ## Time and size of the image, cold and warm, and the time to the first step
 	compose/bench.sh
 
-bench-growth: .venv/dev ## CPU, messages and bytes of a step for 1 to 16 workers, and the rates that mode=plan expects by
+bench-growth: .venv/dev ## CPU, messages and bytes of a step for 1 to 16 workers, and the rates that mode=plan uses
 	$(BIN)/python -m bench.growth $(ARGS)
 
-bench-input: .venv/dev ## Share of a step that waits for data, for each data set that is here
+bench-input: .venv/dev ## Share of a step that waits for data, for each available data set
 	$(BIN)/python -m bench.input $(ARGS)
 
 bench-links: .venv/dev ## Step times over links of 1 Gbit/s and 100 Mbit/s between network namespaces; needs root

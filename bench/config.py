@@ -27,11 +27,11 @@ class BenchConfig:
     workloads: list[str] = field(default_factory=list)  # of noop, cnn, mlp40, resnet20 and resnet50; empty: all
     rows: list[str] = field(default_factory=list)  # patterns of comparisons, e.g. sync/*; empty: all
     rounds: int = field(default=4, metadata=limits(at_least=1))  # of four windows each: A B B A
-    window_secs: float = field(default=3.0, metadata=limits(above=0))  # that one runs while the other stands still
+    window_secs: float = field(default=3.0, metadata=limits(above=0))  # seconds that one runs while the other is frozen
     warm_up_secs: float = field(default=2.0, metadata=limits(at_least=0))  # after the first step
     start_secs: float = field(default=120.0, metadata=limits(above=0))  # deadline of the first step
     starts: int = field(default=3, metadata=limits(at_least=0))  # of each cluster, to time the first step; 0: none
-    minutes: float = field(default=0.0, metadata=limits(at_least=0))  # no row begins later; 0: no limit
+    minutes: float = field(default=0.0, metadata=limits(at_least=0))  # start no row after this; 0: no limit
     quick: bool = False  # one workload, few rows, short windows: within 5 minutes
     results: str = "bench/results"  # folder of results.md, results.json and results.svg
 

@@ -63,13 +63,13 @@ def install(site: Path, name: str, version: str) -> None:
         (
             "tensorflow",
             "2.15.1",
-            "tensorflow: tensorflow 2.15.1 is installed; supported is >=2.21,<2.22\n"
+            "tensorflow: tensorflow 2.15.1 is installed; supported: >=2.21,<2.22\n"
             "    python -m pip install --require-hashes -r requirements/cpu.txt\n",
         ),
         (
             "keras",
             "2.15.0",
-            "keras: keras 2.15.0 is installed; supported is >=3.12,<3.16\n"
+            "keras: keras 2.15.0 is installed; supported: >=3.12,<3.16\n"
             "    python -m pip install --require-hashes -r requirements/cpu.txt\n",
         ),
     ],

@@ -127,6 +127,6 @@ def test_a_soak_ends_in_time_with_every_example_counted(start: Start):
 def test_a_bad_schedule_starts_nothing(start: Start):
     run = start("cluster=1ps2w", scheduled("kill ps:3 @40; kill worker:1 @999999"), *SHORT)
     assert run.wait(DEADLINE_SECS) == 2
-    assert "chaos.schedule: 'kill ps:3 @40': there is no ps:3; there are ps:0, worker:0, worker:1, chief" in run.output
+    assert "chaos.schedule: 'kill ps:3 @40': there is no ps:3; available: ps:0, worker:0, worker:1, chief" in run.output
     assert "'kill worker:1 @999999' is after the last step; the run has train.steps=300" in run.output
     assert not run.directory.exists()

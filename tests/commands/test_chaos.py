@@ -107,15 +107,15 @@ def test_a_fault_is_shown_as_it_is_typed(text):
             "does not have the form cut FROM->TO @STEP for SECONDSs",
             "cut worker:1->ps:0 @60 for 15s",
         ),
-        ("kill worker:7 @40", "there is no worker:7; there are ps:0, ps:1, worker:0", "type worker:2"),
-        ("kill worker:-1 @40", "there is no worker:-1; there are ps:0", "type worker:1"),
-        ("cut worker:1->ps:4 @4 for 5s", "worker:1->ps:4 is no link", "worker:2->ps:0"),
-        ("cut ps->worker:1 @4 for 5s", "ps->worker:1 is no link", "worker:2->ps:0"),
-        ("reset ps:0->ps:0 @4", "ps:0->ps:0 is no link", "worker:2->ps:0"),
+        ("kill worker:7 @40", "there is no worker:7; available: ps:0, ps:1, worker:0", "type worker:2"),
+        ("kill worker:-1 @40", "there is no worker:-1; available: ps:0", "type worker:1"),
+        ("cut worker:1->ps:4 @4 for 5s", "worker:1->ps:4 is not a link", "worker:2->ps:0"),
+        ("cut ps->worker:1 @4 for 5s", "ps->worker:1 is not a link", "worker:2->ps:0"),
+        ("reset ps:0->ps:0 @4", "ps:0->ps:0 is not a link", "worker:2->ps:0"),
         ("kill chief @151", "after the last step; the run has train.steps=150", "train.steps=171"),
-        ("kill ps:0 in push @40", "ps:0 never comes to 'push'; its places are take, apply, token", "save-data"),
+        ("kill ps:0 in push @40", "ps:0 never reaches 'push'; its places are take, apply, token", "save-data"),
         ("kill worker:1 in rename @40", "its places are step, push", "kill chief in save-data @40"),
-        ("kill chief in nowhere @40", "worker:0 never comes to 'nowhere'; its places are step, push, save-data", "@40"),
+        ("kill chief in nowhere @40", "worker:0 never reaches 'nowhere'; its places are step, push, save-data", "@40"),
     ],
 )
 def test_what_cannot_be_read_is_told_with_what_to_type(text, told, remedy):
@@ -138,7 +138,7 @@ def test_the_override_of_a_schedule_can_be_pasted(text):
 
 
 def test_where_nothing_is_sharded_no_task_comes_to_a_push():
-    with pytest.raises(ConfigError, match="worker:0 never comes to 'push'; its places are step, save-data"):
+    with pytest.raises(ConfigError, match="worker:0 never reaches 'push'; its places are step, save-data"):
         parse("kill chief in push @40", LOCAL)
 
 
@@ -206,7 +206,7 @@ def test_one_process_can_only_be_killed():
 def test_a_soak_has_no_faults_at_a_place():
     can, told = random_faults.possible(["kill-chief", "kill-in-save"], CLUSTER, by_time=True)
     assert can == ["kill-chief"]
-    assert told == ["kill-in-save is left out: it comes at a place, not at a time"]
+    assert told == ["kill-in-save is left out: it happens at a place, not at a time"]
 
 
 # The config
@@ -224,9 +224,9 @@ def test_a_soak_has_no_faults_at_a_place():
             "unknown kind of fault 'kill-al'; available: kill-worker",
         ),
         (["chaos.random=1", "chaos.kinds=[kill-ps]"], "chaos.kinds", "kill-ps is left out: it needs a ps"),
-        (["chaos.minutes=1", "chaos.kinds=[kill-in-save]"], "chaos.kinds", "it comes at a place, not at a time"),
-        (['chaos.schedule="kill ps:0 @40"'], "chaos.schedule", "there is no ps:0; there are worker:0, worker:1"),
-        (["chaos.random=1", "job=worker", "task=0"], "mode", "chaos starts all tasks itself"),
+        (["chaos.minutes=1", "chaos.kinds=[kill-in-save]"], "chaos.kinds", "it happens at a place, not at a time"),
+        (['chaos.schedule="kill ps:0 @40"'], "chaos.schedule", "there is no ps:0; available: worker:0, worker:1"),
+        (["chaos.random=1", "job=worker", "task=0"], "mode", "mode=chaos starts every task itself"),
     ],
 )
 def test_a_config_that_makes_no_faults_is_a_problem(overrides, key, told):
@@ -763,7 +763,7 @@ KILL = Fault("kill", "worker:1", ("worker:1",), 40)
         (
             0,
             [Recovery(KILL, 40, None, 0)],
-            ["'kill worker:1 @40' came too late: the run was over before it was seen to recover"],
+            ["'kill worker:1 @40' came too late: the run ended before it had recovered"],
         ),
         (0, [Recovery(KILL, 40, 26.1, 0)], ["'kill worker:1 @40' took 26.1 s to recover from; 13 s are allowed"]),
         (0, [], ["'kill worker:1 @40' never came"]),
@@ -796,7 +796,7 @@ def test_runs_with_the_same_bits_do_not_differ(tmp_path: Path):
 @pytest.mark.parametrize(
     ("digest", "losses", "told"),
     [
-        ("decaf", [0.3, 0.2, 0.1], "params_sha256 is decaf..., of the unbroken run c0ffee..."),
+        ("decaf", [0.3, 0.2, 0.1], "params_sha256 is decaf..., but the unbroken run has c0ffee..."),
         ("c0ffee", [0.3, 0.20000001, 0.1], "history.jsonl differs in 1 line, first at step 2"),
         ("c0ffee", [0.3, 0.2], "history.jsonl differs in 1 line, first at step 3"),
     ],

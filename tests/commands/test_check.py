@@ -78,8 +78,8 @@ def test_a_run_that_continues_another_has_the_lines_of_both():
         ([3, 6, 9], "no line of step 10"),
         ([3, 6, 6, 9, 10], "a line of step 6 follows one of step 6"),
         ([3, 6, 3, 9, 10], "a line of step 3 follows one of step 6"),
-        ([3, 6, 7, 9, 10], "a line of step 7, which is not due"),
-        ([3, 6, 9, 10, 12], "a line of step 12, which is not due"),
+        ([3, 6, 7, 9, 10], "a line of step 7, which is not expected"),
+        ([3, 6, 9, 10, 12], "a line of step 12, which is not expected"),
     ],
 )
 def test_lines_that_are_missing_twice_or_too_many_are_named(steps, problem):
@@ -156,7 +156,7 @@ def test_an_earlier_launch_that_wrote_no_steps_down_is_not_judged():
 
 def test_without_a_reload_nothing_can_be_told():
     (problem,) = invariants.check_pushes([pushes(1, 0, 0)], {}, replicas=1, begin=0, end=1)
-    assert problem.startswith("no reload is written down")
+    assert problem.startswith("no reload is recorded")
 
 
 # ---- shards
@@ -314,7 +314,7 @@ def test_a_directory_that_is_not_there_is_missing_input(tmp_path):
 def test_no_directory_is_a_config_error():
     told = ask()
     assert told.returncode == 2
-    assert "run: mode=check reads a finished run, and none is named\n    type run=PATH" in told.stderr
+    assert "run: mode=check needs the directory of a finished run\n    e.g. run=runs/mine" in told.stderr
 
 
 @pytest.mark.cluster
@@ -322,7 +322,7 @@ def test_a_run_is_found_whole_and_every_damage_is_found(finish: Callable[..., Ru
     run = finish("cluster=2ps2w", *EXACT, *RECORDED, "train.steps=25")
     told = ask(f"run={run.directory}")
     assert told.returncode == 0, told.stdout + told.stderr
-    assert told.stdout.splitlines()[-2:] == ["everything checked is ok", "imported:"]
+    assert told.stdout.splitlines()[-2:] == ["all checks passed", "imported:"]
     assert told.stdout.count("ok: ") == 9
     assert "not checked" not in told.stdout
 

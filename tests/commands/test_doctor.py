@@ -69,7 +69,7 @@ def test_a_version_is_compared_by_its_numbers(version, fits):
 
 def test_another_python_is_a_problem_with_what_to_type():
     found = software.python("3.9.18", "/usr/bin/python3")
-    assert (found.level, found.message) == (PROBLEM, "3.9.18 (/usr/bin/python3); supported is >=3.10,<3.14")
+    assert (found.level, found.message) == (PROBLEM, "3.9.18 (/usr/bin/python3); supported: >=3.10,<3.14")
     assert "make PYTHON=" in found.remedy
 
 
@@ -259,8 +259,8 @@ def test_each_limit_has_its_level_and_what_is_not_ok_has_a_remedy(finding, level
 
 
 def test_only_nccl_uses_shared_memory():
-    assert machine.shared_memory(2**26, 0).message == "64 MiB; only NCCL, between several GPUs, uses it"
-    assert machine.shared_memory(None, 0).message == "not there; only NCCL, between several GPUs, needs it"
+    assert machine.shared_memory(2**26, 0).message == "64 MiB; only NCCL between several GPUs uses it"
+    assert machine.shared_memory(None, 0).message == "missing; only NCCL between several GPUs needs it"
     found = machine.shared_memory(2**26, 2)
     assert (found.message, found.remedy.partition(",")[0]) == (
         "64 MiB; NCCL needs more between 2 GPUs",
@@ -272,7 +272,7 @@ def test_a_library_of_another_version_is_told_once():
     problems = [Problem("tensorflow", "tensorflow 2.15.1 is installed", "install another"), Problem("seed", "bad", "1")]
     assert finding.config(problems, "local") == [Finding(PROBLEM, "config", "seed: bad", "1")]
     found = software.tensorflow({"tensorflow": "2.15.1"}, None)
-    assert found[0].message == "tensorflow 2.15.1; supported is >=2.21,<2.22"
+    assert found[0].message == "tensorflow 2.15.1; supported: >=2.21,<2.22"
     assert found[0].remedy == "python -m pip install --require-hashes -r requirements/cpu.txt"
 
 
@@ -333,7 +333,7 @@ def test_an_old_docker_without_gpus_is_told_with_what_it_needs(tmp_path, monkeyp
     assert [(found.what, found.level, found.message) for found in probe.check_docker(1)] == [
         ("docker", WARNING, "engine 19.03.15; containers need 20.10 or newer"),
         ("compose", WARNING, "2.20.3; containers need 2.27 or newer"),
-        ("docker GPUs", WARNING, "there is no runtime nvidia, only runc"),
+        ("docker GPUs", WARNING, "no nvidia runtime, only runc"),
     ]
     remedies = [found.remedy for found in probe.check_docker(1)]
     assert remedies[0] == "install the package docker-ce from Docker's own repository"
@@ -480,5 +480,5 @@ def test_a_machine_without_any_command_has_no_problem_from_it(tmp_path):
         text=True,
         check=False,
     )
-    assert re.search(r"^ok +docker +not here", ended.stdout, re.MULTILINE), ended.stdout + ended.stderr
+    assert re.search(r"^ok +docker +not installed", ended.stdout, re.MULTILINE), ended.stdout + ended.stderr
     assert ended.stderr == ""

@@ -149,7 +149,7 @@ OVERRIDES = [
     ("run='~/x'", "run: '~/x' starts with ~, which only a shell expands"),
     ("model=../data/npz", "unknown model '../data/npz'"),
     ("model=/etc/passwd", "unknown model '/etc/passwd'"),
-    ("model.options._target_=os.system", "names code to import, and a config is plain data"),
+    ("model.options._target_=os.system", "names code to import, but a config is plain data"),
     ("+hydra.callbacks.x={_target_:os.system}", "names code to import"),
     ("train.steps=1,2", "has several values give one, e.g. train.steps=1, or add --multirun"),
     ("plan", "plan: is not key=value mode=plan"),
@@ -589,7 +589,7 @@ def trainer(tmp_path, python):
             ["+hydra.callbacks.x._target_=os.getcwd", "train.steps=0"],
             {},
             "+hydra.callbacks.x._target_=os.getcwd: names code to import, "
-            "and a config is plain data\n"
+            "but a config is plain data\n"
             "    choose by name, e.g. model=cnn, or write a function in a file: user=my_models.py\n"
             "train.steps: 0 is out of range; it must be at least 1\n    e.g. train.steps=1\n",
             id="target",

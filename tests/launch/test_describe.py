@@ -197,7 +197,7 @@ def test_a_users_model_class_is_built_by_calling_it(tmp_path):
 def test_wrong_model_options_list_the_allowed_ones():
     asked = question("cnn", model_options={"filter": 3})
     with pytest.raises(
-        ConfigError, match=r"model\.options of cnn: .*'filter'; allowed are filters, units, dropout"
+        ConfigError, match=r"model\.options of cnn: .*'filter'; allowed: filters, units, dropout"
     ) as raised:
         describe(asked, answer)
     assert [problem.key for problem in raised.value.problems] == ["model=cnn data=mnist_10k"]

@@ -30,7 +30,7 @@ IN_USE = 'Conflict. The container name "/a1" is already in use by container "a0c
     [
         (NO_SOCKET, "no Docker engine answers (No such file or directory)", "sudo systemctl start docker"),
         (REFUSED, "no Docker engine answers (Connection refused)", "leave launch=docker out"),
-        (NO_PERMISSION, "the Docker engine is not open to this user", "sudo usermod -aG docker $USER"),
+        (NO_PERMISSION, "this user may not use the Docker engine", "sudo usermod -aG docker $USER"),
         ("No such image: mine:1", "there is no image mine:1 on this machine", "make image"),
         (
             'could not select device driver "nvidia" with capabilities: [[gpu]]',

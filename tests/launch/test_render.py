@@ -218,14 +218,14 @@ def test_tasks_of_a_host_use_its_network():
 @pytest.mark.parametrize(
     ("listed", "told"),
     [
-        (["gpu-a:22", "gpu-b"], "'gpu-a:22' is no host name or IP address"),
-        (["http://gpu-a", "gpu-b"], "'http://gpu-a' is no host name or IP address"),
+        (["gpu-a:22", "gpu-b"], "'gpu-a:22' is not a host name or IP address"),
+        (["http://gpu-a", "gpu-b"], "'http://gpu-a' is not a host name or IP address"),
         (["gpu-a", "gpu-a"], "gpu-a is listed twice"),
         ([{"adress": "gpu-a"}], "is neither an address nor a mapping with one"),
         ([7], "7 is neither an address nor a mapping with one"),
-        ([{"address": "gpu-a", "gpu": 1}], "there is no gpu; there are address, gpus, ps, worker"),
-        ([{"address": "gpu-a", "gpus": -1}], "gpus=-1 is not a number from 0"),
-        ([{"address": "gpu-a", "worker": 1}, "gpu-b"], "the hosts have 1 worker tasks together, cluster=2ps4w has 4"),
+        ([{"address": "gpu-a", "gpu": 1}], "there is no gpu; available: address, gpus, ps, worker"),
+        ([{"address": "gpu-a", "gpus": -1}], "gpus=-1 is not a whole number of at least 0"),
+        ([{"address": "gpu-a", "worker": 1}, "gpu-b"], "have 1 worker tasks in total, but cluster=2ps4w has 4"),
     ],
 )
 def test_hosts_that_cannot_be_are_refused(listed, told):
@@ -258,9 +258,9 @@ def test_hosts_are_rendered_and_not_started_from_here():
             "'wroker' is neither a job nor a task of the cluster",
         ),
         (lambda c: setattr(c.container, "cpus", {"worker": 0.0}), "0.0 is out of range; it must be at least 0.1"),
-        (lambda c: setattr(c, "job", "worker"), "starts no other"),
-        (lambda c: setattr(c, "mode", Mode.chaos), "mode=chaos runs processes of this machine"),
-        (lambda c: c.cluster.addresses.update(worker=["a:1"]), "containers have a network of their own"),
+        (lambda c: setattr(c, "job", "worker"), "starts no other task"),
+        (lambda c: setattr(c, "mode", Mode.chaos), "mode=chaos runs processes on this machine"),
+        (lambda c: c.cluster.addresses.update(worker=["a:1"]), "containers use a network of their own"),
     ],
 )
 def test_what_containers_cannot_be_is_refused_with_what_to_type(change, told):

@@ -216,7 +216,7 @@ def test_a_report_names_the_missing_every_ten_seconds(serve, held):
             report=reports.append,
             now=clock,
         )
-    refused = f"worker:2 at {gone}: connection refused, it has not started or has died"
+    refused = f"worker:2 at {gone}: connection refused; it has not started or has died"
     assert [re.sub(r"^has waited \d+ s for ", "", text) for text in reports] == [
         f"worker:1 at {control}: starting (starting); {refused}",
         f"worker:1 at {control}: starting (starting); {refused}",
@@ -239,7 +239,7 @@ def test_a_peer_that_never_answers_is_called_silent():
         frozen.bind(("127.0.0.1", 0))
         frozen.listen()
         control = f"127.0.0.1:{frozen.getsockname()[1]}"
-        with pytest.raises(PeerError, match="worker:1 at .*: silent, it may be frozen or behind a firewall"):
+        with pytest.raises(PeerError, match="worker:1 at .*: silent; it may be frozen or behind a firewall"):
             call([peer(1, control)], deadline_secs=1, now=Clock(4.0))
 
 

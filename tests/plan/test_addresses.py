@@ -43,7 +43,7 @@ def test_what_is_no_size_is_refused_with_the_nearest(size):
 def test_one_evaluator_is_enough():
     assert problems("cluster=2ps4w1e") == ""
     found = problems("cluster=2ps4w3e")
-    assert "one evaluator scores every checkpoint, cluster=2ps4w3e has 3\n    type cluster=2ps4w1e" in found
+    assert "one evaluator scores every checkpoint, but cluster=2ps4w3e has 3\n    type cluster=2ps4w1e" in found
 
 
 def test_an_address_listed_twice_names_both_places():
@@ -90,7 +90,7 @@ def test_as_many_addresses_as_tasks_are_needed():
 
 
 def test_an_unknown_job_in_the_addresses_is_refused():
-    assert "'chief' is not a job; there are ps, worker, evaluator" in problems(
+    assert "'chief' is not a job; available: ps, worker, evaluator" in problems(
         *with_addresses(), "+cluster.addresses.chief=[10.0.0.9:2222]"
     )
 
@@ -109,14 +109,14 @@ def test_an_index_out_of_range_is_refused():
 
 def test_an_unknown_job_is_refused():
     found = problems(*with_addresses(), "job=chief", "task=0")
-    assert found == "job: 'chief' is not a job; there are ps, worker, evaluator\n    e.g. job=worker task=0"
+    assert found == "job: 'chief' is not a job; available: ps, worker, evaluator\n    e.g. job=worker task=0"
 
 
 def test_a_job_needs_a_task_and_a_task_a_job():
     found = problems(*with_addresses(), "job=ps")
     assert found == "task: job=ps is given without a task; ps has tasks 0..0\n    e.g. job=ps task=0"
     found = problems(*with_addresses(), "task=1")
-    assert found == "job: task=1 is given without a job; there are ps, worker, evaluator\n    e.g. job=worker task=1"
+    assert found == "job: task=1 is given without a job; available: ps, worker, evaluator\n    e.g. job=worker task=1"
 
 
 def test_an_evaluator_needs_no_address():
@@ -125,7 +125,7 @@ def test_an_evaluator_needs_no_address():
 
 def test_an_evaluator_that_is_started_by_hand_needs_the_directory_of_the_chief():
     by_hand = ["cluster=1ps2w1e", *with_addresses()[1:], "job=evaluator", "task=0"]
-    assert "run: evaluator:0 reads the checkpoints where the chief writes them, and no directory" in problems(*by_hand)
+    assert "run: evaluator:0 reads the checkpoints where the chief writes them, but no directory" in problems(*by_hand)
     assert problems(*by_hand, "run=/shared/mine") == ""
 
 

@@ -105,7 +105,7 @@ COMMANDS = [
     pytest.param(
         [*addresses(), "job=chief", "task=0"],
         {},
-        ["job: 'chief' is not a job; there are ps, worker, evaluator", "e.g. job=worker task=0"],
+        ["job: 'chief' is not a job; available: ps, worker, evaluator", "e.g. job=worker task=0"],
         id="job",
     ),
     pytest.param(
@@ -120,19 +120,19 @@ COMMANDS = [
     pytest.param(
         [],
         tf_config("{cluster"),
-        ["TF_CONFIG: it is not JSON (Expecting property name", 'it reads {"cluster": {"ps": ["ps-0:2222"],'],
+        ["TF_CONFIG: it is not JSON (Expecting property name", 'write {"cluster": {"ps": ["ps-0:2222"],'],
         id="TF_CONFIG no JSON",
     ),
     pytest.param(
         [],
         tf_config([1]),
-        ["TF_CONFIG: it is a JSON list, not an object with cluster and task", 'it reads {"cluster": {"ps":'],
+        ["TF_CONFIG: it is a JSON list, not an object with cluster and task", 'write {"cluster": {"ps":'],
         id="TF_CONFIG a list",
     ),
     pytest.param(
         [],
         tf_config({"cluster": TWO_WORKERS}),
-        ["TF_CONFIG: it has no task with a type and an index, so this process does not know who it is", "it reads {"],
+        ["TF_CONFIG: it has no task with a type and an index, so this process does not know its role", "write {"],
         id="TF_CONFIG no task",
     ),
     pytest.param(
@@ -162,7 +162,7 @@ COMMANDS = [
         [
             "placement.pins: pin 'conv*' matches no parameter; the nearest are ",
             "e.g. 'placement.pins={dense",
-            "placement.pins: pin 'dense0/*' names shard 4; there are shards 0..0",
+            "placement.pins: pin 'dense0/*' names shard 4; available: shards 0..0",
             "e.g. 'placement.pins={dense0/*:0}'",
         ],
         id="pins",
@@ -177,7 +177,7 @@ COMMANDS = [
         ["cluster=1ps2w", "restart.max_of={wroker:3}"],
         {},
         [
-            "restart.max_of.wroker: 'wroker' is neither a job nor a task of the cluster; there are ps (ps:0), worker",
+            "restart.max_of.wroker: 'wroker' is neither a job nor a task of the cluster; available: ps (ps:0), worker",
             "e.g. 'restart.max_of={worker:3}'",
         ],
         id="restart of nobody",
@@ -186,9 +186,9 @@ COMMANDS = [
         ["strategy=sync", "strategy.quorum=0", "train.steps=0", "optimizer.learning_rate=nan", "name=My", "sede=1"],
         {},
         [
-            "strategy: sync needs tasks that hold the shards, cluster=local has neither ps nor other workers\n"
+            "strategy: sync needs tasks that hold the shards, but cluster=local has neither ps nor other workers\n"
             "    type cluster=1ps2w or cluster=2w, or leave strategy out",
-            "strategy.quorum: 0 of 1 replicas; pick 1..1\n    leave it out for all",
+            "strategy.quorum: 0 is out of range; it must be 1..1\n    type strategy.quorum=1",
             "train.steps: 0 is out of range; it must be at least 1\n    e.g. train.steps=1",
             "optimizer.learning_rate: nan is not a finite number\n    give a number, e.g. optimizer.learning_rate=",
             "name: 'My' must be 1 to 63 characters from a-z, 0-9 and -\n    e.g. name=my",
@@ -200,8 +200,9 @@ COMMANDS = [
         ["cluster=4w", "strategy=backup", "strategy.quorum=5", "train.batch_size=255"],
         {},
         [
-            "strategy.quorum: 5 of 4 replicas; pick 1..4\n    leave it out for all",
-            "train.batch_size: 255 examples cannot be shared out over 4 replicas; the nearest sizes are 252 or 256\n"
+            "strategy.quorum: 5 is out of range; it must be 1..4\n    type strategy.quorum=4",
+            "train.batch_size: 255 examples cannot be divided evenly among 4 replicas; "
+            "the nearest sizes are 252 or 256\n"
             "    type train.batch_size=256",
         ],
         id="quorum and batch",
@@ -279,17 +280,17 @@ def test_the_threads_of_a_user_or_container_must_suffice():
     [
         (
             "{evaluator:1}",
-            "restart.max_of.evaluator: 'evaluator' is neither a job nor a task of the cluster; there are ps (ps:0), "
+            "restart.max_of.evaluator: 'evaluator' is neither a job nor a task of the cluster; available: ps (ps:0), "
             "worker (worker:0..1)\n    leave it out, or choose a cluster with evaluator tasks",
         ),
         (
             "{worker\\:2:1}",
-            "restart.max_of.worker:2: 'worker:2' is neither a job nor a task of the cluster; there are ps (ps:0), "
+            "restart.max_of.worker:2: 'worker:2' is neither a job nor a task of the cluster; available: ps (ps:0), "
             "worker (worker:0..1)\n    e.g. 'restart.max_of={worker\\:1:1}'",
         ),
         (
             "{ps:-1}",
-            "restart.max_of.ps: -1 is out of range; it must be at least 0, for a task that is never started again\n"
+            "restart.max_of.ps: -1 is out of range; it must be at least 0, for a task that is never restarted\n"
             "    e.g. 'restart.max_of={ps:0}'",
         ),
         ("{ps:0,worker\\:1:9}", ""),

@@ -106,13 +106,13 @@ def test_so_it_is_with_gpu_memory(override, field, expected):
 )
 def test_a_job_that_does_not_exist_is_refused_with_those_that_do(override):
     found = problems(f"+device.{override}")
-    assert "'boss' is neither a job nor a task of the cluster; there are ps (ps:0), worker (worker:0..1)" in found
+    assert "'boss' is neither a job nor a task of the cluster; available: ps (ps:0), worker (worker:0..1)" in found
 
 
 def test_a_task_that_does_not_exist_is_refused_with_the_nearest():
     assert problems(r"+device.intra_op_threads={worker\:7:2}") == (
         "device.intra_op_threads.worker:7: "
-        "'worker:7' is neither a job nor a task of the cluster; there are ps (ps:0), worker (worker:0..1)\n"
+        "'worker:7' is neither a job nor a task of the cluster; available: ps (ps:0), worker (worker:0..1)\n"
         "    e.g. 'device.intra_op_threads={worker\\:1:2}'"
     )
 
@@ -287,7 +287,7 @@ def test_one_task_cannot_have_more_mib_than_there_are():
 
 def test_tasks_of_one_gpu_that_say_nothing_of_memory_are_refused():
     assert sharing() == (
-        "device.memory_fraction: worker:0 and worker:1 share GPU 0, and the first of them would take nearly all of its "
+        "device.memory_fraction: worker:0 and worker:1 share GPU 0, and the first would take nearly all of its "
         "memory\n    add 'device.memory_fraction={worker:0.45}'"
     )
 
@@ -306,7 +306,7 @@ def test_many_tasks_are_not_all_listed():
 
 def test_tasks_that_grow_on_one_gpu_are_warned_of():
     assert warnings("+device.gpus.worker=[0]", "+device.growth.worker=true") == [
-        "device.memory_fraction: GPU 0 is shared by 2 tasks, and worker:0 and worker:1 take what they find\n"
+        "device.memory_fraction: GPU 0 is shared by 2 tasks, and worker:0 and worker:1 take whatever is free\n"
         "    a memory_fraction or memory_mib for each keeps them apart"
     ]
 
@@ -314,7 +314,7 @@ def test_tasks_that_grow_on_one_gpu_are_warned_of():
 def test_a_task_that_says_nothing_beside_one_that_does_is_warned_of():
     found = warnings("+device.gpus.worker=[0]", r"+device.memory_fraction={worker\:0:0.5}")
     assert [line.splitlines()[0] for line in found] == [
-        "device.memory_fraction: GPU 0 is shared by 2 tasks, and worker:1 takes what it finds"
+        "device.memory_fraction: GPU 0 is shared by 2 tasks, and worker:1 takes whatever is free"
     ]
 
 
@@ -357,7 +357,7 @@ def test_localhost_and_the_loopback_address_are_one_host():
 def test_a_device_has_one_spelling(name, meant):
     found = problems("cluster=local", f"device.parameters='{name}'", on=TWO_GPUS)
     assert found == (
-        f"device.parameters: '{name}' is not a device; there are /cpu:0, /cpu:1, ... and /gpu:0, /gpu:1, ...\n"
+        f"device.parameters: '{name}' is not a device; available: /cpu:0, /cpu:1, ... and /gpu:0, /gpu:1, ...\n"
         f"    write {meant}"
     )
 
@@ -426,7 +426,7 @@ def test_parameters_on_a_gpu_are_of_the_workers_where_there_is_no_ps():
 
 def test_layers_on_devices_of_their_own_are_not_compiled():
     found = problems("+device.layers={dense:/cpu:1}", "train.jit=true")
-    assert "device.layers: a step that is compiled as a whole runs on one device, and train.jit=true compiles" in found
+    assert "device.layers: train.jit=true compiles the whole step for one device" in found
 
 
 def test_several_problems_are_found_in_one_pass():

@@ -179,13 +179,13 @@ def test_a_pin_of_a_shard_rules_out_fewer_ps():
 @pytest.mark.parametrize(
     ("overrides", "model", "reason"),
     [
-        (["cluster=2w", "strategy=all_reduce"], MODEL, "the sums of all_reduce are TensorFlow's"),
+        (["cluster=2w", "strategy=all_reduce"], MODEL, "all_reduce is not modelled"),
         (
             ["cluster=1ps2w"],
             dataclasses.replace(MODEL, uncounted=("memory/lstm_cell",)),
             "the operations of memory/lstm_cell cannot be counted",
         ),
-        (["cluster=1ps1w", "device=gpu"], MODEL, "nothing says how fast /gpu:0 computes"),
+        (["cluster=1ps1w", "device=gpu"], MODEL, "the speed of /gpu:0 is unknown"),
     ],
 )
 def test_what_cannot_be_known_is_said(overrides, model, reason):

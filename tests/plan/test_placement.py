@@ -61,7 +61,7 @@ def test_a_pin_that_matches_nothing_names_the_nearest_parameters():
 
 
 def test_a_pin_to_a_shard_that_does_not_exist_is_refused():
-    with pytest.raises(ValueError, match=r"pin 'a' names shard 2; there are shards 0\.\.1"):
+    with pytest.raises(ValueError, match=r"pin 'a' names shard 2; available: shards 0\.\.1"):
         place(parameters(a=16), PS, pins={"a": 2})
 
 

@@ -84,7 +84,7 @@ def test_a_plan_with_devices_survives_being_written_and_read():
 
 
 def test_a_batch_that_cannot_be_shared_out_names_the_nearest_sizes():
-    with pytest.raises(ConfigError, match="255 examples cannot be shared out over 4 .*sizes are 252 or 256"):
+    with pytest.raises(ConfigError, match="255 examples cannot be divided evenly among 4 .*sizes are 252 or 256"):
         planned("cluster=2ps4w", "train.batch_size=255")
 
 
@@ -99,45 +99,42 @@ def test_sync_without_tasks_to_hold_the_shards_is_refused():
 
 
 def test_local_with_several_tasks_is_refused():
-    with pytest.raises(ConfigError, match="local trains in one process, cluster=1ps2w has 3 tasks"):
+    with pytest.raises(ConfigError, match="local is one process, but cluster=1ps2w has 3 tasks"):
         planned("cluster=1ps2w", "strategy=local")
 
 
 @pytest.mark.parametrize("quorum", ["0", "5"])
 def test_a_quorum_that_cannot_be_met_is_refused(quorum):
-    with pytest.raises(ConfigError, match=rf"strategy.quorum: {quorum} of 4 replicas; pick 1\.\.4"):
+    with pytest.raises(ConfigError, match=rf"strategy.quorum: {quorum} is out of range; it must be 1\.\.4"):
         planned("cluster=1ps4w", f"strategy.quorum={quorum}")
 
 
 def test_a_quorum_below_all_is_no_sync():
-    with pytest.raises(ConfigError, match="sync does not read it; backup does, and waits for 3 of the 4 replicas"):
+    with pytest.raises(ConfigError, match="sync does not use it; backup does, and waits for 3 of the 4 replicas"):
         planned("cluster=1ps4w", "strategy.quorum=3")
 
 
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["strategy=async"], "async needs tasks that hold the shards, cluster=local has neither ps nor other workers"),
-        (["strategy=all_reduce"], "all_reduce is between workers, cluster=local has none"),
-        (["strategy=all_reduce", "cluster=2ps4w"], "all_reduce has no parameter servers, cluster=2ps4w has 2"),
-        (["strategy=local", "cluster=4w"], "local trains in one process, cluster=4w has 4 tasks"),
+        (["strategy=async"], "async needs tasks that hold the shards, but cluster=local has neither ps"),
+        (["strategy=all_reduce"], "all_reduce runs between workers, but cluster=local has none"),
+        (["strategy=all_reduce", "cluster=2ps4w"], "all_reduce has no parameter servers, but cluster=2ps4w has 2"),
+        (["strategy=local", "cluster=4w"], "local is one process, but cluster=4w has 4 tasks"),
         (["strategy=backup", "cluster=4w"], "backup needs the number of replicas .*\n    type strategy.quorum=3"),
-        (["strategy=backup", "cluster=4w", "strategy.quorum=5"], r"5 of 4 replicas; pick 1\.\.4"),
-        (["strategy=backup", "cluster=4w", "strategy.quorum=0"], r"0 of 4 replicas; pick 1\.\.4"),
-        (["cluster=4w", "strategy.max_staleness=3"], "sync has no stale gradients; async has"),
-        (["strategy=sync", "cluster=4w", "strategy.max_staleness=3"], "sync does not read it; async does"),
-        (["strategy=sync", "cluster=4w", "strategy.pack_mib=3"], "sync does not read it; all_reduce does"),
+        (["strategy=backup", "cluster=4w", "strategy.quorum=5"], r"5 is out of range; it must be 1\.\.4"),
+        (["strategy=backup", "cluster=4w", "strategy.quorum=0"], r"0 is out of range; it must be 1\.\.4"),
+        (["cluster=4w", "strategy.max_staleness=3"], "sync has no stale gradients; only async has"),
+        (["strategy=sync", "cluster=4w", "strategy.max_staleness=3"], "sync does not use it; async does"),
+        (["strategy=sync", "cluster=4w", "strategy.pack_mib=3"], "sync does not use it; all_reduce does"),
         (["cluster=local", "strategy.wire=bfloat16"], "one process sends nothing"),
-        (
-            ["strategy=all_reduce", "cluster=2w", "strategy.wire=bfloat16"],
-            "all_reduce does not read it; sync and async",
-        ),
+        (["strategy=all_reduce", "cluster=2w", "strategy.wire=bfloat16"], "all_reduce does not use it; sync and async"),
         (["cluster=local", "placement.buckets=2"], "local has no tasks that hold shards for others"),
         (
             ["strategy=async", "cluster=2w", "placement.buckets=2"],
-            "async takes gradients as they come, one shard a host",
+            "async takes gradients as they arrive, with one shard per host",
         ),
-        (["cluster=2w", "placement.buckets=2", "device.log_placement=true"], "log_placement follows one shard a host"),
+        (["cluster=2w", "placement.buckets=2", "device.log_placement=true"], "can follow only one shard per host"),
         (["cluster=2ps4w2e"], "one evaluator scores every checkpoint.*\n    type cluster=2ps4w1e"),
     ],
 )
@@ -155,7 +152,7 @@ def test_a_quorum_counts_the_replicas_that_a_worker_sends_at_once():
 
 def test_a_batch_is_shared_out_over_replicas_and_their_parts():
     with pytest.raises(
-        ConfigError, match="256 examples .* over 4 replicas in 3 parts; the nearest sizes are 252 or 264"
+        ConfigError, match="256 examples .* among 4 replicas in 3 parts; the nearest sizes are 252 or 264"
     ):
         planned("cluster=2w", "device.replicas=[/cpu:0,/cpu:1]", "train.accumulate=3")
 
@@ -226,7 +223,7 @@ def test_every_pin_that_does_not_hold_is_told_with_one_that_would():
         ("placement.pins", "e.g. 'placement.pins={dense/bias:0}'"),
         ("placement.pins", "e.g. 'placement.pins={dense/bias:0}'"),
     ]
-    assert "pin 'dense/bias' names shard 2; there are shards 0..1" in str(found.value)
+    assert "pin 'dense/bias' names shard 2; available: shards 0..1" in str(found.value)
 
 
 @pytest.mark.parametrize(
@@ -246,11 +243,8 @@ def test_a_size_and_a_count_that_contradict_each_other_are_one_problem(overrides
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("optimizer.momentum=0.5", "optimizer.momentum: adam does not read it; sgd and rmsprop do"),
-        (
-            "optimizer.schedule.warmup_steps=5",
-            "optimizer.schedule.warmup_steps: constant does not read it; cosine does",
-        ),
+        ("optimizer.momentum=0.5", "optimizer.momentum: adam does not use it; sgd and rmsprop do"),
+        ("optimizer.schedule.warmup_steps=5", "optimizer.schedule.warmup_steps: constant does not use it; cosine does"),
     ],
 )
 def test_a_key_that_nothing_would_read_is_refused(override, says):
@@ -305,7 +299,7 @@ def test_on_one_machine_vectors_stay_in_memory_and_only_what_tells_of_them_trave
     [
         (["launch=docker"], "containers share no memory"),
         (["plan.link_gbps=1"], "the tasks are on several machines"),
-        (["device.log_placement=true"], "device.log_placement follows vectors that travel"),
+        (["device.log_placement=true"], "device.log_placement can follow only vectors sent as messages"),
         (
             ["cluster.addresses={ps:['10.0.0.1:2222'],worker:['10.0.0.2:2222','10.0.0.3:2222']}"],
             "the tasks are on several machines",
@@ -323,7 +317,7 @@ def test_where_files_are_limited_in_size_vectors_travel():
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**40, hard))
     try:
         assert planned("cluster=1ps2w").wire == "float32"
-        with pytest.raises(ConfigError, match=r"their size is limited here \(ulimit -f\)"):
+        with pytest.raises(ConfigError, match=r"is limited here \(ulimit -f\)"):
             planned("cluster=1ps2w", "strategy=sync", "strategy.wire=memory")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

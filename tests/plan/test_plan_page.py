@@ -185,8 +185,8 @@ def test_a_measured_example_is_not_explained(capsys):
 
 
 def test_what_cannot_be_expected_is_said_with_the_remedy(capsys):
-    told = expected_lines(capsys, Unknown("nothing says how fast /gpu:0 computes", "give plan.example_ms"), WORKLOAD)
-    assert told == ["expected: unknown, nothing says how fast /gpu:0 computes", "    give plan.example_ms"]
+    told = expected_lines(capsys, Unknown("the speed of /gpu:0 is unknown", "give plan.example_ms"), WORKLOAD)
+    assert told == ["expected: unknown, the speed of /gpu:0 is unknown", "    give plan.example_ms"]
 
 
 def test_the_json_file_has_what_is_expected(tmp_path):

@@ -169,7 +169,7 @@ def test_the_oldest_is_given_up_when_too_many_wait_and_it_is_logged(directory, c
     release = evaluations.release_when_scored(directory.evaluations, waiting_at_most=2)
     assert release([20, 30, 40]) == [20]
     assert release([20, 30, 40, 50]) == [20, 30]
-    assert caplog.messages == ["checkpoint 30 is not scored: 2 later ones wait for the evaluator"]
+    assert caplog.messages == ["checkpoint 30 will not be scored: 2 newer ones are waiting"]
 
 
 # ---- what a summary says

@@ -332,7 +332,7 @@ def test_a_chief_that_leaves_before_the_end_is_named_with_its_step(directory, sa
 
 def test_a_directory_that_only_the_chief_has_is_an_error(directory, held, chief):
     chief("training")
-    with pytest.raises(FileNotFoundError, match=f"{directory.path} is not here .* mount the directory of run=PATH"):
+    with pytest.raises(FileNotFoundError, match=f"{directory.path} has not appeared .* mount the directory of run="):
         run(directory, held, timeouts__roll_call_secs="1")
 
 

@@ -84,9 +84,9 @@ def test_the_order_of_the_data_is_another_after_each_rollback():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["cluster=1ps2w", "job=worker", "task=0"], "rollback is the launcher's, .* job=worker runs one task alone"),
-        (["restart.max=0"], "rollback starts all tasks again, and worker:0 may never be"),
-        (["restart.max_of={worker:0}"], "rollback starts all tasks again, and worker:0 may never be"),
+        (["cluster=1ps2w", "job=worker", "task=0"], "rollback needs the launcher, .* job=worker runs one task alone"),
+        (["restart.max=0"], "rollback restarts all tasks, but worker:0 may never be"),
+        (["restart.max_of={worker:0}"], "rollback restarts all tasks, but worker:0 may never be"),
     ],
 )
 def test_a_rollback_that_nobody_could_carry_out_is_refused(overrides, message):

@@ -71,7 +71,7 @@ def test_an_unknown_data_set_is_refused_with_the_names_there_are():
 
 def test_an_unknown_option_is_refused_with_those_there_are():
     with pytest.raises(
-        ValueError, match="of npz: got an unexpected keyword argument 'file'; allowed are path, scale, classes"
+        ValueError, match="of npz: got an unexpected keyword argument 'file'; allowed: path, scale, classes"
     ):
         open_data("npz", {"path": "a", "file": "b"}, seed=0)
 
@@ -97,12 +97,10 @@ def test_a_synthetic_set_of_nothing_is_refused(option):
     [
         pytest.param((X, Y[:3]), "mine, train: 4 features but 3 labels", id="lengths differ"),
         pytest.param((X[:0], Y[:0]), "mine, train features: have shape .*no examples; at least one", id="no examples"),
-        pytest.param((X.astype(str), Y), "mine, train features: have type <U.*; allowed are integers and", id="text"),
+        pytest.param((X.astype(str), Y), "mine, train features: have type <U.*; allowed: integers and", id="text"),
         pytest.param((np.array([{}] * 4), Y), "mine, train features: have type object", id="objects"),
-        pytest.param(
-            (X, Y - 1), r"mine, train labels: example 0 has label -1, allowed are 0..2 \(3 cl", id="label below"
-        ),
-        pytest.param((X, Y + 1), "mine, train labels: example 2 has label 3, allowed are 0..2", id="label above"),
+        pytest.param((X, Y - 1), r"mine, train labels: example 0 has label -1, allowed: 0..2 \(3 cl", id="label below"),
+        pytest.param((X, Y + 1), "mine, train labels: example 2 has label 3, allowed: 0..2", id="label above"),
         pytest.param((X[:, :1], Y), "an example to train on is float32 .1, 2, 1., one to evaluate on is", id="shapes"),
         pytest.param((X.astype(np.uint8), Y), "to train on is uint8 .* on is float32 .* must be the same", id="types"),
         pytest.param((X, Y.astype(float)), "mine, labels: .* must be the same", id="targets and classes"),
@@ -164,7 +162,7 @@ def test_a_folder_is_not_an_npz_file(tmp_path):
     [
         pytest.param(b"", r"a.npz: is empty \(0 bytes\)", id="empty"),
         pytest.param(
-            b"x_train,y_train\n1,2\n", "a.npz: is not a whole .npz file; copy it again, or write it", id="text"
+            b"x_train,y_train\n1,2\n", "a.npz: is not a complete .npz file; copy it again, or write it", id="text"
         ),
     ],
 )
@@ -182,7 +180,7 @@ def test_a_damaged_npz_file_is_refused(tmp_path, damage):
         content[180] ^= 1  # within the data of x_train
     (tmp_path / "a.npz").write_bytes(content if damage == "flip" else content[:-100])
     with pytest.raises(
-        DataError, match="a.npz: (is not a whole .npz file|cannot be read .*Bad CRC-32.*); copy it again"
+        DataError, match="a.npz: (is not a complete .npz file|cannot be read .*Bad CRC-32.*); copy it again"
     ):
         open_data("npz", {"path": str(tmp_path / "a.npz")}, seed=0)
 
@@ -230,8 +228,8 @@ def test_images_of_another_shape_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        pytest.param(b"\0\0\x08\x01", "not a whole gzip file", id="not compressed"),
-        pytest.param(gzip.compress(b"\0\0\x08\x01\0\0\0\2AB")[:-9], "not a whole gzip file", id="cut"),
+        pytest.param(b"\0\0\x08\x01", "not a complete gzip file", id="not compressed"),
+        pytest.param(gzip.compress(b"\0\0\x08\x01\0\0\0\2AB")[:-9], "not a complete gzip file", id="cut"),
         pytest.param(gzip.compress(b"hello"), "starts with 68 65 6c 6c, .* starts with 00 00 08 01", id="not IDX"),
         pytest.param(gzip.compress(b"\0\0\x08\x03" + bytes(12)), "starts with 00 00 08 03", id="images for labels"),
         pytest.param(
@@ -352,7 +350,7 @@ PNG = b"\x89PNG\r\n\x1a\n" + bytes(8) + struct.pack(">II", 3, 2)
         pytest.param({"image": blob(b"abc")}, {"encoding": "raw"}, "has 3 bytes, shape .* has 4", id="raw size"),
         pytest.param({"image": blob(b"a", b"b")}, {"encoding": "raw"}, "has 2 values, it must have 1", id="two blobs"),
         pytest.param(
-            {"image": blob(b"abcd")}, {"encoding": "png"}, "is no PNG image; type .*encoding=raw", id="no png"
+            {"image": blob(b"abcd")}, {"encoding": "png"}, "is not a PNG image; type .*encoding=raw", id="no png"
         ),
         pytest.param(
             {"image": blob(PNG)}, {"encoding": "png"}, r"2 high and 3 wide, .*type .*\[2, 3, 1\]", id="png size"

@@ -94,7 +94,7 @@ def test_dropout_is_there_only_when_asked_for(build):
 @pytest.mark.parametrize("build", [cnn, resnet20])
 def test_a_model_of_images_refuses_other_shapes(build):
     with pytest.raises(
-        ValueError, match=r"takes images of \[height, width, channels\], the data has \[784\]; type model=mlp"
+        ValueError, match=r"takes images of \[height, width, channels\], but the data has \[784\]; type model=mlp"
     ):
         build((784,), 10)
 

@@ -102,7 +102,7 @@ def test_an_example_that_the_model_does_not_count_is_an_error_that_says_what_mus
 
 
 def test_other_data_is_refused():
-    with pytest.raises(ValueError, match=r"\[1\], the data has \[28, 28, 1\]; type data=oracle"):
+    with pytest.raises(ValueError, match=r"\[1\], but the data has \[28, 28, 1\]; type data=oracle"):
         oracle((28, 28, 1), 10)
 
 
@@ -163,7 +163,7 @@ def test_a_count_that_is_no_whole_number_is_a_problem(value):
 
 def test_counts_of_another_number_of_examples_are_a_problem():
     problems = check_counts({"counts_0/counts": np.float32([1, 1])}, np.array([1]))
-    assert problems == ["counts_0/counts counts 2 examples, the data has 1"]
+    assert problems == ["counts_0/counts counts 2 examples, but the data has 1"]
 
 
 def test_parameters_without_counts_are_a_problem():
@@ -199,7 +199,7 @@ def test_each_of_two_shards_has_counts_of_its_own(finish: Callable[..., Run]):
 def test_a_model_of_fewer_examples_than_the_data_ends_the_run_and_says_so(start: Callable[..., Run]):
     run = start("cluster=local", *EXACT, "model.options.examples=50")
     assert run.wait() != 0
-    assert "model oracle counts the examples 0..49; model.options.examples must be that of data" in run.output
+    assert "model oracle counts the examples 0..49; model.options.examples must equal data's" in run.output
 
 
 @pytest.mark.cluster

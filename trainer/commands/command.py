@@ -46,7 +46,7 @@ def resolve(config: RunConfig) -> list[Problem]:
 def validate(config: RunConfig) -> list[Problem]:
     """Returns what is wrong with a resolved config beyond its single keys."""
     if config.mode is Mode.check:  # the run's own config is in its directory
-        missing = Problem("run", "mode=check reads a finished run, and none is named", "type run=PATH, its directory")
+        missing = Problem("run", "mode=check needs the directory of a finished run", "e.g. run=runs/mine")
         return [] if config.run else [missing]
     if config.mode in WITHOUT_A_CLUSTER:
         return []

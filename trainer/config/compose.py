@@ -113,7 +113,7 @@ def _checked(
 def _without_code(line: CommandLine) -> CommandLine:
     """Removes overrides that name code, and reports them: Hydra imports and calls some `_target_`s itself."""
     named = [text for text in line.overrides if re.search(r"\b_target_\b", text)]
-    message = "names code to import, and a config is plain data"
+    message = "names code to import, but a config is plain data"
     remedy = "choose by name, e.g. model=cnn, or write a function in a file: user=my_models.py"
     return replace(
         line,

@@ -39,7 +39,7 @@ def check_read(section: Any, prefix: str) -> Iterator[Problem]:
         readers, value = key.metadata.get("read_by"), getattr(section, key.name)
         if readers and section.name.value not in readers and value != key.default:
             others = f"{' and '.join(readers)} {'do' if len(readers) > 1 else 'does'}"
-            message = f"{section.name.value} does not read it; {others}"
+            message = f"{section.name.value} does not use it; {others}"
             yield Problem(f"{prefix}{key.name}", message, f"leave it out, or type {prefix}name={readers[0]}")
 
 

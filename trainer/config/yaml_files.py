@@ -52,7 +52,7 @@ def faults(path: Path) -> list[Problem]:
     except yaml.YAMLError as error:
         return [Problem(where, f"is not YAML: {str(error).splitlines()[0]}", "remove that character")]
     except RecursionError:
-        return [Problem(where, "is nested too deeply", "write it with a few levels")]
+        return [Problem(where, "is nested too deeply", "use fewer levels")]
     except ValueError as error:
         return [Problem(where, str(error), "save it again, as plain UTF-8 text")]
 

@@ -42,9 +42,9 @@ def device_setter(plan: Plan, *, task: str = "worker:0", strategy: str = "greedy
     """
     names = [known.name for known in plan.trainers]
     if task not in names:
-        raise ValueError(f"task={task!r} is no task of {plan.cluster}; there are {', '.join(names)}")
+        raise ValueError(f"task={task!r} is not a task of {plan.cluster}; available: {', '.join(names)}")
     if strategy not in CHOOSERS:
-        raise ValueError(f"strategy={strategy!r} places no variable; there are {', '.join(CHOOSERS)}")
+        raise ValueError(f"strategy={strategy!r} places no variable; available: {', '.join(CHOOSERS)}")
     here = "/job:localhost/task:0" if plan.effective_strategy.is_one_process else _device_of(task)
     if not plan.has_shard_hosts:
         return lambda op: _merged(here, op)

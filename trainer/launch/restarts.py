@@ -145,7 +145,7 @@ class Restarts:
         if delay_secs is None:
             return self._first_failures[name]
         self._all_restart_at = time.monotonic() + delay_secs
-        why = "" if cause.code == exit_codes.INCOMPLETE else " and a part of the run's state with it"
+        why = "" if cause.code == exit_codes.INCOMPLETE else ", and part of the run's state was lost"
         self._say(
             f"{_obituary(cause)}{why}; restarting all tasks from the newest checkpoint in {delay_secs:g} s "
             f"({self._count(name)})"

@@ -112,9 +112,9 @@ def _why_missing(me: Status, peer: Task, until: str, may_be_silent: bool) -> str
     except socket.gaierror:
         return "its host name does not resolve"
     except ConnectionRefusedError:
-        return "connection refused, it has not started or has died"
+        return "connection refused; it has not started or has died"
     except TimeoutError:
-        return None if may_be_silent else "silent, it may be frozen or behind a firewall"
+        return None if may_be_silent else "silent; it may be frozen or behind a firewall"
     except (OSError, ValueError) as error:
         return str(error)
     for key, what in (("config_hash", "config"), ("tensorflow", "TensorFlow"), ("launch", "run")):

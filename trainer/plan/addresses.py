@@ -55,7 +55,7 @@ def check_addresses(cluster: ClusterConfig, *, untrusted_allowed: bool) -> Itera
     """Yields what is wrong with the addresses of a cluster."""
     for job in cluster.addresses:
         if job not in JOBS:
-            message = f"{job!r} is not a job; there are {', '.join(JOBS)}"
+            message = f"{job!r} is not a job; available: {', '.join(JOBS)}"
             yield Problem(f"cluster.addresses.{job}", message, "move its addresses to one of them")
     taken: dict[tuple[str, int], str] = {}  # what listens there
     for job, addresses in cluster.addresses.items():
@@ -122,7 +122,7 @@ def check_role(cluster: ClusterConfig, job: str | None, task: int | None, run: s
     sizes = {name: getattr(cluster, name) for name in JOBS}
     if job not in sizes:
         what = f"task={task} is given without a job" if job is None else f"{job!r} is not a job"
-        yield Problem("job", f"{what}; there are {', '.join(sizes)}", f"e.g. job=worker task={task or 0}")
+        yield Problem("job", f"{what}; available: {', '.join(sizes)}", f"e.g. job=worker task={task or 0}")
     elif task is None or task >= sizes[job]:
         last = sizes[job] - 1
         allowed = f"{job} has tasks 0..{last}" if last >= 0 else f"the cluster has no {job}"
@@ -132,12 +132,12 @@ def check_role(cluster: ClusterConfig, job: str | None, task: int | None, run: s
     elif not cluster.addresses:
         yield Problem(
             "job",
-            "a task on its own must know where the others listen, and the cluster has no addresses",
+            "a task started alone must know where the others listen, but the cluster has no addresses",
             "set cluster.addresses.ps=[host:port,...] cluster.addresses.worker=[...], or leave job and task out",
         )
     elif job == "evaluator" and run is None:
         yield Problem(
             "run",
-            "evaluator:0 reads the checkpoints where the chief writes them, and no directory is given",
-            "give run=PATH, of a directory that all tasks share, to every task",
+            "evaluator:0 reads the checkpoints where the chief writes them, but no directory is given",
+            "give every task the same run=PATH, a directory that all tasks share",
         )

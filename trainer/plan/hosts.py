@@ -57,12 +57,12 @@ def host_by_task(cluster: ClusterConfig) -> dict[str, str]:
 
 def _check_use(config: RunConfig) -> Iterator[Problem]:
     if config.mode not in (Mode.render, Mode.plan):
-        message = "tasks of several machines are not started from here"
+        message = "tasks on several machines cannot be started from here"
         yield Problem(KEY, message, "type mode=render: it writes a file and a command for each of them")
     if config.cluster.addresses:
-        yield Problem(KEY, "cluster.addresses says where every task is already", "leave out one of the two")
+        yield Problem(KEY, "cluster.addresses already says where every task is", "leave out one of the two")
     if config.cluster.name == "local":
-        yield Problem(KEY, "cluster=local is one process, of one machine", "e.g. cluster=2ps4w")
+        yield Problem(KEY, "cluster=local is one process on one machine", "e.g. cluster=2ps4w")
 
 
 def _read(index: int, given: Any, problems: list[Problem]) -> Host | None:
@@ -78,11 +78,11 @@ def _read(index: int, given: Any, problems: list[Problem]) -> Host | None:
     for name, value in entry.items():
         if name not in names:
             near = (*difflib.get_close_matches(str(name), names, n=1), "worker")[0]
-            problems.append(Problem(key, f"there is no {name}; there are {', '.join(names)}", f"e.g. {near}"))
+            problems.append(Problem(key, f"there is no {name}; available: {', '.join(names)}", f"e.g. {near}"))
         elif name == "address":
             problems += _check_address(key, value)
         elif value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-            problems.append(Problem(key, f"{name}={value!r} is not a number from 0", f"e.g. {name}:1"))
+            problems.append(Problem(key, f"{name}={value!r} is not a whole number of at least 0", f"e.g. {name}:1"))
     return Host(**entry) if len(problems) == before else None
 
 
@@ -90,7 +90,7 @@ def _check_address(key: str, address: Any) -> Iterator[Problem]:
     """Addresses have no ports here: every task of a host gets its own."""
     if not isinstance(address, str) or not address.strip() or "/" in address or address.count(":") == 1:
         host = str(address).rpartition("://")[2].partition(":")[0].partition("/")[0] or "10.0.0.1"
-        yield Problem(key, f"{address!r} is no host name or IP address", f"e.g. {host}; ports are given out")
+        yield Problem(key, f"{address!r} is not a host name or IP address", f"e.g. {host}; ports are assigned")
 
 
 def _share_out(config: RunConfig, job: str, hosts: Sequence[Host], problems: list[Problem]) -> None:
@@ -104,7 +104,7 @@ def _share_out(config: RunConfig, job: str, hosts: Sequence[Host], problems: lis
     else:
         counts = [total // len(hosts) + (index < total % len(hosts)) for index in range(len(hosts))]
     if sum(counts) != total:
-        message = f"the hosts have {sum(counts)} {job} tasks together, cluster={config.cluster.name} has {total}"
+        message = f"the hosts have {sum(counts)} {job} tasks in total, but cluster={config.cluster.name} has {total}"
         problems.append(Problem(KEY, message, f"give {job} numbers that add up to {total}, or leave {job} out"))
         return
     first = {host.address: USUAL_PORT for host in hosts}

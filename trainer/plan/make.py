@@ -134,7 +134,7 @@ def _warnings(shards: Sequence[Shard], tasks: Sequence[Task], machine: Machine) 
     hosts = {shard.host for shard in shards}
     for shard in shards:
         if not any(other.trainable for other in shards if other.host == shard.host):
-            yield Problem("cluster", f"{shard.host} holds no parameter", f"{len(hosts) - 1} shards would do")
+            yield Problem("cluster", f"{shard.host} holds no parameter", f"{len(hosts) - 1} shards are enough")
     yield from _warn_of_imbalance(shards)
     workers = sum(task.job == "worker" for task in tasks)
     if workers > machine.cores:

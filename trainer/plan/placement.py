@@ -145,7 +145,7 @@ def pin_faults(parameters: Sequence[Parameter], shards: int, pattern: str, shard
     near = [] if matches else difflib.get_close_matches(pattern, paths, n=3, cutoff=0.3) or paths[:3]
     better = f"{(near or [pattern])[0]}:{min(max(shard, 0), shards - 1)}"
     if not 0 <= shard < shards:
-        yield f"pin {pattern!r} names shard {shard}; there are shards 0..{shards - 1}", better
+        yield f"pin {pattern!r} names shard {shard}; available: shards 0..{shards - 1}", better
     if not matches:
         yield f"pin {pattern!r} matches no parameter; the nearest are {', '.join(near)}", better
 

@@ -36,7 +36,7 @@ def why_not_memory(config: RunConfig) -> str:
     if config.launch is Launch.docker or config.mode is Mode.render:
         return "containers share no memory"
     if config.device.log_placement:
-        return "device.log_placement follows vectors that travel"
+        return "device.log_placement can follow only vectors sent as messages"
     machines = {addresses.host_of(address) for listed in config.cluster.addresses.values() for address in listed}
     if config.job is not None or config.cluster.hosts or len(machines) > 1 or config.plan.link_gbps is not None:
         return "the tasks are on several machines"
@@ -53,9 +53,9 @@ def check_wire(config: RunConfig) -> Iterator[Problem]:
 def why_not() -> str:
     """Why this process cannot make such a file; empty if it can."""
     if sys.platform != "linux":
-        return "only Linux has such memory"
+        return "it needs Linux"
     if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
-        return "a file in memory is a file, and their size is limited here (ulimit -f)"
+        return "the size of files, also of those in memory, is limited here (ulimit -f)"
     return ""
 
 

@@ -67,7 +67,7 @@ STRATEGIES: Mapping[str, Strategy] = {
             "one",
             "every gradient is an update, no worker waits for another",
             _ON_HOSTS,
-            when_slow="the others do not wait, and its gradients are old when they arrive",
+            when_slow="the others do not wait, and its gradients are stale when they arrive",
         ),
         Strategy(
             "backup",

@@ -29,7 +29,7 @@ def resolve_tf_config(config: RunConfig, text: str) -> list[Problem]:
         example = (
             '{"cluster": {"ps": ["ps-0:2222"], "worker": ["worker-0:2222"]}, "task": {"type": "worker", "index": 0}}'
         )
-        return [Problem("TF_CONFIG", str(error), f"it reads {example}; unset it to start the tasks from here")]
+        return [Problem("TF_CONFIG", str(error), f"write {example}; unset it to start the tasks from here")]
     chosen = config.cluster
     sizes = {name: len(jobs.get(name, [])) for name in JOBS}
     if not jobs.get("evaluator"):
@@ -62,7 +62,7 @@ def _read_tf_config(text: str) -> tuple[dict[str, list[str]], str, int]:
     if not isinstance(cluster, dict) or not all(_is_address_list(v) for v in cluster.values()):
         raise ValueError("its cluster is not an object of address lists by job")
     if not isinstance(task, dict) or not isinstance(task.get("type"), str):
-        raise ValueError("it has no task with a type and an index, so this process does not know who it is")
+        raise ValueError("it has no task with a type and an index, so this process does not know its role")
     index = json.dumps(task.get("index", 0)).strip('"')
     if not re.fullmatch(r"-?\d{1,9}", index, re.ASCII):
         raise ValueError(f"its task index is {index!r}, not a number")
@@ -88,7 +88,7 @@ def _with_chief_as_worker(cluster: dict[str, list[str]], job: str, index: int) -
     known = (*JOBS, "chief", "master")
     unknown = sorted(set(cluster) - set(known))
     if unknown:
-        raise ValueError(f"its cluster has unknown jobs {', '.join(unknown)}; there are {', '.join(known)}")
+        raise ValueError(f"its cluster has unknown jobs {', '.join(unknown)}; available: {', '.join(known)}")
     if job in ("chief", "master"):
         return jobs, "worker", index
     return jobs, job, index + len(chiefs) if job == "worker" else index

@@ -34,6 +34,6 @@ def validate(config: RunConfig, machine: Machine) -> list[Problem]:
         *check_role(cluster, config.job, config.task, config.run),
         *check_devices(cluster, device, machine, here, jit=train.jit),
         *check_keys(
-            cluster, "restart.max_of", config.restart.max_of, least=0, why=", for a task that is never started again"
+            cluster, "restart.max_of", config.restart.max_of, least=0, why=", for a task that is never restarted"
         ),
     ]

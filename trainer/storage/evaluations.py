@@ -102,7 +102,7 @@ def release_when_scored(evaluations: Path, *, waiting_at_most: int | None) -> Re
         waiting = [step for step in due if step > scored]
         given_up = [] if waiting_at_most is None else waiting[: max(0, len(waiting) - waiting_at_most)]
         for step in given_up:
-            _log.warning("checkpoint %d is not scored: %d later ones wait for the evaluator", step, waiting_at_most)
+            _log.warning("checkpoint %d will not be scored: %d newer ones are waiting", step, waiting_at_most)
         return [*(step for step in due if step <= scored), *given_up]
 
     return release

@@ -111,7 +111,7 @@ def _check_planned(plan: Plan, parameters: Sequence[Parameter]) -> None:
     built = {p.path: p.shape for p in parameters}
     if built != planned:
         different = sorted(path for path in built.keys() | planned.keys() if built.get(path) != planned.get(path))
-        raise RuntimeError(f"the model is not the one that was planned; different are {', '.join(different[:5])}")
+        raise RuntimeError(f"the model differs from the planned one in {', '.join(different[:5])}")
 
 
 def _make_evaluator(context: Context, model: Any, data: DataSet) -> Evaluator:

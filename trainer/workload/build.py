@@ -48,12 +48,12 @@ def build_model(
     function = _user_function(user_file, name, MODELS) or MODELS.get(name)
     if function is None:
         near = difflib.get_close_matches(name, MODELS, n=1) or list(MODELS)[:1]
-        raise ValueError(f"model.name={name} is not a model; there are {', '.join(MODELS)}; did you mean {near[0]}?")
+        raise ValueError(f"model.name={name} is not a model; available: {', '.join(MODELS)}; did you mean {near[0]}?")
     try:
         inspect.signature(function).bind(data.input_shape, data.classes, **options)
     except TypeError as error:
         allowed = ", ".join(list(inspect.signature(function).parameters)[2:]) or "none"
-        raise ValueError(f"model.options of {name}: {error}; allowed are {allowed}") from error
+        raise ValueError(f"model.options of {name}: {error}; allowed: {allowed}") from error
     keras.utils.set_random_seed(seed)
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(precision)

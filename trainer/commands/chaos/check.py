@@ -16,7 +16,9 @@ def check(config: RunConfig) -> Iterator[Problem]:
     """Yields what keeps faults from being injected as the config says."""
     chaos = config.chaos
     if config.job is not None:
-        yield Problem("mode", "chaos starts all tasks itself, and this process is to run one", "leave out job and task")
+        yield Problem(
+            "mode", "mode=chaos starts every task itself; it cannot run one task alone", "leave out job and task"
+        )
     given = [name for name in ("schedule", "random", "minutes") if getattr(chaos, name)]
     if len(given) != 1:
         sources = " and ".join(f"chaos.{name}" for name in given) or "none"

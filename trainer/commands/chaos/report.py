@@ -77,7 +77,7 @@ def judge(
     for m in measured:
         allowed = allowed_secs(m.fault, config)
         if m.recover_secs is None and finished == exit_codes.OK and m.fault.action not in HARMLESS:
-            problems.append(f"'{m.fault}' came too late: the run was over before it was seen to recover")
+            problems.append(f"'{m.fault}' came too late: the run ended before it had recovered")
         if m.recover_secs is not None and m.recover_secs > TOO_SLOW * allowed:
             problems.append(f"'{m.fault}' took {m.recover_secs:.1f} s to recover from; {allowed:g} s are allowed")
     return problems
@@ -101,7 +101,7 @@ def differences(unbroken: Path, other: Path) -> list[str]:
     found = []
     before, after = (json.loads((path / "summary.json").read_text()).get("params_sha256") for path in (unbroken, other))
     if before != after:
-        found.append(f"params_sha256 is {str(after)[:12]}..., of the unbroken run {str(before)[:12]}...")
+        found.append(f"params_sha256 is {str(after)[:12]}..., but the unbroken run has {str(before)[:12]}...")
     before, after = _losses(unbroken), _losses(other)
     if before != after:
         steps = sorted(step for step in {*before, *after} if before.get(step) != after.get(step))

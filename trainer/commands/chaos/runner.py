@@ -61,7 +61,7 @@ class _Runner:
         code = self._run(UNBROKEN, None)
         print(f"{UNBROKEN}: {exit_codes.meaning(code) if code else 'done'}", flush=True)
         if code:
-            print(f"without an unbroken run nothing can be compared; see {self._path / UNBROKEN / 'launcher.log'}")
+            print(f"the unbroken run failed, so nothing can be compared; see {self._path / UNBROKEN / 'launcher.log'}")
             return code
         for kind, name, faults in self._wanted():
             code = self._break(kind, name, faults)

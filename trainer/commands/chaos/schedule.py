@@ -164,11 +164,11 @@ def _read(text: str, crew: FaultTargets) -> Fault | Problem:
 def _no_target(text: str, target: str, crew: FaultTargets, *, is_link: bool) -> Problem:
     if is_link:
         example = f"{crew.tasks[-1]}->{crew.tasks[0]}"
-        message = f"{text!r}: {target} is no link; one leads from one task to another of {', '.join(crew.tasks)}"
-        remedy = f"e.g. {example}" if len(crew.tasks) > 1 else "type cluster=1ps2w, for one that has links"
+        message = f"{text!r}: {target} is not a link; a link goes from one task to another of {', '.join(crew.tasks)}"
+        remedy = f"e.g. {example}" if len(crew.tasks) > 1 else "type cluster=1ps2w, which has links"
         return Problem(KEY, message, remedy)
     words = ["chief", "all", *(["ps"] if crew.job("ps") else [])]
-    message = f"{text!r}: there is no {target}; there are {', '.join((*crew.tasks, *words))}"
+    message = f"{text!r}: there is no {target}; available: {', '.join((*crew.tasks, *words))}"
     near = (*difflib.get_close_matches(target, crew.tasks, n=1), crew.tasks[-1])[0]
     return Problem(KEY, message, f"type {near}, or a larger cluster")
 
@@ -183,6 +183,6 @@ def _never(fault: Fault, crew: FaultTargets) -> Problem | None:
     for task in fault.tasks:
         if fault.place not in crew.places(task):
             places = ", ".join(crew.places(task)) or "none"
-            message = f"'{fault}': {task} never comes to {fault.place!r}; its places are {places}"
+            message = f"'{fault}': {task} never reaches {fault.place!r}; its places are {places}"
             return Problem(KEY, message, f"e.g. {typed(f'kill chief in save-data @{fault.step}')}")
     return None

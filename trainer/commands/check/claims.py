@@ -147,7 +147,7 @@ def _history(run: RunRecord) -> Claim:
 
 
 def _pushes(run: RunRecord) -> Claim:
-    text = f"every update had a gradient of each replica ({run.plan.replicas})"
+    text = f"every update had one gradient from each replica ({run.plan.replicas})"
     if not run.waits_for_all:
         return Claim(text, skipped=NO_WAITING)
     if reason := _unrecorded(run):
@@ -188,7 +188,7 @@ def _chief(run: RunRecord) -> Claim:
 def _lives(run: RunRecord) -> Claim:
     launcher = run.journals[LAUNCHER]
     again = sum(event["event"] == "start" and event["attempt"] > 0 for event in launcher)
-    text = f"every task ended well and had one process at a time; {count(again, 'task')} started again"
+    text = f"every task ended well, with one process at a time; {count(again, 'task')} started again"
     if not launcher:
         return Claim(text, skipped="no launcher started it")
     good = {exit_codes.OK, exit_codes.TERMINATED} if run.is_stopped else {exit_codes.OK}
@@ -215,7 +215,7 @@ def _checkpoints(run: RunRecord) -> Claim:
     if run.end not in [int(path.name) for path in paths]:
         problems.append(f"{folder} has no checkpoint of step {run.end}")
     return Claim(
-        f"{count(len(paths), 'checkpoint')}, the last one of step {run.end}, whole and the only files", problems
+        f"{count(len(paths), 'checkpoint')}, the last one of step {run.end}, complete, and no other files", problems
     )
 
 
@@ -226,7 +226,7 @@ def _counts(run: RunRecord) -> Claim:
         return Claim(text, skipped=NO_WAITING)
     if not _adds_one(config.optimizer, plan.global_batch):
         wanted = f"optimizer=sgd optimizer.learning_rate={plan.global_batch}"
-        return Claim(text, skipped=f"only with {wanted} the parameters are counts")
+        return Claim(text, skipped=f"the parameters are counts only with {wanted}")
     tensors = run.directory.checkpoints / f"{run.end:09d}" / checkpoint.TENSORS
     if not tensors.is_file():
         return Claim(text, [f"{tensors} does not exist"])

@@ -52,7 +52,7 @@ def check_counts(found: Path | Mapping[str, NDArray[Any]], expected: Counts) -> 
 
 def _check(name: str, values: NDArray[Any], expected: Counts) -> list[str]:
     if values.shape != expected.shape:
-        return [f"{name} counts {values.size} examples, the data has {expected.size}"]
+        return [f"{name} counts {values.size} examples, but the data has {expected.size}"]
     near = np.round(values)
     odd = np.flatnonzero(~(np.isfinite(values) & np.isclose(values, near, rtol=0, atol=TOLERANCE)))
     if odd.size:
@@ -89,7 +89,7 @@ def _order_of_epoch(seed: int, epoch: int, examples: int) -> list[int]:
         check=False,
     )
     if child.returncode != 0:
-        raise RuntimeError(f"the order of the data is not known:\n{child.stderr[-2000:]}")
+        raise RuntimeError(f"the order of the data could not be computed:\n{child.stderr[-2000:]}")
     order: list[int] = json.loads(child.stdout.splitlines()[-1])
     return order
 

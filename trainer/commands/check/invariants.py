@@ -41,7 +41,7 @@ def check_history(steps: Sequence[int], *, begin: int, end: int, every: int, las
     due = {step for step in range(begin + 1, end + 1) if step % every == 0 or step == last}
     found = {step for step in steps if step > begin}
     missing = [f"no line of {ranges(due - found, 'step')}"] if due - found else []
-    undue = [f"a line of {ranges(found - due, 'step')}, which is not due"] if found - due else []
+    undue = [f"a line of {ranges(found - due, 'step')}, which is not expected"] if found - due else []
     return falls + missing + undue
 
 
@@ -53,7 +53,7 @@ def check_pushes(
     `workers` are the events of each. A launch before the last one, which began at `begin`, may not have recorded steps.
     """
     if not reloads:
-        return ["no reload is written down, so no update can be told from those that were undone"]
+        return ["no reload is recorded, so updates that were undone cannot be recognised"]
     found: set[Push] = set()
     for events in workers:
         found |= _pushes(events) | _lost_pushes(events, reloads)

@@ -32,10 +32,10 @@ def docker(info: Answer | None, compose: Answer | None, gpu_count: int) -> list[
 def _no_engine(info: Answer, facts: Mapping[str, Any]) -> Finding:
     reason = " ".join(facts.get("ServerErrors") or []) or info.last_words()
     if "permission denied" in f"{reason} {info.err}".lower():
-        message = "the engine is not open to this user"
+        message = "this user may not use the engine"
         return warning("docker", message, "sudo usermod -aG docker $USER, then log in again")
     if info.code == 0:
-        return warning("docker", "the command answers, but not as Docker does (podman?)", "docker version")
+        return warning("docker", "the command does not behave like Docker's (podman?)", "docker version")
     return warning("docker", f"no engine: {reason}", START_ENGINE)
 
 
@@ -58,7 +58,7 @@ def _gpu_support(facts: Mapping[str, Any]) -> Finding:
     runtimes = facts.get("Runtimes") or {}
     devices = [device.get("ID", "") for device in facts.get("DiscoveredDevices") or []]  # CDI, since Docker 28.3
     if "nvidia" in runtimes or any(name.startswith("nvidia.com/gpu") for name in devices):
-        return ok("docker GPUs", "containers can have them")
-    message = f"there is no runtime nvidia, only {', '.join(sorted(runtimes)) or 'none'}"
+        return ok("docker GPUs", "available to containers")
+    message = f"no nvidia runtime, only {', '.join(sorted(runtimes)) or 'none'}"
     configure = "sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker"
     return warning("docker GPUs", message, f"install nvidia-container-toolkit, then {configure}")

@@ -95,7 +95,7 @@ def _driver(driver: str, banner: Answer | None, missing: Level) -> Finding:
     version = re.search(r"CUDA[\w ]* Version\s*:\s*([\d.]+)", banner.out) if banner is not None else None
     text = f"NVIDIA {driver}" + (f", CUDA up to {version[1]}" if version else "")
     if release(driver) is not None and not is_in_range(driver, f">={OLDEST_DRIVER}"):
-        message = f"{text}; TensorFlow brings CUDA 12, which needs driver {OLDEST_DRIVER} or newer"
+        message = f"{text}; TensorFlow comes with CUDA 12, which needs driver {OLDEST_DRIVER} or newer"
         return Finding(missing, "driver", message, "install a newer NVIDIA driver, or leave device.gpus out")
     return ok("driver", text)
 
@@ -111,7 +111,7 @@ def _gpu(gpu: Gpu, all_gpus: Sequence[Gpu], processes: Sequence[GpuProcess]) -> 
         return warning(what, f"{text}; nearly full, by processes not seen from here", f"nvidia-smi, on the host{other}")
     largest = max(mine, key=lambda process: process.used_mib or 0)
     return warning(
-        what, f"nearly full: {text}", f"kill {largest.pid}, if it is yours{other or ', or wait for its end'}"
+        what, f"nearly full: {text}", f"kill {largest.pid}, if it is yours{other or ', or wait until it ends'}"
     )
 
 

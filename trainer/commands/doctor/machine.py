@@ -42,20 +42,20 @@ def memory(meminfo: Mapping[str, int], limit: int | None, used: int) -> Finding:
 
 def shared_memory(nbytes: int | None, gpu_count: int) -> Finding:
     if nbytes is None:
-        return ok("/dev/shm", "not there; only NCCL, between several GPUs, needs it")
+        return ok("/dev/shm", "missing; only NCCL between several GPUs needs it")
     if gpu_count > 1 and nbytes < LITTLE_SHARED_MEMORY:
         message = f"{_mib_of(nbytes)}; NCCL needs more between {gpu_count} GPUs"
         return warning("/dev/shm", message, "docker run --shm-size=1g, or sudo mount -o remount,size=1g /dev/shm")
-    return ok("/dev/shm", f"{_mib_of(nbytes)}; only NCCL, between several GPUs, uses it")
+    return ok("/dev/shm", f"{_mib_of(nbytes)}; only NCCL between several GPUs uses it")
 
 
 def open_files(soft: int, hard: int) -> Finding:
     """Limits of a process; -1: none."""
     if 0 <= soft < FEW_FILES:
         enough = FEW_FILES * 4 if hard < 0 else min(hard, FEW_FILES * 4)
-        message = f"{soft} files a process; a task opens one for each task it talks to, and its data's"
+        message = f"{soft} files per process; a task opens one for each task that it talks to, plus its data files"
         return warning("ulimit -n", message, f"ulimit -n {enough}")
-    return ok("ulimit -n", "unlimited" if soft < 0 else f"{soft} files a process")
+    return ok("ulimit -n", "unlimited" if soft < 0 else f"{soft} files per process")
 
 
 def run_directory(path: str, exists_at: str, free: int, refused: str | None) -> Finding:

@@ -30,7 +30,7 @@ def localhost(refused: str | None) -> Finding:
 def ephemeral_ports(text: str | None) -> Finding:
     bounds = read_port_range(text)
     if bounds is None:
-        return ok("free ports", "their range is unknown here")
+        return ok("free ports", "their range is unknown on this machine")
     low, high = bounds
     message = f"{low} to {high}, for tasks without an address of their own"
     if high - low + 1 < FEW_PORTS:

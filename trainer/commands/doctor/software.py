@@ -16,7 +16,7 @@ GPU_WHEELS = (
 def python(version: str, executable: str) -> Finding:
     if is_in_range(version, SUPPORTED["Python"]):
         return ok("Python", f"{version}, {executable}")
-    message = f"{version} ({executable}); supported is {SUPPORTED['Python']}"
+    message = f"{version} ({executable}); supported: {SUPPORTED['Python']}"
     return problem("Python", message, "rm -rf .venv && make PYTHON=python3.12 .venv/run")
 
 
@@ -24,9 +24,9 @@ def package(name: str, version: str | None) -> Finding:
     """A library other than TensorFlow, by the version that is installed."""
     wanted = SUPPORTED[name]
     if version is None:
-        return problem(name, f"is not installed; supported is {wanted}", CPU_WHEELS)
+        return problem(name, f"is not installed; supported: {wanted}", CPU_WHEELS)
     if not is_in_range(version, wanted):
-        return problem(name, f"{version}; supported is {wanted}", f"python -m pip install '{name}{wanted}'")
+        return problem(name, f"{version}; supported: {wanted}", f"python -m pip install '{name}{wanted}'")
     return ok(name, version)
 
 
@@ -34,7 +34,7 @@ def tensorflow(installed: Mapping[str, str], imported: Answer | None) -> list[Fi
     """TensorFlow's version by distribution, and the answer of the child process that imported it, if there was one."""
     wanted = SUPPORTED["tensorflow"]
     if not installed:
-        message = f"is not installed; supported is {wanted}"
+        message = f"is not installed; supported: {wanted}"
         return [problem("tensorflow", message, f"{CPU_WHEELS}   (with GPUs: requirements/gpu.txt)")]
     named = ", ".join(f"{name} {version}" for name, version in installed.items())
     findings = []
@@ -43,7 +43,7 @@ def tensorflow(installed: Mapping[str, str], imported: Answer | None) -> list[Fi
         remedy = f"python -m pip uninstall -y {' '.join(installed)} && {CPU_WHEELS}"
         findings.append(problem("tensorflow", message, remedy))
     elif not all(is_in_range(version, wanted) for version in installed.values()):
-        findings.append(problem("tensorflow", f"{named}; supported is {wanted}", CPU_WHEELS))
+        findings.append(problem("tensorflow", f"{named}; supported: {wanted}", CPU_WHEELS))
     else:
         findings.append(ok("tensorflow", named))
     return findings if imported is None else [*findings, _import(imported)]

@@ -16,7 +16,7 @@ from trainer.faults.exit_codes import TrainerError
 REMEDIES = (  # pattern, meaning, remedy; the first that matches the error counts
     (
         "permission denied",
-        "the Docker engine is not open to this user",
+        "this user may not use the Docker engine",
         "sudo usermod -aG docker $USER, then log in again",
     ),
     (

@@ -30,8 +30,8 @@ def check_readable(inputs: Sequence[str]) -> None:
         return
     closed = [path for path in inputs if not _is_open(Path(path))]
     if closed:
-        message = f"{', '.join(closed)} cannot be read by user {NOBODY}, which tasks that root starts run as"
-        raise ConfigError([Problem("launch", message, f"type chmod -R o+rX {shlex.join(closed)}, or be another user")])
+        message = f"{', '.join(closed)} cannot be read by user {NOBODY}, who runs what root starts"
+        raise ConfigError([Problem("launch", message, f"type chmod -R o+rX {shlex.join(closed)}, or use another user")])
 
 
 def _is_open(path: Path) -> bool:

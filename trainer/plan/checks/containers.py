@@ -32,11 +32,11 @@ def check_containers(config: RunConfig) -> Iterator[Problem]:
 def _check_launch(config: RunConfig) -> Iterator[Problem]:
     key, instead = "launch", "leave launch=docker out"
     if config.mode not in MODES:
-        yield Problem(key, f"mode={config.mode.value} runs processes of this machine", instead)
+        yield Problem(key, f"mode={config.mode.value} runs processes on this machine", instead)
     if config.job is not None:
-        yield Problem(key, f"this process is to run {config.job}:{config.task}, and starts no other", instead)
+        yield Problem(key, f"this process is to run {config.job}:{config.task}; it starts no other task", instead)
     elif config.cluster.addresses:
-        message = "containers have a network of their own, and cluster.addresses says where tasks listen"
+        message = "containers use a network of their own, where cluster.addresses means nothing"
         yield Problem(key, message, "leave out one of the two")
 
 
@@ -57,5 +57,5 @@ def check_paths(key: str, paths: Iterable[str]) -> Iterator[Problem]:
             own for own in OWN_PATHS if path == own or path in own.parents or (own in path.parents and own != TMP)
         ]
         if hidden:
-            message = f"{path} would hide {hidden[0]}, which a container has of its own"
+            message = f"{path} would hide {hidden[0]}, which is part of the container"
             yield Problem(key, message, "put what tasks read into a folder of its own, e.g. below /data")

@@ -44,7 +44,7 @@ def check_devices(
     yield from _check_names(device)
     yield from _check_seen(cluster, device)
     if device.layers and jit:
-        message = "a step that is compiled as a whole runs on one device, and train.jit=true compiles it"
+        message = "train.jit=true compiles the whole step for one device"
         yield Problem("device.layers", message, "leave out one of the two")
 
 
@@ -54,7 +54,7 @@ def _check_key(cluster: ClusterConfig, mapping: str, key: str, value: Any) -> It
     if key in {*sizes, *(f"{job}:{index}" for job, index in tasks_of(cluster))}:
         return
     there = ", ".join(job + (f" ({job}:0)" if size == 1 else f" ({job}:0..{size - 1})") for job, size in sizes.items())
-    message = f"{key!r} is neither a job nor a task of the cluster; there are {there}"
+    message = f"{key!r} is neither a job nor a task of the cluster; available: {there}"
     job, _, index = key.partition(":")
     if job in JOBS and job not in sizes:
         yield Problem(f"{mapping}.{key}", message, f"leave it out, or choose a cluster with {job} tasks")
@@ -141,7 +141,7 @@ def _check_names(device: DeviceConfig) -> Iterator[Problem]:
     for key, name in named:
         match = NAME.fullmatch(name)
         if match is None:
-            message = f"{name!r} is not a device; there are /cpu:0, /cpu:1, ... and /gpu:0, /gpu:1, ..."
+            message = f"{name!r} is not a device; available: /cpu:0, /cpu:1, ... and /gpu:0, /gpu:1, ..."
             yield Problem(key, message, f"write {_nearest(name)}")
         elif match[1] == "cpu" and int(match[2]) >= MAX_CPUS:
             message = f"{name} is out of range; a task has /cpu:0 to /cpu:{MAX_CPUS - 1}"

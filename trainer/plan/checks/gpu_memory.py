@@ -46,7 +46,7 @@ def check_gpu_memory(
         if len(undecided) > 1:
             yield Problem(
                 "device.memory_fraction",
-                f"{_list(undecided)} share {gpu.name}, and the first of them would take nearly all of its memory",
+                f"{_list(undecided)} share {gpu.name}, and the first would take nearly all of its memory",
                 f"add 'device.memory_fraction={_each(undecided, math.floor(90 / len(gpu.shares)) / 100)}'",
             )
         yield from _too_much(gpu)
@@ -59,7 +59,7 @@ def warn_of_gpu_memory(
     for gpu in _shared(cluster, device, machine, here):
         loose = [share.task for share in gpu.shares if share.is_open or share.growth]
         if loose and len(gpu.shares) > 1:
-            takes = "takes what it finds" if len(loose) == 1 else "take what they find"
+            takes = "takes whatever is free" if len(loose) == 1 else "take whatever is free"
             message = f"{gpu.name} is shared by {len(gpu.shares)} tasks, and {_list(loose)} {takes}"
             remedy = "a memory_fraction or memory_mib for each keeps them apart"
             yield Problem("device.memory_fraction", message, remedy)

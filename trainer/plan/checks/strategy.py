@@ -35,32 +35,32 @@ def check_strategy(section: StrategyConfig, cluster: ClusterConfig, device: Devi
     name, tasks = strategy.name, cluster.ps + cluster.worker
     if strategy.is_one_process and tasks > 1 and cluster.name != "local":
         yield Problem(
-            "strategy", f"local trains in one process, cluster={cluster.name} has {tasks} tasks", "leave strategy out"
+            "strategy", f"local is one process, but cluster={cluster.name} has {tasks} tasks", "leave strategy out"
         )
     if strategy.has_shard_hosts and cluster.name == "local":
         yield Problem(
             "strategy",
-            f"{name} needs tasks that hold the shards, cluster=local has neither ps nor other workers",
+            f"{name} needs tasks that hold the shards, but cluster=local has neither ps nor other workers",
             "type cluster=1ps2w or cluster=2w, or leave strategy out",
         )
     if strategy.has_ring and cluster.name == "local":
-        yield Problem("strategy", "all_reduce is between workers, cluster=local has none", "type cluster=2w")
+        yield Problem("strategy", "all_reduce runs between workers, but cluster=local has none", "type cluster=2w")
     if strategy.has_ring and cluster.ps:
         yield Problem(
             "strategy",
-            f"all_reduce has no parameter servers, cluster={cluster.name} has {cluster.ps}",
+            f"all_reduce has no parameter servers, but cluster={cluster.name} has {cluster.ps}",
             f"type cluster={cluster.worker}w, or leave strategy out",
         )
     if cluster.evaluator > 1:
         yield Problem(
             "cluster",
-            f"one evaluator scores every checkpoint, cluster={cluster.name} has {cluster.evaluator}",
+            f"one evaluator scores every checkpoint, but cluster={cluster.name} has {cluster.evaluator}",
             f"type cluster={cluster.name.removesuffix(f'{cluster.evaluator}e')}1e",
         )
     yield from _check_quorum(section.quorum, cluster, device, strategy)
     yield from (p for p in check_read(section, "strategy.") if section.name is not StrategyName.auto)
     if section.name is StrategyName.auto and section.max_staleness is not None:
-        yield Problem("strategy.max_staleness", f"{name} has no stale gradients; async has", "type strategy=async")
+        yield Problem("strategy.max_staleness", f"{name} has no stale gradients; only async has", "type strategy=async")
     if section.name is StrategyName.auto and strategy.is_one_process and section.wire is not Wire.auto:
         yield Problem("strategy.wire", "one process sends nothing", "leave it out, or type cluster=1ps2w")
 
@@ -73,9 +73,9 @@ def check_buckets(buckets: int, strategy: Strategy, device: DeviceConfig) -> Ite
     if not strategy.has_shard_hosts:
         yield Problem(key, f"{strategy.name} has no tasks that hold shards for others", remedy)
     elif not strategy.waits_for_all:
-        yield Problem(key, f"{strategy.name} takes gradients as they come, one shard a host", remedy)
+        yield Problem(key, f"{strategy.name} takes gradients as they arrive, with one shard per host", remedy)
     elif device.log_placement:
-        yield Problem(key, "device.log_placement follows one shard a host", f"{remedy}, or log_placement")
+        yield Problem(key, "device.log_placement can follow only one shard per host", f"{remedy}, or log_placement")
 
 
 def _check_quorum(
@@ -88,11 +88,12 @@ def _check_quorum(
             remedy = f"type strategy.quorum={max(1, replicas - here)}"
             yield Problem("strategy.quorum", "backup needs the number of replicas that an update waits for", remedy)
     elif not 1 <= quorum <= replicas:
-        yield Problem("strategy.quorum", f"{quorum} of {replicas} replicas; pick 1..{replicas}", "leave it out for all")
+        message = f"{quorum} is out of range; it must be 1..{replicas}"
+        yield Problem("strategy.quorum", message, f"type strategy.quorum={replicas}")
     elif not strategy.waits_for_quorum and quorum < replicas:
         yield Problem(
             "strategy.quorum",
-            f"{strategy.name} does not read it; backup does, and waits for {quorum} of the {replicas} replicas",
+            f"{strategy.name} does not use it; backup does, and waits for {quorum} of the {replicas} replicas",
             f"type strategy=backup strategy.quorum={quorum}, or leave it out",
         )
     elif quorum % here:
@@ -118,7 +119,7 @@ def check_batch(cluster: ClusterConfig, device: DeviceConfig, train: TrainConfig
         sizes = f"{lower} or {upper}" if lower else f"{upper}"
         yield Problem(
             "train.batch_size",
-            f"{batch} examples cannot be shared out over {replicas} replicas"
+            f"{batch} examples cannot be divided evenly among {replicas} replicas"
             + (f" in {accumulate} parts" if accumulate > 1 else "")
             + f"; the nearest sizes are {sizes}",
             f"type train.batch_size={upper}",
@@ -131,8 +132,8 @@ def check_rollback(train: TrainConfig, restart: RestartConfig, job: str | None) 
         return
     key, instead = "train.on_not_finite", "type train.on_not_finite=skip or stop"
     if job is not None:
-        message = f"rollback is the launcher's, which starts all tasks again; job={job} runs one task alone"
+        message = f"rollback needs the launcher, which restarts all tasks; job={job} runs one task alone"
         yield Problem(key, message, instead)
     most = restart.max_of.get("worker:0", restart.max_of.get("worker", restart.max))
     if most == 0:
-        yield Problem(key, "rollback starts all tasks again, and worker:0 may never be", f"{instead}, or restart.max=3")
+        yield Problem(key, "rollback restarts all tasks, but worker:0 may never be", f"{instead}, or restart.max=3")

@@ -29,7 +29,7 @@ def check_versions(installed: Mapping[str, str]) -> Iterator[Problem]:
     for name, version in installed.items():
         library = "tensorflow" if name in TENSORFLOWS else name
         if not is_in_range(version, SUPPORTED[library]):
-            yield Problem(library, f"{name} {version} is installed; supported is {SUPPORTED[library]}", CPU_WHEELS)
+            yield Problem(library, f"{name} {version} is installed; supported: {SUPPORTED[library]}", CPU_WHEELS)
 
 
 def is_in_range(version: str, wanted: str) -> bool:

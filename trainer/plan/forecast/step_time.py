@@ -131,11 +131,11 @@ def forecast(plan: Plan, workload: Workload, others: Iterable[Plan] = ()) -> For
 def _unknown(plan: Plan, workload: Workload) -> Unknown | None:
     measure = "train a few steps, and give plan.example_ms: milliseconds of one example's forward and backward pass"
     if plan.effective_strategy.has_ring:
-        return Unknown("the sums of all_reduce are TensorFlow's, and no rate was fitted to them", "see make bench")
+        return Unknown("all_reduce is not modelled: TensorFlow computes its sums", "see make bench")
     if workload.example_ms is not None:
         return None
     if gpus := sorted({device for task in plan.workers for device in task.replicas if device.startswith("/gpu")}):
-        return Unknown(f"nothing says how fast {gpus[0]} computes", measure)
+        return Unknown(f"the speed of {gpus[0]} is unknown", measure)
     if workload.uncounted:
         return Unknown(f"the operations of {', '.join(workload.uncounted[:3])} cannot be counted", measure)
     return None

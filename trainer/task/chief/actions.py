@@ -47,7 +47,7 @@ class Saver:
         """Saves between two steps; what is wrong with the state ends the run later, in all replicas alike."""
         config = self.context.config
         if problem := _problem(snapshot, skips_bad_updates=config.train.on_not_finite is NotFinitePolicy.skip):
-            _log.warning("step %d is not saved: %s", snapshot.step, problem)
+            _log.warning("step %d was not saved: %s", snapshot.step, problem)
             return
         may_fail = config.checkpoint.on_error is SaveErrorPolicy("continue")  # but for the last time
         self.save(snapshot, on_error=_log_and_continue if may_fail else None)

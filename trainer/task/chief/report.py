@@ -75,7 +75,7 @@ class Report:
         except (OSError, tf.errors.ResourceExhaustedError) as error:
             if self._config.checkpoint.on_error is not SaveErrorPolicy("continue"):
                 raise
-            _log.warning("step %d is not in the history: %s", result.step, error)
+            _log.warning("step %d was not written to the history: %s", result.step, error)
 
     def _log_progress(self, values: Mapping[str, float], now: float) -> None:
         """Logs a line every few seconds, or at each report if summary.lines is set."""

@@ -84,7 +84,7 @@ def _meet(context: Context, chief: Task) -> None:
     while not directory.path.is_dir():
         if time.monotonic() - began > deadline_secs:
             raise FileNotFoundError(
-                f"{directory.path} is not here after {deadline_secs:g} s, though {chief.name} is up; "
+                f"{directory.path} has not appeared after {deadline_secs:g} s, although {chief.name} is up; "
                 f"{context.task.name} reads the checkpoints where the chief writes them: mount the directory of "
                 "run=PATH in both"
             )
@@ -99,7 +99,7 @@ def _describe_gone(chief: ChiefWatch, directory: RunDirectory, steps: int) -> st
     last = directory.checkpoints / f"{steps:09d}"
     return (
         f"{chief.task.name} at {chief.task.control} has not answered for {GONE_SECS:.0f} s; it last reported step "
-        f"{chief.step} of {steps}, and {last} does not exist. The same command continues; if training did end, mount "
+        f"{chief.step} of {steps}, and {last} does not exist. The same command continues; if training has ended, mount "
         f"the directory that {chief.task.name} wrote"
     )
 

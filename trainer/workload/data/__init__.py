@@ -54,7 +54,7 @@ def open_data(
         inspect.signature(function).bind(**options)
     except TypeError as error:
         allowed = ", ".join(parameters) or "none"
-        raise ValueError(f"data.options of {name}: {error}; allowed are {allowed}") from error
+        raise ValueError(f"data.options of {name}: {error}; allowed: {allowed}") from error
     opened = function(**options)
     return opened if isinstance(opened, DataSet) else _convert(opened, name)
 

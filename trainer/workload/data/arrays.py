@@ -104,7 +104,7 @@ def _labels(values: Any, name: str) -> np.ndarray:
 def _numbers(values: Any, name: str) -> np.ndarray:
     array = np.asarray(values)
     if array.dtype.kind not in "biuf":
-        raise DataError(f"{name}: have type {array.dtype}; allowed are integers and floats, e.g. x.astype('float32')")
+        raise DataError(f"{name}: have type {array.dtype}; allowed: integers and floats, e.g. x.astype('float32')")
     if array.ndim == 0 or array.size == 0:
         raise DataError(f"{name}: have shape {list(array.shape)}, so there are no examples; at least one is needed")
     return array
@@ -148,6 +148,6 @@ def _check_range(labels: np.ndarray, classes: int, name: str) -> None:
     if labels.dtype.kind != "f" and bad.any():
         place = tuple(int(i) for i in np.argwhere(bad)[0])
         raise DataError(
-            f"{name}: example {place[0]} has label {labels[place]}, allowed are 0..{last} ({classes} classes); "
+            f"{name}: example {place[0]} has label {labels[place]}, allowed: 0..{last} ({classes} classes); "
             "correct the label, or the number of classes"
         )

@@ -55,4 +55,4 @@ def _unpack(path: Path) -> bytes:
         with gzip.open(check_file(path, option="data")) as file:
             return file.read()
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: is not a whole gzip file ({error}); {AGAIN}") from error
+        raise DataError(f"{path}: is not a complete gzip file ({error}); {AGAIN}") from error

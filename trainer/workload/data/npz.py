@@ -30,7 +30,7 @@ def read_npz(path: str | Path) -> tuple[np.ndarray, ...]:
     file = check_file(path, option="data.options.path")
     how = f"write it with np.savez(path, {', '.join(f'{key}=...' for key in KEYS)})"
     if not zipfile.is_zipfile(file):
-        raise DataError(f"{file}: is not a whole .npz file; copy it again, or {how}")
+        raise DataError(f"{file}: is not a complete .npz file; copy it again, or {how}")
     try:
         with np.load(file, allow_pickle=False) as arrays:
             missing = [key for key in KEYS if key not in arrays.files]

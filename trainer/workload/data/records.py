@@ -54,7 +54,7 @@ def _check_headers(path: Path, headers: list[bytes], first_bytes: bytes) -> None
     if first_bytes == b"\x1f\x8b":
         raise DataError(f"{path}: is compressed with gzip, only uncompressed files can be read at any place; gunzip it")
     if not len(headers) or wrong[0]:
-        raise DataError(f"{path}: is not a TFRecord file (its first bytes are no record); {AGAIN}")
+        raise DataError(f"{path}: is not a TFRecord file (its first bytes are not a record); {AGAIN}")
     raise DataError(f"{path}, record {int(wrong.argmax())}: the checksum of its length is wrong; {AGAIN}")
 
 

@@ -184,7 +184,7 @@ def _find_bad_value(feature: Any, layout: Format) -> str | None:
 def _find_bad_png(content: bytes, layout: Format) -> str | None:
     """Checks a PNG's first 24 bytes: the signature, and the header with width and height."""
     if not content.startswith(PNG_SIGNATURE) or len(content) < 24:
-        return f"feature {layout.feature!r} is no PNG image; type data.options.encoding=raw if it holds plain bytes"
+        return f"feature {layout.feature!r} is not a PNG image; type data.options.encoding=raw if it holds plain bytes"
     width, height = struct.unpack(">II", content[16:24])
     if (height, width) != layout.shape[:2]:
         given = [height, width, layout.shape[2]]

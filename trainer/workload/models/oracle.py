@@ -25,7 +25,7 @@ def oracle(input_shape: tuple[int, ...], classes: int, *, examples: int = 96, pa
     """
     if tuple(input_shape) != (1,):
         raise ValueError(
-            f"model oracle takes the number of an example, [1], the data has {list(input_shape)}; type data=oracle"
+            f"model oracle takes the number of an example, [1], but the data has {list(input_shape)}; type data=oracle"
         )
     if examples < 1 or parts < 1:
         raise ValueError(f"model oracle has examples={examples} and parts={parts}; both must be at least 1")
