@@ -46,7 +46,7 @@ def run(options: BenchConfig) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError([Problem("results", f"{folder}: {error.strerror}", "name another folder")]) from error
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)  # through the blocks that end contestants
     with TemporaryDirectory(prefix="trainer-bench-") as scratch:
         results = _Bench(options, Path(scratch), folder).run()
