@@ -379,7 +379,7 @@ def test_what_cannot_be_known_is_said(finish: Callable[..., Run]):
     assert skipped(run) == [
         check.NOT_RECORDED,
         "no task holds shards for others",
-        "only with optimizer=sgd optimizer.learning_rate=48 the parameters are counts",
+        "the parameters are counts only with optimizer=sgd optimizer.learning_rate=48",
     ]
 
 

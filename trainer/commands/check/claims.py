@@ -103,7 +103,7 @@ def run(config: RunConfig, start: Start) -> int:
     claims = examine(directory)
     print(directory.path, *claims, sep="\n")
     problems = sum(len(claim.problems) for claim in claims)
-    print(count(problems, "problem") if problems else "everything checked is ok")
+    print(count(problems, "problem") if problems else "all checks passed")
     return exit_codes.BAD_DATA if problems else exit_codes.OK
 
 
