@@ -143,6 +143,11 @@ class ClusterConfig:
     # machines to spread the tasks over, for mode=render: gpu-a, or {address: gpu-a, gpus: 4, ps: 1, worker: 4}
     hosts: list[Any] = field(default_factory=list)
 
+    @property
+    def is_local(self) -> bool:
+        """Whether it is one process: no other task, and no server."""
+        return self.name == "local"
+
 
 @dataclass
 class ModelConfig:

@@ -61,7 +61,7 @@ def _check_use(config: RunConfig) -> Iterator[Problem]:
         yield Problem(KEY, message, "type mode=render: it writes a file and a command for each of them")
     if config.cluster.addresses:
         yield Problem(KEY, "cluster.addresses already says where every task is", "leave out one of the two")
-    if config.cluster.name == "local":
+    if config.cluster.is_local:
         yield Problem(KEY, "cluster=local is one process on one machine", "e.g. cluster=2ps4w")
 
 

@@ -92,4 +92,4 @@ def strategy_of(section: StrategyConfig, cluster: ClusterConfig) -> Strategy:
     """local for one process, sync otherwise, unless the config says."""
     if section.name is not StrategyName.auto:
         return STRATEGIES[section.name.value]
-    return STRATEGIES["local" if cluster.name == "local" else "sync"]
+    return STRATEGIES["local" if cluster.is_local else "sync"]

@@ -37,7 +37,7 @@ def resolve_tf_config(config: RunConfig, text: str) -> list[Problem]:
     if not sizes["worker"]:
         return [Problem("TF_CONFIG", "its cluster has no worker", "add worker, or chief, with a list of addresses")]
     size = str(ClusterSize(**sizes))
-    if chosen.name != "local" and not _agrees(sizes, chosen, job):
+    if not chosen.is_local and not _agrees(sizes, chosen, job):
         message = f"it describes cluster {size}, but the command line says cluster={chosen.name}"
         return [Problem("TF_CONFIG", message, f"leave cluster= out, or type cluster={size}")]
     config.cluster = ClusterConfig(size, sizes["ps"], sizes["worker"], sizes["evaluator"], jobs)

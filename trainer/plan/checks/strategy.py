@@ -23,7 +23,7 @@ def check_size(cluster: ClusterConfig) -> Iterator[Problem]:
     """The choice of a cluster and its single keys must agree, because everything that a run writes bears the name."""
     size = ClusterSize(cluster.ps, cluster.worker, cluster.evaluator)
     is_size = SIZE.fullmatch(cluster.name) is not None
-    chosen = parse_size(cluster.name) if is_size else ClusterSize(0, 1, 0) if cluster.name == "local" else size
+    chosen = parse_size(cluster.name) if is_size else ClusterSize(0, 1, 0) if cluster.is_local else size
     if chosen != size and cluster.worker > 0:
         given = " ".join(f"cluster.{job}={getattr(size, job)}" for job in JOBS if getattr(size, job))
         yield Problem("cluster", f"cluster={cluster.name} and {given} contradict each other", f"type cluster={size}")
@@ -33,17 +33,17 @@ def check_strategy(section: StrategyConfig, cluster: ClusterConfig, device: Devi
     """A strategy must have the tasks it needs, and its keys must be those it reads."""
     strategy = strategy_of(section, cluster)
     name, tasks = strategy.name, cluster.ps + cluster.worker
-    if strategy.is_one_process and tasks > 1 and cluster.name != "local":
+    if strategy.is_one_process and tasks > 1 and not cluster.is_local:
         yield Problem(
             "strategy", f"local is one process, but cluster={cluster.name} has {tasks} tasks", "leave strategy out"
         )
-    if strategy.has_shard_hosts and cluster.name == "local":
+    if strategy.has_shard_hosts and cluster.is_local:
         yield Problem(
             "strategy",
             f"{name} needs tasks that hold the shards, but cluster=local has neither ps nor other workers",
             "type cluster=1ps2w or cluster=2w, or leave strategy out",
         )
-    if strategy.has_ring and cluster.name == "local":
+    if strategy.has_ring and cluster.is_local:
         yield Problem("strategy", "all_reduce runs between workers, but cluster=local has none", "type cluster=2w")
     if strategy.has_ring and cluster.ps:
         yield Problem(
