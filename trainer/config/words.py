@@ -8,6 +8,11 @@ def count(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
+def listed(items: Sequence[object]) -> str:
+    """a, b and c."""
+    return " and ".join(filter(None, [", ".join(map(str, items[:-1])), str(items[-1])]))
+
+
 def some(names: Sequence[object], at_most: int) -> str:
     """a, b and 3 more."""
     more = f" and {len(names) - at_most:,} more" if len(names) > at_most else ""

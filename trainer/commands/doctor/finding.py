@@ -66,8 +66,3 @@ def summary(findings: Sequence[Finding]) -> str:
     if not parts:
         return "nothing is missing"
     return ", ".join(parts) + ("" if counts[Level.problem] else "; runs can start")
-
-
-def listed(items: Sequence[object]) -> str:
-    words = list(map(str, items))
-    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trainer.commands.doctor.finding import Finding, listed, ok, problem, warning
+from trainer.commands.doctor.finding import Finding, ok, problem, warning
+from trainer.config.words import listed
 from trainer.faults.problems import Problem
 from trainer.plan.addresses import CONTROL_PORT_OFFSET
 

@@ -9,13 +9,14 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from trainer.config.schema import ClusterConfig, DeviceConfig
+from trainer.config.words import listed, some
 from trainer.faults.problems import Problem
 from trainer.plan.devices import THIS_HOST, Machine, host_of, of_task, tasks_of
 
 FITS = 1 + 1e-9  # 0.1 + 0.2 + 0.7 is a little more than 1
 
 
-class Share(NamedTuple):
+class GpuShare(NamedTuple):
     """What one task takes of a GPU's memory; none of the three: TensorFlow's default, nearly all that is free."""
 
     task: str
@@ -34,7 +35,7 @@ class SharedGpu(NamedTuple):
 
     name: str  # GPU 0, or GPU 0 of 10.0.0.2
     mib: int | None  # all of its memory, where known
-    shares: Sequence[Share]
+    shares: Sequence[GpuShare]
 
 
 def check_gpu_memory(
@@ -95,7 +96,7 @@ def _shared(
             f"GPU {gpu}" if host == THIS_HOST else f"GPU {gpu} of {host}",
             machine.gpu_mib[gpu] if seen_by[0] in here and 0 <= gpu < len(machine.gpu_mib) else None,
             [
-                Share(
+                GpuShare(
                     f"{job}:{index}",
                     of_task(device.memory_fraction, job, index),
                     of_task(device.memory_mib, job, index),
@@ -116,9 +117,7 @@ def _terms(sizes: Sequence[float], unit: str = "") -> str:
 
 
 def _list(tasks: Sequence[str]) -> str:
-    if len(tasks) > 4:
-        return f"{', '.join(tasks[:3])} and {len(tasks) - 3} more"
-    return " and ".join(filter(None, [", ".join(tasks[:-1]), tasks[-1]]))
+    return some(tasks, 3) if len(tasks) > 4 else listed(tasks)
 
 
 def _each(tasks: Sequence[str], fraction: float) -> str:
