@@ -37,7 +37,7 @@ class Case(NamedTuple):
     overrides: list[str]
 
 
-class Share(NamedTuple):
+class WaitShare(NamedTuple):
     """Of one case."""
 
     case: Case
@@ -103,7 +103,7 @@ def cases(directory: Path) -> Iterator[Case]:
         yield Case(f"tfrecord, {encoding}", "cnn", ["data=tfrecord", f"data.options.encoding={encoding}", *files])
 
 
-def measure(case: Case, samples: int) -> Share:
+def measure(case: Case, samples: int) -> WaitShare:
     """Looks at a run several times.
 
     Raises:
@@ -116,16 +116,16 @@ def measure(case: Case, samples: int) -> Share:
             sample = run.measure(SAMPLE_EVERY_SECS)
             waits.append(sample.wait_secs / sample.secs)
             steps += sample.steps
-        return Share(case, 1000 * (time.monotonic() - began) / max(1, steps), tuple(waits))
+        return WaitShare(case, 1000 * (time.monotonic() - began) / max(1, steps), tuple(waits))
 
 
-def line(share: Share, least_ms: float) -> str:
+def line(share: WaitShare, least_ms: float) -> str:
     waits = f"{share.wait_ms:.2f} | {100 * min(share.waits):.1f} to {100 * max(share.waits):.1f} %"
     for_data = f"{100 * share.for_data(least_ms):.1f} %"
     return f"| {share.case.name} | {share.case.model} | {share.step_ms:.1f} | {waits} | {for_data} |"
 
 
-def page(where: str, shares: Sequence[Share], left_out: Sequence[str]) -> str:
+def page(where: str, shares: Sequence[WaitShare], left_out: Sequence[str]) -> str:
     """The table, as Markdown; the first of the shares is the one that has nothing to wait for."""
     least = shares[0].wait_ms if shares else 0.0
     above = [f"{share.case.name} with {share.case.model}" for share in shares if share.for_data(least) >= WISHED]

@@ -47,7 +47,7 @@ WARM_STEPS, STEPS, WINDOW_SECS = 3, 12, 30.0
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-class Row(NamedTuple):
+class LinkRow(NamedTuple):
     link: str
     cluster: str
     variant: str
@@ -86,7 +86,7 @@ class LinkError(Exception):
     """The network cannot be made; says which command failed, and how."""
 
 
-def measure_all(links: Sequence[str], clusters: Sequence[str]) -> tuple[list[Row], list[str]]:
+def measure_all(links: Sequence[str], clusters: Sequence[str]) -> tuple[list[LinkRow], list[str]]:
     """Every variant on every cluster over every link; and why some are missing."""
     rows, left_out = [], []
     variants = {}
@@ -118,7 +118,7 @@ def unknown_key(overrides: Sequence[str]) -> str | None:
     return None
 
 
-def measure(link: str, cluster: str, variant: str, overrides: Sequence[str]) -> Row:
+def measure(link: str, cluster: str, variant: str, overrides: Sequence[str]) -> LinkRow:
     """The time of a step over links of that rate.
 
     Raises:
@@ -145,7 +145,7 @@ def measure(link: str, cluster: str, variant: str, overrides: Sequence[str]) -> 
             tasks.append(stack.enter_context(running(["nsenter", f"--net={namespace}", sys.executable, *command], log)))
         secs = step_secs(tasks, f"{addresses['worker:0']}:{PORT + CONTROL_PORT_OFFSET}", Path(directory))
     expected = 1000 * step_time.parts_of(plan, workload).total if not overrides else None
-    return Row(link, cluster, variant, 1000 * secs, expected)
+    return LinkRow(link, cluster, variant, 1000 * secs, expected)
 
 
 def step_secs(tasks: Sequence[subprocess.Popen[bytes]], chief: str, logs: Path) -> float:

@@ -14,7 +14,7 @@ from bench.config import BenchConfig
 from bench.contestants import CONTESTANTS, Row
 from bench.ratios import Ratio
 from bench.running import Running
-from bench.startup import Start
+from bench.startup import ClusterStart
 from bench.windows import Window
 from trainer.storage.atomic import write_atomically
 
@@ -34,7 +34,7 @@ class Results:
     def __init__(self, machine: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         self._machine, self._options = dict(machine), dict(options)
         self._rows: list[Json] = []
-        self._starts: list[Start] = []
+        self._starts: list[ClusterStart] = []
         self._contestants: dict[tuple[str, str], Json] = {}  # by workload and name
         self._windows: dict[tuple[str, str], list[Window]] = {}
 
@@ -53,7 +53,7 @@ class Results:
             facts["peak_mib"][name] = max(mib, facts["peak_mib"].get(name, 0.0))
         self._windows.setdefault(key, []).extend(windows)
 
-    def add_start(self, start: Start) -> None:
+    def add_start(self, start: ClusterStart) -> None:
         self._starts.append(start)
 
     def finish(self, load: float) -> None:
@@ -178,7 +178,7 @@ def _contestant(workload: str, name: str, facts: Mapping[str, Any], windows: Seq
     }
 
 
-def _starts(cluster: str, starts: Iterable[Start]) -> Json:
+def _starts(cluster: str, starts: Iterable[ClusterStart]) -> Json:
     own = [start for start in starts if start.cluster == cluster]
     peaks = [start.peak_mib for start in own if start.peak_mib]
     processes = sorted({process for peak in peaks for process in peak})

@@ -20,7 +20,7 @@ TRAINS_SECS = 2.0  # before the task is killed
 
 
 @dataclass(frozen=True)
-class Start:
+class ClusterStart:
     """One start of a cluster."""
 
     cluster: str
@@ -30,7 +30,7 @@ class Start:
     failed: str | None = None
 
 
-def measure(cluster: str, directory: Path, options: BenchConfig, cores: int) -> Start:
+def measure(cluster: str, directory: Path, options: BenchConfig, cores: int) -> ClusterStart:
     """Starts the shipped cnn on a cluster, as a user would, and kills a task of it."""
     overrides = (f"cluster={cluster}", "train.steps=1000000000", f"run={directory}")
     with Running(_AsTyped(cluster, cluster, 0, overrides=overrides), "cnn", directory, cores=cores) as running:
@@ -38,8 +38,8 @@ def measure(cluster: str, directory: Path, options: BenchConfig, cores: int) -> 
             running.wait_for_first_step(options.start_secs)
             successor = _replace(running, DIES[cluster], options.start_secs) if cluster in DIES else None
         except ContestantError as error:
-            return Start(cluster, failed=str(error))
-        return Start(cluster, running.first_step_secs, successor, running.peak_mib())
+            return ClusterStart(cluster, failed=str(error))
+        return ClusterStart(cluster, running.first_step_secs, successor, running.peak_mib())
 
 
 class _AsTyped(Contestant):

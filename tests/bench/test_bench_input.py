@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from bench import input as bench_input
-from bench.input import BATCH, Case, Share
+from bench.input import BATCH, Case, WaitShare
 from trainer.config.compose import load
 from trainer.workload.data import DATA_SETS, DataSet, Examples, mnist_10k, open_data
 
-NOTHING = Share(Case("four numbers", "mlp", []), 2.0, (0.2, 0.25, 0.3))  # waits 0.5 ms
-CNN = Share(Case("mnist_10k", "cnn", []), 50.0, (0.01, 0.02, 0.03))  # 1 ms: 0.5 of them for data
-SLOW = Share(Case("png", "cnn", []), 50.0, (0.10, 0.11, 0.30))  # 5.5 ms
+NOTHING = WaitShare(Case("four numbers", "mlp", []), 2.0, (0.2, 0.25, 0.3))  # waits 0.5 ms
+CNN = WaitShare(Case("mnist_10k", "cnn", []), 50.0, (0.01, 0.02, 0.03))  # 1 ms: 0.5 of them for data
+SLOW = WaitShare(Case("png", "cnn", []), 50.0, (0.10, 0.11, 0.30))  # 5.5 ms
 
 
 def test_what_every_step_waits_is_not_waiting_for_data():

@@ -27,7 +27,7 @@ from trainer.storage.run_directory import RunDirectory
 from trainer.task import not_finite
 from trainer.task.chief import actions
 from trainer.task.chief.actions import Chief
-from trainer.task.chief.initial_state import Start
+from trainer.task.chief.initial_state import InitialState
 from trainer.task.context import Context
 from trainer.task.loop import train
 from trainer.task.pace import Every, Pace
@@ -222,7 +222,7 @@ def make_chief(folder: Path, engine: Script, *overrides: str) -> Chief:
     plan = make_plan(config, model, Machine(cores=1, gpus=0))
     status, stop = Status("worker", 0, str(folder), ""), SimpleNamespace(requested=False)
     context = Context(config, plan, RunDirectory(folder), plan.workers[0], status, stop, Journal(None))
-    return actions.assemble(context, engine, None, Start(step=0))
+    return actions.assemble(context, engine, None, InitialState(step=0))
 
 
 def train_under(chief: Chief, engine: Script, **options: Any) -> None:

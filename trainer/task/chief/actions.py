@@ -22,7 +22,7 @@ from trainer.storage.history import History
 from trainer.storage.rollbacks import record_rollback
 from trainer.storage.run_directory import RunDirectory
 from trainer.task.chief.export import export, params_sha256
-from trainer.task.chief.initial_state import Start
+from trainer.task.chief.initial_state import InitialState
 from trainer.task.chief.report import Report, log_summary, summarize
 from trainer.task.context import Context
 from trainer.task.evaluator.score import Evaluator
@@ -120,7 +120,7 @@ def _make_writer(config: RunConfig, directory: RunDirectory, *, is_read: bool) -
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class ChiefEvaluation:
     """Scores snapshots where no evaluator task does."""
 
     evaluator: Evaluator
@@ -159,13 +159,13 @@ class Chief:
 
     engine: Engine
     saver: Saver
-    evaluation: Evaluation | None  # none where an evaluator task scores every checkpoint
+    evaluation: ChiefEvaluation | None  # none where an evaluator task scores every checkpoint
     report: Report
     between: Sequence[BetweenSteps]  # for the loop
     after: Sequence[AfterStep]  # for the loop
 
 
-def assemble(context: Context, engine: Engine, evaluator: Evaluator | None, start: Start) -> Chief:
+def assemble(context: Context, engine: Engine, evaluator: Evaluator | None, start: InitialState) -> Chief:
     """Opens the run's files, makes the chief's actions and reports what an earlier chief did not."""
     config, directory = context.config, context.directory
     writer = _make_writer(config, directory, is_read=evaluator is None)
@@ -181,7 +181,7 @@ def assemble(context: Context, engine: Engine, evaluator: Evaluator | None, star
     )
     saved = [int(path.name) for path in checkpoint.finished(directory.checkpoints)] if start.is_adopted else []
     saved_until = max(saved, default=0) if start.is_adopted else start.step
-    evaluation = Evaluation(evaluator, events, context.status) if evaluator else None
+    evaluation = ChiefEvaluation(evaluator, events, context.status) if evaluator else None
     actions: list[tuple[Every, OnSnapshot]] = [(Every(config.checkpoint.every, start=saved_until), saver.save_if_sound)]
     if evaluation:
         actions.append((Every(config.evaluate.every, start=start.step), evaluation.run_and_log))

@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Start:
+class InitialState:
     """Where a chief begins."""
 
     step: int  # global step of the state
@@ -32,19 +32,19 @@ class Start:
     checkpoint: str | None = None  # that the state was loaded from
 
 
-def start(context: Context, engine: Engine, model: Any) -> Start:
+def start(context: Context, engine: Engine, model: Any) -> InitialState:
     """Starts the chief's engine on the state that the shard hosts still hold, or else loads one into them."""
     if engine.held() > 0:
         step = engine.start()
         _log.info("continuing from step %d: shard hosts still hold the state", step)
         context.journal.write("adopt", generation=engine.generation, step=step)
-        return Start(step, is_adopted=True, missed=engine.missed)
+        return InitialState(step, is_adopted=True, missed=engine.missed)
     if context.plan.has_shard_hosts:  # else they have seen each other already
         context.roll_call([task.name for task in context.plan.trainers], until="is_listening")
     loaded = _load(context, engine, model)
     if loaded is None:
-        return Start(engine.start())
-    return Start(engine.start(), missed=missed_at(loaded, context.directory), checkpoint=str(loaded.path))
+        return InitialState(engine.start())
+    return InitialState(engine.start(), missed=missed_at(loaded, context.directory), checkpoint=str(loaded.path))
 
 
 def _load(context: Context, engine: Engine, model: Any) -> Checkpoint | None:
