@@ -9,6 +9,7 @@ from trainer.commands.start import Start
 from trainer.config.schema import Launch, RunConfig
 from trainer.launch.processes import launcher
 from trainer.storage.lease import Lease
+from trainer.storage.resume import check_exists
 from trainer.storage.run_directory import choose
 
 
@@ -18,6 +19,7 @@ def run(config: RunConfig, start: Start) -> int:
         _run_task(config)
     if config.launch is Launch.docker:
         return _run_containers(config, start)
+    check_exists(config.resume)
     with start.tasks() as tasks:  # importing TensorFlow overlaps with planning
         made = plan.announce(config, tasks)
         return launcher.run(config, made, choose(config), tasks, started_at=start.at)

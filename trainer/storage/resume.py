@@ -1,6 +1,7 @@
 """Decides which checkpoint a run starts from, and moves aside what does not belong to it."""
 
 import logging
+import os
 import time
 from pathlib import Path
 
@@ -11,6 +12,12 @@ from trainer.storage.history import History
 from trainer.storage.run_directory import RunDirectory
 
 _log = logging.getLogger(__name__)
+
+
+def check_exists(resume: str) -> None:
+    """Raises a CheckpointError if `resume` is a path to nothing; `find` says more, but only beside a plan."""
+    if resume not in ("auto", "never") and not os.path.lexists(Path(resume)):
+        raise CheckpointError(Path(resume), "it does not exist")
 
 
 def find(resume: str, directory: RunDirectory, *, steps: int, again: bool = False) -> Checkpoint | None:
