@@ -58,7 +58,7 @@ def parse(arguments: Sequence[str]) -> BenchConfig:
         if not equals:
             problems.append(Problem(text, "is not key=value", "e.g. quick=true"))
         elif key not in kinds:
-            problems.append(keys.unknown(text, key, value, kinds))
+            problems.append(keys.unknown(text, key, value, kinds, program="bench --help"))
         else:
             try:
                 typed[key] = value

@@ -194,6 +194,8 @@ def test_a_row_that_is_not_there_is_refused_with_the_nearest():
         ("rounds=two", "rounds=two: 'two' is not a whole number\n    e.g. rounds=4"),
         ("rounds=0", "rounds: 0 is out of range; it must be at least 1\n    e.g. rounds=1"),
         ("round=1", "round=1: unknown key round\n    did you mean rounds=1?"),
+        ("zzz=1", "zzz=1: unknown key zzz; the config has workloads, rows, rounds"),
+        ("zzz=1", "quick, results\n    python -m bench --help lists all keys"),
         ("quick", "quick: is not key=value\n    e.g. quick=true"),
     ],
 )

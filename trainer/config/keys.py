@@ -99,7 +99,7 @@ def fault(where: str, path: tuple[str, ...], value: Any, schema: Any) -> Problem
     return None
 
 
-def unknown(where: str, key: str, value: Any, known: Iterable[str]) -> Problem:
+def unknown(where: str, key: str, value: Any, known: Iterable[str], program: str = "trainer --cfg job") -> Problem:
     """The problem of an unknown key, with the nearest known one."""
     known = list(known)
     sections = {name.rpartition(".")[0] for name in known}
@@ -113,7 +113,7 @@ def unknown(where: str, key: str, value: Any, known: Iterable[str]) -> Problem:
     if section or near is None:
         message += f"; {section or 'the config'} has {', '.join(names) or 'no keys'}"
     if near is None:
-        return Problem(where, message, "python -m trainer --cfg job lists all keys")
+        return Problem(where, message, f"python -m {program} lists all keys")
     return Problem(where, message, f"did you mean {typed(near, value)}?")
 
 
