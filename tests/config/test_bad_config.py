@@ -110,11 +110,12 @@ OVERRIDES = [
     ("~train.steps", "removes a key that every config needs"),
     ("+model=mlp", "the + adds a second choice to a group model=mlp"),
     ("cluster=2ps", "'2ps' is not a cluster size: it has no workers cluster=2ps1w"),
-    ("cluster=2ps4q", "'2ps4q' is not a cluster size; write e.g. ... cluster=2ps4w"),
+    ("cluster=2ps4q", "'2ps4q' is not a cluster size such as ... cluster=2ps4w"),
     ("cluster=0ps4w", "'0ps4w' is not a cluster size: 0ps is wrong ... leave ps out for none ... cluster=4w"),
     ("cluster=2ps0w", "'2ps0w' is not a cluster size: 0w is wrong ... cluster=2ps1w"),
-    ("cluster=w4", "'w4' is not a cluster size; write e.g. 2ps4w, ... cluster=4w"),
-    ("cluster=2pss4w", "'2pss4w' is not a cluster size; ... cluster=2ps4w"),
+    ("cluster=w4", "'w4' is not a cluster size such as 2ps4w, ... cluster=4w"),
+    ("cluster=2pw", "'2pw' is not a cluster size such as 2ps4w, 4w or 8ps32w1e cluster=2ps1w"),
+    ("cluster=2pss4w", "'2pss4w' is not a cluster size such as ... cluster=2ps4w"),
     ("cluster=02ps4w", "'02ps4w' is not a cluster size: ... have no leading zeros"),
     ("cluster=10000w", "a job has at most 9999 tasks"),
     ("cluster=locl", "unknown cluster 'locl'; available: ... e.g. cluster=local"),
@@ -545,11 +546,14 @@ def trainer(tmp_path, python):
             id="flags",
         ),
         pytest.param(
-            ["--multi-run", "--cfg", "jbo", "--config-dir"],
+            ["--multi-run", "--foo", "--cfg", "jbo", "--config-dir"],
             {},
             "--multi-run: unknown flag; available: --help, --hydra-help, --version, --cfg, --resolve, --package, "
             "--run, --multirun, --config-path, --config-name, --config-dir, --info, and settings are key=value\n"
             "    did you mean --multirun?\n"
+            "--foo: unknown flag; available: --help, --hydra-help, --version, --cfg, --resolve, --package, "
+            "--run, --multirun, --config-path, --config-name, --config-dir, --info, and settings are key=value\n"
+            "    see python -m trainer --help\n"
             "--cfg jbo: 'jbo' is not one of job, hydra, all\n    e.g. --cfg job\n"
             "--config-dir: needs a value\n    e.g. --config-dir VALUE\n",
             id="Hydra's flags",

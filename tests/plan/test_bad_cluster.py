@@ -46,12 +46,12 @@ COMMANDS = [
         id="2ps0w",
     ),
     pytest.param(
-        ["cluster=w4"], {}, ["cluster=w4: 'w4' is not a cluster size; write e.g. 2ps4w, 4w", "cluster=4w"], id="w4"
+        ["cluster=w4"], {}, ["cluster=w4: 'w4' is not a cluster size such as 2ps4w, 4w", "cluster=4w"], id="w4"
     ),
     pytest.param(
         ["cluster=2ps4q"],
         {},
-        ["cluster=2ps4q: '2ps4q' is not a cluster size; write e.g. 2ps4w", "cluster=2ps4w"],
+        ["cluster=2ps4q: '2ps4q' is not a cluster size such as 2ps4w", "cluster=2ps4w"],
         id="2ps4q",
     ),
     pytest.param(

@@ -88,6 +88,6 @@ def _unknown(text: str, name: str, value: str, known: Iterable[str]) -> Problem:
     if remedy is not None:
         return Problem(where, "is not a flag; settings are key=value", f"type {remedy.removeprefix('e.g. ')}")
     flags = [flag for flag in known if flag.startswith("--") and flag not in NOT_SUGGESTED]
-    like = difflib.get_close_matches(name, flags, n=1, cutoff=0.7)
-    remedy = f"did you mean {like[0]}?" if like else "see python -m trainer --help"
+    like = difflib.get_close_matches(name.lstrip("-"), [flag.lstrip("-") for flag in flags], n=1)
+    remedy = f"did you mean --{like[0]}?" if like else "see python -m trainer --help"
     return Problem(where, f"unknown flag; available: {', '.join(flags)}, and settings are key=value", remedy)

@@ -49,7 +49,7 @@ def _reason(text: str) -> str:
     """Why a text is not a size, as the rest of the sentence."""
     loose = re.fullmatch(r"(?:(\d+)ps)?(?:(\d+)w)?(?:(\d+)e)?", text, re.ASCII)
     if loose is None or not text:
-        return f"; write e.g. {EXAMPLES}"
+        return f" such as {EXAMPLES}"
     if loose[2] is None:
         return ": it has no workers"
     for job, count in zip(("ps", "w", "e"), loose.groups(), strict=True):
