@@ -1,4 +1,4 @@
-"""The bench: its statistics, what it reads of Linux, its table, its contestants, and that none outlives it."""
+"""The bench: its statistics, measurements, table and contestants, and that none outlives it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_ratio_is_the_median_of_the_pairs():
     assert ratio([1.0, 2.0, 9.0]).median == 2.0
 
 
-def test_pairs_that_agree_leave_no_doubt():
+def test_equal_pairs_have_an_interval_of_one_value():
     assert ratio([1.5] * 8) == Ratio(1.5, 1.5, 1.5)
 
 
@@ -76,7 +76,7 @@ def test_the_interval_of_two_values_in_equal_numbers_is_both():
     assert ratio([1.0, 2.0] * 4) == Ratio(1.5, 1.0, 2.0)
 
 
-def test_one_window_in_eight_that_was_disturbed_does_not_move_the_interval_to_it():
+def test_one_disturbed_window_in_eight_is_not_in_the_interval():
     assert ratio([1.0] * 7 + [5.0]).high == 1.0
 
 
@@ -89,7 +89,7 @@ def test_no_pairs_have_no_ratio():
         ratio([])
 
 
-# What Linux tells
+# Processes and traffic
 
 
 def test_peak_memory_is_read_in_mib():
@@ -100,7 +100,7 @@ def test_a_process_that_is_ending_has_no_memory():
     assert processes.parse_status_mib("Name:\tx\nState:\tZ (zombie)\n") == 0.0
 
 
-def test_what_crosses_the_loopback_interface_is_counted():
+def test_the_traffic_of_the_loopback_interface_is_counted():
     nbytes, packets = processes.loopback()
     with socket.socket(type=socket.SOCK_DGRAM) as one, socket.socket(type=socket.SOCK_DGRAM) as other:
         other.bind(("127.0.0.1", 0))
@@ -116,12 +116,12 @@ def test_the_processor_is_named():
 
 
 def test_the_first_step_is_timed_once(tmp_path: Path):
-    told = counter.Counter(tmp_path)
-    told.set(0)
+    steps = counter.Counter(tmp_path)
+    steps.set(0)
     assert counter.read(tmp_path) == (0, None)
-    told.set(1)
+    steps.set(1)
     _, first_at = counter.read(tmp_path)
-    told.set(2)
+    steps.set(2)
     assert counter.read(tmp_path) == (2, first_at)
 
 
@@ -136,7 +136,7 @@ def test_every_contestant_is_compared():
     assert {name for row in ROWS for name in (row.ours, row.other)} == set(CONTESTANTS)
 
 
-def test_no_row_is_there_twice():
+def test_no_row_is_listed_twice():
     assert len({row.name for row in ROWS}) == len(ROWS)
 
 
@@ -145,7 +145,7 @@ def test_the_rows_of_quick_exist():
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_our_contestants_are_configs_that_hold(name, tmp_path: Path):
+def test_our_contestants_are_valid_configs(name, tmp_path: Path):
     if "bf16" in name and not hasattr(StrategyConfig(), "wire"):
         pytest.skip("strategy.wire is not a key of this version")
     from trainer.commands.command import resolve, validate
@@ -180,11 +180,11 @@ def problems(*arguments: str) -> str:
     return str(raised.value)
 
 
-def test_a_workload_that_is_not_there_is_refused_with_those_that_are():
+def test_an_unknown_workload_is_refused_with_the_known_ones():
     assert "unknown workload 'cnm'; available: noop, cnn, mlp40" in problems("workloads=[cnm]")
 
 
-def test_a_row_that_is_not_there_is_refused_with_the_nearest():
+def test_an_unknown_row_is_refused_with_the_nearest():
     assert "e.g. rows=[sync/local]" in problems("rows=[sync/locl]")
 
 
@@ -199,7 +199,7 @@ def test_a_row_that_is_not_there_is_refused_with_the_nearest():
         ("quick", "quick: is not key=value\n    e.g. quick=true"),
     ],
 )
-def test_an_option_that_cannot_be_used_is_refused(argument, message):
+def test_an_invalid_option_is_refused(argument, message):
     assert message in problems(argument)
 
 
@@ -208,7 +208,7 @@ def test_patterns_choose_rows():
     assert [row.name for row in select(ROWS, ["a*/local"])] == ["all_reduce/local", "async/local"]
 
 
-def test_quick_leaves_alone_what_was_typed():
+def test_quick_keeps_typed_options():
     options = parse(["quick=true", "workloads=[mlp40]"])
     assert (options.workloads, options.rows, options.rounds) == (["mlp40"], list(QUICK_ROWS), QUICK.rounds)
 
@@ -295,11 +295,11 @@ RESULTS = {
 }
 
 
-def test_of_rows_that_share_a_target_the_best_is_judged():
+def test_the_best_of_rows_that_share_a_target_is_judged():
     assert [row.get("verdict") for row in report.judged(RESULTS["rows"])] == [None, "met", "missed", None]
 
 
-def test_of_rows_that_share_a_target_the_worst_is_judged():
+def test_the_worst_of_rows_that_share_a_target_is_judged():
     rows = [row | {"judged": "worst"} for row in RESULTS["rows"][:2]]
     assert [row.get("verdict") for row in report.judged(rows)] == ["missed", None]
 
@@ -319,7 +319,7 @@ def test_the_table_shows_ratios_targets_and_failures():
         assert line in page.splitlines()
 
 
-def test_without_the_plot_library_the_rest_is_there_and_that_is_said(monkeypatch, tmp_path: Path):
+def test_without_the_plot_library_the_other_results_are_written_and_it_is_named(monkeypatch, tmp_path: Path):
     monkeypatch.setattr(plot, "version_of", lambda name: None)
     assert "matplotlib is not installed" in str(plot.write(RESULTS, tmp_path / "results.svg"))
     assert not (tmp_path / "results.svg").exists()
@@ -360,7 +360,7 @@ def test_a_contestant_that_stops_stepping_fails_its_window(counting: Running, mo
         counting.next_step()
 
 
-def test_a_paused_contestant_stands_still_with_all_its_processes(tmp_path: Path):
+def test_a_paused_contestant_is_frozen_with_all_its_processes(tmp_path: Path):
     text = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {COUNTS!r}, sys.argv[1]])"
     with script(text, tmp_path / "parent") as parent:
         parent.wait_for_first_step(DEADLINE_SECS)
@@ -400,7 +400,7 @@ def test_every_peer_starts_and_counts_its_steps(name, tmp_path: Path):
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", ["all_reduce", "multi_worker"])
-def test_a_pause_that_outlasts_the_usual_heartbeat_is_no_fault(name, tmp_path: Path):
+def test_a_pause_longer_than_the_usual_heartbeat_is_not_a_fault(name, tmp_path: Path):
     with Running(CONTESTANTS[name], "noop", tmp_path, cores=2) as paused:
         paused.wait_for_first_step(120)
         paused.pause()
@@ -422,36 +422,36 @@ def command(results: Path, *overrides: str) -> list[str]:
 @pytest.mark.cluster
 @pytest.mark.timeout(240)
 def test_a_bench_leaves_its_results_and_no_process(tmp_path: Path):
-    begun = subprocess.Popen(command(tmp_path, "rows=[sync/sync]"), cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    bench = subprocess.Popen(command(tmp_path, "rows=[sync/sync]"), cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
-        said, _ = begun.communicate(timeout=200)
+        output, _ = bench.communicate(timeout=200)
     finally:
-        begun.kill()
-    assert begun.returncode == 0, said
+        bench.kill()
+    assert bench.returncode == 0, output
     results = json.loads((tmp_path / "results.json").read_text())
     (row,) = results["rows"]
     assert row["low"] <= row["median"] <= row["high"]
     assert len(row["pairs"]) == 2
-    (told,) = results["contestants"]
-    assert set(told["cpu_ms_per_step"]) == {"launcher", "nursery", "ps:0", "worker:0", "worker:1"}
-    assert len(told["first_step_secs"]) == 2  # of both instances
-    assert told["wire_nbytes_per_step"] > 0
+    (contestant,) = results["contestants"]
+    assert set(contestant["cpu_ms_per_step"]) == {"launcher", "nursery", "ps:0", "worker:0", "worker:1"}
+    assert len(contestant["first_step_secs"]) == 2  # of both instances
+    assert contestant["wire_nbytes_per_step"] > 0
     assert "| noop | sync, 1 ps / sync, 1 ps |" in (tmp_path / "results.md").read_text()
 
 
 @pytest.mark.cluster
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_bench_that_is_ended_leaves_no_process(number, code, tmp_path: Path):
-    begun = subprocess.Popen(command(tmp_path, "rows=[sync/sync_replicas]"), cwd=ROOT, stdout=subprocess.PIPE)
+def test_a_bench_that_is_stopped_leaves_no_process(number, code, tmp_path: Path):
+    bench = subprocess.Popen(command(tmp_path, "rows=[sync/sync_replicas]"), cwd=ROOT, stdout=subprocess.PIPE)
     try:
         deadline = time.monotonic() + DEADLINE_SECS
-        while len(pids := processes.tree(begun.pid)) < 6:  # the bench, a launcher, its nursery, 1 ps, 2 workers
-            assert begun.poll() is None
+        while len(pids := processes.tree(bench.pid)) < 6:  # the bench, a launcher, its nursery, 1 ps, 2 workers
+            assert bench.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        begun.send_signal(number)
-        assert begun.wait(60) == code
+        bench.send_signal(number)
+        assert bench.wait(60) == code
         assert processes.wait_until_gone(pids) == []
     finally:
-        begun.kill()
+        bench.kill()

@@ -1,4 +1,4 @@
-"""The share of a step that waits for data: what it is made of, and the files that stand in for data sets."""
+"""The share of a step that waits for data, and the files that stand in for data sets."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ CNN = WaitShare(Case("mnist_10k", "cnn", []), 50.0, (0.01, 0.02, 0.03))  # 1 ms:
 SLOW = WaitShare(Case("png", "cnn", []), 50.0, (0.10, 0.11, 0.30))  # 5.5 ms
 
 
-def test_what_every_step_waits_is_not_waiting_for_data():
+def test_the_wait_that_every_step_has_is_not_for_data():
     assert NOTHING.for_data(NOTHING.wait_ms) == 0
     assert CNN.for_data(NOTHING.wait_ms) == pytest.approx(0.01)
     assert SLOW.for_data(NOTHING.wait_ms) == pytest.approx(0.1)
 
 
-def test_the_table_names_what_waits_more_than_is_wished():
+def test_the_table_names_cases_that_wait_more_than_the_limit():
     lines = bench_input.page("here", [NOTHING, CNN, SLOW], ["mnist is left out: no file"]).splitlines()
     assert "| mnist_10k | cnn | 50.0 | 1.00 | 1.0 to 3.0 % | 1.0 % |" in lines
     assert lines[-2:] == [

@@ -1,4 +1,4 @@
-"""Steps over links with a rate: what is measured, what is said, and that nothing is left behind."""
+"""Steps over links with a rate: the table, the messages, and that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROW = {"link": "1gbit", "cluster": "1ps2w", "variant": "float32", "step_ms": 363
 MACHINE = {"cpu": "a processor", "cores": 2, "tensorflow": "2.21.0", "date": "2026-01-31"}
 
 
-def test_without_root_it_says_what_it_needs(monkeypatch, capsys):
+def test_without_root_the_requirement_is_named(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["links"])
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
@@ -28,23 +28,23 @@ def test_without_root_it_says_what_it_needs(monkeypatch, capsys):
     assert capsys.readouterr().err == "bench-links makes network namespaces, and that needs root\n"
 
 
-def test_without_its_tools_it_names_them(monkeypatch, capsys):
+def test_missing_tools_are_named(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["links"])
     monkeypatch.setattr(shutil, "which", lambda name: None if name in ("ip", "tc") else f"/usr/bin/{name}")
     assert links.main() == 2
     assert "that needs ip and tc (packages iproute2, util-linux)" in capsys.readouterr().err
 
 
-def test_a_variant_whose_key_is_unknown_is_told_and_one_without_keys_is_not():
+def test_a_variant_with_an_unknown_key_is_reported():
     assert links.unknown_key([]) is None
     assert links.unknown_key(["placement.max_part_mib=2"]) is None
     assert (links.unknown_key(["strategy.wirez=thin"]) or "").startswith("unknown key strategy.wirez")
 
 
-def test_the_table_has_a_line_for_every_run_and_one_for_what_is_missing():
+def test_the_table_has_a_line_for_every_run_and_every_omission():
     other = {**ROW, "variant": "bfloat16", "expected_ms": None}
-    told = links.page({"machine": MACHINE, "rows": [ROW, other], "left_out": ["fast is left out: it is not there"]})
-    assert told.splitlines()[4:] == [
+    page = links.page({"machine": MACHINE, "rows": [ROW, other], "left_out": ["fast is left out: it is not there"]})
+    assert page.splitlines()[4:] == [
         "| link | cluster | wire | ms a step | expected |",
         "|---|---|---|---|---|",
         "| 1gbit | 1ps2w | float32 | 364 | 397 |",
@@ -58,7 +58,7 @@ def test_the_table_has_a_line_for_every_run_and_one_for_what_is_missing():
 @pytest.mark.timeout(180)
 @pytest.mark.skipif(os.geteuid() != 0 or not all(map(shutil.which, TOOLS)), reason=f"needs root and {TOOLS}")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_whatever_ends_it_no_process_and_no_cable_is_left(tmp_path: Path, number):
+def test_a_killed_bench_leaves_no_process_and_no_cable(tmp_path: Path, number):
     bench = subprocess.Popen(
         [sys.executable, "-m", "bench.links", "--quick"],
         cwd=Path(__file__).resolve().parents[2],
@@ -81,15 +81,15 @@ def test_whatever_ends_it_no_process_and_no_cable_is_left(tmp_path: Path, number
 
 def running(directory: Path) -> list[int]:
     """Processes of tasks whose run is below a directory."""
-    found = []
+    pids = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             command = (process / "cmdline").read_bytes()
         except OSError:  # it has just ended
             continue
         if f"run={directory}".encode() in command:
-            found.append(int(process.name))
-    return found
+            pids.append(int(process.name))
+    return pids
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:

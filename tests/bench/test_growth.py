@@ -19,7 +19,7 @@ MACHINE = {"cpu": "a processor", "cores": 2, "tensorflow": "2.21.0", "date": "20
 
 @pytest.fixture
 def described_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models are built in this process, instead of in one of their own for each."""
+    """Builds models in this process, instead of a new one for each."""
     monkeypatch.setattr(growth, "describe", lambda question: describe(question, answer))
 
 
@@ -41,10 +41,10 @@ def row(workers: int, *, ps: int = 1, workload: str = "null", noise: float = 1.0
 
 
 def rows(noise: float = 1.0) -> list[dict[str, object]]:
-    made = [row(w, ps=ps, noise=noise if w == 4 else 1.0) for w in (1, 2, 4, 8) for ps in (1, 2)]
-    made += [row(w, workload="wide", nbytes=2e7 * w, update_nbytes=1e7 * (w + 6)) for w in (1, 2, 4)]
+    fitted_rows = [row(w, ps=ps, noise=noise if w == 4 else 1.0) for w in (1, 2, 4, 8) for ps in (1, 2)]
+    fitted_rows += [row(w, workload="wide", nbytes=2e7 * w, update_nbytes=1e7 * (w + 6)) for w in (1, 2, 4)]
     return (
-        made
+        fitted_rows
         + [
             row(w, workload="cnn", nbytes=4e7 * w, update_nbytes=2e7 * (w + 6), flops=6e8 * w, layers=4 * w)
             for w in (1, 2, 4)
@@ -53,7 +53,7 @@ def rows(noise: float = 1.0) -> list[dict[str, object]]:
     )
 
 
-def test_rates_are_found_again_from_what_they_made():
+def test_the_fit_recovers_known_rates():
     fitted = growth.fit(rows())
     assert fitted.rates == pytest.approx(RATES, rel=1e-3)
     assert max(map(abs, fitted.errors)) < 1e-6
@@ -83,29 +83,29 @@ def test_the_constants_can_be_pasted():
 
 
 @pytest.mark.usefixtures("described_here")
-def test_the_error_of_a_step_is_that_of_what_a_plan_would_expect():
+def test_the_error_of_a_step_is_that_of_the_forecast():
     measured = [
         {"workload": "null", "size": "1ps1w", "secs": 0.010},
         {"workload": "null", "size": "1ps1w", "secs": 0.020},
     ]
     errors = growth.step_errors(measured, growth.Fit(Work(calls=0.005), 0.002, ()))
-    made, _ = growth.planned([*growth.WORKLOADS["null"][0], "cluster=1ps1w"], 8)
-    expected = 0.005 / made.workers[0].intra_op_threads + 0.005 + 0.002  # a call of each, and the turn
+    plan, _ = growth.planned([*growth.WORKLOADS["null"][0], "cluster=1ps1w"], 8)
+    expected = 0.005 / plan.workers[0].intra_op_threads + 0.005 + 0.002  # a call of each, and the turn
     assert errors == pytest.approx([expected / 0.010 - 1, expected / 0.020 - 1])
 
 
-def test_the_table_has_a_line_for_every_run_and_says_what_each_worker_adds():
-    told = growth.page({"machine": MACHINE, "own_network": True, "rows": rows()})
-    assert "| null | 1ps2w | 7.20 | 2.70 | 1.80 | +0 % | 4 | 0.000 | 0.000 | 9.20 |" in told.splitlines()
-    assert "- null: 1 to 2: 2.60, 2 to 4: 2.60, 4 to 8: 2.60" in told.splitlines()
+def test_the_table_has_a_line_for_every_run_and_the_time_that_each_worker_adds():
+    page = growth.page({"machine": MACHINE, "own_network": True, "rows": rows()})
+    assert "| null | 1ps2w | 7.20 | 2.70 | 1.80 | +0 % | 4 | 0.000 | 0.000 | 9.20 |" in page.splitlines()
+    assert "- null: 1 to 2: 2.60, 2 to 4: 2.60, 4 to 8: 2.60" in page.splitlines()
 
 
 @pytest.mark.usefixtures("described_here")
-def test_the_plan_of_every_run_has_what_the_formula_needs():
+def test_the_formula_applies_to_the_plan_of_every_run():
     for workload, (options, examples) in growth.WORKLOADS.items():
-        made, asked = growth.planned([*options, "cluster=1ps2w"], examples)
-        assert (made.replicas, made.replica_batch) == (2, examples)
-        assert asked.flops > 0, workload
+        plan, step_workload = growth.planned([*options, "cluster=1ps2w"], examples)
+        assert (plan.replicas, plan.replica_batch) == (2, examples)
+        assert step_workload.flops > 0, workload
 
 
 def test_the_cpu_time_of_a_process_is_measured():

@@ -1,4 +1,4 @@
-"""Faults on purpose: what is read, what a link does, when a run has recovered, and what is reported."""
+"""Fault injection: schedules, links, when a run has recovered, and reports."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_fault_is_shown_as_it_is_typed(text):
 
 
 @pytest.mark.parametrize(
-    ("text", "told", "remedy"),
+    ("text", "message", "remedy"),
     [
         (
             "kil worker:1 @40",
@@ -118,15 +118,15 @@ def test_a_fault_is_shown_as_it_is_typed(text):
         ("kill chief in nowhere @40", "worker:0 never reaches 'nowhere'; its places are step, push, save-data", "@40"),
     ],
 )
-def test_what_cannot_be_read_is_told_with_what_to_type(text, told, remedy):
-    with pytest.raises(ConfigError, match=re.escape(told)) as error:
+def test_a_fault_that_cannot_be_read_is_refused_with_a_remedy(text, message, remedy):
+    with pytest.raises(ConfigError, match=re.escape(message)) as error:
         parse(text, CLUSTER)
     (problem,) = error.value.problems
     assert problem.key == "chaos.schedule"
     assert remedy in problem.remedy
 
 
-def test_all_bad_faults_are_told_in_one_pass():
+def test_all_bad_faults_are_reported_in_one_pass():
     with pytest.raises(ConfigError) as error:
         parse("kill worker:9 @4; kill chief @9; burn ps:0 @4; kill chief @999", CLUSTER)
     assert len(error.value.problems) == 3
@@ -137,7 +137,7 @@ def test_the_override_of_a_schedule_can_be_pasted(text):
     assert load("cluster=2ps3w", typed(text).strip("'")).chaos.schedule == text
 
 
-def test_where_nothing_is_sharded_no_task_comes_to_a_push():
+def test_without_shards_no_task_reaches_a_push():
     with pytest.raises(ConfigError, match="worker:0 never reaches 'push'; its places are step, save-data"):
         parse("kill chief in push @40", LOCAL)
 
@@ -148,7 +148,7 @@ def test_without_a_second_task_there_is_no_link():
 
 
 @pytest.mark.parametrize(
-    ("overrides", "crew"),
+    ("overrides", "targets"),
     [
         (["cluster=2ps3w", "train.steps=150"], CLUSTER),
         (["cluster=2w", "train.steps=150"], WORKERS),
@@ -156,8 +156,8 @@ def test_without_a_second_task_there_is_no_link():
     ],
     ids=["ps", "workers", "local"],
 )
-def test_the_tasks_and_who_holds_state_follow_from_the_config(overrides, crew):
-    assert FaultTargets.of(load(*overrides)) == crew
+def test_the_tasks_and_who_holds_state_follow_from_the_config(overrides, targets):
+    assert FaultTargets.of(load(*overrides)) == targets
 
 
 # Random faults
@@ -179,7 +179,7 @@ def test_every_kind_can_be_drawn_and_repeated_from_its_text(kind):
 
 
 @pytest.mark.parametrize(
-    ("crew", "left_out"),
+    ("targets", "left_out"),
     [
         (CLUSTER, []),
         (
@@ -193,10 +193,10 @@ def test_every_kind_can_be_drawn_and_repeated_from_its_text(kind):
     ],
     ids=["ps", "workers"],
 )
-def test_kinds_that_a_cluster_cannot_have_are_left_out_with_a_word(crew, left_out):
-    can, told = random_faults.possible([], crew, by_time=False)
-    assert told == left_out
-    assert len(can) + len(told) == len(random_faults.KINDS)
+def test_kinds_that_a_cluster_cannot_have_are_left_out_with_the_reason(targets, left_out):
+    can, reasons = random_faults.possible([], targets, by_time=False)
+    assert reasons == left_out
+    assert len(can) + len(reasons) == len(random_faults.KINDS)
 
 
 def test_one_process_can_only_be_killed():
@@ -204,16 +204,16 @@ def test_one_process_can_only_be_killed():
 
 
 def test_a_soak_has_no_faults_at_a_place():
-    can, told = random_faults.possible(["kill-chief", "kill-in-save"], CLUSTER, by_time=True)
+    can, reasons = random_faults.possible(["kill-chief", "kill-in-save"], CLUSTER, by_time=True)
     assert can == ["kill-chief"]
-    assert told == ["kill-in-save is left out: it happens at a place, not at a time"]
+    assert reasons == ["kill-in-save is left out: it happens at a place, not at a time"]
 
 
 # The config
 
 
 @pytest.mark.parametrize(
-    ("overrides", "key", "told"),
+    ("overrides", "key", "message"),
     [
         ([], "chaos", "from one of chaos.schedule, chaos.random and chaos.minutes; given: none"),
         (["chaos.random=1", "chaos.minutes=1"], "chaos", "given: chaos.random and chaos.minutes"),
@@ -229,10 +229,10 @@ def test_a_soak_has_no_faults_at_a_place():
         (["chaos.random=1", "job=worker", "task=0"], "mode", "mode=chaos starts every task itself"),
     ],
 )
-def test_a_config_that_makes_no_faults_is_a_problem(overrides, key, told):
+def test_a_config_that_makes_no_faults_is_a_problem(overrides, key, message):
     (problem,) = check.check(load("mode=chaos", "cluster=2w", *overrides))
     assert problem.key == key
-    assert told in problem.message
+    assert message in problem.message
 
 
 def test_a_directory_that_holds_a_run_is_not_used_again(tmp_path: Path):
@@ -322,7 +322,7 @@ def receive(client: socket.socket, nbytes: int) -> bytes:
 LINK = ("worker:0", "ps:0")
 
 
-def test_only_the_task_at_the_start_of_a_link_hears_of_it(links: Links):
+def test_only_the_task_at_the_start_of_a_link_gets_its_address(links: Links):
     assert list(json.loads(links.environment("worker:0")["TRAINER_LINKS"])["ps:0"]) == ["address", "control"]
     assert links.environment("ps:0") == {}
 
@@ -342,7 +342,7 @@ def test_the_end_of_a_connection_passes_too(connect):
     assert client.recv(1) == b""
 
 
-def test_a_cut_link_keeps_connections_and_brings_everything_later(links: Links, connect):
+def test_a_cut_link_keeps_connections_and_delivers_everything_later(links: Links, connect):
     client = connect()
     client.sendall(b"before")
     assert receive(client, 6) == b"before"
@@ -360,7 +360,7 @@ def test_a_cut_link_keeps_connections_and_brings_everything_later(links: Links, 
     assert receive(late, 3) == b"new"
 
 
-def test_through_a_cut_link_nobody_hears_that_the_other_end_has_gone(links: Links, connect, target: socket.socket):
+def test_a_cut_link_hides_that_the_other_end_has_closed(links: Links, connect, target: socket.socket):
     client = connect()
     client.sendall(b"x")
     assert receive(client, 1) == b"x"
@@ -413,7 +413,7 @@ def test_a_throttled_link_is_slow(links: Links, connect):
     assert time.monotonic() - began >= 0.3
 
 
-def test_a_target_that_resets_resets_whoever_is_connected(connect, target: socket.socket, links: Links):
+def test_a_target_that_resets_resets_its_clients(connect, target: socket.socket, links: Links):
     with socket.create_server(("127.0.0.1", 0)) as other:
         opened = Links(plan_of(task_at("ps:0", other.getsockname()[1]), task_at("worker:0", 2)), [LINK])
         try:
@@ -499,7 +499,7 @@ def test_a_fault_waits_until_its_task_is_alive(cluster: Cluster):
     assert cluster.signals == [("worker:2", signal.SIGKILL)]
 
 
-def test_a_killed_worker_has_recovered_at_the_first_step_with_its_new_life(cluster: Cluster):
+def test_a_killed_worker_has_recovered_at_the_first_step_with_its_new_attempt(cluster: Cluster):
     injector = injector_of("kill worker:2 @40")
     cluster.step(40)
     cluster.shown_to(injector)  # killed at 101 s
@@ -517,7 +517,7 @@ def test_a_killed_worker_has_recovered_at_the_first_step_with_its_new_life(clust
     assert injector.recoveries() == [Recovery(fault("kill worker:2 @40"), 40, 5.0, 0)]
 
 
-def test_steps_are_lost_where_a_later_generation_begins_before_the_fault(cluster: Cluster):
+def test_steps_are_lost_if_a_later_generation_begins_before_the_fault(cluster: Cluster):
     injector = injector_of("kill ps:0 @50")
     cluster.step(53)
     cluster.shown_to(injector)
@@ -534,7 +534,7 @@ def test_steps_are_lost_where_a_later_generation_begins_before_the_fault(cluster
     assert injector.recoveries() == [Recovery(fault("kill ps:0 @50"), 53, 4.0, 13)]
 
 
-def test_a_page_of_before_the_fault_loses_no_steps(cluster: Cluster):
+def test_a_page_from_before_the_fault_loses_no_steps(cluster: Cluster):
     injector = injector_of("kill worker:2 @50")
     cluster.step(50)
     cluster.pages["worker:1"]["step"] = 48
@@ -579,7 +579,7 @@ def test_a_fault_that_ends_does_not_end_a_later_one(cluster: Cluster, monkeypatc
     injector.end()
 
 
-def test_a_stopped_task_that_was_killed_meanwhile_is_not_continued_in_its_new_life(cluster: Cluster):
+def test_a_stopped_task_that_was_killed_meanwhile_is_not_continued_in_its_new_attempt(cluster: Cluster):
     injector = injector_of("stop ps:0 @40 for 15s")
     cluster.step(40)
     cluster.shown_to(injector)
@@ -627,7 +627,7 @@ def test_an_injector_sets_failpoints_until_they_have_been_reached(cluster: Clust
     injector.end()
 
 
-def test_an_end_that_another_fault_explains_is_not_that_of_a_failpoint(cluster: Cluster):
+def test_an_exit_explained_by_another_fault_is_not_counted_for_a_failpoint(cluster: Cluster):
     injector = injector_of("kill ps:0 @40; kill worker:1 in push @80")
     injector.begin(plan_of())
     cluster.step(40)
@@ -666,7 +666,7 @@ def timed(draw: Callable[[int], Fault]) -> Timed:
     return Timed(draw, "worker:2", every_secs=60, secs=300)
 
 
-def test_faults_of_a_soak_come_when_the_time_has_passed_and_the_run_has_recovered():
+def test_a_soak_injects_faults_at_intervals_once_the_run_has_recovered():
     source = timed(lambda step: Fault("kill", "chief", ("worker:0",), step))
     assert source.due(0, 1000, is_quiet=True) == []
     assert source.due(1, 1010, is_quiet=True) == []  # it begins with the first step
@@ -687,7 +687,7 @@ def test_a_soak_ends_with_a_sigterm_to_one_task():
     assert source.due(511, 1302, is_quiet=True) == []
 
 
-def test_a_soak_that_does_not_recover_ends_all_the_same():
+def test_a_soak_that_does_not_recover_ends_too():
     source = timed(lambda step: pytest.fail("too late"))
     source.due(1, 1000, is_quiet=True)
     assert [f.action for f in source.due(500, 1421, is_quiet=False)] == ["term"]
@@ -696,7 +696,7 @@ def test_a_soak_that_does_not_recover_ends_all_the_same():
 def samples(
     cluster: Cluster, memory: Callable[[int], float], files: Callable[[int], int], seconds: int = 90
 ) -> list[str]:
-    """What is found to have grown, after so many seconds."""
+    """The tasks that have grown, after a number of seconds."""
     second = 0
     resources = Resources(count_files=lambda pid: files(second))
     for second in range(seconds):
@@ -717,11 +717,11 @@ def test_a_task_that_grows_is_named(cluster: Cluster):
 
 
 def test_a_task_that_leaves_files_open_is_named(cluster: Cluster):
-    told = samples(cluster, lambda second: 300, lambda second: 40 + second)
-    assert "ps:0 had 54 files open, and later 114" in told
+    growth = samples(cluster, lambda second: 300, lambda second: 40 + second)
+    assert "ps:0 had 54 files open, and later 114" in growth
 
 
-def test_a_short_life_says_nothing_of_growth(cluster: Cluster):
+def test_a_short_attempt_is_not_checked_for_growth(cluster: Cluster):
     assert samples(cluster, lambda second: 300 + 50 * second, lambda second: 40, seconds=20) == []
 
 
@@ -745,11 +745,11 @@ def test_a_short_life_says_nothing_of_growth(cluster: Cluster):
         ("term worker:1 @40", 43),
     ],
 )
-def test_what_a_recovery_may_take_follows_from_the_timeouts(text, secs):
+def test_the_allowed_recovery_time_follows_from_the_timeouts(text, secs):
     assert report.allowed_secs(fault(text), load("cluster=2ps3w", "train.steps=150")) == secs
 
 
-def test_where_workers_hold_shards_losing_one_is_losing_a_shard():
+def test_losing_a_worker_that_holds_a_shard_is_losing_the_shard():
     assert report.allowed_secs(fault("kill worker:1 @40"), load("cluster=4w")) == 14
 
 
@@ -757,7 +757,7 @@ KILL = Fault("kill", "worker:1", ("worker:1",), 40)
 
 
 @pytest.mark.parametrize(
-    ("code", "measured", "told"),
+    ("code", "measured", "problems"),
     [
         (0, [Recovery(KILL, 40, 25.9, 0)], []),
         (
@@ -771,8 +771,8 @@ KILL = Fault("kill", "worker:1", ("worker:1",), 40)
     ],
     ids=["in time", "at the end", "too slow", "no fault", "failed"],
 )
-def test_a_run_is_judged_by_its_code_and_its_recoveries(code, measured, told):
-    assert report.judge(code, [KILL], measured, load("cluster=2ps3w", "train.steps=150")) == told
+def test_a_run_is_judged_by_its_code_and_its_recoveries(code, measured, problems):
+    assert report.judge(code, [KILL], measured, load("cluster=2ps3w", "train.steps=150")) == problems
 
 
 def test_a_run_may_end_while_a_link_is_slow():
@@ -794,7 +794,7 @@ def test_runs_with_the_same_bits_do_not_differ(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("digest", "losses", "told"),
+    ("digest", "losses", "difference"),
     [
         ("decaf", [0.3, 0.2, 0.1], "params_sha256 is decaf..., but the unbroken run has c0ffee..."),
         ("c0ffee", [0.3, 0.20000001, 0.1], "history.jsonl differs in 1 line, first at step 2"),
@@ -802,9 +802,9 @@ def test_runs_with_the_same_bits_do_not_differ(tmp_path: Path):
     ],
     ids=["parameters", "a loss", "a line is missing"],
 )
-def test_runs_that_differ_say_in_what(digest, losses, told, tmp_path: Path):
+def test_the_difference_of_two_runs_is_named(digest, losses, difference, tmp_path: Path):
     unbroken = leave_run(tmp_path / "unbroken", "c0ffee", [0.3, 0.2, 0.1])
-    assert report.differences(unbroken, leave_run(tmp_path / "other", digest, losses)) == [told]
+    assert report.differences(unbroken, leave_run(tmp_path / "other", digest, losses)) == [difference]
 
 
 def outcome(kind: str, number: int, measured: list[Recovery], problems: tuple[str, ...] = ()) -> FaultOutcome:
@@ -830,13 +830,13 @@ def test_the_table_has_a_row_for_each_kind():
     )
 
 
-def test_a_run_that_is_not_as_promised_is_told_with_its_folder_and_how_to_repeat_it():
+def test_a_failed_run_is_reported_with_its_folder_and_how_to_repeat_it():
     assert report.failures(OUTCOMES, Path("/runs/x")) == [
         "/runs/x/kill-all-01: params_sha256 differs; to repeat it: 'chaos.schedule=\"kill worker:1 @40\"'"
     ]
 
 
-def test_a_run_is_told_on_one_line():
+def test_a_run_is_reported_on_one_line():
     assert [report.line(outcome) for outcome in OUTCOMES] == [
         "kill-worker-01: kill worker:1 @40: identical, recovered in 2.0 s",
         "kill-worker-02: kill worker:1 @40: identical, recovered in 4.0 s",

@@ -94,11 +94,11 @@ def test_the_last_generation_that_was_loaded_before_a_step_stands(step, generati
     assert invariants.standing({1: 0, 2: 4, 3: 7}, step) == generation
 
 
-def test_a_reload_from_further_back_replaces_all_after_it():
+def test_a_reload_from_an_earlier_step_replaces_all_after_it():
     assert [invariants.standing({1: 0, 2: 40, 3: 20}, step) for step in (20, 21, 41)] == [1, 3, 3]
 
 
-def test_every_replica_in_every_update_is_no_problem():
+def test_every_replica_in_every_update_is_right():
     workers = [pushes(1, replica, 0, 1, 2) for replica in (0, 1)]
     assert invariants.check_pushes(workers, UNBROKEN, replicas=2, begin=0, end=3) == []
 
@@ -122,11 +122,11 @@ def test_a_gradient_of_an_undone_generation_does_not_count():
     ]
 
 
-def test_gradients_of_another_run_before_this_are_not_asked_for():
+def test_gradients_of_an_earlier_run_are_not_expected():
     assert invariants.check_pushes([pushes(5, 0, 20, 21)], {5: 20}, replicas=1, begin=0, end=22) == []
 
 
-def test_a_gradient_that_a_restarted_worker_makes_again_is_no_problem():
+def test_a_restarted_worker_may_repeat_a_gradient():
     again = [join(0, 1), *pushes(1, 1, 0, 1), join(1, 1), *pushes(1, 1, 1, 2)]
     assert invariants.check_pushes([pushes(1, 0, 0, 1, 2), again], UNBROKEN, replicas=2, begin=0, end=3) == []
 
@@ -136,7 +136,7 @@ def test_a_gradient_that_a_restarted_worker_makes_again_is_no_problem():
     [[join(0, 1), *pushes(1, 1, 0), join(2, 1), *pushes(1, 1, 2)], [join(1, 1), join(2, 1), *pushes(1, 1, 0, 2)]],
     ids=["after a push", "at its first"],
 )
-def test_a_push_that_was_the_last_act_of_a_worker_need_not_be_written_down(events):
+def test_the_last_push_of_a_killed_worker_need_not_be_recorded(events):
     assert invariants.check_pushes([pushes(1, 0, 0, 1, 2), events], UNBROKEN, replicas=2, begin=0, end=3) == []
 
 
@@ -147,14 +147,14 @@ def test_a_worker_that_joins_two_steps_further_has_missed_one():
     ]
 
 
-def test_an_earlier_launch_that_wrote_no_steps_down_is_not_judged():
+def test_an_earlier_launch_without_recorded_steps_is_not_checked():
     reloads, workers = {1: 0, 2: 20}, [pushes(2, 0, 20, 21)]
     assert invariants.check_pushes(workers, reloads, replicas=1, begin=20, end=22) == []
     (problem,) = invariants.check_pushes(workers, reloads, replicas=1, begin=0, end=22)
     assert problem == "20 updates: 1-20 of generation 1 had no gradient of replica 0"
 
 
-def test_without_a_reload_nothing_can_be_told():
+def test_without_a_reload_the_pushes_cannot_be_checked():
     (problem,) = invariants.check_pushes([pushes(1, 0, 0)], {}, replicas=1, begin=0, end=1)
     assert problem.startswith("no reload is recorded")
 
@@ -162,7 +162,7 @@ def test_without_a_reload_nothing_can_be_told():
 # ---- shards
 
 
-def test_a_host_may_go_back_by_an_announced_load():
+def test_a_host_may_go_back_with_an_announced_load():
     events = [load(1, 0), *updates(1, 1, 2, 3, 4, 5, 6), load(2, 4), *updates(2, 5, 6)]
     assert invariants.check_host("ps:0", events, RELOADED) == []
     assert invariants.check_host_end("ps:0", events, 6) == []
@@ -182,11 +182,11 @@ def test_a_host_may_go_back_by_an_announced_load():
         ([load(1, 0), load(2, 3)], "ps:0 loaded generation 2 at step 3, and the chief announced step 4"),
     ],
 )
-def test_a_host_that_goes_its_own_way_is_named_with_its_steps(events, problem):
+def test_a_host_with_unannounced_steps_is_named(events, problem):
     assert invariants.check_host("ps:0", events, RELOADED) == [problem]
 
 
-def test_a_host_that_ends_elsewhere_is_named():
+def test_a_host_that_ends_at_another_step_is_named():
     assert invariants.check_host_end("ps:1", [load(1, 0), *updates(1, 1, 2)], 3) == [
         "ps:1 ended at step 2, the run at step 3"
     ]
@@ -195,13 +195,13 @@ def test_a_host_that_ends_elsewhere_is_named():
 # ---- the chief
 
 
-def test_a_chief_that_saves_reloads_and_is_taken_over_is_no_problem():
+def test_a_chief_may_save_reload_and_be_replaced():
     events = [reload(1, 0), save(1, 4), reload(2, 4, "runs/a/checkpoints/000000004"), save(2, 8)]
     events += [{"event": "adopt", "generation": 2, "step": 9}, save(2, 8), save(2, 12)]
     assert invariants.check_chief(events) == []
 
 
-def test_a_checkpoint_under_a_name_of_the_users_own_is_no_problem():
+def test_a_checkpoint_may_have_a_name_of_the_users_own():
     assert invariants.check_chief([reload(1, 7, "mine/the-good-one")]) == []
 
 
@@ -227,45 +227,47 @@ def test_a_chief_that_breaks_a_promise_is_quoted(events, problem):
 # ---- processes
 
 
-def lives(*events: dict, good: tuple[int, ...] = (0,)) -> list[str]:
+def attempts(*events: dict, good: tuple[int, ...] = (0,)) -> list[str]:
     return invariants.check_lives(events, WORKERS, good=good)
 
 
-def test_tasks_that_were_started_again_and_ended_well_are_no_problem():
+def test_tasks_may_be_started_again_if_they_end_well():
     begun = [start("worker:0"), start("worker:1"), ended("worker:1", -9), start("worker:1", 1)]
-    assert lives(*begun, ended("worker:0"), ended("worker:1")) == []
+    assert attempts(*begun, ended("worker:0"), ended("worker:1")) == []
 
 
-def test_a_launcher_that_was_killed_leaves_nobody_behind():
-    assert lives(start("worker:0"), start("worker:1"), start("worker:0"), start("worker:1"), *map(ended, WORKERS)) == []
+def test_a_killed_launcher_leaves_no_task_behind():
+    assert (
+        attempts(start("worker:0"), start("worker:1"), start("worker:0"), start("worker:1"), *map(ended, WORKERS)) == []
+    )
 
 
 def test_a_run_that_was_stopped_may_end_with_143():
     events = [*map(start, WORKERS), ended("worker:0"), ended("worker:1", 143)]
-    assert lives(*events, good=(0, 143)) == []
-    assert lives(*events) == ["worker:1 ended with code 143"]
+    assert attempts(*events, good=(0, 143)) == []
+    assert attempts(*events) == ["worker:1 ended with code 143"]
 
 
 def test_two_processes_of_one_task_are_a_problem():
     events = [*map(start, WORKERS), start("worker:0", 1), *map(ended, WORKERS)]
-    assert lives(*events) == ["worker:0 was started as attempt 1 while attempt 0 was there"]
+    assert attempts(*events) == ["worker:0 was started as attempt 1 while attempt 0 was there"]
 
 
 def test_an_end_without_a_start_is_a_problem():
-    assert lives(*map(start, WORKERS), *map(ended, WORKERS), ended("worker:1")) == [
+    assert attempts(*map(start, WORKERS), *map(ended, WORKERS), ended("worker:1")) == [
         "worker:1 ended with code 0 and had not been started"
     ]
 
 
 def test_a_process_that_never_ended_is_a_problem():
-    assert lives(*map(start, WORKERS), ended("worker:1")) == ["attempt 0 of worker:0 never ended"]
+    assert attempts(*map(start, WORKERS), ended("worker:1")) == ["attempt 0 of worker:0 never ended"]
 
 
 def test_a_task_that_was_never_started_is_a_problem():
-    assert lives(start("worker:0"), ended("worker:0")) == ["worker:1 was never started"]
+    assert attempts(start("worker:0"), ended("worker:0")) == ["worker:1 was never started"]
 
 
-def test_only_the_last_end_must_be_a_good_one():
+def test_only_the_last_exit_code_must_be_good():
     events = [
         *map(start, WORKERS),
         ended("worker:0"),
@@ -273,7 +275,7 @@ def test_only_the_last_end_must_be_a_good_one():
         start("worker:1", 1),
         ended("worker:1", 70),
     ]
-    assert lives(*events) == ["worker:1 ended with code 70"]
+    assert attempts(*events) == ["worker:1 ended with code 70"]
 
 
 # ---- a run directory
@@ -305,26 +307,26 @@ def change_lines(path: Path, change: Callable[[list[str]], list[str]]) -> None:
     path.write_text("".join(f"{line}\n" for line in change(path.read_text().splitlines())))
 
 
-def test_a_directory_that_is_not_there_is_missing_input(tmp_path):
-    told = ask(f"run={tmp_path}/none")
-    assert told.returncode == 66
-    assert f"{tmp_path}/none/config.yaml does not exist; run=PATH must name the directory of a run" in told.stderr
+def test_a_missing_directory_is_missing_input(tmp_path):
+    done = ask(f"run={tmp_path}/none")
+    assert done.returncode == 66
+    assert f"{tmp_path}/none/config.yaml does not exist; run=PATH must name the directory of a run" in done.stderr
 
 
 def test_no_directory_is_a_config_error():
-    told = ask()
-    assert told.returncode == 2
-    assert "run: mode=check needs the directory of a finished run\n    e.g. run=runs/mine" in told.stderr
+    done = ask()
+    assert done.returncode == 2
+    assert "run: mode=check needs the directory of a finished run\n    e.g. run=runs/mine" in done.stderr
 
 
 @pytest.mark.cluster
-def test_a_run_is_found_whole_and_every_damage_is_found(finish: Callable[..., Run]):
+def test_a_complete_run_passes_and_every_damage_is_reported(finish: Callable[..., Run]):
     run = finish("cluster=2ps2w", *EXACT, *RECORDED, "train.steps=25")
-    told = ask(f"run={run.directory}")
-    assert told.returncode == 0, told.stdout + told.stderr
-    assert told.stdout.splitlines()[-2:] == ["all checks passed", "imported:"]
-    assert told.stdout.count("ok: ") == 9
-    assert "not checked" not in told.stdout
+    done = ask(f"run={run.directory}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-2:] == ["all checks passed", "imported:"]
+    assert done.stdout.count("ok: ") == 9
+    assert "not checked" not in done.stdout
 
     journal, checkpoints = run.directory / "journal", run.directory / "checkpoints"
     change_lines(run.directory / "history.jsonl", lambda lines: [line for line in lines if '"step": 8,' not in line])
@@ -334,8 +336,8 @@ def test_a_run_is_found_whole_and_every_damage_is_found(finish: Callable[..., Ru
     change_lines(journal / "worker-0.jsonl", lambda lines: [*lines, "{"])
     (checkpoints / ".000000025.tmp-1").mkdir()
     (checkpoints / "000000020" / "tensors.npz").write_bytes(b"")
-    told = ask(f"run={run.directory}")
-    assert told.returncode == 65
+    done = ask(f"run={run.directory}")
+    assert done.returncode == 65
     for problem in (
         "no line of step 8",
         "update 8 of generation 1 had no gradient of replica 1",
@@ -345,8 +347,8 @@ def test_a_run_is_found_whole_and_every_damage_is_found(finish: Callable[..., Ru
         f"{checkpoints}/.000000025.tmp-1 is not a checkpoint",
         f"{checkpoints}/000000020: tensors.npz has 0 bytes",
     ):
-        assert problem in told.stdout
-    assert "10 problems" in told.stdout
+        assert problem in done.stdout
+    assert "10 problems" in done.stdout
 
     (run.directory / "summary.json").unlink()
     assert breaches(run) == [f"{run.directory}/summary.json does not exist"]
@@ -362,15 +364,15 @@ def test_examples_that_were_counted_wrong_are_named(finish: Callable[..., Run]):
     summary = run.directory / "summary.json"
     summary.write_text(json.dumps(run.summary() | {"steps": 7}))
     (run.directory / "checkpoints/000000006").rename(run.directory / "checkpoints/000000007")
-    found = [problem for problem in breaches(run) if "counted" in problem]
-    assert [re.sub("examples.*more counted", "... counted", problem) for problem in found] == [
+    counted = [problem for problem in breaches(run) if "counted" in problem]
+    assert [re.sub("examples.*more counted", "... counted", problem) for problem in counted] == [
         "parameters/counts_0/counts: ... counted once less than due",
         "parameters/counts_1/counts: ... counted once less than due",
     ]
 
 
 @pytest.mark.cluster
-def test_what_cannot_be_known_is_said(finish: Callable[..., Run]):
+def test_claims_that_cannot_be_checked_say_why(finish: Callable[..., Run]):
     run = finish("cluster=1ps2w", "strategy=async", *EXACT, "train.steps=20", "summary.journal=true")
     assert breaches(run) == []
     assert skipped(run) == [check.NO_WAITING] * 3
@@ -385,7 +387,7 @@ def test_what_cannot_be_known_is_said(finish: Callable[..., Run]):
 
 @pytest.mark.cluster
 @pytest.mark.timeout(200)
-def test_a_run_that_was_stopped_and_continued_is_whole(start: Callable[..., Run]):
+def test_a_run_that_was_stopped_and_continued_passes(start: Callable[..., Run]):
     command = ["cluster=2ps2w", *EXACT, *RECORDED, "train.steps=2000"]
     first = start(*command)
     first.wait_for_step(30)
@@ -401,7 +403,7 @@ def test_a_run_that_was_stopped_and_continued_is_whole(start: Callable[..., Run]
 
 @pytest.mark.cluster
 @pytest.mark.timeout(200)
-def test_a_run_whose_tasks_were_killed_is_whole(start: Callable[..., Run]):
+def test_a_run_whose_tasks_were_killed_passes(start: Callable[..., Run]):
     run = start("cluster=2ps3w", *EXACT, *RECORDED, "train.steps=600", "restart.delay_secs=0")
     for task, step in (("worker-1", 30), ("worker-0", 60), ("ps-1", 90)):
         run.wait_for_step(step)

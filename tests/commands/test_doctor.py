@@ -1,4 +1,4 @@
-"""The doctor: what answers mean, recorded ones and those of this machine."""
+"""The doctor: the verdicts on recorded answers, and on this machine."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ IMPORTED = {"secs": 2.46, "cuda": True, "gpus": 2, "backend": "tensorflow"}
 NO_ENGINE = "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?"
 
 
-def looked(asked: Answer | None, *, device_files: int = 0, wanted: bool = False) -> list[Finding]:
+def gpu_findings(answer: Answer | None, *, device_files: int = 0, wanted: bool = False) -> list[Finding]:
     apps, banner = Answer(0, PROCESSES), Answer(0, BANNER)
-    return gpus.gpus(asked, apps, banner, device_files=device_files, wanted=wanted)
+    return gpus.gpus(answer, apps, banner, device_files=device_files, wanted=wanted)
 
 
 def levels(findings: list[Finding]) -> list[tuple[str, Level]]:
@@ -67,21 +67,21 @@ def test_a_version_is_compared_by_its_numbers(version, fits):
     assert is_in_range(version, ">=2.21,<2.22") is fits
 
 
-def test_another_python_is_a_problem_with_what_to_type():
-    found = software.python("3.9.18", "/usr/bin/python3")
-    assert (found.level, found.message) == (PROBLEM, "3.9.18 (/usr/bin/python3); supported: >=3.10,<3.14")
-    assert "make PYTHON=" in found.remedy
+def test_another_python_is_a_problem_with_a_remedy():
+    verdict = software.python("3.9.18", "/usr/bin/python3")
+    assert (verdict.level, verdict.message) == (PROBLEM, "3.9.18 (/usr/bin/python3); supported: >=3.10,<3.14")
+    assert "make PYTHON=" in verdict.remedy
 
 
 def test_a_library_that_is_missing_or_too_old_is_a_problem():
     assert software.package("keras", None).level is PROBLEM
-    found = software.package("keras", "2.15.0")
-    assert (found.level, found.remedy) == (PROBLEM, "python -m pip install 'keras>=3.12,<3.16'")
+    verdict = software.package("keras", "2.15.0")
+    assert (verdict.level, verdict.remedy) == (PROBLEM, "python -m pip install 'keras>=3.12,<3.16'")
 
 
 def test_tensorflow_that_imports_is_fine():
-    found = software.tensorflow({"tensorflow": "2.21.0"}, Answer(0, "noise\n" + json.dumps(IMPORTED)))
-    assert found == [
+    findings = software.tensorflow({"tensorflow": "2.21.0"}, Answer(0, "noise\n" + json.dumps(IMPORTED)))
+    assert findings == [
         Finding(OK, "tensorflow", "tensorflow 2.21.0"),
         Finding(OK, "import", "TensorFlow and Keras in 2.5 s, CUDA build"),
     ]
@@ -93,13 +93,13 @@ def test_a_missing_tensorflow_is_one_problem():
 
 def test_two_tensorflows_in_one_place_are_a_problem():
     both = {"tensorflow": "2.21.0", "tensorflow-cpu": "2.21.0"}
-    found = software.tensorflow(both, None)[0]
-    assert found.level is PROBLEM
-    assert found.remedy.startswith("python -m pip uninstall -y tensorflow tensorflow-cpu &&")
+    verdict = software.tensorflow(both, None)[0]
+    assert verdict.level is PROBLEM
+    assert verdict.remedy.startswith("python -m pip uninstall -y tensorflow tensorflow-cpu &&")
 
 
 @pytest.mark.parametrize(
-    ("imported", "level", "said"),
+    ("imported", "level", "reason"),
     [
         (Answer(1, "", "Traceback\nImportError: libfoo.so.1: cannot open"), PROBLEM, "ImportError: libfoo.so.1"),
         (Answer(-4), PROBLEM, "ended by signal 4, an instruction this processor lacks"),
@@ -108,22 +108,22 @@ def test_two_tensorflows_in_one_place_are_a_problem():
     ],
     ids=["no library", "no instruction", "slow", "another backend"],
 )
-def test_a_broken_import_says_how_it_ended(imported, level, said):
-    found = software.tensorflow({"tensorflow-cpu": "2.21.0"}, imported)[1]
-    assert found.level is level
-    assert said in found.message
-    assert found.remedy
+def test_a_broken_import_says_how_it_ended(imported, level, reason):
+    verdict = software.tensorflow({"tensorflow-cpu": "2.21.0"}, imported)[1]
+    assert verdict.level is level
+    assert reason in verdict.message
+    assert verdict.remedy
 
 
 def test_gpus_are_listed_with_the_driver_and_their_processes():
-    driver, first, _ = looked(Answer(0, GPUS))
+    driver, first, _ = gpu_findings(Answer(0, GPUS))
     assert driver == Finding(OK, "driver", "NVIDIA 550.90.07, CUDA up to 12.4")
-    told = "NVIDIA A100-SXM4-40GB, 40,326 of 40,960 MiB free; pid 77 [Not Found] (memory unknown)"
-    assert first == Finding(OK, "GPU 0", told)
+    text = "NVIDIA A100-SXM4-40GB, 40,326 of 40,960 MiB free; pid 77 [Not Found] (memory unknown)"
+    assert first == Finding(OK, "GPU 0", text)
 
 
-def test_a_gpu_that_is_nearly_full_names_who_fills_it_and_an_emptier_one():
-    full = looked(Answer(0, GPUS))[2]
+def test_a_nearly_full_gpu_names_its_largest_process_and_an_emptier_gpu():
+    full = gpu_findings(Answer(0, GPUS))[2]
     assert full.level is WARNING
     assert "512 of 40,960 MiB free; pid 4242 python (38,000 MiB)" in full.message
     assert "pid 4243 /opt/app, with a comma (1,400 MiB)" in full.message
@@ -131,24 +131,24 @@ def test_a_gpu_that_is_nearly_full_names_who_fills_it_and_an_emptier_one():
 
 
 def test_a_full_gpu_whose_processes_are_hidden_is_a_warning():
-    found = gpus.gpus(Answer(0, GPUS), Answer(0, ""), None, device_files=2, wanted=False)
-    assert (found[0].message, found[2].level) == ("NVIDIA 550.90.07", WARNING)
-    assert "not seen from here" in found[2].message
+    findings = gpus.gpus(Answer(0, GPUS), Answer(0, ""), None, device_files=2, wanted=False)
+    assert (findings[0].message, findings[2].level) == ("NVIDIA 550.90.07", WARNING)
+    assert "not seen from here" in findings[2].message
 
 
-def test_a_gpu_that_does_not_tell_its_memory_is_fine():
-    found = looked(Answer(0, "0, GPU-5, NVIDIA GB10, 580.95.05, [N/A], [N/A]\n"))
-    assert found[1] == Finding(OK, "GPU 0", "NVIDIA GB10, memory unknown")
+def test_a_gpu_with_unknown_memory_is_fine():
+    findings = gpu_findings(Answer(0, "0, GPU-5, NVIDIA GB10, 580.95.05, [N/A], [N/A]\n"))
+    assert findings[1] == Finding(OK, "GPU 0", "NVIDIA GB10, memory unknown")
 
 
 def test_an_old_driver_says_which_is_needed():
-    found = looked(Answer(0, GPUS.replace("550.90.07", "470.223.02")))[0]
-    assert found.level is WARNING
-    assert "needs driver 525.60 or newer" in found.message
+    verdict = gpu_findings(Answer(0, GPUS.replace("550.90.07", "470.223.02")))[0]
+    assert verdict.level is WARNING
+    assert "needs driver 525.60 or newer" in verdict.message
 
 
 @pytest.mark.parametrize(
-    ("asked", "device_files", "wanted", "level"),
+    ("answer", "device_files", "wanted", "level"),
     [
         (None, 0, False, OK),
         (None, 2, False, WARNING),
@@ -160,12 +160,12 @@ def test_an_old_driver_says_which_is_needed():
         (Answer(1, "", ""), 0, False, WARNING),
     ],
 )
-def test_no_gpu_is_fine_but_one_that_cannot_be_asked_is_not(asked, device_files, wanted, level):
-    assert levels(looked(asked, device_files=device_files, wanted=wanted)) == [("GPUs", level)]
+def test_no_gpu_is_fine_but_one_that_cannot_be_queried_is_not(answer, device_files, wanted, level):
+    assert levels(gpu_findings(answer, device_files=device_files, wanted=wanted)) == [("GPUs", level)]
 
 
 @pytest.mark.parametrize(
-    ("seen", "told", "complaints", "visible", "expected"),
+    ("seen", "facts", "complaints", "visible", "expected"),
     [
         (0, {"gpus": 0, "cuda": False}, "", None, None),
         (2, {"gpus": 2, "cuda": True}, "", None, (OK, "all 2;")),
@@ -181,14 +181,16 @@ def test_no_gpu_is_fine_but_one_that_cannot_be_asked_is_not(asked, device_files,
         ),
     ],
 )
-def test_gpus_that_tensorflow_does_not_see_are_told_with_the_reason(seen, told, complaints, visible, expected):
-    found = gpus.gpus_of_tensorflow(seen, told, complaints, visible, wanted=False)
-    assert [(f.level, expected[1] in f.message) for f in found] == ([] if expected is None else [(expected[0], True)])
+def test_gpus_that_tensorflow_does_not_see_are_reported_with_the_reason(seen, facts, complaints, visible, expected):
+    findings = gpus.gpus_of_tensorflow(seen, facts, complaints, visible, wanted=False)
+    assert [(f.level, expected[1] in f.message) for f in findings] == (
+        [] if expected is None else [(expected[0], True)]
+    )
 
 
 def test_gpus_that_a_config_wants_must_be_seen():
-    found = gpus.gpus_of_tensorflow(2, {"gpus": 0, "cuda": False}, "", None, wanted=True)
-    assert found[0].level is PROBLEM
+    findings = gpus.gpus_of_tensorflow(2, {"gpus": 0, "cuda": False}, "", None, wanted=True)
+    assert findings[0].level is PROBLEM
 
 
 def test_a_limit_below_one_core_is_a_warning():
@@ -200,36 +202,36 @@ def test_a_limit_below_one_core_is_a_warning():
 def test_memory_counts_the_cgroup():
     meminfo = {"MemTotal": 16 * 2**30, "MemAvailable": 8 * 2**30}
     assert machine.memory(meminfo, None, 0) == Finding(OK, "memory", "8.0 GiB of 16.0 GiB available")
-    found = machine.memory(meminfo, 2 * 2**30, 3 * 2**29)
-    assert found.level is WARNING
-    assert "a cgroup's limit of 2.0 GiB, 1.5 GiB in use" in found.message
+    verdict = machine.memory(meminfo, 2 * 2**30, 3 * 2**29)
+    assert verdict.level is WARNING
+    assert "a cgroup's limit of 2.0 GiB, 1.5 GiB in use" in verdict.message
     assert machine.memory({}, None, 0).level is WARNING
 
 
 def test_the_values_of_proxies_are_not_shown():
     environment = {"http_proxy": "http://user:secret@proxy:3128", "HTTPS_PROXY": "http://secret", "all_proxy": ""}
-    found = network.proxies(environment)
-    assert found.level is OK
-    assert found.message.startswith("http_proxy and HTTPS_PROXY are set; tasks get grpc_proxy")
-    assert "secret" not in found.message
+    verdict = network.proxies(environment)
+    assert verdict.level is OK
+    assert verdict.message.startswith("http_proxy and HTTPS_PROXY are set; tasks get grpc_proxy")
+    assert "secret" not in verdict.message
 
 
 def test_a_proxy_for_grpc_itself_is_a_warning():
-    found = network.proxies({"grpc_proxy": "http://secret"})
-    assert (found.level, found.remedy, "secret" in found.message) == (WARNING, 'export grpc_proxy=""', False)
+    verdict = network.proxies({"grpc_proxy": "http://secret"})
+    assert (verdict.level, verdict.remedy, "secret" in verdict.message) == (WARNING, 'export grpc_proxy=""', False)
 
 
-def test_ports_that_are_taken_are_problems_and_those_anybody_may_take_are_warnings():
+def test_taken_ports_are_problems_and_ephemeral_ones_are_warnings():
     local = [Port(2222, "ps[0]", "Address already in use"), Port(40000, "worker[0]", None)]
-    found = network.ports(local, 1, {"nowhere": "Name or service not known"}, "32768\t60999\n")
-    assert levels(found) == [("addresses", WARNING), ("addresses", PROBLEM), ("addresses", WARNING)]
-    assert found[1].message == "port 2222 of ps[0] is not free: Address already in use"
-    assert found[2].remedy.startswith("choose ports below 31768")
+    findings = network.ports(local, 1, {"nowhere": "Name or service not known"}, "32768\t60999\n")
+    assert levels(findings) == [("addresses", WARNING), ("addresses", PROBLEM), ("addresses", WARNING)]
+    assert findings[1].message == "port 2222 of ps[0] is not free: Address already in use"
+    assert findings[2].remedy.startswith("choose ports below 31768")
 
 
-def test_free_ports_and_tasks_elsewhere_are_told_in_one_line():
-    found = network.ports([Port(2222, "ps[0]", None), Port(3222, "its page", None)], 3, {}, None)
-    assert found == [Finding(OK, "addresses", "2222 and 3222 of this machine are free; 3 tasks on other machines")]
+def test_free_ports_and_tasks_elsewhere_are_on_one_line():
+    findings = network.ports([Port(2222, "ps[0]", None), Port(3222, "its page", None)], 3, {}, None)
+    assert findings == [Finding(OK, "addresses", "2222 and 3222 of this machine are free; 3 tasks on other machines")]
     assert network.ports([], 0, {}, None) == []
 
 
@@ -261,22 +263,22 @@ def test_each_limit_has_its_level_and_what_is_not_ok_has_a_remedy(finding, level
 def test_only_nccl_uses_shared_memory():
     assert machine.shared_memory(2**26, 0).message == "64 MiB; only NCCL between several GPUs uses it"
     assert machine.shared_memory(None, 0).message == "missing; only NCCL between several GPUs needs it"
-    found = machine.shared_memory(2**26, 2)
-    assert (found.message, found.remedy.partition(",")[0]) == (
+    verdict = machine.shared_memory(2**26, 2)
+    assert (verdict.message, verdict.remedy.partition(",")[0]) == (
         "64 MiB; NCCL needs more between 2 GPUs",
         "docker run --shm-size=1g",
     )
 
 
-def test_a_library_of_another_version_is_told_once():
+def test_a_library_of_another_version_is_reported_once():
     problems = [Problem("tensorflow", "tensorflow 2.15.1 is installed", "install another"), Problem("seed", "bad", "1")]
     assert finding.config(problems, "local") == [Finding(PROBLEM, "config", "seed: bad", "1")]
-    found = software.tensorflow({"tensorflow": "2.15.1"}, None)
-    assert found[0].message == "tensorflow 2.15.1; supported: >=2.21,<2.22"
-    assert found[0].remedy == "python -m pip install --require-hashes -r requirements/cpu.txt"
+    findings = software.tensorflow({"tensorflow": "2.15.1"}, None)
+    assert findings[0].message == "tensorflow 2.15.1; supported: >=2.21,<2.22"
+    assert findings[0].remedy == "python -m pip install --require-hashes -r requirements/cpu.txt"
 
 
-def test_tf_config_is_told_once():
+def test_tf_config_is_reported_once():
     problems = [Problem("TF_CONFIG", "it is not JSON", "unset it"), Problem("seed", "bad", "seed=1")]
     assert network.tf_config("{", problems, "None:None", "local") == Finding(
         PROBLEM, "TF_CONFIG", "it is not JSON", "unset it"
@@ -285,12 +287,12 @@ def test_tf_config_is_told_once():
     assert network.tf_config("{}", [], "worker:1", "2ps4w").message == "this process runs worker:1 of 2ps4w"
 
 
-def info(**told: object) -> Answer:
-    return Answer(0, json.dumps({"ServerVersion": "28.2.2", "Runtimes": {"runc": {}}, **told}))
+def info(**facts: object) -> Answer:
+    return Answer(0, json.dumps({"ServerVersion": "28.2.2", "Runtimes": {"runc": {}}, **facts}))
 
 
 @pytest.mark.parametrize(
-    ("asked", "compose", "gpu_count", "expected"),
+    ("answer", "compose", "gpu_count", "expected"),
     [
         (None, None, 0, [("docker", OK)]),
         (Answer(None), Answer(None), 0, [("docker", WARNING), ("compose", WARNING)]),
@@ -311,10 +313,10 @@ def info(**told: object) -> Answer:
         (Answer(1, "not JSON"), Answer(0, "2.36.2"), 0, [("docker", WARNING), ("compose", OK)]),
     ],
 )
-def test_docker_is_judged_by_what_containers_need(asked, compose, gpu_count, expected):
-    found = docker.docker(asked, compose, gpu_count)
-    assert levels(found) == expected
-    assert all(bool(finding.remedy) is (finding.level is not OK) for finding in found)
+def test_docker_is_judged_by_what_containers_need(answer, compose, gpu_count, expected):
+    findings = docker.docker(answer, compose, gpu_count)
+    assert levels(findings) == expected
+    assert all(bool(finding.remedy) is (finding.level is not OK) for finding in findings)
 
 
 DOCKER = """\
@@ -326,16 +328,16 @@ esac
 """
 
 
-def test_an_old_docker_without_gpus_is_told_with_what_it_needs(tmp_path, monkeypatch):
+def test_an_old_docker_without_gpus_is_reported_with_the_requirements(tmp_path, monkeypatch):
     (tmp_path / "docker").write_text(DOCKER)
     (tmp_path / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert [(found.what, found.level, found.message) for found in probe.check_docker(1)] == [
+    assert [(one.what, one.level, one.message) for one in probe.check_docker(1)] == [
         ("docker", WARNING, "engine 19.03.15; containers need 20.10 or newer"),
         ("compose", WARNING, "2.20.3; containers need 2.27 or newer"),
         ("docker GPUs", WARNING, "no nvidia runtime, only runc"),
     ]
-    remedies = [found.remedy for found in probe.check_docker(1)]
+    remedies = [one.remedy for one in probe.check_docker(1)]
     assert remedies[0] == "install the package docker-ce from Docker's own repository"
     assert remedies[1] == "install the package docker-compose-plugin from Docker's own repository"
     assert remedies[2].startswith("install nvidia-container-toolkit, then sudo nvidia-ctk runtime configure")
@@ -346,7 +348,7 @@ def test_a_machine_without_docker_is_fine(tmp_path, monkeypatch):
     assert probe.check_docker(1) == [Finding(OK, "docker", "not installed; only runs in containers need it")]
 
 
-def test_an_engine_that_is_down_and_one_that_is_closed_to_us_differ():
+def test_an_engine_that_is_down_differs_from_one_without_permission():
     down = Answer(1, json.dumps({"ServerVersion": "", "Runtimes": None}), NO_ENGINE + "\n")
     assert "no engine: Cannot connect" in docker.docker(down, None, 0)[0].message
     refused = "permission denied while trying to connect to the Docker daemon socket at unix:///var/run/docker.sock"
@@ -354,14 +356,14 @@ def test_an_engine_that_is_down_and_one_that_is_closed_to_us_differ():
     assert "usermod -aG docker" in docker.docker(closed, None, 0)[0].remedy
 
 
-def test_the_last_line_counts():
+def test_the_last_line_counts_problems_and_warnings():
     warned, bad = finding.warning("a", "b", "c"), finding.problem("a", "b", "c")
     assert finding.summary([finding.ok("a", "b")]) == "nothing is missing"
     assert finding.summary([warned, warned]) == "2 warnings; runs can start"
     assert finding.summary([warned, bad]) == "1 problem, 1 warning"
 
 
-def test_a_command_that_is_missing_or_hangs_is_no_error(monkeypatch):
+def test_a_command_that_is_missing_or_hangs_is_not_an_error(monkeypatch):
     assert probe.command("no-such-command-here") is None
     monkeypatch.setattr(probe, "COMMAND_SECS", 0.1)
     assert probe.command("sleep", "30") == Answer(None)
@@ -377,7 +379,7 @@ def test_a_check_that_hangs_or_fails_is_a_warning():
     assert (failed.level, failed.message[:37]) == (WARNING, "could not be checked: ZeroDivisionErr")
 
 
-def test_gpus_are_asked_with_the_fields_that_are_read(tmp_path, monkeypatch):
+def test_gpus_are_queried_with_the_fields_that_are_read(tmp_path, monkeypatch):
     """A scripted nvidia-smi answers the very questions that the doctor asks."""
     script = (
         '#!/bin/sh\ncase "$1" in\n'
@@ -389,11 +391,11 @@ def test_gpus_are_asked_with_the_fields_that_are_read(tmp_path, monkeypatch):
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     listed = probe.command("nvidia-smi", f"--query-gpu={gpus.GPU_FIELDS}", probe.CSV)
-    found = probe.check_gpus(listed, 2, wanted=False)
-    assert levels(found) == [("driver", OK), ("GPU 0", OK), ("GPU 1", WARNING)]
+    findings = probe.check_gpus(listed, 2, wanted=False)
+    assert levels(findings) == [("driver", OK), ("GPU 0", OK), ("GPU 1", WARNING)]
 
 
-def test_addresses_of_this_machine_are_tried():
+def test_ports_of_this_machine_are_tried():
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
@@ -401,7 +403,7 @@ def test_addresses_of_this_machine_are_tried():
         if port + 1000 > 65535:
             pytest.skip("the status page's port would be too high")
         local, elsewhere, unknown = probe.locate({"ps": [f"127.0.0.1:{port}", "192.0.2.1:2222", "not an address"]})
-    assert [(found.number, found.whose) for found in local] == [
+    assert [(port_of_task.number, port_of_task.whose) for port_of_task in local] == [
         (port, "cluster.addresses.ps[0]"),
         (port + 1000, "the status page of cluster.addresses.ps[0]"),
     ]
@@ -410,27 +412,27 @@ def test_addresses_of_this_machine_are_tried():
 
 
 def test_trying_the_run_directory_leaves_nothing_behind(tmp_path):
-    found = probe.check_run_directory(tmp_path / "runs" / "first")
-    assert re.fullmatch(rf"{tmp_path}/runs/first, [\d.]+ GiB free", found.message)
+    verdict = probe.check_run_directory(tmp_path / "runs" / "first")
+    assert re.fullmatch(rf"{tmp_path}/runs/first, [\d.]+ GiB free", verdict.message)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(not os.path.isdir("/sys/kernel"), reason="there is no /sys, where nobody can make a file")
 def test_a_run_directory_that_cannot_be_written_is_a_problem():
-    found = probe.check_run_directory(Path("/sys/kernel/mine"))
-    assert found.level is PROBLEM
-    assert found.message.startswith("/sys/kernel/mine cannot be written: /sys/kernel: ")
-    assert found.remedy.startswith("run=/a/folder/of/yours, or sudo mkdir -p /sys/kernel/mine")
+    verdict = probe.check_run_directory(Path("/sys/kernel/mine"))
+    assert verdict.level is PROBLEM
+    assert verdict.message.startswith("/sys/kernel/mine cannot be written: /sys/kernel: ")
+    assert verdict.remedy.startswith("run=/a/folder/of/yours, or sudo mkdir -p /sys/kernel/mine")
 
 
 def test_a_run_directory_below_a_file_is_a_problem(tmp_path):
     (tmp_path / "file").write_text("")
-    found = probe.check_run_directory(tmp_path / "file" / "run")
-    assert found.level is PROBLEM
-    assert "Not a directory" in found.message
+    verdict = probe.check_run_directory(tmp_path / "file" / "run")
+    assert verdict.level is PROBLEM
+    assert "Not a directory" in verdict.message
 
 
-def test_the_page_is_aligned_and_keeps_what_is_in_brackets(capsys):
+def test_the_page_is_aligned_and_keeps_text_in_brackets(capsys):
     page.show([finding.ok("cores", "2"), finding.problem("run directory", "a [b] c", "sudo mkdir -p /x")])
     assert capsys.readouterr().out.splitlines() == [
         "ok       cores          2",
@@ -443,7 +445,7 @@ def test_the_page_is_aligned_and_keeps_what_is_in_brackets(capsys):
 
 @pytest.mark.slow
 @pytest.mark.timeout(90)
-def test_the_doctor_looks_at_this_machine_without_importing_tensorflow(tmp_path):
+def test_the_doctor_checks_this_machine_without_importing_tensorflow(tmp_path):
     code = (
         "import sys; from trainer.__main__ import console\n"
         "try: console()\n"

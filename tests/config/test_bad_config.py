@@ -1,4 +1,4 @@
-"""Every bad config is refused before anything starts: where it is, what was given, what to type instead."""
+"""Every bad config is refused before anything starts, with the place, the value and a remedy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GLOBAL = "# @package _global_\n"
 
 
 def faults(*overrides, config_dir=None, check=lambda config: []):
-    """What the user reads, with the spaces of the page made single."""
+    """The printed problems, with single spaces."""
     with pytest.raises(ConfigError) as caught:
         load(overrides, check, config_dir=config_dir)
     return " ".join(str(caught.value).split())
@@ -36,7 +36,7 @@ def problems_of(override):
 
 @pytest.fixture
 def experiment(tmp_path, monkeypatch):
-    """Writes mine/experiment/bad.yaml and returns what is wrong with it."""
+    """Writes mine/experiment/bad.yaml and returns its problems."""
     monkeypatch.chdir(tmp_path)
 
     def faults_of(content, *overrides, check=lambda config: []):
@@ -169,14 +169,14 @@ OVERRIDES = [
 
 
 @pytest.mark.parametrize(("override", "answer"), OVERRIDES, ids=[override[:40] for override, _ in OVERRIDES])
-def test_an_override_that_cannot_hold_is_explained(override, answer):
+def test_an_invalid_override_is_explained(override, answer):
     text = " ".join("\n".join(map(str, problems_of(override))).split())
     for part in answer.split(" ... "):
         assert part in text
 
 
 @pytest.mark.parametrize("override", [override for override, _ in OVERRIDES], ids=lambda text: text[:40])
-def test_what_an_answer_tells_to_type_can_be_typed(override):
+def test_the_remedy_of_an_answer_can_be_typed(override):
     for problem in problems_of(override):
         assert all([problem.key, problem.message, problem.remedy])
         meant = re.search(r"^(?:e\.g\. |did you mean )?(?!user=)([a-z_.]+=[^ ]*?)\??$", problem.remedy)
@@ -184,7 +184,7 @@ def test_what_an_answer_tells_to_type_can_be_typed(override):
             load([meant[1]])
 
 
-def test_one_fault_is_one_problem():
+def test_one_mistake_is_one_problem():
     with pytest.raises(ConfigError, match=r"unknown key train\.stpes") as caught:
         load(["train.stpes=5"])
     assert len(caught.value.problems) == 1
@@ -259,7 +259,7 @@ FILES = [
 
 
 @pytest.mark.parametrize(("content", "answer"), FILES)
-def test_a_file_that_cannot_hold_is_explained(experiment, content, answer, tmp_path):
+def test_an_invalid_file_is_explained(experiment, content, answer, tmp_path):
     assert answer in experiment(GLOBAL + content)
     assert not (tmp_path / "pwned").exists()
 
@@ -279,7 +279,7 @@ def test_a_file_that_cannot_hold_is_explained(experiment, content, answer, tmp_p
         pytest.param("# @package a b\nseed: 1\n", "bad.yaml: cannot be read: Too many components", id="package line"),
     ],
 )
-def test_a_file_that_is_no_mapping_in_utf8_is_explained(experiment, content, answer):
+def test_a_file_that_is_not_a_mapping_in_utf8_is_explained(experiment, content, answer):
     assert answer in experiment(content)
 
 
@@ -304,7 +304,7 @@ def test_a_few_aliases_are_fine(tmp_path):
     assert (config.seed, config.train.steps) == (9, 9)
 
 
-def test_all_faults_of_a_file_show_together(experiment):
+def test_all_mistakes_of_a_file_are_reported_together(experiment):
     text = experiment(f"{GLOBAL}train:\n  stpes: 3\n  batch_size: 0\ntrian: 3\nmodel:\n  options:\n    widht: 4\n")
     assert "bad.yaml:3 train.stpes: unknown key train.stpes" in text
     assert "train.batch_size: 0 is out of range" in text
@@ -312,14 +312,14 @@ def test_all_faults_of_a_file_show_together(experiment):
     assert "unknown key model.options.widht" in text
 
 
-def test_a_value_that_cannot_hold_names_the_file_and_the_line_that_give_it(experiment):
+def test_an_invalid_value_is_reported_with_its_file_and_line(experiment):
     text = experiment(f"{GLOBAL}train:\n  batch_size: 0\nname: My\nmodel:\n  options:\n    filters: a\n")
     assert "mine/experiment/bad.yaml:3 train.batch_size: 0 is out of range" in text
     assert "mine/experiment/bad.yaml:4 name: 'My' must be 1 to 63 characters" in text
     assert "mine/experiment/bad.yaml:7 model.options.filters: 'a' is not a whole number, which cnn needs" in text
 
 
-def test_the_last_file_that_gives_a_value_is_named_and_an_override_is_later_than_all(experiment):
+def test_the_last_file_that_gives_a_value_is_named_unless_an_override_does(experiment):
     content = f"{GLOBAL}train: {{batch_size: -1}}\ncluster: {{addresses: {{ps: [a, b]}}}}\n"
     problem = Problem("cluster.addresses.ps[1]", "is no address", "e.g. a:2222")
     text = experiment(content, "train.batch_size=-2", "model=mlp", check=lambda config: [problem])
@@ -327,7 +327,7 @@ def test_the_last_file_that_gives_a_value_is_named_and_an_override_is_later_than
     assert "mine/experiment/bad.yaml:3 cluster.addresses.ps[1]: is no address" in text
 
 
-def test_a_fault_in_a_group_file_names_the_file_and_the_whole_key(tmp_path):
+def test_a_mistake_in_a_group_file_is_reported_with_the_file_and_the_whole_key(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine.yaml").write_text("name: mlp\noptoins: {width: 3}\n")
     text = faults("model=mine", config_dir=str(tmp_path))
@@ -335,7 +335,7 @@ def test_a_fault_in_a_group_file_names_the_file_and_the_whole_key(tmp_path):
     assert "did you mean model.options={width:3}?" in text
 
 
-def test_the_other_choices_of_a_bad_file_still_hold(experiment):
+def test_the_other_choices_of_a_bad_file_are_kept(experiment):
     text = experiment(
         f"{GLOBAL}defaults: [override /model: mlp]\ntrain: {{stpes: 3}}\nmodel: {{options: {{width: a, depth: 3}}}}\n"
     )
@@ -343,7 +343,7 @@ def test_the_other_choices_of_a_bad_file_still_hold(experiment):
     assert "model.options.depth" not in text
 
 
-def test_options_of_an_unknown_choice_are_not_measured_by_another(tmp_path):
+def test_options_of_an_unknown_choice_are_not_checked_against_another(tmp_path):
     text = faults("model=mpl", "model.options.depth=3")
     assert text == "model=mpl: unknown model 'mpl'; available: cnn, mlp, oracle, resnet20 e.g. model=mlp"
 
@@ -363,7 +363,7 @@ def test_a_broken_main_file_is_named(tmp_path, monkeypatch):
     assert "unknown key train.stpes" in faults("cluster=4w")
 
 
-def test_a_config_dir_that_is_none_is_named(tmp_path):
+def test_a_missing_config_dir_is_named(tmp_path):
     assert f"--config-dir={tmp_path}/none: is not a directory" in faults(config_dir=f"{tmp_path}/none")
 
 
@@ -401,7 +401,7 @@ PYTHON = [
 
 
 @pytest.mark.parametrize(("name", "content", "answer"), PYTHON)
-def test_a_python_file_that_cannot_serve_is_explained(tmp_path, monkeypatch, name, content, answer):
+def test_an_invalid_python_file_is_explained(tmp_path, monkeypatch, name, content, answer):
     monkeypatch.chdir(tmp_path)
     if content is not None:
         (tmp_path / name).write_bytes(content)
@@ -445,7 +445,7 @@ def divides(config):
     return [Problem("train.batch_size", message, f"e.g. train.batch_size={replicas}")]
 
 
-def test_faults_of_every_kind_show_in_one_pass():
+def test_mistakes_of_every_kind_are_reported_in_one_pass():
     text = faults(
         "cluster=0ps4w",
         "model=cmm",
@@ -482,18 +482,18 @@ def test_a_value_known_to_be_wrong_is_not_blamed_twice():
     assert "do not divide" not in text
 
 
-def test_a_check_that_stumbles_over_a_reported_value_does_not_hide_it():
+def test_a_check_that_fails_on_a_reported_value_does_not_hide_it():
     assert faults("cluster.worker=0", check=divides).startswith("cluster.worker: 0 is out of range")
 
 
-def test_a_check_that_stumbles_over_what_is_left_does_not_hide_the_faults():
+def test_a_check_that_fails_on_the_rest_does_not_hide_the_mistakes():
     def broken(config):
         raise ZeroDivisionError("a fault of the check")
 
     assert faults("cluster=0ps4w", check=broken).startswith("cluster=0ps4w: '0ps4w' is not a cluster size")
 
 
-def test_a_check_that_stumbles_over_a_good_config_is_not_silenced():
+def test_a_check_that_fails_on_a_good_config_is_not_silenced():
     def broken(config):
         raise ZeroDivisionError("a fault of the check")
 
@@ -506,7 +506,7 @@ def test_a_check_that_stumbles_over_a_good_config_is_not_silenced():
 
 @pytest.fixture
 def trainer(tmp_path, python):
-    """Runs a program that only composes, in an empty directory, and returns how it went and what it left there."""
+    """Runs a program that only composes, in an empty directory; returns its result and the files it left."""
     program = tmp_path / "program.py"
     program.write_text("from trainer.config import compose\n\ncompose.run(lambda config: 0, lambda config: [])\n")
     (tmp_path / "here").mkdir()
@@ -516,10 +516,10 @@ def trainer(tmp_path, python):
             (tmp_path / "here" / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / "here" / name).write_text(content)
         done = python.run(str(program), *arguments, cwd=tmp_path / "here")
-        left = {
+        leftovers = {
             path.relative_to(tmp_path / "here").as_posix() for path in (tmp_path / "here").rglob("*") if path.is_file()
         }
-        return done, left - set(dict(files))
+        return done, leftovers - set(dict(files))
 
     return run
 
@@ -613,6 +613,6 @@ def trainer(tmp_path, python):
         ),
     ],
 )
-def test_a_bad_command_line_prints_its_faults_alone_exits_2_and_leaves_nothing(trainer, arguments, files, answer):
-    done, left = trainer(*arguments, files=files)
-    assert (done.returncode, done.stderr, done.stdout, left) == (2, answer, "", set())
+def test_a_bad_command_line_prints_only_its_mistakes_exits_with_2_and_leaves_nothing(trainer, arguments, files, answer):
+    done, leftovers = trainer(*arguments, files=files)
+    assert (done.returncode, done.stderr, done.stdout, leftovers) == (2, answer, "", set())

@@ -44,9 +44,9 @@ def no_problems(config: RunConfig) -> list[Problem]:
 def run(monkeypatch, *arguments, main=lambda config: 0, check=no_problems):
     """The exit code of `python -m trainer` with these arguments."""
     monkeypatch.setattr(sys, "argv", ["trainer", *arguments])
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as raised:
         compose.run(main, check)
-    return left.value.code
+    return raised.value.code
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_the_nearest_size_of_a_bad_one_can_be_typed(text, nearest):
     parse_size(nearest)
 
 
-def test_without_overrides_the_shipped_choices_hold():
+def test_without_overrides_the_shipped_choices_apply():
     config = load([])
     assert (config.cluster.name, config.cluster.ps, config.cluster.worker) == ("local", 0, 1)
     assert (config.model.name, config.model.options["filters"]) == ("cnn", 32)
@@ -168,7 +168,7 @@ def test_a_null_default_takes_a_value_of_any_type(here):
     assert load(["user=my.py", "model=tiny", "model.options.note=[1,a]"]).model.options["note"] == [1, "a"]
 
 
-def test_a_yaml_file_of_yours_may_name_a_function_of_yours(here):
+def test_the_users_yaml_file_may_name_the_users_function(here):
     (here / "my.py").write_text(USER_FILE)
     (here / "mine" / "model").mkdir(parents=True)
     (here / "mine" / "model" / "big.yaml").write_text("name: tiny\noptions: {width: 512}\n")
@@ -176,7 +176,7 @@ def test_a_yaml_file_of_yours_may_name_a_function_of_yours(here):
     assert (config.model.name, config.model.options) == ("tiny", {"width": 512, "depth": 9})
 
 
-def test_an_experiment_file_may_name_your_python_file(here, monkeypatch):
+def test_an_experiment_file_may_name_the_users_python_file(here, monkeypatch):
     for name in ("my", "other"):
         (here / f"{name}.py").write_text(USER_FILE.replace("tiny", f"{name}_tiny"))
         (here / "mine" / "experiment").mkdir(parents=True, exist_ok=True)
@@ -218,38 +218,38 @@ def test_loading_a_python_file_runs_it_with_its_neighbours(tmp_path, monkeypatch
 
 
 def test_main_gets_the_config_and_its_code_is_the_exit_code(here, monkeypatch):
-    seen = []
+    runs = []
 
     def main(config):
-        seen.append((config.cluster.name, config.train.steps))
+        runs.append((config.cluster.name, config.train.steps))
         return 7
 
     assert run(monkeypatch, "cluster=2ps4w", "train.steps=5", main=main) == 7
-    assert seen == [("2ps4w", 5)]
+    assert runs == [("2ps4w", 5)]
     assert list(here.iterdir()) == []
 
 
 def test_multirun_runs_every_combination_and_leaves_no_file(here, monkeypatch):
-    seen = []
+    runs = []
 
     def main(config):
-        seen.append((config.optimizer.name.value, config.train.steps))
+        runs.append((config.optimizer.name.value, config.train.steps))
         return 0
 
     assert run(monkeypatch, "--multirun", "optimizer=sgd,adam", "train.steps=1,2", main=main) == 0
-    assert seen == [("sgd", 1), ("sgd", 2), ("adam", 1), ("adam", 2)]
+    assert runs == [("sgd", 1), ("sgd", 2), ("adam", 1), ("adam", 2)]
     assert list(here.iterdir()) == []
 
 
 def test_multirun_goes_on_after_a_failed_run_and_exits_with_its_code(here, monkeypatch):
-    seen = []
+    runs = []
 
     def main(config):
-        seen.append(config.seed)
+        runs.append(config.seed)
         return {1: 65, 2: 70}.get(config.seed, 0)
 
     assert run(monkeypatch, "-m", "seed=0,1,2,3", main=main) == 65
-    assert seen == [0, 1, 2, 3]
+    assert runs == [0, 1, 2, 3]
 
 
 def test_multirun_starts_nothing_if_the_config_of_one_run_is_bad(here, monkeypatch, capsys):
@@ -274,7 +274,7 @@ def test_cfg_prints_the_composed_config_and_runs_nothing(here, monkeypatch, caps
     assert "steps: 9" in capsys.readouterr().out
 
 
-def test_overrides_may_stand_on_both_sides_of_a_flag(here, monkeypatch, capsys):
+def test_overrides_may_be_on_both_sides_of_a_flag(here, monkeypatch, capsys):
     assert run(monkeypatch, "seed=3", "--cfg", "job", "train.steps=9", "--package", "train", "train.batch_size=6") == 0
     assert capsys.readouterr().out.startswith("# @package train\nsteps: 9\nbatch_size: 6\n")
 
@@ -285,7 +285,7 @@ def test_info_shows_that_generated_configs_come_last(here, monkeypatch, capsys):
     assert path.index("file://") < path.index("generated://")
 
 
-def test_help_names_what_to_type_the_groups_and_the_keys(here, monkeypatch, capsys):
+def test_help_has_examples_groups_and_keys(here, monkeypatch, capsys):
     assert run(monkeypatch, "--help") == 0
     page = capsys.readouterr().out
     for part in (
@@ -316,10 +316,10 @@ def test_tab_completion_knows_usual_sizes_and_options(here, monkeypatch, capsys)
 
 
 def test_hydras_error_setting_does_not_leak_into_the_run(here, monkeypatch):
-    seen = []
+    runs = []
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
-    run(monkeypatch, main=lambda config: seen.append(os.environ.get("HYDRA_FULL_ERROR")) or 0)
-    assert seen == [None]
+    run(monkeypatch, main=lambda config: runs.append(os.environ.get("HYDRA_FULL_ERROR")) or 0)
+    assert runs == [None]
 
 
 def test_composing_imports_no_tensorflow():

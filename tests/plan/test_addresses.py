@@ -34,34 +34,34 @@ def test_a_cluster_with_addresses_of_its_own_is_accepted():
 
 
 @pytest.mark.parametrize("size", ["2ps", "0ps4w", "2ps0w", "w4", "4", "2ps4w0e", "02ps4w", "2pss4w", "2PS4W", ""])
-def test_what_is_no_size_is_refused_with_the_nearest(size):
-    found = problems(f"cluster={size}")
-    assert found.startswith(f"cluster={size}: ")
-    assert "cluster=" in found.splitlines()[1]
+def test_a_bad_size_is_refused_with_the_nearest(size):
+    answer = problems(f"cluster={size}")
+    assert answer.startswith(f"cluster={size}: ")
+    assert "cluster=" in answer.splitlines()[1]
 
 
 def test_one_evaluator_is_enough():
     assert problems("cluster=2ps4w1e") == ""
-    found = problems("cluster=2ps4w3e")
-    assert "one evaluator scores every checkpoint, but cluster=2ps4w3e has 3\n    type cluster=2ps4w1e" in found
+    answer = problems("cluster=2ps4w3e")
+    assert "one evaluator scores every checkpoint, but cluster=2ps4w3e has 3\n    type cluster=2ps4w1e" in answer
 
 
 def test_an_address_listed_twice_names_both_places():
-    found = problems(*with_addresses(workers="10.0.0.1:2222,10.0.0.3:2222"))
-    assert found == (
+    answer = problems(*with_addresses(workers="10.0.0.1:2222,10.0.0.3:2222"))
+    assert answer == (
         "cluster.addresses.worker[0]: 10.0.0.1:2222 of cluster.addresses.worker[0] is also cluster.addresses.ps[0]\n"
         "    e.g. 10.0.0.1:2223; the status page is 1000 above"
     )
 
 
 def test_localhost_is_the_loopback_address():
-    found = problems(*with_addresses(ps="127.0.0.1:2222", workers="localhost:2222,localhost:2223"))
-    assert "127.0.0.1:2222 of cluster.addresses.worker[0] is also cluster.addresses.ps[0]" in found
+    answer = problems(*with_addresses(ps="127.0.0.1:2222", workers="localhost:2222,localhost:2223"))
+    assert "127.0.0.1:2222 of cluster.addresses.worker[0] is also cluster.addresses.ps[0]" in answer
 
 
 def test_a_port_that_another_task_needs_for_its_status_page_is_refused():
-    found = problems(*with_addresses(ps="127.0.0.1:2222", workers="127.0.0.1:3222,127.0.0.1:2223"))
-    assert "127.0.0.1:3222 of cluster.addresses.worker[0] is also the status page of cluster.addresses.ps[0]" in found
+    answer = problems(*with_addresses(ps="127.0.0.1:2222", workers="127.0.0.1:3222,127.0.0.1:2223"))
+    assert "127.0.0.1:3222 of cluster.addresses.worker[0] is also the status page of cluster.addresses.ps[0]" in answer
 
 
 @pytest.mark.parametrize("port", ["0", "99999", "http", "-1", "２２２２"])
@@ -80,13 +80,13 @@ def test_a_scheme_is_refused():
 
 
 def test_an_address_without_a_port_is_refused():
-    found = problems(*with_addresses(ps="10.0.0.1"))
-    assert found == "cluster.addresses.ps[0]: '10.0.0.1' is not host:port\n    e.g. 10.0.0.1:2222"
+    answer = problems(*with_addresses(ps="10.0.0.1"))
+    assert answer == "cluster.addresses.ps[0]: '10.0.0.1' is not host:port\n    e.g. 10.0.0.1:2222"
 
 
-def test_as_many_addresses_as_tasks_are_needed():
-    found = problems(*with_addresses(workers="10.0.0.2:2222"))
-    assert "1 addresses for 2 worker tasks\n    give 2 addresses, or type cluster=1ps1w" in found
+def test_every_task_needs_an_address():
+    answer = problems(*with_addresses(workers="10.0.0.2:2222"))
+    assert "1 addresses for 2 worker tasks\n    give 2 addresses, or type cluster=1ps1w" in answer
 
 
 def test_an_unknown_job_in_the_addresses_is_refused():
@@ -95,7 +95,7 @@ def test_an_unknown_job_in_the_addresses_is_refused():
     )
 
 
-def test_a_public_address_needs_a_word_of_consent():
+def test_a_public_address_needs_consent():
     public = with_addresses(ps="8.8.8.8:2222")
     assert "cluster.addresses.ps[0]: 8.8.8.8:2222 is a public address" in problems(*public)
     assert "use a private address, or security.allow_untrusted_network=true" in problems(*public)
@@ -103,20 +103,20 @@ def test_a_public_address_needs_a_word_of_consent():
 
 
 def test_an_index_out_of_range_is_refused():
-    found = problems(*with_addresses(), "job=worker", "task=2")
-    assert found == "task: 2 is not a task of worker; worker has tasks 0..1\n    e.g. job=worker task=1"
+    answer = problems(*with_addresses(), "job=worker", "task=2")
+    assert answer == "task: 2 is not a task of worker; worker has tasks 0..1\n    e.g. job=worker task=1"
 
 
 def test_an_unknown_job_is_refused():
-    found = problems(*with_addresses(), "job=chief", "task=0")
-    assert found == "job: 'chief' is not a job; available: ps, worker, evaluator\n    e.g. job=worker task=0"
+    answer = problems(*with_addresses(), "job=chief", "task=0")
+    assert answer == "job: 'chief' is not a job; available: ps, worker, evaluator\n    e.g. job=worker task=0"
 
 
 def test_a_job_needs_a_task_and_a_task_a_job():
-    found = problems(*with_addresses(), "job=ps")
-    assert found == "task: job=ps is given without a task; ps has tasks 0..0\n    e.g. job=ps task=0"
-    found = problems(*with_addresses(), "task=1")
-    assert found == "job: task=1 is given without a job; available: ps, worker, evaluator\n    e.g. job=worker task=1"
+    answer = problems(*with_addresses(), "job=ps")
+    assert answer == "task: job=ps is given without a task; ps has tasks 0..0\n    e.g. job=ps task=0"
+    answer = problems(*with_addresses(), "task=1")
+    assert answer == "job: task=1 is given without a job; available: ps, worker, evaluator\n    e.g. job=worker task=1"
 
 
 def test_an_evaluator_needs_no_address():
@@ -129,24 +129,24 @@ def test_an_evaluator_that_is_started_by_hand_needs_the_directory_of_the_chief()
     assert problems(*by_hand, "run=/shared/mine") == ""
 
 
-def test_a_cluster_without_evaluator_has_none_to_play():
+def test_a_cluster_without_an_evaluator_cannot_run_one():
     by_hand = [*with_addresses(), "job=evaluator", "task=0", "run=/shared/mine"]
     assert "0 is not a task of evaluator; the cluster has no evaluator" in problems(*by_hand)
 
 
-def test_a_task_on_its_own_needs_addresses():
+def test_a_task_started_alone_needs_addresses():
     assert "the cluster has no addresses" in problems("cluster=1ps2w", "job=worker", "task=0")
 
 
 def adopt(value: object, *overrides: str) -> tuple[str, object]:
     config = load(list(overrides))
-    found = tf_config.resolve_tf_config(config, value if isinstance(value, str) else json.dumps(value))
-    return "\n".join(map(str, found)), config
+    answer = tf_config.resolve_tf_config(config, value if isinstance(value, str) else json.dumps(value))
+    return "\n".join(map(str, answer)), config
 
 
 def test_a_role_is_taken_from_tf_config():
-    found, config = adopt({"cluster": GOOD, "task": {"type": "worker", "index": 1}})
-    assert found == ""
+    answer, config = adopt({"cluster": GOOD, "task": {"type": "worker", "index": 1}})
+    assert answer == ""
     assert (config.cluster.name, config.job, config.task) == ("1ps2w", "worker", 1)
 
 
@@ -161,13 +161,13 @@ def test_a_chief_entry_becomes_worker_0_and_the_workers_follow():
 def test_a_listed_evaluator_is_known_to_all():
     cluster = GOOD | {"evaluator": ["10.0.0.9:2222"]}
     for job in ("ps", "evaluator"):
-        found, config = adopt({"cluster": cluster, "task": {"type": job, "index": 0}})
-        assert found == ""
+        answer, config = adopt({"cluster": cluster, "task": {"type": job, "index": 0}})
+        assert answer == ""
         assert (config.job, config.task, config.cluster.name) == (job, 0, "1ps2w1e")
         assert config.cluster.addresses["evaluator"] == ["10.0.0.9:2222"]
 
 
-def test_an_evaluator_that_is_not_listed_is_known_to_itself():
+def test_an_unlisted_evaluator_is_known_to_itself():
     _, evaluator = adopt({"cluster": GOOD, "task": {"type": "evaluator", "index": 0}})
     _, chief = adopt({"cluster": GOOD, "task": {"type": "worker", "index": 0}})
     assert (evaluator.job, evaluator.task, evaluator.cluster.name) == ("evaluator", 0, "1ps2w1e")
@@ -175,16 +175,16 @@ def test_an_evaluator_that_is_not_listed_is_known_to_itself():
     assert config_hash(evaluator) == config_hash(chief)
 
 
-def test_the_command_line_tells_all_of_an_evaluator_that_is_not_listed():
+def test_the_command_line_can_announce_an_unlisted_evaluator_to_all():
     for job in ("worker", "evaluator"):
-        found, config = adopt({"cluster": GOOD, "task": {"type": job, "index": 0}}, "cluster=1ps2w1e")
-        assert found == ""
+        answer, config = adopt({"cluster": GOOD, "task": {"type": job, "index": 0}}, "cluster=1ps2w1e")
+        assert answer == ""
         assert config.cluster.evaluator == 1
 
 
-def test_an_evaluator_takes_the_command_line_of_a_cluster_that_does_not_name_it():
-    found, config = adopt({"cluster": GOOD, "task": {"type": "evaluator", "index": 0}}, "cluster=1ps2w")
-    assert found == ""
+def test_an_evaluator_accepts_a_command_line_without_it():
+    answer, config = adopt({"cluster": GOOD, "task": {"type": "evaluator", "index": 0}}, "cluster=1ps2w")
+    assert answer == ""
     assert config.cluster.name == "1ps2w1e"
 
 
@@ -212,19 +212,19 @@ def test_an_evaluator_takes_the_command_line_of_a_cluster_that_does_not_name_it(
         "a part", "no workers", "no worker", "job", "a second evaluator",
     ],
 )  # fmt: skip
-def test_a_tf_config_that_makes_no_sense_is_refused(value, says):
-    found, _ = adopt(value)
-    assert found.startswith("TF_CONFIG: ")
-    assert says in found
-    assert found.splitlines()[1].startswith("    ")  # what to type
+def test_an_invalid_tf_config_is_refused(value, says):
+    answer, _ = adopt(value)
+    assert answer.startswith("TF_CONFIG: ")
+    assert says in answer
+    assert answer.splitlines()[1].startswith("    ")  # what to type
 
 
 def test_a_tf_config_that_contradicts_the_command_line_is_refused():
-    found, _ = adopt({"cluster": GOOD, "task": {"type": "ps", "index": 0}}, "cluster=2ps4w")
-    assert "it describes cluster 1ps2w, but the command line says cluster=2ps4w\n    leave cluster= out" in found
+    answer, _ = adopt({"cluster": GOOD, "task": {"type": "ps", "index": 0}}, "cluster=2ps4w")
+    assert "it describes cluster 1ps2w, but the command line says cluster=2ps4w\n    leave cluster= out" in answer
 
 
-def test_a_tf_config_with_an_evaluator_that_the_command_line_leaves_out_is_refused():
+def test_a_tf_config_with_an_evaluator_missing_on_the_command_line_is_refused():
     cluster = GOOD | {"evaluator": ["10.0.0.9:2222"]}
-    found, _ = adopt({"cluster": cluster, "task": {"type": "ps", "index": 0}}, "cluster=1ps2w")
-    assert "it describes cluster 1ps2w1e, but the command line says cluster=1ps2w" in found
+    answer, _ = adopt({"cluster": cluster, "task": {"type": "ps", "index": 0}}, "cluster=1ps2w")
+    assert "it describes cluster 1ps2w1e, but the command line says cluster=1ps2w" in answer

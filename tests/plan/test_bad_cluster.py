@@ -252,13 +252,13 @@ def test_a_machine_starts_64_tasks_a_core():
     assert problems(too_many, on=Machine(cores=4, gpus=0)) == ""
 
 
-def test_tasks_with_addresses_may_be_as_many_as_one_likes():
+def test_the_number_of_tasks_with_addresses_is_not_limited():
     listed = {job: [f"10.{place}.{i}.1:2222" for i in range(64)] for place, job in enumerate(("ps", "worker"))}
-    given = ",".join(f"{job}:[{','.join(listed[job])}]" for job in listed)
-    assert problems("cluster=64ps64w", f"cluster.addresses={{{given}}}", on=Machine(cores=1, gpus=0)) == ""
+    listed_addresses = ",".join(f"{job}:[{','.join(listed[job])}]" for job in listed)
+    assert problems("cluster=64ps64w", f"cluster.addresses={{{listed_addresses}}}", on=Machine(cores=1, gpus=0)) == ""
 
 
-def test_the_open_files_of_a_process_must_suffice():
+def test_a_limit_of_open_files_that_is_too_low_is_refused():
     assert problems("cluster=2ps4w", on=Machine(cores=2, gpus=0, files=50)) == ""
     assert problems("cluster=2ps4w", on=Machine(cores=2, gpus=0, files=49)) == (
         "ulimit -n: a process may open 49 files, and 6 tasks need about 50\n"
@@ -266,7 +266,7 @@ def test_the_open_files_of_a_process_must_suffice():
     )
 
 
-def test_the_threads_of_a_user_or_container_must_suffice():
+def test_a_limit_of_threads_that_is_too_low_is_refused():
     assert problems("cluster=2ps4w", on=Machine(cores=2, gpus=0, threads=300)) == ""
     assert problems("cluster=2ps4w", on=Machine(cores=2, gpus=0, threads=299)) == (
         "ulimit -u: 299 threads may run here, and 6 tasks have about 300\n"

@@ -30,14 +30,14 @@ def test_work_is_added_and_multiplied_kind_by_kind():
     assert Work(calls=1, flops=2).plus(Work(calls=3, layers=4)).times(0.5) == Work(calls=2, flops=1, layers=2)
 
 
-def test_nothing_costs_less_than_nothing_and_messages_and_operations_cost_something():
+def test_no_rate_is_negative_and_messages_and_operations_have_a_cost():
     assert min(costs.RATES) >= 0
     assert costs.RATES.messages > 0
     assert costs.RATES.flops > 0
     assert 1e-12 < costs.RATES.flops < 1e-8  # between a thousandth and ten times of what cores do
 
 
-def test_it_says_what_it_was_fitted_to_and_how_well():
+def test_the_rates_name_their_machine_and_their_errors():
     assert re.search(r"\d+ cores; TensorFlow \d+\.\d+\.\d+; \d{4}-\d\d-\d\d$", costs.FITTED_ON)
     assert 0 < costs.ERROR < 1
     assert 0 < costs.STEP_ERROR < 1

@@ -1,4 +1,4 @@
-"""Devices of a config: what each task may use, what is refused, and what TensorFlow is told of it."""
+"""Devices of a config: what each task may use, what is refused, and what TensorFlow gets."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def warnings(*overrides: str, on: Machine = TWO_GPUS) -> list[str]:
     return [str(warning) for warning in planned(*overrides, on=on).warnings if warning.key.startswith("device")]
 
 
-def told(made: Plan, field: str) -> dict[str, object]:
+def by_task(plan: Plan, field: str) -> dict[str, object]:
     """One field of every task, by the task's name."""
-    return {task.name: getattr(task, field) for task in made.tasks}
+    return {task.name: getattr(task, field) for task in plan.tasks}
 
 
-# Whom an entry holds for.
+# Which tasks an entry applies to.
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def told(made: Plan, field: str) -> dict[str, object]:
     ],
     ids=["gpus", "intra_op_threads", "inter_op_threads", "soft_placement"],
 )
-def test_an_entry_of_a_task_goes_before_that_of_its_job(override, field, expected):
-    assert told(planned(override, on=TWO_GPUS), field) == expected
+def test_the_entry_of_a_task_overrides_that_of_its_job(override, field, expected):
+    assert by_task(planned(override, on=TWO_GPUS), field) == expected
 
 
 @pytest.mark.parametrize(
@@ -87,9 +87,9 @@ def test_an_entry_of_a_task_goes_before_that_of_its_job(override, field, expecte
     ],
     ids=["memory_fraction", "memory_mib", "growth"],
 )
-def test_so_it_is_with_gpu_memory(override, field, expected):
-    made = planned("cluster=2w", "+device.gpus.worker=[0]", override, on=ONE_GPU)
-    assert told(made, field) == expected
+def test_gpu_memory_of_a_task_overrides_that_of_its_job(override, field, expected):
+    plan = planned("cluster=2w", "+device.gpus.worker=[0]", override, on=ONE_GPU)
+    assert by_task(plan, field) == expected
 
 
 @pytest.mark.parametrize(
@@ -104,12 +104,12 @@ def test_so_it_is_with_gpu_memory(override, field, expected):
         "soft_placement={boss:false}",
     ],
 )
-def test_a_job_that_does_not_exist_is_refused_with_those_that_do(override):
-    found = problems(f"+device.{override}")
-    assert "'boss' is neither a job nor a task of the cluster; available: ps (ps:0), worker (worker:0..1)" in found
+def test_an_unknown_job_is_refused_with_the_known_ones(override):
+    answer = problems(f"+device.{override}")
+    assert "'boss' is neither a job nor a task of the cluster; available: ps (ps:0), worker (worker:0..1)" in answer
 
 
-def test_a_task_that_does_not_exist_is_refused_with_the_nearest():
+def test_an_unknown_task_is_refused_with_the_nearest():
     assert problems(r"+device.intra_op_threads={worker\:7:2}") == (
         "device.intra_op_threads.worker:7: "
         "'worker:7' is neither a job nor a task of the cluster; available: ps (ps:0), worker (worker:0..1)\n"
@@ -117,19 +117,19 @@ def test_a_task_that_does_not_exist_is_refused_with_the_nearest():
     )
 
 
-def test_a_misspelt_job_is_refused_with_the_one_that_was_meant():
+def test_a_misspelt_job_is_refused_with_the_probable_one():
     assert problems("+device.gpus={wroker:[0]}").endswith("e.g. 'device.gpus={worker:[0]}'")
 
 
-def test_a_job_that_the_cluster_has_not_is_refused():
-    found = problems("+device.gpus={evaluator:[0]}", on=ONE_GPU)
-    assert "'evaluator' is neither a job nor a task of the cluster" in found
-    assert "leave it out, or choose a cluster with evaluator tasks" in found
+def test_a_job_that_the_cluster_does_not_have_is_refused():
+    answer = problems("+device.gpus={evaluator:[0]}", on=ONE_GPU)
+    assert "'evaluator' is neither a job nor a task of the cluster" in answer
+    assert "leave it out, or choose a cluster with evaluator tasks" in answer
 
 
 def test_an_evaluator_is_a_job_like_any_other():
-    made = planned("cluster=1ps2w1e", "+device.gpus={evaluator:[0]}", on=ONE_GPU)
-    assert told(made, "gpus") == {"ps:0": (), "worker:0": (), "worker:1": (), "evaluator:0": (0,)}
+    plan = planned("cluster=1ps2w1e", "+device.gpus={evaluator:[0]}", on=ONE_GPU)
+    assert by_task(plan, "gpus") == {"ps:0": (), "worker:0": (), "worker:1": (), "evaluator:0": (0,)}
 
 
 # Numbers.
@@ -137,8 +137,8 @@ def test_an_evaluator_is_a_job_like_any_other():
 
 @pytest.mark.parametrize("fraction", ["0", "1.5", "-0.1", "nan"])
 def test_a_memory_fraction_out_of_range_is_refused(fraction):
-    found = problems(f"+device.memory_fraction.worker={fraction}")
-    assert f"device.memory_fraction.worker: {float(fraction):g} is not in (0, 1]" in found
+    answer = problems(f"+device.memory_fraction.worker={fraction}")
+    assert f"device.memory_fraction.worker: {float(fraction):g} is not in (0, 1]" in answer
 
 
 @pytest.mark.parametrize(
@@ -155,8 +155,8 @@ def test_a_number_out_of_range_is_refused(override, says):
 
 
 def test_a_gpu_listed_twice_is_refused():
-    found = problems("+device.gpus.worker=[0,1,0]", "+device.memory_fraction.worker=0.4", on=TWO_GPUS)
-    assert found == ("device.gpus.worker: GPU 0 is listed twice in [0,1,0]\n    type 'device.gpus={worker:[0,1]}'")
+    answer = problems("+device.gpus.worker=[0,1,0]", "+device.memory_fraction.worker=0.4", on=TWO_GPUS)
+    assert answer == ("device.gpus.worker: GPU 0 is listed twice in [0,1,0]\n    type 'device.gpus={worker:[0,1]}'")
 
 
 def test_a_negative_gpu_is_refused():
@@ -169,21 +169,21 @@ def test_a_negative_gpu_is_refused():
 @pytest.mark.parametrize(
     ("on", "there"), [(NO_GPU, "no GPU"), (ONE_GPU, "GPU 0"), (TWO_GPUS, "GPUs 0..1")], ids=["none", "one", "two"]
 )
-def test_a_gpu_that_is_not_there_is_refused(on, there):
+def test_a_missing_gpu_is_refused(on, there):
     assert f"there is no GPU 5; this machine has {there}" in problems(r"+device.gpus={worker\:0:[5]}", on=on)
 
 
-def test_gpus_of_other_machines_are_not_looked_for_here():
+def test_gpus_of_other_machines_are_not_checked():
     alone = [*TWO_HOSTS, "job=worker", "task=0", r"+device.gpus={worker\:0:[0],worker\:1:[7]}"]
     assert problems(*alone, on=ONE_GPU) == ""
 
 
-def test_gpus_of_a_task_on_its_own_are_looked_for_here():
+def test_gpus_of_a_task_started_alone_are_checked():
     alone = [*TWO_HOSTS, "job=worker", "task=1", r"+device.gpus={worker\:0:[0],worker\:1:[7]}"]
     assert "there is no GPU 7; this machine has GPU 0" in problems(*alone, on=ONE_GPU)
 
 
-def test_a_plan_for_other_machines_does_not_ask_this_one():
+def test_a_plan_for_other_machines_does_not_check_this_one():
     gpus = [*TWO_HOSTS, r"+device.gpus={worker\:0:[0],worker\:1:[7]}"]
     assert problems(*gpus, "mode=plan") == ""
     assert "there is no GPU 0" in problems(*gpus)  # where all would start here
@@ -202,7 +202,7 @@ def test_a_ps_sees_the_gpus_that_the_config_gives_it():
     assert ps.environment()["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 
-def test_flags_for_xla_that_are_given_come_last_and_win():
+def test_the_users_xla_flags_come_last_and_win():
     worker = planned().task("worker", 0)
     ours = worker.environment()["XLA_FLAGS"]
     assert worker.environment({"XLA_FLAGS": "--xla_dump_to=/tmp"})["XLA_FLAGS"] == f"{ours} --xla_dump_to=/tmp"
@@ -213,11 +213,11 @@ def test_flags_for_xla_that_are_given_come_last_and_win():
 
 @pytest.mark.parametrize("override", ["memory_fraction.worker=0.5", "memory_mib.worker=100", "growth.worker=true"])
 def test_memory_of_a_task_without_gpu_is_refused(override):
-    found = problems(f"+device.{override}")
-    assert f"device.{override.partition('=')[0]}: it sees no GPU\n    add 'device.gpus={{worker:[0]}}'" in found
+    answer = problems(f"+device.{override}")
+    assert f"device.{override.partition('=')[0]}: it sees no GPU\n    add 'device.gpus={{worker:[0]}}'" in answer
 
 
-def test_a_job_of_which_some_tasks_see_a_gpu_may_have_a_memory_setting():
+def test_a_job_with_gpus_for_some_tasks_may_have_a_memory_setting():
     assert problems(r"+device.gpus={worker\:1:[0]}", "+device.memory_fraction.worker=0.5", on=ONE_GPU) == ""
 
 
@@ -230,12 +230,12 @@ def test_a_job_of_which_some_tasks_see_a_gpu_may_have_a_memory_setting():
     ],
 )
 def test_two_settings_of_memory_are_refused_by_both_names(first, second):
-    found = problems("+device.gpus.worker=[0]", f"+device.{first}", f"+device.{second}", on=ONE_GPU)
+    answer = problems("+device.gpus.worker=[0]", f"+device.{first}", f"+device.{second}", on=ONE_GPU)
     keys = [f"device.{override.partition('=')[0]}" for override in (first, second)]
-    assert found.startswith(f"{keys[0]}: worker:0 has {keys[1]} as well; a task takes a share of a GPU's memory")
+    assert answer.startswith(f"{keys[0]}: worker:0 has {keys[1]} as well; a task takes a share of a GPU's memory")
 
 
-def test_growth_that_is_switched_off_is_no_second_setting():
+def test_growth_that_is_off_is_not_a_second_setting():
     settings = ["+device.gpus.worker=[0]", "+device.memory_fraction.worker=0.4", "+device.growth.worker=false"]
     assert problems(*settings, on=ONE_GPU) == ""
 
@@ -245,11 +245,11 @@ def sharing(*overrides: str, on: Machine = ONE_GPU) -> str:
     return problems("train.batch_size=48", "+device.gpus.worker=[0]", *overrides, on=on)
 
 
-def test_two_tasks_of_two_fifths_share_a_gpu():
+def test_two_tasks_with_two_fifths_each_share_a_gpu():
     assert sharing("+device.memory_fraction.worker=0.4") == ""
 
 
-def test_fractions_that_sum_to_one_are_all_of_it():
+def test_fractions_may_sum_to_one():
     assert sharing("cluster=10w", "train.batch_size=100", "+device.memory_fraction.worker=0.1") == ""
 
 
@@ -264,14 +264,14 @@ def test_every_gpu_has_a_sum_of_its_own():
     assert problems(*gpus, on=TWO_GPUS).startswith("device.memory_fraction: the tasks on GPU 1 take 2 x 0.6 = 1.2 > 1")
 
 
-def test_mib_on_one_gpu_are_summed_where_its_memory_is_known():
+def test_mib_on_one_gpu_are_summed_if_its_memory_is_known():
     assert sharing("+device.memory_mib.worker=12001", on=TWO_GPUS) == (
         "device.memory_mib: the tasks on GPU 0 take 2 x 12001 = 24002 MiB, and it has 24000\n"
         "    give each at most 12000 MiB"
     )
 
 
-def test_mib_are_taken_on_trust_where_the_memory_of_the_gpu_is_not_known():
+def test_mib_are_not_checked_if_the_memory_of_the_gpu_is_unknown():
     assert sharing("+device.memory_mib.worker=12001", on=ONE_GPU) == ""
 
 
@@ -285,14 +285,14 @@ def test_one_task_cannot_have_more_mib_than_there_are():
     assert "the tasks on GPU 0 take 50000 = 50000 MiB, and it has 24000" in sharing(*alone, on=TWO_GPUS)
 
 
-def test_tasks_of_one_gpu_that_say_nothing_of_memory_are_refused():
+def test_tasks_on_one_gpu_without_memory_settings_are_refused():
     assert sharing() == (
         "device.memory_fraction: worker:0 and worker:1 share GPU 0, and the first would take nearly all of its "
         "memory\n    add 'device.memory_fraction={worker:0.45}'"
     )
 
 
-def test_the_remedy_of_tasks_that_say_nothing_of_memory_helps():
+def test_the_remedy_for_tasks_without_memory_settings_works():
     assert sharing("+device.memory_fraction={worker:0.45}") == ""
 
 
@@ -304,21 +304,21 @@ def test_many_tasks_are_not_all_listed():
     assert "worker:0, worker:1, worker:2 and 5 more share GPU 0" in sharing("cluster=8w")
 
 
-def test_tasks_that_grow_on_one_gpu_are_warned_of():
+def test_tasks_that_grow_on_one_gpu_get_a_warning():
     assert warnings("+device.gpus.worker=[0]", "+device.growth.worker=true") == [
         "device.memory_fraction: GPU 0 is shared by 2 tasks, and worker:0 and worker:1 take whatever is free\n"
         "    a memory_fraction or memory_mib for each keeps them apart"
     ]
 
 
-def test_a_task_that_says_nothing_beside_one_that_does_is_warned_of():
-    found = warnings("+device.gpus.worker=[0]", r"+device.memory_fraction={worker\:0:0.5}")
-    assert [line.splitlines()[0] for line in found] == [
+def test_a_task_without_a_memory_setting_beside_one_with_gets_a_warning():
+    answers = warnings("+device.gpus.worker=[0]", r"+device.memory_fraction={worker\:0:0.5}")
+    assert [line.splitlines()[0] for line in answers] == [
         "device.memory_fraction: GPU 0 is shared by 2 tasks, and worker:1 takes whatever is free"
     ]
 
 
-def test_nobody_is_warned_of_tasks_that_fit():
+def test_tasks_that_fit_get_no_warning():
     assert warnings("+device.gpus.worker=[0]", "+device.memory_fraction.worker=0.5") == []
 
 
@@ -327,7 +327,7 @@ def test_gpus_of_two_hosts_are_two_gpus():
     assert problems(*apart, on=ONE_GPU) == ""
 
 
-def test_a_task_on_its_own_shares_its_gpu_with_the_tasks_of_its_host():
+def test_a_task_started_alone_shares_its_gpu_with_the_tasks_of_its_host():
     together = ["+cluster.addresses.ps=[10.0.0.1:2222]", "+cluster.addresses.worker=[10.0.0.2:2222,10.0.0.2:2223]"]
     alone = [*together, "job=worker", "task=1", "+device.gpus.worker=[0]", "+device.memory_fraction.worker=0.9"]
     assert "the tasks on GPU 0 of 10.0.0.2 take 2 x 0.9 = 1.8 > 1" in problems(*alone, on=ONE_GPU)
@@ -355,8 +355,8 @@ def test_localhost_and_the_loopback_address_are_one_host():
     ],
 )
 def test_a_device_has_one_spelling(name, meant):
-    found = problems("cluster=local", f"device.parameters='{name}'", on=TWO_GPUS)
-    assert found == (
+    answer = problems("cluster=local", f"device.parameters='{name}'", on=TWO_GPUS)
+    assert answer == (
         f"device.parameters: '{name}' is not a device; available: /cpu:0, /cpu:1, ... and /gpu:0, /gpu:1, ...\n"
         f"    write {meant}"
     )
@@ -380,14 +380,14 @@ def test_a_task_has_64_cpus_at_most():
 
 
 def test_a_device_holds_one_replica_of_a_worker():
-    found = problems("device.replicas=[/cpu:0,/cpu:1,/cpu:0]")
-    assert "device.replicas: /cpu:0 is listed twice" in found
-    assert "type device.replicas=[/cpu:0,/cpu:1]" in found
+    answer = problems("device.replicas=[/cpu:0,/cpu:1,/cpu:0]")
+    assert "device.replicas: /cpu:0 is listed twice" in answer
+    assert "type device.replicas=[/cpu:0,/cpu:1]" in answer
 
 
 def test_a_replica_on_a_gpu_that_the_worker_does_not_see_is_refused():
-    found = problems("cluster=local", "+device.gpus.worker=[0]", "device.replicas=[/gpu:0,/gpu:1]", on=TWO_GPUS)
-    assert found == (
+    answer = problems("cluster=local", "+device.gpus.worker=[0]", "device.replicas=[/gpu:0,/gpu:1]", on=TWO_GPUS)
+    assert answer == (
         "device.replicas: there is no /gpu:1: worker:0 sees 1 GPU (0)\n    add 'device.gpus={worker:[0,1]}'"
     )
 
@@ -397,43 +397,43 @@ def test_a_gpu_is_counted_among_those_that_the_task_sees():
 
 
 def test_a_worker_without_gpus_has_none_for_its_replicas():
-    found = problems(r"+device.gpus={worker\:0:[0]}", "device.replicas=[/gpu:0]", on=ONE_GPU)
-    assert "there is no /gpu:0: worker:1 sees no GPU\n    add 'device.gpus={worker:[0]}'" in found
+    answer = problems(r"+device.gpus={worker\:0:[0]}", "device.replicas=[/gpu:0]", on=ONE_GPU)
+    assert "there is no /gpu:0: worker:1 sees no GPU\n    add 'device.gpus={worker:[0]}'" in answer
 
 
-def test_the_remedy_names_the_task_where_the_task_has_an_entry_of_its_own():
-    found = problems("cluster=1ps1w", r"+device.gpus={worker\:0:[1]}", "device.replicas=[/gpu:0,/gpu:1]", on=TWO_GPUS)
-    assert r"worker:0 sees 1 GPU (1)" in found
-    assert r"add 'device.gpus={worker\:0:[1,0]}'" in found
+def test_the_remedy_names_the_task_if_it_has_its_own_entry():
+    answer = problems("cluster=1ps1w", r"+device.gpus={worker\:0:[1]}", "device.replicas=[/gpu:0,/gpu:1]", on=TWO_GPUS)
+    assert r"worker:0 sees 1 GPU (1)" in answer
+    assert r"add 'device.gpus={worker\:0:[1,0]}'" in answer
 
 
 def test_a_layer_on_a_gpu_that_the_worker_does_not_see_is_refused():
-    found = problems("+device.layers={dense:/gpu:0}")
-    assert "device.layers: there is no /gpu:0: worker:0 sees no GPU" in found
+    answer = problems("+device.layers={dense:/gpu:0}")
+    assert "device.layers: there is no /gpu:0: worker:0 sees no GPU" in answer
 
 
-def test_parameters_on_a_gpu_are_of_the_ps():
+def test_parameters_on_a_gpu_need_a_ps_with_a_gpu():
     assert problems("+device.gpus.ps=[0]", "device.parameters=/gpu:0", on=ONE_GPU) == ""
-    found = problems(r"+device.gpus={worker\:0:[0]}", "device.parameters=/gpu:0", on=ONE_GPU)
-    assert found == "device.parameters: there is no /gpu:0: ps:0 sees no GPU\n    add 'device.gpus={ps:[0]}'"
+    answer = problems(r"+device.gpus={worker\:0:[0]}", "device.parameters=/gpu:0", on=ONE_GPU)
+    assert answer == "device.parameters: there is no /gpu:0: ps:0 sees no GPU\n    add 'device.gpus={ps:[0]}'"
 
 
-def test_parameters_on_a_gpu_are_of_the_workers_where_there_is_no_ps():
+def test_parameters_on_a_gpu_need_workers_with_gpus_if_there_is_no_ps():
     assert "device.parameters: there is no /gpu:0: worker:0 sees no GPU" in problems(
         "cluster=2w", "device.parameters=/gpu:0"
     )
 
 
-def test_layers_on_devices_of_their_own_are_not_compiled():
-    found = problems("+device.layers={dense:/cpu:1}", "train.jit=true")
-    assert "device.layers: train.jit=true compiles the whole step for one device" in found
+def test_layers_on_devices_of_their_own_cannot_be_compiled():
+    answer = problems("+device.layers={dense:/cpu:1}", "train.jit=true")
+    assert "device.layers: train.jit=true compiles the whole step for one device" in answer
 
 
 def test_several_problems_are_found_in_one_pass():
-    found = problems(
+    answer = problems(
         "+device.gpus={boss:[0]}", "+device.inter_op_threads.ps=1", "device.replicas=[/gpu:0]", "device.parameters=x"
     )
-    assert [line.split(":")[0] for line in found.splitlines() if not line.startswith(" ")] == [
+    assert [line.split(":")[0] for line in answer.splitlines() if not line.startswith(" ")] == [
         "device.gpus.boss",
         "device.inter_op_threads.ps",
         "device.parameters",
@@ -441,47 +441,48 @@ def test_several_problems_are_found_in_one_pass():
     ]
 
 
-# What a task gets where nothing is said.
+# What a task gets by default.
 
 
 def test_a_worker_has_one_replica_on_its_first_gpu_or_the_cpu():
-    made = planned(r"+device.gpus={worker\:1:[1]}", on=TWO_GPUS)
-    assert told(made, "replicas") == {"ps:0": (), "worker:0": ("/cpu:0",), "worker:1": ("/gpu:0",)}
+    plan = planned(r"+device.gpus={worker\:1:[1]}", on=TWO_GPUS)
+    assert by_task(plan, "replicas") == {"ps:0": (), "worker:0": ("/cpu:0",), "worker:1": ("/gpu:0",)}
 
 
-def test_cores_are_shared_out_among_workers_and_replicas():
-    made = planned("cluster=1ps2w1e", "device.replicas=[/cpu:0,/cpu:1]")
-    assert told(made, "intra_op_threads") == {"ps:0": 8, "worker:0": 2, "worker:1": 2, "evaluator:0": 1}  # 8 / (2 x 2)
+def test_cores_are_divided_among_workers_and_replicas():
+    plan = planned("cluster=1ps2w1e", "device.replicas=[/cpu:0,/cpu:1]")
+    expected = {"ps:0": 8, "worker:0": 2, "worker:1": 2, "evaluator:0": 1}  # 8 / (2 x 2)
+    assert by_task(plan, "intra_op_threads") == expected
 
 
 def test_a_ps_has_the_cores_that_workers_leave_when_they_wait_for_it():
-    assert told(planned("cluster=1ps4w"), "intra_op_threads")["ps:0"] == 8
-    assert told(planned("cluster=2ps4w"), "intra_op_threads")["ps:1"] == 4
+    assert by_task(planned("cluster=1ps4w"), "intra_op_threads")["ps:0"] == 8
+    assert by_task(planned("cluster=2ps4w"), "intra_op_threads")["ps:1"] == 4
 
 
 def test_every_task_has_a_thread():
-    assert told(planned("cluster=4w", on=Machine(cores=2, gpus=0)), "intra_op_threads") == {
+    assert by_task(planned("cluster=4w", on=Machine(cores=2, gpus=0)), "intra_op_threads") == {
         f"worker:{index}": 1 for index in range(4)
     }
 
 
 def test_workers_of_other_hosts_leave_the_cores_alone():
     addresses = ["+cluster.addresses.worker=[10.0.0.1:2222,10.0.0.1:2223,10.0.0.2:2222]", "train.batch_size=48"]
-    made = planned("cluster=3w", *addresses)
-    assert told(made, "intra_op_threads") == {"worker:0": 4, "worker:1": 4, "worker:2": 8}
+    plan = planned("cluster=3w", *addresses)
+    assert by_task(plan, "intra_op_threads") == {"worker:0": 4, "worker:1": 4, "worker:2": 8}
 
 
 def test_every_replica_can_wait_in_a_thread_of_its_own():
-    made = planned("cluster=1ps1w", "train.batch_size=48", "device.replicas=[/cpu:0,/cpu:1,/cpu:2]")
-    assert told(made, "inter_op_threads") == {"ps:0": 2, "worker:0": 3}
+    plan = planned("cluster=1ps1w", "train.batch_size=48", "device.replicas=[/cpu:0,/cpu:1,/cpu:2]")
+    assert by_task(plan, "inter_op_threads") == {"ps:0": 2, "worker:0": 3}
 
 
 def test_a_task_has_the_cpus_that_its_config_names():
-    made = planned("device.replicas=[/cpu:0,/cpu:1]", "+device.layers={dense:/cpu:2}", "device.parameters=/cpu:3")
-    assert told(made, "cpus") == {"ps:0": 4, "worker:0": 3, "worker:1": 3}
+    plan = planned("device.replicas=[/cpu:0,/cpu:1]", "+device.layers={dense:/cpu:2}", "device.parameters=/cpu:3")
+    assert by_task(plan, "cpus") == {"ps:0": 4, "worker:0": 3, "worker:1": 3}
 
 
-# What TensorFlow is told.
+# What TensorFlow gets.
 
 
 def task(**fields: object) -> Task:
@@ -576,7 +577,7 @@ def test_without_a_number_the_eager_context_has_no_limit(fields):
     assert memory_limits(task(gpus=(0,), **fields), lambda: ()) == [None]
 
 
-def test_a_share_of_memory_that_nobody_knows_is_refused():
+def test_a_share_of_an_unknown_memory_is_refused():
     with pytest.raises(ValueError, match="worker:0 uses 0.5 of .* give device.memory_mib instead of device.memory_fra"):
         memory_limits(task(gpus=(1,), memory_fraction=0.5), lambda: (24_000,))
 
@@ -590,45 +591,45 @@ def nvidia_smi(tmp_path, monkeypatch):
 
     def make(script: str) -> Path:
         program = tmp_path / "nvidia-smi"
-        program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\n{script}\n')
+        program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/arguments\n{script}\n')
         program.chmod(0o755)
-        return tmp_path / "asked"
+        return tmp_path / "arguments"
 
     monkeypatch.setenv("PATH", str(tmp_path))
     return make
 
 
-def test_the_memory_of_gpus_is_asked_of_nvidia_smi(nvidia_smi):
-    asked = nvidia_smi("echo 24564\necho 81559")
+def test_the_memory_of_gpus_comes_from_nvidia_smi(nvidia_smi):
+    arguments = nvidia_smi("echo 24564\necho 81559")
     assert machine.this_machine(with_gpu_memory=True).gpu_mib == (24564, 81559)
-    assert asked.read_text() == "--query-gpu=memory.total --format=csv,noheader,nounits\n"
+    assert arguments.read_text() == "--query-gpu=memory.total --format=csv,noheader,nounits\n"
 
 
-def test_the_gpus_that_nvidia_smi_tells_of_are_there(nvidia_smi):
+def test_gpus_that_nvidia_smi_lists_are_counted(nvidia_smi):
     nvidia_smi("echo 24564\necho 81559")
     assert machine.this_machine(with_gpu_memory=True).gpus == 2
 
 
 @pytest.mark.parametrize("script", ["echo '[N/A]'", "echo 24564\nexit 9", "exit 0"], ids=["no number", "error", "none"])
-def test_an_nvidia_smi_that_does_not_know_is_no_error(nvidia_smi, script):
+def test_an_nvidia_smi_without_an_answer_is_not_an_error(nvidia_smi, script):
     nvidia_smi(script)
     assert machine.memory_of_gpus() == ()
 
 
-def test_a_machine_without_nvidia_smi_is_no_error(tmp_path, monkeypatch):
+def test_a_machine_without_nvidia_smi_is_not_an_error(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert machine.memory_of_gpus() == ()
 
 
-def test_an_nvidia_smi_that_hangs_is_left(nvidia_smi, monkeypatch):
+def test_an_nvidia_smi_that_hangs_is_killed(nvidia_smi, monkeypatch):
     monkeypatch.setattr(machine, "NVIDIA_SMI_DEADLINE_SECS", 0.2)
     nvidia_smi("exec /bin/sleep 60")
     assert machine.memory_of_gpus() == ()
 
 
-def test_nvidia_smi_is_asked_only_where_the_config_names_a_gpu(nvidia_smi):
-    asked = nvidia_smi("echo 24000")
+def test_nvidia_smi_runs_only_if_the_config_names_a_gpu(nvidia_smi):
+    arguments = nvidia_smi("echo 24000")
     command.validate(load(["cluster=1ps2w"]))
-    assert not asked.exists()
-    found = command.validate(load(["cluster=1ps2w", "+device.gpus.worker=[0]", "+device.memory_mib.worker=12001"]))
-    assert [problem.key for problem in found] == ["device.memory_mib"]
+    assert not arguments.exists()
+    refused = command.validate(load(["cluster=1ps2w", "+device.gpus.worker=[0]", "+device.memory_mib.worker=12001"]))
+    assert [problem.key for problem in refused] == ["device.memory_mib"]

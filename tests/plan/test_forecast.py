@@ -71,7 +71,7 @@ def test_the_work_of_a_step_is_known_task_by_task():
     }
 
 
-def test_in_shared_memory_a_vector_is_copied_once_by_who_writes_it():
+def test_in_shared_memory_the_writer_copies_a_vector_once():
     travels, stays = (step_time.work_of(planned("cluster=1ps2w", *more), WORKLOAD) for more in (MESSAGES, ()))
     assert stays["worker:0"]["wire"] == Work(messages=1, nbytes=12, update_nbytes=2 * VECTOR)
     assert stays["ps:0"]["wire"] == Work(messages=2, nbytes=24)
@@ -105,25 +105,25 @@ def test_compute_is_linear_in_the_examples():
     assert two.compute - one.compute == pytest.approx(64 * 3e6 * 1e-10 / 4)
 
 
-def test_a_measured_example_takes_the_place_of_operations():
-    made = planned("cluster=1ps2w")
-    assert parts_of(made, workload(example_ms=0.5)).compute == pytest.approx((1e-3 + 32 * 0.5e-3) / 2)
+def test_a_measured_example_replaces_the_operations():
+    plan = planned("cluster=1ps2w")
+    assert parts_of(plan, workload(example_ms=0.5)).compute == pytest.approx((1e-3 + 32 * 0.5e-3) / 2)
 
 
-def test_a_clipped_update_tells_norms_to_the_other_hosts():
+def test_a_clipped_update_sends_norms_to_the_other_hosts():
     two = dataclasses.replace(MODEL, parameters=(*MODEL.parameters, Parameter("bias", (10,), True)))
-    made = planned("cluster=2ps2w", model=two)
-    messages = [sum(step_time.messages_of(made, workload(is_clipped=clipped)).values()) for clipped in (False, True)]
+    plan = planned("cluster=2ps2w", model=two)
+    messages = [sum(step_time.messages_of(plan, workload(is_clipped=clipped)).values()) for clipped in (False, True)]
     assert messages == [8, 14]  # of both ways, each update: tags, norms, and that they came
 
 
-def test_a_gradient_of_its_own_is_a_share_of_each_workers_step():
-    made = planned("cluster=1ps4w", "strategy=async")
-    assert sum(step_time.messages_of(made, WORKLOAD).values()) == pytest.approx(2)
-    assert step_time.total(step_time.work_of(made, WORKLOAD)).flops == pytest.approx(16 * 3e6)
+def test_an_async_update_is_a_share_of_each_workers_step():
+    plan = planned("cluster=1ps4w", "strategy=async")
+    assert sum(step_time.messages_of(plan, WORKLOAD).values()) == pytest.approx(2)
+    assert step_time.total(step_time.work_of(plan, WORKLOAD)).flops == pytest.approx(16 * 3e6)
 
 
-def test_under_async_an_update_takes_as_long_as_the_host_needs_at_least():
+def test_an_async_update_takes_at_least_the_time_of_its_host():
     parts = parts_of(planned("cluster=1ps32w", "strategy=async"), workload(flops=0, layers=0))
     assert parts.total >= 2e-3 + (1 + 2 + 4) * VECTOR * 1e-9
 
@@ -160,11 +160,11 @@ def test_over_slow_links_more_ps_are_better_and_on_one_machine_they_are_not():
     assert together.best_ps == 1
 
 
-def test_of_numbers_of_ps_that_are_nearly_as_good_the_smallest_is_the_best():
+def test_the_best_number_of_ps_is_the_smallest_of_nearly_equal_ones():
     assert Forecast(Parts(1, 0, 0, 0), 64, ((1, 1.5), (2, 1.01), (3, 1.0))).best_ps == 2
 
 
-def test_no_other_number_of_ps_is_looked_at_where_there_is_none():
+def test_a_cluster_without_ps_has_no_best_number_of_ps():
     without = expected("cluster=2w")
     assert isinstance(without, Forecast)
     assert without.best_ps is None
@@ -188,17 +188,17 @@ def test_a_pin_of_a_shard_rules_out_fewer_ps():
         (["cluster=1ps1w", "device=gpu"], MODEL, "the speed of /gpu:0 is unknown"),
     ],
 )
-def test_what_cannot_be_known_is_said(overrides, model, reason):
-    told = expected(*overrides, model=model, machine=Machine(cores=4, gpus=1))
-    assert isinstance(told, Unknown)
-    assert told.reason.startswith(reason)
+def test_the_reason_for_an_unknown_time_is_reported(overrides, model, reason):
+    result = expected(*overrides, model=model, machine=Machine(cores=4, gpus=1))
+    assert isinstance(result, Unknown)
+    assert result.reason.startswith(reason)
 
 
-def test_a_measured_example_makes_a_gpu_known():
-    told = expected("cluster=1ps2w", "device=gpu", "device.memory_fraction={worker:0.4}", "plan.example_ms=0.01",
+def test_a_measured_example_gives_the_speed_of_a_gpu():
+    result = expected("cluster=1ps2w", "device=gpu", "device.memory_fraction={worker:0.4}", "plan.example_ms=0.01",
                     machine=Machine(cores=4, gpus=1))  # fmt: skip
-    assert isinstance(told, Forecast)
-    assert told.parts.compute == pytest.approx(1e-3 / 2 + 32 * 0.01e-3)
+    assert isinstance(result, Forecast)
+    assert result.parts.compute == pytest.approx(1e-3 / 2 + 32 * 0.01e-3)
 
 
 @pytest.mark.parametrize("key", ["plan.example_ms", "plan.link_gbps"])

@@ -24,13 +24,15 @@ def parameters(**sizes: int) -> list[Parameter]:
     return [Parameter(path, (size,), trainable=True) for path, size in sizes.items()]
 
 
-def held(shards) -> list[list[str]]:
+def paths(shards) -> list[list[str]]:
     return [[piece.path for piece in (*shard.trainable, *shard.state)] for shard in shards]
 
 
 def ranges(shards) -> list[list[str]]:
     pieces = [[*shard.trainable, *shard.state] for shard in shards]
-    return [[f"{piece.path}[{piece.begin}:{piece.begin + piece.size}]" for piece in held] for held in pieces]
+    return [
+        [f"{piece.path}[{piece.begin}:{piece.begin + piece.size}]" for piece in shard_pieces] for shard_pieces in pieces
+    ]
 
 
 def mib(floats: int) -> float:
@@ -38,21 +40,21 @@ def mib(floats: int) -> float:
 
 
 def test_bytes_balance_when_the_big_table_comes_last():
-    assert held(place(parameters(a=32, b=32, table=64), PS, pins={})) == [["table"], ["a", "b"]]
+    assert paths(place(parameters(a=32, b=32, table=64), PS, pins={})) == [["table"], ["a", "b"]]
 
 
 def test_round_robin_goes_through_the_shards_in_creation_order():
     placed = place(parameters(a=64, b=16, c=16, d=16), PS, pins={}, strategy="round_robin")
-    assert held(placed) == [["a", "c"], ["b", "d"]]
+    assert paths(placed) == [["a", "c"], ["b", "d"]]
 
 
 def test_a_pin_wins_over_the_strategy():
-    assert held(place(parameters(a=32, b=32, table=64), PS, pins={"table": 1})) == [["a", "b"], ["table"]]
+    assert paths(place(parameters(a=32, b=32, table=64), PS, pins={"table": 1})) == [["a", "b"], ["table"]]
 
 
-def test_of_two_matching_pins_the_more_literal_one_wins():
+def test_the_more_literal_of_two_matching_pins_wins():
     placed = place(parameters(dense0=16, dense1=16), PS, pins={"dense*": 0, "dense1": 1})
-    assert held(placed) == [["dense0"], ["dense1"]]
+    assert paths(placed) == [["dense0"], ["dense1"]]
 
 
 def test_a_pin_that_matches_nothing_names_the_nearest_parameters():
@@ -60,7 +62,7 @@ def test_a_pin_that_matches_nothing_names_the_nearest_parameters():
         place([Parameter("dense/kernel", (4,), True)], PS, pins={"dense/kernal": 0})
 
 
-def test_a_pin_to_a_shard_that_does_not_exist_is_refused():
+def test_a_pin_to_an_unknown_shard_is_refused():
     with pytest.raises(ValueError, match=r"pin 'a' names shard 2; available: shards 0\.\.1"):
         place(parameters(a=16), PS, pins={"a": 2})
 
@@ -105,7 +107,7 @@ def test_parts_follow_each_other_and_begin_at_64_bytes(size, floats):
     assert max(part.padded for part in parts) - min(part.padded for part in parts) <= LANES
 
 
-def test_a_parameter_in_parts_keeps_its_shape_and_a_whole_one_is_no_part():
+def test_a_parameter_in_parts_keeps_its_shape_and_a_whole_one_is_not_a_part():
     parts = [*cut(Parameter("table", (4, 10), True), mib(32)), *cut(Parameter("bias", (), True), mib(32))]
     assert [(p.path, p.shape, p.begin, p.size, p.padded, p.is_part) for p in parts] == [
         ("table", (4, 10), 0, 32, 32, True),
@@ -114,12 +116,12 @@ def test_a_parameter_in_parts_keeps_its_shape_and_a_whole_one_is_no_part():
     ]
 
 
-def test_parts_are_shared_out_as_parameters_are():
+def test_parts_are_placed_as_parameters_are():
     placed = place(parameters(a=16, table=96), PS, pins={}, max_part_mib=mib(32))
     assert ranges(placed) == [["table[0:32]", "table[64:96]"], ["a[0:16]", "table[32:64]"]]
 
 
-def test_parts_take_turns():
+def test_round_robin_places_parts_in_turn():
     placed = place(parameters(a=16, table=96), PS, pins={}, strategy="round_robin", max_part_mib=mib(32))
     assert ranges(placed) == [["a[0:16]", "table[32:64]"], ["table[0:32]", "table[64:96]"]]
 
@@ -152,7 +154,7 @@ def test_the_lightest_shard_is_chosen_and_what_was_put_on_one_counts():
     assert [chooser.choose(nbytes) for nbytes in (60, 60, 50, 1)] == [1, 2, 1, 2]  # 100 60 0, ... 60, 110 60
 
 
-def test_turns_do_not_look_at_bytes():
+def test_round_robin_ignores_bytes():
     chooser = CHOOSERS["round_robin"](3)
     chooser.hold(0, 100)
     assert [chooser.choose(nbytes) for nbytes in (60, 60, 50, 1)] == [0, 1, 2, 0]
@@ -176,18 +178,18 @@ def test_a_plan_warns_of_a_parameter_that_outweighs_all_others_and_says_how_to_c
     ]
 
 
-def test_what_the_warning_says_to_type_helps():
+def test_the_remedy_of_the_warning_works():
     sizes = {"a": 2**18, "b": 2**18, "table": 10 * 2**18}
-    made = planned("placement.max_part_mib=4", **sizes)
-    assert imbalance(made) == []
-    assert [[round(4 * piece.size / 2**20, 2) for piece in shard.trainable] for shard in made.shards] == [
+    plan = planned("placement.max_part_mib=4", **sizes)
+    assert imbalance(plan) == []
+    assert [[round(4 * piece.size / 2**20, 2) for piece in shard.trainable] for shard in plan.shards] == [
         [3.33],
         [1.0, 3.33],
         [1.0, 3.33],
     ]
 
 
-def test_an_even_share_below_a_mib_is_said_in_two_digits():
+def test_an_even_share_below_a_mib_has_two_digits():
     (warning,) = imbalance(planned(a=1000, b=1000, table=70_000))  # padded: 72,016 floats
     assert warning.endswith("type placement.max_part_mib=0.092 to split it into parts")
 
@@ -198,8 +200,8 @@ def test_a_plan_warns_of_a_shard_that_pins_made_heavy():
 
 
 def test_a_plan_with_parts_survives_being_written_and_read():
-    made = planned("placement.max_part_mib=0.1", table=100_000)
-    assert Plan.from_json(json.loads(json.dumps(made.to_json()))) == made
+    plan = planned("placement.max_part_mib=0.1", table=100_000)
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
 def test_a_plan_says_where_each_part_is(capsys):

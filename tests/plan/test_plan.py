@@ -34,20 +34,20 @@ def planned(*overrides: str, model: Description = MODEL, machine: Machine = MACH
 
 
 def test_a_cluster_has_its_tasks_in_order_and_worker_0_is_the_chief():
-    made = planned("cluster=2ps4w")
-    assert [task.name for task in made.tasks] == ["ps:0", "ps:1", "worker:0", "worker:1", "worker:2", "worker:3"]
-    assert [task.name for task in made.tasks if task.is_chief] == ["worker:0"]
+    plan = planned("cluster=2ps4w")
+    assert [task.name for task in plan.tasks] == ["ps:0", "ps:1", "worker:0", "worker:1", "worker:2", "worker:3"]
+    assert [task.name for task in plan.tasks if task.is_chief] == ["worker:0"]
 
 
-def test_parameters_live_on_the_ps_where_there_are_any():
+def test_parameters_live_on_the_ps_if_there_are_any():
     assert [shard.host for shard in planned("cluster=2ps4w").shards] == ["ps:0", "ps:1"]
 
 
-def test_parameters_live_on_the_workers_where_there_is_no_ps():
+def test_parameters_live_on_the_workers_if_there_is_no_ps():
     assert [shard.host for shard in planned("cluster=2w").shards] == ["worker:0", "worker:1"]
 
 
-def test_one_process_trains_locally_and_a_cluster_in_step():
+def test_one_process_trains_locally_and_a_cluster_synchronously():
     assert (planned().strategy, planned("cluster=1w").strategy) == ("local", "sync")
 
 
@@ -56,15 +56,15 @@ def test_workers_of_one_machine_share_its_cores():
     assert threads == {"ps:0": 8, "worker:0": 2, "worker:1": 2, "worker:2": 2, "worker:3": 2}
 
 
-def test_the_batch_is_global_and_shared_out():
-    made = planned("cluster=1ps4w", "train.batch_size=256")
-    assert (made.global_batch, made.replica_batch) == (256, 64)
+def test_the_batch_is_global_and_divided_among_replicas():
+    plan = planned("cluster=1ps4w", "train.batch_size=256")
+    assert (plan.global_batch, plan.replica_batch) == (256, 64)
 
 
 def test_a_link_carries_a_shard_there_and_back_each_step():
-    made = planned("cluster=1ps2w", "strategy=sync", "strategy.wire=float32")
+    plan = planned("cluster=1ps2w", "strategy=sync", "strategy.wire=float32")
     shard = 4 * (784 * 128 + 128 + 16 + 16)
-    assert made.link_nbytes() == {"worker:0 - ps:0": 2 * shard, "worker:1 - ps:0": 2 * shard}
+    assert plan.link_nbytes() == {"worker:0 - ps:0": 2 * shard, "worker:1 - ps:0": 2 * shard}
 
 
 def test_a_worker_that_holds_a_shard_sends_it_nothing():
@@ -72,18 +72,18 @@ def test_a_worker_that_holds_a_shard_sends_it_nothing():
 
 
 def test_a_plan_survives_being_written_and_read():
-    made = planned("cluster=2ps2w")
-    assert Plan.from_json(json.loads(json.dumps(made.to_json()))) == made
+    plan = planned("cluster=2ps2w")
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
 def test_a_plan_with_devices_survives_being_written_and_read():
     gpus = ["+device.gpus={worker:[0,1]}", "+device.memory_mib={worker:900}", "device.replicas=[/gpu:0,/gpu:1]"]
-    made = planned("cluster=1ps2w", *gpus, machine=Machine(cores=8, gpus=2, gpu_mib=(8000, 8000)))
-    assert Plan.from_json(json.loads(json.dumps(made.to_json()))) == made
-    assert made.replicas == 4
+    plan = planned("cluster=1ps2w", *gpus, machine=Machine(cores=8, gpus=2, gpu_mib=(8000, 8000)))
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    assert plan.replicas == 4
 
 
-def test_a_batch_that_cannot_be_shared_out_names_the_nearest_sizes():
+def test_a_batch_that_cannot_be_divided_names_the_nearest_sizes():
     with pytest.raises(ConfigError, match="255 examples cannot be divided evenly among 4 .*sizes are 252 or 256"):
         planned("cluster=2ps4w", "train.batch_size=255")
 
@@ -109,7 +109,7 @@ def test_a_quorum_that_cannot_be_met_is_refused(quorum):
         planned("cluster=1ps4w", f"strategy.quorum={quorum}")
 
 
-def test_a_quorum_below_all_is_no_sync():
+def test_a_quorum_below_all_is_not_sync():
     with pytest.raises(ConfigError, match="sync does not use it; backup does, and waits for 3 of the 4 replicas"):
         planned("cluster=1ps4w", "strategy.quorum=3")
 
@@ -150,7 +150,7 @@ def test_a_quorum_counts_the_replicas_that_a_worker_sends_at_once():
         planned(*two_each, "strategy.quorum=3")
 
 
-def test_a_batch_is_shared_out_over_replicas_and_their_parts():
+def test_a_batch_is_divided_among_replicas_and_their_parts():
     with pytest.raises(
         ConfigError, match="256 examples .* among 4 replicas in 3 parts; the nearest sizes are 252 or 264"
     ):
@@ -192,11 +192,11 @@ def test_the_first_line_says_what_the_strategy_means(overrides, words):
         (["device.replicas=[/cpu:0,/cpu:1]"], 256),
     ],
 )
-def test_the_examples_of_an_update_depend_on_whose_gradients_it_takes(overrides, examples):
+def test_the_examples_of_an_update_depend_on_the_strategy(overrides, examples):
     assert planned(*overrides).update_batch == examples
 
 
-def test_an_evaluator_is_no_part_of_the_cluster_that_trains():
+def test_an_evaluator_is_not_part_of_the_cluster_that_trains():
     plan = planned("cluster=1ps2w1e")
     assert sorted(plan.jobs()) == ["ps", "worker"]
     assert [task.name for task in plan.trainers] == ["ps:0", "worker:0", "worker:1"]
@@ -213,17 +213,17 @@ def test_a_pin_that_matches_nothing_is_refused():
         planned("cluster=1ps2w", "placement.pins={conv/*:0}")
 
 
-def test_every_pin_that_does_not_hold_is_told_with_one_that_would():
-    with pytest.raises(ConfigError) as found:
+def test_every_bad_pin_is_refused_with_a_valid_one():
+    with pytest.raises(ConfigError) as raised:
         planned("cluster=2ps2w", "placement.pins={dens/kernel:1,dense/bias:2,bias:-1}", "device.layers={flaten:/cpu:3}")
-    assert [(problem.key, problem.remedy) for problem in found.value.problems] == [
+    assert [(problem.key, problem.remedy) for problem in raised.value.problems] == [
         ("device.layers", "e.g. 'device.layers={flatten:/cpu:3}'"),
         ("placement.pins", "e.g. 'placement.pins={dense/kernel:1}'"),
         ("placement.pins", "e.g. 'placement.pins={dense/bias:1}'"),
         ("placement.pins", "e.g. 'placement.pins={dense/bias:0}'"),
         ("placement.pins", "e.g. 'placement.pins={dense/bias:0}'"),
     ]
-    assert "pin 'dense/bias' names shard 2; available: shards 0..1" in str(found.value)
+    assert "pin 'dense/bias' names shard 2; available: shards 0..1" in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -235,9 +235,9 @@ def test_every_pin_that_does_not_hold_is_told_with_one_that_would():
     ],
 )
 def test_a_size_and_a_count_that_contradict_each_other_are_one_problem(overrides, remedy):
-    with pytest.raises(ConfigError, match="contradict each other") as found:
+    with pytest.raises(ConfigError, match="contradict each other") as raised:
         planned(*overrides)
-    assert [(problem.key, problem.remedy) for problem in found.value.problems] == [("cluster", remedy)]
+    assert [(problem.key, problem.remedy) for problem in raised.value.problems] == [("cluster", remedy)]
 
 
 @pytest.mark.parametrize(
@@ -247,22 +247,22 @@ def test_a_size_and_a_count_that_contradict_each_other_are_one_problem(overrides
         ("optimizer.schedule.warmup_steps=5", "optimizer.schedule.warmup_steps: constant does not use it; cosine does"),
     ],
 )
-def test_a_key_that_nothing_would_read_is_refused(override, says):
+def test_an_unused_key_is_refused(override, says):
     with pytest.raises(ConfigError, match=says):
         planned("optimizer=adam", override)
 
 
-def test_all_problems_are_found_in_one_pass():
-    with pytest.raises(ConfigError) as found:
+def test_all_problems_are_reported_in_one_pass():
+    with pytest.raises(ConfigError) as raised:
         planned("cluster=2ps4w", "train.batch_size=255", "strategy.quorum=9", "train.steps=-1")
-    assert [problem.key for problem in found.value.problems] == ["train.steps", "strategy.quorum", "train.batch_size"]
+    assert [problem.key for problem in raised.value.problems] == ["train.steps", "strategy.quorum", "train.batch_size"]
 
 
-def test_a_shard_without_parameters_is_warned_of():
+def test_a_shard_without_parameters_gets_a_warning():
     assert any("ps:2 holds no parameter" in str(warning) for warning in planned("cluster=3ps2w").warnings)
 
 
-def test_more_workers_than_cores_are_warned_of():
+def test_more_workers_than_cores_get_a_warning():
     warnings = planned("cluster=1ps4w", machine=Machine(cores=2, gpus=0)).warnings
     assert any("4 workers share 2 cores" in str(warning) for warning in warnings)
 
@@ -288,10 +288,10 @@ def test_a_bfloat16_wire_halves_what_crosses_a_link():
 
 
 @pytest.mark.parametrize("strategy", ["sync", "async", "backup"])
-def test_on_one_machine_vectors_stay_in_memory_and_only_what_tells_of_them_travels(strategy):
-    made = planned("cluster=1ps2w", f"strategy={strategy}", *(["strategy.quorum=1"] if strategy == "backup" else []))
-    assert made.wire == "memory"
-    assert made.link_nbytes() == {"worker:0 - ps:0": 24, "worker:1 - ps:0": 24}
+def test_on_one_machine_vectors_stay_in_memory_and_only_short_messages_are_sent(strategy):
+    plan = planned("cluster=1ps2w", f"strategy={strategy}", *(["strategy.quorum=1"] if strategy == "backup" else []))
+    assert plan.wire == "memory"
+    assert plan.link_nbytes() == {"worker:0 - ps:0": 24, "worker:1 - ps:0": 24}
 
 
 @pytest.mark.parametrize(
@@ -306,13 +306,13 @@ def test_on_one_machine_vectors_stay_in_memory_and_only_what_tells_of_them_trave
         ),
     ],
 )
-def test_where_tasks_cannot_share_memory_vectors_travel(overrides, why):
+def test_vectors_are_sent_if_tasks_cannot_share_memory(overrides, why):
     assert planned("cluster=1ps2w", *overrides).wire == "float32"
     with pytest.raises(ConfigError, match=f"memory is not possible: {why}"):
         planned("cluster=1ps2w", *overrides, "strategy=sync", "strategy.wire=memory")
 
 
-def test_where_files_are_limited_in_size_vectors_travel():
+def test_vectors_are_sent_if_the_size_of_files_is_limited():
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**40, hard))
     try:

@@ -23,10 +23,10 @@ PARAMETERS = [
 ]
 
 
-def task(job: str, index: int, **told: object) -> Task:
+def task(job: str, index: int, **fields: object) -> Task:
     facts = {"address": "127.0.0.1:0", "control": "127.0.0.1:0", "gpus": (), "memory_fraction": None}
     facts |= {"replicas": ("/cpu:0",) if job == "worker" else ()}
-    return Task(job, index, **{**facts, "intra_op_threads": 1, "inter_op_threads": 2, **told})  # type: ignore[arg-type]
+    return Task(job, index, **{**facts, "intra_op_threads": 1, "inter_op_threads": 2, **fields})  # type: ignore[arg-type]
 
 
 def plan(*tasks: Task, parameters: list[Parameter] = PARAMETERS, warnings: tuple[Problem, ...] = ()) -> Plan:
@@ -64,7 +64,7 @@ def test_every_task_has_a_row(capsys):
 
 
 @pytest.mark.parametrize(
-    ("told", "memory"),
+    ("fields", "memory"),
     [
         ({"memory_fraction": 0.45}, "45% each"),
         ({"memory_mib": 9000}, "9,000 MiB each"),
@@ -72,12 +72,12 @@ def test_every_task_has_a_row(capsys):
         ({}, "nearly all"),
     ],
 )
-def test_gpus_have_their_numbers_and_what_is_taken_of_their_memory(capsys, told, memory):
-    shown = plan(task("ps", 0), task("worker", 0, gpus=(2, 3), **told), task("worker", 1))
+def test_gpus_have_their_indices_and_the_memory_that_is_taken(capsys, fields, memory):
+    shown = plan(task("ps", 0), task("worker", 0, gpus=(2, 3), **fields), task("worker", 1))
     assert rows(printed(capsys, shown))[2][2:4] == ["2, 3", memory]
 
 
-def test_replicas_have_a_column_where_a_worker_has_more_than_one(capsys):
+def test_replicas_have_a_column_if_a_worker_has_more_than_one(capsys):
     shown = plan(task("ps", 0), task("worker", 0, replicas=("/cpu:0", "/cpu:1")))
     assert [row[5:7] for row in rows(printed(capsys, shown))[:3]] == [
         ["replicas", "replica batch"],
@@ -119,7 +119,7 @@ def test_an_address_in_brackets_is_shown_as_it_is(capsys):
     assert "[fe80::1]:2222" in printed(capsys, shown)
 
 
-def test_batch_steps_and_traffic_are_told(capsys):
+def test_batch_steps_and_traffic_are_shown(capsys):
     # A link carries the shard there and back: 2 x 4 x (320 + 32 + 16, and 16 each for metrics and header) bytes.
     assert printed(capsys, SMALL).splitlines()[-3:] == [
         "batch: 64 global, 32 per replica x 2 replicas",
@@ -128,7 +128,7 @@ def test_batch_steps_and_traffic_are_told(capsys):
     ]
 
 
-def test_what_lies_in_shared_memory_is_told(capsys):
+def test_shared_memory_is_shown(capsys):
     shown = dataclasses.replace(SMALL, wire="memory")
     assert printed(capsys, shown).splitlines()[-2:] == [
         "traffic: 48 B per step over 2 links; 24 B per link to ps:0",
@@ -164,7 +164,7 @@ def expected_lines(capsys: pytest.CaptureFixture[str], expected: Forecast | Unkn
 
 
 @pytest.mark.usefixtures("rates")
-def test_the_expected_step_is_told_with_its_parts_its_assumptions_and_the_best_number_of_ps(capsys):
+def test_the_expected_step_is_shown_with_parts_assumptions_and_the_best_number_of_ps(capsys):
     expected = Forecast(PARTS, 64, ((1, 0.040), (2, 0.0403), (3, 0.05)))
     local = Workload(**{**WORKLOAD.__dict__, "link_gbps": 25.0})
     assert expected_lines(capsys, expected, local) == [
@@ -180,22 +180,22 @@ def test_the_expected_step_is_told_with_its_parts_its_assumptions_and_the_best_n
 
 @pytest.mark.usefixtures("rates")
 def test_a_measured_example_is_not_explained(capsys):
-    told = expected_lines(capsys, Forecast(PARTS, 64), Workload(**{**WORKLOAD.__dict__, "example_ms": 0.3}))
-    assert [line for line in told if "operations" in line] == []
+    lines = expected_lines(capsys, Forecast(PARTS, 64), Workload(**{**WORKLOAD.__dict__, "example_ms": 0.3}))
+    assert [line for line in lines if "operations" in line] == []
 
 
-def test_what_cannot_be_expected_is_said_with_the_remedy(capsys):
-    told = expected_lines(capsys, Unknown("the speed of /gpu:0 is unknown", "give plan.example_ms"), WORKLOAD)
-    assert told == ["expected: unknown, the speed of /gpu:0 is unknown", "    give plan.example_ms"]
+def test_an_unknown_time_is_shown_with_the_remedy(capsys):
+    lines = expected_lines(capsys, Unknown("the speed of /gpu:0 is unknown", "give plan.example_ms"), WORKLOAD)
+    assert lines == ["expected: unknown, the speed of /gpu:0 is unknown", "    give plan.example_ms"]
 
 
 def test_the_json_file_has_what_is_expected(tmp_path):
     page.write_json(SMALL, str(tmp_path / "plan.json"), Forecast(PARTS, 64, ((1, 0.04), (2, 0.03))))
-    told = json.loads((tmp_path / "plan.json").read_text())["expected"]
-    assert told["step_ms"] == 40.0
-    assert told["parts_ms"] == {"compute": 20.0, "wire": 10.0, "update": 9.0, "wait": 1.0}
-    assert (told["limits"], told["best_ps"]) == ("compute", 2)
-    assert told["step_ms_by_ps"] == {"1": 40.0, "2": 30.0}
+    expected = json.loads((tmp_path / "plan.json").read_text())["expected"]
+    assert expected["step_ms"] == 40.0
+    assert expected["parts_ms"] == {"compute": 20.0, "wire": 10.0, "update": 9.0, "wait": 1.0}
+    assert (expected["limits"], expected["best_ps"]) == ("compute", 2)
+    assert expected["step_ms_by_ps"] == {"1": 40.0, "2": 30.0}
 
 
 def test_the_json_file_equals_the_plan(tmp_path):

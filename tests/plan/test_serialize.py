@@ -31,10 +31,10 @@ def example(kind: Any, numbers: Iterator[int]) -> Any:
 
 
 def plan() -> Plan:
-    made: Plan = example(Plan, itertools.count(100))
+    plan: Plan = example(Plan, itertools.count(100))
     jobs = ("worker", "ps")
-    tasks = tuple(task.__class__(**vars(task) | {"job": job}) for task, job in zip(made.tasks, jobs, strict=True))
-    return Plan(**vars(made) | {"strategy": "backup", "wire": "bfloat16", "tasks": tasks})
+    tasks = tuple(task.__class__(**vars(task) | {"job": job}) for task, job in zip(plan.tasks, jobs, strict=True))
+    return Plan(**vars(plan) | {"strategy": "backup", "wire": "bfloat16", "tasks": tasks})
 
 
 def test_a_plan_is_read_as_it_was_written():
