@@ -248,7 +248,7 @@ def test_a_state_that_lacks_an_update_is_saved_only_where_such_are_skipped(tmp_p
     train_under(chief, engine, on_bad=lambda _: None)
     chief.saver.writer.close()
     assert saved(tmp_path) == expected
-    assert ("step 4 was not saved: an update was left out" in caplog.text) == (policy == "stop")
+    assert ("step 4 was not saved: an update was skipped" in caplog.text) == (policy == "stop")
 
 
 def test_a_save_that_fails_ends_the_run(tmp_path: Path):

@@ -49,17 +49,21 @@ class Saver:
         if problem := _problem(snapshot, skips_bad_updates=config.train.on_not_finite is NotFinitePolicy.skip):
             _log.warning("step %d was not saved: %s", snapshot.step, problem)
             return
-        may_fail = config.checkpoint.on_error is SaveErrorPolicy("continue")  # but for the last time
-        self.save(snapshot, on_error=_log_and_continue if may_fail else None)
+        may_fail = config.checkpoint.on_error is SaveErrorPolicy("continue")
+        self._save(snapshot, _log_and_continue if may_fail else None)
 
-    def save(self, snapshot: Snapshot, *, on_error: checkpoint_writer.OnError | None = None) -> None:
-        """Begins to save, once the save before is on disk.
+    def save_last(self, snapshot: Snapshot) -> None:
+        """Saves at the end of a run, which fails if this does.
 
         Raises:
             NotFiniteError: if a parameter is NaN or infinite.
         """
         if bad := _first_bad_parameter(snapshot):
             raise NotFiniteError(f"parameter {bad} is not finite at step {snapshot.step}; it is not saved")
+        self._save(snapshot, None)
+
+    def _save(self, snapshot: Snapshot, on_error: checkpoint_writer.OnError | None) -> None:
+        """Begins to save, once the save before is on disk."""
         config, plan, status = self.context.config, self.context.plan, self.context.status
         facts: dict[str, Any] = {
             "model": config.model.name,
@@ -91,7 +95,7 @@ class Saver:
 def _problem(snapshot: Snapshot, *, skips_bad_updates: bool) -> str | None:
     """Why a state must not be saved; it may be the first to show that an update was skipped."""
     if snapshot.bad and not skips_bad_updates:
-        return "an update was left out"
+        return "an update was skipped"
     path = _first_bad_parameter(snapshot)
     return None if path is None else f"parameter {path} is not finite"
 
@@ -208,7 +212,7 @@ def _save_and_evaluate(context: Context, chief: Chief, pace: Pace, *, stopped: b
     """Returns the last state, and what the summary says of it; leaves the engine last: others wait for this task."""
     snapshot, table = chief.engine.snapshot(), chief.engine.contributions()
     try:
-        chief.saver.save(snapshot)
+        chief.saver.save_last(snapshot)
         results = summarize(context, snapshot.step, pace)
         if chief.evaluation and not stopped:
             results |= chief.evaluation.run(snapshot)
