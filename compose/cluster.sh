@@ -76,7 +76,7 @@ prepare() {
   local is_new=0 code=0 parent
   parent=$(dirname "$run")
   [[ -d $parent ]] || { mkdir -p "$parent" && chown "$caller" "$parent"; }
-  mkdir "$run" 2>/dev/null && is_new=1
+  if [[ ! -d $run ]]; then mkdir "$run" && is_new=1; fi
   run=$(cd "$run" && pwd)
   if [[ $(docker ps --quiet --filter "label=trainer.run=$run") ]]; then
     fail 73 "$run: containers of a run are still there, whose launcher may be gone; type python -m trainer mode=clean"
@@ -201,7 +201,8 @@ report() {
   done
   first=$(compose ps --all --quiet | xargs -r docker inspect --format '{{.State.FinishedAt}} {{.State.ExitCode}} {{
     index .Config.Labels "com.docker.compose.service"}} {{.State.OOMKilled}}' | sort |
-    awk -v stops="$stops" '$2 != 0 && $2 != 143 && !(stops && $2 == 137) { print $2, $3, $4; exit }')
+    awk -v stops="$stops" '$1 !~ /^0001/ && $2 != 0 && $2 != 143 && !(stops && $2 == 137) { print $2, $3, $4; exit }') ||
+    first='' # the engine does not answer; 0001: a container that could not start
   if [[ $first ]]; then
     read -r code failed oom <<<"$first"
     why="exit code $code"
