@@ -169,6 +169,6 @@ class Restarts:
 
 
 def _obituary(attempt: Attempt) -> str:
-    code = attempt.code or 0
-    why = signal.Signals(-code).name if code < 0 and attempt.end_reason is None else attempt.why
-    return f"{attempt.task.name} {'left' if code in LEFT_BEHIND else 'died'} ({why})"
+    signals = {-number: number.name for number in signal.Signals}  # a real-time signal has no name
+    why = attempt.why if attempt.end_reason else signals.get(attempt.code or 0, attempt.why)
+    return f"{attempt.task.name} {'left' if attempt.code in LEFT_BEHIND else 'died'} ({why})"
