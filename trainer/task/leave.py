@@ -1,5 +1,6 @@
 """Ends the process of a task: with its exit code, and a line in the log where something failed."""
 
+import contextlib
 import logging
 import os
 import sys
@@ -16,8 +17,9 @@ _log = logging.getLogger(__name__)
 
 def leave(code: int) -> NoReturn:
     """Ends the process without finalizing it: closing a session, or a server, can wait for peers that have left."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # a full disk has no room for the log
+            stream.flush()
     os._exit(code)
 
 
