@@ -85,13 +85,13 @@ class ContainerTasks:
             self._prepare()
         number = len(self._tasks) + 1
         self._tasks[number], self._newest[name] = name, number
-        self._do(name, number, lambda: self._start(name, number, log))
+        self._do(name, lambda: self._start(name, number, log))
 
     def signal(self, pid: int, number: int) -> None:
         """Sends a signal to the task of a start, unless it has ended."""
         name = self._tasks[pid]
         if self._newest[name] == pid:
-            self._do(name, pid, lambda: self._signal(name, number))
+            self._do(name, lambda: self._signal(name, number))
 
     def events(self, timeout_secs: float) -> list[dict[str, Any]]:
         """Returns {"event": "started" | "exited", "name", "pid", "code"} of what happened, waiting at most this long.
@@ -134,7 +134,7 @@ class ContainerTasks:
         except DockerError as error:
             print(f"trainer: containers of {self._run} could not be removed: {error}", file=sys.stderr)
 
-    def _do(self, name: str, number: int, work: Callable[[], None]) -> None:
+    def _do(self, name: str, work: Callable[[], None]) -> None:
         def run() -> None:
             try:
                 with explain_errors(self._specs[name].image):

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trainer.plan.description import Question
 from trainer.workload import describe
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -111,9 +112,7 @@ class _Nursery:
 
     def _describe(self, question: dict[str, Any]) -> None:
         def answer() -> int:
-            from trainer.plan import description
-
-            self._report({"event": "described", **describe.answer(description.Question(**question))})
+            self._report({"event": "described", **describe.answer(Question(**question))})
             return 0
 
         self._children[self._fork(answer)] = "describe"
@@ -182,8 +181,8 @@ def _import_everything() -> None:
     skipped = [name for name in ("matplotlib", "pandas") if name not in sys.modules]
     for name in skipped:
         sys.modules[name] = None  # type: ignore[assignment]  # as if it were not installed
-    import trainer.plan.description
-    import trainer.task.process  # noqa: F401
+    import trainer.task.process
+    import trainer.workload.models.flops  # noqa: F401
 
     for name in skipped:  # a user's file may want them
         del sys.modules[name]
