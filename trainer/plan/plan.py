@@ -88,6 +88,11 @@ class Plan:
         """Copies of the model."""
         return sum(len(task.replicas) for task in self.workers)
 
+    def replica_numbers(self, worker: Task) -> list[int]:
+        """The numbers of a worker's replicas, among all of the run."""
+        first = sum(len(other.replicas) for other in self.workers[: worker.index])
+        return list(range(first, first + len(worker.replicas)))
+
     @property
     def trainers(self) -> tuple[Task, ...]:
         """The tasks that train: all but the evaluators."""

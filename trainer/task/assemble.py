@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.config.schema import RunConfig
 from trainer.engine.all_reduce import AllReduceEngine
 from trainer.engine.compute import Replica
 from trainer.engine.engine import Engine
@@ -20,6 +19,7 @@ from trainer.engine.vectors.wire import MESSAGE_WIRES, VectorWire
 from trainer.faults.problems import ConfigError, Problem
 from trainer.plan.layout import Shard
 from trainer.plan.plan import Plan, Task
+from trainer.task.context import Context
 from trainer.task.not_finite import order_seed
 from trainer.workload import step as replica
 from trainer.workload.data import DataSet
@@ -46,15 +46,16 @@ def open_wire(plan: Plan) -> VectorWire:
 HOSTS: Mapping[str, Any] = {"sync": SyncHost, "async": AsyncHost, "backup": BackupHost}  # by strategy
 
 
-def make_host(config: RunConfig, plan: Plan, shard: Shard, wire: VectorWire) -> ShardHost:
+def make_host(context: Context, shard: Shard) -> ShardHost:
     """The host of a shard, as the plan's strategy has it."""
+    config, plan = context.config, context.plan
     options: dict[str, Any] = {
         "shards": plan.shards,
         "index": shard.index,
         "workers": len(plan.workers),
         "optimizer": config.optimizer,
         "parameters": plan.parameters,
-        "wire": wire,
+        "wire": context.wire,
         "profiles": config.profile,
     }
     own: dict[str, dict[str, Any]] = {
@@ -65,28 +66,13 @@ def make_host(config: RunConfig, plan: Plan, shard: Shard, wire: VectorWire) -> 
     return HOSTS[name](**options, **own.get(name, {}))
 
 
-def make_engine(
-    config: RunConfig,
-    plan: Plan,
-    task: Task,
-    model: Any,
-    data: DataSet,
-    *,
-    wire: VectorWire,
-    strategy: Any = None,
-    rollbacks: int = 0,
-) -> Engine:
-    """The engine of a worker.
-
-    Args:
-        wire: from `open_wire`.
-        strategy: of all-reduce training, from server.start_strategy.
-        rollbacks: how often the run has gone back to a checkpoint for other batches.
-    """
+def make_engine(context: Context, model: Any, data: DataSet, strategy: Any = None) -> Engine:
+    """The engine of a worker; `strategy` comes from `server.start_strategy`, under all-reduce."""
+    plan, task = context.plan, context.task
     common: dict[str, Any] = {
-        "optimizer": config.optimizer,
-        "replicas": _make_replicas(config, plan, task, model, data, rollbacks),
-        "profiles": config.profile,
+        "optimizer": context.config.optimizer,
+        "replicas": _make_replicas(context, model, data),
+        "profiles": context.config.profile,
     }
     if plan.effective_strategy.is_one_process:
         return LocalEngine(shard=plan.shards[0], parameters=plan.parameters, **common)
@@ -101,7 +87,7 @@ def make_engine(
             shards=plan.shards,
             strategy=plan.effective_strategy,
             parameters=plan.parameters,
-            wire=wire,
+            wire=context.wire,
             **common,
         )
     )
@@ -116,9 +102,8 @@ def _full(plan: Plan, task: Task, device: str) -> str:
     return device_of(task.name, device) if plan.has_shard_hosts else device
 
 
-def _make_replicas(
-    config: RunConfig, plan: Plan, task: Task, model: Any, data: DataSet, rollbacks: int
-) -> list[Replica]:
+def _make_replicas(context: Context, model: Any, data: DataSet) -> list[Replica]:
+    config, plan, task = context.config, context.plan, context.task
     scopes: dict[str, str] = {}
     step = replica.make_step(
         model,
@@ -128,14 +113,13 @@ def _make_replicas(
         scopes=scopes,
         jit=config.train.jit,
     )
-    first = sum(len(other.replicas) for other in plan.workers[: task.index])
 
     def make(index: int, device: str) -> Replica:
         def batches(start: int = 0) -> Any:
             pipeline = training_iterator if plan.effective_strategy.has_ring else training_batches
             return pipeline(
                 data.train,
-                seed=order_seed(config.seed, rollbacks),
+                seed=order_seed(config.seed, context.rollbacks),
                 start=start,
                 stop=plan.steps if plan.effective_strategy.waits_for_all else ENDLESS,
                 batch_size=plan.global_batch,
@@ -155,4 +139,4 @@ def _make_replicas(
             task=task.name,
         )
 
-    return [make(first + number, device) for number, device in enumerate(task.replicas)]
+    return list(map(make, plan.replica_numbers(task), task.replicas))

@@ -23,7 +23,7 @@ def run(context: Context) -> bool:
 
 def start(context: Context) -> list[ShardHost]:
     """Makes the hosts of this task's shards and has them serve; returns them, none where it has no shard."""
-    hosts = [make_host(context.config, context.plan, shard, context.wire) for shard in context.shards]
+    hosts = [make_host(context, shard) for shard in context.shards]
     if not hosts:
         return []
     peers = _peers(context)

@@ -20,12 +20,11 @@ from trainer.task.assemble import compute_device, make_engine
 from trainer.task.chief import actions, initial_state
 from trainer.task.chief.actions import Chief
 from trainer.task.context import Context, collect_garbage_from_now_on
-from trainer.task.evaluator.score import Evaluator
+from trainer.task.evaluator.score import make_evaluator
 from trainer.task.loop import AfterStep, train
 from trainer.task.pace import Pace
 from trainer.task.server import start_strategy
 from trainer.workload.build import open_workload, parameters_of
-from trainer.workload.data import DataSet
 
 RECENT_STEPS = 20
 LAST_GOODBYE_SECS = 10.0
@@ -80,11 +79,10 @@ def _train(context: Context, strategy: Any = None) -> bool:
     config, plan, task = context.config, context.plan, context.task
     model, data = open_workload(config)
     _check_planned(plan, parameters_of(model, config.train.precision.value))
-    engine = make_engine(
-        config, plan, task, model, data, wire=context.wire, strategy=strategy, rollbacks=context.rollbacks
-    )
-    # Where there is an evaluator task, it does this.
-    evaluator = _make_evaluator(context, model, data) if task.is_chief and plan.trainers == plan.tasks else None
+    engine = make_engine(context, model, data, strategy)
+    evaluator = None
+    if task.is_chief and plan.trainers == plan.tasks:  # else an evaluator task does it
+        evaluator = make_evaluator(config, model, data, compute_device(plan, task))
     target = context.server.target if context.server else ""
     if plan.has_shard_hosts:
         context.roll_call(plan.hosts, until="is_ready")
@@ -114,20 +112,10 @@ def _check_planned(plan: Plan, parameters: Sequence[Parameter]) -> None:
         raise RuntimeError(f"the model differs from the planned one in {', '.join(different[:5])}")
 
 
-def _make_evaluator(context: Context, model: Any, data: DataSet) -> Evaluator:
-    return Evaluator(
-        model,
-        context.config.model.loss.value,
-        data.evaluate,
-        batch_size=context.config.evaluate.batch_size,
-        device=compute_device(context.plan, context.task),
-    )
-
-
 def _step_to_the_end(context: Context, engine: Engine, pace: Pace, start: int, chief: Chief | None = None) -> bool:
     """Takes steps from global step `start` on; returns whether the run was stopped before its last step."""
     config, plan, status = context.config, context.plan, context.status
-    context.journal.write("join", step=start, replicas=_replicas(context))
+    context.journal.write("join", step=start, replicas=plan.replica_numbers(context.task))
     if plan.effective_strategy.waits_for_one or not plan.has_shard_hosts:  # else its hosts know who is missing
         watchdogs.watch_steps(context, lambda: status.step, None)
     context.stop.let_step_finish()
@@ -166,15 +154,9 @@ def _step_to_the_end(context: Context, engine: Engine, pace: Pace, start: int, c
     return stopped
 
 
-def _replicas(context: Context) -> list[int]:
-    """The numbers of this worker's replicas, among all of the run."""
-    first = sum(len(other.replicas) for other in context.plan.workers[: context.task.index])
-    return list(range(first, first + len(context.task.replicas)))
-
-
 def _make_actions(context: Context, engine: Engine, pace: Pace, start: int, chief: Chief | None) -> Sequence[AfterStep]:
     """What every worker does with the result of a step, in order."""
-    status, plan, replicas = context.status, context.plan, _replicas(context)
+    status, plan, replicas = context.status, context.plan, context.plan.replica_numbers(context.task)
     examples = plan.replica_batch * len(replicas)
 
     def write_journal(result: StepResult) -> None:

@@ -18,7 +18,7 @@ from trainer.plan.plan import Task
 from trainer.storage import checkpoint, checkpoint_writer
 from trainer.storage.run_directory import RunDirectory
 from trainer.task.context import Context, collect_garbage_from_now_on
-from trainer.task.evaluator.score import CheckpointScorer, Evaluator, Identity, identity_of
+from trainer.task.evaluator.score import CheckpointScorer, Identity, identity_of, make_evaluator
 from trainer.workload.build import open_workload
 
 POLL_SECS = 0.2
@@ -66,13 +66,7 @@ def run(context: Context) -> bool:
 
 def _make_scorer(context: Context) -> CheckpointScorer:
     model, data = open_workload(context.config)
-    evaluator = Evaluator(
-        model,
-        context.config.model.loss.value,
-        data.evaluate,
-        batch_size=context.config.evaluate.batch_size,
-        device="/gpu:0" if context.task.gpus else "/cpu:0",
-    )
+    evaluator = make_evaluator(context.config, model, data, "/gpu:0" if context.task.gpus else "/cpu:0")
     evaluator.connect("", context.session_config([]))
     return CheckpointScorer(context.config, context.directory, model, evaluator, context.status)
 

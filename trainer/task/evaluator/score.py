@@ -19,7 +19,7 @@ from trainer.storage.run_directory import RunDirectory
 from trainer.task.tensorboard import Events
 from trainer.workload import step
 from trainer.workload.build import parameters_of
-from trainer.workload.data import Examples
+from trainer.workload.data import DataSet, Examples
 from trainer.workload.data.pipeline import evaluation_batches
 
 v1 = tf.compat.v1
@@ -64,6 +64,12 @@ class Evaluator:
             except tf.errors.OutOfRangeError:
                 return losses / count, accuracies / count
             losses, accuracies, count = losses + loss * size, accuracies + accuracy * size, count + size
+
+
+def make_evaluator(config: RunConfig, model: Any, data: DataSet, device: str) -> Evaluator:
+    """The evaluator of a run's model on its data."""
+    batch_size = config.evaluate.batch_size
+    return Evaluator(model, config.model.loss.value, data.evaluate, batch_size=batch_size, device=device)
 
 
 def evaluated(snapshot: Snapshot) -> dict[str, Any]:
