@@ -75,18 +75,14 @@ def _has_engine() -> bool:
         return False
 
 
-class Run:
-    """One `python -m trainer` in a directory of its own."""
+class Command:
+    """A command that works on a run directory, in a session of its own."""
 
-    def __init__(
-        self, overrides: list[str], cwd: Path, environment: dict[str, str], within: Sequence[str] = ()
-    ) -> None:
-        """Starts it; `within` is the begin of a command that runs the rest of it, in a network of its own, say."""
-        self.directory = cwd / next((o[4:] for o in overrides if o.startswith("run=")), "run")
-        if not any(o.startswith("run=") for o in overrides):
-            overrides = [*overrides, f"run={self.directory}"]
+    def __init__(self, words: Sequence[str], cwd: Path, environment: dict[str, str]) -> None:
+        """Starts it; the directory is that of its run=PATH."""
+        self.directory = cwd / next((word[4:] for word in words if word.startswith("run=")), "run")
         self.process = subprocess.Popen(
-            [*within, sys.executable, "-m", "trainer", *overrides],
+            words,
             cwd=cwd,
             env=os.environ | environment,
             stdout=subprocess.PIPE,
@@ -97,27 +93,65 @@ class Run:
         self.output = ""
 
     def wait(self, deadline_secs: float = DEADLINE_SECS) -> int:
-        """The exit code; at the deadline every task writes its stacks, and the test fails with all logs."""
+        """The exit code; at the deadline the command is killed, and the test fails with its output."""
         try:
             self.output, _ = self.process.communicate(timeout=deadline_secs)
         except subprocess.TimeoutExpired:
-            pytest.fail(f"the run did not end within {deadline_secs:.0f} s\n{self.stacks()}")
+            pytest.fail(f"the command did not end within {deadline_secs:.0f} s\n{self.kill_and_explain()}")
         return self.process.returncode
 
-    def stacks(self) -> str:
-        """Has every live task write the stacks of its threads into its log, ends the run, and returns all logs."""
+    def kill_and_explain(self) -> str:
+        """Kills the command, and returns what shows why it did not end."""
+        self.end()
+        return self.output
+
+    def end(self) -> None:
+        """Kills the command, if it is alive; tasks of a launcher die with it."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.output, _ = self.process.communicate()
+
+    def wait_for_step(self, step: int, deadline_secs: float = DEADLINE_SECS) -> None:
+        """Returns as soon as history.jsonl, which the chief writes line by line, has a global step."""
+        deadline = time.monotonic() + deadline_secs
+        while all(line["step"] < step for line in self.history()[-1:]):
+            if self.process.poll():
+                pytest.fail(f"ended with {self.wait()} before step {step}: {self.output}")
+            if time.monotonic() > deadline:
+                pytest.fail(f"step {step} was not reached within {deadline_secs:.0f} s\n{self.kill_and_explain()}")
+            time.sleep(0.02)
+
+    def summary(self) -> dict[str, Any]:
+        return json.loads((self.directory / "summary.json").read_text())
+
+    def history(self) -> list[dict[str, Any]]:
+        path = self.directory / "history.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("}")]
+
+    def plan(self) -> dict[str, Any]:
+        return json.loads((self.directory / "plan.json").read_text())
+
+
+class Run(Command):
+    """One `python -m trainer` in a directory of its own."""
+
+    def __init__(
+        self, overrides: Sequence[str], cwd: Path, environment: dict[str, str], within: Sequence[str] = ()
+    ) -> None:
+        """Starts it; `within` begins a command that runs the rest, e.g. in a network of its own."""
+        if not any(o.startswith("run=") for o in overrides):
+            overrides = [*overrides, f"run={cwd / 'run'}"]
+        super().__init__([*within, sys.executable, "-m", "trainer", *overrides], cwd, environment)
+
+    def kill_and_explain(self) -> str:
+        """Makes every live task write the stacks of its threads into its log, kills the run, and returns all logs."""
         for number in (signal.SIGUSR1, signal.SIGUSR2):  # the second, for those that do not answer the first
             for pid in self.pids():
                 os.kill(pid, number)
             time.sleep(1)  # the signal handlers of other processes have no other way to tell that they are done
         self.end()
         return "\n".join(f"== {log.name}\n{log.read_text(errors='replace')}" for log in self.logs())
-
-    def end(self) -> None:
-        """Kills the launcher, if it is still there; its tasks die with it."""
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.output, _ = self.process.communicate()
 
     def logs(self) -> list[Path]:
         return sorted((self.directory / "logs").glob("*.log"))
@@ -135,32 +169,6 @@ class Run:
         """The process that a task is, or was last, as its log names it."""
         log = self.directory / "logs" / f"{task.replace(':', '-')}.log"
         return int(re.findall(r", pid (\d+):", log.read_text(errors="replace"))[-1])
-
-    def wait_for_step(self, step: int, deadline_secs: float = DEADLINE_SECS) -> None:
-        """Returns as soon as the chief is known to have seen a global step."""
-        deadline = time.monotonic() + deadline_secs
-        while self._step() < step:
-            if self.process.poll() is not None:
-                pytest.fail(f"the run ended with {self.process.returncode} before step {step}: {self.process.stdout}")
-            if time.monotonic() > deadline:
-                pytest.fail(f"step {step} was not reached within {deadline_secs:.0f} s\n{self.stacks()}")
-            time.sleep(0.02)
-
-    def _step(self) -> int:
-        """From history.jsonl, which the chief writes line by line."""
-        lines = self.history()
-        return lines[-1]["step"] if lines else -1
-
-    def summary(self) -> dict[str, Any]:
-        return json.loads((self.directory / "summary.json").read_text())
-
-    def history(self) -> list[dict[str, Any]]:
-        path = self.directory / "history.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("}")]
-
-    def plan(self) -> dict[str, Any]:
-        return json.loads((self.directory / "plan.json").read_text())
 
 
 def _is_task(pid: int) -> bool:

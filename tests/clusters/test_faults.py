@@ -335,7 +335,7 @@ def test_a_scheduler_that_starts_failed_pods_again_finishes_the_run(start, unbro
             assert codes[-1] in (-signal.SIGKILL, 69, 75), pods[task].output
             assert len(codes) <= 6, codes
             pods[task] = pod(task)
-        assert time.monotonic() < deadline, "\n".join(pod.stacks() for pod in pods.values())
+        assert time.monotonic() < deadline, "\n".join(pod.kill_and_explain() for pod in pods.values())
         time.sleep(0.1)
     assert_same(pods["worker:0"], unbroken("cluster=1ps2w"))
 

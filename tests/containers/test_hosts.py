@@ -45,7 +45,7 @@ def command(*words: str, **options: str) -> str:
 
 @pytest.fixture
 def other_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """DOCKER_HOST of a second engine, in a network namespace that a cable leads to; it has the image too."""
+    """DOCKER_HOST of a second Docker engine that has the image, in a network namespace behind a virtual cable."""
     folder = tmp_path_factory.mktemp("engine")
     socket = f"/run/{NETWORK}.sock"
     command(str(ROOT / "compose/cluster.sh"), "image", "cpu")
@@ -57,18 +57,11 @@ def other_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             command("ip", *within, "addr", "add", f"{address}/24", "dev", f"trainer-{end}")
             command("ip", *within, "link", "set", f"trainer-{end}", "up")
         command("ip", "-netns", NETWORK, "link", "set", "lo", "up")
-        started = [
-            "dockerd",
-            "--data-root",
-            f"{folder}/data",
-            "--exec-root",
-            f"/run/{NETWORK}",
-            "--pidfile",
-            f"{folder}/pid",
-        ]
-        started += ["--host", f"unix://{socket}", "--bridge=none", "--iptables=false", "--ip6tables=false"]
+        daemon = ["dockerd", "--data-root", f"{folder}/data", "--exec-root", f"/run/{NETWORK}"]
+        daemon += ["--pidfile", f"{folder}/pid"]
+        daemon += ["--host", f"unix://{socket}", "--bridge=none", "--iptables=false", "--ip6tables=false"]
         with open(folder / "log", "wb") as log:
-            dockerd = subprocess.Popen(["nsenter", f"--net=/run/netns/{NETWORK}", *started], stdout=log, stderr=log)
+            dockerd = subprocess.Popen(["nsenter", f"--net=/run/netns/{NETWORK}", *daemon], stdout=log, stderr=log)
         wait_for_engine(socket, folder / "log", dockerd)
         with subprocess.Popen(["docker", "save", "trainer:cpu"], stdout=subprocess.PIPE) as saving:
             loading = subprocess.run(
@@ -80,7 +73,7 @@ def other_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         if dockerd is not None:
             dockerd.terminate()
             dockerd.wait(30)
-        # The engine keeps a hold of its network, which would keep the cable.
+        # dockerd holds its network namespace, and with it the cable.
         subprocess.run(["umount", f"/run/{NETWORK}/netns/default"], capture_output=True, check=False)
         subprocess.run(["ip", "link", "delete", "trainer-a"], capture_output=True, check=False)
         command("ip", "netns", "delete", NETWORK)
@@ -94,12 +87,12 @@ def wait_for_engine(socket: str, log: Path, dockerd: subprocess.Popen[bytes], wi
         time.sleep(0.2)
 
 
-def test_a_cluster_on_two_hosts_gives_the_bits_of_one(other_engine, tmp_path):
+def test_a_cluster_on_two_hosts_computes_the_bits_of_one(other_engine, tmp_path):
     rendered = tmp_path / "run"
     render = ["mode=render", f"cluster.hosts=[{HERE},{THERE}]", f"run={rendered}"]
-    told = command(sys.executable, "-m", "trainer", *SHORT, *render)
-    assert f"docker compose -f run/compose.{THERE}.yaml up --abort-on-container-failure" in told
-    assert f"{HERE} has the chief" in told
+    output = command(sys.executable, "-m", "trainer", *SHORT, *render)
+    assert f"docker compose -f run/compose.{THERE}.yaml up --abort-on-container-failure" in output
+    assert f"{HERE} has the chief" in output
     shutil.copytree(rendered, tmp_path / "there/run")  # as scp would
     ups = [
         subprocess.Popen(
@@ -115,16 +108,16 @@ def test_a_cluster_on_two_hosts_gives_the_bits_of_one(other_engine, tmp_path):
         )
     ]
     try:
-        said = [up.communicate(timeout=120)[0] for up in ups]
+        outputs = [up.communicate(timeout=120)[0] for up in ups]
     finally:
         for host, folder, engine in (
             (HERE, rendered, {}),
             (THERE, tmp_path / "there/run", {"DOCKER_HOST": other_engine}),
         ):
             command("docker", "compose", "-f", f"{folder}/compose.{host}.yaml", "down", "--timeout", "0", **engine)
-    assert [up.returncode for up in ups] == [0, 0], "\n".join(said)
-    assert "worker-1-1" in said[1]
-    assert "worker-1-1" not in said[0]
+    assert [up.returncode for up in ups] == [0, 0], "\n".join(outputs)
+    assert "worker-1-1" in outputs[1]
+    assert "worker-1-1" not in outputs[0]
     one = Run([*SHORT, "run=one"], tmp_path, {})
     assert one.wait() == 0, one.output
     sha = json.loads((rendered / "summary.json").read_text())["params_sha256"]

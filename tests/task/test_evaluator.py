@@ -1,4 +1,4 @@
-"""An evaluator task on a real directory, with a real model, and with chiefs that come, stay silent or leave."""
+"""An evaluator task with a real directory and model, and with chiefs that start, stay silent or leave."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def directory(tmp_path: Path) -> RunDirectory:
 def save(directory: RunDirectory, workload: Any) -> Callable[..., Path]:
     """save(step, scale=1): a checkpoint of the model's first weights, times a factor; returns its folder.
 
-    With `sure_of`, the model says that class of every example.
+    With `sure_of`, the model predicts that class for every example.
     """
 
     def save_one(step: int, scale: float = 1.0, sure_of: int | None = None) -> Path:
@@ -74,7 +74,7 @@ def save(directory: RunDirectory, workload: Any) -> Callable[..., Path]:
 
 
 def new_scorer(directory: RunDirectory, workload: Any, *overrides: str) -> CheckpointScorer:
-    """A task that has just started."""
+    """The scorer of an evaluator that has just started."""
     model, data = workload
     chosen = config(*overrides)
     evaluator = Evaluator(model, chosen.model.loss.value, data.evaluate, batch_size=500, device="/cpu:0")
@@ -119,20 +119,20 @@ def test_every_checkpoint_gets_the_score_that_the_chief_would_give_it(directory,
     assert set(lines(directory)[0]) == {"step", "loss", "accuracy", "seconds"}
 
 
-def test_tensorboard_reads_the_scores_as_a_run_of_their_own(directory, save, workload):
+def test_tensorboard_shows_the_scores_as_a_separate_run(directory, save, workload):
     save(10)
     score_all(new_scorer(directory, workload), directory)
     (events,) = (directory.events / "evaluator").iterdir()
-    told = {
+    scalars = {
         value.tag: (event.step, value.simple_value)
         for event in tf.compat.v1.train.summary_iterator(str(events))
         for value in event.summary.value
     }
-    assert told["evaluation/loss"] == (10, pytest.approx(lines(directory)[0]["loss"]))
-    assert told["evaluation/accuracy"] == (10, pytest.approx(lines(directory)[0]["accuracy"]))
+    assert scalars["evaluation/loss"] == (10, pytest.approx(lines(directory)[0]["loss"]))
+    assert scalars["evaluation/accuracy"] == (10, pytest.approx(lines(directory)[0]["accuracy"]))
 
 
-def test_a_task_that_starts_again_scores_none_twice_and_repairs_what_was_cut_off(directory, save, workload):
+def test_a_restarted_evaluator_scores_no_checkpoint_twice_and_repairs_a_cut_line(directory, save, workload):
     save(10)
     score_all(new_scorer(directory, workload), directory)
     first = directory.evaluations.read_text()
@@ -145,7 +145,7 @@ def test_a_task_that_starts_again_scores_none_twice_and_repairs_what_was_cut_off
     assert again.last_step == 20
 
 
-def test_a_best_that_was_kept_without_its_line_is_scored_again_and_stays(directory, save, workload):
+def test_a_best_checkpoint_without_a_line_is_scored_again_and_stays(directory, save, workload):
     path = save(10)
     score_all(new_scorer(directory, workload), directory)
     directory.evaluations.unlink()
@@ -154,7 +154,7 @@ def test_a_best_that_was_kept_without_its_line_is_scored_again_and_stays(directo
     assert evaluations.best(directory.best)[1].name == path.name
 
 
-def test_scores_of_steps_beyond_the_newest_checkpoint_are_of_another_past(directory, save, workload):
+def test_scores_of_steps_beyond_the_newest_checkpoint_are_discarded(directory, save, workload):
     save(10)
     directory.evaluations.write_text('{"step": 40, "loss": 0.1, "accuracy": 0.9, "seconds": 0.1}\n')
     score_all(new_scorer(directory, workload), directory)
@@ -162,11 +162,11 @@ def test_scores_of_steps_beyond_the_newest_checkpoint_are_of_another_past(direct
 
 
 @pytest.mark.parametrize(("metric", "best"), [("loss", "000000020"), ("accuracy", "000000010")])
-def test_the_best_is_kept_by_the_metric_of_the_config(directory, save, workload, metric, best):
+def test_the_metric_of_the_config_decides_which_checkpoint_is_the_best(directory, save, workload, metric, best):
     labels = workload[1].evaluate.arrays[1]
     most, least = (int(order[0]) for order in (np.argsort(-np.bincount(labels)), np.argsort(np.bincount(labels))))
     save(10, sure_of=most)
-    save(20, scale=0.0)  # all logits 0: a loss of ln 10, and the first class of all
+    save(20, scale=0.0)  # all logits 0: a loss of ln 10, and always the first class
     save(30, sure_of=least)
     evaluated = new_scorer(directory, workload, f"evaluate.best_metric={metric}")
     score_all(evaluated, directory)
@@ -177,7 +177,7 @@ def test_the_best_is_kept_by_the_metric_of_the_config(directory, save, workload,
     assert [path.name for path in directory.best.iterdir()] == [best]
 
 
-def test_a_damaged_checkpoint_is_passed_over_once_and_scored_when_it_was_saved_again(directory, save, workload, caplog):
+def test_a_damaged_checkpoint_is_skipped_once_and_scored_after_it_was_saved_again(directory, save, workload, caplog):
     damaged = save(10)
     flip_a_bit(damaged / "tensors.npz")
     save(20)
@@ -199,43 +199,43 @@ def test_a_checkpoint_of_another_model_is_refused(directory, workload):
         score_all(new_scorer(directory, workload), directory)
 
 
-# ---- which checkpoints are of this run
+# ---- which checkpoints belong to this run
 
 
-def test_what_an_earlier_run_left_waits_until_the_chief_has_begun(directory, save):
-    left = save(10)
+def test_checkpoints_of_an_earlier_run_wait_until_the_chief_has_begun(directory, save):
+    earlier = save(10)
     finder = Finder(directory.checkpoints, may_be_moved=True)
     assert finder.find(chief_has_begun=False) == []
-    assert finder.find(chief_has_begun=True) == [left]
+    assert finder.find(chief_has_begun=True) == [earlier]
 
 
-def test_a_new_checkpoint_tells_that_the_chief_has_begun(directory, save):
-    left = save(10)
+def test_a_new_checkpoint_shows_that_the_chief_has_begun(directory, save):
+    earlier = save(10)
     finder = Finder(directory.checkpoints, may_be_moved=True)
     new = save(20)
-    assert finder.find(chief_has_begun=False) == [left, new]
+    assert finder.find(chief_has_begun=False) == [earlier, new]
 
 
-def test_a_checkpoint_that_takes_the_place_of_an_older_one_is_new(directory, save):
-    left = save(10)
+def test_a_checkpoint_that_replaces_an_older_one_is_new(directory, save):
+    earlier = save(10)
     finder = Finder(directory.checkpoints, may_be_moved=True)
-    left.rename(directory.path / "elsewhere")
+    earlier.rename(directory.path / "elsewhere")
     assert finder.find(chief_has_begun=False) == []
     new = save(10)
     assert finder.find(chief_has_begun=False) == [new]
 
 
-def test_what_the_run_continues_is_there_at_once(directory, save):
-    left = save(10)
-    assert Finder(directory.checkpoints, may_be_moved=False).find(chief_has_begun=False) == [left]
+def test_checkpoints_that_the_run_continues_are_found_at_once(directory, save):
+    earlier = save(10)
+    assert Finder(directory.checkpoints, may_be_moved=False).find(chief_has_begun=False) == [earlier]
 
 
 # ---- with a chief
 
 
 @pytest.fixture
-def held() -> Iterator[str]:
-    """The address of a status page that nobody serves yet."""
+def control() -> Iterator[str]:
+    """A free address for a status page."""
     with HeldPorts(1) as ports:
         yield f"127.0.0.1:{ports.ports[0]}"
 
@@ -245,7 +245,7 @@ def chief_at(control: str) -> Task:
 
 
 def run(directory: RunDirectory, control: str, stop: Any = None, **overrides: str) -> Status:
-    """Runs the task to its end; returns what its status page then says."""
+    """Runs the task to its end; returns its status page."""
     chief = chief_at(control)
     plan: Any = SimpleNamespace(steps=STEPS, task=lambda *_: chief, tasks=[chief])
     typed = [f"{key.replace('__', '.')}={value}" for key, value in overrides.items()]
@@ -259,24 +259,24 @@ CHIEF = """
 import sys, time
 from trainer.observe import status
 
-told = status.Status("worker", 0, "runs/x", "c0ffee", tensorflow="2.21.0", is_listening=True, step=17)
-told.state = sys.argv[2]
-status.serve(told, "127.0.0.1", int(sys.argv[1]))
-print("serves", flush=True)
+page = status.Status("worker", 0, "runs/x", "c0ffee", tensorflow="2.21.0", is_listening=True, step=17)
+page.state = sys.argv[2]
+status.serve(page, "127.0.0.1", int(sys.argv[1]))
+print("ready", flush=True)
 time.sleep(60)
 """
 
 
 @pytest.fixture
-def chief(held: str) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
+def chief(control: str) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
     """chief(state): a process that serves the page of a chief."""
     started: list[subprocess.Popen[str]] = []
 
     def start(state: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", CHIEF, held.rpartition(":")[2], state]
+        command = [sys.executable, "-c", CHIEF, control.rpartition(":")[2], state]
         started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]))
         assert started[-1].stdout is not None
-        assert started[-1].stdout.readline() == "serves\n"
+        assert started[-1].stdout.readline() == "ready\n"
         return started[-1]
 
     yield start
@@ -285,34 +285,32 @@ def chief(held: str) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
         process.communicate()
 
 
-def test_checkpoints_are_scored_as_they_come_until_the_last_which_leaves_as_many_as_are_kept(
-    directory, save, held, chief
-):
+def test_checkpoints_are_scored_as_they_come_and_after_the_last_only_the_newest_stay(directory, save, control, chief):
     chief("training")
     save(10)
     threading.Timer(0.5, lambda: (save(20), save(STEPS))).start()
-    page = run(directory, held, checkpoint__keep="2")
+    page = run(directory, control, checkpoint__keep="2")
     assert [line["step"] for line in lines(directory)] == [10, 20, 30]
     assert (page.step, page.loss) == (30, lines(directory)[-1]["loss"])
     assert [path.name for path in checkpoint.finished(directory.checkpoints)] == ["000000020", "000000030"]
 
 
-def test_a_run_that_has_ended_is_scored_without_its_chief(directory, save, held):
+def test_a_run_that_has_ended_is_scored_without_its_chief(directory, save, control):
     save(10)
     save(STEPS)
-    run(directory, held)
+    run(directory, control)
     before = directory.evaluations.read_text()
     assert [line["step"] for line in lines(directory)] == [10, 30]
-    run(directory, held)
+    run(directory, control)
     assert directory.evaluations.read_text() == before
 
 
-def test_a_chief_that_does_not_come_is_named(directory, held):
-    with pytest.raises(PeerError, match=f"missing after 0 s: worker:0 at {held}: connection refused"):
-        run(directory, held, timeouts__roll_call_secs="0.2")
+def test_a_chief_that_does_not_start_is_named(directory, control):
+    with pytest.raises(PeerError, match=f"missing after 0 s: worker:0 at {control}: connection refused"):
+        run(directory, control, timeouts__roll_call_secs="0.2")
 
 
-def test_a_chief_that_leaves_before_the_end_is_named_with_its_step(directory, save, held, chief, monkeypatch):
+def test_a_chief_that_leaves_before_the_end_is_named_with_its_step(directory, save, control, chief, monkeypatch):
     monkeypatch.setattr(life, "GONE_SECS", 0.5)
     monkeypatch.setattr(life, "CHIEF_POLL_SECS", 0.1)
     save(10)
@@ -326,17 +324,17 @@ def test_a_chief_that_leaves_before_the_end_is_named_with_its_step(directory, sa
 
     monkeypatch.setattr(life.ChiefWatch, "poll", poll_and_end)
     with pytest.raises(PeerError, match=r"worker:0 at 127.*last reported step 17 of 30.*000000030 does not exist"):
-        run(directory, held)
+        run(directory, control)
     assert [line["step"] for line in lines(directory)] == [10]
 
 
-def test_a_directory_that_only_the_chief_has_is_an_error(directory, held, chief):
+def test_a_directory_that_only_the_chief_can_see_is_an_error(directory, control, chief):
     chief("training")
     with pytest.raises(FileNotFoundError, match=f"{directory.path} has not appeared .* mount the directory of run="):
-        run(directory, held, timeouts__roll_call_secs="1")
+        run(directory, control, timeouts__roll_call_secs="1")
 
 
-def test_a_run_that_starts_anew_is_not_scored_by_what_was_there(directory, save, held, chief):
+def test_a_new_run_is_not_scored_by_the_checkpoints_of_an_earlier_one(directory, save, control, chief):
     old = save(STEPS)
     chief("roll call")
 
@@ -346,18 +344,18 @@ def test_a_run_that_starts_anew_is_not_scored_by_what_was_there(directory, save,
         save(STEPS)
 
     threading.Timer(1.0, begin).start()
-    run(directory, held, resume="never")
+    run(directory, control, resume="never")
     assert [line["step"] for line in lines(directory)] == [20, 30]
 
 
-def test_a_task_that_is_asked_to_stop_finishes_one_score_at_most(directory, save, held, chief):
+def test_an_evaluator_that_is_asked_to_stop_finishes_at_most_one_score(directory, save, control, chief):
     chief("training")
     for step in (10, 20, 30):
         save(step)
     stop = SimpleNamespace(requested=False, let_step_finish=lambda: None)
     watch = threading.Thread(target=lambda: _stop_after_a_line(directory, stop), daemon=True)
     watch.start()
-    run(directory, held, stop, data__options__evaluate_examples="2000", evaluate__batch_size="1")
+    run(directory, control, stop, data__options__evaluate_examples="2000", evaluate__batch_size="1")
     assert [line["step"] for line in lines(directory)] in ([10], [10, 20])
 
 
@@ -367,9 +365,9 @@ def _stop_after_a_line(directory: RunDirectory, stop: Any) -> None:
     stop.requested = True
 
 
-def test_a_chief_is_silent_from_the_first_poll_that_it_does_not_answer(held, chief):
+def test_a_chief_is_silent_from_the_first_poll_that_it_does_not_answer(control, chief):
     clock = [100.0]
-    watch = ChiefWatch(chief_at(held), now=lambda: clock[0])
+    watch = ChiefWatch(chief_at(control), now=lambda: clock[0])
     process = chief("training")
     assert (watch.poll(), watch.step, watch.has_begun) == (0.0, 17, True)
     process.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -51,3 +52,10 @@ def test_asking_a_busy_task_for_its_stacks_does_not_harm_it(tmp_path):
     assert text.count("Current thread") == TIMES
     assert text.count("in deeper") > TIMES
     assert "read" in text  # the main thread, too
+
+
+def test_a_task_leaves_with_its_code_when_the_disk_has_no_room_for_its_log():
+    code = "from trainer.task.leave import leave\nprint('done')\nleave(75)"
+    environment = os.environ | {"PYTHONUNBUFFERED": ""}  # text stays in the buffer until the process leaves
+    with open("/dev/full", "w") as full:
+        assert subprocess.run([sys.executable, "-c", code], stdout=full, env=environment, check=False).returncode == 75
