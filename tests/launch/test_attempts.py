@@ -1,4 +1,4 @@
-"""What the launcher knows of its tasks' attempts."""
+"""What the launcher knows about the attempts of its tasks."""
 
 from __future__ import annotations
 

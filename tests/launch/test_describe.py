@@ -1,4 +1,4 @@
-"""What a plan learns of a model and its data, from a child process and then from the cache."""
+"""The description of a model and its data, from a child process and then from the cache."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def question(
     )
 
 
-def tells_small(asked: Question) -> dict[str, Any]:
+def describe_small(question: Question) -> dict[str, Any]:
     return {"description": to_json(SMALL)}
 
 
-def must_not_be_asked(asked: Question) -> dict[str, Any]:
-    raise AssertionError(f"a child was asked about {asked}")
+def must_not_be_asked(question: Question) -> dict[str, Any]:
+    raise AssertionError(f"a child was asked about {question}")
 
 
 @pytest.mark.slow
@@ -72,35 +72,35 @@ def test_a_child_process_builds_the_model_and_opens_the_data():
     )
 
 
-def test_a_description_survives_being_written_and_read():
+def test_a_description_is_the_same_after_writing_and_reading():
     assert from_json(Description, to_json(SMALL)) == SMALL
 
 
 def test_the_second_answer_comes_from_the_cache_without_a_child():
-    describe(question(), tells_small)
+    describe(question(), describe_small)
     assert describe(question(), must_not_be_asked) == SMALL
 
 
 def test_a_damaged_cache_is_asked_again(cache):
-    describe(question(), tells_small)
+    describe(question(), describe_small)
     (file,) = cache.rglob("*.json")
     file.write_text(file.read_text()[:20])
-    assert describe(question(), tells_small) == SMALL
+    assert describe(question(), describe_small) == SMALL
 
 
-def test_a_cache_that_cannot_be_written_stops_nothing(cache, capsys):
+def test_a_run_needs_no_cache_that_can_be_written(cache, capsys):
     cache.write_text("a file where the folder should be")
-    assert describe(question(), tells_small) == SMALL
+    assert describe(question(), describe_small) == SMALL
     assert "the model's description is not cached" in capsys.readouterr().err
 
 
-def test_a_refused_question_is_not_remembered():
-    def refuses(asked: Question) -> dict[str, Any]:
+def test_a_failure_is_not_cached():
+    def fail(question: Question) -> dict[str, Any]:
         return {"failure": "out of memory", "exit_code": 70}
 
     with pytest.raises(DescriptionError, match="out of memory"):
-        describe(question(), refuses)
-    assert describe(question(), tells_small) == SMALL
+        describe(question(), fail)
+    assert describe(question(), describe_small) == SMALL
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_the_key_stays_while_nothing_changes(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["mine.py", "layers.py"])
-def test_the_key_changes_with_the_users_file_and_with_what_it_may_import(tmp_path, name):
+def test_the_key_changes_with_the_users_file_and_with_the_files_beside_it(tmp_path, name):
     (tmp_path / "mine.py").write_text("from layers import small\n")
     (tmp_path / "layers.py").write_text("def small(input_shape, classes): ...\n")
     before = question("small", user=tmp_path / "mine.py").key()
@@ -152,7 +152,7 @@ def test_the_key_changes_with_the_code_that_answers(tmp_path, monkeypatch, name)
     assert question().key() != before
 
 
-def test_what_a_users_function_raises_is_told_with_its_kind(tmp_path):
+def test_an_error_of_a_users_function_is_reported_with_its_type(tmp_path):
     (tmp_path / "mine.py").write_text("def small(input_shape, classes):\n    raise RuntimeError('no such width')\n")
     with pytest.raises(DescriptionError, match="RuntimeError: no such width") as raised:
         describe(question("small", user=tmp_path / "mine.py"), answer)
@@ -168,9 +168,10 @@ def test_a_users_model_and_data_are_described(tmp_path):
         "    x, y = np.zeros((count, 5), 'float32'), np.arange(count) % 4\n"
         "    return {'train': (x, y), 'evaluate': (x[:4], y[:4])}\n"
     )
-    told = describe(question("small", "noise", model_options={"width": 2}, user=tmp_path / "mine.py"), answer)
-    assert (told.input_shape, told.classes, told.train_examples, told.evaluate_examples) == ((5,), 4, 6, 4)
-    assert [(p.path.split("/", 1)[-1], p.shape) for p in told.parameters] == [
+    description = describe(question("small", "noise", model_options={"width": 2}, user=tmp_path / "mine.py"), answer)
+    assert (description.input_shape, description.classes) == ((5,), 4)
+    assert (description.train_examples, description.evaluate_examples) == (6, 4)
+    assert [(p.path.split("/", 1)[-1], p.shape) for p in description.parameters] == [
         ("in/kernel", (5, 2)),
         ("in/bias", (2,)),
         ("out/kernel", (2, 4)),
@@ -190,8 +191,11 @@ def test_a_users_model_class_is_built_by_calling_it(tmp_path):
         "def small(input_shape, classes):\n"
         "    return Small(classes)\n"
     )
-    told = describe(question("small", user=tmp_path / "mine.py"), answer)
-    assert [(p.path, p.shape) for p in told.parameters] == [("small/out/kernel", (784, 10)), ("small/out/bias", (10,))]
+    description = describe(question("small", user=tmp_path / "mine.py"), answer)
+    assert [(p.path, p.shape) for p in description.parameters] == [
+        ("small/out/kernel", (784, 10)),
+        ("small/out/bias", (10,)),
+    ]
 
 
 def test_wrong_model_options_list_the_allowed_ones():
@@ -208,7 +212,7 @@ def test_an_unknown_model_lists_the_models(tmp_path):
         describe(question("ccn"), answer)
 
 
-def test_a_name_that_is_nowhere_is_refused_with_the_users_file(tmp_path):
+def test_an_unknown_name_is_refused_with_the_users_file(tmp_path):
     (tmp_path / "mine.py").write_text("def small(input_shape, classes): ...\n")
     with pytest.raises(ConfigError, match=r"smal is neither a function of .*mine\.py nor one of cnn, mlp, oracle,"):
         describe(question("smal", user=tmp_path / "mine.py"), answer)
@@ -220,17 +224,17 @@ def test_a_function_that_returns_no_model_is_refused(tmp_path):
         describe(question("small", user=tmp_path / "mine.py"), answer)
 
 
-def test_data_that_is_not_there_gives_its_own_exit_code(tmp_path):
+def test_missing_data_has_its_own_exit_code(tmp_path):
     asked = question(data="npz", data_options={"path": str(tmp_path / "digits.npz")})
     with pytest.raises(DescriptionError, match=r"digits\.npz") as raised:
         describe(asked, answer)
     assert raised.value.exit_code == 66
 
 
-def test_a_value_error_of_the_users_own_code_is_told_with_its_place(tmp_path: Path):
+def test_a_value_error_in_the_users_file_is_reported_with_its_line(tmp_path: Path):
     (tmp_path / "mine.py").write_text("def bad(input_shape, classes):\n    raise ValueError('shape wrong')\n")
     question = Question(
         {"name": "bad", "options": {}}, {"name": "synthetic", "options": {}}, str(tmp_path / "mine.py"), 0
     )
-    told = answer(question)
-    assert told["failure"].endswith("mine.py, line 2, in bad: ValueError: shape wrong")
+    result = answer(question)
+    assert result["failure"].endswith("mine.py, line 2, in bad: ValueError: shape wrong")

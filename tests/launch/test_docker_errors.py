@@ -1,4 +1,4 @@
-"""What the Docker engine's errors mean, and the pages that tasks serve beside their network."""
+"""The meaning of Docker's errors, and the status pages that tasks in containers serve at a socket."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainer.observe import health, status
 from trainer.observe.peers import UNIX, read_status
 from trainer.observe.status import Status
 
-# As the engine and the libraries on the way to it say them.
+# As Docker and its Python libraries word them.
 ABORTED = "Error while fetching server API version: ('Connection aborted.', {})"
 NO_SOCKET = ABORTED.format("FileNotFoundError(2, 'No such file or directory')")
 NO_PERMISSION = ABORTED.format("PermissionError(13, 'Permission denied')")
@@ -26,7 +26,7 @@ IN_USE = 'Conflict. The container name "/a1" is already in use by container "a0c
 
 
 @pytest.mark.parametrize(
-    ("said", "meaning", "remedy"),
+    ("error", "meaning", "remedy"),
     [
         (NO_SOCKET, "no Docker engine answers (No such file or directory)", "sudo systemctl start docker"),
         (REFUSED, "no Docker engine answers (Connection refused)", "leave launch=docker out"),
@@ -46,26 +46,26 @@ IN_USE = 'Conflict. The container name "/a1" is already in use by container "a0c
         ("something new", "the Docker engine says: something new", ""),
     ],
 )
-def test_an_error_of_the_engine_is_one_sentence_and_its_remedy(said, meaning, remedy):
-    told = explain(RuntimeError(said), image="mine:1")
-    assert meaning in told
-    assert remedy in told
-    assert "\n" not in told
+def test_an_error_of_docker_becomes_one_sentence_with_a_remedy(error, meaning, remedy):
+    text = explain(RuntimeError(error), image="mine:1")
+    assert meaning in text
+    assert remedy in text
+    assert "\n" not in text
 
 
-def test_an_engine_that_does_not_do_it_ends_a_run_with_69():
-    assert exit_codes.exit_code_of(DockerError("gone")) == exit_codes.UNAVAILABLE
+def test_a_docker_error_ends_a_run_with_69():
+    assert exit_codes.exit_code_of(DockerError("stopped")) == exit_codes.UNAVAILABLE
 
 
 @pytest.mark.parametrize(
-    ("host", "told"),
+    ("host", "message"),
     [
         ("unix:///no/such.sock", "no Docker engine answers (No such file or directory)"),
         ("tcp://10.0.0.1:2375", "DOCKER_HOST=tcp://10.0.0.1:2375 may be another machine's engine"),
         ("ssh://gpu-a", "unset it, or type mode=render there"),
     ],
 )
-def test_without_an_engine_nothing_is_begun(host, told, tmp_path: Path):
+def test_without_docker_nothing_is_started(host, message, tmp_path: Path):
     ended = subprocess.run(
         [sys.executable, "-m", "trainer", "cluster=1ps1w", "launch=docker"],
         cwd=tmp_path,
@@ -76,7 +76,7 @@ def test_without_an_engine_nothing_is_begun(host, told, tmp_path: Path):
         check=False,
     )
     assert ended.returncode == 69, ended.stderr
-    assert told in ended.stderr
+    assert message in ended.stderr
     assert "Traceback" not in ended.stderr
     assert list(tmp_path.iterdir()) == []
 
@@ -91,12 +91,12 @@ def page(tmp_path: Path) -> Status:
     return shown
 
 
-def test_a_page_is_read_at_a_socket(page, tmp_path):
+def test_a_page_is_read_from_a_socket(page, tmp_path):
     page.step = 7
     assert read_status(f"{UNIX}{tmp_path}/page", timeout_secs=5)["step"] == 7
 
 
-def test_a_task_that_starts_again_takes_its_socket_back(page, tmp_path):
+def test_a_restarted_task_takes_over_its_socket(page, tmp_path):
     again = Status("ps", 0, "", "c0ffee", step=9)
     status.serve_at(again, str(tmp_path / "page"))
     assert read_status(f"{UNIX}{tmp_path}/page", timeout_secs=5)["step"] == 9
@@ -107,26 +107,26 @@ def test_a_socket_where_nobody_answers_is_an_error(tmp_path):
         read_status(f"{UNIX}{tmp_path}/page", timeout_secs=5)
 
 
-def test_a_task_that_nobody_asks_any_more_learns_that_its_launcher_is_gone(tmp_path):
-    gone = threading.Event()
-    status.serve_at(Status("ps", 0, "", "c0ffee"), str(tmp_path / "page"), alone=gone.set, alone_secs=0.4)
-    assert not gone.wait(1)  # nobody has asked yet
+def test_a_task_whose_page_is_no_longer_read_notices_that_its_launcher_has_died(tmp_path):
+    alone = threading.Event()
+    status.serve_at(Status("ps", 0, "", "c0ffee"), str(tmp_path / "page"), alone=alone.set, alone_secs=0.4)
+    assert not alone.wait(1)  # nobody has read it yet
     for _ in range(10):
         read_status(f"{UNIX}{tmp_path}/page", timeout_secs=5)
-        assert not gone.wait(0.1)
-    assert gone.wait(10)
+        assert not alone.wait(0.1)
+    assert alone.wait(10)
 
 
-def test_a_container_is_healthy_as_long_as_its_task_answers():
+def test_a_container_is_healthy_while_its_task_answers():
     status.serve(Status("ps", 0, "", "c0ffee"), "127.0.0.1", port := free_ports(1)[0])
     assert health.is_healthy(f"127.0.0.1:{port}")
     assert not health.is_healthy("127.0.0.1:1")
-    assert health.is_healthy(None)  # of a container that is no task's
+    assert health.is_healthy(None)  # of a container without a task
 
 
-def test_asking_for_health_imports_nothing_heavy():
+def test_the_health_check_imports_nothing_heavy():
     code = (
         "import sys, trainer.observe.health; print({'tensorflow', 'hydra', 'omegaconf', 'docker'} & set(sys.modules))"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
-    assert told.stdout.strip() == "set()"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert result.stdout.strip() == "set()"

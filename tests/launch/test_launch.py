@@ -1,4 +1,4 @@
-"""Starting tasks on this machine: ports, the nursery, and what is shown of a run."""
+"""Starting tasks on this machine: ports, the nursery, and the progress of a run."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ def server(port: int, option: int | None) -> socket.socket:
     return listening
 
 
-def test_two_holders_never_share_a_port():
+def test_two_launchers_never_hold_the_same_port():
     with HeldPorts(400) as one, HeldPorts(400) as other:
         assert len({*one.ports, *other.ports}) == 800
 
 
-def test_a_server_with_reuseport_is_reached_on_a_held_port():
+def test_a_server_with_reuseport_can_use_a_held_port():
     with (
-        HeldPorts(1) as held,
-        server(held.ports[0], socket.SO_REUSEPORT) as listening,
-        socket.create_connection(("127.0.0.1", held.ports[0]), timeout=5) as client,
+        HeldPorts(1) as ports,
+        server(ports.ports[0], socket.SO_REUSEPORT) as listening,
+        socket.create_connection(("127.0.0.1", ports.ports[0]), timeout=5) as client,
     ):
         accepted, address = listening.accept()
         accepted.close()
@@ -71,21 +71,21 @@ def test_a_server_with_reuseport_is_reached_on_a_held_port():
 
 @pytest.mark.parametrize("option", [None, socket.SO_REUSEADDR], ids=["no option", "SO_REUSEADDR"])
 def test_another_program_cannot_take_a_held_port(option):
-    with HeldPorts(1) as held, pytest.raises(OSError, match="Address already in use"):
-        server(held.ports[0], option)
+    with HeldPorts(1) as ports, pytest.raises(OSError, match="Address already in use"):
+        server(ports.ports[0], option)
 
 
-def test_a_port_is_free_when_its_holder_has_left():
-    with HeldPorts(1) as held:
+def test_a_port_is_free_after_it_was_released():
+    with HeldPorts(1) as ports:
         pass
-    server(held.ports[0], None).close()
+    server(ports.ports[0], None).close()
 
 
 def test_a_port_that_the_config_names_is_held():
     with HeldPorts(1) as free:
         port = free.ports[0]
-    with HeldPorts(0) as held:
-        held.hold(port)
+    with HeldPorts(0) as ports:
+        ports.hold(port)
         with pytest.raises(OSError, match="Address already in use"):
             server(port, None)
 
@@ -94,13 +94,13 @@ def test_a_port_that_the_config_names_is_held():
 def test_a_port_that_another_program_serves_cannot_be_held(option):
     with HeldPorts(1) as free:
         port = free.ports[0]
-    with server(port, option), HeldPorts(0) as held, pytest.raises(OSError, match="Address already in use"):
-        held.hold(port)
+    with server(port, option), HeldPorts(0) as ports, pytest.raises(OSError, match="Address already in use"):
+        ports.hold(port)
 
 
 def test_a_port_that_another_run_holds_cannot_be_held():
-    with HeldPorts(1) as other, HeldPorts(0) as held, pytest.raises(OSError, match="Address already in use"):
-        held.hold(other.ports[0])
+    with HeldPorts(1) as other, HeldPorts(0) as ports, pytest.raises(OSError, match="Address already in use"):
+        ports.hold(other.ports[0])
 
 
 PAGE = """
@@ -108,17 +108,17 @@ import sys, time
 from trainer.observe import status
 
 status.serve(status.Status("ps", 0, "", "c0ffee"), "127.0.0.1", int(sys.argv[1]))
-print("serves", flush=True)
+print("ready", flush=True)
 time.sleep(60)
 """
 
 
 def test_a_port_can_be_held_again_while_connections_of_the_last_run_linger():
-    with HeldPorts(1) as held:
-        port = held.ports[0]
+    with HeldPorts(1) as ports:
+        port = ports.ports[0]
         with subprocess.Popen([sys.executable, "-c", PAGE, str(port)], stdout=subprocess.PIPE, text=True) as task:
             assert task.stdout is not None
-            assert task.stdout.readline() == "serves\n"
+            assert task.stdout.readline() == "ready\n"
             read_status(f"127.0.0.1:{port}", timeout_secs=5)
             task.kill()
     with HeldPorts(0) as again:
@@ -128,7 +128,7 @@ def test_a_port_can_be_held_again_while_connections_of_the_last_run_linger():
 @pytest.mark.parametrize(
     ("host", "local"), [("127.0.0.1", True), ("localhost", True), ("192.0.2.1", False), ("no-such-host.invalid", False)]
 )
-def test_a_host_is_of_this_machine_or_not(host, local):
+def test_whether_a_host_is_this_machine(host, local):
     assert is_local(host) is local
 
 
@@ -154,19 +154,19 @@ def start(tasks: ProcessTasks, tmp_path: Path) -> Callable[..., None]:
 
 
 def stand_in(folder: Path, code: str) -> dict[str, str]:
-    """The environment in which a new Python process runs `code`, and ends, before it gets to the task."""
+    """The environment in which a new Python process runs `code` instead of the task, and ends."""
     (folder / "sitecustomize.py").write_text("import os\ntry: exec(os.environ['CODE'])\nfinally: os._exit(0)\n")
     return {"PYTHONPATH": str(folder), "CODE": code, "PYTHONUNBUFFERED": "1"}
 
 
-def hear(tasks: ProcessTasks, kind: str) -> dict[str, Any]:
-    """The next event of a kind; those before it are passed over."""
+def next_event(tasks: ProcessTasks, kind: str) -> dict[str, Any]:
+    """The next event of a kind; skips others."""
     deadline = time.monotonic() + DEADLINE_SECS
     while time.monotonic() < deadline:
         for event in tasks.events(timeout_secs=0.1):
             if event["event"] == kind:
                 return event
-    pytest.fail(f"nothing {kind} within {DEADLINE_SECS:.0f} s")
+    pytest.fail(f"no event {kind} within {DEADLINE_SECS:.0f} s")
 
 
 def is_alive(pid: int) -> bool:
@@ -186,48 +186,48 @@ def wait_for_end(*pids: int) -> None:
         time.sleep(0.01)
 
 
-def test_a_start_and_an_end_are_told_with_name_process_and_code(tasks, start):
+def test_a_start_and_an_end_are_reported_with_name_process_and_code(tasks, start):
     start("worker:1", "os._exit(7)")
-    started = hear(tasks, "started")
+    started = next_event(tasks, "started")
     assert started == {"event": "started", "name": "worker:1", "pid": started["pid"]}
-    assert hear(tasks, "exited") == {"event": "exited", "name": "worker:1", "pid": started["pid"], "code": 7}
+    assert next_event(tasks, "exited") == {"event": "exited", "name": "worker:1", "pid": started["pid"], "code": 7}
 
 
 def test_the_code_of_a_killed_task_is_its_signal(tasks, start):
     start("ps:0", SLEEP)
-    tasks.signal(hear(tasks, "started")["pid"], signal.SIGKILL)
-    assert hear(tasks, "exited")["code"] == -9
+    tasks.signal(next_event(tasks, "started")["pid"], signal.SIGKILL)
+    assert next_event(tasks, "exited")["code"] == -9
 
 
 def test_a_task_writes_into_its_log(tasks, start, tmp_path):
     start("ps:0", "print('hello', flush=True)")
-    hear(tasks, "exited")
+    next_event(tasks, "exited")
     assert (tmp_path / "task.log").read_text() == "hello\n"
 
 
 def test_a_task_has_its_own_environment(tasks, start, tmp_path):
     start("worker:0", "print(os.environ['CUDA_VISIBLE_DEVICES'], flush=True)", CUDA_VISIBLE_DEVICES="2,3")
-    hear(tasks, "exited")
+    next_event(tasks, "exited")
     assert (tmp_path / "task.log").read_text() == "2,3\n"
 
 
-def test_a_process_that_is_no_task_is_never_signalled(tasks, start):
+def test_only_tasks_are_signalled(tasks, start):
     with subprocess.Popen(["sleep", "60"]) as stranger:
         tasks.signal(stranger.pid, signal.SIGKILL)
         start("worker:0", "os._exit(0)")
-        hear(tasks, "exited")  # the nursery obeys in order
+        next_event(tasks, "exited")  # the nursery handles requests in order
         assert stranger.poll() is None
         stranger.kill()
 
 
-def test_waiting_for_news_ends_when_there_is_none(tasks):
+def test_waiting_for_events_has_a_timeout(tasks):
     assert tasks.events(timeout_secs=0.01) == []
 
 
-def test_leaving_the_block_ends_a_task_that_still_runs(tmp_path):
+def test_leaving_the_block_ends_a_running_task(tmp_path):
     with ProcessTasks(fork=False) as tasks:
         tasks.start("ps:0", run="", environment=stand_in(tmp_path, SLEEP), log=str(tmp_path / "task.log"))
-        pid = hear(tasks, "started")["pid"]
+        pid = next_event(tasks, "started")["pid"]
     wait_for_end(pid)
 
 
@@ -256,10 +256,10 @@ def test_killing_the_launcher_ends_nursery_and_tasks(tmp_path):
     wait_for_end(*pids)
 
 
-def test_a_nursery_that_is_gone_is_an_error_with_its_code(tasks):
+def test_a_nursery_that_has_ended_is_an_error_with_its_code(tasks):
     tasks._nursery.kill()
     with pytest.raises(RuntimeError, match="the process that starts tasks ended with code -9"):
-        hear(tasks, "started")
+        next_event(tasks, "started")
 
 
 def test_a_nursery_that_ends_before_it_has_read_a_request_is_the_same_error(tasks, start):
@@ -267,10 +267,10 @@ def test_a_nursery_that_ends_before_it_has_read_a_request_is_the_same_error(task
     start("ps:0", "os._exit(0)")
     tasks._nursery.kill()
     with pytest.raises(RuntimeError, match="the process that starts tasks ended with code -9"):
-        hear(tasks, "started")
+        next_event(tasks, "started")
 
 
-def test_a_nursery_that_is_gone_takes_no_request(tasks, start):
+def test_a_nursery_that_has_ended_takes_no_request(tasks, start):
     tasks._nursery.kill()
     tasks._nursery.wait()
     with pytest.raises(RuntimeError, match="the process that starts tasks ended with code -9"):
@@ -290,7 +290,7 @@ def test_a_nursery_that_is_gone_takes_no_request(tasks, start):
         (["-m", "seed=1,2"], False),
     ],
 )
-def test_a_nursery_is_started_before_the_config_is_read_where_a_command_seems_to_train_here(
+def test_a_nursery_is_started_before_the_config_is_read_if_a_command_seems_to_train_here(
     arguments, is_started, monkeypatch
 ):
     monkeypatch.delenv("TF_CONFIG", raising=False)
@@ -307,8 +307,8 @@ def test_a_task_that_a_scheduler_starts_has_no_nursery(monkeypatch):
     assert start_early([]) is None
 
 
-def test_a_nursery_that_nobody_wants_ends_at_once_and_ending_it_again_does_nothing():
-    early = ProcessTasks(fork=True)  # imports for seconds, and would answer to nothing meanwhile
+def test_an_unused_nursery_ends_at_once_and_ending_it_again_does_nothing():
+    early = ProcessTasks(fork=True)  # imports for seconds, without reading requests
     early.discard()
     assert early._nursery.returncode == -signal.SIGKILL
     early.discard()
@@ -324,21 +324,21 @@ def forking() -> Iterator[ProcessTasks]:
 @pytest.mark.slow
 def test_a_fork_of_the_nursery_describes_a_model(forking):
     data = DataConfig("synthetic", {"train_examples": 30, "evaluate_examples": 10, "shape": [4], "classes": 2})
-    told = forking.describe(Question.about(ModelConfig("mlp", {"depth": 0}), data, user=None, seed=0))
-    described = from_json(Description, told["description"])
-    assert [(p.path, p.shape) for p in described.parameters] == [("logits/kernel", (4, 2)), ("logits/bias", (2,))]
+    result = forking.describe(Question.about(ModelConfig("mlp", {"depth": 0}), data, user=None, seed=0))
+    description = from_json(Description, result["description"])
+    assert [(p.path, p.shape) for p in description.parameters] == [("logits/kernel", (4, 2)), ("logits/bias", (2,))]
 
 
-def test_a_forked_task_that_cannot_start_says_why_in_its_log(forking, tmp_path):
+def test_a_forked_task_that_cannot_start_logs_why(forking, tmp_path):
     log = tmp_path / "task.log"
     forking.start("worker:0", run=str(tmp_path / "nowhere"), environment={}, log=str(log))
-    pid = hear(forking, "started")["pid"]
-    while (ended := hear(forking, "exited"))["pid"] != pid:
+    pid = next_event(forking, "started")["pid"]
+    while (ended := next_event(forking, "exited"))["pid"] != pid:
         pass  # the fork that described a model
     assert (ended["code"], "nowhere/config.yaml" in log.read_text()) == (70, True)
 
 
-# What is shown
+# Progress
 
 PAGES = {
     "ps:0": {"job": "ps", "index": 0, "step": 40, "examples_per_second": 0.0, "wait_fraction": 0.5, "loss": None},
@@ -351,17 +351,17 @@ STATES = {"ps:0": "serving", "worker:0": "training", "worker:1": "training"}
 CLUSTER = tuple(Task(job, index, "", "", (), None, 1, 2) for job, index in (("ps", 0), ("worker", 0), ("worker", 1)))
 
 
-def shown(pages: dict[str, Any], states: dict[str, str]) -> list[list[str]]:
-    """The words of each row of the table, the heading first."""
+def table_rows(pages: dict[str, Any], states: dict[str, str]) -> list[list[str]]:
+    """The cells of each row of the table, the heading first."""
     console = Console(record=True, file=io.StringIO(), width=100)
     console.print(progress.table(CLUSTER, pages, states, 300))
     lines = [line.replace("┃", "│") for line in console.export_text().splitlines()]
     return [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "│" in line]
 
 
-def test_a_line_tells_step_loss_rate_and_who_the_others_wait_for():
-    told = progress.line(PAGES, STATES, 300)
-    assert told == "step 41/300, loss 0.1235, 2,500 examples/s, slowest worker:1 (waits 4%)"
+def test_a_line_shows_step_loss_rate_and_the_slowest_worker():
+    text = progress.line(PAGES, STATES, 300)
+    assert text == "step 41/300, loss 0.1235, 2,500 examples/s, slowest worker:1 (waits 4%)"
 
 
 def test_a_line_of_one_worker_names_no_slowest():
@@ -374,14 +374,14 @@ def test_a_line_before_the_first_loss_has_none():
     assert progress.line(alone, {"worker:0": "training"}, 300) == "step 41/300, 1,500 examples/s"
 
 
-def test_a_line_before_the_first_step_tells_what_each_task_does():
+def test_a_line_before_the_first_step_shows_the_state_of_each_task():
     pages = {"worker:0": PAGES["worker:0"] | {"step": 0}}
-    told = progress.line(pages, {"ps:0": "starting", "worker:0": "roll call"}, 300)
-    assert told == "starting: ps:0 starting, worker:0 roll call"
+    text = progress.line(pages, {"ps:0": "starting", "worker:0": "roll call"}, 300)
+    assert text == "starting: ps:0 starting, worker:0 roll call"
 
 
 def test_the_table_has_a_row_for_each_task():
-    assert shown(PAGES, STATES) == [
+    assert table_rows(PAGES, STATES) == [
         ["task", "state", "step", "examples/s", "wait", "memory"],
         ["ps:0", "serving", "40", "", "50%", "300 MiB"],
         ["worker:0", "training", "41", "1,500", "30%", "300 MiB"],
@@ -391,7 +391,7 @@ def test_the_table_has_a_row_for_each_task():
 
 def test_a_task_that_does_not_answer_has_a_row_with_its_state():
     states = {"ps:0": "starting", "worker:0": "ended (70)"}
-    assert [row[:2] for row in shown({}, states)[1:]] == [
+    assert [row[:2] for row in table_rows({}, states)[1:]] == [
         ["ps:0", "starting"],
         ["worker:0", "ended (70)"],
         ["worker:1", ""],
@@ -411,36 +411,36 @@ def test_without_a_terminal_a_line_is_shown_every_five_seconds(monkeypatch, caps
 # Lines of the history
 
 
-def written(step: int, loss: float = 0.4321, examples_per_second: float = 3456.0) -> str:
+def history_line(step: int, loss: float = 0.4321, examples_per_second: float = 3456.0) -> str:
     return json.dumps({"step": step, "loss": loss, "examples_per_second": examples_per_second}) + "\n"
 
 
-def test_a_line_of_the_history_tells_step_loss_rate_and_the_seconds_of_an_update():
-    told = progress.history_line({"step": 120, "loss": 0.43214, "examples_per_second": 3456.0}, 1000, 400)
-    assert told == "step 120/1000, loss 0.4321, 3,456 examples/s, 0.116 s/batch"
+def test_a_line_of_the_history_shows_step_loss_rate_and_the_seconds_of_an_update():
+    text = progress.history_line({"step": 120, "loss": 0.43214, "examples_per_second": 3456.0}, 1000, 400)
+    assert text == "step 120/1000, loss 0.4321, 3,456 examples/s, 0.116 s/batch"
 
 
-def test_a_rate_that_was_rounded_to_nothing_tells_no_seconds():
-    told = progress.history_line({"step": 1, "loss": 2.3, "examples_per_second": 0.0}, 1000, 1)
-    assert told == "step 1/1000, loss 2.3000, 0 examples/s"
+def test_a_rate_that_was_rounded_to_0_shows_no_seconds():
+    text = progress.history_line({"step": 1, "loss": 2.3, "examples_per_second": 0.0}, 1000, 1)
+    assert text == "step 1/1000, loss 2.3000, 0 examples/s"
 
 
-def test_each_line_of_the_history_is_told_once_and_when_it_is_whole(tmp_path):
+def test_each_line_of_the_history_is_shown_once_and_when_it_is_whole(tmp_path):
     path = tmp_path / "history.jsonl"
     lines = progress.HistoryLines(path, start=0, steps=30, batch=400)
-    first, second = written(10), written(20)
+    first, second = history_line(10), history_line(20)
     steps = []
-    for text in (None, "", first + second[:9], second[9:] + written(30), ""):
+    for text in (None, "", first + second[:9], second[9:] + history_line(30), ""):
         if text is not None:
             with path.open("a") as file:
                 file.write(text)
-        steps.append([told.partition(",")[0] for told in lines.new()])
+        steps.append([line.partition(",")[0] for line in lines.new()])
     assert steps == [[], [], ["step 10/30"], ["step 20/30", "step 30/30"], []]
 
 
-def test_lines_of_an_earlier_run_are_not_told(tmp_path):
+def test_lines_of_an_earlier_run_are_not_shown(tmp_path):
     path = tmp_path / "history.jsonl"
-    path.write_text(written(10) + written(20))
+    path.write_text(history_line(10) + history_line(20))
     lines = progress.HistoryLines(path, start=10, steps=30, batch=400)
     assert lines.new() == []
     history = History(path, start=10)
@@ -449,7 +449,7 @@ def test_lines_of_an_earlier_run_are_not_told(tmp_path):
     assert lines.new() == ["step 20/30, loss 0.5000, 4,000 examples/s, 0.100 s/batch"]
 
 
-def test_lines_of_the_history_end_those_of_every_few_seconds(tmp_path, monkeypatch, capsys):
+def test_lines_of_the_history_replace_those_of_every_few_seconds(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(progress, "LINE_EVERY_SECS", 0.0)
     show_two_lines(tmp_path / "history.jsonl")
     assert capsys.readouterr().out.splitlines() == [
@@ -459,7 +459,7 @@ def test_lines_of_the_history_end_those_of_every_few_seconds(tmp_path, monkeypat
     ]
 
 
-def test_lines_of_the_history_stand_above_the_table_of_a_terminal(tmp_path, monkeypatch, capsys):
+def test_lines_of_the_history_are_printed_above_the_table_of_a_terminal(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     show_two_lines(tmp_path / "history.jsonl")
     out = capsys.readouterr().out
@@ -472,5 +472,5 @@ def show_two_lines(path: Path) -> None:
         shown.show({}, {"ps:0": "serving"})
         for step in (10, 20):
             with path.open("a") as file:
-                file.write(written(step))
+                file.write(history_line(step))
             shown.show(PAGES, STATES)

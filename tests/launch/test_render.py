@@ -1,4 +1,4 @@
-"""What a task's container may see and do, the Compose files, and several hosts."""
+"""The containers of tasks and what they may do, the Compose files, and several hosts."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ def plan_of(*tasks: Task) -> Plan:
 
 def rendered(config: RunConfig, *tasks: Task, **options: Any) -> dict[str, Any]:
     """The services of the Compose file."""
-    made = container_specs(config, plan_of(*tasks), run=".", **options)
-    text = compose_file.render(made, name="n", words="w", overrides="o", user=(1000, 1001))
+    specs = container_specs(config, plan_of(*tasks), run=".", **options)
+    text = compose_file.render(specs, name="n", words="w", overrides="o", user=(1000, 1001))
     assert text.startswith("# w\n# Made by `python -m trainer mode=render o`")
     return yaml.safe_load(text)
 
 
-def container_of(name: str, made: list[ContainerSpec]) -> ContainerSpec:
-    return next(container for container in made if container.task == name)
+def container_of(name: str, specs: list[ContainerSpec]) -> ContainerSpec:
+    return next(container for container in specs if container.task == name)
 
 
 # One task
 
 
-def test_every_service_is_as_little_as_a_task_needs():
+def test_a_service_has_no_privilege_that_a_task_does_not_need():
     services = rendered(RunConfig(), task("ps", 0), task("worker", 0))["services"]
     for name in ("ps-0", "worker-0", "tensorboard"):
         service = services[name]
@@ -62,7 +62,7 @@ def test_every_service_is_as_little_as_a_task_needs():
         assert "docker.sock" not in str(service)
 
 
-def test_no_port_of_a_task_is_published_and_its_network_leads_nowhere():
+def test_no_port_of_a_task_is_published_and_its_network_is_internal():
     file = rendered(RunConfig(), task("ps", 0), task("worker", 0))
     assert [name for name, service in file["services"].items() if "ports" in service] == ["tensorboard"]
     assert file["services"]["tensorboard"]["ports"] == ["127.0.0.1:${TENSORBOARD_PORT:-6006}:6006"]
@@ -87,17 +87,17 @@ def test_no_port_of_a_task_is_published_and_its_network_leads_nowhere():
 def test_only_tasks_that_write_can_write(job, journal, profile, expected):
     config = RunConfig(profile=profile)
     config.summary.journal = journal
-    made = container_specs(config, plan_of(task("worker", 0), task(job, 1)), run="/r")
-    assert [m.target for m in container_of("worker:0", made).mounts if m.is_writable] == [INSIDE]
-    writable = [m.target for m in container_of(f"{job}:1", made).mounts if m.is_writable]
+    specs = container_specs(config, plan_of(task("worker", 0), task(job, 1)), run="/r")
+    assert [m.target for m in container_of("worker:0", specs).mounts if m.is_writable] == [INSIDE]
+    writable = [m.target for m in container_of(f"{job}:1", specs).mounts if m.is_writable]
     assert writable == ([INSIDE] if expected else [])
-    read = {m.target: m.is_writable for m in container_of(f"{job}:1", made).mounts}
+    read = {m.target: m.is_writable for m in container_of(f"{job}:1", specs).mounts}
     assert read[f"{INSIDE}/config.yaml"] is read[f"{INSIDE}/plan.json"] is False
 
 
-def test_a_task_has_the_gpus_it_was_given_and_counts_them_from_0():
-    made = container_specs(RunConfig(), plan_of(task("ps", 0), task("worker", 0, (2, 3))), run="/r")
-    worker, ps = container_of("worker:0", made), container_of("ps:0", made)
+def test_a_task_has_its_gpus_and_counts_them_from_0():
+    specs = container_specs(RunConfig(), plan_of(task("ps", 0), task("worker", 0, (2, 3))), run="/r")
+    worker, ps = container_of("worker:0", specs), container_of("ps:0", specs)
     assert (worker.gpus, worker.environment["CUDA_VISIBLE_DEVICES"], worker.image) == ((2, 3), "0,1", "trainer:gpu")
     assert (ps.gpus, ps.environment["CUDA_VISIBLE_DEVICES"], ps.image) == ((), "-1", "trainer:cpu")
     assert inside(plan_of(task("worker", 0, (2, 3)))).tasks[0].gpus == (0, 1)
@@ -120,7 +120,7 @@ def test_limits_are_those_of_the_config():
     assert services["ps-0"]["pids_limit"] == 99
 
 
-def test_stopping_takes_longer_than_a_save_may():
+def test_a_stop_has_more_time_than_a_save_may_take():
     config = RunConfig()
     config.timeouts.stop_grace_secs = 20
     assert rendered(config, task("worker", 0))["services"]["worker-0"]["stop_grace_period"] == "35s"
@@ -132,7 +132,7 @@ def test_a_dollar_in_a_path_is_no_variable():
 
 
 @pytest.mark.parametrize("path", ["/home/a/Runs/My Run", "/x/--", "/tmp/ä"])
-def test_the_name_of_a_run_is_one_that_engines_take(path):
+def test_the_name_of_a_run_is_one_that_docker_accepts(path):
     name = project_of(path)
     assert name.isascii()
     assert name == name.lower()
@@ -144,12 +144,12 @@ def test_the_name_of_a_run_is_one_that_engines_take(path):
 
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
-def test_a_shipped_file_is_what_its_first_lines_say_makes_it(path: Path):
+def test_the_command_in_a_shipped_file_renders_that_file(path: Path):
     command = path.read_text().split("`")[1]
-    made = subprocess.run(
+    result = subprocess.run(
         [sys.executable, *shlex.split(command)[1:]], cwd="/", capture_output=True, text=True, check=True, timeout=60
     )
-    assert made.stdout == path.read_text()
+    assert result.stdout == path.read_text()
 
 
 def test_the_usual_sizes_and_a_gpu_cluster_are_shipped():
@@ -160,15 +160,15 @@ def test_the_usual_sizes_and_a_gpu_cluster_are_shipped():
 # Files of the host
 
 
-def test_paths_of_what_a_run_reads_are_absolute_and_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_inputs_of_a_run_have_absolute_paths_and_are_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     for name in ("mine.py", "digits.npz", "train-0.tfrecord", "image"):
         (tmp_path / name).touch()
     config = RunConfig(user="mine.py", resume="old")
     config.data.options = {"path": "digits.npz", "train": "./train-*.tfrecord", "feature": "image", "classes": 10}
-    made, inputs = with_absolute_paths(config)
-    assert (made.user, made.resume) == (f"{tmp_path}/mine.py", f"{tmp_path}/old")
-    assert made.data.options == {
+    absolute, inputs = with_absolute_paths(config)
+    assert (absolute.user, absolute.resume) == (f"{tmp_path}/mine.py", f"{tmp_path}/old")
+    assert absolute.data.options == {
         "path": f"{tmp_path}/digits.npz",
         "train": f"{tmp_path}/train-*.tfrecord",
         "feature": "image",
@@ -181,14 +181,14 @@ def test_paths_of_what_a_run_reads_are_absolute_and_visible(tmp_path: Path, monk
 # Several hosts
 
 
-def adopted(*listed: Any, cluster: str = "2ps4w", mode: Mode = Mode.render) -> tuple[RunConfig, list[Problem]]:
+def resolve(*listed: Any, cluster: str = "2ps4w", mode: Mode = Mode.render) -> tuple[RunConfig, list[Problem]]:
     ps, worker = int(cluster[0]), int(cluster[3])
     config = RunConfig(mode=mode, cluster=ClusterConfig(cluster, ps, worker, hosts=list(listed)))
     return config, hosts.resolve_hosts(config)
 
 
-def test_hosts_share_tasks_out_evenly():
-    config, problems = adopted("gpu-a", "gpu-b")
+def test_tasks_are_spread_evenly_over_hosts():
+    config, problems = resolve("gpu-a", "gpu-b")
     assert problems == []
     assert config.cluster.addresses == {
         "ps": ["gpu-a:2222", "gpu-b:2222"],
@@ -197,8 +197,8 @@ def test_hosts_share_tasks_out_evenly():
     assert hosts.host_by_task(config.cluster)["worker:2"] == "gpu-b"
 
 
-def test_hosts_take_the_numbers_they_are_given_and_workers_their_gpus_in_turn():
-    config, problems = adopted(
+def test_hosts_have_the_given_numbers_of_tasks_and_workers_use_their_gpus_in_turn():
+    config, problems = resolve(
         {"address": "10.0.0.1", "ps": 2, "worker": 1}, {"address": "10.0.0.2", "gpus": 2, "worker": 3}
     )
     assert problems == []
@@ -207,8 +207,8 @@ def test_hosts_take_the_numbers_they_are_given_and_workers_their_gpus_in_turn():
     assert config.device.gpus == {"worker:1": [0], "worker:2": [1], "worker:3": [0]}
 
 
-def test_tasks_of_a_host_use_its_network():
-    config, _ = adopted("gpu-a", "gpu-b", cluster="1ps1w")
+def test_tasks_use_the_network_of_their_host():
+    config, _ = resolve("gpu-a", "gpu-b", cluster="1ps1w")
     tasks = (task("ps", 0), task("worker", 0))
     file = rendered(config, *tasks, hosts={"ps:0": "gpu-a", "worker:0": "gpu-b"})
     assert file["services"]["ps-0"]["network_mode"] == "host"
@@ -216,7 +216,7 @@ def test_tasks_of_a_host_use_its_network():
 
 
 @pytest.mark.parametrize(
-    ("listed", "told"),
+    ("listed", "message"),
     [
         (["gpu-a:22", "gpu-b"], "'gpu-a:22' is not a host name or IP address"),
         (["http://gpu-a", "gpu-b"], "'http://gpu-a' is not a host name or IP address"),
@@ -228,14 +228,14 @@ def test_tasks_of_a_host_use_its_network():
         ([{"address": "gpu-a", "worker": 1}, "gpu-b"], "have 1 worker tasks in total, but cluster=2ps4w has 4"),
     ],
 )
-def test_hosts_that_cannot_be_are_refused(listed, told):
-    config, problems = adopted(*listed)
-    assert told in "\n".join(map(str, problems))
+def test_invalid_hosts_are_refused(listed, message):
+    config, problems = resolve(*listed)
+    assert message in "\n".join(map(str, problems))
     assert config.cluster.addresses == {}
 
 
 def test_hosts_are_rendered_and_not_started_from_here():
-    _, problems = adopted("gpu-a", "gpu-b", mode=Mode.train)
+    _, problems = resolve("gpu-a", "gpu-b", mode=Mode.train)
     assert "type mode=render" in str(problems[0])
 
 
@@ -243,7 +243,7 @@ def test_hosts_are_rendered_and_not_started_from_here():
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda c: setattr(c.container, "mounts", ["data"]), "'data' is not the absolute path"),
         (lambda c: setattr(c.container, "mounts", ["/data/../etc"]), "is not the absolute path"),
@@ -263,20 +263,20 @@ def test_hosts_are_rendered_and_not_started_from_here():
         (lambda c: c.cluster.addresses.update(worker=["a:1"]), "containers use a network of their own"),
     ],
 )
-def test_what_containers_cannot_be_is_refused_with_what_to_type(change, told):
+def test_invalid_options_of_containers_are_refused_with_a_remedy(change, message):
     config = RunConfig(launch=Launch.docker, cluster=ClusterConfig("1ps1w", 1, 1))
     change(config)
     problems = list(check_containers(config))
-    assert told in "\n".join(map(str, problems))
+    assert message in "\n".join(map(str, problems))
     assert all(problem.remedy for problem in problems)
 
 
-def test_gpus_of_the_machine_that_renders_do_not_count(tmp_path: Path):
+def test_rendering_needs_no_gpu(tmp_path: Path):
     command = [sys.executable, "-m", "trainer", "cluster=1ps1w", "device.gpus={worker:[7]}"]
-    made = subprocess.run(
+    rendered_file = subprocess.run(
         [*command, "mode=render"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
-    assert "device_ids" in made.stdout, made.stderr
+    assert "device_ids" in rendered_file.stdout, rendered_file.stderr
     if Machine(1, len(list(Path("/dev").glob("nvidia[0-9]*")))).gpus < 8:
         refused = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
         assert (refused.returncode, "there is no GPU 7" in refused.stderr) == (2, True)

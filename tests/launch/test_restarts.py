@@ -1,4 +1,4 @@
-"""Which failures are worth another start, who starts with whom, and how often."""
+"""Which failures lead to a restart, of which tasks, and how often."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from trainer.plan.plan import Plan, Task
 
 def plan(strategy: str, hosts: list[str], tasks: list[str]) -> Plan:
     shards = tuple(Shard(index, host, (), ()) for index, host in enumerate(hosts))
-    made = tuple(
+    task_plans = tuple(
         Task(job, int(index), "", "127.0.0.1:1", (), None, 1, 2) for job, index in (name.split(":") for name in tasks)
     )
-    return Plan("test", strategy, 10, 8, made, shards, 96, ())
+    return Plan("test", strategy, 10, 8, task_plans, shards, 96, ())
 
 
 WITH_PS = plan("sync", ["ps:0", "ps:1"], ["ps:0", "ps:1", "worker:0", "worker:1", "evaluator:0"])
@@ -50,9 +50,9 @@ def test_a_task_has_its_own_number_before_its_job_and_a_job_before_all():
     [
         (-9, True, True),  # killed
         (-11, True, True),
-        (75, True, True),  # a part of the state is gone
-        (69, False, True),  # a port that is taken stays taken
-        (70, False, True),  # a model that cannot be built cannot be built
+        (75, True, True),  # a part of the state is lost
+        (69, False, True),  # a taken port stays taken
+        (70, False, True),  # a model that cannot be built fails again
         (2, False, False),
         (65, False, False),
         (66, False, False),
@@ -61,13 +61,13 @@ def test_a_task_has_its_own_number_before_its_job_and_a_job_before_all():
         (76, False, False),
     ],
 )
-def test_a_failure_is_worth_another_start_or_not(code: int, before: bool, after: bool):
+def test_whether_a_restart_can_help(code: int, before: bool, after: bool):
     assert can_help(code, has_stepped=False) == before
     assert can_help(code, has_stepped=True) == after
 
 
 @pytest.mark.parametrize(
-    ("where", "task", "held"),
+    ("where", "task", "expected"),
     [
         (WITH_PS, "ps:1", True),
         (WITH_PS, "worker:0", False),
@@ -78,8 +78,8 @@ def test_a_failure_is_worth_another_start_or_not(code: int, before: bool, after:
     ],
     ids=["a ps", "a worker", "an evaluator", "a worker with a shard", "a worker of all-reduce", "one process"],
 )
-def test_a_part_of_the_state_is_gone_with_a_task_or_not(where: Plan, task: str, held: bool):
-    assert holds_state(where, task) == held
+def test_whether_a_task_holds_a_part_of_the_state(where: Plan, task: str, expected: bool):
+    assert holds_state(where, task) == expected
 
 
 def test_a_task_that_lost_a_peer_is_not_the_cause():

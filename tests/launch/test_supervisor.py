@@ -1,4 +1,4 @@
-"""Who is named when tasks end each other: a launcher over tasks that a script plays."""
+"""Which task is reported when tasks end each other: a supervisor of scripted tasks."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ TASKS = ("ps:0", "worker:0", "worker:1", "evaluator:0")
 
 
 class Script:
-    """Tasks that do what a test says, so many seconds after the launcher could have read a page of each.
+    """Tasks that freeze or exit at given seconds after the launcher could read a page of each.
 
-    All that are restarted do what it says of "again", or end at once.
+    Restarted tasks exit as `exits["again"]` says, or at once.
     """
 
     def __init__(self, frozen: str | None, frozen_at: float, exits: Mapping[str, tuple[float, int]]) -> None:
@@ -39,7 +39,7 @@ class Script:
         self._events: list[dict[str, Any]] = []
         self.attempts = dict.fromkeys(TASKS, 0)
         self.asked: list[int] = []  # the attempts of tasks that were asked to stop
-        self.heard: Signals | None = None  # gets a Ctrl-C at `stopped_at`
+        self.signals: Signals | None = None  # gets a Ctrl-C at `stopped_at`
         self.stopped_at = float("inf")
 
     def start(self, name: str, *, run: str, environment: Mapping[str, str], log: str) -> None:
@@ -57,14 +57,14 @@ class Script:
 
     def events(self, timeout_secs: float) -> list[dict[str, Any]]:
         time.sleep(min(timeout_secs, 0.05))
-        if self.heard is not None and self._now() > self.stopped_at:
-            self.heard.numbers, self.stopped_at = [signal.SIGINT], float("inf")
+        if self.signals is not None and self._now() > self.stopped_at:
+            self.signals.numbers, self.stopped_at = [signal.SIGINT], float("inf")
         for pid, name in list(self._pids.items()):
             at, code = self._exits.get(name, (float("inf"), 0)) if pid < 2000 else self._exits.get("again", (0.0, 0))
             if self._now() > at:
                 self._end(pid, code)
-        heard, self._events = self._events, []
-        return heard
+        events, self._events = self._events, []
+        return events
 
     def page(self, control: str, timeout_secs: float) -> dict[str, Any] | None:
         """The status page of a task; none while it is frozen, and none when it has ended."""
@@ -84,53 +84,53 @@ class Script:
             self._events.append({"event": "exited", "name": name, "pid": pid, "code": code})
 
 
-def watched(script: Script, path: Path, monkeypatch: pytest.MonkeyPatch) -> RunOutcome:
+def supervise(script: Script, path: Path, monkeypatch: pytest.MonkeyPatch) -> RunOutcome:
     monkeypatch.setattr(silence, "try_status", script.page)
     config = load([f"timeouts.heartbeat_secs={HEARTBEAT_SECS}", "restart.delay_secs=0.1"])
-    made = tuple(
+    tasks = tuple(
         Task(job, int(index), "", f"{job}:{index}", (), None, 1, 2)
         for job, index in (name.split(":") for name in TASKS)
     )
-    plan = Plan("test", "sync", 10, 8, made, (Shard(0, "ps:0", (), ()),), 96, ())
+    plan = Plan("test", "sync", 10, 8, tasks, (Shard(0, "ps:0", (), ()),), 96, ())
     path.mkdir()
     with make_progress(plan.tasks, plan.steps) as progress, Signals() as signals:
-        script.heard = signals
+        script.signals = signals
         return Supervisor(config, plan, RunDirectory(path), script, progress, signals).run()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("code", [exit_codes.UNAVAILABLE, exit_codes.INCOMPLETE])
-def test_a_frozen_task_is_the_cause_also_when_others_leave_before_it_is_ended(code, tmp_path, monkeypatch, capsys):
+def test_a_frozen_task_is_the_cause_even_if_others_leave_before_it_is_killed(code, tmp_path, monkeypatch, capsys):
     script = Script("ps:0", 0.5, {"worker:0": (4.0, code), "worker:1": (4.0, exit_codes.UNAVAILABLE)})
-    outcome = watched(script, tmp_path / "run", monkeypatch)
-    said = capsys.readouterr().out
-    assert f"ps:0 died (silent for {HEARTBEAT_SECS:g} s, so it was killed)" in said
-    assert "worker:0 left" not in said
+    outcome = supervise(script, tmp_path / "run", monkeypatch)
+    output = capsys.readouterr().out
+    assert f"ps:0 died (silent for {HEARTBEAT_SECS:g} s, so it was killed)" in output
+    assert "worker:0 left" not in output
     assert (outcome.failed, outcome.restarts) == (None, {"ps:0": 1})
     assert script.attempts == dict.fromkeys(TASKS, 2)
 
 
-def test_a_task_that_leaves_while_all_others_answer_is_started_again_alone(tmp_path, monkeypatch, capsys):
+def test_a_task_that_leaves_while_all_others_answer_is_restarted_alone(tmp_path, monkeypatch, capsys):
     exits = dict.fromkeys(TASKS, (4.0, exit_codes.OK)) | {"worker:0": (0.5, exit_codes.UNAVAILABLE)}
-    outcome = watched(Script(None, 0.0, exits), tmp_path / "run", monkeypatch)
+    outcome = supervise(Script(None, 0.0, exits), tmp_path / "run", monkeypatch)
     assert "worker:0 left (a peer or a port is unavailable); restarting it in 0.1 s (1 of 3)" in capsys.readouterr().out
     assert (outcome.failed, outcome.restarts) == (None, {"worker:0": 1})
 
 
 @pytest.mark.slow
-def test_nobody_leaves_because_of_a_frozen_evaluator(tmp_path, monkeypatch, capsys):
+def test_a_frozen_evaluator_is_no_cause_for_a_worker_to_leave(tmp_path, monkeypatch, capsys):
     exits = {"worker:0": (4.0, exit_codes.UNAVAILABLE), "ps:0": (8.0, 0), "worker:1": (8.0, 0)}
-    outcome = watched(Script("evaluator:0", 0.5, exits), tmp_path / "run", monkeypatch)
-    said = capsys.readouterr().out
-    assert said.index("worker:0 left (a peer or a port") < said.index("evaluator:0 died (silent")
+    outcome = supervise(Script("evaluator:0", 0.5, exits), tmp_path / "run", monkeypatch)
+    output = capsys.readouterr().out
+    assert output.index("worker:0 left (a peer or a port") < output.index("evaluator:0 died (silent")
     assert (outcome.failed, outcome.restarts) == (None, {"worker:0": 1, "evaluator:0": 1})
 
 
 @pytest.mark.slow
-def test_a_run_is_not_stopped_while_one_that_left_is_still_to_be_started_again(tmp_path, monkeypatch):
+def test_a_run_stops_only_after_a_pending_restart(tmp_path, monkeypatch):
     monkeypatch.setattr(RunDirectory, "has_loaded", lambda self: True)
     script = Script("ps:0", 0.5, {"worker:0": (4.0, exit_codes.UNAVAILABLE), "again": (float("inf"), 0)})
     script.stopped_at = 4.2
-    outcome = watched(script, tmp_path / "run", monkeypatch)
+    outcome = supervise(script, tmp_path / "run", monkeypatch)
     assert (outcome.failed, outcome.restarts) == (None, {"ps:0": 1})
     assert script.asked == [2] * len(TASKS)

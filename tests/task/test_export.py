@@ -1,4 +1,4 @@
-"""What a run leaves at its end: scores, the digest of its parameters, and a model that plain Keras loads."""
+"""The results of a run: scores, the digest of its parameters, and a model that plain Keras loads."""
 
 from __future__ import annotations
 
@@ -103,18 +103,18 @@ def test_the_loaded_model_predicts_as_the_snapshot_does(tmp_path):
     np.testing.assert_allclose(loaded.predict(features, verbose=0), expected, rtol=1e-6)
 
 
-def test_the_arrays_stand_under_their_paths(tmp_path):
+def test_the_arrays_are_saved_under_their_paths(tmp_path):
     export(NORMED, normed(), tmp_path)
     with np.load(tmp_path / "params.npz", allow_pickle=False) as arrays:
         assert as_lists(dict(arrays)) == as_lists(NORMED.parameters | STATE)
 
 
-def test_the_model_has_the_averaged_weights_where_there_are_any(tmp_path):
+def test_the_model_has_the_averaged_weights_if_there_are_any(tmp_path):
     export(AVERAGED, linear(), tmp_path)
     assert weights_in(tmp_path) == as_lists(linear_values(-2))
 
 
-def test_the_arrays_are_the_raw_parameters_also_where_there_is_an_average(tmp_path):
+def test_the_arrays_are_the_raw_parameters_even_with_an_average(tmp_path):
     export(AVERAGED, linear(), tmp_path)
     with np.load(tmp_path / "params.npz", allow_pickle=False) as arrays:
         assert as_lists(dict(arrays)) == as_lists(linear_values(1))
@@ -156,7 +156,7 @@ def test_scores_are_means_over_all_examples(count):
     assert scores(linear(), LINEAR, x, y) == pytest.approx(in_numpy(x, y, LINEAR.parameters), rel=1e-5)
 
 
-def test_scores_are_of_the_averaged_parameters_where_there_are_any():
+def test_scores_use_the_averaged_parameters_if_there_are_any():
     x, y = examples(10)
     assert scores(linear(), AVERAGED, x, y) == pytest.approx(in_numpy(x, y, linear_values(-2)), rel=1e-5)
 
@@ -171,8 +171,8 @@ def test_squared_errors_are_scored_without_an_accuracy():
     x, _ = examples(10)
     targets = np.zeros((10, 3), np.float32)
     outputs = x @ LINEAR.parameters["logits/kernel"] + LINEAR.parameters["logits/bias"]
-    found = scores(linear(), LINEAR, x, targets, loss="mean_squared_error")
-    assert found == pytest.approx((np.square(outputs).mean(), 0.0), rel=1e-5)
+    score = scores(linear(), LINEAR, x, targets, loss="mean_squared_error")
+    assert score == pytest.approx((np.square(outputs).mean(), 0.0), rel=1e-5)
 
 
 def test_an_evaluator_scores_one_snapshot_after_another():
@@ -180,9 +180,9 @@ def test_an_evaluator_scores_one_snapshot_after_another():
     data = from_arrays((x, y), (x, y), source="test", classes=3)
     evaluator = Evaluator(linear(), CROSSENTROPY, data.evaluate, batch_size=4, device="/cpu:0")
     evaluator.connect("", None)
-    found = [evaluator.score(snapshot) for snapshot in (LINEAR, AVERAGED, LINEAR)]
+    results = [evaluator.score(snapshot) for snapshot in (LINEAR, AVERAGED, LINEAR)]
     expected = [in_numpy(x, y, evaluated(snapshot)) for snapshot in (LINEAR, AVERAGED, LINEAR)]
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(results, expected, rtol=1e-5)
 
 
 def test_a_layer_may_have_a_name_that_plain_keras_trains():

@@ -47,7 +47,7 @@ class Script:
         asked: set[int] | None = None,
     ) -> None:
         self.at = start
-        self.bad = bad or set()  # steps whose update was left out
+        self.bad = bad or set()  # steps whose update was skipped
         self.spoilt_at = spoilt_at  # the first step at which parameters are not finite
         self.asked = set() if asked is None else asked  # steps at which a replica asked to stop; shared by all
         self.fetched: list[int] = []
@@ -61,14 +61,14 @@ class Script:
         return self.at
 
     def step(self, *, stop: bool = False, fetch_gradients: bool = False) -> StepResult:
-        pulled = self.peek()
+        result = self.peek()
         if stop:
             self.asked.add(self.at)
         if fetch_gradients:
             self.fetched.append(self.at)
-            pulled = pulled._replace(gradients={"dense/kernel": np.ones(2, np.float32)})
+            result = result._replace(gradients={"dense/kernel": np.ones(2, np.float32)})
         self.at += 1
-        return pulled
+        return result
 
     def peek(self) -> StepResult:
         loss = 1 / max(self.at, 1)
@@ -106,9 +106,9 @@ def test_a_restarted_run_does_not_act_on_the_step_it_starts_from():
     assert between == [4, 5]
 
 
-def test_actions_see_what_each_step_pulled_and_the_end():
+def test_actions_get_the_result_of_each_step_and_of_the_end():
     seen: list[tuple[int, float]] = []
-    train(Script(), start=0, until=4, stop_requested=never, after=[lambda p: seen.append((p.step, p.loss))])
+    train(Script(), start=0, until=4, stop_requested=never, after=[lambda r: seen.append((r.step, r.loss))])
     assert seen == [(0, 1.0), (1, 1.0), (2, 1 / 2), (3, 1 / 3), (4, 1 / 4)]
 
 
@@ -120,9 +120,9 @@ def test_actions_run_in_their_order():
         until=2,
         stop_requested=never,
         between=[lambda step: calls.append(f"save {step}"), lambda step: calls.append(f"evaluate {step}")],
-        after=[lambda pulled: calls.append(f"pulled {pulled.step}")],
+        after=[lambda result: calls.append(f"after {result.step}")],
     )
-    assert calls == ["pulled 0", "save 1", "evaluate 1", "pulled 1", "pulled 2"]
+    assert calls == ["after 0", "save 1", "evaluate 1", "after 1", "after 2"]
 
 
 def test_a_run_that_is_at_its_end_takes_no_step():
@@ -155,15 +155,15 @@ def test_gradients_are_fetched_at_multiples_of_their_interval(every, fetched):
 def test_actions_see_the_gradients_of_the_steps_that_fetch_them():
     seen: list[int] = []
 
-    def look(pulled: StepResult) -> None:
-        if pulled.gradients is not None:
-            seen.append(pulled.step)
+    def collect(result: StepResult) -> None:
+        if result.gradients is not None:
+            seen.append(result.step)
 
-    train(Script(start=2), start=2, until=7, stop_requested=never, gradients_every=3, after=[look])
+    train(Script(start=2), start=2, until=7, stop_requested=never, gradients_every=3, after=[collect])
     assert seen == [3, 6]
 
 
-# Updates that were left out
+# Skipped updates
 
 
 def test_a_skipped_update_ends_the_run():
@@ -175,32 +175,32 @@ def test_a_skipped_update_ends_the_run():
 def test_no_action_sees_an_update_that_ends_the_run():
     seen: list[int] = []
     with pytest.raises(NotFiniteError, match="a gradient of step 5"):
-        train(Script(bad={5}), start=0, until=9, stop_requested=never, after=[lambda pulled: seen.append(pulled.step)])
+        train(Script(bad={5}), start=0, until=9, stop_requested=never, after=[lambda result: seen.append(result.step)])
     assert seen == [0, 1, 2, 3, 4]
 
 
-def test_the_last_update_is_looked_at_too():
+def test_a_skipped_last_update_ends_the_run_too():
     with pytest.raises(NotFiniteError, match="a gradient of step 4"):
         train(Script(bad={4}), start=0, until=4, stop_requested=never)
 
 
-def test_what_was_left_out_before_a_worker_joined_means_nothing_to_it():
+def test_updates_that_were_skipped_before_a_worker_joined_do_not_concern_it():
     last, _ = train(Script(start=2, bad={1, 2}), start=2, until=4, stop_requested=never)
     assert (last.step, last.bad) == (4, 2)
 
 
-def test_each_update_that_was_left_out_is_reacted_to_once():
+def test_each_skipped_update_is_reacted_to_once():
     seen: list[tuple[int, int]] = []
-    engine, react = Script(bad={2, 3, 6}), lambda pulled: seen.append((pulled.step, pulled.bad))
+    engine, react = Script(bad={2, 3, 6}), lambda result: seen.append((result.step, result.bad))
     last, _ = train(engine, start=0, until=9, stop_requested=never, on_bad=react)
     assert (last.step, seen) == (9, [(2, 2), (3, 3), (6, 6)])
 
 
-def test_an_update_that_others_left_out_meanwhile_is_noticed_at_the_next_pull():
+def test_an_update_that_others_skipped_is_noticed_at_the_next_step():
     seen: list[tuple[int, int]] = []
     engine = Arrivals(others=2, end=9, bad={4})
-    train(engine, start=0, until=9, stop_requested=never, on_bad=lambda pulled: seen.append((pulled.step, pulled.bad)))
-    assert seen == [(6, 4)]  # pulled were 0, 3, 6 and the end
+    train(engine, start=0, until=9, stop_requested=never, on_bad=lambda result: seen.append((result.step, result.bad)))
+    assert seen == [(6, 4)]  # the results were of 0, 3, 6 and the end
 
 
 def test_a_run_that_skips_bad_updates_logs_each_once_and_continues(caplog):
@@ -242,7 +242,7 @@ def test_parameters_that_are_not_finite_are_never_saved(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("policy", "expected"), [("stop", [1, 2, 3]), ("skip", [1, 2, 3, 4, 5, 6, 7, 8])])
-def test_a_state_that_lacks_an_update_is_saved_only_where_such_are_skipped(tmp_path: Path, policy, expected, caplog):
+def test_a_state_without_a_bad_update_is_saved_only_where_the_policy_is_skip(tmp_path: Path, policy, expected, caplog):
     engine = Script(bad={4})
     chief = make_chief(tmp_path, engine, f"train.on_not_finite={policy}")
     train_under(chief, engine, on_bad=lambda _: None)
@@ -264,8 +264,8 @@ def test_a_save_that_fails_is_logged_where_training_continues_and_the_next_is_tr
     engine = Script()
     chief = make_chief(tmp_path, engine, "checkpoint.on_error=continue", "checkpoint.every=2")
 
-    def make_way(pulled: StepResult) -> None:
-        if pulled.step == 5:  # the save of step 4 may still be in flight
+    def make_way(result: StepResult) -> None:
+        if result.step == 5:  # the save of step 4 may still be in flight
             chief.saver.writer.wait()
             in_the_way.unlink()
 
@@ -298,7 +298,7 @@ def test_a_rollback_records_its_step_and_its_checkpoint(tmp_path: Path):
 
 
 class Arrivals(Script):
-    """An engine whose updates wait for nobody: some pushes are dropped, others' move the step too, a stop stays."""
+    """An async engine: some pushes are dropped, other workers move the step too, and a stop is final."""
 
     def __init__(
         self, *, dropped: set[int] | None = None, others: int = 0, end: int = 100, bad: set[int] | None = None
@@ -306,37 +306,37 @@ class Arrivals(Script):
         super().__init__(bad=bad)
         self.dropped = dropped or set()  # pushes, by their number from 0
         self.others, self.end = others, end  # no update is made at the end or after it
-        self.is_over, self.steps = False, 0  # steps: how many were taken
+        self.is_over, self.steps = False, 0  # steps: taken by this worker
 
     def step(self, *, stop: bool = False, fetch_gradients: bool = False) -> StepResult:
-        pulled, number = self.peek(), self.steps
+        result, number = self.peek(), self.steps
         self.steps += 1
         self.is_over = self.is_over or stop
         if not self.is_over and number not in self.dropped:
             self.at = min(self.at + 1 + self.others, self.end)
-        return pulled
+        return result
 
     def peek(self) -> StepResult:
         return super().peek()._replace(stop=self.is_over)
 
 
-def test_a_run_goes_on_when_its_last_push_was_dropped():
+def test_a_run_continues_when_its_last_push_was_dropped():
     engine = Arrivals(dropped={3})
     last, stopped = train(engine, start=0, until=4, stop_requested=never)
     assert (last.step, stopped, engine.steps) == (4, False, 5)
 
 
-def test_a_run_goes_on_until_its_last_step_is_reached_however_often_it_is_dropped():
+def test_a_run_continues_until_its_last_step_however_often_it_is_dropped():
     engine = Arrivals(dropped={3, 4, 5})
     last, stopped = train(engine, start=0, until=4, stop_requested=never)
     assert (last.step, stopped, engine.steps) == (4, False, 7)
 
 
-def test_the_end_is_seen_once_though_its_push_was_dropped_before():
+def test_actions_get_the_end_once_although_its_push_was_dropped_before():
     seen: list[int] = []
     engine = Arrivals(dropped={2, 3})
-    train(engine, start=0, until=3, stop_requested=never, after=[lambda pulled: seen.append(pulled.step)])
-    assert seen == [0, 1, 2, 2, 2, 3]  # what each step pulled, and the end
+    train(engine, start=0, until=3, stop_requested=never, after=[lambda result: seen.append(result.step)])
+    assert seen == [0, 1, 2, 2, 2, 3]  # the result of each step, and the end
 
 
 def test_a_push_that_was_dropped_before_the_end_costs_a_step():
@@ -345,7 +345,7 @@ def test_a_push_that_was_dropped_before_the_end_costs_a_step():
     assert (last.step, engine.steps) == (4, 5)
 
 
-def test_a_run_that_others_end_takes_a_step_too_many_and_sees_the_end():
+def test_a_run_that_other_workers_end_takes_one_step_more_and_sees_the_end():
     engine = Arrivals(others=2, end=6)
     last, stopped = train(engine, start=0, until=6, stop_requested=never)
     assert (last.step, stopped, engine.steps) == (6, False, 3)
@@ -376,11 +376,11 @@ def test_an_interval_of_a_resumed_run_is_due_after_its_start(start, expected):
     assert due(Every(3, start=start), range(start, 8)) == expected
 
 
-def test_an_interval_is_due_where_its_multiple_was_jumped_over():
+def test_an_interval_is_due_when_its_multiple_was_skipped():
     assert due(Every(10, start=0), [3, 9, 12, 19, 21]) == [12, 21]
 
 
-def test_an_interval_is_due_once_where_several_multiples_were_jumped_over():
+def test_an_interval_is_due_once_when_several_multiples_were_skipped():
     assert due(Every(10, start=0), [35, 36, 39, 40]) == [35, 40]
 
 
@@ -404,7 +404,7 @@ def test_the_first_step_builds_and_does_not_count():
 @pytest.mark.parametrize(
     ("share", "milliseconds"), [(0.0, 1.0), (0.01, 1.0), (0.5, 50.0), (0.99, 99.0), (0.995, 100.0), (1.0, 100.0)]
 )
-def test_a_percentile_is_the_shortest_time_that_so_many_steps_stay_within(share, milliseconds):
+def test_a_percentile_is_the_shortest_time_that_this_share_of_steps_does_not_exceed(share, milliseconds):
     hundred = [n / 1000 for n in range(100, 0, -1)]  # 100 ms, 99 ms, ... 1 ms
     assert Pace(step_secs=[9.0, *hundred]).percentile_ms(share) == pytest.approx(milliseconds)
 
@@ -425,7 +425,7 @@ def test_the_wait_fraction_is_a_share_of_the_step_time():
     assert Pace(step_secs=[9.0, 1.0], wait_secs=[0.0, 0.5]).wait_fraction(last=1) == 0.5
 
 
-def test_a_tick_takes_down_what_passed_since_the_one_before(monkeypatch):
+def test_a_tick_records_the_time_since_the_last_one(monkeypatch):
     clock = iter([10.5, 12.0])
     monkeypatch.setattr("trainer.task.pace.time", SimpleNamespace(monotonic=lambda: next(clock)))
     pace = Pace(began=10.0)

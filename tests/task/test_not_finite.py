@@ -1,4 +1,4 @@
-"""Losses and gradients that are not finite: their updates are never made, and what follows is what the config says."""
+"""Losses and gradients that are not finite: their updates are skipped, and the run reacts as the config says."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from trainer.workload.data.order import batch_indices
 Finish = Callable[..., Run]
 BAD = StepResult(2, 42, 0.5, 0.5, stop=False, bad=41)
 
-# ---- what follows
+# ---- reactions
 
 
 @pytest.mark.parametrize(
@@ -40,23 +40,23 @@ BAD = StepResult(2, 42, 0.5, 0.5, stop=False, bad=41)
         ("rollback", 3, not_finite.stop),
     ],
 )
-def test_a_policy_chooses_what_follows_and_a_run_goes_back_three_times_at_most(policy, rollbacks, expected):
+def test_the_policy_chooses_the_reaction_and_a_run_goes_back_at_most_three_times(policy, rollbacks, expected):
     assert reaction(NotFinitePolicy(policy), rollbacks=rollbacks) is expected
 
 
-def test_a_run_that_stops_leaves_with_65():
+def test_a_run_that_stops_exits_with_65():
     with pytest.raises(NotFiniteError, match="the loss or a gradient of step 41 is NaN or infinite") as raised:
         not_finite.stop(BAD)
     assert exit_codes.exit_code_of(raised.value) == 65
 
 
-def test_a_run_that_goes_back_leaves_with_75_and_says_from_where():
+def test_a_run_that_goes_back_exits_with_75_and_its_step():
     with pytest.raises(RollbackError, match="the run goes back to its newest checkpoint") as raised:
         not_finite.roll_back(BAD)
     assert (exit_codes.exit_code_of(raised.value), raised.value.step) == (75, 41)
 
 
-def test_rollbacks_are_counted_by_their_lines(tmp_path: Path):
+def test_each_rollback_is_a_line(tmp_path: Path):
     path = tmp_path / "rollbacks.jsonl"
     counts = [count_rollbacks(path)]
     for step, newest in ((7, None), (41, 40)):
@@ -69,11 +69,11 @@ def test_rollbacks_are_counted_by_their_lines(tmp_path: Path):
     ]
 
 
-def test_the_order_of_the_data_is_the_seeds_own_until_a_run_goes_back():
+def test_the_data_order_is_that_of_the_seed_until_a_run_goes_back():
     assert [order_seed(seed, 0) for seed in (0, 7, 2**31 - 1)] == [0, 7, 2**31 - 1]
 
 
-def test_the_order_of_the_data_is_another_after_each_rollback():
+def test_each_rollback_changes_the_data_order():
     orders = [
         tuple(batch_indices(order_seed(7, n), 3, batch_size=8, replica=0, replicas=1, count=1000).numpy())
         for n in range(not_finite.ROLLBACKS_AT_MOST + 1)
@@ -89,7 +89,7 @@ def test_the_order_of_the_data_is_another_after_each_rollback():
         (["restart.max_of={worker:0}"], "rollback restarts all tasks, but worker:0 may never be"),
     ],
 )
-def test_a_rollback_that_nobody_could_carry_out_is_refused(overrides, message):
+def test_rollback_is_refused_where_tasks_are_not_restarted(overrides, message):
     with pytest.raises(ConfigError, match=f"train.on_not_finite: {message}"):
         raise ConfigError(validate(load([*overrides, "train.on_not_finite=rollback"]), Machine(cores=1, gpus=0)))
 
@@ -103,7 +103,7 @@ import numpy as np
 
 @keras.saving.register_keras_serializable("tests")
 class Fragile(keras.layers.Layer):
-    """Of an example whose first feature is 0 the gradient is not finite; with `loss`, the loss is not either."""
+    """Makes the gradient of an example infinite whose first feature is 0; with `loss`, its loss too."""
 
     def __init__(self, loss, **options):
         super().__init__(**options)
@@ -125,7 +125,7 @@ def fragile(input_shape, classes, *, loss=False):
 
 
 def marked(*, at: list = [], count=2400):
-    """Examples whose label is whether the second feature is large; the first is 0 of those at these places."""
+    """Examples whose label says whether the second feature is large; the first feature is 0 in those in `at`."""
     features = np.random.default_rng(3).uniform(0.5, 1.5, (count, 4)).astype(np.float32)
     labels = (features[:, 1] > 1).astype(np.int64)
     good = features.copy()
@@ -136,7 +136,7 @@ SEED, COUNT, BATCH, STEPS = 1, 2400, 48, 12  # of SMALL
 
 
 def indices_at(step: int, *, seed: int = SEED, replica: int = 0, replicas: int = 1) -> np.ndarray:
-    """The examples that a replica sees on the parameters of a step."""
+    """The examples of a replica's batch at a step."""
     options = {"batch_size": BATCH, "replica": replica, "replicas": replicas, "count": COUNT}
     return batch_indices(seed, step, **options).numpy()
 
@@ -151,17 +151,17 @@ def fragile(tmp_path: Path) -> list[str]:
     ]
 
 
-def named(run: Run) -> dict[str, list[str]]:
-    """What each task's log says of a replica that was bad."""
+def replica_errors(run: Run) -> dict[str, list[str]]:
+    """By task, the lines of its log that name a bad replica."""
     logs = {log.stem: log.read_text().splitlines() for log in run.logs()}
     return {task: [line for line in lines if " ERROR replica " in line] for task, lines in logs.items()}
 
 
 def newest(run: Run) -> dict[str, np.ndarray]:
-    found, skipped = checkpoint.newest_valid(run.directory / "checkpoints")
-    assert found is not None
+    source, skipped = checkpoint.newest_valid(run.directory / "checkpoints")
+    assert source is not None
     assert skipped == []
-    return checkpoint.load(found)
+    return checkpoint.load(source)
 
 
 def is_finite(run: Run) -> bool:
@@ -178,9 +178,9 @@ def test_a_run_stops_before_a_bad_update_and_names_the_replica(start, fragile, o
     run = start("cluster=1ps2w", *fragile, *options, "checkpoint.every=1")
     assert run.wait() == 65, run.output
     assert "the loss or a gradient of step 7 is NaN or infinite, so its update was skipped" in run.output
-    told = named(run)
-    assert (told["ps-0"], told["worker-0"], len(told["worker-1"])) == ([], [], 1)
-    assert f" worker:1 ERROR replica 1: {what}" in told["worker-1"][0]
+    errors = replica_errors(run)
+    assert (errors["ps-0"], errors["worker-0"], len(errors["worker-1"])) == ([], [], 1)
+    assert f" worker:1 ERROR replica 1: {what}" in errors["worker-1"][0]
     assert max(int(path.name) for path in checkpoint.finished(run.directory / "checkpoints")) < 7
     assert is_finite(run)
 
@@ -189,18 +189,18 @@ CLUSTERS = ("1ps2w", "2ps2w", "2w")  # of two replicas each
 
 
 @pytest.mark.cluster
-def test_a_run_that_skips_a_bad_update_ends_the_same_wherever_its_shards_live(finish: Finish, fragile):
+def test_a_run_that_skips_a_bad_update_ends_the_same_wherever_its_shards_are(finish: Finish, fragile):
     options = [*fragile, "train.on_not_finite=skip", "optimizer.clip_norm=0.5", "optimizer.ema=0.9"]
     runs = [finish(f"cluster={name}", *options, f"run={name}") for name in CLUSTERS]
     assert len({run.summary()["params_sha256"] for run in runs}) == 1
     for run in runs:
         assert (run.summary()["steps"], is_finite(run)) == (STEPS, True)
-        said = [
+        counts = [
             log.read_text().count("the loss or a gradient of step 7 is NaN or infinite")
             for log in run.logs()
             if "worker" in log.stem
         ]
-        assert said == [1, 1]
+        assert counts == [1, 1]
 
 
 @pytest.mark.cluster
@@ -218,7 +218,7 @@ def test_a_run_that_skips_a_bad_update_ends_the_same_wherever_its_shards_live(fi
     ids=lambda options: "-".join(o.partition("=")[2] for o in options),
 )
 def test_every_strategy_skips_bad_updates(finish: Finish, fragile, options):
-    """So many examples are bad that every replica meets some, whichever updates it makes."""
+    """Enough examples are bad for every replica to get some, whichever updates it makes."""
     at = f"data.options.at={list(range(0, COUNT, 30))}"
     run = finish(*options, *fragile, at, "model.options.loss=true", "train.on_not_finite=skip", "train.steps=30")
     assert is_finite(run)
@@ -228,19 +228,23 @@ def test_every_strategy_skips_bad_updates(finish: Finish, fragile, options):
 
 
 @pytest.mark.cluster
-def test_what_a_skipped_update_leaves_is_what_was_there_before_it(finish: Finish, fragile):
+def test_a_skipped_update_changes_nothing(finish: Finish, fragile):
     run = finish("cluster=1ps2w", *fragile, "train.on_not_finite=skip", "checkpoint.every=1", "checkpoint.keep=12")
-    held = {
+    states = {
         int(path.name): checkpoint.load(checkpoint.read_manifest(path))
         for path in (run.directory / "checkpoints").iterdir()
     }
-    same = [step for step in range(2, STEPS + 1) if all((held[step][n] == held[step - 1][n]).all() for n in held[step])]
+    same = [
+        step
+        for step in range(2, STEPS + 1)
+        if all((states[step][n] == states[step - 1][n]).all() for n in states[step])
+    ]
     assert same == [7]
 
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("clusters", [CLUSTERS, ("local",)], ids=["two", "one"])
-def test_a_run_goes_back_to_its_newest_checkpoint_and_on_with_other_batches(finish: Finish, fragile, clusters):
+def test_a_run_goes_back_to_its_newest_checkpoint_and_continues_with_other_batches(finish: Finish, fragile, clusters):
     ahead = [indices_at(step, seed=order_seed(SEED, 1)) for step in range(6, STEPS)]
     assert indices_at(6, replica=1, replicas=2)[0] not in np.concatenate(ahead), "choose another seed"
     options = [*fragile, "train.on_not_finite=rollback", "restart.delay_secs=0", "checkpoint.every=1"]

@@ -1,4 +1,4 @@
-"""What a task does with signals, in processes of their own."""
+"""How a task reacts to signals, and leaves, in processes of their own."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ sys.stdin.read()
 TIMES = 100
 
 
-def test_asking_a_busy_task_for_its_stacks_does_not_harm_it(tmp_path):
+def test_a_busy_task_survives_requests_for_its_stacks(tmp_path):
     with (
         (tmp_path / "stacks").open("w+") as stacks,
         subprocess.Popen(
