@@ -57,18 +57,19 @@ def _now(after: Sequence[Any]) -> tf.Tensor:
         return tf.timestamp()
 
 
-def failpoint(name: str, step: tf.Tensor) -> tf.Operation | None:
-    """An operation of the default v1 graph that reaches a failpoint when it runs; None if none is set there.
+def failpoint(name: str, step: tf.Tensor, after: Sequence[Any] = ()) -> list[tf.Operation]:
+    """The operation of the default v1 graph that reaches a failpoint after some others; empty if it is not set.
 
     Args:
         step: [] of an integer type, the global step.
     """
     if not failpoints.is_set(name):
-        return None
-    with tf.device("/cpu:0"):  # of the task that an enclosing scope names
-        return v1.py_func(
+        return []
+    with tf.control_dependencies(list(after)), tf.device("/cpu:0"):  # of the task that an enclosing scope names
+        reach = v1.py_func(
             lambda at: failpoints.reach(name, int(at)), [step], [], stateful=True, name=f"failpoint/{name}"
         )
+    return [reach]
 
 
 def run_traced(session: Any, fetches: Any, feeds: dict[Any, Any]) -> tuple[Any, Executed]:

@@ -121,9 +121,7 @@ class ShardHost(ABC):
         tag = self.tag()
         first, *others = self.shared.tokens
         handed = [first.enqueue(tag)]
-        with tf.control_dependencies(handed):
-            between = failpoint("token", tag % GENERATION_STRIDE)
-        with tf.control_dependencies([between] if between is not None else []):
+        with tf.control_dependencies(failpoint("token", tag % GENERATION_STRIDE, handed)):
             return tf.group(*handed, *(tokens.enqueue(tag) for tokens in others))
 
     def update(

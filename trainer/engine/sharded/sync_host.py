@@ -11,7 +11,6 @@ the previous vector, so its successor computes the same bits of the gradient of 
 """
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -71,21 +70,14 @@ class SyncHost(ShardHost):
             with tf.control_dependencies([one]):
                 recorded.append(last.assign(tag, read_value=False))
         step = packing.tags_of(self.shared.flat.read_value(), self.shard)[1]
-        with tf.control_dependencies([*packed, *arrived, *_reached("take", step, packed)]):
+        with tf.control_dependencies([*packed, *arrived, *failpoint("take", step, packed)]):
             packed = [self.wire.read_gradients(one, self.shard, worker) for worker, one in enumerate(packed)]
             taken_at = tf.timestamp()
         clock.end_at("wait", taken_at)
         step, assigned = self.update(packed, exchange=self.exchange(mine))
         applied = clock.end("apply", [*assigned, taken_at])
-        with tf.control_dependencies([*assigned, *applied, *_reached("apply", step, assigned)]):
+        with tf.control_dependencies([*assigned, *applied, *failpoint("apply", step, assigned)]):
             handed = self.hand_out_tokens()
         clock.end("tokens", [handed])
         with tf.control_dependencies([handed, *recorded]):
             return [tf.identity(step), tf.identity(taken_at), *clock.fetches]
-
-
-def _reached(name: str, step: tf.Tensor, after: Sequence[Any]) -> list[tf.Operation]:
-    """A failpoint after some operations; none if it is not set."""
-    with tf.control_dependencies(list(after)):
-        reached = failpoint(name, step)
-    return [reached] if reached is not None else []

@@ -249,7 +249,7 @@ def push(
     """Sends each host its message; then, under async and backup, announces the pushes to the hosts."""
     arrived: list[tf.Tensor] = []
     pushed: list[tf.Operation] = []
-    reached = None
+    reached: list[tf.Operation] = []
     last: dict[str, tf.Operation] = {}  # by host
     for link, message in zip(links, messages, strict=True):
         host = link.shard.host
@@ -257,9 +257,8 @@ def push(
             with tf.device(spec.here), tf.control_dependencies([last[host]]):
                 message = tf.identity(message)
         if len(pushed) == 1:
-            with tf.control_dependencies(pushed):
-                reached = failpoint("push", tags[1])
-        with tf.control_dependencies([reached] if reached is not None else []), tf.device(link.device):
+            reached = failpoint("push", tags[1], pushed)
+        with tf.control_dependencies(reached), tf.device(link.device):
             arrived.append(tf.identity(message))  # here, so that what is read of it below is not sent on its own
             with tf.control_dependencies(clock.end("push", [arrived[-1]], on=host)):
                 pushed.append(link.shared.pushes[spec.worker].enqueue(arrived[-1]))
