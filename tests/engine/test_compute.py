@@ -180,7 +180,7 @@ def computed(*, scaled: bool = False, label: float = 0.0, **options: Any) -> Any
     flats = [tf.constant(packing.to_flat(shard, held, generation=1, step=5)) for shard in shards]
     vectors = [packing.halves(flat, shard) for flat, shard in zip(flats, shards, strict=True)]
     batches = SimpleNamespace(step=tf.constant(5, tf.int64), features=tf.ones([2, 3]), labels=tf.fill([2], label))
-    replica = Replica(step_of_sums, lambda: batches, seed=7, index=2, count=4, task="worker:1", **options)
+    replica = Replica(step_of_sums, lambda: batches, seed=7, index=2, count=4, **options)
     told = run_step(vectors, shards, replica, batches, tf.constant(1.0))
     return tf.nest.map_structure(lambda tensor: tensor.numpy().tolist(), tuple(told))
 

@@ -148,7 +148,7 @@ def test_what_a_worker_was_told_of_stays_while_others_go_on(strategy):
         vector = cluster.wire._read[0][message[2]]
         before = vector.copy()
         assert packing.tags_in(before, cluster.shards[0]).tolist() == message[:2].tolist()
-        while engine._rejoin.read_states(engine.session)[0].step < STEPS:
+        while engine._rejoin.read_states(engine.session)[0].now.step < STEPS:
             pass
         after = vector.copy()
         engine.leave()

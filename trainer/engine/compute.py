@@ -34,11 +34,14 @@ class Replica:
     device: str | None = None  # of the forward and backward pass; None: TensorFlow chooses
     jit: bool = False  # compiled by XLA
     scopes: Mapping[str, str] = field(default_factory=dict)  # layer path by name scope; known when the step is built
-    task: str = "worker:0"  # that computes it
 
 
 # trainable pieces, the rest, shard -> packed vector
 Write = Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor], Shard], tf.Tensor]
+
+
+def pack_float32(trainable: Sequence[tf.Tensor], rest: Sequence[tf.Tensor], shard: Shard) -> tf.Tensor:
+    return FLOAT32.pack(trainable, rest)
 
 
 class Computed(NamedTuple):
@@ -56,15 +59,13 @@ def compute(
     replica: Replica,
     batches: Any,
     stop: tf.Tensor,
-    write: Write | None = None,
+    write: Write = pack_float32,
 ) -> list[tf.Tensor]:
-    """Like `run_step`, but packed for each shard.
+    """Like `run_step`, but packed for each shard by `write`.
 
     Args:
         headers: [LANES] the tags of a push to each shard.
-        write: packs the pieces; a vector in float32, unless another way is given.
     """
-    write = write or _pack_float32
 
     def pack(computed: Computed) -> list[tf.Tensor]:
         return [
@@ -155,7 +156,7 @@ def mean_over_replicas(
     shards: Sequence[Shard],
     *,
     clip: OptimizerConfig | None = None,
-    write: Write | None = None,
+    write: Write = pack_float32,
 ) -> list[tf.Tensor]:
     """Packs what a worker pushes to each shard: the mean over its replicas.
 
@@ -164,7 +165,6 @@ def mean_over_replicas(
         headers: [LANES] the tags of a push to each shard; to be copied, never computed with.
         clip: limits the norm of this worker's own gradient, where each gradient is an update of its own.
     """
-    write = write or _pack_float32
     if len(packed) == 1 and clip is None:
         regions = [halves(vector, shard) for vector, shard in zip(packed[0], shards, strict=True)]
         return [write([one.trainable], [one.rest], shard) for one, shard in zip(regions, shards, strict=True)]
@@ -178,10 +178,6 @@ def mean_over_replicas(
         write([mean[: shard.trainable_size]], [mean[shard.trainable_size :], header], shard)
         for mean, header, shard in zip(combine([list(one) for one in packed]), headers, shards, strict=True)
     ]
-
-
-def _pack_float32(trainable: Sequence[tf.Tensor], rest: Sequence[tf.Tensor], shard: Shard) -> tf.Tensor:
-    return FLOAT32.pack(trainable, rest)
 
 
 def _clipped(means: Sequence[tf.Tensor], shards: Sequence[Shard], config: OptimizerConfig) -> list[tf.Tensor]:

@@ -23,9 +23,7 @@ class Engine(Protocol):
     scopes: Mapping[str, str]  # layer path by name scope
     variables: Mapping[str, str]  # device by name, of variables that are no operations
     generation: int  # of the state; known when `start` returns
-    missed: Sequence[
-        StepResult
-    ]  # the last updates of a state that `start` found: a predecessor may not have logged them
+    missed: Sequence[StepResult]  # the last updates before `start`, which a predecessor may not have logged
 
     def connect(self, target: str, session_config: Any) -> None:
         """Opens the session on the task's own server; shard hosts must be up. Does not wait for a state.

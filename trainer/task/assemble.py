@@ -127,16 +127,7 @@ def _make_replicas(context: Context, model: Any, data: DataSet) -> list[Replica]
                 replicas=plan.replicas,
             )
 
-        return Replica(
-            step,
-            batches,
-            config.seed,
-            index,
-            plan.replicas,
-            _full(plan, task, device),
-            jit=config.train.jit,
-            scopes=scopes,
-            task=task.name,
-        )
+        device = _full(plan, task, device)
+        return Replica(step, batches, config.seed, index, plan.replicas, device, jit=config.train.jit, scopes=scopes)
 
     return list(map(make, plan.replica_numbers(task), task.replicas))

@@ -6,9 +6,11 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.engine.sharded import staleness
-from trainer.engine.sharded.arrivals_host import Arrival, ArrivalsHost, v1
+from trainer.engine.sharded.arrivals_host import Arrival, ArrivalsHost
 from trainer.engine.sharded.resources import device_of, log_queue
 from trainer.engine.vectors import packing
+
+v1 = tf.compat.v1
 
 
 class BackupHost(ArrivalsHost):

@@ -25,9 +25,7 @@ v1 = tf.compat.v1
 class ShardState(NamedTuple):
     """Where a shard stands."""
 
-    generation: int  # 0: not loaded
-    step: int
-    now: StepResult  # what a step would pull
+    now: StepResult  # what a step would pull; its generation is 0 before the shard is loaded
     before: StepResult  # what it would have pulled one step earlier
 
 
@@ -45,11 +43,10 @@ class Rejoin:
 
     def read_states(self, session: Any) -> list[ShardState]:
         """Reads where every shard stands."""
-        states = []
-        for read in session.run(self._states):
-            now, before = (StepResult.read(tags[None], metrics) for tags, metrics in read)
-            states.append(ShardState(now.generation, now.step, now, before))
-        return states
+        return [
+            ShardState(*(StepResult.read(tags[None], metrics) for tags, metrics in read))
+            for read in session.run(self._states)
+        ]
 
     def start(self, session: Any, states: Sequence[ShardState]) -> tuple[int, list[StepResult]]:
         """Makes this process the worker, under sync.
@@ -60,13 +57,13 @@ class Rejoin:
         Returns:
             The lowest step, and the last updates up to it, which a predecessor may not have recorded.
         """
-        generation, step = min((state.generation, state.step) for state in states)
+        generation, step = min((state.now.generation, state.now.step) for state in states)
         if not all(session.run(self._is_first)):
             self._tag, self.is_due = generation * GENERATION_STRIDE + step, True
             with session.graph.as_default():
                 taken = [_take_place(link, self._tag_feed) for link in self._links]
             session.run(taken, {self._tag_feed: self._tag})
-        now = next(state.now for state in states if state.step == step)
+        now = next(state.now for state in states if state.now.step == step)
         earlier = [s.before for s in states if (s.before.generation, s.before.step) == (generation, step - 1)]
         return step, [*earlier[:1], now]
 

@@ -133,7 +133,7 @@ class ShardedEngine(SessionEngine):
     def _wait_until_loaded(self) -> list[ShardState]:
         began = reported_at = time.monotonic()
         states = self._rejoin.read_states(self.session)
-        while any(state.generation == 0 for state in states):
+        while any(state.now.generation == 0 for state in states):
             if time.monotonic() - reported_at >= REPORT_EVERY_SECS:
                 reported_at = time.monotonic()
                 _log.info("has waited %.0f s for worker:0 to load the state", reported_at - began)
@@ -173,7 +173,7 @@ class ShardedEngine(SessionEngine):
 
 
 def _generation(states: Sequence[ShardState]) -> int:
-    generations = {state.generation for state in states}
+    generations = {state.now.generation for state in states}
     if len(generations) > 1:
         raise IncompleteError(f"the shard hosts hold states of different generations: {sorted(generations)}")
     return generations.pop()

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from trainer.config.schema import OptimizerConfig
-from trainer.engine.compute import Replica, compute, in_step, mean_over_replicas
+from trainer.engine.compute import Replica, compute, in_step, mean_over_replicas, pack_float32
 from trainer.engine.instruments import GraphClock, failpoint
 from trainer.engine.sharded.prefetch import PrefetchGraph, build_prefetch
 from trainer.engine.sharded.rejoin import Rejoin, build_join, is_other
@@ -227,7 +227,7 @@ def _build_step(
         write = partial(wire.write_gradients, worker=spec.worker, computed_on=[one.trainable for one in vectors])
         writes_in_step = len(replicas) == 1 and clip is None and wire.writes_on(replicas[0].device, jit=replicas[0].jit)
         computed = [
-            compute(vectors, headers, shards, replica, one, stop, write if writes_in_step else None)
+            compute(vectors, headers, shards, replica, one, stop, write if writes_in_step else pack_float32)
             for replica, one in zip(replicas, batches, strict=True)
         ]
         packed = computed[0]

@@ -144,16 +144,12 @@ class BFloat16(VectorWire):
         return _lanes(vector, shard, shard.metrics_offset)
 
     def write_parameters(self, flat: tf.Tensor, shard: Shard, place: Place, *, computed_on: Pieces) -> tf.Tensor | None:
-        return _pack_compiled(flat, shard.trainable_size)
+        return _pack_compiled(flat, shard)
 
 
 FLOAT32, BFLOAT16 = VectorWire(), BFloat16()
+_pack_compiled = tf.function(BFLOAT16.pack_flat, jit_compile=True, autograph=False)
 MESSAGE_WIRES: Mapping[str, VectorWire] = {wire.name: wire for wire in (FLOAT32, BFLOAT16)}  # vectors travel
-
-
-@tf.function(jit_compile=True, autograph=False)
-def _pack_compiled(flat: tf.Tensor, trainable_size: int) -> tf.Tensor:
-    return BFLOAT16.pack([flat[:trainable_size]], [flat[trainable_size:]])
 
 
 def _lanes(vector: tf.Tensor, shard: Shard, offset: int) -> tf.Tensor:
