@@ -38,7 +38,7 @@ def test_every_strategy_learns_to_read_digits(start: Start, name):
     assert summary["eval_accuracy"] >= 0.95
 
 
-def test_the_bits_do_not_depend_on_where_the_shards_live(start: Start):
+def test_the_bits_do_not_depend_on_where_the_shards_are(start: Start):
     runs = [run_on_gpu(start, f"cluster={size}", f"run={size}", *SHORT) for size in ("1ps2w", "2ps2w", "2w")]
     assert len({run.summary()["params_sha256"] for run in runs}) == 1
 

@@ -1,4 +1,4 @@
-"""Several shards a host: how parameters are cut into buckets, and that no bit depends on it."""
+"""Several shards on each host: how parameters are cut into buckets, and that no bit depends on it."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def test_buckets_begin_with_the_last_parameters_and_hold_about_as_much_each():
 
 
 @pytest.mark.parametrize("count", [4, 9])
-def test_a_bucket_holds_something(count: int):
+def test_no_bucket_is_empty(count: int):
     assert sorted(itertools.chain(*buckets_of(count))) == ["a", "b", "c", "d"]
     assert all(buckets_of(count))
 
 
-def test_a_large_parameter_is_shared_out_in_parts():
+def test_a_large_parameter_is_cut_into_parts_for_several_buckets():
     shards = place(PARAMETERS, ["ps:0"], pins={}, buckets=4, max_part_mib=64 / 2**20)
     sizes = [shard.trainable_size for shard in shards]
     assert len(sizes) == 4
@@ -54,27 +54,27 @@ def test_every_host_has_its_own_buckets():
     assert [shard.host for shard in shards] == ["ps:0", "ps:1", "ps:1"]  # ps:0 holds the one large parameter
 
 
-# What is pulled ahead
+# Prefetch
 
 
-def test_what_was_brought_is_waited_for_and_its_failure_raised():
-    may_bring, failed = threading.Semaphore(0), threading.Event()
+def test_a_prefetched_result_is_waited_for_and_a_failure_raised():
+    may_pull, failed = threading.Semaphore(0), threading.Event()
 
-    def bring() -> None:
-        may_bring.acquire()
-        if failed_soon.is_set():
+    def pull() -> None:
+        may_pull.acquire()
+        if must_fail.is_set():
             raise ConnectionError("gone")
 
-    failed_soon = threading.Event()
-    ahead = Prefetch(bring, fail=failed.set)
-    ahead.start()
-    may_bring.release()
-    ahead.wait()
-    ahead.use()
-    failed_soon.set()
-    may_bring.release()
+    must_fail = threading.Event()
+    prefetch = Prefetch(pull, fail=failed.set)
+    prefetch.start()
+    may_pull.release()
+    prefetch.wait()
+    prefetch.use()
+    must_fail.set()
+    may_pull.release()
     with pytest.raises(ConnectionError, match="gone"):
-        ahead.wait()
+        prefetch.wait()
     assert failed.wait(10)
 
 
@@ -96,18 +96,18 @@ def test_no_bit_depends_on_the_number_of_buckets(ps: int, clip_norm: float | Non
     assert len(cluster.shards) > max(ps, 1) + (ps == 0)
     results = cluster.train([to_the_end] * 2)
     assert [digest(state) for _, state in results] == [digest(last)] * 2
-    assert [found for found, _ in results] == [losses] * 2
+    assert [its_losses for its_losses, _ in results] == [losses] * 2
 
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("worker", [0, 1], ids=["the chief", "another worker"])
 @pytest.mark.parametrize("pushes", [0, 1, 2, 3])
-def test_a_successor_leaves_the_same_bits_between_whichever_pushes_a_worker_was_ended(pushes: int, worker: int):
+def test_a_successor_leaves_the_same_bits_between_whichever_pushes_a_worker_dies(pushes: int, worker: int):
     expected_losses, expected = unbroken()
     cluster = Cluster(with_everything, ps=1, workers=2, buckets=3)
 
     def ended(engine: ShardedEngine) -> Any:
-        """Ends as a killed process does: its server drops what it had asked for, and its tokens may be taken."""
+        """Ends as a killed process does: its server drops its requests, and its tokens may be taken."""
         engine.start()
         for _ in range(3):
             engine.step()
@@ -117,9 +117,9 @@ def test_a_successor_leaves_the_same_bits_between_whichever_pushes_a_worker_was_
         successor = cluster.successor(worker)
         return to_the_end(successor)
 
-    players: list[Any] = [to_the_end, to_the_end]
-    players[worker] = ended
-    results = cluster.train(players)
+    functions: list[Any] = [to_the_end, to_the_end]
+    functions[worker] = ended
+    results = cluster.train(functions)
     assert {digest(last) for _, last in results} == {digest(expected)}
     assert results[1 - worker][0] == expected_losses
 

@@ -1,4 +1,4 @@
-"""What a worker pushes: the mean over its replicas, limited in norm where each gradient is an update of its own."""
+"""The push of a worker: the mean over its replicas, clipped by the worker under async."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def values(factor: float) -> dict[str, np.ndarray]:
 
 
 def packed(factor: float, **metrics: float) -> list[tf.Tensor]:
-    """What one replica pushes to each of the two shards; with headers of another step."""
+    """The push of one replica to each of the two shards; with headers of another step."""
     vectors = []
     for shard in two_shards():
         flat = packing.to_flat(shard, values(factor), generation=9, step=9)
@@ -62,8 +62,8 @@ def pushed(packed: Sequence[Sequence[tf.Tensor]], **options: Any) -> list[np.nda
 
 
 def named(vectors: Sequence[np.ndarray]) -> dict[str, list[float]]:
-    held = [((*shard.trainable, *shard.state), v) for shard, v in zip(two_shards(), vectors, strict=True)]
-    return {path: value.tolist() for path, value in packing.join(held).items()}
+    pieces = [((*shard.trainable, *shard.state), v) for shard, v in zip(two_shards(), vectors, strict=True)]
+    return {path: value.tolist() for path, value in packing.join(pieces).items()}
 
 
 def metrics(vector: np.ndarray, shard: Shard) -> list[float]:
@@ -71,11 +71,11 @@ def metrics(vector: np.ndarray, shard: Shard) -> list[float]:
 
 
 def test_the_parts_of_b_are_on_two_shards():
-    held = [[(piece.path, piece.begin, piece.size) for piece in shard.trainable] for shard in two_shards()]
-    assert held == [[("a", 0, 3), ("b", 0, 32)], [("b", 32, 8)]]
+    parts = [[(piece.path, piece.begin, piece.size) for piece in shard.trainable] for shard in two_shards()]
+    assert parts == [[("a", 0, 3), ("b", 0, 32)], [("b", 32, 8)]]
 
 
-def test_what_is_pushed_is_the_mean_over_the_replicas():
+def test_a_push_is_the_mean_over_the_replicas():
     assert named(pushed([packed(1.0), packed(3.0)])) == {path: v.tolist() for path, v in values(2.0).items()}
 
 
@@ -104,7 +104,7 @@ def test_the_headers_are_copied_bit_for_bit_in_a_v1_graph(options):
     assert [vector.view(np.int32)[-LANES:].tolist() for vector in found] == HEADERS.tolist()
 
 
-def test_what_one_replica_pushes_stays_as_it_is():
+def test_the_push_of_one_replica_stays_as_it_is():
     given = packed(1.5, loss=2.0)
     assert [v.tobytes() for v in pushed([given])] == [vector.numpy().tobytes() for vector in given]
 
@@ -141,12 +141,12 @@ def test_a_shard_with_nothing_to_train_is_clipped_with_the_others():
     assert found[1][:2].tolist() == [10.0, 14.0]
 
 
-def test_the_mean_of_what_replicas_computed_is_taken_by_name():
-    told = [
+def test_the_mean_over_replicas_is_taken_by_name():
+    outputs = [
         Computed({"a": tf.constant([n])}, {"mean": tf.constant([n * 2])}, tf.constant([n, 0.0, 1.0, 0.0]))
         for n in (1.0, 4.0)
     ]
-    mean = mean_computed(told)
+    mean = mean_computed(outputs)
     assert (mean.gradients["a"].numpy(), mean.state["mean"].numpy(), mean.metrics.numpy().tolist()) == (
         2.5,
         5.0,
@@ -160,29 +160,29 @@ def test_the_mean_of_what_replicas_computed_is_taken_by_name():
 def step_of_sums(
     parameters: Any, state: Any, seed: tf.Tensor, features: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor | None
 ) -> StepOutput:
-    """Gradients that tell what the step was given."""
-    told = tf.stack([tf.cast(seed[0], tf.float32), tf.cast(seed[1], tf.float32), tf.reduce_sum(features)])
+    """The gradients are the inputs of the step."""
+    inputs = tf.stack([tf.cast(seed[0], tf.float32), tf.cast(seed[1], tf.float32), tf.reduce_sum(features)])
     moved = {path: value + 1.0 for path, value in state.items() if path != loss_scale.PARAMETER.path}
     overflow = tf.constant(0.0) if scale is None else scale
     bad, finite = tf.cast(labels[0] > 0, tf.float32), tf.stack([True, labels[0] <= 0])
-    return StepOutput({"a": told}, moved, tf.constant(0.5), tf.constant(0.25), overflow, bad, finite)
+    return StepOutput({"a": inputs}, moved, tf.constant(0.5), tf.constant(0.25), overflow, bad, finite)
 
 
 def shards_of_one(*, scaled: bool) -> tuple[Shard, ...]:
-    held = [PARAMETERS[0], PARAMETERS[2], *([loss_scale.PARAMETER] if scaled else [])]
-    return place(held, ["ps:0"], pins={})
+    parameters = [PARAMETERS[0], PARAMETERS[2], *([loss_scale.PARAMETER] if scaled else [])]
+    return place(parameters, ["ps:0"], pins={})
 
 
 def computed(*, scaled: bool = False, label: float = 0.0, **options: Any) -> Any:
-    """(gradients, state, metrics) of replica 2 of 4 on a batch of step 5; where a label is above 0, a bad one."""
+    """(gradients, state, metrics) of replica 2 of 4 on a batch of step 5; a bad step if the label is above 0."""
     shards = shards_of_one(scaled=scaled)
-    held = values(1.0) | {loss_scale.PARAMETER.path: np.float32([64.0, 3.0])}
-    flats = [tf.constant(packing.to_flat(shard, held, generation=1, step=5)) for shard in shards]
+    of_step = values(1.0) | {loss_scale.PARAMETER.path: np.float32([64.0, 3.0])}
+    flats = [tf.constant(packing.to_flat(shard, of_step, generation=1, step=5)) for shard in shards]
     vectors = [packing.halves(flat, shard) for flat, shard in zip(flats, shards, strict=True)]
     batches = SimpleNamespace(step=tf.constant(5, tf.int64), features=tf.ones([2, 3]), labels=tf.fill([2], label))
     replica = Replica(step_of_sums, lambda: batches, seed=7, index=2, count=4, **options)
-    told = run_step(vectors, shards, replica, batches, tf.constant(1.0))
-    return tf.nest.map_structure(lambda tensor: tensor.numpy().tolist(), tuple(told))
+    output = run_step(vectors, shards, replica, batches, tf.constant(1.0))
+    return tf.nest.map_structure(lambda tensor: tensor.numpy().tolist(), tuple(output))
 
 
 @pytest.mark.parametrize("options", [{}, {"jit": True}], ids=["plain", "compiled"])
@@ -191,20 +191,20 @@ def test_a_step_draws_from_the_seed_the_step_and_the_replica(options):
     assert gradients["a"] == [7.0, 22.0, 6.0]  # 5 * 4 + 2; and the sum of the features
 
 
-def test_the_metrics_stand_in_their_order():
-    _, _, told = computed()
-    assert told == [0.5, 0.25, 1.0, 0.0, 0.0]
+def test_the_metrics_have_their_order():
+    _, _, metrics = computed()
+    assert metrics == [0.5, 0.25, 1.0, 0.0, 0.0]
 
 
-def test_a_step_gets_the_loss_scale_and_tells_of_an_overflow():
-    _, _, told = computed(scaled=True)
-    assert told == [0.5, 0.25, 1.0, 64.0, 0.0]
+def test_a_step_gets_the_loss_scale_and_reports_an_overflow():
+    _, _, metrics = computed(scaled=True)
+    assert metrics == [0.5, 0.25, 1.0, 64.0, 0.0]
 
 
 @pytest.mark.parametrize("options", [{}, {"jit": True}], ids=["plain", "compiled"])
 def test_a_bad_step_names_its_replica_and_its_gradient(options, caplog):
-    _, _, told = computed(label=1.0, **options)
-    assert told == [0.5, 0.25, 1.0, 0.0, 1.0]
+    _, _, metrics = computed(label=1.0, **options)
+    assert metrics == [0.5, 0.25, 1.0, 0.0, 1.0]
     # The update that step 5 leads to.
     assert caplog.messages[-1] == "replica 2: the gradient of a is NaN or infinite at step 6"
 
@@ -214,7 +214,7 @@ def test_a_good_step_logs_nothing(caplog):
     assert caplog.messages == []
 
 
-def test_of_several_bad_values_the_first_is_named_and_the_others_counted(caplog):
+def test_the_first_of_several_bad_values_is_named_and_the_others_counted(caplog):
     def all_bad(parameters: Any, state: Any, *_: Any) -> StepOutput:
         nan = tf.constant(float("nan"))
         return StepOutput(parameters, {"mean": state["mean"]}, nan, nan, nan, tf.constant(1.0), tf.fill([4], False))
@@ -232,10 +232,10 @@ def test_the_loss_scale_is_pushed_as_it_was_pulled():
     assert state == {"mean": [6.0, 8.0], loss_scale.PARAMETER.path: [64.0, 3.0]}
 
 
-def test_what_is_packed_is_what_was_computed_with_the_header_given():
+def test_a_packed_vector_has_the_computed_values_and_the_given_header():
     (shard,) = shards_of_one(scaled=True)
-    held = values(1.0) | {loss_scale.PARAMETER.path: np.float32([64.0, 3.0])}
-    pulled = packing.halves(tf.constant(packing.to_flat(shard, held, generation=1, step=5)), shard)
+    of_step = values(1.0) | {loss_scale.PARAMETER.path: np.float32([64.0, 3.0])}
+    pulled = packing.halves(tf.constant(packing.to_flat(shard, of_step, generation=1, step=5)), shard)
     batches = SimpleNamespace(step=tf.constant(5, tf.int64), features=tf.ones([2, 3]), labels=tf.zeros([2]))
     replica = Replica(step_of_sums, lambda: batches, seed=7)
     (vector,) = (v.numpy() for v in compute([pulled], headers()[:1], [shard], replica, batches, tf.constant(0.0)))

@@ -1,4 +1,4 @@
-"""The classic device function, on graphs that someone brings along."""
+"""The device function for between-graph replication, on hand-written graphs."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def of_variables(device: Callable[[Any], str], **shapes: tuple[int | None, ...])
             first = v1.placeholder_with_default(np.zeros([size or 1 for size in shape], np.float32), shape)
             v1.Variable(first, name=name, use_resource=True, validate_shape=None not in shape)
 
-    found = devices(device, build)
-    return [found[name] for name in shapes]
+    placed = devices(device, build)
+    return [placed[name] for name in shapes]
 
 
 def variable(name: str, shape: tuple[int, ...] = (16,), use_resource: bool = True) -> Any:
@@ -93,7 +93,7 @@ def control_dependencies() -> None:
     tf.cond(tf.constant(True), lambda: first + 1.0, lambda: first)
 
 
-def what_else_is_state() -> None:
+def other_state() -> None:
     tf.raw_ops.MutableHashTableV2(key_dtype=tf.string, value_dtype=tf.int64)
     tf.raw_ops.MutableHashTableOfTensorsV2(key_dtype=tf.string, value_dtype=tf.int64)
     v1.ConditionalAccumulator(tf.float32, [16])
@@ -101,7 +101,7 @@ def what_else_is_state() -> None:
     variable("last")
 
 
-GRAPHS = [two_layers, enclosing_scopes, scopes_in_scopes, control_dependencies, what_else_is_state]
+GRAPHS = [two_layers, enclosing_scopes, scopes_in_scopes, control_dependencies, other_state]
 
 
 @pytest.mark.parametrize("build", GRAPHS, ids=lambda build: build.__name__)
@@ -136,7 +136,7 @@ def test_two_setters_around_each_other_are_as_tensorflows_are():
     assert devices(ours(), build_in(ours())) == devices(own(), build_in(own()))
 
 
-def test_the_docstring_tells_the_truth():
+def test_the_example_in_the_docstring_is_right():
     setter = device_setter(plan(2), task="worker:3")
 
     def build() -> None:
@@ -147,8 +147,8 @@ def test_the_docstring_tells_the_truth():
             v1.get_variable("shift", [900], use_resource=True)
             tf.matmul(features, table, name="hidden")
 
-    found = devices(setter, build)
-    assert {name: found[name] for name in ("features", "table", "scale", "shift", "hidden")} == {
+    placed = devices(setter, build)
+    assert {name: placed[name] for name in ("features", "table", "scale", "shift", "hidden")} == {
         "features": "/job:worker/task:3",
         "table": "/job:ps/task:0",
         "scale": "/job:ps/task:1",
@@ -170,8 +170,8 @@ def test_greedy_knows_the_width_of_types():
         v1.get_variable("doubles", [8], tf.float64, use_resource=False)  # to the 30 bytes
         v1.get_variable("last", [1], use_resource=True)
 
-    found = devices(device_setter(plan(2)), build)
-    assert [found[name] for name in ("bytes", "floats", "doubles", "last")] == [
+    placed = devices(device_setter(plan(2)), build)
+    assert [placed[name] for name in ("bytes", "floats", "doubles", "last")] == [
         "/job:ps/task:0",
         "/job:ps/task:1",
         "/job:ps/task:0",
@@ -197,7 +197,7 @@ def test_a_parameter_of_the_plan_is_where_the_plan_has_it(strategy, scope):
     ]
 
 
-def test_a_name_that_only_begins_or_ends_like_a_parameter_is_none_of_the_plan():
+def test_a_name_that_only_begins_or_ends_like_a_parameter_is_not_in_the_plan():
     names = ("dense/kernel/moment", "other_dense/kernel", "kernel")
     assert of_variables(device_setter(plan(2), strategy="round_robin"), **dict.fromkeys(names, (4,))) == [
         "/job:ps/task:0",
@@ -218,8 +218,8 @@ def test_a_parameter_that_the_plan_cuts_is_where_its_first_part_is():
 
 def test_one_process_holds_everything_and_runs_it():
     setter = device_setter(plan(0, workers=1, strategy="local"))
-    found = devices(setter, two_layers)
-    assert {found["w0"], found["hidden"]} == {"/job:localhost/task:0"}
+    placed = devices(setter, two_layers)
+    assert {placed["w0"], placed["hidden"]} == {"/job:localhost/task:0"}
     with tf.Graph().as_default(), v1.device(setter):
         doubled = 2 * v1.get_variable("v", [], initializer=v1.ones_initializer())
         with v1.Session() as session:
@@ -228,8 +228,8 @@ def test_one_process_holds_everything_and_runs_it():
 
 
 def test_where_every_worker_holds_all_parameters_each_keeps_its_own():
-    found = devices(device_setter(plan(0, strategy="all_reduce"), task="worker:1"), two_layers)
-    assert {found["w0"], found["hidden"]} == {"/job:worker/task:1"}
+    placed = devices(device_setter(plan(0, strategy="all_reduce"), task="worker:1"), two_layers)
+    assert {placed["w0"], placed["hidden"]} == {"/job:worker/task:1"}
 
 
 def test_a_plan_that_was_read_back_decides_the_same():
@@ -237,11 +237,11 @@ def test_a_plan_that_was_read_back_decides_the_same():
     assert devices(device_setter(read), two_layers) == devices(device_setter(plan(3)), two_layers)
 
 
-def test_a_task_that_is_not_there_is_refused():
+def test_an_unknown_task_is_refused():
     with pytest.raises(ValueError, match="task='worker:4' is not a task of 1ps2w; available: ps:0, worker:0,"):
         device_setter(plan(1, workers=2), task="worker:4")
 
 
-def test_a_strategy_that_is_not_there_is_refused():
+def test_an_unknown_strategy_is_refused():
     with pytest.raises(ValueError, match="strategy='random' places no variable; available: greedy, round_robin"):
         device_setter(plan(1), strategy="random")

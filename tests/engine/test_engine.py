@@ -28,13 +28,13 @@ pytestmark = pytest.mark.cluster
 
 @pytest.mark.parametrize("clip_norm", [None, 0.5], ids=["unclipped", "clipped"])
 @pytest.mark.parametrize("workers", [2, 3])
-def test_the_bits_do_not_depend_on_where_the_shards_live(workers, clip_norm):
-    seen = {
+def test_the_bits_do_not_depend_on_where_the_shards_are(workers, clip_norm):
+    results_by_ps = {
         ps: Cluster(with_everything, ps=ps, workers=workers, clip_norm=clip_norm).train([to_the_end] * workers)
         for ps in (1, 2, 3, 0)
     }
-    assert len({digest(results[0][1]) for results in seen.values()}) == 1
-    assert len({tuple(losses) for results in seen.values() for losses, _ in results}) == 1
+    assert len({digest(results[0][1]) for results in results_by_ps.values()}) == 1
+    assert len({tuple(losses) for results in results_by_ps.values() for losses, _ in results}) == 1
 
 
 def test_the_update_is_that_of_one_process_with_the_whole_batch():
@@ -71,12 +71,12 @@ def _keras_losses(model: keras.Model, data: Any) -> list[float]:
     return losses
 
 
-def test_duplicates_and_messages_of_an_older_generation_count_for_nothing():
+def test_duplicates_and_messages_of_an_older_generation_are_ignored():
     expected = digest(Cluster(plain, ps=2, workers=2).train([to_the_end] * 2)[0][1])
     cluster = Cluster(plain, ps=2, workers=2)
 
     def with_ghosts(engine: ShardedEngine) -> Any:
-        """Before each step, what a predecessor would push again: this step's tag, and an older generation's."""
+        """Before each step, repeats pushes of a predecessor: with the tag of this step, and of an older generation."""
         step = engine.start()
         while step < STEPS:
             ghost(generation=0, step=step)
@@ -93,7 +93,7 @@ def test_duplicates_and_messages_of_an_older_generation_count_for_nothing():
 
 
 def _ghost(cluster: Cluster, replica_index: int) -> Callable[..., None]:
-    """Pushes garbage under a given tag to every shard, in the name of a replica."""
+    """Pushes garbage under a given tag to every shard, as a replica."""
     with tf.Graph().as_default() as graph:
         feeds, pushes = [], []
         for shard in cluster.shards:
@@ -126,8 +126,8 @@ def test_one_replica_that_asks_to_stop_stops_all_at_the_same_step(buckets: int):
         def train(engine: ShardedEngine) -> int:
             step, stopped = engine.start(), False
             while not stopped:
-                pulled = engine.step(stop=step == asks_at)
-                step, stopped = pulled.step + 1, pulled.stop
+                result = engine.step(stop=step == asks_at)
+                step, stopped = result.step + 1, result.stop
             reached = engine.peek().step
             engine.leave()
             return reached
@@ -174,7 +174,7 @@ def test_more_shards_than_parameters_work():
 
 
 def received(cluster: Cluster) -> dict[str, int]:
-    """Tensors that cross between tasks in one worker step, by receiving task, from the graphs that really ran."""
+    """Tensors that cross between tasks in one worker step, by receiving task, from the graphs that ran."""
     options = tf.compat.v1.RunOptions(output_partition_graphs=True)
 
     def one_traced_step(engine: ShardedEngine) -> Any:
@@ -248,15 +248,15 @@ def test_a_batch_of_another_step_is_an_error():
         return str(error.value)
 
     threading.Thread(target=cluster.serve, args=cluster.hosts, daemon=True).start()
-    cluster.hosts = []  # it waits for a goodbye that does not come
+    cluster.hosts = []  # its goodbye will not come
     assert "the batch is of another step" in cluster.train([shifted])[0]
 
 
-def test_parameters_are_told_from_state():
+def test_parameters_are_distinguished_from_state():
     keras.utils.set_random_seed(SEED)
-    found = replica.parameters_of(with_everything())
-    assert [p.path for p in found if not p.trainable] == ["norm/moving_mean", "norm/moving_variance"]
-    assert found[0] == Parameter("conv/kernel", (3, 3, 1, 4), True)
+    parameters = replica.parameters_of(with_everything())
+    assert [p.path for p in parameters if not p.trainable] == ["norm/moving_mean", "norm/moving_variance"]
+    assert parameters[0] == Parameter("conv/kernel", (3, 3, 1, 4), True)
 
 
 @pytest.mark.parametrize("optimizer", [OptimizerName.adam, OptimizerName.sgd])
@@ -290,7 +290,7 @@ def test_the_bits_do_not_depend_on_the_device_that_holds_the_parameters():
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.5], ids=["unclipped", "clipped"])
-def test_the_bits_do_not_depend_on_where_the_parts_of_a_parameter_live(clip_norm):
+def test_the_bits_do_not_depend_on_where_the_parts_of_a_parameter_are(clip_norm):
     part = 1024 / 2**20  # MiB; the dense kernel has nine of them
     digests = {
         digest(
@@ -318,7 +318,7 @@ def test_a_compiled_replica_step_gives_the_update_of_a_plain_one():
 
 
 def free_running(engine: ShardedEngine) -> tuple[int, Any, Snapshot]:
-    """Trains as the loop does where nobody waits; returns (own steps, contributions, last state)."""
+    """Trains as the loop does under async and backup; returns (own steps, contributions, last state)."""
     step, mine = engine.start(), 0
     while step < STEPS:
         step = engine.step().step + 1
@@ -332,7 +332,7 @@ def free_running(engine: ShardedEngine) -> tuple[int, Any, Snapshot]:
 
 @pytest.mark.parametrize("clip_norm", [None, 0.5], ids=["unclipped", "clipped"])
 @pytest.mark.parametrize("ps", [1, 2, 0])
-def test_every_gradient_is_an_update_where_nobody_waits(ps, clip_norm):
+def test_every_gradient_is_an_update_under_async(ps, clip_norm):
     results = Cluster(plain, ps=ps, workers=3, strategy="async", clip_norm=clip_norm).train([free_running] * 3)
     assert [last.step for _, _, last in results] == [STEPS] * 3
     for _, table, _ in results:
@@ -343,7 +343,7 @@ def test_every_gradient_is_an_update_where_nobody_waits(ps, clip_norm):
 
 @pytest.mark.parametrize("clip_norm", [None, 0.5], ids=["unclipped", "clipped"])
 def test_one_worker_alone_trains_the_same_with_and_without_waiting(clip_norm):
-    """Clipped by its worker, or by the hosts after they have told each other their norms."""
+    """Clipped by its worker, or by the hosts after they have exchanged their norms."""
     waiting, *_ = Cluster(plain, ps=2, workers=1, clip_norm=clip_norm).train([to_the_end])
     alone, *_ = Cluster(plain, ps=2, workers=1, strategy="async", clip_norm=clip_norm).train([free_running])
     if clip_norm is None:
@@ -365,14 +365,14 @@ def test_gradients_beyond_the_staleness_allowed_are_dropped_and_counted():
 @pytest.mark.parametrize("ps", [1, 2, 0])
 @pytest.mark.parametrize("clip_norm", [None, 0.5], ids=["unclipped", "clipped"])
 def test_an_update_waits_for_a_quorum_only(ps, clip_norm):
-    """One worker is late by whole steps; the others never wait for it, and it is in no update that it was late for."""
+    """One worker is late by whole steps; the others never wait for it, and it is in no update."""
     cluster = Cluster(plain, ps=ps, workers=3, strategy="backup", quorum=2, clip_norm=clip_norm)
 
     def late(engine: ShardedEngine) -> Any:
         slow = engine.step
 
         def step() -> Any:
-            while engine.contributions()[:2, 0].sum() < 2 * STEPS:  # until the others are through without it
+            while engine.contributions()[:2, 0].sum() < 2 * STEPS:  # until the others have finished without it
                 time.sleep(0.01)
             return slow()
 
@@ -386,7 +386,7 @@ def test_an_update_waits_for_a_quorum_only(ps, clip_norm):
     assert len({digest(last) for _, _, last in results}) == 1
 
 
-def test_late_gradients_are_counted_for_the_worker_they_came_from():
+def test_late_gradients_are_counted_for_their_worker():
     cluster = Cluster(plain, ps=2, workers=3, strategy="backup", quorum=1)
     results = cluster.train([free_running] * 3)
     table = results[0][1]
@@ -397,7 +397,7 @@ def test_late_gradients_are_counted_for_the_worker_they_came_from():
 
 @pytest.mark.parametrize("wire", ["float32", "memory"])
 @pytest.mark.parametrize("strategy", ["async", "backup"])
-def test_all_workers_stop_soon_after_one_asks_though_none_waits(strategy, wire):
+def test_under_async_and_backup_all_workers_stop_soon_after_one_asks(strategy, wire):
     cluster = Cluster(plain, ps=2, workers=3, strategy=strategy, quorum=2, wire=wire)
 
     def until_stopped(asks: bool) -> Callable[[ShardedEngine], int]:
@@ -416,18 +416,18 @@ def test_all_workers_stop_soon_after_one_asks_though_none_waits(strategy, wire):
     assert max(reached) < STEPS
 
 
-def test_a_copy_of_shards_that_share_their_arrivals_is_of_one_step():
+def test_a_snapshot_under_backup_is_of_one_step():
     cluster = Cluster(plain, ps=3, workers=2, strategy="backup", quorum=1)
-    seen: list[Any] = []
+    steps_of_shards: list[Any] = []
 
-    def looks(engine: ShardedEngine) -> Any:
+    def snapshotting(engine: ShardedEngine) -> Any:
         engine.start()
         for _ in range(3):
             engine.step()
             engine._ticket += 1
             tags, *_ = engine.session.run(engine._snapshot, {engine._built.ticket: engine._ticket})
-            seen.append([int(step) for _, step in tags])
+            steps_of_shards.append([int(step) for _, step in tags])
         return free_running(engine)
 
-    cluster.train([looks, free_running])
-    assert all(len(set(steps)) == 1 for steps in seen)
+    cluster.train([snapshotting, free_running])
+    assert all(len(set(steps)) == 1 for steps in steps_of_shards)

@@ -1,7 +1,7 @@
 """What a step costs in messages, bytes, sessions and calls, exactly: counted in what TensorFlow ran, never timed.
 
 Every session of a small cluster is traced, so that each Session.run leaves the tensors that it moved between tasks,
-with their bytes as they were sent. `trainer/traffic.py` must name every one of them, and no other. Whoever adds a
+with their bytes as they were sent. `plan/forecast/traffic.py` must name every one of them, and no other. Whoever adds a
 fetch, a message or a call to a step changes a number here.
 """
 
@@ -32,13 +32,13 @@ v1 = tf.compat.v1
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
 SIZES = {"1ps2w": (1, 2), "2ps2w": (2, 2), "2w": (0, 2)}
-STEP_FETCHES = 4  # tags, metrics, and the times when parameters were here and when gradients were
-STEP_FEEDS = 0  # but at a step that asks to stop
+STEP_FETCHES = 4  # tags, metrics, and the times when the parameters and the gradients were here
+STEP_FEEDS = 0  # except at a step that asks to stop
 UPDATE_FETCHES = 2  # the step, and the time when every gradient was here
 # Session.run calls of a host from one update to the next, as (tensors fetched, tensors fed), with one worker awaited.
 UPDATE_CALLS = {
     "sync": [(UPDATE_FETCHES, 0)],
-    "async": [(1, 0), (0, 2)],  # the next arrival; its update, which is told a place where vectors do not travel
+    "async": [(1, 0), (0, 2)],  # the next arrival; its update, which is fed a place if vectors are in shared memory
     "backup": [(1, 0), (0, 3)],
 }
 
@@ -55,7 +55,7 @@ class Call(NamedTuple):
 
 
 class TracingSession(v1.Session):
-    """Leaves in `calls` what each call moved; what was made a callable is called as usual."""
+    """Records in `calls` what each call moved; a callable runs as an ordinary call."""
 
     calls: list[Call]
     made: list[Any]
@@ -69,7 +69,7 @@ class TracingSession(v1.Session):
         return lambda *values: self.run(fetches, dict(zip(feeds, values, strict=True)))
 
     def run(self, fetches: Any, feed_dict: Any = None, **_: Any) -> Any:
-        # In one process nothing is sent; and its traces are the profiler's, of which there can be but one.
+        # In one process nothing is sent, and a trace would need the profiler, which can run only once at a time.
         level = v1.RunOptions.FULL_TRACE if self._target else v1.RunOptions.NO_TRACE
         options = v1.RunOptions(trace_level=level, output_partition_graphs=True)
         metadata = v1.RunMetadata()
@@ -98,13 +98,13 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def task_of(device: str) -> str:
-    found = re.search(r"/job:(\w+)/replica:0/task:(\d+)", device)
-    assert found is not None, device
-    return f"{found[1]}:{found[2]}"
+    match = re.search(r"/job:(\w+)/replica:0/task:(\d+)", device)
+    assert match is not None, device
+    return f"{match[1]}:{match[2]}"
 
 
 def received(metadata: Any) -> Counter[Message]:
-    """What tasks got of each other, as TensorFlow's transport writes it down: bytes without those of the protocol."""
+    """The messages between tasks, as TensorFlow's transport records them: bytes without those of the protocol."""
     messages: Counter[Message] = Counter()
     for device in metadata.step_stats.dev_stats:
         for node in device.node_stats:
@@ -127,7 +127,7 @@ class Steps(NamedTuple):
 def train(size: str, build: Callable[[], Any] = plain, *, strategy: str = "sync", **options: Any) -> Steps:
     """Trains a small cluster to its end; several tests look at the same.
 
-    RunRecord out are what comes before a host's first update, and of sync the step by which a worker joins.
+    Without what precedes a host's first update, and under sync without each worker's first step, which may be a rejoin.
     """
     ps, workers = SIZES[size]
     cluster = Cluster(build, ps=ps, workers=workers, strategy=strategy, **options)
@@ -169,7 +169,7 @@ def train(size: str, build: Callable[[], Any] = plain, *, strategy: str = "sync"
 
 
 def check_steps(steps: Steps) -> None:
-    """Every step of every worker moved what `traffic.of_step` says, in one call that no other task has a part in."""
+    """Every step of every worker moved what `traffic.of_step` says, in one call in which no other task takes part."""
     for index, calls in enumerate(steps.workers):
         me = f"worker:{index}"
         for call in one_each(calls):
@@ -224,10 +224,10 @@ def test_every_message_of_a_step_and_of_an_update_is_known(size, strategy, clip_
 
 
 @pytest.mark.parametrize(("size", "clip_norm"), [("2ps2w", None), ("2w", 1.0)])
-def test_every_message_of_a_quorum_is_known(size, clip_norm):
+def test_every_message_under_backup_is_known(size, clip_norm):
     steps = train(size, strategy="backup", quorum=1, clip_norm=clip_norm)
     check_steps(steps)
-    # With a quorum of one, gradients come late as they happen to: what is dropped costs an arrival and a token.
+    # With a quorum of one, any gradient may be late: one that is dropped costs an arrival and a token.
     for updates in steps.hosts:
         for calls in updates:
             assert [(call.fetched, call.fed) for call in (calls[0], calls[-1])] == UPDATE_CALLS["backup"]
@@ -244,7 +244,7 @@ def test_every_message_over_a_bfloat16_wire_is_known(size, strategy):
 @pytest.mark.parametrize(
     ("size", "strategy"), [("1ps2w", "sync"), ("2ps2w", "sync"), ("2w", "sync"), ("2ps2w", "async")]
 )
-def test_of_vectors_in_shared_memory_only_what_tells_of_them_is_sent(size, strategy):
+def test_with_vectors_in_shared_memory_only_small_messages_are_sent(size, strategy):
     steps = train(size, with_everything, strategy=strategy, wire="memory")
     check_steps(steps)
     check_updates(steps, is_clipped=False)
@@ -254,7 +254,7 @@ def test_of_vectors_in_shared_memory_only_what_tells_of_them_is_sent(size, strat
 
 @pytest.mark.parametrize("size", ["1ps2w", "2w"])
 def test_buckets_are_pulled_in_a_call_of_their_own(size):
-    """Their pushes follow each other: one message more that says that the one before is there."""
+    """Their pushes follow each other: one more message says that the one before has arrived."""
     steps = train(size, buckets=3)
     assert len(steps.plan.shards) > len(steps.plan.hosts)
     for index, made in enumerate(steps.workers):
@@ -265,7 +265,7 @@ def test_buckets_are_pulled_in_a_call_of_their_own(size):
             pushed, *pulled = (call.messages for call in sorted(step, key=lambda call: -call.fetched))
             assert pushed == expected - pulls
             assert all(call == pulls for call in pulled)
-        # One ahead of the steps, so at the end all but the last were taken.
+        # One ahead of the steps, so at the end all but the last have been taken.
         ahead = [call for call in TracingSession.calls if not call.fetched and call.messages == pulls]
         assert len(ahead) >= STEPS - 1
     check_updates(steps, is_clipped=False)
@@ -298,7 +298,7 @@ def test_one_ps_and_two_workers_in_numbers():
     assert sum(m.nbytes for worker in steps.plan.workers for m in traffic.of_step(steps.plan, worker.name)) == 24832
 
 
-def test_the_plan_tells_the_bytes_of_each_link():
+def test_the_plan_knows_the_bytes_of_each_link():
     steps = train("2ps2w")
     moved: Counter[str] = Counter()
     for index, calls in enumerate(steps.workers):
@@ -323,8 +323,8 @@ def test_one_process_takes_a_step_in_one_call():
     assert [(call.fetched, call.fed, call.messages) for call in calls] == [(STEP_FETCHES, STEP_FEEDS, Counter())] * 3
 
 
-def test_a_message_more_is_noticed(monkeypatch: pytest.MonkeyPatch):
-    """The tests above see what they are there to see: here every step also sends a number to its shard's host."""
+def test_an_additional_message_is_noticed(monkeypatch: pytest.MonkeyPatch):
+    """The tests above notice a difference: here every step also sends a number to its shard's host."""
     original = worker_graph.push
 
     def push(*arguments: Any, tags: Any) -> Any:
@@ -355,12 +355,12 @@ from trainer.workload.models.mlp import mlp
 PATH = f"{os.environ['CALLS']}/{os.getpid()}"
 
 
-def written_down(name, told):
+def record(name, describe):
     original = getattr(session.tf_session, name)
 
     def call(*arguments):
         with open(PATH, "a") as file:
-            print(threading.current_thread().name, told(*arguments), sep=", ", file=file)
+            print(threading.current_thread().name, describe(*arguments), sep=", ", file=file)
         return original(*arguments)
 
     setattr(session.tf_session, name, call)
@@ -370,11 +370,11 @@ def of_run(session, options, feeds, fetches, targets, metadata):
     return f"{len(fetches)} fetched, {'acts' if targets else 'asks'}"
 
 
-if not hasattr(session.tf_session, "is_written_down"):  # a task reads this file for the data, and for the model
-    session.tf_session.is_written_down = True
-    written_down("TF_NewSessionRef", lambda *arguments: "session")
-    written_down("TF_SessionRun_wrapper", of_run)
-    written_down("TF_SessionRunCallable", lambda session, handle, *arguments: f"callable {handle}")
+if not hasattr(session.tf_session, "is_recorded"):  # a task reads this file for the data, and for the model
+    session.tf_session.is_recorded = True
+    record("TF_NewSessionRef", lambda *arguments: "session")
+    record("TF_SessionRun_wrapper", of_run)
+    record("TF_SessionRunCallable", lambda session, handle, *arguments: f"callable {handle}")
 
 
 def tiny(input_shape, classes):
@@ -384,7 +384,7 @@ def tiny(input_shape, classes):
 
 @pytest.mark.parametrize("size", ["1ps2w", "2w"])
 def test_a_step_of_a_real_run_is_one_call_of_each_worker(start, tmp_path: Path, size):
-    """From the step after the first to the last nothing comes between: not the chief's history, nor its events."""
+    """From the second step to the last, nothing comes between: neither the chief's history nor its events."""
     (tmp_path / "counting.py").write_text(COUNTING)
     (tmp_path / "calls").mkdir()
     overrides = [f"cluster={size}", "user=counting.py", "model=tiny", "data=mnist_10k", "train.batch_size=48"]
@@ -394,7 +394,7 @@ def test_a_step_of_a_real_run_is_one_call_of_each_worker(start, tmp_path: Path, 
     for task in ("worker:0", "worker:1"):
         lines = (tmp_path / "calls" / str(run.last_pid(task))).read_text().splitlines()
         of_steps, of_host = ([x for x in lines if x.startswith(thread)] for thread in ("MainThread, ", "shard host, "))
-        # At first it asks, again and again, whether the state is there.
+        # At first it polls until the state is loaded.
         begun = itertools.dropwhile(lambda line: not line.endswith("acts"), of_steps)
         what, times = longest(begun)
         assert what == f"MainThread, {STEP_FETCHES} fetched, acts"
@@ -404,6 +404,6 @@ def test_a_step_of_a_real_run_is_one_call_of_each_worker(start, tmp_path: Path, 
             assert longest(of_host) == (f"shard host, {UPDATE_FETCHES} fetched, asks", 32)
 
 
-def longest(told: Iterable[str]) -> tuple[str, int]:
-    """What was told most often in a row, and how often."""
-    return max(((what, len(list(row))) for what, row in itertools.groupby(told)), key=lambda row: row[1])
+def longest(lines: Iterable[str]) -> tuple[str, int]:
+    """The line that is repeated most often in a row, and how often."""
+    return max(((what, len(list(row))) for what, row in itertools.groupby(lines)), key=lambda row: row[1])

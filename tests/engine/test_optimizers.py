@@ -120,7 +120,7 @@ def keras_optimizer(config: OptimizerConfig) -> keras.Optimizer:
 
 @functools.cache
 def keras_result(name: str) -> dict[str, list[np.ndarray]]:
-    """What 100 steps of Keras make of the parameters, and of their averages where there are any."""
+    """The parameters, and their averages if there are any, after 100 steps of Keras."""
     variables = [keras.Variable(value) for value in start()]
     optimizer = keras_optimizer(CONFIGS[name])
     optimizer.build(variables)
@@ -297,16 +297,16 @@ def test_a_gradient_that_is_not_finite_makes_the_scale_nan(bad):
 
 
 @pytest.mark.parametrize("size", [1, 16, 100, 4099, 70_001])
-def test_a_sum_of_squares_has_the_same_bits_wherever_the_parameter_stands(size):
+def test_a_sum_of_squares_has_the_same_bits_wherever_the_parameter_is(size):
     rng = np.random.default_rng(SEED + size)
     parameter = np.pad(rng.normal(size=size).astype(np.float32), (0, padded(size) - size))
-    found = set()
+    bits = set()
     for before, after in [(0, 0), (16, 0), (48, 16), (112, 2000), (5040, 32)]:
         vector = np.concatenate([rng.normal(size=before), parameter, rng.normal(size=after)]).astype(np.float32)
         places = [(before, size)] if before == 0 else [(0, before), (before, size)]
         sums = tf.function(functools.partial(optimizers.square_sums, offsets_and_sizes=places), jit_compile=True)
-        found.add(sums(tf.constant(vector)).numpy()[-1].tobytes())
-    assert len(found) == 1
+        bits.add(sums(tf.constant(vector)).numpy()[-1].tobytes())
+    assert len(bits) == 1
 
 
 def test_a_sum_of_squares_is_right_to_the_last_bit():

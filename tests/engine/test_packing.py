@@ -1,4 +1,4 @@
-"""Between named tensors and the flat vectors of the shards."""
+"""Packing named tensors into the flat vectors of shards, and unpacking them."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ def test_a_flat_vector_has_its_regions_in_order():
 
 @pytest.mark.parametrize("max_part_mib", [WHOLE, IN_PARTS], ids=["whole", "in parts"])
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_named_arrays_survive_being_made_flat(count, max_part_mib):
-    made = shards(count, max_part_mib)
-    flats = [packing.to_flat(one, VALUES, generation=1, step=1) for one in made]
-    back = packing.join(([*one.trainable, *one.state], flat) for one, flat in zip(made, flats, strict=True))
+def test_named_arrays_survive_flattening(count, max_part_mib):
+    layout = shards(count, max_part_mib)
+    flats = [packing.to_flat(one, VALUES, generation=1, step=1) for one in layout]
+    back = packing.join(([*one.trainable, *one.state], flat) for one, flat in zip(layout, flats, strict=True))
     assert {path: value.tolist() for path, value in back.items()} == {p: v.tolist() for p, v in VALUES.items()}
 
 
@@ -116,7 +116,7 @@ def test_tags_survive_from_numpy_to_a_session_and_back(generation, step):
     assert (read.tolist(), header.view(np.int32).tolist()) == ([generation, step], [generation, step, *[0] * 14])
 
 
-def test_a_part_stands_in_a_flat_vector_as_a_parameter_does():
+def test_a_part_is_laid_out_as_a_parameter():
     first, second = shards(2, IN_PARTS)
     assert [(p.path, p.begin, p.size) for p in first.trainable] == [("dense/kernel", 0, 16), ("dense/bias", 0, 16)]
     assert [(p.path, p.begin, p.size) for p in second.trainable] == [("dense/kernel", 16, 5), ("scale", 0, 1)]
@@ -131,13 +131,13 @@ def test_a_whole_array_is_a_view_of_its_vector():
 
 @pytest.mark.parametrize("max_part_mib", [WHOLE, IN_PARTS], ids=["whole", "in parts"])
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_a_snapshot_names_parameters_wherever_their_parts_live(count, max_part_mib):
+def test_a_snapshot_names_parameters_wherever_their_parts_are(count, max_part_mib):
     trained = {path: VALUES[path] for path in ("dense/kernel", "dense/bias", "scale")}
     before = Snapshot(8, trained, {"norm/mean": VALUES["norm/mean"]}, {"momentum": {p: -v for p, v in trained.items()}})
-    made = shards(count, max_part_mib)
-    loaded = [before.to_flats(one, {"momentum": 0.0}, generation=1) for one in made]
+    layout = shards(count, max_part_mib)
+    loaded = [before.to_flats(one, {"momentum": 0.0}, generation=1) for one in layout]
     flats, slots = [flat for flat, _ in loaded], [{"momentum": momentum} for _, momentum in loaded]
-    after = Snapshot.from_flats(8, made, flats, slots).to_tensors()
+    after = Snapshot.from_flats(8, layout, flats, slots).to_tensors()
     assert {name: value.tolist() for name, value in after.items()} == {
         name: value.tolist() for name, value in before.to_tensors().items()
     }
@@ -145,13 +145,15 @@ def test_a_snapshot_names_parameters_wherever_their_parts_live(count, max_part_m
 
 @pytest.mark.parametrize("max_part_mib", [WHOLE, IN_PARTS], ids=["whole", "in parts"])
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_unpacking_takes_back_what_packing_laid_out(count, max_part_mib):
+def test_unpacking_inverts_packing(count, max_part_mib):
     with tf.Graph().as_default():
         values = {path: tf.constant(value) for path, value in VALUES.items()}
         metrics, header = tf.constant([0.5, 0.25, 1.0]), packing.header(tf.constant(2), tf.constant(9))
-        made = shards(count, max_part_mib)
-        packed = [packing.pack(one, values, values, metrics, header) for one in made]
-        parameters, state = run(packing.unpack([packing.halves(*one) for one in zip(packed, made, strict=True)], made))
+        layout = shards(count, max_part_mib)
+        packed = [packing.pack(one, values, values, metrics, header) for one in layout]
+        parameters, state = run(
+            packing.unpack([packing.halves(*one) for one in zip(packed, layout, strict=True)], layout)
+        )
     assert {path: value.tolist() for path, value in parameters.items()} == {
         path: VALUES[path].tolist() for path in ("dense/kernel", "dense/bias", "scale")
     }
@@ -172,20 +174,20 @@ def test_a_packed_vector_carries_metrics_and_tags():
 @pytest.mark.parametrize("max_part_mib", [WHOLE, IN_PARTS], ids=["whole", "in parts"])
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_packing_equals_the_numpy_layout(count, max_part_mib):
-    made = shards(count, max_part_mib)
+    layout = shards(count, max_part_mib)
     with tf.Graph().as_default():
         values = {path: tf.constant(value) for path, value in VALUES.items()}
         header = packing.header(tf.constant(2), tf.constant(9))
-        packed = run([packing.pack(one, values, values, tf.zeros([3]), header) for one in made])
-    flats = [packing.to_flat(one, VALUES, generation=2, step=9) for one in made]
+        packed = run([packing.pack(one, values, values, tf.zeros([3]), header) for one in layout])
+    flats = [packing.to_flat(one, VALUES, generation=2, step=9) for one in layout]
     assert [vector.tobytes() for vector in packed] == [flat.tobytes() for flat in flats]
 
 
 def test_only_a_parameter_in_parts_costs_a_concat():
     def operations(max_part_mib: float | None) -> list[str]:
         with tf.Graph().as_default() as graph:
-            made = shards(2, max_part_mib)
-            packing.unpack([packing.halves(v1.placeholder(tf.float32, [one.size]), one) for one in made], made)
+            layout = shards(2, max_part_mib)
+            packing.unpack([packing.halves(v1.placeholder(tf.float32, [one.size]), one) for one in layout], layout)
             return [op.type for op in graph.get_operations() if op.type != "Const"]
 
     # A slice and a reshape each, and two slices a shard; what is padded, all but dense/bias, is cut off before.
@@ -194,18 +196,18 @@ def test_only_a_parameter_in_parts_costs_a_concat():
     assert operations(IN_PARTS).count("ConcatV2") == 1
 
 
-def test_squares_come_in_path_order_and_parts_as_they_follow_each_other():
+def test_squares_are_in_path_order_whatever_the_number_of_shards():
     def squares(count: int) -> list[tuple[str, int]]:
-        made = shards(count, IN_PARTS)
-        laid_end_to_end = [(piece.path, piece.begin) for shard in made for piece in shard.trainable]
-        return [laid_end_to_end[index] for index in squares_order(made)]
+        layout = shards(count, IN_PARTS)
+        laid_end_to_end = [(piece.path, piece.begin) for shard in layout for piece in shard.trainable]
+        return [laid_end_to_end[index] for index in squares_order(layout)]
 
     assert squares(1) == squares(2) == squares(3)
     assert squares(1) == [("dense/bias", 0), ("dense/kernel", 0), ("dense/kernel", 16), ("scale", 0)]
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.5])
-def test_an_update_gives_the_same_bits_wherever_the_parts_live(clip_norm):
+def test_an_update_has_the_same_bits_wherever_the_parts_are(clip_norm):
     config = OptimizerConfig(name=OptimizerName.adam, clip_norm=clip_norm)
     tables = [Parameter("table", (1000, 7), True), Parameter("bias", (7,), True)]
     draw = np.random.default_rng(0).normal
@@ -213,15 +215,15 @@ def test_an_update_gives_the_same_bits_wherever_the_parts_live(clip_norm):
 
     def updated(count: int) -> dict[str, bytes]:
         """After the compiled update of every shard, with the squares exchanged by hand."""
-        made = place(tables, [f"ps:{i}" for i in range(count)], pins={}, max_part_mib=0.005)
-        pushed = [[tf.constant(packing.to_flat(one, g, generation=1, step=0)) for g in gradients] for one in made]
+        layout = place(tables, [f"ps:{i}" for i in range(count)], pins={}, max_part_mib=0.005)
+        pushed = [[tf.constant(packing.to_flat(one, g, generation=1, step=0)) for g in gradients] for one in layout]
         squares = [
             optimizers.square_sums(sum(vectors) / 2, [(piece.offset, piece.padded) for piece in one.trainable])
-            for one, vectors in zip(made, pushed, strict=True)
+            for one, vectors in zip(layout, pushed, strict=True)
         ]
-        of_all = tf.gather(tf.concat(squares, 0), squares_order(made))
+        of_all = tf.gather(tf.concat(squares, 0), squares_order(layout))
         moved = []
-        for one, vectors in zip(made, pushed, strict=True):
+        for one, vectors in zip(layout, pushed, strict=True):
             flat = tf.constant(packing.to_flat(one, values, generation=1, step=0))
             slots = {name: tf.zeros([one.trainable_size]) for name in config.slots()}
             update = make_update(one, config, lambda _: of_all)
@@ -231,7 +233,7 @@ def test_an_update_gives_the_same_bits_wherever_the_parts_live(clip_norm):
     assert updated(1) == updated(2) == updated(3)
 
 
-def test_padding_carries_nothing_of_its_neighbours():
+def test_padding_is_zero():
     with tf.Graph().as_default():
         values = {path: tf.ones_like(value) for path, value in VALUES.items()}
         packed = run(packing.pack(shard(), values, values, tf.ones([3]), tf.zeros([LANES])))

@@ -1,4 +1,4 @@
-"""A worker that is ended at any moment, and another that takes its place: nothing is lost, nothing counts twice."""
+"""A worker dies at any moment, and another takes its place: nothing is lost, and nothing counts twice."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from trainer.faults.exit_codes import IncompleteError
 
 pytestmark = pytest.mark.cluster
 
-ENDED_AT = 3  # step
-AT_STEPS = {  # what of a step a worker still does, by the moment at which it is ended
+DIES_AT = 3  # step
+AT_STEPS = {  # what a worker still does of its last step, by the moment of its death
     "before its tokens": lambda engine: [],
     "with its tokens": lambda engine: engine._step[2],
     "after its push to the first shard": lambda engine: engine._step[4][0][0],
@@ -27,20 +27,20 @@ AT_STEPS = {  # what of a step a worker still does, by the moment at which it is
 }
 
 
-def ended(cluster: Cluster, worker: int, last: Callable[[ShardedEngine], Any], results: dict[str, Any]) -> Any:
-    """A worker that takes some steps and a part of one; then another process, as it were, in its place."""
+def dying(cluster: Cluster, worker: int, last: Callable[[ShardedEngine], Any], results: dict[str, Any]) -> Any:
+    """A worker that dies after some steps and a part of one, and then the engine of its successor."""
 
     def run(engine: ShardedEngine) -> Any:
         engine.start()
         assert not engine._rejoin.is_due
-        for _ in range(ENDED_AT):
+        for _ in range(DIES_AT):
             engine.step()
         engine.session.run(last(engine), {engine._stop: 0.0})
         successor = cluster.successor(worker)
         results["generation"] = successor.held()
-        ended = to_the_end(successor)
+        outcome = to_the_end(successor)
         results["missed"] = successor.missed
-        return ended
+        return outcome
 
     return run
 
@@ -52,36 +52,36 @@ def unbroken() -> tuple[list[float], Snapshot]:
 
 @pytest.mark.parametrize("moment", AT_STEPS)
 @pytest.mark.parametrize("worker", [0, 1], ids=["the chief", "another worker"])
-def test_a_successor_leaves_the_same_bits_whenever_a_worker_was_ended(moment: str, worker: int):
+def test_a_successor_leaves_the_same_bits_whenever_a_worker_dies(moment: str, worker: int):
     expected_losses, expected = unbroken()
-    cluster, told = Cluster(with_everything, ps=2, workers=2), {}
-    players: list[Any] = [to_the_end, to_the_end]
-    players[worker] = ended(cluster, worker, AT_STEPS[moment], told)
-    results = cluster.train(players)
-    assert told["generation"] == 1
+    cluster, successor = Cluster(with_everything, ps=2, workers=2), {}
+    functions: list[Any] = [to_the_end, to_the_end]
+    functions[worker] = dying(cluster, worker, AT_STEPS[moment], successor)
+    results = cluster.train(functions)
+    assert successor["generation"] == 1
     assert {digest(last) for _, last in results} == {digest(expected)}
     assert results[1 - worker][0] == expected_losses
-    # What the chief of before may not have written down: the update that it started from, and the one before.
-    at = told["missed"][-1].step
-    assert at in (ENDED_AT, ENDED_AT + 1)
-    assert [pulled.step for pulled in told["missed"]] == [at - 1, at]
-    assert [pulled.loss for pulled in told["missed"]] == [expected_losses[at - 2], expected_losses[at - 1]]
+    # The previous chief may not have recorded the update that it started from, and the one before.
+    at = successor["missed"][-1].step
+    assert at in (DIES_AT, DIES_AT + 1)
+    assert [result.step for result in successor["missed"]] == [at - 1, at]
+    assert [result.loss for result in successor["missed"]] == [expected_losses[at - 2], expected_losses[at - 1]]
 
 
 @pytest.mark.parametrize("wire", ["float32", "memory"])
 @pytest.mark.parametrize("strategy", ["async", "backup"])
 @pytest.mark.parametrize(
-    "moment", ["before its tokens", "with its tokens", "with pushes that were not told of", "after its pushes"]
+    "moment", ["before its tokens", "with its tokens", "with unannounced pushes", "after its pushes"]
 )
-def test_where_nobody_waits_a_successor_gets_one_token_and_the_others_go_on(strategy: str, moment: str, wire: str):
+def test_under_async_and_backup_a_successor_gets_one_token(strategy: str, moment: str, wire: str):
     cluster = Cluster(plain, ps=2, workers=3, strategy=strategy, quorum=2, wire=wire)
     parts = {
         "before its tokens": AT_STEPS["before its tokens"],
         "with its tokens": lambda engine: engine._step[2],
-        "with pushes that were not told of": lambda engine: [told.control_inputs for told in engine._step[4][0]],
+        "with unannounced pushes": lambda engine: [announcement.control_inputs for announcement in engine._step[4][0]],
         "after its pushes": lambda engine: engine._step[4][0],
     }
-    results = cluster.train([to_the_end, ended(cluster, 1, parts[moment], {}), to_the_end])
+    results = cluster.train([to_the_end, dying(cluster, 1, parts[moment], {}), to_the_end])
     assert all(last.step >= STEPS for _, last in results)
     assert all(np.isfinite(value).all() for value in results[0][1].parameters.values())
 

@@ -1,4 +1,4 @@
-"""Vectors in memory that tasks share: where they lie, that no bit depends on it, and what a joining worker reads."""
+"""Vectors in shared memory: their places, that no bit depends on them, and what a rejoining worker reads."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_places_begin_at_pages_and_do_not_overlap():
     assert len(list(places(SHARDS, SYNC, workers=2))) == 6
 
 
-def test_the_file_is_gone_with_who_made_it():
+def test_the_file_disappears_with_its_maker():
     with make_file(SHARDS, STRATEGIES["async"], 2) as path:
         assert os.stat(path).st_size == nbytes(SHARDS, STRATEGIES["async"], 2)
     assert not os.path.exists(path)
@@ -53,18 +53,18 @@ def run(*fetches: tf.Tensor, graph: tf.Graph) -> list[np.ndarray]:
         return [session.run(fetch) for fetch in fetches]
 
 
-def test_pieces_are_read_as_one_vector_where_they_were_put(memory):
+def test_pieces_are_read_back_as_one_vector(memory):
     vectors = {(s, w): np.full(SHARDS[s].size, 10 * s + w, np.float32) for s in (0, 1) for w in (0, 1)}
     with tf.Graph().as_default() as graph:
         put = [memory.put([v[:3], v[3:]], SHARDS[s], memory.place_of(w)) for (s, w), v in vectors.items()]
-        got = [memory.read_gradients(tf.constant([1, 2, 0]), SHARDS[s], w) for s, w in vectors]
-    wrote = run(*put, *got, graph=graph)
-    for found, expected in zip(wrote, [*vectors.values()] * 2, strict=True):
+        read = [memory.read_gradients(tf.constant([1, 2, 0]), SHARDS[s], w) for s, w in vectors]
+    vectors_read = run(*put, *read, graph=graph)
+    for found, expected in zip(vectors_read, [*vectors.values()] * 2, strict=True):
         np.testing.assert_array_equal(found, expected)
 
 
-def test_no_operation_writes_over_what_a_vector_is_computed_on(memory):
-    """The product would reuse the memory of the slice, and end this process, if nobody else were still to read that."""
+def test_no_operation_writes_over_the_inputs_of_a_vector(memory):
+    """Otherwise the product would reuse the read-only memory of the slice, and end this process."""
     shard = SHARDS[0]
     with tf.Graph().as_default() as graph:
         twos = tf.compat.v1.placeholder_with_default(np.full(shard.size, 2, np.float32), [shard.size])
@@ -74,17 +74,17 @@ def test_no_operation_writes_over_what_a_vector_is_computed_on(memory):
         rest = tf.zeros([shard.size - shard.trainable_size])
         put = memory.put([product, rest], shard, 1, computed_on=[vector])
         again = memory.get_vector(tf.constant([1, 2, 0]), shard)
-    _, computed, there = run(ones, put, again, graph=graph)
-    assert (there == 1).all()
+    _, computed, unchanged = run(ones, put, again, graph=graph)
+    assert (unchanged == 1).all()
     assert (computed[: shard.trainable_size] == 2).all()
 
 
-def test_a_vector_instead_is_read_once(memory):
+def test_a_fed_vector_is_read_once(memory):
     other = np.full(SHARDS[0].size, 5, np.float32)
     with tf.Graph().as_default() as graph:
-        got = memory.get_vector(tf.constant([1, 2, 0]), SHARDS[0])
+        read = memory.get_vector(tf.constant([1, 2, 0]), SHARDS[0])
     memory.feed([other], SHARDS[:1])
-    first, second = run(got, got, graph=graph)
+    first, second = run(read, read, graph=graph)
     np.testing.assert_array_equal(first, other)
     assert not second.any()
 
@@ -114,14 +114,14 @@ def test_no_bit_depends_on_whether_vectors_travel(ps, clip_norm):
     ],
     ids=["compiled replicas", "two replicas a worker", "parameters on another device", "buckets", "sgd"],
 )
-def test_nor_with_other_ways_to_compute(options):
+def test_nor_under_other_options(options):
     assert trained(1, "memory", **options) == trained(1, "float32", **options)
 
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("ps", [0, 1])
 @pytest.mark.parametrize("strategy", ["async", "backup"])
-def test_alone_a_worker_trains_the_same_where_nobody_would_wait(ps, strategy):
+def test_a_worker_alone_trains_the_same_under_async_and_backup(ps, strategy):
     def train(wire: str) -> tuple[list[float], str]:
         cluster = Cluster(with_everything, ps=ps, workers=1, strategy=strategy, quorum=1, wire=wire)
         losses, last = cluster.train([to_the_end])[0]
@@ -132,7 +132,7 @@ def test_alone_a_worker_trains_the_same_where_nobody_would_wait(ps, strategy):
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("strategy", ["async", "backup"])
-def test_what_a_worker_was_told_of_stays_while_others_go_on(strategy):
+def test_the_vector_of_a_worker_stays_while_others_continue(strategy):
     cluster = Cluster(plain, ps=1, workers=3, strategy=strategy, quorum=2, wire="memory")
     has_token = threading.Event()
 
@@ -161,15 +161,15 @@ def test_what_a_worker_was_told_of_stays_while_others_go_on(strategy):
 @pytest.mark.cluster
 @pytest.mark.parametrize("wire", ["float32", "memory"])
 @pytest.mark.parametrize("strategy", ["async", "backup"])
-def test_after_a_snapshot_a_worker_computes_on_what_others_made_meanwhile(strategy, wire):
+def test_after_a_snapshot_a_worker_computes_on_the_newest_vector(strategy, wire):
     cluster = Cluster(plain, ps=2, workers=2, strategy=strategy, quorum=1, wire=wire)
-    saved, gone_on = threading.Event(), threading.Event()
+    saved, others_stepped = threading.Event(), threading.Event()
 
     def chief(engine: ShardedEngine) -> tuple[int, int]:
         engine.start()
         before = engine.snapshot().step
         saved.set()
-        assert gone_on.wait(30)
+        assert others_stepped.wait(30)
         computed_on = engine.step().step
         engine.leave()
         return before, computed_on
@@ -180,7 +180,7 @@ def test_after_a_snapshot_a_worker_computes_on_what_others_made_meanwhile(strate
         for _ in range(3):
             engine.step()
         engine.peek()
-        gone_on.set()
+        others_stepped.set()
         engine.leave()
 
     (before, computed_on), _ = cluster.train([chief, other])

@@ -1,4 +1,4 @@
-"""One update of a shard: means, the chosen, stops, and updates that are left out."""
+"""One update of a shard: means, chosen pushes, requests to stop, and updates that are left out."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_loss_and_accuracy_become_the_means_of_this_update_alone():
     assert update.metrics(after) == {"loss": 2.5, "accuracy": 0.3125, "stop": 0.0, "overflow": 0.0, "bad": 0.0}
 
 
-def test_the_header_says_the_next_step():
+def test_the_header_has_the_next_step():
     update = Update(one_shard())
     after, _ = update(vector(update.shard, ONES), [vector(update.shard, ONES)])
     assert update.tags(after) == [2, 5]
@@ -131,7 +131,7 @@ def test_an_update_keeps_that_order():
     assert found == [1.0, 0.75]
 
 
-def test_the_pushed_headers_count_for_nothing():
+def test_the_pushed_headers_are_ignored():
     update = Update(one_shard())
     flat, pushed = vector(update.shard, ONES), vector(update.shard, ONES)
     other = pushed.copy()
@@ -165,8 +165,8 @@ def applied(
     size = shard.trainable_size
     gradient = tf.constant(np.mean([one[:size] for one in pushed], 0))
     gradient *= optimizers.clip_scale(config, optimizers.square_sums(gradient, [(0, size)]))
-    held = {name: tf.constant(slot) for name, slot in slots.items()}
-    after = optimizers.apply(config, tf.constant(flat[:size]), held, gradient, tf.constant(4, tf.int64))
+    before = {name: tf.constant(slot) for name, slot in slots.items()}
+    after = optimizers.apply(config, tf.constant(flat[:size]), before, gradient, tf.constant(4, tf.int64))
     return tf.nest.map_structure(lambda tensor: tensor.numpy(), after)
 
 
@@ -188,12 +188,12 @@ def test_a_clipped_update_moves_by_the_norm():
     np.testing.assert_allclose(update.named(after)["dense/kernel"], [[-0.6, 0, 0], [0, -0.8, 0]], rtol=1e-6)
 
 
-# The chosen
+# Chosen pushes
 
 
 @pytest.mark.parametrize("garbage", [np.nan, np.inf, 1e30])
 @pytest.mark.parametrize("clip_norm", [None, 100.0], ids=["unclipped", "clipped"])
-def test_what_is_not_chosen_does_not_matter(clip_norm, garbage):
+def test_pushes_that_are_not_chosen_do_not_matter(clip_norm, garbage):
     update = Update(one_shard(), OptimizerConfig(name=OptimizerName.sgd, learning_rate=0.5, clip_norm=clip_norm))
     flat = vector(update.shard, ONES)
     left_out = np.full(update.shard.size, garbage, np.float32)
@@ -218,24 +218,24 @@ def test_all_chosen_is_the_mean_of_all():
     np.testing.assert_allclose(update(flat, pushed, chosen=[True] * 3)[0], update(flat, pushed)[0], rtol=1e-6)
 
 
-def test_a_stop_of_one_that_is_not_chosen_is_not_heard():
+def test_a_request_to_stop_that_is_not_chosen_is_ignored():
     update = Update(one_shard())
     pushed = [vector(update.shard, ONES), vector(update.shard, ONES, stop=1.0)]
     after, _ = update(vector(update.shard, ONES), pushed, chosen=[True, False])
     assert update.metrics(after)["stop"] == 0.0
 
 
-# Stops
+# Requests to stop
 
 
-def test_a_replica_that_asks_to_stop_is_heard():
+def test_a_request_to_stop_is_in_the_metrics():
     update = Update(one_shard())
     pushed = [vector(update.shard, ONES, stop=stop) for stop in (0.0, 1.0, 0.0)]
     after, _ = update(vector(update.shard, ONES), pushed)
     assert update.metrics(after)["stop"] == pytest.approx(1 / 3)
 
 
-def test_a_stop_stays_when_nobody_asks_any_more():
+def test_a_request_to_stop_stays():
     update = Update(one_shard())
     asked, _ = update(vector(update.shard, ONES), [vector(update.shard, ONES, stop=1.0)])
     after, _ = update(asked, [vector(update.shard, ONES, loss=0.25)], step=5)
@@ -252,8 +252,8 @@ SLOTS = {
 WITH_EMA = OptimizerConfig(name=OptimizerName.adam, learning_rate=0.01, ema=0.99)
 
 
-def gone_bad(number: float, *, clip_norm: float | None = None) -> tuple[Update, np.ndarray, dict[str, np.ndarray]]:
-    """(the update, what it gave) where one of two replicas pushed a number in place of all of its own."""
+def bad_update(number: float, *, clip_norm: float | None = None) -> tuple[Update, np.ndarray, dict[str, np.ndarray]]:
+    """(the update, its results) where one of two replicas pushed a number instead of all its values."""
     update = Update(one_shard(), dataclasses.replace(WITH_EMA, clip_norm=clip_norm))
     bad = vector(update.shard, np.full((2, 3), number), mean=number, loss=number, bad=1.0)
     return update, *update(vector(update.shard, ONES, mean=7.0), [vector(update.shard, ONES), bad], slots=SLOTS)
@@ -261,58 +261,58 @@ def gone_bad(number: float, *, clip_norm: float | None = None) -> tuple[Update, 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("clip_norm", [None, 1.0], ids=["unclipped", "clipped"])
-def test_a_bad_replica_leaves_all_as_it_was(clip_norm, number):
-    update, after, moved = gone_bad(number, clip_norm=clip_norm)
+def test_a_bad_replica_leaves_everything_unchanged(clip_norm, number):
+    update, after, moved = bad_update(number, clip_norm=clip_norm)
     named = update.named(after)
     assert (named["dense/kernel"].tolist(), named["norm/moving_mean"].tolist()) == (ONES.tolist(), [7.0, 7.0, 7.0])
     assert {name: slot.tolist() for name, slot in moved.items()} == {n: slot.tolist() for n, slot in SLOTS.items()}
 
 
 def test_a_bad_update_counts_the_step():
-    update, after, _ = gone_bad(np.nan)
+    update, after, _ = bad_update(np.nan)
     assert update.tags(after) == [2, 5]
 
 
-def test_a_bad_update_tells_its_step():
-    update, after, _ = gone_bad(np.nan)
+def test_a_bad_update_records_its_step():
+    update, after, _ = bad_update(np.nan)
     assert update.metrics(after)["bad"] == 5.0
 
 
-def test_the_newest_bad_step_stays_told_for_those_who_did_not_see_it():
-    update, after, _ = gone_bad(np.inf)
+def test_the_newest_bad_step_stays_in_the_metrics():
+    update, after, _ = bad_update(np.inf)
     good, bad = vector(update.shard, ONES, loss=0.25), vector(update.shard, ONES, bad=1.0)
-    told = []
+    bad_steps = []
     for step, pushed in enumerate([good, bad, bad, good], start=5):
         after, _ = update(after, [pushed], slots=SLOTS, step=step)
-        told.append(update.metrics(after)["bad"])
-    assert told == [5.0, 7.0, 8.0, 8.0]
+        bad_steps.append(update.metrics(after)["bad"])
+    assert bad_steps == [5.0, 7.0, 8.0, 8.0]
 
 
-@pytest.mark.parametrize(("loss", "told"), [(np.nan, 0.25), (np.inf, 0.25), (2.0, 2.0)])
-def test_a_bad_update_tells_its_loss_if_that_is_a_number_and_else_the_last_that_was(loss, told):
+@pytest.mark.parametrize(("loss", "reported"), [(np.nan, 0.25), (np.inf, 0.25), (2.0, 2.0)])
+def test_a_bad_update_reports_its_loss_if_finite_and_otherwise_the_last_finite_one(loss, reported):
     update = Update(one_shard())
     after, _ = update(vector(update.shard, ONES, loss=0.25), [vector(update.shard, ONES, loss=loss, bad=1.0)])
-    assert update.metrics(after)["loss"] == told
+    assert update.metrics(after)["loss"] == reported
 
 
 def test_a_bad_update_does_not_spoil_the_next():
-    update, after, moved = gone_bad(np.nan)
+    update, after, moved = bad_update(np.nan)
     good = [vector(update.shard, ONES)]
     after, moved = update(after, good, slots=moved, step=5)
     expected, slots = update(vector(update.shard, ONES, mean=7.0), good, slots=SLOTS, step=5)
-    kept = slice(update.shard.metrics_offset)
-    assert after[kept].tobytes() == expected[kept].tobytes()
+    without_metrics = slice(update.shard.metrics_offset)
+    assert after[without_metrics].tobytes() == expected[without_metrics].tobytes()
     assert {name: slot.tobytes() for name, slot in moved.items()} == {n: slot.tobytes() for n, slot in slots.items()}
 
 
-def test_a_bad_one_that_is_not_chosen_does_not_matter():
+def test_a_bad_push_that_is_not_chosen_does_not_matter():
     update = Update(one_shard())
     pushed = [vector(update.shard, ONES), vector(update.shard, np.full((2, 3), np.nan), bad=1.0)]
     after, _ = update(vector(update.shard, ONES), pushed, chosen=[True, False])
     assert (update.named(after)["dense/kernel"][0].tolist(), update.metrics(after)["bad"]) == ([0.5, 0.5, 0.5], 0.0)
 
 
-def test_a_stop_is_heard_in_a_bad_update():
+def test_a_bad_update_keeps_a_request_to_stop():
     update = Update(one_shard())
     after, _ = update(vector(update.shard, ONES), [vector(update.shard, ONES, bad=1.0, stop=1.0)])
     assert update.metrics(after)["stop"] == 1.0
@@ -345,7 +345,7 @@ def test_an_update_is_left_out_in_a_v1_graph_too():
 
 
 def overflowed(*, clip_norm: float | None = None) -> tuple[Update, np.ndarray, dict[str, np.ndarray]]:
-    """(the update, what it gave) where one of two replicas had an overflow."""
+    """(the update, its results) where one of two replicas had an overflow."""
     config = OptimizerConfig(name=OptimizerName.adam, learning_rate=0.01, ema=0.99, clip_norm=clip_norm)
     update = Update(one_shard(scaled=True), config, scaled=True)
     bad = vector(update.shard, np.full((2, 3), np.inf), mean=np.nan, loss=0.5, overflow=1.0)
@@ -374,23 +374,23 @@ def test_an_overflow_counts_the_step():
     assert update.tags(after) == [2, 5]
 
 
-def test_an_overflow_is_told():
+def test_an_overflow_is_reported():
     update, after, _ = overflowed()
     assert update.metrics(after)["overflow"] == 0.5
 
 
-def test_an_overflow_is_told_of_its_update_only():
+def test_an_overflow_is_in_the_metrics_of_its_update_only():
     update, after, _ = overflowed()
     after, _ = update(after, [vector(update.shard, ONES)], slots=SLOTS, step=5)
     assert update.metrics(after)["overflow"] == 0.0
 
 
-def test_an_overflow_halves_the_scale_whatever_the_replicas_say_of_it():
+def test_an_overflow_halves_the_scale_whatever_scale_the_replicas_pushed():
     update, after, _ = overflowed()
     assert update.named(after)[SCALE].tolist() == [4.0, 0.0]
 
 
-def test_an_update_without_overflow_counts_it_for_the_scale():
+def test_the_scale_counts_updates_without_overflow():
     update = Update(one_shard(scaled=True), scaled=True)
     after, _ = update(vector(update.shard, ONES), [vector(update.shard, ONES, scale=(64.0, 9.0))])
     assert update.named(after)[SCALE].tolist() == [8.0, 4.0]
@@ -403,14 +403,14 @@ def test_an_update_without_overflow_is_made():
     assert (named["dense/kernel"][0].tolist(), named["norm/moving_mean"].tolist()) == ([0.5, 0.5, 0.5], [3.0, 3.0, 3.0])
 
 
-def test_an_overflow_of_one_that_is_not_chosen_does_not_matter():
+def test_an_overflow_that_is_not_chosen_does_not_matter():
     update = Update(one_shard(scaled=True), scaled=True)
     pushed = [vector(update.shard, ONES), vector(update.shard, np.full((2, 3), np.nan), overflow=1.0)]
     after, _ = update(vector(update.shard, ONES), pushed, chosen=[True, False])
     assert update.named(after)["dense/kernel"][0].tolist() == [0.5, 0.5, 0.5]
 
 
-def test_a_stop_is_heard_in_an_update_that_is_left_out():
+def test_an_update_that_is_left_out_keeps_a_request_to_stop():
     update = Update(one_shard(scaled=True), scaled=True)
     bad = vector(update.shard, np.full((2, 3), np.nan), overflow=1.0, stop=1.0)
     after, _ = update(vector(update.shard, ONES), [bad])
@@ -432,7 +432,7 @@ def two_shards() -> tuple[Shard, ...]:
 
 
 @pytest.mark.parametrize("overflow", [0.0, 1.0])
-def test_a_scale_on_a_shard_of_its_own_moves_as_one_beside_parameters(overflow):
+def test_a_scale_without_parameters_on_its_shard_moves_in_the_same_way(overflow):
     apart, together = (Update(shard, scaled=True) for shard in (two_shards()[1], one_shard(scaled=True)))
     expected = {0.0: [8.0, 4.0], 1.0: [4.0, 0.0]}[overflow]
     for update in (apart, together):
@@ -441,7 +441,7 @@ def test_a_scale_on_a_shard_of_its_own_moves_as_one_beside_parameters(overflow):
 
 
 @pytest.mark.parametrize("overflow", [0.0, 1.0])
-def test_a_shard_without_the_scale_ends_as_one_beside_it(overflow):
+def test_a_shard_without_the_scale_has_the_bits_of_one_with_it(overflow):
     apart, together = (Update(shard, WITH_EMA, scaled=True) for shard in (two_shards()[0], one_shard(scaled=True)))
     named = []
     for update in (apart, together):
@@ -456,8 +456,8 @@ def test_a_run_is_scaled_when_any_of_its_shards_holds_a_scale():
     assert [is_scaled(shards) for shards in (two_shards(), [one_shard()])] == [True, False]
 
 
-def test_squares_stand_in_path_order_and_parts_as_they_follow_each_other():
+def test_squares_are_in_path_order_part_by_part():
     parameters = [Parameter("b", (64,), True), Parameter("a", (16,), True)]
     shards = place(parameters, ["ps:0", "ps:1"], pins={}, max_part_mib=32 * 4 / 2**20)
-    held = [(piece.path, piece.begin) for shard in shards for piece in shard.trainable]
-    assert [held[i] for i in squares_order(shards)] == [("a", 0), ("b", 0), ("b", 32)]
+    parts = [(piece.path, piece.begin) for shard in shards for piece in shard.trainable]
+    assert [parts[i] for i in squares_order(shards)] == [("a", 0), ("b", 0), ("b", 32)]

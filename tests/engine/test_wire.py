@@ -57,18 +57,18 @@ def test_parameters_are_rounded_to_the_nearest_bfloat16_and_ties_to_even(jit):
     def travel(vector):
         return BFLOAT16.unpack(BFLOAT16.pack_flat(vector, shard), shard).trainable
 
-    found = travel(tf.constant(flat)).numpy().view(np.uint32)
+    rounded = travel(tf.constant(flat)).numpy().view(np.uint32)
     # exact; a tie goes down to even, up to even; above and below half; the sign of zero
-    assert [hex(bits) for bits in found[:6]] == [
+    assert [hex(bits) for bits in rounded[:6]] == [
         *("0x3f800000", "0x3f800000", "0x3f820000", "0x3f810000", "0x3f800000", "0x80000000")
     ]
     bits = flat[: shard.trainable_size].view(np.uint32).astype(np.uint64)
     expected = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16).astype(np.uint32)
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(rounded, expected)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_stays_so(value):
+def test_values_that_are_not_finite_stay_so(value):
     shard = one_shard()
     flat = a_vector(shard)
     flat[0] = value
@@ -109,8 +109,8 @@ def test_a_fetched_message_reads_as_its_trainable_region():
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("clip_norm", [None, 0.5])
-def test_over_a_bfloat16_wire_too_the_bits_do_not_depend_on_where_shards_lie(clip_norm):
-    found = {
+def test_bfloat16_bits_do_not_depend_on_where_the_shards_are(clip_norm):
+    digests = {
         where: digest(
             Cluster(with_everything, ps=where, workers=3, clip_norm=clip_norm, wire="bfloat16").train([to_the_end] * 3)[
                 0
@@ -118,7 +118,7 @@ def test_over_a_bfloat16_wire_too_the_bits_do_not_depend_on_where_shards_lie(cli
         )
         for where in (0, 1, 3)
     }
-    assert len(set(found.values())) == 1, found
+    assert len(set(digests.values())) == 1, digests
 
 
 @pytest.mark.cluster
@@ -129,7 +129,7 @@ def test_a_bfloat16_wire_trains_nearly_as_float32_does():
     assert digest(exact[1]) != digest(rounded[1])
     np.testing.assert_allclose(rounded[0], exact[0], rtol=0.02)
     for path, value in exact[1].parameters.items():
-        # Masters are float32: what is rounded is what travels, so most values are none of bfloat16.
+        # Hosts hold float32 and only messages are rounded, so most values are not bfloat16.
         np.testing.assert_allclose(rounded[1].parameters[path], value, atol=0.02)
     kernel = rounded[1].parameters["dense/kernel"].view(np.uint32)
     assert np.mean(kernel & 0xFFFF != 0) > 0.9
@@ -137,7 +137,7 @@ def test_a_bfloat16_wire_trains_nearly_as_float32_does():
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("strategy", ["async", "backup"])
-def test_gradients_that_are_taken_as_they_come_travel_as_bfloat16_too(strategy):
+def test_async_and_backup_train_over_a_bfloat16_wire(strategy):
     def some_steps(engine):
         engine.start()
         step = 0

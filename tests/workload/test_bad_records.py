@@ -1,4 +1,4 @@
-"""A record that turns out to be bad while a cluster trains: the run ends before its batch is applied, and names it."""
+"""A bad record that is read while a cluster trains: the run ends before its batch is applied, and names it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def write(path: Path, records: list[bytes]) -> list[int]:
 
 
 def end(start: Callable[..., Run], folder: Path, cluster: str, bad: bytes) -> tuple[str, str]:
-    """(what a run says that meets a bad record at step 6, where the record is); nothing of it was applied."""
+    """(output of a run that reads a bad record at step 6, where the record is); its batch is not applied."""
     options = {"batch_size": BATCH, "replica": 0, "replicas": 1, "count": COUNT}
     at = int(batch_indices(1, BAD_STEP, **options)[-1])  # in the half of the last replica
     random = np.random.default_rng(5)
@@ -67,12 +67,12 @@ def end(start: Callable[..., Run], folder: Path, cluster: str, bad: bytes) -> tu
 )
 @pytest.mark.parametrize("cluster", CLUSTERS)
 def test_a_run_ends_before_the_batch_of_a_bad_record_is_applied(start, tmp_path: Path, cluster, bad, what):
-    said, where = end(start, tmp_path, cluster, bad)
-    assert where in said
-    assert what in said
+    output, where = end(start, tmp_path, cluster, bad)
+    assert where in output
+    assert what in output
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
 def test_a_run_ends_before_the_batch_of_a_record_with_nan_is_applied(start, tmp_path: Path, cluster):
-    said, _ = end(start, tmp_path, cluster, example(image=[1.0, float("nan"), 1.0, 1.0], label=[1]))
-    assert "the loss or a gradient of step 7 is NaN or infinite, so its update was skipped" in said
+    output, _ = end(start, tmp_path, cluster, example(image=[1.0, float("nan"), 1.0, 1.0], label=[1]))
+    assert "the loss or a gradient of step 7 is NaN or infinite, so its update was skipped" in output

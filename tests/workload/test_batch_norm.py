@@ -1,4 +1,4 @@
-"""BatchNorm on the fused kernel is Keras's, to rounding; and where it would not be, it is Keras's."""
+"""BatchNorm on the fused kernel equals Keras's up to rounding; where it would not, Keras computes it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def check_equal(found: Any, expected: Any) -> None:
 
 @pytest.fixture
 def by_keras(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """by_keras(model) -> what `traced` gives, BatchNorm composed by Keras."""
+    """by_keras(model) -> the result of `traced` with Keras's own BatchNorm."""
 
     def trace(model: keras.Model, examples: int = 6, **of_features: float) -> Any:
         with monkeypatch.context() as patch:
@@ -74,7 +74,7 @@ def by_keras(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("shape", [(CHANNELS,), (7, CHANNELS), (4, 3, CHANNELS), (2, 3, 2, CHANNELS)], ids=str)
-def test_it_is_the_batch_norm_of_keras_forwards_back_and_in_its_statistics(shape, by_keras):
+def test_it_equals_keras_forward_backward_and_in_its_statistics(shape, by_keras):
     model = normalized(shape)
     found, types = traced(model)
     assert {KERNEL, ITS_GRADIENT} <= types
@@ -101,7 +101,7 @@ def test_options_mean_what_they_mean_to_keras(options, by_keras):
 
 
 @pytest.mark.parametrize("options", [{"axis": 1}, {"axis": 2}, {"frozen": True}, {"synchronized": True}], ids=str)
-def test_what_the_kernel_does_otherwise_is_left_to_keras(options, by_keras):
+def test_options_that_the_kernel_lacks_are_left_to_keras(options, by_keras):
     model = normalized((4, 3, CHANNELS), **options)
     found, types = traced(model)
     assert KERNEL not in types
@@ -119,7 +119,7 @@ def test_a_mask_is_left_to_keras(by_keras):
 
 @pytest.mark.parametrize("jit", [False, True])
 def test_a_mean_far_above_the_deviation_costs_no_digits(jit):
-    """Years, or prices: of E[x^2] - E[x]^2 nothing would be left."""
+    """For example years or prices: E[x^2] - E[x]^2 would lose all their digits."""
     inputs = keras.Input((CHANNELS,))
     hidden = keras.layers.BatchNormalization(momentum=0.0, name="norm")(inputs)
     model = keras.Model(inputs, keras.layers.Dense(CLASSES, name="logits")(hidden))
@@ -151,7 +151,7 @@ class Doubled(keras.layers.BatchNormalization):
         return 2 * super().call(inputs, training=training, mask=mask)
 
 
-def test_a_layer_of_the_users_own_is_left_to_keras():
+def test_a_subclassed_layer_is_left_to_keras():
     inputs = keras.Input((4, 3, CHANNELS))
     hidden = keras.layers.Flatten()(Doubled(name="norm")(inputs))
     _, types = traced(keras.Model(inputs, keras.layers.Dense(CLASSES, name="logits")(hidden)))

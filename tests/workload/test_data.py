@@ -1,4 +1,4 @@
-"""Each data set gives the examples it promises."""
+"""Each data set has the examples that it should have."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LABELS = np.array([0, 1, 2, 2, 1, 0])
 
 
 def fetch(examples, *indices):
-    """Features and labels of these examples, as a v1 session gives them."""
+    """Features and labels of these examples, as a v1 session returns them."""
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         arrays = tuple(tf.compat.v1.placeholder(array.dtype, array.shape) for array in examples.arrays)
         wanted = examples.fetch(tf.constant(indices, tf.int64), arrays)
@@ -96,7 +96,7 @@ def test_float_labels_are_targets_of_the_output_shape():
     assert (data.classes, fetch(data.train, 5)[1].tolist()) == (1, [[1.0]])
 
 
-def test_one_output_tells_two_classes_apart():
+def test_one_output_separates_two_classes():
     data = from_arrays((IMAGES, LABELS % 2), (IMAGES, LABELS % 2), source="images", classes=1)
     assert data.classes == 1
 
@@ -154,7 +154,7 @@ def test_every_option_of_a_data_set_is_a_keyword():
         assert code.co_argcount == 0
 
 
-def test_records_are_read_at_any_place_over_several_files(tmp_path):
+def test_records_are_read_at_any_index_over_several_files(tmp_path):
     write_records(tmp_path / "a.tfrecord", map(floats, IMAGES[:4]), LABELS[:4])
     write_records(tmp_path / "b.tfrecord", map(floats, IMAGES[4:]), LABELS[4:])
     data = open_records(tmp_path)
@@ -210,7 +210,7 @@ def test_a_function_of_the_user_gets_the_seed_if_it_has_an_argument_for_it():
     assert open_data("mine", {}, seed=4, user_function=mine).classes == 7
 
 
-def test_a_function_of_the_user_may_return_a_data_set_of_its_own():
+def test_a_function_of_the_user_may_return_a_data_set():
     examples = Examples(1, (), lambda indices, arrays: (indices, indices))
     mine = DataSet(examples, examples, (1,), 2)
     assert open_data("mine", {}, seed=0, user_function=lambda: mine) is mine

@@ -62,14 +62,14 @@ def whole(tmp_path):
 # Any data set
 
 
-def test_an_unknown_data_set_is_refused_with_the_names_there_are():
+def test_an_unknown_data_set_is_refused_with_the_available_names():
     with pytest.raises(
         ValueError, match="data.name=mnst is not a data set; type data=NAME with one of mnist_10k, mnist,"
     ):
         open_data("mnst", {}, seed=0)
 
 
-def test_an_unknown_option_is_refused_with_those_there_are():
+def test_an_unknown_option_is_refused_with_the_available_ones():
     with pytest.raises(
         ValueError, match="of npz: got an unexpected keyword argument 'file'; allowed: path, scale, classes"
     ):
@@ -112,7 +112,7 @@ def test_arrays_that_cannot_be_trained_on_are_refused(train, message):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e39], ids=str)
-def test_a_feature_that_is_not_finite_is_found(value):
+def test_a_feature_that_is_not_finite_is_refused(value):
     features = X.astype(np.float64)
     features[3, 1, 0, 0] = value
     with pytest.raises(
@@ -121,7 +121,7 @@ def test_a_feature_that_is_not_finite_is_found(value):
         from_arrays((X, Y), (features, Y), source="mine")
 
 
-def test_a_target_that_is_not_finite_is_found():
+def test_a_target_that_is_not_finite_is_refused():
     with pytest.raises(DataError, match="mine, train labels: example 1 holds a value that is not finite"):
         from_arrays((X, [0, np.nan, 0, 0]), (X, [0.0] * 4), source="mine")
 
@@ -166,7 +166,7 @@ def test_a_folder_is_not_an_npz_file(tmp_path):
         ),
     ],
 )
-def test_a_file_that_is_no_npz_is_refused(tmp_path, content, message):
+def test_a_file_that_is_not_an_npz_is_refused(tmp_path, content, message):
     (tmp_path / "a.npz").write_bytes(content)
     with pytest.raises(DataError, match=message):
         open_data("npz", {"path": str(tmp_path / "a.npz")}, seed=0)
@@ -185,7 +185,7 @@ def test_a_damaged_npz_file_is_refused(tmp_path, damage):
         open_data("npz", {"path": str(tmp_path / "a.npz")}, seed=0)
 
 
-def test_an_npz_file_without_an_array_names_it_and_what_there_is(tmp_path):
+def test_an_npz_file_without_an_array_names_it_and_the_others(tmp_path):
     np.savez(tmp_path / "a.npz", x_train=X, labels=Y)
     with pytest.raises(
         DataError, match=r"has no array y_train, it holds \['labels', 'x_train'\]; write it with np.savez"
@@ -263,7 +263,7 @@ def test_an_empty_tfrecord_file_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"hello", b"x_train,y_train\n" * 20], ids=["short", "long"])
-def test_a_file_that_is_no_tfrecord_is_refused(tmp_path, content):
+def test_a_file_that_is_not_a_tfrecord_is_refused(tmp_path, content):
     (tmp_path / "a.tfrecord").write_bytes(content)
     with pytest.raises(DataError, match="a.tfrecord: is not a TFRecord file"):
         open_records(tmp_path / "a.tfrecord")
@@ -365,7 +365,7 @@ def test_a_record_with_a_wrong_feature_is_named(tmp_path, changed, options, mess
         open_records(path, **options)
 
 
-def test_a_record_that_is_no_example_is_named(tmp_path):
+def test_a_record_that_is_not_an_example_is_named(tmp_path):
     path = write(tmp_path / "a.tfrecord", example(), b"\xff\xffhello")
     with pytest.raises(DataError, match="a.tfrecord, record 1: is not a tf.train.Example; write the file with"):
         open_records(path)
@@ -391,7 +391,7 @@ def test_options_of_records_are_checked(whole, options, message):
 
 
 def read_batch(data):
-    """What a session raises for the first batch, as find_data_error tells it."""
+    """What a session raises for the first batch, as find_data_error reads it."""
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         batches = training_batches(data.train, seed=0, start=0, stop=1, batch_size=2, replica=0, replicas=1)
         session.run(batches.initializer, batches.feed_dict)
@@ -410,7 +410,7 @@ def read_batch(data):
         pytest.param(b"\xff\xffhello", "Could not parse example input", id="garbage"),
     ],
 )
-def test_a_bad_record_met_on_the_way_is_a_data_error(tmp_path, record, message):
+def test_a_bad_record_met_in_training_is_a_data_error(tmp_path, record, message):
     data = open_records(write(tmp_path / "a.tfrecord", example(), record), verify=False)
     with pytest.raises(DataError, match=f"{message}(.|\n)*; type data.options.verify=true to find all"):
         raise read_batch(data)
@@ -428,7 +428,7 @@ def test_other_errors_of_a_session_are_not_data_errors():
     assert find_data_error(tf.errors.UnavailableError(None, None, "Connection reset by peer")) is None
 
 
-# What the command makes of them: told by the process that opens the data, before any task starts
+# What the command does with them: the process that opens the data reports them before any task starts
 
 
 def nothing(path):
@@ -496,15 +496,15 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
-def test_bad_data_is_told_with_its_place_and_its_exit_code(whole, kind):
+def test_bad_data_is_reported_with_its_place_and_its_exit_code(whole, kind):
     damage, options, code, says = DAMAGES[kind]
     path = damage(whole)
     given = {"train": str(path), "evaluate": str(path), "shape": [2, 2, 1], "classes": 3} | options
     before = sorted(whole.parent.rglob("*"))
-    told = describe.answer(Question.about(ModelConfig("mlp"), DataConfig("tfrecord", given), user=None, seed=0))
-    assert told["exit_code"] == code
-    assert told["failure"].startswith(str(path))
-    assert re.search(says, told["failure"])
+    answer = describe.answer(Question.about(ModelConfig("mlp"), DataConfig("tfrecord", given), user=None, seed=0))
+    assert answer["exit_code"] == code
+    assert answer["failure"].startswith(str(path))
+    assert re.search(says, answer["failure"])
     assert sorted(whole.parent.rglob("*")) == before
 
 
@@ -531,7 +531,7 @@ def test_the_command_ends_with_that_code_before_any_task_starts(whole, python, n
 
 
 def test_one_file_is_enough_for_many_workers(tmp_path):
-    """Records are read at any place, so that workers need no files of their own."""
+    """Records are read at any index, so workers need no separate files."""
     data = open_records(write(tmp_path / "a.tfrecord", *[example(image=floats(n, 0, 0, 0)) for n in range(12)]))
 
     def first_batch(replica, replicas):

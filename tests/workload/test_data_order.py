@@ -1,4 +1,4 @@
-"""The order of examples, and the batches that a v1 session gets of them."""
+"""The order of examples, and the batches that a v1 session gets from it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def numbered(count):
 
 
 def drain(batches, feed_dict=None):
-    """All batches that are left, as (step, labels)."""
+    """All remaining batches, as (step, labels)."""
     found = []
     with tf.compat.v1.Session() as session:
         session.run(batches.initializer, feed_dict or batches.feed_dict)
@@ -51,12 +51,12 @@ def test_an_epoch_holds_each_example_once(count):
     assert sorted(indices(3, 0, batch_size=count, count=count)) == list(range(count))
 
 
-def test_the_order_is_the_same_for_ever():
+def test_the_order_never_changes():
     assert indices(0, 0, batch_size=10, count=10) == [3, 5, 0, 9, 7, 4, 2, 6, 8, 1]
     assert indices(0, 1, batch_size=10, count=10) == [4, 5, 0, 6, 1, 2, 8, 9, 3, 7]
 
 
-def test_epochs_and_seeds_have_orders_of_their_own():
+def test_epochs_and_seeds_have_different_orders():
     orders = {tuple(indices(seed, epoch, batch_size=100, count=100)) for seed in range(5) for epoch in range(5)}
     assert len(orders) == 25
 
@@ -64,7 +64,7 @@ def test_epochs_and_seeds_have_orders_of_their_own():
 def test_successive_epochs_are_not_alike():
     epochs = np.array([indices(0, epoch, batch_size=8000, count=8000) for epoch in range(30)])
     alike = [np.corrcoef(one, next_one)[0, 1] for one, next_one in itertools.pairwise(epochs)]
-    assert np.sqrt(np.mean(np.square(alike))) < 2 / np.sqrt(8000)  # 1 / sqrt(count) is what chance gives
+    assert np.sqrt(np.mean(np.square(alike))) < 2 / np.sqrt(8000)  # by chance it is 1 / sqrt(count)
 
 
 def test_a_batch_may_span_two_epochs():
@@ -74,7 +74,7 @@ def test_a_batch_may_span_two_epochs():
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4, 12])
-def test_replicas_see_together_what_one_process_sees(replicas):
+def test_replicas_together_see_what_one_process_sees(replicas):
     parts = [indices(1, 9, batch_size=12, count=100, replica=replica, replicas=replicas) for replica in range(replicas)]
     assert list(itertools.chain(*parts)) == indices(1, 9, batch_size=12, count=100)
 
@@ -90,7 +90,7 @@ def test_the_shape_of_indices_is_known_in_a_graph():
         assert batch_indices(0, step, batch_size=12, replica=1, replicas=3, count=100).shape == [4]
 
 
-def test_steps_far_away_cost_and_overflow_nothing():
+def test_distant_steps_cost_and_overflow_nothing():
     assert sorted(indices(0, 10**12, batch_size=10, count=10)) == list(range(10))
 
 
@@ -150,7 +150,7 @@ def test_a_training_batch_has_a_static_shape_and_no_array_in_the_graph():
     assert graph.as_graph_def().ByteSize() < 20_000
 
 
-def test_arrays_are_where_tensorflow_takes_them_without_a_copy():
+def test_tensorflow_uses_the_arrays_without_a_copy():
     images = np.zeros([101, 3, 3, 1], np.uint8)[1:]
     examples = from_arrays((images, np.zeros(100, int)), (images, np.zeros(100, int)), source="images").train
     assert [array.ctypes.data % 64 for array in examples.arrays] == [0, 0]

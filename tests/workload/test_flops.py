@@ -18,7 +18,7 @@ CNN = 2 * (26 * 26 * 32 * 9 + 26 * 26 * 32 * 128 + 128 * 10)
     [
         ("cnn", (28, 28, 1), CNN),
         ("mlp", (28, 28, 1), 2 * (784 * 128 + 128 * 128 + 128 * 10)),
-        ("resnet20", (32, 32, 3), 81_102_080),  # He et al. give 41 million multiply-adds
+        ("resnet20", (32, 32, 3), 81_102_080),  # He et al. report 41 million multiply-adds
     ],
 )
 def test_the_shipped_models_are_counted(name, shape, expected):
@@ -41,7 +41,7 @@ def test_layers_of_all_kinds_of_convolution_are_counted():
     assert flops_of(model, (8, 8, 3)) == (2 * by_hand, ())
 
 
-def test_a_model_with_code_of_its_own_is_counted_by_what_it_calls():
+def test_a_subclassed_model_is_counted_by_its_calls():
     class Twice(keras.Model):
         def __init__(self) -> None:
             super().__init__()
@@ -68,7 +68,7 @@ def test_attention_is_counted_with_the_layers_inside_it():
     assert flops_of(model, (6, 16)) == (2 * (projections + scores), ())
 
 
-def test_what_has_weights_and_no_rule_is_named():
+def test_layers_with_weights_and_without_a_rule_are_named():
     words = keras.Input((6, 16))
     model = keras.Model(words, keras.layers.Dense(2)(keras.layers.LSTM(4, name="memory")(words)))
     assert flops_of(model, (6, 16)) == (2 * 4 * 2, ("memory/lstm_cell",))

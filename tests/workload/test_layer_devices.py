@@ -1,4 +1,4 @@
-"""Layers on devices of their own: where the operations of a traced step are asked for, and where they ran."""
+"""Layers on other devices: the requested devices of the operations of a traced step, and where they ran."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LABELS = np.random.default_rng(4).random((6, 3), np.float32)
 SEED = np.int64([7, 1])
 ONE, TWO = "/device:CPU:1", "/device:CPU:2"
 
-# Every layer has an activation of its own, because TensorFlow numbers scopes: no scope's name tells whose it is.
+# Every layer has another activation, because TensorFlow numbers scopes: their names do not identify the layers.
 RELU, TANH, SIGMOID = ("Relu", "ReluGrad"), ("Tanh", "TanhGrad"), ("Sigmoid", "SigmoidGrad")
 
 
@@ -37,7 +37,7 @@ def prefixes() -> keras.Model:
 
 
 class Block(keras.layers.Layer):
-    """A layer that has two."""
+    """A layer with two inner layers."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -95,7 +95,7 @@ def trace(
 
 
 def devices(model: keras.Model, pins: Mapping[str, str], *types: tuple[str, str], **options: Any) -> list[set[str]]:
-    """For each (forward, backward) type of operation, where all of that type are asked for."""
+    """For each (forward, backward) type of operation, the device requested for all of that type."""
     traced = trace(model, pins, **options)
     found = []
     for forward, backward in types:
@@ -139,7 +139,7 @@ def test_a_layer_in_a_pinned_layer_goes_with_it():
     assert devices(nested(), {"block": ONE}, RELU, TANH, SIGMOID) == [{ONE}, {ONE}, {""}]
 
 
-def test_a_layer_in_a_pinned_layer_goes_where_its_own_pin_says():
+def test_a_layer_in_a_pinned_layer_follows_its_own_pin():
     assert devices(nested(), {"block": ONE, "block/second": TWO}, RELU, TANH, SIGMOID) == [{ONE}, {TWO}, {""}]
 
 
@@ -238,7 +238,7 @@ def test_pins_change_no_gradient(ran):
     assert {path: value.tobytes() for path, value in pinned.items()} == {p: v.tobytes() for p, v in plain.items()}
 
 
-def test_scopes_tell_whose_they_are_in_a_second_trace_too():
+def test_scopes_identify_their_layers_in_a_second_trace_too():
     model, scopes = prefixes(), {}
     trace(model, {})
     step = replica.make_step(model, "mean_squared_error", scopes=scopes)
@@ -250,7 +250,7 @@ def test_scopes_tell_whose_they_are_in_a_second_trace_too():
 
 
 def instance_calls(model: keras.Model) -> list[str]:
-    """The layers that have a `call` which is not their class's."""
+    """The layers whose `call` is not that of their class."""
     return [layer.path for layer in model._flatten_layers() if "call" in vars(layer)]
 
 
@@ -270,7 +270,7 @@ def test_the_model_is_left_as_it_was_when_a_layer_raises():
     assert instance_calls(model) == []
 
 
-def test_a_call_that_a_layer_was_given_stays():
+def test_a_call_that_was_set_on_a_layer_stays():
     model = prefixes()
     layer = model.get_layer("dense_1")
     given = layer.call = tf.function(layer.call)

@@ -16,7 +16,7 @@ GOOD, BAD = False, True
 
 
 def after(scale: Sequence[float], *overflows: bool) -> list[float]:
-    """The [2] scale after so many updates."""
+    """The [2] scale after that many updates."""
     state = tf.constant(scale, tf.float32)
     for overflow in overflows:
         state = loss_scale.moved(state, tf.constant(overflow), state[0])
@@ -31,7 +31,7 @@ def test_a_good_update_is_counted():
     assert after([8.0, 3.0], GOOD) == [8.0, 4.0]
 
 
-def test_an_overflow_halves_the_scale_and_starts_the_count_afresh():
+def test_an_overflow_halves_the_scale_and_resets_the_count():
     assert after([8.0, 3.0], BAD) == [4.0, 0.0]
 
 
@@ -55,7 +55,7 @@ def test_an_overflow_at_the_two_thousandth_update_halves_the_scale():
 
 @pytest.mark.parametrize(("used", "expected"), [(16.0, 8.0), (8.0, 4.0), (4.0, 4.0)])
 def test_workers_that_overflow_by_the_same_scale_halve_it_once(used, expected):
-    """Where each gradient is an update, several may have been computed with a scale that was halved since."""
+    """Under async several gradients may have been computed with a scale that was halved since."""
     moved = loss_scale.moved(tf.constant([8.0, 3.0]), tf.constant(BAD), tf.constant(used))
     assert moved.numpy().tolist() == [expected, 0.0]
 
@@ -75,7 +75,7 @@ def ours(overflows: Sequence[bool], *, start: float) -> list[float]:
 
 
 def keras_s(overflows: Sequence[bool], *, start: float) -> list[float]:
-    """The same of an optimizer whose gradient is infinite where there is an overflow."""
+    """The same from Keras's optimizer, whose gradient is infinite at each overflow."""
     weight = keras.Variable([1.0])
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=start)
     optimizer.build([weight])

@@ -58,7 +58,7 @@ def test_an_mlp_of_no_depth_is_linear():
     assert mlp((4, 4), 3, depth=0).count_params() == 4 * 4 * 3 + 3
 
 
-def test_resnet20_has_the_size_that_the_paper_gives():
+def test_resnet20_has_the_size_of_the_paper():
     model = resnet20((32, 32, 3), 10)
     trainable = sum(variable.value.shape.num_elements() for variable in model.trainable_variables)
     assert trainable == 269_722  # 0.27 M in table 6
@@ -70,7 +70,7 @@ def test_more_blocks_make_resnet20_deeper():
     assert len(convolutions) + 1 == 32  # and the dense layer: ResNet-32
 
 
-def test_parameter_names_of_resnet20_tell_stage_block_and_layer():
+def test_parameter_names_of_resnet20_have_stage_block_and_layer():
     names = paths(resnet20((32, 32, 3), 10))
     assert names[:4] == ["stem_conv/kernel", "stem_norm/gamma", "stem_norm/beta", "stage1_block0_conv1/kernel"]
     assert "stage3_block2_norm2/beta" in names
@@ -83,7 +83,7 @@ def test_names_do_not_depend_on_the_models_built_before(name):
 
 
 @pytest.mark.parametrize("build", [cnn, mlp])
-def test_dropout_is_there_only_when_asked_for(build):
+def test_dropout_is_in_the_model_only_on_request(build):
     def dropouts(model):
         return [layer.name for layer in model.layers if layer.name.startswith("dropout")]
 

@@ -1,4 +1,4 @@
-"""The oracle: parameters that count how often each example was used, exactly, and what is expected of them."""
+"""The oracle: parameters that count how often each example was used, exactly, and the expected counts."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def test_the_feature_of_an_example_is_its_number():
 
 
 @pytest.mark.parametrize("examples", [0, 2**24 + 1])
-def test_numbers_that_float32_cannot_tell_apart_are_refused(examples):
+def test_numbers_that_float32_cannot_distinguish_are_refused(examples):
     with pytest.raises(ValueError, match=f"oracle has examples of {examples}; .* set data.options.examples"):
         open_data("oracle", {"examples": examples}, seed=0)
 
 
-def test_every_part_is_a_parameter_of_its_own_that_starts_at_zero():
+def test_every_part_is_another_parameter_that_starts_at_zero():
     model = oracle((1,), 2, examples=8, parts=3)
     assert [v.path for v in model.variables] == ["counts_0/counts", "counts_1/counts", "counts_2/counts"]
     assert [v.shape for v in model.variables] == [(8,)] * 3
@@ -81,7 +81,7 @@ def test_an_example_that_is_twice_in_a_batch_counts_twice():
 
 
 @pytest.mark.parametrize("how", [{"accumulate": 2}, {"precision": "mixed_bfloat16"}, {"precision": "mixed_float16"}])
-def test_no_other_way_to_compute_it_changes_the_gradient(how):
+def test_the_gradient_is_the_same_however_it_is_computed(how):
     assert step([3, 3, 0, 7], **how).gradients["counts_0/counts"].numpy().tolist() == counted(
         {3: -0.5, 0: -0.25, 7: -0.25}
     )
@@ -94,7 +94,7 @@ def test_logits_are_zero_and_classify_every_example():
     assert oracle((1,), 3).output_shape == (None, 3)
 
 
-def test_an_example_that_the_model_does_not_count_is_an_error_that_says_what_must_agree():
+def test_an_example_that_the_model_does_not_count_is_an_error_with_a_remedy():
     with pytest.raises(
         tf.errors.InvalidArgumentError, match=r"counts the examples 0\.\.7; model.options.examples must"
     ):
@@ -116,7 +116,7 @@ def test_a_model_that_counts_nothing_is_refused(options):
 
 
 @pytest.mark.parametrize(("steps", "batch_size", "examples"), [(3, 4, 10), (7, 12, 12), (11, 6, 20)])
-def test_what_is_expected_is_what_the_order_of_the_data_gives(steps, batch_size, examples):
+def test_expected_counts_follow_the_order_of_the_data(steps, batch_size, examples):
     used = [
         batch_indices(5, step, batch_size=batch_size, replica=i, replicas=2, count=examples).numpy()
         for step in range(steps)
@@ -132,8 +132,8 @@ import sys
 from trainer.commands.check.example_counts import expected_counts
 print(expected_counts(0, 3, 4, 9).sum(), {'tensorflow', 'keras'} & set(sys.modules))
 """
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert told == "12 set()\n"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert output == "12 set()\n"
 
 
 def test_counts_as_expected_are_no_problem():
@@ -156,7 +156,7 @@ def test_at_most_ten_examples_are_named_in_a_message():
 
 
 @pytest.mark.parametrize("value", [1.5, np.nan, np.inf])
-def test_a_count_that_is_no_whole_number_is_a_problem(value):
+def test_a_count_that_is_not_an_integer_is_a_problem(value):
     (problem,) = check_counts({"counts_0/counts": np.float32([1, value])}, np.array([1, 1]))
     assert problem.startswith(f"counts_0/counts has no whole number for example 1, {value}; ")
 
@@ -177,7 +177,7 @@ def test_parameters_without_counts_are_a_problem():
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("cluster", ["local", "2ps4w", "4w"])
-def test_a_run_uses_every_example_exactly_as_often_as_the_order_says(finish: Callable[..., Run], cluster: str):
+def test_a_run_uses_every_example_exactly_as_often_as_the_order_has_it(finish: Callable[..., Run], cluster: str):
     run = finish(f"cluster={cluster}", *EXACT, "train.steps=41", "seed=3")
     expected = expected_counts(3, 41, 48, 96)
     assert expected.sum() == 41 * 48
@@ -189,14 +189,14 @@ def test_a_run_uses_every_example_exactly_as_often_as_the_order_says(finish: Cal
 
 
 @pytest.mark.cluster
-def test_each_of_two_shards_has_counts_of_its_own(finish: Callable[..., Run]):
+def test_each_of_two_shards_has_its_own_counts(finish: Callable[..., Run]):
     run = finish("cluster=2ps2w", *EXACT, "train.steps=5")
     held = [[piece["path"] for piece in shard["trainable"]] for shard in run.plan()["shards"]]
     assert held == [["counts_0/counts"], ["counts_1/counts"]]
 
 
 @pytest.mark.cluster
-def test_a_model_of_fewer_examples_than_the_data_ends_the_run_and_says_so(start: Callable[..., Run]):
+def test_a_model_of_fewer_examples_than_the_data_ends_the_run_with_a_message(start: Callable[..., Run]):
     run = start("cluster=local", *EXACT, "model.options.examples=50")
     assert run.wait() != 0
     assert "model oracle counts the examples 0..49; model.options.examples must equal data's" in run.output
@@ -210,5 +210,5 @@ import keras, numpy, trainer.workload.models.counts
 model = keras.models.load_model({str(run.directory / "export/model.keras")!r})
 print(model.variables[0].numpy().tolist() == [2.0] * 96, model(numpy.float32([[5]])).numpy().tolist())
 """
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=True)
-    assert told.stdout.splitlines()[-1] == "True [[0.0, 0.0]]"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=True)
+    assert loaded.stdout.splitlines()[-1] == "True [[0.0, 0.0]]"

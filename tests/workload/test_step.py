@@ -110,7 +110,7 @@ def test_a_step_equals_a_plain_keras_step(how):
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_the_moving_statistics_come_back_as_plain_keras_has_them(how):
+def test_the_moving_statistics_equal_those_of_plain_keras(how):
     model = with_norm()
     _, state, _, _ = run(model, how=how)
     model(FEATURES, training=True)  # moves the model's own
@@ -230,7 +230,7 @@ def test_a_parameter_that_is_not_trained_is_state():
     }
 
 
-def test_what_is_not_trained_comes_back_as_it_was():
+def test_state_that_is_not_trained_is_returned_unchanged():
     model = plain()
     model.get_layer("dense").trainable = False
     gradients, state, _, _ = run(model)
@@ -238,7 +238,7 @@ def test_what_is_not_trained_comes_back_as_it_was():
     check_equal(state, {v.path: v.numpy() for v in model.get_layer("dense").variables})
 
 
-def test_parameters_stand_in_creation_order_without_seed_generators():
+def test_parameters_are_in_creation_order_without_seed_generators():
     assert [(p.path, p.shape, p.trainable) for p in replica.parameters_of(with_everything())] == [
         ("dense/kernel", (4, 16), True),
         ("dense/bias", (16,), True),
@@ -291,7 +291,7 @@ def test_an_evaluation_uses_the_moving_statistics_and_no_dropout():
         pytest.param("mean_squared_error", [[1], [0]], [[1], [0]], 0, id="no classes"),
     ],
 )
-def test_accuracy_is_the_share_that_is_classified_right(loss, labels, outputs, expected):
+def test_accuracy_is_the_share_that_is_classified_correctly(loss, labels, outputs, expected):
     found = replica.accuracy(loss, tf.constant(labels), tf.constant(outputs, tf.float32))
     assert float(found) == pytest.approx(expected)
 
@@ -467,7 +467,7 @@ def test_a_model_of_mixed_precision_computes_in_it_and_keeps_float32(build, prec
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("precision", MIXED)
 @pytest.mark.parametrize("how", [eagerly, traced, compiled])
-def test_what_a_step_of_mixed_precision_gives_is_float32(build, how, precision, accumulate):
+def test_the_results_of_a_mixed_precision_step_are_float32(build, how, precision, accumulate):
     outcome = parted(build("normed", precision), how=how, accumulate=accumulate)
     numbers = outcome._replace(finite=())
     assert {value.dtype for value in tf.nest.flatten(numbers)} == {np.dtype(np.float32)}
@@ -506,7 +506,7 @@ def test_a_loss_scale_changes_no_gradient_but_in_its_rounding(build, how, accumu
     check_near(scaled.gradients, plain.gradients, share=0.002)
 
 
-def test_the_loss_is_told_without_its_scale(build):
+def test_the_loss_is_reported_without_its_scale(build):
     model = build("normed", "mixed_float16")
     assert parted(model, scale=SCALE).loss == parted(model).loss
 
@@ -514,13 +514,13 @@ def test_the_loss_is_told_without_its_scale(build):
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize(("scale", "expected"), [((), 0.0), (SCALE, 0.0), (TOO_LARGE, 1.0)])
 @pytest.mark.parametrize("how", HOW)
-def test_an_overflow_is_told(build, how, scale, expected, accumulate):
+def test_an_overflow_is_reported(build, how, scale, expected, accumulate):
     model = build("normed", "mixed_float16")
     assert parted(model, how=how, accumulate=accumulate, scale=scale).overflow == expected
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_an_overflow_of_one_gradient_in_one_part_is_told(build, accumulate):
+def test_an_overflow_of_one_gradient_in_one_part_is_reported(build, accumulate):
     batch = np.ones((4, 4), np.float32), np.ones((4, 1), np.float32)
     batch[0][0] = 60_000  # in float16 a number; times the scale it is none
     outcome = parted(
@@ -564,7 +564,7 @@ def test_a_finite_step_is_not_bad(how, accumulate):
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("how", HOW)
-def test_a_gradient_that_is_not_finite_is_bad_though_the_loss_is(how, accumulate):
+def test_a_gradient_that_is_not_finite_is_bad_although_the_loss_is_finite(how, accumulate):
     features = FEATURES + 1
     features[5, 0] = 0
     outcome = outcome_of(rooted(), features, how=how, accumulate=accumulate)
@@ -582,7 +582,7 @@ def test_a_loss_that_is_not_finite_is_bad(how, value):
 
 
 @pytest.mark.parametrize(("scale", "bad"), [(1024.0, 0.0), (2.0, 0.0), (1.0, 1.0)])
-def test_a_gradient_that_overflows_is_bad_only_where_no_lower_scale_would_save_it(scale, bad):
+def test_a_gradient_that_overflows_is_bad_only_if_no_lower_scale_would_save_it(scale, bad):
     features = FEATURES + 1
     features[5, 0] = 0
     outcome = outcome_of(rooted(), features, np.float32(scale))

@@ -1,4 +1,4 @@
-"""Between-graph replication by hand: a device function for a TensorFlow 1 graph that someone brings along.
+"""Places a hand-written TensorFlow 1 graph for between-graph replication, with a device function.
 
 It places as `tf.compat.v1.train.replica_device_setter` does, on the hosts of a plan.
 """
@@ -27,15 +27,15 @@ def device_setter(plan: Plan, *, task: str = "worker:0", strategy: str = "greedy
                 hidden = tf.matmul(features, table)  # /job:worker/task:3/device:GPU:1
 
     A variable whose name is a parameter of the plan goes where the plan has that parameter (its first part, if it is
-    cut), also below further scopes: "tower/dense/kernel" goes where "dense/kernel" is. What an enclosed
-    `tf.device` says is kept. Without ps the hosts are the workers; where every process holds all parameters, variables
-    too stay on the task.
+    cut), also below further scopes: "tower/dense/kernel" goes where "dense/kernel" is. An enclosed `tf.device` takes
+    precedence. Without ps the hosts are the workers; where every process holds all parameters, variables stay on the
+    task too.
 
     Args:
         plan: whose tasks and shards these are.
         task: the task that runs this graph.
-        strategy: where other variables go: "greedy", to the host with the fewest bytes so far, of which a variable
-            whose shape is not known adds none; or "round_robin".
+        strategy: where other variables go: "greedy", to the host with the fewest bytes so far (a variable of unknown
+            shape adds none); or "round_robin".
 
     Raises:
         ValueError: if the plan has no such task, or there is no such strategy.
@@ -55,7 +55,7 @@ def device_setter(plan: Plan, *, task: str = "worker:0", strategy: str = "greedy
         if node.op not in STANDARD_PS_OPS:
             return _merged(here, op)
         if tf.DeviceSpec.from_string(op.device).job not in (None, hosts_job):
-            return _merged("", op)  # it takes no turn, and its task is not ours to name
+            return _merged("", op)  # it is not counted, and its task stays open
         return _merged(host_of(node), op)
 
     return device_of
@@ -86,7 +86,7 @@ def _device_of(task: str) -> str:
 
 
 def _merged(device: str, op: Any) -> str:
-    """Adds to an operation's device what it leaves open."""
+    """Completes an operation's device with another one."""
     return tf.DeviceSpec.from_string(device).make_merged_spec(tf.DeviceSpec.from_string(op.device)).to_string()
 
 
@@ -97,7 +97,7 @@ def _path_of(name: str, paths: Collection[str]) -> str | None:
 
 
 def _nbytes(node: Any) -> int:
-    """Bytes of a variable; 0 where its shape is not known, as a hash table's never is."""
+    """Bytes of a variable; 0 if its shape is unknown, as a hash table's always is."""
     if "shape" not in node.attr:
         return 0
     size = tf.TensorShape(node.attr["shape"].shape).num_elements()
