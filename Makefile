@@ -45,7 +45,7 @@ soak: .venv/run ## MINUTES (60) of random faults; every example must be counted 
 bench: .venv/dev ## Benchmark this trainer against others, in more than an hour; ARGS="workloads=[cnn]" for less
 	$(BIN)/python -m bench $(ARGS)
 
-bench-quick: .venv/dev ## The same within 5 minutes: one workload, few rows
+bench-quick: .venv/dev ## A short benchmark, within 5 minutes: one workload, few rows
 	$(BIN)/python -m bench quick=true $(ARGS)
 
 export RUN DATA BUILD_ARGS
@@ -56,7 +56,7 @@ image: ## Build the image trainer:TARGET (cpu; gpu, test, tensorboard), with BUI
 cluster-up: ## Train on CLUSTER as containers, in the foreground; needs only Docker; DATA=PATH is mounted for the tasks
 	@compose/cluster.sh up cluster=$(CLUSTER) $(ARGS)
 
-cluster-start: ## The same in the background
+cluster-start: ## Train on CLUSTER as containers, in the background
 	@compose/cluster.sh start cluster=$(CLUSTER) $(ARGS)
 
 cluster-ps: ## The containers of all clusters

@@ -171,11 +171,11 @@ def test_a_host_may_go_back_with_an_announced_load():
 @pytest.mark.parametrize(
     ("events", "problem"),
     [
-        ([load(1, 0), *updates(1, 1, 2, 1)], "ps:0 went from step 2 to step 1 without a load"),
-        ([load(1, 0), *updates(1, 1, 1)], "ps:0 went from step 1 to step 1 without a load"),
-        ([load(1, 0), *updates(1, 1, 3)], "ps:0 went from step 1 to step 3 without a load"),
-        (updates(1, 1, 2), "ps:0 made update 1 of generation 1 without its load"),
-        ([load(1, 0), *updates(1, 1), *updates(2, 5, 6)], "ps:0 made update 5 of generation 2 without its load"),
+        ([load(1, 0), *updates(1, 1, 2, 1)], "ps:0 went from step 2 to step 1 without loading a checkpoint"),
+        ([load(1, 0), *updates(1, 1, 1)], "ps:0 went from step 1 to step 1 without loading a checkpoint"),
+        ([load(1, 0), *updates(1, 1, 3)], "ps:0 went from step 1 to step 3 without loading a checkpoint"),
+        (updates(1, 1, 2), "ps:0 made update 1 of generation 1 without loading its checkpoint"),
+        ([load(1, 0), *updates(1, 1), *updates(2, 5, 6)], "ps:0 made update 5 of generation 2 without loading its checkpoint"),
         ([load(2, 4), load(1, 0)], "ps:0 loaded generation 1 after generation 2"),
         ([load(1, 0), load(1, 0)], "ps:0 loaded generation 1 after generation 1"),
         ([load(3, 0)], "ps:0 loaded generation 3 at step 0, and the chief announced no such reload"),
@@ -250,7 +250,7 @@ def test_a_run_that_was_stopped_may_end_with_143():
 
 def test_two_processes_of_one_task_are_a_problem():
     events = [*map(start, WORKERS), start("worker:0", 1), *map(ended, WORKERS)]
-    assert attempts(*events) == ["worker:0 was started as attempt 1 while attempt 0 was there"]
+    assert attempts(*events) == ["worker:0 was started as attempt 1 while attempt 0 was still running"]
 
 
 def test_an_end_without_a_start_is_a_problem():
@@ -366,8 +366,8 @@ def test_examples_that_were_counted_wrong_are_named(finish: Callable[..., Run]):
     (run.directory / "checkpoints/000000006").rename(run.directory / "checkpoints/000000007")
     counted = [problem for problem in breaches(run) if "counted" in problem]
     assert [re.sub("examples.*more counted", "... counted", problem) for problem in counted] == [
-        "parameters/counts_0/counts: ... counted once less than due",
-        "parameters/counts_1/counts: ... counted once less than due",
+        "parameters/counts_0/counts: ... counted once fewer than expected",
+        "parameters/counts_1/counts: ... counted once fewer than expected",
     ]
 
 

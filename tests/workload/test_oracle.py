@@ -144,15 +144,15 @@ def test_counts_as_expected_are_no_problem():
 def test_a_problem_names_the_parameter_the_examples_and_by_how_much():
     counts = {"counts_0/counts": np.float32([2, 2, 2, 5]), "counts_1/counts": np.float32([2, 3, 3, 4])}
     assert check_counts(counts, np.array([2, 3, 3, 2])) == [
-        "counts_0/counts: examples 1, 2 counted once less than due",
-        "counts_0/counts: example 3 counted 3 times more than due",
-        "counts_1/counts: example 3 counted 2 times more than due",
+        "counts_0/counts: examples 1, 2 counted once fewer than expected",
+        "counts_0/counts: example 3 counted 3 times more than expected",
+        "counts_1/counts: example 3 counted 2 times more than expected",
     ]
 
 
 def test_at_most_ten_examples_are_named_in_a_message():
     (problem,) = check_counts({"counts_0/counts": np.zeros(96)}, np.ones(96, np.int64))
-    assert problem == "counts_0/counts: examples 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 86 more counted once less than due"
+    assert problem == "counts_0/counts: examples 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 86 more counted once fewer than expected"
 
 
 @pytest.mark.parametrize("value", [1.5, np.nan, np.inf])

@@ -194,6 +194,6 @@ def _clipped(means: Sequence[tf.Tensor], shards: Sequence[Shard], config: Optimi
 
 def in_step(batches: Any, step: tf.Tensor) -> Any:
     """Batches that fail unless they and the parameters are of the same step."""
-    same = tf.debugging.assert_equal(batches.step, step, "the batch is of another step than the parameters")
+    same = tf.debugging.assert_equal(batches.step, step, "the batch and the parameters belong to different steps")
     with tf.control_dependencies([same]):
         return dataclasses.replace(batches, features=tf.identity(batches.features))

@@ -55,7 +55,7 @@ def why_not() -> str:
     if sys.platform != "linux":
         return "it needs Linux"
     if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
-        return "the size of files, also of those in memory, is limited here (ulimit -f)"
+        return "the size of files, even of those in memory, is limited (ulimit -f)"
     return ""
 
 

@@ -73,11 +73,11 @@ def judge(
     if code != finished:
         return [f"it ended with {code}; see launcher.log"]
     acted = [m.fault for m in measured]
-    problems = [f"'{fault}' never came" for fault in wanted if fault not in acted]
+    problems = [f"'{fault}' did not happen" for fault in wanted if fault not in acted]
     for m in measured:
         allowed = allowed_secs(m.fault, config)
         if m.recover_secs is None and finished == exit_codes.OK and m.fault.action not in HARMLESS:
-            problems.append(f"'{m.fault}' came too late: the run ended before it had recovered")
+            problems.append(f"'{m.fault}' came too late: the run ended before it recovered")
         if m.recover_secs is not None and m.recover_secs > TOO_SLOW * allowed:
             problems.append(f"'{m.fault}' took {m.recover_secs:.1f} s to recover from; {allowed:g} s are allowed")
     return problems

@@ -64,7 +64,7 @@ def _check(name: str, values: NDArray[Any], expected: Counts) -> list[str]:
     for difference in sorted({int(d) for d in differences} - {0}):
         which = _examples(np.flatnonzero(differences == difference))
         problems.append(
-            f"{name}: {which} counted {_times(abs(difference))} {'more' if difference > 0 else 'less'} than due"
+            f"{name}: {which} counted {_times(abs(difference))} {'more' if difference > 0 else 'fewer'} than expected"
         )
     return problems
 

@@ -107,10 +107,10 @@ def check_host(name: str, events: Iterable[Event], reloads: Reloads) -> list[str
         elif event["event"] == "update":
             if step is None or event["generation"] != generation:
                 problems.append(
-                    f"{name} made update {event['step']} of generation {event['generation']} without its load"
+                    f"{name} made update {event['step']} of generation {event['generation']} without loading its checkpoint"
                 )
             elif event["step"] != step + 1:
-                problems.append(f"{name} went from step {step} to step {event['step']} without a load")
+                problems.append(f"{name} went from step {step} to step {event['step']} without loading a checkpoint")
             generation, step = event["generation"], event["step"]
     return problems
 
@@ -184,7 +184,7 @@ def check_lives(launcher: Iterable[Event], tasks: Collection[str], *, good: Coll
         if event["event"] == "start":
             if task in alive and event["attempt"] > 0:
                 problems.append(
-                    f"{task} was started as attempt {event['attempt']} while attempt {alive[task]} was there"
+                    f"{task} was started as attempt {event['attempt']} while attempt {alive[task]} was still running"
                 )
             alive[task] = event["attempt"]
         elif event["event"] == "exit":

@@ -216,7 +216,7 @@ def _build_step(
         clock.end("input", [one.features for one in batches])
         headers = [packing.header_of(one, shard) for one, shard in zip(vectors, shards, strict=True)]
         if strategy.waits_for_all:
-            same = tf.debugging.assert_equal(tags, tags[:1], "the shards are at other steps")
+            same = tf.debugging.assert_equal(tags, tags[:1], "the shards are at different steps")
             with tf.control_dependencies([same]):  # before anything is pushed
                 step = tf.cast(tags[0][1], tf.int64)
             batches = [in_step(one, step) for one in batches]
