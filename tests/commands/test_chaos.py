@@ -760,11 +760,7 @@ KILL = Fault("kill", "worker:1", ("worker:1",), 40)
     ("code", "measured", "problems"),
     [
         (0, [Recovery(KILL, 40, 25.9, 0)], []),
-        (
-            0,
-            [Recovery(KILL, 40, None, 0)],
-            ["'kill worker:1 @40' came too late: the run ended before it recovered"],
-        ),
+        (0, [Recovery(KILL, 40, None, 0)], ["'kill worker:1 @40' came too late: the run ended before it recovered"]),
         (0, [Recovery(KILL, 40, 26.1, 0)], ["'kill worker:1 @40' took 26.1 s to recover from; 13 s are allowed"]),
         (0, [], ["'kill worker:1 @40' did not happen"]),
         (69, [Recovery(KILL, 40, 3.0, 0)], ["it ended with 69; see launcher.log"]),

@@ -265,5 +265,7 @@ def test_batches_of_another_step_fail():
     with tf.Graph().as_default(), v1.Session() as session:
         step = v1.placeholder(tf.int64, [])
         features = in_step(batches_of(3), step).features
-        with pytest.raises(tf.errors.InvalidArgumentError, match="the batch and the parameters belong to different steps"):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match="the batch and the parameters belong to different steps"
+        ):
             session.run(features, {step: 4})

@@ -152,7 +152,9 @@ def test_a_problem_names_the_parameter_the_examples_and_by_how_much():
 
 def test_at_most_ten_examples_are_named_in_a_message():
     (problem,) = check_counts({"counts_0/counts": np.zeros(96)}, np.ones(96, np.int64))
-    assert problem == "counts_0/counts: examples 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 86 more counted once fewer than expected"
+    assert (
+        problem == "counts_0/counts: examples 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 86 more counted once fewer than expected"
+    )
 
 
 @pytest.mark.parametrize("value", [1.5, np.nan, np.inf])
