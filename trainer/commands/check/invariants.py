@@ -106,9 +106,8 @@ def check_host(name: str, events: Iterable[Event], reloads: Reloads) -> list[str
             generation, step = event["generation"], event["step"]
         elif event["event"] == "update":
             if step is None or event["generation"] != generation:
-                problems.append(
-                    f"{name} made update {event['step']} of generation {event['generation']} without loading its checkpoint"
-                )
+                missing = f"without loading generation {event['generation']}"
+                problems.append(f"{name} made update {event['step']} {missing}")
             elif event["step"] != step + 1:
                 problems.append(f"{name} went from step {step} to step {event['step']} without loading a checkpoint")
             generation, step = event["generation"], event["step"]
