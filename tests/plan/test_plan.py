@@ -317,7 +317,7 @@ def test_vectors_are_sent_if_the_size_of_files_is_limited():
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**40, hard))
     try:
         assert planned("cluster=1ps2w").wire == "float32"
-        with pytest.raises(ConfigError, match=r"is limited here \(ulimit -f\)"):
+        with pytest.raises(ConfigError, match=r"is limited \(ulimit -f\)"):
             planned("cluster=1ps2w", "strategy=sync", "strategy.wire=memory")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
