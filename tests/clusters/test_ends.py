@@ -168,7 +168,7 @@ def test_a_task_that_raises_is_named_with_the_end_of_its_log(start, tmp_path: Pa
 def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing(start):
     run = start("cluster=1ps2w", "model=mlp", "optimizer=sgd", "optimizer.learning_rate=1e30", "train.steps=50")
     assert run.wait() == 65, run.output
-    assert "the loss of step" in run.output
+    assert "the loss or a gradient of step" in run.output
     assert not list((run.directory / "checkpoints").glob("0*"))
 
 

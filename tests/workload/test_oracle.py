@@ -201,7 +201,7 @@ def test_each_of_two_shards_has_its_own_counts(finish: Callable[..., Run]):
 def test_a_model_of_fewer_examples_than_the_data_ends_the_run_with_a_message(start: Callable[..., Run]):
     run = start("cluster=local", *EXACT, "model.options.examples=50")
     assert run.wait() != 0
-    assert "model oracle counts the examples 0..49; model.options.examples must equal data's" in run.output
+    assert "model.options.examples=50 is not data.options.examples" in run.output
 
 
 @pytest.mark.cluster

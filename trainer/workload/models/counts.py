@@ -25,7 +25,7 @@ class Counts(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
 
     def call(self, numbers: tf.Tensor) -> tf.Tensor:
         rows = tf.cast(numbers[:, 0], tf.int32)
-        message = f"model oracle counts the examples 0..{self._examples - 1}; model.options.examples must equal data's"
+        message = f"model.options.examples={self._examples} is not data.options.examples"
         with tf.control_dependencies([tf.debugging.assert_less(rows, self._examples, message=message)]):
             rows = tf.identity(rows)  # so that the gradient, which needs no counts, waits for the check too
         self.add_loss(-tf.reduce_mean(tf.gather(self._counts, rows)))
