@@ -201,8 +201,10 @@ report() {
   done
   first=$(compose ps --all --quiet | xargs -r docker inspect --format '{{.State.FinishedAt}} {{.State.ExitCode}} {{
     index .Config.Labels "com.docker.compose.service"}} {{.State.OOMKilled}}' | sort |
-    awk -v stops="$stops" '$1 !~ /^0001/ && $2 != 0 && $2 != 143 && !(stops && $2 == 137) { print $2, $3, $4; exit }') ||
-    first='' # the engine does not answer; 0001: a container that could not start
+    awk -v stops="$stops" '
+      $1 ~ /^0001/ || $2 == 0 || $2 == 143 || (stops && $2 == 137) { next } # 0001: a container that could not start
+      { late = $2 == 69 || $2 == 75; if (!(late in first)) first[late] = $2 " " $3 " " $4 } # a peer was lost: an effect
+      END { print (0 in first) ? first[0] : first[1] }') || first='' # the engine does not answer
   if [[ $first ]]; then
     read -r code failed oom <<<"$first"
     why="exit code $code"

@@ -190,7 +190,7 @@ def test_a_killed_ps_ends_cluster_up_with_its_code(call):
     up = call("up", "cluster=1ps2w", *LONG, "run=up")
     up.wait_for_step(5, STEP_SECS)
     docker("kill", container_of(up.directory, "ps:0"))
-    assert up.wait(15) == 137
+    assert up.wait(15) == 137, up.output
     assert "ps-0 failed first, exit code 137" in up.output
 
 
