@@ -15,8 +15,6 @@ WORKERS, REPLICA_BATCH = 2, 64
 GLOBAL_BATCH = WORKERS * REPLICA_BATCH
 LEARNING_RATE = 0.001
 FOR_EVER = 100_000  # seconds; a paused task is silent, and must not be taken for one that failed
-# A matrix that is larger is cut, or the worker that holds most of the cnn's would have most of the traffic too.
-MAX_PART_MIB = 6
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ CONTESTANTS: Mapping[str, Contestant] = {
         _ours("sync", "sync, 1 ps", "cluster=1ps2w"),
         _ours("sync_f32", "sync, 1 ps, float32 messages", "cluster=1ps2w", "strategy=sync", "strategy.wire=float32"),
         _ours("sync_bf16", "sync, 1 ps, bfloat16 messages", "cluster=1ps2w", "strategy=sync", "strategy.wire=bfloat16"),
-        _ours("sync_2w", "sync, shards on workers", "cluster=2w", f"placement.max_part_mib={MAX_PART_MIB}"),
+        _ours("sync_2w", "sync, shards on workers", "cluster=2w"),
         _ours("async", "async, 1 ps", "cluster=1ps2w", "strategy=async", examples=REPLICA_BATCH),
         _ours(
             "async_f32",

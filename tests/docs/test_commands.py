@@ -206,7 +206,7 @@ def test_the_refused_command_is_answered_as_shown(path, tmp_path: Path):
 @pytest.mark.timeout(120)
 def test_the_plan_is_expected_to_take_as_long_as_shown(capsys):
     """On any machine: the sample is of one with 2 cores."""
-    command = "python -m trainer cluster=2ps4w placement.max_part_mib=6 plan.link_gbps=1 mode=plan"
+    command = "python -m trainer cluster=2ps4w plan.link_gbps=1 mode=plan"
     machine = Machine(cores=2, gpus=0)
     config = load(shlex.split(command)[3:], lambda config: validate.validate(config, machine))
     description = describe(Question.about(config.model, config.data, user=None, seed=config.seed))

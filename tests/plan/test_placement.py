@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 from itertools import pairwise
+from random import Random
 
 import pytest
 
 from trainer.config.compose import load
+from trainer.config.schema import AUTO
 from trainer.plan import page
 from trainer.plan.description import Description
 from trainer.plan.devices import Machine
@@ -148,6 +150,88 @@ def test_the_cut_is_the_same_for_any_number_of_shards(strategy):
     assert len(parts(1)) == 1 + math.ceil(1000 / 96)
 
 
+BIG = 2**18  # floats in a MiB
+
+
+def pieces_of(shards) -> list[int]:
+    """How many parameters and parts each host holds."""
+    return [len([*shard.trainable, *shard.state]) for shard in shards]
+
+
+def heaviest(shards) -> float:
+    """Bytes of the host that holds most, in shares of the mean."""
+    held = [sum(piece.nbytes for piece in (*shard.trainable, *shard.state)) for shard in shards]
+    return max(held) * len(held) / sum(held)
+
+
+def largest(shards) -> int:
+    return max(piece.padded for shard in shards for piece in shard.trainable)
+
+
+def automatic(sizes: dict[str, int], hosts: int, **pins: int) -> tuple:
+    return place(parameters(**sizes), [f"ps:{i}" for i in range(hosts)], pins=pins, max_part_mib=AUTO)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "hosts", "expected"),
+    [
+        pytest.param({"table": 4 * BIG}, 1, [1], id="one host"),
+        pytest.param({"table": 4 * BIG}, 2, [1, 1], id="halves"),
+        pytest.param({"table": 10 * BIG, "bias": 16}, 3, [1, 2, 1], id="thirds"),
+        pytest.param({"a": BIG, "b": BIG, "table": 10 * BIG}, 3, [1, 2, 2], id="parts beside whole ones"),
+        pytest.param({"a": 4 * BIG, "b": 4 * BIG}, 2, [1, 1], id="balanced already"),
+        pytest.param({"a": 22 * BIG, "b": 20 * BIG}, 2, [1, 1], id="balanced enough"),
+        pytest.param({"a": 2 * BIG, "b": 2 * BIG, "c": 2 * BIG}, 2, [3, 3], id="three for two hosts"),
+        pytest.param({f"p{i}": BIG for i in range(20)}, 3, [7, 7, 6], id="many small ones"),
+        pytest.param({"table": 30_000}, 2, [1, 0], id="a small model"),
+    ],
+)
+def test_auto_cuts_into_as_large_parts_as_balance_the_hosts(sizes, hosts, expected):
+    assert pieces_of(automatic(sizes, hosts)) == expected
+
+
+@pytest.mark.parametrize("hosts", [2, 3, 5, 16])
+@pytest.mark.parametrize("seed", range(4))
+def test_auto_gives_no_host_more_than_its_share_and_a_tenth(hosts, seed):
+    random = Random(seed)
+    shards = automatic({f"p{i}": int(BIG * 2 ** random.uniform(-14, 4)) for i in range(30)}, hosts)
+    assert heaviest(shards) <= 1.1
+    assert sum(pieces_of(shards)) <= 30 + 11 * hosts
+
+
+def test_a_larger_part_than_auto_finds_would_not_balance():
+    sizes = {"a": 7 * BIG, "b": 5 * BIG, "c": BIG, "d": 3 * BIG}
+    found = largest(automatic(sizes, 3))
+    for floats in range(BIG, 7 * BIG + 1, 8 * LANES):
+        shards = place(parameters(**sizes), ["ps:0", "ps:1", "ps:2"], pins={}, max_part_mib=mib(floats))
+        assert heaviest(shards) > 1.1 or largest(shards) <= found
+
+
+def test_auto_keeps_parameters_with_a_pin_whole_and_balances_the_others():
+    shards = automatic({"pinned": 4 * BIG, "table": 6 * BIG, "bias": 16}, 2, pinned=0)
+    assert ranges(shards) == [
+        ["pinned[0:1048576]", "table[1179648:1572864]"],
+        ["table[0:393216]", "table[393216:786432]", "table[786432:1179648]", "bias[0:16]"],
+    ]
+
+
+def test_auto_puts_nothing_on_a_host_that_pins_made_too_heavy():
+    shards = automatic({"pinned": 9 * BIG, "table": 6 * BIG}, 3, pinned=2)
+    assert ranges(shards) == [["table[0:786432]"], ["table[786432:1572864]"], ["pinned[0:2359296]"]]
+
+
+@pytest.mark.parametrize(
+    "override", ["placement.name=round_robin", "optimizer.clip_norm=1.0", "placement.max_part_mib=null"]
+)
+def test_auto_is_off_where_parameters_go_in_turn_and_where_gradients_are_clipped(override):
+    (warning,) = imbalance(planned(override, table=10 * BIG))
+    assert "ps:0 holds 100% of the bytes" in warning
+
+
+def test_without_a_word_parameters_are_cut_where_that_balances():
+    assert [len(shard.trainable) for shard in planned(table=10 * BIG).shards] == [1, 1, 1]
+
+
 def test_the_lightest_shard_is_chosen_and_what_was_put_on_one_counts():
     chooser = CHOOSERS["greedy"](3)
     chooser.hold(0, 100)
@@ -171,7 +255,8 @@ def imbalance(plan: Plan) -> list[str]:
 
 
 def test_a_plan_warns_of_a_parameter_that_outweighs_all_others_and_says_how_to_cut_it():
-    (warning,) = imbalance(planned(a=2**18, b=2**18, table=10 * 2**18))  # 1, 1 and 10 MiB: 4 each are even
+    sizes = {"a": 2**18, "b": 2**18, "table": 10 * 2**18}  # 1, 1 and 10 MiB: 4 each are even
+    (warning,) = imbalance(planned("placement.max_part_mib=null", **sizes))
     assert warning.split("\n") == [
         "placement: ps:0 holds 83% of the bytes, and table alone 83%",
         "    type placement.max_part_mib=4 to split it into parts",
@@ -190,13 +275,23 @@ def test_the_remedy_of_the_warning_works():
 
 
 def test_an_even_share_below_a_mib_has_two_digits():
-    (warning,) = imbalance(planned(a=1000, b=1000, table=70_000))  # padded: 72,016 floats
+    sizes = {"a": 1000, "b": 1000, "table": 70_000}  # padded: 72,016 floats
+    (warning,) = imbalance(planned("placement.max_part_mib=null", **sizes))
     assert warning.endswith("type placement.max_part_mib=0.092 to split it into parts")
 
 
 def test_a_plan_warns_of_a_shard_that_pins_made_heavy():
-    (warning,) = imbalance(planned("placement.pins={big*:2}", big0=1000, big1=1000, big2=1000, big3=1000, a=16, b=16))
+    (warning,) = imbalance(planned("placement.pins={big*:2}", big0=40_000, big1=40_000, a=16, b=16))
     assert warning.endswith("type placement.name=greedy and leave out placement.pins")
+
+
+def test_to_cut_a_parameter_is_no_remedy_where_its_pin_holds_for_all_parts():
+    (warning,) = imbalance(planned("placement.pins={table:2}", table=100_000, a=16, b=16))
+    assert warning.endswith("type placement.name=greedy and leave out placement.pins")
+
+
+def test_a_plan_does_not_warn_of_the_imbalance_of_a_small_model():
+    assert imbalance(planned("placement.max_part_mib=null", table=10_000)) == []
 
 
 def test_a_plan_with_parts_survives_being_written_and_read():

@@ -259,7 +259,8 @@ def test_all_problems_are_reported_in_one_pass():
 
 
 def test_a_shard_without_parameters_gets_a_warning():
-    assert any("ps:2 holds no parameter" in str(warning) for warning in planned("cluster=3ps2w").warnings)
+    plan = planned("cluster=3ps2w", "placement.max_part_mib=null")
+    assert any("ps:2 holds no parameter" in str(warning) for warning in plan.warnings)
 
 
 def test_more_workers_than_cores_get_a_warning():

@@ -47,7 +47,7 @@ KEYS = {
     "strategy.quorum": "backup: replicas that each update waits for",
     "strategy.max_staleness": "async: drop and count gradients that are more steps old than this",
     "strategy.wire": "memory: shared on one machine; float32 or bfloat16: messages",
-    "placement.max_part_mib": "split larger parameters over several shards",
+    "placement.max_part_mib": "auto: balance the hosts; MiB: split larger parameters; null: none",
     "placement.buckets": "shards on each host, sent in parallel; for slow links",
     "evaluate.every": "steps between evaluations; 0: once, at the end",
     "checkpoint.every": "steps between checkpoints; 0: only at the end",

@@ -14,6 +14,7 @@ from omegaconf import MISSING
 from trainer.config.limits import limits, read_by
 
 NAME = re.compile(r"[a-z0-9-]{1,63}")
+AUTO = "auto"
 
 
 class Mode(Enum):
@@ -253,8 +254,10 @@ class PlacementConfig:
 
     name: PlacementName = PlacementName.greedy
     pins: dict[str, int] = field(default_factory=dict)  # pattern of parameter paths (fnmatch) -> shard
-    # MiB; split larger parameters into parts that may lie on several shards; default: keep them whole
-    max_part_mib: float | None = field(default=None, metadata=limits(above=0))
+    # auto: cut large parameters so that no host holds more than 1.1 times its share, unless name is round_robin or
+    # optimizer.clip_norm is set; a number of MiB: cut larger parameters into parts, which are placed one by one; null:
+    # cut nothing
+    max_part_mib: str | None = AUTO
     # shards on each host, sent and updated in parallel, with the next step's prefetched; for slow links
     buckets: int = field(default=1, metadata=limits(at_least=1, at_most=64))
 

@@ -8,7 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from trainer.config.cluster_size import ClusterSize
-from trainer.config.schema import ClusterConfig, DeviceConfig, RunConfig
+from trainer.config.schema import (
+    AUTO,
+    ClusterConfig,
+    DeviceConfig,
+    OptimizerConfig,
+    PlacementConfig,
+    PlacementName,
+    RunConfig,
+)
 from trainer.faults.problems import ConfigError, Problem
 from trainer.plan import addresses
 from trainer.plan.checks.gpu_memory import warn_of_gpu_memory
@@ -16,7 +24,7 @@ from trainer.plan.checks.strategy import batch_parts
 from trainer.plan.description import Description
 from trainer.plan.devices import THIS_HOST, Machine, for_tasks, tasks_here
 from trainer.plan.layout import Shard, Slice
-from trainer.plan.placement import best_match, pin_faults, place
+from trainer.plan.placement import SMALL_NBYTES, best_match, pin_faults, place
 from trainer.plan.plan import Plan, Task
 from trainer.plan.shared_memory import wire_of
 from trainer.plan.strategy import Strategy, strategy_of
@@ -50,7 +58,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         hosts,
         pins=config.placement.pins,
         strategy=config.placement.name.value,
-        max_part_mib=config.placement.max_part_mib,
+        max_part_mib=_max_part_mib(config.placement, config.optimizer),
         buckets=config.placement.buckets,
     )
     return Plan(
@@ -62,7 +70,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         shards=shards,
         train_examples=description.train_examples,
         warnings=(
-            *_warnings(shards, tasks, machine),
+            *_warnings(shards, tasks, config.placement.pins, machine),
             *warn_of_gpu_memory(config.cluster, config.device, machine, here),
         ),
         quorum=config.strategy.quorum if strategy.waits_for_quorum else None,
@@ -91,6 +99,14 @@ def _hosts(cluster: ClusterConfig, strategy: Strategy) -> list[str]:
         return ["worker"]
     job = "ps" if cluster.ps else "worker"
     return [f"{job}:{index}" for index in range(getattr(cluster, job))]
+
+
+def _max_part_mib(placement: PlacementConfig, optimizer: OptimizerConfig) -> float | str | None:
+    if placement.max_part_mib != AUTO:
+        return None if placement.max_part_mib is None else float(placement.max_part_mib)
+    # The size that auto finds depends on the hosts, and the norm of clipped gradients, summed part by part, on it.
+    is_possible = placement.name is PlacementName.greedy and optimizer.clip_norm is None
+    return AUTO if is_possible else None
 
 
 def _pin_layers(pins: Mapping[str, str], layers: Sequence[str]) -> dict[str, str]:
@@ -130,31 +146,35 @@ def _check_layers(pins: Mapping[str, str], description: Description) -> Iterator
             yield Problem("device.layers", message, f"e.g. 'device.layers={{{near[0] if near else 'dense'}:{device}}}'")
 
 
-def _warnings(shards: Sequence[Shard], tasks: Sequence[Task], machine: Machine) -> Iterator[Problem]:
+def _warnings(
+    shards: Sequence[Shard], tasks: Sequence[Task], pins: Mapping[str, int], machine: Machine
+) -> Iterator[Problem]:
     hosts = {shard.host for shard in shards}
     for shard in shards:
         if not any(other.trainable for other in shards if other.host == shard.host):
             yield Problem("cluster", f"{shard.host} holds no parameter", f"{len(hosts) - 1} shards are enough")
-    yield from _warn_of_imbalance(shards)
+    yield from _warn_of_imbalance(shards, pins)
     workers = sum(task.job == "worker" for task in tasks)
     if workers > machine.cores:
         yield Problem("cluster", f"{workers} workers share {machine.cores} cores", "fewer workers may be faster here")
 
 
-def _warn_of_imbalance(shards: Sequence[Shard]) -> Iterator[Problem]:
+def _warn_of_imbalance(shards: Sequence[Shard], pins: Mapping[str, int]) -> Iterator[Problem]:
+    """Where `auto` does not cut: it is off, or a pin keeps parameters whole."""
     pieces_of: dict[str, list[Slice]] = {}
     for shard in shards:
         pieces_of.setdefault(shard.host, []).extend([*shard.trainable, *shard.state])
     nbytes = {host: sum(piece.nbytes for piece in pieces) for host, pieces in pieces_of.items()}
     total, heaviest = sum(nbytes.values()), max(nbytes, key=nbytes.__getitem__)
     even = total / len(pieces_of)
-    if nbytes[heaviest] > 1.5 * even:
+    if even >= SMALL_NBYTES and nbytes[heaviest] > 1.5 * even:
         largest = max(pieces_of[heaviest], key=lambda piece: piece.nbytes)
         share, of_it = f"{nbytes[heaviest] / total:.0%}", f"{largest.nbytes / total:.0%}"
         message = f"{heaviest} holds {share} of the bytes, and {largest.path} alone {of_it}"
         parts = f"type placement.max_part_mib={_round_up(even / 2**20)} to split it into parts"
         greedy = "type placement.name=greedy and leave out placement.pins"
-        yield Problem("placement", message, parts if largest.nbytes > even else greedy)
+        can_cut = largest.nbytes > even and best_match(largest.path, pins) is None
+        yield Problem("placement", message, parts if can_cut else greedy)
 
 
 def _round_up(mib: float) -> str:

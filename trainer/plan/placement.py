@@ -9,8 +9,10 @@ is a view and no parameter's arithmetic depends on its neighbours: the same bits
 shards. What a replica pulls and what it pushes have the same layout: values one way, gradients, new state and metrics
 the other.
 
-A parameter larger than `placement.max_part_mib` is cut into parts, which are placed as parameters are. Where it is cut
-depends on its size alone, never on the shards: sums are formed part by part, so they too come out the same.
+A parameter larger than `placement.max_part_mib` is cut into parts, which are placed as parameters are. Where a given
+size cuts it depends on the parameter alone, never on the shards: the norm of clipped gradients is summed part by part,
+so it too comes out the same. `auto` looks for the largest size with which greedy gives no host more than BALANCED times
+its share. That size depends on the hosts, so clipped gradients are not cut by it.
 
 A host may hold its parameters in several shards, `placement.buckets`, each of which is pulled, pushed and updated on
 its own: the first has the last parameters of the model, in whose gradients the backward pass begins.
@@ -22,7 +24,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from fnmatch import fnmatchcase
 from typing import Protocol
 
+from trainer.config.schema import AUTO
 from trainer.plan.layout import LANES, Parameter, Shard, Slice
+
+PAD_NBYTES = 4 * LANES
+BALANCED = 1.1  # times the mean of all hosts: what auto lets one hold
+SMALL_NBYTES = 2**16  # of a host's share: it takes less time to send than a message without it, and stays uncut
 
 
 class Chooser(Protocol):
@@ -72,7 +79,7 @@ def place(
     *,
     pins: Mapping[str, int],
     strategy: str = "greedy",
-    max_part_mib: float | None = None,
+    max_part_mib: float | str | None = None,
     buckets: int = 1,
 ) -> tuple[Shard, ...]:
     """Assigns every parameter, or every part of one, to a host: its pin's if it has one, else the strategy's choice.
@@ -85,7 +92,8 @@ def place(
         parameters: in creation order.
         pins: shard by pattern of paths (`conv*/kernel`); where several match, the one with the
             most characters besides `*` wins. A pin holds for all parts of a parameter.
-        max_part_mib: a larger parameter is cut into parts of at most this size; none: it stays whole.
+        max_part_mib: a larger parameter is cut into parts of at most this size; none: it stays whole; AUTO: the largest
+            size that balances the hosts, for `greedy` alone, with which a parameter that has a pin stays whole.
         buckets: shards of each host, of about equal size; fewer where it holds fewer parameters and parts.
 
     Raises:
@@ -95,8 +103,22 @@ def place(
         for fault, _ in pin_faults(parameters, len(hosts), pin, shard):
             raise ValueError(fault)
     pinned = {p.path: pins[pattern] for p in parameters if (pattern := best_match(p.path, pins)) is not None}
-    pieces = [piece for parameter in parameters for piece in cut(parameter, max_part_mib)]
-    chooser = CHOOSERS[strategy](len(hosts))
+    if isinstance(max_part_mib, str):
+        assert (max_part_mib, strategy) == (AUTO, "greedy")
+        held = _balance(parameters, pinned, len(hosts))
+    else:
+        pieces = [piece for parameter in parameters for piece in cut(parameter, max_part_mib)]
+        held = _assign(pieces, pinned, len(hosts), strategy)
+    trainable = {p.path for p in parameters if p.trainable}
+    buckets_of = [
+        (host, bucket) for host, pieces in zip(hosts, held, strict=True) for bucket in _in_buckets(pieces, buckets)
+    ]
+    return tuple(_lay_out(index, host, bucket, trainable) for index, (host, bucket) in enumerate(buckets_of))
+
+
+def _assign(pieces: Sequence[Slice], pinned: Mapping[str, int], hosts: int, strategy: str) -> list[list[Slice]]:
+    """The pieces that each host holds, in their order."""
+    chooser = CHOOSERS[strategy](hosts)
     chosen: dict[Slice, int] = {}
     for piece in pieces:
         if piece.path in pinned:
@@ -105,13 +127,28 @@ def place(
     free = [piece for piece in pieces if piece not in chosen]
     for piece in sorted(free, key=lambda p: -p.padded) if strategy == "greedy" else free:
         chosen[piece] = chooser.choose(piece.nbytes)
-    trainable = {p.path for p in parameters if p.trainable}
-    buckets_of = [
-        (host, bucket)
-        for number, host in enumerate(hosts)
-        for bucket in _in_buckets([piece for piece in pieces if chosen[piece] == number], buckets)
-    ]
-    return tuple(_lay_out(index, host, bucket, trainable) for index, (host, bucket) in enumerate(buckets_of))
+    return [[piece for piece in pieces if chosen[piece] == host] for host in range(hosts)]
+
+
+def _balance(parameters: Sequence[Parameter], pinned: Mapping[str, int], hosts: int) -> list[list[Slice]]:
+    """The pieces that each host holds, with parameters without a pin cut into the largest parts that balance.
+
+    No host gets such a part that then holds more than BALANCED times its share. A small model stays whole.
+    """
+    whole = [piece for parameter in parameters for piece in cut(parameter, None)]
+    share = sum(piece.nbytes for piece in whole) / hosts
+    lanes = [piece.padded // LANES for piece in whole if piece.path not in pinned]
+    # Greedy gives no host more than its share and one part: parts of this size always balance.
+    least = max(1, int((BALANCED - 1) * share) // PAD_NBYTES)
+    sizes = {-(-size // count) for size in lanes for count in range(1, size // least + 1)} | {least}
+    for size in sorted(sizes, reverse=True) if share >= SMALL_NBYTES else ():
+        mib = size * PAD_NBYTES / 2**20
+        pieces = [piece for p in parameters for piece in cut(p, None if p.path in pinned else mib)]
+        held = _assign(pieces, pinned, hosts, "greedy")
+        free = [own for own in held if any(piece.path not in pinned for piece in own)]
+        if all(sum(piece.nbytes for piece in own) <= BALANCED * share for own in free):
+            return held
+    return _assign(whole, pinned, hosts, "greedy")
 
 
 def cut(parameter: Parameter, max_part_mib: float | None) -> list[Slice]:
@@ -120,7 +157,7 @@ def cut(parameter: Parameter, max_part_mib: float | None) -> list[Slice]:
     Every part but the last is a multiple of LANES floats, so that parts are aligned in the parameter too.
     """
     lanes = -(-parameter.size // LANES)
-    most = max(lanes, 1) if max_part_mib is None else max(1, int(max_part_mib * 2**20) // (4 * LANES))
+    most = max(lanes, 1) if max_part_mib is None else max(1, int(max_part_mib * 2**20) // PAD_NBYTES)
     count = max(1, -(-lanes // most))
     least, longer = divmod(lanes, count)
     pieces, begin = [], 0

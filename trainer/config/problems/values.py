@@ -15,7 +15,7 @@ from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError
 from trainer.config import keys, sources, yaml_files
 from trainer.config import user_file as user
 from trainer.config.limits import check_limits
-from trainer.config.schema import NAME, DataConfig, ModelConfig, RunConfig
+from trainer.config.schema import AUTO, NAME, DataConfig, ModelConfig, RunConfig
 from trainer.faults.problems import ConfigError, Problem
 
 
@@ -43,6 +43,7 @@ def examine(
     config = OmegaConf.to_object(composed)
     assert isinstance(config, RunConfig)
     problems += [*check_limits(config), *_check_name(config.name), *_check_run(config.run)]
+    problems += _check_part(config.placement.max_part_mib)
     chosen = {group: choices.get(group) for group in sources.FUNCTION_GROUPS if group not in unknown}
     problems += _check_functions(config, chosen, line)
     return Examined(config, problems)
@@ -138,6 +139,19 @@ def _check_run(run: str | None) -> Iterator[Problem]:
     elif not path.name or "\0" in run:
         message = f"'{run}' does not name a directory of its own; a run writes and cleans up there"
         yield Problem("run", message, "e.g. run=runs/first, or leave run out")
+
+
+def _check_part(given: str | None) -> Iterator[Problem]:
+    """The size of parts is a number, or words for none."""
+    if given in (None, AUTO):
+        return
+    try:
+        is_size = 0 < float(given) < math.inf
+    except ValueError:
+        is_size = False
+    if not is_size:
+        message = f"{given} is not a size in MiB; it must be {AUTO}, null or a number above 0"
+        yield Problem("placement.max_part_mib", message, "leave it out, or type placement.max_part_mib=6")
 
 
 def _check_functions(config: RunConfig, choices: Mapping[str, Any], line: sources.CommandLine) -> Iterator[Problem]:
