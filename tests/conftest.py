@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +21,8 @@ from typing import Any
 
 import pytest
 from forks import Forks, forks
+
+from trainer.launch.processes import warm
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
@@ -73,6 +78,20 @@ def _has_engine() -> bool:
         )
     except (OSError, subprocess.TimeoutExpired):
         return False
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Lets all commands of a session start their tasks from one process that has imported TensorFlow."""
+    if not hasattr(config, "workerinput"):
+        folder = tempfile.mkdtemp(prefix="trainer-")
+        config.add_cleanup(functools.partial(_end_warm_processes, folder))
+        os.environ |= {"XDG_RUNTIME_DIR": folder, "TRAINER_WARM_MINUTES": "5"}
+
+
+def _end_warm_processes(folder: str) -> None:
+    for one in warm.find():
+        warm.end(one)
+    shutil.rmtree(folder)
 
 
 class Command:

@@ -307,7 +307,8 @@ def test_a_task_that_a_scheduler_starts_has_no_nursery(monkeypatch):
     assert start_early([]) is None
 
 
-def test_an_unused_nursery_ends_at_once_and_ending_it_again_does_nothing():
+def test_an_unused_nursery_ends_at_once_and_ending_it_again_does_nothing(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # without a warm process
     early = ProcessTasks(fork=True)  # imports for seconds, without reading requests
     early.discard()
     assert early._nursery.returncode == -signal.SIGKILL

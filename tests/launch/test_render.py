@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from trainer.config.schema import ClusterConfig, ContainerConfig, Launch, Mode, RunConfig
+from trainer.config.schema import ClusterConfig, ContainerConfig, Launch, LaunchConfig, Mode, RunConfig
 from trainer.faults.problems import Problem
 from trainer.launch.containers import compose_file
 from trainer.launch.containers.inputs import with_absolute_paths
@@ -264,7 +264,7 @@ def test_hosts_are_rendered_and_not_started_from_here():
     ],
 )
 def test_invalid_options_of_containers_are_refused_with_a_remedy(change, message):
-    config = RunConfig(launch=Launch.docker, cluster=ClusterConfig("1ps1w", 1, 1))
+    config = RunConfig(launch=LaunchConfig(Launch.docker), cluster=ClusterConfig("1ps1w", 1, 1))
     change(config)
     problems = list(check_containers(config))
     assert message in "\n".join(map(str, problems))

@@ -1,4 +1,4 @@
-"""mode=clean: removes the containers and networks of runs whose launcher has died."""
+"""mode=clean: ends warm processes, and removes the containers and networks of runs whose launcher has died."""
 
 import os
 from collections.abc import Iterator
@@ -14,6 +14,7 @@ from trainer.faults.exit_codes import RunInUseError
 from trainer.launch.containers.docker_errors import connect, explain_errors
 from trainer.launch.containers.spec import RUN_LABEL, TASK_LABEL
 from trainer.launch.containers.tasks import remove
+from trainer.launch.processes import warm
 from trainer.storage.lease import Lease
 from trainer.storage.run_directory import RunDirectory
 
@@ -22,6 +23,9 @@ COMPOSE_PROJECT, COMPOSE_FOLDER = "com.docker.compose.project", "com.docker.comp
 
 def run(config: RunConfig, start: Start) -> int:
     """Removes what it may and prints a line for each run; returns 0."""
+    ended = [one.pid for one in warm.find() if warm.end(one)]
+    if ended:
+        print(f"ended: warm process {', '.join(map(str, ended))}")
     client = connect()
     with explain_errors():
         runs = list(_runs(client))
@@ -38,7 +42,7 @@ def run(config: RunConfig, start: Start) -> int:
             print(f"kept: {error}")
         else:
             print(f"removed from {path}: {', '.join(removed)}")
-    if not runs:
+    if not runs and not ended:
         print("nothing to clean")
     return exit_codes.OK
 

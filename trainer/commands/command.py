@@ -63,8 +63,8 @@ def main(config: RunConfig, start: Start) -> int:
     """Runs the command of the config's mode; returns the exit code."""
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
     logging.getLogger("trainer").setLevel(logging.INFO)
-    trains_here = config.mode in (Mode.train, Mode.selftest) and config.job is None and config.launch is Launch.local
-    if not trains_here:
+    is_local = config.job is None and config.launch.name is Launch.local
+    if not is_local or config.mode not in (Mode.train, Mode.selftest):
         start.discard()
     try:
         return int(importlib.import_module(COMMANDS[config.mode]).run(config, start))

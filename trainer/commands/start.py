@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from trainer.launch.processes.tasks import ProcessTasks
 
 # Arguments that begin so may need no tasks on this machine.
+WARM_MINUTES = "TRAINER_WARM_MINUTES"  # the default of launch.warm_minutes
 PREFIXES_WITHOUT_LOCAL_TASKS = ("-", "mode=", "launch=", "job=", "hydra.")
 
 
@@ -21,11 +23,14 @@ class Start:
     at: float  # Unix time, seconds
     early: ProcessTasks | None = None
 
-    def tasks(self) -> ProcessTasks:
-        """Returns the early nursery, else a new one."""
+    def tasks(self, warm_minutes: float = 0.0) -> ProcessTasks:
+        """Returns the early nursery, else a new one; one that is to stay warm replaces one that is not."""
         from trainer.launch.processes.tasks import ProcessTasks
 
-        return self.early or ProcessTasks()
+        if self.early and (self.early.is_warm or not warm_minutes):
+            return self.early
+        self.discard()
+        return ProcessTasks(warm_minutes=warm_minutes)
 
     def discard(self) -> None:
         """Ends the early nursery if no run has used it."""
@@ -45,6 +50,14 @@ def start_early(arguments: Sequence[str]) -> ProcessTasks | None:
     from trainer.launch.processes.tasks import ProcessTasks
 
     try:
-        return ProcessTasks()
+        return ProcessTasks(warm_minutes=_warm_minutes(arguments))
     except OSError:  # reported when a run needs it
         return None
+
+
+def _warm_minutes(arguments: Sequence[str]) -> float:
+    """What the command line or the environment asks for, before the config is known; 0 if that is no number."""
+    typed = [argument.partition("=")[2] for argument in arguments if argument.startswith("launch.warm_minutes=")]
+    with contextlib.suppress(ValueError):
+        return float([os.environ.get(WARM_MINUTES, "0"), *typed][-1])
+    return 0.0

@@ -17,10 +17,10 @@ def run(config: RunConfig, start: Start) -> int:
     """Trains; returns the exit code."""
     if config.job is not None:
         _run_task(config)
-    if config.launch is Launch.docker:
+    if config.launch.name is Launch.docker:
         return _run_containers(config, start)
     check_exists(config.resume)
-    with start.tasks() as tasks:  # importing TensorFlow overlaps with planning
+    with start.tasks(config.launch.warm_minutes or 0.0) as tasks:  # importing TensorFlow overlaps with planning
         made = plan.announce(config, tasks)
         return launcher.run(config, made, choose(config), tasks, started_at=start.at)
 

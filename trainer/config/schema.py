@@ -26,7 +26,7 @@ class Mode(Enum):
     check = "check"  # verify a finished run: each step counted every replica once
     chaos = "chaos"  # kill, freeze and cut off tasks while training; compare with an unbroken run
     render = "render"  # write the files from which another tool starts the run; see target
-    clean = "clean"  # remove the containers of runs whose launcher has died
+    clean = "clean"  # end warm processes; remove the containers of runs whose launcher has died
     selftest = "selftest"  # train 1ps1w for 20 steps on this machine and leave nothing behind
 
 
@@ -340,6 +340,16 @@ class ContainerConfig:
 
 
 @dataclass
+class LaunchConfig:
+    """How the tasks of a run are started."""
+
+    name: Launch = Launch.local
+    # minutes for which a process that has imported TensorFlow waits for the next command, which then starts sooner;
+    # default: $TRAINER_WARM_MINUTES, or 0
+    warm_minutes: float | None = field(default=None, metadata=limits(at_least=0))
+
+
+@dataclass
 class SecurityConfig:
     allow_untrusted_network: bool = False  # accept public addresses: TensorFlow's gRPC has no authentication, no TLS
 
@@ -360,7 +370,7 @@ class RunConfig:
     """The whole config of a run."""
 
     mode: Mode = Mode.train
-    launch: Launch = Launch.local
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
     target: Target = Target.compose
     name: str = "run"  # [a-z0-9-]{1,63}; prefix of the run directory's name
     run: str | None = None  # run directory; default: a new one under runs/

@@ -33,7 +33,7 @@ def why_not_memory(config: RunConfig) -> str:
     strategy = strategy_of(config.strategy, config.cluster)
     if not strategy.has_shard_hosts:
         return f"{strategy.name} has no shards"
-    if config.launch is Launch.docker or config.mode is Mode.render:
+    if config.launch.name is Launch.docker or config.mode is Mode.render:
         return "containers share no memory"
     if config.device.log_placement:
         return "device.log_placement can follow only vectors sent as messages"

@@ -31,6 +31,7 @@ from trainer.task.evaluator import life
 from trainer.task.leave import leave, log_failure
 from trainer.task.server import can_fuse, configure_eager, start_server
 from trainer.task.signals import StopRequest
+from trainer.task.title import set_title
 
 Role = Callable[[Context], bool]  # returns whether the run was stopped before its last step
 
@@ -51,6 +52,7 @@ def run_task(config: RunConfig, plan: Plan, directory: RunDirectory, job: str, i
     faulthandler.enable()
     task = plan.task(job, index)
     log.set_up(task.name)
+    set_title(task.name, f"trainer {task.name} of {directory.path}")
     _log.info("%s%s of %s, pid %d: %s", log.STARTED, task.name, directory.path, os.getpid(), plan.describe())
     try:
         _run(config, plan, directory, task)

@@ -71,6 +71,10 @@ def run_directory(path: str, exists_at: str, free: int, refused: str | None) -> 
     return ok(what, text)
 
 
+def warm_process(pid: int, memory: int) -> Finding:
+    return ok("warm process", f"pid {pid}, {_mib_of(memory)}: TensorFlow is imported for the next command")
+
+
 def _gib(nbytes: int) -> str:
     return f"{nbytes / GIB:.1f} GiB"
 

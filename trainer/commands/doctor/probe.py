@@ -31,6 +31,7 @@ from trainer.commands.doctor.page import show
 from trainer.commands.start import Start
 from trainer.config.schema import RunConfig
 from trainer.faults.problems import Problem
+from trainer.launch.processes import warm
 from trainer.observe.machine import cgroup_limits, is_local, memory_info, this_machine, usable_cores, version_of
 from trainer.plan.addresses import CONTROL_PORT_OFFSET, split
 from trainer.plan.checks.versions import TENSORFLOWS
@@ -106,6 +107,7 @@ def examine(wanted: Wanted, environment: Mapping[str, str]) -> list[Finding]:
         "ulimit -n": lambda: [machine.open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))],
         "run directory": lambda: [check_run_directory(Path(wanted.run or "runs"))],
         "docker": lambda: check_docker(gpu_count),
+        "warm process": lambda: [machine.warm_process(one.pid, one.memory_bytes()) for one in warm.find()],
         "config": lambda: finding.config(wanted.problems, wanted.cluster),
     }
     started = {what: start(check) for what, check in checks.items()}

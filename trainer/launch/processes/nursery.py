@@ -176,8 +176,9 @@ def _redirect(log: str) -> None:
     os.close(file)
 
 
-def _import_everything() -> None:
+def import_everything() -> None:
     """Imports TensorFlow and everything that a task needs, but not what Keras imports for drawings and tables."""
+    gc.disable()  # imported modules stay; tasks collect from their first step on
     skipped = [name for name in ("matplotlib", "pandas") if name not in sys.modules]
     for name in skipped:
         sys.modules[name] = None  # type: ignore[assignment]  # as if it were not installed
@@ -186,22 +187,27 @@ def _import_everything() -> None:
 
     for name in skipped:  # a user's file may want them
         del sys.modules[name]
+    gc.freeze()  # a collection in a child would touch, and so copy, every page it shares with its parent
 
 
-def main() -> None:
-    """Serves the socket with the file descriptor in the first argument; the second is "fork" or "plain"."""
+def serve(control: socket.socket, *, can_fork: bool) -> None:
+    """Starts the tasks that a launcher asks for, until it has ended."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to the whole group, it stops the tasks, which need the nursery
-    control = socket.socket(fileno=int(sys.argv[1]))
-    can_fork = sys.argv[2] == "fork"
-    die_with_parent(int(sys.argv[3]))
-    if can_fork:
-        gc.disable()  # imported modules stay; tasks collect from their first step on
-        _import_everything()
-        gc.freeze()  # a collection in a child would touch, and so copy, every page it shares with the nursery
     try:
         _Nursery(control, can_fork=can_fork).serve()
     except (BrokenPipeError, ConnectionResetError):
         pass  # the launcher has ended; the kernel ends the tasks with this process
+
+
+def main() -> None:
+    """Serves the socket with the file descriptor in the first argument; the second is "fork" or "plain"."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    control = socket.socket(fileno=int(sys.argv[1]))
+    can_fork = sys.argv[2] == "fork"
+    die_with_parent(int(sys.argv[3]))
+    if can_fork:
+        import_everything()
+    serve(control, can_fork=can_fork)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from trainer.launch.processes import warm
 from trainer.plan.environment import QUIET
 
 if TYPE_CHECKING:
@@ -24,37 +26,57 @@ REUSE_PORT = {"TF_GRPC_REUSE_PORT": "1"}  # the launcher holds the port
 class ProcessTasks:
     """A nursery and the tasks that it started; leaving the block ends those that are left."""
 
-    def __init__(self, *, fork: bool = sys.platform != "darwin") -> None:
-        ours, theirs = socket.socketpair()
+    def __init__(self, *, fork: bool = sys.platform != "darwin", warm_minutes: float = 0.0) -> None:
+        """Has a warm process fork a nursery, or starts one; `warm_minutes` as in `warm.connect`."""
         # The nursery's output: TensorFlow's greetings, and the reason if it fails.
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `__exit__`)
-        how = "fork" if fork else "plain"
-        self._control, self._pending = ours, b""
+        environment = os.environ | QUIET | REUSE_PORT | {"CUDA_VISIBLE_DEVICES": "-1"}
+        self._fork, self._pending = fork, b""
+        self._nursery: subprocess.Popen[bytes] | None = None
+        warm_nursery = warm.connect(warm_minutes, environment, self._stderr) if fork else None
+        self._control = warm_nursery or self._start_nursery(environment)
+
+    def _start_nursery(self, environment: Mapping[str, str]) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        how = "fork" if self._fork else "plain"
         self._nursery = subprocess.Popen(
             [sys.executable, "-m", "trainer.launch.processes.nursery", str(theirs.fileno()), how, str(os.getpid())],
-            env=os.environ | QUIET | REUSE_PORT | {"CUDA_VISIBLE_DEVICES": "-1"},
+            env=environment,
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stderr=self._stderr,
             start_new_session=True,  # Ctrl-C reaches the launcher alone
         )
         theirs.close()
-        self._fork = fork
+        return ours
+
+    @property
+    def is_warm(self) -> bool:
+        return self._nursery is None
 
     def __enter__(self) -> ProcessTasks:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._control.close()  # the nursery kills its tasks and leaves
-        self._nursery.wait()
-        self._stderr.close()
+        with contextlib.suppress(OSError):  # the nursery kills its tasks and leaves
+            self._control.shutdown(socket.SHUT_WR)
+            while self._control.recv(1 << 16):
+                pass
+        self._close()
 
     def discard(self) -> None:
         """Ends a nursery that was not needed, even while it imports; does nothing if it has ended."""
         if self._control.fileno() < 0:
             return
-        self._nursery.kill()
-        self.__exit__()
+        if self._nursery:
+            self._nursery.kill()
+        self._close()
+
+    def _close(self) -> None:
+        self._control.close()
+        if self._nursery:
+            self._nursery.wait()
+        self._stderr.close()
 
     def describe(self, question: Question) -> dict[str, Any]:
         """Describes a model, which a fork of the nursery builds."""
@@ -109,7 +131,7 @@ class ProcessTasks:
         return [json.loads(line) for line in lines]
 
     def _ended(self) -> RuntimeError:
-        code = self._nursery.wait()
+        how = f"ended with code {self._nursery.wait()}" if self._nursery else "ended"
         self._stderr.seek(0)
         output = self._stderr.read().decode(errors="replace")[-2000:]
-        return RuntimeError(f"the process that starts tasks ended with code {code}:\n{output}")
+        return RuntimeError(f"the process that starts tasks {how}:\n{output}")

@@ -18,9 +18,9 @@ LEAST_MIB = 512  # of a task: TensorFlow alone takes 400
 
 def check_containers(config: RunConfig) -> Iterator[Problem]:
     """Yields everything wrong with how containers are asked for."""
-    if config.launch is Launch.docker:
+    if config.launch.name is Launch.docker:
         yield from _check_launch(config)
-    if config.launch is Launch.docker or config.mode is Mode.render:
+    if config.launch.name is Launch.docker or config.mode is Mode.render:
         yield from _check_mounts(config)
     if config.mode is Mode.render and config.cluster.addresses and not config.cluster.hosts:
         remedy = "leave it out, or give the machines: cluster.hosts=[10.0.0.1,10.0.0.2]"

@@ -1,0 +1,124 @@
+"""The process that has imported TensorFlow and waits for the next command of its user."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainer.launch.processes import warm
+from trainer.launch.processes.tasks import ProcessTasks
+
+PROGRAM = """
+import os, sys
+from trainer.launch.processes import warm
+connection = warm.connect(float(sys.argv[1]), os.environ, open(os.devnull, "wb"))
+print([one.pid for one in warm.find()])
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch) -> Iterator[Path]:
+    """Where the sockets are; pytest's own folders have names that are too long for one."""
+    with tempfile.TemporaryDirectory() as runtime:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+        yield Path(runtime, "trainer")
+        for one in warm.find():
+            warm.end(one)
+
+
+def pids() -> list[int]:
+    return sorted(one.pid for one in warm.find())
+
+
+def start_warm(
+    environment: dict[str, str] | None = None, *, minutes: float = 1.0, cwd: Path | None = None
+) -> list[int]:
+    """Asks for a warm process as another command does; returns the pids of all that are there."""
+    command = [sys.executable, "-c", PROGRAM, str(minutes)]
+    ended = subprocess.run(command, env=os.environ | (environment or {}), cwd=cwd, capture_output=True, check=True)
+    return json.loads(ended.stdout)
+
+
+def wait_until_gone() -> None:
+    deadline = time.monotonic() + 60
+    while pids():
+        assert time.monotonic() < deadline, f"{pids()} is still there"
+        time.sleep(0.05)
+
+
+def test_none_is_started_unless_it_is_asked_for():
+    assert start_warm(minutes=0.0) == pids() == []
+
+
+def test_a_second_command_finds_the_process_of_the_first(tmp_path):
+    first = start_warm()
+    assert len(first) == 1
+    assert start_warm(cwd=tmp_path, environment={"TRAINER_ANYTHING": "1"}) == first
+    assert start_warm(minutes=0.0) == first
+
+
+def test_a_command_with_another_environment_limit_or_library_does_not_use_it(tmp_path):
+    first = start_warm()
+    assert len(start_warm({"TF_ENABLE_ONEDNN_OPTS": "0"})) == 2
+    assert len(start_warm({"PYTHONPATH": str(tmp_path)})) == 3
+    limited = ["bash", "-c", 'ulimit -n 512 && exec "$@"', "bash", sys.executable, "-c", PROGRAM, "1"]
+    assert len(json.loads(subprocess.run(limited, capture_output=True, check=True).stdout)) == 4
+    assert set(first) < set(pids())
+
+
+def test_it_ends_when_its_libraries_change(tmp_path):
+    assert start_warm({"PYTHONPATH": str(tmp_path)})
+    (tmp_path / "new_library.py").touch()
+    wait_until_gone()
+
+
+def test_it_ends_when_nobody_has_used_it_for_its_minutes():
+    assert start_warm(minutes=0.001)
+    wait_until_gone()
+
+
+def test_a_folder_that_others_may_enter_is_not_used(folder):
+    folder.mkdir(mode=0o755)
+    assert start_warm() == []
+
+
+def test_one_that_was_killed_is_replaced():
+    (first,) = start_warm()
+    os.kill(first, 9)
+    (second,) = start_warm()
+    assert second != first
+
+
+def test_its_nursery_has_the_directory_and_the_environment_of_the_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with ProcessTasks(warm_minutes=1.0) as tasks:
+        assert tasks.is_warm
+        tasks.start("worker:0", run="nowhere", environment={"MINE": "1"}, log="task.log")
+        events = []
+        while not any(event["event"] == "exited" for event in events):
+            events += tasks.events(10.0)
+    assert "nowhere" in (tmp_path / "task.log").read_text()
+    assert len(pids()) == 1
+
+
+def test_tasks_of_a_killed_command_end(tmp_path):
+    """The nursery of a command ends with it, and the warm process stays."""
+    (warm_pid,) = start_warm()
+    code = "import time; from trainer.launch.processes.tasks import ProcessTasks; t = ProcessTasks(); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code]) as command:
+        children = Path(f"/proc/{warm_pid}/task/{warm_pid}/children")
+        deadline = time.monotonic() + 60
+        while not children.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        command.kill()
+    while children.read_text():  # until the warm process has noticed
+        assert time.monotonic() < deadline + 10
+        time.sleep(0.02)
+    assert pids() == [warm_pid]

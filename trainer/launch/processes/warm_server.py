@@ -1,0 +1,99 @@
+"""`python -m trainer.launch.processes.warm_server SOCKET`: imports TensorFlow once and forks a nursery per command.
+
+It ends when no command has used it for the minutes that the last one asked for, or when the code has changed.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.launch.processes import nursery, warm
+
+POLL_SECS = 2.0
+REQUEST_SECS = 5.0  # for a command to send its request
+
+
+def main() -> None:
+    """Serves the socket with the path in the first argument."""
+    path, code = Path(sys.argv[1]), warm.code_version()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    with socket.socket(socket.AF_UNIX) as listener:
+        os.umask(0o077)
+        listener.bind(str(path))
+        listener.listen()
+        try:
+            nursery.import_everything()
+            os.chdir("/")
+            _serve(listener, path, code)
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _serve(listener: socket.socket, path: Path, code: str) -> None:
+    nurseries: set[int] = set()
+    minutes, used_at = 0.0, time.monotonic()
+    while True:
+        if select.select([listener], [], [], POLL_SECS)[0] and (asked := _answer(listener, nurseries)) is not None:
+            minutes, used_at = asked or minutes, time.monotonic()
+        nurseries -= {pid for pid in nurseries if os.waitpid(pid, os.WNOHANG)[0]}
+        if nurseries:
+            used_at = time.monotonic()
+        if warm.code_version() == code and time.monotonic() < used_at + 60 * minutes:
+            continue
+        with warm.locked(path.parent):  # commands connect with the lock held
+            if not select.select([listener], [], [], 0)[0]:
+                path.unlink(missing_ok=True)
+                return
+
+
+def _answer(listener: socket.socket, nurseries: set[int]) -> float | None:
+    """Forks a nursery for a command that has connected, and returns the minutes that it asks for; None: it has not."""
+    connection, _ = listener.accept()
+    with connection:
+        connection.settimeout(REQUEST_SECS)
+        try:
+            _, descriptors, _, _ = socket.recv_fds(connection, 1, 2)
+        except TimeoutError:
+            return None
+        if len(descriptors) != 2 or not warm.is_ours(connection):  # only looked whether somebody listens
+            return None
+        with open(descriptors[0], "rb") as file:
+            file.seek(0)
+            request = json.load(file)
+        pid = os.fork()
+        if pid == 0:
+            listener.close()
+            _become_nursery(connection, descriptors[1], request)
+        os.close(descriptors[1])
+        nurseries.add(pid)
+        return float(request["minutes"])
+
+
+def _become_nursery(connection: socket.socket, stderr: int, request: Mapping[str, Any]) -> None:
+    """Serves a command as a nursery that it had started itself, and never returns."""
+    try:
+        os.setsid()
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.environ.clear()
+        os.environ.update(request["environment"])
+        os.chdir(request["cwd"])
+        sys.path[0] = request["path"]
+        connection.settimeout(None)
+        nursery.serve(connection, can_fork=True)
+    finally:
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
