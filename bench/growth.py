@@ -3,20 +3,15 @@
     python -m bench.growth [--quick]
 
 writes bench/results/growth.md and growth.json, fits the rates of trainer/plan/forecast/costs.py to what was
-measured, and prints the lines to put there. As root it measures in a network of its own, so that bytes on the wire are
-of these runs alone.
+measured, and prints the lines to put there. Where runs can be isolated, bytes on the wire are of these runs alone.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
-import fcntl
 import itertools
 import json
 import os
-import socket
-import struct
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,10 +21,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bench.facts import cpu_model
-from bench.processes import loopback
 from bench.steady import RunError, steady_run
 from trainer.config.compose import load
 from trainer.launch.describe import describe
+from trainer.launch.processes.isolation import why_impossible
 from trainer.observe.machine import this_machine, version_of
 from trainer.plan.description import Question
 from trainer.plan.forecast import step_time
@@ -39,8 +34,6 @@ from trainer.plan.plan import Plan
 
 RESULTS = Path(__file__).parent / "results"
 WARM_STEPS, WINDOW_SECS = 30, 5.0
-CLONE_NEWNET = 0x40000000  # linux/sched.h
-SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1  # linux/sockios.h, linux/if.h
 
 # (overrides, examples of a replica): what each stresses
 WORKLOADS = {
@@ -68,7 +61,7 @@ def main() -> int:
     arguments.add_argument("--fit-only", action="store_true", help="fit to growth.json as it is, and measure nothing")
     options = arguments.parse_args()
     if not options.fit_only:
-        has_network = enter_own_network()
+        has_network = not why_impossible()
         sizes, secs = (QUICK_SIZES, 2.0) if options.quick else (SIZES, WINDOW_SECS)
         before = machine()
         rows = list(measure_all(sizes, secs))
@@ -102,9 +95,9 @@ def measure(workload: str, size: str, secs: float) -> dict[str, Any]:
     batch = f"train.batch_size={plan.global_batch}"
     with steady_run([*options, batch]) as run:
         run.wait_for_step(WARM_STEPS)
-        before, _ = loopback()
+        before = run.received_nbytes()
         sample = run.measure(secs)
-        after, _ = loopback()
+        after = run.received_nbytes()
     by_job = {
         job: sum(value for task, value in sample.cpu_secs.items() if task.startswith(job)) / sample.steps
         for job in ("ps", "worker")
@@ -254,17 +247,6 @@ def machine() -> dict[str, Any]:
 def write(results: Mapping[str, Any]) -> None:
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "growth.json").write_text(json.dumps(results, indent=1) + "\n")
-
-
-def enter_own_network() -> bool:
-    """Gives this process, and those it starts, a loopback device of their own; returns whether that was possible."""
-    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) != 0:  # os.unshare is of Python 3.12
-        return False
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as device:
-        request = struct.pack("16sh14x", b"lo", 0)
-        flags = struct.unpack("16sh14x", fcntl.ioctl(device, SIOCGIFFLAGS, request))[1]
-        fcntl.ioctl(device, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | IFF_UP))
-    return True
 
 
 if __name__ == "__main__":

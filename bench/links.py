@@ -24,10 +24,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.growth import RESULTS, enter_own_network, machine, planned
+from bench.growth import RESULTS, machine, planned
 from bench.steady import ALONE, START_SECS, RunError
 from trainer.config.compose import load
 from trainer.faults.problems import ConfigError
+from trainer.launch.processes import isolation
 from trainer.observe.peers import read_status
 from trainer.plan.addresses import CONTROL_PORT_OFFSET
 from trainer.plan.forecast import step_time
@@ -67,11 +68,10 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     facts = machine()
     try:
-        if not enter_own_network():
-            raise LinkError("this process may not have a network of its own")
+        isolation.enter()
         make_bridge()
         rows, left_out = measure_all(["1gbit"] if quick else list(RATES), ["1ps2w"] if quick else CLUSTERS)
-    except LinkError as error:
+    except (LinkError, OSError) as error:
         print(f"bench-links: {error}", file=sys.stderr)
         return 2
     RESULTS.mkdir(exist_ok=True)

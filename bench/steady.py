@@ -77,6 +77,10 @@ class SteadyRun:
         waited = pages["worker:0"]["wait_fraction"] * (after[2] - before[2])
         return Sample(after[0] - before[0], after[2] - before[2], cpu, waited)
 
+    def received_nbytes(self) -> int:
+        """Bytes that crossed the loopback interface of its network."""
+        return processes.loopback(self._pages()["worker:0"]["pid"])[0]
+
     def _poll(self) -> tuple[int, dict[str, float], float]:
         pages = self._pages()
         cpu = {name: processes.cpu_secs(page["pid"]) for name, page in pages.items()}

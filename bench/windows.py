@@ -43,10 +43,11 @@ def measure(running: Running, secs: float) -> Window:
     try:
         time.sleep(SETTLE_SECS)
         first, began = running.next_step()
-        cpu, wire = running.cpu_secs(), processes.loopback()
+        process = processes.tree(running.pid)[-1]  # one in the network of its tasks, which may be their own
+        cpu, wire = running.cpu_secs(), processes.loopback(process)
         time.sleep(secs)
         last, ended = running.next_step()
-        cpu_after, wire_after = running.cpu_secs(), processes.loopback()
+        cpu_after, wire_after = running.cpu_secs(), processes.loopback(process)
     finally:
         running.pause()
     steps = last - first

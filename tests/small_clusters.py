@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +28,7 @@ from trainer.engine.sharded.worker_graph import WorkerSpec
 from trainer.engine.vectors.shared_memory import MemoryWire
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.engine.vectors.wire import MESSAGE_WIRES, VectorWire
-from trainer.launch.processes.memory_file import make_file
+from trainer.launch.processes.memory_file import lay_out
 from trainer.launch.processes.ports import HeldPorts
 from trainer.plan.placement import place
 from trainer.plan.plan import Plan, Task
@@ -111,8 +112,9 @@ class Cluster:
         self.workers = workers
         self._open = contextlib.ExitStack()  # as long as the cluster is
         if wire == "memory":
-            sizes = (self.shards, self.strategy, workers)
-            self.wire: VectorWire = MemoryWire(self._open.enter_context(make_file(*sizes)), *sizes)
+            sizes, file = (self.shards, self.strategy, workers), os.memfd_create("test")
+            self._open.callback(os.close, file)
+            self.wire: VectorWire = MemoryWire(self._open.enter_context(lay_out(file, *sizes)), *sizes)
         else:
             self.wire = MESSAGE_WIRES[wire]
         self.engines = [self._engine(index) for index in range(workers)]

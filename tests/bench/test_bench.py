@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -101,12 +102,12 @@ def test_a_process_that_is_ending_has_no_memory():
 
 
 def test_the_traffic_of_the_loopback_interface_is_counted():
-    nbytes, packets = processes.loopback()
+    nbytes, packets = processes.loopback(os.getpid())
     with socket.socket(type=socket.SOCK_DGRAM) as one, socket.socket(type=socket.SOCK_DGRAM) as other:
         other.bind(("127.0.0.1", 0))
         one.sendto(bytes(10_000), other.getsockname())
         other.recv(10_000)
-    after = processes.loopback()
+    after = processes.loopback(os.getpid())
     assert after[0] - nbytes >= 10_000
     assert after[1] > packets
 

@@ -15,7 +15,7 @@ from trainer.config.schema import OptimizerName
 from trainer.engine.sharded.worker import ShardedEngine
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.shared_memory import MemoryWire
-from trainer.launch.processes.memory_file import make_file
+from trainer.launch.processes.memory_file import lay_out
 from trainer.plan.layout import Parameter
 from trainer.plan.placement import place
 from trainer.plan.shared_memory import PAGE, nbytes, places
@@ -28,8 +28,10 @@ SHARDS = place(PARAMETERS, ["ps:0", "ps:1"], pins={})
 
 @pytest.fixture
 def memory() -> Iterator[MemoryWire]:
-    with make_file(SHARDS, SYNC, 2) as path:
+    file = os.memfd_create("test")
+    with lay_out(file, SHARDS, SYNC, 2) as path:
         yield MemoryWire(path, SHARDS, SYNC, 2)
+    os.close(file)
 
 
 def test_places_begin_at_pages_and_do_not_overlap():
@@ -42,10 +44,17 @@ def test_places_begin_at_pages_and_do_not_overlap():
     assert len(list(places(SHARDS, SYNC, workers=2))) == 6
 
 
-def test_the_file_disappears_with_its_maker():
-    with make_file(SHARDS, STRATEGIES["async"], 2) as path:
-        assert os.stat(path).st_size == nbytes(SHARDS, STRATEGIES["async"], 2)
-    assert not os.path.exists(path)
+def test_the_file_is_empty_after_a_run_and_all_zeros_in_the_next():
+    file = os.memfd_create("test")
+    for _ in range(2):
+        with lay_out(file, SHARDS, STRATEGIES["async"], 2) as path:
+            assert os.stat(path).st_size == nbytes(SHARDS, STRATEGIES["async"], 2)
+            with open(path, "r+b") as opened:
+                assert opened.read(8) == bytes(8)
+                opened.seek(0)
+                opened.write(b"leftover")
+        assert os.stat(path).st_size == 0
+    os.close(file)
 
 
 def run(*fetches: tf.Tensor, graph: tf.Graph) -> list[np.ndarray]:

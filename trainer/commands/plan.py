@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainer.commands.start import Start
-from trainer.config.schema import RunConfig
+from trainer.config.schema import Launch, RunConfig
 from trainer.faults import exit_codes
 from trainer.launch.describe import describe
+from trainer.launch.processes import isolation
 from trainer.observe.machine import this_machine
 from trainer.plan.description import Question
 from trainer.plan.make import make_plan, with_other_ps
@@ -15,6 +16,8 @@ from trainer.plan.plan import Plan
 
 if TYPE_CHECKING:
     from trainer.launch.processes.tasks import ProcessTasks
+
+ISOLATED = "isolated: the tasks get a network of their own, which no other program reaches"
 
 
 def run(config: RunConfig, start: Start) -> int:
@@ -25,8 +28,11 @@ def run(config: RunConfig, start: Start) -> int:
     description, machine = describe(_question(config)), this_machine()
     made = make_plan(config, description, machine)
     workload = step_time.Workload.of(description, config.optimizer, config.plan, cores=machine.cores)
+    not_isolated = isolation.why_not(config)
     expected = step_time.forecast(made, workload, with_other_ps(config, description, machine))
     page.show(made, (expected, workload))
+    if config.launch.name is Launch.local:
+        print(f"not isolated: {not_isolated}" if not_isolated else ISOLATED)
     if config.plan.json is not None:
         page.write_json(made, config.plan.json, expected)
     return exit_codes.OK

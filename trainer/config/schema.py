@@ -132,6 +132,14 @@ class PlacementName(Enum):
     round_robin = "round_robin"  # in creation order, as TensorFlow's replica_device_setter
 
 
+class Isolate(Enum):
+    """Whether the tasks of a run on this machine get a network of their own, which no other program reaches."""
+
+    auto = "auto"  # if the system allows it, and neither cluster.addresses nor code of user= may need another network
+    always = "always"  # or the run does not start
+    never = "never"  # whoever reaches this machine reaches the tasks
+
+
 @dataclass
 class ClusterConfig:
     """How many tasks each job has, and where they listen."""
@@ -351,6 +359,7 @@ class LaunchConfig:
 
 @dataclass
 class SecurityConfig:
+    isolate: Isolate = Isolate.auto  # give the tasks of a run on this machine a network that no other program reaches
     allow_untrusted_network: bool = False  # accept public addresses: TensorFlow's gRPC has no authentication, no TLS
 
 

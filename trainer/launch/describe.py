@@ -11,12 +11,13 @@ from typing import Any
 
 from trainer.faults.problems import ConfigError, Problem
 from trainer.plan.description import Description, DescriptionError, Question
+from trainer.plan.downloads import is_missing
 from trainer.plan.serialize import from_json
 from trainer.storage.atomic import write_atomically
 
 
 def describe(question: Question, child: Callable[[Question], dict[str, Any]] | None = None) -> Description:
-    """Returns the description in the cache, else asks a child process that imports TensorFlow.
+    """Returns the description in the cache, else asks a child process that imports TensorFlow, and downloads data.
 
     Args:
         child: runs `answer` in a process with TensorFlow; by default a new one.
@@ -27,7 +28,7 @@ def describe(question: Question, child: Callable[[Question], dict[str, Any]] | N
     """
     cached = _cache_file(question) if _is_cacheable(question) else None
     try:
-        if cached is not None:
+        if cached is not None and not is_missing(question.data):  # tasks may have no network to download it
             return _read(json.loads(cached.read_text()))
     except (OSError, ValueError, KeyError, TypeError):
         pass  # missing, or from another version: ask again

@@ -10,7 +10,7 @@ from typing import Any
 
 from trainer.faults import exit_codes
 from trainer.faults.exit_codes import TrainerError
-from trainer.observe.status import Status
+from trainer.observe.status import Status, short_name
 from trainer.plan.plan import Task
 
 REPORT_EVERY_SECS = 10.0
@@ -25,7 +25,11 @@ class _UnixConnection(http.client.HTTPConnection):
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
+        with short_name(self._path) as name:
+            try:
+                self.sock.connect(name)
+            except BlockingIOError as error:  # its queue is full; TCP would wait
+                raise TimeoutError("it has too many readers") from error
 
     def __init__(self, control: str, *, timeout: float) -> None:
         super().__init__("launcher", timeout=timeout)
@@ -113,6 +117,8 @@ def _why_missing(me: Status, peer: Task, until: str, may_be_silent: bool) -> str
         return "its host name does not resolve"
     except ConnectionRefusedError:
         return "connection refused; it has not started or has died"
+    except FileNotFoundError:  # its socket
+        return "it has not started"
     except TimeoutError:
         return None if may_be_silent else "silent; it may be frozen or behind a firewall"
     except (OSError, ValueError) as error:

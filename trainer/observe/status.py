@@ -12,7 +12,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 
 POLLS = 20  # without a request, before a launcher counts as dead
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+SOCKET_PATH_BYTES = 100  # that every system allows
 
 
 @dataclass
@@ -77,7 +79,7 @@ def serve(status: Status, host: str, port: int) -> None:
 
 
 def serve_at(status: Status, path: str, *, alone: Callable[[], None] | None = None, alone_secs: float = 60.0) -> None:
-    """Answers at a Unix socket too, for a launcher on another network.
+    """Answers at a Unix socket, for readers on another network too.
 
     Args:
         alone: called once, when nobody has asked for `alone_secs` after somebody did: the launcher has died.
@@ -118,8 +120,22 @@ class _Server6(_Server):
     address_family = socket.AF_INET6
 
 
+@contextmanager
+def short_name(path: str) -> Iterator[str]:
+    """Yields a name by which a socket is bound or reached: its path, or on Linux a shorter name if that is too long."""
+    if len(os.fsencode(path)) <= SOCKET_PATH_BYTES:
+        yield path
+        return
+    folder = os.open(os.path.dirname(path), os.O_PATH)
+    try:
+        yield f"/proc/self/fd/{folder}/{os.path.basename(path)}"
+    finally:
+        os.close(folder)
+
+
 class _UnixServer(_Server):
     address_family = socket.AF_UNIX
+    request_queue_size = 128  # a client that finds it full is refused at once, not served late as by TCP
 
     def __init__(self, path: str, handler: type[BaseHTTPRequestHandler]) -> None:
         self._path, self.requests = Path(path), 0
@@ -127,7 +143,8 @@ class _UnixServer(_Server):
 
     def server_bind(self) -> None:
         self._path.unlink(missing_ok=True)  # an earlier attempt's
-        self.socket.bind(str(self._path))
+        with short_name(str(self._path)) as name:
+            self.socket.bind(name)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         self.requests += 1

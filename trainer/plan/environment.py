@@ -15,3 +15,4 @@ CONTROL = "TRAINER_CONTROL"  # "host:port" of the task's status page, for a heal
 LAUNCHER = "TRAINER_LAUNCHER"  # path of a Unix socket where it is served too, for a launcher on another network
 REPORTS_PROGRESS = "TRAINER_REPORTS_PROGRESS"  # set where no launcher shows the progress: the chief does, in its log
 LINKS = "TRAINER_LINKS"  # JSON {task: {"address": ..., "control": ...}}: where this task reaches others
+MEMORY = "TRAINER_MEMORY"  # path of the memory file that the tasks of a machine share, as a task sees it

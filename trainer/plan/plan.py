@@ -24,7 +24,7 @@ class Task:
     job: str
     index: int
     address: str  # "host:port" of its TensorFlow server; port 0: chosen at start
-    control: str  # "host:port" of its status page
+    control: str  # "host:port" of its status page, or "unix:PATH"
     gpus: tuple[int, ...]  # visible ones, by their index on the host
     memory_fraction: float | None  # of each visible GPU; with no memory_mib and no growth either: nearly all of it
     intra_op_threads: int
@@ -77,7 +77,6 @@ class Plan:
     parameters: str = "/cpu:0"  # device of a shard on its host
     layers: Mapping[str, str] = field(default_factory=dict)  # device inside a replica by layer path
     wire: str = "float32"  # how vectors travel between shard hosts and workers
-    memory: str | None = None  # path of a file where they lie, of a wire of `memory`; known when tasks start
 
     @property
     def workers(self) -> tuple[Task, ...]:

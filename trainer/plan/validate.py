@@ -7,6 +7,7 @@ from trainer.plan.addresses import check_addresses, check_role
 from trainer.plan.checks.capacity import check_capacity
 from trainer.plan.checks.containers import check_containers
 from trainer.plan.checks.devices import check_devices, check_keys
+from trainer.plan.checks.isolation import check_isolation
 from trainer.plan.checks.strategy import check_batch, check_buckets, check_rollback, check_size, check_strategy
 from trainer.plan.checks.versions import check_versions
 from trainer.plan.devices import Machine, tasks_here
@@ -30,6 +31,7 @@ def validate(config: RunConfig, machine: Machine) -> list[Problem]:
         *check_rollback(train, config.restart, config.job),
         *check_read(config.optimizer, "optimizer."),
         *check_read(config.optimizer.schedule, "optimizer.schedule."),
+        *check_isolation(config),
         *check_addresses(cluster, untrusted_allowed=config.security.allow_untrusted_network),
         *check_role(cluster, config.job, config.task, config.run),
         *check_devices(cluster, device, machine, here, jit=train.jit),

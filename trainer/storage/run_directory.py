@@ -30,6 +30,7 @@ class RunDirectory:
         self.summary = path / "summary.json"
         self.history = path / "history.jsonl"
         self.logs = path / "logs"
+        self.pages = path / "pages"  # sockets of status pages, while an isolated run lives
         self.events = path / "events"
         self.journal = path / "journal"
         self.profile = path / "profile"

@@ -1,5 +1,6 @@
 """Builds what a task runs from its plan: the hosts of its shards, its engine and its replicas."""
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from trainer.engine.sharded.worker_graph import WorkerSpec
 from trainer.engine.vectors.shared_memory import MemoryWire
 from trainer.engine.vectors.wire import MESSAGE_WIRES, VectorWire
 from trainer.faults.problems import ConfigError, Problem
+from trainer.plan.environment import MEMORY
 from trainer.plan.layout import Shard
 from trainer.plan.plan import Plan, Task
 from trainer.task.context import Context
@@ -32,15 +34,15 @@ def open_wire(plan: Plan) -> VectorWire:
     """How vectors travel; maps the shared memory if they stay there.
 
     Raises:
-        ConfigError: if this task may not read the memory of the launcher.
+        ConfigError: if the memory cannot be mapped.
     """
-    if plan.memory is None:
+    if not plan.wire_format.is_shared:
         return MESSAGE_WIRES[plan.wire]
     try:
-        return MemoryWire(plan.memory, plan.shards, plan.effective_strategy, len(plan.workers))
+        return MemoryWire(os.environ[MEMORY], plan.shards, plan.effective_strategy, len(plan.workers))
     except OSError as error:
         remedy = f"type strategy={plan.strategy} strategy.wire=float32"
-        raise ConfigError([Problem("strategy.wire", f"{plan.memory}: {error.strerror}", remedy)]) from error
+        raise ConfigError([Problem("strategy.wire", f"memory cannot be mapped: {error.strerror}", remedy)]) from error
 
 
 HOSTS: Mapping[str, Any] = {"sync": SyncHost, "async": AsyncHost, "backup": BackupHost}  # by strategy

@@ -15,7 +15,7 @@ from trainer.config.schema import RunConfig
 from trainer.faults import exit_codes
 from trainer.observe import status as status_page
 from trainer.observe.machine import is_local
-from trainer.observe.peers import PeerError
+from trainer.observe.peers import UNIX, PeerError
 from trainer.observe.profile.record import Recorder
 from trainer.observe.status import Status
 from trainer.plan import addresses
@@ -106,6 +106,9 @@ def _make_context(config: RunConfig, plan: Plan, directory: RunDirectory, task: 
 def _serve_status(context: Context) -> None:
     """Serves the task's status page, for its peers and for the launcher."""
     task, status = context.task, context.status
+    if task.control.startswith(UNIX):
+        status_page.serve_at(status, task.control.removeprefix(UNIX))
+        return
     host, port = addresses.host_of(task.control), int(task.control.rpartition(":")[2])
     try:
         # A name may be a scheduler's, of an address that only others reach this task by.

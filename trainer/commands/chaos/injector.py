@@ -97,14 +97,18 @@ class FaultInjector:
         *,
         failpoints: Sequence[Fault] = (),
         links: Sequence[Link] = (),
+        network_of: Callable[[], int] = lambda: 0,
         watch: Callable[[RunView], None] = lambda seen: None,
         report: Callable[[Recovery], None] = lambda recovery: None,
     ) -> None:
         """Takes faults to inject, those that tasks inject into themselves, and the links that some fault may hit.
 
+        `network_of` returns a process in the network of isolated tasks, for the proxies of those links.
+
         `watch` is called with each view of the run, `report` for each fault that the run has recovered from.
         """
         self._source, self._armed, self._wanted_links = source, list(failpoints), links
+        self._network_of = network_of
         self._watch, self._report = watch, report
         self._waiting: list[Fault] = []  # due, but not all of their tasks are alive
         self._faults: list[_Open] = []  # all that acted
@@ -113,7 +117,7 @@ class FaultInjector:
         self._seen: RunView | None = None
 
     def begin(self, plan: Plan) -> None:
-        self._links = Links(plan, self._wanted_links)
+        self._links = Links(plan, self._wanted_links, network_of=self._network_of)
 
     def environment(self, task: str, attempt: int) -> Mapping[str, str]:
         points = ";".join(f"{fault.place}:kill@{fault.step}" for fault in self._armed if task in fault.tasks)

@@ -1,6 +1,6 @@
 """Links between tasks that can be bad: a TCP proxy for each, in front of the ports of the task it leads to.
 
-A link is directed by who connects. All proxies are served by one thread of the launcher's process.
+A link is directed by who connects. All proxies are served by one process, in the network of the tasks.
 """
 
 from __future__ import annotations
@@ -9,12 +9,16 @@ import asyncio
 import json
 import socket
 import struct
-import threading
-from collections.abc import Collection, Coroutine
-from dataclasses import dataclass
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Coroutine
+from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any
 
+from trainer.launch.processes import isolation
+from trainer.observe.peers import UNIX
+from trainer.observe.status import short_name
 from trainer.plan.addresses import host_of
 from trainer.plan.environment import LINKS
 from trainer.plan.plan import Plan
@@ -43,61 +47,83 @@ GOOD = Condition()
 class Links:
     """The proxied links of a run."""
 
-    def __init__(self, plan: Plan, links: Collection[Link]) -> None:
-        """Opens the proxies; they listen when this returns."""
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="links", daemon=True)
-        self._thread.start()
+    def __init__(self, plan: Plan, links: Collection[Link], *, network_of: Callable[[], int] = lambda: 0) -> None:
+        """Opens the proxies; they listen when this returns.
+
+        Args:
+            network_of: returns a process in the network of isolated tasks.
+        """
         tasks = {task.name: task for task in plan.tasks}
-        self._proxies = {
-            (source, target): {
-                kind: self._open(address)
-                for kind, address in (("address", tasks[target].address), ("control", tasks[target].control))
-                if address
-            }
-            for source, target in links
-        }
+        targets = [
+            (link, kind, address)
+            for link in links
+            for kind, address in (("address", tasks[link[1]].address), ("control", tasks[link[1]].control))
+            if address
+        ]
+        self._proxied = [(link, kind) for link, kind, _ in targets]  # as the proxies are numbered
+        self._addresses: list[str] = []
+        self._process: subprocess.Popen[str] | None = None
+        if targets:
+            is_isolated = any(task.control.startswith(UNIX) for task in plan.tasks)
+            self._process = _start_process(network_of() if is_isolated else 0)
+            self._addresses = self._ask([address for _, _, address in targets])
 
-    def _open(self, address: str) -> Proxy:
-        async def opened() -> Proxy:
-            proxy = Proxy(host_of(address), int(address.rpartition(":")[2]))
-            await proxy.open()
-            return proxy
-
-        return asyncio.run_coroutine_threadsafe(opened(), self._loop).result()
+    def _ask(self, request: Any) -> Any:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps(request), file=self._process.stdin, flush=True)
+        return json.loads(self._process.stdout.readline())
 
     def environment(self, task: str) -> dict[str, str]:
         """Where a task finds the peers to which its links lead."""
-        found = {
-            target: {kind: proxy.address for kind, proxy in proxies.items()}
-            for (source, target), proxies in self._proxies.items()
-            if source == task
-        }
+        found: dict[str, dict[str, str]] = {}
+        for ((source, target), kind), address in zip(self._proxied, self._addresses, strict=True):
+            if source == task:
+                found.setdefault(target, {})[kind] = address
         return {LINKS: json.dumps(found)} if found else {}
 
     def set(self, link: Link, condition: Condition) -> None:
-        for proxy in self._proxies[link].values():
-            self._loop.call_soon_threadsafe(proxy.set, condition)
+        numbers = [number for number, (proxied, _) in enumerate(self._proxied) if proxied == link]
+        self._ask([numbers, asdict(condition)])
 
     def close(self) -> None:
-        """Ends the connections, the proxies and their thread."""
+        """Ends the proxies with their connections."""
+        if self._process is not None:
+            self._process.communicate()
 
-        async def close() -> None:
-            for proxies in self._proxies.values():
-                for proxy in proxies.values():
-                    await proxy.close()
 
-        asyncio.run_coroutine_threadsafe(close(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+def _start_process(network_of: int) -> subprocess.Popen[str]:
+    """Starts a process that serves proxies: the launcher cannot enter the network of its tasks, and be outside too."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "trainer.commands.chaos.proxy", str(network_of)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Ctrl-C reaches the launcher alone
+    )
+
+
+async def _serve() -> None:
+    """Answers requests, JSON lines: the first has the targets, the others a condition for some; until their end."""
+    requests = asyncio.StreamReader(limit=2**24)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(requests), sys.stdin)
+    proxies = [Proxy(target) for target in json.loads(await requests.readline())]
+    for proxy in proxies:
+        await proxy.open()
+    print(json.dumps([proxy.address for proxy in proxies]), flush=True)
+    while line := await requests.readline():
+        numbers, condition = json.loads(line)
+        for number in numbers:
+            proxies[number].set(Condition(**condition))
+        print("null", flush=True)
 
 
 class Proxy:
-    """Takes connections in the place of one address. Lives in one event loop."""
+    """Takes connections in the place of one address, "host:port" or "unix:PATH"."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self._host, self._port = host, port
+    def __init__(self, target: str) -> None:
+        self._target = target
         self._condition = GOOD
         self._is_open = asyncio.Event()  # not while it is cut
         self._is_open.set()
@@ -114,13 +140,6 @@ class Proxy:
         if condition.is_reset:
             for connection in self._connections:
                 connection.reset()
-
-    async def close(self) -> None:
-        self._server.close()
-        tasks = [connection.task for connection in self._connections]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -139,7 +158,11 @@ class Proxy:
 
     async def _connect(self, requests: asyncio.StreamReader, connection: _Connection) -> None:
         await self._is_open.wait()  # also a refusal must not get across
-        answers, target = await asyncio.open_connection(self._host, self._port)
+        if self._target.startswith(UNIX):
+            with short_name(self._target.removeprefix(UNIX)) as name:
+                answers, target = await asyncio.open_unix_connection(name)
+        else:
+            answers, target = await asyncio.open_connection(host_of(self._target), int(self._target.rpartition(":")[2]))
         connection.writers.append(target)
         await _all(self._carry(requests, target), self._carry(answers, connection.writers[0]))
 
@@ -207,3 +230,9 @@ class _Connection:
             if not writer.is_closing():
                 writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NOT)
                 writer.transport.abort()
+
+
+if __name__ == "__main__":
+    if network := int(sys.argv[1]):
+        isolation.join(network)
+    asyncio.run(_serve())

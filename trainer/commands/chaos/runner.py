@@ -85,6 +85,7 @@ class _Runner:
             Scheduled(faults),
             failpoints=[fault for fault in faults if fault.place],
             links=[fault.link for fault in faults if fault.link],
+            network_of=self._tasks.isolated_pid,
         )
         code = self._run(name, injector)
         stops = sum(fault.action == "term" for fault in faults)
@@ -120,6 +121,7 @@ class _Runner:
         injector = FaultInjector(
             timed,
             links=random_faults.links(self._crew) if "cut-link" in can else (),
+            network_of=self._tasks.isolated_pid,
             watch=resources.poll,
             report=lambda recovery: print(report.fault_line(recovery), file=out, flush=True),
         )

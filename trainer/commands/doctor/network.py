@@ -9,6 +9,11 @@ from trainer.faults.problems import Problem
 from trainer.plan.addresses import CONTROL_PORT_OFFSET
 
 FEW_PORTS = 1000
+USER_NAMESPACES = {  # settings of kernels: the value that forbids them, and one that does not
+    "kernel.unprivileged_userns_clone": ("0", "1"),
+    "kernel.apparmor_restrict_unprivileged_userns": ("1", "0"),
+    "user.max_user_namespaces": ("0", "10000"),
+}
 PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 
 
@@ -26,6 +31,20 @@ def localhost(refused: str | None) -> Finding:
         return ok("localhost", "a task can listen and be reached")
     remedy = "sudo ip link set lo up; /etc/hosts must contain 127.0.0.1 localhost"
     return problem("localhost", f"a task could not listen or be reached: {refused}", remedy)
+
+
+def isolation(refused: str, settings: Mapping[str, str]) -> Finding:
+    """Whether tasks can have a network of their own: why not, and the kernel's settings of USER_NAMESPACES, as text."""
+    if not refused:
+        return ok("isolation", "no other program can reach the tasks of a run on this machine")
+    allowed = [f"{name}={USER_NAMESPACES[name][1]}" for name, text in settings.items() if _forbids(name, text)]
+    remedy = f"sudo sysctl -w {' '.join(allowed)}" if allowed else "launch=docker, whose network is closed"
+    message = f"not possible, so whoever reaches this machine can reach the tasks of a run: {refused}"
+    return warning("isolation", message, remedy)
+
+
+def _forbids(name: str, text: str) -> bool:
+    return text.strip() == USER_NAMESPACES[name][0]
 
 
 def ephemeral_ports(text: str | None) -> Finding:

@@ -32,6 +32,7 @@ from trainer.commands.start import Start
 from trainer.config.schema import RunConfig
 from trainer.faults.problems import Problem
 from trainer.launch.processes import warm
+from trainer.launch.processes.isolation import why_impossible
 from trainer.observe.machine import cgroup_limits, is_local, memory_info, this_machine, usable_cores, version_of
 from trainer.plan.addresses import CONTROL_PORT_OFFSET, split
 from trainer.plan.checks.versions import TENSORFLOWS
@@ -81,10 +82,12 @@ def examine(wanted: Wanted, environment: Mapping[str, str]) -> list[Finding]:
     """Runs every check; the findings are in the page's order."""
     deadline = time.monotonic() + DEADLINE_SECS
     installed = {name: version for name in TENSORFLOWS if (version := version_of(name))}
+    not_isolated = why_impossible()  # before there are threads: it forks
     meminfo, limits = memory_info(), cgroup_limits()  # before TensorFlow's import takes half a GiB
     imported = start(lambda: command(sys.executable, "-c", IMPORT) if installed else None)
     listed = start(lambda: command("nvidia-smi", f"--query-gpu={GPU_FIELDS}", CSV))
     gpu_count = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    settings = {name: read(f"/proc/sys/{name.replace('.', '/')}") for name in network.USER_NAMESPACES}
     port_range = read("/proc/sys/net/ipv4/ip_local_port_range")
     checks: dict[str, Callable[[], list[Finding]]] = {
         "Python": lambda: [software.python(platform.python_version(), sys.executable)],
@@ -96,6 +99,7 @@ def examine(wanted: Wanted, environment: Mapping[str, str]) -> list[Finding]:
         ),
         "cores": lambda: [machine.cores(usable_cores(limits.cores), os.cpu_count() or 1, limits.cores)],
         "memory": lambda: [machine.memory(meminfo, limits.memory_bytes, limits.memory_used_bytes)],
+        "isolation": lambda: [network.isolation(not_isolated, {} if os.geteuid() == 0 else settings)],
         "localhost": lambda: [network.localhost(try_localhost())],
         "free ports": lambda: [network.ephemeral_ports(port_range)],
         "addresses": lambda: network.ports(*locate(wanted.addresses), port_range),

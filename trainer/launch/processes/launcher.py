@@ -1,18 +1,22 @@
 """Runs a plan as processes on this machine."""
 
+import itertools
+import shutil
 from contextlib import ExitStack
 from dataclasses import replace
 
 from trainer.config.schema import RunConfig
 from trainer.faults.problems import ConfigError, Problem
 from trainer.launch.fault_hooks import FaultHooks
-from trainer.launch.processes.memory_file import make_file
+from trainer.launch.processes import isolation
+from trainer.launch.processes.memory_file import lay_out
 from trainer.launch.processes.ports import HeldPorts
 from trainer.launch.processes.tasks import ProcessTasks
 from trainer.launch.run import supervise
 from trainer.observe.machine import is_local
-from trainer.observe.peers import PeerError
+from trainer.observe.peers import UNIX, PeerError
 from trainer.plan import addresses
+from trainer.plan.devices import THIS_HOST
 from trainer.plan.make import ANY_PORT
 from trainer.plan.plan import Plan, Task
 from trainer.storage.lease import Lease
@@ -31,15 +35,35 @@ def run(
     """Starts the plan's tasks as processes, and makes sure that all of them end; arguments and result as `supervise`.
 
     Raises:
-        ConfigError: if a task's address is on another machine.
+        ConfigError: if a task's address is on another machine, or the tasks must be isolated and cannot.
         PeerError: if a port that the config names is taken.
     """
-    with Lease(directory), HeldPorts(2 * len(plan.tasks)) as ports, ExitStack() as stack:
-        plan = _with_ports(plan, ports)
+    with Lease(directory), ExitStack() as stack:
+        stack.callback(shutil.rmtree, directory.pages, ignore_errors=True)
+        reason = isolation.why_not(config, directory.pages)
+        if reason == isolation.USER_CODE:
+            print(f"not isolated: {reason}", flush=True)
+        if reason:
+            plan = _with_ports(plan, stack.enter_context(HeldPorts(2 * len(plan.tasks))))
+        else:
+            tasks.isolate()
+            plan = _in_own_network(plan, directory)
         if plan.wire_format.is_shared:
-            file = stack.enter_context(make_file(plan.shards, plan.effective_strategy, len(plan.workers)))
-            plan = replace(plan, memory=file)
+            assert tasks.memory is not None
+            sizes = plan.shards, plan.effective_strategy, len(plan.workers)
+            stack.enter_context(lay_out(tasks.memory, *sizes))
         return supervise(config, plan, directory, tasks, started_at=started_at, faults=faults)
+
+
+def _in_own_network(plan: Plan, directory: RunDirectory) -> Plan:
+    """Gives each task a port of a network where all are free, and a socket for its status page."""
+    ports = itertools.count(addresses.USUAL_PORT)
+
+    def place(task: Task) -> Task:
+        page = f"{UNIX}{directory.pages}/{task.job}-{task.index}"
+        return replace(task, address=f"{THIS_HOST}:{next(ports)}" if task.address else "", control=page)
+
+    return replace(plan, tasks=tuple(map(place, plan.tasks)))
 
 
 def _with_ports(plan: Plan, ports: HeldPorts) -> Plan:

@@ -1,4 +1,4 @@
-"""Creates the memory file that the tasks of a machine share."""
+"""Lays out the memory file that the tasks of a machine share."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -10,11 +10,10 @@ from trainer.plan.strategy import Strategy
 
 
 @contextmanager
-def make_file(shards: Sequence[Shard], strategy: Strategy, workers: int) -> Iterator[str]:
-    """Yields the path of a file laid out as in `places`, which this user's tasks can open while this process lives."""
-    file = os.memfd_create("trainer")
+def lay_out(file: int, shards: Sequence[Shard], strategy: Strategy, workers: int) -> Iterator[str]:
+    """Gives an open memory file the size of all `places`, filled with zeros; yields its path in this process."""
+    os.truncate(file, nbytes(shards, strategy, workers))
     try:
-        os.truncate(file, nbytes(shards, strategy, workers))
-        yield f"/proc/{os.getpid()}/fd/{file}"
+        yield f"/proc/self/fd/{file}"
     finally:
-        os.close(file)
+        os.truncate(file, 0)

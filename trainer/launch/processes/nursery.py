@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trainer.launch.processes import isolation
 from trainer.plan.description import Question
 from trainer.workload import describe
 
@@ -38,6 +39,7 @@ class _Nursery:
             "start": self._start,
             "signal": self._signal,
             "describe": self._describe,
+            "isolate": self._isolate,
         }
         self._wakeup, writer = socket.socketpair()
         self._wakeup.setblocking(False)
@@ -116,6 +118,10 @@ class _Nursery:
             return 0
 
         self._children[self._fork(answer)] = "describe"
+
+    def _isolate(self) -> None:
+        isolation.enter()
+        self._report({"event": "isolated", "name": "nursery", "pid": os.getpid()})
 
     def _fork(self, work: Callable[[], int]) -> int:
         """Runs `work` in a child, which exits with its result and never returns from here."""

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from trainer.launch.processes import warm
-from trainer.plan.environment import QUIET
+from trainer.plan.environment import MEMORY, QUIET
 
 if TYPE_CHECKING:
     from trainer.plan.description import Question
@@ -30,19 +30,23 @@ class ProcessTasks:
         """Has a warm process fork a nursery, or starts one; `warm_minutes` as in `warm.connect`."""
         # The nursery's output: TensorFlow's greetings, and the reason if it fails.
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `__exit__`)
-        environment = os.environ | QUIET | REUSE_PORT | {"CUDA_VISIBLE_DEVICES": "-1"}
         self._fork, self._pending = fork, b""
+        self._is_isolated, self._isolated_pid = False, 0
+        # Inherited by the tasks: the path of a file that this process has open is closed to another user namespace.
+        self.memory = os.memfd_create("trainer") if hasattr(os, "memfd_create") else None
+        environment = os.environ | QUIET | REUSE_PORT | {"CUDA_VISIBLE_DEVICES": "-1"}
         self._nursery: subprocess.Popen[bytes] | None = None
-        warm_nursery = warm.connect(warm_minutes, environment, self._stderr) if fork else None
+        warm_nursery = warm.connect(warm_minutes, environment, self._stderr, self.memory) if fork else None
         self._control = warm_nursery or self._start_nursery(environment)
 
     def _start_nursery(self, environment: Mapping[str, str]) -> socket.socket:
         ours, theirs = socket.socketpair()
         how = "fork" if self._fork else "plain"
+        files = [theirs.fileno(), *([] if self.memory is None else [self.memory])]
         self._nursery = subprocess.Popen(
             [sys.executable, "-m", "trainer.launch.processes.nursery", str(theirs.fileno()), how, str(os.getpid())],
-            env=environment,
-            pass_fds=[theirs.fileno()],
+            env=environment | {MEMORY: f"/proc/self/fd/{self.memory}"},
+            pass_fds=files,
             stdin=subprocess.DEVNULL,
             stderr=self._stderr,
             start_new_session=True,  # Ctrl-C reaches the launcher alone
@@ -77,6 +81,8 @@ class ProcessTasks:
         if self._nursery:
             self._nursery.wait()
         self._stderr.close()
+        if self.memory is not None:
+            os.close(self.memory)
 
     def describe(self, question: Question) -> dict[str, Any]:
         """Describes a model, which a fork of the nursery builds."""
@@ -87,6 +93,18 @@ class ProcessTasks:
                     return {key: value for key, value in event.items() if key != "event"}
                 if event["event"] == "exited" and event["name"] == "describe" and event["code"] != 0:
                     return {"failure": f"describing the model ended with {event['code']}", "exit_code": 70}
+
+    def isolate(self) -> None:
+        """Gives the tasks that start from now on a network of their own; see `isolation`."""
+        if not self._is_isolated:
+            self._request({"do": "isolate"})
+            self._is_isolated = True
+
+    def isolated_pid(self) -> int:
+        """A process in the network of isolated tasks, which is there when this returns."""
+        while not self._isolated_pid:
+            self._receive(None)
+        return self._isolated_pid
 
     @property
     def can_describe(self) -> bool:
@@ -128,7 +146,11 @@ class ProcessTasks:
         if not received:
             raise self._ended()
         *lines, self._pending = (self._pending + received).split(b"\n")
-        return [json.loads(line) for line in lines]
+        events = [json.loads(line) for line in lines]
+        for event in events:
+            if event["event"] == "isolated":
+                self._isolated_pid = event["pid"]
+        return events
 
     def _ended(self) -> RuntimeError:
         how = f"ended with code {self._nursery.wait()}" if self._nursery else "ended"

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -52,19 +52,22 @@ class Warm:
             return 0
 
 
-def connect(minutes: float, environment: Mapping[str, str], stderr: BinaryIO) -> socket.socket | None:
+def connect(
+    minutes: float, environment: Mapping[str, str], stderr: BinaryIO, memory: int | None
+) -> socket.socket | None:
     """Connects to a new nursery, which a warm process forks.
 
     Args:
         minutes: how long the warm process stays after this command; 0 starts none.
         environment: of the nursery.
         stderr: of the nursery, and of a warm process that is started.
+        memory: the open memory file that the tasks inherit.
 
     Returns:
         The nursery's control socket; None if there is no warm process, or none can be kept safely on this system.
     """
     folder = _folder()
-    if sys.platform != "linux" or (not minutes and not any(folder.glob("*.sock"))):
+    if sys.platform != "linux" or memory is None or (not minutes and not any(folder.glob("*.sock"))):
         return None
     path = folder / f"{_identity(os.environ)}.sock"
     try:
@@ -73,7 +76,7 @@ def connect(minutes: float, environment: Mapping[str, str], stderr: BinaryIO) ->
             if connection is None and minutes:
                 connection = _start(path, environment, stderr)
         if connection is not None:
-            _send_request(connection, minutes, environment, stderr)
+            _send_request(connection, minutes, environment, [stderr.fileno(), memory])
         return connection
     except OSError:
         return None  # the command starts a nursery of its own
@@ -117,6 +120,7 @@ def _identity(environment: Mapping[str, str]) -> str:
         [os.readlink(f"/proc/self/ns/{name}") for name in NAMESPACES if os.path.exists(f"/proc/self/ns/{name}")],
         Path("/proc/self/cgroup").read_text(),
         Path("/proc/self/oom_score_adj").read_text(),
+        re.findall("^(?:Cap|NoNewPrivs|Seccomp).*", Path("/proc/self/status").read_text(), re.MULTILINE),
     ]
     return _hash(facts)
 
@@ -188,9 +192,11 @@ def _start(path: Path, environment: Mapping[str, str], stderr: BinaryIO) -> sock
     return None
 
 
-def _send_request(connection: socket.socket, minutes: float, environment: Mapping[str, str], stderr: BinaryIO) -> None:
+def _send_request(
+    connection: socket.socket, minutes: float, environment: Mapping[str, str], files: Sequence[int]
+) -> None:
     request = {"minutes": minutes, "cwd": os.getcwd(), "environment": dict(environment), "path": sys.path[0]}
     with tempfile.TemporaryFile() as file:
         file.write(json.dumps(request).encode())
         file.flush()
-        socket.send_fds(connection, [b"1"], [file.fileno(), stderr.fileno()])
+        socket.send_fds(connection, [b"1"], [file.fileno(), *files])

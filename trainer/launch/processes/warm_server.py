@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.launch.processes import nursery, warm
+from trainer.plan.environment import MEMORY
 
 POLL_SECS = 2.0
 REQUEST_SECS = 5.0  # for a command to send its request
@@ -60,10 +61,10 @@ def _answer(listener: socket.socket, nurseries: set[int]) -> float | None:
     with connection:
         connection.settimeout(REQUEST_SECS)
         try:
-            _, descriptors, _, _ = socket.recv_fds(connection, 1, 2)
+            _, descriptors, _, _ = socket.recv_fds(connection, 1, 3)
         except TimeoutError:
             return None
-        if len(descriptors) != 2 or not warm.is_ours(connection):  # only looked whether somebody listens
+        if len(descriptors) != 3 or not warm.is_ours(connection):  # only looked whether somebody listens
             return None
         with open(descriptors[0], "rb") as file:
             file.seek(0)
@@ -71,20 +72,21 @@ def _answer(listener: socket.socket, nurseries: set[int]) -> float | None:
         pid = os.fork()
         if pid == 0:
             listener.close()
-            _become_nursery(connection, descriptors[1], request)
-        os.close(descriptors[1])
+            _become_nursery(connection, *descriptors[1:], request)
+        for descriptor in descriptors[1:]:
+            os.close(descriptor)
         nurseries.add(pid)
         return float(request["minutes"])
 
 
-def _become_nursery(connection: socket.socket, stderr: int, request: Mapping[str, Any]) -> None:
+def _become_nursery(connection: socket.socket, stderr: int, memory: int, request: Mapping[str, Any]) -> None:
     """Serves a command as a nursery that it had started itself, and never returns."""
     try:
         os.setsid()
         os.dup2(stderr, 2)
         os.close(stderr)
         os.environ.clear()
-        os.environ.update(request["environment"])
+        os.environ.update(request["environment"] | {MEMORY: f"/proc/self/fd/{memory}"})
         os.chdir(request["cwd"])
         sys.path[0] = request["path"]
         connection.settimeout(None)

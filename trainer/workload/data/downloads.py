@@ -1,13 +1,12 @@
 """Data sets that Keras downloads, unless a local file is given."""
 
 import fcntl
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 
+from trainer.plan.downloads import keras_home, mark_of
 from trainer.workload.data.arrays import from_arrays
 from trainer.workload.data.examples import DataError, DataSet, MissingInputError
 from trainer.workload.data.npz import KEYS, read_npz
@@ -55,6 +54,8 @@ def _download(name: str) -> tuple[np.ndarray, ...]:
     try:
         with _alone():
             (x_train, y_train), (x_test, y_test) = getattr(keras.datasets, name).load_data()
+            mark_of(name).parent.mkdir(exist_ok=True)
+            mark_of(name).touch()
     except Exception as error:  # Keras raises a bare Exception when it cannot download
         raise MissingInputError(
             f"{name}: Keras cannot load it ({error}); without a network, put an .npz file with {', '.join(KEYS)} "
@@ -66,7 +67,7 @@ def _download(name: str) -> tuple[np.ndarray, ...]:
 @contextmanager
 def _alone() -> Iterator[None]:
     """Lets one process at a time download: Keras writes the final file, which another would read half-written."""
-    folder = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras")
+    folder = keras_home()
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "download.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed

@@ -1,0 +1,23 @@
+"""Checks whether the tasks of a config can do with a network of their own. Pure."""
+
+from collections.abc import Iterator
+
+from trainer.config.schema import Isolate, Launch, Mode, RunConfig
+from trainer.faults.problems import Problem
+
+
+def why_not(config: RunConfig) -> str:
+    """Why others must reach the tasks, or the tasks others; empty if a network of their own is enough."""
+    if config.launch.name is Launch.docker or config.mode is Mode.render:
+        return "containers have a network of their own in any case"
+    if config.job is not None:
+        return "this process runs one task, which must reach the others"
+    if config.cluster.addresses or config.cluster.hosts:
+        return "cluster.addresses says where others reach the tasks"
+    return ""
+
+
+def check_isolation(config: RunConfig) -> Iterator[Problem]:
+    """Yields a problem if a network of their own is asked for and makes no sense."""
+    if config.security.isolate is Isolate.always and (reason := why_not(config)):
+        yield Problem("security.isolate", f"always is not possible: {reason}", "leave it out")

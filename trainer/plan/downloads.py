@@ -1,0 +1,23 @@
+"""Data sets that Keras downloads, and whether they are on this machine: what tasks without a network can read."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+DOWNLOADED = ("mnist", "fashion_mnist", "cifar10")
+
+
+def keras_home() -> Path:
+    """The folder of what Keras downloads."""
+    return Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras")
+
+
+def mark_of(name: str) -> Path:
+    """The file that says that all of a data set was downloaded."""
+    return keras_home() / "datasets" / f"{name}.complete"
+
+
+def is_missing(data: Mapping[str, Any]) -> bool:
+    """Whether a data set, as {"name": ..., "options": ...}, may still have to be downloaded."""
+    return data["name"] in DOWNLOADED and not data["options"].get("path") and not mark_of(data["name"]).exists()
