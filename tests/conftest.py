@@ -31,6 +31,10 @@ os.environ.setdefault("TF_GRPC_WORKER_CACHE_QUEUES", "4")  # or each server of a
 DEADLINE_SECS = 90.0
 NEEDS_DOCKER = "TRAINER_TESTS_NEED_DOCKER"  # set where tests of containers must run: CI
 GPUS = len(list(Path("/dev").glob("nvidia[0-9]*")))
+# Commands that run others as a user without any capability, and where no network namespace may be made.
+UNPRIVILEGED = ["unshare", "--user", "--map-user=1234", "--map-group=1234"]
+NO_NAMESPACES = 'echo 0 >/proc/sys/user/max_net_namespaces; exec "$@"'
+REFUSED = ["unshare", "--user", "--map-root-user", "sh", "-c", NO_NAMESPACES, "sh"]
 SMALL = ["train.batch_size=48", "train.steps=12", "summary.every=1", "checkpoint.every=5"]
 
 
@@ -188,6 +192,15 @@ class Run(Command):
         """The process that a task is, or was last, as its log names it."""
         log = self.directory / "logs" / f"{task.replace(':', '-')}.log"
         return int(re.findall(r", pid (\d+):", log.read_text(errors="replace"))[-1])
+
+
+def can_be_unprivileged() -> bool:
+    """Whether a command can be run as a user without capabilities, and that user may make a network namespace."""
+    try:
+        ended = subprocess.run([*UNPRIVILEGED, "unshare", "--user", "--net", "true"], capture_output=True, check=False)
+    except OSError:
+        return False
+    return ended.returncode == 0
 
 
 def _is_task(pid: int) -> bool:

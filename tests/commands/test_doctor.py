@@ -243,6 +243,8 @@ def test_free_ports_and_tasks_elsewhere_are_on_one_line():
         (network.ephemeral_ports(""), OK),
         (network.localhost(None), OK),
         (network.localhost("Network is unreachable"), PROBLEM),
+        (network.isolation("", {}), OK),
+        (network.isolation("it needs Linux", {}), WARNING),
         (machine.shared_memory(None, 0), OK),
         (machine.shared_memory(64 * 2**20, 1), OK),
         (machine.shared_memory(64 * 2**20, 2), WARNING),
@@ -258,6 +260,13 @@ def test_free_ports_and_tasks_elsewhere_are_on_one_line():
 def test_each_limit_has_its_level_and_what_is_not_ok_has_a_remedy(finding, level):
     assert finding.level is level
     assert bool(finding.remedy) is (level is not OK)
+
+
+def test_the_setting_that_forbids_user_namespaces_is_named():
+    settings = {"user.max_user_namespaces": "96365\n", "kernel.apparmor_restrict_unprivileged_userns": "1\n"}
+    verdict = network.isolation("this system refuses it (unshare: Permission denied)", settings)
+    assert verdict.message.endswith(": this system refuses it (unshare: Permission denied)")
+    assert verdict.remedy == "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
 
 
 def test_only_nccl_uses_shared_memory():

@@ -13,6 +13,7 @@ from trainer.faults.problems import ConfigError
 from trainer.launch.describe import describe
 from trainer.plan import description as describe_module
 from trainer.plan.description import Description, DescriptionError, Question
+from trainer.plan.downloads import mark_of
 from trainer.plan.layout import Parameter
 from trainer.plan.serialize import from_json, to_json
 from trainer.workload.describe import answer
@@ -49,6 +50,22 @@ def describe_small(question: Question) -> dict[str, Any]:
 
 def must_not_be_asked(question: Question) -> dict[str, Any]:
     raise AssertionError(f"a child was asked about {question}")
+
+
+def test_data_that_was_not_downloaded_is_described_again_so_that_it_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+    asked = []
+
+    def child(question: Question) -> dict[str, Any]:
+        asked.append(question)
+        return describe_small(question)
+
+    for _ in range(2):
+        assert describe(question(data="mnist"), child) == SMALL
+    assert len(asked) == 2
+    mark_of("mnist").parent.mkdir()
+    mark_of("mnist").touch()
+    assert describe(question(data="mnist"), must_not_be_asked) == SMALL
 
 
 @pytest.mark.slow

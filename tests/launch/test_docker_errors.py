@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -100,6 +101,22 @@ def test_a_restarted_task_takes_over_its_socket(page, tmp_path):
     again = Status("ps", 0, "", "c0ffee", step=9)
     status.serve_at(again, str(tmp_path / "page"))
     assert read_status(f"{UNIX}{tmp_path}/page", timeout_secs=5)["step"] == 9
+
+
+def test_a_socket_may_have_a_longer_path_than_the_system_takes(tmp_path):
+    folder = tmp_path / ("long" * 50)
+    folder.mkdir()
+    status.serve_at(Status("ps", 0, "", "c0ffee", step=3), str(folder / "page"))
+    assert read_status(f"{UNIX}{folder}/page", timeout_secs=5)["step"] == 3
+
+
+def test_a_task_that_does_not_answer_is_silent_even_if_many_ask(tmp_path):
+    with socket.socket(socket.AF_UNIX) as frozen:
+        frozen.bind(str(tmp_path / "page"))
+        frozen.listen(1)
+        for _ in range(4):
+            with pytest.raises(TimeoutError):
+                read_status(f"{UNIX}{tmp_path}/page", timeout_secs=0.1)
 
 
 def test_a_socket_where_nobody_answers_is_an_error(tmp_path):

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from trainer.launch.processes.ports import HeldPorts
 from trainer.observe import status as status_page
-from trainer.observe.peers import PeerError, read_status, roll_call
+from trainer.observe.peers import UNIX, PeerError, read_status, roll_call
 from trainer.observe.status import Status
 from trainer.plan.plan import Task
 from trainer.storage.history import History
@@ -230,6 +230,12 @@ def test_a_report_names_the_missing_every_ten_seconds(serve, held):
 def test_the_deadline_names_who_is_missing_and_how_long_they_were_waited_for(held):
     control = f"127.0.0.1:{held()}"
     with pytest.raises(PeerError, match=rf"missing after \d+ s: worker:1 at {control}: connection refused"):
+        call([peer(1, control)], deadline_secs=5, now=Clock(4.0))
+
+
+def test_a_peer_without_its_socket_has_not_started(tmp_path):
+    control = f"{UNIX}{tmp_path}/worker-1"
+    with pytest.raises(PeerError, match=rf"missing after \d+ s: worker:1 at {control}: it has not started"):
         call([peer(1, control)], deadline_secs=5, now=Clock(4.0))
 
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from trainer.config.schema import DataConfig, ModelConfig
 from trainer.plan.description import Question
+from trainer.plan.downloads import is_missing
 from trainer.workload import describe
 from trainer.workload.data import DataError, MissingInputError, find_data_error, open_data
 from trainer.workload.data.arrays import from_arrays
@@ -212,6 +213,18 @@ def test_without_a_network_the_message_says_which_file_to_put_where(monkeypatch,
         MissingInputError, match="no route to host.*x_train, y_train.* type data.options.path=/data/cifar10.npz"
     ):
         open_data("cifar10", {"path": None}, seed=0)
+    assert is_missing({"name": "cifar10", "options": {"path": None}})
+
+
+def test_data_that_was_downloaded_needs_no_network_again(monkeypatch, tmp_path):
+    images, labels = np.zeros((4, 32, 32, 3), np.uint8), np.array([0, 1, 2, 3])
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+    monkeypatch.setattr(keras.datasets.cifar10, "load_data", lambda: ((images, labels), (images, labels)))
+    open_data("cifar10", {"path": None}, seed=0)
+    assert not is_missing({"name": "cifar10", "options": {}})
+    assert is_missing({"name": "mnist", "options": {}})
+    assert not is_missing({"name": "mnist", "options": {"path": "mine.npz"}})
+    assert not is_missing({"name": "mnist_10k", "options": {}})
 
 
 def test_images_of_another_shape_are_refused(tmp_path):
