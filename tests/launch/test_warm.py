@@ -17,7 +17,7 @@ from trainer.launch.processes.tasks import ProcessTasks
 PROGRAM = """
 import os, sys
 from trainer.launch.processes import warm
-connection = warm.connect(float(sys.argv[1]), os.environ, open(os.devnull, "wb"))
+connection = warm.connect(float(sys.argv[1]), os.environ, open(os.devnull, "wb"), os.memfd_create("m"))
 print([one.pid for one in warm.find()])
 """
 

@@ -34,7 +34,8 @@ class ProcessTasks:
         self._is_isolated, self._isolated_pid = False, 0
         # Inherited by the tasks: the path of a file that this process has open is closed to another user namespace.
         self.memory = os.memfd_create("trainer") if hasattr(os, "memfd_create") else None
-        environment = os.environ | QUIET | REUSE_PORT | {"CUDA_VISIBLE_DEVICES": "-1"}
+        memory = {MEMORY: f"/proc/self/fd/{self.memory}"}
+        environment = os.environ | QUIET | REUSE_PORT | memory | {"CUDA_VISIBLE_DEVICES": "-1"}
         self._nursery: subprocess.Popen[bytes] | None = None
         warm_nursery = warm.connect(warm_minutes, environment, self._stderr, self.memory) if fork else None
         self._control = warm_nursery or self._start_nursery(environment)
@@ -42,11 +43,10 @@ class ProcessTasks:
     def _start_nursery(self, environment: Mapping[str, str]) -> socket.socket:
         ours, theirs = socket.socketpair()
         how = "fork" if self._fork else "plain"
-        files = [theirs.fileno(), *([] if self.memory is None else [self.memory])]
         self._nursery = subprocess.Popen(
             [sys.executable, "-m", "trainer.launch.processes.nursery", str(theirs.fileno()), how, str(os.getpid())],
-            env=environment | {MEMORY: f"/proc/self/fd/{self.memory}"},
-            pass_fds=files,
+            env=environment,
+            pass_fds=[theirs.fileno(), *([] if self.memory is None else [self.memory])],
             stdin=subprocess.DEVNULL,
             stderr=self._stderr,
             start_new_session=True,  # Ctrl-C reaches the launcher alone

@@ -72,7 +72,7 @@ def _answer(listener: socket.socket, nurseries: set[int]) -> float | None:
         pid = os.fork()
         if pid == 0:
             listener.close()
-            _become_nursery(connection, *descriptors[1:], request)
+            _become_nursery(connection, descriptors[1], descriptors[2], request)
         for descriptor in descriptors[1:]:
             os.close(descriptor)
         nurseries.add(pid)
