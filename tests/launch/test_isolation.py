@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -109,11 +110,22 @@ def test_a_run_directory_that_cannot_hold_sockets_is_a_reason(tmp_path):
         why_not("security.isolate=always", pages=tmp_path / "file" / "pages")
 
 
+def test_only_sockets_are_removed(tmp_path):
+    for name in ("mine", "other"):
+        (tmp_path / name).mkdir()
+        with socket.socket(socket.AF_UNIX) as one:
+            one.bind(str(tmp_path / name / "page"))
+    (tmp_path / "mine" / "notes.txt").write_text("")
+    for name in ("mine", "other", "missing"):
+        isolation.remove_sockets(tmp_path / name)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["mine", "notes.txt"]
+
+
 @pytest.mark.usefixtures("_allowed")
 def test_a_gpu_whose_files_are_missing_is_a_reason_unless_root_can_make_them(monkeypatch):
     monkeypatch.setattr(isolation, "GPU_MEMORY", "/no/such/file")
     monkeypatch.setattr(os, "geteuid", lambda: 1234)
-    assert why_not("device.gpus={worker:[0]}") == "/no/such/file does not exist yet (nvidia-modprobe -u -c 0)"
+    assert why_not("device.gpus={worker:[0]}") == "/no/such/file does not exist yet (nvidia-modprobe -u -c=0)"
     assert why_not() == ""
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert why_not("device.gpus={worker:[0]}") == ""

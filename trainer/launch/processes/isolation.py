@@ -4,6 +4,7 @@ TensorFlow's server listens on every interface without authentication, so whoeve
 such a namespace directly, any other user within a user namespace. Files, signals and shared memory are as before.
 """
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -57,8 +58,8 @@ def why_impossible() -> str:
     if child == 0:
         try:
             enter()
-        except OSError as error:
-            os.write(writer, f"this system refuses it ({error.strerror})".encode())
+        except Exception as error:
+            os.write(writer, f"this system refuses it ({getattr(error, 'strerror', error)})".encode())
         finally:
             os._exit(0)
     os.close(writer)
@@ -105,9 +106,18 @@ def _call(function: str, *arguments: object) -> None:
         raise OSError(ctypes.get_errno(), f"{function}: {os.strerror(ctypes.get_errno())}")
 
 
+def remove_sockets(folder: Path) -> None:
+    """Removes the sockets in a folder, and the folder if nothing else is in it."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if path.is_socket():
+                path.unlink()
+        folder.rmdir()
+
+
 def _why_no_gpu(config: RunConfig) -> str:
     if any(config.device.gpus.values()) and os.geteuid() != 0 and not os.path.exists(GPU_MEMORY):
-        return f"{GPU_MEMORY} does not exist yet (nvidia-modprobe -u -c 0)"
+        return f"{GPU_MEMORY} does not exist yet (nvidia-modprobe -u -c=0)"
     return ""
 
 

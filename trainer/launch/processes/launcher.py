@@ -1,7 +1,6 @@
 """Runs a plan as processes on this machine."""
 
 import itertools
-import shutil
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -39,7 +38,7 @@ def run(
         PeerError: if a port that the config names is taken.
     """
     with Lease(directory), ExitStack() as stack:
-        stack.callback(shutil.rmtree, directory.pages, ignore_errors=True)
+        stack.callback(isolation.remove_sockets, directory.pages)
         reason = isolation.why_not(config, directory.pages)
         if reason == isolation.USER_CODE:
             print(f"not isolated: {reason}", flush=True)
