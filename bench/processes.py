@@ -27,6 +27,11 @@ def loopback(pid: int) -> tuple[int, int]:
     return int(received[0]), int(received[1])
 
 
+def without_warm_process(folder: Path) -> dict[str, str]:
+    """Environment of a command that starts its own nursery: a warm process's would not be among its descendants."""
+    return {"XDG_RUNTIME_DIR": str(folder), "TRAINER_WARM_MINUTES": "0"}
+
+
 def tree(root: int) -> list[int]:
     """A process and all its descendants; parents first, without those that have ended."""
     try:

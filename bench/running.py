@@ -51,7 +51,10 @@ class Running:
             self._process = subprocess.Popen(
                 [sys.executable, *contestant.command(workload, directory, cores)],
                 cwd=ROOT,
-                env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1"} | _quiet(contestant),
+                env=os.environ
+                | {"CUDA_VISIBLE_DEVICES": "-1"}
+                | _quiet(contestant)
+                | processes.without_warm_process(directory),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -103,7 +103,13 @@ def steady_run(overrides: Sequence[str]) -> Iterator[SteadyRun]:
         run = Path(directory, "run")
         command = [sys.executable, "-m", "trainer", *ALONE, *overrides, f"run={run}"]
         with Path(directory, "output").open("wb") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+            process = subprocess.Popen(
+                command,
+                env=os.environ | processes.without_warm_process(Path(directory)),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         steady = SteadyRun(process, run)
         try:
             yield steady
