@@ -63,12 +63,13 @@ def test_a_second_command_finds_the_process_of_the_first(tmp_path):
     assert start_warm(minutes=0.0) == first
 
 
-def test_a_command_with_another_environment_limit_or_library_does_not_use_it(tmp_path):
+def test_a_command_with_another_environment_library_or_limit_does_not_use_it(tmp_path):
     first = start_warm()
     assert len(start_warm({"TF_ENABLE_ONEDNN_OPTS": "0"})) == 2
     assert len(start_warm({"PYTHONPATH": str(tmp_path)})) == 3
-    limited = ["bash", "-c", 'ulimit -n 512 && exec "$@"', "bash", sys.executable, "-c", PROGRAM, "1"]
-    assert len(json.loads(subprocess.run(limited, capture_output=True, check=True).stdout)) == 4
+    for count, setting in enumerate(("ulimit -n 512", "umask 027"), 4):
+        command = ["bash", "-c", f'{setting} && exec "$@"', "bash", sys.executable, "-c", PROGRAM, "1"]
+        assert len(json.loads(subprocess.run(command, capture_output=True, check=True).stdout)) == count
     assert set(first) < set(pids())
 
 
@@ -122,3 +123,13 @@ def test_tasks_of_a_killed_command_end(tmp_path):
         assert time.monotonic() < deadline + 10
         time.sleep(0.02)
     assert pids() == [warm_pid]
+
+
+def test_mode_clean_ends_it(python, tmp_path):
+    (pid,) = start_warm()
+    nobody = {"DOCKER_HOST": f"unix://{tmp_path}/none.sock"}
+    assert (
+        f"ended: warm process {pid}"
+        in python.run("-m", "trainer", "mode=clean", cwd=tmp_path, environment=nobody).stdout
+    )
+    wait_until_gone()

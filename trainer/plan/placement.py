@@ -29,7 +29,7 @@ from trainer.plan.layout import LANES, Parameter, Shard, Slice
 
 PAD_NBYTES = 4 * LANES
 BALANCED = 1.1  # times the mean of all hosts: what auto lets one hold
-SMALL_NBYTES = 2**16  # of a host's share: it takes less time to send than a message without it, and stays uncut
+SMALL_NBYTES = 2**16  # of a host's share: below it a message takes longer than the bytes in it, so nothing is cut
 
 
 class Chooser(Protocol):

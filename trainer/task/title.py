@@ -1,6 +1,7 @@
 """Names a task's process after its task, for `ps` and `top`."""
 
 import ctypes
+import os
 import sys
 from pathlib import Path
 
@@ -14,5 +15,5 @@ def set_title(name: str, text: str) -> None:
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()  # from the third on, see man 5 proc
     start, end = int(fields[45]), int(fields[46])  # addresses of the command line
     if start < end:
-        ctypes.memmove(start, text.encode()[: end - start - 1].ljust(end - start, b"\0"), end - start)
+        ctypes.memmove(start, os.fsencode(text)[: end - start - 1].ljust(end - start, b"\0"), end - start)
     ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode())

@@ -32,7 +32,7 @@ class ProcessTasks:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `__exit__`)
         self._fork, self._pending = fork, b""
         self._is_isolated, self._isolated_pid = False, 0
-        # Inherited by the tasks: the path of a file that this process has open is closed to another user namespace.
+        # Inherited by the tasks: from another user namespace they could not open it by this process's path.
         self.memory = os.memfd_create("trainer") if hasattr(os, "memfd_create") else None
         memory = {MEMORY: f"/proc/self/fd/{self.memory}"}
         environment = os.environ | QUIET | REUSE_PORT | memory | {"CUDA_VISIBLE_DEVICES": "-1"}

@@ -69,8 +69,8 @@ def connect(
     folder = _folder()
     if sys.platform != "linux" or memory is None or (not minutes and not any(folder.glob("*.sock"))):
         return None
-    path = folder / f"{_identity(os.environ)}.sock"
     try:
+        path = folder / f"{_identity(os.environ)}.sock"
         with locked(folder):
             connection = _connect(path)
             if connection is None and minutes:
@@ -94,11 +94,11 @@ def find() -> Iterator[Warm]:
 
 def end(warm: Warm) -> bool:
     """Ends a warm process, and says whether it was there; runs that it started go on."""
+    warm.socket.unlink(missing_ok=True)  # first, or it could be that of a successor
     try:
         os.kill(warm.pid, signal.SIGTERM)
     except ProcessLookupError:
         return False
-    warm.socket.unlink(missing_ok=True)
     return True
 
 
@@ -120,7 +120,7 @@ def _identity(environment: Mapping[str, str]) -> str:
         [os.readlink(f"/proc/self/ns/{name}") for name in NAMESPACES if os.path.exists(f"/proc/self/ns/{name}")],
         Path("/proc/self/cgroup").read_text(),
         Path("/proc/self/oom_score_adj").read_text(),
-        re.findall("^(?:Cap|NoNewPrivs|Seccomp).*", Path("/proc/self/status").read_text(), re.MULTILINE),
+        re.findall("^(?:Cap|NoNewPrivs|Seccomp|Umask).*", Path("/proc/self/status").read_text(), re.MULTILINE),
     ]
     return _hash(facts)
 

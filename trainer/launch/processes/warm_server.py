@@ -27,15 +27,11 @@ def main() -> None:
     path, code = Path(sys.argv[1]), warm.code_version()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     with socket.socket(socket.AF_UNIX) as listener:
-        os.umask(0o077)
         listener.bind(str(path))
         listener.listen()
-        try:
-            nursery.import_everything()
-            os.chdir("/")
-            _serve(listener, path, code)
-        finally:
-            path.unlink(missing_ok=True)
+        nursery.import_everything()
+        os.chdir("/")
+        _serve(listener, path, code)
 
 
 def _serve(listener: socket.socket, path: Path, code: str) -> None:
