@@ -17,6 +17,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from runs import wait_until
 
 from trainer.config.schema import OptimizerConfig, OptimizerName
 from trainer.engine.compute import Replica
@@ -109,6 +110,7 @@ class Cluster:
         self.tasks, self.servers = idle.pop() if idle else _start_servers(*self._size)
         self._serving: list[threading.Thread] = []
         self._has_ended = False
+        self._updates = 0
         self.workers = workers
         self._open = contextlib.ExitStack()  # as long as the cluster is
         if wire == "memory":
@@ -143,9 +145,7 @@ class Cluster:
         for thread in threads:
             thread.start()
         self.engines[0].load(self.first(), generation=1)
-        for thread in threads:
-            thread.join(60)
-            assert not thread.is_alive()
+        wait_until(lambda: not any(thread.is_alive() for thread in threads), progress=lambda: self._updates)
         _trained.append(self)
         return results
 
@@ -154,18 +154,21 @@ class Cluster:
         self._connect(engine := self._engine(worker), f"worker:{worker}")
         return engine
 
-    def serve(self, host: ShardHost, on_update: OnUpdate = lambda step, waited: None) -> None:
+    def serve(self, host: ShardHost, on_update: OnUpdate | None = None) -> None:
         """Serves beside this thread, because a host whose workers do not wait for each other serves for ever."""
 
         def until_its_end() -> None:
             with self._may_be_ended():
-                host.serve(STEPS, on_update)
+                host.serve(STEPS, on_update or self._count)
 
         with self._may_be_ended():
             host.load()
             self._serving.append(threading.Thread(target=until_its_end, daemon=True))
             self._serving[-1].start()
             host.wait_for_goodbyes()
+
+    def _count(self, _step: int, _waited: float) -> None:
+        self._updates += 1
 
     @contextlib.contextmanager
     def _may_be_ended(self) -> Iterator[None]:

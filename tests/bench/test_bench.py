@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from runs import LONGEST_SECS, STALLED_SECS, wait_until
 
 from bench import counter, facts, plot, processes, report, running
 from bench.config import QUICK, parse
@@ -25,7 +26,6 @@ from trainer.config import compose
 from trainer.config.schema import StrategyConfig
 from trainer.faults.problems import ConfigError
 
-DEADLINE_SECS = 90.0
 PEERS = [name for name, contestant in CONTESTANTS.items() if not contestant.is_ours]
 OURS = [name for name, contestant in CONTESTANTS.items() if contestant.is_ours]
 COUNTS = """
@@ -54,7 +54,7 @@ def script(text: str, directory: Path) -> Running:
 @pytest.fixture
 def counting(tmp_path: Path) -> Iterator[Running]:
     with script(COUNTS, tmp_path / "counting") as started:
-        started.wait_for_first_step(DEADLINE_SECS)
+        started.wait_for_first_step(STALLED_SECS)
         yield started
 
 
@@ -342,7 +342,7 @@ def test_a_contestant_that_dies_is_named_with_the_end_of_its_log(tmp_path: Path)
         script("print('no luck', flush=True); raise SystemExit(3)", tmp_path / "dies") as dies,
         pytest.raises(ContestantError, match="script ended with exit code 3") as caught,
     ):
-        dies.wait_for_first_step(DEADLINE_SECS)
+        dies.wait_for_first_step(STALLED_SECS)
     assert caught.value.log == ["no luck"]
 
 
@@ -364,7 +364,7 @@ def test_a_contestant_that_stops_stepping_fails_its_window(counting: Running, mo
 def test_a_paused_contestant_is_frozen_with_all_its_processes(tmp_path: Path):
     text = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {COUNTS!r}, sys.argv[1]])"
     with script(text, tmp_path / "parent") as parent:
-        parent.wait_for_first_step(DEADLINE_SECS)
+        parent.wait_for_first_step(STALLED_SECS)
         parent.pause()
         pids = processes.tree(parent.pid)
         assert [psutil.Process(pid).status() for pid in pids] == [psutil.STATUS_STOPPED] * 2
@@ -375,7 +375,7 @@ def test_a_paused_contestant_is_frozen_with_all_its_processes(tmp_path: Path):
 
 def test_windows_alternate_and_measure_both(counting: Running, tmp_path: Path):
     with script(COUNTS, tmp_path / "other") as other:
-        other.wait_for_first_step(DEADLINE_SECS)
+        other.wait_for_first_step(STALLED_SECS)
         for one in (counting, other):
             one.pause()
         ours, others = alternate(counting, other, rounds=1, secs=0.2)
@@ -384,11 +384,10 @@ def test_windows_alternate_and_measure_both(counting: Running, tmp_path: Path):
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(150)
 @pytest.mark.parametrize("name", PEERS)
 def test_every_peer_starts_and_counts_its_steps(name, tmp_path: Path):
     with Running(CONTESTANTS[name], "noop", tmp_path, cores=2) as peer:
-        peer.wait_for_first_step(120)
+        peer.wait_for_first_step(LONGEST_SECS)
         first, _ = peer.next_step()
         peer.pause()
         peer.resume()
@@ -399,11 +398,10 @@ def test_every_peer_starts_and_counts_its_steps(name, tmp_path: Path):
 
 @pytest.mark.cluster
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", ["all_reduce", "multi_worker"])
 def test_a_pause_longer_than_the_usual_heartbeat_is_not_a_fault(name, tmp_path: Path):
     with Running(CONTESTANTS[name], "noop", tmp_path, cores=2) as paused:
-        paused.wait_for_first_step(120)
+        paused.wait_for_first_step(LONGEST_SECS)
         paused.pause()
         time.sleep(15)  # the coordination service of TensorFlow takes a task that is silent for 10 s for dead
         paused.resume()
@@ -421,11 +419,10 @@ def command(results: Path, *overrides: str) -> list[str]:
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(240)
 def test_a_bench_leaves_its_results_and_no_process(tmp_path: Path):
     bench = subprocess.Popen(command(tmp_path, "rows=[sync/sync]"), cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
-        output, _ = bench.communicate(timeout=200)
+        output, _ = bench.communicate(timeout=LONGEST_SECS)
     finally:
         bench.kill()
     assert bench.returncode == 0, output
@@ -441,18 +438,15 @@ def test_a_bench_leaves_its_results_and_no_process(tmp_path: Path):
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(150)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_bench_that_is_stopped_leaves_no_process(number, code, tmp_path: Path):
     bench = subprocess.Popen(command(tmp_path, "rows=[sync/sync_replicas]"), cwd=ROOT, stdout=subprocess.PIPE)
     try:
-        deadline = time.monotonic() + DEADLINE_SECS
-        while len(pids := processes.tree(bench.pid)) < 6:  # the bench, a launcher, its nursery, 1 ps, 2 workers
-            assert bench.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        # The bench, a launcher, its nursery, 1 ps, 2 workers.
+        wait_until(lambda: bench.poll() is not None or len(processes.tree(bench.pid)) == 6, poll_secs=0.05)
+        pids = processes.tree(bench.pid)
         bench.send_signal(number)
-        assert bench.wait(60) == code
+        assert bench.wait(LONGEST_SECS) == code
         assert processes.wait_until_gone(pids) == []
     finally:
         bench.kill()

@@ -7,11 +7,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from runs import LONGEST_SECS, wait_until
 
 from bench import links
 
@@ -55,7 +54,6 @@ def test_the_table_has_a_line_for_every_run_and_every_omission():
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(180)
 @pytest.mark.skipif(os.geteuid() != 0 or not all(map(shutil.which, TOOLS)), reason=f"needs root and {TOOLS}")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_killed_bench_leaves_no_process_and_no_cable(tmp_path: Path, number):
@@ -70,7 +68,7 @@ def test_a_killed_bench_leaves_no_process_and_no_cable(tmp_path: Path, number):
         wait_until(lambda: len(running(tmp_path)) == 3 or bench.poll() is not None)
         assert bench.poll() is None, bench.communicate()[1]
         bench.send_signal(number)
-        bench.wait(60)
+        bench.wait(LONGEST_SECS)
         wait_until(lambda: not running(tmp_path))
     finally:
         bench.kill()
@@ -90,10 +88,3 @@ def running(directory: Path) -> list[int]:
         if f"run={directory}".encode() in command:
             pids.append(int(process.name))
     return pids
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 90
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)

@@ -116,7 +116,6 @@ def test_the_cpu_time_of_a_process_is_measured():
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(180)
 def test_a_run_is_measured_and_leaves_no_process():
     options, examples = growth.WORKLOADS["null"]
     with steady.steady_run([*options, "cluster=1ps1w", f"train.batch_size={examples}"]) as run:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import SMALL, Run
+from runs import SMALL, Run
 
 from trainer.observe.machine import this_machine
 from trainer.plan.checks import versions

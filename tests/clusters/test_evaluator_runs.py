@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tensorflow as tf
-from conftest import Run, free_ports
+from runs import Run, free_ports, wait_until
 
 from trainer.storage import checkpoint
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.cluster
 
 Finish = Callable[..., Run]
 SMALL = ["model=mlp", "train.batch_size=32", "checkpoint.every=10", "summary.every=1", "seed=1"]
@@ -83,10 +82,10 @@ def test_after_a_crash_no_checkpoint_is_scored_twice_and_none_is_left_out(start,
     crowded = [*SMALL, "cluster=1ps2w1e", "train.steps=300", "run=broken"]
     broken = start(*crowded)
     broken.wait_for_step(60)
-    _wait_for(lambda: evaluations_whole(broken) >= 2)
+    wait_until(lambda: evaluations_whole(broken) >= 2)
     os.killpg(broken.process.pid, signal.SIGKILL)
     broken.process.wait()
-    _wait_for(lambda: not broken.pids())
+    wait_until(lambda: not broken.pids())
     before = [line for line in (broken.directory / "evaluations.jsonl").read_text().splitlines() if line[-1:] == "}"]
     resumed = finish(*crowded)
     assert resumed.summary()["resumed_from"] is not None
@@ -103,18 +102,11 @@ def evaluations_whole(run: Run) -> int:
     return path.read_text().count("}\n") if path.exists() else 0
 
 
-def _wait_for(done: Callable[[], bool], deadline_secs: float = 30.0) -> None:
-    deadline = time.monotonic() + deadline_secs
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_a_stopped_run_stops_its_evaluator_and_scores_the_rest_when_it_continues(start, finish: Finish):
     run = start(*SMALL, "cluster=1ps2w1e", "train.steps=100000", "run=stopped")
     run.wait_for_step(50)
     run.process.send_signal(signal.SIGTERM)
-    assert run.wait(30) == 143, run.output
+    assert run.wait() == 143, run.output
     summary = run.summary()
     assert summary["tasks"]["evaluator:0"]["code"] == 143
     last = summary["steps"] + 5
@@ -143,7 +135,7 @@ def test_an_evaluator_that_is_killed_ends_the_run_with_its_name(start):
     run.wait_for_step(5)
     log = (run.directory / "logs/evaluator-0.log").read_text()
     os.kill(int(log.partition("pid ")[2].partition(":")[0]), signal.SIGKILL)
-    assert run.wait(30) == 137
+    assert run.wait() == 137
     assert "evaluator:0 failed first, exit code -9: killed" in run.output
     assert run.pids() == []
 

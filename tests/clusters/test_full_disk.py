@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import SMALL
+from runs import SMALL
 
 from trainer.storage import checkpoint
 

@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable
 
 import pytest
-from conftest import GPUS, Run
+from runs import GPUS, Run
 
-pytestmark = [pytest.mark.cluster, pytest.mark.gpu, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.gpu]
 
 Start = Callable[..., Run]
 ON_GPU_0 = ["device=gpu", "device.memory_fraction={worker:0.2}"]
@@ -28,7 +28,7 @@ several = pytest.mark.skipif(GPUS < 2, reason=f"needs 2 GPUs, this machine has {
 
 def run_on_gpu(start: Start, *overrides: str) -> Run:
     run = start(*ON_GPU_0, *overrides, environment=EXACT)
-    assert run.wait(250) == 0, run.output + "\n".join(log.read_text() for log in run.logs())
+    assert run.wait() == 0, run.output + "\n".join(log.read_text() for log in run.logs())
     return run
 
 

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import REFUSED, UNPRIVILEGED, Run, can_be_unprivileged
+from runs import REFUSED, UNPRIVILEGED, Run, can_be_unprivileged, wait_until
 
 from trainer.launch.processes.isolation import why_impossible
 from trainer.observe.peers import read_status
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.cluster
 
 LISTENS = "0A"  # state of a socket, in /proc/net/tcp
 EXACT = ["model=mlp", "seed=4", "train.batch_size=48", "checkpoint.every=10", "summary.every=1"]
@@ -123,16 +123,14 @@ def test_ctrl_c_saves_and_a_killed_launcher_leaves_nothing(start: Start, within:
     again.wait_for_step(run.summary()["steps"] + 5)
     pids = again.pids()
     os.kill(again.process.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 10
-    while again.pids() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert (len(pids), again.pids()) == (4, [])
+    assert len(pids) == 4
+    wait_until(lambda: not again.pids())
 
 
 def test_faults_of_tasks_and_links_change_no_bit(start: Start, within: list[str]):
     faults = "kill worker:1 @15; cut worker:1->ps:0 @40 for 2s; kill ps:0 @80"
     run = start("cluster=1ps2w", f'chaos.schedule="{faults}"', "security.isolate=always", *CHAOS, within=within)
-    assert run.wait(150) == 0, run.output
+    assert run.wait() == 0, run.output
     (kind,) = json.loads((run.directory / "chaos.json").read_text())["kinds"]
     assert (kind["runs"], kind["finished"], kind["identical"]) == (1, 1, 1)
     plan = json.loads((run.directory / "schedule/plan.json").read_text())

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import tensorflow as tf
-from conftest import Run
+from runs import Run
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.cluster
 
 SHORT = ["train.steps=6", "train.batch_size=48", "model=mlp", "device.log_placement=true"]
 PLACED = {

@@ -453,7 +453,6 @@ def test_the_page_is_aligned_and_keeps_text_in_brackets(capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
 def test_the_doctor_checks_this_machine_without_importing_tensorflow(tmp_path):
     code = (
         "import sys; from trainer.__main__ import console\n"
@@ -481,7 +480,6 @@ def test_the_doctor_checks_this_machine_without_importing_tensorflow(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(90)
 def test_a_machine_without_any_command_has_no_problem_from_it(tmp_path):
     ended = subprocess.run(
         [sys.executable, "-m", "trainer", "mode=doctor"],

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Run
+from runs import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = [
@@ -28,7 +28,6 @@ HERE, THERE, NETWORK = "10.213.77.1", "10.213.77.2", "trainer-test"
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.docker,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(
         os.geteuid() != 0 or not all(map(shutil.which, ("dockerd", "ip", "nsenter"))),
         reason="a second engine needs root, dockerd, ip and nsenter",

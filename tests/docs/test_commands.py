@@ -84,7 +84,6 @@ def test_every_option_of_the_bench_exists(command):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("path", [p for p in PAGES if any(map(is_planned, commands(p)))], ids=name_of)
 def test_every_command_for_another_machine_can_be_planned(path, tmp_path: Path, monkeypatch):
     """With as many GPUs as it likes, and any file that it names."""
@@ -203,7 +202,6 @@ def test_the_refused_command_is_answered_as_shown(path, tmp_path: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_the_plan_is_expected_to_take_as_long_as_shown(capsys):
     """On any machine: the sample is of one with 2 cores."""
     command = "python -m trainer cluster=2ps4w plan.link_gbps=1 mode=plan"

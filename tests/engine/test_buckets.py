@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import SMALL, Run
+from runs import SMALL, Run
 from small_clusters import Cluster, digest, to_the_end, with_everything
 
 from trainer.engine.sharded.prefetch import Prefetch

@@ -29,7 +29,7 @@ from trainer.plan.forecast.traffic import Message
 from trainer.plan.plan import Plan
 
 v1 = tf.compat.v1
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.cluster
 
 SIZES = {"1ps2w": (1, 2), "2ps2w": (2, 2), "2w": (0, 2)}
 STEP_FETCHES = 4  # tags, metrics, and the times when the parameters and the gradients were here

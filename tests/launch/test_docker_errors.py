@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import free_ports
+from runs import free_ports
 
 from trainer.faults import exit_codes
 from trainer.launch.containers.docker_errors import DockerError, explain

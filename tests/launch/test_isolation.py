@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import REFUSED, UNPRIVILEGED, can_be_unprivileged
+from runs import REFUSED, UNPRIVILEGED, can_be_unprivileged
 
 from trainer.config.compose import load
 from trainer.faults.problems import ConfigError

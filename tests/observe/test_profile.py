@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Run, free_ports
+from runs import Run, free_ports
 
 from trainer.config import help_page
 from trainer.faults import exit_codes
@@ -469,7 +469,6 @@ def read_trace(run: Run) -> list[dict[str, Any]]:
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("cluster", ROWS)
 def test_a_profile_changes_no_bit_and_has_every_step_of_every_row(finish, cluster: str):
     plain, run = finish(*SHORT, cluster, "run=plain"), finish(*SHORT, cluster, "profile=true", "run=profiled")
@@ -527,7 +526,6 @@ def test_all_reduce_has_the_phases_that_it_can_tell(finish):
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(180)
 def test_both_attempts_of_a_killed_worker_are_recorded(start):
     run = start(*SHORT, "cluster=1ps2w", "train.steps=60", "profile=true", "restart.delay_secs=0")
     run.wait_for_step(20)

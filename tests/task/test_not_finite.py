@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import SMALL, Run
+from runs import SMALL, Run
 
 from trainer.config.compose import load
 from trainer.config.schema import NotFinitePolicy

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import SMALL, Run
+from runs import SMALL, Run
 
 from trainer.workload.data.order import batch_indices
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import Run
+from runs import Run
 
 from trainer.commands.check.example_counts import check_counts, expected_counts
 from trainer.workload import step as replica
