@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 
 from trainer.config import compose, help_page, keys, sources, user_file
 from trainer.config.cluster_size import ClusterSize, nearest_size, parse_size
@@ -320,6 +321,30 @@ def test_hydras_error_setting_does_not_leak_into_the_run(here, monkeypatch):
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
     run(monkeypatch, main=lambda config: runs.append(os.environ.get("HYDRA_FULL_ERROR")) or 0)
     assert runs == [None]
+
+
+def test_the_config_of_a_single_run_is_composed_once(here, monkeypatch):
+    composed = []
+    original = ConfigLoaderImpl.load_configuration
+
+    def count(*arguments, **options):
+        composed.append(arguments)
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", count)
+    assert run(monkeypatch, "cluster=2ps4w") == 0
+    assert len(composed) == 1
+
+
+def test_a_file_may_ask_for_a_multirun(here, monkeypatch):
+    shutil.copytree(sources.conf_dir(), here / "conf")
+    sweep = "hydra: {mode: MULTIRUN, sweeper: {params: {train.steps: '1,2'}}}"
+    (here / "conf" / "experiment").mkdir(exist_ok=True)
+    (here / "conf" / "experiment" / "sweep.yaml").write_text(f"# @package _global_\n{sweep}\n")
+    monkeypatch.setattr(sources, "conf_dir", lambda: here / "conf")
+    steps = []
+    assert run(monkeypatch, "experiment=sweep", main=lambda config: steps.append(config.train.steps) or 0) == 0
+    assert steps == [1, 2]
 
 
 def test_composing_imports_no_tensorflow():

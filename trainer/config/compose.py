@@ -18,6 +18,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import OverrideParseException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from trainer.config import arguments, sources, user_file
@@ -52,7 +53,8 @@ def run(main: Callable[[RunConfig], int], *steps: Step) -> NoReturn:
         if flags.experimental_rerun:
             message = "reads a pickle, which can run any code"
             raise ConfigError([Problem("--experimental-rerun", message, "give the overrides of that run again")])
-        configs = _checked(line, steps, _compose_with_hydra)
+        is_plain = not given.flags and not any("hydra" in text for text in line.overrides)
+        configs = _checked(line, steps, _compose_one if is_plain else _compose_with_hydra)
     except ConfigError as error:
         print(error, file=sys.stderr)
         sys.exit(exit_codes.CONFIG)
@@ -74,6 +76,14 @@ def load(overrides: Sequence[str], *steps: Step, config_dir: str | None = None) 
     line = CommandLine(tuple(overrides), config_dir)
     (config,) = _checked(line, steps, lambda line: [examine(*sources.compose(line, line.overrides), line)])
     return config
+
+
+def _compose_one(line: CommandLine) -> list[Examined]:
+    """Composes the config of one run, once; Hydra's command line composes it twice, to learn the mode."""
+    composed, choices = sources.compose(line, line.overrides)
+    if HydraConfig.get().mode is RunMode.MULTIRUN:  # a file says so
+        return _compose_with_hydra(line)
+    return [examine(composed, choices, line)]
 
 
 def _checked(
