@@ -8,6 +8,8 @@ It names parameters, never shards: it loads into a cluster of any shape. Nothing
 followed.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import re
@@ -18,14 +20,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from trainer.config.words import some
 from trainer.faults import exit_codes
 from trainer.faults.exit_codes import TrainerError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 FORMAT = 1
 TENSORS, MANIFEST = "tensors.npz", "manifest.json"
@@ -35,7 +37,7 @@ ANOTHER = "give another one with resume=PATH, or start anew with resume=never"
 NAMED_AT_MOST = 5  # tensors in one message
 
 Facts = Mapping[str, Any]  # of the run, for JSON: names of model and optimizer, slots, seed, replicas, ...
-Tensors = Mapping[str, NDArray[Any]]
+Tensors = Mapping[str, "NDArray[Any]"]
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -115,6 +117,8 @@ def load(checkpoint: Checkpoint) -> dict[str, NDArray[Any]]:
     Raises:
         CheckpointError: if the file is damaged, holds NaN, or has names, shapes or types other than its manifest's.
     """
+    import numpy as np  # here, because a launcher reads no tensor
+
     path = checkpoint.path
     with _reading(path, TENSORS) as file, np.load(file, allow_pickle=False) as archive:
         tensors = {name: archive[name] for name in archive.files}

@@ -9,8 +9,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from trainer.config.words import count, size
 from trainer.faults.failpoints import reach
 from trainer.storage.atomic import link_or_copy, new_folder, remove_folder, remove_leftovers, write_synced
@@ -197,6 +195,8 @@ def _write_tensors(file: Path, tensors: Tensors) -> None:
     for name, value in tensors.items():
         if value.dtype.kind not in "biuf":  # others are pickled, or come back as raw bytes (bfloat16)
             raise TypeError(f"{name} is {value.dtype}; a checkpoint holds plain numbers: cast it to float32")
+    import numpy as np  # here, because a launcher writes no tensor
+
     arrays: dict[str, Any] = dict(tensors)
     with file.open("xb") as opened:
         np.savez(opened, **arrays)
