@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from quick_config import load as load_config
 from runs import LONGEST_SECS, STALLED_SECS, wait_until
 
 from bench import counter, facts, plot, processes, report, running
@@ -22,7 +23,6 @@ from bench.contestants import CONTESTANTS, QUICK_ROWS, ROOT, ROWS, WORKLOADS, Co
 from bench.ratios import Ratio, paired, ratio
 from bench.running import ContestantError, Running
 from bench.windows import alternate
-from trainer.config import compose
 from trainer.config.schema import StrategyConfig
 from trainer.faults.problems import ConfigError
 
@@ -152,14 +152,14 @@ def test_our_contestants_are_valid_configs(name, tmp_path: Path):
     from trainer.commands.command import resolve, validate
 
     overrides = CONTESTANTS[name].command("cnn", tmp_path, cores=2)[2:]
-    assert compose.load(overrides, resolve, validate).train.batch_size == 128
+    assert load_config(overrides, resolve, validate).train.batch_size == 128
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_every_workload_can_be_chosen(workload, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(ROOT)
     overrides = CONTESTANTS["sync"].command(workload, tmp_path, cores=2)[2:]
-    assert compose.load(overrides).model.name == workload
+    assert load_config(overrides).model.name == workload
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from quick_config import load
 
 from bench import input as bench_input
 from bench.input import BATCH, Case, WaitShare
-from trainer.config.compose import load
 from trainer.workload.data import DATA_SETS, DataSet, Examples, mnist_10k, open_data
 
 NOTHING = WaitShare(Case("four numbers", "mlp", []), 2.0, (0.2, 0.25, 0.3))  # waits 0.5 ms

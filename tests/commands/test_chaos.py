@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import quick_config
 
 from trainer.commands.chaos import check, random_faults, report
 from trainer.commands.chaos.injector import FaultInjector, Recovery, Scheduled
@@ -22,7 +23,6 @@ from trainer.commands.chaos.proxy import GOOD, Condition, Links
 from trainer.commands.chaos.report import FaultOutcome
 from trainer.commands.chaos.schedule import Fault, FaultTargets, parse, typed
 from trainer.commands.chaos.soak import Resources, Timed
-from trainer.config import compose
 from trainer.config.schema import RunConfig
 from trainer.faults.problems import ConfigError
 from trainer.launch.fault_hooks import RunView
@@ -38,7 +38,7 @@ LOCAL = FaultTargets(("worker:0",), holders=("worker:0",), is_sharded=False, ste
 
 
 def load(*overrides: str) -> RunConfig:
-    return compose.load(overrides)
+    return quick_config.load(overrides)
 
 
 def fault(text: str) -> Fault:

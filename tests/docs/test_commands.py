@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from quick_config import load
 
 from bench import config as bench
-from trainer.config.compose import load
 from trainer.launch.describe import describe
 from trainer.plan import make, page, validate
 from trainer.plan.description import Description, Question

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from quick_config import load
 from runs import REFUSED, UNPRIVILEGED, can_be_unprivileged
 
-from trainer.config.compose import load
 from trainer.faults.problems import ConfigError
 from trainer.launch.processes import isolation
 from trainer.plan.devices import Machine

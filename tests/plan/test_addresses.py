@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from quick_config import load
 
-from trainer.config.compose import load
 from trainer.faults.problems import ConfigError
 from trainer.plan import tf_config, validate
 from trainer.plan.devices import Machine

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from forks import Forks
+from quick_config import load
 
-from trainer.config.compose import load
 from trainer.faults.problems import ConfigError
 from trainer.plan import validate
 from trainer.plan.devices import Machine

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 from forks import Forks
+from quick_config import load
 
 from trainer.commands import command
-from trainer.config.compose import load
 from trainer.faults.problems import ConfigError
 from trainer.observe import machine
 from trainer.plan import validate

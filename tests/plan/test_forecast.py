@@ -6,8 +6,8 @@ import dataclasses
 from typing import Any
 
 import pytest
+from quick_config import load
 
-from trainer.config.compose import load
 from trainer.faults.problems import ConfigError
 from trainer.plan import validate
 from trainer.plan.description import Description

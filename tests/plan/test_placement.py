@@ -8,8 +8,8 @@ from itertools import pairwise
 from random import Random
 
 import pytest
+from quick_config import load
 
-from trainer.config.compose import load
 from trainer.config.schema import AUTO
 from trainer.plan import page
 from trainer.plan.description import Description

@@ -8,8 +8,8 @@ import subprocess
 import sys
 
 import pytest
+from quick_config import load
 
-from trainer.config.compose import load
 from trainer.faults.problems import ConfigError
 from trainer.plan import validate
 from trainer.plan.description import Description

@@ -17,8 +17,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from quick_config import load
 
-from trainer.config.compose import load
 from trainer.storage import checkpoint, checkpoint_writer, resume
 from trainer.storage.atomic import remove_folder
 from trainer.storage.checkpoint import CheckpointError

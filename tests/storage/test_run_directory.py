@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from quick_config import load
 
-from trainer.config.compose import load
 from trainer.config.schema import RunConfig
 from trainer.faults.exit_codes import RunInUseError
 from trainer.plan.description import Description

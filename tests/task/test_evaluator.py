@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from quick_config import load
 
-from trainer.config.compose import load
 from trainer.config.schema import RunConfig
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.launch.processes.ports import HeldPorts

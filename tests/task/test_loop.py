@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from quick_config import load
 
-from trainer.config.compose import load
 from trainer.engine.step_result import StepResult
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.faults.exit_codes import NotFiniteError

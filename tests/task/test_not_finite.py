@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from quick_config import load
 from runs import SMALL, Run
 
-from trainer.config.compose import load
 from trainer.config.schema import NotFinitePolicy
 from trainer.engine.step_result import StepResult
 from trainer.faults import exit_codes
