@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import signal
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
+from quick_config import load
 
-from trainer.config.compose import load
 from trainer.faults import exit_codes
-from trainer.launch import silence
+from trainer.launch import attempts, restarts, silence, supervisor
 from trainer.launch.attempts import RunOutcome
 from trainer.launch.progress import make_progress
 from trainer.launch.signals import Signals
@@ -26,6 +26,28 @@ HEARTBEAT_SECS = 5.0
 TASKS = ("ps:0", "worker:0", "worker:1", "evaluator:0")
 
 
+class Clock:
+    """Stands in for the module `time`; seconds pass only when the launcher waits for its tasks."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class NoThreads:
+    """Stands in for a pool of threads: reads a page at once."""
+
+    def __init__(self, **options: Any) -> None: ...
+    def shutdown(self, *, wait: bool) -> None: ...
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(function(*arguments))
+        return future
+
+
 class Script:
     """Tasks that freeze or exit at given seconds after the launcher could read a page of each.
 
@@ -33,6 +55,7 @@ class Script:
     """
 
     def __init__(self, frozen: str | None, frozen_at: float, exits: Mapping[str, tuple[float, int]]) -> None:
+        self.clock = Clock()
         self._frozen, self._frozen_at, self._exits = frozen, frozen_at, exits
         self._seen: dict[str, float] = {}  # when a task's page was read first
         self._pids: dict[int, str] = {}  # of those that are alive
@@ -56,7 +79,7 @@ class Script:
             self._end(pid, exit_codes.TERMINATED)
 
     def events(self, timeout_secs: float) -> list[dict[str, Any]]:
-        time.sleep(min(timeout_secs, 0.05))
+        self.clock.now += min(timeout_secs, 0.05)
         if self.signals is not None and self._now() > self.stopped_at:
             self.signals.numbers, self.stopped_at = [signal.SIGINT], float("inf")
         for pid, name in list(self._pids.items()):
@@ -71,13 +94,13 @@ class Script:
         pid, name = next(((pid, name) for pid, name in self._pids.items() if control == name), (0, ""))
         if not pid or (name == self._frozen and pid < 2000 and self._now() > self._frozen_at):
             return None
-        self._seen.setdefault(name, time.monotonic())
+        self._seen.setdefault(name, self.clock.now)
         job, _, index = name.partition(":")
         page = Status(job, int(index), "run", "hash", tensorflow="2").to_json()
-        return page | {"state": "serving" if job == "ps" else "training", "step": 7, "first_step_at": time.time()}
+        return page | {"state": "serving" if job == "ps" else "training", "step": 7, "first_step_at": 1.0}
 
     def _now(self) -> float:
-        return time.monotonic() - max(self._seen.values()) if len(self._seen) == len(TASKS) else -1.0
+        return self.clock.now - max(self._seen.values()) if len(self._seen) == len(TASKS) else -1.0
 
     def _end(self, pid: int, code: int) -> None:
         if (name := self._pids.pop(pid, None)) is not None:
@@ -86,6 +109,9 @@ class Script:
 
 def supervise(script: Script, path: Path, monkeypatch: pytest.MonkeyPatch) -> RunOutcome:
     monkeypatch.setattr(silence, "try_status", script.page)
+    monkeypatch.setattr(silence, "ThreadPoolExecutor", NoThreads)
+    for module in (attempts, restarts, silence, supervisor):
+        monkeypatch.setattr(module, "time", script.clock)
     config = load([f"timeouts.heartbeat_secs={HEARTBEAT_SECS}", "restart.delay_secs=0.1"])
     tasks = tuple(
         Task(job, int(index), "", f"{job}:{index}", (), None, 1, 2)
@@ -98,7 +124,6 @@ def supervise(script: Script, path: Path, monkeypatch: pytest.MonkeyPatch) -> Ru
         return Supervisor(config, plan, RunDirectory(path), script, progress, signals).run()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("code", [exit_codes.UNAVAILABLE, exit_codes.INCOMPLETE])
 def test_a_frozen_task_is_the_cause_even_if_others_leave_before_it_is_killed(code, tmp_path, monkeypatch, capsys):
     script = Script("ps:0", 0.5, {"worker:0": (4.0, code), "worker:1": (4.0, exit_codes.UNAVAILABLE)})
@@ -117,7 +142,6 @@ def test_a_task_that_leaves_while_all_others_answer_is_restarted_alone(tmp_path,
     assert (outcome.failed, outcome.restarts) == (None, {"worker:0": 1})
 
 
-@pytest.mark.slow
 def test_a_frozen_evaluator_is_no_cause_for_a_worker_to_leave(tmp_path, monkeypatch, capsys):
     exits = {"worker:0": (4.0, exit_codes.UNAVAILABLE), "ps:0": (8.0, 0), "worker:1": (8.0, 0)}
     outcome = supervise(Script("evaluator:0", 0.5, exits), tmp_path / "run", monkeypatch)
@@ -126,7 +150,6 @@ def test_a_frozen_evaluator_is_no_cause_for_a_worker_to_leave(tmp_path, monkeypa
     assert (outcome.failed, outcome.restarts) == (None, {"worker:0": 1, "evaluator:0": 1})
 
 
-@pytest.mark.slow
 def test_a_run_stops_only_after_a_pending_restart(tmp_path, monkeypatch):
     monkeypatch.setattr(RunDirectory, "has_loaded", lambda self: True)
     script = Script("ps:0", 0.5, {"worker:0": (4.0, exit_codes.UNAVAILABLE), "again": (float("inf"), 0)})

@@ -35,9 +35,9 @@ class Attempt:
     pid: int | None = None
     code: int | None = None  # once it has ended
     page: dict[str, Any] | None = None  # the last status page read
-    heard_at: float = field(default_factory=time.monotonic)  # when that was
+    heard_at: float = field(default_factory=lambda: time.monotonic())  # when that was
     was_asked: bool = False  # for its stacks, since then
-    began_at: float = field(default_factory=time.monotonic)
+    began_at: float = field(default_factory=lambda: time.monotonic())
     restarts_at: float | None = None  # monotonic; set while the task waits for its next attempt
     end_reason: str | None = None  # why it ended, where the code does not say it
     was_given_up: bool = False  # killed because the run ends
