@@ -188,6 +188,8 @@ def import_everything() -> None:
     skipped = [name for name in ("matplotlib", "pandas") if name not in sys.modules]
     for name in skipped:
         sys.modules[name] = None  # type: ignore[assignment]  # as if it were not installed
+    import numpy.random  # noqa: F401  # numpy and Keras import it at first use
+
     import trainer.task.process
     import trainer.workload.models.flops  # noqa: F401
 
