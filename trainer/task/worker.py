@@ -77,7 +77,7 @@ def _wait_for_the_ring(context: Context) -> None:
 def _train(context: Context, strategy: Any = None) -> bool:
     """Builds the engine, connects it and trains; `strategy` comes from `server.start_strategy`, under all-reduce."""
     config, plan, task = context.config, context.plan, context.task
-    model, data = open_workload(config)
+    model, data = open_workload(config, with_values=task.is_chief)  # which loads them, and writes the trained model
     _check_planned(plan, parameters_of(model, config.train.precision.value))
     engine = make_engine(context, model, data, strategy)
     evaluator = None

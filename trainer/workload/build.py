@@ -2,11 +2,13 @@
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import keras
 import numpy as np
+from keras.src.backend.common import global_state
 
 from trainer.config import user_file as user
 from trainer.config.schema import RunConfig
@@ -36,16 +38,20 @@ def build_model(
     seed: int,
     user_file: str | None,
     precision: str = "float32",
+    with_values: bool = True,
 ) -> keras.Model:
     """Builds the model of that name for a data set, with its first weights drawn from `seed`.
 
     Args:
         precision: Keras's dtype policy for layers without one of their own; variables are always float32.
+        with_values: whether the variables of a built-in model are given values, which takes most of the time. Those of
+            a user's model are: its function may read or replace them.
 
     Raises:
         ValueError: if there is none, it does not take these options, or it returns no Keras model.
     """
-    function = _user_function(user_file, name, MODELS) or MODELS.get(name)
+    of_user = _user_function(user_file, name, MODELS)
+    function = of_user or MODELS.get(name)
     if function is None:
         near = difflib.get_close_matches(name, MODELS, n=1) or list(MODELS)[:1]
         raise ValueError(f"model.name={name} is not a model; available: {', '.join(MODELS)}; did you mean {near[0]}?")
@@ -58,7 +64,8 @@ def build_model(
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(precision)
     try:
-        model = function(data.input_shape, data.classes, **options)
+        with nullcontext() if with_values or of_user else _no_values():
+            model = function(data.input_shape, data.classes, **options)
         if not isinstance(model, keras.Model):
             raise ValueError(f"model {name} returned a {type(model).__name__}; return a keras.Model")
         if not model.built:
@@ -68,11 +75,27 @@ def build_model(
     return model
 
 
-def open_workload(config: RunConfig) -> tuple[keras.Model, DataSet]:
-    """The model and the data of a run."""
+@contextmanager
+def _no_values() -> Iterator[None]:
+    """Variables made within have a shape and no value; a step, which is given all values, computes the same."""
+    with keras.StatelessScope(initialize_variables=False):
+        yield
+    global_state.set_global_attribute("uninitialized_variables", [])  # or Keras would do it at the end of a later scope
+
+
+def open_workload(config: RunConfig, *, with_values: bool = True) -> tuple[keras.Model, DataSet]:
+    """The model and the data of a run; `with_values` as in `build_model`."""
     data = open_data_set(config.data.name, config.data.options, seed=config.seed, user_file=config.user)
     model, precision = config.model, config.train.precision.value
-    built = build_model(model.name, model.options, data, seed=config.seed, user_file=config.user, precision=precision)
+    built = build_model(
+        model.name,
+        model.options,
+        data,
+        seed=config.seed,
+        user_file=config.user,
+        precision=precision,
+        with_values=with_values,
+    )
     return built, data
 
 

@@ -23,7 +23,13 @@ def answer(question: Question) -> dict[str, Any]:
     try:
         data_set = build.open_data_set(data["name"], data["options"], seed=question.seed, user_file=user)
         built = build.build_model(
-            model["name"], model["options"], data_set, seed=question.seed, user_file=user, precision=question.precision
+            model["name"],
+            model["options"],
+            data_set,
+            seed=question.seed,
+            user_file=user,
+            precision=question.precision,
+            with_values=False,
         )
         parameters = build.parameters_of(built, question.precision)
         flops = flops_of(built, data_set.input_shape)
