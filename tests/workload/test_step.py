@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -22,9 +23,10 @@ LABELS = np.int64([0, 1, 2, 0, 1, 2])
 SEED = np.int64([7, 1])
 
 
-def plain(regularizer: Any = None) -> keras.Model:
+def plain(l2: float = 0.0) -> keras.Model:
     keras.utils.set_random_seed(5)
     inputs = keras.Input((4,))
+    regularizer = keras.regularizers.L2(l2) if l2 else None
     hidden = keras.layers.Dense(8, activation="relu", kernel_regularizer=regularizer, name="dense")(inputs)
     return keras.Model(inputs, keras.layers.Dense(3, name="logits")(hidden))
 
@@ -42,6 +44,10 @@ def with_dropout() -> keras.Model:
     hidden = keras.layers.Dense(64, activation="relu", name="dense")(inputs)
     hidden = keras.layers.Dropout(0.5, name="dropout")(hidden)
     return keras.Model(inputs, keras.layers.Dense(3, name="logits")(hidden))
+
+
+# Of these models a step is traced and compiled once for several tests, which do not change them.
+shared_plain, shared_with_dropout = functools.cache(plain), functools.cache(with_dropout)
 
 
 def with_everything(dropout: float = 0.5) -> keras.Model:
@@ -62,16 +68,20 @@ def values_of(model: keras.Model) -> tuple[dict[str, Any], dict[str, Any]]:
     return {p: v for p, v in values.items() if kinds[p]}, {p: v for p, v in values.items() if not kinds[p]}
 
 
+make_step = functools.cache(replica.make_step)
+function_of = functools.cache(functools.partial(tf.function, autograph=False))
+
+
 def eagerly(step: Callable[..., Any], *inputs: Any) -> Any:
     return tf.nest.map_structure(np.asarray, step(*tf.nest.map_structure(tf.constant, inputs)))
 
 
 def traced(step: Callable[..., Any], *inputs: Any) -> Any:
-    return eagerly(tf.function(step, autograph=False), *inputs)
+    return eagerly(function_of(step), *inputs)
 
 
 def compiled(step: Callable[..., Any], *inputs: Any) -> Any:
-    return eagerly(tf.function(step, autograph=False, jit_compile=True), *inputs)
+    return eagerly(function_of(step, jit_compile=True), *inputs)
 
 
 def in_a_v1_graph(step: Callable[..., Any], *inputs: Any) -> Any:
@@ -86,7 +96,7 @@ HOW = [eagerly, traced, compiled, in_a_v1_graph]
 
 def run(model: keras.Model, *, how: Callable[..., Any] = traced, seed: Any = SEED, loss: str = CROSSENTROPY) -> Any:
     """(gradients, state', loss, accuracy) of one step on FEATURES and LABELS."""
-    return how(replica.make_step(model, loss), *values_of(model), seed, FEATURES, LABELS)[:4]
+    return how(make_step(model, loss), *values_of(model), seed, FEATURES, LABELS)[:4]
 
 
 def check_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -133,14 +143,14 @@ def test_a_step_changes_nothing_in_the_model():
 
 @pytest.mark.parametrize("how", HOW)
 def test_dropout_repeats_for_the_same_seed(how):
-    first, again = (run(with_dropout(), how=how)[0] for _ in range(2))
+    first, again = (run(model, how=how)[0] for model in (shared_with_dropout(), with_dropout()))
     assert {path: value.tobytes() for path, value in first.items()} == {p: v.tobytes() for p, v in again.items()}
 
 
 @pytest.mark.parametrize("seed", [np.int64([7, 2]), np.int64([8, 1])], ids=["another step", "another run"])
 @pytest.mark.parametrize("how", HOW)
 def test_dropout_differs_for_another_seed(how, seed):
-    assert run(with_dropout(), how=how)[2] != run(with_dropout(), how=how, seed=seed)[2]
+    assert run(shared_with_dropout(), how=how)[2] != run(shared_with_dropout(), how=how, seed=seed)[2]
 
 
 def test_every_layer_draws_for_itself():
@@ -164,7 +174,7 @@ def test_the_step_draws_nothing_from_the_global_generator():
 
 @pytest.mark.parametrize("how", HOW)
 def test_a_regularizer_is_added_to_the_loss_and_to_its_gradient(how):
-    model, without = plain(keras.regularizers.L2(0.1)), plain()
+    model, without = shared_plain(l2=0.1), shared_plain()
     kernel = model.get_layer("dense").kernel.numpy()
     regularized, bare = run(model, how=how), run(without, how=how)
     assert regularized[2] - bare[2] == pytest.approx(0.1 * np.square(kernel).sum(), rel=1e-5)
@@ -325,7 +335,7 @@ def parted(
     scale: Any = (),
 ) -> replica.StepOutput:
     """One step on a batch that is computed in parts; `scale` is () or a loss scale in a tuple."""
-    step = replica.make_step(model, loss, accumulate=accumulate)
+    step = make_step(model, loss, accumulate=accumulate)
     return how(step, *values_of(model), seed, *batch, *scale)
 
 
@@ -340,7 +350,7 @@ def check_the_same(found: replica.StepOutput, expected: replica.StepOutput) -> N
 @pytest.mark.parametrize("accumulate", [2, 3, 6])
 @pytest.mark.parametrize("how", HOW)
 def test_a_batch_in_parts_gives_what_the_whole_batch_gives(how, accumulate):
-    model = plain(keras.regularizers.L2(0.1))
+    model = shared_plain(l2=0.1)
     check_the_same(parted(model, how=how, accumulate=accumulate), parted(model, how=how, accumulate=1))
 
 
@@ -397,13 +407,14 @@ def test_every_part_draws_for_itself(how):
 
 @pytest.mark.parametrize("how", HOW)
 def test_the_draws_of_parts_repeat_for_the_same_seed(how):
-    first, again = (parted(with_dropout(), how=how) for _ in range(2))
+    first, again = (parted(model, how=how) for model in (shared_with_dropout(), with_dropout()))
     assert {p: v.tobytes() for p, v in first.gradients.items()} == {p: v.tobytes() for p, v in again.gradients.items()}
 
 
 @pytest.mark.parametrize("how", HOW)
 def test_the_draws_of_parts_differ_for_another_seed(how):
-    assert parted(with_dropout(), how=how).loss != parted(with_dropout(), how=how, seed=np.int64([7, 2])).loss
+    model = shared_with_dropout()
+    assert parted(model, how=how).loss != parted(model, how=how, seed=np.int64([7, 2])).loss
 
 
 @pytest.mark.parametrize(("how", "dropout"), [(traced, 0.5), (in_a_v1_graph, 0.5), (compiled, 0.0)])
@@ -436,15 +447,17 @@ def wrong(input_shape, classes):
 MIXED = ["mixed_bfloat16", "mixed_float16"]
 
 
-@pytest.fixture
-def build(tmp_path) -> Callable[..., keras.Model]:
-    """build(name, precision) -> a model of MODELS."""
-    (tmp_path / "models.py").write_text(MODELS)
+@pytest.fixture(scope="module")
+def build(tmp_path_factory) -> Callable[..., keras.Model]:
+    """build(name, precision) -> the model of MODELS."""
+    models = tmp_path_factory.mktemp("models") / "models.py"
+    models.write_text(MODELS)
     unread: Any = None
 
+    @functools.cache
     def build_one(name: str, precision: str) -> keras.Model:
         data = DataSet(unread, unread, (4,), 3)
-        return build_model(name, {}, data, seed=5, user_file=str(tmp_path / "models.py"), precision=precision)
+        return build_model(name, {}, data, seed=5, user_file=str(models), precision=precision)
 
     return build_one
 
@@ -544,6 +557,7 @@ class Root(keras.layers.Layer):
         return inputs + tf.sqrt(self.weight * inputs[:, :1])
 
 
+@functools.cache
 def rooted() -> keras.Model:
     keras.utils.set_random_seed(5)
     inputs = keras.Input((4,))
@@ -551,7 +565,7 @@ def rooted() -> keras.Model:
 
 
 def outcome_of(model: keras.Model, features: np.ndarray, *scale: Any, how: Any = traced, accumulate: int = 1) -> Any:
-    step = replica.make_step(model, CROSSENTROPY, accumulate=accumulate)
+    step = make_step(model, CROSSENTROPY, accumulate=accumulate)
     return how(step, *values_of(model), SEED, features, LABELS, *scale)
 
 
