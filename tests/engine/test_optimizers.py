@@ -118,7 +118,6 @@ def keras_optimizer(config: OptimizerConfig) -> keras.Optimizer:
     )
 
 
-@functools.cache
 def keras_result(name: str) -> dict[str, list[np.ndarray]]:
     """The parameters, and their averages if there are any, after 100 steps of Keras."""
     variables = [keras.Variable(value) for value in start()]
@@ -174,7 +173,6 @@ class Shard:
         return {i: vector.numpy()[offset : offset + size].reshape(SHAPES[i]) for i, (offset, size) in places}
 
 
-@functools.cache
 def trained(name: str, spread: tuple[tuple[int, ...], ...]) -> tuple[Shard, ...]:
     """The shards after 100 steps of our own."""
     config = CONFIGS[name]
@@ -211,27 +209,22 @@ def test_the_gradients_of_these_tests_reach_the_clip_norm_in_some_steps_only():
     assert 30 < sum(norm > CLIP for norm in norms) < 70
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("spread", [ONE_SHARD, THREE_SHARDS], ids=["one-shard", "three-shards"])
 @every_config
-def test_hundred_updates_equal_keras(name, spread):
-    ours = result(trained(name, spread))
+def test_hundred_updates_equal_keras_and_have_the_same_bits_on_three_shards(name):
+    (shard,) = one = trained(name, ONE_SHARD)
+    ours, spread = result(one), result(trained(name, THREE_SHARDS))
     for what, expected in keras_result(name).items():
         for value, wanted in zip(ours[what], expected, strict=True):
             np.testing.assert_allclose(value, wanted, rtol=1e-6, atol=1e-6 * np.abs(wanted).max(), err_msg=what)
-
-
-@every_config
-def test_three_shards_give_the_bits_of_one(name):
-    one, three = result(trained(name, ONE_SHARD)), result(trained(name, THREE_SHARDS))
-    assert {what: [v.tobytes() for v in values] for what, values in one.items()} == {
-        what: [v.tobytes() for v in values] for what, values in three.items()
+    assert {what: [v.tobytes() for v in values] for what, values in spread.items()} == {
+        what: [v.tobytes() for v in values] for what, values in ours.items()
     }
+    assert set(shard.slots) == set(CONFIGS[name].slots())
+    check_padding(shard)
 
 
-@every_config
-def test_padding_stays_zero_in_the_parameters_and_finite_in_the_slots(name):
-    (shard,) = trained(name, ONE_SHARD)
+def check_padding(shard: Shard) -> None:
+    """It stays zero in the parameters, and finite in the slots."""
     lanes = np.ones(shard.parameters.shape, bool)
     for offset, size in layout(shard.members):
         lanes[offset : offset + size] = False
@@ -253,12 +246,6 @@ def test_padding_stays_zero_in_the_parameters_and_finite_in_the_slots(name):
 )
 def test_slots_are_those_the_rule_needs(name, expected):
     assert list(CONFIGS[name].slots().items()) == list(expected.items())
-
-
-@every_config
-def test_an_update_returns_the_slots_it_was_declared_with(name):
-    (shard,) = trained(name, ONE_SHARD)
-    assert set(shard.slots) == set(CONFIGS[name].slots())
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
