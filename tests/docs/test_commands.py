@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from forks import Forks
 from quick_config import load
 
 from bench import config as bench
@@ -193,10 +194,8 @@ REFUSED = "python -m trainer cluster=2ps4w train.stepz=3 train.batch_size=255"
 
 
 @pytest.mark.parametrize("path", [p for p in PAGES if REFUSED in p.read_text()], ids=name_of)
-def test_the_refused_command_is_answered_as_shown(path, tmp_path: Path):
-    ended = subprocess.run(
-        [sys.executable, *shlex.split(REFUSED)[1:]], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+def test_the_refused_command_is_answered_as_shown(path, tmp_path: Path, python: Forks):
+    ended = python.run(*shlex.split(REFUSED)[1:], cwd=tmp_path)
     assert (ended.returncode, ended.stderr.strip()) == (2, shown_after(REFUSED, path).strip())
     assert list(tmp_path.iterdir()) == []
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from forks import Forks
 
 from trainer.workload.data.arrays import from_arrays
 from trainer.workload.data.examples import DataError
@@ -192,5 +192,6 @@ assert labels.tolist() == expected.tolist(), labels
 
 
 @pytest.mark.slow
-def test_batches_come_from_the_cpu_of_the_task_whose_device_scope_is_open():
-    subprocess.run([sys.executable, "-c", SERVER], check=True, timeout=60)
+def test_batches_come_from_the_cpu_of_the_task_whose_device_scope_is_open(tmp_path: Path, tensorflow_python: Forks):
+    ended = tensorflow_python.run("-c", SERVER, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr

@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from forks import Forks
 from runs import Run
 
 from trainer.commands.check.example_counts import check_counts, expected_counts
@@ -124,14 +126,13 @@ def test_expected_counts_follow_the_order_of_the_data(steps, batch_size, example
     assert expected_counts(5, steps, batch_size, examples).tolist() == expected.tolist()
 
 
-def test_expecting_imports_no_tensorflow():
+def test_expecting_imports_no_tensorflow(tmp_path: Path, python: Forks):
     code = """
 import sys
 from trainer.commands.check.example_counts import expected_counts
 print(expected_counts(0, 3, 4, 9).sum(), {'tensorflow', 'keras'} & set(sys.modules))
 """
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert output == "12 set()\n"
+    assert python.run("-c", code, cwd=tmp_path).stdout == "12 set()\n"
 
 
 def test_counts_as_expected_are_no_problem():
