@@ -28,7 +28,7 @@ NEEDS_DOCKER = "TRAINER_TESTS_NEED_DOCKER"  # set where tests of containers must
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--part", type=_part, metavar="K/N", help="of the cluster tests only the K-th of N parts")
+    parser.addoption("--part", type=_part, metavar="K/N", help="of the chosen tests only the K-th of N parts")
 
 
 def _part(text: str) -> tuple[int, int]:
@@ -38,11 +38,13 @@ def _part(text: str) -> tuple[int, int]:
     return int(numbers[1]), int(numbers[2])
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        _shorten(item)
     if part := config.getoption("part"):
         k, n = part
-        clusters = [item for item in items if item.get_closest_marker("cluster")]
-        left_out = {item for item in clusters if zlib.crc32(item.nodeid.encode()) % n != k - 1}
+        left_out = {item for item in items if zlib.crc32(item.nodeid.encode()) % n != k - 1}
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
     for item in items:
@@ -57,6 +59,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 "NO CONTAINER WAS TESTED: no Docker engine with Compose answers (docker info, docker compose version)"
             )
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _shorten(item: pytest.Item) -> None:
+    """Takes the marker `long` from the cases that its `but` names."""
+    mark = item.get_closest_marker("long")
+    if mark is not None and mark.kwargs and item.name.partition("[")[2][:-1] in mark.kwargs["but"]:
+        item.own_markers.remove(mark)
 
 
 @pytest.fixture(autouse=True)

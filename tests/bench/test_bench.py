@@ -383,6 +383,7 @@ def test_windows_alternate_and_measure_both(counting: Running, tmp_path: Path):
     assert all(window.examples_per_sec > 0 and "process" in window.cpu_ms for window in (*ours, *others))
 
 
+@pytest.mark.long(but=["parameter_server_1", "keras_fit"])
 @pytest.mark.cluster
 @pytest.mark.parametrize("name", PEERS)
 def test_every_peer_starts_and_counts_its_steps(name, tmp_path: Path):
@@ -396,6 +397,7 @@ def test_every_peer_starts_and_counts_its_steps(name, tmp_path: Path):
     assert processes.wait_until_gone(pids) == []
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["all_reduce", "multi_worker"])
@@ -437,6 +439,7 @@ def test_a_bench_leaves_its_results_and_no_process(tmp_path: Path):
     assert "| noop | sync, 1 ps / sync, 1 ps |" in (tmp_path / "results.md").read_text()
 
 
+@pytest.mark.long(but=["2-130"])
 @pytest.mark.cluster
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_bench_that_is_stopped_leaves_no_process(number, code, tmp_path: Path):

@@ -53,6 +53,7 @@ def test_the_table_has_a_line_for_every_run_and_every_omission():
     ]
 
 
+@pytest.mark.long(but=["2"])
 @pytest.mark.cluster
 @pytest.mark.skipif(os.geteuid() != 0 or not all(map(shutil.which, TOOLS)), reason=f"needs root and {TOOLS}")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])

@@ -104,6 +104,7 @@ def test_a_run_does_not_send_its_messages_to_a_proxy(start: Callable[..., Run]):
     assert "secret" not in run.output + "".join(log.read_text() for log in run.logs())
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_a_task_that_a_scheduler_starts_does_not_either(start: Callable[..., Run]):
     with socket.socket() as one, socket.socket() as two:
@@ -161,12 +162,14 @@ def test_too_few_open_files_are_reported_before_anything_starts(here):
     assert list(here.iterdir()) == []
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_as_few_open_files_as_are_accepted_are_enough(here):
     ended = typed(here, "cluster=2ps4w", *TINY, limits="ulimit -n 50;")
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
+@pytest.mark.long(but=["<&- >&- 2>&-"])
 @pytest.mark.cluster
 @pytest.mark.parametrize("closed", ["<&-", ">&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_a_run_needs_none_of_the_standard_streams(here, closed):

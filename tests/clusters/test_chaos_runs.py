@@ -45,6 +45,7 @@ def test_a_cluster_that_loses_a_ps_and_a_worker_ends_with_the_same_bits(start: S
     assert_identical(run, faults=2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cluster", ["2ps2w", "2w"])
 def test_over_a_bfloat16_wire_a_worker_killed_between_its_pushes_changes_no_bit(start: Start, cluster: str):
     faults = "kill worker:1 in push @15; kill worker:0 @40"
@@ -52,6 +53,7 @@ def test_over_a_bfloat16_wire_a_worker_killed_between_its_pushes_changes_no_bit(
     assert_identical(run, faults=2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cluster", ["1ps2w", "2w"])
 def test_with_buckets_tasks_that_are_killed_change_no_bit(start: Start, cluster: str):
     ps = "; kill ps:0 @70" if "ps" in cluster else ""
@@ -79,6 +81,7 @@ exit $code
 LOSSY = ["unshare", "--net", "sh", "-c", LOSES_ONE_PERCENT, "sh"]
 
 
+@pytest.mark.long
 def test_a_slow_network_that_loses_packets_changes_no_bit(start: Start):
     try:
         subprocess.run([*LOSSY, "true"], check=True, capture_output=True)

@@ -44,6 +44,7 @@ def test_nothing_survives_a_launcher_that_is_killed(start):
     _wait_until_gone(pids)
 
 
+@pytest.mark.long(but=["Ctrl-C"])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
 def test_a_stopped_run_saves_and_continues_as_if_nothing_happened(start, finish: Finish, number, code):
     run = start(*LONG, "run=stopped")

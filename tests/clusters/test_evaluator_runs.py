@@ -71,6 +71,7 @@ def test_training_that_is_faster_than_scoring_loses_no_checkpoint(finish: Finish
     assert names(run.directory / "checkpoints") == ["000000100"]
 
 
+@pytest.mark.long
 def test_one_process_and_workers_that_hold_the_shards_have_an_evaluator_too(finish: Finish):
     for number, chosen in enumerate((["cluster=1w1e", "strategy=local"], ["cluster=2w1e", "optimizer.ema=0.9"])):
         run = finish(*chosen, "train.steps=20", f"run={number}", *SMALL)
@@ -102,6 +103,7 @@ def evaluations_whole(run: Run) -> int:
     return path.read_text().count("}\n") if path.exists() else 0
 
 
+@pytest.mark.long
 def test_a_stopped_run_stops_its_evaluator_and_scores_the_rest_when_it_continues(start, finish: Finish):
     run = start(*SMALL, "cluster=1ps2w1e", "train.steps=100000", "run=stopped")
     run.wait_for_step(50)
@@ -115,6 +117,7 @@ def test_a_stopped_run_stops_its_evaluator_and_scores_the_rest_when_it_continues
     assert steps == sorted({*range(10, last, 10), summary["steps"], last})
 
 
+@pytest.mark.long
 def test_scores_of_another_past_do_not_count(finish: Finish):
     first = finish(*SMALL, "cluster=1ps1w1e", "train.steps=40", "checkpoint.keep=9", "run=mine")
     at_20 = first.directory / "checkpoints/000000020"
@@ -140,6 +143,7 @@ def test_an_evaluator_that_is_killed_ends_the_run_with_its_name(start):
     assert run.pids() == []
 
 
+@pytest.mark.long(but=["in the cluster"])
 @pytest.mark.parametrize("listed", [True, False], ids=["in the cluster", "only as a task type"])
 def test_pods_of_a_scheduler_play_an_evaluator_by_the_same_command(start, listed):
     ports = free_ports(4)
@@ -162,6 +166,7 @@ def test_pods_of_a_scheduler_play_an_evaluator_by_the_same_command(start, listed
     assert len(names(runs["chief"].directory / "best")) == 1
 
 
+@pytest.mark.long
 def test_a_pod_that_starts_alone_again_scores_what_is_left(start, finish: Finish):
     run = finish(*SMALL, "cluster=1ps1w1e", "train.steps=30", "run=mine")
     lines = (run.directory / "evaluations.jsonl").read_text().splitlines(keepends=True)

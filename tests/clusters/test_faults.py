@@ -75,6 +75,7 @@ def test_a_worker_that_is_killed_comes_back_and_not_a_step_is_lost(start, unbrok
     assert run.summary()["restarts_of"] == {task: 1}
 
 
+@pytest.mark.long(but=["a ps", "everything", "one process"])
 @pytest.mark.parametrize(
     ("cluster", "tasks"),
     [
@@ -107,6 +108,7 @@ def test_a_shard_that_is_lost_before_the_first_checkpoint_starts_the_run_anew(st
     assert not list(run.directory.glob("before-*"))
 
 
+@pytest.mark.long(but=["async"])
 @pytest.mark.parametrize(
     "strategy", [["async", "train.steps=600"], ["backup", "strategy.quorum=2"]], ids=lambda s: s[0]
 )
@@ -119,6 +121,7 @@ def test_where_nobody_waits_a_lost_shard_is_loaded_from_the_newest_checkpoint_to
     assert run.summary()["final_loss"] < 2.0  # 2.3 before the first update
 
 
+@pytest.mark.long(but=["backup", "all_reduce"])
 @pytest.mark.parametrize("strategy", ["async", "backup", "all_reduce"])
 def test_a_killed_worker_of_another_strategy_comes_back(start, unbroken, strategy: str):
     options = ["strategy.quorum=2"] if strategy == "backup" else []
@@ -144,6 +147,7 @@ def test_the_chief_of_an_asynchronous_run_adopts_what_the_others_did_without_it(
     assert run.summary()["steps"] >= 1500
 
 
+@pytest.mark.long(but=["worker:1"])
 @pytest.mark.parametrize("task", ["worker:1", "ps:0"])
 def test_a_task_that_is_frozen_is_ended_and_replaced(start, unbroken, task: str):
     run = start(*EXACT, "cluster=2ps3w", "timeouts.heartbeat_secs=3")
@@ -186,6 +190,7 @@ def test_a_run_that_is_stopped_while_a_task_is_on_its_way_back_saves_all_the_sam
     assert losses(run)[:STEPS] == losses(unbroken("cluster=2ps3w"))[:saved]
 
 
+@pytest.mark.long(but=["ps:0"])
 @pytest.mark.parametrize("task", ["ps:0", "evaluator:0"])
 def test_sigterm_to_a_task_that_does_not_train_stops_all_and_saves(start, task: str):
     run = start(*EXACT, "cluster=1ps2w1e", "train.steps=100000", "checkpoint.every=0")
@@ -197,6 +202,7 @@ def test_sigterm_to_a_task_that_does_not_train_stops_all_and_saves(start, task: 
     assert (run.directory / f"checkpoints/{saved:09d}/manifest.json").exists()
 
 
+@pytest.mark.long
 def test_a_run_that_is_stopped_right_after_its_first_step_saves_it(start):
     run = start(*EXACT, "cluster=1ps2w", "train.steps=100000", "checkpoint.every=0")
     run.wait_for_step(1)
@@ -215,6 +221,7 @@ def test_sigterm_to_every_process_at_once_saves(start):
     assert f"Stopped at step {run.summary()['steps']}, checkpoint saved" in run.output
 
 
+@pytest.mark.long
 def test_a_run_that_is_stopped_while_all_tasks_start_again_saves(start):
     run = start(*EXACT, "cluster=2ps2w", "train.steps=100000", "restart.delay_secs=2")
     run.wait_for_step(FAULT_AT)
@@ -225,6 +232,7 @@ def test_a_run_that_is_stopped_while_all_tasks_start_again_saves(start):
     assert f"Stopped at step {run.summary()['steps']}, checkpoint saved" in run.output
 
 
+@pytest.mark.long
 def test_a_task_that_freezes_before_it_trains_is_ended_too(start, unbroken):
     run = start(*EXACT, "cluster=2ps3w", "timeouts.heartbeat_secs=2", "timeouts.roll_call_secs=8")
     run.wait_for_step(FAULT_AT)
@@ -309,6 +317,7 @@ def test_a_worker_that_the_others_wait_for_is_named(start, tmp_path: Path):
     assert float(times) > 3
 
 
+@pytest.mark.long(but=["worker:0"])
 @pytest.mark.parametrize("killed", ["worker:1", "worker:0", "ps:0"])
 def test_a_scheduler_that_starts_failed_pods_again_finishes_the_run(start, unbroken, killed: str):
     ports = free_ports(3)
@@ -433,6 +442,7 @@ def test_a_task_that_hangs_and_holds_the_interpreter_writes_stacks_all_the_same(
     assert run.summary()["restarts_of"] == {hung: 1}
 
 
+@pytest.mark.long(but=["1ps2w"])
 @pytest.mark.parametrize("cluster", ["1ps2w", "local"])
 def test_a_step_that_hangs_writes_stacks_and_is_done_again(start, tmp_path: Path, cluster: str):
     (tmp_path / "mine.py").write_text(HANGS_ONCE)

@@ -107,6 +107,7 @@ def test_a_run_whose_checkpoints_will_not_fit_is_refused_before_its_first_step(d
     assert "keep fewer with checkpoint.keep=1" in ended.stdout
 
 
+@pytest.mark.long
 def test_a_disk_that_is_full_for_a_while_costs_no_more_than_the_checkpoints_of_that_while(start, disk: Path):
     run = start(*RUN, f"run={disk / 'run'}", "train.steps=1500", "checkpoint.on_error=continue")
     run.wait_for_step(1)

@@ -102,6 +102,7 @@ def test_a_scan_of_listening_sockets_shows_no_difference(start: Start):
     assert not any(scans)
 
 
+@pytest.mark.long(but=["a user without capabilities"])
 def test_tasks_that_are_killed_come_back(start: Start, within: list[str], shared: Run):
     run = start(*EXACT, "cluster=2ps2w", "train.steps=60", within=within)
     run.wait_for_step(15)
@@ -113,6 +114,7 @@ def test_tasks_that_are_killed_come_back(start: Start, within: list[str], shared
     assert run.summary()["params_sha256"] == shared.summary()["params_sha256"]
 
 
+@pytest.mark.long(but=["this user"])
 def test_ctrl_c_saves_and_a_killed_launcher_leaves_nothing(start: Start, within: list[str]):
     run = start(*EXACT, "cluster=2ps2w", "train.steps=100000", within=within)
     run.wait_for_step(5)
@@ -127,6 +129,7 @@ def test_ctrl_c_saves_and_a_killed_launcher_leaves_nothing(start: Start, within:
     wait_until(lambda: not again.pids())
 
 
+@pytest.mark.long
 def test_faults_of_tasks_and_links_change_no_bit(start: Start, within: list[str]):
     faults = "kill worker:1 @15; cut worker:1->ps:0 @40 for 2s; kill ps:0 @80"
     run = start("cluster=1ps2w", f'chaos.schedule="{faults}"', "security.isolate=always", *CHAOS, within=within)
@@ -137,6 +140,7 @@ def test_faults_of_tasks_and_links_change_no_bit(start: Start, within: list[str]
     assert all(task["control"].startswith("unix:") for task in plan["tasks"])
 
 
+@pytest.mark.long(but=["this user"])
 def test_an_evaluator_a_profile_and_all_reduce_need_no_other_network(start: Start, within: list[str]):
     run = start(*EXACT, "cluster=1ps2w1e", "train.steps=30", "profile=true", within=within)
     assert run.wait() == 0, run.output
@@ -161,6 +165,7 @@ def test_where_the_system_refuses_runs_are_as_before_unless_they_must_be_isolate
     assert not must.directory.exists()
 
 
+@pytest.mark.long(but=["this user"])
 def test_code_of_the_user_keeps_its_network_and_that_is_said_once(start: Start, within: list[str], tmp_path: Path):
     (tmp_path / "mine.py").write_text(
         "import keras\n"

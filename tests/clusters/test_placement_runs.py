@@ -40,6 +40,7 @@ def willful(input_shape, classes):
 """
 
 
+@pytest.mark.long(but=["sync", "all_reduce"])
 @pytest.mark.parametrize("name", PLACED)
 def test_everything_ran_where_it_was_planned(finish: Callable[..., Run], name):
     command, records = PLACED[name]

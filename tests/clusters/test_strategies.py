@@ -28,6 +28,7 @@ STRATEGIES = {
 EXACT = {"sync, shards on the workers", "all_reduce", "replicas in one process", "replicas in workers"}
 
 
+@pytest.mark.long(but=["async"])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_every_strategy_learns_to_read_digits_through_a_kill_of_everything(start, name):
     """300 steps; at about the 150th the launcher and all its tasks are killed, and the same command goes on."""
@@ -46,6 +47,7 @@ def test_every_strategy_learns_to_read_digits_through_a_kill_of_everything(start
     assert again.pids() == []
 
 
+@pytest.mark.long(but=["all_reduce", "sync, shards on the workers"])
 @pytest.mark.parametrize("name", sorted(EXACT))
 def test_a_run_that_is_resumed_has_the_bits_of_one_that_was_not(finish: Finish, name):
     common = [*STRATEGIES[name], "model=mlp", "seed=3", "summary.every=1"]
@@ -111,6 +113,7 @@ EVERYWHERE = {
 }
 
 
+@pytest.mark.long(but=["accumulate", "bfloat16"])
 @pytest.mark.parametrize("knob", KNOBS)
 def test_how_a_replica_computes_is_its_own_affair(finish: Finish, knob):
     """Each knob trains under each strategy; those that wait for all agree to the knob's rounding."""

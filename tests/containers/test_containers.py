@@ -154,6 +154,7 @@ def test_cluster_up_computes_the_bits_of_processes_and_the_caller_owns_the_run(c
     assert not (run / "lock").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("extra", [["cluster=2w"], ["cluster=2ps2w1e"], ["cluster=2w", "strategy=all_reduce"], []])
 def test_every_kind_of_cluster_runs_in_containers(launch, extra):
     run = launch(*EXACT, "train.steps=20", *extra)
@@ -164,6 +165,7 @@ def test_every_kind_of_cluster_runs_in_containers(launch, extra):
 # Faults
 
 
+@pytest.mark.long(but=["ps:0"])
 @pytest.mark.parametrize("task", ["worker:1", "worker:0", "ps:0"])
 def test_a_killed_container_is_restarted_and_the_bits_are_the_same(launch, unbroken, task):
     run = launch(*EXACT, "cluster=2ps2w")
@@ -177,6 +179,7 @@ def test_a_killed_container_is_restarted_and_the_bits_are_the_same(launch, unbro
     assert run.summary()["params_sha256"] == unbroken("2ps2w")
 
 
+@pytest.mark.long
 def test_a_killed_ps_without_restarts_ends_the_run_with_its_code(launch):
     run = launch(*LONG, "cluster=1ps2w", "restart.max=0")
     run.wait_for_step(5)
@@ -193,6 +196,7 @@ def test_a_killed_ps_ends_cluster_up_with_its_code(call):
     assert "ps-0 failed first, exit code 137" in up.output
 
 
+@pytest.mark.long(but=["call"])
 @pytest.mark.parametrize("by", ["launch", "call"])
 def test_a_worker_that_raises_ends_the_run_with_its_code_and_its_reason(by, launch, call, tmp_path):
     (tmp_path / "mine.py").write_text(MODELS)
@@ -203,6 +207,7 @@ def test_a_worker_that_raises_ends_the_run_with_its_code_and_its_reason(by, laun
     assert "ValueError: this worker fails" in run.output
 
 
+@pytest.mark.long(but=["launch"])
 @pytest.mark.parametrize("by", ["launch", "call"])
 def test_a_container_that_runs_out_of_memory_is_reported(by, launch, call, tmp_path):
     (tmp_path / "mine.py").write_text(MODELS)
@@ -213,6 +218,7 @@ def test_a_container_that_runs_out_of_memory_is_reported(by, launch, call, tmp_p
     assert re.search(r"worker.1 failed first, exit code -?\d+[:,] out of memory", run.output)
 
 
+@pytest.mark.long
 def test_ctrl_c_saves_and_the_same_command_continues(launch, unbroken):
     run = launch(*EXACT, "cluster=2ps2w")
     run.wait_for_step(20)
@@ -233,6 +239,7 @@ def test_ctrl_c_stops_cluster_up_after_a_save(call):
     assert up.summary()["steps"] >= 5
 
 
+@pytest.mark.long
 def test_mode_clean_removes_the_containers_of_a_killed_launcher_and_keeps_a_live_run(launch, start, tmp_path):
     live = launch(*LONG, "cluster=1ps1w", f"run={tmp_path}/live")
     dead = launch(*LONG, "cluster=1ps1w", f"run={tmp_path}/dead")
@@ -249,6 +256,7 @@ def test_mode_clean_removes_the_containers_of_a_killed_launcher_and_keeps_a_live
     assert live.wait() == 143
 
 
+@pytest.mark.long
 def test_a_run_in_the_directory_of_a_killed_launcher_removes_its_containers(launch, unbroken):
     dead = launch(*EXACT, "cluster=2ps2w")
     dead.wait_for_step(15)
@@ -258,6 +266,7 @@ def test_a_run_in_the_directory_of_a_killed_launcher_removes_its_containers(laun
     assert again.summary()["params_sha256"] == unbroken("2ps2w")
 
 
+@pytest.mark.long
 def test_a_second_run_in_the_same_directory_is_refused_and_harms_nothing(launch, call):
     first = launch(*LONG, "cluster=1ps1w")
     first.wait_for_step(2)
@@ -364,12 +373,14 @@ def newcomers(ps: str, command: list[str], known: set[str], within_secs: float =
 # Clusters side by side, data, and the rest of the script
 
 
+@pytest.mark.long
 def test_two_clusters_side_by_side_do_not_mix(call):
     ups = [call("up", "cluster=1ps1w", *EXACT, f"run={name}/same") for name in ("a", "b")]
     assert [up.wait() for up in ups] == [0, 0], ups[0].output + ups[1].output
     assert ups[0].summary()["params_sha256"] == ups[1].summary()["params_sha256"]
 
 
+@pytest.mark.long
 def test_a_cluster_in_the_background_is_listed_and_taken_down(call, tmp_path):
     start = call("start", "cluster=1ps1w", *LONG, "run=up")
     assert start.wait() == 0, start.output
@@ -386,6 +397,7 @@ def test_a_cluster_in_the_background_is_listed_and_taken_down(call, tmp_path):
     assert call("down", RUN=str(run)).wait() == 0  # a second time changes nothing
 
 
+@pytest.mark.long
 def test_all_tasks_can_read_data_of_the_host_and_none_can_write_it(launch, call, tmp_path):
     random = np.random.default_rng(0)
     arrays = {f"{name}_{part}": random for part in ("train", "test") for name in "xy"}
@@ -403,6 +415,7 @@ def test_all_tasks_can_read_data_of_the_host_and_none_can_write_it(launch, call,
     assert mounts[data]["read_only"] is True
 
 
+@pytest.mark.long(but=["hardened1"])
 @pytest.mark.parametrize("hardened", [[], ["--read-only", "--tmpfs", "/tmp", "--network", "none", "--cap-drop", "ALL"]])
 def test_the_image_tests_itself(hardened):
     assert "selftest: passed" in docker("run", "--rm", *hardened, "trainer:cpu", "mode=selftest")

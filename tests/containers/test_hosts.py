@@ -86,6 +86,7 @@ def wait_for_engine(socket: str, log: Path, dockerd: subprocess.Popen[bytes], wi
         time.sleep(0.2)
 
 
+@pytest.mark.long
 def test_a_cluster_on_two_hosts_computes_the_bits_of_one(other_engine, tmp_path):
     rendered = tmp_path / "run"
     render = ["mode=render", f"cluster.hosts=[{HERE},{THERE}]", f"run={rendered}"]

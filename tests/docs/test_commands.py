@@ -137,6 +137,7 @@ def runs() -> Iterator[object]:
             keys = {key_of(command, alone=len(group) == 1) for command in group}
             if not keys <= seen:
                 marks = [pytest.mark.docker] if "launch=docker" in group[0] else []
+                marks += [] if path.name == "README.md" else [pytest.mark.long]
                 yield pytest.param(path, group, marks=marks, id=f"{name_of(path)}: {group[0]}")
             seen |= keys
 

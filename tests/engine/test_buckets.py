@@ -86,6 +86,7 @@ def unbroken(wire: str = "float32", clip_norm: float | None = None) -> tuple[lis
     return Cluster(with_everything, ps=1, workers=2, wire=wire, clip_norm=clip_norm).train([to_the_end] * 2)[0]
 
 
+@pytest.mark.long(but=["0-free-float32", "1-clipped-bfloat16", "2-clipped-float32"])
 @pytest.mark.cluster
 @pytest.mark.parametrize("wire", ["float32", "bfloat16"])
 @pytest.mark.parametrize("clip_norm", [None, 0.5], ids=["free", "clipped"])
@@ -99,6 +100,7 @@ def test_no_bit_depends_on_the_number_of_buckets(ps: int, clip_norm: float | Non
     assert [its_losses for its_losses, _ in results] == [losses] * 2
 
 
+@pytest.mark.long(but=["0-the chief", "1-another worker", "3-the chief"])
 @pytest.mark.cluster
 @pytest.mark.parametrize("worker", [0, 1], ids=["the chief", "another worker"])
 @pytest.mark.parametrize("pushes", [0, 1, 2, 3])
@@ -124,6 +126,7 @@ def test_a_successor_leaves_the_same_bits_between_whichever_pushes_a_worker_dies
     assert results[1 - worker][0] == expected_losses
 
 
+@pytest.mark.long(but=["1ps2w"])
 @pytest.mark.cluster
 @pytest.mark.parametrize("cluster", ["1ps2w", "2w"])
 def test_a_run_with_buckets_has_the_bits_of_one_without(finish: Callable[..., Run], cluster: str):

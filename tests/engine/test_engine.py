@@ -26,6 +26,7 @@ from trainer.workload.data.pipeline import training_batches
 pytestmark = pytest.mark.cluster
 
 
+@pytest.mark.long(but=["2-unclipped", "3-clipped"])
 @pytest.mark.parametrize("clip_norm", [None, 0.5], ids=["unclipped", "clipped"])
 @pytest.mark.parametrize("workers", [2, 3])
 def test_the_bits_do_not_depend_on_where_the_shards_are(workers, clip_norm):
@@ -118,6 +119,7 @@ def _garbage(shard: Shard, *, generation: int, step: int) -> np.ndarray:
     return packing.to_flat(shard, values, generation=generation, step=step)
 
 
+@pytest.mark.long(but=["2"])
 @pytest.mark.parametrize("buckets", [1, 2])
 def test_one_replica_that_asks_to_stop_stops_all_at_the_same_step(buckets: int):
     cluster = Cluster(plain, ps=1, workers=3, buckets=buckets)
@@ -205,6 +207,7 @@ def deep() -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(10, name="logits")(hidden))
 
 
+@pytest.mark.long(but=["deep-1", "plain-2"])
 @pytest.mark.parametrize("ps", [1, 2])
 @pytest.mark.parametrize("build", [plain, deep])
 def test_a_worker_step_receives_one_tensor_from_each_ps_and_sends_it_one(build, ps):
@@ -330,6 +333,7 @@ def free_running(engine: ShardedEngine) -> tuple[int, Any, Snapshot]:
     return mine, table, last
 
 
+@pytest.mark.long(but=["1-clipped", "2-unclipped", "0-unclipped"])
 @pytest.mark.parametrize("clip_norm", [None, 0.5], ids=["unclipped", "clipped"])
 @pytest.mark.parametrize("ps", [1, 2, 0])
 def test_every_gradient_is_an_update_under_async(ps, clip_norm):
@@ -362,6 +366,7 @@ def test_gradients_beyond_the_staleness_allowed_are_dropped_and_counted():
     assert STEPS + table[:, staleness.DROPPED].sum() <= pushed
 
 
+@pytest.mark.long(but=["unclipped-1", "clipped-2", "unclipped-0"])
 @pytest.mark.parametrize("ps", [1, 2, 0])
 @pytest.mark.parametrize("clip_norm", [None, 0.5], ids=["unclipped", "clipped"])
 def test_an_update_waits_for_a_quorum_only(ps, clip_norm):
@@ -395,6 +400,7 @@ def test_late_gradients_are_counted_for_their_worker():
     assert len({digest(last) for _, _, last in results}) == 1
 
 
+@pytest.mark.long(but=["async-memory", "backup-float32"])
 @pytest.mark.parametrize("wire", ["float32", "memory"])
 @pytest.mark.parametrize("strategy", ["async", "backup"])
 def test_under_async_and_backup_all_workers_stop_soon_after_one_asks(strategy, wire):

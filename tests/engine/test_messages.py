@@ -202,6 +202,7 @@ def check_updates(steps: Steps, *, is_clipped: bool) -> None:
             assert all(call.clients <= {shard.host} for call in calls)
 
 
+@pytest.mark.long(but=["2ps2w-sync-None", "2w-sync-1.0", "1ps2w-async-None"])
 @pytest.mark.parametrize(
     ("size", "strategy", "clip_norm"),
     [
@@ -223,6 +224,7 @@ def test_every_message_of_a_step_and_of_an_update_is_known(size, strategy, clip_
     check_updates(steps, is_clipped=clip_norm is not None)
 
 
+@pytest.mark.long(but=["2ps2w-None"])
 @pytest.mark.parametrize(("size", "clip_norm"), [("2ps2w", None), ("2w", 1.0)])
 def test_every_message_under_backup_is_known(size, clip_norm):
     steps = train(size, strategy="backup", quorum=1, clip_norm=clip_norm)
@@ -234,6 +236,7 @@ def test_every_message_under_backup_is_known(size, clip_norm):
             assert (len(calls) - 2) % 3 == 0
 
 
+@pytest.mark.long(but=["2w-sync"])
 @pytest.mark.parametrize(("size", "strategy"), [("1ps2w", "sync"), ("2w", "sync"), ("1ps2w", "async")])
 def test_every_message_over_a_bfloat16_wire_is_known(size, strategy):
     steps = train(size, with_everything, strategy=strategy, wire="bfloat16")
@@ -241,6 +244,7 @@ def test_every_message_over_a_bfloat16_wire_is_known(size, strategy):
     check_updates(steps, is_clipped=False)
 
 
+@pytest.mark.long(but=["2ps2w-sync", "2ps2w-async"])
 @pytest.mark.parametrize(
     ("size", "strategy"), [("1ps2w", "sync"), ("2ps2w", "sync"), ("2w", "sync"), ("2ps2w", "async")]
 )
@@ -252,6 +256,7 @@ def test_with_vectors_in_shared_memory_only_small_messages_are_sent(size, strate
     assert {message.nbytes for message in moved} == {12}
 
 
+@pytest.mark.long(but=["2w"])
 @pytest.mark.parametrize("size", ["1ps2w", "2w"])
 def test_buckets_are_pulled_in_a_call_of_their_own(size):
     """Their pushes follow each other: one more message says that the one before has arrived."""
@@ -271,6 +276,7 @@ def test_buckets_are_pulled_in_a_call_of_their_own(size):
     check_updates(steps, is_clipped=False)
 
 
+@pytest.mark.long(but=["2ps2w"])
 @pytest.mark.parametrize("size", ["1ps2w", "2ps2w"])
 def test_the_state_of_batch_norm_travels_with_the_gradients(size):
     steps = train(size, with_everything)
@@ -382,6 +388,7 @@ def tiny(input_shape, classes):
 """
 
 
+@pytest.mark.long(but=["1ps2w"])
 @pytest.mark.parametrize("size", ["1ps2w", "2w"])
 def test_a_step_of_a_real_run_is_one_call_of_each_worker(start, tmp_path: Path, size):
     """From the second step to the last, nothing comes between: neither the chief's history nor its events."""

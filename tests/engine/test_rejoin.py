@@ -50,6 +50,15 @@ def unbroken() -> tuple[list[float], Snapshot]:
     return Cluster(with_everything, ps=2, workers=2).train([to_the_end] * 2)[0]
 
 
+@pytest.mark.long(
+    but=[
+        "the chief-before its tokens",
+        "another worker-with its tokens",
+        "the chief-after its push to the first shard",
+        "another worker-after its push to the second shard",
+        "the chief-after both pushes",
+    ]
+)
 @pytest.mark.parametrize("moment", AT_STEPS)
 @pytest.mark.parametrize("worker", [0, 1], ids=["the chief", "another worker"])
 def test_a_successor_leaves_the_same_bits_whenever_a_worker_dies(moment: str, worker: int):
@@ -68,6 +77,14 @@ def test_a_successor_leaves_the_same_bits_whenever_a_worker_dies(moment: str, wo
     assert [result.loss for result in successor["missed"]] == [expected_losses[at - 2], expected_losses[at - 1]]
 
 
+@pytest.mark.long(
+    but=[
+        "before its tokens-async-float32",
+        "with its tokens-backup-memory",
+        "with unannounced pushes-backup-float32",
+        "after its pushes-async-memory",
+    ]
+)
 @pytest.mark.parametrize("wire", ["float32", "memory"])
 @pytest.mark.parametrize("strategy", ["async", "backup"])
 @pytest.mark.parametrize(

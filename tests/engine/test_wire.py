@@ -107,6 +107,7 @@ def test_a_fetched_message_reads_as_its_trainable_region():
 # Training
 
 
+@pytest.mark.long(but=["0.5"])
 @pytest.mark.cluster
 @pytest.mark.parametrize("clip_norm", [None, 0.5])
 def test_bfloat16_bits_do_not_depend_on_where_the_shards_are(clip_norm):
@@ -135,6 +136,7 @@ def test_a_bfloat16_wire_trains_nearly_as_float32_does():
     assert np.mean(kernel & 0xFFFF != 0) > 0.9
 
 
+@pytest.mark.long(but=["backup"])
 @pytest.mark.cluster
 @pytest.mark.parametrize("strategy", ["async", "backup"])
 def test_async_and_backup_train_over_a_bfloat16_wire(strategy):

@@ -468,6 +468,7 @@ def read_trace(run: Run) -> list[dict[str, Any]]:
     return check_trace(json.loads((run.directory / "profile" / "trace.json").read_text()))
 
 
+@pytest.mark.long(but=["cluster=1ps2w"])
 @pytest.mark.cluster
 @pytest.mark.parametrize("cluster", ROWS)
 def test_a_profile_changes_no_bit_and_has_every_step_of_every_row(finish, cluster: str):

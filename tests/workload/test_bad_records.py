@@ -57,6 +57,7 @@ def end(start: Callable[..., Run], folder: Path, cluster: str, bad: bytes) -> tu
     return run.output, f"train.tfrecord, byte {begins[at]}"
 
 
+@pytest.mark.long(but=["1ps2w-feature-missing", "local-shape"])
 @pytest.mark.parametrize(
     ("bad", "what"),
     [
@@ -72,6 +73,7 @@ def test_a_run_ends_before_the_batch_of_a_bad_record_is_applied(start, tmp_path:
     assert what in output
 
 
+@pytest.mark.long(but=["1ps2w"])
 @pytest.mark.parametrize("cluster", CLUSTERS)
 def test_a_run_ends_before_the_batch_of_a_record_with_nan_is_applied(start, tmp_path: Path, cluster):
     output, _ = end(start, tmp_path, cluster, example(image=[1.0, float("nan"), 1.0, 1.0], label=[1]))
