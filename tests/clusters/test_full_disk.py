@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from runs import SMALL
+from runs import LONGEST_SECS, SMALL
 
 from trainer.storage import checkpoint
 
@@ -29,7 +29,7 @@ def train(folder: Path, *overrides: str, most_bytes: int = -1) -> subprocess.Com
         resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
 
     command = [sys.executable, "-m", "trainer", *RUN, "run=run", *overrides]
-    return subprocess.run(command, cwd=folder, preexec_fn=limit, capture_output=True, text=True, timeout=90)
+    return subprocess.run(command, cwd=folder, preexec_fn=limit, capture_output=True, text=True, timeout=LONGEST_SECS)
 
 
 def saved(folder: Path) -> list[str]:

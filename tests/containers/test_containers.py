@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from runs import Command, Run
+from runs import LONGEST_SECS, Command, Run
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = str(ROOT / "compose/cluster.sh")
@@ -44,7 +44,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.docker]
 
 
 def docker(*words: str, check: bool = True) -> str:
-    ended = subprocess.run(["docker", *words], capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(["docker", *words], capture_output=True, text=True, timeout=LONGEST_SECS, check=False)
     assert ended.returncode == 0 or not check, ended.stderr
     return ended.stdout
 
@@ -52,7 +52,7 @@ def docker(*words: str, check: bool = True) -> str:
 @pytest.fixture(scope="session", autouse=True)
 def _image() -> None:
     """Builds the image of this tree."""
-    subprocess.run([SCRIPT, "image", "cpu"], check=True, capture_output=True, timeout=200)
+    subprocess.run([SCRIPT, "image", "cpu"], check=True, capture_output=True, timeout=LONGEST_SECS)
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from runs import Run
+from runs import LONGEST_SECS, Run
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = [
@@ -37,7 +37,7 @@ pytestmark = [
 
 def command(*words: str, **options: str) -> str:
     environment = os.environ | options
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=150, env=environment, check=False)
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=LONGEST_SECS, env=environment, check=False)
     assert ended.returncode == 0, f"{words}: {ended.stdout}{ended.stderr}"
     return ended.stdout
 
@@ -64,7 +64,7 @@ def other_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         wait_for_engine(socket, folder / "log", dockerd)
         with subprocess.Popen(["docker", "save", "trainer:cpu"], stdout=subprocess.PIPE) as saving:
             loading = subprocess.run(
-                ["docker", "-H", f"unix://{socket}", "load"], stdin=saving.stdout, timeout=120, check=False
+                ["docker", "-H", f"unix://{socket}", "load"], stdin=saving.stdout, timeout=LONGEST_SECS, check=False
             )
             assert loading.returncode == 0
         yield f"unix://{socket}"
@@ -108,7 +108,7 @@ def test_a_cluster_on_two_hosts_computes_the_bits_of_one(other_engine, tmp_path)
         )
     ]
     try:
-        outputs = [up.communicate(timeout=120)[0] for up in ups]
+        outputs = [up.communicate(timeout=LONGEST_SECS)[0] for up in ups]
     finally:
         for host, folder, engine in (
             (HERE, rendered, {}),

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from forks import Forks
 from quick_config import load
+from runs import LONGEST_SECS
 
 from bench import config as bench
 from trainer.launch.describe import describe
@@ -179,7 +180,7 @@ def test_every_command_runs(path, group, tmp_path: Path, monkeypatch):
             env=os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
-            timeout=90,
+            timeout=LONGEST_SECS,
             check=False,
         )
         assert ended.returncode == 0, f"{command}\n{ended.stdout}{ended.stderr}"
@@ -247,7 +248,7 @@ def test_every_link_leads_to_a_file():
 
 
 def test_what_is_generated_is_current():
-    subprocess.run([sys.executable, "docs/generate.py", "--check"], cwd=ROOT, check=True, timeout=60)
+    subprocess.run([sys.executable, "docs/generate.py", "--check"], cwd=ROOT, check=True, timeout=LONGEST_SECS)
 
 
 def test_sphinx_builds_the_pages_without_a_warning(tmp_path: Path):
