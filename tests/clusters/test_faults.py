@@ -16,7 +16,8 @@ from runs import Run, free_ports, wait_until
 pytestmark = pytest.mark.cluster
 
 STEPS, FAULT_AT = 60, 25
-EXACT = ["model=mlp", "seed=4", "train.batch_size=48", f"train.steps={STEPS}", "checkpoint.every=10", "summary.every=1"]
+OWN_MODEL = ["seed=4", "train.batch_size=48", f"train.steps={STEPS}", "checkpoint.every=10", "summary.every=1"]
+EXACT = ["model=mlp", "model.options.width=256", *OWN_MODEL]  # as wide as that, it stays in shared memory
 
 
 @pytest.fixture(scope="module")
@@ -307,7 +308,7 @@ def slow(input_shape, classes):
 
 def test_a_worker_that_the_others_wait_for_is_named(start, tmp_path: Path):
     (tmp_path / "mine.py").write_text(SLOW_WORKER)
-    run = start(*EXACT, "cluster=1ps3w", "user=mine.py", "model=slow", "train.steps=75")
+    run = start(*OWN_MODEL, "cluster=1ps3w", "user=mine.py", "model=slow", "train.steps=75")
     assert run.wait() == 0, run.output
     reports = re.findall(
         r"(worker:\d) is slow: it takes ([\d.]+) times as long to compute as the other workers; (.*)", run.output
@@ -388,7 +389,7 @@ def test_a_task_that_runs_out_of_memory_is_distinguished_from_one_that_was_kille
     start, tmp_path: Path, little_memory: Path
 ):
     (tmp_path / "mine.py").write_text(TAKES_MEMORY)
-    run = start(*EXACT, "cluster=1ps2w", "user=mine.py", "model=takes")
+    run = start(*OWN_MODEL, "cluster=1ps2w", "user=mine.py", "model=takes")
     run.wait_for_step(FAULT_AT)
     (little_memory / "cgroup.procs").write_text(str(run.last_pid("worker:1")))
     assert run.wait() == 0, run.output
@@ -435,7 +436,7 @@ def hangs(input_shape, classes):
 def test_a_task_that_hangs_and_holds_the_interpreter_writes_stacks_all_the_same(start, tmp_path: Path):
     holds = HANGS_ONCE.replace("import os, time", "import ctypes, os").replace("time.", "ctypes.PyDLL(None).")
     (tmp_path / "mine.py").write_text(holds)
-    run = start(*EXACT, "cluster=1ps2w", "user=mine.py", "model=hangs", "timeouts.heartbeat_secs=3")
+    run = start(*OWN_MODEL, "cluster=1ps2w", "user=mine.py", "model=hangs", "timeouts.heartbeat_secs=3")
     assert run.wait() == 0, run.output
     (hung,) = re.findall(r"(worker:\d) died \(silent for 3 s, so it was killed\)", run.output)
     assert "in hang_once" in (run.directory / "logs" / f"{hung.replace(':', '-')}.log").read_text()
@@ -446,7 +447,7 @@ def test_a_task_that_hangs_and_holds_the_interpreter_writes_stacks_all_the_same(
 @pytest.mark.parametrize("cluster", ["1ps2w", "local"])
 def test_a_step_that_hangs_writes_stacks_and_is_done_again(start, tmp_path: Path, cluster: str):
     (tmp_path / "mine.py").write_text(HANGS_ONCE)
-    run = start(*EXACT, f"cluster={cluster}", "user=mine.py", "model=hangs", "timeouts.step_secs=6")
+    run = start(*OWN_MODEL, f"cluster={cluster}", "user=mine.py", "model=hangs", "timeouts.step_secs=6")
     assert run.wait() == 0, run.output
     assert "a step waited too long for it (timeouts.step_secs; stacks are in the logs)" in run.output
     logs = {task: run.directory / "logs" / f"{task.replace(':', '-')}.log" for task in run.tasks()}

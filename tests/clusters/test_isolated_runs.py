@@ -20,7 +20,14 @@ from trainer.observe.peers import read_status
 pytestmark = pytest.mark.cluster
 
 LISTENS = "0A"  # state of a socket, in /proc/net/tcp
-EXACT = ["model=mlp", "seed=4", "train.batch_size=48", "checkpoint.every=10", "summary.every=1"]
+EXACT = [
+    "model=mlp",
+    "model.options.width=256",
+    "seed=4",
+    "train.batch_size=48",
+    "checkpoint.every=10",
+    "summary.every=1",
+]
 CHAOS = ["mode=chaos", "run=runs", *EXACT, "train.steps=120"]
 
 Start = Callable[..., Run]

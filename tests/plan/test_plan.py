@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import resource
 import subprocess
@@ -293,6 +294,15 @@ def test_on_one_machine_vectors_stay_in_memory_and_only_short_messages_are_sent(
     plan = planned("cluster=1ps2w", f"strategy={strategy}", *(["strategy.quorum=1"] if strategy == "backup" else []))
     assert plan.wire == "memory"
     assert plan.link_nbytes() == {"worker:0 - ps:0": 24, "worker:1 - ps:0": 24}
+
+
+def test_small_vectors_are_sent_because_that_is_faster_unless_memory_is_asked_for():
+    wires = {}
+    for rows in (65, 66):  # 254 and 258 KiB
+        model = dataclasses.replace(MODEL, parameters=(Parameter("dense/kernel", (rows, 1000), True),))
+        wires[rows] = planned("cluster=1ps2w", model=model).wire
+        assert planned("cluster=1ps2w", "strategy=sync", "strategy.wire=memory", model=model).wire == "memory"
+    assert wires == {65: "float32", 66: "memory"}
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         quorum=config.strategy.quorum if strategy.waits_for_quorum else None,
         parameters=config.device.parameters,
         layers=_pin_layers(config.device.layers, description.layers),
-        wire=wire_of(config),
+        wire=wire_of(config, shards),
     )
 
 

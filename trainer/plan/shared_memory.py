@@ -19,13 +19,15 @@ from trainer.plan.layout import Shard
 from trainer.plan.strategy import Strategy, strategy_of
 
 PAGE = 4096  # bytes; places begin at a multiple of it
+SMALL_NBYTES = 2**18  # of a vector: below it, a message with the vector in it takes less time than finding it
 
 
-def wire_of(config: RunConfig) -> str:
-    """The wire a config means: shared memory where that is possible, unless the config says."""
+def wire_of(config: RunConfig, shards: Sequence[Shard]) -> str:
+    """The wire a config means: unless it says, shared memory where that is possible and faster."""
     if config.strategy.wire is not Wire.auto:
         return str(config.strategy.wire.value)
-    return Wire.memory.value if not why_not_memory(config) else Wire.float32.value
+    is_large = max(shard.nbytes for shard in shards) >= SMALL_NBYTES
+    return Wire.memory.value if is_large and not why_not_memory(config) else Wire.float32.value
 
 
 def why_not_memory(config: RunConfig) -> str:
