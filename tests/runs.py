@@ -85,9 +85,9 @@ class Command:
     def progress(self) -> Any:
         """What changes as long as the command gets on: its output, its files, the steps and states of its tasks."""
         seen: list[Any] = [self._written]
-        for path in self.directory.rglob("*.*"):
+        for path in (Path(folder, name) for folder, _, names in os.walk(self.directory) for name in names):
             with contextlib.suppress(OSError, ValueError):  # it has just been removed, or is being written
-                seen.append((str(path), path.stat().st_size))
+                seen.append((path, path.stat().st_size))
                 if path.name == "status.json":
                     tasks = json.loads(path.read_text())["tasks"]
                     seen.append([(name, page.get("step"), page.get("state")) for name, page in tasks.items()])
