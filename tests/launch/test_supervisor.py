@@ -61,6 +61,8 @@ class Script:
         self._pids: dict[int, str] = {}  # of those that are alive
         self._events: list[dict[str, Any]] = []
         self.attempts = dict.fromkeys(TASKS, 0)
+        self.started: dict[str, float] = {}  # when a task's last attempt was
+        self.ended: dict[str, float] = {}  # when its first attempt was
         self.asked: list[int] = []  # the attempts of tasks that were asked to stop
         self.signals: Signals | None = None  # gets a Ctrl-C at `stopped_at`
         self.stopped_at = float("inf")
@@ -69,6 +71,7 @@ class Script:
         self.attempts[name] += 1
         pid = 1000 * self.attempts[name] + TASKS.index(name)
         self._pids[pid] = name
+        self.started[name] = self.clock.now
         self._events.append({"event": "started", "name": name, "pid": pid})
 
     def signal(self, pid: int, number: int) -> None:
@@ -104,15 +107,16 @@ class Script:
 
     def _end(self, pid: int, code: int) -> None:
         if (name := self._pids.pop(pid, None)) is not None:
+            self.ended.setdefault(name, self.clock.now)
             self._events.append({"event": "exited", "name": name, "pid": pid, "code": code})
 
 
-def supervise(script: Script, path: Path, monkeypatch: pytest.MonkeyPatch) -> RunOutcome:
+def supervise(script: Script, path: Path, monkeypatch: pytest.MonkeyPatch, *, delay_secs: float = 0.1) -> RunOutcome:
     monkeypatch.setattr(silence, "try_status", script.page)
     monkeypatch.setattr(silence, "ThreadPoolExecutor", NoThreads)
     for module in (attempts, restarts, silence, supervisor):
         monkeypatch.setattr(module, "time", script.clock)
-    config = load([f"timeouts.heartbeat_secs={HEARTBEAT_SECS}", "restart.delay_secs=0.1"])
+    config = load([f"timeouts.heartbeat_secs={HEARTBEAT_SECS}", f"restart.delay_secs={delay_secs}"])
     tasks = tuple(
         Task(job, int(index), "", f"{job}:{index}", (), None, 1, 2)
         for job, index in (name.split(":") for name in TASKS)
@@ -122,6 +126,12 @@ def supervise(script: Script, path: Path, monkeypatch: pytest.MonkeyPatch) -> Ru
     with make_progress(plan.tasks, plan.steps) as progress, Signals() as signals:
         script.signals = signals
         return Supervisor(config, plan, RunDirectory(path), script, progress, signals).run()
+
+
+def test_the_pause_before_a_restart_begins_when_the_task_ends(tmp_path, monkeypatch):
+    script = Script(None, 0.0, dict.fromkeys(TASKS, (4.0, exit_codes.OK)) | {"worker:0": (0.5, -signal.SIGKILL)})
+    supervise(script, tmp_path / "run", monkeypatch, delay_secs=1.0)
+    assert 1.0 <= script.started["worker:0"] - script.ended["worker:0"] < 1.1
 
 
 @pytest.mark.parametrize("code", [exit_codes.UNAVAILABLE, exit_codes.INCOMPLETE])

@@ -1,5 +1,6 @@
 """Keeps the current attempt of every task: starts and signals them, and records their ends."""
 
+import math
 import os
 import signal
 import time
@@ -34,6 +35,7 @@ class Attempt:
     number: int = 0  # restarts before it
     pid: int | None = None
     code: int | None = None  # once it has ended
+    ended_at: float = math.nan  # monotonic; then
     page: dict[str, Any] | None = None  # the last status page read
     heard_at: float = field(default_factory=lambda: time.monotonic())  # when that was
     was_asked: bool = False  # for its stacks, since then
@@ -128,7 +130,7 @@ class Attempts:
             if attempt and event["event"] == "started":
                 attempt.pid = event["pid"]
             elif attempt and event["event"] == "exited" and event["pid"] == attempt.pid:
-                attempt.code = event["code"]
+                attempt.code, attempt.ended_at = event["code"], time.monotonic()
                 attempt.end_reason = attempt.end_reason or event.get("why")
                 self.journal.write("exit", task=attempt.task.name, code=attempt.code)
                 self._explain_oom_kill(attempt)

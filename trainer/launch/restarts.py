@@ -135,7 +135,7 @@ class Restarts:
         delay_secs = self._spend(attempt, "task")
         if delay_secs is None:
             return self._first_failures[name]
-        attempt.restarts_at = time.monotonic() + delay_secs
+        attempt.restarts_at = attempt.ended_at + delay_secs
         self._say(f"{_obituary(attempt)}; restarting it in {delay_secs:g} s ({self._count(name)})")
         return None
 

@@ -61,7 +61,7 @@ class Supervisor:
             self._start(name, 0)
         failed = None
         while any(attempt.code is None or attempt.restarts_at is not None for attempt in self.attempts):
-            self.attempts.poll(FAULTS_POLL_SECS if self._faults else POLL_SECS)
+            self.attempts.poll(self._poll_secs())
             self._obey_signals()
             if failed is None and not self._is_killing:
                 failed = self._handle_failures()
@@ -80,6 +80,12 @@ class Supervisor:
                 self._faults.act(self._view())
         self._pages.close()
         return RunOutcome(failed, self._restarts.budget.total, self._first_step_at)
+
+    def _poll_secs(self) -> float:
+        """How long to wait for an event: until the next look at the pages, or the next restart."""
+        now = time.monotonic()
+        pauses = [attempt.restarts_at - now for attempt in self.attempts if attempt.restarts_at is not None]
+        return min([FAULTS_POLL_SECS if self._faults else POLL_SECS, *(secs for secs in pauses if secs > 0)])
 
     def _start(self, name: str, number: int) -> None:
         self.attempts.start(name, number, self._faults.environment(name, number) if self._faults else {})
