@@ -216,6 +216,14 @@ def test_a_worker_step_receives_one_tensor_from_each_ps_and_sends_it_one(build, 
     assert counts == expected | {"/job:worker/replica:0/task:0": ps}
 
 
+def test_a_worker_makes_no_resource_of_another():
+    operations = Cluster(plain, ps=2, workers=3).engines[1].graph.get_operations()
+    shared = [o.get_attr("shared_name").decode() for o in operations if o.type in ("FIFOQueueV2", "VarHandleOp")]
+    assert sorted(name for name in shared if name[-1].isdigit()) == [
+        f"shard{shard}/{kind}1" for shard in range(2) for kind in ("intake", "seen", "tokens")
+    ]
+
+
 def test_shards_that_disagree_on_the_step_are_an_error():
     cluster = Cluster(plain, ps=2, workers=1)
     engine = cluster.engines[0]

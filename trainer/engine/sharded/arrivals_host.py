@@ -59,11 +59,11 @@ class ArrivalsHost(ShardHost):
             self.counts_feed = v1.placeholder(tf.int64, self.counts.shape)
             self._ticket_feed = v1.placeholder(tf.int64, [])
             self._next = self.next_arrival()
-            self._drop = [pushes.dequeue().op for pushes in self.shared.pushes]
+            self._drop = [pushes.dequeue().op for pushes in self.shared.pushes.values()]
             self._give = [self.give(worker) for worker in range(self.workers)]
-            queues = zip(self.shared.pushes, self.shared.tokens, strict=True)
+            queues = zip(self.shared.pushes.values(), self.shared.tokens.values(), strict=True)
             self._forget = [tf.group(drain(pushes), drain(tokens)) for pushes, tokens in queues]
-            self._admit = [queue.enqueue(self._ticket_feed) for queue in self.log.joined]
+            self._admit = [queue.enqueue(self._ticket_feed) for queue in self.log.joined.values()]
             self._hold = [self._make_hold(worker) for worker in range(self.workers)]
             self._raise_stop = self._make_raise_stop()
             self._apply = [self._make_apply(worker) for worker in range(self.workers)]

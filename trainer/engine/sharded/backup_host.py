@@ -25,7 +25,7 @@ class BackupHost(ArrivalsHost):
         with self.graph.as_default(), tf.device(device_of(self.shard.host)):
             self._keep = [
                 inbox.assign(pushes.dequeue(), read_value=False)
-                for inbox, pushes in zip(self._inbox, self.shared.pushes, strict=True)
+                for inbox, pushes in zip(self._inbox, self.shared.pushes.values(), strict=True)
             ]
 
     def missing(self) -> list[int]:

@@ -119,7 +119,7 @@ class ShardHost(ABC):
     def hand_out_tokens(self) -> tf.Operation:
         """A token of the shard's step for every worker."""
         tag = self.tag()
-        first, *others = self.shared.tokens
+        first, *others = self.shared.tokens.values()
         handed = [first.enqueue(tag)]
         with tf.control_dependencies(failpoint("token", tag % GENERATION_STRIDE, handed)):
             return tf.group(*handed, *(tokens.enqueue(tag) for tokens in others))

@@ -3,7 +3,7 @@
 They have names: every graph, in any process, that makes a resource by that name gets the same one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,11 +42,11 @@ class Log:
 
     arrivals: Any  # queue of [ARRIVAL] int32: what was pushed here
     order: Any  # the same, as the first shard's host decided it for all
-    held: list[Any]  # per worker, queue of its tickets: a copy was made
+    held: Mapping[int, Any]  # by worker, queue of its tickets: a copy was made
     held_flat: Any  # [size] float32 variable
     held_slots: dict[str, Any]  # [trainable_size] float32 variables
     contributions: Any  # [workers, COLUMNS] int64 variable, see staleness.py
-    joined: list[Any]  # per worker, queue of its tickets: the host knows that a new process has its place
+    joined: Mapping[int, Any]  # by worker, queue of its tickets: the host knows that a new process has its place
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ class Shared:
     """The resources of one shard."""
 
     flat: Any  # [size] float32 variable
-    sent: list[Any]  # per worker, [numbers] variable: what it pulls, where that is not the vector as it is
+    sent: Mapping[int, Any]  # by worker, [numbers] variable: what it pulls, where that is not the vector as it is
     before: Any | None  # [size] float32 variable: the vector of the step before, where all shards move together
     slots: dict[str, Any]  # [trainable_size] float32 variables
-    seen: list[Any]  # per worker, int64 variable: tag of the last token it took
-    pushes: list[Any]  # per worker, queue of its messages, as vectors/wire.py has them
-    tokens: list[Any]  # per worker, queue of int64 tags
+    seen: Mapping[int, Any]  # by worker, int64 variable: tag of the last token it took
+    pushes: Mapping[int, Any]  # by worker, queue of its messages, as vectors/wire.py has them
+    tokens: Mapping[int, Any]  # by worker, queue of int64 tags
     loads: Any  # queue of (flat, slots...)
     goodbyes: Any  # queue of worker numbers
     log: Log | None
@@ -70,6 +70,7 @@ def share(
     slots: Sequence[str],
     workers: int,
     *,
+    of: Sequence[int] | None = None,
     parameters: str = "/cpu:0",
     has_log: bool,
     wire: VectorWire = FLOAT32,
@@ -77,10 +78,13 @@ def share(
     """Makes the resources of a shard known to the default graph, on its host.
 
     Args:
+        workers: that push.
+        of: the workers whose resources are made; all by default.
         parameters: the host's device that holds the vectors; queues, and what is sent, are in its memory.
         has_log: whether updates follow a log of arrivals, as under async and backup.
     """
     prefix = f"shard{shard.index}"
+    numbers = range(workers) if of is None else of
 
     def variable(name: str, shape: list[int], dtype: tf.DType = tf.float32, first: int = 0) -> Any:
         initializer = v1.zeros_initializer() if dtype == tf.float32 else v1.constant_initializer(first)
@@ -98,16 +102,16 @@ def share(
         flat, held = vectors("held/")
         counts = variable("contributions", [workers, COLUMNS], tf.int64)
         arrivals, order = (log_queue(shard, name, workers) for name in ("arrivals", "order"))
-        joined = [queue(f"joined{w}", SPARE_TOKENS, [tf.int64], [[]]) for w in range(workers)]
-        copied = [queue(f"held{w}", SPARE_TOKENS, [tf.int64], [[]]) for w in range(workers)]
+        joined = {w: queue(f"joined{w}", SPARE_TOKENS, [tf.int64], [[]]) for w in numbers}
+        copied = {w: queue(f"held{w}", SPARE_TOKENS, [tf.int64], [[]]) for w in numbers}
         return Log(arrivals, order, copied, flat, held, counts, joined)
 
-    def sent() -> list[Any]:
+    def sent() -> dict[int, Any]:
         if not wire.has_messages:
-            return []
+            return {}
         if wire.is_per_worker:
-            return [variable(f"sent{w}", message_shape, wire.dtype) for w in range(workers)]
-        return [variable("sent", message_shape, wire.dtype)] * workers
+            return {w: variable(f"sent{w}", message_shape, wire.dtype) for w in numbers}
+        return dict.fromkeys(numbers, variable("sent", message_shape, wire.dtype))
 
     # Under sync a push that a dead worker left behind is taken, and dropped, as soon as the host waits for that worker.
     spare = SPARE_PUSHES if has_log else 1
@@ -122,9 +126,9 @@ def share(
             sent=sent(),
             before=before,
             slots=kept,
-            seen=[variable(f"seen{w}", [], tf.int64, -1) for w in range(workers)],
-            pushes=[queue(f"intake{w}", spare, [wire.dtype], [message_shape]) for w in range(workers)],
-            tokens=[queue(f"tokens{w}", SPARE_TOKENS, [tf.int64], [[]]) for w in range(workers)],
+            seen={w: variable(f"seen{w}", [], tf.int64, -1) for w in numbers},
+            pushes={w: queue(f"intake{w}", spare, [wire.dtype], [message_shape]) for w in numbers},
+            tokens={w: queue(f"tokens{w}", SPARE_TOKENS, [tf.int64], [[]]) for w in numbers},
             loads=queue("loads", 1, [tf.float32] * len(shapes), shapes),
             goodbyes=queue("goodbyes", 2 * workers, [tf.int32], [[]]),
             log=log() if has_log else None,

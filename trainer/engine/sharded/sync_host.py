@@ -62,7 +62,7 @@ class SyncHost(ShardHost):
             # Not `!=`, which compares identities in a v1 graph.
             return tf.reduce_any(tf.not_equal(self.wire.tags_of(message, self.shard), mine))
 
-        packed = [take(pushes, stale) for pushes in self.shared.pushes]
+        packed = [take(pushes, stale) for pushes in self.shared.pushes.values()]
         arrived = [at for worker, one in enumerate(packed) for at in clock.arrive(f"worker:{worker}", [one])]
         tag = self.tag()
         recorded = []

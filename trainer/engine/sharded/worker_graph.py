@@ -107,7 +107,8 @@ def build_graph(spec: WorkerSpec) -> WorkerGraph:
     clock = GraphClock(is_wanted=spec.profiles)
     with tf.Graph().as_default() as graph:
         options: dict[str, Any] = {"parameters": spec.parameters, "has_log": has_log, "wire": spec.wire}
-        shared = [share(shard, list(spec.slots), spec.workers, **options) for shard in spec.shards]
+        mine = [spec.worker]
+        shared = [share(shard, list(spec.slots), spec.workers, of=mine, **options) for shard in spec.shards]
         links = [Link(*pair, spec.worker, spec.wire) for pair in zip(spec.shards, shared, strict=True)]
         with tf.device(spec.here):
             batches = [replica.batches() for replica in spec.replicas]
