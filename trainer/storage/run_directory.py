@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -71,11 +72,17 @@ class RunDirectory:
         return generation["loaded"], generation["launched_at"]
 
     def read_config(self) -> RunConfig:
-        merged = OmegaConf.merge(OmegaConf.structured(RunConfig), OmegaConf.load(self.config))
+        merged = OmegaConf.merge(typed_config(), OmegaConf.load(self.config))
         return cast(RunConfig, OmegaConf.to_object(merged))
 
     def read_plan(self) -> Plan:
         return Plan.from_json(json.loads(self.plan.read_text()))
+
+
+@cache
+def typed_config() -> Any:
+    """What a run's config is merged into, which makes its values Python's; never changed."""
+    return OmegaConf.structured(RunConfig)
 
 
 @contextmanager

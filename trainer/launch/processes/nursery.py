@@ -192,6 +192,9 @@ def import_everything() -> None:
 
     import trainer.task.process
     import trainer.workload.models.flops  # noqa: F401
+    from trainer.storage.run_directory import typed_config
+
+    typed_config()  # which takes half of the time to read a config
 
     for name in skipped:  # a user's file may want them
         del sys.modules[name]
