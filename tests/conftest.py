@@ -62,10 +62,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _shorten(item: pytest.Item) -> None:
-    """Takes the marker `long` from the cases that its `but` names."""
-    mark = item.get_closest_marker("long")
-    if mark is not None and mark.kwargs and item.name.partition("[")[2][:-1] in mark.kwargs["but"]:
-        item.own_markers.remove(mark)
+    """Takes the markers `long` and `slow` from the cases that their `but` names."""
+    for mark in filter(None, map(item.get_closest_marker, ("long", "slow"))):
+        if mark.kwargs and item.name.partition("[")[2][:-1] in mark.kwargs["but"]:
+            item.own_markers.remove(mark)
 
 
 @pytest.fixture(autouse=True)

@@ -43,6 +43,7 @@ def outcome(load: Callable[[list[str]], RunConfig], overrides: list[str]) -> Run
         return str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", [*VALID, *WRONG], ids=" ".join)
 def test_a_copy_equals_what_hydra_composes(overrides):
     assert repr(outcome(quick_config.load, overrides)) == repr(outcome(compose.load, overrides))

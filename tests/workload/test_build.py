@@ -31,6 +31,7 @@ def gradients(model: keras.Model, values: dict[str, Any]) -> dict[str, Any]:
     return dict(run(values, state, tf.constant(SEED), features, tf.constant([1, 2])).gradients)
 
 
+@pytest.mark.slow(but=["mlp-options0"])
 @pytest.mark.parametrize(("name", "options"), [("mlp", {}), ("cnn", {"dropout": 0.3}), ("resnet20", {})])
 def test_a_model_without_values_computes_the_same_gradients(name: str, options: dict[str, Any]):
     whole, bare = (build(name, with_values=having, **options) for having in (True, False))
