@@ -69,7 +69,6 @@ def test_data_that_was_not_downloaded_is_described_again_so_that_it_is(tmp_path,
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 def test_a_child_process_builds_the_model_and_opens_the_data():
     assert describe(question("cnn", "mnist_10k")) == Description(
         parameters=(

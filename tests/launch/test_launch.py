@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from runs import STALLED_SECS, has_ended
 
 from trainer.commands.start import start_early
 from trainer.config.schema import DataConfig, ModelConfig
@@ -30,9 +31,6 @@ from trainer.plan.plan import Task
 from trainer.plan.serialize import from_json
 from trainer.storage.history import History
 
-pytestmark = pytest.mark.timeout(30)
-
-DEADLINE_SECS = 10.0
 SLEEP = "import time; time.sleep(60)"
 
 
@@ -161,28 +159,21 @@ def stand_in(folder: Path, code: str) -> dict[str, str]:
 
 def next_event(tasks: ProcessTasks, kind: str) -> dict[str, Any]:
     """The next event of a kind; skips others."""
-    deadline = time.monotonic() + DEADLINE_SECS
+    deadline = time.monotonic() + STALLED_SECS
     while time.monotonic() < deadline:
         for event in tasks.events(timeout_secs=0.1):
             if event["event"] == kind:
                 return event
-    pytest.fail(f"no event {kind} within {DEADLINE_SECS:.0f} s")
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+    pytest.fail(f"no event {kind} within {STALLED_SECS:.0f} s")
 
 
 def wait_for_end(*pids: int) -> None:
-    deadline = time.monotonic() + DEADLINE_SECS
-    while alive := [pid for pid in pids if is_alive(pid)]:
+    deadline = time.monotonic() + STALLED_SECS
+    while alive := [pid for pid in pids if not has_ended(pid)]:
         if time.monotonic() > deadline:
             for pid in alive:
                 os.kill(pid, signal.SIGKILL)
-            pytest.fail(f"processes {alive} of {pids} outlived the launcher by {DEADLINE_SECS:.0f} s")
+            pytest.fail(f"processes {alive} of {pids} outlived the launcher by {STALLED_SECS:.0f} s")
         time.sleep(0.01)
 
 
@@ -251,7 +242,7 @@ def test_killing_the_launcher_ends_nursery_and_tasks(tmp_path):
     ) as launcher:
         assert launcher.stdout is not None
         pids = [int(pid) for pid in launcher.stdout.readline().split()]
-        assert [is_alive(pid) for pid in pids] == [True, True]
+        assert not any(map(has_ended, pids))
         launcher.kill()
     wait_for_end(*pids)
 

@@ -5,11 +5,11 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from runs import wait_until
 
 from trainer.launch.processes import warm
 from trainer.launch.processes.tasks import ProcessTasks
@@ -46,10 +46,7 @@ def start_warm(
 
 
 def wait_until_gone() -> None:
-    deadline = time.monotonic() + 60
-    while pids():
-        assert time.monotonic() < deadline, f"{pids()} is still there"
-        time.sleep(0.05)
+    wait_until(lambda: not pids(), explain=lambda: f"{pids()} is still there")
 
 
 def test_none_is_started_unless_it_is_asked_for():
@@ -114,14 +111,9 @@ def test_tasks_of_a_killed_command_end(tmp_path):
     code = "import time; from trainer.launch.processes.tasks import ProcessTasks; t = ProcessTasks(); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code]) as command:
         children = Path(f"/proc/{warm_pid}/task/{warm_pid}/children")
-        deadline = time.monotonic() + 60
-        while not children.read_text():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(children.read_text)
         command.kill()
-    while children.read_text():  # until the warm process has noticed
-        assert time.monotonic() < deadline + 10
-        time.sleep(0.02)
+    wait_until(lambda: not children.read_text())  # the warm process has noticed
     assert pids() == [warm_pid]
 
 

@@ -27,8 +27,6 @@ from trainer.plan.plan import Task
 from trainer.storage.history import History
 from trainer.task.tensorboard import Events
 
-pytestmark = pytest.mark.timeout(20)
-
 
 @pytest.fixture
 def held() -> Iterator[Callable[[], int]]:

@@ -67,7 +67,6 @@ def planned(config: RunConfig) -> Plan:
     return make_plan(config, MODEL, Machine(cores=2, gpus=0))
 
 
-@pytest.mark.timeout(20)
 def test_a_second_process_is_refused_with_the_first_ones_id(directory, holder):
     with pytest.raises(
         RunInUseError, match=f"run is in use by process {holder.pid}; wait for it, or choose another with run=PATH"
@@ -75,7 +74,6 @@ def test_a_second_process_is_refused_with_the_first_ones_id(directory, holder):
         Lease(directory)
 
 
-@pytest.mark.timeout(20)
 def test_a_directory_is_free_after_its_owner_was_killed(directory, holder):
     holder.send_signal(signal.SIGKILL)
     holder.wait()

@@ -34,8 +34,6 @@ from trainer.task.evaluator.score import CheckpointScorer, Evaluator
 from trainer.workload import step as replica
 from trainer.workload.build import open_workload
 
-pytestmark = pytest.mark.timeout(60)
-
 STEPS = 30
 EVALUATOR = Task("evaluator", 0, "", "127.0.0.1:0", (), None, 1, 2)
 
