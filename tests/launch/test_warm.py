@@ -14,6 +14,8 @@ from runs import wait_until
 from trainer.launch.processes import warm
 from trainer.launch.processes.tasks import ProcessTasks
 
+pytestmark = pytest.mark.slow  # each test starts processes that import TensorFlow
+
 PROGRAM = """
 import os, sys
 from trainer.launch.processes import warm

@@ -346,6 +346,7 @@ def test_a_new_run_is_not_scored_by_the_checkpoints_of_an_earlier_one(directory,
     assert [line["step"] for line in lines(directory)] == [20, 30]
 
 
+@pytest.mark.slow
 def test_an_evaluator_that_is_asked_to_stop_finishes_at_most_one_score(directory, save, control, chief):
     chief("training")
     for step in (10, 20, 30):
