@@ -96,6 +96,7 @@ def test_a_slow_network_that_loses_packets_changes_no_bit(start: Start):
     assert int(lost) > 0
 
 
+@pytest.mark.long
 def test_a_run_that_is_stopped_is_continued(start: Start):
     run = start("cluster=1ps2w", "train.steps=120", scheduled("term worker:1 @20"), *SHORT)
     assert_identical(run, faults=1)

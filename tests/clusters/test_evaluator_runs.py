@@ -64,6 +64,7 @@ def _scores_of(run: Run) -> list[float]:
     return [scores[step] for step in sorted(scores)]
 
 
+@pytest.mark.long
 def test_training_that_is_faster_than_scoring_loses_no_checkpoint(finish: Finish):
     slow = ["evaluate.batch_size=1", "checkpoint.keep=1", "checkpoint.every=5"]
     run = finish("cluster=1ps1w1e", "train.steps=100", *SMALL, *slow)

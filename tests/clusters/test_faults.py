@@ -100,6 +100,7 @@ def test_what_was_lost_with_a_shard_is_made_again_from_the_newest_checkpoint(sta
     assert reloads[1]["step"] in (FAULT_AT // 10 * 10 - 10, FAULT_AT // 10 * 10, FAULT_AT // 10 * 10 + 10)
 
 
+@pytest.mark.long
 def test_a_shard_that_is_lost_before_the_first_checkpoint_starts_the_run_anew(start, unbroken):
     run = start(*EXACT, "cluster=2ps3w", "checkpoint.every=0")
     run.wait_for_step(5)
@@ -122,7 +123,7 @@ def test_where_nobody_waits_a_lost_shard_is_loaded_from_the_newest_checkpoint_to
     assert run.summary()["final_loss"] < 2.0  # 2.3 before the first update
 
 
-@pytest.mark.long(but=["backup", "all_reduce"])
+@pytest.mark.long(but=["all_reduce"])
 @pytest.mark.parametrize("strategy", ["async", "backup", "all_reduce"])
 def test_a_killed_worker_of_another_strategy_comes_back(start, unbroken, strategy: str):
     options = ["strategy.quorum=2"] if strategy == "backup" else []
@@ -246,6 +247,7 @@ def test_a_task_that_freezes_before_it_trains_is_ended_too(start, unbroken):
     assert_same(run, unbroken("cluster=2ps3w"))
 
 
+@pytest.mark.long
 def test_the_whole_run_killed_goes_on_where_it_was_saved(start, unbroken):
     run = start(*EXACT, "cluster=2ps3w", "run=whole")
     run.wait_for_step(FAULT_AT)
@@ -270,6 +272,7 @@ time.time = skewed
 """
 
 
+@pytest.mark.long
 def test_clocks_that_are_an_hour_off_have_no_effect(start, unbroken, tmp_path: Path):
     (tmp_path / "sitecustomize.py").write_text(SKEWED)
     run = start(*EXACT, "cluster=2ps3w", environment={"PYTHONPATH": str(tmp_path)})

@@ -71,6 +71,7 @@ def task_addresses(run: Run) -> list[tuple[str, int]]:
     return [(host, int(port)) for host, port in listed]
 
 
+@pytest.mark.long(but=["a user without capabilities"])
 def test_nothing_outside_reaches_a_run_and_it_computes_the_same(start: Start, within: list[str], shared: Run):
     run = start(*EXACT, "cluster=2ps2w", "train.steps=60", within=within)
     run.wait_for_step(5)
@@ -109,7 +110,7 @@ def test_a_scan_of_listening_sockets_shows_no_difference(start: Start):
     assert not any(scans)
 
 
-@pytest.mark.long(but=["a user without capabilities"])
+@pytest.mark.long
 def test_tasks_that_are_killed_come_back(start: Start, within: list[str], shared: Run):
     run = start(*EXACT, "cluster=2ps2w", "train.steps=60", within=within)
     run.wait_for_step(15)
@@ -147,7 +148,7 @@ def test_faults_of_tasks_and_links_change_no_bit(start: Start, within: list[str]
     assert all(task["control"].startswith("unix:") for task in plan["tasks"])
 
 
-@pytest.mark.long(but=["this user"])
+@pytest.mark.long
 def test_an_evaluator_a_profile_and_all_reduce_need_no_other_network(start: Start, within: list[str]):
     run = start(*EXACT, "cluster=1ps2w1e", "train.steps=30", "profile=true", within=within)
     assert run.wait() == 0, run.output

@@ -47,7 +47,7 @@ def test_every_strategy_learns_to_read_digits_through_a_kill_of_everything(start
     assert again.pids() == []
 
 
-@pytest.mark.long(but=["all_reduce", "sync, shards on the workers"])
+@pytest.mark.long(but=["all_reduce"])
 @pytest.mark.parametrize("name", sorted(EXACT))
 def test_a_run_that_is_resumed_has_the_bits_of_one_that_was_not(finish: Finish, name):
     common = [*STRATEGIES[name], "model=mlp", "seed=3", "summary.every=1"]
@@ -91,6 +91,7 @@ def test_backup_counts_what_came_too_late(finish: Finish):
     assert sum(worker["dropped"] for worker in contributions) > 0
 
 
+@pytest.mark.long
 def test_a_quorum_of_all_is_sync(finish: Finish):
     backup = finish("cluster=1ps2w", "strategy=backup", "strategy.quorum=2", "run=backup", *SHORT).summary()
     sync = finish("cluster=1ps2w", "run=sync", *SHORT).summary()

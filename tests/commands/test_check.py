@@ -400,6 +400,7 @@ def test_a_run_that_was_stopped_and_continued_passes(start: Callable[..., Run]):
     assert breaches(second) == []
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_a_run_whose_tasks_were_killed_passes(start: Callable[..., Run]):
     run = start("cluster=2ps3w", *EXACT, *RECORDED, "train.steps=600", "restart.delay_secs=0")

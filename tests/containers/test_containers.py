@@ -127,6 +127,7 @@ def container_of(run: Path, task: str) -> str:
 # The same run, unchanged
 
 
+@pytest.mark.long
 def test_containers_compute_the_bits_of_processes_and_the_caller_owns_the_run(launch, unbroken):
     run = launch(*EXACT, "cluster=2ps4w")
     assert run.wait() == 0, run.output
@@ -188,6 +189,7 @@ def test_a_killed_ps_without_restarts_ends_the_run_with_its_code(launch):
     assert "ps:0 failed first, exit code -9: killed (SIGKILL)" in run.output
 
 
+@pytest.mark.long
 def test_a_killed_ps_ends_cluster_up_with_its_code(call):
     up = call("up", "cluster=1ps2w", *LONG, "run=up")
     up.wait_for_step(5)
@@ -196,7 +198,7 @@ def test_a_killed_ps_ends_cluster_up_with_its_code(call):
     assert "ps-0 failed first, exit code 137" in up.output
 
 
-@pytest.mark.long(but=["call"])
+@pytest.mark.long
 @pytest.mark.parametrize("by", ["launch", "call"])
 def test_a_worker_that_raises_ends_the_run_with_its_code_and_its_reason(by, launch, call, tmp_path):
     (tmp_path / "mine.py").write_text(MODELS)
@@ -207,7 +209,7 @@ def test_a_worker_that_raises_ends_the_run_with_its_code_and_its_reason(by, laun
     assert "ValueError: this worker fails" in run.output
 
 
-@pytest.mark.long(but=["launch"])
+@pytest.mark.long
 @pytest.mark.parametrize("by", ["launch", "call"])
 def test_a_container_that_runs_out_of_memory_is_reported(by, launch, call, tmp_path):
     (tmp_path / "mine.py").write_text(MODELS)

@@ -137,8 +137,9 @@ def runs() -> Iterator[object]:
         for group in groups.values():
             keys = {key_of(command, alone=len(group) == 1) for command in group}
             if not keys <= seen:
-                marks = [pytest.mark.docker] if "launch=docker" in group[0] else []
-                marks += [] if path.name == "README.md" else [pytest.mark.long]
+                in_containers = "launch=docker" in group[0]  # tests/containers runs the same
+                marks = [pytest.mark.docker] if in_containers else []
+                marks += [pytest.mark.long] if in_containers or path.name != "README.md" else []
                 yield pytest.param(path, group, marks=marks, id=f"{name_of(path)}: {group[0]}")
             seen |= keys
 

@@ -259,6 +259,7 @@ def test_a_run_goes_back_to_its_newest_checkpoint_and_continues_with_other_batch
         assert (run.summary()["steps"], is_finite(run)) == (STEPS, True)
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_a_run_that_is_bad_after_every_rollback_stops(start, fragile):
     options = [*fragile, "train.on_not_finite=rollback", "restart.delay_secs=0"]

@@ -177,7 +177,7 @@ def test_parameters_without_counts_are_a_problem():
 # ---- real runs
 
 
-@pytest.mark.long(but=["2ps4w", "4w"])
+@pytest.mark.long(but=["2ps4w"])
 @pytest.mark.cluster
 @pytest.mark.parametrize("cluster", ["local", "2ps4w", "4w"])
 def test_a_run_uses_every_example_exactly_as_often_as_the_order_has_it(finish: Callable[..., Run], cluster: str):
