@@ -163,6 +163,7 @@ def test_a_second_run_on_the_same_directory_is_refused(start):
     assert first.process.poll() is None
 
 
+@pytest.mark.long
 def test_a_damaged_newest_checkpoint_is_skipped_and_reported(finish: Finish):
     run = finish(*FAST, "train.steps=80", "run=torn")
     expected = run.summary()["params_sha256"]

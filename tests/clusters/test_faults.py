@@ -76,7 +76,7 @@ def test_a_worker_that_is_killed_comes_back_and_not_a_step_is_lost(start, unbrok
     assert run.summary()["restarts_of"] == {task: 1}
 
 
-@pytest.mark.long(but=["a ps", "everything", "one process"])
+@pytest.mark.long(but=["a ps", "everything"])
 @pytest.mark.parametrize(
     ("cluster", "tasks"),
     [
@@ -160,6 +160,7 @@ def test_a_task_that_is_frozen_is_ended_and_replaced(start, unbroken, task: str)
     assert_same(run, unbroken("cluster=2ps3w"))
 
 
+@pytest.mark.long
 def test_a_task_that_is_frozen_for_a_moment_is_waited_for(start, unbroken):
     run = start(*EXACT, "cluster=2ps3w")
     run.wait_for_step(FAULT_AT)
@@ -181,6 +182,7 @@ def test_a_task_that_fails_again_and_again_ends_the_run_with_its_first_failure(s
     assert run.pids() == []
 
 
+@pytest.mark.long
 def test_a_run_that_is_stopped_while_a_task_is_on_its_way_back_saves_all_the_same(start, unbroken):
     run = start(*EXACT, "cluster=2ps3w", "train.steps=100000")
     run.wait_for_step(FAULT_AT)
@@ -213,6 +215,7 @@ def test_a_run_that_is_stopped_right_after_its_first_step_saves_it(start):
     assert f"Stopped at step {run.summary()['steps']}, checkpoint saved" in run.output
 
 
+@pytest.mark.long
 def test_sigterm_to_every_process_at_once_saves(start):
     run = start(*EXACT, "cluster=1ps2w", "train.steps=100000", "checkpoint.every=0")
     run.wait_for_step(FAULT_AT)

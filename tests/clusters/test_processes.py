@@ -159,6 +159,7 @@ def test_every_optimizer_option_trains_the_same_on_one_shard_and_on_three(finish
     assert one["eval_accuracy"] == three["eval_accuracy"]
 
 
+@pytest.mark.long
 def test_tasks_started_by_a_scheduler_train_the_same(start, finish: Finish):
     common = ["model=mlp", "train.steps=15", "seed=5"]
     expected = finish("cluster=1ps2w", "run=launched", *common).summary()["params_sha256"]

@@ -114,7 +114,7 @@ EVERYWHERE = {
 }
 
 
-@pytest.mark.long(but=["accumulate", "bfloat16"])
+@pytest.mark.long(but=["bfloat16"])
 @pytest.mark.parametrize("knob", KNOBS)
 def test_how_a_replica_computes_is_its_own_affair(finish: Finish, knob):
     """Each knob trains under each strategy; those that wait for all agree to the knob's rounding."""

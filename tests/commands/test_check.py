@@ -385,6 +385,7 @@ def test_claims_that_cannot_be_checked_say_why(finish: Callable[..., Run]):
     ]
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_a_run_that_was_stopped_and_continued_passes(start: Callable[..., Run]):
     command = ["cluster=2ps2w", *EXACT, *RECORDED, "train.steps=2000"]

@@ -26,7 +26,7 @@ from trainer.workload.data.pipeline import training_batches
 pytestmark = pytest.mark.cluster
 
 
-@pytest.mark.long(but=["2-unclipped", "3-clipped"])
+@pytest.mark.long(but=["3-clipped"])
 @pytest.mark.parametrize("clip_norm", [None, 0.5], ids=["unclipped", "clipped"])
 @pytest.mark.parametrize("workers", [2, 3])
 def test_the_bits_do_not_depend_on_where_the_shards_are(workers, clip_norm):
@@ -169,6 +169,7 @@ def test_an_optimizer_without_slots_works():
     assert digest(one) == digest(two)
 
 
+@pytest.mark.long
 def test_more_shards_than_parameters_work():
     one = Cluster(plain, ps=1, workers=2, clip_norm=0.5).train([to_the_end] * 2)[0][1]
     many = Cluster(plain, ps=6, workers=2, clip_norm=0.5).train([to_the_end] * 2)[0][1]
@@ -207,7 +208,7 @@ def deep() -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(10, name="logits")(hidden))
 
 
-@pytest.mark.long(but=["deep-1", "plain-2"])
+@pytest.mark.long(but=["deep-1"])
 @pytest.mark.parametrize("ps", [1, 2])
 @pytest.mark.parametrize("build", [plain, deep])
 def test_a_worker_step_receives_one_tensor_from_each_ps_and_sends_it_one(build, ps):
@@ -270,6 +271,7 @@ def test_parameters_are_distinguished_from_state():
     assert parameters[0] == Parameter("conv/kernel", (3, 3, 1, 4), True)
 
 
+@pytest.mark.long(but=["OptimizerName.adam"])
 @pytest.mark.parametrize("optimizer", [OptimizerName.adam, OptimizerName.sgd])
 def test_replicas_inside_one_process_give_the_bits_of_as_many_workers(optimizer):
     cluster = Cluster(with_everything, ps=1, workers=4, optimizer=optimizer)
@@ -300,6 +302,7 @@ def test_the_bits_do_not_depend_on_the_device_that_holds_the_parameters():
     assert (here[0], digest(here[1])) == (there[0], digest(there[1]))
 
 
+@pytest.mark.long(but=["clipped"])
 @pytest.mark.parametrize("clip_norm", [None, 0.5], ids=["unclipped", "clipped"])
 def test_the_bits_do_not_depend_on_where_the_parts_of_a_parameter_are(clip_norm):
     part = 1024 / 2**20  # MiB; the dense kernel has nine of them
@@ -341,7 +344,7 @@ def free_running(engine: ShardedEngine) -> tuple[int, Any, Snapshot]:
     return mine, table, last
 
 
-@pytest.mark.long(but=["1-clipped", "2-unclipped", "0-unclipped"])
+@pytest.mark.long(but=["1-clipped", "2-unclipped"])
 @pytest.mark.parametrize("clip_norm", [None, 0.5], ids=["unclipped", "clipped"])
 @pytest.mark.parametrize("ps", [1, 2, 0])
 def test_every_gradient_is_an_update_under_async(ps, clip_norm):
@@ -353,6 +356,7 @@ def test_every_gradient_is_an_update_under_async(ps, clip_norm):
     assert {digest(last) for _, _, last in results} == {digest(results[0][2])}
 
 
+@pytest.mark.long(but=["clipped"])
 @pytest.mark.parametrize("clip_norm", [None, 0.5], ids=["unclipped", "clipped"])
 def test_one_worker_alone_trains_the_same_with_and_without_waiting(clip_norm):
     """Clipped by its worker, or by the hosts after they have exchanged their norms."""
@@ -374,7 +378,7 @@ def test_gradients_beyond_the_staleness_allowed_are_dropped_and_counted():
     assert STEPS + table[:, staleness.DROPPED].sum() <= pushed
 
 
-@pytest.mark.long(but=["unclipped-1", "clipped-2", "unclipped-0"])
+@pytest.mark.long(but=["unclipped-1", "clipped-2"])
 @pytest.mark.parametrize("ps", [1, 2, 0])
 @pytest.mark.parametrize("clip_norm", [None, 0.5], ids=["unclipped", "clipped"])
 def test_an_update_waits_for_a_quorum_only(ps, clip_norm):
@@ -408,7 +412,7 @@ def test_late_gradients_are_counted_for_their_worker():
     assert len({digest(last) for _, _, last in results}) == 1
 
 
-@pytest.mark.long(but=["async-memory", "backup-float32"])
+@pytest.mark.long(but=["backup-float32"])
 @pytest.mark.parametrize("wire", ["float32", "memory"])
 @pytest.mark.parametrize("strategy", ["async", "backup"])
 def test_under_async_and_backup_all_workers_stop_soon_after_one_asks(strategy, wire):
