@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from runs import LONGEST_SECS, Command, Run
+from runs import LONGEST_SECS, Command, Run, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = str(ROOT / "compose/cluster.sh")
-STEPS = 200  # take seconds, so that a test can act on a run before its end
+STEPS = 400  # take seconds, so that a test can act on a run before its end
 EXACT = ["model=mlp", "seed=4", "train.batch_size=48", f"train.steps={STEPS}", "checkpoint.every=10", "summary.every=1"]
 LONG = ["model=mlp", "train.batch_size=48", "train.steps=100000", "checkpoint.every=0", "summary.every=1"]
 MODELS = """
@@ -117,11 +117,19 @@ def call(tmp_path: Path) -> Iterator[Callable[..., Command]]:
 
 def container_of(run: Path, task: str) -> str:
     """The id of a task's container, of launch=docker or of Compose."""
+    found: list[str] = []
+    wait_until(lambda: found.extend(find_containers(run, task)) or found)
+    return found[0]
+
+
+def find_containers(run: Path, task: str) -> list[str]:
     service = task.replace(":", "-")
-    for name in docker("ps", "--filter", f"label=trainer.task={task}", "--format", "{{.ID}}").split():
-        if str(run) in docker("inspect", name) and service in docker("inspect", "-f", "{{.Name}}", name):
-            return name
-    pytest.fail(f"{task} has no container")
+    named = docker("ps", "--filter", f"label=trainer.task={task}", "--format", "{{.ID}}").split()
+    return [
+        name
+        for name in named
+        if str(run) in docker("inspect", name) and service in docker("inspect", "-f", "{{.Name}}", name)
+    ]
 
 
 # The same run, unchanged
@@ -170,8 +178,7 @@ def test_every_kind_of_cluster_runs_in_containers(launch, extra):
 @pytest.mark.parametrize("task", ["worker:1", "worker:0", "ps:0"])
 def test_a_killed_container_is_restarted_and_the_bits_are_the_same(launch, unbroken, task):
     run = launch(*EXACT, "cluster=2ps2w")
-    run.wait_for_step(1)
-    victim = container_of(run.directory, task)  # finding it takes a while
+    victim = container_of(run.directory, task)  # before it trains, because looking takes a while
     run.wait_for_step(25)
     docker("kill", victim)
     assert run.wait() == 0, run.output
