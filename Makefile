@@ -19,16 +19,16 @@ help: ## List the targets
 train: .venv/run ## Train a CNN on handwritten digits with CLUSTER (2ps4w); ARGS="train.steps=500" for more
 	$(BIN)/python -m trainer cluster=$(CLUSTER) $(ARGS)
 
-test: .venv/dev ## Every promise tested once, within 12 minutes: modules, clusters, kills, containers where an engine answers
+test: .venv/dev ## Every promise tested once: modules, clusters, kills, and containers where an engine answers
 	$(PYTEST) -m "not long"
 
-test-fast: .venv/dev ## The tests that start no cluster, within a minute
+test-fast: .venv/dev ## The quick tests, which start no cluster
 	$(PYTEST) -m "not cluster and not slow"
 
 test-rest: .venv/dev ## What `make test` leaves out: the other cases of its tests, and long ones; PART=3/8 for an eighth
 	$(PYTEST) -m long $(if $(PART),--part $(PART))
 
-test-all: .venv/dev ## All tests, within 45 minutes
+test-all: .venv/dev ## All tests
 	$(PYTEST)
 
 PYTEST = $(BIN)/python -m pytest -n 2 --dist worksteal

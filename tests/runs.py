@@ -34,11 +34,15 @@ def wait_until(
     progress: Callable[[], Any] = lambda: None,
     explain: Callable[[], str] = lambda: "",
     poll_secs: float = 0.02,
-) -> None:
-    """Returns when it is so; fails with an explanation when what `progress` returns has not changed for 90 s."""
+) -> Any:
+    """Returns what `is_so` does as soon as that is true; fails with an explanation when nothing has moved for 90 s.
+
+    Args:
+        progress: returns something else whenever something has moved.
+    """
     began = looked = moved = time.monotonic()
     last = None
-    while not is_so():
+    while not (answer := is_so()):
         now = time.monotonic()
         if now - looked > 1.0:
             looked = now
@@ -49,6 +53,7 @@ def wait_until(
         if now - began > LONGEST_SECS:
             pytest.fail(f"not within {LONGEST_SECS:.0f} s\n{explain()}")
         time.sleep(poll_secs)
+    return answer
 
 
 class Command:

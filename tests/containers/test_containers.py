@@ -117,9 +117,7 @@ def call(tmp_path: Path) -> Iterator[Callable[..., Command]]:
 
 def container_of(run: Path, task: str) -> str:
     """The id of a task's container, of launch=docker or of Compose."""
-    found: list[str] = []
-    wait_until(lambda: found.extend(find_containers(run, task)) or found)
-    return found[0]
+    return wait_until(lambda: find_containers(run, task))[0]
 
 
 def find_containers(run: Path, task: str) -> list[str]:

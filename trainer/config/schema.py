@@ -119,7 +119,7 @@ class LossName(Enum):
 class Wire(Enum):
     """How parameters and gradients travel between shard hosts and workers; they are stored and summed as float32."""
 
-    auto = "auto"  # memory if all tasks are on one machine and vectors have 256 KiB or more, else float32
+    auto = "auto"  # memory if all tasks are on one machine and a vector has 256 KiB or more, else float32
     float32 = "float32"
     bfloat16 = "bfloat16"  # rounded to nearest: half the bytes
     memory = "memory"  # parameters and gradients stay in shared memory; messages only say where

@@ -19,15 +19,15 @@ from trainer.plan.layout import Shard
 from trainer.plan.strategy import Strategy, strategy_of
 
 PAGE = 4096  # bytes; places begin at a multiple of it
-SMALL_NBYTES = 2**18  # of a vector: below it, a message with the vector in it takes less time than finding it
+SENT_BELOW_NBYTES = 2**18  # if every vector is smaller: a message with it takes less time than finding it
 
 
 def wire_of(config: RunConfig, shards: Sequence[Shard]) -> str:
     """The wire a config means: unless it says, shared memory where that is possible and faster."""
     if config.strategy.wire is not Wire.auto:
         return str(config.strategy.wire.value)
-    is_large = max(shard.nbytes for shard in shards) >= SMALL_NBYTES
-    return Wire.memory.value if is_large and not why_not_memory(config) else Wire.float32.value
+    is_small = all(shard.nbytes < SENT_BELOW_NBYTES for shard in shards)
+    return Wire.float32.value if is_small or why_not_memory(config) else Wire.memory.value
 
 
 def why_not_memory(config: RunConfig) -> str:
