@@ -42,9 +42,13 @@ WORKLOADS = {
     "wide": (["model=mlp", "model.options={depth:2,width:1024}", "data=mnist_10k"], 8),  # bytes
     "cnn": (["model=cnn", "data=mnist_10k"], 32),  # operations
 }
-SIZES = ["local", "1ps1w", "1ps2w", "1ps4w", "1ps8w", "1ps16w", "2ps4w", "4ps4w", "2w", "4w"]
-MESSAGES = ["strategy=sync", "strategy.wire=float32"]  # vectors travel, on one machine too: what a byte sent costs
-QUICK_SIZES = ["local", "1ps1w", "1ps2w", "1ps4w", "2ps2w", "2w"]
+# Vectors are sent, on one machine too, for what a byte sent costs; or stay in memory, for what it costs to share one.
+SIZES = {
+    "": ["local"],
+    "float32": ["1ps1w", "1ps2w", "1ps4w", "1ps8w", "1ps16w", "2ps4w", "4ps4w", "2w", "4w"],
+    "memory": ["1ps1w", "1ps2w", "1ps4w", "2ps4w", "2w"],
+}
+QUICK_SIZES = {"": ["local"], "float32": ["1ps1w", "1ps2w", "1ps4w", "2ps2w", "2w"], "memory": ["1ps2w", "2ps2w"]}
 
 
 class Fit(NamedTuple):
@@ -75,21 +79,23 @@ def main() -> int:
     return 0
 
 
-def measure_all(sizes: Sequence[str], secs: float) -> Iterable[dict[str, Any]]:
-    for workload, size in itertools.product(WORKLOADS, sizes):
+def measure_all(sizes: Mapping[str, Sequence[str]], secs: float) -> Iterable[dict[str, Any]]:
+    """The rows of all workloads on the sizes of each wire."""
+    on_wires = [(size, wire) for wire, of_wire in sizes.items() for size in of_wire]
+    for workload, (size, wire) in itertools.product(WORKLOADS, on_wires):
         try:
-            row = measure(workload, size, secs)
+            row = measure(workload, size, wire, secs)
         except RunError as error:
-            print(f"{workload} on {size} is left out: {error}", file=sys.stderr)
+            print(f"{workload} on {size} {wire} is left out: {error}", file=sys.stderr)
             continue
-        print(f"{workload} on {size}: {1000 * row['cpu_secs']:.2f} ms of CPU a step", file=sys.stderr)
+        print(f"{workload} on {size} {wire}: {1000 * row['cpu_secs']:.2f} ms of CPU a step", file=sys.stderr)
         yield row
 
 
-def measure(workload: str, size: str, secs: float) -> dict[str, Any]:
+def measure(workload: str, size: str, wire: str, secs: float) -> dict[str, Any]:
     """One run: seconds of one step, of CPU and by the clock, and what the plan says that it consists of."""
     options, examples = WORKLOADS[workload]
-    options = [*options, *_of_size(size)]
+    options = [*options, *_on(size, wire)]
     plan, step_workload = planned(options, examples)
     work = step_time.total(step_time.work_of(plan, step_workload))
     batch = f"train.batch_size={plan.global_batch}"
@@ -105,6 +111,7 @@ def measure(workload: str, size: str, secs: float) -> dict[str, Any]:
     return {
         "workload": workload,
         "size": size,
+        "wire": wire,
         "ps": sum(task.job == "ps" for task in plan.tasks),
         "workers": len(plan.workers),
         "steps": sample.steps,
@@ -116,8 +123,8 @@ def measure(workload: str, size: str, secs: float) -> dict[str, Any]:
     }
 
 
-def _of_size(size: str) -> list[str]:
-    return [f"cluster={size}", *(MESSAGES if size != "local" else [])]
+def _on(size: str, wire: str) -> list[str]:
+    return [f"cluster={size}", *(["strategy=sync", f"strategy.wire={wire}"] if wire else [])]
 
 
 def planned(overrides: Sequence[str], examples: int) -> tuple[Plan, step_time.Workload]:
@@ -140,7 +147,8 @@ def fit(rows: Sequence[Mapping[str, Any]]) -> Fit:
     cpu = np.array([row["cpu_secs"] for row in rows])
     rates = Work(*nonnegative(counts / cpu[:, None], np.ones(len(rows))).tolist())
     errors = (counts @ np.array(rates) - cpu) / cpu
-    waits = [row["secs"] - row["cpu_secs"] for row in rows if row["workload"] == "null" and row["size"] == "1ps1w"]
+    first = [row for row in rows if (row["workload"], row["size"], row["wire"]) == ("null", "1ps1w", "float32")]
+    waits = [row["secs"] - row["cpu_secs"] for row in first]
     return Fit(rates, max(0.0, min(waits, default=0.0)), tuple(errors.tolist()))
 
 
@@ -149,7 +157,7 @@ def step_errors(rows: Sequence[Mapping[str, Any]], fitted: Fit) -> list[float]:
     errors = []
     for row in rows:
         options, examples = WORKLOADS[row["workload"]]
-        plan, step_workload = planned([*options, *_of_size(row["size"])], examples)
+        plan, step_workload = planned([*options, *_on(row["size"], row["wire"])], examples)
         parts = step_time.parts_of(plan, step_workload, rates=fitted.rates, turn_secs=fitted.turn_secs)
         errors.append(parts.total / row["secs"] - 1)
     return errors
@@ -199,22 +207,28 @@ def page(results: Mapping[str, Any]) -> str:
         f"{machine['cpu']}, {machine['cores']} cores, TensorFlow {machine['tensorflow']}, {machine['date']}, load of "
         f"the machine before {machine['load']:.1f}. One step is one update; every replica has the same examples in "
         "every cluster, so the work of a step grows with the workers. Messages and MiB are tensors from task to task, "
-        "by the plan; the wire's MiB are what the loopback device carried"
+        "by the plan; sent MiB are what the loopback device carried"
         + (", in a network of their own." if results["own_network"] else ", of everything on this machine."),
         "",
-        "| workload | cluster | CPU ms a step | each worker's | each ps's | formula | messages | MiB | wire MiB | ms |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| workload | cluster | wire | CPU ms a step | each worker's | each ps's | formula | messages | MiB "
+        "| sent MiB | ms |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row, error in zip(rows, fitted.errors, strict=True):
         by_job = row["cpu_secs_by_job"]
         of_ps = f"{1000 * by_job['ps'] / row['ps']:.2f}" if row["ps"] else ""
         lines.append(
-            f"| {row['workload']} | {row['size']} | {1000 * row['cpu_secs']:.2f} "
+            f"| {row['workload']} | {row['size']} | {row['wire']} | {1000 * row['cpu_secs']:.2f} "
             f"| {1000 * by_job['worker'] / row['workers']:.2f} | {of_ps} | {100 * error:+.0f} % "
             f"| {row['work']['messages']:.0f} | {row['work']['nbytes'] / 2**20:.3f} "
             f"| {row['sent_nbytes'] / 2**20:.3f} | {1000 * row['secs']:.2f} |"
         )
-    lines += ["", "What each more worker adds, beside 1 ps, in ms of CPU a step:", "", *growth_lines(rows)]
+    lines += [
+        "",
+        "What each more worker adds, beside 1 ps that vectors are sent to, in ms of CPU a step:",
+        "",
+        *growth_lines(rows),
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -222,7 +236,7 @@ def growth_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Of each workload, from each size to the next: a step that is linear in the workers adds the same each time."""
     lines = []
     for workload in WORKLOADS:
-        of_one = [row for row in rows if row["workload"] == workload and row["ps"] == 1]
+        of_one = [row for row in rows if (row["workload"], row["ps"], row["wire"]) == (workload, 1, "float32")]
         of_one = sorted(of_one, key=lambda row: row["workers"])
         added = [
             f"{low['workers']} to {high['workers']}: "

@@ -420,6 +420,7 @@ def command(results: Path, *overrides: str) -> list[str]:
     return [sys.executable, "-m", "bench", f"results={results}", *short, *overrides]
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_a_bench_leaves_its_results_and_no_process(tmp_path: Path):
     bench = subprocess.Popen(command(tmp_path, "rows=[sync/sync]"), cwd=ROOT, stdout=subprocess.PIPE, text=True)

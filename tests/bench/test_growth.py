@@ -29,6 +29,7 @@ def row(workers: int, *, ps: int = 1, workload: str = "null", noise: float = 1.0
     return {
         "workload": workload,
         "size": f"{ps}ps{workers}w",
+        "wire": "float32",
         "ps": ps,
         "workers": workers,
         "steps": 100,
@@ -85,8 +86,8 @@ def test_the_constants_can_be_pasted():
 @pytest.mark.usefixtures("described_here")
 def test_the_error_of_a_step_is_that_of_the_forecast():
     measured = [
-        {"workload": "null", "size": "1ps1w", "secs": 0.010},
-        {"workload": "null", "size": "1ps1w", "secs": 0.020},
+        {"workload": "null", "size": "1ps1w", "wire": "float32", "secs": 0.010},
+        {"workload": "null", "size": "1ps1w", "wire": "float32", "secs": 0.020},
     ]
     errors = growth.step_errors(measured, growth.Fit(Work(calls=0.005), 0.002, ()))
     plan, _ = growth.planned([*growth.WORKLOADS["null"][0], "cluster=1ps1w"], 8)
@@ -96,7 +97,7 @@ def test_the_error_of_a_step_is_that_of_the_forecast():
 
 def test_the_table_has_a_line_for_every_run_and_the_time_that_each_worker_adds():
     page = growth.page({"machine": MACHINE, "own_network": True, "rows": rows()})
-    assert "| null | 1ps2w | 7.20 | 2.70 | 1.80 | +0 % | 4 | 0.000 | 0.000 | 9.20 |" in page.splitlines()
+    assert "| null | 1ps2w | float32 | 7.20 | 2.70 | 1.80 | +0 % | 4 | 0.000 | 0.000 | 9.20 |" in page.splitlines()
     assert "- null: 1 to 2: 2.60, 2 to 4: 2.60, 4 to 8: 2.60" in page.splitlines()
 
 

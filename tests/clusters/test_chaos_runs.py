@@ -62,6 +62,7 @@ def test_with_buckets_tasks_that_are_killed_change_no_bit(start: Start, cluster:
     assert_identical(start(f"cluster={cluster}", *options), faults=faults.count(";") + 1)
 
 
+@pytest.mark.long
 def test_a_link_that_is_slow_and_then_cut_changes_no_bit(start: Start):
     faults = "delay worker:1->ps:0 20+-10ms @10 for 2s; cut worker:1->ps:0 @40 for 3s"
     run = start("cluster=1ps2w", "train.steps=300", scheduled(faults), *SHORT)
@@ -116,6 +117,7 @@ def test_a_run_that_does_not_survive_is_reported_with_its_folder_and_how_to_repe
     assert results(run)["kinds"][0]["finished"] == 0
 
 
+@pytest.mark.long
 def test_a_soak_ends_in_time_with_every_example_counted(start: Start):
     run = start(
         "mode=chaos", "cluster=2ps2w", "model=oracle", "data=oracle", "optimizer=sgd", "optimizer.learning_rate=48",

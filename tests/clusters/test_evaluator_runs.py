@@ -80,6 +80,7 @@ def test_one_process_and_workers_that_hold_the_shards_have_an_evaluator_too(fini
         assert run.summary()["eval_accuracy"] == evaluations(run)[-1]["accuracy"]
 
 
+@pytest.mark.long
 def test_after_a_crash_no_checkpoint_is_scored_twice_and_none_is_left_out(start, finish: Finish):
     crowded = [*SMALL, "cluster=1ps2w1e", "train.steps=300", "run=broken"]
     broken = start(*crowded)
@@ -180,6 +181,7 @@ def test_a_pod_that_starts_alone_again_scores_what_is_left(start, finish: Finish
     assert [line["step"] for line in evaluations(alone)] == [10, 20, 30]
 
 
+@pytest.mark.long
 def test_an_evaluator_whose_chief_never_comes_says_so(start):
     ports = free_ports(1)
     role = {"cluster": {"worker": [f"localhost:{ports[0]}"]}, "task": {"type": "evaluator", "index": 0}}

@@ -110,7 +110,7 @@ def test_a_shard_that_is_lost_before_the_first_checkpoint_starts_the_run_anew(st
     assert not list(run.directory.glob("before-*"))
 
 
-@pytest.mark.long(but=["async"])
+@pytest.mark.long
 @pytest.mark.parametrize(
     "strategy", [["async", "train.steps=600"], ["backup", "strategy.quorum=2"]], ids=lambda s: s[0]
 )
@@ -139,6 +139,7 @@ def test_a_killed_worker_of_another_strategy_comes_back(start, unbroken, strateg
         assert_same(run, unbroken(*overrides))
 
 
+@pytest.mark.long
 def test_the_chief_of_an_asynchronous_run_adopts_what_the_others_did_without_it(start):
     run = start(*EXACT, "cluster=2ps3w", "strategy=async", "train.steps=1500")
     run.wait_for_step(FAULT_AT)
@@ -391,6 +392,7 @@ def takes(input_shape, classes):
 """
 
 
+@pytest.mark.long
 def test_a_task_that_runs_out_of_memory_is_distinguished_from_one_that_was_killed(
     start, tmp_path: Path, little_memory: Path
 ):

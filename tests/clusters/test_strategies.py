@@ -28,7 +28,7 @@ STRATEGIES = {
 EXACT = {"sync, shards on the workers", "all_reduce", "replicas in one process", "replicas in workers"}
 
 
-@pytest.mark.long(but=["async"])
+@pytest.mark.long
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_every_strategy_learns_to_read_digits_through_a_kill_of_everything(start, name):
     """300 steps; at about the 150th the launcher and all its tasks are killed, and the same command goes on."""
@@ -58,6 +58,7 @@ def test_a_run_that_is_resumed_has_the_bits_of_one_that_was_not(finish: Finish, 
     assert resumed["params_sha256"] == unbroken["params_sha256"]
 
 
+@pytest.mark.long
 def test_replicas_inside_one_process_have_the_bits_of_as_many_workers(finish: Finish):
     inside = finish("cluster=local", FOUR_HERE, "run=inside", *SHORT)
     between = finish("cluster=1ps4w", "run=between", *SHORT)
@@ -65,6 +66,7 @@ def test_replicas_inside_one_process_have_the_bits_of_as_many_workers(finish: Fi
     assert _losses(inside) == _losses(between)
 
 
+@pytest.mark.long
 def test_all_reduce_is_one_process_to_rounding(finish: Finish):
     one = finish("cluster=local", "run=one", *SHORT)
     four = finish("cluster=4w", "strategy=all_reduce", "run=four", *SHORT)
@@ -114,7 +116,7 @@ EVERYWHERE = {
 }
 
 
-@pytest.mark.long(but=["bfloat16"])
+@pytest.mark.long
 @pytest.mark.parametrize("knob", KNOBS)
 def test_how_a_replica_computes_is_its_own_affair(finish: Finish, knob):
     """Each knob trains under each strategy; those that wait for all agree to the knob's rounding."""

@@ -347,6 +347,7 @@ def address_of(container: str) -> str:
     return docker("inspect", "-f", "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}", container).strip()
 
 
+@pytest.mark.long
 def test_only_its_workers_can_connect_to_a_ps(launch):
     run = launch(*LONG, "cluster=1ps1w")
     run.wait_for_step(2)

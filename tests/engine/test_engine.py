@@ -302,7 +302,7 @@ def test_the_bits_do_not_depend_on_the_device_that_holds_the_parameters():
     assert (here[0], digest(here[1])) == (there[0], digest(there[1]))
 
 
-@pytest.mark.long(but=["clipped"])
+@pytest.mark.long
 @pytest.mark.parametrize("clip_norm", [None, 0.5], ids=["unclipped", "clipped"])
 def test_the_bits_do_not_depend_on_where_the_parts_of_a_parameter_are(clip_norm):
     part = 1024 / 2**20  # MiB; the dense kernel has nine of them

@@ -104,7 +104,7 @@ def trained(ps: int, wire: str, build=with_everything, **options) -> tuple[list[
     return losses, digest(last)
 
 
-@pytest.mark.long(but=["None-0", "None-2", "0.5-1"])
+@pytest.mark.long(but=["None-2", "0.5-1"])
 @pytest.mark.cluster
 @pytest.mark.parametrize("ps", [0, 1, 2])
 @pytest.mark.parametrize("clip_norm", [None, 0.5])
@@ -112,7 +112,7 @@ def test_no_bit_depends_on_whether_vectors_travel(ps, clip_norm):
     assert trained(ps, "memory", clip_norm=clip_norm) == trained(ps, "float32", clip_norm=clip_norm)
 
 
-@pytest.mark.long(but=["two replicas a worker", "buckets"])
+@pytest.mark.long(but=["buckets"])
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     "options",

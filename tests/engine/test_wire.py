@@ -107,7 +107,7 @@ def test_a_fetched_message_reads_as_its_trainable_region():
 # Training
 
 
-@pytest.mark.long(but=["0.5"])
+@pytest.mark.long
 @pytest.mark.cluster
 @pytest.mark.parametrize("clip_norm", [None, 0.5])
 def test_bfloat16_bits_do_not_depend_on_where_the_shards_are(clip_norm):

@@ -204,7 +204,7 @@ def test_a_run_that_skips_a_bad_update_ends_the_same_wherever_its_shards_are(fin
         assert counts == [1, 1]
 
 
-@pytest.mark.long(but=["1ps2w-true", "1ps2w-async", "2w-all_reduce"])
+@pytest.mark.long(but=["1ps2w-async"])
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     "options",
@@ -244,7 +244,7 @@ def test_a_skipped_update_changes_nothing(finish: Finish, fragile):
     assert same == [7]
 
 
-@pytest.mark.long(but=["two"])
+@pytest.mark.long(but=["one"])
 @pytest.mark.cluster
 @pytest.mark.parametrize("clusters", [CLUSTERS, ("local",)], ids=["two", "one"])
 def test_a_run_goes_back_to_its_newest_checkpoint_and_continues_with_other_batches(finish: Finish, fragile, clusters):
