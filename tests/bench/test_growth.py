@@ -91,7 +91,8 @@ def test_the_error_of_a_step_is_that_of_the_forecast():
     ]
     errors = growth.step_errors(measured, growth.Fit(Work(calls=0.005), 0.002, ()))
     plan, _ = growth.planned([*growth.WORKLOADS["null"][0], "cluster=1ps1w"], 8)
-    expected = 0.005 / plan.workers[0].intra_op_threads + 0.005 + 0.002  # a call of each, and the turn
+    ps, worker = (task.intra_op_threads for task in plan.tasks)
+    expected = 0.005 / worker + 0.005 / ps + 0.002  # a call of each, and the turn
     assert errors == pytest.approx([expected / 0.010 - 1, expected / 0.020 - 1])
 
 

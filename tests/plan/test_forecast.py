@@ -28,7 +28,7 @@ WORKLOAD = Workload(flops=3 * 10**6, uncounted=(), layers=1, slots=2, is_clipped
 
 @pytest.fixture(autouse=True)
 def rates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(costs, "RATES", Work(1e-3, 1e-4, 1e-9, 1e-9, 1e-10, 1e-5))
+    monkeypatch.setattr(costs, "RATES", Work(1e-3, 1e-4, 1e-9, 1e-9, 1e-10, 1e-5, 1e-5))
     monkeypatch.setattr(costs, "TURN_SECS", 0.0)
 
 
@@ -54,7 +54,7 @@ def test_one_worker_and_one_ps_in_numbers():
     parts = parts_of(planned("cluster=1ps1w", *MESSAGES), WORKLOAD)
     assert parts.compute == pytest.approx((1e-3 + 64 * 3e6 * 1e-10 + 1e-5) / 4)
     assert parts.wire == pytest.approx(2 * (1e-4 + VECTOR * 1e-9))  # there and back, one after the other
-    assert parts.update == pytest.approx(1e-3 + (1 + 2 + 2 * 2) * VECTOR * 1e-9)
+    assert parts.update == pytest.approx((1e-3 + (1 + 2 + 2 * 2) * VECTOR * 1e-9) / 4)
     assert parts.wait == 0
     assert parts.total == pytest.approx(sum(parts))
 
@@ -73,9 +73,9 @@ def test_the_work_of_a_step_is_known_task_by_task():
 
 def test_in_shared_memory_the_writer_copies_a_vector_once():
     travels, stays = (step_time.work_of(planned("cluster=1ps2w", *more), WORKLOAD) for more in (MESSAGES, ()))
-    assert stays["worker:0"]["wire"] == Work(messages=1, nbytes=12, update_nbytes=2 * VECTOR)
+    assert stays["worker:0"]["wire"] == Work(messages=1, nbytes=12, update_nbytes=2 * VECTOR, accesses=2)
     assert stays["ps:0"]["wire"] == Work(messages=2, nbytes=24)
-    copied = Work(update_nbytes=2 * VECTOR)
+    copied = Work(update_nbytes=2 * VECTOR, accesses=3)  # reads two gradients, writes a vector
     assert stays["ps:0"]["update"] == travels["ps:0"]["update"].plus(copied)
 
 
@@ -87,8 +87,9 @@ def test_beyond_the_cores_the_wire_grows_with_the_workers():
 
 def test_an_update_grows_by_a_vector_for_every_worker():
     update = [parts_of(planned(f"cluster=1ps{workers}w"), WORKLOAD).update for workers in (1, 2, 4)]
-    assert update[1] - update[0] == pytest.approx(VECTOR * 1e-9)
-    assert update[2] - update[1] == pytest.approx(2 * VECTOR * 1e-9)
+    access = 1e-5  # to the gradient of one more worker
+    assert update[1] - update[0] == pytest.approx((VECTOR * 1e-9 + access) / 4)
+    assert update[2] - update[1] == pytest.approx(2 * (VECTOR * 1e-9 + access) / 4)
 
 
 @pytest.mark.parametrize("overrides", [[], ["strategy=async"], ["strategy=backup", "strategy.quorum=3"]])
@@ -125,7 +126,7 @@ def test_an_async_update_is_a_share_of_each_workers_step():
 
 def test_an_async_update_takes_at_least_the_time_of_its_host():
     parts = parts_of(planned("cluster=1ps32w", "strategy=async"), workload(flops=0, layers=0))
-    assert parts.total >= 2e-3 + (1 + 2 + 4) * VECTOR * 1e-9
+    assert parts.total >= (2e-3 + (1 + 2 + 4) * VECTOR * 1e-9) / 4  # on its 4 threads
 
 
 def test_one_process_sends_nothing():

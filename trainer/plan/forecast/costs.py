@@ -2,9 +2,10 @@
 
     seconds = calls x RATES.calls + messages x RATES.messages + bytes sent x RATES.nbytes
             + bytes of the update x RATES.update_nbytes + operations x RATES.flops + layers x RATES.layers
+            + accesses to shared memory x RATES.accesses
 
-The rates were fitted to steps of one process and of real clusters whose vectors are sent (for vectors in shared memory
-they are assumed), by `make bench-growth`, which prints the lines below again.
+The rates were fitted to steps of one process, and of real clusters whose vectors are sent or in shared memory, by
+`make bench-growth`, which prints the lines below again.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class Work(NamedTuple):
     update_nbytes: float = 0.0  # that an update reads and writes; and a worker, in shared memory
     flops: float = 0.0  # floating-point operations, forward and backward
     layers: float = 0.0  # that a replica goes through, forward and backward
+    accesses: float = 0.0  # to a vector in shared memory: each is a call of Python from the graph
 
     def plus(self, other: Work) -> Work:
         return Work(*(one + another for one, another in zip(self, other, strict=True)))
@@ -37,9 +39,15 @@ def secs(work: Work, rates: Work | None = None) -> float:
 
 
 RATES = Work(
-    calls=0.000796, messages=0.000742, nbytes=1.23e-09, update_nbytes=1.82e-10, flops=2.41e-11, layers=3.51e-05
+    calls=0.0005,
+    messages=0.000678,
+    nbytes=9.06e-10,
+    update_nbytes=1.91e-10,
+    flops=1.69e-11,
+    layers=4.09e-05,
+    accesses=0.000209,
 )
-TURN_SECS = 0.0  # of a step in which all tasks wait: for each other's threads to wake up
-FITTED_ON = "Intel(R) Xeon(R) Processor, 2 cores; TensorFlow 2.21.0; 2026-11-22"
-ERROR = 0.18  # the largest relative error of the formula's CPU on the steps it was fitted to
-STEP_ERROR = 0.37  # and that of the step times of step_time.py, by the clock
+TURN_SECS = 0  # of a step in which all tasks wait: for each other's threads to wake up
+FITTED_ON = "AMD EPYC, 2 cores; TensorFlow 2.21.0; 2026-11-23"
+ERROR = 0.22  # the largest relative error of the formula's CPU on the steps it was fitted to
+STEP_ERROR = 0.37  # and that of step_time.py's steps, by the clock

@@ -5,9 +5,9 @@ the machine that has most of it to do:
 
     part on a machine = max(seconds of CPU of its tasks / its cores, seconds of its slowest task)
 
-An update is assumed to run on one thread. A host with more cores has more threads for it, but modelling them made the
-forecasts of measured steps worse. Where each gradient is an update of its own, it takes
-as long as the slowest of machine, workers, host and link does for it.
+An update in one process is assumed to run on one thread, that of a shard host on all of its threads: both are nearest
+to measured steps. Where each gradient is an update of its own, it takes as long as the slowest of machine, workers,
+host and link does for it.
 
 What a part costs in seconds of CPU is in `costs.py`. Between machines the wire takes at least as long as the fullest
 link does for its bytes.
@@ -159,10 +159,12 @@ def work_of(plan: Plan, workload: Workload) -> dict[str, dict[str, Work]]:
     is_shared = plan.wire_format.is_shared
     for shard in plan.shards:
         for worker in plan.workers if is_shared else ():  # gradients are read, and written where the host finds them
-            add(worker.name, WIRE, Work(update_nbytes=2 * shard.nbytes).times(share))
+            add(worker.name, WIRE, Work(update_nbytes=2 * shard.nbytes, accesses=2).times(share))
         vectors = _pushes(plan) + 2 + 2 * workload.slots  # parameters and slots are read, and written
         vectors += 2 if is_shared else 0  # parameters once more, where the workers find them
-        add(shard.host, UPDATE, Work(calls=_calls_of_a_host(plan), update_nbytes=vectors * shard.nbytes))
+        accesses = _pushes(plan) + 1 if is_shared else 0
+        calls = _calls_of_a_host(plan)
+        add(shard.host, UPDATE, Work(calls=calls, update_nbytes=vectors * shard.nbytes, accesses=accesses))
     return {task: dict(parts) for task, parts in done.items()}
 
 
@@ -195,6 +197,7 @@ def parts_of(plan: Plan, workload: Workload, *, rates: Work | None = None, turn_
     work = work_of(plan, workload)
     spent = {task: {part: costs.secs(one, rates) for part, one in parts.items()} for task, parts in work.items()}
     share = _steps_of_a_worker(plan)
+    intra_op_threads = {task.name: task.intra_op_threads for task in plan.tasks}
     alone: dict[str, dict[str, float]] = {COMPUTE: {}, WIRE: {}, UPDATE: {}}  # seconds of a task that has the cores
     for worker in plan.workers:
         measured = _measured_secs(plan, worker, workload) * share
@@ -203,9 +206,12 @@ def parts_of(plan: Plan, workload: Workload, *, rates: Work | None = None, turn_
         spent[worker.name][COMPUTE] += 0.0 if on_gpu else measured
         one = spent[worker.name][COMPUTE] / threads + (measured if on_gpu else 0.0)
         alone[COMPUTE][worker.name] = one / share
-        alone[WIRE][worker.name] = 2 * spent[worker.name].get(WIRE, 0.0) / share  # both ends, one after the other
+        on_wire = work[worker.name].get(WIRE, Work())
+        sent = on_wire._replace(update_nbytes=0.0, accesses=0.0)  # both ends work on it, one after the other
+        alone[WIRE][worker.name] = (costs.secs(on_wire, rates) + costs.secs(sent, rates)) / share
     for shard in plan.shards:
-        alone[UPDATE][shard.host] = spent[shard.host].get(UPDATE, 0.0)
+        threads = min(workload.cores, intra_op_threads[shard.host]) if plan.has_shard_hosts else 1
+        alone[UPDATE][shard.host] = spent[shard.host].get(UPDATE, 0.0) / threads
 
     def busy(part: str) -> float:
         """Of the machine that has most to do, with all its cores."""
