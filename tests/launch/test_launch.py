@@ -10,10 +10,12 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 from rich.console import Console
@@ -158,13 +160,18 @@ def stand_in(folder: Path, code: str) -> dict[str, str]:
 
 
 def next_event(tasks: ProcessTasks, kind: str) -> dict[str, Any]:
-    """The next event of a kind; skips others."""
+    """The next event of a kind; skips those before it, and leaves those after it for the next call."""
+    unread = _unread.setdefault(tasks, deque())
     deadline = time.monotonic() + STALLED_SECS
     while time.monotonic() < deadline:
-        for event in tasks.events(timeout_secs=0.1):
-            if event["event"] == kind:
+        while unread:
+            if (event := unread.popleft())["event"] == kind:
                 return event
+        unread.extend(tasks.events(timeout_secs=0.1))
     pytest.fail(f"no event {kind} within {STALLED_SECS:.0f} s")
+
+
+_unread: WeakKeyDictionary[ProcessTasks, deque[dict[str, Any]]] = WeakKeyDictionary()
 
 
 def wait_for_end(*pids: int) -> None:
