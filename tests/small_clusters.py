@@ -17,6 +17,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from objectives import make_step
 from runs import wait_until
 
 from trainer.config.schema import OptimizerConfig, OptimizerName
@@ -41,7 +42,6 @@ from trainer.workload.data.arrays import from_arrays
 from trainer.workload.data.pipeline import training_batches
 
 SEED, BATCH, STEPS = 7, 24, 8
-LOSS = "sparse_categorical_crossentropy"
 
 Servers = tuple[tuple[Task, ...], dict[str, Any]]  # tasks, and the server of each by its name
 _idle: defaultdict[tuple[int, int, tuple[str, ...]], list[Servers]] = defaultdict(list)  # by ps, workers, devices
@@ -273,7 +273,7 @@ def make_replica(
             data.train, seed=SEED, start=0, stop=stop, batch_size=BATCH, replica=index, replicas=count
         )
 
-    return Replica(replica.make_step(model, LOSS, jit=jit, **options), batches, SEED, index, count, device, jit)
+    return Replica(make_step(model, jit=jit, **options), batches, SEED, index, count, device, jit)
 
 
 def make_local(

@@ -138,7 +138,7 @@ import keras, numpy, sys
 from trainer.workload.data import open_data
 data = open_data("mnist_10k", {{}}, seed=0).evaluate
 import tensorflow as tf
-features, labels = data.fetch(tf.range(data.count, dtype=tf.int64), tuple(map(tf.constant, data.arrays)))
+features, labels, _ = data.fetch(tf.range(data.count, dtype=tf.int64), tuple(map(tf.constant, data.arrays)))
 logits = keras.models.load_model({str(run.directory / "export/model.keras")!r}).predict(features, verbose=0)
 print(float(numpy.mean(numpy.argmax(logits, -1) == labels.numpy())))
 """

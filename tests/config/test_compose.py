@@ -14,7 +14,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from trainer.config import compose, help_page, keys, sources, user_file
 from trainer.config.cluster_size import ClusterSize, nearest_size, parse_size
 from trainer.config.compose import load
-from trainer.config.schema import LossName, OptimizerName, RunConfig
+from trainer.config.schema import OptimizerName, RunConfig
 from trainer.faults.problems import ConfigError, Problem
 
 ROOT = Path(__file__).parents[2]
@@ -91,7 +91,7 @@ def test_without_overrides_the_shipped_choices_apply():
     config = load([])
     assert (config.cluster.name, config.cluster.ps, config.cluster.worker) == ("local", 0, 1)
     assert (config.model.name, config.model.options["filters"]) == ("cnn", 32)
-    assert config.model.loss is LossName.sparse_categorical_crossentropy
+    assert config.model.loss is None
     assert config.optimizer.name is OptimizerName.adam
 
 

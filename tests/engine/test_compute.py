@@ -16,6 +16,7 @@ from trainer.engine.vectors import packing
 from trainer.plan.layout import LANES, METRICS, Parameter, Shard
 from trainer.plan.placement import place
 from trainer.workload import loss_scale
+from trainer.workload.data.examples import Batch
 from trainer.workload.data.pipeline import Batches
 from trainer.workload.step import StepOutput
 
@@ -80,10 +81,10 @@ def test_a_push_is_the_mean_over_the_replicas():
 
 
 def test_the_metrics_are_means_on_every_shard():
-    found = pushed([packed(1.0, loss=1.0, accuracy=0.5, stop=1.0), packed(1.0, loss=4.0, overflow=1.0)])
+    found = pushed([packed(1.0, loss=1.0, stop=1.0), packed(1.0, loss=4.0, overflow=1.0)])
     assert [metrics(vector, shard) for vector, shard in zip(found, two_shards(), strict=True)] == [
-        [2.5, 0.25, 0.5, 0.5, 0.0],
-        [2.5, 0.25, 0.5, 0.5, 0.0],
+        [2.5, 0.5, 0.5, 0.0],
+        [2.5, 0.5, 0.5, 0.0],
     ]
 
 
@@ -130,7 +131,7 @@ def test_a_gradient_below_the_limit_keeps_its_bits():
 def test_state_and_metrics_are_not_clipped():
     found = pushed([packed(2.0, loss=64.0)], clip=CLIP)
     assert named(found)["mean"] == [10.0, 14.0]
-    assert metrics(found[0], two_shards()[0]) == [64.0, 0.0, 0.0, 0.0, 0.0]
+    assert metrics(found[0], two_shards()[0]) == [64.0, 0.0, 0.0, 0.0]
 
 
 def test_a_shard_with_nothing_to_train_is_clipped_with_the_others():
@@ -157,15 +158,13 @@ def test_the_mean_over_replicas_is_taken_by_name():
 # One replica's step
 
 
-def step_of_sums(
-    parameters: Any, state: Any, seed: tf.Tensor, features: tf.Tensor, labels: tf.Tensor, scale: tf.Tensor | None
-) -> StepOutput:
+def step_of_sums(parameters: Any, state: Any, seed: tf.Tensor, batch: Batch, scale: tf.Tensor | None) -> StepOutput:
     """The gradients are the inputs of the step."""
-    inputs = tf.stack([tf.cast(seed[0], tf.float32), tf.cast(seed[1], tf.float32), tf.reduce_sum(features)])
+    inputs = tf.stack([tf.cast(seed[0], tf.float32), tf.cast(seed[1], tf.float32), tf.reduce_sum(batch.features)])
     moved = {path: value + 1.0 for path, value in state.items() if path != loss_scale.PARAMETER.path}
     overflow = tf.constant(0.0) if scale is None else scale
-    bad, finite = tf.cast(labels[0] > 0, tf.float32), tf.stack([True, labels[0] <= 0])
-    return StepOutput({"a": inputs}, moved, tf.constant(0.5), tf.constant(0.25), overflow, bad, finite)
+    bad, finite = tf.cast(batch.labels[0] > 0, tf.float32), tf.stack([True, batch.labels[0] <= 0])
+    return StepOutput({"a": inputs}, moved, tf.constant(0.5), tf.constant([3.0, 12.0]), overflow, bad, finite)
 
 
 def shards_of_one(*, scaled: bool) -> tuple[Shard, ...]:
@@ -179,7 +178,7 @@ def computed(*, scaled: bool = False, label: float = 0.0, **options: Any) -> Any
     of_step = values(1.0) | {loss_scale.PARAMETER.path: np.float32([64.0, 3.0])}
     flats = [tf.constant(packing.to_flat(shard, of_step, generation=1, step=5)) for shard in shards]
     vectors = [packing.halves(flat, shard) for flat, shard in zip(flats, shards, strict=True)]
-    batches = SimpleNamespace(step=tf.constant(5, tf.int64), features=tf.ones([2, 3]), labels=tf.fill([2], label))
+    batches = SimpleNamespace(step=tf.constant(5, tf.int64), batch=Batch(tf.ones([2, 3]), tf.fill([2], label)))
     replica = Replica(step_of_sums, lambda: batches, seed=7, index=2, count=4, **options)
     output = run_step(vectors, shards, replica, batches, tf.constant(1.0))
     return tf.nest.map_structure(lambda tensor: tensor.numpy().tolist(), tuple(output))
@@ -193,18 +192,18 @@ def test_a_step_draws_from_the_seed_the_step_and_the_replica(options):
 
 def test_the_metrics_have_their_order():
     _, _, metrics = computed()
-    assert metrics == [0.5, 0.25, 1.0, 0.0, 0.0]
+    assert metrics == [0.5, 1.0, 0.0, 0.0, 3.0, 12.0]
 
 
 def test_a_step_gets_the_loss_scale_and_reports_an_overflow():
     _, _, metrics = computed(scaled=True)
-    assert metrics == [0.5, 0.25, 1.0, 64.0, 0.0]
+    assert metrics == [0.5, 1.0, 64.0, 0.0, 3.0, 12.0]
 
 
 @pytest.mark.parametrize("options", [{}, {"jit": True}], ids=["plain", "compiled"])
 def test_a_bad_step_names_its_replica_and_its_gradient(options, caplog):
     _, _, metrics = computed(label=1.0, **options)
-    assert metrics == [0.5, 0.25, 1.0, 0.0, 1.0]
+    assert metrics == [0.5, 1.0, 0.0, 1.0, 3.0, 12.0]
     # The update that step 5 leads to.
     assert caplog.messages[-1] == "replica 2: the gradient of a is NaN or infinite at step 6"
 
@@ -217,12 +216,14 @@ def test_a_good_step_logs_nothing(caplog):
 def test_the_first_of_several_bad_values_is_named_and_the_others_counted(caplog):
     def all_bad(parameters: Any, state: Any, *_: Any) -> StepOutput:
         nan = tf.constant(float("nan"))
-        return StepOutput(parameters, {"mean": state["mean"]}, nan, nan, nan, tf.constant(1.0), tf.fill([4], False))
+        return StepOutput(
+            parameters, {"mean": state["mean"]}, nan, tf.zeros([0]), nan, tf.constant(1.0), tf.fill([4], False)
+        )
 
     shards = shards_of_one(scaled=False)
     flats = [tf.constant(packing.to_flat(shard, values(1.0), generation=1, step=40)) for shard in shards]
     vectors = [packing.halves(flat, shard) for flat, shard in zip(flats, shards, strict=True)]
-    batches = SimpleNamespace(step=tf.constant(40, tf.int64), features=tf.ones([2, 3]), labels=tf.zeros([2]))
+    batches = SimpleNamespace(step=tf.constant(40, tf.int64), batch=Batch(tf.ones([2, 3]), tf.zeros([2])))
     run_step(vectors, shards, Replica(all_bad, lambda: batches, seed=7), batches, tf.constant(0.0))
     assert caplog.messages[-1] == "replica 0: the loss is NaN or infinite at step 41, and so are 3 other gradients"
 
@@ -236,7 +237,7 @@ def test_a_packed_vector_has_the_computed_values_and_the_given_header():
     (shard,) = shards_of_one(scaled=True)
     of_step = values(1.0) | {loss_scale.PARAMETER.path: np.float32([64.0, 3.0])}
     pulled = packing.halves(tf.constant(packing.to_flat(shard, of_step, generation=1, step=5)), shard)
-    batches = SimpleNamespace(step=tf.constant(5, tf.int64), features=tf.ones([2, 3]), labels=tf.zeros([2]))
+    batches = SimpleNamespace(step=tf.constant(5, tf.int64), batch=Batch(tf.ones([2, 3]), tf.zeros([2])))
     replica = Replica(step_of_sums, lambda: batches, seed=7)
     (vector,) = (v.numpy() for v in compute([pulled], headers()[:1], [shard], replica, batches, tf.constant(0.0)))
     found = packing.from_flat((*shard.trainable, *shard.state), vector)
@@ -253,18 +254,18 @@ def test_a_packed_vector_has_the_computed_values_and_the_given_header():
 
 def batches_of(step: int) -> Batches:
     features, labels = tf.constant([[1.0]]), tf.constant([2.0])
-    return Batches(tf.constant(step, tf.int64), features, labels, None, {}, None)
+    return Batches(tf.constant(step, tf.int64), Batch(features, labels), None, {}, None)
 
 
 def test_batches_of_the_parameters_step_stay_as_they_are():
     same = in_step(batches_of(3), tf.constant(3, tf.int64))
-    assert (same.step, same.features.numpy().tolist(), same.labels.numpy().tolist()) == (3, [[1.0]], [2.0])
+    assert (same.step, same.batch.features.numpy().tolist(), same.batch.labels.numpy().tolist()) == (3, [[1.0]], [2.0])
 
 
 def test_batches_of_another_step_fail():
     with tf.Graph().as_default(), v1.Session() as session:
         step = v1.placeholder(tf.int64, [])
-        features = in_step(batches_of(3), step).features
+        features = in_step(batches_of(3), step).batch.features
         with pytest.raises(
             tf.errors.InvalidArgumentError, match="the batch and the parameters belong to different steps"
         ):

@@ -61,7 +61,7 @@ def _keras_losses(model: keras.Model, data: Any) -> list[float]:
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         batches = training_batches(data.train, seed=SEED, start=0, stop=STEPS, batch_size=BATCH, replica=0, replicas=1)
         session.run(batches.initializer, batches.feed_from(0))
-        drawn = [session.run([batches.features, batches.labels]) for _ in range(STEPS)]
+        drawn = [session.run([batches.batch.features, batches.batch.labels]) for _ in range(STEPS)]
     optimizer, losses = keras.optimizers.Adam(0.001), []
     for features, labels in drawn:
         with tf.GradientTape() as tape:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -102,11 +103,32 @@ def test_the_state_becomes_the_mean_of_what_was_pushed():
     assert update.named(after)["norm/moving_mean"].tolist() == [2.5, 2.5, 2.5]
 
 
-def test_loss_and_accuracy_become_the_means_of_this_update_alone():
+def test_the_loss_becomes_the_mean_of_this_update_alone():
     update = Update(one_shard())
-    pushed = [vector(update.shard, ZEROS, loss=loss, accuracy=loss / 8) for loss in (1.0, 4.0)]
-    after, _ = update(vector(update.shard, ONES, loss=100.0, accuracy=1.0), pushed)
-    assert update.metrics(after) == {"loss": 2.5, "accuracy": 0.3125, "stop": 0.0, "overflow": 0.0, "bad": 0.0}
+    pushed = [vector(update.shard, ZEROS, loss=loss) for loss in (1.0, 4.0)]
+    after, _ = update(vector(update.shard, ONES, loss=100.0), pushed)
+    assert update.metrics(after) == {"loss": 2.5, "stop": 0.0, "overflow": 0.0, "bad": 0.0}
+
+
+def with_sums(flat: np.ndarray, shard: Shard, *sums: float) -> np.ndarray:
+    packing.sums_in(flat, shard)[:] = sums
+    return flat
+
+
+@pytest.mark.parametrize(("step", "expected"), [(9, [15.0, 26.0]), (10, [5.0, 6.0]), (11, [15.0, 26.0])])
+def test_the_sums_of_metrics_add_up_and_begin_again_after_some_steps(step, expected):
+    update = Update(replace(one_shard(), sums=2, sums_every=5))
+    pushed = [with_sums(vector(update.shard, ZEROS), update.shard, n, n + 1) for n in (4, 6)]
+    before = with_sums(vector(update.shard, ONES, step=step), update.shard, 10, 20)
+    after, _ = update(before, pushed, step=step)
+    assert packing.sums_in(after, update.shard).tolist() == expected
+
+
+def test_an_update_that_is_left_out_adds_nothing_to_the_sums():
+    update = Update(replace(one_shard(), sums=2, sums_every=5))
+    pushed = [with_sums(vector(update.shard, ZEROS, bad=1.0), update.shard, 4, 5)]
+    after, _ = update(with_sums(vector(update.shard, ONES), update.shard, 10, 20), pushed)
+    assert packing.sums_in(after, update.shard).tolist() == [10.0, 20.0]
 
 
 def test_the_header_has_the_next_step():
@@ -240,7 +262,7 @@ def test_a_request_to_stop_stays():
     update = Update(one_shard())
     asked, _ = update(vector(update.shard, ONES), [vector(update.shard, ONES, stop=1.0)])
     after, _ = update(asked, [vector(update.shard, ONES, loss=0.25)], step=5)
-    assert update.metrics(after) == {"loss": 0.25, "accuracy": 0.0, "stop": 1.0, "overflow": 0.0, "bad": 0.0}
+    assert update.metrics(after) == {"loss": 0.25, "stop": 1.0, "overflow": 0.0, "bad": 0.0}
 
 
 # Updates that are left out

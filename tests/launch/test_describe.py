@@ -18,7 +18,7 @@ from trainer.plan.layout import Parameter
 from trainer.plan.serialize import from_json, to_json
 from trainer.workload.describe import answer
 
-SMALL = Description((Parameter("dense/kernel", (4, 2), True), Parameter("norm/mean", (2,), False)), (4,), 2, 30, 10)
+SMALL = Description((Parameter("dense/kernel", (4, 2), True), Parameter("norm/mean", (2,), False)), 2, 30, 10)
 
 
 @pytest.fixture(autouse=True)
@@ -79,11 +79,12 @@ def test_a_child_process_builds_the_model_and_opens_the_data():
             Parameter("logits/kernel", (128, 10), True),
             Parameter("logits/bias", (10,), True),
         ),
-        input_shape=(28, 28, 1),
         classes=10,
         train_examples=8000,
         evaluate_examples=2000,
         layers=("conv", "flatten", "dense", "logits"),
+        sums=2,
+        objective="loss: sparse_categorical_crossentropy of logits, by default; metrics: accuracy, by default",
         flops=2 * (26 * 26 * 32 * 9 + 26 * 26 * 32 * 128 + 128 * 10),
     )
 
@@ -172,7 +173,8 @@ def test_an_error_of_a_users_function_is_reported_with_its_type(tmp_path):
     (tmp_path / "mine.py").write_text("def small(input_shape, classes):\n    raise RuntimeError('no such width')\n")
     with pytest.raises(DescriptionError, match="RuntimeError: no such width") as raised:
         describe(question("small", user=tmp_path / "mine.py"), answer)
-    assert raised.value.exit_code == 70
+    assert raised.value.exit_code == 65
+    assert "mine.py, line 2, in small" in str(raised.value)
 
 
 def test_a_users_model_and_data_are_described(tmp_path):
@@ -185,7 +187,7 @@ def test_a_users_model_and_data_are_described(tmp_path):
         "    return {'train': (x, y), 'evaluate': (x[:4], y[:4])}\n"
     )
     description = describe(question("small", "noise", model_options={"width": 2}, user=tmp_path / "mine.py"), answer)
-    assert (description.input_shape, description.classes) == ((5,), 4)
+    assert (description.classes, description.sums) == (4, 2)
     assert (description.train_examples, description.evaluate_examples) == (6, 4)
     assert [(p.path.split("/", 1)[-1], p.shape) for p in description.parameters] == [
         ("in/kernel", (5, 2)),

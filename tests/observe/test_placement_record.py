@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from objectives import make_step
 
 from trainer.launch.processes.ports import HeldPorts
 from trainer.observe.placement.differences import differences
@@ -21,7 +22,7 @@ from trainer.plan.placement import place
 from trainer.plan.plan import Plan, Task
 from trainer.task.tensorboard import Events
 from trainer.workload import step as replica
-from trainer.workload.step import make_step
+from trainer.workload.data.examples import Batch
 
 v1 = tf.compat.v1
 
@@ -53,7 +54,10 @@ def step_of_replicas(
 ) -> tuple[tf.Graph, Executed]:
     """Really runs one step of the model on each device, with one vector of parameters."""
     built = model()
-    step, held = make_step(built, "mean_squared_error", layers=pins, accumulate=accumulate), variables_of(built)
+    step, held = (
+        make_step(built, "mean_squared_error", labels=(3,), layers=pins, accumulate=accumulate),
+        variables_of(built),
+    )
     with tf.Graph().as_default() as graph:
         with tf.device("/cpu:0"):
             flat = v1.get_variable("flat", [512], initializer=v1.zeros_initializer(), use_resource=True)
@@ -76,7 +80,7 @@ def on_device(
     def run(pulled: tf.Tensor, features: tf.Tensor) -> list[tf.Tensor]:
         with tf.device(None if jit else device):  # else operations are fused to ones that XLA does not know
             values = {p.path: tf.reshape(pulled[: p.size], p.shape) for p in held}
-            told = step(values, {}, tf.zeros([2], tf.int64), features, tf.zeros([4, 3]))
+            told = step(values, {}, tf.zeros([2], tf.int64), Batch(features, tf.zeros([4, 3])))
             return [*told.gradients.values(), told.loss]
 
     with tf.name_scope(f"replica{index}"), tf.device(device):

@@ -26,7 +26,7 @@ from trainer.task.server import memory_limits, session_config, start_server
 NO_GPU = Machine(cores=8, gpus=0)
 ONE_GPU = Machine(cores=8, gpus=1)
 TWO_GPUS = Machine(cores=8, gpus=2, gpu_mib=(24_000, 48_000))
-MODEL = Description((Parameter("dense/kernel", (784, 128), True),), (28, 28, 1), 10, 8000, 2000, layers=("dense",))
+MODEL = Description((Parameter("dense/kernel", (784, 128), True),), 10, 8000, 2000, layers=("dense",))
 TWO_HOSTS = ["+cluster.addresses.ps=[10.0.0.1:2222]", "+cluster.addresses.worker=[10.0.0.1:2223,10.0.0.2:2222]"]
 
 

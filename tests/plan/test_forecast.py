@@ -20,7 +20,7 @@ from trainer.plan.make import make_plan, with_other_ps
 from trainer.plan.plan import Plan
 
 FLOATS = 2**20  # of the one parameter: 4 MiB
-MODEL = Description((Parameter("dense/kernel", (FLOATS,), True),), (784,), 10, 8000, 2000, ("dense",), 10**6)
+MODEL = Description((Parameter("dense/kernel", (FLOATS,), True),), 10, 8000, 2000, layers=("dense",), flops=10**6)
 VECTOR = 4 * (FLOATS + 32)  # bytes of a shard that holds it, with metrics and header
 MACHINE = Machine(cores=4, gpus=0)
 WORKLOAD = Workload(flops=3 * 10**6, uncounted=(), layers=1, slots=2, is_clipped=False, cores=4)

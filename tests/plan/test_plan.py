@@ -22,7 +22,6 @@ from trainer.plan.plan import Plan
 MACHINE = Machine(cores=8, gpus=0)
 MODEL = Description(
     (Parameter("dense/kernel", (784, 128), True), Parameter("dense/bias", (128,), True)),
-    (28, 28, 1),
     10,
     8000,
     2000,

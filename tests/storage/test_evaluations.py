@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer.config.schema import LossName, MetricName
 from trainer.launch import progress
 from trainer.storage import checkpoint, checkpoint_writer, evaluations, resume
 from trainer.storage.evaluations import Evaluation
@@ -41,7 +40,7 @@ def save(directory: RunDirectory, *steps: int) -> Path:
 
 
 def scored(step: int, *, loss: float = 0.5, accuracy: float = 0.8) -> Evaluation:
-    return Evaluation(step, loss, accuracy, 0.1)
+    return Evaluation(step, {"loss": loss, "accuracy": accuracy}, 0.1)
 
 
 def names(folder: Path) -> list[str]:
@@ -57,10 +56,7 @@ def test_without_a_file_nothing_is_scored(tmp_path):
 
 def test_a_line_that_was_cut_off_does_not_count(tmp_path):
     (tmp_path / "evaluations.jsonl").write_text(LINES + '{"step": 30, "lo')
-    assert evaluations.read(tmp_path / "evaluations.jsonl") == [
-        Evaluation(10, 0.5, 0.8, 0.1),
-        Evaluation(20, 0.25, 0.9, 0.1),
-    ]
+    assert evaluations.read(tmp_path / "evaluations.jsonl") == [scored(10), scored(20, loss=0.25, accuracy=0.9)]
 
 
 # ---- the best
@@ -83,17 +79,27 @@ def test_a_line_that_was_cut_off_does_not_count(tmp_path):
 def test_the_best_has_the_highest_accuracy_or_the_lowest_loss_and_the_earlier_stays_on_a_tie(
     metric, loss, accuracy, wins
 ):
-    assert evaluations.is_better(scored(20, loss=loss, accuracy=accuracy), scored(10), MetricName(metric)) is wins
+    assert evaluations.is_better(scored(20, loss=loss, accuracy=accuracy), scored(10), metric) is wins
 
 
 def test_the_first_score_is_the_best_unless_it_is_nan():
-    assert evaluations.is_better(scored(10), None, MetricName.loss)
-    assert not evaluations.is_better(scored(10, loss=float("nan")), None, MetricName.loss)
+    assert evaluations.is_better(scored(10), None, "loss")
+    assert not evaluations.is_better(scored(10, loss=float("nan")), None, "loss")
 
 
-def test_a_loss_that_does_not_classify_is_itself_the_metric():
-    assert evaluations.metric_of(LossName.sparse_categorical_crossentropy, MetricName.accuracy) is MetricName.accuracy
-    assert evaluations.metric_of(LossName.mean_squared_error, MetricName.accuracy) is MetricName.loss
+def test_without_an_accuracy_the_loss_decides():
+    worse, better = (Evaluation(10, {"loss": loss, "mean_absolute_error": 0.1}, 0.1) for loss in (0.5, 0.4))
+    assert evaluations.is_better(better, worse, None)
+    assert not evaluations.is_better(worse, better, None)
+    assert evaluations.is_better(scored(20, loss=9.0, accuracy=0.9), scored(10), None)
+
+
+@pytest.mark.parametrize(
+    ("metric", "is_error"),
+    [("auc", False), ("loss", True), ("mean_absolute_error", True), ("rmse", True), ("mean_io_u", False)],
+)
+def test_the_direction_of_a_metric_follows_from_its_name(metric, is_error):
+    assert evaluations.is_error(metric) is is_error
 
 
 def test_the_best_is_a_checkpoint_with_its_score_beside_it(directory):

@@ -36,11 +36,7 @@ with Lease(RunDirectory(Path(sys.argv[1]))):
     time.sleep(60)
 """
 MODEL = Description(
-    (Parameter("dense/kernel", (784, 128), True), Parameter("norm/moving_mean", (128,), False)),
-    (28, 28, 1),
-    10,
-    8000,
-    2000,
+    (Parameter("dense/kernel", (784, 128), True), Parameter("norm/moving_mean", (128,), False)), 10, 8000, 2000
 )
 
 

@@ -30,7 +30,7 @@ from trainer.storage.run_directory import RunDirectory
 from trainer.task.context import Context
 from trainer.task.evaluator import life
 from trainer.task.evaluator.life import ChiefWatch, Finder
-from trainer.task.evaluator.score import CheckpointScorer, Evaluator
+from trainer.task.evaluator.score import CheckpointScorer, make_evaluator
 from trainer.workload import step as replica
 from trainer.workload.build import open_workload
 
@@ -62,7 +62,7 @@ def save(directory: RunDirectory, workload: Any) -> Callable[..., Path]:
     """
 
     def save_one(step: int, scale: float = 1.0, sure_of: int | None = None) -> Path:
-        values = {path: np.float32(value * scale) for path, value in replica.initial_values(workload[0]).items()}
+        values = {path: np.float32(value * scale) for path, value in replica.initial_values(workload.model).items()}
         if sure_of is not None:
             values["logits/bias"][sure_of] = 1000.0
         tensors = Snapshot(step, values, {}, {"momentum": values}).to_tensors()
@@ -73,11 +73,10 @@ def save(directory: RunDirectory, workload: Any) -> Callable[..., Path]:
 
 def new_scorer(directory: RunDirectory, workload: Any, *overrides: str) -> CheckpointScorer:
     """The scorer of an evaluator that has just started."""
-    model, data = workload
     chosen = config(*overrides)
-    evaluator = Evaluator(model, chosen.model.loss.value, data.evaluate, batch_size=500, device="/cpu:0")
+    evaluator = make_evaluator(chosen, workload, "/cpu:0")
     evaluator.connect("", None)
-    return CheckpointScorer(chosen, directory, model, evaluator, status())
+    return CheckpointScorer(chosen, directory, workload.model, evaluator, status())
 
 
 def status() -> Status:
@@ -106,13 +105,12 @@ def test_every_checkpoint_gets_the_score_that_the_chief_would_give_it(directory,
     save(20, scale=2.0)
     save(10)
     score_all(new_scorer(directory, workload), directory)
-    model, data = workload
-    evaluator = Evaluator(model, "sparse_categorical_crossentropy", data.evaluate, batch_size=500, device="/cpu:0")
+    evaluator = make_evaluator(config(), workload, "/cpu:0")
     evaluator.connect("", None)
     for line, scale in zip(lines(directory), (1.0, 2.0), strict=True):
-        values = {path: np.float32(value * scale) for path, value in replica.initial_values(model).items()}
-        loss, accuracy = evaluator.score(Snapshot(line["step"], values, {}, {}))
-        assert (line["loss"], line["accuracy"]) == (loss, accuracy)
+        values = {path: np.float32(value * scale) for path, value in replica.initial_values(workload.model).items()}
+        scores = evaluator.score(Snapshot(line["step"], values, {}, {}))
+        assert scores == {"loss": line["loss"], "accuracy": line["accuracy"]}
     assert [line["step"] for line in lines(directory)] == [10, 20]
     assert set(lines(directory)[0]) == {"step", "loss", "accuracy", "seconds"}
 

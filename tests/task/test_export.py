@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from objectives import objective_of
 
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.task.chief.export import export, params_sha256
@@ -131,11 +132,12 @@ def test_the_same_snapshot_is_exported_to_the_same_arrays(tmp_path):
 # Scores
 
 
-def scores(model: keras.Model, snapshot: Snapshot, x: Any, y: Any, *, loss: str = CROSSENTROPY) -> tuple[float, float]:
+def scores(model: keras.Model, snapshot: Snapshot, x: Any, y: Any, *, loss: str = CROSSENTROPY) -> tuple[float, ...]:
     data = from_arrays((x, y), (x, y), source="test", classes=3)
-    evaluator = Evaluator(model, loss, data.evaluate, batch_size=4, device="/cpu:0")
+    labels = () if loss == CROSSENTROPY else data.spec.labels.shape
+    evaluator = Evaluator(objective_of(model, loss, labels=labels), data.evaluate, batch_size=4, device="/cpu:0")
     evaluator.connect("", None)
-    return evaluator.score(snapshot)
+    return tuple(evaluator.score(snapshot).values())
 
 
 def examples(count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -172,15 +174,15 @@ def test_squared_errors_are_scored_without_an_accuracy():
     targets = np.zeros((10, 3), np.float32)
     outputs = x @ LINEAR.parameters["logits/kernel"] + LINEAR.parameters["logits/bias"]
     score = scores(linear(), LINEAR, x, targets, loss="mean_squared_error")
-    assert score == pytest.approx((np.square(outputs).mean(), 0.0), rel=1e-5)
+    assert score == pytest.approx((np.square(outputs).mean(),), rel=1e-5)
 
 
 def test_an_evaluator_scores_one_snapshot_after_another():
     x, y = examples(10)
     data = from_arrays((x, y), (x, y), source="test", classes=3)
-    evaluator = Evaluator(linear(), CROSSENTROPY, data.evaluate, batch_size=4, device="/cpu:0")
+    evaluator = Evaluator(objective_of(linear()), data.evaluate, batch_size=4, device="/cpu:0")
     evaluator.connect("", None)
-    results = [evaluator.score(snapshot) for snapshot in (LINEAR, AVERAGED, LINEAR)]
+    results = [tuple(evaluator.score(snapshot).values()) for snapshot in (LINEAR, AVERAGED, LINEAR)]
     expected = [in_numpy(x, y, evaluated(snapshot)) for snapshot in (LINEAR, AVERAGED, LINEAR)]
     np.testing.assert_allclose(results, expected, rtol=1e-5)
 

@@ -73,7 +73,7 @@ class Script:
     def peek(self) -> StepResult:
         loss = 1 / max(self.at, 1)
         bad = max((step for step in self.bad if step <= self.at), default=0)
-        return StepResult(1, self.at, loss, 0.5, stop=self.at - 1 in self.asked, bad=bad)
+        return StepResult(1, self.at, loss, stop=self.at - 1 in self.asked, bad=bad)
 
     def snapshot(self) -> Snapshot:
         is_spoilt = self.spoilt_at is not None and self.at >= self.spoilt_at
@@ -218,11 +218,11 @@ def test_a_run_that_skips_bad_updates_logs_each_once_and_continues(caplog):
 def make_chief(folder: Path, engine: Script, *overrides: str) -> Chief:
     """A chief that saves after each step, and never evaluates."""
     config = load([f"run={folder}", "checkpoint.every=1", "train.steps=9", "train.batch_size=2", *overrides])
-    model = Description((Parameter("dense/kernel", (2,), True),), (1,), 2, 8, 2)
+    model = Description((Parameter("dense/kernel", (2,), True),), 2, 8, 2)
     plan = make_plan(config, model, Machine(cores=1, gpus=0))
     status, stop = Status("worker", 0, str(folder), ""), SimpleNamespace(requested=False)
     context = Context(config, plan, RunDirectory(folder), plan.workers[0], status, stop, Journal(None))
-    return actions.assemble(context, engine, None, InitialState(step=0))
+    return actions.assemble(context, engine, SimpleNamespace(size=0), None, InitialState(step=0))
 
 
 def train_under(chief: Chief, engine: Script, **options: Any) -> None:
@@ -429,6 +429,6 @@ def test_a_tick_records_the_time_since_the_last_one(monkeypatch):
     clock = iter([10.5, 12.0])
     monkeypatch.setattr("trainer.task.pace.time", SimpleNamespace(monotonic=lambda: next(clock)))
     pace = Pace(began=10.0)
-    pace.tick(StepResult(1, 1, 0.5, 0.5, stop=False, wait_secs=0.25))
-    pace.tick(StepResult(1, 2, 0.5, 0.5, stop=False, wait_secs=0.5))
+    pace.tick(StepResult(1, 1, 0.5, stop=False, wait_secs=0.25))
+    pace.tick(StepResult(1, 2, 0.5, stop=False, wait_secs=0.5))
     assert (list(pace.step_secs), list(pace.wait_secs)) == ([0.5, 1.5], [0.25, 0.5])

@@ -25,7 +25,7 @@ from trainer.task.not_finite import order_seed, reaction
 from trainer.workload.data.order import batch_indices
 
 Finish = Callable[..., Run]
-BAD = StepResult(2, 42, 0.5, 0.5, stop=False, bad=41)
+BAD = StepResult(2, 42, 0.5, stop=False, bad=41)
 
 # ---- reactions
 

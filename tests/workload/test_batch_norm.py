@@ -10,8 +10,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from objectives import make_step
 
 from trainer.workload import step as replica
+from trainer.workload.data.examples import Batch
 
 CHANNELS, CLASSES = 5, 3
 LABELS = np.int64([0, 1, 2, 0, 1, 2])
@@ -42,11 +44,10 @@ def traced(model: keras.Model, examples: int = 6, *, jit: bool = False, **of_fea
     values, kinds = replica.initial_values(model), {p.path: p.trainable for p in replica.parameters_of(model)}
     parameters = {path: value for path, value in values.items() if kinds[path]}
     state = {path: value for path, value in values.items() if not kinds[path]}
-    made = replica.make_step(model, "sparse_categorical_crossentropy", jit=jit)
+    made = make_step(model, jit=jit)
     step = tf.function(made, autograph=False, jit_compile=jit or None)
-    given = tf.nest.map_structure(
-        tf.constant, (parameters, state, SEED, features(model, examples, **of_features), LABELS[:examples])
-    )
+    batch = Batch(tf.constant(features(model, examples, **of_features)), tf.constant(LABELS[:examples]))
+    given = (*tf.nest.map_structure(tf.constant, (parameters, state, SEED)), batch)
     types = {operation.type for operation in step.get_concrete_function(*given).graph.get_operations()}
     return tf.nest.map_structure(np.asarray, step(*given)[:3]), types
 

@@ -9,14 +9,17 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from objectives import make_step
 
 from trainer.workload import step
 from trainer.workload.build import build_model
 from trainer.workload.data import DataSet
+from trainer.workload.data.examples import ArraySpec, Batch, Spec
 from trainer.workload.models.flops import flops_of
 
 UNREAD: Any = None
-DATA = DataSet(UNREAD, UNREAD, (32, 32, 3), 10)
+SPEC = Spec(ArraySpec((32, 32, 3), "float32"), ArraySpec((), "int64"), None, 10)
+DATA = DataSet(UNREAD, UNREAD, SPEC)
 SEED = np.int64([7, 1])
 
 
@@ -25,10 +28,10 @@ def build(name: str, *, with_values: bool, user_file: str | None = None, **optio
 
 
 def gradients(model: keras.Model, values: dict[str, Any]) -> dict[str, Any]:
-    run = tf.function(step.make_step(model, "sparse_categorical_crossentropy"), autograph=False)
+    run = tf.function(make_step(model), autograph=False)
     features = tf.constant(np.random.default_rng(1).normal(size=(2, 32, 32, 3)).astype(np.float32))
     state = {p.path: values[p.path] for p in step.parameters_of(model) if not p.trainable}
-    return dict(run(values, state, tf.constant(SEED), features, tf.constant([1, 2])).gradients)
+    return dict(run(values, state, tf.constant(SEED), Batch(features, tf.constant([1, 2]))).gradients)
 
 
 @pytest.mark.slow(but=["mlp-options0"])
@@ -37,7 +40,7 @@ def test_a_model_without_values_computes_the_same_gradients(name: str, options: 
     whole, bare = (build(name, with_values=having, **options) for having in (True, False))
     assert step.parameters_of(bare) == step.parameters_of(whole)
     assert step.layers_of(bare) == step.layers_of(whole)
-    assert flops_of(bare, DATA.input_shape) == flops_of(whole, DATA.input_shape)
+    assert flops_of(bare, SPEC.features) == flops_of(whole, SPEC.features)
     values = {path: tf.constant(value) for path, value in step.initial_values(whole).items()}
     expected = gradients(whole, values)
     for path, value in gradients(bare, values).items():

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from trainer.workload.data import DATA_SETS, DataSet, Examples, open_data
 from trainer.workload.data.arrays import from_arrays
+from trainer.workload.data.examples import ArraySpec, Spec, describe_nest
 from trainer.workload.data.records import index_records, masked_crc32c
 
 IMAGES = np.arange(6 * 2 * 2, dtype=np.uint8).reshape(6, 2, 2, 1) * 10
@@ -23,7 +24,7 @@ def fetch(examples, *indices):
     """Features and labels of these examples, as a v1 session returns them."""
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         arrays = tuple(tf.compat.v1.placeholder(array.dtype, array.shape) for array in examples.arrays)
-        wanted = examples.fetch(tf.constant(indices, tf.int64), arrays)
+        wanted = list(examples.fetch(tf.constant(indices, tf.int64), arrays)[:2])
         return session.run(wanted, dict(zip(arrays, examples.arrays, strict=True)))
 
 
@@ -57,7 +58,8 @@ def test_importing_the_data_sets_does_not_import_tensorflow():
 
 def test_mnist_10k_is_split_eight_to_two_with_every_digit_in_both():
     data = open_data("mnist_10k", {}, seed=0)
-    assert (data.train.count, data.evaluate.count, data.input_shape, data.classes) == (8000, 2000, (28, 28, 1), 10)
+    assert (data.train.count, data.evaluate.count, data.spec.classes) == (8000, 2000, 10)
+    assert data.spec.input_shape == (28, 28, 1)
     assert np.bincount(data.evaluate.arrays[1]).tolist() == [179, 253, 218, 189, 192, 154, 187, 206, 216, 206]
 
 
@@ -67,16 +69,36 @@ def test_mnist_10k_evaluates_on_every_fifth_image():
     assert data.evaluate.arrays[1][:2].tolist() == [4, 9]
 
 
-def test_bytes_are_scaled_to_one_when_they_are_fetched():
-    data = from_arrays((IMAGES, LABELS), (IMAGES, LABELS), source="images")
+def test_bytes_are_scaled_when_they_are_fetched_if_that_is_asked_for():
+    data = from_arrays((IMAGES, LABELS), (IMAGES, LABELS), source="images", scale=1 / 255)
     features, labels = fetch(data.train, 5, 0)
     np.testing.assert_allclose(features, IMAGES[[5, 0]] / 255, rtol=1e-6)
     assert (features.dtype, labels.dtype, labels.tolist()) == (np.float32, np.int64, [0, 0])
 
 
-def test_bytes_stay_bytes_in_memory():
-    data = from_arrays((IMAGES, LABELS), (IMAGES, LABELS), source="images")
-    assert data.train.arrays[0].dtype == np.uint8
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.int64, np.float32, np.bool_])
+def test_arrays_keep_their_type_and_scale(dtype):
+    images = IMAGES.astype(dtype)
+    data = from_arrays((images, LABELS), (images, LABELS), source="images")
+    features, _ = fetch(data.train, 5, 0)
+    assert (features.dtype, features.tolist()) == (dtype, images[[5, 0]].tolist())
+
+
+def test_examples_may_be_nests_of_arrays_and_texts():
+    x = {"age": np.arange(4.0), "place": (np.array(["Rom", "Oslo", "Bern", "Ufa"]), np.arange(8).reshape(4, 2))}
+    y, weights = [LABELS[:4], np.eye(4)], np.arange(4.0)
+    data = from_arrays((x, y, weights), (x, y, weights), source="mine")
+    features, labels = fetch(data.train, 3, 1)
+    assert features["age"].tolist() == [3.0, 1.0]
+    assert [one.tolist() for one in features["place"]] == [[b"Ufa", b"Oslo"], [[6, 7], [2, 3]]]
+    assert [one.tolist() for one in labels] == [[2, 1], [[0, 0, 0, 1], [0, 1, 0, 0]]]
+    assert describe_nest(data.spec.features) == "{age: float32 [], place: (string [], int64 [2])}"
+    assert describe_nest(data.spec.weights) == "float32 []"
+
+
+def test_lists_of_numbers_are_arrays():
+    data = from_arrays(([1, 2, 3], [0, 1, 0]), ([1, 2, 3], [0, 1, 0]), source="mine")
+    assert [one.tolist() for one in fetch(data.train, 2)] == [[[3]], [0]]
 
 
 def test_doubles_become_floats_and_are_not_scaled():
@@ -87,24 +109,24 @@ def test_doubles_become_floats_and_are_not_scaled():
 
 def test_integer_labels_of_one_column_are_classes():
     data = from_arrays((IMAGES, LABELS[:, None]), (IMAGES, LABELS[:, None]), source="images")
-    assert (data.classes, fetch(data.train, 1, 2)[1].tolist()) == (3, [1, 2])
+    assert (data.spec.classes, fetch(data.train, 1, 2)[1].tolist()) == (3, [1, 2])
 
 
 def test_float_labels_are_targets_of_the_output_shape():
     targets = np.linspace(0, 1, 6)
     data = from_arrays((IMAGES, targets), (IMAGES, targets), source="images")
-    assert (data.classes, fetch(data.train, 5)[1].tolist()) == (1, [[1.0]])
+    assert (data.spec.classes, fetch(data.train, 5)[1].tolist()) == (1, [[1.0]])
 
 
 def test_one_output_separates_two_classes():
     data = from_arrays((IMAGES, LABELS % 2), (IMAGES, LABELS % 2), source="images", classes=1)
-    assert data.classes == 1
+    assert data.spec.classes == 1
 
 
 def test_npz_reads_the_four_arrays_and_scales_features(tmp_path):
     np.savez(tmp_path / "a.npz", x_train=IMAGES, y_train=LABELS, x_test=IMAGES[:2], y_test=LABELS[:2])
     data = open_data("npz", {"path": str(tmp_path / "a.npz"), "scale": 0.5}, seed=0)
-    assert (data.train.count, data.evaluate.count, data.classes) == (6, 2, 3)
+    assert (data.train.count, data.evaluate.count, data.spec.classes) == (6, 2, 3)
     assert fetch(data.train, 1)[0].max() == 35
 
 
@@ -120,7 +142,7 @@ def test_a_local_file_takes_the_place_of_a_download(tmp_path, name, stored, shap
     x, y = np.zeros((3, *stored), np.uint8), np.array([[0], [9], [4]])
     np.savez(tmp_path / "local.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     data = open_data(name, {"path": str(tmp_path / "local.npz")}, seed=0)
-    assert (data.train.count, data.input_shape, data.classes) == (3, shape, 10)
+    assert (data.train.count, data.spec.input_shape, data.spec.classes) == (3, shape, 10)
 
 
 def test_synthetic_examples_are_the_same_bits_everywhere():
@@ -193,24 +215,24 @@ def test_a_function_of_the_user_may_return_arrays():
         return {"train": (np.repeat(IMAGES, copies, 0), np.repeat(LABELS, copies)), "evaluate": (IMAGES, LABELS)}
 
     data = open_data("mine", {"copies": 2}, seed=0, user_function=mine)
-    assert (data.train.count, data.evaluate.count, data.input_shape, data.classes) == (12, 6, (2, 2, 1), 3)
+    assert (data.train.count, data.evaluate.count, data.spec.input_shape, data.spec.classes) == (12, 6, (2, 2, 1), 3)
 
 
 def test_a_function_of_the_user_may_name_the_number_of_classes():
     def mine():
         return {"train": (IMAGES, LABELS), "evaluate": (IMAGES, LABELS), "classes": 10}
 
-    assert open_data("mine", {}, seed=0, user_function=mine).classes == 10
+    assert open_data("mine", {}, seed=0, user_function=mine).spec.classes == 10
 
 
 def test_a_function_of_the_user_gets_the_seed_if_it_has_an_argument_for_it():
     def mine(*, seed):
         return {"train": (IMAGES, LABELS + seed), "evaluate": (IMAGES, LABELS)}
 
-    assert open_data("mine", {}, seed=4, user_function=mine).classes == 7
+    assert open_data("mine", {}, seed=4, user_function=mine).spec.classes == 7
 
 
 def test_a_function_of_the_user_may_return_a_data_set():
     examples = Examples(1, (), lambda indices, arrays: (indices, indices))
-    mine = DataSet(examples, examples, (1,), 2)
+    mine = DataSet(examples, examples, Spec(ArraySpec((1,), "float32"), ArraySpec((), "int64"), None, 2))
     assert open_data("mine", {}, seed=0, user_function=lambda: mine) is mine

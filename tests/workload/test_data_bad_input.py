@@ -96,9 +96,9 @@ def test_a_synthetic_set_of_nothing_is_refused(option):
 @pytest.mark.parametrize(
     ("train", "message"),
     [
-        pytest.param((X, Y[:3]), "mine, train: 4 features but 3 labels", id="lengths differ"),
+        pytest.param((X, Y[:3]), r"mine, train: arrays .* labels \[3\]; each", id="lengths differ"),
         pytest.param((X[:0], Y[:0]), "mine, train features: have shape .*no examples; at least one", id="no examples"),
-        pytest.param((X.astype(str), Y), "mine, train features: have type <U.*; allowed: integers and", id="text"),
+        pytest.param((X.astype(str), Y), "train on is string .* on is float32 .* must be the same", id="text"),
         pytest.param((np.array([{}] * 4), Y), "mine, train features: have type object", id="objects"),
         pytest.param((X, Y - 1), r"mine, train labels: example 0 has label -1, allowed: 0..2 \(3 cl", id="label below"),
         pytest.param((X, Y + 1), "mine, train labels: example 2 has label 3, allowed: 0..2", id="label above"),
@@ -409,7 +409,7 @@ def read_batch(data):
         batches = training_batches(data.train, seed=0, start=0, stop=1, batch_size=2, replica=0, replicas=1)
         session.run(batches.initializer, batches.feed_dict)
         with pytest.raises((tf.errors.OpError, UnicodeDecodeError)) as raised:
-            session.run(batches.features)
+            session.run(batches.batch.features)
     return find_data_error(raised.value)
 
 
@@ -553,7 +553,7 @@ def test_one_file_is_enough_for_many_workers(tmp_path):
                 data.train, seed=0, start=0, stop=1, batch_size=8, replica=replica, replicas=replicas
             )
             session.run(batches.initializer, batches.feed_dict)
-            return session.run(batches.features)[:, 0, 0, 0].tolist()
+            return session.run(batches.batch.features)[:, 0, 0, 0].tolist()
 
     parts = [first_batch(replica, 4) for replica in range(4)]
     assert [len(part) for part in parts] == [2, 2, 2, 2]

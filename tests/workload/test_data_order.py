@@ -24,7 +24,8 @@ def indices(seed, step, *, batch_size, count, replica=0, replicas=1):
 def numbered(count):
     """Examples whose feature and label are their own number."""
     numbers = np.arange(count)
-    return from_arrays((numbers.astype("float32"), numbers), (numbers, numbers), source="numbered", classes=count).train
+    examples = numbers.astype("float32"), numbers
+    return from_arrays(examples, examples, source="numbered", classes=count).train
 
 
 def drain(batches, feed_dict=None):
@@ -34,7 +35,7 @@ def drain(batches, feed_dict=None):
         session.run(batches.initializer, feed_dict or batches.feed_dict)
         while True:
             try:
-                step, labels = session.run([batches.step, batches.labels])
+                step, labels = session.run([batches.step, batches.batch.labels])
             except tf.errors.OutOfRangeError:
                 return found
             found.append((int(step), labels.tolist()))
@@ -129,7 +130,7 @@ def test_several_iterators_share_a_graph_and_a_session():
         ]
         for batches in both:
             session.run(batches.initializer, batches.feed_dict)
-        found = session.run([batches.labels for batches in both])
+        found = session.run([batches.batch.labels for batches in both])
     assert [labels.tolist() for labels in found] == [indices(seed, 0, batch_size=4, count=20) for seed in (1, 2)]
 
 
@@ -137,7 +138,7 @@ def test_features_and_labels_come_from_the_same_examples():
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         batches = training_batches(numbered(20), seed=0, start=0, stop=1, batch_size=20, replica=0, replicas=1)
         session.run(batches.initializer, batches.feed_dict)
-        features, labels = session.run([batches.features, batches.labels])
+        features, labels = session.run([batches.batch.features, batches.batch.labels])
     assert features[:, 0].tolist() == labels.tolist()
 
 
@@ -146,7 +147,7 @@ def test_a_training_batch_has_a_static_shape_and_no_array_in_the_graph():
     examples = from_arrays((images, np.zeros(5000)), (images, np.zeros(5000)), source="images").train
     with tf.Graph().as_default() as graph:
         batches = training_batches(examples, seed=0, start=0, stop=9, batch_size=64, replica=0, replicas=2)
-    assert batches.features.shape == [32, 28, 28, 1]
+    assert batches.batch.features.shape == [32, 28, 28, 1]
     assert graph.as_graph_def().ByteSize() < 20_000
 
 
@@ -178,15 +179,15 @@ spec = {"worker": ["localhost:1", f"localhost:{port}"]}  # task 0 does not exist
 config = tf.compat.v1.ConfigProto(device_filters=["/job:worker/task:1"])
 server = tf.distribute.Server(spec, job_name="worker", task_index=1, config=config)
 numbers = np.arange(20)
-examples = from_arrays((numbers, numbers), (numbers, numbers), source="numbered").train
+examples = from_arrays((numbers, numbers), (numbers.astype("float32"), numbers), source="numbered").train
 with tf.Graph().as_default(), tf.device("/job:worker/task:1"):
     with tf.device("/gpu:0"):
         batches = training_batches(examples, seed=5, start=3, stop=9, batch_size=8, replica=1, replicas=2)
     expected = batch_indices(5, 3, batch_size=8, replica=1, replicas=2, count=20)
-    assert batches.features.device == "/job:worker/task:1/device:CPU:0", batches.features.device
+    assert batches.batch.features.device == "/job:worker/task:1/device:CPU:0", batches.batch.features.device
     with tf.compat.v1.Session(server.target, config=config) as session:
         session.run(batches.initializer, batches.feed_dict)
-        labels, expected = session.run([batches.labels, expected])
+        labels, expected = session.run([batches.batch.labels, expected])
 assert labels.tolist() == expected.tolist(), labels
 """
 

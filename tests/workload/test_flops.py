@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 
+from trainer.workload.data.examples import ArraySpec
 from trainer.workload.models import MODELS
 from trainer.workload.models.flops import flops_of
 
@@ -22,7 +23,7 @@ CNN = 2 * (26 * 26 * 32 * 9 + 26 * 26 * 32 * 128 + 128 * 10)
     ],
 )
 def test_the_shipped_models_are_counted(name, shape, expected):
-    assert flops_of(MODELS[name](shape, 10), shape) == (expected, ())
+    assert flops_of(MODELS[name](shape, 10), ArraySpec(shape, "float32")) == (expected, ())
 
 
 def test_layers_of_all_kinds_of_convolution_are_counted():
@@ -38,7 +39,7 @@ def test_layers_of_all_kinds_of_convolution_are_counted():
         ]
     )
     by_hand = 8 * 8 * 3 * 9 * 4 + 15 * 15 * 4 * 9 + 13 * 13 * (4 * 9 + 4 * 6)
-    assert flops_of(model, (8, 8, 3)) == (2 * by_hand, ())
+    assert flops_of(model, ArraySpec((8, 8, 3), "float32")) == (2 * by_hand, ())
 
 
 def test_a_subclassed_model_is_counted_by_its_calls():
@@ -52,30 +53,30 @@ def test_a_subclassed_model_is_counted_by_its_calls():
 
     model = Twice()
     model(np.zeros((1, 7), np.float32))
-    assert flops_of(model, (7,)) == (2 * 2 * 49, ())
+    assert flops_of(model, ArraySpec((7,), "float32")) == (2 * 2 * 49, ())
 
 
 def test_a_model_inside_a_model_counts_as_often_as_it_is_called():
     inner = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
     features = keras.Input((4,))
-    assert flops_of(keras.Model(features, inner(inner(features))), (4,)) == (2 * 2 * 16, ())
+    assert flops_of(keras.Model(features, inner(inner(features))), ArraySpec((4,), "float32")) == (2 * 2 * 16, ())
 
 
 def test_attention_is_counted_with_the_layers_inside_it():
     words = keras.Input((6, 16))
     model = keras.Model(words, keras.layers.MultiHeadAttention(2, 8)(words, words))
     projections, scores = 4 * 6 * 16 * 16, 6 * 6 * 2 * (8 + 8)
-    assert flops_of(model, (6, 16)) == (2 * (projections + scores), ())
+    assert flops_of(model, ArraySpec((6, 16), "float32")) == (2 * (projections + scores), ())
 
 
 def test_layers_with_weights_and_without_a_rule_are_named():
     words = keras.Input((6, 16))
     model = keras.Model(words, keras.layers.Dense(2)(keras.layers.LSTM(4, name="memory")(words)))
-    assert flops_of(model, (6, 16)) == (2 * 4 * 2, ("memory/lstm_cell",))
+    assert flops_of(model, ArraySpec((6, 16), "float32")) == (2 * 4 * 2, ("memory/lstm_cell",))
 
 
 def test_counting_leaves_the_layers_as_they_were():
     model = MODELS["cnn"]((28, 28, 1), 10)
     before = [vars(layer).get("call") for layer in model.layers]
-    flops_of(model, (28, 28, 1))
+    flops_of(model, ArraySpec((28, 28, 1), "float32"))
     assert [vars(layer).get("call") for layer in model.layers] == before

@@ -9,9 +9,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from objectives import make_step
 from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 
 from trainer.workload import step as replica
+from trainer.workload.data.examples import Batch
 
 v1 = tf.compat.v1
 
@@ -86,9 +88,9 @@ def trace(
     model: keras.Model, pins: Mapping[str, str], *, accumulate: int = 1, features: Any = FEATURES
 ) -> list[tuple[str, str, str]]:
     """(name, type, device) of every operation of a traced step, in loops too."""
-    step = replica.make_step(model, "mean_squared_error", layers=pins, accumulate=accumulate)
+    step = make_step(model, "mean_squared_error", labels=LABELS.shape[1:], layers=pins, accumulate=accumulate)
     function = tf.function(step, autograph=False)
-    fed = tf.nest.map_structure(tf.constant, (*inputs_of(model), features, LABELS))
+    fed = (*tf.nest.map_structure(tf.constant, inputs_of(model)), Batch(tf.constant(features), tf.constant(LABELS)))
     graph = function.get_concrete_function(*fed).graph.as_graph_def()
     nodes = [*graph.node, *(node for inner in graph.library.function for node in inner.node_def)]
     return [(node.name, node.op, node.device) for node in nodes]
@@ -180,8 +182,8 @@ def test_the_loop_of_a_recurrent_layer_is_on_its_device_forward_and_backward():
 
 def test_a_pin_overrides_the_device_of_the_replica():
     model = prefixes()
-    step = replica.make_step(model, "mean_squared_error", layers={"dense_1": ONE})
-    fed = tf.nest.map_structure(tf.constant, (*inputs_of(model), FEATURES, LABELS))
+    step = make_step(model, "mean_squared_error", labels=LABELS.shape[1:], layers={"dense_1": ONE})
+    fed = (*tf.nest.map_structure(tf.constant, inputs_of(model)), Batch(tf.constant(FEATURES), tf.constant(LABELS)))
 
     def on_device(*given: Any) -> Any:
         with tf.device("/cpu:0"):
@@ -206,8 +208,8 @@ def ran() -> tuple[dict[str, set[str]], Any, Any]:
         fed = tf.nest.map_structure(lambda value: v1.placeholder(value.dtype, value.shape), inputs)
 
         def gradients(pins: Mapping[str, str]) -> Any:
-            step = replica.make_step(model, "mean_squared_error", layers=pins)
-            return tf.function(step, autograph=False)(*fed).gradients
+            step = make_step(model, "mean_squared_error", labels=LABELS.shape[1:], layers=pins)
+            return tf.function(step, autograph=False)(*fed[:-2], Batch(*fed[-2:])).gradients
 
         pinned, plain = gradients(pins), gradients({})
     feeds = dict(zip(tf.nest.flatten(fed), tf.nest.flatten(inputs), strict=True))
@@ -241,8 +243,8 @@ def test_pins_change_no_gradient(ran):
 def test_scopes_identify_their_layers_in_a_second_trace_too():
     model, scopes = prefixes(), {}
     trace(model, {})
-    step = replica.make_step(model, "mean_squared_error", scopes=scopes)
-    fed = tf.nest.map_structure(tf.constant, (*inputs_of(model), FEATURES, LABELS))
+    step = make_step(model, "mean_squared_error", labels=LABELS.shape[1:], scopes=scopes)
+    fed = (*tf.nest.map_structure(tf.constant, inputs_of(model)), Batch(tf.constant(FEATURES), tf.constant(LABELS)))
     graph = tf.function(step, autograph=False).get_concrete_function(*fed).graph
     called = [op for op in graph.get_operations() if op.type in ("Relu", "Tanh", "Sigmoid")]
     whose = {op.type: scopes[op.name.rpartition("/")[0]] for op in called}

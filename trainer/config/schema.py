@@ -65,13 +65,6 @@ class Precision(Enum):
     mixed_float16 = "mixed_float16"  # with a loss scale that is halved when gradients overflow
 
 
-class MetricName(Enum):
-    """Which checkpoint is the best."""
-
-    accuracy = "accuracy"  # highest
-    loss = "loss"  # lowest
-
-
 class NotFinitePolicy(Enum):
     """What to do when a gradient or a loss is NaN or infinite; its update is never applied."""
 
@@ -106,14 +99,6 @@ class ScheduleName(Enum):
     constant = "constant"
     exponential = "exponential"
     cosine = "cosine"
-
-
-class LossName(Enum):
-    """The loss of one batch; each is the mean over its examples."""
-
-    sparse_categorical_crossentropy = "sparse_categorical_crossentropy"  # integer labels, logits [N, classes]
-    binary_crossentropy = "binary_crossentropy"  # labels 0 or 1, logits [N, 1]
-    mean_squared_error = "mean_squared_error"  # targets of the output's shape
 
 
 class Wire(Enum):
@@ -164,7 +149,14 @@ class ModelConfig:
 
     name: str = MISSING  # the function
     options: dict[str, Any] = field(default_factory=dict)  # its keyword arguments
-    loss: LossName = LossName.sparse_categorical_crossentropy
+    # a name of keras.losses (mean_squared_error, ...) or a function of the file named by user, or a mapping of them by
+    # output; default: that of the model's compile(), or sparse_categorical_crossentropy
+    loss: Any = None
+    loss_options: dict[str, Any] = field(default_factory=dict)  # keyword arguments of a Keras loss
+    loss_weights: Any = None  # of each output in the loss: a list, or a mapping by output
+    # names of keras.metrics or of the file named by user, or {AUC: {num_thresholds: 50}}, in a list or by output;
+    # default: those of the model's compile(), or the accuracy of a classifier
+    metrics: Any = None
 
 
 @dataclass
@@ -285,7 +277,8 @@ class TrainConfig:
 class EvaluateConfig:
     every: int = field(default=0, metadata=limits(at_least=0))  # steps between evaluations; 0: once, at the end
     batch_size: int = field(default=500, metadata=limits(at_least=1))  # examples evaluated at once
-    best_metric: MetricName = MetricName.accuracy  # how an evaluator task chooses the best checkpoint
+    # the metric by which an evaluator task chooses the best checkpoint; default: accuracy, or loss where there is none
+    best_metric: str | None = None
 
 
 @dataclass

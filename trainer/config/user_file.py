@@ -4,6 +4,7 @@ The command line only reads the file (`functions`); tasks import it (`load`).
 """
 
 import ast
+import functools
 import importlib.util
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from trainer.faults.problems import ConfigError, Problem
 
 
 def functions(path: str | Path) -> dict[str, dict[str, Any]]:
-    """The public top-level functions of a Python file and their options, without executing any of it.
+    """The public functions and subclasses of a Python file and their options, without executing any of it.
 
     An option is a parameter with a default, or a keyword-only one; without a default it must be set. A parameter
     whose default is no literal (`width=WIDTH`) is left to the function: the config cannot know its value.
@@ -27,16 +28,23 @@ def functions(path: str | Path) -> dict[str, dict[str, Any]]:
     Raises:
         ConfigError: if the file cannot be read as Python.
     """
-    return {
-        node.name: _options(node.args)
-        for node in _parse(Path(path)).body
-        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
-    }
+    found = {}
+    for node in _parse(Path(path)).body:
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            found[node.name] = _options(node.args)
+        elif isinstance(node, ast.ClassDef) and node.bases and not node.name.startswith("_"):
+            found[node.name] = _options_of_class(node)
+    return found
 
 
 def load(path: str | Path) -> ModuleType:
-    """Imports a Python file by its path; modules that lie beside it can be imported by it."""
+    """Imports a Python file by its path, once; modules that lie beside it can be imported by it."""
     path = Path(path).resolve()
+    return _load(path, path.stat().st_mtime_ns)
+
+
+@functools.cache
+def _load(path: Path, _mtime_ns: int) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"user_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file")
@@ -46,6 +54,18 @@ def load(path: str | Path) -> ModuleType:
         sys.path.append(str(path.parent))
     spec.loader.exec_module(module)
     return module
+
+
+def definitions(path: str | Path) -> dict[str, Any]:
+    """The public functions and classes that a Python file defines itself, and its values, by name."""
+    module = load(path)
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and not isinstance(value, ModuleType)
+        and getattr(value, "__module__", module.__name__) == module.__name__
+    }
 
 
 def _parse(path: Path) -> ast.Module:
@@ -65,6 +85,16 @@ def _parse(path: Path) -> ast.Module:
         raise ConfigError([Problem(where, message, f"python -m py_compile {path} shows the place")]) from error
     except (ValueError, RecursionError, MemoryError) as error:  # null bytes, absurd nesting
         raise ConfigError([Problem(where, f"is not valid Python: {error}", f"python -m py_compile {path}")]) from error
+
+
+def _options_of_class(node: ast.ClassDef) -> dict[str, Any]:
+    """Those of its own constructor, whose arguments without a default must be set, but for `self` and `spec`."""
+    constructor = next((one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"), None)
+    if constructor is None:
+        return {}
+    arguments = constructor.args
+    required = arguments.args[1 : len(arguments.args) - len(arguments.defaults)]
+    return {one.arg: MISSING for one in required if one.arg != "spec"} | _options(arguments)
 
 
 def _options(arguments: ast.arguments) -> dict[str, Any]:

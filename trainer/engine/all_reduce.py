@@ -22,6 +22,7 @@ from trainer.engine.vectors.snapshot import Snapshot
 from trainer.observe.placement.executed import Executed, executed
 from trainer.observe.profile.stamps import Stamps
 from trainer.plan.layout import Shard
+from trainer.workload.data.examples import Batch
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,7 @@ class _Batch:
     """An element of `data.pipeline.training_iterator`."""
 
     step: tf.Tensor
-    features: tf.Tensor
-    labels: tf.Tensor
+    batch: Batch
 
 
 class AllReduceEngine:
@@ -159,7 +159,7 @@ class AllReduceEngine:
             shard = self._shard
             with tf.device("/cpu:0"):
                 batches = [_Batch(*iterator.get_next()) for iterator in iterators]
-                with tf.control_dependencies([batch.features for batch in batches]):
+                with tf.control_dependencies([tensor for one in batches for tensor in one.batch.tensors]):
                     began = tf.timestamp()
             flat = self._flat.read_value()
             tags = packing.tags_of(flat, shard)

@@ -18,6 +18,7 @@ from trainer.engine.vectors.packing import TrainableAndRest, halves, mean_of
 from trainer.engine.vectors.wire import FLOAT32
 from trainer.plan.layout import METRICS, Shard
 from trainer.workload import loss_scale
+from trainer.workload.data.examples import Batch
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class Computed(NamedTuple):
 
     gradients: dict[str, tf.Tensor]  # by path
     state: dict[str, tf.Tensor]
-    metrics: tf.Tensor  # in the order of layout.METRICS
+    metrics: tf.Tensor  # in the order of layout.METRICS, then the sums of the first shard
 
 
 def compute(
@@ -93,23 +94,21 @@ def run_step(
     """
     checked: list[str] = []  # what each element of `finite` is about
 
-    def step(
-        vectors: Sequence[TrainableAndRest], draw: tf.Tensor, batch: tuple[tf.Tensor, tf.Tensor], stop: tf.Tensor
-    ) -> Any:
+    def step(vectors: Sequence[TrainableAndRest], draw: tf.Tensor, batch: Batch, stop: tf.Tensor) -> Any:
         with tf.device(replica.device):  # here too: operations of a function do not inherit their caller's device
             parameters, state = packing.unpack(vectors, shards)
             scale = state.get(loss_scale.PARAMETER.path)
-            output = replica.step(parameters, state, draw, *batch, None if scale is None else scale[0])
+            output = replica.step(parameters, state, draw, batch, None if scale is None else scale[0])
             own = {} if scale is None else {loss_scale.PARAMETER.path: scale}
             metrics = output._asdict() | {"stop": stop}
-            lanes = tf.stack([metrics[name] for name in METRICS])
+            lanes = tf.concat([tf.stack([metrics[name] for name in METRICS]), output.sums], 0)
             checked[:] = ["the loss", *(f"the gradient of {path}" for path in output.gradients)]
             return end(Computed(output.gradients, {**output.state, **own}, lanes)), output.bad, output.finite
 
     draw = tf.stack([tf.constant(replica.seed, tf.int64), batches.step * replica.count + replica.index])
     run = tf.function(step, autograph=False, jit_compile=replica.jit or None)
     with tf.name_scope(f"replica{replica.index}"), tf.device(replica.device):  # one copy of each vector goes there
-        ended, bad, finite = run(list(vectors), draw, (batches.features, batches.labels), stop)
+        ended, bad, finite = run(list(vectors), draw, batches.batch, stop)
     # Outside the replica, because everything inside is on its device.
     named = _name_bad(replica, bad > 0, finite, checked, step=packing.tags_of(vectors[0], shards[0])[1])
     with tf.device(replica.device), tf.control_dependencies([named]):
@@ -196,4 +195,4 @@ def in_step(batches: Any, step: tf.Tensor) -> Any:
     """Batches that fail unless they and the parameters are of the same step."""
     same = tf.debugging.assert_equal(batches.step, step, "the batch and the parameters belong to different steps")
     with tf.control_dependencies([same]):
-        return dataclasses.replace(batches, features=tf.identity(batches.features))
+        return dataclasses.replace(batches, batch=batches.batch.map(tf.identity))

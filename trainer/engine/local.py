@@ -92,7 +92,7 @@ class LocalEngine(SessionEngine):
     ) -> tuple[list[Any], tf.Tensor]:
         """Returns ([tags, metrics, time of the batches, time when computed, [no pushes, *stamps]], mean gradient)."""
         shard = self._shard
-        with tf.control_dependencies([batches.features for batches in self._batches]):
+        with tf.control_dependencies([tensor for batches in self._batches for tensor in batches.batch.tensors]):
             began_at = tf.timestamp()
         self._clock.end_at("input", began_at)
         with tf.control_dependencies([began_at]):  # not before, so that waiting for a batch is timed alone

@@ -49,7 +49,8 @@ def make_update(
         gradient = pushed.trainable if scale is None else pushed.trainable * scale
         parameters, moved = optimizers.apply(config, flat[: shard.trainable_size], slots, gradient, step)
         before, now = (packing.metrics_of(vector, shard) for vector in (flat, pushed))
-        metrics, state = _metrics(before, now, bad=before[BAD]), _state(shard, flat, pushed.rest, made=True)
+        sums = _sums(shard, before, step) + now[len(METRICS) :]
+        metrics, state = _metrics(before, now, sums, bad=before[BAD]), _state(shard, flat, pushed.rest, made=True)
         return tf.concat([parameters, state, metrics, packing.header(generation, step + 1)], 0), moved
 
     @tf.function(jit_compile=True, autograph=False)
@@ -74,7 +75,7 @@ def make_update(
         before, now = packing.metrics_of(flat, shard), packing.metrics_of(TrainableAndRest(parameters, rest), shard)
         bad = tf.where(now[BAD] > 0, tf.cast(step + 1, tf.float32), before[BAD])
         loss = tf.where(tf.math.is_finite(now[LOSS]), now[LOSS], before[LOSS])  # its readers expect a number
-        metrics = _metrics(before, tf.concat([[loss], now[LOSS + 1 :]], 0), bad=bad)
+        metrics = _metrics(before, tf.concat([[loss], now[LOSS + 1 :]], 0), _sums(shard, before, step), bad=bad)
         state = _state(shard, flat, rest, made=False)
         return tf.concat([parameters, state, metrics, packing.header(generation, step + 1)], 0), unmoved
 
@@ -112,10 +113,16 @@ def is_scaled(shards: Sequence[Shard]) -> bool:
     return any(piece.path == loss_scale.PARAMETER.path for shard in shards for piece in shard.state)
 
 
-def _metrics(before: Tensor, now: Tensor, *, bad: Tensor) -> Tensor:
-    """[LANES] after an update. A request to stop stays, for those that have not seen it yet."""
+def _metrics(before: Tensor, now: Tensor, sums: Tensor, *, bad: Tensor) -> Tensor:
+    """[metrics_size] after an update. A request to stop stays, for those that have not seen it yet."""
     stop = tf.maximum(before[STOP], now[STOP])
-    return tf.concat([now[:STOP], [stop], now[STOP + 1 : BAD], [bad], now[BAD + 1 :]], 0)
+    return tf.concat([now[:STOP], [stop], now[STOP + 1 : BAD], [bad], sums], 0)
+
+
+def _sums(shard: Shard, before: Tensor, step: Tensor) -> Tensor:
+    """The sums of metrics that an update adds to: of the updates since the last multiple of `sums_every` steps."""
+    sums = before[len(METRICS) :]
+    return tf.where(tf.equal(step % shard.sums_every, 0), tf.zeros_like(sums), sums)
 
 
 def _state(shard: Shard, flat: Tensor, rest: Tensor, *, made: bool) -> Tensor:

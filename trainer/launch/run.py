@@ -134,14 +134,19 @@ def _complete_summary(
 
 def _describe(summary: Mapping[str, Any]) -> str:
     first, best = summary["time_to_first_step_secs"], summary.get("best")
-    best_line = "best: step {step}, loss {loss:.4f}, accuracy {accuracy:.4f}, {path}\n".format(**best) if best else ""
+    best_line = f"best: {_describe_best(best)}\n" if best else ""
     return (
         f"done: {summary['steps']} steps in {summary['seconds']:.1f} s"
         f"{f' (first step after {first:.1f} s)' if first else ''}, {summary['examples_per_second']:,.0f} examples/s, "
-        f"eval_loss {summary['eval_loss']:.4f}, eval_accuracy {summary['eval_accuracy']:.4f}\n"
+        f"{', '.join(f'{name} {value:.4f}' for name, value in summary.items() if name.startswith('eval_'))}\n"
         f"{best_line}"
         f"params_sha256 {summary['params_sha256']}\n{summary['run_dir']}"
     )
+
+
+def _describe_best(best: Mapping[str, Any]) -> str:
+    scores = {name: value for name, value in best.items() if name not in ("step", "path")}
+    return f"step {best['step']}, {', '.join(f'{n} {value:.4f}' for n, value in scores.items())}, {best['path']}"
 
 
 def _report_stop(directory: RunDirectory, summary: Mapping[str, Any]) -> None:

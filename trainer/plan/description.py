@@ -19,7 +19,7 @@ from trainer.config.schema import DataConfig, ModelConfig
 from trainer.faults.exit_codes import TrainerError
 from trainer.plan.layout import Parameter
 
-FORMAT = 3  # of the cached file; raise it when Description changes
+FORMAT = 4  # of the cached file; raise it when Description changes
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,12 @@ class Description:
     """A model's parameters and its data's dimensions."""
 
     parameters: tuple[Parameter, ...]
-    input_shape: tuple[int, ...]  # of one example
     classes: int
     train_examples: int
     evaluate_examples: int
     layers: tuple[str, ...] = ()  # paths, of layers inside layers too
+    sums: int = 0  # floats of the metrics' variables
+    objective: str = ""  # loss and metrics, and where they come from
     flops: int = 0  # floating-point operations of one example's forward pass
     uncounted: tuple[str, ...] = ()  # layers not in `flops`, because their operations cannot be counted
 
@@ -50,7 +51,14 @@ class Question:
     def about(
         cls, model: ModelConfig, data: DataConfig, *, user: str | None, seed: int, precision: str = "float32"
     ) -> Question:
-        named = {"name": model.name, "options": model.options, "loss": model.loss.value}
+        named = {
+            "name": model.name,
+            "options": model.options,
+            "loss": model.loss,
+            "loss_options": model.loss_options,
+            "loss_weights": model.loss_weights,
+            "metrics": model.metrics,
+        }
         return cls(named, {"name": data.name, "options": data.options}, user, seed, precision)
 
     def key(self) -> str:

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 LANES = 16  # floats in 64 bytes
 TAGS = 2  # integers that identify the state of a vector: generation and step
-# The first lanes of the metrics region, in this order; loss and accuracy are means, the others say that a replica did.
+# The first lanes of the metrics region, in this order; the loss is a mean, the others say that a replica did.
 # What is pulled has in `bad` the newest step whose update was left out because a loss or a gradient was not finite.
-METRICS = ("loss", "accuracy", "stop", "overflow", "bad")
+METRICS = ("loss", "stop", "overflow", "bad")
 HEADER = ("generation", "step")  # the first lanes of the header, int32 bits
 
 
@@ -53,6 +53,8 @@ class Shard:
     host: str  # the task that holds it, e.g. "ps:0"
     trainable: tuple[Slice, ...]
     state: tuple[Slice, ...]
+    sums: int = 0  # floats behind METRICS that updates add up: variables of Keras metrics, on the first shard only
+    sums_every: int = 1  # steps after which they begin again at zero
 
     @property
     def trainable_size(self) -> int:
@@ -64,8 +66,13 @@ class Shard:
         return self.trainable_size + sum(piece.padded for piece in self.state)
 
     @property
+    def metrics_size(self) -> int:
+        """Floats of the metrics region."""
+        return -(-(len(METRICS) + self.sums) // LANES) * LANES
+
+    @property
     def header_offset(self) -> int:
-        return self.metrics_offset + LANES
+        return self.metrics_offset + self.metrics_size
 
     @property
     def size(self) -> int:

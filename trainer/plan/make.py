@@ -60,6 +60,8 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         strategy=config.placement.name.value,
         max_part_mib=_max_part_mib(config.placement, config.optimizer),
         buckets=config.placement.buckets,
+        sums=description.sums,
+        sums_every=config.summary.every,
     )
     return Plan(
         cluster=config.cluster.name,
@@ -77,6 +79,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         parameters=config.device.parameters,
         layers=_pin_layers(config.device.layers, description.layers),
         wire=wire_of(config, shards),
+        objective=description.objective,
     )
 
 

@@ -23,6 +23,7 @@ def show(plan: Plan, expected: tuple[Forecast | Unknown, Workload] | None = None
     if not console.is_terminal:
         console = Console(highlight=False, width=PIPE_COLUMNS)
     console.print(f"[bold]{plan.cluster}[/bold]: {plan.describe()}")
+    console.print(plan.objective, markup=False)
     for table in (_tasks(plan), _shards(plan)):
         console.print(table)
     console.print(_traffic(plan))

@@ -21,6 +21,7 @@ its own: the first has the last parameters of the model, in whose gradients the 
 import difflib
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Protocol
 
@@ -81,6 +82,8 @@ def place(
     strategy: str = "greedy",
     max_part_mib: float | str | None = None,
     buckets: int = 1,
+    sums: int = 0,
+    sums_every: int = 1,
 ) -> tuple[Shard, ...]:
     """Assigns every parameter, or every part of one, to a host: its pin's if it has one, else the strategy's choice.
 
@@ -95,6 +98,7 @@ def place(
         max_part_mib: a larger parameter is cut into parts of at most this size; none: it stays whole; AUTO: the largest
             size that balances the hosts, for `greedy` alone, with which a parameter that has a pin stays whole.
         buckets: shards of each host, of about equal size; fewer where it holds fewer parameters and parts.
+        sums, sums_every: of the first shard.
 
     Raises:
         ValueError: if a pin matches no parameter, or names a shard that does not exist.
@@ -113,7 +117,8 @@ def place(
     buckets_of = [
         (host, bucket) for host, pieces in zip(hosts, held, strict=True) for bucket in _in_buckets(pieces, buckets)
     ]
-    return tuple(_lay_out(index, host, bucket, trainable) for index, (host, bucket) in enumerate(buckets_of))
+    first, *others = (_lay_out(index, host, bucket, trainable) for index, (host, bucket) in enumerate(buckets_of))
+    return (replace(first, sums=sums, sums_every=sums_every), *others)
 
 
 def _assign(pieces: Sequence[Slice], pinned: Mapping[str, int], hosts: int, strategy: str) -> list[list[Slice]]:

@@ -77,6 +77,7 @@ class Plan:
     parameters: str = "/cpu:0"  # device of a shard on its host
     layers: Mapping[str, str] = field(default_factory=dict)  # device inside a replica by layer path
     wire: str = "float32"  # how vectors travel between shard hosts and workers
+    objective: str = ""  # loss and metrics, and where they come from
 
     @property
     def workers(self) -> tuple[Task, ...]:

@@ -10,12 +10,11 @@ launcher and the chief read these files too.
 import json
 import logging
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.config.schema import LossName, MetricName
 from trainer.storage import checkpoint, checkpoint_writer
 from trainer.storage.atomic import remove_folder
 from trainer.storage.checkpoint import CheckpointError
@@ -25,6 +24,8 @@ from trainer.storage.run_directory import RunDirectory
 _log = logging.getLogger(__name__)
 
 NOTE = "evaluation.json"
+ERRORS: tuple[str, ...] = ("loss", "error", "crossentropy", "divergence", "hinge", "poisson", "log_cosh")
+ERRORS += ("mse", "mae", "mape", "msle", "rmse")
 WAITING_AT_MOST = 20  # checkpoints kept for an evaluator that nobody watches: it may have died
 
 
@@ -33,9 +34,16 @@ class Evaluation:
     """The score of one checkpoint."""
 
     step: int
-    loss: float
-    accuracy: float
+    scores: Mapping[str, float]  # the loss and the metrics
     seconds: float  # spent, with reading the checkpoint
+
+    def to_json(self) -> dict[str, float]:
+        return {"step": self.step, **self.scores, "seconds": self.seconds}
+
+
+def describe(scores: Mapping[str, float]) -> str:
+    """Scores for people: eval_loss 0.1234, eval_accuracy 0.9876."""
+    return ", ".join(f"eval_{name} {value:.4f}" for name, value in scores.items())
 
 
 def read(path: Path) -> list[Evaluation]:
@@ -46,23 +54,31 @@ def read(path: Path) -> list[Evaluation]:
 
 def _parse(text: str) -> Evaluation | None:
     try:
-        return Evaluation(**json.loads(text))
-    except (ValueError, TypeError):
+        values = json.loads(text)
+        return Evaluation(values.pop("step"), scores=values, seconds=values.pop("seconds"))
+    except (ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
-def metric_of(loss: LossName, best_metric: MetricName) -> MetricName:
-    """The metric that decides which checkpoint is the best: a loss that does not classify has no accuracy."""
-    return best_metric if loss is not LossName.mean_squared_error else MetricName.loss
+def is_better(one: Evaluation, other: Evaluation | None, metric: str | None) -> bool:
+    """Whether one is to replace the other as the best; on a tie the other stays. NaN is never better.
 
-
-def is_better(one: Evaluation, other: Evaluation | None, metric: MetricName) -> bool:
-    """Whether one is to replace the other as the best; on a tie the other stays. NaN is never better."""
-    if math.isnan(getattr(one, metric.value)):
+    Args:
+        metric: one of the scores; None: the accuracy, or the loss where there is none.
+    """
+    if metric is None:
+        metric = "accuracy" if "accuracy" in one.scores else "loss"
+    if math.isnan(one.scores[metric]):
         return False
-    if other is None:
+    if other is None or metric not in other.scores:
         return True
-    return one.accuracy > other.accuracy if metric is MetricName.accuracy else one.loss < other.loss
+    new, old = one.scores[metric], other.scores[metric]
+    return new < old if is_error(metric) else new > old
+
+
+def is_error(metric: str) -> bool:
+    """Whether a metric is better the smaller it is, by its name as Keras has it: loss, mean_squared_error, rmse."""
+    return any(word in metric for word in ERRORS)
 
 
 def best(folder: Path) -> tuple[Evaluation, Path] | None:
@@ -84,7 +100,7 @@ def keep_as_best(folder: Path, source: Path, evaluation: Evaluation) -> Path:
     Raises:
         OSError: if the checkpoint does not exist, or the disk fails or is full.
     """
-    copy = checkpoint_writer.copy(source, folder, {NOTE: json.dumps(asdict(evaluation), indent=1)})
+    copy = checkpoint_writer.copy(source, folder, {NOTE: json.dumps(evaluation.to_json(), indent=1)})
     for path in checkpoint.finished(folder):
         if path != copy:
             remove_folder(path)
@@ -111,9 +127,9 @@ def release_when_scored(evaluations: Path, *, waiting_at_most: int | None) -> Re
 def results(directory: RunDirectory, step: int | None) -> dict[str, Any]:
     """The scores for the summary: of the run's last step, if it was reached, and of the best checkpoint."""
     last = next((e for e in read(directory.evaluations) if e.step == step), None)
-    scores = {} if last is None else {"eval_loss": last.loss, "eval_accuracy": last.accuracy}
+    scores = {} if last is None else {f"eval_{name}": value for name, value in last.scores.items()}
     scored = best(directory.best)
     if scored is None:
         return scores | {"best": None}
     top, path = scored
-    return scores | {"best": {"step": top.step, "loss": top.loss, "accuracy": top.accuracy, "path": str(path)}}
+    return scores | {"best": {"step": top.step, **top.scores, "path": str(path)}}

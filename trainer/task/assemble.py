@@ -24,7 +24,7 @@ from trainer.plan.plan import Plan, Task
 from trainer.task.context import Context
 from trainer.task.not_finite import order_seed
 from trainer.workload import step as replica
-from trainer.workload.data import DataSet
+from trainer.workload.build import Workload
 from trainer.workload.data.pipeline import training_batches, training_iterator
 
 ENDLESS = 2**62  # steps; a worker that waits for no other cannot know how many it will make
@@ -68,12 +68,12 @@ def make_host(context: Context, shard: Shard) -> ShardHost:
     return HOSTS[name](**options, **own.get(name, {}))
 
 
-def make_engine(context: Context, model: Any, data: DataSet, strategy: Any = None) -> Engine:
+def make_engine(context: Context, workload: Workload, strategy: Any = None) -> Engine:
     """The engine of a worker; `strategy` comes from `server.start_strategy`, under all-reduce."""
     plan, task = context.plan, context.task
     common: dict[str, Any] = {
         "optimizer": context.config.optimizer,
-        "replicas": _make_replicas(context, model, data),
+        "replicas": _make_replicas(context, workload),
         "profiles": context.config.profile,
     }
     if plan.effective_strategy.is_one_process:
@@ -104,12 +104,11 @@ def _full(plan: Plan, task: Task, device: str) -> str:
     return device_of(task.name, device) if plan.has_shard_hosts else device
 
 
-def _make_replicas(context: Context, model: Any, data: DataSet) -> list[Replica]:
+def _make_replicas(context: Context, workload: Workload) -> list[Replica]:
     config, plan, task = context.config, context.plan, context.task
     scopes: dict[str, str] = {}
     step = replica.make_step(
-        model,
-        config.model.loss.value,
+        workload.objective,
         accumulate=config.train.accumulate,
         layers={path: _full(plan, task, device) for path, device in plan.layers.items()},
         scopes=scopes,
@@ -120,7 +119,7 @@ def _make_replicas(context: Context, model: Any, data: DataSet) -> list[Replica]
         def batches(start: int = 0) -> Any:
             pipeline = training_iterator if plan.effective_strategy.has_ring else training_batches
             return pipeline(
-                data.train,
+                workload.data.train,
                 seed=order_seed(config.seed, context.rollbacks),
                 start=start,
                 stop=plan.steps if plan.effective_strategy.waits_for_all else ENDLESS,

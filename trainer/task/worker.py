@@ -77,12 +77,14 @@ def _wait_for_the_ring(context: Context) -> None:
 def _train(context: Context, strategy: Any = None) -> bool:
     """Builds the engine, connects it and trains; `strategy` comes from `server.start_strategy`, under all-reduce."""
     config, plan, task = context.config, context.plan, context.task
-    model, data = open_workload(config, with_values=task.is_chief)  # which loads them, and writes the trained model
+    # The chief loads the values, and writes the trained model.
+    workload = open_workload(config, with_values=task.is_chief, size=plan.shards[0].sums)
+    model = workload.model
     _check_planned(plan, parameters_of(model, config.train.precision.value))
-    engine = make_engine(context, model, data, strategy)
+    engine = make_engine(context, workload, strategy)
     evaluator = None
     if task.is_chief and plan.trainers == plan.tasks:  # else an evaluator task does it
-        evaluator = make_evaluator(config, model, data, compute_device(plan, task))
+        evaluator = make_evaluator(config, workload, compute_device(plan, task))
     target = context.server.target if context.server else ""
     if plan.has_shard_hosts:
         context.roll_call(plan.hosts, until="is_ready")
@@ -96,10 +98,10 @@ def _train(context: Context, strategy: Any = None) -> bool:
     if evaluator is not None:
         evaluator.connect(target, context.session_config([]))
     start = initial_state.start(context, engine, model)
-    chief = actions.assemble(context, engine, evaluator, start)
+    chief = actions.assemble(context, engine, workload.objective, evaluator, start)
     stopped = _step_to_the_end(context, engine, pace, start.step, chief)
     context.needs_hosts = False
-    actions.finish(context, chief, pace, model, stopped=stopped, resumed_from=start.checkpoint)
+    actions.finish(context, chief, pace, workload.objective, stopped=stopped, resumed_from=start.checkpoint)
     return stopped
 
 

@@ -2,20 +2,23 @@
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
-from keras.src.backend.common import global_state
+import tensorflow as tf
 
 from trainer.config import user_file as user
 from trainer.config.schema import RunConfig
 from trainer.plan.layout import Parameter
 from trainer.workload import loss_scale, step
+from trainer.workload.compiling import Wanted, make_objective
 from trainer.workload.data import DATA_SETS, DataSet, open_data
+from trainer.workload.data.examples import ArraySpec, Spec, map_nest
 from trainer.workload.models import MODELS
+from trainer.workload.objective import Objective, no_values
 
 SCALED = "mixed_float16"  # the precision that needs a loss scale
 
@@ -55,48 +58,79 @@ def build_model(
     if function is None:
         near = difflib.get_close_matches(name, MODELS, n=1) or list(MODELS)[:1]
         raise ValueError(f"model.name={name} is not a model; available: {', '.join(MODELS)}; did you mean {near[0]}?")
+    arguments = _arguments(function, data.spec)
     try:
-        inspect.signature(function).bind(data.input_shape, data.classes, **options)
+        inspect.signature(function).bind(*arguments, **options)
     except TypeError as error:
-        allowed = ", ".join(list(inspect.signature(function).parameters)[2:]) or "none"
+        allowed = ", ".join(list(inspect.signature(function).parameters)[len(arguments) :]) or "none"
         raise ValueError(f"model.options of {name}: {error}; allowed: {allowed}") from error
     keras.utils.set_random_seed(seed)
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(precision)
     try:
-        with nullcontext() if with_values or of_user else _no_values():
-            model = function(data.input_shape, data.classes, **options)
+        with nullcontext() if with_values or of_user else no_values():
+            model = function(*arguments, **options)
         if not isinstance(model, keras.Model):
             raise ValueError(f"model {name} returned a {type(model).__name__}; return a keras.Model")
         if not model.built:
-            model(keras.ops.zeros((1, *data.input_shape)))  # `build` does not build the layers of a subclassed model
+            model(map_nest(_one_example, data.spec.features))  # `build` does not build the layers of a subclassed model
     finally:
         keras.config.set_dtype_policy(before)
     return model
 
 
-@contextmanager
-def _no_values() -> Iterator[None]:
-    """Variables made within have a shape and no value; a step, which is given all values, computes the same."""
-    with keras.StatelessScope(initialize_variables=False):
-        yield
-    global_state.set_global_attribute("uninitialized_variables", [])  # or Keras would do it at the end of a later scope
+def _arguments(function: Callable[..., Any], spec: Spec) -> list[Any]:
+    """What a model's function is called with besides its options: nothing, the spec, or input_shape and classes."""
+    required = [
+        parameter
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is parameter.empty
+    ]
+    if inspect.isclass(function) and [parameter.name for parameter in required] != ["spec"]:
+        return []
+    if len(required) < 2:
+        return [spec] * len(required)
+    return [spec.input_shape, spec.classes]
 
 
-def open_workload(config: RunConfig, *, with_values: bool = True) -> tuple[keras.Model, DataSet]:
-    """The model and the data of a run; `with_values` as in `build_model`."""
+def _one_example(spec: ArraySpec) -> Any:
+    shape = (1, *(size or 1 for size in spec.shape))
+    if spec.dtype == "string":
+        return tf.fill(shape, "")
+    return keras.ops.zeros(shape, spec.dtype)
+
+
+class Workload(NamedTuple):
+    """What a run trains."""
+
+    model: keras.Model
+    data: DataSet
+    objective: Objective
+
+
+def open_workload(config: RunConfig, *, with_values: bool = True, size: int | None = None) -> Workload:
+    """The model, the data and the objective of a run; `with_values` and `size` as in `build_model` and `Objective`."""
     data = open_data_set(config.data.name, config.data.options, seed=config.seed, user_file=config.user)
-    model, precision = config.model, config.train.precision.value
-    built = build_model(
-        model.name,
-        model.options,
+    named = config.model
+    model = build_model(
+        named.name,
+        named.options,
         data,
         seed=config.seed,
         user_file=config.user,
-        precision=precision,
+        precision=config.train.precision.value,
         with_values=with_values,
     )
-    return built, data
+    wanted = Wanted(named.loss, named.loss_options, named.loss_weights, named.metrics)
+    return Workload(model, data, open_objective(model, data, wanted, user_file=config.user, size=size))
+
+
+def open_objective(
+    model: keras.Model, data: DataSet, wanted: Wanted, *, user_file: str | None, size: int | None = None
+) -> Objective:
+    """The loss and the metrics that the config, the user's file or the model names; see `make_objective`."""
+    functions = user.definitions(user_file) if user_file else {}
+    return make_objective(model, data.spec, wanted, functions=functions, size=size)
 
 
 def parameters_of(model: keras.Model, precision: str) -> list[Parameter]:

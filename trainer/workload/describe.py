@@ -4,58 +4,79 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from trainer.faults import exit_codes
 from trainer.faults.exit_codes import exit_code_of
 from trainer.plan.description import Description, Question
 from trainer.plan.serialize import to_json
 
 
 def answer(question: Question) -> dict[str, Any]:
-    """Builds the model and opens the data.
+    """Builds the model, opens the data, and computes the loss of a batch.
 
     Returns:
         {"description": ...}, or {"problem": ...} of the config, or {"failure": text, "exit_code": ...}.
     """
-    from trainer.workload import build, step
     from trainer.workload.data import DataError
-    from trainer.workload.models.flops import flops_of
 
-    model, data, user = question.model, question.data, question.user
     try:
-        data_set = build.open_data_set(data["name"], data["options"], seed=question.seed, user_file=user)
-        built = build.build_model(
-            model["name"],
-            model["options"],
-            data_set,
-            seed=question.seed,
-            user_file=user,
-            precision=question.precision,
-            with_values=False,
-        )
-        parameters = build.parameters_of(built, question.precision)
-        flops = flops_of(built, data_set.input_shape)
+        return {"description": to_json(_describe(question))}
     except DataError as error:
         return {"failure": str(error), "exit_code": error.exit_code}
     except ValueError as error:
-        if user is not None and any(Path(f.filename) == Path(user).resolve() for f in _frames(error)):
-            return _failure(error)  # an error of the user's code, not of the command
-        key = f"model={model['name']} data={data['name']}"
+        if _place_in(question.user, error) is not None:
+            return _failure(error, question.user)  # an error of the user's code, not of the command
+        key = f"model={question.model['name']} data={question.data['name']}"
         remedy = "python -m trainer --help lists the names, conf/ their options"
         return {"problem": {"key": key, "message": str(error), "remedy": remedy}}
     except Exception as error:  # a user's function may raise anything
-        return _failure(error)
-    counts = data_set.train.count, data_set.evaluate.count
-    layers = tuple(step.layers_of(built))
-    description = Description(
-        tuple(parameters), data_set.input_shape, data_set.classes, *counts, layers, flops.forward, flops.uncounted
+        return _failure(error, question.user)
+
+
+def _describe(question: Question) -> Description:
+    from trainer.workload import build, step, trial
+    from trainer.workload.compiling import Wanted
+    from trainer.workload.models import MODELS
+    from trainer.workload.models.flops import flops_of
+
+    named, data, user = question.model, question.data, question.user
+    data_set = build.open_data_set(data["name"], data["options"], seed=question.seed, user_file=user)
+    model = build.build_model(
+        named["name"],
+        named["options"],
+        data_set,
+        seed=question.seed,
+        user_file=user,
+        precision=question.precision,
+        with_values=False,
     )
-    return {"description": to_json(description)}
+    wanted = Wanted(named["loss"], named["loss_options"], named["loss_weights"], named["metrics"])
+    objective = build.open_objective(model, data_set, wanted, user_file=user)
+    trial.run(objective, data_set, has_values=user is not None and named["name"] not in MODELS)
+    flops = flops_of(model, data_set.spec.features)
+    return Description(
+        parameters=tuple(build.parameters_of(model, question.precision)),
+        classes=data_set.spec.classes,
+        train_examples=data_set.train.count,
+        evaluate_examples=data_set.evaluate.count,
+        layers=tuple(step.layers_of(model)),
+        sums=objective.size,
+        objective=objective.text,
+        flops=flops.forward,
+        uncounted=flops.uncounted,
+    )
 
 
-def _frames(error: Exception) -> traceback.StackSummary:
-    return traceback.extract_tb(error.__traceback__)
+def _place_in(user: str | None, error: BaseException) -> traceback.FrameSummary | None:
+    """The innermost line of the user's file, or of one beside it, in an error's traceback."""
+    if user is None:
+        return None
+    folder = Path(user).resolve().parent
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((frame for frame in reversed(frames) if Path(frame.filename).parent == folder), None)
 
 
-def _failure(error: Exception) -> dict[str, Any]:
-    place = _frames(error)[-1]
+def _failure(error: Exception, user: str | None) -> dict[str, Any]:
+    own = _place_in(user, error)
+    place = own or traceback.extract_tb(error.__traceback__)[-1]
     text = f"{place.filename}, line {place.lineno}, in {place.name}: {type(error).__name__}: {error}"
-    return {"failure": text, "exit_code": exit_code_of(error)}
+    return {"failure": text, "exit_code": exit_code_of(error) if own is None else exit_codes.BAD_DATA}

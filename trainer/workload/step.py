@@ -6,22 +6,22 @@ is an ordinary Keras model.
 
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from trainer.plan.layout import Parameter
 from trainer.workload.batch_norm import fused
+from trainer.workload.data.examples import Batch, Spec
 from trainer.workload.layer_devices import pinned
 from trainer.workload.loss_scale import LOWEST
+from trainer.workload.objective import Objective
 
 Tensors = Mapping[str, tf.Tensor]  # by parameter path
-Batch = tuple[tf.Tensor, tf.Tensor]  # features [N, ...], labels [N, ...]
-# (parameters, state, seed, batch, loss scale) -> (gradients, state', loss, accuracy)
+# (parameters, state, seed, batch, loss scale) -> (gradients, state', loss, sums of the metrics [K])
 PassOutput = tuple[Tensors, Tensors, tf.Tensor, tf.Tensor]
 Pass = Callable[[Tensors, Tensors, tf.Tensor, Batch, tf.Tensor | None], PassOutput]
-Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]  # (labels, outputs) -> [N] losses
 
 
 def parameters_of(model: keras.Model) -> list[Parameter]:
@@ -57,52 +57,50 @@ class StepOutput(NamedTuple):
     gradients: Tensors
     state: Tensors  # after the step
     loss: tf.Tensor
-    accuracy: tf.Tensor
+    sums: tf.Tensor  # [K] what the batch adds to the metrics' variables
     overflow: tf.Tensor  # 1 if a gradient is not finite under a loss scale, otherwise 0
     bad: tf.Tensor  # 1 if the loss is not finite, or a gradient that no lower loss scale would save; otherwise 0
     finite: tf.Tensor  # [1 + gradients] bool: whether the loss is finite, and then each gradient
 
 
 def make_step(
-    model: keras.Model,
-    loss: str,
+    objective: Objective,
     *,
     accumulate: int = 1,
     layers: Mapping[str, str] | None = None,
     scopes: MutableMapping[str, str] | None = None,
     jit: bool = False,
 ) -> Callable[..., StepOutput]:
-    """Makes step(parameters, state, seed, features, labels, loss_scale=None) -> StepOutput.
+    """Makes step(parameters, state, seed, batch, loss_scale=None) -> StepOutput.
 
     Args:
-        model: its outputs are logits, or values for mean_squared_error.
-        loss: a LossName.
+        objective: a model, its loss and its metrics.
         accumulate: number of parts in which the batch is computed, one after another; the result is their mean.
         layers: device by layer path; the backward pass of a layer runs where its forward pass does.
         scopes: receives the layer path of each name scope when a step is traced.
         jit: whether XLA compiles the step; BatchNorm is then Keras's own (see batch_norm.py).
 
-    The step takes parameters and state by path, a seed [2] of int64 that fixes every random draw (dropout), and a batch
-    features [N, ...], labels [N, ...]; the loss is the mean over the batch plus the model's own (regularizers). A loss
-    scale [] keeps small gradients in the range of float16: the loss is multiplied by it, the gradients are divided.
+    The step takes parameters and state by path, a seed [2] of int64 that fixes every random draw (dropout), and a
+    batch; the loss is the mean over the batch plus the model's own (regularizers). A loss scale [] keeps small
+    gradients in the range of float16: the loss is multiplied by it, the gradients are divided.
     """
-    losses = LOSSES[loss]
+    model = objective.model
+    options = {"training": True} if takes_training(model) else {}
     trainable = [v.path for v in model.trainable_variables]
 
     def whole(
         parameters: Tensors, state: Tensors, seed: tf.Tensor, batch: Batch, loss_scale: tf.Tensor | None
     ) -> PassOutput:
-        features, labels = batch
         weights = [parameters[path] for path in trainable]
-        with nullcontext() if jit else fused(model), pinned(model, layers or {}, scopes):
+        with nullcontext() if jit else fused(model), pinned(model, layers or {}, scopes), objective.in_graph():
             # A layer's name may be one that is not allowed for a root scope.
             with tf.GradientTape() as tape, tf.name_scope("model"):
                 tape.watch(weights)
                 outputs, rest, own = model.stateless_call(
-                    weights, _non_trainable(model, state, seed), features, training=True, return_losses=True
+                    weights, _non_trainable(model, state, seed), batch.features, return_losses=True, **options
                 )
-                outputs = tf.cast(outputs, tf.float32)
-                value = tf.add_n([tf.reduce_mean(losses(labels, outputs)), *(tf.cast(o, tf.float32) for o in own)])
+                known = zip(_variables(model), [*weights, *rest], strict=True)
+                value, sums = objective.compute(known, batch, outputs, own, training=True)
                 scaled = value if loss_scale is None else value * loss_scale
             gradients = tape.gradient(scaled, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
@@ -113,20 +111,15 @@ def make_step(
             for v, new in zip(model.non_trainable_variables, rest, strict=True)
             if not _is_seed(v)
         }
-        return dict(zip(trainable, dense, strict=True)), moved, value, accuracy(loss, labels, outputs)
+        return dict(zip(trainable, dense, strict=True)), moved, value, sums
 
     def step(
-        parameters: Tensors,
-        state: Tensors,
-        seed: tf.Tensor,
-        features: tf.Tensor,
-        labels: tf.Tensor,
-        loss_scale: tf.Tensor | None = None,
+        parameters: Tensors, state: Tensors, seed: tf.Tensor, batch: Batch, loss_scale: tf.Tensor | None = None
     ) -> StepOutput:
-        run = whole if accumulate == 1 else _in_parts(whole, accumulate)
+        run = whole if accumulate == 1 else _in_parts(whole, accumulate, objective.size)
         own = {v.path: state[v.path] for v in model.non_trainable_variables if not _is_seed(v)}  # without a loss scale
-        gradients, moved, value, accuracy_of = run(parameters, own, seed, (features, labels), loss_scale)
-        return StepOutput(gradients, moved, value, accuracy_of, *_check_finite(gradients, value, loss_scale))
+        gradients, moved, value, sums = run(parameters, own, seed, batch, loss_scale)
+        return StepOutput(gradients, moved, value, sums, *_check_finite(gradients, value, loss_scale))
 
     return step
 
@@ -143,83 +136,74 @@ def _check_finite(
     return tf.cast(overflows, tf.float32), tf.cast(is_bad, tf.float32), finite
 
 
-def _in_parts(run: Pass, count: int) -> Pass:
-    """A pass over equal parts of the batch, one after another: the mean of their results, the state after the last."""
+def _in_parts(run: Pass, count: int, size: int) -> Pass:
+    """A pass over equal parts of the batch, one after another: the mean of their results, the state after the last.
+
+    Args:
+        size: of the sums of the metrics.
+    """
 
     def in_parts(
         parameters: Tensors, state: Tensors, seed: tf.Tensor, batch: Batch, loss_scale: tf.Tensor | None
     ) -> PassOutput:
-        parts = [tf.reshape(values, [count, -1, *values.shape[1:]]) for values in batch]
+        parts = batch.map(lambda values: tf.reshape(values, tf.concat([[count, -1], tf.shape(values)[1:]], 0)))
 
-        def add(
-            part: tf.Tensor, gradients: Tensors, state: Tensors, loss: tf.Tensor, accuracy: tf.Tensor
-        ) -> tuple[tf.Tensor, Tensors, Tensors, tf.Tensor, tf.Tensor]:
+        def run_part(part: tf.Tensor, state: Tensors) -> PassOutput:
             drawn = tf.random.experimental.stateless_fold_in(seed, part)
-            rows = parts[0][part], parts[1][part]
-            more, state, loss_of, accuracy_of = run(parameters, state, drawn, rows, loss_scale)
+            rows = parts.map(lambda values: values[part])
+            return run(parameters, state, drawn, rows, loss_scale)
+
+        def add(part: tf.Tensor, gradients: Tensors, state: Tensors, loss: tf.Tensor, sums: tf.Tensor) -> Any:
+            more, state, loss_of, sums_of = run_part(part, state)
             total = {path: gradient + more[path] for path, gradient in gradients.items()}
-            return part + 1, total, state, loss + loss_of, accuracy + accuracy_of
+            return part + 1, total, state, loss + loss_of, sums + sums_of
 
         zeros = {path: tf.zeros_like(values) for path, values in parameters.items()}
-        _, gradients, state, loss, accuracy = tf.while_loop(
+        _, gradients, state, loss, sums = tf.while_loop(
             lambda part, *_: part < count,
             add,
-            (tf.constant(0), zeros, dict(state), tf.constant(0.0), tf.constant(0.0)),
+            (tf.constant(0), zeros, dict(state), tf.constant(0.0), tf.zeros([size])),
             parallel_iterations=1,
             maximum_iterations=count,
         )
-        return {path: total / count for path, total in gradients.items()}, state, loss / count, accuracy / count
+        return {path: total / count for path, total in gradients.items()}, state, loss / count, sums
 
     return in_parts
 
 
-def make_evaluation(model: keras.Model, loss: str) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
-    """Makes evaluate(parameters, state, features, labels) -> (loss, accuracy), both means over the batch."""
-    losses = LOSSES[loss]
+def make_evaluation(objective: Objective) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
+    """Makes evaluate(parameters, state, batch) -> (loss, the mean over the batch; sums of the metrics [K])."""
+    model = objective.model
+    options = {"training": False} if takes_training(model) else {}
 
-    def evaluate(
-        parameters: Tensors, state: Tensors, features: tf.Tensor, labels: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    def evaluate(parameters: Tensors, state: Tensors, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
         weights = [parameters[v.path] for v in model.trainable_variables]
         no_seed = tf.zeros([2], tf.int64)
-        with tf.name_scope("model"):
-            outputs, _ = model.stateless_call(weights, _non_trainable(model, state, no_seed), features, training=False)
-        outputs = tf.cast(outputs, tf.float32)
-        return tf.reduce_mean(losses(labels, outputs)), accuracy(loss, labels, outputs)
+        with tf.name_scope("model"), objective.in_graph():
+            outputs, rest, own = model.stateless_call(
+                weights, _non_trainable(model, state, no_seed), batch.features, return_losses=True, **options
+            )
+        known = zip(_variables(model), [*weights, *rest], strict=True)
+        return objective.compute(known, batch, outputs, own, training=False)
 
     return evaluate
 
 
-def accuracy(loss: str, labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-    """The share of a batch that is classified correctly; 0 for a loss that does not classify."""
-    if loss == "sparse_categorical_crossentropy":
-        right = tf.equal(tf.argmax(outputs, -1), tf.cast(labels, tf.int64))
-    elif loss == "binary_crossentropy":
-        right = tf.equal(_one_column(outputs) > 0, _one_column(labels) > 0.5)
-    else:
-        return tf.constant(0.0)
-    return tf.reduce_mean(tf.cast(right, tf.float32))
+def trace(objective: Objective, spec: Spec) -> None:
+    """Traces an evaluation of examples that look like `spec`, without computing it: the objective's size follows."""
+    model, batch = objective.model, Batch(spec.features, spec.labels, spec.weights)
+    values = {v.path: tf.TensorSpec(v.shape, v.dtype) for v in _variables(model)}
+    fed = batch.map(lambda one: tf.TensorSpec([None, *one.shape], one.dtype))
+    tf.function(make_evaluation(objective), autograph=False).get_concrete_function(values, values, fed)
 
 
-def _one_column(values: tf.Tensor) -> tf.Tensor:
-    return tf.reshape(tf.cast(values, tf.float32), [-1])
+def takes_training(model: keras.Model) -> bool:
+    """Whether its `call` has the argument `training`, which Keras passes on to its layers."""
+    return bool(model._call_has_training_arg)
 
 
-def _binary_crossentropy(labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-    return tf.nn.sigmoid_cross_entropy_with_logits(labels=_one_column(labels), logits=_one_column(outputs))
-
-
-def _squared_error(labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-    return tf.math.squared_difference(outputs, tf.reshape(tf.cast(labels, tf.float32), tf.shape(outputs)))
-
-
-LOSSES: dict[str, Loss] = {
-    "sparse_categorical_crossentropy": lambda labels, outputs: tf.nn.sparse_softmax_cross_entropy_with_logits(
-        labels=tf.cast(labels, tf.int32), logits=outputs
-    ),
-    "binary_crossentropy": _binary_crossentropy,
-    "mean_squared_error": _squared_error,
-}
+def _variables(model: keras.Model) -> list[keras.Variable]:
+    return [*model.trainable_variables, *model.non_trainable_variables]
 
 
 def _is_seed(variable: keras.Variable) -> bool:

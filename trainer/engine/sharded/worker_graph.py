@@ -214,7 +214,7 @@ def _build_step(
         with tf.control_dependencies([tags]):
             pulled_at = tf.timestamp()
         clock.end_at("pull", pulled_at)
-        clock.end("input", [one.features for one in batches])
+        clock.end("input", [tensor for one in batches for tensor in one.batch.tensors])
         headers = [packing.header_of(one, shard) for one, shard in zip(vectors, shards, strict=True)]
         if strategy.waits_for_all:
             same = tf.debugging.assert_equal(tags, tags[:1], "the shards are at different steps")

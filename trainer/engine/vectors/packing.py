@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from trainer.plan.layout import LANES, TAGS, Shard, Slice
+from trainer.plan.layout import LANES, METRICS, TAGS, Shard, Slice
 
 Tensors = Mapping[str, tf.Tensor]  # by parameter path
 Arrays = Mapping[str, np.ndarray]
@@ -48,12 +48,13 @@ def pieces_of(
 
     Args:
         gradients, state: by path, whole; only the shard's own parts are read.
-        metrics: [k], the first k of layout.METRICS.
+        metrics: [k] layout.METRICS, then the sums of the first shard; other shards get the former alone.
         header: [LANES], as it was pulled.
     """
     trainable = [_pad(gradients[piece.path], piece) for piece in shard.trainable]
     rest = [_pad(state[piece.path], piece) for piece in shard.state]
-    return trainable, [*rest, tf.pad(metrics, [[0, LANES - metrics.shape[0]]]), header]
+    metrics = metrics[: len(METRICS) + shard.sums]
+    return trainable, [*rest, tf.pad(metrics, [[0, shard.metrics_size - metrics.shape[0]]]), header]
 
 
 def pack(shard: Shard, gradients: Tensors, state: Tensors, metrics: tf.Tensor, header: tf.Tensor) -> tf.Tensor:
@@ -82,7 +83,7 @@ def header(generation: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
 
 
 def header_of(vector: tf.Tensor | TrainableAndRest, shard: Shard) -> tf.Tensor:
-    return _lanes(vector, shard, shard.header_offset)
+    return _region(vector, shard, shard.header_offset, LANES)
 
 
 def tags_of(vector: tf.Tensor | TrainableAndRest, shard: Shard) -> tf.Tensor:
@@ -96,7 +97,14 @@ def tags_in(vector: np.ndarray, shard: Shard) -> np.ndarray:
 
 
 def metrics_of(vector: tf.Tensor | TrainableAndRest, shard: Shard) -> tf.Tensor:
-    return _lanes(vector, shard, shard.metrics_offset)
+    """[metrics_size]"""
+    return _region(vector, shard, shard.metrics_offset, shard.metrics_size)
+
+
+def sums_in(vector: np.ndarray, shard: Shard) -> np.ndarray:
+    """[sums] of a vector that was fetched; a view."""
+    offset = shard.metrics_offset + len(METRICS)
+    return vector[offset : offset + shard.sums]
 
 
 def to_flat(shard: Shard, values: Arrays, *, generation: int, step: int) -> np.ndarray:
@@ -135,11 +143,11 @@ def from_flat(pieces: Sequence[Slice], flat: np.ndarray) -> dict[str, np.ndarray
     return join([(pieces, flat)])
 
 
-def _lanes(vector: tf.Tensor | TrainableAndRest, shard: Shard, offset: int) -> tf.Tensor:
-    """[LANES] at an offset behind the trainable region."""
+def _region(vector: tf.Tensor | TrainableAndRest, shard: Shard, offset: int, size: int) -> tf.Tensor:
+    """[size] at an offset behind the trainable region."""
     if isinstance(vector, TrainableAndRest):
-        return tf.slice(vector.rest, [offset - shard.trainable_size], [LANES])
-    return tf.slice(vector, [offset], [LANES])
+        return tf.slice(vector.rest, [offset - shard.trainable_size], [size])
+    return tf.slice(vector, [offset], [size])
 
 
 def _by_path(pieces_and_flats: Iterable[tuple[Sequence[Slice], Vector]]) -> dict[str, list[tuple[Slice, Vector]]]:

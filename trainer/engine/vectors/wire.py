@@ -63,7 +63,7 @@ class VectorWire:
         return packing.tags_of(message, shard)
 
     def metrics_of(self, vector: tf.Tensor, shard: Shard) -> tf.Tensor:
-        """[LANES] float32 of a packed vector."""
+        """[metrics_size] float32 of a packed vector."""
         return packing.metrics_of(vector, shard)
 
     def asks_to_stop(self, message: tf.Tensor, shard: Shard) -> tf.Tensor:
@@ -138,10 +138,10 @@ class BFloat16(VectorWire):
         return (vector[: shard.trainable_size].astype(np.uint32) << 16).view(np.float32)
 
     def tags_of(self, message: tf.Tensor, shard: Shard) -> tf.Tensor:
-        return tf.bitcast(_lanes(message, shard, shard.header_offset), tf.int32)[:TAGS]
+        return tf.bitcast(_region(message, shard, shard.header_offset, LANES), tf.int32)[:TAGS]
 
     def metrics_of(self, vector: tf.Tensor, shard: Shard) -> tf.Tensor:
-        return _lanes(vector, shard, shard.metrics_offset)
+        return _region(vector, shard, shard.metrics_offset, shard.metrics_size)
 
     def write_parameters(self, flat: tf.Tensor, shard: Shard, place: Place, *, computed_on: Pieces) -> tf.Tensor | None:
         return _pack_compiled(flat, shard)
@@ -152,9 +152,9 @@ _pack_compiled = tf.function(BFLOAT16.pack_flat, jit_compile=True, autograph=Fal
 MESSAGE_WIRES: Mapping[str, VectorWire] = {wire.name: wire for wire in (FLOAT32, BFLOAT16)}  # vectors travel
 
 
-def _lanes(vector: tf.Tensor, shard: Shard, offset: int) -> tf.Tensor:
-    """[LANES] float32 at an offset behind the trainable region of a bfloat16 vector."""
-    return _exact(tf.slice(vector, [2 * offset - shard.trainable_size], [2 * LANES]))
+def _region(vector: tf.Tensor, shard: Shard, offset: int, size: int) -> tf.Tensor:
+    """[size] float32 at an offset behind the trainable region of a bfloat16 vector."""
+    return _exact(tf.slice(vector, [2 * offset - shard.trainable_size], [2 * size]))
 
 
 def _exact(bits: tf.Tensor) -> tf.Tensor:

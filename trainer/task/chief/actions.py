@@ -27,8 +27,10 @@ from trainer.task.chief.report import Report, log_summary, summarize
 from trainer.task.context import Context
 from trainer.task.evaluator.score import Evaluator
 from trainer.task.loop import AfterStep, BetweenSteps
+from trainer.task.metrics import MetricResults
 from trainer.task.pace import Every, Pace
 from trainer.task.tensorboard import Events
+from trainer.workload.objective import Objective
 
 _log = logging.getLogger(__name__)
 
@@ -73,8 +75,8 @@ class Saver:
             "replicas": plan.replicas,
             "global_batch": plan.global_batch,
         }
-        if snapshot.metrics is not None:
-            facts["metrics"] = dict(zip(("loss", "accuracy"), snapshot.metrics, strict=True))
+        if snapshot.loss is not None:
+            facts["metrics"] = {"loss": snapshot.loss, "sums": list(snapshot.sums)}
         self.context.journal.write("save", generation=self.generation, step=snapshot.step)
         before, status.state = status.state, "saving"  # on a slow disk the save before takes long
         self.writer.save(snapshot.step, self.generation, facts, snapshot.to_tensors(), on_error=on_error)
@@ -132,12 +134,12 @@ class ChiefEvaluation:
     status: Status
 
     def run(self, snapshot: Snapshot) -> dict[str, float]:
-        """Returns eval_loss and eval_accuracy, which TensorBoard shows too."""
+        """Returns eval_loss and a score for each metric, which TensorBoard shows too."""
         before, self.status.state = self.status.state, "evaluating"
-        loss, accuracy = map(float, self.evaluator.score(snapshot))
+        scores = self.evaluator.score(snapshot)
         self.status.state = before
-        self.events.scalars(snapshot.step, {"evaluation/loss": loss, "evaluation/accuracy": accuracy})
-        return {"eval_loss": loss, "eval_accuracy": accuracy}
+        self.events.scalars(snapshot.step, {f"evaluation/{name}": value for name, value in scores.items()})
+        return {f"eval_{name}": value for name, value in scores.items()}
 
     def run_and_log(self, snapshot: Snapshot) -> None:
         scores = self.run(snapshot)
@@ -169,7 +171,9 @@ class Chief:
     after: Sequence[AfterStep]  # for the loop
 
 
-def assemble(context: Context, engine: Engine, evaluator: Evaluator | None, start: InitialState) -> Chief:
+def assemble(
+    context: Context, engine: Engine, objective: Objective, evaluator: Evaluator | None, start: InitialState
+) -> Chief:
     """Opens the run's files, makes the chief's actions and reports what an earlier chief did not."""
     config, directory = context.config, context.directory
     writer = _make_writer(config, directory, is_read=evaluator is None)
@@ -178,6 +182,7 @@ def assemble(context: Context, engine: Engine, evaluator: Evaluator | None, star
     report = Report(
         context,
         engine,
+        MetricResults(objective),
         history,
         events,
         begun=history.last_step if start.missed else start.step,
@@ -196,12 +201,14 @@ def assemble(context: Context, engine: Engine, evaluator: Evaluator | None, star
     return Chief(engine, saver, evaluation, report, between, [report.write_gradients, report.update])
 
 
-def finish(context: Context, chief: Chief, pace: Pace, model: Any, *, stopped: bool, resumed_from: str | None) -> None:
+def finish(
+    context: Context, chief: Chief, pace: Pace, objective: Objective, *, stopped: bool, resumed_from: str | None
+) -> None:
     """Saves, leaves the engine, and writes the summary; evaluates and exports too unless the run was stopped early."""
     snapshot, results = _save_and_evaluate(context, chief, pace, stopped=stopped)
     if not stopped:
         context.status.state = "exporting"
-        export(snapshot, model, context.directory.export)
+        export(snapshot, objective.model_to_save(), context.directory.export)
     summary = results | {"resumed_from": resumed_from, "params_sha256": params_sha256(snapshot)}
     write_atomically(context.directory.summary, json.dumps(summary, indent=1))
     if chief.report.logs_progress:

@@ -1,6 +1,8 @@
 """Exports a finished run: its parameters by name, and the model as plain Keras loads it."""
 
 import hashlib
+import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,8 @@ import numpy as np
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.task.evaluator.score import evaluated
 from trainer.workload import loss_scale
+
+_log = logging.getLogger(__name__)
 
 
 def params_sha256(snapshot: Snapshot) -> str:
@@ -20,7 +24,11 @@ def params_sha256(snapshot: Snapshot) -> str:
 
 
 def export(snapshot: Snapshot, model: Any, folder: Path) -> None:
-    """Writes params.npz (each parameter under its path) and model.keras (averaged parameters, where there are any)."""
+    """Writes params.npz (each parameter under its path) and model.keras (averaged parameters, where there are any).
+
+    A model that Keras cannot save as a whole, for want of a `get_config`, is written as model.weights.h5 and as a
+    SavedModel, which needs no code of the model.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     named: dict[str, Any] = dict(sorted(_of_model(snapshot).items()))
     np.savez(folder / "params.npz", **named)
@@ -28,7 +36,25 @@ def export(snapshot: Snapshot, model: Any, folder: Path) -> None:
     for variable in model.variables:
         if variable.path in values:
             variable.assign(values[variable.path])
-    model.save(folder / "model.keras")
+    try:
+        model.save(folder / "model.keras")
+    except (NotImplementedError, TypeError, ValueError) as error:
+        (folder / "model.keras").unlink(missing_ok=True)
+        _log.warning("Keras cannot save this model as model.keras (%s); see model.weights.h5", _first_line(error))
+        model.save_weights(folder / "model.weights.h5")
+        _export_saved_model(model, folder / "saved_model")
+
+
+def _export_saved_model(model: Any, folder: Path) -> None:
+    try:
+        model.export(folder, verbose=False)
+    except Exception as error:  # whatever a model's code does: the weights are safe
+        shutil.rmtree(folder, ignore_errors=True)
+        _log.warning("nor can TensorFlow as a SavedModel (%s)", _first_line(error))
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
 
 
 def _of_model(snapshot: Snapshot) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainer.config.schema import RunConfig
@@ -83,6 +83,7 @@ def first_snapshot(
     else:
         checkpoint.check_fits(source, expected)
         state = Snapshot.from_tensors(source.step, checkpoint.load(source))
+        state = replace(state, sums=tuple(source.facts.get("metrics", {}).get("sums", ())))
     if has_loaded:
         return state, source
     if source is None:
@@ -97,7 +98,7 @@ def missed_at(source: Checkpoint, directory: RunDirectory) -> list[StepResult]:
     metrics = source.facts.get("metrics")
     if metrics is None or source.path.parent != directory.checkpoints:
         return []
-    return [StepResult(source.generation, source.step, metrics["loss"], metrics["accuracy"], stop=False)]
+    return [StepResult(source.generation, source.step, metrics["loss"], stop=False, sums=metrics["sums"])]
 
 
 def _expected(parameters: Sequence[Parameter], slots: Sequence[str]) -> dict[str, tuple[int, ...]]:

@@ -16,6 +16,7 @@ from trainer.engine.vectors.snapshot import Snapshot
 from trainer.storage import history
 from trainer.storage.history import History
 from trainer.task.context import Context
+from trainer.task.metrics import MetricResults
 from trainer.task.pace import Every, Pace
 from trainer.task.tensorboard import Events
 
@@ -28,15 +29,25 @@ class Report:
     """Writes the metrics of the updates that are due."""
 
     def __init__(
-        self, context: Context, engine: Engine, history: History, events: Events, *, begun: int, logs_progress: bool
+        self,
+        context: Context,
+        engine: Engine,
+        metrics: MetricResults,
+        history: History,
+        events: Events,
+        *,
+        begun: int,
+        logs_progress: bool,
     ) -> None:
         """Begins.
 
         Args:
+            metrics: from the sums of a step's result.
             begun: the last step that was reported.
             logs_progress: nobody else shows the progress, so the log does.
         """
         self._config, self._plan, self._engine = context.config, context.plan, engine
+        self._metrics, self._replicas = metrics, context.plan.update_batch / context.plan.replica_batch
         self._history, self.events, self.logs_progress = history, events, logs_progress
         self._every = Every(context.config.summary.every, start=begun)
         self._reported_at, self._reported_step = time.monotonic(), begun
@@ -65,7 +76,8 @@ class Report:
         rate = examples / max(now - self._reported_at, 1e-9)
         self._reported_at, self._reported_step = now, result.step
         learning_rate = float(optimizers.learning_rate(self._config.optimizer, tf.constant(result.step - 1, tf.int64)))
-        values = {"loss": result.loss, "accuracy": result.accuracy, "learning_rate": learning_rate}
+        metrics = self._metrics([self._replicas * value for value in result.sums])
+        values = {"loss": result.loss, **metrics, "learning_rate": learning_rate}
         self._log_progress({**values, "step": result.step, "examples_per_second": rate}, now)
         try:
             self._history.write(result.step, values | {"examples_per_second": round(rate, 1)})
@@ -110,8 +122,6 @@ def summarize(context: Context, step: int, pace: Pace) -> dict[str, Any]:
         "step_ms_p99": round(pace.percentile_ms(0.99), 3),
         "wait_fraction": round(pace.wait_fraction(), 4),
         "final_loss": status.loss,
-        "eval_loss": None,
-        "eval_accuracy": None,
         "seconds": round(time.time() - status.started_at, 3),
         "time_to_first_step_secs": round(first - status.started_at, 3) if first else None,
         "first_step_at": first,
@@ -122,6 +132,5 @@ def summarize(context: Context, step: int, pace: Pace) -> dict[str, Any]:
 
 def log_summary(summary: Mapping[str, Any]) -> None:
     """Logs the result of the run where no launcher prints it."""
-    scores = {name: summary[name] for name in ("eval_loss", "eval_accuracy") if summary[name] is not None}
-    text = "".join(f", {name} {value:.4f}" for name, value in scores.items())
+    text = "".join(f", {name} {value:.4f}" for name, value in summary.items() if name.startswith("eval_"))
     _log.info("%d steps%s, params_sha256 %s", summary["steps"], text, summary["params_sha256"])

@@ -65,10 +65,10 @@ def run(context: Context) -> bool:
 
 
 def _make_scorer(context: Context) -> CheckpointScorer:
-    model, data = open_workload(context.config)
-    evaluator = make_evaluator(context.config, model, data, "/gpu:0" if context.task.gpus else "/cpu:0")
+    workload = open_workload(context.config)
+    evaluator = make_evaluator(context.config, workload, "/gpu:0" if context.task.gpus else "/cpu:0")
     evaluator.connect("", context.session_config([]))
-    return CheckpointScorer(context.config, context.directory, model, evaluator, context.status)
+    return CheckpointScorer(context.config, context.directory, workload.model, evaluator, context.status)
 
 
 def _meet(context: Context, chief: Task) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,13 @@ from trainer.storage.checkpoint import Checkpoint, CheckpointError
 from trainer.storage.evaluations import Evaluation
 from trainer.storage.history import History
 from trainer.storage.run_directory import RunDirectory
+from trainer.task.metrics import MetricResults
 from trainer.task.tensorboard import Events
 from trainer.workload import step
-from trainer.workload.build import parameters_of
-from trainer.workload.data import DataSet, Examples
+from trainer.workload.build import Workload, parameters_of
+from trainer.workload.data import Examples
 from trainer.workload.data.pipeline import evaluation_batches
+from trainer.workload.objective import Objective
 
 v1 = tf.compat.v1
 
@@ -32,7 +34,8 @@ _log = logging.getLogger(__name__)
 class Evaluator:
     """A graph of its own that holds one copy of the parameters."""
 
-    def __init__(self, model: Any, loss: str, examples: Examples, *, batch_size: int, device: str) -> None:
+    def __init__(self, objective: Objective, examples: Examples, *, batch_size: int, device: str) -> None:
+        model, self._metrics = objective.model, MetricResults(objective)
         with tf.Graph().as_default() as self._graph, tf.device(device):
             self._variables = {  # by number, because a path may hold what the name of a variable may not
                 p.path: v1.get_variable(
@@ -44,32 +47,33 @@ class Evaluator:
             self._assign = [v.assign(self._feeds[path], read_value=False) for path, v in self._variables.items()]
             self._batches = evaluation_batches(examples, batch_size=batch_size)
             values = {path: v.read_value() for path, v in self._variables.items()}
-            evaluate = tf.function(step.make_evaluation(model, loss), autograph=False)
-            batch_loss, batch_accuracy = evaluate(values, values, self._batches.features, self._batches.labels)
-            self._score = [batch_loss, batch_accuracy, tf.shape(self._batches.labels)[0]]
+            evaluate = tf.function(step.make_evaluation(objective), autograph=False)
+            batch = self._batches.batch
+            self._score = [*evaluate(values, values, batch), tf.shape(batch.tensors[0])[0]]
 
     def connect(self, target: str, session_config: Any) -> None:
         """Opens the session on the task's own devices."""
         self._session = v1.Session(target, graph=self._graph, config=session_config)
 
-    def score(self, snapshot: Snapshot) -> tuple[float, float]:
-        """(loss, accuracy), means over all examples; of the averaged parameters where the optimizer keeps them."""
+    def score(self, snapshot: Snapshot) -> dict[str, float]:
+        """The loss and the metrics over all examples; of the averaged parameters where the optimizer keeps them."""
         values = evaluated(snapshot) | snapshot.state
         self._session.run(self._assign, {feed: values[path] for path, feed in self._feeds.items()})
         self._session.run(self._batches.initializer, self._batches.feed_dict)
-        losses = accuracies = count = 0.0
+        losses = count = 0.0
+        sums: Any = 0.0
         while True:
             try:
-                loss, accuracy, size = self._session.run(self._score)
+                loss, more, size = self._session.run(self._score)
             except tf.errors.OutOfRangeError:
-                return losses / count, accuracies / count
-            losses, accuracies, count = losses + loss * size, accuracies + accuracy * size, count + size
+                return {"loss": float(losses / count)} | self._metrics(sums)
+            losses, sums, count = losses + float(loss) * size, sums + more, count + size
 
 
-def make_evaluator(config: RunConfig, model: Any, data: DataSet, device: str) -> Evaluator:
+def make_evaluator(config: RunConfig, workload: Workload, device: str) -> Evaluator:
     """The evaluator of a run's model on its data."""
     batch_size = config.evaluate.batch_size
-    return Evaluator(model, config.model.loss.value, data.evaluate, batch_size=batch_size, device=device)
+    return Evaluator(workload.objective, workload.data.evaluate, batch_size=batch_size, device=device)
 
 
 def evaluated(snapshot: Snapshot) -> dict[str, Any]:
@@ -85,7 +89,7 @@ class CheckpointScorer:
     ) -> None:
         """Opens nothing yet: the files of an earlier run may have to be moved away first."""
         self._directory, self._evaluator, self._status = directory, evaluator, status
-        self._metric = evaluations.metric_of(config.model.loss, config.evaluate.best_metric)
+        self._metric = config.evaluate.best_metric
         self._expected = {
             f"{'parameters' if p.trainable else 'state'}/{p.path}": p.shape
             for p in parameters_of(model, config.train.precision.value)
@@ -125,14 +129,14 @@ class CheckpointScorer:
             self._damaged.add(identity)
             return
         checkpoint.check_fits(_without_slots(source), self._expected)
-        loss, accuracy = self._evaluator.score(Snapshot.from_tensors(source.step, tensors))
-        evaluation = Evaluation(source.step, float(loss), float(accuracy), round(time.monotonic() - began, 3))
+        scores = self._evaluator.score(Snapshot.from_tensors(source.step, tensors))
+        evaluation = Evaluation(source.step, scores, round(time.monotonic() - began, 3))
         is_best = evaluations.is_better(evaluation, self._best, self._metric)
         if is_best:
             self._keep(path, evaluation)
         self._write(evaluation)  # last: a step without a line is scored again
         note = ", the best so far" if is_best else ""
-        _log.info("step %d: eval_loss %.4f, eval_accuracy %.4f%s", source.step, loss, accuracy, note)
+        _log.info("step %d: %s%s", source.step, evaluations.describe(scores), note)
 
     def close(self) -> None:
         if self._scored is not None:
@@ -163,13 +167,12 @@ class CheckpointScorer:
 
     def _write(self, evaluation: Evaluation) -> None:
         assert self._scored is not None
-        values = asdict(evaluation)
-        step = values.pop("step")
-        self._lines.write(step, values)
-        self._events.scalars(step, {"evaluation/loss": evaluation.loss, "evaluation/accuracy": evaluation.accuracy})
+        step = evaluation.step
+        self._lines.write(step, {**evaluation.scores, "seconds": evaluation.seconds})
+        self._events.scalars(step, {f"evaluation/{name}": value for name, value in evaluation.scores.items()})
         self._events.flush()
         self._scored.add(step)
-        self._status.step, self._status.loss = step, evaluation.loss
+        self._status.step, self._status.loss = step, evaluation.scores["loss"]
 
 
 def _without_slots(source: Checkpoint) -> Checkpoint:

@@ -36,8 +36,8 @@ def open_data(
         name: one of DATA_SETS, or of the user's function.
         options: its keyword arguments.
         seed: of the run; given to a function that has an argument `seed`, unless the options have one.
-        user_function: used instead of the table; returns a DataSet, or arrays {"train": (x, y), "evaluate": (x, y)}
-            and if need be "classes".
+        user_function: used instead of the table; returns a DataSet, or {"train": SOURCE, "evaluate": SOURCE} and if
+            need be "classes", where a SOURCE is (x, y[, weights]): arrays, or nests of arrays.
 
     Raises:
         ValueError: if there is no such data set, or it does not take these options.
@@ -61,10 +61,10 @@ def open_data(
 
 def _convert(opened: Any, name: str) -> DataSet:
     """What a user's function returned, as a data set."""
-    try:
-        (x_train, y_train), (x_test, y_test) = opened["train"], opened["evaluate"]
-    except (TypeError, KeyError, ValueError, IndexError) as error:
+    parts: list[Any] = [opened.get(part) for part in ("train", "evaluate")] if isinstance(opened, dict) else [None]
+    if not all(isinstance(part, tuple | list) and 1 <= len(part) <= 3 for part in parts):
         given = f"a dict of {sorted(opened)}" if isinstance(opened, dict) else f"a {type(opened).__name__}"
-        remedy = 'return {"train": (x, y), "evaluate": (x, y)}'
-        raise DataError(f"data set {name}: its function returned {given}; {remedy}") from error
-    return from_arrays((x_train, y_train), (x_test, y_test), source=f"data set {name}", classes=opened.get("classes"))
+        remedy = 'return {"train": (x, y), "evaluate": (x, y)}; weights may follow: (x, y, weights)'
+        raise DataError(f"data set {name}: its function returned {given}; {remedy}")
+    train, evaluate = parts
+    return from_arrays(train, evaluate, source=f"data set {name}", classes=opened.get("classes"))

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainer.workload.data.examples import DataError, DataSet, Examples
+from trainer.workload.data.examples import (
+    ArraySpec,
+    Batch,
+    DataError,
+    DataSet,
+    Examples,
+    Nest,
+    Spec,
+    describe_nest,
+    leaves_of,
+    map_nest,
+)
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -17,22 +29,21 @@ ROWS = 4096  # examples checked at a time, so that checks need little memory
 
 
 def from_arrays(
-    train: tuple[Any, Any],
-    evaluate: tuple[Any, Any],
+    train: Sequence[Nest],
+    evaluate: Sequence[Nest],
     *,
     source: str,
     scale: float | None = None,
     classes: int | None = None,
 ) -> DataSet:
-    """A data set of numpy arrays.
-
-    Bytes become float32 when a batch is fetched; all other features become float32 here.
+    """A data set of numpy arrays, which keep their type; float64 becomes float32.
 
     Args:
-        train: features [N, ...] and labels: integers [N] or [N, 1] (classes), or floats [N, ...] (targets).
+        train: features, labels and, if wanted, weights: each an array [N, ...], or dicts, tuples and lists of arrays.
+            Labels of integers are classes, [N] or [N, 1] or of any shape; others are targets.
         evaluate: the same, of other examples.
         source: their origin, for messages.
-        scale: factor of the features; None: 1/255 for bytes, 1 for others.
+        scale: factor of the features, which become float32; None: they stay as they are.
         classes: number of classes; None: the largest integer label + 1, or the last size of float labels.
 
     Raises:
@@ -40,24 +51,58 @@ def from_arrays(
             in 0..classes-1.
     """
     parts = {"train": train, "evaluate": evaluate}
-    features = {part: _features(x, f"{source}, {part} features") for part, (x, _) in parts.items()}
-    labels = {part: _labels(y, f"{source}, {part} labels") for part, (_, y) in parts.items()}
-    for part, x in features.items():
-        if len(x) != len(y := labels[part]):
-            raise DataError(
-                f"{source}, {part}: {len(x)} features but {len(y)} labels; there must be one label for each example, "
-                f"features {list(x.shape)}, labels {list(y.shape)}"
-            )
-    _check_alike(features, f"{source}, features")
-    _check_alike(labels, f"{source}, labels")
-    classes = classes or _count_classes(labels)
-    for part in parts:
-        _check_range(labels[part], classes, f"{source}, {part} labels")
-    if scale is None:
-        scale = 1 / 255 if features["train"].dtype == np.uint8 else 1.0
-    fetch = _gather(scale)
-    sets = {p: Examples(len(features[p]), (_align(features[p]), _align(labels[p])), fetch) for p in parts}
-    return DataSet(sets["train"], sets["evaluate"], features["train"].shape[1:], classes)
+    batches = {part: Batch(*given) for part, given in parts.items()}
+    checked = {part: _checked(batch, f"{source}, {part}") for part, batch in batches.items()}
+    specs = {part: _spec_of(batch) for part, batch in checked.items()}
+    _check_alike(specs["train"], specs["evaluate"], source)
+    labels = {part: batch.labels for part, batch in checked.items()}
+    if all(isinstance(one, np.ndarray) for one in labels.values()):
+        classes = classes or _count_classes(labels)
+        for part in parts:
+            _check_range(labels[part], classes, f"{source}, {part} labels")
+    spec = Spec(*specs["train"], classes=classes or 0)
+    if scale is not None:
+        spec = replace(spec, features=map_nest(lambda one: ArraySpec(one.shape, "float32"), spec.features))
+    return DataSet(_examples(checked["train"], scale), _examples(checked["evaluate"], scale), spec)
+
+
+def _examples(batch: Batch, scale: float | None) -> Examples:
+    arrays = leaves_of(batch)
+    count = len(arrays[0][1])
+
+    def fetch(indices: tf.Tensor, tensors: tuple[tf.Tensor, ...]) -> Batch:
+        import tensorflow as tf
+
+        rest = iter(tensors)
+        features, labels, weights = map_nest(lambda _: tf.gather(next(rest), indices), batch)
+        if scale is not None:
+            features = map_nest(lambda one: tf.cast(one, tf.float32) * scale, features)
+        return Batch(features, labels, weights)
+
+    return Examples(count, tuple(_align(array) for _, array in arrays), fetch)
+
+
+def _checked(batch: Batch, source: str) -> Batch:
+    """The same arrays as TensorFlow takes them.
+
+    Raises:
+        DataError: if an array cannot be used, or has another length than the others.
+    """
+    checked = Batch(*(_arrays(nest, f"{source} {name}") for name, nest in zip(Batch._fields, batch, strict=True)))
+    checked = checked._replace(labels=map_nest(_without_last_axis, checked.labels))
+    if isinstance(checked.features, np.ndarray) and checked.features.ndim == 1 and checked.features.dtype.kind != "S":
+        checked = checked._replace(features=checked.features[:, None])
+    if isinstance(checked.labels, np.ndarray) and checked.labels.ndim == 1 and checked.labels.dtype.kind == "f":
+        checked = checked._replace(labels=checked.labels[:, None])
+    lengths = {name: len(array) for name, array in leaves_of(checked)}
+    if not lengths:
+        raise DataError(f"{source}: there are no arrays; return features, e.g. numpy arrays [examples, ...]")
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name} {list(array.shape)}" for name, array in leaves_of(checked))
+        raise DataError(
+            f"{source}: arrays have different numbers of examples: {listed}; each needs one row per example"
+        )
+    return checked
 
 
 def _align(array: np.ndarray) -> np.ndarray:
@@ -71,43 +116,39 @@ def _align(array: np.ndarray) -> np.ndarray:
     return aligned
 
 
-def _gather(scale: float) -> Callable[[tf.Tensor, tuple[tf.Tensor, ...]], tuple[tf.Tensor, tf.Tensor]]:
-    def fetch(indices: tf.Tensor, arrays: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, tf.Tensor]:
-        import tensorflow as tf
-
-        features, labels = (tf.gather(array, indices) for array in arrays)
-        features = tf.cast(features, tf.float32)
-        if scale != 1:
-            features *= scale
-        return features, labels if labels.dtype.is_floating else tf.cast(labels, tf.int64)
-
-    return fetch
+def _arrays(nest: Nest, name: str) -> Nest:
+    return map_nest(lambda values: _array(values, name), _without_lists(nest))
 
 
-def _features(values: Any, name: str) -> np.ndarray:
-    """[N, ...] as bytes or finite float32; numbers [N] become [N, 1]."""
-    array = _numbers(values, name)
-    array = array if array.dtype == np.uint8 else _finite(array, name)
-    return array[:, None] if array.ndim == 1 else array
+def _without_lists(nest: Nest) -> Nest:
+    """The nest with lists of numbers or texts as arrays; a list of arrays remains one."""
+    if isinstance(nest, dict):
+        return {name: _without_lists(one) for name, one in nest.items()}
+    if isinstance(nest, list | tuple):
+        is_nest = any(isinstance(one, dict) or (hasattr(one, "ndim") and np.ndim(one)) for one in nest)
+        return type(nest)(map(_without_lists, nest)) if is_nest else np.asarray(nest)
+    return nest
 
 
-def _labels(values: Any, name: str) -> np.ndarray:
-    """Classes as bytes or int64, [N, 1] made [N]; or targets as finite float32, [N] made [N, 1]."""
-    array = _numbers(values, name)
-    if array.dtype.kind == "f":
-        array = _finite(array, name)
-        return array[:, None] if array.ndim == 1 else array
-    array = array if array.dtype == np.uint8 else array.astype(np.int64)
-    return array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
-
-
-def _numbers(values: Any, name: str) -> np.ndarray:
+def _array(values: Any, name: str) -> np.ndarray:
+    """[N, ...] of a type that TensorFlow has; floats are finite, and none is float64."""
     array = np.asarray(values)
-    if array.dtype.kind not in "biuf":
-        raise DataError(f"{name}: have type {array.dtype}; allowed: integers and floats, e.g. x.astype('float32')")
+    if array.dtype.kind == "O" and all(isinstance(one, str | bytes) for one in array.flat):
+        array = array.astype(np.str_) if isinstance(next(iter(array.flat), ""), str) else array.astype(np.bytes_)
+    if array.dtype.kind == "U":
+        array = np.char.encode(array, "utf-8")
+    if array.dtype.kind not in "biufS":
+        raise DataError(
+            f"{name}: have type {array.dtype}; allowed: numbers, booleans and text, e.g. x.astype('float32')"
+        )
     if array.ndim == 0 or array.size == 0:
         raise DataError(f"{name}: have shape {list(array.shape)}, so there are no examples; at least one is needed")
-    return array
+    return _finite(array, name) if array.dtype.kind == "f" else array
+
+
+def _without_last_axis(labels: np.ndarray) -> np.ndarray:
+    """Classes [N, 1] as [N]."""
+    return labels[:, 0] if labels.dtype.kind in "biu" and labels.ndim == 2 and labels.shape[1] == 1 else labels
 
 
 def _finite(array: np.ndarray, name: str) -> np.ndarray:
@@ -125,27 +166,36 @@ def _finite(array: np.ndarray, name: str) -> np.ndarray:
     return array
 
 
-def _check_alike(parts: dict[str, np.ndarray], name: str) -> None:
-    """Raises DataError unless the examples of both parts have the same shape, and both or neither are floats."""
-    train, evaluate = parts["train"], parts["evaluate"]
-    if train.shape[1:] != evaluate.shape[1:] or (train.dtype.kind == "f") != (evaluate.dtype.kind == "f"):
-        raise DataError(
-            f"{name}: an example to train on is {train.dtype} {list(train.shape[1:])}, one to evaluate on is "
-            f"{evaluate.dtype} {list(evaluate.shape[1:])}; both must be the same"
-        )
+def _spec_of(batch: Batch) -> Batch:
+    def spec(array: np.ndarray) -> ArraySpec:
+        return ArraySpec(array.shape[1:], "string" if array.dtype.kind == "S" else str(array.dtype))
+
+    return Batch(*(map_nest(spec, nest) for nest in batch))
+
+
+def _check_alike(train: Batch, evaluate: Batch, source: str) -> None:
+    """Raises DataError unless the examples of both parts look the same."""
+    for name, one, other in zip(Batch._fields, train, evaluate, strict=True):
+        if one != other:
+            raise DataError(
+                f"{source}, {name}: an example to train on is {describe_nest(one)}, one to evaluate on is "
+                f"{describe_nest(other)}; both must be the same"
+            )
 
 
 def _count_classes(labels: dict[str, np.ndarray]) -> int:
     if labels["train"].dtype.kind == "f":
-        return int(labels["train"].shape[-1])
+        return int((labels["train"].shape[1:] or (1,))[-1])
     return max(int(part.max()) for part in labels.values()) + 1
 
 
 def _check_range(labels: np.ndarray, classes: int, name: str) -> None:
     """Integer labels must be classes; a model of one output tells two classes apart."""
     last = max(classes, 2) - 1
+    if labels.dtype.kind not in "biu":
+        return
     bad = (labels < 0) | (labels > last)
-    if labels.dtype.kind != "f" and bad.any():
+    if bad.any():
         place = tuple(int(i) for i in np.argwhere(bad)[0])
         raise DataError(
             f"{name}: example {place[0]} has label {labels[place]}, allowed: 0..{last} ({classes} classes); "

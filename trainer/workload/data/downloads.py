@@ -33,7 +33,7 @@ def _images(name: str, path: str | None, shape: tuple[int, ...]) -> DataSet:
     x_train, y_train, x_test, y_test = read_npz(path) if path else _download(name)
     source = str(path or name)
     train, test = (_with_channels(x, shape, source) for x in (x_train, x_test))
-    return from_arrays((train, y_train), (test, y_test), source=source, classes=CLASSES)
+    return from_arrays((train, y_train), (test, y_test), source=source, scale=1 / 255, classes=CLASSES)
 
 
 def _with_channels(images: np.ndarray, shape: tuple[int, ...], source: str) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from trainer.faults.exit_codes import TrainerError
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+Nest = Any  # an array, or dicts, tuples and lists of them
 
 
 class DataError(TrainerError, ValueError):
@@ -27,27 +29,105 @@ class MissingInputError(DataError):
     exit_code = exit_codes.INPUT_MISSING
 
 
+def map_nest(function: Callable[[Any], Any], nest: Nest) -> Nest:
+    """The same nest with a function applied to everything in it but None."""
+    if isinstance(nest, dict):
+        return {name: map_nest(function, one) for name, one in nest.items()}
+    if isinstance(nest, Batch):
+        return Batch(*(map_nest(function, one) for one in nest))
+    if isinstance(nest, list | tuple) and not isinstance(nest, ArraySpec):
+        return type(nest)(map_nest(function, one) for one in nest)
+    return None if nest is None else function(nest)
+
+
+def leaves_of(nest: Nest, name: str = "") -> list[tuple[str, Any]]:
+    """Everything in a nest but None, in the order of `map_nest`, with its name: features/age."""
+    if isinstance(nest, Batch):
+        nest = nest._asdict()
+    if isinstance(nest, list | tuple) and not isinstance(nest, ArraySpec):
+        nest = dict(enumerate(nest))
+    if isinstance(nest, dict):
+        return [leaf for key, one in nest.items() for leaf in leaves_of(one, f"{name}/{key}" if name else str(key))]
+    return [] if nest is None else [(name, nest)]
+
+
+class Batch(NamedTuple):
+    """Some examples: each a tensor [B, ...], or a nest of tensors."""
+
+    features: Nest
+    labels: Nest = None
+    weights: Nest = None  # of each example in the loss, and in weighted metrics
+
+    @property
+    def tensors(self) -> list[tf.Tensor]:
+        """All of them, one after the other."""
+        import tensorflow as tf
+
+        return [tensor for tensor in tf.nest.flatten(self) if tensor is not None]
+
+    def map(self, function: Callable[[Any], Any]) -> Batch:
+        return Batch(*(map_nest(function, nest) for nest in self))
+
+
+class ArraySpec(NamedTuple):
+    """One array of an example."""
+
+    shape: tuple[int | None, ...]  # without the examples' dimension
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What an example looks like: nests of `ArraySpec`."""
+
+    features: Nest
+    labels: Nest
+    weights: Nest
+    classes: int  # of integer labels; of float labels the last size
+
+    @property
+    def input_shape(self) -> tuple[int | None, ...]:
+        """The shape of the features of one example.
+
+        Raises:
+            ValueError: if they are several arrays.
+        """
+        if isinstance(self.features, ArraySpec):
+            return self.features.shape
+        raise ValueError(f"the data has several inputs: {describe_nest(self.features)}; this model takes one")
+
+
+def describe_nest(specs: Nest) -> str:
+    """A nest of specs, as an error message shows it: {age: float32 [1], city: string []}."""
+    if isinstance(specs, ArraySpec):
+        return f"{specs.dtype} {list(specs.shape)}".replace("None", "?")
+    if isinstance(specs, dict):
+        return "{" + ", ".join(f"{name}: {describe_nest(one)}" for name, one in specs.items()) + "}"
+    if isinstance(specs, list | tuple):
+        return "(" + ", ".join(map(describe_nest, specs)) + ")"
+    return "none"
+
+
 @dataclass(frozen=True)
 class Examples:
     """Examples with random access.
 
-    `fetch` takes indices [B] of int64 in 0..count-1 and `arrays` as tensors, and returns features [B, ...] of float32
-    and labels [B, ...] of int64 (classes) or float32 (targets). It is traced once, in graph mode.
+    `fetch` takes indices [B] of int64 in 0..count-1 and `arrays` as tensors, and returns a `Batch`, or its fields as a
+    tuple. It is traced once, in graph mode.
     """
 
     count: int
     arrays: tuple[np.ndarray, ...]  # from which `fetch` gathers; fed to the graph once
-    fetch: Callable[[tf.Tensor, tuple[tf.Tensor, ...]], tuple[tf.Tensor, tf.Tensor]]
+    fetch: Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """Examples to train on, others to evaluate on, and the shapes that a model for them must have."""
+    """Examples to train on, others to evaluate on, and what both look like."""
 
     train: Examples
     evaluate: Examples
-    input_shape: tuple[int, ...]  # of one example
-    classes: int  # outputs of a model: classes, or values of a float label
+    spec: Spec
 
 
 def find_data_error(error: BaseException) -> DataError | None:

@@ -25,7 +25,9 @@ def mnist_10k() -> DataSet:
     images = read_idx(SHIPPED / "t10k-images-idx3-ubyte.gz", dimensions=3)[..., None]
     labels = read_idx(SHIPPED / "t10k-labels-idx1-ubyte.gz", dimensions=1)
     fifth = np.arange(len(images)) % 5 == 4
-    return from_arrays((images[~fifth], labels[~fifth]), (images[fifth], labels[fifth]), source="mnist_10k", classes=10)
+    return from_arrays(
+        (images[~fifth], labels[~fifth]), (images[fifth], labels[fifth]), source="mnist_10k", scale=1 / 255, classes=10
+    )
 
 
 def read_idx(path: Path, *, dimensions: int) -> np.ndarray:

@@ -22,6 +22,8 @@ def npz(*, path: str, scale: float | None = None, classes: int | None = None) ->
         classes: number of classes; None: the largest integer label + 1, or the last size of float labels.
     """
     x_train, y_train, x_test, y_test = read_npz(path)
+    if scale is None and x_train.dtype == np.uint8:
+        scale = 1 / 255
     return from_arrays((x_train, y_train), (x_test, y_test), source=str(path), scale=scale, classes=classes)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.workload.data.examples import DataError, Examples
+from trainer.workload.data.examples import Batch, DataError, Examples
 from trainer.workload.data.order import batch_indices
 
 AHEAD = 2  # batches to prepare while the step runs
@@ -20,8 +20,7 @@ class Batches:
     """
 
     step: tf.Tensor  # scalar int64: the step this batch is for, from 0
-    features: tf.Tensor  # [B, ...] of float32
-    labels: tf.Tensor  # [B, ...] of int64 or float32
+    batch: Batch
     initializer: tf.Operation
     feed_dict: dict[tf.Tensor, Any]
     start: tf.Tensor  # scalar int64 placeholder, in feed_dict: the first step
@@ -46,7 +45,7 @@ def training_batches(
 def training_iterator(
     examples: Examples, *, seed: int, start: int, stop: int, batch_size: int, replica: int, replicas: int
 ) -> Any:
-    """The same batches for TensorFlow's eager mode: an iterator of (step, features, labels)."""
+    """The same batches for TensorFlow's eager mode: an iterator of (step, batch)."""
     indices = _training_indices(examples, seed=seed, batch_size=batch_size, replica=replica, replicas=replicas)
     with tf.device("/cpu:0"):
         arrays = tuple(tf.constant(array) for array in examples.arrays)
@@ -84,9 +83,9 @@ def _batches(examples: Examples, indices: Callable[[tf.Tensor], tf.Tensor], *, s
         first = tf.compat.v1.placeholder(tf.int64, [], name="start")
         dataset = _dataset(examples, indices, arrays, first, stop)
         iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
-        step, features, labels = iterator.get_next()
+        step, batch = iterator.get_next()
     feed_dict = {**dict(zip(arrays, examples.arrays, strict=True)), first: start}
-    return Batches(step, features, labels, iterator.initializer, feed_dict, first)
+    return Batches(step, batch, iterator.initializer, feed_dict, first)
 
 
 def _dataset(
@@ -94,7 +93,7 @@ def _dataset(
 ) -> tf.data.Dataset:
     """The batches of the steps, always in the same order, on one thread: the cores belong to the replica."""
     # AutoGraph would write a temporary file for each function, which a killed task leaves behind.
-    fetch = tf.autograph.experimental.do_not_convert(lambda step: (step, *examples.fetch(indices(step), arrays)))
+    fetch = tf.autograph.experimental.do_not_convert(lambda step: (step, Batch(*examples.fetch(indices(step), arrays))))
     options = tf.data.Options()
     # The default optimizations copy every array that is gathered from into a graph definition, twice.
     options.experimental_optimization.apply_default_optimizations = False

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainer.workload.data.examples import DataError, DataSet, Examples, MissingInputError
+from trainer.workload.data.examples import ArraySpec, DataError, DataSet, Examples, MissingInputError, Spec
 from trainer.workload.data.files import check_file
 from trainer.workload.data.records import AGAIN, index_records, read_at, read_in_order
 
@@ -69,7 +69,8 @@ def tfrecord(
     _check_options(layout, compression)
     to_train = _examples(train, layout, option="train", verify=verify, expected=train_examples)
     to_evaluate = _examples(evaluate, layout, option="evaluate", verify=verify, expected=evaluate_examples)
-    return DataSet(to_train, to_evaluate, layout.shape, classes)
+    spec = Spec(ArraySpec(layout.shape, "float32"), ArraySpec((), "int64"), None, classes)
+    return DataSet(to_train, to_evaluate, spec)
 
 
 def _check_options(layout: Format, compression: str) -> None:

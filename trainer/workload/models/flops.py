@@ -7,7 +7,7 @@ out: activations, normalization, pooling, dropout.
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -17,6 +17,7 @@ from keras.src.layers.convolutional.base_conv_transpose import BaseConvTranspose
 from keras.src.layers.convolutional.base_depthwise_conv import BaseDepthwiseConv
 from keras.src.layers.convolutional.base_separable_conv import BaseSeparableConv
 
+from trainer.workload.data.examples import Nest, map_nest
 from trainer.workload.layer_devices import replaced_calls
 
 Shapes = tuple[tuple[int, ...], ...]  # without the examples' dimension
@@ -37,11 +38,11 @@ class _Call(NamedTuple):
     outputs: Shapes
 
 
-def flops_of(model: keras.Model, input_shape: Sequence[int]) -> Flops:
-    """Counts the forward pass of one example [...]."""
+def flops_of(model: keras.Model, features: Nest) -> Flops:
+    """Counts the forward pass of one example, of arrays like `features`."""
     calls = _calls_in_graph(model)
     if calls is None:
-        calls = _traced_calls(model, input_shape)
+        calls = _traced_calls(model, features)
     counted = [(call.layer, _forward(call)) for call in calls]
     uncounted = dict.fromkeys(layer.path for layer, flops in counted if flops is None)
     return Flops(sum(flops or 0 for _, flops in counted), tuple(uncounted))
@@ -100,12 +101,12 @@ def _calls_in_graph(model: keras.Model) -> list[_Call] | None:
     return calls
 
 
-def _traced_calls(model: keras.Model, input_shape: Sequence[int]) -> list[_Call]:
+def _traced_calls(model: keras.Model, features: Nest) -> list[_Call]:
     """The uses in a symbolic call of the model."""
     calls: list[_Call] = []
     with replaced_calls(list(model._flatten_layers(include_self=False)), lambda layer: _recording(layer, calls)):
         tf.function(lambda features: model(features), autograph=False).get_concrete_function(
-            tf.TensorSpec((1, *input_shape), tf.float32)
+            map_nest(lambda one: tf.TensorSpec((1, *one.shape), one.dtype), features)
         )
     return calls
 

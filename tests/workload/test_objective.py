@@ -1,0 +1,220 @@
+"""Losses and metrics of many kinds of models against Keras itself, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer.engine.vectors.snapshot import Snapshot
+from trainer.plan.description import Question
+from trainer.task.evaluator.score import Evaluator
+from trainer.workload import build, describe, step, trial
+from trainer.workload.compiling import Wanted
+from trainer.workload.data.examples import Batch
+from trainer.workload.objective import Objective
+
+ZOO = str(Path(__file__).resolve().parents[1] / "zoo.py")
+BATCH = 32
+KINDS = {  # model and data, options of the model, what the config names
+    "softmax": ("softmax", "images", {}, {}),
+    "one-hot labels": ("smoothed", "one_hot", {}, {}),
+    "dicts and texts": ("wide_and_deep", "people", {}, {}),
+    "two outputs": ("two_outputs", "two_targets", {}, {}),
+    "a loss of two": ("one_of_two_losses", "listed_targets", {}, {}),
+    "a named loss": ("autoencoder", "itself", {}, {"loss": "mse", "metrics": ["mean_absolute_error", "rmse"]}),
+    "compute_loss": ("Variational", "unlabelled", {"latent": 3}, {}),
+    "a class": (
+        "Plain",
+        "images",
+        {"width": 16},
+        {"metrics": ["accuracy", {"SparseTopKCategoricalAccuracy": {"k": 1, "name": "top"}}]},
+    ),
+    "pixels": ("segmentation", "pixels", {}, {}),
+    "masks": ("recurrent", "sentences", {}, {}),
+    "masked steps": ("tagger", "tagged", {}, {}),
+    "weights": ("small", "weighted", {}, {}),
+    "options of a loss": ("small", "weighted", {}, {"loss": "SparseCategoricalCrossentropy"}),
+}
+
+
+@pytest.fixture(scope="module")
+def opened() -> dict[str, Any]:
+    return {}
+
+
+def workload(kind: str, opened: dict[str, Any]) -> build.Workload:
+    """The model, the data and the objective of a kind; opened once, because tests change none of them."""
+    if kind not in opened:
+        model_name, data_name, options, named = KINDS[kind]
+        data = build.open_data_set(data_name, {}, seed=1, user_file=ZOO)
+        model = build.build_model(model_name, options, data, seed=1, user_file=ZOO)
+        objective = build.open_objective(model, data, Wanted(**named), user_file=ZOO)
+        trial.run(objective, data, has_values=True)
+        opened[kind] = build.Workload(model, data, objective)
+    return opened[kind]
+
+
+def for_keras(kind: str, one: build.Workload) -> keras.Model:
+    """Another model of the kind, with the same values and compiled in the same way."""
+    name, _, options, named = KINDS[kind]
+    model = build.build_model(name, options, one.data, seed=1, user_file=ZOO)
+    build.open_objective(model, one.data, Wanted(**named), user_file=ZOO)
+    model.set_weights(one.model.get_weights())
+    return model
+
+
+def examples(one: build.Workload, count: int) -> Batch:
+    """The first examples to train on."""
+    arrays = tuple(map(tf.constant, one.data.train.arrays))
+    return Batch(*one.data.train.fetch(tf.range(count, dtype=tf.int64), arrays))
+
+
+def values(model: keras.Model) -> tuple[dict[str, Any], dict[str, Any]]:
+    named = {v.path: tf.convert_to_tensor(v.value) for v in model.variables}
+    kinds = {p.path: p.trainable for p in step.parameters_of(model)}
+    return {p: v for p, v in named.items() if kinds.get(p)}, {p: v for p, v in named.items() if kinds.get(p) is False}
+
+
+def keras_results(model: keras.Model) -> dict[str, float]:
+    return {name: float(value) for name, value in model.get_metrics_result().items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_evaluation_equals_keras_s(kind, opened):
+    one = workload(kind, opened)
+    evaluator = Evaluator(one.objective, one.data.evaluate, batch_size=BATCH, device="/cpu:0")
+    evaluator.connect("", None)
+    initial = step.initial_values(one.model)
+    trainable = {p.path for p in step.parameters_of(one.model) if p.trainable}
+    state = {path: value for path, value in initial.items() if path not in trainable}
+    found = evaluator.score(Snapshot(0, {p: v for p, v in initial.items() if p in trainable}, state, {}))
+    arrays = tuple(map(tf.constant, one.data.evaluate.arrays))
+    x, y, weights = one.data.evaluate.fetch(tf.range(one.data.evaluate.count, dtype=tf.int64), arrays)
+    expected = for_keras(kind, one).evaluate(x, y, sample_weight=weights, batch_size=BATCH, verbose=0, return_dict=True)
+    assert found == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_equals_keras_s(kind, opened):
+    one = workload(kind, opened)
+    model, batch = for_keras(kind, one), examples(one, BATCH)
+    made = tf.function(step.make_step(one.objective), autograph=False)
+    output = made(*values(one.model), tf.constant([7, 1], tf.int64), batch)
+    options = {"training": True} if step.takes_training(model) else {}
+    with tf.GradientTape() as tape:
+        outputs = model(batch.features, **options)
+        loss = model._compute_loss(batch.features, batch.labels, outputs, batch.weights, training=True)
+    expected = tape.gradient(loss, [v.value for v in model.trainable_variables])
+    model.compute_metrics(batch.features, batch.labels, outputs, batch.weights)
+    assert float(output.loss) == pytest.approx(float(loss), rel=1e-6)
+    for variable, gradient in zip(one.model.trainable_variables, expected, strict=True):
+        given = np.zeros(variable.shape) if gradient is None else tf.convert_to_tensor(gradient)
+        np.testing.assert_allclose(output.gradients[variable.path], given, rtol=1e-4, atol=1e-6, err_msg=variable.path)
+    results = {name: float(value) for name, value in one.objective.results(output.sums).items()}
+    found = {name: value for name, value in keras_results(model).items() if name != "loss"}
+    assert results == pytest.approx(found, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["dicts and texts", "two outputs", "masked steps", "weights"])
+def test_the_sums_of_two_halves_are_the_metrics_of_the_whole(kind, opened):
+    one = workload(kind, opened)
+    evaluate = step.make_evaluation(one.objective)
+    whole = examples(one, BATCH)
+    halves = [whole.map(lambda values, rows=rows: values[rows]) for rows in (slice(0, 11), slice(11, None))]
+    sums = [evaluate(*values(one.model), batch)[1] for batch in (whole, *halves)]
+    expected, found = (
+        {name: float(value) for name, value in one.objective.results(total).items()}
+        for total in (sums[0], sums[1] + sums[2])
+    )
+    no_loss = {name for name in expected if name.endswith("loss")}  # of an output: a mean of batches, as in Keras
+    assert {n: v for n, v in found.items() if n not in no_loss} == pytest.approx(
+        {n: v for n, v in expected.items() if n not in no_loss}, rel=1e-5
+    )
+
+
+# Where loss and metrics come from
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("softmax", "loss: sparse_categorical_crossentropy from compile(); metrics: accuracy from compile()"),
+        (
+            "two outputs",
+            "loss: a: binary_crossentropy, b: mse from compile(); metrics: a: accuracy, b: mae from compile()",
+        ),
+        ("a named loss", "loss: mse from the config; metrics: mean_absolute_error, rmse from the config"),
+        ("compute_loss", "loss: compute_loss of Variational; metrics: none"),
+        ("weights", "loss: sparse_categorical_crossentropy of logits, by default; metrics: accuracy, by default"),
+    ],
+)
+def test_it_is_said_where_loss_and_metrics_come_from(kind, text, opened):
+    assert workload(kind, opened).objective.text.startswith(text)
+
+
+def objective_of(model: str, data: str, functions: Mapping[str, Any] | None = None, **named: Any) -> Objective:
+    opened = build.open_data_set(data, {}, seed=1, user_file=ZOO)
+    made = build.build_model(model, {}, opened, seed=1, user_file=ZOO)
+    from trainer.workload.compiling import make_objective
+
+    objective = make_objective(made, opened.spec, Wanted(**named), functions=functions)
+    trial.run(objective, opened, has_values=True)
+    return objective
+
+
+def test_a_loss_of_the_user_gets_all_labels_and_outputs():
+    seen = []
+
+    def loss(y: Any, outputs: Any, weight: Any = None) -> Any:
+        seen.append((tf.nest.map_structure(lambda one: tuple(one.shape), (y, outputs)), weight is None))
+        return tf.reduce_mean(outputs["b"])
+
+    made = objective_of("two_outputs", "two_targets", {"loss": loss})
+    assert made.text.startswith("loss: loss of the user's file; ")
+    assert seen == [(({"a": (8, 1), "b": (8, 1)}, {"a": (8, 1), "b": (8, 1)}), True)]
+
+
+def test_metrics_of_the_user_have_their_names():
+    made = objective_of("small", "weighted", {"metrics": lambda: {"mine": keras.metrics.SparseCategoricalAccuracy()}})
+    assert list(made.results(tf.constant([6.0, 8.0]))) == ["mine"]
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "named", "message"),
+    [
+        ("softmax_not_compiled", "images", {}, "takes logits, but the model's outputs lie in 0..1 and sum to 1: "),
+        ("small", "weighted", {"loss_options": {"from_logits": False}}, "takes probabilities, but .* outputs range"),
+        ("small", "one_hot", {}, r"no loss is named, and the labels are float32 \[3\]; type model.loss=mean_squared"),
+        ("small", "weighted", {"loss": "mean_sqared_error"}, "no loss of Keras; did you mean MeanSquaredError"),
+        ("small", "weighted", {"metrics": ["AUCC"]}, "model.metrics: AUCC is no metric of Keras; did you mean AUC"),
+        ("small", "weighted", {"metrics": [{"AUC": {"bins": 3}}]}, "model.metrics, options of AUC: .*bins"),
+        ("small", "weighted", {"loss": "huber", "loss_options": {"sigma": 3}}, "model.loss_options of huber: .*sigma"),
+        ("Trains", "weighted", {}, "Trains has a train_step of its own, which would not run: .* override compute_loss"),
+        ("autoencoder", "weighted", {"loss": "mse"}, "cannot be computed: ValueError: .*shape"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_starts(model, data, named, message):
+    given = {"loss": None, "loss_options": {}, "loss_weights": None, "metrics": None} | named
+    question = Question({"name": model, "options": {}, **given}, {"name": data, "options": {}}, ZOO, seed=1)
+    result = describe.answer(question)
+    text = result.get("problem", {}).get("message") or result.get("failure", "")
+    assert re.search(message, text), result
+
+
+def test_an_error_of_the_users_code_names_its_line():
+    given = {"loss": None, "loss_options": {}, "loss_weights": None, "metrics": None}
+    question = Question({"name": "fails", "options": {}, **given}, {"name": "weighted", "options": {}}, ZOO, seed=1)
+    result = describe.answer(question)
+    assert result["exit_code"] == 65
+    assert f"{ZOO}, line " in result["failure"]
+    assert result["failure"].endswith("in fails: RuntimeError: no such width")

@@ -1,0 +1,238 @@
+"""Compiles a model: chooses its loss and metrics from the config, the user's file, or its own `compile()`.
+
+In all of them a loss is a Keras loss, or a function of the user's file that takes all labels and outputs.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from trainer.workload.data.examples import ArraySpec, Nest, Spec, describe_nest, map_nest
+from trainer.workload.objective import Objective
+
+LOGITS = "from_logits"  # an option of losses and metrics; Keras's default is false, the config's true
+ACCURACY = "accuracy"
+INTEGERS = "sparse_categorical_crossentropy"  # the loss for classes, unless another is named
+ALIASES = {  # Keras's own
+    "bce": "binary_crossentropy",
+    "mse": "mean_squared_error",
+    "mae": "mean_absolute_error",
+    "mape": "mean_absolute_percentage_error",
+    "msle": "mean_squared_logarithmic_error",
+    "kld": "kl_divergence",
+    "rmse": "root_mean_squared_error",
+}
+FROM_CONFIG, FROM_COMPILE, BY_DEFAULT = "from the config", "from compile()", "by default"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the config names."""
+
+    loss: Nest = None  # a name, or names by output
+    loss_options: Mapping[str, Any] = field(default_factory=dict)
+    loss_weights: Any = None
+    metrics: Any = None  # names and {name: options}, in a list or by output
+
+
+class Chosen(NamedTuple):
+    """A loss or metrics, with their names and origin for people."""
+
+    value: Any
+    text: str
+
+
+def make_objective(
+    model: keras.Model,
+    spec: Spec,
+    wanted: Wanted,
+    *,
+    functions: Mapping[str, Any] | None = None,
+    size: int | None = None,
+) -> Objective:
+    """Compiles a model.
+
+    Args:
+        spec: of its data.
+        functions: what the user's file defines, by name.
+        size: as in `Objective`.
+
+    Raises:
+        ValueError: if a name is unknown, no loss is named and none can be chosen, or the model trains itself.
+    """
+    if type(model).train_step is not keras.Model.train_step:
+        raise ValueError(
+            f"{type(model).__name__} has a train_step of its own, which would not run: steps are computed on many "
+            "workers; override compute_loss(x, y, y_pred, sample_weight) instead"
+        )
+    functions = functions or {}
+    compiled_by_user = bool(model.compiled)
+    loss = _choose_loss(model, spec, wanted, functions)
+    metrics = _choose_metrics(model, wanted, functions, loss)
+    text = f"loss: {loss.text}; metrics: {metrics.text}"
+    is_whole = inspect.isfunction(loss.value)
+    weights = wanted.loss_weights
+    if weights is None and compiled_by_user and model._compile_loss is not None:
+        weights = model._compile_loss._user_loss_weights
+    weighted = model._compile_metrics._user_weighted_metrics if compiled_by_user and model._compile_metrics else None
+    model.compile(
+        optimizer="sgd",  # never used
+        loss=None if is_whole else loss.value,
+        loss_weights=None if is_whole else weights,
+        metrics=metrics.value,
+        weighted_metrics=weighted,
+    )
+    whole_loss = loss.value if is_whole else None
+    return Objective(model, whole_loss=whole_loss, size=size, text=text, is_given_compiled=compiled_by_user)
+
+
+def _choose_loss(model: keras.Model, spec: Spec, wanted: Wanted, functions: Mapping[str, Any]) -> Chosen:
+    named = wanted.loss
+    if named is None and "loss" in functions:
+        named = "loss"
+    if isinstance(named, str) and named in functions:
+        function = functions[named]
+        if inspect.isclass(function):
+            function = function(**wanted.loss_options)
+        return Chosen(function, f"{named} of the user's file")
+    if named is not None:
+        losses = map_nest(lambda name: _loss(name, wanted.loss_options, functions), named)
+        return Chosen(losses, f"{_names(named)} {FROM_CONFIG}")
+    if type(model).compute_loss is not keras.Model.compute_loss:
+        return Chosen(_compiled_loss(model), f"compute_loss of {type(model).__name__}")
+    if (compiled := _compiled_loss(model)) is not None:
+        return Chosen(compiled, f"{_names(compiled)} {FROM_COMPILE}")
+    if spec.labels is None:
+        return Chosen(None, "of its layers")
+    if isinstance(spec.labels, ArraySpec) and "int" in spec.labels.dtype:
+        return Chosen(_loss(INTEGERS, wanted.loss_options, functions), f"{INTEGERS} of logits, {BY_DEFAULT}")
+    raise ValueError(
+        f"no loss is named, and the labels are {describe_nest(spec.labels)}; type model.loss=mean_squared_error, "
+        "binary_crossentropy or another of keras.losses, or have the model's function call compile(loss=...)"
+    )
+
+
+def _compiled_loss(model: keras.Model) -> Any:
+    return model._compile_loss._user_loss if model.compiled and model._compile_loss is not None else None
+
+
+def _choose_metrics(model: keras.Model, wanted: Wanted, functions: Mapping[str, Any], loss: Chosen) -> Chosen:
+    if wanted.metrics is not None:
+        metrics = _map_metrics(lambda one: _metric(one, functions), wanted.metrics)
+        return Chosen(metrics, f"{_names(wanted.metrics) or 'none'} {FROM_CONFIG}")
+    if "metrics" in functions:
+        made = functions["metrics"]()
+        if isinstance(made, dict) and all(isinstance(one, keras.metrics.Metric) for one in made.values()):
+            for name, one in made.items():
+                one.name = name
+            made = list(made.values())
+        return Chosen(made, f"{_names(made)} of the user's file")
+    compiled = model._compile_metrics._user_metrics if model.compiled and model._compile_metrics is not None else None
+    if compiled or loss.text.endswith(FROM_COMPILE):
+        return Chosen(compiled, f"{_names(compiled)} {FROM_COMPILE}" if compiled else "none")
+    for kind, accuracy in ACCURACIES.items():
+        if isinstance(loss.value, kind) and _is_of_logits(loss.value):
+            return Chosen([accuracy()], f"{ACCURACY}, {BY_DEFAULT}")
+    return Chosen(None, "none")
+
+
+def _loss(name: Any, options: Mapping[str, Any], functions: Mapping[str, Any]) -> Any:
+    """A loss by its name in keras.losses (mean_squared_error or MeanSquaredError) or in the user's file."""
+    if name in functions:
+        return functions[name]
+    kind = _find(keras.losses, ALIASES.get(name, name), keras.losses.Loss)
+    if kind is None:
+        raise ValueError(f"model.loss={name} is no loss of Keras; {_near(keras.losses, name, keras.losses.Loss)}")
+    own = {LOGITS: True} if LOGITS in inspect.signature(kind).parameters else {}
+    try:
+        return kind(**(own | dict(options)))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"model.loss_options of {name}: {error}") from error
+
+
+def _name_of(one: Any) -> str:
+    return str(getattr(one, "name", None) or getattr(one, "__name__", one))
+
+
+def _metric(named: Any, functions: Mapping[str, Any]) -> Any:
+    """A metric by its name, or {name: options}."""
+    name: str = next(iter(named)) if isinstance(named, Mapping) else named
+    options = named[name] if isinstance(named, Mapping) else {}
+    if name in functions:
+        made = functions[name]
+        return made(**options) if inspect.isclass(made) else made
+    if name in ("accuracy", "acc", "crossentropy", "ce"):
+        return name  # Keras chooses by the shapes
+    kind = _find(keras.metrics, ALIASES.get(name, name), keras.metrics.Metric)
+    if kind is None:
+        raise ValueError(
+            f"model.metrics: {name} is no metric of Keras; {_near(keras.metrics, name, keras.metrics.Metric)}"
+        )
+    own = {LOGITS: True} if LOGITS in inspect.signature(kind).parameters else {}
+    try:
+        return kind(**(own | {"name": name.lower()} | dict(options)))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"model.metrics, options of {name}: {error}") from error
+
+
+def _find(module: Any, name: str, base: type) -> Any:
+    """A class of a Keras module by its own name, or in snake_case."""
+    plain = name.replace("_", "").lower()
+    return next((kind for own, kind in vars(module).items() if own.lower() == plain and _is_kind(kind, base)), None)
+
+
+def _is_kind(value: Any, base: type) -> bool:
+    return inspect.isclass(value) and issubclass(value, base) and value is not base
+
+
+def _near(module: Any, name: str, base: type) -> str:
+    names = sorted(own for own, kind in vars(module).items() if _is_kind(kind, base))
+    by_plain = {own.lower(): own for own in names}
+    near = difflib.get_close_matches(name.replace("_", "").lower(), by_plain, n=3)
+    return f"did you mean {' or '.join(by_plain[one] for one in near)}?" if near else f"available: {', '.join(names)}"
+
+
+def _map_metrics(function: Callable[[Any], Any], metrics: Any) -> Any:
+    """Metrics in a list, in lists by output, or in a mapping by output; a mapping in a list is {name: options}."""
+    if isinstance(metrics, Mapping):
+        return {output: _map_metrics(function, ones) for output, ones in metrics.items()}
+    if isinstance(metrics, list | tuple):
+        return [_map_metrics(function, one) if isinstance(one, list | tuple) else function(one) for one in metrics]
+    return [function(metrics)]
+
+
+def _names(nest: Any) -> str:
+    """A nest of losses or metrics for people."""
+    if isinstance(nest, Mapping):
+        return ", ".join(name if _is_options(one) else f"{name}: {_names(one)}" for name, one in nest.items())
+    if isinstance(nest, Sequence) and not isinstance(nest, str):
+        return ", ".join(map(_names, nest))
+    return nest if isinstance(nest, str) else _name_of(nest)
+
+
+def _is_options(value: Any) -> bool:
+    """Whether it is the options of a metric: {AUC: {num_thresholds: 50}}, and not the metrics of an output."""
+    return isinstance(value, Mapping)
+
+
+def _is_of_logits(loss: Any) -> bool:
+    return bool(getattr(loss, LOGITS, False))
+
+
+def _binary_accuracy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+    logits, labels = (tf.reshape(tf.cast(one, tf.float32), [-1]) for one in (logits, labels))
+    return tf.cast(tf.equal(logits > 0, labels > 0.5), tf.float32)
+
+
+ACCURACIES: Mapping[type, Callable[[], keras.metrics.Metric]] = {  # of logits, by loss
+    keras.losses.SparseCategoricalCrossentropy: lambda: keras.metrics.SparseCategoricalAccuracy(name=ACCURACY),
+    keras.losses.CategoricalCrossentropy: lambda: keras.metrics.CategoricalAccuracy(name=ACCURACY),
+    keras.losses.BinaryCrossentropy: lambda: keras.metrics.MeanMetricWrapper(_binary_accuracy, name=ACCURACY),
+}

@@ -1,0 +1,164 @@
+"""What a model is trained for: its loss and its metrics, as Keras computes them.
+
+How losses are weighted and masked, how metrics are named, and what a metric's variables mean is Keras's. A metric is
+counted by the sums of what each batch adds to its variables, so its value is that of one process over all examples.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.backend.common import global_state
+from keras.src.losses import loss as keras_loss
+
+from trainer.workload import eager
+from trainer.workload.data.examples import Batch, Nest
+
+Known = Iterable[tuple[keras.Variable, tf.Tensor]]  # values of a model's variables
+WholeLoss = Callable[..., tf.Tensor]  # (labels, outputs[, weight]) -> [N] or []
+
+
+@contextmanager
+def no_values() -> Iterator[None]:
+    """Variables made within have a shape and no value; a step, which is given all values, computes the same."""
+    with keras.StatelessScope(initialize_variables=False):
+        yield
+    global_state.set_global_attribute("uninitialized_variables", [])  # or Keras would do it at the end of a later scope
+
+
+class Objective:
+    """The loss and the metrics of a compiled model."""
+
+    def __init__(
+        self,
+        model: keras.Model,
+        *,
+        whole_loss: WholeLoss | None = None,
+        size: int | None = None,
+        text: str = "",
+        is_given_compiled: bool = True,
+    ) -> None:
+        """Begins.
+
+        Args:
+            model: compiled; its loss is used unless there is a `whole_loss`.
+            whole_loss: a function of all labels and all outputs.
+            size: floats of the metrics' variables, if it is known already.
+            text: says what was chosen, and from where.
+            is_given_compiled: whether the model's author compiled it.
+        """
+        self.model, self.text, self._whole_loss, self._size = model, text, whole_loss, size
+        self._is_given_compiled = is_given_compiled
+        self._tables = eager.tables_of(model)
+
+    def model_to_save(self) -> keras.Model:
+        """The model; Keras would save a loss with it, and only one that its author chose can be loaded again."""
+        self.model.compiled = self._is_given_compiled
+        return self.model
+
+    def in_graph(self) -> AbstractContextManager[None]:
+        """Within, functions that are traced can use what the model's layers computed when they were made."""
+        return eager.in_graph(self._tables)
+
+    @property
+    def size(self) -> int:
+        """Floats of the metrics' variables; known once a batch was computed."""
+        return sum(_size(v) for v in self._variables) if self._size is None else self._size
+
+    def compute(
+        self, known: Known, batch: Batch, outputs: Nest, own: Sequence[tf.Tensor], *, training: bool
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Computes (loss [], what the batch adds to the metrics' variables [size] float32).
+
+        Args:
+            known: values of all variables of the model.
+            outputs: of the model, for the batch.
+            own: the losses that its layers added.
+        """
+        model, (features, labels, weights) = self.model, batch
+        outputs = tf.nest.map_structure(_in_float32, outputs)
+        self._build(labels, outputs)
+        zeros = [(v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables]
+        with _undivided_losses(), keras.StatelessScope(state_mapping=[*known, *zeros]) as scope:
+            if self._whole_loss is None:
+                model._losses_override.extend(own)  # as Keras's trainer for JAX does
+                try:
+                    value = model._compute_loss(features, labels, outputs, weights, training=training)
+                finally:
+                    model._losses_override.clear()
+            else:
+                value = tf.reduce_mean(_call(self._whole_loss, labels, outputs, weights))
+                value = tf.add_n([value, *(tf.reduce_sum(tf.cast(one, tf.float32)) for one in own)])
+            if self._variables:
+                model.compute_metrics(features, labels, outputs, weights)
+            sums = [tf.reshape(tf.cast(scope.get_current_value(v), tf.float32), [-1]) for v in self._variables]
+        return tf.cast(value, tf.float32), tf.concat(sums, 0) if sums else tf.zeros([0])
+
+    def results(self, sums: tf.Tensor) -> dict[str, tf.Tensor]:
+        """The metrics by name, from the sums [size] of what batches added to their variables."""
+        offset = 0
+        values = [(v, tf.zeros(v.shape, v.dtype)) for v in self.model._loss_tracker.variables]
+        for variable in self._variables:
+            flat = sums[offset : offset + _size(variable)]
+            flat = flat if variable.dtype.startswith("float") else tf.round(flat)
+            values.append((variable, tf.cast(tf.reshape(flat, variable.shape), variable.dtype)))
+            offset += _size(variable)
+        with keras.StatelessScope(state_mapping=values):
+            named = self.model.get_metrics_result() if values else {}
+        return {name: tf.cast(value, tf.float32) for name, value in named.items() if name != "loss"}
+
+    @property
+    def _variables(self) -> list[keras.Variable]:
+        """Of the metrics; the loss has none, because every step returns it."""
+        metrics = [metric for metric in self.model.metrics if metric is not self.model._loss_tracker]
+        return [variable for metric in metrics for variable in metric.variables]
+
+    def _build(self, labels: Nest, outputs: Nest) -> None:
+        """Makes the variables of the metrics, and of each output's loss, which depends on what they measure."""
+        with no_values():
+            for compiled in (self.model._compile_loss, self.model._compile_metrics):
+                if compiled is not None and not compiled.built:
+                    compiled.build(labels, outputs)
+
+
+@contextmanager
+def _undivided_losses() -> Iterator[None]:
+    """Keeps Keras from dividing losses by the workers of a tf.distribute strategy: the engine averages gradients."""
+    names = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
+    before = {name: getattr(keras_loss, name) for name in names}
+    try:
+        for name in names:
+            setattr(keras_loss, name, lambda value: value)
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(keras_loss, name, function)
+
+
+def _size(variable: keras.Variable) -> int:
+    return int(np.prod(variable.shape, dtype=np.int64))
+
+
+def _in_float32(output: tf.Tensor) -> tf.Tensor:
+    """Losses are computed in float32, whatever the model computes in; a mask stays with its output."""
+    if not output.dtype.is_floating or output.dtype == tf.float32:
+        return output
+    converted = tf.cast(output, tf.float32)
+    if (mask := keras.src.backend.get_keras_mask(output)) is not None:
+        keras.src.backend.set_keras_mask(converted, mask)
+    return converted
+
+
+def _call(loss: WholeLoss, labels: Nest, outputs: Nest, weights: Nest) -> tf.Tensor:
+    """A user's loss; one that takes no weights is weighted by them afterwards."""
+    if "weight" in inspect.signature(loss).parameters:
+        return loss(labels, outputs, weight=weights)
+    losses = tf.convert_to_tensor(loss(labels, outputs))
+    if weights is None or losses.shape.rank == 0:
+        return losses
+    return losses * tf.cast(weights, losses.dtype)
