@@ -224,6 +224,29 @@ def towers():
     return keras.Model((one, two), (tower(one), tower(two)))
 
 
+class Counter(layers.Layer):
+    """Counts its calls in training as an integer."""
+
+    def build(self, shape):
+        self.calls = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="calls")
+
+    def call(self, x, training=False):
+        if training:
+            self.calls.assign_add(1)
+        return x
+
+
+def fine_tuned():
+    """A frozen backbone with BatchNorm, whose head is trained; inputs are normalized, and calls counted."""
+    normalization = layers.Normalization()
+    normalization.adapt(np.random.default_rng(3).normal(3.0, 2.0, (100, 6)))
+    backbone = keras.Sequential([layers.Dense(16, "relu"), layers.BatchNormalization()], name="backbone")
+    backbone.trainable = False
+    x = keras.Input((6,))
+    hidden = layers.BatchNormalization(name="norm")(backbone(normalization(x)))
+    return keras.Model(x, layers.Dense(2, name="head")(Counter(name="counter")(hidden)))
+
+
 class Trains(keras.Model):
     """Refused: nobody would call its `train_step`."""
 

@@ -22,7 +22,8 @@ from trainer.engine.vectors.snapshot import Snapshot
 from trainer.launch.processes.ports import HeldPorts
 from trainer.observe.peers import PeerError
 from trainer.observe.status import Status
-from trainer.plan.plan import Task
+from trainer.plan.layout import FrozenWeights, Shard
+from trainer.plan.plan import Plan, Task
 from trainer.storage import checkpoint, checkpoint_writer, evaluations
 from trainer.storage.checkpoint import CheckpointError
 from trainer.storage.journal import Journal
@@ -35,6 +36,7 @@ from trainer.workload import step as replica
 from trainer.workload.build import open_workload
 
 STEPS = 30
+SHARDS = (Shard(0, "worker:0", (), (), sums=2),)
 EVALUATOR = Task("evaluator", 0, "", "127.0.0.1:0", (), None, 1, 2)
 
 
@@ -46,7 +48,7 @@ def config(*overrides: str) -> RunConfig:
 @pytest.fixture(scope="module")
 def workload() -> Any:
     """(model, data) of `config`."""
-    return open_workload(config())
+    return open_workload(config(), Plan("local", "local", 1, 8, (), SHARDS, 64, ()))
 
 
 @pytest.fixture
@@ -76,7 +78,7 @@ def new_scorer(directory: RunDirectory, workload: Any, *overrides: str) -> Check
     chosen = config(*overrides)
     evaluator = make_evaluator(chosen, workload, "/cpu:0")
     evaluator.connect("", None)
-    return CheckpointScorer(chosen, directory, workload.model, evaluator, status())
+    return CheckpointScorer(chosen, directory, workload, evaluator, status())
 
 
 def status() -> Status:
@@ -243,7 +245,9 @@ def chief_at(control: str) -> Task:
 def run(directory: RunDirectory, control: str, stop: Any = None, **overrides: str) -> Status:
     """Runs the task to its end; returns its status page."""
     chief = chief_at(control)
-    plan: Any = SimpleNamespace(steps=STEPS, task=lambda *_: chief, tasks=[chief])
+    plan: Any = SimpleNamespace(
+        steps=STEPS, task=lambda *_: chief, tasks=[chief], shards=SHARDS, frozen=FrozenWeights()
+    )
     typed = [f"{key.replace('__', '.')}={value}" for key, value in overrides.items()]
     stop = stop or SimpleNamespace(requested=False, let_step_finish=lambda: None)
     context = Context(config(*typed), plan, directory, EVALUATOR, status(), stop, Journal(None))

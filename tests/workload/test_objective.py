@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from trainer.config.schema import ModelConfig
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.plan.description import Question
 from trainer.task.evaluator.score import Evaluator
-from trainer.workload import build, describe, step, trial
+from trainer.workload import build, describe, frozen, step, trial
 from trainer.workload.compiling import Wanted
 from trainer.workload.data.examples import Batch
 from trainer.workload.objective import Objective
@@ -39,6 +41,7 @@ KINDS = {  # model and data, options of the model, what the config names
     "pixels": ("segmentation", "pixels", {}, {}),
     "masks": ("recurrent", "sentences", {}, {}),
     "masked steps": ("tagger", "tagged", {}, {}),
+    "frozen weights": ("fine_tuned", "weighted", {}, {}),
     "weights": ("small", "weighted", {}, {}),
     "options of a loss": ("small", "weighted", {}, {"loss": "SparseCategoricalCrossentropy"}),
 }
@@ -57,7 +60,8 @@ def workload(kind: str, opened: dict[str, Any]) -> build.Workload:
         model = build.build_model(model_name, options, data, seed=1, user_file=ZOO)
         objective = build.open_objective(model, data, Wanted(**named), user_file=ZOO)
         trial.run(objective, data, has_values=True)
-        opened[kind] = build.Workload(model, data, objective)
+        objective.frozen = frozen.find(objective, data.spec).paths
+        opened[kind] = build.Workload(model, data, objective, frozen.values_of(model, objective.frozen))
     return opened[kind]
 
 
@@ -89,9 +93,9 @@ def keras_results(model: keras.Model) -> dict[str, float]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_evaluation_equals_keras_s(kind, opened):
     one = workload(kind, opened)
-    evaluator = Evaluator(one.objective, one.data.evaluate, batch_size=BATCH, device="/cpu:0")
+    evaluator = Evaluator(one, batch_size=BATCH, device="/cpu:0")
     evaluator.connect("", None)
-    initial = step.initial_values(one.model)
+    initial = step.initial_values(one.model, one.frozen)
     trainable = {p.path for p in step.parameters_of(one.model) if p.trainable}
     state = {path: value for path, value in initial.items() if path not in trainable}
     found = evaluator.score(Snapshot(0, {p: v for p, v in initial.items() if p in trainable}, state, {}))
@@ -137,6 +141,60 @@ def test_the_sums_of_two_halves_are_the_metrics_of_the_whole(kind, opened):
     assert {n: v for n, v in found.items() if n not in no_loss} == pytest.approx(
         {n: v for n, v in expected.items() if n not in no_loss}, rel=1e-5
     )
+
+
+@pytest.mark.parametrize(
+    ("model", "data"), [("small", "weighted"), ("smoothed", "one_hot"), ("recurrent", "sentences")]
+)
+def test_class_weights_are_weights_of_examples(model, data):
+    weights = {0: 0.5, 1: 3.0}
+    opened = build.open_data_set(data, {}, seed=1, user_file=ZOO)
+    losses = []
+    for named in ({"class_weight": weights}, {}):
+        made = build.build_model(model, {}, opened, seed=1, user_file=ZOO)
+        objective = build.open_objective(made, opened, Wanted(**named), user_file=ZOO)
+        trial.run(objective, opened, has_values=True)
+        batch = examples(build.Workload(made, opened, objective, {}), BATCH)
+        if not named:
+            classes = np.asarray(batch.labels) if np.ndim(batch.labels) == 1 else np.argmax(batch.labels, -1)
+            of_class = np.array([weights.get(int(one), 1.0) for one in classes], np.float32)
+            given = 1 if batch.weights is None else np.asarray(batch.weights)
+            batch = batch._replace(weights=tf.constant(of_class * given, tf.float32))
+        losses.append(float(step.make_step(objective)(*values(made), tf.constant([7, 1], tf.int64), batch).loss))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+# Frozen weights
+
+
+def test_weights_that_training_never_changes_are_found(opened):
+    one = workload("frozen weights", opened)
+    assert one.objective.frozen == (
+        "normalization/mean",
+        "normalization/variance",
+        "normalization/count",
+        "backbone/dense/kernel",
+        "backbone/dense/bias",
+        "backbone/batch_normalization/gamma",
+        "backbone/batch_normalization/beta",
+        "backbone/batch_normalization/moving_mean",
+        "backbone/batch_normalization/moving_variance",
+    )
+    left = [p.path for p in step.parameters_of(one.model, one.objective.frozen)]
+    assert [path for path in left if path.startswith(("normalization", "backbone"))] == []
+    assert {"norm/moving_mean", "counter/calls", "head/kernel"} <= set(left)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_step_moves_state_of_any_type_and_no_frozen_weight(accumulate, opened):
+    one = workload("frozen weights", opened)
+    made = tf.function(step.make_step(one.objective, accumulate=accumulate), autograph=False)
+    parameters, state = values(one.model)
+    state = {path: tf.cast(value, tf.float32) if path == "counter/calls" else value for path, value in state.items()}
+    output = made(parameters, state, tf.constant([7, 1], tf.int64), examples(one, BATCH))
+    assert set(output.state) == {"norm/moving_mean", "norm/moving_variance", "counter/calls"}
+    assert float(output.state["counter/calls"]) == accumulate
+    assert set(output.gradients) == {"norm/gamma", "norm/beta", "head/kernel", "head/bias"}
 
 
 # Where loss and metrics come from
@@ -200,20 +258,21 @@ def test_metrics_of_the_user_have_their_names():
         ("small", "weighted", {"metrics": [{"AUC": {"bins": 3}}]}, "model.metrics, options of AUC: .*bins"),
         ("small", "weighted", {"loss": "huber", "loss_options": {"sigma": 3}}, "model.loss_options of huber: .*sigma"),
         ("Trains", "weighted", {}, "Trains has a train_step of its own, which would not run: .* override compute_loss"),
+        ("small", "weighted", {"class_weight": {2: 1.0}}, r"class_weight=\{2: 1.0\} is no mapping .*0..1"),
+        ("small", "weighted", {"class_weight": {"a": "b"}}, "is no mapping from classes"),
+        ("two_outputs", "two_targets", {"class_weight": {1: 2.0}}, "class_weight needs one array of labels, .*weights"),
         ("autoencoder", "weighted", {"loss": "mse"}, "cannot be computed: ValueError: .*shape"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_starts(model, data, named, message):
-    given = {"loss": None, "loss_options": {}, "loss_weights": None, "metrics": None} | named
-    question = Question({"name": model, "options": {}, **given}, {"name": data, "options": {}}, ZOO, seed=1)
+    question = Question(asdict(ModelConfig(model)) | named, {"name": data, "options": {}}, ZOO, seed=1)
     result = describe.answer(question)
     text = result.get("problem", {}).get("message") or result.get("failure", "")
     assert re.search(message, text), result
 
 
 def test_an_error_of_the_users_code_names_its_line():
-    given = {"loss": None, "loss_options": {}, "loss_weights": None, "metrics": None}
-    question = Question({"name": "fails", "options": {}, **given}, {"name": "weighted", "options": {}}, ZOO, seed=1)
+    question = Question(asdict(ModelConfig("fails")), {"name": "weighted", "options": {}}, ZOO, seed=1)
     result = describe.answer(question)
     assert result["exit_code"] == 65
     assert f"{ZOO}, line " in result["failure"]

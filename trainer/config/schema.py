@@ -154,6 +154,7 @@ class ModelConfig:
     loss: Any = None
     loss_options: dict[str, Any] = field(default_factory=dict)  # keyword arguments of a Keras loss
     loss_weights: Any = None  # of each output in the loss: a list, or a mapping by output
+    class_weight: Any = None  # of examples in training, by class, e.g. {0: 1, 1: 5}; classes not named have 1
     # names of keras.metrics or of the file named by user, or {AUC: {num_thresholds: 50}}, in a list or by output;
     # default: those of the model's compile(), or the accuracy of a classifier
     metrics: Any = None

@@ -12,9 +12,10 @@ import tensorflow as tf
 
 from trainer.config.schema import OptimizerConfig
 from trainer.engine import optimizers
+from trainer.engine.frozen import Copy
 from trainer.engine.update import squares_order
 from trainer.engine.vectors import packing
-from trainer.engine.vectors.packing import TrainableAndRest, halves, mean_of
+from trainer.engine.vectors.packing import Tensors, TrainableAndRest, halves, mean_of
 from trainer.engine.vectors.wire import FLOAT32
 from trainer.plan.layout import METRICS, Shard
 from trainer.workload import loss_scale
@@ -34,6 +35,7 @@ class Replica:
     count: int = 1
     device: str | None = None  # of the forward and backward pass; None: TensorFlow chooses
     jit: bool = False  # compiled by XLA
+    frozen: Copy = field(default_factory=lambda: Copy({}))  # weights that are in no vector
     scopes: Mapping[str, str] = field(default_factory=dict)  # layer path by name scope; known when the step is built
 
 
@@ -94,11 +96,13 @@ def run_step(
     """
     checked: list[str] = []  # what each element of `finite` is about
 
-    def step(vectors: Sequence[TrainableAndRest], draw: tf.Tensor, batch: Batch, stop: tf.Tensor) -> Any:
+    def step(
+        vectors: Sequence[TrainableAndRest], frozen: Tensors, draw: tf.Tensor, batch: Batch, stop: tf.Tensor
+    ) -> Any:
         with tf.device(replica.device):  # here too: operations of a function do not inherit their caller's device
             parameters, state = packing.unpack(vectors, shards)
             scale = state.get(loss_scale.PARAMETER.path)
-            output = replica.step(parameters, state, draw, batch, None if scale is None else scale[0])
+            output = replica.step(parameters, {**state, **frozen}, draw, batch, None if scale is None else scale[0])
             own = {} if scale is None else {loss_scale.PARAMETER.path: scale}
             metrics = output._asdict() | {"stop": stop}
             lanes = tf.concat([tf.stack([metrics[name] for name in METRICS]), output.sums], 0)
@@ -108,7 +112,8 @@ def run_step(
     draw = tf.stack([tf.constant(replica.seed, tf.int64), batches.step * replica.count + replica.index])
     run = tf.function(step, autograph=False, jit_compile=replica.jit or None)
     with tf.name_scope(f"replica{replica.index}"), tf.device(replica.device):  # one copy of each vector goes there
-        ended, bad, finite = run(list(vectors), draw, batches.batch, stop)
+        frozen = replica.frozen.tensors(f"replica{replica.index}_frozen")
+        ended, bad, finite = run(list(vectors), frozen, draw, batches.batch, stop)
     # Outside the replica, because everything inside is on its device.
     named = _name_bad(replica, bad > 0, finite, checked, step=packing.tags_of(vectors[0], shards[0])[1])
     with tf.device(replica.device), tf.control_dependencies([named]):

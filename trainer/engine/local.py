@@ -38,7 +38,7 @@ class LocalEngine(SessionEngine):
             parameters: the device that holds the shard's vectors and updates them.
             profiles: whether steps are stamped: input, compute, apply.
         """
-        self.scopes = replicas[0].scopes
+        self.replicas, self.scopes = replicas, replicas[0].scopes
         self._shard, self._fills = shard, optimizer.slots()
         self._clock = GraphClock(is_wanted=profiles)
         with tf.Graph().as_default() as self.graph:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from trainer.engine.compute import Replica
 from trainer.engine.instruments import run_traced
 from trainer.engine.step_result import StepResult
 from trainer.observe.placement.executed import Executed
@@ -27,6 +28,7 @@ class SessionEngine:
     scopes: Mapping[str, str]
     graph: Any
     session: Any
+    replicas: Sequence[Replica]
 
     _stop: tf.Tensor  # [] float32; 0 unless it is fed
     _step: list[Any]  # [tags, metrics, time when vectors and batches were here, time when computed, [pushes, *stamps]]
@@ -34,6 +36,8 @@ class SessionEngine:
 
     def connect(self, target: str, session_config: Any) -> None:
         self.session = v1.Session(target, graph=self.graph, config=session_config)
+        for replica in self.replicas:
+            replica.frozen.load(self.session)
         self._run_step = self.session.make_callable(self._step)  # without feeds, which cost time at each step
 
     def held(self) -> int:

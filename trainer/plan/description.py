@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from glob import glob
 from importlib import metadata
 from pathlib import Path
@@ -17,9 +17,9 @@ from typing import Any
 
 from trainer.config.schema import DataConfig, ModelConfig
 from trainer.faults.exit_codes import TrainerError
-from trainer.plan.layout import Parameter
+from trainer.plan.layout import FrozenWeights, Parameter
 
-FORMAT = 4  # of the cached file; raise it when Description changes
+FORMAT = 5  # of the cached file; raise it when Description changes
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Description:
     evaluate_examples: int
     layers: tuple[str, ...] = ()  # paths, of layers inside layers too
     sums: int = 0  # floats of the metrics' variables
+    frozen: FrozenWeights = field(default_factory=FrozenWeights)
     objective: str = ""  # loss and metrics, and where they come from
     flops: int = 0  # floating-point operations of one example's forward pass
     uncounted: tuple[str, ...] = ()  # layers not in `flops`, because their operations cannot be counted
@@ -51,15 +52,7 @@ class Question:
     def about(
         cls, model: ModelConfig, data: DataConfig, *, user: str | None, seed: int, precision: str = "float32"
     ) -> Question:
-        named = {
-            "name": model.name,
-            "options": model.options,
-            "loss": model.loss,
-            "loss_options": model.loss_options,
-            "loss_weights": model.loss_weights,
-            "metrics": model.metrics,
-        }
-        return cls(named, {"name": data.name, "options": data.options}, user, seed, precision)
+        return cls(asdict(model), {"name": data.name, "options": data.options}, user, seed, precision)
 
     def key(self) -> str:
         """A digest that changes whenever the answer may: options, code, user's file, data files, library versions."""

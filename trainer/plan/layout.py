@@ -25,6 +25,14 @@ class Parameter(NamedTuple):
         return math.prod(self.shape)
 
 
+class FrozenWeights(NamedTuple):
+    """Variables that training never changes; every task that computes has its own copy, and no shard holds them."""
+
+    paths: tuple[str, ...] = ()
+    nbytes: int = 0
+    sha256: str = ""  # of their paths, types and values
+
+
 class Slice(NamedTuple):
     """Where a parameter, or a part of one, is in its shard's flat vector; all sizes in floats."""
 

@@ -80,6 +80,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         layers=_pin_layers(config.device.layers, description.layers),
         wire=wire_of(config, shards),
         objective=description.objective,
+        frozen=description.frozen,
     )
 
 

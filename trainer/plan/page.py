@@ -135,6 +135,9 @@ def _traffic(plan: Plan) -> str:
     epochs = plan.steps * plan.global_batch / plan.train_examples
     batch = f"batch: {plan.global_batch} global, {plan.replica_batch} per replica x {count(plan.replicas, 'replica')}"
     steps = f"steps: {plan.steps}, {epochs:.2f} epochs of {plan.train_examples:,} examples"
+    if plan.frozen.paths:
+        weights = f"{count(len(plan.frozen.paths), 'variable')}, {size(plan.frozen.nbytes)}"
+        steps += f"\nfrozen: {weights}, in every worker and not in messages"
     if not links:
         return f"{batch}\n{steps}\ntraffic: none"
     per_link = sorted({(host.split(" - ")[1], nbytes) for host, nbytes in links.items()})

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from trainer.faults.problems import Problem
-from trainer.plan.layout import WIRES, Shard, WireFormat
+from trainer.plan.layout import WIRES, FrozenWeights, Shard, WireFormat
 from trainer.plan.serialize import from_json, to_json
 from trainer.plan.strategy import STRATEGIES, Strategy
 
@@ -77,6 +77,7 @@ class Plan:
     parameters: str = "/cpu:0"  # device of a shard on its host
     layers: Mapping[str, str] = field(default_factory=dict)  # device inside a replica by layer path
     wire: str = "float32"  # how vectors travel between shard hosts and workers
+    frozen: FrozenWeights = field(default_factory=FrozenWeights)
     objective: str = ""  # loss and metrics, and where they come from
 
     @property

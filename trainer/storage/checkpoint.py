@@ -134,8 +134,12 @@ def load(checkpoint: Checkpoint) -> dict[str, NDArray[Any]]:
     return tensors
 
 
-def check_fits(checkpoint: Checkpoint, expected: Shapes) -> None:
-    """Raises a CheckpointError unless a checkpoint holds exactly the tensors that a run expects, in their shapes."""
+def check_fits(checkpoint: Checkpoint, expected: Shapes, *, frozen: str = "") -> None:
+    """Raises a CheckpointError unless a checkpoint holds exactly the tensors that a run expects, in their shapes.
+
+    Args:
+        frozen: digest of the weights that no checkpoint holds; they must be those of the run that saved it.
+    """
     their_slots, our_slots = _slots(checkpoint.tensors), _slots(expected)
     theirs = {name: shape for name, shape in checkpoint.tensors.items() if _slot(name) in our_slots | {None}}
     ours = {name: shape for name, shape in expected.items() if _slot(name) in their_slots | {None}}
@@ -151,6 +155,8 @@ def check_fits(checkpoint: Checkpoint, expected: Shapes) -> None:
     problems = [text + _some(names) for text, names in names_by_problem.items() if names]
     if their_slots != our_slots:
         problems.insert(0, f"its optimizer has {_some(sorted(their_slots))}, this run's {_some(sorted(our_slots))}")
+    if not problems and checkpoint.facts.get("frozen", "") != frozen:
+        problems.append("its run had other values in the frozen weights")
     if problems:
         remedy = "train the model and optimizer it was saved from, or start anew with resume=never"
         raise CheckpointError(checkpoint.path, "it does not fit this run: " + "; ".join(problems), remedy)

@@ -7,6 +7,7 @@ from typing import Any
 from trainer.engine.all_reduce import AllReduceEngine
 from trainer.engine.compute import Replica
 from trainer.engine.engine import Engine
+from trainer.engine.frozen import Copy
 from trainer.engine.local import LocalEngine
 from trainer.engine.sharded.async_host import AsyncHost
 from trainer.engine.sharded.backup_host import BackupHost
@@ -129,6 +130,16 @@ def _make_replicas(context: Context, workload: Workload) -> list[Replica]:
             )
 
         device = _full(plan, task, device)
-        return Replica(step, batches, config.seed, index, plan.replicas, device, jit=config.train.jit, scopes=scopes)
+        return Replica(
+            step,
+            batches,
+            config.seed,
+            index,
+            plan.replicas,
+            device,
+            jit=config.train.jit,
+            scopes=scopes,
+            frozen=Copy(workload.frozen),
+        )
 
     return list(map(make, plan.replica_numbers(task), task.replicas))

@@ -78,9 +78,8 @@ def _train(context: Context, strategy: Any = None) -> bool:
     """Builds the engine, connects it and trains; `strategy` comes from `server.start_strategy`, under all-reduce."""
     config, plan, task = context.config, context.plan, context.task
     # The chief loads the values, and writes the trained model.
-    workload = open_workload(config, with_values=task.is_chief, size=plan.shards[0].sums)
-    model = workload.model
-    _check_planned(plan, parameters_of(model, config.train.precision.value))
+    workload = open_workload(config, plan, with_values=task.is_chief)
+    _check_planned(plan, parameters_of(workload.model, config.train.precision.value, plan.frozen.paths))
     engine = make_engine(context, workload, strategy)
     evaluator = None
     if task.is_chief and plan.trainers == plan.tasks:  # else an evaluator task does it
@@ -97,7 +96,7 @@ def _train(context: Context, strategy: Any = None) -> bool:
         return _step_to_the_end(context, engine, pace, engine.start())
     if evaluator is not None:
         evaluator.connect(target, context.session_config([]))
-    start = initial_state.start(context, engine, model)
+    start = initial_state.start(context, engine, workload.model)
     chief = actions.assemble(context, engine, workload.objective, evaluator, start)
     stopped = _step_to_the_end(context, engine, pace, start.step, chief)
     context.needs_hosts = False

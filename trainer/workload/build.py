@@ -2,8 +2,9 @@
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import keras
@@ -13,13 +14,16 @@ import tensorflow as tf
 from trainer.config import user_file as user
 from trainer.config.schema import RunConfig
 from trainer.plan.layout import Parameter
+from trainer.plan.plan import Plan
+from trainer.workload import frozen as frozen_weights
 from trainer.workload import loss_scale, step
 from trainer.workload.compiling import Wanted, make_objective
-from trainer.workload.data import DATA_SETS, DataSet, open_data
+from trainer.workload.data import DATA_SETS, DataError, DataSet, open_data
 from trainer.workload.data.examples import ArraySpec, Spec, map_nest
 from trainer.workload.models import MODELS
 from trainer.workload.objective import Objective, no_values
 
+SAME_WEIGHTS = "its function must return the same ones in every task, e.g. load them from one file"
 SCALED = "mixed_float16"  # the precision that needs a loss scale
 
 
@@ -106,10 +110,15 @@ class Workload(NamedTuple):
     model: keras.Model
     data: DataSet
     objective: Objective
+    frozen: Mapping[str, np.ndarray]
 
 
-def open_workload(config: RunConfig, *, with_values: bool = True, size: int | None = None) -> Workload:
-    """The model, the data and the objective of a run; `with_values` and `size` as in `build_model` and `Objective`."""
+def open_workload(config: RunConfig, plan: Plan, *, with_values: bool = True) -> Workload:
+    """The model, the data and the objective of a run; `with_values` as in `build_model`.
+
+    Raises:
+        DataError: if the frozen weights are not those that were planned.
+    """
     data = open_data_set(config.data.name, config.data.options, seed=config.seed, user_file=config.user)
     named = config.model
     model = build_model(
@@ -121,27 +130,38 @@ def open_workload(config: RunConfig, *, with_values: bool = True, size: int | No
         precision=config.train.precision.value,
         with_values=with_values,
     )
-    wanted = Wanted(named.loss, named.loss_options, named.loss_weights, named.metrics)
-    return Workload(model, data, open_objective(model, data, wanted, user_file=config.user, size=size))
+    wanted = Wanted.of(asdict(named))
+    size, planned = plan.shards[0].sums, plan.frozen
+    objective = open_objective(model, data, wanted, user_file=config.user, size=size, frozen=planned.paths)
+    values = frozen_weights.values_of(model, planned.paths)
+    if frozen_weights.describe(values) != planned:
+        raise DataError(f"model {named.name}: its frozen weights differ from the planned ones; {SAME_WEIGHTS}")
+    return Workload(model, data, objective, values)
 
 
 def open_objective(
-    model: keras.Model, data: DataSet, wanted: Wanted, *, user_file: str | None, size: int | None = None
+    model: keras.Model,
+    data: DataSet,
+    wanted: Wanted,
+    *,
+    user_file: str | None,
+    size: int | None = None,
+    frozen: Collection[str] = (),
 ) -> Objective:
     """The loss and the metrics that the config, the user's file or the model names; see `make_objective`."""
     functions = user.definitions(user_file) if user_file else {}
-    return make_objective(model, data.spec, wanted, functions=functions, size=size)
+    return make_objective(model, data.spec, wanted, functions=functions, size=size, frozen=frozen)
 
 
-def parameters_of(model: keras.Model, precision: str) -> list[Parameter]:
-    """The parameters of a model, and those of its training."""
-    return [*step.parameters_of(model), *([loss_scale.PARAMETER] if precision == SCALED else [])]
+def parameters_of(model: keras.Model, precision: str, frozen: Collection[str] = ()) -> list[Parameter]:
+    """The parameters of a model, without its frozen weights, and those of its training."""
+    return [*step.parameters_of(model, frozen), *([loss_scale.PARAMETER] if precision == SCALED else [])]
 
 
-def initial_values(model: keras.Model, precision: str) -> dict[str, Any]:
+def initial_values(model: keras.Model, precision: str, frozen: Collection[str] = ()) -> dict[str, Any]:
     """The initial values of `parameters_of`, by path."""
     own = {loss_scale.PARAMETER.path: np.array(loss_scale.FIRST, np.float32)} if precision == SCALED else {}
-    return step.initial_values(model) | own
+    return step.initial_values(model, frozen) | own
 
 
 def _user_function(user_file: str | None, name: str, built_in: Mapping[str, Any]) -> Callable[..., Any] | None:

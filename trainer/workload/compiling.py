@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import keras
@@ -40,6 +41,12 @@ class Wanted:
     loss_options: Mapping[str, Any] = field(default_factory=dict)
     loss_weights: Any = None
     metrics: Any = None  # names and {name: options}, in a list or by output
+    class_weight: Any = None  # {class: weight}
+
+    @classmethod
+    def of(cls, model: Mapping[str, Any]) -> Wanted:
+        """From the keys of `model` in a config."""
+        return cls(**{one.name: model[one.name] for one in fields(cls)})
 
 
 class Chosen(NamedTuple):
@@ -56,13 +63,14 @@ def make_objective(
     *,
     functions: Mapping[str, Any] | None = None,
     size: int | None = None,
+    frozen: Collection[str] = (),
 ) -> Objective:
     """Compiles a model.
 
     Args:
         spec: of its data.
         functions: what the user's file defines, by name.
-        size: as in `Objective`.
+        size, frozen: as in `Objective`.
 
     Raises:
         ValueError: if a name is unknown, no loss is named and none can be chosen, or the model trains itself.
@@ -90,7 +98,15 @@ def make_objective(
         weighted_metrics=weighted,
     )
     whole_loss = loss.value if is_whole else None
-    return Objective(model, whole_loss=whole_loss, size=size, text=text, is_given_compiled=compiled_by_user)
+    return Objective(
+        model,
+        whole_loss=whole_loss,
+        class_weights=_class_weights(wanted.class_weight, spec),
+        size=size,
+        text=text,
+        is_given_compiled=compiled_by_user,
+        frozen=frozen,
+    )
 
 
 def _choose_loss(model: keras.Model, spec: Spec, wanted: Wanted, functions: Mapping[str, Any]) -> Chosen:
@@ -117,6 +133,28 @@ def _choose_loss(model: keras.Model, spec: Spec, wanted: Wanted, functions: Mapp
         f"no loss is named, and the labels are {describe_nest(spec.labels)}; type model.loss=mean_squared_error, "
         "binary_crossentropy or another of keras.losses, or have the model's function call compile(loss=...)"
     )
+
+
+def _class_weights(named: Any, spec: Spec) -> tuple[float, ...]:
+    """The weight of each class; none, if no class has one."""
+    if not named:
+        return ()
+    if not isinstance(spec.labels, ArraySpec):
+        raise ValueError(
+            f"model.class_weight needs one array of labels, and the labels are {describe_nest(spec.labels)}; "
+            "return weights with the data instead: (x, y, weights)"
+        )
+    classes = max(spec.classes, 2)  # one output tells two classes apart
+    try:
+        weights = {int(number): float(weight) for number, weight in named.items()}
+        is_valid = all(number in range(classes) and 0 <= weight < math.inf for number, weight in weights.items())
+    except (AttributeError, TypeError, ValueError):
+        is_valid = False
+    if not is_valid:
+        raise ValueError(
+            f"model.class_weight={named} is no mapping from classes (0..{classes - 1}) to weights (0 or more)"
+        )
+    return tuple(weights.get(number, 1.0) for number in range(classes))
 
 
 def _compiled_loss(model: keras.Model) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 from trainer.faults import exit_codes
 from trainer.faults.exit_codes import exit_code_of
 from trainer.plan.description import Description, Question
+from trainer.plan.layout import FrozenWeights
 from trainer.plan.serialize import to_json
 
 
@@ -35,6 +36,7 @@ def answer(question: Question) -> dict[str, Any]:
 def _describe(question: Question) -> Description:
     from trainer.workload import build, step, trial
     from trainer.workload.compiling import Wanted
+    from trainer.workload.frozen import find
     from trainer.workload.models import MODELS
     from trainer.workload.models.flops import flops_of
 
@@ -49,17 +51,20 @@ def _describe(question: Question) -> Description:
         precision=question.precision,
         with_values=False,
     )
-    wanted = Wanted(named["loss"], named["loss_options"], named["loss_weights"], named["metrics"])
+    wanted = Wanted.of(named)
     objective = build.open_objective(model, data_set, wanted, user_file=user)
-    trial.run(objective, data_set, has_values=user is not None and named["name"] not in MODELS)
+    has_values = user is not None and named["name"] not in MODELS
+    trial.run(objective, data_set, has_values=has_values)
+    frozen = find(objective, data_set.spec) if has_values else FrozenWeights()  # built-in models have none
     flops = flops_of(model, data_set.spec.features)
     return Description(
-        parameters=tuple(build.parameters_of(model, question.precision)),
+        parameters=tuple(build.parameters_of(model, question.precision, frozen.paths)),
         classes=data_set.spec.classes,
         train_examples=data_set.train.count,
         evaluate_examples=data_set.evaluate.count,
         layers=tuple(step.layers_of(model)),
         sums=objective.size,
+        frozen=frozen,
         objective=objective.text,
         flops=flops.forward,
         uncounted=flops.uncounted,

@@ -7,7 +7,7 @@ counted by the sums of what each batch adds to its variables, so its value is th
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 import keras
@@ -39,19 +39,24 @@ class Objective:
         model: keras.Model,
         *,
         whole_loss: WholeLoss | None = None,
+        class_weights: Sequence[float] = (),
         size: int | None = None,
         text: str = "",
         is_given_compiled: bool = True,
+        frozen: Collection[str] = (),
     ) -> None:
         """Begins.
 
         Args:
             model: compiled; its loss is used unless there is a `whole_loss`.
             whole_loss: a function of all labels and all outputs.
+            class_weights: of examples in training, by class; none: all have the same.
             size: floats of the metrics' variables, if it is known already.
             text: says what was chosen, and from where.
             is_given_compiled: whether the model's author compiled it.
+            frozen: paths of the weights that training never changes.
         """
+        self.frozen, self._class_weights = frozen, class_weights
         self.model, self.text, self._whole_loss, self._size = model, text, whole_loss, size
         self._is_given_compiled = is_given_compiled
         self._tables = eager.tables_of(model)
@@ -82,6 +87,8 @@ class Objective:
         """
         model, (features, labels, weights) = self.model, batch
         outputs = tf.nest.map_structure(_in_float32, outputs)
+        if training and self._class_weights:
+            weights = _weighted_by_class(labels, weights, self._class_weights)
         self._build(labels, outputs)
         zeros = [(v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables]
         with _undivided_losses(), keras.StatelessScope(state_mapping=[*known, *zeros]) as scope:
@@ -152,6 +159,16 @@ def _in_float32(output: tf.Tensor) -> tf.Tensor:
     if (mask := keras.src.backend.get_keras_mask(output)) is not None:
         keras.src.backend.set_keras_mask(converted, mask)
     return converted
+
+
+def _weighted_by_class(labels: tf.Tensor, weights: tf.Tensor | None, by_class: Sequence[float]) -> tf.Tensor:
+    """Weights of examples, or of their parts, from their classes; `labels` are classes, or one-hot."""
+    is_one_hot = labels.dtype.is_floating and labels.shape[-1] > 1
+    classes = tf.argmax(labels, -1) if is_one_hot else tf.cast(labels, tf.int64)
+    if not is_one_hot and labels.shape.rank > 1 and labels.shape[-1] == 1:
+        classes = tf.squeeze(classes, -1)
+    of_class = tf.gather(tf.constant(by_class, tf.float32), classes)
+    return of_class if weights is None else of_class * tf.cast(weights, tf.float32)
 
 
 def _call(loss: WholeLoss, labels: Nest, outputs: Nest, weights: Nest) -> tf.Tensor:

@@ -4,11 +4,12 @@ It does not know about clusters. The same function trains in one process and beh
 is an ordinary Keras model.
 """
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from trainer.plan.layout import Parameter
@@ -24,21 +25,24 @@ PassOutput = tuple[Tensors, Tensors, tf.Tensor, tf.Tensor]
 Pass = Callable[[Tensors, Tensors, tf.Tensor, Batch, tf.Tensor | None], PassOutput]
 
 
-def parameters_of(model: keras.Model) -> list[Parameter]:
+def parameters_of(model: keras.Model, frozen: Collection[str] = ()) -> list[Parameter]:
     """The trainable parameters and the state of a model, in creation order; seed generators are inputs, not state.
 
+    Args:
+        frozen: paths of variables that are neither.
+
     Raises:
-        ValueError: if two variables share a path, or one is not float32.
+        ValueError: if two variables share a path, or one cannot be kept as float32.
     """
     trainable = {id(v) for v in model.trainable_variables}
-    parameters = [Parameter(v.path, tuple(v.shape), id(v) in trainable) for v in model.variables if not _is_seed(v)]
-    paths = [p.path for p in parameters]
+    variables = [v for v in model.variables if not is_seed(v)]
+    paths = [v.path for v in variables]
     if twice := [path for path in paths if paths.count(path) > 1]:
         raise ValueError(f"two variables of the model are named {twice[0]!r}; give its layers different names")
-    for v in model.variables:
-        if not _is_seed(v) and v.dtype != "float32":
-            raise ValueError(f"variable {v.path!r} is {v.dtype}; a model's variables must be float32")
-    return parameters
+    for v in variables:
+        if id(v) in trainable and v.dtype != "float32":
+            raise ValueError(f"variable {v.path!r} is {v.dtype}; a model's trainable variables must be float32")
+    return [Parameter(v.path, tuple(v.shape), id(v) in trainable) for v in variables if v.path not in frozen]
 
 
 def layers_of(model: keras.Model) -> list[str]:
@@ -46,9 +50,10 @@ def layers_of(model: keras.Model) -> list[str]:
     return [layer.path for layer in model._flatten_layers(include_self=False) if layer.path]
 
 
-def initial_values(model: keras.Model) -> dict[str, object]:
-    """The model's current values as numpy arrays, by path."""
-    return {v.path: v.numpy() for v in model.variables if not _is_seed(v)}
+def initial_values(model: keras.Model, frozen: Collection[str] = ()) -> dict[str, np.ndarray]:
+    """The current values of `parameters_of`, by path: arrays of float32."""
+    variables = [v for v in model.variables if not is_seed(v) and v.path not in frozen]
+    return {v.path: np.asarray(v.numpy(), np.float32) for v in variables}
 
 
 class StepOutput(NamedTuple):
@@ -80,9 +85,9 @@ def make_step(
         scopes: receives the layer path of each name scope when a step is traced.
         jit: whether XLA compiles the step; BatchNorm is then Keras's own (see batch_norm.py).
 
-    The step takes parameters and state by path, a seed [2] of int64 that fixes every random draw (dropout), and a
-    batch; the loss is the mean over the batch plus the model's own (regularizers). A loss scale [] keeps small
-    gradients in the range of float16: the loss is multiplied by it, the gradients are divided.
+    The step takes parameters by path, state and frozen weights by path, a seed [2] of int64 that fixes every random
+    draw (dropout), and a batch; the loss is the mean over the batch plus the model's own (regularizers). A loss scale
+    [] keeps small gradients in the range of float16: the loss is multiplied by it, the gradients are divided.
     """
     model = objective.model
     options = {"training": True} if takes_training(model) else {}
@@ -109,15 +114,22 @@ def make_step(
         moved = {
             v.path: tf.cast(new, tf.float32)
             for v, new in zip(model.non_trainable_variables, rest, strict=True)
-            if not _is_seed(v)
+            if not is_seed(v) and v.path not in objective.frozen
         }
         return dict(zip(trainable, dense, strict=True)), moved, value, sums
 
     def step(
         parameters: Tensors, state: Tensors, seed: tf.Tensor, batch: Batch, loss_scale: tf.Tensor | None = None
     ) -> StepOutput:
-        run = whole if accumulate == 1 else _in_parts(whole, accumulate, objective.size)
-        own = {v.path: state[v.path] for v in model.non_trainable_variables if not _is_seed(v)}  # without a loss scale
+        frozen = {path: state[path] for path in objective.frozen}
+
+        def with_frozen(parameters: Tensors, state: Tensors, *rest: Any) -> PassOutput:
+            return whole(parameters, {**state, **frozen}, *rest)
+
+        run = with_frozen if accumulate == 1 else _in_parts(with_frozen, accumulate, objective.size)
+        own = {  # without a loss scale
+            v.path: state[v.path] for v in model.non_trainable_variables if not is_seed(v) and v.path not in frozen
+        }
         gradients, moved, value, sums = run(parameters, own, seed, batch, loss_scale)
         return StepOutput(gradients, moved, value, sums, *_check_finite(gradients, value, loss_scale))
 
@@ -206,17 +218,24 @@ def _variables(model: keras.Model) -> list[keras.Variable]:
     return [*model.trainable_variables, *model.non_trainable_variables]
 
 
-def _is_seed(variable: keras.Variable) -> bool:
+def is_seed(variable: keras.Variable) -> bool:
     return variable.path.endswith("seed_generator_state")
+
+
+def _as(value: tf.Tensor, dtype: str) -> tf.Tensor:
+    """State of another type than float32; the mean of the replicas' counters is rounded."""
+    if value.dtype == dtype:
+        return value
+    return tf.cast(value if "float" in dtype else tf.round(value), dtype)
 
 
 def _non_trainable(model: keras.Model, state: Tensors, seed: tf.Tensor) -> list[tf.Tensor]:
     """Values for the model's non-trainable variables; each seed generator gets its own state, drawn from `seed`."""
     values = []
     for number, variable in enumerate(model.non_trainable_variables):
-        if _is_seed(variable):
+        if is_seed(variable):
             folded = tf.random.experimental.stateless_fold_in(seed, number)
             values.append(tf.cast(tf.bitwise.bitwise_and(folded, 0x7FFFFFFF), variable.dtype))
         else:
-            values.append(state[variable.path])
+            values.append(_as(state[variable.path], variable.dtype))
     return values

@@ -44,7 +44,7 @@ class ShardedEngine(SessionEngine):
     def __init__(self, spec: WorkerSpec) -> None:
         """Builds the worker's graph."""
         self._spec, self._built = spec, build_graph(spec)
-        self.graph, self.scopes = self._built.graph, spec.replicas[0].scopes
+        self.graph, self.replicas, self.scopes = self._built.graph, spec.replicas, spec.replicas[0].scopes
         self._stop, self._step, self._gradients = self._built.stop, self._built.step.fetches, self._built.step.gradients
         self._rejoin = self._built.rejoin
         self._prefetch: Prefetch | None = None

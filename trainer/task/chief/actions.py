@@ -74,6 +74,7 @@ class Saver:
             "seed": config.seed,
             "replicas": plan.replicas,
             "global_batch": plan.global_batch,
+            "frozen": plan.frozen.sha256,
         }
         if snapshot.loss is not None:
             facts["metrics"] = {"loss": snapshot.loss, "sums": list(snapshot.sums)}

@@ -35,7 +35,8 @@ def export(snapshot: Snapshot, model: Any, folder: Path) -> None:
     values = evaluated(snapshot) | snapshot.state
     for variable in model.variables:
         if variable.path in values:
-            variable.assign(values[variable.path])
+            value = values[variable.path]
+            variable.assign(value if "float" in variable.dtype else np.rint(value))
     try:
         model.save(folder / "model.keras")
     except (NotImplementedError, TypeError, ValueError) as error:

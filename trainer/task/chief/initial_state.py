@@ -69,7 +69,7 @@ def first_snapshot(
         CheckpointError: if the checkpoint is damaged, beyond the run's last step, or of another model or optimizer.
     """
     precision = config.train.precision.value
-    parameters = build.parameters_of(model, precision)
+    parameters = build.parameters_of(model, precision, plan.frozen.paths)
     has_loaded = directory.has_loaded()
     source = resume.find(config.resume, directory, steps=plan.steps, again=has_loaded)
     expected = _expected(parameters, list(config.optimizer.slots()))
@@ -79,9 +79,9 @@ def first_snapshot(
             directory.checkpoints, nbytes, config.checkpoint.keep if config.checkpoint.every else 0
         )
     if source is None:
-        state = _split(parameters, build.initial_values(model, precision))
+        state = _split(parameters, build.initial_values(model, precision, plan.frozen.paths))
     else:
-        checkpoint.check_fits(source, expected)
+        checkpoint.check_fits(source, expected, frozen=plan.frozen.sha256)
         state = Snapshot.from_tensors(source.step, checkpoint.load(source))
         state = replace(state, sums=tuple(source.facts.get("metrics", {}).get("sums", ())))
     if has_loaded:

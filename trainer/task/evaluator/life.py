@@ -65,10 +65,10 @@ def run(context: Context) -> bool:
 
 
 def _make_scorer(context: Context) -> CheckpointScorer:
-    workload = open_workload(context.config)
+    workload = open_workload(context.config, context.plan)
     evaluator = make_evaluator(context.config, workload, "/gpu:0" if context.task.gpus else "/cpu:0")
     evaluator.connect("", context.session_config([]))
-    return CheckpointScorer(context.config, context.directory, workload.model, evaluator, context.status)
+    return CheckpointScorer(context.config, context.directory, workload, evaluator, context.status)
 
 
 def _meet(context: Context, chief: Task) -> None:

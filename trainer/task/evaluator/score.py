@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.config.schema import RunConfig
+from trainer.engine.frozen import Copy
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.observe.status import Status
 from trainer.storage import checkpoint, evaluations
@@ -20,9 +21,7 @@ from trainer.task.metrics import MetricResults
 from trainer.task.tensorboard import Events
 from trainer.workload import step
 from trainer.workload.build import Workload, parameters_of
-from trainer.workload.data import Examples
 from trainer.workload.data.pipeline import evaluation_batches
-from trainer.workload.objective import Objective
 
 v1 = tf.compat.v1
 
@@ -34,26 +33,29 @@ _log = logging.getLogger(__name__)
 class Evaluator:
     """A graph of its own that holds one copy of the parameters."""
 
-    def __init__(self, objective: Objective, examples: Examples, *, batch_size: int, device: str) -> None:
-        model, self._metrics = objective.model, MetricResults(objective)
+    def __init__(self, workload: Workload, *, batch_size: int, device: str) -> None:
+        objective = workload.objective
+        self._metrics, self._frozen = MetricResults(objective), Copy(workload.frozen)
         with tf.Graph().as_default() as self._graph, tf.device(device):
             self._variables = {  # by number, because a path may hold what the name of a variable may not
                 p.path: v1.get_variable(
                     f"parameter_{number}", p.shape, initializer=v1.zeros_initializer(), use_resource=True
                 )
-                for number, p in enumerate(step.parameters_of(model))
+                for number, p in enumerate(step.parameters_of(workload.model, objective.frozen))
             }
             self._feeds = {path: v1.placeholder(tf.float32, v.shape) for path, v in self._variables.items()}
             self._assign = [v.assign(self._feeds[path], read_value=False) for path, v in self._variables.items()]
-            self._batches = evaluation_batches(examples, batch_size=batch_size)
+            self._batches = evaluation_batches(workload.data.evaluate, batch_size=batch_size)
             values = {path: v.read_value() for path, v in self._variables.items()}
+            state = values | self._frozen.tensors("frozen")
             evaluate = tf.function(step.make_evaluation(objective), autograph=False)
             batch = self._batches.batch
-            self._score = [*evaluate(values, values, batch), tf.shape(batch.tensors[0])[0]]
+            self._score = [*evaluate(values, state, batch), tf.shape(batch.tensors[0])[0]]
 
     def connect(self, target: str, session_config: Any) -> None:
         """Opens the session on the task's own devices."""
         self._session = v1.Session(target, graph=self._graph, config=session_config)
+        self._frozen.load(self._session)
 
     def score(self, snapshot: Snapshot) -> dict[str, float]:
         """The loss and the metrics over all examples; of the averaged parameters where the optimizer keeps them."""
@@ -72,8 +74,7 @@ class Evaluator:
 
 def make_evaluator(config: RunConfig, workload: Workload, device: str) -> Evaluator:
     """The evaluator of a run's model on its data."""
-    batch_size = config.evaluate.batch_size
-    return Evaluator(workload.objective, workload.data.evaluate, batch_size=batch_size, device=device)
+    return Evaluator(workload, batch_size=config.evaluate.batch_size, device=device)
 
 
 def evaluated(snapshot: Snapshot) -> dict[str, Any]:
@@ -85,14 +86,14 @@ class CheckpointScorer:
     """Scores checkpoints, records the scores, and keeps the best checkpoint."""
 
     def __init__(
-        self, config: RunConfig, directory: RunDirectory, model: Any, evaluator: Evaluator, status: Status
+        self, config: RunConfig, directory: RunDirectory, workload: Workload, evaluator: Evaluator, status: Status
     ) -> None:
         """Opens nothing yet: the files of an earlier run may have to be moved away first."""
         self._directory, self._evaluator, self._status = directory, evaluator, status
         self._metric = config.evaluate.best_metric
         self._expected = {
             f"{'parameters' if p.trainable else 'state'}/{p.path}": p.shape
-            for p in parameters_of(model, config.train.precision.value)
+            for p in parameters_of(workload.model, config.train.precision.value, workload.objective.frozen)
         }
         self._scored: set[int] | None = None  # steps
         self._damaged: set[Identity | None] = set()

@@ -1,0 +1,55 @@
+"""Weights that training never changes: those of frozen layers, and what a Normalization has adapted to.
+
+Each task that computes has them from the model that it builds. No vector holds them, so they do not travel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from trainer.plan.layout import FrozenWeights
+from trainer.workload import step
+from trainer.workload.data.examples import Spec, map_nest
+from trainer.workload.objective import Objective
+
+
+def find(objective: Objective, spec: Spec) -> FrozenWeights:
+    """The non-trainable variables that a step in training leaves as they are; the step is traced, not computed."""
+    model = objective.model
+    options = {"training": True} if step.takes_training(model) else {}
+    unchanged: list[str] = []
+
+    def forward(trainable: list[tf.Tensor], others: list[tf.Tensor], features: Any) -> None:
+        with objective.in_graph():
+            _, after = model.stateless_call(trainable, others, features, **options)
+        pairs = zip(model.non_trainable_variables, others, after, strict=True)
+        unchanged.extend(v.path for v, given, new in pairs if new is given and not step.is_seed(v))
+
+    if any(not step.is_seed(v) for v in model.non_trainable_variables):
+        specs = [
+            [tf.TensorSpec(v.shape, v.dtype) for v in variables]
+            for variables in (model.trainable_variables, model.non_trainable_variables)
+        ]
+        features = map_nest(lambda one: tf.TensorSpec([None, *one.shape], one.dtype), spec.features)
+        tf.function(forward, autograph=False).get_concrete_function(*specs, features)
+    return describe(values_of(model, unchanged))
+
+
+def values_of(model: keras.Model, paths: Collection[str]) -> dict[str, np.ndarray]:
+    """The values of the variables of these paths, in the model's order."""
+    return {v.path: np.asarray(v.numpy()) for v in model.variables if v.path in paths}
+
+
+def describe(values: Mapping[str, np.ndarray]) -> FrozenWeights:
+    digest = hashlib.sha256()
+    for path, value in sorted(values.items()):
+        digest.update(f"{path} {value.dtype} {value.shape} ".encode())
+        digest.update(np.ascontiguousarray(value).tobytes())
+    nbytes = sum(value.nbytes for value in values.values())
+    return FrozenWeights(tuple(values), nbytes, digest.hexdigest() if values else "")
