@@ -132,7 +132,7 @@ from trainer.storage import checkpoint, checkpoint_writer, evaluations
 folder = Path(sys.argv[1])
 for step in itertools.count(int(sys.argv[2])):
     saved = checkpoint_writer.write(folder / "checkpoints", step, 0, {}, {"parameters/a": np.full(9, step)}, keep=2)
-    evaluations.keep_as_best(folder / "best", saved, evaluations.Evaluation(step, 0.5, 0.5, 0.1))
+    evaluations.keep_as_best(folder / "best", saved, evaluations.Evaluation(step, {"loss": 0.5}, 0.1))
     print(step, flush=True)
 """
 

@@ -179,7 +179,7 @@ spec = {"worker": ["localhost:1", f"localhost:{port}"]}  # task 0 does not exist
 config = tf.compat.v1.ConfigProto(device_filters=["/job:worker/task:1"])
 server = tf.distribute.Server(spec, job_name="worker", task_index=1, config=config)
 numbers = np.arange(20)
-examples = from_arrays((numbers, numbers), (numbers.astype("float32"), numbers), source="numbered").train
+examples = from_arrays((numbers, numbers), (numbers, numbers), source="numbered").train
 with tf.Graph().as_default(), tf.device("/job:worker/task:1"):
     with tf.device("/gpu:0"):
         batches = training_batches(examples, seed=5, start=3, stop=9, batch_size=8, replica=1, replicas=2)

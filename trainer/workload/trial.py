@@ -28,6 +28,8 @@ def run(objective: Objective, data: DataSet, *, has_values: bool) -> None:
     Raises:
         ValueError: if the loss or a metric cannot be computed, or outputs and loss contradict each other.
     """
+    is_soft = tf.config.get_soft_device_placement()
+    tf.config.set_soft_device_placement(True)  # a layer may name a device that only tasks have
     try:
         if has_values:
             _compute(objective, data)
@@ -37,6 +39,8 @@ def run(objective: Objective, data: DataSet, *, has_values: bool) -> None:
         if isinstance(error, Mismatch) or error.__traceback__ is None:
             raise
         raise ValueError(f"{objective.text}; it cannot be computed: {_first_line(error)}") from error
+    finally:
+        tf.config.set_soft_device_placement(is_soft)
 
 
 class Mismatch(ValueError):
