@@ -24,6 +24,7 @@ import numpy as np
 
 from bench.growth import RESULTS, machine
 from bench.steady import RunError, steady_run
+from trainer.workload.data import Examples
 from trainer.workload.data.idx import mnist_10k
 
 BATCH, WARM_STEPS, SAMPLES, SAMPLE_EVERY_SECS = 128, 25, 8, 1.0
@@ -169,6 +170,7 @@ def write_records(train: Path, evaluate: Path, encoding: str) -> None:
 
     data = mnist_10k()
     for path, examples in ((train, data.train), (evaluate, data.evaluate)):
+        assert isinstance(examples, Examples)
         images, labels = examples.arrays[:2]
         with tf.io.TFRecordWriter(str(path)) as file:
             for image, label in zip(images, labels, strict=True):

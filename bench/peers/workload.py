@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from bench.contestants import ROOT, SHIPPED, USER_FILE
 from trainer.workload.build import build_model, open_data_set
-from trainer.workload.data import DataSet
+from trainer.workload.data import DataSet, Examples
 
 SEED = 0
 
@@ -29,6 +29,7 @@ def dataset(data: DataSet, *, batch: int, index: int = 0, workers: int = 1, tune
         batch: examples of one worker.
         tuned: one thread, for the cores belong to the model; as written, tf.data takes what it likes.
     """
+    assert isinstance(data.train, Examples)
     features, labels = (np.asarray(array)[index::workers] for array in data.train.arrays)
     examples = tf.data.Dataset.from_tensor_slices((features, labels)).repeat().shuffle(1000, seed=SEED)
     batches = examples.batch(batch, drop_remainder=True).map(_scaled).prefetch(2 if tuned else tf.data.AUTOTUNE)

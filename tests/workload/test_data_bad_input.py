@@ -132,7 +132,6 @@ def test_a_target_that_is_not_finite_is_refused():
     [
         pytest.param([1, 2], "a list", id="list"),
         pytest.param({"train": (X, Y), "test": (X, Y)}, r"a dict of \['test', 'train'\]", id="other keys"),
-        pytest.param({"train": X, "evaluate": X}, r"a dict of \['evaluate', 'train'\]", id="no labels"),
         pytest.param(None, "a NoneType", id="nothing"),
     ],
 )

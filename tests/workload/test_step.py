@@ -303,7 +303,7 @@ def test_two_variables_of_one_name_are_refused():
 def test_a_variable_that_is_not_float32_is_refused():
     inputs = keras.Input((4,))
     model = keras.Model(inputs, keras.layers.Dense(3, dtype="float64", name="wide")(inputs))
-    with pytest.raises(ValueError, match="variable 'wide/kernel' is float64; a model's variables must be float32"):
+    with pytest.raises(ValueError, match="'wide/kernel' is float64; a model's trainable variables must be float32"):
         replica.parameters_of(model)
 
 

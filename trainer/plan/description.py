@@ -28,8 +28,10 @@ class Description:
 
     parameters: tuple[Parameter, ...]
     classes: int
-    train_examples: int
+    train_examples: int  # 0: nobody knows
     evaluate_examples: int
+    is_stream: bool = False  # the data has an order of its own
+    is_divided: bool = False  # one pass over it is for all replicas
     layers: tuple[str, ...] = ()  # paths, of layers inside layers too
     sums: int = 0  # floats of the metrics' variables
     frozen: FrozenWeights = field(default_factory=FrozenWeights)

@@ -48,6 +48,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
     here = tasks_here(config.cluster, config.mode, config.job, config.task)
     problems = [
         *_check_examples(config, description),
+        *_check_division(tasks, description),
         *_check_layers(config.device.layers, description),
         *_check_pins(config.placement.pins, description, len(hosts)),
     ]
@@ -80,6 +81,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         layers=_pin_layers(config.device.layers, description.layers),
         wire=wire_of(config, shards),
         objective=description.objective,
+        is_stream=description.is_stream,
         frozen=description.frozen,
     )
 
@@ -131,9 +133,17 @@ def _make_tasks(cluster: ClusterConfig, device: DeviceConfig, machine: Machine, 
 
 def _check_examples(config: RunConfig, description: Description) -> Iterator[Problem]:
     examples, parts = description.train_examples, batch_parts(config.cluster, config.device, config.train)
-    if examples < config.train.batch_size:
+    if 0 < examples < config.train.batch_size:
         message = f"one global batch takes {config.train.batch_size} examples, but the data has {examples}"
         yield Problem("train.batch_size", message, f"type train.batch_size={max(1, examples // parts * parts)}")
+
+
+def _check_division(tasks: Sequence[Task], description: Description) -> Iterator[Problem]:
+    if description.is_divided and any(len(task.replicas) > 1 for task in tasks):
+        message = "replicas of one worker cannot share a tf.data.Dataset or an iterable: passes may differ in order"
+        yield Problem(
+            "device.replicas", message, "return a function (context) with batches of context.replica, or arrays"
+        )
 
 
 def _check_pins(pins: Mapping[str, int], description: Description, shards: int) -> Iterator[Problem]:

@@ -132,9 +132,13 @@ def _bucket(plan: Plan, shard: Shard) -> str:
 
 def _traffic(plan: Plan) -> str:
     links = plan.link_nbytes()
-    epochs = plan.steps * plan.global_batch / plan.train_examples
     batch = f"batch: {plan.global_batch} global, {plan.replica_batch} per replica x {count(plan.replicas, 'replica')}"
-    steps = f"steps: {plan.steps}, {epochs:.2f} epochs of {plan.train_examples:,} examples"
+    steps = f"steps: {plan.steps}"
+    if plan.train_examples:
+        epochs = plan.steps * plan.global_batch / plan.train_examples
+        steps += f", {epochs:.2f} epochs of {plan.train_examples:,} examples"
+    if plan.is_stream:
+        steps += "\norder of examples: the data's own; a restart reads again what came before, and skips it"
     if plan.frozen.paths:
         weights = f"{count(len(plan.frozen.paths), 'variable')}, {size(plan.frozen.nbytes)}"
         steps += f"\nfrozen: {weights}, in every worker and not in messages"

@@ -34,6 +34,7 @@ def open_data_set(name: str, options: Mapping[str, Any], *, seed: int, user_file
         ValueError: if there is none, or it does not take these options.
         DataError: if the data cannot be trained on.
     """
+    keras.utils.set_random_seed(seed)  # a pipeline that shuffles without a seed does so alike in every task
     return open_data(name, options, seed=seed, user_function=_user_function(user_file, name, DATA_SETS))
 
 

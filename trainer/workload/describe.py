@@ -36,6 +36,7 @@ def answer(question: Question) -> dict[str, Any]:
 def _describe(question: Question) -> Description:
     from trainer.workload import build, step, trial
     from trainer.workload.compiling import Wanted
+    from trainer.workload.data.examples import Stream, count_of
     from trainer.workload.frozen import find
     from trainer.workload.models import MODELS
     from trainer.workload.models.flops import flops_of
@@ -60,8 +61,10 @@ def _describe(question: Question) -> Description:
     return Description(
         parameters=tuple(build.parameters_of(model, question.precision, frozen.paths)),
         classes=data_set.spec.classes,
-        train_examples=data_set.train.count,
-        evaluate_examples=data_set.evaluate.count,
+        train_examples=count_of(data_set.train),
+        evaluate_examples=count_of(data_set.evaluate),
+        is_stream=isinstance(data_set.train, Stream),
+        is_divided=isinstance(data_set.train, Stream) and data_set.train.is_divided,
         layers=tuple(step.layers_of(model)),
         sums=objective.size,
         frozen=frozen,

@@ -11,7 +11,17 @@ import tensorflow as tf
 
 from trainer.workload import step
 from trainer.workload.data import DataSet
-from trainer.workload.data.examples import ArraySpec, Batch, Nest, describe_nest, leaves_of, map_nest
+from trainer.workload.data.examples import (
+    ArraySpec,
+    Batch,
+    Examples,
+    Nest,
+    Stream,
+    StreamContext,
+    describe_nest,
+    leaves_of,
+    map_nest,
+)
 from trainer.workload.objective import Objective
 
 EXAMPLES = 8  # of the batch
@@ -48,9 +58,7 @@ class Mismatch(ValueError):
 
 
 def _compute(objective: Objective, data: DataSet) -> None:
-    count = min(EXAMPLES, data.train.count)
-    arrays = tuple(tf.constant(array) for array in data.train.arrays)
-    batch = Batch(*data.train.fetch(tf.range(count, dtype=tf.int64), arrays))
+    batch = _first_batch(data.train)
     model = objective.model
     options = {"training": False} if step.takes_training(model) else {}
     outputs = model(batch.features, **options)
@@ -64,6 +72,15 @@ def _compute(objective: Objective, data: DataSet) -> None:
     except (ValueError, TypeError, KeyError, tf.errors.InvalidArgumentError) as error:
         given = f"labels {describe_nest(_specs(batch.labels))}, outputs {describe_nest(_specs(outputs))}"
         raise Mismatch(f"{objective.text}; it cannot be computed of {given}: {_first_line(error)}") from error
+
+
+def _first_batch(examples: Examples | Stream) -> Batch:
+    if isinstance(examples, Stream):
+        batches = examples.open(StreamContext(0, 1, EXAMPLES, 0, 0))
+        return next(iter(batches)).map(tf.constant)
+    count = min(EXAMPLES, examples.count)
+    arrays = tuple(tf.constant(array) for array in examples.arrays)
+    return Batch(*examples.fetch(tf.range(count, dtype=tf.int64), arrays))
 
 
 def _check_metrics(model: keras.Model) -> None:

@@ -4,12 +4,23 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainer.workload.data.arrays import from_arrays
+import numpy as np
+
+from trainer.workload.data.arrays import check_alike, from_arrays
 from trainer.workload.data.downloads import cifar10, fashion_mnist, mnist
-from trainer.workload.data.examples import DataError, DataSet, Examples, MissingInputError, find_data_error
+from trainer.workload.data.examples import (
+    ArraySpec,
+    DataError,
+    DataSet,
+    Examples,
+    MissingInputError,
+    Spec,
+    find_data_error,
+)
 from trainer.workload.data.idx import mnist_10k
 from trainer.workload.data.npz import npz
 from trainer.workload.data.oracle import oracle
+from trainer.workload.data.sources import is_arrays, open_source
 from trainer.workload.data.synthetic import synthetic
 from trainer.workload.data.tfrecord import tfrecord
 
@@ -37,7 +48,7 @@ def open_data(
         options: its keyword arguments.
         seed: of the run; given to a function that has an argument `seed`, unless the options have one.
         user_function: used instead of the table; returns a DataSet, or {"train": SOURCE, "evaluate": SOURCE} and if
-            need be "classes", where a SOURCE is (x, y[, weights]): arrays, or nests of arrays.
+            need be "classes"; sources.py has the kinds of sources.
 
     Raises:
         ValueError: if there is no such data set, or it does not take these options.
@@ -56,15 +67,24 @@ def open_data(
         allowed = ", ".join(parameters) or "none"
         raise ValueError(f"data.options of {name}: {error}; allowed: {allowed}") from error
     opened = function(**options)
-    return opened if isinstance(opened, DataSet) else _convert(opened, name)
+    return opened if isinstance(opened, DataSet) else _convert(opened, name, seed)
 
 
-def _convert(opened: Any, name: str) -> DataSet:
+def _convert(opened: Any, name: str, seed: int) -> DataSet:
     """What a user's function returned, as a data set."""
-    parts: list[Any] = [opened.get(part) for part in ("train", "evaluate")] if isinstance(opened, dict) else [None]
-    if not all(isinstance(part, tuple | list) and 1 <= len(part) <= 3 for part in parts):
+    source = f"data set {name}"
+    if not isinstance(opened, dict) or not {"train", "evaluate"} <= opened.keys():
         given = f"a dict of {sorted(opened)}" if isinstance(opened, dict) else f"a {type(opened).__name__}"
         remedy = 'return {"train": (x, y), "evaluate": (x, y)}; weights may follow: (x, y, weights)'
-        raise DataError(f"data set {name}: its function returned {given}; {remedy}")
-    train, evaluate = parts
-    return from_arrays(train, evaluate, source=f"data set {name}", classes=opened.get("classes"))
+        raise DataError(f"{source}: its function returned {given}; {remedy}")
+    parts = {part: opened[part] for part in ("train", "evaluate")}
+    parts = {part: (given,) if isinstance(given, np.ndarray | dict) else given for part, given in parts.items()}
+    classes = opened.get("classes")
+    if all(map(is_arrays, parts.values())):
+        return from_arrays(*parts.values(), source=source, classes=classes)
+    sources = {part: open_source(given, f"{source}, {part}", seed=seed) for part, given in parts.items()}
+    check_alike(sources["train"].spec, sources["evaluate"].spec, source)
+    spec = sources["train"].spec
+    if classes is None and isinstance(spec.labels, ArraySpec) and spec.labels.dtype.startswith("float"):
+        classes = (spec.labels.shape or (1,))[-1]
+    return DataSet(sources["train"].examples, sources["evaluate"].examples, Spec(*spec, classes=classes or 0))

@@ -53,8 +53,8 @@ def from_arrays(
     parts = {"train": train, "evaluate": evaluate}
     batches = {part: Batch(*given) for part, given in parts.items()}
     checked = {part: _checked(batch, f"{source}, {part}") for part, batch in batches.items()}
-    specs = {part: _spec_of(batch) for part, batch in checked.items()}
-    _check_alike(specs["train"], specs["evaluate"], source)
+    specs = {part: spec_of(batch) for part, batch in checked.items()}
+    check_alike(specs["train"], specs["evaluate"], source)
     labels = {part: batch.labels for part, batch in checked.items()}
     if all(isinstance(one, np.ndarray) for one in labels.values()):
         classes = classes or _count_classes(labels)
@@ -64,6 +64,12 @@ def from_arrays(
     if scale is not None:
         spec = replace(spec, features=map_nest(lambda one: ArraySpec(one.shape, "float32"), spec.features))
     return DataSet(_examples(checked["train"], scale), _examples(checked["evaluate"], scale), spec)
+
+
+def open_arrays(given: Sequence[Nest], source: str) -> tuple[Examples, Batch]:
+    """One part alone: its examples, and what they look like."""
+    batch = _checked(Batch(*given), source)
+    return _examples(batch, None), spec_of(batch)
 
 
 def _examples(batch: Batch, scale: float | None) -> Examples:
@@ -88,12 +94,10 @@ def _checked(batch: Batch, source: str) -> Batch:
     Raises:
         DataError: if an array cannot be used, or has another length than the others.
     """
-    checked = Batch(*(_arrays(nest, f"{source} {name}") for name, nest in zip(Batch._fields, batch, strict=True)))
-    checked = checked._replace(labels=map_nest(_without_last_axis, checked.labels))
-    if isinstance(checked.features, np.ndarray) and checked.features.ndim == 1 and checked.features.dtype.kind != "S":
-        checked = checked._replace(features=checked.features[:, None])
-    if isinstance(checked.labels, np.ndarray) and checked.labels.ndim == 1 and checked.labels.dtype.kind == "f":
-        checked = checked._replace(labels=checked.labels[:, None])
+    checked = to_batch(batch, source)
+    for name, nest in checked._asdict().items():
+        for _, array in leaves_of(nest):
+            _check_finite(array, f"{source} {name}")
     lengths = {name: len(array) for name, array in leaves_of(checked)}
     if not lengths:
         raise DataError(f"{source}: there are no arrays; return features, e.g. numpy arrays [examples, ...]")
@@ -103,6 +107,22 @@ def _checked(batch: Batch, source: str) -> Batch:
             f"{source}: arrays have different numbers of examples: {listed}; each needs one row per example"
         )
     return checked
+
+
+def to_batch(given: Batch, source: str) -> Batch:
+    """Arrays of types that TensorFlow has; numbers [N] as features and targets [N, 1], classes [N, 1] as [N].
+
+    Raises:
+        DataError: if an array cannot be used.
+    """
+    named = zip(Batch._fields, given, strict=True)
+    features, labels, weights = (_arrays(nest, f"{source} {name}") for name, nest in named)
+    labels = map_nest(_without_last_axis, labels)
+    if isinstance(features, np.ndarray) and features.ndim == 1 and features.dtype.kind != "S":
+        features = features[:, None]
+    if isinstance(labels, np.ndarray) and labels.ndim == 1 and labels.dtype.kind == "f":
+        labels = labels[:, None]
+    return Batch(features, labels, weights)
 
 
 def _align(array: np.ndarray) -> np.ndarray:
@@ -131,7 +151,7 @@ def _without_lists(nest: Nest) -> Nest:
 
 
 def _array(values: Any, name: str) -> np.ndarray:
-    """[N, ...] of a type that TensorFlow has; floats are finite, and none is float64."""
+    """[N, ...] of a type that TensorFlow has; no float64."""
     array = np.asarray(values)
     if array.dtype.kind == "O" and all(isinstance(one, str | bytes) for one in array.flat):
         array = array.astype(np.str_) if isinstance(next(iter(array.flat), ""), str) else array.astype(np.bytes_)
@@ -143,7 +163,10 @@ def _array(values: Any, name: str) -> np.ndarray:
         )
     if array.ndim == 0 or array.size == 0:
         raise DataError(f"{name}: have shape {list(array.shape)}, so there are no examples; at least one is needed")
-    return _finite(array, name) if array.dtype.kind == "f" else array
+    if array.dtype.kind != "f":
+        return array
+    with np.errstate(over="ignore"):
+        return array.astype(np.float32, copy=False)
 
 
 def _without_last_axis(labels: np.ndarray) -> np.ndarray:
@@ -151,9 +174,9 @@ def _without_last_axis(labels: np.ndarray) -> np.ndarray:
     return labels[:, 0] if labels.dtype.kind in "biu" and labels.ndim == 2 and labels.shape[1] == 1 else labels
 
 
-def _finite(array: np.ndarray, name: str) -> np.ndarray:
-    with np.errstate(over="ignore"):
-        array = array.astype(np.float32, copy=False)
+def _check_finite(array: np.ndarray, name: str) -> None:
+    if array.dtype.kind != "f":
+        return
     for row in range(0, len(array), ROWS):
         block = array[row : row + ROWS]
         bad = ~np.isfinite(block).reshape(len(block), -1).all(axis=1)
@@ -163,17 +186,18 @@ def _finite(array: np.ndarray, name: str) -> np.ndarray:
                 f"{name}: example {example} holds a value that is not finite as float32 (NaN or infinity); "
                 "remove such examples, or replace the values, e.g. np.nan_to_num(x)"
             )
-    return array
 
 
-def _spec_of(batch: Batch) -> Batch:
+def spec_of(batch: Batch) -> Batch:
+    """What one example of a batch looks like: nests of `ArraySpec`."""
+
     def spec(array: np.ndarray) -> ArraySpec:
         return ArraySpec(array.shape[1:], "string" if array.dtype.kind == "S" else str(array.dtype))
 
     return Batch(*(map_nest(spec, nest) for nest in batch))
 
 
-def _check_alike(train: Batch, evaluate: Batch, source: str) -> None:
+def check_alike(train: Batch, evaluate: Batch, source: str) -> None:
     """Raises DataError unless the examples of both parts look the same."""
     for name, one, other in zip(Batch._fields, train, evaluate, strict=True):
         if one != other:

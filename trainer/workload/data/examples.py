@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -122,12 +125,42 @@ class Examples:
 
 
 @dataclass(frozen=True)
+class StreamContext:
+    """Which batches are wanted of a stream."""
+
+    replica: int  # among all of the run
+    replicas: int
+    batch: int  # examples in each batch of this replica
+    seed: int  # of the run
+    epoch: int  # from 0
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Batches in an order of their own.
+
+    `open` takes a `StreamContext` and returns the batches of one replica in one epoch, as numpy arrays [context.batch,
+    ...]; smaller ones are left out in training. Each epoch may have other batches.
+    """
+
+    open: Callable[[StreamContext], Iterable[Batch]]
+    spec: Batch  # nests of `ArraySpec`
+    source: str  # its origin, for messages
+    is_divided: bool = False  # one pass is for all replicas; passes may differ, so no process may need two at once
+
+
+@dataclass(frozen=True)
 class DataSet:
     """Examples to train on, others to evaluate on, and what both look like."""
 
-    train: Examples
-    evaluate: Examples
+    train: Examples | Stream
+    evaluate: Examples | Stream
     spec: Spec
+
+
+def count_of(examples: Examples | Stream) -> int:
+    """The number of examples; 0 if nobody knows it."""
+    return examples.count if isinstance(examples, Examples) else 0
 
 
 def find_data_error(error: BaseException) -> DataError | None:
@@ -138,10 +171,35 @@ def find_data_error(error: BaseException) -> DataError | None:
             a damaged record are part of its message.
     """
     text = error.object.decode(errors="replace") if isinstance(error, UnicodeDecodeError) else str(error)
+    _, is_own, rest = text.partition("DataError: ")  # raised by one of this package's readers: complete
+    if is_own:
+        return DataError(_first_part(rest))
     _, marker, rest = text.partition("Error in user-defined function passed to MapDataset")
     if not marker:
         return None
-    reason = rest.partition("::Map: ")[2] or rest.partition(": ")[2]
-    first = reason.split("\n\t")[0].split("\nTraceback")[0].strip()  # without graph nodes and traceback
-    own = first.removeprefix("DataError: ")  # raised by one of this package's readers: complete
-    return DataError(own if own != first else f"{first}; type data.options.verify=true to find all such records")
+    reason = _first_part(rest.partition("::Map: ")[2] or rest.partition(": ")[2])
+    return DataError(f"{reason}; type data.options.verify=true to find all such records")
+
+
+def _first_part(text: str) -> str:
+    """Without graph nodes and traceback."""
+    return text.split("\n\t")[0].split("\nTraceback")[0].strip()
+
+
+@contextmanager
+def users_code(source: str) -> Iterator[None]:
+    """Turns what a user's code raises within into a DataError that names its line.
+
+    Args:
+        source: what was read.
+    """
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        package = str(Path(__file__).parents[2])
+        own = [one for one in frames if "site-packages" not in one.filename and not one.filename.startswith(package)]
+        place = f"{own[-1].filename}, line {own[-1].lineno}: " if own else ""
+        raise DataError(f"{source}: {place}{type(error).__name__}: {error}") from error

@@ -1,13 +1,18 @@
 """Makes batches for a v1 session: a tf.data pipeline that can start at any step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
-from trainer.workload.data.examples import Batch, DataError, Examples
+from trainer.workload.data.examples import Batch, DataError, Examples, Stream, leaves_of
 from trainer.workload.data.order import batch_indices
+from trainer.workload.data.streams import Arrays, evaluation_arrays, training_arrays
+
+Feeds = dict[tf.Tensor, Any]
+ENDLESS = 2**62  # batches
 
 AHEAD = 2  # batches to prepare while the step runs
 
@@ -31,21 +36,30 @@ class Batches:
 
 
 def training_batches(
-    examples: Examples, *, seed: int, start: int, stop: int, batch_size: int, replica: int, replicas: int
+    examples: Examples | Stream, *, seed: int, start: int, stop: int, batch_size: int, replica: int, replicas: int
 ) -> Batches:
     """One replica's batches of the steps start..stop-1, each of batch_size / replicas examples.
 
     Raises:
         DataError: if one global batch holds more examples than there are.
     """
+    if isinstance(examples, Stream):
+        batch = batch_size // replicas
+        arrays = partial(training_arrays, examples, seed=seed, replica=replica, replicas=replicas, batch=batch)
+        return _initializable(partial(_stream, examples, arrays, batch), {}, start=start, stop=stop)
     indices = _training_indices(examples, seed=seed, batch_size=batch_size, replica=replica, replicas=replicas)
     return _batches(examples, indices, start=start, stop=stop)
 
 
 def training_iterator(
-    examples: Examples, *, seed: int, start: int, stop: int, batch_size: int, replica: int, replicas: int
+    examples: Examples | Stream, *, seed: int, start: int, stop: int, batch_size: int, replica: int, replicas: int
 ) -> Any:
     """The same batches for TensorFlow's eager mode: an iterator of (step, batch)."""
+    if isinstance(examples, Stream):
+        batch = batch_size // replicas
+        of_stream = partial(training_arrays, examples, seed=seed, replica=replica, replicas=replicas, batch=batch)
+        with tf.device("/cpu:0"):
+            return iter(_stream(examples, of_stream, batch, tf.constant(start, tf.int64), stop))
     indices = _training_indices(examples, seed=seed, batch_size=batch_size, replica=replica, replicas=replicas)
     with tf.device("/cpu:0"):
         arrays = tuple(tf.constant(array) for array in examples.arrays)
@@ -67,8 +81,15 @@ def _training_indices(
     )
 
 
-def evaluation_batches(examples: Examples, *, batch_size: int) -> Batches:
+def evaluation_batches(examples: Examples | Stream, *, batch_size: int) -> Batches:
     """All examples in their own order, `batch_size` at a time; the last batch may be smaller."""
+    if isinstance(examples, Stream):
+        stream = examples
+
+        def all_of(*, start: int) -> Iterator[Arrays]:
+            return evaluation_arrays(stream, batch=batch_size)
+
+        return _initializable(partial(_stream, stream, all_of, None), {}, start=0, stop=ENDLESS)
 
     def indices(step: tf.Tensor) -> tf.Tensor:
         return tf.range(step * batch_size, tf.minimum((step + 1) * batch_size, examples.count))
@@ -80,12 +101,17 @@ def _batches(examples: Examples, indices: Callable[[tf.Tensor], tf.Tensor], *, s
     with tf.device("/cpu:0"):  # of the task that an enclosing scope names
         # Placeholders, because a graph definition with its constants is limited to 2 GB and is sent to every task.
         arrays = tuple(tf.compat.v1.placeholder(array.dtype, array.shape) for array in examples.arrays)
+    feed_dict = dict(zip(arrays, examples.arrays, strict=True))
+    return _initializable(partial(_dataset, examples, indices, arrays), feed_dict, start=start, stop=stop)
+
+
+def _initializable(make: Callable[[Any, int], tf.data.Dataset], feed_dict: Feeds, *, start: int, stop: int) -> Batches:
+    """The batches of make(start, stop), of a dataset that begins where its initializer is told to."""
+    with tf.device("/cpu:0"):
         first = tf.compat.v1.placeholder(tf.int64, [], name="start")
-        dataset = _dataset(examples, indices, arrays, first, stop)
-        iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
+        iterator = tf.compat.v1.data.make_initializable_iterator(make(first, stop))
         step, batch = iterator.get_next()
-    feed_dict = {**dict(zip(arrays, examples.arrays, strict=True)), first: start}
-    return Batches(step, batch, iterator.initializer, feed_dict, first)
+    return Batches(step, batch, iterator.initializer, {**feed_dict, first: start}, first)
 
 
 def _dataset(
@@ -94,6 +120,35 @@ def _dataset(
     """The batches of the steps, always in the same order, on one thread: the cores belong to the replica."""
     # AutoGraph would write a temporary file for each function, which a killed task leaves behind.
     fetch = tf.autograph.experimental.do_not_convert(lambda step: (step, Batch(*examples.fetch(indices(step), arrays))))
+    return tf.data.Dataset.range(start, stop).map(fetch).prefetch(AHEAD).with_options(_options())
+
+
+def _stream(
+    stream: Stream, open_arrays: Callable[..., Iterator[Arrays]], batch: int | None, start: Any, stop: int
+) -> tf.data.Dataset:
+    """The same of a stream, read by Python.
+
+    Args:
+        open_arrays: from the keyword `start`.
+        batch: examples in each, if it is always the same.
+    """
+    specs = [tf.TensorSpec([batch, *one.shape], one.dtype) for _, one in leaves_of(stream.spec)]
+
+    def generate(start: int) -> Iterator[tuple[Any, ...]]:
+        for step, arrays in zip(range(int(start), stop), open_arrays(start=int(start))):  # noqa: B905 - ends with either
+            yield (step, *arrays)
+
+    def nest(step: tf.Tensor, *arrays: tf.Tensor) -> tuple[tf.Tensor, Batch]:
+        rest = iter(arrays)
+        return step, stream.spec.map(lambda _: next(rest))
+
+    signature = (tf.TensorSpec([], tf.int64), *specs)
+    dataset = tf.data.Dataset.from_generator(generate, output_signature=signature, args=(start,))
+    nested = dataset.map(tf.autograph.experimental.do_not_convert(nest))
+    return nested.prefetch(AHEAD).with_options(_options())
+
+
+def _options() -> tf.data.Options:
     options = tf.data.Options()
     # The default optimizations copy every array that is gathered from into a graph definition, twice.
     options.experimental_optimization.apply_default_optimizations = False
@@ -101,4 +156,4 @@ def _dataset(
     options.autotune.enabled = False
     options.threading.private_threadpool_size = 1
     options.threading.max_intra_op_parallelism = 1
-    return tf.data.Dataset.range(start, stop).map(fetch).prefetch(AHEAD).with_options(options)
+    return options

@@ -1,0 +1,241 @@
+"""What a function of the user's file may return as data, and the batches that come of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer.workload.data import DataError, DataSet, open_data
+from trainer.workload.data.examples import ArraySpec, Stream
+from trainer.workload.data.pipeline import evaluation_batches, training_batches, training_iterator
+
+COUNT = 50
+X = np.arange(COUNT, dtype=np.float32)[:, None] * [1.0, 10.0]
+Y = np.arange(COUNT) % 3
+
+
+class Rows:
+    """Random access, as of Grain, of TFDS data sources, and of Hugging Face data sets."""
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> Any:
+        return {"x": X[index], "name": f"n{index}"}, Y[index]
+
+
+class Sequence(keras.utils.PyDataset):
+    def __len__(self) -> int:
+        return 7
+
+    def __getitem__(self, index: int) -> Any:
+        return X[index * 8 : index * 8 + 8], Y[index * 8 : index * 8 + 8]
+
+
+class Loader:
+    """An iterable of batches that can be read again, as of PyTorch."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for first in range(0, COUNT, 8):
+            yield X[first : first + 8], Y[first : first + 8]
+
+
+def dataset() -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(COUNT, seed=3).batch(8)
+
+
+def of_context(context: Any) -> Iterator[Any]:
+    """Batches of the replica's own examples, in another order in each epoch."""
+    own = np.random.default_rng([context.seed, context.epoch]).permutation(COUNT)[context.replica :: context.replicas]
+    for first in range(0, len(own), context.batch):
+        chosen = own[first : first + context.batch]
+        yield X[chosen], Y[chosen]
+
+
+SOURCES: dict[str, Callable[[], Any]] = {
+    "random access": Rows,
+    "tf.data": dataset,
+    "PyDataset": lambda: Sequence(workers=1),
+    "iterable": Loader,
+    "function": lambda: of_context,
+    "examples": lambda: open_source_of_arrays().train,
+}
+
+
+def open_source_of_arrays() -> DataSet:
+    return opened((X, Y))
+
+
+def opened(train: Any, evaluate: Any = None, **more: Any) -> DataSet:
+    given = {"train": train, "evaluate": train if evaluate is None else evaluate, **more}
+    return open_data("mine", {}, seed=5, user_function=lambda: given)
+
+
+def first_numbers(batch: Any) -> list[int]:
+    features = batch.features["x"] if isinstance(batch.features, dict) else batch.features
+    return [int(value) for value in features[:, 0]]
+
+
+def read(examples: Any, *, replica: int = 0, replicas: int = 1, start: int = 0, stop: int = 8) -> list[Any]:
+    """The batches of a replica as a session reads them: (step, batch)."""
+    with tf.Graph().as_default():
+        batches = training_batches(
+            examples, seed=5, start=start, stop=stop, batch_size=12, replica=replica, replicas=replicas
+        )
+        with tf.compat.v1.Session() as session:
+            session.run(batches.initializer, batches.feed_from(start))
+            found = []
+            while True:
+                try:
+                    found.append(session.run((batches.step, batches.batch._replace(weights=()))))
+                except tf.errors.OutOfRangeError:
+                    return found
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_replicas_share_each_epoch_out(kind):
+    epoch = COUNT // 12
+    seen: list[int] = []
+    for replica in range(2):
+        data = opened(SOURCES[kind]())  # each worker opens its own
+        batches = read(data.train, replica=replica, replicas=2, stop=epoch)
+        assert [step for step, _ in batches] == list(range(epoch))
+        for _, batch in batches:
+            numbers = first_numbers(batch)
+            assert len(numbers) == 6
+            assert batch.labels.tolist() == [number % 3 for number in numbers]
+            seen += numbers
+    assert len(seen) == len(set(seen)) == 12 * epoch
+    assert seen != sorted(seen) or kind == "iterable"
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_a_restart_continues_with_the_next_batch(kind):
+    whole = read(opened(SOURCES[kind]()).train, stop=12)
+    again = read(opened(SOURCES[kind]()).train, start=7, stop=12)
+    assert [first_numbers(batch) for _, batch in again] == [first_numbers(batch) for _, batch in whole[7:]]
+    data = opened(SOURCES[kind]())
+    eager = training_iterator(data.train, seed=5, start=7, stop=12, batch_size=12, replica=0, replicas=1)
+    assert [first_numbers(batch) for _, batch in eager] == [first_numbers(batch) for _, batch in whole[7:]]
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_an_evaluation_reads_each_example_once(kind):
+    data = opened(SOURCES[kind]())
+    with tf.Graph().as_default():
+        batches = evaluation_batches(data.evaluate, batch_size=16)
+        with tf.compat.v1.Session() as session:
+            for _ in range(2):
+                seen: list[int] = []
+                session.run(batches.initializer, batches.feed_dict)
+                with contextlib.suppress(tf.errors.OutOfRangeError):
+                    while True:
+                        seen += first_numbers(session.run(batches.batch._replace(weights=())))
+                assert sorted(seen) == list(range(COUNT))
+
+
+def test_examples_keep_their_types():
+    spec = opened(Rows(), classes=3).spec
+    assert spec.features == {"x": ArraySpec((2,), "float32"), "name": ArraySpec((), "string")}
+    assert (spec.labels, spec.classes) == (ArraySpec((), "int64"), 3)
+    (_, batch), *_ = read(opened(Rows()).train, stop=1)
+    assert [name.decode() for name in batch.features["name"]] == [f"n{number}" for number in first_numbers(batch)]
+
+
+def test_sizes_that_differ_between_batches_are_open():
+    def pieces() -> Iterator[Any]:
+        for number in range(9):
+            yield np.full([2 + number % 3], number)
+
+    padded = tf.data.Dataset.from_generator(pieces, output_signature=tf.TensorSpec([None], tf.int64)).padded_batch(3)
+    data = opened(lambda context: padded, lambda context: padded)
+    assert data.spec.features == ArraySpec((4,), "int64")  # a function tells nothing but its first batch
+    assert opened(padded).spec.features == ArraySpec((None,), "int64")
+
+
+def test_each_epoch_asks_for_its_own_batches():
+    asked: list[tuple[int, int, int, int]] = []
+
+    def function(context: Any) -> Any:
+        asked.append((context.epoch, context.replica, context.batch, context.seed))
+        return [(X[:6], Y[:6]), (X[6:9], Y[6:9])]  # the second is left out: it is smaller
+
+    data = opened(function)
+    asked.clear()
+    found = read(data.train, replica=1, replicas=2, stop=3)
+    assert [first_numbers(batch) for _, batch in found] == [list(range(6))] * 3
+    assert asked[:3] == [(0, 1, 6, 5), (1, 1, 6, 5), (2, 1, 6, 5)]
+
+
+# What is refused
+
+
+class Ragged(Rows):
+    def __getitem__(self, index: int) -> Any:
+        return np.zeros(3 + index % 2), 0
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            lambda: (one for one in Loader()),
+            "is a generator; .* an iterator can be read only once: return the function",
+        ),
+        (lambda: [], "has no examples"),
+        (lambda: 3, "is a int; return"),
+        (lambda: lambda: [], "the function must take one argument, the context"),
+        (lambda: lambda context: [], "has no batches"),
+        (lambda: tf.data.Dataset.range(0).batch(2), "has no batches"),
+        (lambda: tf.data.Dataset.from_tensor_slices((X, Y)), r"gives single examples; make batches .*batch\(32\)"),
+        (lambda: type("Empty", (Rows,), {"__len__": lambda self: 0})(), "has no examples"),
+        (lambda: lambda context: ([][0] for _ in range(3)), r"test_sources.py, line \d+: IndexError: list index"),
+        (lambda: lambda context: [(X[:4], Y[:3])], r"different numbers of examples: features \[4, 2\]"),
+    ],
+)
+def test_a_source_that_cannot_be_used_is_refused(source, message):
+    with pytest.raises(DataError, match=message):
+        opened(source())
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (Ragged, r"examples have the shapes .* and .*; pad or cut"),
+        (lambda: lambda context: [(X[:20], Y[:20])], "a batch has 20 examples, but replica 0 of 1 needs 12; .*context"),
+        (lambda: lambda context: [(X[:3], Y[:3])], "replica 0 of 1 got no batch of 12 examples in epoch 0; more exam"),
+        (lambda: lambda context: [(X[:12], Y[:12]), (X[:12, 0], Y[:12])], "an example is .*, the first one is"),
+    ],
+)
+def test_what_goes_wrong_later_is_said_in_a_sentence(source, message):
+    from trainer.workload.data import find_data_error
+
+    data = opened(source())
+    with pytest.raises(tf.errors.OpError) as raised:
+        read(data.train)
+    error = find_data_error(raised.value)
+    assert error is not None, raised.value
+    with pytest.raises(DataError, match=message):
+        raise error
+
+
+KINDS = [
+    ("tf.data", True, True),
+    ("iterable", True, True),
+    ("function", True, False),
+    ("PyDataset", True, False),
+    ("random access", False, False),
+]
+
+
+@pytest.mark.parametrize(("kind", "is_stream", "is_divided"), KINDS)
+def test_a_plan_knows_what_kind_of_data_it_is(kind, is_stream, is_divided):
+    train = opened(SOURCES[kind]()).train
+    assert isinstance(train, Stream) == is_stream
+    assert (isinstance(train, Stream) and train.is_divided) == is_divided

@@ -1,0 +1,225 @@
+"""Turns what a function of the user's file returned, a source, into examples or a stream."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from trainer.workload.data.arrays import open_arrays, spec_of, to_batch
+from trainer.workload.data.examples import (
+    ArraySpec,
+    Batch,
+    DataError,
+    Examples,
+    Stream,
+    StreamContext,
+    leaves_of,
+    users_code,
+)
+from trainer.workload.data.streams import check_like, resized, rows, split, to_element
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+FIRST = StreamContext(replica=0, replicas=1, batch=8, seed=0, epoch=0)  # to see a stream's first batch
+KINDS = (
+    "(x, y[, weights]) of arrays, a tf.data.Dataset, an object with __len__ and __getitem__, an iterable of batches, "
+    "or a function (context) that returns batches"
+)
+
+
+class Opened(NamedTuple):
+    """A source, and what its examples look like."""
+
+    examples: Examples | Stream
+    spec: Batch  # nests of `ArraySpec`
+
+
+def is_arrays(source: Any) -> bool:
+    """Whether it is (x, y[, weights]) with nests of arrays."""
+    if not isinstance(source, tuple | list) or not 1 <= len(source) <= len(Batch._fields):
+        return False
+    return not any(_is_dataset(one) for one in source)
+
+
+def open_source(source: Any, name: str, *, seed: int) -> Opened:
+    """Opens a source.
+
+    Args:
+        name: for messages.
+        seed: of the run.
+
+    Raises:
+        DataError: if it is no source, or has no examples.
+    """
+    if is_arrays(source):
+        return Opened(*open_arrays(source, name))
+    if isinstance(source, Examples):
+        return Opened(source, _spec_of_examples(source))
+    if _is_dataset(source):
+        return _open_stream(_batches_of_dataset(source, name), name, known=source.element_spec, is_divided=True)
+    if _is_py_dataset(source):
+        return _open_stream(_batches_of_py_dataset(source, name, seed), name)
+    if hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, str | dict):
+        return _open_random_access(source, name)
+    if callable(source):
+        return _open_stream(_batches_of_function(source, name), name)
+    if isinstance(source, Iterable) and iter(source) is not source and not isinstance(source, str | dict):
+        return _open_stream(_batches_of_iterable(source, name), name, is_divided=True)
+    hint = (
+        "; an iterator can be read only once: return the function that makes it" if hasattr(source, "__next__") else ""
+    )
+    raise DataError(f"{name}: is a {type(source).__name__}; return {KINDS}{hint}")
+
+
+def _spec_of_examples(examples: Examples) -> Batch:
+    import tensorflow as tf
+
+    arrays = tuple(tf.constant(array) for array in examples.arrays)
+    batch = Batch(*examples.fetch(tf.range(1, dtype=tf.int64), arrays))
+    return batch.map(lambda one: ArraySpec(tuple(one.shape[1:]), one.dtype.name))
+
+
+# Random access
+
+
+def _open_random_access(source: Any, name: str) -> Opened:
+    if len(source) == 0:
+        raise DataError(f"{name}: has no examples; at least one is needed")
+
+    def read(indices: np.ndarray) -> Batch:
+        with users_code(name):
+            items = [split(source[int(index)]) for index in indices]
+        return to_batch(_stacked(items, name), name)
+
+    first = read(np.zeros(1, np.int64))
+    spec = spec_of(first)
+
+    def read_arrays(indices: np.ndarray) -> list[np.ndarray]:
+        batch = read(indices)
+        check_like(batch, spec, name)
+        return [array for _, array in leaves_of(batch)]
+
+    def fetch(indices: tf.Tensor, _: tuple[tf.Tensor, ...]) -> Batch:
+        import tensorflow as tf
+
+        specs = [one for _, one in leaves_of(spec)]
+        found = tf.numpy_function(read_arrays, [indices], [one.dtype for one in specs])
+        for tensor, one in zip(found, specs, strict=True):
+            tensor.set_shape([indices.shape[0], *one.shape])
+        rest = iter(found)
+        return spec.map(lambda _: next(rest))
+
+    return Opened(Examples(len(source), (), fetch), spec)
+
+
+def _stacked(items: list[Batch], name: str) -> Batch:
+    columns = zip(*([np.asarray(leaf) for _, leaf in leaves_of(item)] for item in items), strict=True)
+    try:
+        arrays = iter([np.stack(column) for column in columns])
+    except ValueError as error:
+        shapes = [[list(np.shape(leaf)) for _, leaf in leaves_of(item)] for item in items]
+        other = next((one for one in shapes if one != shapes[0]), shapes[0])
+        message = f"examples have the shapes {shapes[0]} and {other}; pad or cut what has different sizes"
+        raise DataError(f"{name}: {message}") from error
+    return items[0].map(lambda _: next(arrays))
+
+
+# Streams
+
+
+def _open_stream(
+    batches: Callable[[StreamContext], Iterable[Batch]], name: str, *, known: Any = None, is_divided: bool = False
+) -> Opened:
+    """Reads a stream's first batch.
+
+    Args:
+        known: the specs of TensorFlow, where there are any: they have None for sizes that differ between batches.
+        is_divided: as in `Stream`.
+    """
+    with users_code(name):
+        first = next(iter(batches(FIRST)), None)
+    if first is None:
+        raise DataError(f"{name}: has no batches; at least one is needed")
+    spec = spec_of(first)
+    if known is not None:
+        shapes = iter([tuple(one.shape[1:]) for _, one in leaves_of(split(known))])
+        spec = spec.map(lambda one: _with_open_sizes(one, next(shapes)))
+    return Opened(Stream(batches, spec, name, is_divided), spec)
+
+
+def _with_open_sizes(spec: ArraySpec, shape: tuple[int | None, ...]) -> ArraySpec:
+    if len(shape) != len(spec.shape):
+        return spec
+    return spec._replace(
+        shape=tuple(None if open is None else size for size, open in zip(spec.shape, shape, strict=True))
+    )
+
+
+def _batches_of_function(function: Callable[..., Any], name: str) -> Callable[[StreamContext], Iterable[Batch]]:
+    try:
+        inspect.signature(function).bind(FIRST)
+    except TypeError as error:
+        raise DataError(f"{name}: the function must take one argument, the context ({error})") from error
+
+    def open_batches(context: StreamContext) -> Iterator[Batch]:
+        batches = function(context)
+        return (to_element(one, name) for one in (batches.as_numpy_iterator() if _is_dataset(batches) else batches))
+
+    return open_batches
+
+
+def _batches_of_dataset(source: Any, name: str) -> Callable[[StreamContext], Iterable[Batch]]:
+    return _shared_out(lambda _: source.as_numpy_iterator(), name)
+
+
+def _batches_of_iterable(source: Iterable[Any], name: str) -> Callable[[StreamContext], Iterable[Batch]]:
+    return _shared_out(lambda _: source, name)
+
+
+def _batches_of_py_dataset(source: Any, name: str, seed: int) -> Callable[[StreamContext], Iterable[Batch]]:
+    def batches(epoch: int) -> Iterator[Any]:
+        count = source.num_batches
+        order: Iterable[int] = itertools.count()  # without an end
+        if count is not None:
+            order = np.random.default_rng([seed, epoch]).permutation(count).tolist()
+        for index in order:
+            yield source[index]
+        source.on_epoch_end()
+
+    return _shared_out(batches, name)
+
+
+def _shared_out(batches: Callable[[int], Iterable[Any]], name: str) -> Callable[[StreamContext], Iterable[Batch]]:
+    """Shares the examples of an epoch's batches among the replicas, one by one, in batches of the size they need."""
+
+    def open_batches(context: StreamContext) -> Iterator[Batch]:
+        def own() -> Iterator[Batch]:
+            first = 0  # number of the batch's first example
+            for given in batches(context.epoch):
+                batch = to_element(given, name)
+                count = len(leaves_of(batch)[0][1])
+                chosen = slice((context.replica - first) % context.replicas, None, context.replicas)
+                if len(range(count)[chosen]) > 0:
+                    yield rows(batch, chosen)
+                first += count
+
+        return resized(own(), context.batch)
+
+    return open_batches
+
+
+def _is_dataset(source: Any) -> bool:
+    import tensorflow as tf
+
+    return isinstance(source, tf.data.Dataset)
+
+
+def _is_py_dataset(source: Any) -> bool:
+    import keras
+
+    return isinstance(source, keras.utils.PyDataset)

@@ -1,0 +1,142 @@
+"""Reads streams: batches whose order is that of the user's pipeline, so a restart reads again what came before."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from trainer.workload.data.arrays import spec_of, to_batch
+from trainer.workload.data.examples import (
+    ArraySpec,
+    Batch,
+    DataError,
+    Stream,
+    StreamContext,
+    describe_nest,
+    leaves_of,
+    users_code,
+)
+
+Arrays = list[np.ndarray]  # of a batch, one after the other
+
+
+def training_arrays(
+    stream: Stream, *, seed: int, replica: int, replicas: int, batch: int, start: int
+) -> Iterator[Arrays]:
+    """The batches of one replica from number `start` on, epoch after epoch, each of `batch` examples.
+
+    Raises:
+        DataError: if an epoch has no such batch, or a batch does not look like the others.
+    """
+    left = start
+    for epoch in itertools.count():
+        is_empty = True
+        for arrays in _read(stream, StreamContext(replica, replicas, batch, seed, epoch)):
+            if len(arrays[0]) < batch:
+                continue
+            is_empty = False
+            if left > 0:
+                left -= 1
+                continue
+            yield arrays
+        if is_empty:
+            raise DataError(
+                f"{stream.source}: replica {replica} of {replicas} got no batch of {batch} examples in epoch {epoch}; "
+                "more examples, a smaller train.batch_size or fewer workers are needed"
+            )
+
+
+def evaluation_arrays(stream: Stream, *, batch: int) -> Iterator[Arrays]:
+    """All examples, once."""
+    return _read(stream, StreamContext(0, 1, batch, 0, 0))
+
+
+def _read(stream: Stream, context: StreamContext) -> Iterator[Arrays]:
+    for given in _each(stream, context):
+        arrays = [array for _, array in leaves_of(given)]
+        if len(arrays[0]) > context.batch:
+            raise DataError(
+                f"{stream.source}: a batch has {len(arrays[0])} examples, but replica {context.replica} of "
+                f"{context.replicas} needs {context.batch}; make batches of context.batch examples"
+            )
+        check_like(given, stream.spec, stream.source)
+        yield arrays
+
+
+def _each(stream: Stream, context: StreamContext) -> Iterator[Batch]:
+    with users_code(stream.source):
+        yield from stream.open(context)
+
+
+def check_like(batch: Batch, spec: Batch, source: str) -> None:
+    """Raises DataError unless the examples of a batch look like those of the first one."""
+    found = spec_of(batch)
+    pairs = zip(leaves_of(found), leaves_of(spec), strict=False)
+    if len(leaves_of(found)) != len(leaves_of(spec)) or not all(_fits(one, other) for (_, one), (_, other) in pairs):
+        raise DataError(
+            f"{source}: an example is {_describe(found)}, the first one is {_describe(spec)}; all must be the same: "
+            "pad or cut what has different sizes"
+        )
+
+
+def _fits(found: ArraySpec, spec: ArraySpec) -> bool:
+    sizes = zip(found.shape, spec.shape, strict=False)
+    is_same = len(found.shape) == len(spec.shape) and all(other in (None, one) for one, other in sizes)
+    return is_same and found.dtype == spec.dtype
+
+
+def _describe(spec: Batch) -> str:
+    return ", ".join(f"{name} {describe_nest(nest)}" for name, nest in spec._asdict().items() if nest is not None)
+
+
+def to_element(given: Any, source: str) -> Batch:
+    """A batch that a pipeline gave: (x, y[, weights]), or x alone."""
+    batch = split(given).map(lambda value: value.numpy() if hasattr(value, "numpy") else value)
+    if any(np.ndim(leaf) == 0 for _, leaf in leaves_of(batch)):
+        raise DataError(f"{source}: gives single examples; make batches of them, e.g. dataset.batch(32)")
+    converted = to_batch(batch, source)
+    if len({len(leaf) for _, leaf in leaves_of(converted)}) > 1:
+        raise DataError(f"{source}: a batch has arrays of different numbers of examples: {_describe_sizes(converted)}")
+    return converted
+
+
+def _describe_sizes(batch: Batch) -> str:
+    return ", ".join(f"{name} {list(array.shape)}" for name, array in leaves_of(batch))
+
+
+def split(given: Any) -> Batch:
+    """The fields of one example or of a batch."""
+    is_fields = isinstance(given, tuple | list) and 1 <= len(given) <= len(Batch._fields)
+    return Batch(*given) if is_fields else Batch(given)
+
+
+def rows(batch: Batch, chosen: Any) -> Batch:
+    return batch.map(lambda array: array[chosen])
+
+
+def resized(batches: Iterable[Batch], size: int) -> Iterator[Batch]:
+    """The same examples in batches of another size; the last one may be smaller."""
+    held: Batch | None = None
+    for batch in batches:
+        held = batch if held is None else _joined(held, batch)
+        count = len(leaves_of(held)[0][1])
+        for first in range(0, count - size + 1, size):
+            yield rows(held, slice(first, first + size))
+        held = rows(held, slice(count - count % size, None)) if count % size else None
+    if held is not None:
+        yield held
+
+
+def _joined(one: Batch, other: Batch) -> Batch:
+    pairs = zip(leaves_of(one), leaves_of(other), strict=True)
+    try:
+        arrays = iter([np.concatenate([a, b]) for (_, a), (_, b) in pairs])
+    except ValueError as error:
+        raise DataError(
+            f"its batches have different shapes, so they cannot be divided among replicas ({error}); return a function "
+            "(context) that makes batches of context.batch examples"
+        ) from error
+    return one.map(lambda _: next(arrays))
