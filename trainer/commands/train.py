@@ -7,9 +7,10 @@ from typing import NoReturn
 from trainer.commands import plan
 from trainer.commands.start import Start
 from trainer.config.schema import Launch, RunConfig
+from trainer.faults import exit_codes
 from trainer.launch.processes import launcher
 from trainer.storage.lease import Lease
-from trainer.storage.resume import check_exists
+from trainer.storage.resume import check_exists, describe_finished
 from trainer.storage.run_directory import choose
 
 
@@ -17,6 +18,9 @@ def run(config: RunConfig, start: Start) -> int:
     """Trains; returns the exit code."""
     if config.job is not None:
         _run_task(config)
+    if (finished := describe_finished(config)) is not None:
+        print(finished)
+        return exit_codes.OK
     if config.launch.name is Launch.docker:
         return _run_containers(config, start)
     check_exists(config.resume)

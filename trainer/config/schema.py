@@ -278,8 +278,12 @@ class TrainConfig:
 class EvaluateConfig:
     every: int = field(default=0, metadata=limits(at_least=0))  # steps between evaluations; 0: once, at the end
     batch_size: int = field(default=500, metadata=limits(at_least=1))  # examples evaluated at once
-    # the metric by which an evaluator task chooses the best checkpoint; default: accuracy, or loss where there is none
+    # the metric by which an evaluator task chooses the best checkpoint, and training ends early; default: accuracy, or
+    # loss where there is none
     best_metric: str | None = None
+    # evaluations in a row without a better best_metric after which training ends early; default: never
+    patience: int | None = field(default=None, metadata=limits(at_least=1))
+    min_delta: float = field(default=0.0, metadata=limits(at_least=0))  # a smaller change of best_metric is no better
 
 
 @dataclass

@@ -135,8 +135,9 @@ def _complete_summary(
 def _describe(summary: Mapping[str, Any]) -> str:
     first, best = summary["time_to_first_step_secs"], summary.get("best")
     best_line = f"best: {_describe_best(best)}\n" if best else ""
+    early = f"ended early: {summary['ended_early']}\n" if summary.get("ended_early") else ""
     return (
-        f"done: {summary['steps']} steps in {summary['seconds']:.1f} s"
+        f"{early}done: {summary['steps']} steps in {summary['seconds']:.1f} s"
         f"{f' (first step after {first:.1f} s)' if first else ''}, {summary['examples_per_second']:,.0f} examples/s, "
         f"{', '.join(f'{name} {value:.4f}' for name, value in summary.items() if name.startswith('eval_'))}\n"
         f"{best_line}"

@@ -8,7 +8,14 @@ from trainer.plan.checks.capacity import check_capacity
 from trainer.plan.checks.containers import check_containers
 from trainer.plan.checks.devices import check_devices, check_keys
 from trainer.plan.checks.isolation import check_isolation
-from trainer.plan.checks.strategy import check_batch, check_buckets, check_rollback, check_size, check_strategy
+from trainer.plan.checks.strategy import (
+    check_batch,
+    check_buckets,
+    check_patience,
+    check_rollback,
+    check_size,
+    check_strategy,
+)
 from trainer.plan.checks.versions import check_versions
 from trainer.plan.devices import Machine, tasks_here
 from trainer.plan.shared_memory import check_wire
@@ -28,6 +35,7 @@ def validate(config: RunConfig, machine: Machine) -> list[Problem]:
         *check_wire(config),
         *check_buckets(config.placement.buckets, strategy_of(config.strategy, cluster), device),
         *check_batch(cluster, device, train),
+        *check_patience(config.evaluate, cluster),
         *check_rollback(train, config.restart, config.job),
         *check_read(config.optimizer, "optimizer."),
         *check_read(config.optimizer.schedule, "optimizer.schedule."),

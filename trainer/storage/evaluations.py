@@ -66,14 +66,32 @@ def is_better(one: Evaluation, other: Evaluation | None, metric: str | None) -> 
     Args:
         metric: one of the scores; None: the accuracy, or the loss where there is none.
     """
-    if metric is None:
-        metric = "accuracy" if "accuracy" in one.scores else "loss"
+    metric = metric_of(one, metric)
     if math.isnan(one.scores[metric]):
         return False
     if other is None or metric not in other.scores:
         return True
     new, old = one.scores[metric], other.scores[metric]
     return new < old if is_error(metric) else new > old
+
+
+def best_of(evaluations: Sequence[Evaluation], metric: str | None, *, min_delta: float = 0.0) -> int:
+    """The place of the best in a row that is not empty; a later one must be better by more than `min_delta`."""
+    found = 0
+    for place, one in enumerate(evaluations):
+        if is_better(one, evaluations[found], metric) and _difference(one, evaluations[found], metric) > min_delta:
+            found = place
+    return found
+
+
+def _difference(one: Evaluation, other: Evaluation, metric: str | None) -> float:
+    name = metric_of(one, metric)
+    return abs(one.scores[name] - other.scores[name])
+
+
+def metric_of(evaluation: Evaluation, metric: str | None) -> str:
+    """The metric by which evaluations are compared; None: the accuracy, or the loss where there is none."""
+    return metric or ("accuracy" if "accuracy" in evaluation.scores else "loss")
 
 
 def is_error(metric: str) -> bool:

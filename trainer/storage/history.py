@@ -21,6 +21,7 @@ class History:
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         self._file.write(json.dumps({"step": step, **values}) + "\n")
+        self.last_step = max(self.last_step, step)
 
     def close(self) -> None:
         self._file.close()

@@ -1,11 +1,12 @@
 """Decides which checkpoint a run starts from, and moves aside what does not belong to it."""
 
+import json
 import logging
 import os
 import time
 from pathlib import Path
 
-from trainer.config.schema import ModelConfig, OptimizerConfig
+from trainer.config.schema import ModelConfig, OptimizerConfig, RunConfig
 from trainer.storage import checkpoint
 from trainer.storage.checkpoint import Checkpoint, CheckpointError
 from trainer.storage.history import History
@@ -54,6 +55,27 @@ def _find(resume: str, directory: RunDirectory) -> Checkpoint | None:
     if newest is None and (skipped or resume != "auto"):
         raise CheckpointError(folder, "no checkpoint in it is valid")
     return newest
+
+
+def describe_finished(config: RunConfig) -> str | None:
+    """Says that the run that a config names has finished already; None if there is something left to do."""
+    if config.run is None or config.resume != "auto":
+        return None
+    directory = RunDirectory(Path(config.run).resolve())
+    try:
+        summary = json.loads(directory.summary.read_text())
+        step, early, scores = summary["steps"], summary["ended_early"], summary
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    is_complete = summary.get("failed") is None and directory.export.is_dir()
+    if not is_complete or not (step == config.train.steps or (early and step < config.train.steps)):
+        return None
+    if not (directory.checkpoints / f"{step:09d}").is_dir():
+        return None
+    named = "".join(f", {name} {value:.4f}" for name, value in scores.items() if name.startswith("eval_"))
+    more = "evaluate.patience=null" if early else f"train.steps={2 * step}"
+    why = f" ({early})" if early else ""
+    return f"already finished: {step} of {config.train.steps} steps{named}{why}\nto train on: {more}"
 
 
 def check_model(source: Checkpoint, model: ModelConfig, optimizer: OptimizerConfig) -> None:

@@ -29,6 +29,7 @@ from trainer.task.assemble import open_wire
 from trainer.task.context import Context
 from trainer.task.evaluator import life
 from trainer.task.leave import leave, log_failure
+from trainer.task.request_ids import make_unique
 from trainer.task.server import can_fuse, configure_eager, start_server
 from trainer.task.signals import StopRequest
 from trainer.task.title import set_title
@@ -52,6 +53,7 @@ def run_task(config: RunConfig, plan: Plan, directory: RunDirectory, job: str, i
     faulthandler.enable()
     task = plan.task(job, index)
     log.set_up(task.name)
+    make_unique()
     set_title(task.name, f"trainer {task.name} of {directory.path}")
     _log.info("%s%s of %s, pid %d: %s", log.STARTED, task.name, directory.path, os.getpid(), plan.describe())
     try:

@@ -93,15 +93,24 @@ def _train(context: Context, strategy: Any = None) -> bool:
         watchdogs.watch_hosts(context)
     pace = Pace()
     if not task.is_chief:
-        return _step_to_the_end(context, engine, pace, engine.start())
+        return _step_to_the_end(context, engine, pace, engine.start()) and not _has_ended_early(context)
     if evaluator is not None:
         evaluator.connect(target, context.session_config([]))
     start = initial_state.start(context, engine, workload.model)
     chief = actions.assemble(context, engine, workload.objective, evaluator, start)
-    stopped = _step_to_the_end(context, engine, pace, start.step, chief)
+    stopped = _step_to_the_end(context, engine, pace, start.step, chief) and context.status.ended_early is None
     context.needs_hosts = False
     actions.finish(context, chief, pace, workload.objective, stopped=stopped, resumed_from=start.checkpoint)
     return stopped
+
+
+def _has_ended_early(context: Context) -> bool:
+    """Whether the chief asked to stop, and not a signal."""
+    try:
+        page = read_status(context.plan.task("worker", 0).control, timeout_secs=2.0)
+    except (OSError, ValueError):
+        return False
+    return page["ended_early"] is not None
 
 
 def _check_planned(plan: Plan, parameters: Sequence[Parameter]) -> None:
@@ -131,7 +140,7 @@ def _step_to_the_end(context: Context, engine: Engine, pace: Pace, start: int, c
             engine,
             start=start,
             until=plan.steps,
-            stop_requested=lambda: context.stop.requested,
+            stop_requested=lambda: context.stop.requested or status.ended_early is not None,
             gradients_every=config.summary.histogram_every if chief else 0,
             between=chief.between if chief else [],
             after=[*_make_actions(context, engine, pace, start, chief), *(chief.after if chief else [])],

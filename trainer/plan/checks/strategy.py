@@ -7,6 +7,7 @@ from trainer.config.limits import check_read
 from trainer.config.schema import (
     ClusterConfig,
     DeviceConfig,
+    EvaluateConfig,
     NotFinitePolicy,
     RestartConfig,
     StrategyConfig,
@@ -27,6 +28,11 @@ def check_size(cluster: ClusterConfig) -> Iterator[Problem]:
     if chosen != size and cluster.worker > 0:
         given = " ".join(f"cluster.{job}={getattr(size, job)}" for job in JOBS if getattr(size, job))
         yield Problem("cluster", f"cluster={cluster.name} and {given} contradict each other", f"type cluster={size}")
+
+
+def check_patience(section: EvaluateConfig, cluster: ClusterConfig) -> Iterator[Problem]:
+    if section.patience is not None and section.every == 0 and cluster.evaluator == 0:
+        yield Problem("evaluate.patience", "nothing is evaluated while it trains", "type evaluate.every=100 too")
 
 
 def check_strategy(section: StrategyConfig, cluster: ClusterConfig, device: DeviceConfig) -> Iterator[Problem]:

@@ -3,7 +3,8 @@
 import json
 import logging
 import os
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from trainer.config.schema import NotFinitePolicy, RunConfig, SaveErrorPolicy
 from trainer.engine.engine import Engine
 from trainer.engine.sharded import staleness
+from trainer.engine.step_result import StepResult
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.faults.exit_codes import NotFiniteError
 from trainer.observe.status import Status
@@ -21,6 +23,7 @@ from trainer.storage.atomic import write_atomically
 from trainer.storage.history import History
 from trainer.storage.rollbacks import record_rollback
 from trainer.storage.run_directory import RunDirectory
+from trainer.task.chief.ending import Hooks, Patience
 from trainer.task.chief.export import export, params_sha256
 from trainer.task.chief.initial_state import InitialState
 from trainer.task.chief.report import Report, log_summary, summarize
@@ -132,12 +135,16 @@ class ChiefEvaluation:
 
     evaluator: Evaluator
     events: Events
+    lines: History
     status: Status
 
     def run(self, snapshot: Snapshot) -> dict[str, float]:
         """Returns eval_loss and a score for each metric, which TensorBoard shows too."""
         before, self.status.state = self.status.state, "evaluating"
+        began = time.monotonic()
         scores = self.evaluator.score(snapshot)
+        if snapshot.step > self.lines.last_step:  # else it was evaluated before
+            self.lines.write(snapshot.step, {**scores, "seconds": round(time.monotonic() - began, 3)})
         self.status.state = before
         self.events.scalars(snapshot.step, {f"evaluation/{name}": value for name, value in scores.items()})
         return {f"eval_{name}": value for name, value in scores.items()}
@@ -170,6 +177,7 @@ class Chief:
     report: Report
     between: Sequence[BetweenSteps]  # for the loop
     after: Sequence[AfterStep]  # for the loop
+    hooks: Hooks
 
 
 def assemble(
@@ -191,29 +199,48 @@ def assemble(
     )
     saved = [int(path.name) for path in checkpoint.finished(directory.checkpoints)] if start.is_adopted else []
     saved_until = max(saved, default=0) if start.is_adopted else start.step
-    evaluation = ChiefEvaluation(evaluator, events, context.status) if evaluator else None
+    lines = History(directory.evaluations, start=start.step) if evaluator else None
+    evaluation = ChiefEvaluation(evaluator, events, lines, context.status) if evaluator and lines else None
+    hooks = Hooks(config.user, context.status)
     actions: list[tuple[Every, OnSnapshot]] = [(Every(config.checkpoint.every, start=saved_until), saver.save_if_sound)]
     if evaluation:
         actions.append((Every(config.evaluate.every, start=start.step), evaluation.run_and_log))
     actions.append((Every(config.summary.histogram_every, start=start.step), report.write_parameters))
     for result in start.missed:
         report.update(result)
-    between = [lambda _: writer.poll(), _on_snapshot(engine, actions)]
-    return Chief(engine, saver, evaluation, report, between, [report.write_gradients, report.update])
+    patience = Patience(config.evaluate, directory, context.status, hooks)
+    between = [lambda _: writer.poll(), _on_snapshot(engine, actions), patience.poll]
+    after: list[AfterStep] = [report.write_gradients, report.update]
+    if hooks.has_on_step:
+
+        def call_on_step(result: StepResult) -> None:
+            if result.step > start.step:  # else no update was made
+                hooks.call("on_step", result.step, {"loss": result.loss, **report.values_at(result.step)})
+
+        after.append(call_on_step)
+    return Chief(engine, saver, evaluation, report, between, after, hooks)
 
 
 def finish(
     context: Context, chief: Chief, pace: Pace, objective: Objective, *, stopped: bool, resumed_from: str | None
 ) -> None:
-    """Saves, leaves the engine, and writes the summary; evaluates and exports too unless the run was stopped early."""
+    """Saves, leaves the engine, and writes the summary; evaluates and exports too unless the run was stopped."""
     snapshot, results = _save_and_evaluate(context, chief, pace, stopped=stopped)
     if not stopped:
         context.status.state = "exporting"
         export(snapshot, objective.model_to_save(), context.directory.export)
+        chief.hooks.call("on_end", snapshot.step, _logs(results))
+    results["ended_early"] = None if stopped else context.status.ended_early
     summary = results | {"resumed_from": resumed_from, "params_sha256": params_sha256(snapshot)}
     write_atomically(context.directory.summary, json.dumps(summary, indent=1))
     if chief.report.logs_progress:
         log_summary(summary)
+
+
+def _logs(results: Mapping[str, Any]) -> dict[str, float]:
+    """The last loss and the scores."""
+    scores = {name: value for name, value in results.items() if name.startswith("eval_")}
+    return {"loss": results["final_loss"], **scores}
 
 
 def _save_and_evaluate(context: Context, chief: Chief, pace: Pace, *, stopped: bool) -> tuple[Snapshot, dict[str, Any]]:
@@ -228,6 +255,8 @@ def _save_and_evaluate(context: Context, chief: Chief, pace: Pace, *, stopped: b
         chief.engine.leave()
     chief.saver.writer.close()
     chief.report.close()
+    if chief.evaluation:
+        chief.evaluation.lines.close()
     if table is not None:
         results["contributions"] = staleness.to_json(table)
     return snapshot, results

@@ -52,12 +52,17 @@ class Report:
         self._every = Every(context.config.summary.every, start=begun)
         self._reported_at, self._reported_step = time.monotonic(), begun
         self._logged_at = time.monotonic()
+        self._values: Mapping[str, float] = {}
 
     def update(self, result: StepResult) -> None:
         """Reports the update that led to a step, if it is due or the last one."""
         step = result.step
         if self._every.is_due(step) or (step == self._plan.steps and step > self._reported_step):
             self._report(result)
+
+    def values_at(self, step: int) -> Mapping[str, float]:
+        """What was reported of a step: loss, metrics and rates; nothing if it was not."""
+        return self._values if step == self._reported_step else {}
 
     def write_gradients(self, result: StepResult) -> None:
         if result.gradients is not None:
@@ -77,7 +82,7 @@ class Report:
         self._reported_at, self._reported_step = now, result.step
         learning_rate = float(optimizers.learning_rate(self._config.optimizer, tf.constant(result.step - 1, tf.int64)))
         metrics = self._metrics([self._replicas * value for value in result.sums])
-        values = {"loss": result.loss, **metrics, "learning_rate": learning_rate}
+        self._values = values = {"loss": result.loss, **metrics, "learning_rate": learning_rate}
         self._log_progress({**values, "step": result.step, "examples_per_second": rate}, now)
         try:
             self._history.write(result.step, values | {"examples_per_second": round(rate, 1)})

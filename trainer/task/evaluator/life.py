@@ -24,6 +24,7 @@ from trainer.workload.build import open_workload
 POLL_SECS = 0.2
 CHIEF_POLL_SECS = 1.0
 GONE_SECS = 60.0  # without an answer: more than a busy chief needs, or one that a scheduler restarts
+ENDED = ("exporting", "done")  # states of a chief that has saved its last checkpoint
 BEGUN = ("training", "evaluating", "done")  # states of a chief that has moved away what it does not continue
 
 
@@ -54,6 +55,8 @@ def run(context: Context) -> bool:
         if scorer.last_step >= steps or stop.requested:
             break
         context.status.state = "waiting"
+        if chief.has_ended_early and not scorer.unscored(finder.find(chief_has_begun=True)):
+            break
         if chief.poll() > GONE_SECS:
             raise PeerError(_describe_gone(chief, directory, steps))
         time.sleep(POLL_SECS)
@@ -103,7 +106,7 @@ class ChiefWatch:
 
     def __init__(self, task: Task, *, now: Callable[[], float] = time.monotonic) -> None:
         self.task, self._now = task, now
-        self.step, self.has_begun = 0, False
+        self.step, self.has_begun, self.has_ended_early = 0, False, False
         self._polled_at = now() - CHIEF_POLL_SECS
         self._silent_since: float | None = None
 
@@ -120,6 +123,7 @@ class ChiefWatch:
             else:
                 self._silent_since = None
                 self.step, self.has_begun = page["step"], self.has_begun or page["state"] in BEGUN
+                self.has_ended_early = page["ended_early"] is not None and page["state"] in ENDED
         return 0.0 if self._silent_since is None else now - self._silent_since
 
 

@@ -19,7 +19,7 @@ from trainer.storage.history import History
 from trainer.storage.run_directory import RunDirectory
 from trainer.task.metrics import MetricResults
 from trainer.task.tensorboard import Events
-from trainer.workload import step
+from trainer.workload import frozen, step
 from trainer.workload.build import Workload, parameters_of
 from trainer.workload.data.pipeline import evaluation_batches
 
@@ -95,6 +95,7 @@ class CheckpointScorer:
             f"{'parameters' if p.trainable else 'state'}/{p.path}": p.shape
             for p in parameters_of(workload.model, config.train.precision.value, workload.objective.frozen)
         }
+        self._frozen = frozen.describe(workload.frozen).sha256
         self._scored: set[int] | None = None  # steps
         self._damaged: set[Identity | None] = set()
         self._best: Evaluation | None = None
@@ -129,7 +130,7 @@ class CheckpointScorer:
             _log.warning("skipping a damaged checkpoint: %s: %s", error.path, error.problem)
             self._damaged.add(identity)
             return
-        checkpoint.check_fits(_without_slots(source), self._expected)
+        checkpoint.check_fits(_without_slots(source), self._expected, frozen=self._frozen)
         scores = self._evaluator.score(Snapshot.from_tensors(source.step, tensors))
         evaluation = Evaluation(source.step, scores, round(time.monotonic() - began, 3))
         is_best = evaluations.is_better(evaluation, self._best, self._metric)

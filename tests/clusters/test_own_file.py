@@ -1,0 +1,143 @@
+"""Real clusters on a user's own model, data and hooks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from runs import Run
+
+pytestmark = pytest.mark.cluster
+
+USER_FILE = """
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+X = np.random.default_rng(0).normal(3, 2, (1000, 6)).astype("float32")
+Y = (X[:, 0] > 3).astype("int64")
+
+
+class Rows:
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, index):
+        return X[index], Y[index]
+
+
+def arrays():
+    return {"train": (X, Y), "evaluate": (X[:200], Y[:200])}
+
+
+def rows():
+    return {"train": Rows(), "evaluate": Rows(), "classes": 2}
+
+
+def stream():
+    return {"train": tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(1000).batch(50), "evaluate": (X[:200], Y[:200])}
+
+
+def fine_tuned():
+    normalization = layers.Normalization()
+    normalization.adapt(X)
+    backbone = keras.Sequential([layers.Dense(64, "relu")], name="backbone")
+    backbone.trainable = False
+    x = keras.Input((6,))
+    hidden = layers.BatchNormalization(name="norm")(backbone(normalization(x)))
+    return keras.Model(x, layers.Dense(2, name="head")(hidden))
+
+
+def on_step(step, logs):
+    assert logs["loss"] > 0
+    return "stop" if step >= 30 else None
+
+
+def on_evaluation(step, logs):
+    print("evaluated", step, sorted(logs))
+
+
+def on_end(step, logs):
+    print("ended", step, sorted(logs))
+"""
+WITHOUT_STOP = USER_FILE.replace("step >= 30", "step >= 10**9")
+OWN = ["model=fine_tuned", "train.batch_size=64", "seed=1", "checkpoint.every=20"]
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Callable[[str], str]:
+    def write(text: str) -> str:
+        file = tmp_path / "own.py"
+        file.write_text(text)
+        return f"user={file}"
+
+    return write
+
+
+def test_a_hook_ends_a_run_and_the_same_command_finds_it_finished(start, finish, user):
+    given = [user(USER_FILE), *OWN, "data=stream", "cluster=1ps2w", "train.steps=500", "evaluate.every=10"]
+    run = finish(*given)
+    summary = run.summary()
+    assert summary["steps"] < 40
+    assert summary["ended_early"].endswith("returned 'stop'")
+    assert "ended early: on_step of " in run.output
+    assert {task["code"] for task in summary["tasks"].values()} == {0}
+    assert (run.directory / "export" / "model.keras").exists()
+    log = (run.directory / "logs" / "worker-0.log").read_text()
+    assert "evaluated 10 ['accuracy', 'loss']" in log
+    assert f"ended {summary['steps']} ['eval_accuracy', 'eval_loss', 'loss']" in log
+    plan = run.plan()
+    assert plan["is_stream"]
+    assert len(plan["frozen"]["paths"]) == 5
+    assert not [p["path"] for shard in plan["shards"] for p in shard["trainable"] if p["path"].startswith("backbone")]
+    before = {file: file.stat().st_mtime_ns for file in run.directory.rglob("*") if file.is_file()}
+    again = start(*given, f"run={run.directory}")
+    assert again.wait() == 0, again.output
+    assert f"already finished: {summary['steps']} of 500 steps, eval_loss " in again.output
+    assert {file: file.stat().st_mtime_ns for file in run.directory.rglob("*") if file.is_file()} == before
+
+
+@pytest.mark.long
+def test_random_access_gives_the_bits_of_arrays(finish, user, tmp_path):
+    """Whoever holds the shards."""
+    given = [user(WITHOUT_STOP), *OWN, "train.steps=40"]
+    runs: list[Run] = [
+        finish(*given, f"data={data}", f"cluster={cluster}", f"run={tmp_path / data}{cluster}")
+        for data, cluster in (("arrays", "1ps2w"), ("rows", "2ps2w"), ("rows", "2w"))
+    ]
+    assert len({run.summary()["params_sha256"] for run in runs}) == 1
+
+
+@pytest.mark.long
+def test_a_stream_continues_with_the_same_bits(start, finish, user, tmp_path):
+    given = [user(WITHOUT_STOP), *OWN, "data=stream", "cluster=1ps2w"]
+    unbroken = finish(*given, "train.steps=60", f"run={tmp_path / 'unbroken'}")
+    first = finish(*given, "train.steps=40")
+    resumed = start(*given, "train.steps=60", f"run={first.directory}")
+    assert resumed.wait() == 0, resumed.output
+    assert "resumes at step 40" in resumed.output
+    assert resumed.summary()["params_sha256"] == unbroken.summary()["params_sha256"]
+
+
+@pytest.mark.long(but=["1ps2w"])
+@pytest.mark.parametrize("cluster", ["1ps2w", "1ps2w1e", "2w strategy=async"])
+def test_a_run_that_no_longer_improves_ends_early(finish, user, cluster):
+    more = ["evaluate.every=10", "evaluate.patience=2", "evaluate.best_metric=loss", "evaluate.min_delta=10"]
+    size, *strategy = cluster.split()
+    run = finish(user(WITHOUT_STOP), *OWN, "data=arrays", f"cluster={size}", *strategy, "train.steps=3000", *more)
+    summary = run.summary()
+    assert summary["steps"] < 3000
+    assert summary["ended_early"].startswith("loss has not improved in 2 evaluations; it was ")
+    lines = [json.loads(line) for line in (run.directory / "evaluations.jsonl").read_text().splitlines()]
+    assert len(lines) >= 3
+    assert {task["code"] for task in summary["tasks"].values()} == {0}
+
+
+def test_patience_without_evaluations_is_refused(start):
+    run = start("cluster=local", "evaluate.patience=3")
+    assert run.wait() == 2
+    assert "evaluate.patience: nothing is evaluated while it trains" in run.output
+    assert "type evaluate.every=100 too" in run.output
