@@ -7,6 +7,7 @@ them, so both need the same run directory: under a scheduler `run=PATH` names on
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,6 @@ from trainer.workload.build import open_workload
 POLL_SECS = 0.2
 CHIEF_POLL_SECS = 1.0
 GONE_SECS = 60.0  # without an answer: more than a busy chief needs, or one that a scheduler restarts
-ENDED = ("exporting", "done")  # states of a chief that has saved its last checkpoint
 BEGUN = ("training", "evaluating", "done")  # states of a chief that has moved away what it does not continue
 
 
@@ -45,7 +45,7 @@ def run(context: Context) -> bool:
     context.status.is_listening = True
     scorer = _make_scorer(context)
     chief = ChiefWatch(context.plan.task("worker", 0))
-    if starts_elsewhere or not _has(directory.checkpoints, steps):
+    if starts_elsewhere or not (_has(directory.checkpoints, steps) or _has_ended_early(directory)):
         _meet(context, chief.task)
     stop.let_step_finish()
     while not stop.requested:
@@ -55,7 +55,7 @@ def run(context: Context) -> bool:
         if scorer.last_step >= steps or stop.requested:
             break
         context.status.state = "waiting"
-        if chief.has_ended_early and not scorer.unscored(finder.find(chief_has_begun=True)):
+        if _has_ended_early(directory) and not scorer.unscored(finder.find(chief_has_begun=True)):
             break
         if chief.poll() > GONE_SECS:
             raise PeerError(_describe_gone(chief, directory, steps))
@@ -92,6 +92,14 @@ def _has(folder: Path, step: int) -> bool:
     return any(int(path.name) >= step for path in checkpoint.finished(folder))
 
 
+def _has_ended_early(directory: RunDirectory) -> bool:
+    """Whether the chief has saved its last checkpoint, and will make no more steps."""
+    try:
+        return json.loads(directory.summary.read_text()).get("ended_early") is not None
+    except (OSError, ValueError):
+        return False
+
+
 def _describe_gone(chief: ChiefWatch, directory: RunDirectory, steps: int) -> str:
     last = directory.checkpoints / f"{steps:09d}"
     return (
@@ -106,7 +114,7 @@ class ChiefWatch:
 
     def __init__(self, task: Task, *, now: Callable[[], float] = time.monotonic) -> None:
         self.task, self._now = task, now
-        self.step, self.has_begun, self.has_ended_early = 0, False, False
+        self.step, self.has_begun = 0, False
         self._polled_at = now() - CHIEF_POLL_SECS
         self._silent_since: float | None = None
 
@@ -123,7 +131,6 @@ class ChiefWatch:
             else:
                 self._silent_since = None
                 self.step, self.has_begun = page["step"], self.has_begun or page["state"] in BEGUN
-                self.has_ended_early = page["ended_early"] is not None and page["state"] in ENDED
         return 0.0 if self._silent_since is None else now - self._silent_since
 
 
