@@ -15,6 +15,7 @@ from objectives import objective_of
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.task.chief.export import export, params_sha256
 from trainer.task.evaluator.score import Evaluator, evaluated
+from trainer.workload.build import Workload
 from trainer.workload.data.arrays import from_arrays
 
 CROSSENTROPY = "sparse_categorical_crossentropy"
@@ -135,7 +136,9 @@ def test_the_same_snapshot_is_exported_to_the_same_arrays(tmp_path):
 def scores(model: keras.Model, snapshot: Snapshot, x: Any, y: Any, *, loss: str = CROSSENTROPY) -> tuple[float, ...]:
     data = from_arrays((x, y), (x, y), source="test", classes=3)
     labels = () if loss == CROSSENTROPY else data.spec.labels.shape
-    evaluator = Evaluator(objective_of(model, loss, labels=labels), data.evaluate, batch_size=4, device="/cpu:0")
+    evaluator = Evaluator(
+        Workload(model, data, objective_of(model, loss, labels=labels), {}), batch_size=4, device="/cpu:0"
+    )
     evaluator.connect("", None)
     return tuple(evaluator.score(snapshot).values())
 
@@ -180,7 +183,8 @@ def test_squared_errors_are_scored_without_an_accuracy():
 def test_an_evaluator_scores_one_snapshot_after_another():
     x, y = examples(10)
     data = from_arrays((x, y), (x, y), source="test", classes=3)
-    evaluator = Evaluator(objective_of(linear()), data.evaluate, batch_size=4, device="/cpu:0")
+    model = linear()
+    evaluator = Evaluator(Workload(model, data, objective_of(model), {}), batch_size=4, device="/cpu:0")
     evaluator.connect("", None)
     results = [tuple(evaluator.score(snapshot).values()) for snapshot in (LINEAR, AVERAGED, LINEAR)]
     expected = [in_numpy(x, y, evaluated(snapshot)) for snapshot in (LINEAR, AVERAGED, LINEAR)]
