@@ -56,7 +56,8 @@ def build_model(
             a user's model are: its function may read or replace them.
 
     Raises:
-        ValueError: if there is none, it does not take these options, or it returns no Keras model.
+        ValueError: if there is none, it does not take these options, it returns no Keras model, or the model trains
+            itself.
     """
     of_user = _user_function(user_file, name, MODELS)
     function = of_user or MODELS.get(name)
@@ -77,6 +78,11 @@ def build_model(
             model = function(*arguments, **options)
         if not isinstance(model, keras.Model):
             raise ValueError(f"model {name} returned a {type(model).__name__}; return a keras.Model")
+        if type(model).train_step is not keras.Model.train_step:
+            raise ValueError(
+                f"{type(model).__name__} has a train_step of its own, which would not run: steps are computed on many "
+                "workers; override compute_loss(x, y, y_pred, sample_weight) instead"
+            )
         if not model.built:
             model(map_nest(_one_example, data.spec.features))  # `build` does not build the layers of a subclassed model
     finally:

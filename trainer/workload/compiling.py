@@ -73,13 +73,8 @@ def make_objective(
         size, frozen: as in `Objective`.
 
     Raises:
-        ValueError: if a name is unknown, no loss is named and none can be chosen, or the model trains itself.
+        ValueError: if a name is unknown, or no loss is named and none can be chosen.
     """
-    if type(model).train_step is not keras.Model.train_step:
-        raise ValueError(
-            f"{type(model).__name__} has a train_step of its own, which would not run: steps are computed on many "
-            "workers; override compute_loss(x, y, y_pred, sample_weight) instead"
-        )
     functions = functions or {}
     compiled_by_user = bool(model.compiled)
     loss = _choose_loss(model, spec, wanted, functions)

@@ -1,5 +1,6 @@
 """Describes a model and its data to the planner, in a process that may import TensorFlow."""
 
+import re
 import traceback
 from pathlib import Path
 from typing import Any
@@ -86,5 +87,6 @@ def _place_in(user: str | None, error: BaseException) -> traceback.FrameSummary 
 def _failure(error: Exception, user: str | None) -> dict[str, Any]:
     own = _place_in(user, error)
     place = own or traceback.extract_tb(error.__traceback__)[-1]
-    text = f"{place.filename}, line {place.lineno}, in {place.name}: {type(error).__name__}: {error}"
+    message = re.sub(r"\x1b\[\d+m", "", str(error))  # Keras colours its own
+    text = f"{place.filename}, line {place.lineno}, in {place.name}: {type(error).__name__}: {message}"
     return {"failure": text, "exit_code": exit_code_of(error) if own is None else exit_codes.BAD_DATA}

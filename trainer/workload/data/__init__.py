@@ -10,12 +10,14 @@ from trainer.workload.data.arrays import check_alike, from_arrays
 from trainer.workload.data.downloads import cifar10, fashion_mnist, mnist
 from trainer.workload.data.examples import (
     ArraySpec,
+    Batch,
     DataError,
     DataSet,
     Examples,
     MissingInputError,
     Spec,
     find_data_error,
+    leaves_of,
 )
 from trainer.workload.data.idx import mnist_10k
 from trainer.workload.data.npz import npz
@@ -70,6 +72,10 @@ def open_data(
     return opened if isinstance(opened, DataSet) else _convert(opened, name, seed)
 
 
+def _known_sizes(spec: Batch) -> int:
+    return sum(size is not None for _, one in leaves_of(spec) for size in one.shape)
+
+
 def _convert(opened: Any, name: str, seed: int) -> DataSet:
     """What a user's function returned, as a data set."""
     source = f"data set {name}"
@@ -84,7 +90,7 @@ def _convert(opened: Any, name: str, seed: int) -> DataSet:
         return from_arrays(*parts.values(), source=source, classes=classes)
     sources = {part: open_source(given, f"{source}, {part}", seed=seed) for part, given in parts.items()}
     check_alike(sources["train"].spec, sources["evaluate"].spec, source)
-    spec = sources["train"].spec
+    spec = min((one.spec for one in sources.values()), key=_known_sizes)  # open sizes are open in both
     if classes is None and isinstance(spec.labels, ArraySpec) and spec.labels.dtype.startswith("float"):
         classes = (spec.labels.shape or (1,))[-1]
     return DataSet(sources["train"].examples, sources["evaluate"].examples, Spec(*spec, classes=classes or 0))

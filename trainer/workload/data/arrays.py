@@ -200,11 +200,24 @@ def spec_of(batch: Batch) -> Batch:
 def check_alike(train: Batch, evaluate: Batch, source: str) -> None:
     """Raises DataError unless the examples of both parts look the same."""
     for name, one, other in zip(Batch._fields, train, evaluate, strict=True):
-        if one != other:
+        if not _are_alike(one, other):
             raise DataError(
                 f"{source}, {name}: an example to train on is {describe_nest(one)}, one to evaluate on is "
                 f"{describe_nest(other)}; both must be the same"
             )
+
+
+def _are_alike(one: Nest, other: Nest) -> bool:
+    """Whether two specs are the same, but for sizes that are open in one of them."""
+    if map_nest(lambda _: 0, one) != map_nest(lambda _: 0, other):
+        return False
+    pairs = zip(leaves_of(one), leaves_of(other), strict=True)
+    return all(
+        a.dtype == b.dtype
+        and len(a.shape) == len(b.shape)
+        and all(None in sizes or sizes[0] == sizes[1] for sizes in zip(a.shape, b.shape, strict=True))
+        for (_, a), (_, b) in pairs
+    )
 
 
 def _count_classes(labels: dict[str, np.ndarray]) -> int:
