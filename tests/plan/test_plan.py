@@ -7,13 +7,14 @@ import json
 import resource
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from quick_config import load
 
 from trainer.faults.problems import ConfigError
 from trainer.plan import validate
-from trainer.plan.description import Description
+from trainer.plan.description import CompiledOptimizer, Description
 from trainer.plan.devices import Machine
 from trainer.plan.layout import Parameter
 from trainer.plan.make import make_plan
@@ -266,6 +267,32 @@ def test_a_shard_without_parameters_gets_a_warning():
 def test_more_workers_than_cores_get_a_warning():
     warnings = planned("cluster=1ps4w", machine=Machine(cores=2, gpus=0)).warnings
     assert any("4 workers share 2 cores" in str(warning) for warning in warnings)
+
+
+@pytest.mark.parametrize(
+    ("compiled", "text"),
+    [
+        (None, None),
+        (CompiledOptimizer("adam", 0.001), None),
+        (CompiledOptimizer("adam", None), None),
+        (CompiledOptimizer("adam", 0.01), "type optimizer=adam optimizer.learning_rate=0.01"),
+        (CompiledOptimizer("rmsprop", None), "compile() was given rmsprop\n    type optimizer=rmsprop"),
+        (
+            CompiledOptimizer("lion", 0.1),
+            "compile() was given lion with rate 0.1\n    choose another with optimizer=NAME",
+        ),
+    ],
+)
+def test_a_model_that_was_compiled_for_another_optimizer_gets_a_warning(compiled, text):
+    warnings = [str(one) for one in planned(model=replace(MODEL, compiled_optimizer=compiled)).warnings]
+    told = [one for one in warnings if "compile()" in one]
+    assert len(told) == (text is not None)
+    assert text is None or told[0].endswith(text)
+
+
+def test_replicas_of_one_worker_cannot_share_a_pass_over_the_data():
+    with pytest.raises(ConfigError, match=r"device.replicas: .*tf.data.Dataset.*\n.*return a function \(context\)"):
+        planned("cluster=1ps1w", "device.replicas=[/cpu:0,/cpu:1]", model=replace(MODEL, is_divided=True))
 
 
 def test_deciding_and_launching_import_no_tensorflow():

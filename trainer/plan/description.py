@@ -13,13 +13,20 @@ from dataclasses import asdict, dataclass, field
 from glob import glob
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainer.config.schema import DataConfig, ModelConfig
 from trainer.faults.exit_codes import TrainerError
 from trainer.plan.layout import FrozenWeights, Parameter
 
 FORMAT = 5  # of the cached file; raise it when Description changes
+
+
+class CompiledOptimizer(NamedTuple):
+    """What the model's compile() was given."""
+
+    name: str  # of a class of keras.optimizers, in lower case
+    learning_rate: float | None  # None: a schedule
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,7 @@ class Description:
     layers: tuple[str, ...] = ()  # paths, of layers inside layers too
     sums: int = 0  # floats of the metrics' variables
     frozen: FrozenWeights = field(default_factory=FrozenWeights)
+    compiled_optimizer: CompiledOptimizer | None = None
     objective: str = ""  # loss and metrics, and where they come from
     flops: int = 0  # floating-point operations of one example's forward pass
     uncounted: tuple[str, ...] = ()  # layers not in `flops`, because their operations cannot be counted

@@ -13,6 +13,7 @@ from trainer.config.schema import (
     ClusterConfig,
     DeviceConfig,
     OptimizerConfig,
+    OptimizerName,
     PlacementConfig,
     PlacementName,
     RunConfig,
@@ -73,6 +74,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         shards=shards,
         train_examples=description.train_examples,
         warnings=(
+            *_warn_of_optimizer(config.optimizer, description),
             *_warnings(shards, tasks, config.placement.pins, machine),
             *warn_of_gpu_memory(config.cluster, config.device, machine, here),
         ),
@@ -171,6 +173,21 @@ def _warnings(
     workers = sum(task.job == "worker" for task in tasks)
     if workers > machine.cores:
         yield Problem("cluster", f"{workers} workers share {machine.cores} cores", "fewer workers may be faster here")
+
+
+def _warn_of_optimizer(section: OptimizerConfig, description: Description) -> Iterator[Problem]:
+    """A model's own optimizer does not train it: the config has one, which every shard host runs."""
+    compiled = description.compiled_optimizer
+    name, rate = section.name.value, section.learning_rate
+    if compiled is None or (compiled.name == name and compiled.learning_rate in (None, rate)):
+        return
+    theirs, remedy = compiled.name, f"type optimizer={compiled.name}"
+    if compiled.learning_rate is not None:
+        theirs += f" with rate {compiled.learning_rate:g}"
+        remedy += f" optimizer.learning_rate={compiled.learning_rate:g}"
+    message = f"{name} with rate {rate:g} trains the model; compile() was given {theirs}"
+    is_ours = compiled.name in OptimizerName.__members__
+    yield Problem("optimizer", message, remedy if is_ours else "choose another with optimizer=NAME")
 
 
 def _warn_of_imbalance(shards: Sequence[Shard], pins: Mapping[str, int]) -> Iterator[Problem]:

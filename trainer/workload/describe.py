@@ -7,7 +7,7 @@ from typing import Any
 
 from trainer.faults import exit_codes
 from trainer.faults.exit_codes import exit_code_of
-from trainer.plan.description import Description, Question
+from trainer.plan.description import CompiledOptimizer, Description, Question
 from trainer.plan.layout import FrozenWeights
 from trainer.plan.serialize import to_json
 
@@ -53,6 +53,7 @@ def _describe(question: Question) -> Description:
         precision=question.precision,
         with_values=False,
     )
+    compiled_optimizer = _compiled_optimizer(model)  # before the objective compiles it again
     wanted = Wanted.of(named)
     objective = build.open_objective(model, data_set, wanted, user_file=user)
     has_values = user is not None and named["name"] not in MODELS
@@ -69,10 +70,21 @@ def _describe(question: Question) -> Description:
         layers=tuple(step.layers_of(model)),
         sums=objective.size,
         frozen=frozen,
+        compiled_optimizer=compiled_optimizer,
         objective=objective.text,
         flops=flops.forward,
         uncounted=flops.uncounted,
     )
+
+
+def _compiled_optimizer(model: Any) -> CompiledOptimizer | None:
+    if not model.compiled or model.optimizer is None:
+        return None
+    from keras.optimizers.schedules import LearningRateSchedule
+
+    rate = model.optimizer._learning_rate
+    value = None if isinstance(rate, LearningRateSchedule) else float(f"{float(rate):.6g}")
+    return CompiledOptimizer(type(model.optimizer).__name__.lower(), value)
 
 
 def _place_in(user: str | None, error: BaseException) -> traceback.FrameSummary | None:
