@@ -5,7 +5,7 @@ Numbers are normalized and texts looked up inside the model, so the export takes
     python -m trainer user=examples/census.py model=wide_and_deep data=census cluster=2ps2w \
         optimizer=adagrad optimizer.learning_rate=0.05 train.steps=254
 
-Two epochs in ... seconds on 2 cores; eval_accuracy 0.84.
+Two epochs; expect eval_accuracy 0.84 and eval_auc 0.90, as of published models.
 """
 
 import csv

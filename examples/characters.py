@@ -5,7 +5,7 @@ The data has random access: `Windows` gives one example at a time, and any order
     python -m trainer user=examples/characters.py model=decoder data=characters cluster=1ps2w \
         optimizer.learning_rate=0.003 train.batch_size=64 train.steps=300
 
-... seconds on 2 cores; eval_accuracy 0.5 of the next character.
+Expect eval_accuracy 0.44: the next character is the likeliest one that often.
 """
 
 import json
