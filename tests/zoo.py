@@ -84,7 +84,7 @@ def weighted(*, examples=256):
 
 
 def pairs(*, examples=256):
-    x = (RANDOM.normal(size=(examples, 6)), RANDOM.normal(size=(examples, 6)))
+    x = [RANDOM.normal(size=(examples, 6)), RANDOM.normal(size=(examples, 6))]
     return _split(x, (x[0][:, 0] * x[1][:, 0] > 0).astype("int32"))
 
 
@@ -221,7 +221,7 @@ def small(spec, *, width=8):
 def towers():
     one, two = keras.Input((6,)), keras.Input((6,))
     tower = keras.Sequential([layers.Dense(8, "relu"), layers.Dense(4)])
-    return keras.Model((one, two), (tower(one), tower(two)))
+    return keras.Model([one, two], [tower(one), tower(two)])
 
 
 class Counter(layers.Layer):

@@ -241,6 +241,14 @@ def test_a_loss_of_the_user_gets_all_labels_and_outputs():
     assert seen == [(({"a": (8, 1), "b": (8, 1)}, {"a": (8, 1), "b": (8, 1)}), True)]
 
 
+def test_a_model_made_with_a_list_of_inputs_gets_one(recwarn):
+    from zoo import cosine
+
+    made = objective_of("towers", "pairs", {"loss": cosine})
+    assert made.text.startswith("loss: loss of the user's file")
+    assert not [one for one in recwarn if "structure of `inputs`" in str(one.message)]
+
+
 def test_metrics_of_the_user_have_their_names():
     made = objective_of("small", "weighted", {"metrics": lambda: {"mine": keras.metrics.SparseCategoricalAccuracy()}})
     assert list(made.results(tf.constant([6.0, 8.0]))) == ["mine"]

@@ -27,7 +27,7 @@ def find(objective: Objective, spec: Spec) -> FrozenWeights:
 
     def forward(trainable: list[tf.Tensor], others: list[tf.Tensor], features: Any) -> None:
         with objective.in_graph():
-            _, after = model.stateless_call(trainable, others, features, **options)
+            _, after = model.stateless_call(trainable, others, objective.inputs(features), **options)
         pairs = zip(model.non_trainable_variables, others, after, strict=True)
         unchanged.extend(v.path for v, given, new in pairs if new is given and not step.is_seed(v))
 

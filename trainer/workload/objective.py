@@ -66,6 +66,11 @@ class Objective:
         self.model.compiled = self._is_given_compiled
         return self.model
 
+    def inputs(self, features: Nest) -> Nest:
+        """Features as the model takes them: several as a list, where it was made with one."""
+        is_list = isinstance(getattr(self.model, "_inputs_struct", None), list)
+        return list(features) if is_list and isinstance(features, tuple) else features
+
     def in_graph(self) -> AbstractContextManager[None]:
         """Within, functions that are traced can use what the model's layers computed when they were made."""
         return eager.in_graph(self._tables)

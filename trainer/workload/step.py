@@ -102,7 +102,11 @@ def make_step(
             with tf.GradientTape() as tape, tf.name_scope("model"):
                 tape.watch(weights)
                 outputs, rest, own = model.stateless_call(
-                    weights, _non_trainable(model, state, seed), batch.features, return_losses=True, **options
+                    weights,
+                    _non_trainable(model, state, seed),
+                    objective.inputs(batch.features),
+                    return_losses=True,
+                    **options,
                 )
                 known = zip(_variables(model), [*weights, *rest], strict=True)
                 value, sums = objective.compute(known, batch, outputs, own, training=True)
@@ -193,7 +197,11 @@ def make_evaluation(objective: Objective) -> Callable[..., tuple[tf.Tensor, tf.T
         no_seed = tf.zeros([2], tf.int64)
         with tf.name_scope("model"), objective.in_graph():
             outputs, rest, own = model.stateless_call(
-                weights, _non_trainable(model, state, no_seed), batch.features, return_losses=True, **options
+                weights,
+                _non_trainable(model, state, no_seed),
+                objective.inputs(batch.features),
+                return_losses=True,
+                **options,
             )
         known = zip(_variables(model), [*weights, *rest], strict=True)
         return objective.compute(known, batch, outputs, own, training=False)

@@ -61,7 +61,7 @@ def _compute(objective: Objective, data: DataSet) -> None:
     batch = _first_batch(data.train)
     model = objective.model
     options = {"training": False} if step.takes_training(model) else {}
-    outputs = model(batch.features, **options)
+    outputs = model(objective.inputs(batch.features), **options)
     loss = model._compile_loss._user_loss if model._compile_loss is not None else None
     if isinstance(loss, keras.losses.Loss):
         _check_logits(loss, outputs)

@@ -141,12 +141,12 @@ def _arrays(nest: Nest, name: str) -> Nest:
 
 
 def _without_lists(nest: Nest) -> Nest:
-    """The nest with lists of numbers or texts as arrays; a list of arrays remains one."""
+    """The nest with lists of numbers or texts as arrays; a list of arrays becomes a tuple, as tf.data needs it."""
     if isinstance(nest, dict):
         return {name: _without_lists(one) for name, one in nest.items()}
     if isinstance(nest, list | tuple):
         is_nest = any(isinstance(one, dict) or (hasattr(one, "ndim") and np.ndim(one)) for one in nest)
-        return type(nest)(map(_without_lists, nest)) if is_nest else np.asarray(nest)
+        return tuple(map(_without_lists, nest)) if is_nest else np.asarray(nest)
     return nest
 
 
