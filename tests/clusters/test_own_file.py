@@ -124,16 +124,20 @@ def test_a_stream_continues_with_the_same_bits(start, finish, user, tmp_path):
 
 @pytest.mark.long(but=["1ps2w"])
 @pytest.mark.parametrize("cluster", ["1ps2w", "1ps2w1e", "2w strategy=async"])
-def test_a_run_that_no_longer_improves_ends_early(finish, user, cluster):
+def test_a_run_that_no_longer_improves_ends_early_and_can_go_on(start, finish, user, cluster):
     more = ["evaluate.every=10", "evaluate.patience=2", "evaluate.best_metric=loss", "evaluate.min_delta=10"]
     size, *strategy = cluster.split()
-    run = finish(user(WITHOUT_STOP), *OWN, "data=arrays", f"cluster={size}", *strategy, "train.steps=3000", *more)
+    given = [user(WITHOUT_STOP), *OWN, "data=arrays", f"cluster={size}", *strategy]
+    run = finish(*given, "train.steps=3000", *more)
     summary = run.summary()
     assert summary["steps"] < 3000
     assert summary["ended_early"].startswith("loss has not improved in 2 evaluations; it was ")
     lines = [json.loads(line) for line in (run.directory / "evaluations.jsonl").read_text().splitlines()]
     assert len(lines) >= 3
     assert {task["code"] for task in summary["tasks"].values()} == {0}
+    longer = start(*given, f"train.steps={summary['steps'] + 20}", f"run={run.directory}")
+    assert longer.wait() == 0, longer.output
+    assert longer.summary()["steps"] >= summary["steps"] + 20
 
 
 def test_patience_without_evaluations_is_refused(start):

@@ -64,16 +64,18 @@ def describe_finished(config: RunConfig) -> str | None:
     directory = RunDirectory(Path(config.run).resolve())
     try:
         summary = json.loads(directory.summary.read_text())
-        step, early, scores = summary["steps"], summary["ended_early"], summary
-    except (OSError, ValueError, KeyError, TypeError):
+        step, early = summary["steps"], summary["ended_early"]
+        before = directory.read_config()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     is_complete = summary.get("failed") is None and directory.export.is_dir()
-    if not is_complete or not (step == config.train.steps or (early and step < config.train.steps)):
+    is_same = (before.evaluate, before.train.steps) == (config.evaluate, config.train.steps)
+    if not is_complete or not (step == config.train.steps or (early and is_same)):
         return None
     if not (directory.checkpoints / f"{step:09d}").is_dir():
         return None
-    named = "".join(f", {name} {value:.4f}" for name, value in scores.items() if name.startswith("eval_"))
-    more = "evaluate.patience=null" if early else f"train.steps={2 * step}"
+    named = "".join(f", {name} {value:.4f}" for name, value in summary.items() if name.startswith("eval_"))
+    more = "change evaluate.patience or train.steps" if early else f"train.steps={2 * step}"
     why = f" ({early})" if early else ""
     return f"already finished: {step} of {config.train.steps} steps{named}{why}\nto train on: {more}"
 

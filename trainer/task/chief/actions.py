@@ -209,9 +209,11 @@ def assemble(
     for result in start.missed:
         report.update(result)
     patience = Patience(config.evaluate, directory, context.status, hooks)
-    between = [lambda _: writer.poll(), _on_snapshot(engine, actions), patience.poll]
+    between = [lambda _: writer.poll(), _on_snapshot(engine, actions)]
+    if patience.is_needed:
+        between.append(patience.poll)
     after: list[AfterStep] = [report.write_gradients, report.update]
-    if hooks.has_on_step:
+    if hooks.has("on_step"):
 
         def call_on_step(result: StepResult) -> None:
             if result.step > start.step:  # else no update was made

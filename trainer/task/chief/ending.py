@@ -27,9 +27,8 @@ class Hooks:
         self._functions: dict[str, Callable[..., Any]] = {name: functions[name] for name in HOOKS if name in functions}
         self._user, self._status = user, status
 
-    @property
-    def has_on_step(self) -> bool:
-        return "on_step" in self._functions
+    def has(self, name: str) -> bool:
+        return name in self._functions
 
     def call(self, name: str, step: int, logs: Mapping[str, float]) -> None:
         """Calls a hook, if there is one, with a step and values by name.
@@ -57,6 +56,10 @@ class Patience:
         scored = evaluations.read(self._path)
         self._seen = len(scored)
         self._check(scored)
+
+    @property
+    def is_needed(self) -> bool:
+        return self._config.patience is not None or self._hooks.has("on_evaluation")
 
     def poll(self, _: int = 0) -> None:
         """Reads what was written since the last call."""

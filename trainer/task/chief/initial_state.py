@@ -98,7 +98,7 @@ def missed_at(source: Checkpoint, directory: RunDirectory) -> list[StepResult]:
     metrics = source.facts.get("metrics")
     if metrics is None or source.path.parent != directory.checkpoints:
         return []
-    return [StepResult(source.generation, source.step, metrics["loss"], stop=False, sums=metrics["sums"])]
+    return [StepResult(source.generation, source.step, metrics["loss"], stop=False, sums=metrics.get("sums", ()))]
 
 
 def _expected(parameters: Sequence[Parameter], slots: Sequence[str]) -> dict[str, tuple[int, ...]]:
