@@ -47,8 +47,10 @@ def session_config(task: Task, *, peers: Iterable[str], fuses: bool = True) -> A
         device_count={"CPU": task.cpus},
         device_filters=["/job:{}/task:{}".format(*name.split(":")) for name in (task.name, *peers)],
     )
+    rewrites = config.graph_options.rewrite_options
+    rewrites.arithmetic_optimization = RewriterConfig.OFF  # it makes sums whose order varies; see ordered_sums.py
     if not fuses:
-        config.graph_options.rewrite_options.remapping = RewriterConfig.OFF
+        rewrites.remapping = RewriterConfig.OFF
     config.experimental.disable_thread_spinning = True  # the tasks of one machine share its cores
     options = config.gpu_options
     options.allow_growth = task.growth
@@ -67,7 +69,7 @@ def configure_eager(task: Task, *, fuses: bool = True) -> None:
         RuntimeError: TensorFlow's own, if this process has made its devices already.
         ValueError: if a share of a GPU's memory is asked for and nvidia-smi does not report how much that is.
     """
-    tf.config.optimizer.set_experimental_options({"remapping": fuses})
+    tf.config.optimizer.set_experimental_options({"remapping": fuses, "arithmetic_optimization": False})
     tf.config.threading.set_intra_op_parallelism_threads(task.intra_op_threads)
     tf.config.threading.set_inter_op_parallelism_threads(task.inter_op_threads)
     tf.config.set_soft_device_placement(task.soft_placement)

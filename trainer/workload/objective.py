@@ -105,7 +105,7 @@ class Objective:
                     model._losses_override.clear()
             else:
                 value = tf.reduce_mean(_call(self._whole_loss, labels, outputs, weights))
-                value = tf.add_n([value, *(tf.reduce_sum(tf.cast(one, tf.float32)) for one in own)])
+                value = sum((tf.reduce_sum(tf.cast(one, tf.float32)) for one in own), start=value)
             if self._variables:
                 model.compute_metrics(features, labels, outputs, weights)
             sums = [tf.reshape(tf.cast(scope.get_current_value(v), tf.float32), [-1]) for v in self._variables]

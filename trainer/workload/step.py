@@ -18,6 +18,7 @@ from trainer.workload.data.examples import Batch, Spec
 from trainer.workload.layer_devices import pinned
 from trainer.workload.loss_scale import LOWEST
 from trainer.workload.objective import Objective
+from trainer.workload.ordered_sums import ordered_sums
 
 Tensors = Mapping[str, tf.Tensor]  # by parameter path
 # (parameters, state, seed, batch, loss scale) -> (gradients, state', loss, sums of the metrics [K])
@@ -97,7 +98,8 @@ def make_step(
         parameters: Tensors, state: Tensors, seed: tf.Tensor, batch: Batch, loss_scale: tf.Tensor | None
     ) -> PassOutput:
         weights = [parameters[path] for path in trainable]
-        with nullcontext() if jit else fused(model), pinned(model, layers or {}, scopes), objective.in_graph():
+        kernels = nullcontext() if jit else fused(model)
+        with kernels, pinned(model, layers or {}, scopes), objective.in_graph(), ordered_sums():
             # A layer's name may be one that is not allowed for a root scope.
             with tf.GradientTape() as tape, tf.name_scope("model"):
                 tape.watch(weights)
@@ -195,7 +197,7 @@ def make_evaluation(objective: Objective) -> Callable[..., tuple[tf.Tensor, tf.T
     def evaluate(parameters: Tensors, state: Tensors, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
         weights = [parameters[v.path] for v in model.trainable_variables]
         no_seed = tf.zeros([2], tf.int64)
-        with tf.name_scope("model"), objective.in_graph():
+        with tf.name_scope("model"), objective.in_graph(), ordered_sums():
             outputs, rest, own = model.stateless_call(
                 weights,
                 _non_trainable(model, state, no_seed),

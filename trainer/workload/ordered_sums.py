@@ -1,0 +1,35 @@
+"""Sums tensors in the order in which they are given, two at a time.
+
+TensorFlow's AddN starts with whichever of its inputs has a buffer that it may overwrite
+(tensorflow/core/kernels/aggregate_ops.cc). That depends on what other threads have finished, so a sum of three or more
+inputs has bits that differ between runs. A gradient is such a sum where a tensor is used more than twice.
+
+TensorFlow's arithmetic optimizer turns sums of two inputs into an AddN again; the sessions of tasks leave it out.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops import gen_math_ops
+
+
+@contextmanager
+def ordered_sums() -> Iterator[None]:
+    """Within, no operation that is traced sums more than two tensors, in gradients too."""
+    add_n = gen_math_ops.add_n
+
+    def add_in_order(inputs: Sequence[Any], name: str | None = None) -> tf.Tensor:
+        if len(inputs) < 3 or any(getattr(one, "dtype", None) == tf.variant for one in inputs):
+            return add_n(inputs, name=name)
+        return functools.reduce(tf.add, inputs)
+
+    gen_math_ops.add_n = add_in_order
+    try:
+        yield
+    finally:
+        gen_math_ops.add_n = add_n
