@@ -22,7 +22,7 @@ ONE_SHARD = ((0, 1, 2, 3, 4, 5),)  # parameters of each shard
 THREE_SHARDS = ((4, 2), (5, 1), (3, 0))
 
 Sgd, Adam, AdamW = OptimizerName.sgd, OptimizerName.adam, OptimizerName.adamw
-Rmsprop, Adagrad = OptimizerName.rmsprop, OptimizerName.adagrad
+Rmsprop, Adagrad, Lion = OptimizerName.rmsprop, OptimizerName.adagrad, OptimizerName.lion
 EXPONENTIAL = ScheduleConfig(ScheduleName.exponential, decay_steps=30, decay_rate=0.5)
 STAIRCASE = ScheduleConfig(ScheduleName.exponential, decay_steps=30, decay_rate=0.5, staircase=True)
 COSINE = ScheduleConfig(ScheduleName.cosine, decay_steps=80, final_fraction=0.1)
@@ -55,6 +55,8 @@ CONFIGS = {
     "adagrad": OptimizerConfig(Adagrad, 0.1),
     "adagrad-from-zero": OptimizerConfig(Adagrad, 0.1, initial_accumulator=0.0),
     "adagrad-everything": OptimizerConfig(Adagrad, 0.1, **EVERYTHING),
+    "lion": OptimizerConfig(Lion, 0.01, beta_2=0.99),
+    "lion-everything": OptimizerConfig(Lion, 0.01, beta_1=0.8, beta_2=0.95, **EVERYTHING),
 }
 SCHEDULES = {"exponential": EXPONENTIAL, "staircase": STAIRCASE, "cosine": COSINE, "cosine-warmup": WARMUP}
 every_config = pytest.mark.parametrize("name", [pytest.param(name, id=f"{name}-seed{SEED}") for name in CONFIGS])
@@ -107,6 +109,7 @@ def keras_optimizer(config: OptimizerConfig) -> keras.Optimizer:
         AdamW: (keras.optimizers.AdamW, adam),
         Rmsprop: (keras.optimizers.RMSprop, rmsprop),
         Adagrad: (keras.optimizers.Adagrad, adagrad),
+        Lion: (keras.optimizers.Lion, {"beta_1": config.beta_1, "beta_2": config.beta_2}),
     }[config.name]
     return kind(
         keras_rate(config),

@@ -91,6 +91,7 @@ class OptimizerName(Enum):
     adamw = "adamw"
     rmsprop = "rmsprop"
     adagrad = "adagrad"
+    lion = "lion"
 
 
 class ScheduleName(Enum):
@@ -206,8 +207,8 @@ class OptimizerConfig:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     momentum: float = field(default=0.0, metadata=limits(at_least=0, below=1) | read_by("sgd", "rmsprop"))
     nesterov: bool = field(default=False, metadata=read_by("sgd"))
-    beta_1: float = field(default=0.9, metadata=limits(at_least=0, below=1) | read_by("adam", "adamw"))
-    beta_2: float = field(default=0.999, metadata=limits(at_least=0, below=1) | read_by("adam", "adamw"))
+    beta_1: float = field(default=0.9, metadata=limits(at_least=0, below=1) | read_by("adam", "adamw", "lion"))
+    beta_2: float = field(default=0.999, metadata=limits(at_least=0, below=1) | read_by("adam", "adamw", "lion"))
     rho: float = field(default=0.9, metadata=limits(at_least=0, below=1) | read_by("rmsprop"))
     centered: bool = field(default=False, metadata=read_by("rmsprop"))
     initial_accumulator: float = field(default=0.1, metadata=limits(at_least=0) | read_by("adagrad"))
@@ -224,6 +225,7 @@ class OptimizerConfig:
             OptimizerName.adamw: {"momentum": True, "velocity": True},
             OptimizerName.rmsprop: {"velocity": True, "momentum": self.momentum > 0, "average_gradient": self.centered},
             OptimizerName.adagrad: {"accumulator": True},
+            OptimizerName.lion: {"momentum": True},
         }[self.name]
         names = [name for name, is_kept in kept.items() if is_kept] + (["ema"] if self.ema is not None else [])
         return {name: self.initial_accumulator if name == "accumulator" else 0.0 for name in names}

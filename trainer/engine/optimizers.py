@@ -145,12 +145,19 @@ def _adagrad(config: OptimizerConfig, slots: Slots, gradient: Tensor, rate: Tens
     return rate * gradient / tf.sqrt(accumulator + config.epsilon), {"accumulator": accumulator}
 
 
+def _lion(config: OptimizerConfig, slots: Slots, gradient: Tensor, rate: Tensor, step: Tensor) -> Change:
+    before = slots["momentum"]
+    momentum = before * config.beta_2 + gradient * (1 - config.beta_2)
+    return rate * tf.sign(before * config.beta_1 + gradient * (1 - config.beta_1)), {"momentum": momentum}
+
+
 RULES: dict[OptimizerName, Rule] = {
     OptimizerName.sgd: _sgd,
     OptimizerName.adam: _adam,
     OptimizerName.adamw: _adam,
     OptimizerName.rmsprop: _rmsprop,
     OptimizerName.adagrad: _adagrad,
+    OptimizerName.lion: _lion,
 }
 
 
