@@ -278,8 +278,8 @@ def test_more_workers_than_cores_get_a_warning():
         (CompiledOptimizer("adam", 0.01), "type optimizer=adam optimizer.learning_rate=0.01"),
         (CompiledOptimizer("rmsprop", None), "compile() was given rmsprop\n    type optimizer=rmsprop"),
         (
-            CompiledOptimizer("lion", 0.1),
-            "compile() was given lion with rate 0.1\n    choose another with optimizer=NAME",
+            CompiledOptimizer("nadam", 0.1),
+            "compile() was given nadam with rate 0.1\n    choose another with optimizer=NAME",
         ),
     ],
 )
