@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.workload.data import DATA_SETS, DataSet, Examples, open_data
+from trainer.workload.data import DATA_SETS, DataSet, Examples, arrays, find_data_error, open_data
 from trainer.workload.data.arrays import from_arrays
 from trainer.workload.data.examples import ArraySpec, Spec, describe_nest
 from trainer.workload.data.records import index_records, masked_crc32c
@@ -123,11 +123,78 @@ def test_one_output_separates_two_classes():
     assert data.spec.classes == 1
 
 
-def test_npz_reads_the_four_arrays_and_scales_features(tmp_path):
-    np.savez(tmp_path / "a.npz", x_train=IMAGES, y_train=LABELS, x_test=IMAGES[:2], y_test=LABELS[:2])
-    data = open_data("npz", {"path": str(tmp_path / "a.npz"), "scale": 0.5}, seed=0)
+ARRAYS = {"x_train": IMAGES, "y_train": LABELS, "x_test": IMAGES[:2], "y_test": LABELS[:2]}
+
+
+def save_npz(folder, arrays):
+    np.savez(folder / "a.npz", **arrays)
+    return "npz", str(folder / "a.npz")
+
+
+def save_npy(folder, arrays):
+    for name, array in arrays.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        np.save(folder / f"{name}.npy", array)
+    return "npy", str(folder)
+
+
+@pytest.mark.parametrize("save", [save_npz, save_npy])
+def test_npz_and_npy_files_keep_types_unless_features_are_scaled(tmp_path, save):
+    name, path = save(tmp_path, ARRAYS)
+    data = open_data(name, {"path": path}, seed=0)
     assert (data.train.count, data.evaluate.count, data.spec.classes) == (6, 2, 3)
-    assert fetch(data.train, 1)[0].max() == 35
+    assert (data.spec.features.dtype, fetch(data.train, 1)[0].max()) == ("uint8", 70)
+    scaled = open_data(name, {"path": path, "scale": 0.5}, seed=0)
+    assert (scaled.spec.features.dtype, fetch(scaled.train, 1)[0].max()) == ("float32", 35)
+
+
+@pytest.mark.parametrize("save", [save_npz, save_npy])
+def test_npz_and_npy_files_may_hold_several_inputs_and_weights(tmp_path, save):
+    several = {f"x_{part}/{name}": IMAGES[:2] for part in ("train", "test") for name in ("one", "two")}
+    labels = {"y_train": LABELS[:2], "y_test": LABELS[:2], "w_train": np.ones(2), "w_test": np.ones(2)}
+    name, path = save(tmp_path, several | labels)
+    spec = open_data(name, {"path": path}, seed=0).spec
+    assert describe_nest(spec.features) == "{one: uint8 [2, 2, 1], two: uint8 [2, 2, 1]}"
+    assert describe_nest(spec.weights) == "float32 []"
+
+
+LARGE = {
+    "image": IMAGES,
+    "doubles": np.linspace(0, 1, 12).reshape(6, 2),
+    "halves": np.linspace(0, 1, 6).astype("float16"),
+    "big endian": np.arange(6).astype(">i4"),
+    "columns": np.arange(12.0).reshape(2, 6).T,
+    "texts": np.array([f"té{number}" for number in range(6)], object),
+    "bytes": np.array([b"a\0", b"\0", b"", b"b", b"c", b"d"], object),
+}
+
+
+def test_large_arrays_stay_where_they_are_and_give_the_same_bits(monkeypatch):
+    def values(examples):
+        features, labels = fetch(examples, 5, 0, 3)
+        return {name: (one.dtype, one.shape, one.tolist()) for name, one in features.items()}, labels.tolist()
+
+    small = from_arrays((LARGE, LABELS), (LARGE, LABELS), source="mine")
+    monkeypatch.setattr(arrays, "SMALL_NBYTES", 0)
+    large = from_arrays((LARGE, LABELS), (LARGE, LABELS), source="mine")
+    assert values(large.train) == values(small.train)
+    assert values(small.train)[0]["bytes"][2] == [b"d", b"a\0", b"b"]
+    assert (large.spec, large.train.arrays) == (small.spec, ())
+
+
+def test_a_mapped_file_is_read_and_checked_batch_by_batch(tmp_path, monkeypatch):
+    monkeypatch.setattr(arrays, "SMALL_NBYTES", 0)
+    x = np.linspace(0, 1, 2000).reshape(1000, 2)
+    x[700, 1] = np.nan
+    np.save(tmp_path / "x.npy", x)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    one, other = ((part, np.arange(500) % 2) for part in (mapped[500:], mapped[:500]))
+    data = from_arrays(one, other, source="mine")
+    assert fetch(data.train, 3)[0].tolist() == [x[503].astype("float32").tolist()]
+    with pytest.raises(tf.errors.OpError) as raised:
+        fetch(data.train, 3, 200)
+    error = find_data_error(raised.value)
+    assert str(error).startswith("mine, train features: example 200 holds a value that is not finite as float32")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from trainer.workload.data.examples import (
     leaves_of,
 )
 from trainer.workload.data.idx import mnist_10k
-from trainer.workload.data.npz import npz
+from trainer.workload.data.npz import npy, npz
 from trainer.workload.data.oracle import oracle
 from trainer.workload.data.sources import is_arrays, open_source
 from trainer.workload.data.synthetic import synthetic
@@ -32,6 +32,7 @@ DATA_SETS: dict[str, Callable[..., DataSet]] = {
     "fashion_mnist": fashion_mnist,
     "cifar10": cifar10,
     "npz": npz,
+    "npy": npy,
     "tfrecord": tfrecord,
     "synthetic": synthetic,
     "oracle": oracle,

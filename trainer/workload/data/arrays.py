@@ -1,13 +1,15 @@
-"""Makes data sets of numpy arrays, which are checked once and gathered from in the graph."""
+"""Makes data sets of numpy arrays, which are checked once and stay where they are if they are large."""
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trainer.workload.data.convert import as_arrays, is_text, native, spec_of
 from trainer.workload.data.examples import (
     ArraySpec,
     Batch,
@@ -19,11 +21,13 @@ from trainer.workload.data.examples import (
     describe_nest,
     leaves_of,
     map_nest,
+    read_rows,
 )
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
+SMALL_NBYTES = 64 * 2**20  # arrays up to this size are copied to memory that TensorFlow gathers from
 ALIGNMENT_BYTES = 64  # of arrays that TensorFlow uses in place; it copies others, and both copies stay in memory
 ROWS = 4096  # examples checked at a time, so that checks need little memory
 
@@ -63,41 +67,75 @@ def from_arrays(
     spec = Spec(*specs["train"], classes=classes or 0)
     if scale is not None:
         spec = replace(spec, features=map_nest(lambda one: ArraySpec(one.shape, "float32"), spec.features))
-    return DataSet(_examples(checked["train"], scale), _examples(checked["evaluate"], scale), spec)
+    to_train, to_evaluate = (_examples(batch, scale, f"{source}, {part}") for part, batch in checked.items())
+    return DataSet(to_train, to_evaluate, spec)
 
 
 def open_arrays(given: Sequence[Nest], source: str) -> tuple[Examples, Batch]:
     """One part alone: its examples, and what they look like."""
     batch = _checked(Batch(*given), source)
-    return _examples(batch, None), spec_of(batch)
+    return _examples(batch, None, source), spec_of(batch)
 
 
-def _examples(batch: Batch, scale: float | None) -> Examples:
-    arrays = leaves_of(batch)
-    count = len(arrays[0][1])
+def _examples(batch: Batch, scale: float | None, source: str) -> Examples:
+    """Small arrays are held as TensorFlow uses them; of others, each batch is read where they are, and converted."""
+    leaves = leaves_of(batch)
+    held = tuple(_align(native(array)) for _, array in leaves if _is_small(array))
+    is_held = [_is_small(array) for _, array in leaves]
+    read = [(name, array) for name, array in leaves if not _is_small(array)]
 
     def fetch(indices: tf.Tensor, tensors: tuple[tf.Tensor, ...]) -> Batch:
         import tensorflow as tf
 
-        rest = iter(tensors)
-        features, labels, weights = map_nest(lambda _: tf.gather(next(rest), indices), batch)
+        of_held, of_read = iter(tensors), iter(_read(read, indices, source) if read else [])
+        gathered = iter([tf.gather(next(of_held), indices) if one else next(of_read) for one in is_held])
+        features, labels, weights = batch.map(lambda _: next(gathered))
         if scale is not None:
             features = map_nest(lambda one: tf.cast(one, tf.float32) * scale, features)
         return Batch(features, labels, weights)
 
-    return Examples(count, tuple(_align(array) for _, array in arrays), fetch)
+    return Examples(len(leaves[0][1]), held, fetch)
+
+
+def _is_small(array: np.ndarray) -> bool:
+    return array.nbytes <= SMALL_NBYTES
+
+
+def _read(arrays: list[tuple[str, np.ndarray]], indices: tf.Tensor, source: str) -> list[tf.Tensor]:
+    """The rows of arrays that are not in the graph."""
+
+    def rows(numbers: np.ndarray) -> list[np.ndarray]:
+        found = [native(array[numbers]) for _, array in arrays]
+        for (name, array), values in zip(arrays, found, strict=True):
+            if is_mapped(array):  # nobody has read the file before
+                _check_rows(values, numbers, f"{source} {name}")
+        return found
+
+    specs = leaves_of(spec_of(Batch(tuple(array for _, array in arrays))))
+    return read_rows(rows, indices, [one for _, one in specs])
+
+
+def is_mapped(array: np.ndarray) -> bool:
+    """Whether the array, or what it is a view of, is a file that is mapped into memory."""
+    base: Any = array
+    while base is not None:
+        if isinstance(base, np.memmap | mmap.mmap):
+            return True
+        base = getattr(base, "base", None)
+    return False
 
 
 def _checked(batch: Batch, source: str) -> Batch:
-    """The same arrays as TensorFlow takes them.
+    """The same arrays, in the shapes that are trained on.
 
     Raises:
         DataError: if an array cannot be used, or has another length than the others.
     """
-    checked = to_batch(batch, source)
+    checked = as_arrays(batch, source)
     for name, nest in checked._asdict().items():
         for _, array in leaves_of(nest):
-            _check_finite(array, f"{source} {name}")
+            if _is_small(array) or not is_mapped(array):  # others are checked as they are read
+                _check_finite(array, f"{source} {name}")
     lengths = {name: len(array) for name, array in leaves_of(checked)}
     if not lengths:
         raise DataError(f"{source}: there are no arrays; return features, e.g. numpy arrays [examples, ...]")
@@ -109,26 +147,10 @@ def _checked(batch: Batch, source: str) -> Batch:
     return checked
 
 
-def to_batch(given: Batch, source: str) -> Batch:
-    """Arrays of types that TensorFlow has; numbers [N] as features and targets [N, 1], classes [N, 1] as [N].
-
-    Raises:
-        DataError: if an array cannot be used.
-    """
-    named = zip(Batch._fields, given, strict=True)
-    features, labels, weights = (_arrays(nest, f"{source} {name}") for name, nest in named)
-    labels = map_nest(_without_last_axis, labels)
-    if isinstance(features, np.ndarray) and features.ndim == 1 and features.dtype.kind != "S":
-        features = features[:, None]
-    if isinstance(labels, np.ndarray) and labels.ndim == 1 and labels.dtype.kind == "f":
-        labels = labels[:, None]
-    return Batch(features, labels, weights)
-
-
 def _align(array: np.ndarray) -> np.ndarray:
     """The same values, in memory that TensorFlow can use without a copy."""
-    if array.flags.c_contiguous and array.ctypes.data % ALIGNMENT_BYTES == 0:
-        return array
+    if is_text(array) or (array.flags.c_contiguous and array.ctypes.data % ALIGNMENT_BYTES == 0):
+        return array  # text is copied in any case
     memory = np.empty(array.nbytes + ALIGNMENT_BYTES, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT_BYTES
     aligned = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
@@ -136,65 +158,24 @@ def _align(array: np.ndarray) -> np.ndarray:
     return aligned
 
 
-def _arrays(nest: Nest, name: str) -> Nest:
-    return map_nest(lambda values: _array(values, name), _without_lists(nest))
-
-
-def _without_lists(nest: Nest) -> Nest:
-    """The nest with lists of numbers or texts as arrays; a list of arrays becomes a tuple, as tf.data needs it."""
-    if isinstance(nest, dict):
-        return {name: _without_lists(one) for name, one in nest.items()}
-    if isinstance(nest, list | tuple):
-        is_nest = any(isinstance(one, dict) or (hasattr(one, "ndim") and np.ndim(one)) for one in nest)
-        return tuple(map(_without_lists, nest)) if is_nest else np.asarray(nest)
-    return nest
-
-
-def _array(values: Any, name: str) -> np.ndarray:
-    """[N, ...] of a type that TensorFlow has; no float64."""
-    array = np.asarray(values)
-    if array.dtype.kind == "O" and all(isinstance(one, str | bytes) for one in array.flat):
-        array = array.astype(np.str_) if isinstance(next(iter(array.flat), ""), str) else array.astype(np.bytes_)
-    if array.dtype.kind == "U":
-        array = np.char.encode(array, "utf-8")
-    if array.dtype.kind not in "biufS":
-        raise DataError(
-            f"{name}: have type {array.dtype}; allowed: numbers, booleans and text, e.g. x.astype('float32')"
-        )
-    if array.ndim == 0 or array.size == 0:
-        raise DataError(f"{name}: have shape {list(array.shape)}, so there are no examples; at least one is needed")
-    if array.dtype.kind != "f":
-        return array
-    with np.errstate(over="ignore"):
-        return array.astype(np.float32, copy=False)
-
-
-def _without_last_axis(labels: np.ndarray) -> np.ndarray:
-    """Classes [N, 1] as [N]."""
-    return labels[:, 0] if labels.dtype.kind in "biu" and labels.ndim == 2 and labels.shape[1] == 1 else labels
-
-
 def _check_finite(array: np.ndarray, name: str) -> None:
     if array.dtype.kind != "f":
         return
     for row in range(0, len(array), ROWS):
-        block = array[row : row + ROWS]
-        bad = ~np.isfinite(block).reshape(len(block), -1).all(axis=1)
-        if bad.any():
-            example = row + int(bad.argmax())
-            raise DataError(
-                f"{name}: example {example} holds a value that is not finite as float32 (NaN or infinity); "
-                "remove such examples, or replace the values, e.g. np.nan_to_num(x)"
-            )
+        block = native(array[row : row + ROWS])
+        _check_rows(block, np.arange(row, row + len(block)), name)
 
 
-def spec_of(batch: Batch) -> Batch:
-    """What one example of a batch looks like: nests of `ArraySpec`."""
-
-    def spec(array: np.ndarray) -> ArraySpec:
-        return ArraySpec(array.shape[1:], "string" if array.dtype.kind == "S" else str(array.dtype))
-
-    return Batch(*(map_nest(spec, nest) for nest in batch))
+def _check_rows(values: np.ndarray, numbers: np.ndarray, name: str) -> None:
+    """Raises DataError if examples [B, ...] of the numbers [B] hold a value that is not finite."""
+    if values.dtype.kind != "f":
+        return
+    bad = ~np.isfinite(values).reshape(len(values), -1).all(axis=1)
+    if bad.any():
+        raise DataError(
+            f"{name}: example {numbers[bad.argmax()]} holds a value that is not finite as float32 (NaN or infinity); "
+            "remove such examples, or replace the values, e.g. np.nan_to_num(x)"
+        )
 
 
 def check_alike(train: Batch, evaluate: Batch, source: str) -> None:
@@ -231,10 +212,12 @@ def _check_range(labels: np.ndarray, classes: int, name: str) -> None:
     last = max(classes, 2) - 1
     if labels.dtype.kind not in "biu":
         return
-    bad = (labels < 0) | (labels > last)
-    if bad.any():
-        place = tuple(int(i) for i in np.argwhere(bad)[0])
-        raise DataError(
-            f"{name}: example {place[0]} has label {labels[place]}, allowed: 0..{last} ({classes} classes); "
-            "correct the label, or the number of classes"
-        )
+    for row in range(0, len(labels), ROWS):
+        block = labels[row : row + ROWS]
+        bad = (block < 0) | (block > last)
+        if bad.any():
+            place = tuple(int(i) for i in np.argwhere(bad)[0])
+            raise DataError(
+                f"{name}: example {row + place[0]} has label {block[place]}, allowed: 0..{last} ({classes} classes); "
+                "correct the label, or the number of classes"
+            )

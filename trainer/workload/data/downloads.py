@@ -30,7 +30,7 @@ def cifar10(*, path: str | None = None) -> DataSet:
 
 
 def _images(name: str, path: str | None, shape: tuple[int, ...]) -> DataSet:
-    x_train, y_train, x_test, y_test = read_npz(path) if path else _download(name)
+    x_train, y_train, x_test, y_test = read_npz(path)[:4] if path else _download(name)
     source = str(path or name)
     train, test = (_with_channels(x, shape, source) for x in (x_train, x_test))
     return from_arrays((train, y_train), (test, y_test), source=source, scale=1 / 255, classes=CLASSES)

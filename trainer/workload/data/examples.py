@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +39,8 @@ def map_nest(function: Callable[[Any], Any], nest: Nest) -> Nest:
     if isinstance(nest, Batch):
         return Batch(*(map_nest(function, one) for one in nest))
     if isinstance(nest, list | tuple) and not isinstance(nest, ArraySpec):
-        return type(nest)(map_nest(function, one) for one in nest)
+        values = [map_nest(function, one) for one in nest]
+        return type(nest)(*values) if hasattr(nest, "_fields") else type(nest)(values)
     return None if nest is None else function(nest)
 
 
@@ -156,6 +157,18 @@ class DataSet:
     train: Examples | Stream
     evaluate: Examples | Stream
     spec: Spec
+
+
+def read_rows(
+    read: Callable[[np.ndarray], Sequence[np.ndarray]], indices: tf.Tensor, specs: Sequence[ArraySpec]
+) -> list[tf.Tensor]:
+    """The arrays [B, ...] that Python reads of the examples with these indices [B]; each looks like its spec."""
+    import tensorflow as tf
+
+    tensors = tf.nest.flatten(tf.numpy_function(read, [indices], [one.dtype for one in specs]))  # of one: no list
+    for tensor, one in zip(tensors, specs, strict=True):
+        tensor.set_shape([indices.shape[0], *one.shape])
+    return tensors
 
 
 def count_of(examples: Examples | Stream) -> int:

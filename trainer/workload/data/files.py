@@ -20,3 +20,13 @@ def check_file(path: str | Path, *, option: str) -> Path:
     if file.stat().st_size == 0:
         raise DataError(f"{file}: is empty (0 bytes); copy it again, or type {option}=/PATH/TO/FILE")
     return file
+
+
+def check_folder(path: str | Path, *, option: str) -> Path:
+    """The path of a folder that exists; arguments as of `check_file`."""
+    folder = Path(path).expanduser()
+    if not folder.exists():
+        raise MissingInputError(f"{folder}: no such folder (looked in {Path.cwd()}); type {option}=/PATH/TO/FOLDER")
+    if not folder.is_dir():
+        raise DataError(f"{folder}: is a file, {option} takes a folder; e.g. {option}={folder.parent}")
+    return folder

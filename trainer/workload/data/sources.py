@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from trainer.workload.data.arrays import open_arrays, spec_of, to_batch
+from trainer.workload.data.arrays import open_arrays
+from trainer.workload.data.convert import spec_of, to_batch
 from trainer.workload.data.examples import (
     ArraySpec,
     Batch,
@@ -18,6 +19,7 @@ from trainer.workload.data.examples import (
     Stream,
     StreamContext,
     leaves_of,
+    read_rows,
     users_code,
 )
 from trainer.workload.data.streams import check_like, resized, rows, split, to_element
@@ -105,13 +107,7 @@ def _open_random_access(source: Any, name: str) -> Opened:
         return [array for _, array in leaves_of(batch)]
 
     def fetch(indices: tf.Tensor, _: tuple[tf.Tensor, ...]) -> Batch:
-        import tensorflow as tf
-
-        specs = [one for _, one in leaves_of(spec)]
-        found = tf.numpy_function(read_arrays, [indices], [one.dtype for one in specs])
-        for tensor, one in zip(found, specs, strict=True):
-            tensor.set_shape([indices.shape[0], *one.shape])
-        rest = iter(found)
+        rest = iter(read_rows(read_arrays, indices, [one for _, one in leaves_of(spec)]))
         return spec.map(lambda _: next(rest))
 
     return Opened(Examples(len(source), (), fetch), spec)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.workload.data.arrays import spec_of, to_batch
+from trainer.workload.data.convert import spec_of, to_batch
 from trainer.workload.data.examples import (
     ArraySpec,
     Batch,

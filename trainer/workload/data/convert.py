@@ -1,0 +1,135 @@
+"""Turns what a user gives as an array into an array of a type that TensorFlow has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from trainer.workload.data.examples import ArraySpec, Batch, DataError, Nest, map_nest
+
+ALLOWED = "allowed: numbers, booleans and text, e.g. x.astype('float32')"
+NOT_DENSE = {
+    "RaggedTensor": "is ragged: its examples have different sizes; pad or cut them, e.g. x.to_tensor()",
+    "SparseTensor": "is sparse; make it dense, e.g. tf.sparse.to_dense(x)",
+}
+
+
+def to_batch(given: Batch, source: str) -> Batch:
+    """Arrays as TensorFlow takes them, in the shapes of `as_arrays`.
+
+    Raises:
+        DataError: if an array cannot be used.
+    """
+    return as_arrays(given, source).map(native)
+
+
+def as_arrays(given: Batch, source: str) -> Batch:
+    """Arrays of the types that were given; numbers [N] as features and targets [N, 1], classes [N, 1] as [N].
+
+    What is an array stays where it is: in memory, or in a file that is mapped.
+
+    Raises:
+        DataError: if an array cannot be used.
+    """
+    named = zip(Batch._fields, given, strict=True)
+    features, labels, weights = (_arrays(nest, f"{source} {name}") for name, nest in named)
+    labels = map_nest(_without_last_axis, labels)
+    if isinstance(features, np.ndarray) and features.ndim == 1 and not is_text(features):
+        features = features[:, None]
+    if isinstance(labels, np.ndarray) and labels.ndim == 1 and labels.dtype.kind == "f":
+        labels = labels[:, None]
+    return Batch(features, labels, weights)
+
+
+def native(array: np.ndarray) -> np.ndarray:
+    """The same values in the type that TensorFlow gets: floats as float32, text as bytes in UTF-8."""
+    if array.dtype.kind in "UO":
+        return np.array([_encoded(one) for one in array.flat], object).reshape(array.shape)
+    with np.errstate(over="ignore"):
+        return array.astype(_native(array.dtype), copy=False)
+
+
+def spec_of(batch: Batch) -> Batch:
+    """What one example of a batch looks like: nests of `ArraySpec`."""
+
+    def spec(array: np.ndarray) -> ArraySpec:
+        return ArraySpec(array.shape[1:], "string" if is_text(array) else str(_native(array.dtype)))
+
+    return batch.map(spec)
+
+
+def is_text(array: np.ndarray) -> bool:
+    return array.dtype.kind in "SUO"
+
+
+def _native(dtype: np.dtype) -> np.dtype:
+    return np.dtype(np.float32) if dtype.kind == "f" else dtype.newbyteorder("=")
+
+
+def _encoded(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else value
+
+
+def _arrays(nest: Nest, name: str) -> Nest:
+    return map_nest(lambda values: _array(values, name), _without_lists(nest, name))
+
+
+def _without_lists(nest: Nest, name: str) -> Nest:
+    """The nest with lists of numbers or texts as arrays; a list of arrays becomes a tuple, as tf.data needs it."""
+    refuse_not_dense(nest, name)
+    if isinstance(nest, dict):
+        return {key: _without_lists(one, name) for key, one in nest.items()}
+    if isinstance(nest, list | tuple):
+        is_nest = any(isinstance(one, dict) or (hasattr(one, "ndim") and np.ndim(one)) for one in nest)
+        return tuple(_without_lists(one, name) for one in nest) if is_nest else _as_array(nest, name)
+    return nest
+
+
+def refuse_not_dense(value: Any, name: str) -> None:
+    """Raises DataError for a tensor, a value or a spec of tensors that are ragged or sparse."""
+    kind = type(value).__name__.removesuffix("Value").removesuffix("Spec")
+    if kind in NOT_DENSE:
+        raise DataError(f"{name}: {NOT_DENSE[kind]}")
+
+
+def _array(values: Any, name: str) -> np.ndarray:
+    """[N, ...] of a type that has one in TensorFlow."""
+    array = _as_array(values, name)
+    if array.ndim == 0 and array.dtype.kind == "O":
+        hint = "; make it dense: x.toarray()" if hasattr(values, "toarray") else f"; {ALLOWED}"
+        raise DataError(f"{name}: is a {type(values).__name__}{hint}")
+    if array.dtype.kind == "O":
+        _check_texts(array, name)
+    elif array.dtype.kind not in "biufSU":
+        raise DataError(f"{name}: have type {array.dtype}; {ALLOWED}")
+    if array.ndim == 0 or array.size == 0:
+        raise DataError(f"{name}: have shape {list(array.shape)}, so there are no examples; at least one is needed")
+    return array
+
+
+def _as_array(values: Any, name: str) -> np.ndarray:
+    if isinstance(values, np.ma.MaskedArray):
+        raise DataError(f"{name}: is a masked array; replace what is masked, e.g. x.filled(0)")
+    try:
+        return np.asanyarray(values)
+    except ValueError as error:  # a list of lists of different lengths
+        raise DataError(f"{name}: its examples have different sizes ({error}); pad or cut them") from error
+
+
+def _check_texts(array: np.ndarray, name: str) -> None:
+    for number, value in enumerate(array.flat):
+        if not isinstance(value, str | bytes):
+            example = number // (array.size // len(array))
+            remedy = "replace missing texts by ''" if _is_missing(value) else ALLOWED
+            kind = f"{value!r}, which is no text" if _is_missing(value) else f"a {type(value).__name__}"
+            raise DataError(f"{name}: have type object, and example {example} is {kind}; {remedy}")
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and np.isnan(value)) or type(value).__name__ == "NAType"
+
+
+def _without_last_axis(labels: np.ndarray) -> np.ndarray:
+    """Classes [N, 1] as [N]."""
+    return labels[:, 0] if labels.dtype.kind in "biu" and labels.ndim == 2 and labels.shape[1] == 1 else labels
