@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import re
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from trainer.config import keys
 from trainer.config.problems.explain import meant
 from trainer.faults.problems import Problem
 
+PLAIN_PATH = re.compile(r"[\w./-]+", re.ASCII)  # others are quoted for Hydra
 NOT_SUGGESTED = ("--experimental-rerun", "--shell-completion")
 
 
@@ -33,15 +35,18 @@ class Arguments:
 
 
 def sort(arguments: Sequence[str]) -> Arguments:
-    """Sorts arguments; an unknown flag takes a bare word that follows it as its value."""
+    """Sorts arguments; a bare path of a YAML file is an experiment, and a bare word after an unknown flag its value."""
     overrides: list[str] = []
     flags: list[str] = []
     faults: list[Problem] = []
+    paths: list[str] = []
     known, waiting = get_args_parser()._option_string_actions, deque(arguments)
     while waiting:
         text = waiting.popleft()
         name, equals, value = text.partition("=")
-        if not text.startswith("-"):
+        if _is_path(text):
+            paths.append(text)
+        elif not text.startswith("-"):
             overrides.append(text)
         elif name in known:
             typed = [text, *_values(known[name], equals, waiting)]
@@ -52,7 +57,19 @@ def sort(arguments: Sequence[str]) -> Arguments:
             if not equals and waiting and not waiting[0].startswith("-") and "=" not in waiting[0]:
                 value = waiting.popleft()
             faults.append(_unknown(text, name, value, known))
-    return Arguments(tuple(overrides), tuple(flags), tuple(faults))
+    message = f"is a second experiment beside {''.join(paths[:1])}"
+    faults += [Problem(path, message, "give one, and other settings as key=value") for path in paths[1:]]
+    return Arguments((*overrides, *map(_experiment, paths[:1])), tuple(flags), tuple(faults))
+
+
+def _is_path(text: str) -> bool:
+    """Whether an argument is the bare path of a YAML file."""
+    return text.endswith(".yaml") and "=" not in text and not text.startswith("-")
+
+
+def _experiment(path: str) -> str:
+    quoted = path.replace("'", "\\'")
+    return f"experiment={path}" if PLAIN_PATH.fullmatch(path) else f"experiment='{quoted}'"
 
 
 def _values(action: argparse.Action, equals: str, waiting: deque[str]) -> list[str]:

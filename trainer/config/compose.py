@@ -112,11 +112,11 @@ def _checked(
                 if os.environ.get("HYDRA_FULL_ERROR") == "1":
                     raise
                 problems = _explained(line, steps) or in_own_words(" ".join(line.overrides), error)
-    for one in examined:
-        problems += [*one.problems, *_cross_check(one, steps)]
-    problems += _shared_runs(examined)
-    if problems:
-        raise ConfigError(located(list(dict.fromkeys(problems)), line))
+        for one in examined:
+            problems += [*one.problems, *_cross_check(one, steps)]
+        problems += _shared_runs(examined)
+        if problems:
+            raise ConfigError(located(list(dict.fromkeys(problems)), line))
     return [one.config for one in examined if one.config is not None]
 
 

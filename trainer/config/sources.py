@@ -19,6 +19,7 @@ from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.core.utils import setup_globals
 from hydra.errors import HydraException
@@ -38,6 +39,7 @@ ERRORS = (HydraException, OmegaConfBaseException, ValueError, TypeError, LookupE
 
 USUAL_SIZES = ["2ps4w", "4w"]  # for tab completion and --help; any other size works as well
 FUNCTION_GROUPS = ("model", "data")
+EXPERIMENT = "experiment/"
 
 # Hydra makes its sources itself, from a search path of strings; this is how the user's functions reach them.
 _functions: ContextVar[Mapping[str, dict[str, Any]]] = ContextVar("functions")
@@ -78,13 +80,46 @@ class CheckedFiles(FileConfigSource):
         if faults := yaml_files.faults(path):
             raise ConfigError(faults)
         try:
-            return super().load_config(config_path)
+            return _with_user_file_beside(super().load_config(config_path), path)
         except (yaml.YAMLError, ValueError, OmegaConfBaseException) as error:
             message = f"cannot be read: {str(error).splitlines()[0]}"
             raise ConfigError([Problem(yaml_files.shown(path), message, "correct that key")]) from error
 
     def is_config(self, config_path: str) -> bool:
         return ".." not in PurePosixPath(config_path).parts and super().is_config(config_path)
+
+
+class GivenFiles(CheckedFiles):
+    """YAML files anywhere, as experiments named by their path: `experiment=mine/first.yaml`."""
+
+    @staticmethod
+    def scheme() -> str:
+        return "given"
+
+    @staticmethod
+    def _normalize_file_name(filename: str) -> str:
+        return filename.removeprefix(EXPERIMENT)
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        result = super().load_config(config_path)
+        result.header["package"] = result.header.get("package") or "_global_"  # its keys are those of the whole config
+        return result
+
+    def is_group(self, config_path: str) -> bool:
+        return False
+
+    def is_config(self, config_path: str) -> bool:
+        return (
+            config_path.startswith(EXPERIMENT)
+            and config_path.endswith(".yaml")
+            and os.path.isfile(self._normalize_file_name(config_path))
+        )
+
+    def available(self) -> bool:
+        return True
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        return []
 
 
 class Generated(ConfigSource):
@@ -113,14 +148,15 @@ class Generated(ConfigSource):
         return list(USUAL_SIZES) if config_path == "cluster" else sorted(_choices(config_path))
 
 
-class GeneratedLast(SearchPathPlugin):
-    """Puts generated configs behind all files.
+class Order(SearchPathPlugin):
+    """Puts files named by their path before all others, and generated configs behind all files.
 
     Hydra inserts --config-dir in front of the first element of the provider `schema`; with another provider's name
     a file of the user's would come behind the generated config, and lose.
     """
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        search_path.prepend(provider="given", path="given://")
         search_path.append(provider="schema", path="generated://")
 
 
@@ -132,7 +168,8 @@ def register() -> None:
     ConfigStore.instance().store(name="run_schema", node=schema())
     ConfigStore.instance().store(group="hydra/help", name="trainer", node={"template": help_page.template()})
     Plugins.instance().register(Generated)
-    Plugins.instance().register(GeneratedLast)
+    Plugins.instance().register(GivenFiles)
+    Plugins.instance().register(Order)
     SourcesRegistry.instance().types["file"] = CheckedFiles  # register() would keep Hydra's own
 
 
@@ -183,8 +220,7 @@ def content(line: CommandLine, group: str, choice: Any) -> dict[str, Any]:
 
 def user_files(line: CommandLine) -> list[str]:
     """What `user:` names in the main config and in each experiment that was typed."""
-    typed = [text.lstrip("+").partition("=") for text in line.overrides]
-    chosen = [f"experiment/{name}" for group, _, names in typed if group == "experiment" for name in names.split(",")]
+    chosen = [EXPERIMENT + name for text in line.overrides for name in _experiments(text)]
     repository, paths = loader(line).repository, list[str]()
     for name in (line.config_name, *chosen):
         try:
@@ -194,6 +230,33 @@ def user_files(line: CommandLine) -> list[str]:
         except ERRORS:
             continue  # reported when the config is composed
     return paths
+
+
+def _experiments(text: str) -> Iterator[str]:
+    """The experiments that an override names; several under --multirun."""
+    if not text.lstrip("+").startswith("experiment="):
+        return
+    override = OverridesParser.create().parse_overrides([text])[0]
+    names = override.sweep_string_iterator() if override.is_choice_sweep() else [override.value()]
+    yield from (name for name in names if isinstance(name, str))
+
+
+def file_of(result: ConfigResult, config_path: str) -> Path | None:
+    """The YAML file that a loaded config is from; None for a config that is generated or part of Hydra."""
+    for source in (CheckedFiles, GivenFiles):
+        if result.path.startswith(f"{source.scheme()}://"):
+            return Path(result.path.partition("://")[2], source._normalize_file_name(config_path))
+    return None
+
+
+def _with_user_file_beside(result: ConfigResult, path: Path) -> ConfigResult:
+    """Takes a relative `user:` from the folder of its YAML file, if it is there; else from the working directory."""
+    config = result.config
+    if isinstance(config, DictConfig) and not OmegaConf.is_interpolation(config, "user"):
+        user = config.get("user")
+        if isinstance(user, str) and (path.parent / user).is_file():
+            config.user = yaml_files.shown(path.parent / user)
+    return result
 
 
 def _choices(group: str) -> Mapping[str, dict[str, Any]]:

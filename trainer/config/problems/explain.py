@@ -8,6 +8,7 @@ import difflib
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hydra.core.default_element import ResultDefault
@@ -125,7 +126,7 @@ class Explainer:
     def try_choice(self, override: Override) -> list[str]:
         """The override, if its group has that choice and its files are valid; for a bad size, the nearest one."""
         text, group = str(override.input_line), override.key_or_group
-        name = text.partition("=")[2].strip("'\"")
+        name = str(override.value()) if "'" in text else text.partition("=")[2].strip('"')
         if not isinstance(override.value(), list) and not self.has_choice(override, name):
             if group == "cluster":
                 self.result.problems.append(self.no_such_choice(text, group, name))
@@ -151,6 +152,8 @@ class Explainer:
     def no_such_choice(self, where: str, group: str, name: str) -> Problem:
         """The problem of a choice that a group does not have, with those that it has."""
         options = self.loader.get_group_options(group)
+        if group == "experiment" and name.endswith(".yaml"):
+            return _no_such_file(name)
         if group != "cluster":
             return unknown_choice(where, group, name, options)
         if not any(letter.isdigit() for letter in name):
@@ -225,6 +228,17 @@ def in_own_words(where: str, error: BaseException) -> list[Problem]:
     return [Problem(where or "config", first[0], HELP)]
 
 
+def _no_such_file(name: str) -> Problem:
+    """The problem of an experiment whose file is not there, with the YAML files beside it."""
+    folder = Path(name).parent
+    others = sorted(str(path) for path in folder.glob("*.yaml"))
+    near = (*difflib.get_close_matches(name, others, n=1), *others)
+    if near:
+        return Problem(name, "there is no such file", f"did you mean {near[0]}?")
+    message = f"there is no such file, nor any other .yaml file in {folder.resolve()}"
+    return Problem(name, message, "give the path of an experiment, or trainer init FOLDER makes one")
+
+
 def _parse(text: str) -> Override | None:
     try:
         return OverridesParser.create().parse_overrides([text])[0]
@@ -252,6 +266,8 @@ def meant(text: str) -> str | None:
         return f"cluster={text}"
     if text.endswith(".py"):
         return f"user={text}"
+    if text.endswith(".yml"):
+        return f"rename it to {text.removesuffix('.yml')}.yaml, and type that"
     if keys.hint(text.split(".")) is not None:
         return f"e.g. {keys.example(text)}"
     return None

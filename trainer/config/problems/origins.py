@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -18,9 +17,9 @@ from trainer.faults.problems import Problem
 def values(loader: ConfigLoaderImpl, default: ResultDefault) -> Iterator[tuple[str, tuple[str, ...], Any]]:
     """Every key that a file sets, as (file:line key, key, value); nothing for a config that is no file."""
     loaded = loader.repository.load_config(str(default.config_path))
-    if loaded is None or not loaded.path.startswith("file://") or not isinstance(loaded.config, DictConfig):
+    file = sources.file_of(loaded, str(default.config_path)) if loaded else None
+    if loaded is None or file is None or not isinstance(loaded.config, DictConfig):
         return
-    file = Path(loaded.path.removeprefix("file://"), f"{default.config_path}.yaml")
     package = tuple(default.package.split(".")) if default.package else ()
     content = OmegaConf.to_container(loaded.config, resolve=False)
     assert isinstance(content, dict)
