@@ -1,8 +1,10 @@
 """`python -m trainer`: starts importing TensorFlow, then runs the command."""
 
 import os
+import signal
 import sys
 import time
+from typing import NoReturn
 
 from trainer.commands.start import Start, start_early
 
@@ -13,11 +15,24 @@ def console() -> None:
     _open_standard_streams()
     start = Start(started_at, start_early(sys.argv[1:]))
     try:
-        from trainer.commands import command  # imports Hydra, while the nursery imports TensorFlow
+        try:
+            from trainer.commands import command  # imports Hydra, while the nursery imports TensorFlow
 
-        command.run(start)
-    finally:
-        start.discard()
+            command.run(start)
+        finally:
+            start.discard()
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _end_without_reader()
+
+
+def _end_without_reader() -> NoReturn:
+    """Ends as other programs do whose output nobody reads any more: `trainer --help | head`."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer goes there
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGPIPE)
+    sys.exit(1)
 
 
 def _open_standard_streams() -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 
-from trainer.config import compose, help_page, keys, sources, user_file
+import trainer
+from trainer.config import completion, compose, help_page, keys, sources, user_file
 from trainer.config.cluster_size import ClusterSize, nearest_size, parse_size
 from trainer.config.compose import load
-from trainer.config.schema import OptimizerName, RunConfig
+from trainer.config.schema import Mode, OptimizerName, RunConfig
 from trainer.faults.problems import ConfigError, Problem
 
 ROOT = Path(__file__).parents[2]
@@ -290,7 +294,7 @@ def test_help_has_examples_groups_and_keys(here, monkeypatch, capsys):
     assert run(monkeypatch, "--help") == 0
     page = capsys.readouterr().out
     for part in (
-        "python -m trainer cluster=2ps4w mode=plan",
+        "python -m trainer plan cluster=2ps4w",
         "cluster takes any size [<n>ps]<m>w",
         "model: cnn, mlp, oracle, resnet20",
         "train.steps=300",
@@ -307,13 +311,88 @@ def test_every_key_of_the_help_page_exists():
     assert [key for key in help_page.KEYS if keys.hint(key.split(".")) is None] == []
 
 
-def test_tab_completion_knows_usual_sizes_and_options(here, monkeypatch, capsys):
-    monkeypatch.setenv("COMP_LINE", "trainer cluster=")
-    assert run(monkeypatch, "-sc", "query=bash") == 0
-    assert "cluster=2ps4w" in capsys.readouterr().out
-    monkeypatch.setenv("COMP_LINE", "trainer cluster=3ps5w model=mlp model.options.")
-    assert run(monkeypatch, "-sc", "query=bash") == 0
-    assert "model.options.width=" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("typed", "candidates"),
+    [
+        ("cluster=", ["cluster=2ps4w", "cluster=4w", "cluster=local"]),
+        ("mode=p", ["mode=plan"]),
+        ("plan clu", ["cluster.", "cluster="]),
+        ("se", ["security.", "seed=", "selftest"]),
+        ("strategy=a", ["strategy=all_reduce", "strategy=async", "strategy=auto"]),
+        ("strategy.name=a", ["strategy.name=all_reduce", "strategy.name=async", "strategy.name=auto"]),
+        ("train.on_not_finite=", [f"train.on_not_finite={name}" for name in ("rollback", "skip", "stop")]),
+        ("train.jit=", ["train.jit=false", "train.jit=true"]),
+        ("train.s", ["train.steps="]),
+        ("train.steps=", ["train.steps=300"]),
+        ("cluster=3ps5w model=mlp model.options.w", ["model.options.width="]),
+        ("user=mi", ["user=mine.py"]),
+        ("user=mine.py model=t", ["model=tiny"]),
+        ("user=mine.py model=tiny model.options.w", ["model.options.width="]),
+        ("resume=", ["resume=auto", "resume=never", "resume=runs/first/"]),
+        ("--c", ["--cfg", "--config-dir"]),
+    ],
+)
+def test_tab_completion_offers_what_can_be_typed(here, typed, candidates):
+    (here / "runs" / "first").mkdir(parents=True)
+    (here / "mine.py").write_text(USER_FILE)
+    assert completion.candidates(f"trainer {typed}") == candidates
+
+
+@pytest.mark.parametrize(("shell", "between"), [("bash", " "), ("zsh", " "), ("fish", "\n")])
+def test_the_scripts_of_shells_ask_for_candidates(here, monkeypatch, capsys, shell, between):
+    monkeypatch.setenv("COMP_LINE", "trainer mode=c")
+    assert run(monkeypatch, "-sc", f"query={shell}") == 0
+    assert capsys.readouterr().out == f"{between.join(['mode=chaos', 'mode=check', 'mode=clean'])}\n"
+    assert run(monkeypatch, "-sc", "install=bash") == 0
+    assert "complete -o nospace" in capsys.readouterr().out
+
+
+def test_a_first_word_that_is_a_mode_is_that_mode(here, monkeypatch):
+    for arguments in (["plan", "cluster=2ps4w"], ["--config-dir=.", "plan"], ["plan", "mode=plan"]):
+        modes = []
+        assert run(monkeypatch, *arguments, main=lambda config, modes=modes: modes.append(config.mode) or 0) == 0
+        assert modes == [Mode.plan]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [
+        (
+            ["plan", "mode=train"],
+            "plan mode=train: plan and mode=train are two commands\n    type plan or mode=train\n",
+        ),
+        (
+            ["trian"],
+            "trian: unknown command; available: train, plan, doctor, check, chaos, render, clean, selftest, and "
+            "settings are key=value\n    did you mean train?\n",
+        ),
+        (["Plan", "cluster=2ps4w"], "did you mean plan?\n"),
+        (["cluster=2ps4w", "plan"], "plan: is not key=value\n    mode=plan\n"),
+        (["async"], "unknown command; available: train, plan, "),
+    ],
+)
+def test_a_first_word_that_is_no_mode_is_refused(here, monkeypatch, capsys, arguments, answer):
+    assert run(monkeypatch, *arguments) == 2
+    assert answer in capsys.readouterr().err
+
+
+def test_the_version_is_the_trainers_own(here, monkeypatch, capsys):
+    assert run(monkeypatch, "--version") == 0
+    installed = [f"{name} {metadata.version(of)}" for name, of in (("Keras", "keras"), ("Hydra", "hydra-core"))]
+    out = capsys.readouterr().out
+    assert re.fullmatch(rf"trainer {re.escape(trainer.__version__)} \(Python \S+, TensorFlow 2\.\S+, .*\)\n", out)
+    assert ", ".join(installed) in out
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--cfg", "job"], ["plan", "cluster=16ps64w"]], ids=" ".join)
+@pytest.mark.slow
+def test_a_page_that_nobody_reads_to_its_end_ends_quietly(here, arguments):
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "trainer", *arguments]
+    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGPIPE, "")
 
 
 def test_hydras_error_setting_does_not_leak_into_the_run(here, monkeypatch):

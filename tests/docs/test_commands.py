@@ -31,7 +31,7 @@ TRAINER = "python -m trainer "
 # What needs GPUs, other machines or files that are not here, or has a test of its own: it is planned, not run.
 ELSEWHERE = re.compile(r"device=gpu|device\.gpus|cluster\.addresses|data=npz|data=tfrecord|/mnt/|experiment=")
 # Programs of the system, and of other pages' subjects: their lines are only parsed.
-PARSED = ("source ", "ls ", "kill ", "curl ", "docker run ", "python -m bench")
+PARSED = ("source ", "eval ", "ls ", "kill ", "curl ", "docker run ", "python -m bench")
 
 
 def blocks(path: Path, kind: str) -> list[str]:

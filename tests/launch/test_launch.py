@@ -1,8 +1,7 @@
-"""Starting tasks on this machine: ports, the nursery, and the progress of a run."""
+"""Starting tasks on this machine: ports and the nursery."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
@@ -13,25 +12,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import pytest
-from rich.console import Console
 from runs import STALLED_SECS, has_ended
 
 from trainer.commands.start import start_early
 from trainer.config.schema import DataConfig, ModelConfig
-from trainer.launch import progress
 from trainer.launch.processes.ports import HeldPorts
 from trainer.launch.processes.tasks import ProcessTasks
 from trainer.observe.machine import is_local
 from trainer.observe.peers import read_status
 from trainer.plan.description import Description, Question
-from trainer.plan.plan import Task
 from trainer.plan.serialize import from_json
-from trainer.storage.history import History
 
 SLEEP = "import time; time.sleep(60)"
 
@@ -285,6 +279,8 @@ def test_a_nursery_that_has_ended_takes_no_request(tasks, start):
         (["job=ps", "task=0"], False),
         (["hydra.job.chdir=true"], False),
         (["--help"], False),
+        (["train", "cluster=2ps4w"], True),
+        (["plan", "cluster=2ps4w"], False),
         (["-m", "seed=1,2"], False),
     ],
 )
@@ -335,141 +331,3 @@ def test_a_forked_task_that_cannot_start_logs_why(forking, tmp_path):
     while (ended := next_event(forking, "exited"))["pid"] != pid:
         pass  # the fork that described a model
     assert (ended["code"], "nowhere/config.yaml" in log.read_text()) == (70, True)
-
-
-# Progress
-
-PAGES = {
-    "ps:0": {"job": "ps", "index": 0, "step": 40, "examples_per_second": 0.0, "wait_fraction": 0.5, "loss": None},
-    "worker:0": {"job": "worker", "index": 0, "step": 41, "examples_per_second": 1500.0, "wait_fraction": 0.3},
-    "worker:1": {"job": "worker", "index": 1, "step": 40, "examples_per_second": 1000.4, "wait_fraction": 0.04},
-}
-for _page in PAGES.values():
-    _page |= {"memory_bytes": 300 * 2**20} | ({"loss": 0.12345} if _page["job"] == "worker" else {})
-STATES = {"ps:0": "serving", "worker:0": "training", "worker:1": "training"}
-CLUSTER = tuple(Task(job, index, "", "", (), None, 1, 2) for job, index in (("ps", 0), ("worker", 0), ("worker", 1)))
-
-
-def table_rows(pages: dict[str, Any], states: dict[str, str]) -> list[list[str]]:
-    """The cells of each row of the table, the heading first."""
-    console = Console(record=True, file=io.StringIO(), width=100)
-    console.print(progress.table(CLUSTER, pages, states, 300))
-    lines = [line.replace("┃", "│") for line in console.export_text().splitlines()]
-    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "│" in line]
-
-
-def test_a_line_shows_step_loss_rate_and_the_slowest_worker():
-    text = progress.line(PAGES, STATES, 300)
-    assert text == "step 41/300, loss 0.1235, 2,500 examples/s, slowest worker:1 (waits 4%)"
-
-
-def test_a_line_of_one_worker_names_no_slowest():
-    alone = {"worker:0": PAGES["worker:0"]}
-    assert progress.line(alone, {"worker:0": "training"}, 300) == "step 41/300, loss 0.1235, 1,500 examples/s"
-
-
-def test_a_line_before_the_first_loss_has_none():
-    alone = {"worker:0": PAGES["worker:0"] | {"loss": None}}
-    assert progress.line(alone, {"worker:0": "training"}, 300) == "step 41/300, 1,500 examples/s"
-
-
-def test_a_line_before_the_first_step_shows_the_state_of_each_task():
-    pages = {"worker:0": PAGES["worker:0"] | {"step": 0}}
-    text = progress.line(pages, {"ps:0": "starting", "worker:0": "roll call"}, 300)
-    assert text == "starting: ps:0 starting, worker:0 roll call"
-
-
-def test_the_table_has_a_row_for_each_task():
-    assert table_rows(PAGES, STATES) == [
-        ["task", "state", "step", "examples/s", "wait", "memory"],
-        ["ps:0", "serving", "40", "", "50%", "300 MiB"],
-        ["worker:0", "training", "41", "1,500", "30%", "300 MiB"],
-        ["worker:1", "training", "40", "1,000", "4%", "300 MiB"],
-    ]
-
-
-def test_a_task_that_does_not_answer_has_a_row_with_its_state():
-    states = {"ps:0": "starting", "worker:0": "ended (70)"}
-    assert [row[:2] for row in table_rows({}, states)[1:]] == [
-        ["ps:0", "starting"],
-        ["worker:0", "ended (70)"],
-        ["worker:1", ""],
-    ]
-
-
-def test_without_a_terminal_a_line_is_shown_every_five_seconds(monkeypatch, capsys):
-    clock = iter([100.0, 104.9, 105.0, 105.0, 109.9])
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    with progress.make_progress(CLUSTER, 300) as lines:
-        lines.show({}, {"ps:0": "at 104.9"})
-        lines.show({}, {"ps:0": "at 105.0"})
-        lines.show({}, {"ps:0": "at 109.9"})
-    assert capsys.readouterr().out == "starting: ps:0 at 105.0\n"
-
-
-# Lines of the history
-
-
-def history_line(step: int, loss: float = 0.4321, examples_per_second: float = 3456.0) -> str:
-    return json.dumps({"step": step, "loss": loss, "examples_per_second": examples_per_second}) + "\n"
-
-
-def test_a_line_of_the_history_shows_step_loss_rate_and_the_seconds_of_an_update():
-    text = progress.history_line({"step": 120, "loss": 0.43214, "examples_per_second": 3456.0}, 1000, 400)
-    assert text == "step 120/1000, loss 0.4321, 3,456 examples/s, 0.116 s/batch"
-
-
-def test_a_rate_that_was_rounded_to_0_shows_no_seconds():
-    text = progress.history_line({"step": 1, "loss": 2.3, "examples_per_second": 0.0}, 1000, 1)
-    assert text == "step 1/1000, loss 2.3000, 0 examples/s"
-
-
-def test_each_line_of_the_history_is_shown_once_and_when_it_is_whole(tmp_path):
-    path = tmp_path / "history.jsonl"
-    lines = progress.HistoryLines(path, start=0, steps=30, batch=400)
-    first, second = history_line(10), history_line(20)
-    steps = []
-    for text in (None, "", first + second[:9], second[9:] + history_line(30), ""):
-        if text is not None:
-            with path.open("a") as file:
-                file.write(text)
-        steps.append([line.partition(",")[0] for line in lines.new()])
-    assert steps == [[], [], ["step 10/30"], ["step 20/30", "step 30/30"], []]
-
-
-def test_lines_of_an_earlier_run_are_not_shown(tmp_path):
-    path = tmp_path / "history.jsonl"
-    path.write_text(history_line(10) + history_line(20))
-    lines = progress.HistoryLines(path, start=10, steps=30, batch=400)
-    assert lines.new() == []
-    history = History(path, start=10)
-    history.write(20, {"loss": 0.5, "examples_per_second": 4000.0})
-    history.close()
-    assert lines.new() == ["step 20/30, loss 0.5000, 4,000 examples/s, 0.100 s/batch"]
-
-
-def test_lines_of_the_history_replace_those_of_every_few_seconds(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(progress, "LINE_EVERY_SECS", 0.0)
-    show_two_lines(tmp_path / "history.jsonl")
-    assert capsys.readouterr().out.splitlines() == [
-        "starting: ps:0 serving",
-        "step 10/300, loss 0.4321, 3,456 examples/s, 0.116 s/batch",
-        "step 20/300, loss 0.4321, 3,456 examples/s, 0.116 s/batch",
-    ]
-
-
-def test_lines_of_the_history_are_printed_above_the_table_of_a_terminal(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    show_two_lines(tmp_path / "history.jsonl")
-    out = capsys.readouterr().out
-    assert -1 < out.find("step 10/300, loss 0.4321") < out.find("step 20/300, loss 0.4321") < out.rfind("worker:0")
-
-
-def show_two_lines(path: Path) -> None:
-    history = progress.HistoryLines(path, start=0, steps=300, batch=400)
-    with progress.make_progress(CLUSTER, 300, history) as shown:
-        shown.show({}, {"ps:0": "serving"})
-        for step in (10, 20):
-            with path.open("a") as file:
-                file.write(history_line(step))
-            shown.show(PAGES, STATES)

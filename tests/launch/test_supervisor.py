@@ -17,6 +17,7 @@ from trainer.launch.attempts import RunOutcome
 from trainer.launch.progress import make_progress
 from trainer.launch.signals import Signals
 from trainer.launch.supervisor import Supervisor
+from trainer.launch.view import Course
 from trainer.observe.status import Status
 from trainer.plan.layout import Shard
 from trainer.plan.plan import Plan, Task
@@ -123,7 +124,7 @@ def supervise(script: Script, path: Path, monkeypatch: pytest.MonkeyPatch, *, de
     )
     plan = Plan("test", "sync", 10, 8, tasks, (Shard(0, "ps:0", (), ()),), 96, ())
     path.mkdir()
-    with make_progress(plan.tasks, plan.steps) as progress, Signals() as signals:
+    with make_progress(Course(plan.steps)) as progress, Signals() as signals:
         script.signals = signals
         return Supervisor(config, plan, RunDirectory(path), script, progress, signals).run()
 

@@ -6,7 +6,9 @@ import http.client
 import json
 import os
 import re
+import shutil
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -89,12 +91,15 @@ def test_the_status_page_describes_the_task_in_json(serve):
         "is_ready": False,
         "generation": 0,
         "step": 7,
+        "steps": 0,
+        "examples": 0,
         "missing": [],
         "stalled_secs": 0.0,
         "stuck": [],
         "examples_per_second": 0.0,
         "wait_fraction": 0.5,
         "loss": 0.25,
+        "metrics": {},
         "started_at": 1767225590.5,
         "first_step_at": None,
         "pid": os.getpid(),
@@ -108,26 +113,61 @@ def test_the_page_follows_the_task(serve):
     assert read_status(control, timeout_secs=5)["step"] == 2
 
 
+METRICS = {"accuracy": 0.75, "auc": float("nan")}
+
+
+def metrics_page(serve: Any) -> str:
+    times = {"started_at": 1767225590.5, "first_step_at": 1767225600.25}
+    page = worker(1, is_ready=True, step=12_345_678, steps=7, examples=448, loss=0.1, **times)
+    page.run, page.metrics = '/runs/a "b"', METRICS
+    code, kind, body = get(serve(page), "/metrics")
+    assert (code, kind) == (200, "text/plain; version=0.0.4; charset=utf-8")
+    return body
+
+
 def test_the_metrics_page_has_the_numbers_in_prometheus_text_format(serve):
-    control = serve(
-        worker(1, is_ready=True, step=12_345_678, loss=0.1, started_at=1767225590.5, first_step_at=1767225600.25)
-    )
-    code, kind, body = get(control, "/metrics")
-    lines = [line for line in body.splitlines() if not line.startswith("trainer_memory_bytes")]
-    assert (code, kind) == (200, "text/plain")
-    assert lines == [
-        'trainer_is_listening{job="worker",task="1"} 0.0',
-        'trainer_is_stopping{job="worker",task="1"} 0.0',
-        'trainer_is_ready{job="worker",task="1"} 1.0',
-        'trainer_generation{job="worker",task="1"} 0.0',
-        'trainer_step{job="worker",task="1"} 12345678.0',
-        'trainer_stalled_secs{job="worker",task="1"} 0.0',
-        'trainer_examples_per_second{job="worker",task="1"} 0.0',
-        'trainer_wait_fraction{job="worker",task="1"} 0.0',
-        'trainer_loss{job="worker",task="1"} 0.1',
-        'trainer_started_at{job="worker",task="1"} 1767225590.5',
-        'trainer_first_step_at{job="worker",task="1"} 1767225600.25',
+    lines = [line for line in metrics_page(serve).splitlines() if not line.startswith("#")]
+    labels = r'role="worker",index="1",run="/runs/a \"b\""'
+    assert [line for line in lines if "resident_memory" not in line] == [
+        f'trainer_state{{{labels},state="starting"}} 1.0',
+        f"trainer_step{{{labels}}} 12345678.0",
+        f"trainer_steps_total{{{labels}}} 7.0",
+        f"trainer_examples_total{{{labels}}} 448.0",
+        f"trainer_examples_per_second{{{labels}}} 0.0",
+        f"trainer_wait_ratio{{{labels}}} 0.0",
+        f"trainer_loss{{{labels}}} 0.1",
+        f"trainer_generation{{{labels}}} 0.0",
+        f"trainer_stalled_seconds{{{labels}}} 0.0",
+        f"trainer_listening{{{labels}}} 0.0",
+        f"trainer_ready{{{labels}}} 1.0",
+        f"trainer_stopping{{{labels}}} 0.0",
+        f"trainer_start_time_seconds{{{labels}}} 1767225590.5",
+        f"trainer_first_step_time_seconds{{{labels}}} 1767225600.25",
+        f'trainer_metric{{{labels},metric="accuracy"}} 0.75',
+        f'trainer_metric{{{labels},metric="auc"}} NaN',
     ]
+
+
+def test_every_series_of_the_metrics_page_has_its_help_and_type_before_it_and_a_name_that_fits(serve):
+    blocks = re.split(r"(?=^# HELP )", metrics_page(serve), flags=re.MULTILINE)[1:]
+    assert len(blocks) == 16
+    for block in blocks:
+        match = re.fullmatch(r"# HELP (\S+) [A-Z].+\.\n# TYPE (\S+) (gauge|counter)\n((?:trainer_.*\n)+)", block)
+        assert match, block
+        name, typed, kind, samples = match.groups()
+        assert typed == name
+        assert all(sample.startswith(f"{name}{{") for sample in samples.splitlines())
+        assert name.endswith("_total") == (kind == "counter")
+        assert not name.endswith(("_secs", "_ms", "_mib", "_count"))
+        assert not re.search(r'[{,](job|instance|__\w+)="', samples)  # Prometheus's own
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is missing: apt-get install prometheus")
+def test_promtool_accepts_the_metrics_page(serve):
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"], input=metrics_page(serve), capture_output=True, text=True, check=False
+    )
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 
 
 def test_another_path_is_not_found_and_names_those_that_exist(serve):

@@ -70,6 +70,8 @@ def main(config: RunConfig, start: Start) -> int:
         return int(importlib.import_module(COMMANDS[config.mode]).run(config, start))
     except KeyboardInterrupt:
         return exit_codes.INTERRUPTED
+    except BrokenPipeError:
+        raise  # nobody reads what it prints, as in `mode=plan | head`
     except Exception as error:
         code = exit_codes.exit_code_of(error)
         if code == exit_codes.INTERNAL and not isinstance(error, exit_codes.TrainerError):

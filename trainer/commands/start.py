@@ -43,9 +43,10 @@ def start_early(arguments: Sequence[str]) -> ProcessTasks | None:
 
     A wrong guess costs nothing: an unused nursery is ended, and a missing one is started once the config is known.
     """
-    if "TF_CONFIG" in os.environ or any(
-        argument.lstrip("+").startswith(PREFIXES_WITHOUT_LOCAL_TASKS) for argument in arguments
-    ):
+    first = arguments[0] if arguments else "train"
+    names_another_mode = first.isalpha() and first != "train"
+    is_elsewhere = any(argument.lstrip("+").startswith(PREFIXES_WITHOUT_LOCAL_TASKS) for argument in arguments)
+    if "TF_CONFIG" in os.environ or is_elsewhere or names_another_mode:
         return None
     from trainer.launch.processes.tasks import ProcessTasks
 

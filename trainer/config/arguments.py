@@ -1,4 +1,7 @@
-"""Sorts the command line into overrides, Hydra's flags, and mistakes with what was probably meant."""
+"""Sorts the command line into overrides, Hydra's flags, and mistakes with what was probably meant.
+
+A first word without `=` is a mode: `trainer plan cluster=2ps4w` is `trainer mode=plan cluster=2ps4w`.
+"""
 
 import argparse
 import difflib
@@ -11,6 +14,7 @@ from hydra._internal.utils import get_args_parser
 
 from trainer.config import keys
 from trainer.config.problems.explain import meant
+from trainer.config.schema import Mode
 from trainer.faults.problems import Problem
 
 PLAIN_PATH = re.compile(r"[\w./-]+", re.ASCII)  # others are quoted for Hydra
@@ -59,7 +63,25 @@ def sort(arguments: Sequence[str]) -> Arguments:
             faults.append(_unknown(text, name, value, known))
     message = f"is a second experiment beside {''.join(paths[:1])}"
     faults += [Problem(path, message, "give one, and other settings as key=value") for path in paths[1:]]
-    return Arguments((*overrides, *map(_experiment, paths[:1])), tuple(flags), tuple(faults))
+    overrides, contradictions = _with_mode(overrides)
+    return Arguments((*overrides, *map(_experiment, paths[:1])), tuple(flags), (*faults, *contradictions))
+
+
+def _with_mode(overrides: list[str]) -> tuple[list[str], list[Problem]]:
+    """The overrides with `mode=` for a first word that names one, and the problem of one that names none or another."""
+    first, rest = next(iter(overrides), "="), overrides[1:]
+    modes = list(Mode.__members__)
+    if first in modes:
+        others = [text for text in rest if text.startswith("mode=") and text != f"mode={first}"]
+        message = f"{first} and {others[0]} are two commands" if others else ""
+        problems = [Problem(f"{first} {others[0]}", message, f"type {first} or {others[0]}")] if others else []
+        return [f"mode={first}", *(text for text in rest if not text.startswith("mode="))], problems
+    if first.isalpha() and meant(first) is None:
+        near = difflib.get_close_matches(first.lower(), modes, n=1)
+        remedy = f"did you mean {near[0]}?" if near else "see python -m trainer --help"
+        message = f"unknown command; available: {', '.join(modes)}, and settings are key=value"
+        return rest, [Problem(first, message, remedy)]
+    return overrides, []
 
 
 def _is_path(text: str) -> bool:

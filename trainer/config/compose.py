@@ -21,7 +21,7 @@ from hydra.errors import OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from trainer.config import arguments, sources, user_file
+from trainer.config import arguments, completion, sources, user_file, versions
 from trainer.config.problems.explain import Explainer, in_own_words
 from trainer.config.problems.origins import located
 from trainer.config.problems.values import Examined, examine
@@ -40,8 +40,14 @@ def run(main: Callable[[RunConfig], int], *steps: Step) -> NoReturn:
     runs, the first that fails gives the exit code. `steps` follow the checks of single keys, in order.
     """
     given = arguments.sort(sys.argv[1:])
+    if "--version" in given.flags:
+        print(versions.describe())
+        sys.exit(0)
     sys.argv[1:] = given.in_order()  # for Hydra
     flags = given.parse()
+    if flags.shell_completion and (shell := completion.queried(given.overrides)) is not None:
+        print(completion.answer(shell))
+        sys.exit(0)
     line = CommandLine(
         () if flags.shell_completion else given.overrides,  # which gives them another meaning
         config_dir=flags.config_dir,
@@ -108,6 +114,8 @@ def _checked(
         else:
             try:
                 examined = compose(line)
+            except BrokenPipeError:
+                raise  # nobody reads what Hydra prints, as in `--help | head`
             except Exception as error:
                 if os.environ.get("HYDRA_FULL_ERROR") == "1":
                     raise

@@ -10,10 +10,10 @@ Trains a Keras model on a TensorFlow cluster of any size, declared in config.
 
   python -m trainer                                          one process, on digits that ship with the trainer
   python -m trainer cluster=2ps4w                            2 parameter servers and 4 workers on this machine
-  python -m trainer cluster=2ps4w mode=plan                  show what would run where; start nothing
-  python -m trainer mode=check run=runs/mine                 verify a finished run from what it left
-  python -m trainer mode=chaos cluster=2ps3w train.batch_size=48 chaos.random=1   a run under each kind of fault
-  python -m trainer mode=doctor                              check this machine and say how to fix it
+  python -m trainer plan cluster=2ps4w                       show what would run where; start nothing
+  python -m trainer check run=runs/mine                      verify a finished run from what it left
+  python -m trainer chaos cluster=2ps3w train.batch_size=48 chaos.random=1   a run under each kind of fault
+  python -m trainer doctor                                   check this machine and say how to fix it
   python -m trainer model=mlp model.options.width=64 train.steps=500
   python -m trainer data=npz data.options.path=/data/digits.npz
   python -m trainer user=my_models.py model=tiny data=blobs  functions of your own Python file
@@ -77,7 +77,9 @@ Flags
   --cfg job            print the config instead of running it
   --multirun, -m       one run for each combination of key=a,b
   --config-dir, -cd    a folder with your own YAML files, laid out as conf/
+  --version            versions of the trainer, Python, TensorFlow, Keras and Hydra
   --hydra-help         every flag of Hydra, which composes the config
+  -sc install=bash     the script that completes words with the Tab key: eval "$$(trainer -sc install=bash)"
 
 Exit codes: 0 done; 1 mode=doctor or mode=chaos found a problem; 2 config; 65 bad data or NaN; 66 input missing;
 69 peer, port or Docker unavailable; 70 internal; 73 run directory in use; 74 storage; 75 all tasks must restart from

@@ -1,4 +1,4 @@
-"""Shows the progress of a run: a live table on a terminal, a plain line every few seconds elsewhere.
+"""Shows the progress of a run: a live line and table on a terminal, a plain line every few seconds elsewhere.
 
 Lines of the history, if wanted, replace the line every few seconds, and are printed above the table.
 """
@@ -6,17 +6,23 @@ Lines of the history, if wanted, replace the line every few seconds, and are pri
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trainer.plan.plan import Task
+from trainer.launch.signals import discard_output
+from trainer.launch.view import Course, Standing, StepRate, TaskView, line, standing
 from trainer.storage.history import describe as history_line
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
 LINE_EVERY_SECS = 5.0
-Pages = Mapping[str, Mapping[str, Any]]  # status page by task name; a task that does not answer has none
+NOT_CI = ("", "0", "false", "False")  # values of $CI where somebody looks at the terminal
 
 
 class HistoryLines:
@@ -57,16 +63,32 @@ def _inode(path: Path) -> int | None:
     return path.stat().st_ino if path.exists() else None
 
 
-def make_progress(tasks: Sequence[Task], steps: int, history: HistoryLines | None = None) -> Progress:
-    """Returns a table on a terminal, else lines; with the lines of the history, if wanted."""
-    return (_TableProgress if sys.stdout.isatty() else Progress)(tasks, steps, history)
+def make_progress(course: Course, history: HistoryLines | None = None, *, elapsed_secs: float = 0.0) -> Progress:
+    """Returns a table on a terminal, else lines; with the lines of the history, if wanted.
+
+    Args:
+        elapsed_secs: since the command was typed.
+    """
+    return (_TableProgress if is_interactive() else Progress)(course, history, time.monotonic() - elapsed_secs)
+
+
+def is_interactive() -> bool:
+    """Whether stdout is a terminal on which a line can be drawn again, and somebody looks at it."""
+    is_plain = os.environ.get("TERM", "dumb").lower() in ("dumb", "unknown") or os.environ.get("CI", "") not in NOT_CI
+    return sys.stdout.isatty() and not is_plain
 
 
 class Progress:
     """Prints a line every few seconds, or each line of the history."""
 
-    def __init__(self, tasks: Sequence[Task], steps: int, history: HistoryLines | None) -> None:
-        self._tasks, self._steps, self._history = tasks, steps, history
+    def __init__(self, course: Course, history: HistoryLines | None, began: float) -> None:
+        """Begins.
+
+        Args:
+            began: when the command was typed, monotonic seconds.
+        """
+        self._course, self._history, self._began = course, history, began
+        self._rate = StepRate()
         self._shown_at = time.monotonic()
         self._shows_history = False  # from its first line on; until then the state of the tasks
 
@@ -76,79 +98,57 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         """Nothing to do."""
 
-    def show(self, pages: Pages, states: Mapping[str, str]) -> None:
+    def show(self, tasks: Sequence[TaskView]) -> None:
         for text in self._history.new() if self._history else []:
             self._shows_history = True
             self.say(text)
-        if not self._shows_history and time.monotonic() - self._shown_at >= LINE_EVERY_SECS:
-            self._shown_at = time.monotonic()
-            self.say(line(pages, states, self._steps))
+        now = time.monotonic()
+        stands = self._stands(tasks, now)
+        if not self._shows_history and now - self._shown_at >= LINE_EVERY_SECS:
+            self._shown_at = now
+            self.say(line(tasks, self._course, stands))
+
+    def _stands(self, tasks: Sequence[TaskView], now: float) -> Standing:
+        return standing(tasks, self._course, elapsed_secs=now - self._began, rate=self._rate, now=now)
 
     def say(self, text: str) -> None:
-        print(text, flush=True)
-
-
-def line(pages: Pages, states: Mapping[str, str], steps: int) -> str:
-    """Returns the run on one line."""
-    workers = [page for name, page in pages.items() if name.startswith("worker")]
-    if not workers or not any(page["step"] for page in workers):
-        return "starting: " + ", ".join(f"{name} {state}" for name, state in states.items())
-    chief = pages.get("worker:0", workers[0])
-    rate = sum(page["examples_per_second"] for page in workers)
-    loss = "" if chief["loss"] is None else f", loss {chief['loss']:.4f}"
-    slowest_page = max(workers, key=lambda page: -page["wait_fraction"])
-    slowest = (
-        f", slowest worker:{slowest_page['index']} (waits {slowest_page['wait_fraction']:.0%})"
-        if len(workers) > 1
-        else ""
-    )
-    evaluators = [f", {name} at step {page['step']}" for name, page in pages.items() if name.startswith("evaluator")]
-    return f"step {chief['step']}/{steps}{loss}, {rate:,.0f} examples/s{slowest}{''.join(evaluators)}"
+        """Prints a line; when nobody reads it any more, the run is stopped as by a terminal that closes."""
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:
+            discard_output()
+            signal.raise_signal(signal.SIGHUP)
 
 
 class _TableProgress(Progress):
-    def __init__(self, tasks: Sequence[Task], steps: int, history: HistoryLines | None) -> None:
+    def __init__(self, course: Course, history: HistoryLines | None, began: float) -> None:
+        from rich.console import Console
         from rich.live import Live
 
-        super().__init__(tasks, steps, history)
-        self._live = Live(refresh_per_second=4, transient=False)
+        super().__init__(course, history, began)
+        self._tasks: Sequence[TaskView] = ()
+        self._is_over = False
+        self._console = Console(highlight=False)
+        self._live = Live(console=self._console, get_renderable=self._draw, vertical_overflow="crop")
 
     def __enter__(self) -> _TableProgress:
         self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._is_over = True
         self._live.stop()
 
-    def show(self, pages: Pages, states: Mapping[str, str]) -> None:
+    def _draw(self) -> RenderableType:
+        from trainer.launch.screen import draw  # imports rich
+
+        stands = self._stands(self._tasks, time.monotonic())
+        return draw(self._tasks, self._course, stands, self._console, is_over=self._is_over)
+
+    def show(self, tasks: Sequence[TaskView]) -> None:
+        self._tasks = tasks
         for text in self._history.new() if self._history else []:
             self.say(text)
-        self._live.update(table(self._tasks, pages, states, self._steps))
 
     def say(self, text: str) -> None:
-        self._live.console.print(text, markup=False, highlight=False)
-
-
-def table(tasks: Sequence[Task], pages: Pages, states: Mapping[str, str], steps: int) -> Any:
-    """Returns the run as a rich table, with a row for each task."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    furthest = max((page["step"] for page in pages.values()), default=0)
-    rows = Table()
-    rows.add_column("task")
-    rows.add_column("state")
-    for heading in ("step", "examples/s", "wait", "memory"):
-        rows.add_column(heading, justify="right")
-    for task in tasks:
-        page = pages.get(task.name)
-        if page is None:
-            rows.add_row(task.name, states.get(task.name, ""), "", "", "", "")
-            continue
-        rate = f"{page['examples_per_second']:,.0f}" if task.job == "worker" else ""
-        memory = f"{page['memory_bytes'] / 2**20:,.0f} MiB"
-        wait = f"{page['wait_fraction']:.0%}" if task.job != "evaluator" else ""
-        step = furthest if states[task.name] == "done" else page["step"]  # its last page may be from before the end
-        rows.add_row(task.name, states[task.name], str(step), rate, wait, memory)
-    return Group(Text(line(pages, states, steps), style="bold"), rows)
+        self._console.print(text, markup=False, soft_wrap=True)

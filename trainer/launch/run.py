@@ -1,22 +1,21 @@
 """A run from its first task to its last: where it resumes, its progress, its summary and its exit code."""
 
 import json
-import shlex
 import shutil
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from trainer.config.schema import RunConfig
 from trainer.faults import exit_codes
-from trainer.launch.attempts import Attempts, Failure, RunOutcome, Starter
+from trainer.launch import ending
+from trainer.launch.attempts import Attempts, RunOutcome, Starter
 from trainer.launch.fault_hooks import FaultHooks
 from trainer.launch.progress import HistoryLines, make_progress
 from trainer.launch.signals import Signals
 from trainer.launch.supervisor import Supervisor
+from trainer.launch.view import Course
 from trainer.observe.profile import merge as profile
 from trainer.plan.plan import Plan
 from trainer.storage import evaluations, resume
@@ -47,8 +46,13 @@ def supervise(
         0, or the exit code of the task that failed first, or 130/143 when the user stopped the run.
     """
     with Signals() as signals:
-        history = _prepare(config, plan_of_tasks or plan, directory)
-        with make_progress(plan.tasks, plan.steps, history) as progress, _breaking(faults, plan):
+        start = _prepare(config, plan_of_tasks or plan, directory)
+        course = Course(plan.steps, start, plan.train_examples / plan.global_batch)
+        history = None
+        if config.summary.lines:
+            history = HistoryLines(directory.history, start=start, steps=plan.steps, batch=plan.update_batch)
+        elapsed_secs = time.time() - started_at
+        with make_progress(course, history, elapsed_secs=elapsed_secs) as progress, _breaking(faults, plan):
             supervisor = Supervisor(config, plan, directory, starter, progress, signals, faults)
             outcome, attempts = supervisor.run(), supervisor.attempts
         measured = _merge_profile(directory) if config.profile else None
@@ -56,16 +60,18 @@ def supervise(
     if measured:
         print(profile.describe(measured))
     if outcome.failed is not None:
-        return _report_failure(directory, outcome.failed)
+        print(ending.failed(directory, outcome.failed))
+        code = outcome.failed.code
+        return code if code > 0 else 128 - code
     if signals.numbers or any(attempt.code for attempt in attempts):
-        _report_stop(directory, summary)
+        print(ending.stopped(directory, summary))
         return 128 + signals.numbers[0] if signals.numbers else exit_codes.TERMINATED
-    print(_describe(summary))
+    print(ending.done(directory, summary, start=start))
     return exit_codes.OK
 
 
-def _prepare(config: RunConfig, plan: Plan, directory: RunDirectory) -> HistoryLines | None:
-    """Decides where the run resumes and writes the inputs of its tasks; returns a reader of its history, if wanted."""
+def _prepare(config: RunConfig, plan: Plan, directory: RunDirectory) -> int:
+    """Decides where the run resumes and writes the inputs of its tasks; returns the step that it starts from."""
     checkpoint = resume.find(config.resume, directory, steps=plan.steps)
     if checkpoint is None:
         resume.set_aside(directory)
@@ -75,10 +81,7 @@ def _prepare(config: RunConfig, plan: Plan, directory: RunDirectory) -> HistoryL
     directory.write_inputs(config, plan)
     if config.profile:
         shutil.rmtree(directory.profile, ignore_errors=True)  # an earlier launch's
-    if not config.summary.lines:
-        return None
-    start = checkpoint.step if checkpoint else 0
-    return HistoryLines(directory.history, start=start, steps=plan.steps, batch=plan.update_batch)
+    return checkpoint.step if checkpoint else 0
 
 
 @contextmanager
@@ -130,50 +133,3 @@ def _complete_summary(
         summary["profile"] = measured
     write_atomically(directory.summary, json.dumps(summary, indent=1))
     return summary
-
-
-def _describe(summary: Mapping[str, Any]) -> str:
-    first, best = summary["time_to_first_step_secs"], summary.get("best")
-    best_line = f"best: {_describe_best(best)}\n" if best else ""
-    early = f"ended early: {summary['ended_early']}\n" if summary.get("ended_early") else ""
-    return (
-        f"{early}done: {summary['steps']} steps in {summary['seconds']:.1f} s"
-        f"{f' (first step after {first:.1f} s)' if first else ''}, {summary['examples_per_second']:,.0f} examples/s, "
-        f"{', '.join(f'{name} {value:.4f}' for name, value in summary.items() if name.startswith('eval_'))}\n"
-        f"{best_line}"
-        f"params_sha256 {summary['params_sha256']}\n{summary['run_dir']}"
-    )
-
-
-def _describe_best(best: Mapping[str, Any]) -> str:
-    scores = {name: value for name, value in best.items() if name not in ("step", "path")}
-    return f"step {best['step']}, {', '.join(f'{n} {value:.4f}' for n, value in scores.items())}, {best['path']}"
-
-
-def _report_stop(directory: RunDirectory, summary: Mapping[str, Any]) -> None:
-    """Says whether the state was saved, and how to continue."""
-    steps = [int(path.name) for path in directory.checkpoints.glob("*") if path.name.isdigit()]
-    if "steps" in summary:
-        how = f"at step {summary['steps']}, checkpoint saved"
-    else:
-        how = "without saving" if summary["time_to_first_step_secs"] else "before the first step"
-        how += f"; the newest checkpoint is from step {max(steps)}" if steps else ""
-    print(
-        f"Stopped {how}. To {'continue' if steps else 'start again'}: {_command(directory.path, resumes=bool(steps))}"
-    )
-
-
-def _command(run: Path, *, resumes: bool) -> str:
-    """The command that was typed, with this run directory; one that resumes finds its checkpoint there."""
-    program = ["python", "-m", "trainer"] if Path(sys.argv[0]).name == "__main__.py" else [Path(sys.argv[0]).name]
-    replaced = ("run=", "resume=") if resumes else ("run=",)
-    return shlex.join([*program, *(word for word in sys.argv[1:] if not word.startswith(replaced)), f"run={run}"])
-
-
-def _report_failure(directory: RunDirectory, failed: Failure) -> int:
-    """Shows the first failure and the end of its log, as it was then; returns the exit code."""
-    print(f"{failed.task.name} failed first, exit code {failed.code}: {failed.why}")
-    print(f"the end of {directory.path / failed.task.log}:")
-    for text in failed.tail:
-        print(f"    {text}")
-    return failed.code if failed.code > 0 else 128 - failed.code

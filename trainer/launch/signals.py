@@ -28,7 +28,7 @@ class Signals:
         """Records a signal; one that a wrapper forwards a second time counts once."""
         now = time.monotonic()
         if number == signal.SIGHUP:
-            _discard_output()
+            discard_output()
         if now - self._received_at > SAME_SIGNAL_SECS:
             self.numbers.append(number)
         self._received_at = now
@@ -38,7 +38,7 @@ class Signals:
             signal.signal(number, handler)
 
 
-def _discard_output() -> None:
+def discard_output() -> None:
     """Discards all further output: the terminal has closed, and writing to it would fail."""
     null = os.open(os.devnull, os.O_WRONLY)
     for number in (1, 2):

@@ -15,6 +15,7 @@ from trainer.launch.progress import Progress
 from trainer.launch.restarts import Restarts, may_be_left_behind
 from trainer.launch.signals import Signals
 from trainer.launch.silence import PageReader, SilenceWatch
+from trainer.launch.view import TaskView
 from trainer.observe.slow import SlowWorkers
 from trainer.observe.stall import describe as describe_stall
 from trainer.plan.plan import Plan
@@ -112,8 +113,7 @@ class Supervisor:
             self._progress.say("Stopping now.")
             self._give_up()
         elif not self._directory.has_loaded():
-            self._progress.say("Stopping before the first step.")
-            self._give_up()
+            self._give_up()  # the last line says so
         else:
             self._ask_to_stop("Stopping", " Press Ctrl-C again to stop now.")
 
@@ -151,7 +151,13 @@ class Supervisor:
         states = {name: attempt.state for name, attempt in current.items()}
         first_steps = [page["first_step_at"] for page in pages.values() if page["first_step_at"]]
         self._first_step_at = self._first_step_at or min(first_steps, default=None)
-        self._progress.show(pages, states)
+        now = time.monotonic()
+        self._progress.show(
+            [
+                TaskView(name, one.state, one.page, now - one.heard_at if one.is_alive else 0.0)
+                for name, one in current.items()
+            ]
+        )
         self._say_stalls(pages)
         for sentence in self._slow.poll(pages, time.monotonic()):
             self._progress.say(sentence)

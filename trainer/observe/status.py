@@ -19,6 +19,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from trainer.observe import prometheus
+
 POLLS = 20  # without a request, before a launcher counts as dead
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 SOCKET_PATH_BYTES = 100  # that every system allows
@@ -41,12 +43,15 @@ class Status:
     is_ready: bool = False  # its shard too, if it holds one, can be loaded
     generation: int = 0  # of the state it works on; 0: none yet
     step: int = 0  # global step
+    steps: int = 0  # that this process has made
+    examples: int = 0  # that this process has computed
     missing: list[str] = field(default_factory=list)  # workers that a stalled step waits for
     stalled_secs: float = 0.0  # since the step last changed, when it stalls
     stuck: list[str] = field(default_factory=list)  # tasks that a step has waited for too long
     examples_per_second: float = 0.0  # of this task's replica
     wait_fraction: float = 0.0  # share of the step time spent waiting for parameters or gradients
     loss: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)  # as last reported; only the chief knows them
     started_at: float = field(default_factory=time.time)  # Unix time, seconds
     first_step_at: float | None = None  # Unix time, seconds
 
@@ -54,11 +59,7 @@ class Status:
         return dataclasses.asdict(self) | {"pid": os.getpid(), "memory_bytes": resident_bytes(), "now": time.time()}
 
     def to_prometheus(self) -> str:
-        label = f'{{job="{self.job}",task="{self.index}"}}'
-        numbers = {
-            k: v for k, v in self.to_json().items() if isinstance(v, int | float) and k not in ("index", "pid", "now")
-        }
-        return "".join(f"trainer_{name}{label} {float(value)!r}\n" for name, value in numbers.items())
+        return prometheus.text(self.to_json())
 
 
 def resident_bytes() -> int:
@@ -164,7 +165,7 @@ def _handler(status: Status) -> type[BaseHTTPRequestHandler]:
             page = pages[self.path]()
             body = page if isinstance(page, str) else json.dumps(page)
             self.send_response(200)
-            self.send_header("Content-Type", "text/plain" if isinstance(page, str) else "application/json")
+            self.send_header("Content-Type", prometheus.CONTENT_TYPE if isinstance(page, str) else "application/json")
             self.send_header("Content-Length", str(len(body.encode())))
             self.end_headers()
             self.wfile.write(body.encode())

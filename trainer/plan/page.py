@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from trainer.config.output import Output
 from trainer.config.words import count, size
 from trainer.plan.forecast import costs
 from trainer.plan.forecast.step_time import USUAL_GBPS, Forecast, Unknown, Workload, machines_of
@@ -14,14 +14,10 @@ from trainer.plan.layout import Shard
 from trainer.plan.plan import Plan, Task
 from trainer.plan.shared_memory import nbytes
 
-PIPE_COLUMNS = 140  # width where there is no terminal
-
 
 def show(plan: Plan, expected: tuple[Forecast | Unknown, Workload] | None = None) -> None:
     """Prints what would run where, and how long a step is expected to take."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=PIPE_COLUMNS)
+    console = Output()
     console.print(f"[bold]{plan.cluster}[/bold]: {plan.describe()}")
     console.print(plan.objective, markup=False)
     for table in (_tasks(plan), _shards(plan)):

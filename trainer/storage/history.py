@@ -6,6 +6,9 @@ from pathlib import Path
 
 from trainer.storage.atomic import write_atomically
 
+NOT_METRICS = ("step", "loss", "learning_rate", "examples_per_second")  # what else a line has
+MAX_METRICS = 3  # of a line for people
+
 
 class History:
     """Appends lines; each has been handed to the operating system when `write` returns."""
@@ -31,7 +34,8 @@ def describe(values: Mapping[str, float], steps: int, batch: int) -> str:
     """A line of the history for people, with the seconds per update of `batch` examples."""
     rate = values["examples_per_second"]
     pace = f", {batch / rate:.3f} s/batch" if rate else ""  # rounded: it may be 0.0
-    return f"step {values['step']}/{steps}, loss {values['loss']:.4f}, {rate:,.0f} examples/s{pace}"
+    metrics = [f", {name} {values[name]:.4f}" for name in values if name not in NOT_METRICS][:MAX_METRICS]
+    return f"step {values['step']}/{steps}, loss {values['loss']:.4f}{''.join(metrics)}, {rate:,.0f} examples/s{pace}"
 
 
 def _step_of(line: str) -> float:

@@ -122,4 +122,5 @@ class _Updates:
         self.step = step
         if context.task.job == "ps":
             context.status.step = step
+            context.status.steps += 1
             context.status.wait_fraction = self.waited_secs / (time.monotonic() - self.began)

@@ -188,6 +188,7 @@ def _make_actions(context: Context, engine: Engine, pace: Pace, start: int, chie
     def update_status(result: StepResult) -> None:
         pace.tick(result)
         status.generation, status.step = result.generation, result.step
+        status.steps, status.examples = status.steps + 1, status.examples + examples
         failpoints.reach("step", result.step)
         status.wait_fraction = pace.wait_fraction(RECENT_STEPS)
         status.examples_per_second = examples * pace.steps_per_second(RECENT_STEPS)

@@ -166,15 +166,12 @@ class _Runner:
 
     def show(self) -> int:
         """Prints and writes the results; returns the exit code."""
-        from rich.console import Console
+        from trainer.config.output import Output  # imports rich
 
         rows = report.rows(self._outcomes, self._config)
         write_atomically(self._path / "chaos.json", json.dumps(report.to_json(self._outcomes, rows), indent=1))
         write_atomically(self._path / "chaos.md", report.markdown(rows))
-        console = Console(highlight=False)
-        if not console.is_terminal:
-            console = Console(highlight=False, width=PIPE_COLUMNS)
-        console.print(report.table(rows))
+        Output(PIPE_COLUMNS).print(report.table(rows))
         failed = report.failures(self._outcomes, self._path)
         print("\n".join([*failed, str(self._path / "chaos.md")]), flush=True)
         return NOT_AS_PROMISED if failed else exit_codes.OK

@@ -3,19 +3,18 @@
 import textwrap
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.text import Text
 
 from trainer.commands.doctor.finding import Finding, Level, summary
+from trainer.config.output import Output
 
 STYLES = {Level.ok: "green", Level.warning: "yellow", Level.problem: "bold red"}
-PIPE_COLUMNS = 140  # width where there is no terminal
 
 
 def show(findings: Sequence[Finding]) -> None:
     """Prints the page: level, what was looked at, what was found, and below it what to type."""
-    console = Console(highlight=False)
-    width = console.width if console.is_terminal else PIPE_COLUMNS
+    console = Output()
+    width = console.width
     first = max(len(level.value) for level in Level) + 2
     indent = first + max(len(finding.what) for finding in findings) + 2
     for finding in findings:

@@ -46,7 +46,7 @@ class Report:
             begun: the last step that was reported.
             logs_progress: nobody else shows the progress, so the log does.
         """
-        self._config, self._plan, self._engine = context.config, context.plan, engine
+        self._context, self._config, self._plan, self._engine = context, context.config, context.plan, engine
         self._metrics, self._replicas = metrics, context.plan.update_batch / context.plan.replica_batch
         self._history, self.events, self.logs_progress = history, events, logs_progress
         self._every = Every(context.config.summary.every, start=begun)
@@ -82,6 +82,7 @@ class Report:
         self._reported_at, self._reported_step = now, result.step
         learning_rate = float(optimizers.learning_rate(self._config.optimizer, tf.constant(result.step - 1, tf.int64)))
         metrics = self._metrics([self._replicas * value for value in result.sums])
+        self._context.status.metrics = metrics
         self._values = values = {"loss": result.loss, **metrics, "learning_rate": learning_rate}
         self._log_progress({**values, "step": result.step, "examples_per_second": rate}, now)
         try:

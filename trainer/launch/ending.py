@@ -1,0 +1,75 @@
+"""What is printed when a run ends: how it ended, where its results are, and what to type next."""
+
+import shlex
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.launch.attempts import Failure
+from trainer.storage.run_directory import RunDirectory
+
+LABEL_COLUMNS = 13
+MODELS = ("model.keras", "saved_model", "model.weights.h5", "params.npz")  # of export/; the first that exists is named
+
+
+def done(directory: RunDirectory, summary: Mapping[str, Any], *, start: int) -> str:
+    """The result of a run that has made its last step, aligned, with the next commands.
+
+    Args:
+        start: global step that this launch of the run began at.
+    """
+    steps, first = summary["steps"], summary["time_to_first_step_secs"]
+    best, exported = summary.get("best"), [directory.export / name for name in MODELS]
+    early = summary.get("ended_early")
+    rows = {
+        "ended early": early,
+        "evaluation": ", ".join(f"{name} {value:.4f}" for name, value in summary.items() if name.startswith("eval_")),
+        "best": _describe_best(best) if best else None,
+        "params_sha256": summary["params_sha256"],
+        "run": summary["run_dir"],
+        "model": next((str(path) for path in exported if path.exists()), None),
+        "train on": None if early else command(directory.path, resumes=True, more=[f"train.steps={2 * steps}"]),
+        "TensorBoard": shlex.join(["tensorboard", "--logdir", str(directory.path)])
+        if directory.events.exists()
+        else "",
+    }
+    now = f" ({steps - start:,} of them now)" if start else ""
+    took = f"in {summary['seconds']:.1f} s{f' (first step after {first:.1f} s)' if first else ''}"
+    lines = [f"done: {steps} steps{now} {took}, {summary['examples_per_second']:,.0f} examples/s"]
+    return "\n".join([*lines, *(f"{label:<{LABEL_COLUMNS}} {text}" for label, text in rows.items() if text)])
+
+
+def _describe_best(best: Mapping[str, Any]) -> str:
+    scores = {name: value for name, value in best.items() if name not in ("step", "path")}
+    return f"step {best['step']}, {', '.join(f'{n} {value:.4f}' for n, value in scores.items())}, {best['path']}"
+
+
+def stopped(directory: RunDirectory, summary: Mapping[str, Any]) -> str:
+    """Whether the state was saved, and how to continue."""
+    steps = [int(path.name) for path in directory.checkpoints.glob("*") if path.name.isdigit()]
+    if "steps" in summary:
+        how = f"at step {summary['steps']}, checkpoint saved"
+    else:
+        how = "without saving" if summary["time_to_first_step_secs"] else "before the first step"
+        how += f"; the newest checkpoint is from step {max(steps)}" if steps else ""
+    what = "continue" if steps else "start again"
+    return f"Stopped {how}. To {what}: {command(directory.path, resumes=bool(steps))}"
+
+
+def failed(directory: RunDirectory, failure: Failure) -> str:
+    """The first failure and the end of its log, as it was then."""
+    lines = [
+        f"{failure.task.name} failed first, exit code {failure.code}: {failure.why}",
+        f"the end of {directory.path / failure.task.log}:",
+        *(f"    {text}" for text in failure.tail),
+    ]
+    return "\n".join(lines)
+
+
+def command(run: Path, *, resumes: bool, more: Iterable[str] = ()) -> str:
+    """The command that was typed, with this run directory; one that resumes finds its checkpoint there."""
+    program = ["python", "-m", "trainer"] if Path(sys.argv[0]).name == "__main__.py" else [Path(sys.argv[0]).name]
+    replaced = ("mode=train", "run=", *["resume="] * resumes, *(f"{text.partition('=')[0]}=" for text in more))
+    words = [word for word in sys.argv[1:] if not word.startswith(replaced)]
+    return shlex.join([*program, *words, f"run={run}", *more])

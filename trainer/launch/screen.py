@@ -1,0 +1,86 @@
+"""Draws a run for a terminal of some size: one line that lives, and below it a table that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from trainer.launch import view
+from trainer.launch.view import Course, Standing, TaskView
+
+STYLES = {view.BROKEN: "bold red", view.DELAYED: "yellow", view.BUSY: "cyan", view.WORKING: "green", view.ENDED: "dim"}
+MIN_BAR, MAX_BAR = 10, 40
+NEEDS = {"memory": 64, "wait": 54, "examples/s": 46, "step": 0}  # columns of the terminal, below which one is left out
+GAP = "  "
+
+
+def draw(
+    tasks: Sequence[TaskView], course: Course, stands: Standing, console: Console, *, is_over: bool = False
+) -> RenderableType:
+    """Returns the run, at most as wide and high as the console; of one that is over, only what went wrong."""
+    width, height = console.size
+    head = header(tasks, course, stands, width, is_ascii=console.options.ascii_only)
+    room = height - len(head) - 2  # the headings, and the line of the cursor
+    rows = view.rows(tasks, room, is_starting=stands.phase == "starting")
+    if is_over:
+        rows = [row for row in rows if row.meaning in (view.BROKEN, view.DELAYED)]
+    return Group(*head[: max(height - 1, 1)], *([table(rows, stands.step, width)] if rows else []))
+
+
+def header(
+    tasks: Sequence[TaskView], course: Course, stands: Standing, width: int, *, is_ascii: bool = False
+) -> list[Text]:
+    """The line that lives, or two where the terminal is too narrow for one."""
+    if stands.phase == "starting":
+        parts = ["starting", view.duration(stands.elapsed_secs), view.awaited(tasks)]
+        return [_cut(Text(GAP.join(filter(None, parts)), style="bold"), width)]
+    times = view.duration(stands.elapsed_secs)
+    if stands.left_secs is not None:
+        times += f" < {view.duration(stands.left_secs)}"
+    share = stands.step / course.steps
+    first = [f"{stands.step}/{course.steps}", f"{share:.0%}", times]
+    rest = [*stands.values(), f"{stands.examples_per_second:,.0f} examples/s"]
+    if course.epoch_steps:
+        rest.append(f"epoch {stands.step / course.epoch_steps:.2f}")
+    phase = [] if stands.phase == "training" else [stands.phase]
+    one, two = GAP.join([*first, *phase, *rest]), GAP.join([*first, *phase])
+    fits_one = len(one) + len(GAP) + MIN_BAR <= width
+    text = one if fits_one else two
+    bar = _bar(share, min(MAX_BAR, width - len(text) - len(GAP)), is_ascii=is_ascii)
+    top = Text.assemble(bar, GAP if bar else "", (text, "bold"))
+    return [_cut(top, width), *([] if fits_one else [_cut(Text(GAP.join(rest), style="bold"), width)])]
+
+
+def _bar(share: float, width: int, *, is_ascii: bool) -> Text:
+    """Filled and empty differ without colours too; nothing where there is no room."""
+    if width < MIN_BAR:
+        return Text()
+    full, empty = ("#", ".") if is_ascii else ("━", "─")
+    filled = int(min(share, 1.0) * width)
+    return Text.assemble((full * filled, "green"), (empty * (width - filled), "dim"))
+
+
+def _cut(text: Text, width: int) -> Text:
+    text.no_wrap = True
+    text.truncate(width, overflow="crop")
+    return text
+
+
+def table(rows: Sequence[view.Row], furthest: int, width: int) -> Table:
+    """A line for each row; columns that a narrow terminal has no room for are left out."""
+    headings = [name for name in ("step", "examples/s", "wait", "memory") if width >= NEEDS[name]]
+    drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    longest = max((len(row.name) for row in rows), default=0)
+    drawn.add_column("task", no_wrap=True, min_width=min(longest, width - 2))
+    drawn.add_column("state", no_wrap=True, overflow="ellipsis")
+    for name in headings:
+        drawn.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        numbers = view.cells(row, furthest)
+        state = Text(row.state, style=STYLES[row.meaning])
+        style = "bold" if row.meaning == view.BROKEN else ""
+        drawn.add_row(row.name, state, *(numbers.get(name, "") for name in headings), style=style)
+    return drawn
