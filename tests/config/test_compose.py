@@ -328,6 +328,7 @@ def test_every_key_of_the_help_page_exists():
         ("user=mi", ["user=mine.py"]),
         ("user=mine.py model=t", ["model=tiny"]),
         ("user=mine.py model=tiny model.options.w", ["model.options.width="]),
+        ("plan ru", ["run=", "runs/"]),
         ("resume=", ["resume=auto", "resume=never", "resume=runs/first/"]),
         ("--c", ["--cfg", "--config-dir"]),
     ],

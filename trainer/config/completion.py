@@ -47,7 +47,8 @@ def candidates(line: str) -> list[str]:
         if equals:
             found = [f"{key}={one}" for one in _values(typed, key, value)]
         else:
-            found = [*([] if words else Mode.__members__), *_keys(typed, key)]
+            files = [path for path in _files(word) if path.endswith((".yaml", "/"))] if word else []  # an experiment's
+            found = [*([] if words else Mode.__members__), *_keys(typed, key), *files]
     return sorted({one for one in found if one.startswith(word)})
 
 
