@@ -112,6 +112,7 @@ class Cluster:
         self._has_ended = False
         self._updates = 0
         self.workers = workers
+        self.averaged = {"all": workers, "quorum": quorum, "one": 1}[self.strategy.waits_for]
         self._open = contextlib.ExitStack()  # as long as the cluster is
         if wire == "memory":
             sizes, file = (self.shards, self.strategy, workers), os.memfd_create("test")
@@ -208,6 +209,7 @@ class Cluster:
             WorkerSpec(
                 task=task,
                 workers=self.workers,
+                averaged=self.averaged,
                 shards=self.shards,
                 optimizer=self.optimizer,
                 replicas=mine,

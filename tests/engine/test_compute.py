@@ -11,7 +11,16 @@ import pytest
 import tensorflow as tf
 
 from trainer.config.schema import OptimizerConfig
-from trainer.engine.compute import Computed, Replica, compute, in_step, mean_computed, mean_over_replicas, run_step
+from trainer.engine.compute import (
+    Computed,
+    Replica,
+    Requests,
+    compute,
+    in_step,
+    mean_computed,
+    mean_over_replicas,
+    run_step,
+)
 from trainer.engine.vectors import packing
 from trainer.plan.layout import LANES, METRICS, Parameter, Shard
 from trainer.plan.placement import place
@@ -67,6 +76,10 @@ def named(vectors: Sequence[np.ndarray]) -> dict[str, list[float]]:
     return {path: value.tolist() for path, value in packing.join(pieces).items()}
 
 
+def asking(stop: float) -> Requests:
+    return Requests(tf.constant(stop), tf.constant(0.0))
+
+
 def metrics(vector: np.ndarray, shard: Shard) -> list[float]:
     return vector[shard.metrics_offset :][: len(METRICS)].tolist()
 
@@ -83,8 +96,8 @@ def test_a_push_is_the_mean_over_the_replicas():
 def test_the_metrics_are_means_on_every_shard():
     found = pushed([packed(1.0, loss=1.0, stop=1.0), packed(1.0, loss=4.0, overflow=1.0)])
     assert [metrics(vector, shard) for vector, shard in zip(found, two_shards(), strict=True)] == [
-        [2.5, 0.5, 0.5, 0.0],
-        [2.5, 0.5, 0.5, 0.0],
+        [2.5, 0.5, 0.5, 0.0, 0.0],
+        [2.5, 0.5, 0.5, 0.0, 0.0],
     ]
 
 
@@ -131,7 +144,7 @@ def test_a_gradient_below_the_limit_keeps_its_bits():
 def test_state_and_metrics_are_not_clipped():
     found = pushed([packed(2.0, loss=64.0)], clip=CLIP)
     assert named(found)["mean"] == [10.0, 14.0]
-    assert metrics(found[0], two_shards()[0]) == [64.0, 0.0, 0.0, 0.0]
+    assert metrics(found[0], two_shards()[0]) == [64.0, 0.0, 0.0, 0.0, 0.0]
 
 
 def test_a_shard_with_nothing_to_train_is_clipped_with_the_others():
@@ -180,7 +193,7 @@ def computed(*, scaled: bool = False, label: float = 0.0, **options: Any) -> Any
     vectors = [packing.halves(flat, shard) for flat, shard in zip(flats, shards, strict=True)]
     batches = SimpleNamespace(step=tf.constant(5, tf.int64), batch=Batch(tf.ones([2, 3]), tf.fill([2], label)))
     replica = Replica(step_of_sums, lambda: batches, seed=7, index=2, count=4, **options)
-    output = run_step(vectors, shards, replica, batches, tf.constant(1.0))
+    output = run_step(vectors, shards, replica, batches, asking(1.0))
     return tf.nest.map_structure(lambda tensor: tensor.numpy().tolist(), tuple(output))
 
 
@@ -192,18 +205,18 @@ def test_a_step_draws_from_the_seed_the_step_and_the_replica(options):
 
 def test_the_metrics_have_their_order():
     _, _, metrics = computed()
-    assert metrics == [0.5, 1.0, 0.0, 0.0, 3.0, 12.0]
+    assert metrics == [0.5, 1.0, 0.0, 0.0, 0.0, 3.0, 12.0]
 
 
 def test_a_step_gets_the_loss_scale_and_reports_an_overflow():
     _, _, metrics = computed(scaled=True)
-    assert metrics == [0.5, 1.0, 64.0, 0.0, 3.0, 12.0]
+    assert metrics == [0.5, 1.0, 64.0, 0.0, 0.0, 3.0, 12.0]
 
 
 @pytest.mark.parametrize("options", [{}, {"jit": True}], ids=["plain", "compiled"])
 def test_a_bad_step_names_its_replica_and_its_gradient(options, caplog):
     _, _, metrics = computed(label=1.0, **options)
-    assert metrics == [0.5, 1.0, 0.0, 1.0, 3.0, 12.0]
+    assert metrics == [0.5, 1.0, 0.0, 1.0, 0.0, 3.0, 12.0]
     # The update that step 5 leads to.
     assert caplog.messages[-1] == "replica 2: the gradient of a is NaN or infinite at step 6"
 
@@ -224,7 +237,7 @@ def test_the_first_of_several_bad_values_is_named_and_the_others_counted(caplog)
     flats = [tf.constant(packing.to_flat(shard, values(1.0), generation=1, step=40)) for shard in shards]
     vectors = [packing.halves(flat, shard) for flat, shard in zip(flats, shards, strict=True)]
     batches = SimpleNamespace(step=tf.constant(40, tf.int64), batch=Batch(tf.ones([2, 3]), tf.zeros([2])))
-    run_step(vectors, shards, Replica(all_bad, lambda: batches, seed=7), batches, tf.constant(0.0))
+    run_step(vectors, shards, Replica(all_bad, lambda: batches, seed=7), batches, asking(0.0))
     assert caplog.messages[-1] == "replica 0: the loss is NaN or infinite at step 41, and so are 3 other gradients"
 
 
@@ -239,7 +252,7 @@ def test_a_packed_vector_has_the_computed_values_and_the_given_header():
     pulled = packing.halves(tf.constant(packing.to_flat(shard, of_step, generation=1, step=5)), shard)
     batches = SimpleNamespace(step=tf.constant(5, tf.int64), batch=Batch(tf.ones([2, 3]), tf.zeros([2])))
     replica = Replica(step_of_sums, lambda: batches, seed=7)
-    (vector,) = (v.numpy() for v in compute([pulled], headers()[:1], [shard], replica, batches, tf.constant(0.0)))
+    (vector,) = (v.numpy() for v in compute([pulled], headers()[:1], [shard], replica, batches, asking(0.0)))
     found = packing.from_flat((*shard.trainable, *shard.state), vector)
     assert {path: value.tolist() for path, value in found.items()} == {
         "a": [7.0, 5.0, 6.0],

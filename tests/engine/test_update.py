@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.config.schema import OptimizerConfig, OptimizerName
+from trainer.config.schema import OptimizerConfig, OptimizerName, PlateauConfig
 from trainer.engine import optimizers
 from trainer.engine.update import is_scaled, make_update, squares_order
 from trainer.engine.vectors import packing
@@ -107,7 +107,7 @@ def test_the_loss_becomes_the_mean_of_this_update_alone():
     update = Update(one_shard())
     pushed = [vector(update.shard, ZEROS, loss=loss) for loss in (1.0, 4.0)]
     after, _ = update(vector(update.shard, ONES, loss=100.0), pushed)
-    assert update.metrics(after) == {"loss": 2.5, "stop": 0.0, "overflow": 0.0, "bad": 0.0}
+    assert update.metrics(after) == {"loss": 2.5, "stop": 0.0, "overflow": 0.0, "bad": 0.0, "reductions": 0.0}
 
 
 def with_sums(flat: np.ndarray, shard: Shard, *sums: float) -> np.ndarray:
@@ -262,7 +262,50 @@ def test_a_request_to_stop_stays():
     update = Update(one_shard())
     asked, _ = update(vector(update.shard, ONES), [vector(update.shard, ONES, stop=1.0)])
     after, _ = update(asked, [vector(update.shard, ONES, loss=0.25)], step=5)
-    assert update.metrics(after) == {"loss": 0.25, "stop": 1.0, "overflow": 0.0, "bad": 0.0}
+    assert update.metrics(after) == {"loss": 0.25, "stop": 2.0, "overflow": 0.0, "bad": 0.0, "reductions": 0.0}
+
+
+# Reductions of the learning rate
+
+HALVED = replace(SGD, plateau=PlateauConfig(patience=1, factor=0.5, min_rate=0.1))
+
+
+@pytest.mark.parametrize("workers", [1, 3, 7])
+def test_the_chiefs_reductions_hold_from_the_update_on_that_it_pushes_them_with(workers):
+    update = Update(one_shard(), HALVED)
+    reductions = [2.0 * workers] + [0.0] * (workers - 1)  # as it asks, times the workers of an update
+    after, _ = update(vector(update.shard, ONES), [vector(update.shard, ONES, reductions=n) for n in reductions])
+    assert update.metrics(after)["reductions"] == 2.0
+    np.testing.assert_allclose(update.named(after)["dense/kernel"], 1 - 0.125 * ONES, rtol=1e-6)
+
+
+def test_reductions_stay_and_no_chief_takes_them_back():
+    update = Update(one_shard(), HALVED)
+    flat = vector(update.shard, ONES, reductions=1.0)
+    for pushed in ([0.0, 0.0], [0.0, 2.0], [0.0, 1.0]):
+        flat, _ = update(flat, [vector(update.shard, ZEROS, reductions=n) for n in pushed])
+        assert update.metrics(flat)["reductions"] == 1.0
+
+
+def test_the_rate_falls_no_further_than_its_minimum():
+    update = Update(one_shard(), HALVED)
+    after, _ = update(vector(update.shard, ONES, reductions=30.0), [vector(update.shard, ONES)])
+    np.testing.assert_allclose(update.named(after)["dense/kernel"], 1 - 0.1 * ONES, rtol=1e-6)
+
+
+def test_an_update_that_is_left_out_records_a_reduction():
+    update = Update(one_shard(), HALVED)
+    after, _ = update(vector(update.shard, ONES), [vector(update.shard, ONES, reductions=1.0, bad=1.0)])
+    assert (update.metrics(after)["reductions"], update.named(after)["dense/kernel"].tolist()) == (1.0, ONES.tolist())
+
+
+def test_without_a_patience_reductions_change_no_bit():
+    update, same = Update(one_shard()), Update(one_shard(), replace(HALVED, plateau=PlateauConfig(patience=1)))
+    flat, pushed = vector(update.shard, ONES), [vector(update.shard, ONES)]
+    asked = [vector(update.shard, ONES, reductions=1.0)]
+    parameters = slice(update.shard.trainable_size)
+    assert update(flat, asked)[0][parameters].tobytes() == update(flat, pushed)[0][parameters].tobytes()
+    assert same(flat, pushed)[0].tobytes() == update(flat, pushed)[0].tobytes()
 
 
 # Updates that are left out

@@ -60,7 +60,7 @@ class Script:
     def start(self) -> int:
         return self.at
 
-    def step(self, *, stop: bool = False, fetch_gradients: bool = False) -> StepResult:
+    def step(self, *, stop: bool = False, reductions: int = 0, fetch_gradients: bool = False) -> StepResult:
         result = self.peek()
         if stop:
             self.asked.add(self.at)
@@ -308,7 +308,7 @@ class Arrivals(Script):
         self.others, self.end = others, end  # no update is made at the end or after it
         self.is_over, self.steps = False, 0  # steps: taken by this worker
 
-    def step(self, *, stop: bool = False, fetch_gradients: bool = False) -> StepResult:
+    def step(self, *, stop: bool = False, reductions: int = 0, fetch_gradients: bool = False) -> StepResult:
         result, number = self.peek(), self.steps
         self.steps += 1
         self.is_over = self.is_over or stop

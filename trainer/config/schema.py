@@ -199,12 +199,25 @@ class ScheduleConfig:
 
 
 @dataclass
+class PlateauConfig:
+    """Reduces the learning rate when evaluate.best_metric no longer improves."""
+
+    # evaluations in a row without a better evaluate.best_metric after which the rate is reduced; default: never
+    patience: int | None = field(default=None, metadata=limits(at_least=1))
+    factor: float = field(default=0.1, metadata=limits(above=0, below=1))  # by which the rate is multiplied
+    min_rate: float = field(default=0.0, metadata=limits(at_least=0))  # the peak rate is reduced no further
+    cooldown: int = field(default=0, metadata=limits(at_least=0))  # evaluations after a reduction that do not count
+    min_delta: float = field(default=1e-4, metadata=limits(at_least=0))  # a smaller change is no better
+
+
+@dataclass
 class OptimizerConfig:
     """The update of the parameters from the mean gradient."""
 
     name: OptimizerName = MISSING
-    learning_rate: float = field(default=0.001, metadata=limits(above=0))  # peak; the schedule scales it
+    learning_rate: float = field(default=0.001, metadata=limits(above=0))  # peak; schedule and plateau scale it
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    plateau: PlateauConfig = field(default_factory=PlateauConfig)
     momentum: float = field(default=0.0, metadata=limits(at_least=0, below=1) | read_by("sgd", "rmsprop"))
     nesterov: bool = field(default=False, metadata=read_by("sgd"))
     beta_1: float = field(default=0.9, metadata=limits(at_least=0, below=1) | read_by("adam", "adamw", "lion"))

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from trainer.config.schema import OptimizerConfig
-from trainer.engine.compute import Replica, in_step, mean_computed, run_step
+from trainer.engine.compute import Replica, Requests, in_step, mean_computed, run_step
 from trainer.engine.step_result import StepResult
 from trainer.engine.update import is_scaled, make_update, squares_order
 from trainer.engine.vectors import packing
@@ -78,7 +78,7 @@ class AllReduceEngine:
         self._run_broadcast = tf.function(self._broadcast, autograph=False)
         self._run_step = tf.function(self._make_step, autograph=False)
         self._iterators = [replica.batches(0) for replica in self._replicas]
-        self.graph = self._run_step.get_concrete_function(self._iterators, tf.constant(0.0)).graph
+        self.graph = self._run_step.get_concrete_function(self._iterators, self._asking(False, 0)).graph
 
     def load(self, snapshot: Snapshot, *, generation: int) -> None:
         self._receive([tf.constant(v) for v in snapshot.to_flats(self._shard, self._fills, generation=generation)])
@@ -95,11 +95,11 @@ class AllReduceEngine:
         self._iterators = [replica.batches(loaded.step) for replica in self._replicas]
         return loaded.step
 
-    def step(self, *, stop: bool = False, fetch_gradients: bool = False) -> StepResult:
+    def step(self, *, stop: bool = False, reductions: int = 0, fetch_gradients: bool = False) -> StepResult:
         called_at = time.time()
         if self.is_tracing:
             context.context().enable_graph_collection()
-        outputs = self._run_step(self._iterators, tf.constant(float(stop)))
+        outputs = self._run_step(self._iterators, self._asking(stop, reductions))
         if self.is_tracing:
             self.is_tracing = False
             self.executed = executed(context.context().export_run_metadata(), self.graph.as_graph_def().library)
@@ -132,6 +132,9 @@ class AllReduceEngine:
         """Waits for all workers, because one that left earlier would look like one that failed."""
         self._run_broadcast([tf.zeros([1])])  # an empty sum would not wait for the others
 
+    def _asking(self, stop: bool, reductions: int) -> Requests:
+        return Requests(tf.constant(float(stop)), tf.constant(float(reductions * self._strategy.num_replicas_in_sync)))
+
     def _receive(self, vectors: Sequence[tf.Tensor]) -> None:
         received = self._run_broadcast(list(vectors))
         for variable, value in zip((self._flat, *self._slots.values()), received, strict=True):
@@ -152,10 +155,10 @@ class AllReduceEngine:
     def _sum(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return list(tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, list(values)))
 
-    def _make_step(self, iterators: Sequence[Any], stop: tf.Tensor) -> Any:
+    def _make_step(self, iterators: Sequence[Any], requests: Requests) -> Any:
         """Returns (tags, metrics, times when the batches arrived, when computed and when updated, mean gradient)."""
 
-        def on_worker(stop: tf.Tensor) -> Any:
+        def on_worker(requests: Requests) -> Any:
             shard = self._shard
             with tf.device("/cpu:0"):
                 batches = [_Batch(*iterator.get_next()) for iterator in iterators]
@@ -166,7 +169,7 @@ class AllReduceEngine:
             generation, step = tf.unstack(tf.cast(tags, tf.int64))
             outcome = mean_computed(
                 [
-                    run_step([packing.halves(flat, shard)], [shard], replica, in_step(batch, step), stop)
+                    run_step([packing.halves(flat, shard)], [shard], replica, in_step(batch, step), requests)
                     for replica, batch in zip(self._replicas, batches, strict=True)
                 ]
             )
@@ -184,7 +187,7 @@ class AllReduceEngine:
             metrics = packing.metrics_of(flat, shard)
             return tf.expand_dims(tags, 0), metrics, began, computed, ended, packed[: shard.trainable_size]
 
-        return self._strategy.run(on_worker, (stop,))
+        return self._strategy.run(on_worker, (requests,))
 
     def _update(
         self, flat: tf.Tensor, packed: tf.Tensor, generation: tf.Tensor, step: tf.Tensor

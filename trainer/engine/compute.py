@@ -1,5 +1,7 @@
 """Computes packed gradients from pulled vectors, on each replica of a worker: the middle of every engine's step."""
 
+from __future__ import annotations
+
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -47,6 +49,17 @@ def pack_float32(trainable: Sequence[tf.Tensor], rest: Sequence[tf.Tensor], shar
     return FLOAT32.pack(trainable, rest)
 
 
+class Requests(NamedTuple):
+    """What a worker asks of the shard hosts with its gradients; [] float32, 0 unless it is fed."""
+
+    stop: tf.Tensor  # 1: all replicas are to stop
+    reductions: tf.Tensor  # of the learning rate, times the workers whose gradients an update averages
+
+    @classmethod
+    def placeholders(cls) -> Requests:
+        return cls(*(tf.compat.v1.placeholder_with_default(0.0, []) for _ in cls._fields))
+
+
 class Computed(NamedTuple):
     """What a replica step contributes to an update."""
 
@@ -61,7 +74,7 @@ def compute(
     shards: Sequence[Shard],
     replica: Replica,
     batches: Any,
-    stop: tf.Tensor,
+    requests: Requests,
     write: Write = pack_float32,
 ) -> list[tf.Tensor]:
     """Like `run_step`, but packed for each shard by `write`.
@@ -76,7 +89,7 @@ def compute(
             for shard, header in zip(shards, headers, strict=True)
         ]
 
-    return run_step(vectors, shards, replica, batches, stop, pack)
+    return run_step(vectors, shards, replica, batches, requests, pack)
 
 
 def run_step(
@@ -84,7 +97,7 @@ def run_step(
     shards: Sequence[Shard],
     replica: Replica,
     batches: Any,
-    stop: tf.Tensor,
+    requests: Requests,
     end: Callable[[Computed], Any] = lambda computed: computed,
 ) -> Any:
     """Runs the replica step on the next batch, and then `end` in the same function, on the replica's device.
@@ -97,14 +110,14 @@ def run_step(
     checked: list[str] = []  # what each element of `finite` is about
 
     def step(
-        vectors: Sequence[TrainableAndRest], frozen: Tensors, draw: tf.Tensor, batch: Batch, stop: tf.Tensor
+        vectors: Sequence[TrainableAndRest], frozen: Tensors, draw: tf.Tensor, batch: Batch, requests: Requests
     ) -> Any:
         with tf.device(replica.device):  # here too: operations of a function do not inherit their caller's device
             parameters, state = packing.unpack(vectors, shards)
             scale = state.get(loss_scale.PARAMETER.path)
             output = replica.step(parameters, {**state, **frozen}, draw, batch, None if scale is None else scale[0])
             own = {} if scale is None else {loss_scale.PARAMETER.path: scale}
-            metrics = output._asdict() | {"stop": stop}
+            metrics = output._asdict() | requests._asdict()
             lanes = tf.concat([tf.stack([metrics[name] for name in METRICS]), output.sums], 0)
             checked[:] = ["the loss", *(f"the gradient of {path}" for path in output.gradients)]
             return end(Computed(output.gradients, {**output.state, **own}, lanes)), output.bad, output.finite
@@ -113,7 +126,7 @@ def run_step(
     run = tf.function(step, autograph=False, jit_compile=replica.jit or None)
     with tf.name_scope(f"replica{replica.index}"), tf.device(replica.device):  # one copy of each vector goes there
         frozen = replica.frozen.tensors(f"replica{replica.index}_frozen")
-        ended, bad, finite = run(list(vectors), frozen, draw, batches.batch, stop)
+        ended, bad, finite = run(list(vectors), frozen, draw, batches.batch, requests)
     # Outside the replica, because everything inside is on its device.
     named = _name_bad(replica, bad > 0, finite, checked, step=packing.tags_of(vectors[0], shards[0])[1])
     with tf.device(replica.device), tf.control_dependencies([named]):

@@ -49,13 +49,14 @@ class Engine(Protocol):
         Blocks until the chief has loaded a state.
         """
 
-    def step(self, *, stop: bool = False, fetch_gradients: bool = False) -> StepResult:
+    def step(self, *, stop: bool = False, reductions: int = 0, fetch_gradients: bool = False) -> StepResult:
         """Computes on the next batch, and updates or pushes.
 
         Blocks until the parameters are here: under sync until all gradients of the step before have arrived.
 
         Args:
             stop: asks all replicas to stop after the next step.
+            reductions: how often the learning rate is to be reduced from this update on; fewer change nothing.
             fetch_gradients: also returns the mean gradient of this process's replicas.
 
         Returns:

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.config.schema import OptimizerConfig
-from trainer.engine.compute import Replica, compute, in_step
+from trainer.engine.compute import Replica, Requests, compute, in_step
 from trainer.engine.instruments import GraphClock
 from trainer.engine.session_engine import SessionEngine
 from trainer.engine.step_result import StepResult
@@ -50,7 +50,7 @@ class LocalEngine(SessionEngine):
                     for name in self._fills
                 }
             self._batches = [replica.batches() for replica in replicas]
-            self._stop = v1.placeholder_with_default(0.0, [])
+            self._requests = Requests.placeholders()
             self._step, self._gradients = self._make_step(optimizer, replicas, parameters)
             flat = self._flat.read_value()
             self._peek = [tf.expand_dims(packing.tags_of(flat, shard), 0), packing.metrics_of(flat, shard)]
@@ -101,7 +101,9 @@ class LocalEngine(SessionEngine):
         tags, header = packing.tags_of(flat, shard), packing.header_of(flat, shard)
         generation, step = tf.unstack(tf.cast(tags, tf.int64))
         packed = [
-            compute([packing.halves(flat, shard)], [header], [shard], replica, in_step(batches, step), self._stop)[0]
+            compute([packing.halves(flat, shard)], [header], [shard], replica, in_step(batches, step), self._requests)[
+                0
+            ]
             for replica, batches in zip(replicas, self._batches, strict=True)
         ]
         with tf.control_dependencies(packed):

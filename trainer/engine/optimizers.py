@@ -26,15 +26,24 @@ Change = tuple[Tensor, dict[str, Tensor]]  # [n] what the parameters lose, and t
 Rule = Callable[[OptimizerConfig, Slots, Tensor, Tensor, Tensor], Change]  # config, slots, gradient, rate, step
 
 
-def learning_rate(config: OptimizerConfig, step: Tensor) -> Tensor:
-    """The rate of the update that follows `step` updates, as `keras.optimizers.schedules` has it.
+def learning_rate(config: OptimizerConfig, step: Tensor, reductions: Tensor | float = 0.0) -> Tensor:
+    """The rate of the update that follows `step` updates.
 
     Args:
         step: [] int64, updates applied so far; 0 for the first.
+        reductions: [] float32, how often `config.plateau` has reduced the rate; not read without a patience.
 
     Returns:
         [] float32.
     """
+    rate, plateau = _scheduled(config, step), config.plateau
+    if plateau.patience is None:
+        return rate
+    return rate * tf.maximum(tf.pow(plateau.factor, reductions), plateau.min_rate / config.learning_rate)
+
+
+def _scheduled(config: OptimizerConfig, step: Tensor) -> Tensor:
+    """[] The rate after so many updates, as `keras.optimizers.schedules` has it."""
     schedule, at = config.schedule, tf.cast(step, tf.float32)
     if schedule.name is ScheduleName.constant:
         return tf.constant(config.learning_rate, tf.float32)
@@ -46,7 +55,12 @@ def learning_rate(config: OptimizerConfig, step: Tensor) -> Tensor:
 
 
 def apply(
-    config: OptimizerConfig, parameters: Tensor, slots: Slots, gradient: Tensor, step: Tensor
+    config: OptimizerConfig,
+    parameters: Tensor,
+    slots: Slots,
+    gradient: Tensor,
+    step: Tensor,
+    reductions: Tensor | float = 0.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """One update of a shard.
 
@@ -55,11 +69,12 @@ def apply(
         slots: [n] float32 each, by the names of `config.slots()`.
         gradient: [n] float32, the mean over replicas; times `clip_scale` where gradients are clipped.
         step: [] int64, updates applied so far; 0 for the first.
+        reductions: [] float32, of the learning rate.
 
     Returns:
         The parameters [n] and the slots [n] after the update.
     """
-    rate = learning_rate(config, step)
+    rate = learning_rate(config, step, reductions)
     if config.weight_decay > 0:
         parameters -= parameters * config.weight_decay * rate
     decrease, updated = RULES[config.name](config, slots, gradient, rate, step)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer.engine.compute import Replica
+from trainer.engine.compute import Replica, Requests
 from trainer.engine.instruments import run_traced
 from trainer.engine.step_result import StepResult
 from trainer.observe.placement.executed import Executed
@@ -30,7 +30,8 @@ class SessionEngine:
     session: Any
     replicas: Sequence[Replica]
 
-    _stop: tf.Tensor  # [] float32; 0 unless it is fed
+    _requests: Requests
+    _averaged = 1  # workers whose gradients an update averages
     _step: list[Any]  # [tags, metrics, time when vectors and batches were here, time when computed, [pushes, *stamps]]
     _gradients: Any  # packed
 
@@ -44,13 +45,17 @@ class SessionEngine:
         """0: a state of this process ends with it."""
         return 0
 
-    def step(self, *, stop: bool = False, fetch_gradients: bool = False) -> StepResult:
+    def step(self, *, stop: bool = False, reductions: int = 0, fetch_gradients: bool = False) -> StepResult:
         began = time.time()
-        if self.is_tracing or stop or fetch_gradients:
-            outputs = self._run(self._step, {self._stop: float(stop)}, fetch_gradients=fetch_gradients)
+        if self.is_tracing or stop or reductions or fetch_gradients:
+            outputs = self._run(self._step, self._asking(stop, reductions), fetch_gradients=fetch_gradients)
         else:
             outputs = self._run_step()
         return self._result(outputs, began, fetch_gradients=fetch_gradients)
+
+    def _asking(self, stop: bool, reductions: int) -> dict[Any, Any]:
+        """What to feed to a step that asks the shard hosts for something."""
+        return {self._requests.stop: float(stop), self._requests.reductions: float(reductions * self._averaged)}
 
     def _run(self, step: list[Any], feeds: dict[Any, Any], *, fetch_gradients: bool) -> Sequence[Any]:
         fetches = [*step, *([self._gradients] if fetch_gradients else [])]

@@ -26,6 +26,8 @@ class StepResult(NamedTuple):
     compute_secs: float = 0.0  # forward and backward pass
     # of the metrics' variables, means over the replicas, since the last multiple of Shard.sums_every; padded with zeros
     sums: Sequence[float] = ()
+    is_last: bool = False  # all replicas have stopped: nobody takes a step from this state
+    reductions: int = 0  # of the learning rate, in the update that led to `step`
     gradients: dict[str, np.ndarray] | None = None  # of this process, by path; only when requested
     stamps: Stamps | None = None  # only when profiling
 
@@ -36,5 +38,7 @@ class StepResult(NamedTuple):
         """Reads the tags [shards, 2] and the metrics [metrics_size of the first shard] that a step fetched."""
         if not (tags == tags[0]).all():
             raise RuntimeError(f"the shards disagree: (generation, step) of each is {tags.tolist()}")
-        loss, stop, _, bad, *sums = metrics.tolist()
-        return cls(int(tags[0][0]), int(tags[0][1]), loss, stop > 0, int(bad), wait_secs, compute_secs, sums)
+        loss, stop, _, bad, reductions, *sums = metrics.tolist()
+        generation, step = tags[0].tolist()
+        more = {"is_last": stop > 1, "reductions": int(reductions)}
+        return cls(generation, step, loss, stop > 0, int(bad), wait_secs, compute_secs, sums, **more)

@@ -21,7 +21,9 @@ Update = Callable[[Tensor, Slots, Sequence[Tensor], Tensor, Tensor, Tensor | Non
 # squares [k] of this shard's parameters -> squares [K] of all, in path order
 Exchange = Callable[[Tensor], Tensor]
 
-LOSS, STOP, OVERFLOW, BAD = (METRICS.index(name) for name in ("loss", "stop", "overflow", "bad"))
+LOSS, STOP, OVERFLOW, BAD, REDUCTIONS = (
+    METRICS.index(name) for name in ("loss", "stop", "overflow", "bad", "reductions")
+)
 
 
 def make_update(
@@ -47,8 +49,9 @@ def make_update(
         flat: Tensor, slots: Slots, pushed: TrainableAndRest, scale: Tensor | None, generation: Tensor, step: Tensor
     ) -> Updated:
         gradient = pushed.trainable if scale is None else pushed.trainable * scale
-        parameters, moved = optimizers.apply(config, flat[: shard.trainable_size], slots, gradient, step)
         before, now = (packing.metrics_of(vector, shard) for vector in (flat, pushed))
+        reductions = _reductions(before, now)
+        parameters, moved = optimizers.apply(config, flat[: shard.trainable_size], slots, gradient, step, reductions)
         sums = _sums(shard, before, step) + now[len(METRICS) :]
         metrics, state = _metrics(before, now, sums, bad=before[BAD]), _state(shard, flat, pushed.rest, made=True)
         return tf.concat([parameters, state, metrics, packing.header(generation, step + 1)], 0), moved
@@ -114,9 +117,14 @@ def is_scaled(shards: Sequence[Shard]) -> bool:
 
 
 def _metrics(before: Tensor, now: Tensor, sums: Tensor, *, bad: Tensor) -> Tensor:
-    """[metrics_size] after an update. A request to stop stays, for those that have not seen it yet."""
-    stop = tf.maximum(before[STOP], now[STOP])
-    return tf.concat([now[:STOP], [stop], now[STOP + 1 : BAD], [bad], sums], 0)
+    """[metrics_size] after an update. A request to stop stays, and grows by 1: after 2 updates all have stopped."""
+    stop = tf.maximum(before[STOP] + tf.sign(before[STOP]), now[STOP])
+    return tf.concat([now[:STOP], [stop], now[STOP + 1 : BAD], [bad, _reductions(before, now)], sums], 0)
+
+
+def _reductions(before: Tensor, now: Tensor) -> Tensor:
+    """[] The reductions of the learning rate from this update on: what the chief has pushed, which never falls."""
+    return tf.maximum(before[REDUCTIONS], tf.round(now[REDUCTIONS]))  # a mean may be off by one bit
 
 
 def _sums(shard: Shard, before: Tensor, step: Tensor) -> Tensor:

@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 LANES = 16  # floats in 64 bytes
 TAGS = 2  # integers that identify the state of a vector: generation and step
-# The first lanes of the metrics region, in this order; the loss is a mean, the others say that a replica did.
-# What is pulled has in `bad` the newest step whose update was left out because a loss or a gradient was not finite.
-METRICS = ("loss", "stop", "overflow", "bad")
+# The first lanes of the metrics region, in this order; the loss is a mean, the next three say that a replica did.
+# What is pulled has in `stop` more than 1 if nobody takes another step, in `bad` the newest step whose update was left
+# out because a loss or a gradient was not finite, and in `reductions` how often the learning rate was reduced.
+METRICS = ("loss", "stop", "overflow", "bad", "reductions")
 HEADER = ("generation", "step")  # the first lanes of the header, int32 bits
 
 

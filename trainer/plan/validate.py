@@ -35,7 +35,7 @@ def validate(config: RunConfig, machine: Machine) -> list[Problem]:
         *check_wire(config),
         *check_buckets(config.placement.buckets, strategy_of(config.strategy, cluster), device),
         *check_batch(cluster, device, train),
-        *check_patience(config.evaluate, cluster),
+        *check_patience(config.evaluate, config.optimizer, cluster),
         *check_rollback(train, config.restart, config.job),
         *check_read(config.optimizer, "optimizer."),
         *check_read(config.optimizer.schedule, "optimizer.schedule."),

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 NOTE = "evaluation.json"
 ERRORS: tuple[str, ...] = ("loss", "error", "crossentropy", "divergence", "hinge", "poisson", "log_cosh")
-ERRORS += ("mse", "mae", "mape", "msle", "rmse")
+ERRORS += ("mse", "mae", "mape", "msle", "rmse", "false_positives", "false_negatives")
 WAITING_AT_MOST = 20  # checkpoints kept for an evaluator that nobody watches: it may have died
 
 
@@ -73,20 +73,6 @@ def is_better(one: Evaluation, other: Evaluation | None, metric: str | None) -> 
         return True
     new, old = one.scores[metric], other.scores[metric]
     return new < old if is_error(metric) else new > old
-
-
-def best_of(evaluations: Sequence[Evaluation], metric: str | None, *, min_delta: float = 0.0) -> int:
-    """The place of the best in a row that is not empty; a later one must be better by more than `min_delta`."""
-    found = 0
-    for place, one in enumerate(evaluations):
-        if is_better(one, evaluations[found], metric) and _difference(one, evaluations[found], metric) > min_delta:
-            found = place
-    return found
-
-
-def _difference(one: Evaluation, other: Evaluation, metric: str | None) -> float:
-    name = metric_of(one, metric)
-    return abs(one.scores[name] - other.scores[name])
 
 
 def metric_of(evaluation: Evaluation, metric: str | None) -> str:

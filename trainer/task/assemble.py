@@ -87,6 +87,7 @@ def make_engine(context: Context, workload: Workload, strategy: Any = None) -> E
         WorkerSpec(
             task=task.name,
             workers=len(plan.workers),
+            averaged=_averaged_workers(plan),
             shards=plan.shards,
             strategy=plan.effective_strategy,
             parameters=plan.parameters,
@@ -94,6 +95,11 @@ def make_engine(context: Context, workload: Workload, strategy: Any = None) -> E
             **common,
         )
     )
+
+
+def _averaged_workers(plan: Plan) -> int:
+    """How many workers' gradients an update averages."""
+    return {"all": len(plan.workers), "quorum": plan.quorum_workers, "one": 1}[plan.effective_strategy.waits_for]
 
 
 def compute_device(plan: Plan, task: Task) -> str:

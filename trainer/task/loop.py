@@ -17,6 +17,7 @@ def train(
     start: int,
     until: int,
     stop_requested: Callable[[], bool],
+    reductions: Callable[[], int] = lambda: 0,
     gradients_every: int = 0,
     between: Sequence[BetweenSteps] = (),
     after: Sequence[AfterStep] = (),
@@ -25,6 +26,7 @@ def train(
     """Takes steps from global step `start` to `until`, or until a replica asks to stop; under sync all stop together.
 
     Args:
+        reductions: how often the learning rate is to be reduced by now.
         gradients_every: steps between those whose gradients the actions see; 0: never.
         between: called before each step but the first, with the global step that no replica can pass meanwhile.
         after: called with the result of each step, which has the metrics of the update before it.
@@ -34,13 +36,20 @@ def train(
         Where the run stands, with the metrics of the last update; and whether it was stopped.
     """
     step, stopped, last = start, False, None
+    asked = 0  # reductions that the state has
     run_after = _After(on_bad, after)
     wants_gradients = Every(gradients_every, start=start - 1)
     while step < until:
         if step > start:
             for action in between:
                 action(step)
-        result = engine.step(stop=stop_requested(), fetch_gradients=wants_gradients.is_due(step))
+        wanted = reductions()
+        result = engine.step(
+            stop=stop_requested(),
+            reductions=wanted if wanted > asked else 0,
+            fetch_gradients=wants_gradients.is_due(step),
+        )
+        asked = result.reductions
         run_after(result)
         step, stopped = result.step + 1, result.stop
         if stopped or step >= until:

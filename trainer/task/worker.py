@@ -141,6 +141,7 @@ def _step_to_the_end(context: Context, engine: Engine, pace: Pace, start: int, c
             start=start,
             until=plan.steps,
             stop_requested=lambda: context.stop.requested or status.ended_early is not None,
+            reductions=lambda: chief.judge.reductions if chief else 0,
             gradients_every=config.summary.histogram_every if chief else 0,
             between=chief.between if chief else [],
             after=[*_make_actions(context, engine, pace, start, chief), *(chief.after if chief else [])],

@@ -45,7 +45,8 @@ class ShardedEngine(SessionEngine):
         """Builds the worker's graph."""
         self._spec, self._built = spec, build_graph(spec)
         self.graph, self.replicas, self.scopes = self._built.graph, spec.replicas, spec.replicas[0].scopes
-        self._stop, self._step, self._gradients = self._built.stop, self._built.step.fetches, self._built.step.gradients
+        self._requests, self._averaged = self._built.requests, spec.averaged
+        self._step, self._gradients = self._built.step.fetches, self._built.step.gradients
         self._rejoin = self._built.rejoin
         self._prefetch: Prefetch | None = None
         self._ticket = secrets.randbelow(2**30)  # unlike those of a predecessor
@@ -80,16 +81,16 @@ class ShardedEngine(SessionEngine):
             self.session.run(batches.initializer, batches.feed_from(first))
         return step
 
-    def step(self, *, stop: bool = False, fetch_gradients: bool = False) -> StepResult:
+    def step(self, *, stop: bool = False, reductions: int = 0, fetch_gradients: bool = False) -> StepResult:
         if self._rejoin.is_due:
-            return self._step_without_tokens(stop=stop, fetch_gradients=fetch_gradients)
+            return self._step_without_tokens(self._asking(stop, reductions), fetch_gradients=fetch_gradients)
         if self._needs_place:
             self._take_place()
         if self._prefetch is None:
-            return super().step(stop=stop, fetch_gradients=fetch_gradients)
+            return super().step(stop=stop, reductions=reductions, fetch_gradients=fetch_gradients)
         self._prefetch.start()
         try:
-            result = super().step(stop=stop, fetch_gradients=fetch_gradients)
+            result = super().step(stop=stop, reductions=reductions, fetch_gradients=fetch_gradients)
         except tf.errors.OutOfRangeError:
             self._prefetch.check()
             raise
@@ -141,7 +142,7 @@ class ShardedEngine(SessionEngine):
             states = self._rejoin.read_states(self.session)
         return states
 
-    def _step_without_tokens(self, *, stop: bool, fetch_gradients: bool) -> StepResult:
+    def _step_without_tokens(self, asking: dict[Any, Any], *, fetch_gradients: bool) -> StepResult:
         """The step with which a worker rejoins under sync."""
         began = time.time()
         messages = self._spec.wire.feed(self._rejoin.pull(self.session), self._spec.shards)
@@ -149,7 +150,7 @@ class ShardedEngine(SessionEngine):
         if stamps:
             ends, arrived = stamps
             stamps = [{phase: at for phase, at in ends.items() if phase != "wait"}, arrived]  # there is no token
-        feeds = {self._stop: float(stop), **dict(zip(self._built.step.messages, messages, strict=True))}
+        feeds = {**asking, **dict(zip(self._built.step.messages, messages, strict=True))}
         outputs = self._run([*others, [pushes, *stamps]], feeds, fetch_gradients=fetch_gradients)
         return self._result(outputs, began, fetch_gradients=fetch_gradients)
 

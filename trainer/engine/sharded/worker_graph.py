@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from trainer.config.schema import OptimizerConfig
-from trainer.engine.compute import Replica, compute, in_step, mean_over_replicas, pack_float32
+from trainer.engine.compute import Replica, Requests, compute, in_step, mean_over_replicas, pack_float32
 from trainer.engine.instruments import GraphClock, failpoint
 from trainer.engine.sharded.prefetch import PrefetchGraph, build_prefetch
 from trainer.engine.sharded.rejoin import Rejoin, build_join, is_other
 from trainer.engine.sharded.resources import HOLD, PUSH, STOP_PUSH, Link, device_of, share, take
-from trainer.engine.update import STOP
+from trainer.engine.update import BAD, REDUCTIONS, STOP
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.wire import FLOAT32, VectorWire
 from trainer.plan.layout import Shard
@@ -36,6 +36,7 @@ class WorkerSpec:
 
     task: str  # e.g. "worker:3"
     workers: int  # that push
+    averaged: int  # workers whose gradients an update averages
     shards: Sequence[Shard]
     optimizer: OptimizerConfig
     replicas: Sequence[Replica]  # of this worker
@@ -88,7 +89,7 @@ class WorkerGraph:
     graph: Any
     links: list[Link]
     batches: list[Any]  # by replica
-    stop: tf.Tensor  # [] float32, 0 unless it is fed: asks all replicas to stop
+    requests: Requests
     step: StepGraph
     peek: list[tf.Tensor]  # [tags, metrics] when the next token is here
     rejoin: Rejoin
@@ -112,7 +113,7 @@ def build_graph(spec: WorkerSpec) -> WorkerGraph:
         links = [Link(*pair, spec.worker, spec.wire) for pair in zip(spec.shards, shared, strict=True)]
         with tf.device(spec.here):
             batches = [replica.batches() for replica in spec.replicas]
-            stop = v1.placeholder_with_default(0.0, [])
+            requests = Requests.placeholders()
         prefetch = build_prefetch(links, spec.here) if has_prefetch else None
         messages = prefetch.messages if prefetch else [link.pull(clock) for link in links]
         ticket = v1.placeholder(tf.int32, [])
@@ -121,8 +122,8 @@ def build_graph(spec: WorkerSpec) -> WorkerGraph:
             graph=graph,
             links=links,
             batches=batches,
-            stop=stop,
-            step=_build_step(spec, links, messages, batches, stop, clock),
+            requests=requests,
+            step=_build_step(spec, links, messages, batches, requests, clock),
             peek=_build_peek(spec, links, waits=not has_prefetch),
             rejoin=Rejoin(links, spec.here),
             join=build_join(links, spec.strategy, ticket) if has_log else [],
@@ -189,11 +190,13 @@ def _common_tags(strategy: Strategy, tags: tf.Tensor) -> tf.Tensor:
 
 
 def _common_metrics(strategy: Strategy, metrics: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The first shard's; but under async and backup another shard may know of a stop before it."""
+    """The first shard's; but under async and backup another shard may know of a stop or a reduction before it."""
     if strategy.waits_for_all:
         return metrics[0]
-    stop = tf.reduce_max([one[STOP] for one in metrics])
-    return tf.concat([metrics[0][:STOP], [stop], metrics[0][STOP + 1 :]], 0)
+    first, stop = metrics[0], tf.reduce_max([one[STOP] for one in metrics])
+    reductions = tf.reduce_min([one[REDUCTIONS] for one in metrics])
+    parts = [first[:STOP], [stop], first[STOP + 1 : BAD + 1], [reductions], first[REDUCTIONS + 1 :]]
+    return tf.concat(parts, 0)
 
 
 def _build_step(
@@ -201,7 +204,7 @@ def _build_step(
     links: Sequence[Link],
     messages: Sequence[tf.Tensor],
     batches: Sequence[Any],
-    stop: tf.Tensor,
+    requests: Requests,
     clock: GraphClock,
 ) -> StepGraph:
     """A step; only the two vectors travel: one tensor each way for every shard."""
@@ -228,7 +231,7 @@ def _build_step(
         write = partial(wire.write_gradients, worker=spec.worker, computed_on=[one.trainable for one in vectors])
         writes_in_step = len(replicas) == 1 and clip is None and wire.writes_on(replicas[0].device, jit=replicas[0].jit)
         computed = [
-            compute(vectors, headers, shards, replica, one, stop, write if writes_in_step else pack_float32)
+            compute(vectors, headers, shards, replica, one, requests, write if writes_in_step else pack_float32)
             for replica, one in zip(replicas, batches, strict=True)
         ]
         packed = computed[0]

@@ -9,6 +9,8 @@ from trainer.config.schema import (
     DeviceConfig,
     EvaluateConfig,
     NotFinitePolicy,
+    OptimizerConfig,
+    PlateauConfig,
     RestartConfig,
     StrategyConfig,
     StrategyName,
@@ -30,9 +32,21 @@ def check_size(cluster: ClusterConfig) -> Iterator[Problem]:
         yield Problem("cluster", f"cluster={cluster.name} and {given} contradict each other", f"type cluster={size}")
 
 
-def check_patience(section: EvaluateConfig, cluster: ClusterConfig) -> Iterator[Problem]:
-    if section.patience is not None and section.every == 0 and cluster.evaluator == 0:
-        yield Problem("evaluate.patience", "nothing is evaluated while it trains", "type evaluate.every=100 too")
+def check_patience(section: EvaluateConfig, optimizer: OptimizerConfig, cluster: ClusterConfig) -> Iterator[Problem]:
+    """What counts evaluations needs some."""
+    plateau = optimizer.plateau
+    for key, patience in (("evaluate.patience", section.patience), ("optimizer.plateau.patience", plateau.patience)):
+        if patience is not None and section.every == 0 and cluster.evaluator == 0:
+            yield Problem(key, "nothing is evaluated while it trains", "type evaluate.every=100 too")
+    if plateau.patience is None:
+        for name, value in vars(plateau).items():
+            if value != getattr(PlateauConfig, name):
+                message = "the learning rate is never reduced without a patience"
+                yield Problem(f"optimizer.plateau.{name}", message, "type optimizer.plateau.patience=10 too")
+    elif plateau.min_rate >= optimizer.learning_rate:
+        message = f"{plateau.min_rate} is not below optimizer.learning_rate={optimizer.learning_rate}"
+        remedy = f"type optimizer.plateau.min_rate={optimizer.learning_rate / 100:g}"
+        yield Problem("optimizer.plateau.min_rate", message, remedy)
 
 
 def check_strategy(section: StrategyConfig, cluster: ClusterConfig, device: DeviceConfig) -> Iterator[Problem]:

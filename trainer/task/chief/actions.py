@@ -23,9 +23,10 @@ from trainer.storage.atomic import write_atomically
 from trainer.storage.history import History
 from trainer.storage.rollbacks import record_rollback
 from trainer.storage.run_directory import RunDirectory
-from trainer.task.chief.ending import Hooks, Patience
+from trainer.task.chief.ending import Hooks
 from trainer.task.chief.export import export, params_sha256
 from trainer.task.chief.initial_state import InitialState
+from trainer.task.chief.judge import Judge
 from trainer.task.chief.report import Report, log_summary, summarize
 from trainer.task.context import Context
 from trainer.task.evaluator.score import Evaluator
@@ -80,7 +81,8 @@ class Saver:
             "frozen": plan.frozen.sha256,
         }
         if snapshot.loss is not None:
-            facts["metrics"] = {"loss": snapshot.loss, "sums": list(snapshot.sums)}
+            reductions = {"reductions": snapshot.reductions} if snapshot.reductions else {}
+            facts["metrics"] = {"loss": snapshot.loss, "sums": list(snapshot.sums), **reductions}
         self.context.journal.write("save", generation=self.generation, step=snapshot.step)
         before, status.state = status.state, "saving"  # on a slow disk the save before takes long
         self.writer.save(snapshot.step, self.generation, facts, snapshot.to_tensors(), on_error=on_error)
@@ -149,6 +151,10 @@ class ChiefEvaluation:
         self.events.scalars(snapshot.step, {f"evaluation/{name}": value for name, value in scores.items()})
         return {f"eval_{name}": value for name, value in scores.items()}
 
+    def is_missing(self, step: int, every: int) -> bool:
+        """Whether a state that a chief starts from was to be evaluated, and a predecessor did not come to it."""
+        return every > 0 and self.lines.last_step // every < step // every
+
     def run_and_log(self, snapshot: Snapshot) -> None:
         scores = self.run(snapshot)
         _log.info("step %d: %s", snapshot.step, ", ".join(f"{name} {value:.4f}" for name, value in scores.items()))
@@ -178,6 +184,7 @@ class Chief:
     between: Sequence[BetweenSteps]  # for the loop
     after: Sequence[AfterStep]  # for the loop
     hooks: Hooks
+    judge: Judge
 
 
 def assemble(
@@ -208,10 +215,14 @@ def assemble(
     actions.append((Every(config.summary.histogram_every, start=start.step), report.write_parameters))
     for result in start.missed:
         report.update(result)
-    patience = Patience(config.evaluate, directory, context.status, hooks)
+    judge = Judge(context, hooks, start)
+    is_missing = evaluation and evaluation.is_missing(start.step, config.evaluate.every)
+    if evaluation and is_missing and start.step < context.plan.steps:
+        evaluation.run_and_log(engine.snapshot())
+        judge.poll(start.step)
     between = [lambda _: writer.poll(), _on_snapshot(engine, actions)]
-    if patience.is_needed:
-        between.append(patience.poll)
+    if judge.is_needed:
+        between.append(judge.poll)
     after: list[AfterStep] = [report.write_gradients, report.update]
     if hooks.has("on_step"):
 
@@ -220,7 +231,7 @@ def assemble(
                 hooks.call("on_step", result.step, {"loss": result.loss, **report.values_at(result.step)})
 
         after.append(call_on_step)
-    return Chief(engine, saver, evaluation, report, between, after, hooks)
+    return Chief(engine, saver, evaluation, report, between, after, hooks, judge)
 
 
 def finish(

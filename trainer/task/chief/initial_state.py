@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +30,7 @@ class InitialState:
     is_adopted: bool = False  # the shard hosts held it: an earlier chief died, and what it left undone is due
     missed: Sequence[StepResult] = ()  # the last updates before `step`; to be reported if they were not
     checkpoint: str | None = None  # that the state was loaded from
+    reductions: int = 0  # of the learning rate
 
 
 def start(context: Context, engine: Engine, model: Any) -> InitialState:
@@ -38,13 +39,19 @@ def start(context: Context, engine: Engine, model: Any) -> InitialState:
         step = engine.start()
         _log.info("continuing from step %d: shard hosts still hold the state", step)
         context.journal.write("adopt", generation=engine.generation, step=step)
-        return InitialState(step, is_adopted=True, missed=engine.missed)
+        now = engine.missed[-1] if engine.missed else engine.peek()
+        return InitialState(step, is_adopted=True, missed=engine.missed, reductions=now.reductions)
     if context.plan.has_shard_hosts:  # else they have seen each other already
         context.roll_call([task.name for task in context.plan.trainers], until="is_listening")
     loaded = _load(context, engine, model)
     if loaded is None:
         return InitialState(engine.start())
-    return InitialState(engine.start(), missed=missed_at(loaded, context.directory), checkpoint=str(loaded.path))
+    return InitialState(
+        engine.start(),
+        missed=missed_at(loaded, context.directory),
+        checkpoint=str(loaded.path),
+        reductions=_metrics_in(loaded).get("reductions", 0),
+    )
 
 
 def _load(context: Context, engine: Engine, model: Any) -> Checkpoint | None:
@@ -83,7 +90,8 @@ def first_snapshot(
     else:
         checkpoint.check_fits(source, expected, frozen=plan.frozen.sha256)
         state = Snapshot.from_tensors(source.step, checkpoint.load(source))
-        state = replace(state, sums=tuple(source.facts.get("metrics", {}).get("sums", ())))
+        metrics = _metrics_in(source)
+        state = replace(state, sums=tuple(metrics.get("sums", ())), reductions=metrics.get("reductions", 0))
     if has_loaded:
         return state, source
     if source is None:
@@ -95,10 +103,16 @@ def first_snapshot(
 
 def missed_at(source: Checkpoint, directory: RunDirectory) -> list[StepResult]:
     """The update that led to a checkpoint of this run: the chief may have died before reporting it."""
-    metrics = source.facts.get("metrics")
-    if metrics is None or source.path.parent != directory.checkpoints:
+    metrics = _metrics_in(source)
+    if not metrics or source.path.parent != directory.checkpoints:
         return []
-    return [StepResult(source.generation, source.step, metrics["loss"], stop=False, sums=metrics.get("sums", ()))]
+    sums, reductions = metrics.get("sums", ()), metrics.get("reductions", 0)
+    return [StepResult(source.generation, source.step, metrics["loss"], stop=False, sums=sums, reductions=reductions)]
+
+
+def _metrics_in(source: Checkpoint) -> Mapping[str, Any]:
+    """What a checkpoint says of the update that led to it; nothing if it was not known."""
+    return source.facts.get("metrics", {})
 
 
 def _expected(parameters: Sequence[Parameter], slots: Sequence[str]) -> dict[str, tuple[int, ...]]:

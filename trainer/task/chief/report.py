@@ -80,7 +80,8 @@ class Report:
         examples = self._plan.update_batch * (result.step - self._reported_step)
         rate = examples / max(now - self._reported_at, 1e-9)
         self._reported_at, self._reported_step = now, result.step
-        learning_rate = float(optimizers.learning_rate(self._config.optimizer, tf.constant(result.step - 1, tf.int64)))
+        step = tf.constant(result.step - 1, tf.int64)
+        learning_rate = float(optimizers.learning_rate(self._config.optimizer, step, float(result.reductions)))
         metrics = self._metrics([self._replicas * value for value in result.sums])
         self._context.status.metrics = metrics
         self._values = values = {"loss": result.loss, **metrics, "learning_rate": learning_rate}

@@ -1,0 +1,44 @@
+"""What follows from a row of evaluations, as from Keras's EarlyStopping and ReduceLROnPlateau. Pure."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from trainer.config.schema import EvaluateConfig, OptimizerConfig
+from trainer.storage.evaluations import Evaluation, is_error, metric_of
+
+
+def improves(one: Evaluation, best: Evaluation, metric: str, *, min_delta: float) -> bool:
+    """Whether an evaluation is better than the best before it by more than `min_delta`, in float32 as in Keras."""
+    delta = -min_delta if is_error(metric) else min_delta
+    new, old = np.float32(one.scores[metric] - delta), np.float32(best.scores[metric])
+    return bool(new < old if is_error(metric) else new > old)
+
+
+def best_of(scored: Sequence[Evaluation], config: EvaluateConfig) -> int:
+    """The place of the best in a row that is not empty; training ends when `evaluate.patience` others follow it."""
+    best, metric = 0, metric_of(scored[0], config.best_metric)
+    for place, one in enumerate(scored):
+        if improves(one, scored[best], metric, min_delta=config.min_delta):
+            best = place
+    return best
+
+
+def reductions(scored: Sequence[Evaluation], evaluate: EvaluateConfig, optimizer: OptimizerConfig) -> int:
+    """How often evaluations without an improvement have reduced the learning rate."""
+    plateau, best = optimizer.plateau, scored[0] if scored else None
+    if plateau.patience is None or best is None:
+        return 0
+    metric, rate = metric_of(best, evaluate.best_metric), np.float32(optimizer.learning_rate)
+    count = waited = cooling = 0
+    for one in scored[1:]:
+        if cooling:
+            cooling, waited = cooling - 1, 0
+        if improves(one, best, metric, min_delta=plateau.min_delta):
+            best, waited = one, 0
+        elif not cooling:
+            waited += 1
+            if waited >= plateau.patience and rate > np.float32(plateau.min_rate):
+                rate = np.float32(max(float(rate) * plateau.factor, plateau.min_rate))
+                count, waited, cooling = count + 1, 0, plateau.cooldown
+    return count

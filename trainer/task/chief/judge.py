@@ -1,0 +1,82 @@
+"""Acts on evaluations: calls the user's hook, ends a run that no longer improves, and reduces the learning rate."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from trainer.storage import evaluations
+from trainer.storage.evaluations import Evaluation
+from trainer.task.chief import decisions
+from trainer.task.chief.ending import Hooks, end_early
+from trainer.task.chief.initial_state import InitialState
+from trainer.task.context import Context
+
+_log = logging.getLogger(__name__)
+
+
+class Judge:
+    """Reads evaluations.jsonl: a chief that was restarted counts on, and an evaluator task may write it.
+
+    Where the chief evaluates and all replicas wait for each other, what it asks for at a step depends on the
+    evaluations up to that step alone, not on when it was started.
+    """
+
+    def __init__(self, context: Context, hooks: Hooks, start: InitialState) -> None:
+        """Acts on the evaluations up to the step of the state that the chief starts from, without calling the hook."""
+        self._evaluate, self._optimizer = context.config.evaluate, context.config.optimizer
+        self._path, self._status, self._hooks = context.directory.evaluations, context.status, hooks
+        self._is_exact = context.plan.effective_strategy.is_exact and context.plan.trainers == context.plan.tasks
+        self._size = -1  # of the file, when it was read last
+        scored = self._read(start.step)
+        self._seen = len(scored)
+        counted = self._count([one for one in scored if one.step < start.step] if self._is_exact else scored)
+        # Reductions that the state has, and the run's evaluations do not explain: it continues another run.
+        self._others = start.reductions - counted if self._is_exact else max(0, start.reductions - counted)
+        self.reductions = start.reductions  # of the learning rate, as they should be
+        self._decide(scored)
+
+    @property
+    def is_needed(self) -> bool:
+        patiences = (self._evaluate.patience, self._optimizer.plateau.patience)
+        return any(one is not None for one in patiences) or self._hooks.has("on_evaluation")
+
+    def poll(self, step: int) -> None:
+        """Acts on what was written since the last call; `step` is the global step."""
+        scored = self._read(step)
+        for one in scored[self._seen :]:
+            self._hooks.call("on_evaluation", one.step, one.scores)
+        if len(scored) != self._seen:
+            self._seen = len(scored)
+            self._decide(scored)
+
+    def _read(self, step: int) -> list[Evaluation]:
+        """The evaluations up to a step: an evaluator task may not yet have removed those of a state that was lost."""
+        size = self._path.stat().st_size if self._path.exists() else 0
+        if size != self._size:
+            self._size, self._all = size, evaluations.read(self._path)
+        return [one for one in self._all if one.step <= step]
+
+    def _counted(self, scored: Sequence[Evaluation]) -> list[Evaluation]:
+        """Without that at the end of a run that was made longer since: one that was long from the start has none."""
+        every = self._evaluate.every if self._is_exact else 0
+        return [one for one in scored if not every or one.step % every == 0]
+
+    def _count(self, scored: Sequence[Evaluation]) -> int:
+        return decisions.reductions(self._counted(scored), self._evaluate, self._optimizer)
+
+    def _decide(self, scored: Sequence[Evaluation]) -> None:
+        reductions = self._others + self._count(scored)
+        if reductions > self.reductions:
+            self.reductions, optimizer = reductions, self._optimizer
+            rate = max(optimizer.learning_rate * optimizer.plateau.factor**reductions, optimizer.plateau.min_rate)
+            _log.info("step %d: the peak learning rate is reduced to %.6g", scored[-1].step, rate)
+        counted, patience = self._counted(scored), self._evaluate.patience
+        if not counted or patience is None:
+            return
+        place = decisions.best_of(counted, self._evaluate)
+        if len(counted) - 1 - place >= patience:
+            best, metric = counted[place], evaluations.metric_of(counted[place], self._evaluate.best_metric)
+            was = f"it was {best.scores[metric]:.4f} at step {best.step}"
+            why = f"{metric} has not improved in {patience} evaluations; {was}"
+            end_early(self._status, counted[-1].step, why)
