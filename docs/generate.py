@@ -1,4 +1,4 @@
-"""Writes the parts of README.md and docs/ that come from the code and from bench/results.
+"""Writes conf/schema.json, and the parts of README.md and docs/ that come from the code and from bench/results.
 
     python docs/generate.py           write them
     python docs/generate.py --check   only say which are out of date
@@ -22,7 +22,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from trainer.config import schema
+from trainer.config import json_schema, schema
+from trainer.config.comments import comments_of, sentence
 from trainer.config.help_page import KEYS
 from trainer.config.keys import shown
 from trainer.faults import exit_codes
@@ -35,7 +36,7 @@ TYPES = {"int": "integer", "float": "number", "bool": "`true` or `false`", "str"
 # The config.
 def config() -> str:
     """Every key of the schema: one table for each section, then the meaning of its choices."""
-    comments = _comments(Path(schema.__file__).read_text())
+    comments = comments_of(schema)
     top = [field for field in dataclasses.fields(schema.RunConfig) if not _is_section(field)]
     sections = [field for field in dataclasses.fields(schema.RunConfig) if _is_section(field)]
     parts = ["## Top level", "", *_section("", schema.RunConfig, top, comments)]
@@ -49,7 +50,7 @@ def bench_config() -> str:
     from bench import config as bench
 
     fields = dataclasses.fields(bench.BenchConfig)
-    comments = _comments(Path(bench.__file__).read_text())
+    comments = comments_of(bench)
     return "\n".join(_section("bench.", bench.BenchConfig, fields, comments))
 
 
@@ -73,7 +74,7 @@ def _section(prefix: str, kind: Any, fields: Sequence[Any], comments: dict[str, 
         meaning = comments[kind.__name__].get(field.name, "")
         if isinstance(of, type) and issubclass(of, Enum):
             choices.append((field.name, of))
-            meaning = meaning or _sentence(of.__doc__)
+            meaning = meaning or sentence(of.__doc__)
         meaning = meaning or KEYS.get(f"{prefix}{field.name}", "")
         if readers := field.metadata.get("read_by"):
             meaning = f"{meaning} (read by {', '.join(readers)})".strip()
@@ -119,47 +120,10 @@ def _default(field: Any) -> str:
     return f"`{shown(value)}`" if value != "" else "empty"
 
 
-def _comments(source: str) -> dict[str, dict[str, str]]:
-    """The comment of each field and each value: behind it, or in the lines above it."""
-    lines = source.splitlines()
-    found: dict[str, dict[str, str]] = {}
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.ClassDef):
-            names = [(_target(item), item) for item in node.body if isinstance(item, ast.Assign | ast.AnnAssign)]
-            found[node.name] = {name: _comment(lines, item) for name, item in names}
-        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and len(node.value.args) == 2:
-            table = node.value.args[1]
-            if isinstance(table, ast.Dict):
-                items = zip(table.keys, table.values, strict=True)
-                found[_target(node)] = {
-                    str(key.value): _comment(lines, value) for key, value in items if isinstance(key, ast.Constant)
-                }
-    return found
-
-
-def _target(node: Any) -> str:
-    target: Any = node.targets[0] if isinstance(node, ast.Assign) else node.target
-    return str(target.id)
-
-
-def _comment(lines: Sequence[str], node: Any) -> str:
-    behind = lines[node.end_lineno - 1].encode()[node.end_col_offset :].decode().partition("#")[2].strip()
-    above: list[str] = []
-    line = node.lineno - 2
-    while not behind and lines[line].strip().startswith("#"):
-        above.insert(0, lines[line].strip()[1:].strip())
-        line -= 1
-    return behind or " ".join(above)
-
-
 def _cell(text: str) -> str:
     """Text as a cell of a table; what stands in backquotes needs no escape but that of the cell's end."""
     text = text.replace("|", "\\|")
     return text if "`" in text else text.replace("<", "&lt;").replace("*", "\\*")
-
-
-def _sentence(doc: str | None) -> str:
-    return " ".join((doc or "").split()).partition(". ")[0].rstrip(".")
 
 
 def groups() -> str:
@@ -168,12 +132,12 @@ def groups() -> str:
     for path in sorted((ROOT / "conf").glob("*/*.yaml")):
         comment = []
         for line in path.read_text().splitlines():
-            if line.startswith("# @package"):
+            if line.startswith(("# @package", "# yaml-language-server")):
                 continue
             if not line.startswith("#"):
                 break
             comment.append(line[1:].strip())
-        parts.append(f"| `{path.parent.name}` | `{path.stem}` | {_cell(_sentence(' '.join(comment)))} |")
+        parts.append(f"| `{path.parent.name}` | `{path.stem}` | {_cell(sentence(' '.join(comment)))} |")
     return "\n".join(parts)
 
 
@@ -231,7 +195,7 @@ def _tree(rows: Sequence[tuple[str, str]], *, width: int) -> str:
 
 def _doc(package: Path) -> str:
     """The first part of a package's docstring."""
-    return _sentence(ast.get_docstring(ast.parse((package / "__init__.py").read_text()))).partition(";")[0]
+    return sentence(ast.get_docstring(ast.parse((package / "__init__.py").read_text()))).partition(";")[0]
 
 
 # Measurements.
@@ -323,15 +287,19 @@ PARTS = {
 }
 
 
+FILES = {"conf/schema.json": json_schema.text}
+
+
 def main(arguments: Sequence[str]) -> int:
-    stale = []
+    current = {ROOT / name: make() for name, make in FILES.items()}
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
-        text = page.read_text()
-        current = PART.sub(lambda part: f"{part[1]}{PARTS[part[2]]()}\n{part[3]}", text)
-        if current != text:
-            stale.append(str(page.relative_to(ROOT)))
+        current[page] = PART.sub(lambda part: f"{part[1]}{PARTS[part[2]]()}\n{part[3]}", page.read_text())
+    stale = []
+    for path, text in current.items():
+        if not path.exists() or path.read_text() != text:
+            stale.append(str(path.relative_to(ROOT)))
             if "--check" not in arguments:
-                page.write_text(current)
+                path.write_text(text)
     if stale and "--check" in arguments:
         print(f"out of date: {', '.join(stale)}; run python docs/generate.py", file=sys.stderr)
         return 1

@@ -22,6 +22,16 @@ def read_by(*names: str) -> dict[str, Any]:
     return {"read_by": names}
 
 
+def by_task() -> Any:
+    """A field for a mapping by job (`worker`) or task (`worker:0`), empty by default."""
+    return dataclasses.field(default_factory=dict, metadata={"keys": "task"})
+
+
+def by_job() -> Any:
+    """A field for a mapping by job, empty by default."""
+    return dataclasses.field(default_factory=dict, metadata={"keys": "job"})
+
+
 def check_limits(section: Any, prefix: str = "") -> Iterator[Problem]:
     """Yields a problem for every number in a section (and below it) that is outside its limits, or not finite."""
     for key in dataclasses.fields(section):
@@ -29,7 +39,7 @@ def check_limits(section: Any, prefix: str = "") -> Iterator[Problem]:
         if dataclasses.is_dataclass(value):
             yield from check_limits(value, f"{path}.")
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            bounds = {name: bound for name, bound in key.metadata.items() if name != "read_by"}
+            bounds = {name: bound for name, bound in key.metadata.items() if name in IS_BROKEN}
             yield from _check_number(path, value, bounds, key.default)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from trainer.config.limits import limits, read_by
+from trainer.config.limits import by_job, by_task, limits, read_by
 
 NAME = re.compile(r"[a-z0-9-]{1,63}")
 AUTO = "auto"
@@ -134,7 +134,7 @@ class ClusterConfig:
     ps: int = field(default=0, metadata=limits(at_least=0))  # parameter servers
     worker: int = field(default=1, metadata=limits(at_least=1))  # worker 0 is the chief
     evaluator: int = field(default=0, metadata=limits(at_least=0))  # evaluates checkpoints while the workers train
-    addresses: dict[str, list[str]] = field(default_factory=dict)  # job -> "host:port"; empty: free ports here
+    addresses: dict[str, list[str]] = by_job()  # job -> "host:port"; empty: free ports here
     # machines to spread the tasks over, for mode=render: gpu-a, or {address: gpu-a, gpus: 4, ps: 1, worker: 4}
     hosts: list[Any] = field(default_factory=list)
 
@@ -248,15 +248,15 @@ class OptimizerConfig:
 class DeviceConfig:
     """What a task may use on its machine. Mappings are by job (`worker`) or task (`worker:0`)."""
 
-    gpus: dict[str, list[int]] = field(default_factory=dict)  # visible GPUs, by index on the host; default: none
-    memory_fraction: dict[str, float] = field(default_factory=dict)  # share of each visible GPU, in (0, 1]
-    memory_mib: dict[str, int] = field(default_factory=dict)  # MiB of each visible GPU, instead of a share
-    growth: dict[str, bool] = field(default_factory=dict)  # take GPU memory as needed, instead of either
+    gpus: dict[str, list[int]] = by_task()  # visible GPUs, by index on the host; default: none
+    memory_fraction: dict[str, float] = by_task()  # share of each visible GPU, in (0, 1]
+    memory_mib: dict[str, int] = by_task()  # MiB of each visible GPU, instead of a share
+    growth: dict[str, bool] = by_task()  # take GPU memory as needed, instead of either
     # threads inside an operation; default: the host's cores, divided among its replicas, and again among its ps
-    intra_op_threads: dict[str, int] = field(default_factory=dict)
+    intra_op_threads: dict[str, int] = by_task()
     # operations in parallel; 1 deadlocks a server that waits in queues
-    inter_op_threads: dict[str, int] = field(default_factory=dict)
-    soft_placement: dict[str, bool] = field(default_factory=dict)  # use the CPU if a kernel is missing; default: true
+    inter_op_threads: dict[str, int] = by_task()
+    soft_placement: dict[str, bool] = by_task()  # use the CPU if a kernel is missing; default: true
     # devices of a worker's replicas, e.g. [/gpu:0,/gpu:1]; default: one replica, on its first GPU or on the CPU
     replicas: list[str] = field(default_factory=list)
     parameters: str = "/cpu:0"  # device that holds parameters and updates them
@@ -331,7 +331,7 @@ class RestartConfig:
     """How often and how soon a failed task is restarted."""
 
     max: int = field(default=3, metadata=limits(at_least=0))  # restarts of each task within window_secs
-    max_of: dict[str, int] = field(default_factory=dict)  # the same by job (`ps`) or task (`worker:1`)
+    max_of: dict[str, int] = by_task()  # the same by job (`ps`) or task (`worker:1`)
     window_secs: float = field(default=3600.0, metadata=limits(above=0))  # older restarts do not count
     delay_secs: float = field(default=1.0, metadata=limits(at_least=0))  # before the first; doubles each time
 
@@ -353,8 +353,8 @@ class ContainerConfig:
     """A task's container and its limits. Mappings are by job or task."""
 
     image: str | None = None  # default: trainer:gpu for tasks with GPUs, else trainer:cpu
-    memory_mib: dict[str, int] = field(default_factory=dict)  # limit in MiB, without swap; default: the host's memory
-    cpus: dict[str, float] = field(default_factory=dict)  # limit in cores; default: all of the host's
+    memory_mib: dict[str, int] = by_task()  # limit in MiB, without swap; default: the host's memory
+    cpus: dict[str, float] = by_task()  # limit in cores; default: all of the host's
     pids: int = field(default=4096, metadata=limits(at_least=64))  # limit on processes and threads
     tmp_mib: int = field(default=256, metadata=limits(at_least=16))  # size of /tmp in MiB; it is memory
     mounts: list[str] = field(default_factory=list)  # paths of the host, mounted read-only
