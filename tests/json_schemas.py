@@ -1,4 +1,4 @@
-"""A validator of the keywords of JSON schema (draft 7) that the trainer's schema uses; any other keyword is an error."""
+"""Validates by those keywords of JSON schema, draft 7, that the trainer's schema uses; any other is an error."""
 
 from __future__ import annotations
 

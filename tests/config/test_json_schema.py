@@ -75,7 +75,7 @@ def test_what_the_trainer_refuses_the_schema_refuses(text, place):
         "device: { gpus: { worker: [0], 'worker:1': [1] }, layers: { 'dense*': /gpu:1 } }",
         "placement: { max_part_mib: 6 }",
         "model: { name: tiny, options: { anything: [1, a] }, loss: { a: mse, b: null }, metrics: [auc] }",
-        "defaults: [run_schema, _self_, cluster: 8ps32w1e, override /model: mine, optional data: x, override hydra/help: y]",
+        "defaults: [schema, _self_, cluster: 8ps32w1e, override /model: my, optional data: x, override hydra/help: y]",
         "hydra: { run: { dir: . } }",
         "cluster: { hosts: [a, { address: b, ps: 1 }] }",
     ],
