@@ -99,7 +99,7 @@ OVERRIDES = [
     ("model.options.dropout=nan", "model.options.dropout: nan is not a finite number e.g. model.options.dropout=0.0"),
     ("seed=4294967296", "seed: 4294967296 is out of range; it must be at least 0 and below 2147483648"),
     ("model=cmm", "model=cmm: unknown model 'cmm'; available: cnn, mlp, oracle, resnet20 e.g. model=cnn"),
-    ("data=mnits", "unknown data 'mnits'; available: cifar10, fashion_mnist, mnist, mnist_10k, npy, npz, oracle,"),
+    ("data=mnits", "unknown data 'mnits'; available: cifar10, csv, fashion_mnist, hf, images, mnist,"),
     ("optimizer=adm", "unknown optimizer 'adm'; available: adagrad, adam, adamw, lion, momentum, rmsprop, sgd"),
     ("strategy=snyc", "unknown strategy 'snyc'; available: all_reduce, async, auto, ... e.g. strategy=sync"),
     ("experiment=nope", "experiment=nope: unknown experiment 'nope'; available: ... e.g. experiment="),

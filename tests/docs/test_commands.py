@@ -29,7 +29,7 @@ BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
 SHORT = {"train.steps": 6, "train.batch_size": 32, "checkpoint.every": 3}
 TRAINER = "python -m trainer "
 # What needs GPUs, other machines or files that are not here, or has a test of its own: it is planned, not run.
-ELSEWHERE = re.compile(r"device=gpu|device\.gpus|cluster\.addresses|data=npz|data=tfrecord|/mnt/|experiment=")
+ELSEWHERE = re.compile(r"device=gpu|device\.gpus|cluster\.addresses|data=(?:npz|tfrecord|csv|images)|/mnt/|experiment=")
 # Programs of the system, and of other pages' subjects: their lines are only parsed.
 PARSED = ("source ", "eval ", "ls ", "kill ", "curl ", "docker run ", "python -m bench")
 
@@ -98,7 +98,7 @@ def test_every_command_for_another_machine_can_be_planned(path, tmp_path: Path, 
         overrides = [w for w in words if not w.startswith(("mode=", "launch=", "plan.json=", "--"))]
         folder = next((w.partition("=")[2] for w in words if w.startswith("--config-dir=")), None)
         config = load(overrides, lambda config: validate.validate(config, machine), config_dir=folder)
-        if not config.data.name.startswith(("npz", "tfrecord")):
+        if not config.data.name.startswith(("npz", "tfrecord", "csv", "images")):
             question = Question.about(config.model, config.data, user=config.user, seed=config.seed)
             if repr(question) not in descriptions:
                 descriptions[repr(question)] = describe(question)

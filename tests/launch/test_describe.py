@@ -158,6 +158,14 @@ def test_the_key_changes_with_the_data_files(tmp_path, pattern):
     assert asked.key() != before
 
 
+def test_the_key_changes_with_the_files_of_a_folder(tmp_path):
+    asked = question(data="images", data_options={"path": str(tmp_path)})
+    before = asked.key()
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "one.png").write_bytes(b"first")
+    assert asked.key() != before
+
+
 @pytest.mark.parametrize("name", ["replica.py", "models/cnn.py"])
 def test_the_key_changes_with_the_code_that_answers(tmp_path, monkeypatch, name):
     (tmp_path / "models").mkdir()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from trainer.config.schema import ClusterConfig, ContainerConfig, Launch, LaunchConfig, Mode, RunConfig
+from trainer.config.schema import ClusterConfig, ContainerConfig, DataConfig, Launch, LaunchConfig, Mode, RunConfig
 from trainer.faults.problems import Problem
 from trainer.launch.containers import compose_file
 from trainer.launch.containers.inputs import with_absolute_paths
@@ -164,7 +164,13 @@ def test_the_inputs_of_a_run_have_absolute_paths_and_are_visible(tmp_path: Path,
     monkeypatch.chdir(tmp_path)
     for name in ("mine.py", "digits.npz", "train-0.tfrecord", "image"):
         (tmp_path / name).touch()
+    for name in ("photos", "test", "others"):
+        (tmp_path / name).mkdir()
     config = RunConfig(user="mine.py", resume="old")
+    folders, _ = with_absolute_paths(
+        RunConfig(data=DataConfig("images", {"path": "photos", "evaluate": "./others", "split": "test"}))
+    )
+    assert folders.data.options == {"path": f"{tmp_path}/photos", "evaluate": f"{tmp_path}/others", "split": "test"}
     config.data.options = {"path": "digits.npz", "train": "./train-*.tfrecord", "feature": "image", "classes": 10}
     absolute, inputs = with_absolute_paths(config)
     assert (absolute.user, absolute.resume) == (f"{tmp_path}/mine.py", f"{tmp_path}/old")

@@ -54,6 +54,18 @@ def test_the_first_line_says_what_was_chosen_and_what_it_means(capsys):
     assert first == ("1ps2w: sync, 2 replicas, global batch 64, shards on 1 ps, every update waits for all 2")
 
 
+@pytest.mark.parametrize(
+    ("is_stream", "promise"),
+    [
+        (False, "a function of (seed, epoch, step, replica); a restart continues with the next batch"),
+        (True, "the data's own; a restart reads again what came before, and skips it"),
+    ],
+)
+def test_the_page_says_what_is_promised_of_the_order_of_examples(capsys, is_stream, promise):
+    text = printed(capsys, dataclasses.replace(SMALL, is_stream=is_stream))
+    assert f"order of examples: {promise}\n" in text
+
+
 def test_every_task_has_a_row(capsys):
     assert rows(printed(capsys, SMALL))[:4] == [
         ["task", "address", "GPUs", "GPU memory", "threads", "replica batch", "log"],
@@ -121,9 +133,10 @@ def test_an_address_in_brackets_is_shown_as_it_is(capsys):
 
 def test_batch_steps_and_traffic_are_shown(capsys):
     # A link carries the shard there and back: 2 x 4 x (320 + 32 + 16, and 16 each for metrics and header) bytes.
-    assert printed(capsys, SMALL).splitlines()[-3:] == [
+    assert printed(capsys, SMALL).splitlines()[-4:] == [
         "batch: 64 global, 32 per replica x 2 replicas",
         "steps: 300, 2.40 epochs of 8,000 examples",
+        "order of examples: a function of (seed, epoch, step, replica); a restart continues with the next batch",
         "traffic: 6.2 KiB per step over 2 links; 3.1 KiB per link to ps:0",
     ]
 

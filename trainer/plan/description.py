@@ -67,13 +67,22 @@ class Question:
     def key(self) -> str:
         """A digest that changes whenever the answer may: options, code, user's file, data files, library versions."""
         files = sorted(Path(self.user).parent.glob("*.py")) if self.user else []  # it may import those beside it
-        patterns = [v for v in self.data["options"].values() if isinstance(v, str)]
-        files += [Path(name) for v in patterns for name in sorted({v, *glob(v)}) if Path(name).is_file()]
+        patterns = [str(Path(v).expanduser()) for v in self.data["options"].values() if isinstance(v, str) and v]
+        paths = [Path(name) for v in patterns for name in sorted({v, *glob(v, recursive=True)})]
+        files += [file for path in paths for file in _files_in(path)]
         stamps = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
         code = [(str(file), file.stat().st_mtime_ns) for file in sorted(Path(__file__).parents[1].rglob("*.py"))]
         versions = [metadata.version(name) for name in ("keras", "numpy")]
         inputs = json.dumps([FORMAT, asdict(self), stamps, code, versions], sort_keys=True, default=str)
         return hashlib.sha256(inputs.encode()).hexdigest()
+
+
+def _files_in(path: Path) -> list[Path]:
+    """The file itself, or all files of a folder; none of the folder that the command runs in."""
+    if path.is_file():
+        return [path]
+    is_data = path.is_dir() and path.resolve() not in (Path.cwd(), *Path.cwd().parents)
+    return sorted(file for file in path.rglob("*") if file.is_file()) if is_data else []
 
 
 class DescriptionError(TrainerError):

@@ -14,6 +14,9 @@ from trainer.plan.layout import Shard
 from trainer.plan.plan import Plan, Task
 from trainer.plan.shared_memory import nbytes
 
+ORDER = "a function of (seed, epoch, step, replica); a restart continues with the next batch"
+OWN_ORDER = "the data's own; a restart reads again what came before, and skips it"
+
 
 def show(plan: Plan, expected: tuple[Forecast | Unknown, Workload] | None = None) -> None:
     """Prints what would run where, and how long a step is expected to take."""
@@ -133,8 +136,7 @@ def _traffic(plan: Plan) -> str:
     if plan.train_examples:
         epochs = plan.steps * plan.global_batch / plan.train_examples
         steps += f", {epochs:.2f} epochs of {plan.train_examples:,} examples"
-    if plan.is_stream:
-        steps += "\norder of examples: the data's own; a restart reads again what came before, and skips it"
+    steps += f"\norder of examples: {OWN_ORDER if plan.is_stream else ORDER}"
     if plan.frozen.paths:
         weights = f"{count(len(plan.frozen.paths), 'variable')}, {size(plan.frozen.nbytes)}"
         steps += f"\nfrozen: {weights}, in every worker and not in messages"

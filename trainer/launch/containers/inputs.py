@@ -1,6 +1,7 @@
 """Finds the files of this host that a run reads, which its containers must see too."""
 
 import copy
+import os
 from glob import glob, has_magic
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ def with_absolute_paths(config: RunConfig) -> tuple[RunConfig, list[str]]:
     """Returns the config with absolute paths of its inputs, and the files and folders that hold them.
 
     Inputs are the user's file with the folder it is in, the checkpoint to start from, and data options that are the
-    path of a file or a pattern of files.
+    path of a file or of a folder, or a pattern of files.
     """
     config, inputs = copy.deepcopy(config), []
     if config.user is not None:
@@ -22,20 +23,20 @@ def with_absolute_paths(config: RunConfig) -> tuple[RunConfig, list[str]]:
         config.resume = str(Path(config.resume).resolve())
         inputs.append(config.resume)
     for name, value in config.data.options.items():
-        if _is_input(value):
+        if _is_input(value, is_path=name == "path"):
             config.data.options[name] = str(Path(value).absolute())
             inputs.append(_folder_of(config.data.options[name]) if has_magic(value) else config.data.options[name])
     return config, [path for path in dict.fromkeys(inputs) if path != "/"]
 
 
-def _is_input(value: Any) -> bool:
+def _is_input(value: Any, *, is_path: bool) -> bool:
     if not isinstance(value, str) or not value:
         return False
     path = Path(value)
-    if path.is_absolute() and path.exists():
+    if path.exists() and (path.is_absolute() or is_path):
         return True
-    is_name = path.suffix == "" and len(path.parts) == 1  # a key or a kind, even if a file here has the same name
-    return not is_name and (path.is_file() or (has_magic(value) and bool(glob(value))))
+    is_name = path.suffix == "" and os.sep not in value  # a key or a kind, even if a file here has the same name
+    return not is_name and (path.exists() or (has_magic(value) and bool(glob(value))))
 
 
 def _folder_of(pattern: str) -> str:

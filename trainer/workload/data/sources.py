@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from trainer.workload.data.arrays import open_arrays
+from trainer.workload.data.arrays import check_alike, from_arrays, open_arrays
 from trainer.workload.data.convert import spec_of, to_batch
 from trainer.workload.data.examples import (
     ArraySpec,
     Batch,
     DataError,
+    DataSet,
     Examples,
+    Spec,
     Stream,
     StreamContext,
     leaves_of,
@@ -39,6 +41,38 @@ class Opened(NamedTuple):
 
     examples: Examples | Stream
     spec: Batch  # nests of `ArraySpec`
+
+
+def open_parts(opened: Any, source: str, *, seed: int) -> DataSet:
+    """What a user's function returned, as a data set.
+
+    Args:
+        opened: {"train": SOURCE, "evaluate": SOURCE}, and if need be "classes".
+        source: its origin, for messages.
+        seed: of the run.
+
+    Raises:
+        DataError: if it is something else, or cannot be trained on.
+    """
+    if not isinstance(opened, dict) or not {"train", "evaluate"} <= opened.keys():
+        given = f"a dict of {sorted(opened)}" if isinstance(opened, dict) else f"a {type(opened).__name__}"
+        remedy = 'return {"train": (x, y), "evaluate": (x, y)}; weights may follow: (x, y, weights)'
+        raise DataError(f"{source}: its function returned {given}; {remedy}")
+    parts = {part: opened[part] for part in ("train", "evaluate")}
+    parts = {part: (given,) if isinstance(given, np.ndarray | dict) else given for part, given in parts.items()}
+    classes = opened.get("classes")
+    if all(map(is_arrays, parts.values())):
+        return from_arrays(*parts.values(), source=source, classes=classes)
+    sources = {part: open_source(given, f"{source}, {part}", seed=seed) for part, given in parts.items()}
+    check_alike(sources["train"].spec, sources["evaluate"].spec, source)
+    spec = min((one.spec for one in sources.values()), key=_known_sizes)  # open sizes are open in both
+    if classes is None and isinstance(spec.labels, ArraySpec) and spec.labels.dtype.startswith("float"):
+        classes = (spec.labels.shape or (1,))[-1]
+    return DataSet(sources["train"].examples, sources["evaluate"].examples, Spec(*spec, classes=classes or 0))
+
+
+def _known_sizes(spec: Batch) -> int:
+    return sum(size is not None for _, one in leaves_of(spec) for size in one.shape)
 
 
 def is_arrays(source: Any) -> bool:
@@ -95,7 +129,7 @@ def _open_random_access(source: Any, name: str) -> Opened:
 
     def read(indices: np.ndarray) -> Batch:
         with users_code(name):
-            items = [split(source[int(index)]) for index in indices]
+            items = [split(item) for item in _items(source, indices.tolist())]
         return to_batch(_stacked(items, name), name)
 
     first = read(np.zeros(1, np.int64))
@@ -111,6 +145,14 @@ def _open_random_access(source: Any, name: str) -> Opened:
         return spec.map(lambda _: next(rest))
 
     return Opened(Examples(len(source), (), fetch), spec)
+
+
+def _items(source: Any, indices: list[int]) -> Iterable[Any]:
+    """The examples with these indices; some objects read several faster than one by one."""
+    if hasattr(source, "__getitems__"):
+        items: Iterable[Any] = source.__getitems__(indices)
+        return items
+    return (source[index] for index in indices)
 
 
 def _stacked(items: list[Batch], name: str) -> Batch:

@@ -1,0 +1,311 @@
+"""Readers of files in formats of others: tables, folders of images, and data sets that other libraries wrote."""
+
+from __future__ import annotations
+
+import gzip
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer.workload.data import DataError, DataSet, find_data_error, open_data
+from trainer.workload.data.examples import Batch, describe_nest
+from trainer.workload.data.parts import divide
+from trainer.workload.data.pipeline import evaluation_batches
+
+PEOPLE = """\
+name,age,height,town,grade
+Ann,31,1.7,Bern,b
+Bo,45,,"Ufa, East",a
+Cy,18,1.6,,b
+Di,77,nan,Oslo,c
+"""
+
+
+def read_all(data: DataSet) -> Batch:
+    """What is evaluated on, as a session reads it."""
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        batches = evaluation_batches(data.evaluate, batch_size=1000)
+        session.run(batches.initializer, batches.feed_dict)
+        nothing = {name: () for name, nest in batches.batch._asdict().items() if nest is None}
+        return session.run(batches.batch._replace(**nothing))
+
+
+def lists(nest: Any) -> Any:
+    """Arrays [N, 1] as lists of N."""
+    if isinstance(nest, dict):
+        return {name: lists(one) for name, one in nest.items()}
+    return [value.decode() if isinstance(value, bytes) else value for value in nest.reshape(len(nest)).tolist()]
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> Callable[..., DataSet]:
+    """Opens a CSV file, of which all is evaluated on."""
+
+    def read(text: str = PEOPLE, **options: Any) -> DataSet:
+        path = tmp_path / "people.csv"
+        path.write_text(text)
+        return open_data("csv", {"path": str(path), "evaluate": str(path), **options}, seed=0)
+
+    return read
+
+
+def test_columns_of_a_csv_file_are_integers_floats_or_texts(people):
+    data = people(label="grade", missing=0)
+    features, labels, _ = read_all(data)
+    assert (
+        describe_nest(data.spec.features) == "{name: string [1], age: int64 [1], height: float32 [1], town: string [1]}"
+    )
+    assert lists(features["town"]) == ["Bern", "Ufa, East", "", "Oslo"]
+    assert lists(features["age"]) == [31, 45, 18, 77]
+    assert features["height"][:, 0].tolist() == np.array([1.7, 0, 1.6, 0], np.float32).tolist()
+    assert (labels.tolist(), data.spec.classes) == ([1, 0, 1, 2], 3)
+
+
+def test_csv_columns_may_form_a_matrix_with_weights_and_several_labels(people):
+    data = people(columns=["age", "height"], matrix=True, missing=1, label=["grade", "town"], weight="age")
+    features, labels, weights = read_all(data)
+    assert features.tolist() == np.array([[31, 1.7], [45, 1], [18, 1.6], [77, 1]], np.float32).tolist()
+    assert {name: one.tolist() for name, one in labels.items()} == {"grade": [1, 0, 1, 2], "town": [1, 3, 0, 2]}
+    assert weights.tolist() == [31, 45, 18, 77]
+
+
+def test_a_csv_column_that_looks_like_text_late_is_text_from_the_start(people, monkeypatch):
+    monkeypatch.setattr("trainer.workload.data.csv_files.ROWS", 2)
+    text = "code;x\n01;1\n02;2\n03;3\n4_0;4\n"
+    data = people(text, separator=";")
+    assert lists(read_all(data).features) == {"code": ["01", "02", "03", "4_0"], "x": [1, 2, 3, 4]}
+
+
+def test_csv_files_may_be_compressed_have_no_header_and_other_types(tmp_path):
+    for part in ("a", "b"):
+        (tmp_path / f"{part}.csv.gz").write_bytes(gzip.compress(f"007,1,{part}\n8,2.5,x\n".encode()))
+    options = {"path": f"{tmp_path}/*.gz", "evaluate": f"{tmp_path}/b*", "header": False, "dtypes": {"0": "string"}}
+    data = open_data("csv", {**options, "label": "1"}, seed=0)
+    assert (data.train.count, data.evaluate.count) == (4, 2)
+    features, labels, _ = read_all(data)
+    assert (lists(features), lists(labels)) == ({"0": ["007", "8"], "2": ["b", "x"]}, [1.0, 2.5])
+
+
+def test_a_share_of_the_examples_is_the_same_everywhere():
+    train, evaluate = divide(20, 0.2, "mine")
+    assert evaluate.tolist() == [2, 4, 6, 18]
+    assert sorted([*train, *evaluate]) == list(range(20))
+    rows = divide(10_000, 0.25, "mine")[1]
+    assert np.bincount(rows % 4).min() > 500  # no pattern
+
+
+BAD_TABLES = {
+    "missing number": ({}, PEOPLE, r"people.csv, column height: row 1 .*4 are missing in all; type data.options.miss"),
+    "no column": ({"label": "grad"}, PEOPLE, r"has no column 'grad'; did you mean 'grade'\?"),
+    "text matrix": ({"matrix": True, "missing": 0}, PEOPLE, "columns name, town, grade are text and do not go into"),
+    "lengths": ({}, "a,b\n1,2\n1,2,3\n", "people.csv, about line 3: has 3 values, there are 2 columns; correct the"),
+    "no rows": ({}, "a,b\n", "people.csv: has no rows"),
+    "two names": ({}, "a,a\n1,2\n", "has two columns named 'a'; rename one"),
+    "infinite": ({}, "a,b\n1,2\ninf,2\n", "features/a: example 1 holds a value that is not finite|features: example 1"),
+    "not UTF-8": ({}, b"a,b\n\xff,1\n", "is not UTF-8 .byte 0xff.; save it as UTF-8"),
+    "type": ({"dtypes": {"name": "float32"}}, PEOPLE, "column name: holds text; type data.options.dtypes.name=another"),
+    "unknown type": (
+        {"dtypes": {"name": "int8"}},
+        PEOPLE,
+        "dtypes.name=int8, it must be one of string, float32, int64",
+    ),
+    "separator": ({"separator": "::"}, PEOPLE, "data.options.separator='::', it must be one character"),
+    "share": ({"evaluate": 1.5}, PEOPLE, "data.options.evaluate=1.5, a share of the examples lies between 0 and 1"),
+    "small share": (
+        {"evaluate": 0.01, "missing": 0},
+        PEOPLE,
+        "a share of 0.01 of 4 examples is 0; both parts need at least one",
+    ),
+    "other columns": ({"evaluate": "other.csv"}, PEOPLE, r"other.csv: has the columns \['b'\], .* has \['name', 'age'"),
+    "nothing left": ({"label": ["a", "b"]}, "a,b\n1,2\n", "no column is left for the features"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_TABLES)
+def test_a_csv_file_that_cannot_be_used_is_refused(tmp_path, monkeypatch, kind):
+    options, text, message = BAD_TABLES[kind]
+    monkeypatch.chdir(tmp_path)
+    Path("people.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
+    Path("other.csv").write_text("b\n1\n")
+    with pytest.raises(DataError, match=message):
+        open_data("csv", {"path": "people.csv", "evaluate": "people.csv", **options}, seed=0)
+
+
+# Images
+
+
+COLORS = {"blue": (0, 0, 255), "red": (255, 0, 0)}
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Five images of each color, of several sizes and formats."""
+    for name, color in COLORS.items():
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(5):
+            image = np.full((4 + number, 6, 3), color, np.uint8)
+            kind, encode = (("png", tf.io.encode_png), ("jpg", tf.io.encode_jpeg))[number % 2]
+            (tmp_path / "photos" / name / f"{number}.{kind}").write_bytes(encode(image).numpy())
+    return tmp_path / "photos"
+
+
+def test_images_of_folders_are_decoded_resized_and_labelled_by_the_order_of_names(photos):
+    data = open_data("images", {"path": str(photos), "evaluate": str(photos), "size": [3, 2]}, seed=0)
+    features, labels, _ = read_all(data)
+    assert describe_nest(data.spec.features) == "float32 [3, 2, 3]"
+    assert (labels.tolist(), data.spec.classes) == ([0] * 5 + [1] * 5, 2)
+    for label, color in enumerate(COLORS.values()):
+        assert np.abs(features[labels == label] - color).max() < 3
+    assert not any(isinstance(array, np.ndarray) and array.nbytes > 1000 for array in data.train.arrays)
+
+
+def test_images_may_be_scaled_and_divided(photos):
+    data = open_data("images", {"path": str(photos), "size": [3, 2], "channels": 1, "scale": 1 / 255}, seed=0)
+    assert (data.train.count, data.evaluate.count) == (8, 2)
+    assert 0 < read_all(data).features.max() < 0.4
+
+
+BAD_IMAGES: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
+    "no folders": (lambda path: path / "red", {}, "red: has no folders; it must have one for each class"),
+    "no image": (lambda path: (path / "green").mkdir() or path, {}, "green: has no image; .jpg, .jpeg, .png"),
+    "text": (
+        lambda path: (path / "red/a.png").write_text("a") and path,
+        {},
+        "a.png: is not an image, it starts with 61",
+    ),
+    "empty": (lambda path: (path / "red/a.png").touch() or path, {}, r"a.png: is empty \(0 bytes\)"),
+    "size": (lambda path: path, {"size": [0, 2]}, "data.options.size=.0, 2. data.options.channels=3; size is"),
+    "other": (lambda path: path, {"evaluate": "few"}, "few: has the classes red, .*photos has blue, red; the folders"),
+    "nowhere": (lambda path: path / "none", {}, "none: no such folder .*; type data.options.path=/PATH/TO/FOLDER"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_IMAGES)
+def test_folders_that_cannot_be_used_are_refused(photos, monkeypatch, kind):
+    change, options, message = BAD_IMAGES[kind]
+    monkeypatch.chdir(photos.parent)
+    Path("few").mkdir()
+    Path("few/red").symlink_to(photos / "red")
+    with pytest.raises(DataError, match=message):
+        open_data("images", {"path": str(change(photos)), "size": [3, 2], **options}, seed=0)
+
+
+def test_a_damaged_image_is_found_at_the_start_or_said_when_it_is_met(photos):
+    file = photos / "red" / "0.png"
+    file.write_bytes(file.read_bytes()[:40])
+    options = {"path": str(photos), "evaluate": str(photos), "size": [3, 2]}
+    with pytest.raises(DataError, match=r"red/0.png: cannot be decoded"):
+        open_data("images", {**options, "verify": True}, seed=0)
+    with pytest.raises(tf.errors.OpError) as raised:
+        read_all(open_data("images", options, seed=0))
+    assert "type data.options.verify=true to find all such records" in str(find_data_error(raised.value))
+
+
+# Of other libraries
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "package"),
+    [
+        ("parquet", "pyarrow", "pyarrow"),
+        ("hf", "datasets", "datasets"),
+        ("tfds", "tensorflow_datasets", "tensorflow-data"),
+    ],
+)
+def test_a_package_that_is_missing_is_named_with_what_to_type(monkeypatch, tmp_path, name, module, package):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(DataError, match=rf"data={name} needs the package {package}.*pip install 'trainer\[{name}\]'"):
+        open_data(name, {"path": str(tmp_path)}, seed=0)
+
+
+def test_parquet_files_have_columns_of_numbers_texts_and_lists(tmp_path):
+    arrow = pytest.importorskip("pyarrow", reason="NO PARQUET WAS TESTED: pip install pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    columns = {
+        "number": arrow.array([1.0, None, 3.0]),
+        "count": arrow.array([1, 2, 3], arrow.int32()),
+        "town": arrow.array(["Bern", None, "Ufa"]).dictionary_encode(),
+        "vector": arrow.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]),
+        "ragged": arrow.array([[1], [1, 2], [3]]),
+        "time": arrow.array([1, 2, 3], arrow.timestamp("s")),
+        "y": arrow.array([0, 1, 0]),
+    }
+    path = str(tmp_path / "a.parquet")
+    parquet.write_table(arrow.table(columns), path)
+
+    def read(**options: Any) -> DataSet:
+        return open_data("parquet", {"path": path, "evaluate": path, "label": "y", **options}, seed=0)
+
+    data = read(columns=["number", "count", "town", "vector"], missing=9)
+    assert (
+        describe_nest(data.spec.features)
+        == "{number: float32 [1], count: int32 [1], town: string [1], vector: float32 [2]}"
+    )
+    features = read_all(data).features
+    assert features.pop("vector").tolist() == [[1, 2], [3, 4], [5, 6]]
+    assert lists(features) == {"number": [1, 9, 3], "count": [1, 2, 3], "town": ["Bern", "", "Ufa"]}
+    for column, message in {
+        "ragged": "lists of 1 to 2 values",
+        "time": "has type timestamp",
+        "number": "no number",
+    }.items():
+        with pytest.raises(DataError, match=f"column {column}: .*{message}"):
+            read(columns=[column])
+
+
+def test_folders_of_the_library_datasets_are_read(tmp_path):
+    library = pytest.importorskip("datasets", reason="NO FOLDER OF datasets WAS TESTED: pip install datasets")
+    features = {"text": library.Value("string"), "y": library.ClassLabel(names=["no", "yes"])}
+    rows = {"text": [f"t{number}" for number in range(10)], "y": [number % 2 for number in range(10)]}
+    whole = library.Dataset.from_dict(rows, features=library.Features(features))
+    whole.save_to_disk(tmp_path / "one")
+    library.DatasetDict({"train": whole, "test": whole.select(range(3))}).save_to_disk(tmp_path / "two")
+    data = open_data("hf", {"path": str(tmp_path / "two"), "label": "y", "columns": "text"}, seed=0)
+    features, labels, _ = read_all(data)
+    assert (lists(features), labels.tolist(), data.spec.classes) == (["t0", "t1", "t2"], [0, 1, 0], 2)
+    with pytest.raises(DataError, match="has no split 'test', it has train; type .* or data.options.evaluate=0.2"):
+        open_data("hf", {"path": str(tmp_path / "one"), "label": "y"}, seed=0)
+    part = open_data("hf", {"path": str(tmp_path / "one"), "label": "y", "evaluate": 0.2}, seed=0)
+    assert (part.train.count, part.evaluate.count, describe_nest(part.spec.features)) == (8, 2, "{text: string []}")
+
+
+@pytest.mark.parametrize("kind", ["tfrecord", "array_record"])
+def test_folders_of_tensorflow_datasets_are_read(tmp_path, kind):
+    library = pytest.importorskip(
+        "tensorflow_datasets", reason="NO FOLDER OF TensorFlow Datasets WAS TESTED: pip install tensorflow-datasets"
+    )
+    types = library.features
+
+    class Numbers(library.core.GeneratorBasedBuilder):
+        VERSION = library.core.Version("1.0.0")
+
+        def _info(self) -> Any:
+            features = {"x": types.Tensor(shape=(2,), dtype=np.uint8), "y": types.ClassLabel(num_classes=3)}
+            features |= {"name": types.Text()}
+            return library.core.DatasetInfo(
+                builder=self, features=types.FeaturesDict(features), supervised_keys=("x", "y")
+            )
+
+        def _split_generators(self, _: Any) -> dict[str, Any]:
+            return {"train": self._generate_examples(20), "test": self._generate_examples(4)}
+
+        def _generate_examples(self, count: int) -> Iterator[Any]:
+            for number in range(count):
+                yield number, {"x": [number, 200], "y": number % 3, "name": f"n{number}"}
+
+    builder = Numbers(data_dir=str(tmp_path), file_format=kind)
+    builder.download_and_prepare()
+    data = open_data("tfds", {"path": str(builder.data_dir)}, seed=0)
+    features, labels, _ = read_all(data)
+    assert (data.train.count, data.spec.classes, describe_nest(data.spec.features)) == (20, 3, "uint8 [2]")
+    assert (features[:, 0] % 3).tolist() == labels.tolist()
+    given = {"label": "y", "columns": ["name"], "train": "train[:75%]", "evaluate": "train[75%:]"}
+    part = open_data("tfds", {"path": str(builder.data_dir), **given}, seed=0)
+    assert (part.train.count, part.evaluate.count, describe_nest(part.spec.features)) == (15, 5, "{name: string []}")
+    with pytest.raises(DataError, match="has no split 'none', it has train, test"):
+        open_data("tfds", {"path": str(builder.data_dir), "train": "none"}, seed=0)

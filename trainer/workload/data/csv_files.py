@@ -1,0 +1,147 @@
+"""Reads a data set from CSV files."""
+
+from __future__ import annotations
+
+import csv as csv_module
+import gzip
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+
+from trainer.workload.data.examples import DataError, DataSet
+from trainer.workload.data.tables import Roles, Table, open_tables
+
+ROWS = 16384  # parsed at a time
+ABSENT = ("", "nan", "na", "null", "none")  # in a column of numbers, in any case
+
+
+def csv(
+    *,
+    path: str,
+    label: str | Sequence[str] | None = None,
+    evaluate: str | float = 0.2,
+    weight: str | None = None,
+    columns: Sequence[str] | None = None,
+    matrix: bool = False,
+    missing: float | None = None,
+    dtypes: Mapping[str, str] | None = None,
+    classes: int | None = None,
+    header: bool = True,
+    separator: str = ",",
+) -> DataSet:
+    """CSV files, plain or compressed with gzip; columns of integers are int64, other numbers float32, the rest text.
+
+    Args:
+        path: pattern of the files to train on.
+        label: column of the labels, or several; texts are numbered in alphabetical order; None: no labels.
+        evaluate: pattern of the files to evaluate on, or the share of the examples.
+        weight: column of the examples' weights.
+        columns: features; None: all other columns.
+        matrix: features as one array [columns] of float32 instead of a dict of arrays [1].
+        missing: takes the place of missing numbers in features; None: they are refused. Missing texts are "".
+        dtypes: type by column, where it is not what its values look like: string, float32 or int64.
+        classes: number of classes; None: the largest integer label + 1.
+        header: whether the first line has the names; otherwise they are 0, 1, 2, ...
+        separator: of the values, e.g. "\\t".
+    """
+    if len(separator) != 1:
+        raise DataError(f"data.options.separator={separator!r}, it must be one character, e.g. ';'")
+
+    def read(files: list[Path], dtypes: Mapping[str, str]) -> tuple[Table, list[int]]:
+        return _read(files, dtypes, header=header, separator=separator)
+
+    roles = Roles(label, weight, columns, matrix, missing, dtypes or {})
+    return open_tables(path, evaluate, read, roles, classes)
+
+
+def _read(files: list[Path], dtypes: Mapping[str, str], *, header: bool, separator: str) -> tuple[Table, list[int]]:
+    """Reads the files again if a column looks like numbers first and like text later."""
+    texts = {name for name, dtype in dtypes.items() if dtype == "string"}
+    while True:
+        parts: dict[str, list[np.ndarray]] = {}
+        lengths, late = [], set()
+        for file in files:
+            names, count = None, 0
+            for names, rows in _blocks(file, header=header, separator=separator):
+                if parts and list(parts) != names:
+                    raise DataError(f"{file}: has the columns {names}, {files[0]} has {list(parts)}; all must be alike")
+                for name, values in zip(names, zip(*rows, strict=True), strict=True):
+                    column = None if name in texts else _numbers(values)
+                    if column is None and name not in texts:
+                        texts.add(name)
+                        late |= {name} if parts.get(name) else set()
+                    parts.setdefault(name, []).append(np.array(values, object) if column is None else column)
+                count += len(rows)
+            if count == 0:
+                raise DataError(f"{file}: has no rows; at least one is needed")
+            lengths.append(count)
+        if not late:
+            return {name: _joined(column, name, dtypes.get(name), files) for name, column in parts.items()}, lengths
+
+
+def _joined(parts: list[np.ndarray], name: str, dtype: str | None, files: list[Path]) -> np.ndarray:
+    column = np.concatenate(parts)
+    if dtype in (None, "string"):
+        return column if column.dtype.kind != "f" else column.astype(np.float32)
+    if column.dtype.kind == "O" or (dtype == "int64" and column.dtype.kind == "f"):
+        kind = "text" if column.dtype.kind == "O" else "numbers that are no integers, or missing"
+        raise DataError(f"{files[0]}, column {name}: holds {kind}; type data.options.dtypes.{name}=another")
+    return column.astype(dtype)
+
+
+def _blocks(file: Path, *, header: bool, separator: str) -> Iterator[tuple[list[str], list[list[str]]]]:
+    """The names of the columns, and some rows."""
+    with _open(file) as text:
+        reader = csv_module.reader(text, delimiter=separator, skipinitialspace=True)
+        try:
+            names = next(reader, []) if header else None
+            if names is not None and len(set(names)) < len(names):
+                twice = next(name for name in names if names.count(name) > 1)
+                raise DataError(f"{file}: has two columns named {twice!r}; rename one")
+            while block := [row for row in islice(reader, ROWS) if row]:
+                names = names or [str(number) for number in range(len(block[0]))]
+                _check_lengths(block, len(names), file, reader.line_num)
+                yield names, block
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{file}: is not UTF-8 (byte 0x{error.object[error.start]:02x}); save it as UTF-8"
+            ) from error
+        except (csv_module.Error, EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise DataError(f"{file}, line {reader.line_num}: cannot be read ({error}); copy it again") from error
+
+
+def _open(file: Path) -> TextIO:
+    with open(file, "rb") as content:
+        is_gzip = content.read(2) == b"\x1f\x8b"
+    opener = gzip.open if is_gzip else open
+    opened: TextIO = opener(file, "rt", encoding="utf-8-sig", newline="")
+    return opened
+
+
+def _check_lengths(block: list[list[str]], count: int, file: Path, last_line: int) -> None:
+    for number, row in enumerate(block):
+        if len(row) != count:
+            about = last_line - len(block) + number + 1
+            raise DataError(
+                f"{file}, about line {about}: has {len(row)} values, there are {count} columns; correct the line, or "
+                "type data.options.separator"
+            )
+
+
+def _numbers(values: Sequence[str]) -> np.ndarray | None:
+    """[N] of int64 or float64; None if a value is no number. Missing ones are NaN."""
+    if any("_" in value for value in values):  # which Python allows in numbers
+        return None
+    try:
+        return np.array([int(value) for value in values], np.int64)
+    except (ValueError, OverflowError):
+        pass
+    try:
+        floats = [float("nan" if value.strip().lower() in ABSENT else value) for value in values]
+    except ValueError:
+        return None
+    return np.array(floats)

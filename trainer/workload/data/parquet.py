@@ -1,0 +1,109 @@
+"""Reads a data set from Parquet files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.workload.data.examples import DataError, DataSet
+from trainer.workload.data.extras import import_extra
+from trainer.workload.data.tables import Roles, Table, open_tables
+
+
+def parquet(
+    *,
+    path: str,
+    label: str | Sequence[str] | None = None,
+    evaluate: str | float = 0.2,
+    weight: str | None = None,
+    columns: Sequence[str] | None = None,
+    matrix: bool = False,
+    missing: float | None = None,
+    dtypes: Mapping[str, str] | None = None,
+    classes: int | None = None,
+) -> DataSet:
+    """Parquet files, with the same options as `csv`; columns of lists of one length are arrays [length]."""
+    import_extra("pyarrow.parquet", extra="parquet")  # before the files, because nothing works without it
+    wanted = None
+    if columns is not None:
+        wanted = [*columns, *([label] if isinstance(label, str) else label or ()), *([weight] if weight else ())]
+
+    def read(files: list[Path], dtypes: Mapping[str, str]) -> tuple[Table, list[int]]:
+        return _read(files, dtypes, wanted)
+
+    roles = Roles(label, weight, columns, matrix, missing, dtypes or {})
+    return open_tables(path, evaluate, read, roles, classes)
+
+
+def _read(files: list[Path], dtypes: Mapping[str, str], wanted: Sequence[str] | None) -> tuple[Table, list[int]]:
+    import pyarrow as arrow
+    import pyarrow.parquet as parquet_module
+
+    tables = []
+    for file in files:
+        try:
+            schema = parquet_module.read_schema(file)
+            chosen = None if wanted is None else [name for name in wanted if name in schema.names]
+            tables.append(parquet_module.read_table(file, columns=chosen))
+        except (arrow.ArrowException, OSError) as error:
+            raise DataError(f"{file}: cannot be read ({error}); copy it again") from error
+        if tables[-1].num_rows == 0:
+            raise DataError(f"{file}: has no rows; at least one is needed")
+        if tables[-1].schema.names != tables[0].schema.names:
+            names = tables[-1].schema.names, tables[0].schema.names
+            raise DataError(f"{file}: has the columns {names[0]}, {files[0]} has {names[1]}; all must be alike")
+    lengths = [table.num_rows for table in tables]
+    columns: Table = {}
+    for name in tables[0].schema.names:
+        parts = [
+            _column(table.column(name), f"{file}, column {name}") for file, table in zip(files, tables, strict=True)
+        ]
+        columns[name] = _as(np.concatenate(parts), dtypes.get(name), f"{files[0]}, column {name}")
+    return columns, lengths
+
+
+def _as(column: np.ndarray, dtype: str | None, name: str) -> np.ndarray:
+    if dtype is None:
+        return column
+    try:
+        return column.astype(str if dtype == "string" else dtype)
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{name}: is not {dtype} ({error}); type another in data.options.dtypes") from error
+
+
+def _column(column: Any, name: str) -> np.ndarray:
+    """An Arrow column as an array; missing numbers are NaN, missing texts are empty."""
+    import pyarrow as arrow
+
+    kinds, kind = arrow.types, column.type
+    if kinds.is_dictionary(kind):
+        column = column.cast(kind.value_type)
+        kind = column.type
+    if kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_binary(kind) or kinds.is_large_binary(kind):
+        empty = "" if kinds.is_string(kind) or kinds.is_large_string(kind) else b""
+        return np.array([empty if value is None else value for value in column.to_pylist()], object)
+    if kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind):
+        return _lists(column, name)
+    if not (kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_boolean(kind)):
+        raise DataError(
+            f"{name}: has type {kind}; allowed: numbers, booleans, text, and lists of them. Leave it out with "
+            "data.options.columns=[NAME,...], or write the file with another type"
+        )
+    if column.null_count:
+        column = column.cast(arrow.float64())
+    values: np.ndarray = column.to_numpy()
+    return values
+
+
+def _lists(column: Any, name: str) -> np.ndarray:
+    """[N, length] of a column of lists."""
+    column = column.combine_chunks()
+    lengths = np.unique(column.value_lengths().fill_null(0).to_numpy())
+    if column.null_count or len(lengths) != 1:
+        raise DataError(
+            f"{name}: has lists of {lengths.min()} to {lengths.max()} values; pad or cut them to one length"
+        )
+    return _column(column.flatten(), name).reshape(len(column), int(lengths[0]))

@@ -1,0 +1,145 @@
+"""Makes data sets of tables: columns by name, some of them labels or weights."""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from trainer.workload.data.arrays import from_arrays
+from trainer.workload.data.convert import is_text
+from trainer.workload.data.examples import DataError, DataSet, MissingInputError, Nest
+from trainer.workload.data.files import check_file
+from trainer.workload.data.parts import divide, is_fraction
+
+DTYPES = ("string", "float32", "int64")
+
+Table = dict[str, np.ndarray]  # columns [N, ...] by name
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What the columns of a table are."""
+
+    label: str | Sequence[str] | None  # several: a dict of labels
+    weight: str | None
+    columns: Sequence[str] | None  # features; None: all others
+    matrix: bool  # features as one array of float32 instead of a dict
+    missing: float | None  # takes the place of missing numbers; None: they are refused
+    dtypes: Mapping[str, str]  # of columns, one of DTYPES each; others are inferred
+
+    @property
+    def labels(self) -> list[str]:
+        return [self.label] if isinstance(self.label, str) else list(self.label or ())
+
+
+# Reads files that are parts of one table; returns it, and the number of rows of each file.
+Read = Callable[[list[Path], Mapping[str, str]], tuple[Table, list[int]]]
+
+
+def open_tables(path: str, evaluate: str | float, read: Read, roles: Roles, classes: int | None) -> DataSet:
+    """A data set of the files that match `path`.
+
+    Args:
+        evaluate: pattern of other files, or the share of the examples that are evaluated on.
+        classes: as in `from_arrays`.
+    """
+    for column, dtype in roles.dtypes.items():
+        if dtype not in DTYPES:
+            raise DataError(f"data.options.dtypes.{column}={dtype}, it must be one of {', '.join(DTYPES)}")
+    files = find_files(path, option="data.options.path")
+    has_fraction = is_fraction(evaluate)
+    others = [] if has_fraction else find_files(str(evaluate), option="data.options.evaluate")
+    table, lengths = read([*files, *others], roles.dtypes)
+    count, to_train = sum(lengths), sum(lengths[: len(files)])
+    batch = _batch(table, roles, path)
+    rows = divide(count, float(evaluate), path) if has_fraction else (slice(0, to_train), slice(to_train, count))
+    train, test = (tuple(_rows(nest, chosen) for nest in batch) for chosen in rows)
+    return from_arrays(train, test, source=path, classes=classes)
+
+
+def find_files(pattern: str, *, option: str) -> list[Path]:
+    """The files that match a pattern, in the order of their names.
+
+    Raises:
+        MissingInputError: if there is none.
+    """
+    names = sorted(glob.glob(os.path.expanduser(pattern), recursive=True))
+    if not names:
+        raise MissingInputError(f"{pattern}: no file matches (looked in {Path.cwd()}); type '{option}=/PATH/TO/FILE'")
+    return [check_file(name, option=option) for name in names]
+
+
+def _rows(nest: Nest, chosen: np.ndarray | slice) -> Nest:
+    if isinstance(nest, dict):
+        return {name: column[chosen] for name, column in nest.items()}
+    return None if nest is None else nest[chosen]
+
+
+def _batch(table: Table, roles: Roles, source: str) -> tuple[Nest, Nest, Nest]:
+    """Features, labels and weights."""
+    given = [*roles.labels, *([roles.weight] if roles.weight else [])]
+    names = list(roles.columns) if roles.columns is not None else [name for name in table if name not in given]
+    for name in (*given, *names, *roles.dtypes):
+        if name not in table:
+            near = difflib.get_close_matches(str(name), table, n=3, cutoff=0.4) or list(table)[:10]
+            raise DataError(f"{source}: has no column {name!r}; did you mean {', '.join(map(repr, near))}?")
+    if not names:
+        raise DataError(f"{source}: no column is left for the features; set data.options.columns=[NAME,...]")
+    columns = {name: _complete(table[name], f"{source}, column {name}", roles.missing) for name in names}
+    labels = {name: _label(table[name], f"{source}, column {name}") for name in roles.labels}
+    weights = _complete(table[roles.weight], f"{source}, column {roles.weight}", None) if roles.weight else None
+    if weights is not None and is_text(weights):
+        raise DataError(f"{source}, column {roles.weight}: is text; weights are numbers")
+    return (
+        _matrix(columns, source) if roles.matrix else {name: _in_columns(one) for name, one in columns.items()},
+        labels[roles.label] if isinstance(roles.label, str) else labels or None,
+        weights,
+    )
+
+
+def _in_columns(column: np.ndarray) -> np.ndarray:
+    """[N] as [N, 1]."""
+    return column[:, None] if column.ndim == 1 else column
+
+
+def _matrix(columns: Table, source: str) -> np.ndarray:
+    """[N, columns] of float32."""
+    texts = [name for name, column in columns.items() if is_text(column)]
+    if texts:
+        raise DataError(
+            f"{source}: columns {', '.join(texts)} are text and do not go into a matrix; choose others with "
+            "data.options.columns=[NAME,...], or type data.options.matrix=false"
+        )
+    return np.concatenate([_in_columns(one).astype(np.float32) for one in columns.values()], axis=1)
+
+
+def _label(column: np.ndarray, name: str) -> np.ndarray:
+    """Classes, of texts by their order in the alphabet, or targets."""
+    if is_text(column):
+        _, numbers = np.unique(column.astype(str), return_inverse=True)
+        return numbers.astype(np.int64)
+    return _complete(column, name, None)
+
+
+def _complete(column: np.ndarray, name: str, missing: float | None) -> np.ndarray:
+    """The column with a number in place of the missing ones.
+
+    Raises:
+        DataError: if there are some, and no number is given.
+    """
+    absent = np.isnan(column) if column.dtype.kind == "f" else np.zeros(0, bool)
+    if not absent.any():
+        return column
+    if missing is None:
+        row = int(absent.reshape(len(column), -1).any(axis=1).argmax())
+        raise DataError(
+            f"{name}: row {row} of the table has no number, and {int(absent.sum())} are missing in all; type "
+            "data.options.missing=NUMBER to put one there (labels and weights must be complete), or remove the rows"
+        )
+    return np.where(absent, np.asarray(missing, column.dtype), column)
