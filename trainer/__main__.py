@@ -24,6 +24,9 @@ def console() -> None:
             sys.stdout.flush()
     except BrokenPipeError:
         _end_without_reader()
+    except KeyboardInterrupt:
+        print("\nStopped.", file=sys.stderr)  # the config was not read yet
+        sys.exit(128 + signal.SIGINT)
 
 
 def _end_without_reader() -> NoReturn:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 
 import pytest
+from rich.console import Console
 
 from trainer.faults.problems import Problem
 from trainer.plan import page
@@ -219,3 +221,32 @@ def test_the_json_file_equals_the_plan(tmp_path):
 def test_the_plan_can_be_read_back_from_the_json_file(tmp_path):
     page.write_json(SMALL, str(tmp_path / "plan.json"))
     assert Plan.from_json(json.loads((tmp_path / "plan.json").read_text())) == SMALL
+
+
+def lines_at(shown: Plan, width: int) -> list[str]:
+    """The page on a terminal of this width."""
+    file = io.StringIO()
+    page.show(shown, console=Console(file=file, width=width, force_terminal=True, color_system=None, highlight=False))
+    return [line.rstrip() for line in file.getvalue().splitlines()]
+
+
+def test_a_terminal_of_80_columns_has_room_for_the_tables_without_logs_and_gpus_that_nobody_has():
+    lines = lines_at(SMALL, 80)
+    assert [line for line in lines[4:10] if line] == [
+        " task              address                          threads  replica batch",
+        " ─────────────────────────────────────────────────────────────────────────",
+        " ps:0              127.0.0.1, a free port  1 intra, 2 inter",
+        " worker:0 (chief)  127.0.0.1, a free port  4 intra, 2 inter             32",
+        " worker:1          10.0.0.2:2222           1 intra, 2 inter             32",
+    ]
+    with_gpus = lines_at(plan(task("ps", 0), task("worker", 0, gpus=(2, 3)), task("worker", 1)), 80)
+    assert "GPUs" in " ".join(with_gpus)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 109])
+def test_no_line_is_wider_than_the_terminal_and_no_name_is_cut(width):
+    lines = lines_at(SMALL, width)
+    assert max(map(len, lines)) <= width
+    assert "…" not in "".join(lines)
+    for name in ("worker:0 (chief)", "dense/kernel", "norm/moving_mean"):
+        assert any(name in line for line in lines)

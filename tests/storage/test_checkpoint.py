@@ -322,7 +322,8 @@ def test_no_file_points_at_the_newest_so_none_can_mislead(directory, name, conte
 def test_a_checkpoint_beyond_the_last_step_is_refused(directory):
     save(directory.checkpoints, 200)
     with pytest.raises(
-        CheckpointError, match="000000200: it is at step 200, but train.steps is 150; use train.steps=200 or more"
+        CheckpointError,
+        match="000000200: checkpoint is at step 200, but train.steps is 150; use train.steps=200 or more",
     ):
         resume.find("auto", directory, steps=150)
 

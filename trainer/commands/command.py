@@ -69,6 +69,7 @@ def main(config: RunConfig, start: Start) -> int:
     try:
         return int(importlib.import_module(COMMANDS[config.mode]).run(config, start))
     except KeyboardInterrupt:
+        print("\nStopped before the first step." if config.mode is Mode.train else "\nStopped.", file=sys.stderr)
         return exit_codes.INTERRUPTED
     except BrokenPipeError:
         raise  # nobody reads what it prints, as in `mode=plan | head`

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from trainer.commands.start import Start
 from trainer.config.schema import Launch, RunConfig
 from trainer.faults import exit_codes
+from trainer.launch import progress
 from trainer.launch.describe import describe
 from trainer.launch.processes import isolation
 from trainer.observe.machine import this_machine
@@ -46,7 +47,8 @@ def make(config: RunConfig, tasks: ProcessTasks | None = None) -> Plan:
 
 def announce(config: RunConfig, tasks: ProcessTasks | None = None) -> Plan:
     """Makes the plan of a run, prints it in one line, and writes it where `plan.json` says."""
-    made = make(config, tasks)
+    with progress.note("planning: TensorFlow builds the model once"):
+        made = make(config, tasks)
     if config.plan.json is not None:
         from trainer.plan import page
 

@@ -21,9 +21,9 @@ def run(config: RunConfig, start: Start) -> int:
     if (finished := describe_finished(config)) is not None:
         print(finished)
         return exit_codes.OK
+    check_exists(config.resume)
     if config.launch.name is Launch.docker:
         return _run_containers(config, start)
-    check_exists(config.resume)
     with start.tasks(config.launch.warm_minutes or 0.0) as tasks:  # importing TensorFlow overlaps with planning
         made = plan.announce(config, tasks)
         return launcher.run(config, made, choose(config), tasks, started_at=start.at)

@@ -23,7 +23,6 @@ def done(directory: RunDirectory, summary: Mapping[str, Any], *, start: int) -> 
     best, exported = summary.get("best"), [directory.export / name for name in MODELS]
     early = summary.get("ended_early")
     rows = {
-        "ended early": early,
         "evaluation": ", ".join(f"{name} {value:.4f}" for name, value in summary.items() if name.startswith("eval_")),
         "best": _describe_best(best) if best else None,
         "params_sha256": summary["params_sha256"],
@@ -36,7 +35,8 @@ def done(directory: RunDirectory, summary: Mapping[str, Any], *, start: int) -> 
     }
     now = f" ({steps - start:,} of them now)" if start else ""
     took = f"in {summary['seconds']:.1f} s{f' (first step after {first:.1f} s)' if first else ''}"
-    lines = [f"done: {steps} steps{now} {took}, {summary['examples_per_second']:,.0f} examples/s"]
+    lines = [f"ended early: {early}"] if early else []
+    lines += [f"done: {steps} steps{now} {took}, {summary['examples_per_second']:,.0f} examples/s"]
     return "\n".join([*lines, *(f"{label:<{LABEL_COLUMNS}} {text}" for label, text in rows.items() if text)])
 
 

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +77,19 @@ def is_interactive() -> bool:
     """Whether stdout is a terminal on which a line can be drawn again, and somebody looks at it."""
     is_plain = os.environ.get("TERM", "dumb").lower() in ("dumb", "unknown") or os.environ.get("CI", "") not in NOT_CI
     return sys.stdout.isatty() and not is_plain
+
+
+@contextmanager
+def note(text: str) -> Iterator[None]:
+    """Shows what a command is busy with until it is done; only on a terminal."""
+    if not is_interactive():
+        yield
+        return
+    print(text, end="", flush=True)
+    try:
+        yield
+    finally:
+        print(f"\r{' ' * len(text)}\r", end="", flush=True)
 
 
 class Progress:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -22,6 +23,8 @@ def draw(
 ) -> RenderableType:
     """Returns the run, at most as wide and high as the console; of one that is over, only what went wrong."""
     width, height = console.size
+    if is_over and stands.phase == "stopping":
+        stands = replace(stands, phase="stopped")
     head = header(tasks, course, stands, width, is_ascii=console.options.ascii_only)
     room = height - len(head) - 2  # the headings, and the line of the cursor
     rows = view.rows(tasks, room, is_starting=stands.phase == "starting")

@@ -2,7 +2,10 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -17,17 +20,23 @@ from trainer.plan.shared_memory import nbytes
 ORDER = "a function of (seed, epoch, step, replica); a restart continues with the next batch"
 OWN_ORDER = "the data's own; a restart reads again what came before, and skips it"
 
+WIDE_COLUMNS = 110  # a table of tasks takes as much
+NARROW_COLUMNS = 70
+COMPACT: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0)}
 
-def show(plan: Plan, expected: tuple[Forecast | Unknown, Workload] | None = None) -> None:
-    """Prints what would run where, and how long a step is expected to take."""
-    console = Output()
+
+def show(
+    plan: Plan, expected: tuple[Forecast | Unknown, Workload] | None = None, *, console: Console | None = None
+) -> None:
+    """Prints what would run where, and how long a step is expected to take; tables that fit the console's width."""
+    console = console or Output()
     console.print(f"[bold]{plan.cluster}[/bold]: {plan.describe()}")
     console.print(plan.objective, markup=False)
-    for table in (_tasks(plan), _shards(plan)):
+    for table in (_tasks(plan, console.width), _shards(plan, console.width)):
         console.print(table)
     console.print(_traffic(plan))
     for line in expected_lines(plan, *expected) if expected else ():
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(line, markup=False, soft_wrap=not console.is_terminal)
     for warning in plan.warnings:
         console.print(f"warning: {warning}", markup=False)
 
@@ -67,22 +76,35 @@ def expected_lines(plan: Plan, expected: Forecast | Unknown, workload: Workload)
     return lines
 
 
-def _tasks(plan: Plan) -> Table:
+def _tasks(plan: Plan, width: int) -> Table:
+    """A row for each task; where there is little room, no log, and no columns for GPUs that nobody has."""
     several = any(len(task.replicas) > 1 for task in plan.tasks)
-    columns = ("task", "address", "GPUs", "GPU memory", "threads", *["replicas"] * several, "replica batch", "log")
-    table = _table("tasks", *columns)
-    for task in plan.tasks:
-        table.add_row(
-            task.name + (" (chief)" if task.is_chief else ""),
-            escape(_address(task)),
-            ", ".join(map(str, task.gpus)) or "none",
-            _memory(task),
-            f"{task.intra_op_threads} intra, {task.inter_op_threads} inter",
-            *[" ".join(task.replicas)] * several,
-            str(plan.replica_batch) if task.job == "worker" else "",
-            task.log,
-        )
+    is_wide, has_gpus = width >= WIDE_COLUMNS, any(task.gpus for task in plan.tasks)
+    left_out = [
+        *([] if is_wide else ["log"]),
+        *([] if is_wide or has_gpus else ["GPUs", "GPU memory"]),
+        *([] if several else ["replicas"]),
+        *([] if width >= NARROW_COLUMNS else ["threads", "replica batch"]),
+    ]
+    rows = [_task(plan, task) for task in plan.tasks]
+    columns = [column for column in rows[0] if column not in left_out]
+    table = _table("tasks", *columns, is_wide=is_wide)
+    for row in rows:
+        table.add_row(*(row[column] for column in columns))
     return table
+
+
+def _task(plan: Plan, task: Task) -> dict[str, str]:
+    return {
+        "task": task.name + (" (chief)" if task.is_chief else ""),
+        "address": escape(_address(task)),
+        "GPUs": ", ".join(map(str, task.gpus)) or "none",
+        "GPU memory": _memory(task),
+        "threads": f"{task.intra_op_threads} intra, {task.inter_op_threads} inter",
+        "replicas": " ".join(task.replicas),
+        "replica batch": str(plan.replica_batch) if task.job == "worker" else "",
+        "log": task.log,
+    }
 
 
 def _memory(task: Task) -> str:
@@ -104,22 +126,28 @@ def _address(task: Task) -> str:
     return task.address.removesuffix(":0") + ", a free port" if task.address.endswith(":0") else task.address
 
 
-def _shards(plan: Plan) -> Table:
-    table = _table("shards", "host", "parameter", "shape", "bytes", "share")
+def _shards(plan: Plan, width: int) -> Table:
+    columns = (
+        ("host", "parameter", "shape", "bytes", "share") if width >= NARROW_COLUMNS else ("host", "parameter", "bytes")
+    )
+    table = _table("shards", *columns, is_wide=width >= WIDE_COLUMNS)
+
+    def add_row(**cells: str) -> None:
+        table.add_row(*(cells.get(column, "") for column in columns))
+
     total = sum(piece.nbytes for shard in plan.shards for piece in (*shard.trainable, *shard.state)) or 1
     for shard in plan.shards:
         pieces = [*shard.trainable, *shard.state]
         own = sum(piece.nbytes for piece in pieces)
         host = "every worker" if plan.effective_strategy.has_ring else _bucket(plan, shard)
         parameters = count(len({piece.path for piece in pieces}), "parameter")
-        table.add_row(f"[bold]{host}[/bold]", parameters, "", size(own), f"{own / total:.1%}")
+        add_row(host=f"[bold]{host}[/bold]", parameter=parameters, bytes=size(own), share=f"{own / total:.1%}")
         for piece in pieces:
             kind = "" if piece in shard.trainable else " (state)"
             shape = "x".join(map(str, piece.shape)) or "scalar"
             part = f" [{piece.begin}:{piece.begin + piece.size}]" if piece.is_part else ""
-            table.add_row(
-                "", escape(piece.path + part) + kind, shape, size(4 * piece.size), f"{piece.nbytes / total:.1%}"
-            )
+            name, share = escape(piece.path + part) + kind, f"{piece.nbytes / total:.1%}"
+            add_row(parameter=name, shape=shape, bytes=size(4 * piece.size), share=share)
     return table
 
 
@@ -153,10 +181,12 @@ def _traffic(plan: Plan) -> str:
     return f"{batch}\n{steps}\n{traffic}"
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold")
+def _table(title: str, *columns: str, is_wide: bool) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", **{} if is_wide else COMPACT)
     for column in columns:
         table.add_column(
-            column, justify="right" if column in ("bytes", "share", "threads", "replica batch") else "left"
+            column,
+            justify="right" if column in ("bytes", "share", "threads", "replica batch") else "left",
+            overflow="fold",
         )
     return table

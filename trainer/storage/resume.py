@@ -33,7 +33,7 @@ def find(resume: str, directory: RunDirectory, *, steps: int, again: bool = Fals
     """
     source = (_find("auto", directory) if again else None) or _find(resume, directory)
     if source is not None and source.step > steps:
-        problem = f"it is at step {source.step}, but train.steps is {steps}"
+        problem = f"checkpoint is at step {source.step}, but train.steps is {steps}"
         raise CheckpointError(source.path, problem, f"use train.steps={source.step} or more")
     return source
 

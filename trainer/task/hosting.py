@@ -14,10 +14,15 @@ from trainer.task.assemble import make_host
 from trainer.task.context import Context, collect_garbage_from_now_on
 from trainer.task.leave import leave, log_failure
 
+# After the last goodbye: a worker's session tidies up behind it, and TensorFlow would log an error, `Cleanup partition
+# error: UNAVAILABLE`, if it found this server gone.
+LINGER_SECS = 0.3
+
 
 def run(context: Context) -> bool:
     """Serves the shards of a parameter server to the end of the run; the workers decide when that is."""
     wait_for_goodbyes(start(context))
+    time.sleep(LINGER_SECS)
     return False
 
 

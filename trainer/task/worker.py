@@ -46,6 +46,8 @@ def run(context: Context) -> bool:
         hosting.wait_for_goodbyes(hosts, LAST_GOODBYE_SECS)
         raise
     hosting.wait_for_goodbyes(hosts)
+    if hosts and not context.task.is_chief:  # the chief, which evaluates and exports, leaves later anyway
+        time.sleep(hosting.LINGER_SECS)
     return stopped
 
 
