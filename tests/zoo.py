@@ -88,6 +88,11 @@ def pairs(*, examples=256):
     return _split(x, (x[0][:, 0] * x[1][:, 0] > 0).astype("int32"))
 
 
+def numbers(*, examples=256):
+    x = RANDOM.normal(size=(examples, 6)).astype("float32")
+    return _split(x, x[:, 0] + x[:, 1])
+
+
 # Models
 
 
@@ -216,6 +221,12 @@ def tagger():
 
 def small(spec, *, width=8):
     return keras.Sequential([keras.Input(spec.features.shape), layers.Dense(width, "relu"), layers.Dense(2)])
+
+
+def one_number(spec):
+    """Its outputs are [N], not [N, 1]."""
+    inputs = keras.Input(spec.features.shape)
+    return keras.Model(inputs, layers.Dense(1)(inputs)[:, 0])
 
 
 def towers():

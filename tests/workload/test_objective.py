@@ -241,6 +241,26 @@ def test_a_loss_of_the_user_gets_all_labels_and_outputs():
     assert seen == [(({"a": (8, 1), "b": (8, 1)}, {"a": (8, 1), "b": (8, 1)}), True)]
 
 
+def test_numbers_have_the_shape_of_outputs_without_a_last_axis():
+    shapes = []
+
+    def loss(y: Any, outputs: Any) -> Any:
+        shapes.append((tuple(y.shape), tuple(outputs.shape)))
+        return tf.abs(y - outputs)
+
+    metrics = {"error": keras.metrics.MeanMetricWrapper(loss)}
+    objective_of("one_number", "numbers", {"loss": loss, "metrics": lambda: metrics})
+    assert set(shapes) == {((8,), (8,))}
+
+
+def test_a_loss_that_combines_each_label_with_every_output_is_refused():
+    def loss(y: Any, outputs: Any) -> Any:
+        return tf.abs(y[:, None] - outputs)
+
+    with pytest.raises(trial.Mismatch, match=r"loss returns \[8, 8\], each label with every output"):
+        objective_of("one_number", "numbers", {"loss": loss})
+
+
 def test_a_model_made_with_a_list_of_inputs_gets_one(recwarn):
     from zoo import cosine
 

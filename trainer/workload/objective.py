@@ -92,6 +92,7 @@ class Objective:
         """
         model, (features, labels, weights) = self.model, batch
         outputs = tf.nest.map_structure(_in_float32, outputs)
+        labels = _of_rank(labels, outputs)
         if training and self._class_weights:
             weights = _weighted_by_class(labels, weights, self._class_weights)
         self._build(labels, outputs)
@@ -166,6 +167,14 @@ def _in_float32(output: tf.Tensor) -> tf.Tensor:
     return converted
 
 
+def _of_rank(labels: Nest, outputs: Nest) -> Nest:
+    """Numbers [N, 1] as [N] where the model returns [N]: a function of both would combine each with every other."""
+    if not isinstance(labels, tf.Tensor) or not isinstance(outputs, tf.Tensor):
+        return labels
+    is_column = labels.shape.rank == 2 and labels.shape[1] == 1
+    return tf.squeeze(labels, 1) if is_column and outputs.shape.rank == 1 else labels
+
+
 def _weighted_by_class(labels: tf.Tensor, weights: tf.Tensor | None, by_class: Sequence[float]) -> tf.Tensor:
     """Weights of examples, or of their parts, from their classes; `labels` are classes, or one-hot."""
     is_one_hot = labels.dtype.is_floating and labels.shape[-1] > 1
@@ -179,8 +188,22 @@ def _weighted_by_class(labels: tf.Tensor, weights: tf.Tensor | None, by_class: S
 def _call(loss: WholeLoss, labels: Nest, outputs: Nest, weights: Nest) -> tf.Tensor:
     """A user's loss; one that takes no weights is weighted by them afterwards."""
     if "weight" in inspect.signature(loss).parameters:
-        return loss(labels, outputs, weight=weights)
-    losses = tf.convert_to_tensor(loss(labels, outputs))
+        return _one_each(loss(labels, outputs, weight=weights), outputs)
+    losses = _one_each(loss(labels, outputs), outputs)
     if weights is None or losses.shape.rank == 0:
         return losses
     return losses * tf.cast(weights, losses.dtype)
+
+
+def _one_each(losses: tf.Tensor, outputs: Nest) -> tf.Tensor:
+    """The losses, unless labels and outputs of different shapes have been combined, each with every other.
+
+    Raises:
+        ValueError: for losses [N, N] of outputs that are not.
+    """
+    losses = tf.convert_to_tensor(losses)
+    shape = losses.shape
+    is_square = shape.rank == 2 and shape[0] is not None and shape[0] == shape[1] > 1
+    if is_square and all(one.shape.rank != 2 or one.shape[1] != shape[1] for one in tf.nest.flatten(outputs)):
+        raise ValueError(f"loss returns {list(shape)}, each label with every output; return one number per example")
+    return losses

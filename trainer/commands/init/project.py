@@ -1,0 +1,59 @@
+"""mode=init: writes the files of a new project into a folder that is empty, or does not exist."""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from trainer.commands.start import Start
+from trainer.config import json_schema
+from trainer.config.schema import RunConfig
+from trainer.faults import exit_codes
+from trainer.faults.problems import Problem
+
+TEMPLATES = ("model.py", "experiment.yaml", "test_smoke.py", "README.md", ".gitignore")
+NEXT = "next:  cd {}\n       python -m trainer experiment.yaml"
+
+
+def check(config: RunConfig) -> list[Problem]:
+    """Returns what is wrong with the folder; it never is one that holds something."""
+    if not config.project:
+        return [Problem("project", "mode=init needs a folder to make", "e.g. trainer init my_project")]
+    folder = Path(config.project)
+    try:
+        held = sorted(os.listdir(folder)) if folder.exists() else []
+    except NotADirectoryError:
+        return [Problem("project", f"{folder} is a file", "give a folder that does not exist yet")]
+    if held:
+        message = f"{folder} is not empty: it holds {', '.join(held[:3])}{', ...' if len(held) > 3 else ''}"
+        return [Problem("project", message, "give a folder that does not exist yet, e.g. trainer init my_project")]
+    return []
+
+
+def run(config: RunConfig, start: Start) -> int:
+    """Writes the files and prints what to type next; returns 0."""
+    assert config.project is not None
+    folder = Path(config.project)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in _files(folder.resolve().name):
+        with open(folder / name, "x", encoding="utf-8") as file:  # never overwrites
+            file.write(text)
+    print(f"{folder}: {', '.join(sorted(os.listdir(folder)))}")
+    print(NEXT.format(folder))
+    return exit_codes.OK
+
+
+def _files(title: str) -> Iterator[tuple[str, str]]:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    loader = PackageLoader("trainer.commands.init", "templates")
+    environment = Environment(loader=loader, undefined=StrictUndefined, keep_trailing_newline=True)
+    for name in TEMPLATES:
+        template = environment.get_template(f"{name.removeprefix('.')}.j2")
+        yield name, template.render(title=title, name=_run_name(title))
+    yield "schema.json", json_schema.text()
+
+
+def _run_name(title: str) -> str:
+    """A folder's name as the prefix of run directories: a-z, 0-9 and -."""
+    return re.sub(r"[^a-z0-9-]+", "-", title.lower()).strip("-")[:63] or "run"
