@@ -28,8 +28,16 @@ COMMANDS: Mapping[Mode, str] = {
     Mode.render: "trainer.commands.render",
     Mode.clean: "trainer.commands.clean",
     Mode.selftest: "trainer.commands.selftest",
+    Mode.init: "trainer.commands.init.project",
+    Mode.schema: "trainer.commands.schema",
 }
-WITHOUT_A_CLUSTER = (Mode.doctor, Mode.check, Mode.clean)  # the doctor reports a config's problems as findings
+WITHOUT_A_CLUSTER = (
+    Mode.doctor,
+    Mode.check,
+    Mode.clean,
+    Mode.init,
+    Mode.schema,
+)  # the doctor reports a config's problems as findings
 
 
 def run(start: Start) -> NoReturn:
@@ -48,6 +56,10 @@ def validate(config: RunConfig) -> list[Problem]:
     if config.mode is Mode.check:  # the run's own config is in its directory
         missing = Problem("run", "mode=check needs the directory of a finished run", "e.g. run=runs/mine")
         return [] if config.run else [missing]
+    if config.mode is Mode.init:
+        from trainer.commands.init.project import check as check_folder
+
+        return check_folder(config)
     if config.mode in WITHOUT_A_CLUSTER:
         return []
     machine = this_machine(with_gpu_memory=bool(config.device.gpus))

@@ -63,8 +63,10 @@ def sort(arguments: Sequence[str]) -> Arguments:
             faults.append(_unknown(text, name, value, known))
     message = f"is a second experiment beside {''.join(paths[:1])}"
     faults += [Problem(path, message, "give one, and other settings as key=value") for path in paths[1:]]
-    overrides, contradictions = _with_mode(overrides)
-    return Arguments((*overrides, *map(_experiment, paths[:1])), tuple(flags), (*faults, *contradictions))
+    overrides, contradictions = _with_mode(_with_project(overrides))
+    return Arguments(
+        (*overrides, *(f"experiment={_quoted(path)}" for path in paths[:1])), tuple(flags), (*faults, *contradictions)
+    )
 
 
 def _with_mode(overrides: list[str]) -> tuple[list[str], list[Problem]]:
@@ -84,14 +86,22 @@ def _with_mode(overrides: list[str]) -> tuple[list[str], list[Problem]]:
     return overrides, []
 
 
+def _with_project(overrides: list[str]) -> list[str]:
+    """The word behind `init` is the folder of a project."""
+    if overrides[:1] == ["init"] and len(overrides) > 1 and "=" not in overrides[1]:
+        return ["init", f"project={_quoted(overrides[1])}", *overrides[2:]]
+    return overrides
+
+
 def _is_path(text: str) -> bool:
     """Whether an argument is the bare path of a YAML file."""
     return text.endswith(".yaml") and "=" not in text and not text.startswith("-")
 
 
-def _experiment(path: str) -> str:
-    quoted = path.replace("'", "\\'")
-    return f"experiment={path}" if PLAIN_PATH.fullmatch(path) else f"experiment='{quoted}'"
+def _quoted(path: str) -> str:
+    """A path as the value of an override."""
+    escaped = path.replace("'", "\\'")
+    return path if PLAIN_PATH.fullmatch(path) else f"'{escaped}'"
 
 
 def _values(action: argparse.Action, equals: str, waiting: deque[str]) -> list[str]:

@@ -31,7 +31,7 @@ Keys (key=value) with their defaults; python -m trainer --cfg job lists all of t
 """
 
 KEYS = {
-    "mode": "train, plan, render, check, chaos, doctor, selftest or clean",
+    "mode": "train, plan, render, check, chaos, doctor, selftest, clean, init or schema",
     "launch.warm_minutes": "keep TensorFlow imported for the next command",
     "name": "prefix of the run directory's name",
     "run": "run directory; default: a new one under runs/",

@@ -28,6 +28,8 @@ class Mode(Enum):
     render = "render"  # write the files from which another tool starts the run; see target
     clean = "clean"  # end warm processes; remove the containers of runs whose launcher has died
     selftest = "selftest"  # train 1ps1w for 20 steps on this machine and leave nothing behind
+    init = "init"  # make a project to start from, in the folder named by project
+    schema = "schema"  # print the JSON schema of this config, for editors
 
 
 class Launch(Enum):
@@ -401,6 +403,7 @@ class RunConfig:
     seed: int = field(default=0, metadata=limits(at_least=0, below=2**31))
     profile: bool = False  # record where the time of the first 1000 steps goes, as a trace of all tasks
     user: str | None = None  # Python file with your own models and data sets
+    project: str | None = None  # mode=init: the folder to make; trainer init FOLDER names it
     job: str | None = None  # with task: run this one task of a cluster with addresses, instead of all
     task: int | None = field(default=None, metadata=limits(at_least=0))  # index of that task within its job
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
