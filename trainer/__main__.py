@@ -1,5 +1,6 @@
 """`python -m trainer`: starts importing TensorFlow, then runs the command."""
 
+import io
 import os
 import signal
 import sys
@@ -45,6 +46,9 @@ def _open_standard_streams() -> None:
             stream = open(os.devnull, mode, errors="backslashreplace")  # noqa: SIM115 (open as long as the process)
             os.set_inheritable(stream.fileno(), True)
             setattr(sys, name, stream)
+    for output in (sys.stdout, sys.stderr):
+        if isinstance(output, io.TextIOWrapper):
+            output.reconfigure(errors="backslashreplace")  # a locale may lack a character, of a bar or of a path
 
 
 if __name__ == "__main__":

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import io
 import subprocess
 import sys
 
 import pytest
 
+from trainer import __main__
 from trainer.commands.command import COMMANDS
 from trainer.config.schema import Mode
 
@@ -24,3 +26,11 @@ def test_a_launcher_imports_neither_tensorflow_nor_numpy():
     heavy = "{'tensorflow', 'keras', 'numpy', 'docker'}"
     program = f"import sys, trainer.commands.train; print({heavy} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "set()\n"
+
+
+def test_a_character_that_the_locale_lacks_is_escaped(monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "ascii"))
+    __main__._open_standard_streams()
+    print("runs/größe \N{BOX DRAWINGS HEAVY HORIZONTAL}", flush=True)
+    assert written.getvalue() == b"runs/gr\\xf6\\xdfe \\u2501\n"

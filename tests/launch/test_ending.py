@@ -35,7 +35,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     for name in ("export", "events", "checkpoints"):
         Path("runs/x", name).mkdir(parents=True)
     Path("runs/x/export/model.keras").touch()
-    return RunDirectory(Path("runs/x"))
+    return RunDirectory(Path("runs/x").resolve())
 
 
 def test_a_run_that_is_done_says_what_it_reached_where_it_is_and_what_to_type_next(directory):
@@ -63,7 +63,7 @@ def test_a_run_that_ended_early_says_why_and_not_how_to_train_on(directory):
 
 def test_an_evaluator_s_best_checkpoint_and_a_saved_model_are_named(directory):
     Path("runs/x/export/model.keras").rename("runs/x/export/saved_model")
-    best = {"step": 200, "accuracy": 0.97, "path": "runs/x/best/000000200"}
+    best = {"step": 200, "accuracy": 0.97, "path": str(directory.path / "best" / "000000200")}
     text = ending.done(directory, SUMMARY | {"best": best}, start=0)
     assert "best          step 200, accuracy 0.9700, runs/x/best/000000200\n" in text
     assert "model         runs/x/export/saved_model\n" in text

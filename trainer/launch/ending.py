@@ -26,10 +26,10 @@ def done(directory: RunDirectory, summary: Mapping[str, Any], *, start: int) -> 
         "evaluation": ", ".join(f"{name} {value:.4f}" for name, value in summary.items() if name.startswith("eval_")),
         "best": _describe_best(best) if best else None,
         "params_sha256": summary["params_sha256"],
-        "run": summary["run_dir"],
-        "model": next((str(path) for path in exported if path.exists()), None),
+        "run": shown(directory.path),
+        "model": next((shown(path) for path in exported if path.exists()), None),
         "train on": None if early else command(directory.path, resumes=True, more=[f"train.steps={2 * steps}"]),
-        "TensorBoard": shlex.join(["tensorboard", "--logdir", str(directory.path)])
+        "TensorBoard": shlex.join(["tensorboard", "--logdir", shown(directory.path)])
         if directory.events.exists()
         else "",
     }
@@ -41,8 +41,8 @@ def done(directory: RunDirectory, summary: Mapping[str, Any], *, start: int) -> 
 
 
 def _describe_best(best: Mapping[str, Any]) -> str:
-    scores = {name: value for name, value in best.items() if name not in ("step", "path")}
-    return f"step {best['step']}, {', '.join(f'{n} {value:.4f}' for n, value in scores.items())}, {best['path']}"
+    scores = [f"{name} {value:.4f}" for name, value in best.items() if name not in ("step", "path")]
+    return ", ".join([f"step {best['step']}", *scores, shown(Path(best["path"]))])
 
 
 def stopped(directory: RunDirectory, summary: Mapping[str, Any]) -> str:
@@ -57,11 +57,17 @@ def stopped(directory: RunDirectory, summary: Mapping[str, Any]) -> str:
     return f"Stopped {how}. To {what}: {command(directory.path, resumes=bool(steps))}"
 
 
+def shown(path: Path) -> str:
+    """A path as it is typed here: from the working directory on, if it is below that."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) and path != here else str(path)
+
+
 def failed(directory: RunDirectory, failure: Failure) -> str:
     """The first failure and the end of its log, as it was then."""
     lines = [
         f"{failure.task.name} failed first, exit code {failure.code}: {failure.why}",
-        f"the end of {directory.path / failure.task.log}:",
+        f"the end of {shown(directory.path / failure.task.log)}:",
         *(f"    {text}" for text in failure.tail),
     ]
     return "\n".join(lines)
@@ -72,4 +78,4 @@ def command(run: Path, *, resumes: bool, more: Iterable[str] = ()) -> str:
     program = ["python", "-m", "trainer"] if Path(sys.argv[0]).name == "__main__.py" else [Path(sys.argv[0]).name]
     replaced = ("mode=train", "run=", *["resume="] * resumes, *(f"{text.partition('=')[0]}=" for text in more))
     words = [word for word in sys.argv[1:] if not word.startswith(replaced)]
-    return shlex.join([*program, *words, f"run={run}", *more])
+    return shlex.join([*program, *words, f"run={shown(run)}", *more])

@@ -77,7 +77,7 @@ def _prepare(config: RunConfig, plan: Plan, directory: RunDirectory) -> int:
         resume.set_aside(directory)
     else:
         resume.check_model(checkpoint, config.model, config.optimizer)
-    print(f"{directory.path}{f', resumes at step {checkpoint.step}' if checkpoint else ''}", flush=True)
+    print(f"{ending.shown(directory.path)}{f', resumes at step {checkpoint.step}' if checkpoint else ''}", flush=True)
     directory.write_inputs(config, plan)
     if config.profile:
         shutil.rmtree(directory.profile, ignore_errors=True)  # an earlier launch's
