@@ -46,7 +46,7 @@ def test_every_checkpoint_is_scored_as_the_chief_alone_would_score_it(finish: Fi
     }  # fmt: skip
     checkpoint.verify(checkpoint.read_manifest(path))
     assert names(run.directory / "checkpoints") == ["000000040", "000000050", "000000060"]
-    assert f"best: step {best['step']}, loss {best['loss']:.4f}" in run.output
+    assert f"best          step {best['step']}, loss {best['loss']:.4f}" in run.output
     assert f"eval_accuracy {summary['eval_accuracy']:.4f}" in run.output
     assert "eval_" not in (run.directory / "logs/worker-0.log").read_text()
     assert run.plan()["tasks"][-1]["address"] == ""
