@@ -56,6 +56,7 @@ def test_a_stopped_run_saves_and_continues_as_if_nothing_happened(start, finish:
     assert (run.directory / f"checkpoints/{reached:09d}/manifest.json").exists()
     assert run.pids() == []
     resumed = finish(*FAST, f"train.steps={reached + 10}", "run=stopped")
+    assert f"done: {reached + 10} steps (10 of them now) in " in resumed.output
     assert [line["step"] for line in resumed.history()] == list(range(1, reached + 11))
     unbroken = finish(*FAST, f"train.steps={reached + 10}", "run=unbroken")
     assert resumed.summary()["params_sha256"] == unbroken.summary()["params_sha256"]

@@ -88,6 +88,16 @@ def _assert_tells_everything(run: Run, summary: dict) -> None:
     tags = {value.tag for event in tf.compat.v1.train.summary_iterator(str(events)) for value in event.summary.value}
     assert {"loss", "accuracy", "learning_rate", "examples_per_second", "evaluation/accuracy"} <= tags
     assert {"parameters/conv/kernel", "gradients/logits/bias"} <= tags
+    status = json.loads((run.directory / "status.json").read_text())["tasks"]
+    assert status["worker:0"]["metrics"]["accuracy"] > 0.9
+    assert (status["worker:1"]["steps"], status["worker:1"]["examples"]) == (160, 160 * 64)
+    assert "\x1b" not in run.output
+    assert re.search(
+        r"^done: 160 steps in .*\nevaluation    eval_loss \d.*\nparams_sha256 \w{64}\n", run.output, re.MULTILINE
+    )
+    logs = "".join(log.read_text() for log in run.logs())
+    assert "Cleanup partition error" not in logs
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} \w+:\d ", line) for line in logs.splitlines())
 
 
 def test_the_parameters_are_bit_identical_wherever_the_shards_live(finish: Finish):
@@ -215,16 +225,18 @@ def test_on_a_terminal_a_table_has_a_row_for_each_task(tmp_path: Path):
     process = subprocess.Popen(
         [sys.executable, "-m", "trainer", "cluster=1ps2w", "model=mlp", "train.steps=200"],
         cwd=tmp_path,
-        env=os.environ | {"COLUMNS": "100", "TERM": "xterm"},
+        env=os.environ | {"COLUMNS": "120", "TERM": "xterm", "CI": ""},
         stdout=theirs,
         stderr=theirs,
     )
     os.close(theirs)
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", "".join(_read_all(ours)))  # without colours
     assert process.wait(60) == 0, shown
+    assert "  200/200  100%  " in shown
+    assert re.search(r"task +state +step +examples/s +wait +memory", shown)
     for row in ("ps:0", "worker:0", "worker:1"):
-        assert re.search(rf"│ {row} +│ \w+", shown), row
-    assert re.search(r"step +┃ examples/s ┃ wait ┃ +memory", shown)
+        assert re.search(rf"{row} +(serving|training|evaluating|exporting|done) +\d+ ", shown), row
+    assert "done: 200 steps in " in shown
 
 
 def _read_all(terminal: int) -> Iterator[str]:

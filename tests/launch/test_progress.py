@@ -320,6 +320,11 @@ def test_a_line_of_the_history_shows_step_loss_rate_and_the_seconds_of_an_update
     assert text == "step 120/1000, loss 0.4321, 3,456 examples/s, 0.116 s/batch"
 
 
+def test_a_line_of_the_history_shows_its_metrics():
+    values = {"step": 120, "loss": 0.43214, "accuracy": 0.875, "learning_rate": 0.001, "examples_per_second": 3456.0}
+    assert "loss 0.4321, accuracy 0.8750, 3,456 examples/s" in progress.history_line(values, 1000, 400)
+
+
 def test_a_rate_that_was_rounded_to_0_shows_no_seconds():
     text = progress.history_line({"step": 1, "loss": 2.3, "examples_per_second": 0.0}, 1000, 1)
     assert text == "step 1/1000, loss 2.3000, 0 examples/s"
