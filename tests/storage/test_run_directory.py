@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -23,12 +24,14 @@ from trainer.plan.plan import Plan
 from trainer.storage import run_directory
 from trainer.storage.atomic import write_atomically
 from trainer.storage.lease import Lease
+from trainer.storage.resume import describe_finished
 from trainer.storage.run_directory import RunDirectory, choose, config_hash
 
 HOLDER = """
 import sys, time
 from pathlib import Path
 from trainer.storage.lease import Lease
+from trainer.storage.resume import describe_finished
 from trainer.storage.run_directory import RunDirectory
 
 with Lease(RunDirectory(Path(sys.argv[1]))):
@@ -192,3 +195,64 @@ def test_two_new_directories_never_share_a_name(tmp_path, monkeypatch):
     monkeypatch.setattr(run_directory.secrets, "token_hex", lambda nbytes: next(tokens))
     names = [choose(load([])).path.name for _ in range(2)]
     assert names == ["run-local-20260102-030405-beef", "run-local-20260102-030405-cafe"]
+
+
+# A finished run
+
+
+def finish(directory: RunDirectory, *overrides: str, **summary: object) -> RunConfig:
+    """Leaves what a run of 300 steps leaves, as far as the command asks for it; returns the run's config."""
+    config = load([*overrides, "cluster=1ps2w", f"run={directory.path}"])
+    directory.write_inputs(config, make_plan(config, MODEL, Machine(cores=2, gpus=0)))
+    directory.export.mkdir()
+    (directory.checkpoints / "000000300").mkdir(parents=True)
+    tasks = {"ps:0": {"code": 0}, "worker:0": {"code": 0}}
+    facts = {"steps": 300, "ended_early": None, "failed": None, "eval_accuracy": 0.9695, "tasks": tasks}
+    directory.summary.write_text(json.dumps(facts | summary))
+    return config
+
+
+FINISHED = "already finished: 300 of 300 steps, eval_accuracy 0.9695\nto train on: train.steps=600"
+
+
+@pytest.mark.parametrize("changed", [[], ["launch=docker"], ["cluster=4w"], ["optimizer.learning_rate=0.5"]])
+def test_a_finished_run_typed_again_says_so_and_what_to_type(directory, changed):
+    finish(directory)
+    typed = load(["cluster=1ps2w", f"run={directory.path}", *changed])
+    before = {path: path.stat().st_mtime_ns for path in directory.path.rglob("*")}
+    assert describe_finished(typed) == FINISHED
+    assert {path: path.stat().st_mtime_ns for path in directory.path.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    "changed", [["train.steps=600"], ["train.steps=200"], ["resume=never"], ["model=mlp"], ["optimizer=sgd"]]
+)
+def test_a_run_that_is_to_go_on_or_is_another_model_s_is_not_finished(directory, changed):
+    finish(directory)
+    assert describe_finished(load(["cluster=1ps2w", f"run={directory.path}", *changed])) is None
+
+
+def test_a_run_that_ended_early_is_finished_until_its_steps_or_its_patience_change(directory):
+    config = finish(directory, "train.steps=500", "evaluate.patience=3", "evaluate.every=10", ended_early="no better")
+    answer = "already finished: 300 of 500 steps, eval_accuracy 0.9695 (no better)\nto train on: change "
+    assert str(describe_finished(config)).startswith(answer)
+    config.evaluate.patience = 5
+    assert describe_finished(config) is None
+
+
+@pytest.mark.parametrize(
+    "summary",
+    [{"failed": "worker:0"}, {"tasks": {"worker:0": {"code": 143}}}, {"steps": 200}],
+    ids=["failed", "stopped", "short"],
+)
+def test_a_run_that_did_not_come_to_its_end_is_not_finished(directory, summary):
+    assert describe_finished(finish(directory, **summary)) is None
+
+
+def test_a_run_whose_export_checkpoint_or_summary_is_missing_is_not_finished(directory):
+    config = finish(directory)
+    directory.export.rmdir()
+    assert describe_finished(config) is None
+    directory.export.mkdir()
+    directory.summary.write_text("{")
+    assert describe_finished(config) is None

@@ -64,13 +64,15 @@ def describe_finished(config: RunConfig) -> str | None:
     directory = RunDirectory(Path(config.run).resolve())
     try:
         summary = json.loads(directory.summary.read_text())
-        step, early = summary["steps"], summary["ended_early"]
+        step, early, tasks = summary["steps"], summary["ended_early"], summary["tasks"]
+        has_left = all(task["code"] == 0 for task in tasks.values()) if isinstance(tasks, dict) else True
         before = directory.read_config()
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    is_complete = summary.get("failed") is None and directory.export.is_dir()
+    is_complete = summary.get("failed") is None and has_left and directory.export.is_dir()
+    is_of_this_model = (before.model.name, before.optimizer.name) == (config.model.name, config.optimizer.name)
     is_same = (before.evaluate, before.train.steps) == (config.evaluate, config.train.steps)
-    if not is_complete or not (step == config.train.steps or (early and is_same)):
+    if not is_complete or not is_of_this_model or not (step == config.train.steps or (early and is_same)):
         return None
     if not (directory.checkpoints / f"{step:09d}").is_dir():
         return None
