@@ -320,9 +320,12 @@ def test_a_line_of_the_history_shows_step_loss_rate_and_the_seconds_of_an_update
     assert text == "step 120/1000, loss 0.4321, 3,456 examples/s, 0.116 s/batch"
 
 
-def test_a_line_of_the_history_shows_its_metrics():
+def test_a_line_of_the_history_shows_its_metrics_in_the_log_of_a_task_only():
     values = {"step": 120, "loss": 0.43214, "accuracy": 0.875, "learning_rate": 0.001, "examples_per_second": 3456.0}
-    assert "loss 0.4321, accuracy 0.8750, 3,456 examples/s" in progress.history_line(values, 1000, 400)
+    plain = "step 120/1000, loss 0.4321, 3,456 examples/s, 0.116 s/batch"
+    assert progress.history_line(values, 1000, 400) == plain
+    with_metrics = progress.history_line(values, 1000, 400, with_metrics=True)
+    assert with_metrics == plain.replace("0.4321", "0.4321, accuracy 0.8750")
 
 
 def test_a_rate_that_was_rounded_to_0_shows_no_seconds():

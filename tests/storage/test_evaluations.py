@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer.launch import progress
 from trainer.storage import checkpoint, checkpoint_writer, evaluations, resume
 from trainer.storage.evaluations import Evaluation
 from trainer.storage.run_directory import RunDirectory
@@ -194,19 +193,6 @@ def test_a_summary_has_the_scores_of_the_last_step_and_the_best(directory):
 
 def test_a_summary_of_a_run_that_stopped_before_its_score_has_none(directory):
     assert evaluations.results(directory, 20) == {"best": None}
-
-
-# ---- what is shown while it goes
-
-
-def test_a_line_shows_how_far_the_evaluator_is():
-    common = {"examples_per_second": 1500.0, "wait_fraction": 0.3, "memory_bytes": 300 * 2**20}
-    pages = {
-        "worker:0": {"job": "worker", "index": 0, "step": 41, "loss": 0.12345, **common},
-        "evaluator:0": {"job": "evaluator", "index": 0, "step": 20, "loss": 0.5, **common},
-    }
-    told = progress.line(pages, {"worker:0": "training", "evaluator:0": "evaluating"}, 300)
-    assert told == "step 41/300, loss 0.1235, 1,500 examples/s, evaluator:0 at step 20"
 
 
 # ---- another past

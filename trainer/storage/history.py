@@ -30,11 +30,12 @@ class History:
         self._file.close()
 
 
-def describe(values: Mapping[str, float], steps: int, batch: int) -> str:
+def describe(values: Mapping[str, float], steps: int, batch: int, *, with_metrics: bool = False) -> str:
     """A line of the history for people, with the seconds per update of `batch` examples."""
     rate = values["examples_per_second"]
     pace = f", {batch / rate:.3f} s/batch" if rate else ""  # rounded: it may be 0.0
-    metrics = [f", {name} {values[name]:.4f}" for name in values if name not in NOT_METRICS][:MAX_METRICS]
+    names = [name for name in values if name not in NOT_METRICS][:MAX_METRICS] if with_metrics else []
+    metrics = [f", {name} {values[name]:.4f}" for name in names]
     return f"step {values['step']}/{steps}, loss {values['loss']:.4f}{''.join(metrics)}, {rate:,.0f} examples/s{pace}"
 
 

@@ -100,7 +100,7 @@ class Report:
         """Logs a line every few seconds, or at each report if summary.lines is set."""
         if self.logs_progress and (self._config.summary.lines or now - self._logged_at >= LOG_EVERY_SECS):
             self._logged_at = now
-            _log.info(history.describe(values, self._plan.steps, self._plan.update_batch))
+            _log.info(history.describe(values, self._plan.steps, self._plan.update_batch, with_metrics=True))
 
     def _write_contributions(self, step: int) -> None:
         """Writes how stale each worker's gradients were, and how many were dropped; nothing where none can be."""
