@@ -133,12 +133,14 @@ def test_a_whole_array_is_a_view_of_its_vector():
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_snapshot_names_parameters_wherever_their_parts_are(count, max_part_mib):
     trained = {path: VALUES[path] for path in ("dense/kernel", "dense/bias", "scale")}
-    before = Snapshot(8, trained, {"norm/mean": VALUES["norm/mean"]}, {"momentum": {p: -v for p, v in trained.items()}})
+    slots = {"momentum": {path: -value for path, value in trained.items()}}
+    before = Snapshot(8, trained, {"norm/mean": VALUES["norm/mean"]}, slots, stop=0.5, reductions=3)
     layout = shards(count, max_part_mib)
     loaded = [before.to_flats(one, {"momentum": 0.0}, generation=1) for one in layout]
-    flats, slots = [flat for flat, _ in loaded], [{"momentum": momentum} for _, momentum in loaded]
-    after = Snapshot.from_flats(8, layout, flats, slots).to_tensors()
-    assert {name: value.tolist() for name, value in after.items()} == {
+    flats, of_shards = [flat for flat, _ in loaded], [{"momentum": momentum} for _, momentum in loaded]
+    after = Snapshot.from_flats(8, layout, flats, of_shards)
+    assert (after.stop, after.reductions) == (0.5, 3)
+    assert {name: value.tolist() for name, value in after.to_tensors().items()} == {
         name: value.tolist() for name, value in before.to_tensors().items()
     }
 

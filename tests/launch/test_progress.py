@@ -94,6 +94,11 @@ def test_a_line_shows_three_metrics_and_the_time_left_if_they_are_known():
     )
 
 
+def test_a_line_shows_a_learning_rate_that_varies():
+    alone = [task("worker:0", loss=0.5, learning_rate=0.000125, examples_per_second=1500.0)]
+    assert line(alone) == "step 40/300, loss 0.5000, rate 0.000125, 1,500 examples/s"
+
+
 def test_a_line_of_one_worker_names_no_slowest_and_one_without_a_loss_shows_none():
     assert line([TASKS[1]]) == "step 41/300, loss 0.1235, 1,500 examples/s"
     assert line([task("worker:0", examples_per_second=1500.0)]) == "step 40/300, 1,500 examples/s"

@@ -232,6 +232,11 @@ class OptimizerConfig:
     clip_norm: float | None = field(default=None, metadata=limits(above=0))  # largest global norm, over all shards
     ema: float | None = field(default=None, metadata=limits(above=0, below=1))  # momentum of the averaged weights
 
+    @property
+    def varies_rate(self) -> bool:
+        """Whether the learning rate changes while it trains."""
+        return self.schedule.name is not ScheduleName.constant or self.plateau.patience is not None
+
     def slots(self) -> dict[str, float]:
         """The vectors kept beside the parameters, in a fixed order, with the value that each starts from."""
         kept = {
@@ -301,6 +306,8 @@ class EvaluateConfig:
     # evaluations in a row without a better best_metric after which training ends early; default: never
     patience: int | None = field(default=None, metadata=limits(at_least=1))
     min_delta: float = field(default=0.0, metadata=limits(at_least=0))  # a smaller change of best_metric is no better
+    # keep the best evaluated state in best/, and export it instead of the last; an evaluator task keeps it anyway
+    export_best: bool = False
 
 
 @dataclass

@@ -24,6 +24,7 @@ def done(directory: RunDirectory, summary: Mapping[str, Any], *, start: int) -> 
     early = summary.get("ended_early")
     rows = {
         "evaluation": ", ".join(f"{name} {value:.4f}" for name, value in summary.items() if name.startswith("eval_")),
+        "learning rate": f"{rate:.6g} at the end" if (rate := summary.get("learning_rate")) is not None else None,
         "best": _describe_best(best) if best else None,
         "params_sha256": summary["params_sha256"],
         "run": shown(directory.path),

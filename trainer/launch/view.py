@@ -52,13 +52,15 @@ class Standing:
     loss: float | None = None
     metrics: Mapping[str, float] | None = None
     examples_per_second: float = 0.0
+    learning_rate: float | None = None  # where it varies
     phase: str = "training"  # starting, training, stopping, saving, evaluating, exporting, done
 
     def values(self) -> list[str]:
-        """Loss and metrics."""
+        """Loss, metrics and the learning rate."""
         named = dict(list((self.metrics or {}).items())[:MAX_METRICS])
         loss = {} if self.loss is None else {"loss": self.loss}
-        return [f"{name} {value:.4f}" for name, value in (loss | named).items()]
+        rate = [] if self.learning_rate is None else [f"rate {self.learning_rate:.3g}"]
+        return [f"{name} {value:.4f}" for name, value in (loss | named).items()] + rate
 
 
 class StepRate:
@@ -101,6 +103,7 @@ def standing(tasks: Sequence[TaskView], course: Course, *, elapsed_secs: float, 
         page["loss"],
         page["metrics"],
         sum(page["examples_per_second"] for page in workers),
+        page.get("learning_rate"),
         "stopping" if any(page["is_stopping"] for page in workers) else phase,
     )
 

@@ -52,6 +52,7 @@ class Status:
     wait_fraction: float = 0.0  # share of the step time spent waiting for parameters or gradients
     loss: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)  # as last reported; only the chief knows them
+    learning_rate: float | None = None  # of the last report, where it varies; only the chief knows it
     started_at: float = field(default_factory=time.time)  # Unix time, seconds
     first_step_at: float | None = None  # Unix time, seconds
 

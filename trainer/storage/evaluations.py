@@ -1,4 +1,4 @@
-"""What an evaluator task writes to the run directory: a line for each checkpoint it scored, and the best of them.
+"""What evaluations write to the run directory: a line for each state that was scored, and the best of them.
 
     <run>/evaluations.jsonl              {"step": 100, "loss": 0.31, "accuracy": 0.91, "seconds": 0.4}, in step order
     <run>/best/000000100/                the checkpoint, and evaluation.json, its line
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer.storage import checkpoint, checkpoint_writer
-from trainer.storage.atomic import remove_folder
-from trainer.storage.checkpoint import CheckpointError
+from trainer.storage.atomic import remove_folder, write_atomically
+from trainer.storage.checkpoint import CheckpointError, Facts, Tensors
 from trainer.storage.checkpoint_writer import Release
 from trainer.storage.run_directory import RunDirectory
 
@@ -111,6 +111,27 @@ def keep_as_best(folder: Path, source: Path, evaluation: Evaluation) -> Path:
     return copy
 
 
+def save_as_best(folder: Path, generation: int, facts: Facts, tensors: Tensors, evaluation: Evaluation) -> None:
+    """Saves a state as the best, and then removes its predecessors.
+
+    Raises:
+        OSError: if the disk fails or is full.
+    """
+    remove_folder(folder / f"{evaluation.step:09d}")  # of a state that was given up
+    path = checkpoint_writer.write(folder, evaluation.step, generation, facts, tensors, keep=2)
+    write_atomically(path / NOTE, json.dumps(evaluation.to_json(), indent=1))
+    for other in checkpoint.finished(folder):
+        if other != path:
+            remove_folder(other)
+
+
+def remove_best_after(folder: Path, step: int) -> None:
+    """Removes what was best of a state that was given up, for one that starts from an earlier step."""
+    for path in checkpoint.finished(folder):
+        if int(path.name) > step:
+            remove_folder(path)
+
+
 def release_when_scored(evaluations: Path, *, waiting_at_most: int | None) -> Release:
     """Keeps the chief's checkpoints until the evaluator has scored them, or more than `waiting_at_most` wait.
 
@@ -132,8 +153,10 @@ def results(directory: RunDirectory, step: int | None) -> dict[str, Any]:
     """The scores for the summary: of the run's last step, if it was reached, and of the best checkpoint."""
     last = next((e for e in read(directory.evaluations) if e.step == step), None)
     scores = {} if last is None else {f"eval_{name}": value for name, value in last.scores.items()}
+    return scores | {"best": best_result(directory)}
+
+
+def best_result(directory: RunDirectory) -> dict[str, Any] | None:
+    """What the summary says of the best checkpoint, if there is one."""
     scored = best(directory.best)
-    if scored is None:
-        return scores | {"best": None}
-    top, path = scored
-    return scores | {"best": {"step": top.step, **top.scores, "path": str(path)}}
+    return None if scored is None else {"step": scored[0].step, **scored[0].scores, "path": str(scored[1])}

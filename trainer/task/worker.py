@@ -108,11 +108,14 @@ def _train(context: Context, strategy: Any = None) -> bool:
 
 def _has_ended_early(context: Context) -> bool:
     """Whether the chief asked to stop, and not a signal."""
-    try:
-        page = read_status(context.plan.task("worker", 0).control, timeout_secs=2.0)
-    except (OSError, ValueError):
-        return False
-    return page["ended_early"] is not None
+    deadline = time.monotonic() + CHIEF_FIRST_SECS
+    while not context.stop.requested and time.monotonic() < deadline:
+        with contextlib.suppress(OSError, ValueError):
+            page = read_status(context.plan.task("worker", 0).control, timeout_secs=2.0)
+            if page["step"] > 0:  # else it was restarted, and does not know yet
+                return page["ended_early"] is not None
+        time.sleep(0.1)
+    return False
 
 
 def _check_planned(plan: Plan, parameters: Sequence[Parameter]) -> None:
@@ -134,6 +137,7 @@ def _step_to_the_end(context: Context, engine: Engine, pace: Pace, start: int, c
     status.generation, status.step, status.state = engine.generation, start, "training"
     collect_garbage_from_now_on()
     pace.began = time.monotonic()
+    is_last = plan.effective_strategy.waits_for_all and initial_state.state_of(engine).is_last
     engine.is_tracing = config.device.log_placement
     if chief and not engine.is_tracing:
         chief.report.events.graph(engine.graph)
@@ -141,7 +145,7 @@ def _step_to_the_end(context: Context, engine: Engine, pace: Pace, start: int, c
         _, stopped = train(
             engine,
             start=start,
-            until=plan.steps,
+            until=start if is_last else plan.steps,
             stop_requested=lambda: context.stop.requested or status.ended_early is not None,
             reductions=lambda: chief.judge.reductions if chief else 0,
             gradients_every=config.summary.histogram_every if chief else 0,
@@ -164,7 +168,7 @@ def _step_to_the_end(context: Context, engine: Engine, pace: Pace, start: int, c
     if chief is None:
         context.needs_hosts = False
         engine.leave()
-    return stopped
+    return stopped or is_last
 
 
 def _make_actions(context: Context, engine: Engine, pace: Pace, start: int, chief: Chief | None) -> Sequence[AfterStep]:

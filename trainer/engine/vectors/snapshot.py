@@ -26,6 +26,7 @@ class Snapshot:
     slots: dict[str, Arrays]  # by slot name; empty: every slot at its first value
     loss: float | None = None  # of the update that led here, if it is known
     sums: tuple[float, ...] = ()  # of the metrics' variables, as StepResult has them
+    stop: float = 0.0  # of METRICS: more than 0 if replicas are to stop
     reductions: int = 0  # of the learning rate, since no evaluation improved
     bad: int = 0  # newest step since the load whose update was left out: a loss or a gradient was not finite
 
@@ -60,14 +61,15 @@ class Snapshot:
         }
         parameters = packing.join(zip(trainable, flats, strict=True))
         state = packing.join(zip((shard.state for shard in shards), flats, strict=True))
-        loss, _, _, bad, reductions = flats[0][shards[0].metrics_offset :][: len(METRICS)].tolist()
+        loss, stop, _, bad, reductions = flats[0][shards[0].metrics_offset :][: len(METRICS)].tolist()
         sums = tuple(packing.sums_in(flats[0], shards[0]).tolist())
-        return cls(step, parameters, state, named, loss, sums, int(reductions), int(bad))
+        return cls(step, parameters, state, named, loss, sums, stop, int(reductions), int(bad))
 
     def to_flats(self, shard: Shard, fills: Mapping[str, float], *, generation: int) -> list[np.ndarray]:
         """What a shard is loaded with: its vector, then its slots; `fills` has the first value of each slot."""
         flat = packing.to_flat(shard, self.parameters | self.state, generation=generation, step=self.step)
-        flat[shard.metrics_offset + METRICS.index("reductions")] = self.reductions
+        for name in ("stop", "reductions"):
+            flat[shard.metrics_offset + METRICS.index(name)] = getattr(self, name)
         if len(self.sums) == shard.sums:  # else they are of other metrics
             packing.sums_in(flat, shard)[:] = self.sums
         return [flat, *(packing.to_slot(shard, self.slots.get(name), fill) for name, fill in fills.items())]

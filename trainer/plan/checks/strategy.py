@@ -38,6 +38,10 @@ def check_patience(section: EvaluateConfig, optimizer: OptimizerConfig, cluster:
     for key, patience in (("evaluate.patience", section.patience), ("optimizer.plateau.patience", plateau.patience)):
         if patience is not None and section.every == 0 and cluster.evaluator == 0:
             yield Problem(key, "nothing is evaluated while it trains", "type evaluate.every=100 too")
+    if section.export_best and cluster.evaluator:
+        message = "the evaluator may not have scored every checkpoint when the training ends"
+        remedy = "leave it out, and export best/ with resume=RUN/best afterwards"
+        yield Problem("evaluate.export_best", message, remedy)
     if plateau.patience is None:
         for name, value in vars(plateau).items():
             if value != getattr(PlateauConfig, name):

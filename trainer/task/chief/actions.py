@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,13 @@ from trainer.observe.status import Status
 from trainer.plan.environment import REPORTS_PROGRESS
 from trainer.storage import checkpoint, checkpoint_writer, evaluations
 from trainer.storage.atomic import write_atomically
+from trainer.storage.evaluations import Evaluation
 from trainer.storage.history import History
 from trainer.storage.rollbacks import record_rollback
 from trainer.storage.run_directory import RunDirectory
 from trainer.task.chief.ending import Hooks
 from trainer.task.chief.export import export, params_sha256
-from trainer.task.chief.initial_state import InitialState
+from trainer.task.chief.initial_state import InitialState, what_may_end
 from trainer.task.chief.judge import Judge
 from trainer.task.chief.report import Report, log_summary, summarize
 from trainer.task.context import Context
@@ -68,8 +70,25 @@ class Saver:
             raise NotFiniteError(f"parameter {bad} is not finite at step {snapshot.step}; it is not saved")
         self._save(snapshot, None)
 
+    def save_if_best(self, snapshot: Snapshot, evaluation: Evaluation) -> None:
+        """Keeps a sound state whose evaluation is the best so far."""
+        config, folder = self.context.config, self.context.directory.best
+        best = evaluations.best(folder)
+        is_better = evaluations.is_better(evaluation, best[0] if best else None, config.evaluate.best_metric)
+        if is_better and _problem(snapshot, skips_bad_updates=True) is None:
+            tensors = snapshot.to_tensors()
+            evaluations.save_as_best(folder, self.generation, self._facts(snapshot), tensors, evaluation)
+
     def _save(self, snapshot: Snapshot, on_error: checkpoint_writer.OnError | None) -> None:
         """Begins to save, once the save before is on disk."""
+        status = self.context.status
+        self.context.journal.write("save", generation=self.generation, step=snapshot.step)
+        before, status.state = status.state, "saving"  # on a slow disk the save before takes long
+        tensors = snapshot.to_tensors()
+        self.writer.save(snapshot.step, self.generation, self._facts(snapshot), tensors, on_error=on_error)
+        status.state = before
+
+    def _facts(self, snapshot: Snapshot) -> dict[str, Any]:
         config, plan, status = self.context.config, self.context.plan, self.context.status
         facts: dict[str, Any] = {
             "model": config.model.name,
@@ -83,10 +102,9 @@ class Saver:
         if snapshot.loss is not None:
             reductions = {"reductions": snapshot.reductions} if snapshot.reductions else {}
             facts["metrics"] = {"loss": snapshot.loss, "sums": list(snapshot.sums), **reductions}
-        self.context.journal.write("save", generation=self.generation, step=snapshot.step)
-        before, status.state = status.state, "saving"  # on a slow disk the save before takes long
-        self.writer.save(snapshot.step, self.generation, facts, snapshot.to_tensors(), on_error=on_error)
-        status.state = before
+        if status.ended_early and snapshot.stop:  # so that an attempt that starts from here ends at the same step
+            facts |= {"ended": what_may_end(config), "stop": snapshot.stop}
+        return facts
 
     def roll_back(self, step: int) -> None:
         """Records that the run goes back to its newest checkpoint, which may still be on its way to the disk.
@@ -139,6 +157,7 @@ class ChiefEvaluation:
     events: Events
     lines: History
     status: Status
+    keep: Callable[[Snapshot, Evaluation], None] | None = None  # the best
 
     def run(self, snapshot: Snapshot) -> dict[str, float]:
         """Returns eval_loss and a score for each metric, which TensorBoard shows too."""
@@ -146,7 +165,10 @@ class ChiefEvaluation:
         began = time.monotonic()
         scores = self.evaluator.score(snapshot)
         if snapshot.step > self.lines.last_step:  # else it was evaluated before
-            self.lines.write(snapshot.step, {**scores, "seconds": round(time.monotonic() - began, 3)})
+            evaluation = Evaluation(snapshot.step, scores, round(time.monotonic() - began, 3))
+            if self.keep:
+                self.keep(snapshot, evaluation)
+            self.lines.write(snapshot.step, {**scores, "seconds": evaluation.seconds})  # last: it is not made again
         self.status.state = before
         self.events.scalars(snapshot.step, {f"evaluation/{name}": value for name, value in scores.items()})
         return {f"eval_{name}": value for name, value in scores.items()}
@@ -207,7 +229,11 @@ def assemble(
     saved = [int(path.name) for path in checkpoint.finished(directory.checkpoints)] if start.is_adopted else []
     saved_until = max(saved, default=0) if start.is_adopted else start.step
     lines = History(directory.evaluations, start=start.step) if evaluator else None
-    evaluation = ChiefEvaluation(evaluator, events, lines, context.status) if evaluator and lines else None
+    evaluation = None
+    if evaluator and lines:
+        keep = saver.save_if_best if config.evaluate.export_best else None
+        evaluation = ChiefEvaluation(evaluator, events, lines, context.status, keep)
+        evaluations.remove_best_after(directory.best, start.step)
     hooks = Hooks(config.user, context.status)
     actions: list[tuple[Every, OnSnapshot]] = [(Every(config.checkpoint.every, start=saved_until), saver.save_if_sound)]
     if evaluation:
@@ -216,6 +242,7 @@ def assemble(
     for result in start.missed:
         report.update(result)
     judge = Judge(context, hooks, start)
+    hooks.follow(start.result, is_asked=context.stop.requested)
     is_missing = evaluation and evaluation.is_missing(start.step, config.evaluate.every)
     if evaluation and is_missing and start.step < context.plan.steps:
         evaluation.run_and_log(engine.snapshot())
@@ -241,13 +268,20 @@ def finish(
     snapshot, results = _save_and_evaluate(context, chief, pace, stopped=stopped)
     if not stopped:
         context.status.state = "exporting"
-        export(snapshot, objective.model_to_save(), context.directory.export)
+        best = evaluations.best_result(context.directory) if context.config.evaluate.export_best else None
+        if best:
+            results["best"] = best
+        export(_load(best) if best else snapshot, objective.model_to_save(), context.directory.export)
         chief.hooks.call("on_end", snapshot.step, _logs(results))
     results["ended_early"] = None if stopped else context.status.ended_early
     summary = results | {"resumed_from": resumed_from, "params_sha256": params_sha256(snapshot)}
     write_atomically(context.directory.summary, json.dumps(summary, indent=1))
     if chief.report.logs_progress:
         log_summary(summary)
+
+
+def _load(best: Mapping[str, Any]) -> Snapshot:
+    return Snapshot.from_tensors(best["step"], checkpoint.load(checkpoint.read_manifest(Path(best["path"]))))
 
 
 def _logs(results: Mapping[str, Any]) -> dict[str, float]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainer.config import user_file
+from trainer.engine.step_result import StepResult
 from trainer.observe.status import Status
 from trainer.workload.data.examples import users_code
 
@@ -27,6 +28,11 @@ class Hooks:
     def has(self, name: str) -> bool:
         return name in self._functions
 
+    def follow(self, state: StepResult | None, *, is_asked: bool) -> None:
+        """Notes that the state is of a run that is to stop, and neither a signal nor an evaluation says why."""
+        if state and state.stop and not is_asked and self._functions:
+            end_early(self._status, state.step, f"a hook of {self._user} returned {STOP!r} before a restart")
+
     def call(self, name: str, step: int, logs: Mapping[str, float]) -> None:
         """Calls a hook, if there is one, with a step and values by name.
 
@@ -37,7 +43,7 @@ class Hooks:
             return
         with users_code(name):
             answer = self._functions[name](step, dict(logs))
-        if answer == STOP:
+        if answer == STOP and name != "on_end":
             end_early(self._status, step, f"{name} of {self._user} returned {STOP!r}")
 
 

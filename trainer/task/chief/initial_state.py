@@ -1,5 +1,6 @@
 """The state that a run starts from: what the shard hosts still hold, a checkpoint, or the model's initial values."""
 
+import dataclasses
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,7 @@ class InitialState:
     is_adopted: bool = False  # the shard hosts held it: an earlier chief died, and what it left undone is due
     missed: Sequence[StepResult] = ()  # the last updates before `step`; to be reported if they were not
     checkpoint: str | None = None  # that the state was loaded from
-    reductions: int = 0  # of the learning rate
+    result: StepResult | None = None  # of the update that led to the state, as far as the state says
 
 
 def start(context: Context, engine: Engine, model: Any) -> InitialState:
@@ -39,19 +40,20 @@ def start(context: Context, engine: Engine, model: Any) -> InitialState:
         step = engine.start()
         _log.info("continuing from step %d: shard hosts still hold the state", step)
         context.journal.write("adopt", generation=engine.generation, step=step)
-        now = engine.missed[-1] if engine.missed else engine.peek()
-        return InitialState(step, is_adopted=True, missed=engine.missed, reductions=now.reductions)
+        return InitialState(step, is_adopted=True, missed=engine.missed, result=state_of(engine))
     if context.plan.has_shard_hosts:  # else they have seen each other already
         context.roll_call([task.name for task in context.plan.trainers], until="is_listening")
     loaded = _load(context, engine, model)
     if loaded is None:
         return InitialState(engine.start())
-    return InitialState(
-        engine.start(),
-        missed=missed_at(loaded, context.directory),
-        checkpoint=str(loaded.path),
-        reductions=_metrics_in(loaded).get("reductions", 0),
-    )
+    step = engine.start()
+    missed = missed_at(loaded, context.directory)
+    return InitialState(step, missed=missed, checkpoint=str(loaded.path), result=state_of(engine))
+
+
+def state_of(engine: Engine) -> StepResult:
+    """What the state says that an engine has just started from, and that no replica has moved yet under sync."""
+    return engine.missed[-1] if engine.missed else engine.peek()
 
 
 def _load(context: Context, engine: Engine, model: Any) -> Checkpoint | None:
@@ -91,7 +93,10 @@ def first_snapshot(
         checkpoint.check_fits(source, expected, frozen=plan.frozen.sha256)
         state = Snapshot.from_tensors(source.step, checkpoint.load(source))
         metrics = _metrics_in(source)
-        state = replace(state, sums=tuple(metrics.get("sums", ())), reductions=metrics.get("reductions", 0))
+        has_ended = source.path.parent == directory.checkpoints and source.facts.get("ended") == what_may_end(config)
+        stop = source.facts.get("stop", 0.0) if has_ended else 0.0
+        sums, reductions = tuple(metrics.get("sums", ())), metrics.get("reductions", 0)
+        state = replace(state, sums=sums, reductions=reductions, stop=stop)
     if has_loaded:
         return state, source
     if source is None:
@@ -99,6 +104,11 @@ def first_snapshot(
     elif config.resume != "auto":
         resume.set_aside_newer(directory, step=state.step)
     return state, source
+
+
+def what_may_end(config: RunConfig) -> dict[str, Any]:
+    """The config that a run must still have to have ended early: it goes on when one of these changes."""
+    return {"steps": config.train.steps, **dataclasses.asdict(config.evaluate)}
 
 
 def missed_at(source: Checkpoint, directory: RunDirectory) -> list[StepResult]:

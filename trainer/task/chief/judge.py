@@ -32,8 +32,9 @@ class Judge:
         self._seen = len(scored)
         counted = self._count([one for one in scored if one.step < start.step] if self._is_exact else scored)
         # Reductions that the state has, and the run's evaluations do not explain: it continues another run.
-        self._others = start.reductions - counted if self._is_exact else max(0, start.reductions - counted)
-        self.reductions = start.reductions  # of the learning rate, as they should be
+        has = start.result.reductions if start.result else 0
+        self._others = has - counted if self._is_exact else max(0, has - counted)
+        self.reductions = has  # of the learning rate, as they should be
         self._decide(scored)
 
     @property

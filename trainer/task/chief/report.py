@@ -84,6 +84,8 @@ class Report:
         learning_rate = float(optimizers.learning_rate(self._config.optimizer, step, float(result.reductions)))
         metrics = self._metrics([self._replicas * value for value in result.sums])
         self._context.status.metrics = metrics
+        if self._config.optimizer.varies_rate:
+            self._context.status.learning_rate = learning_rate
         self._values = values = {"loss": result.loss, **metrics, "learning_rate": learning_rate}
         self._log_progress({**values, "step": result.step, "examples_per_second": rate}, now)
         try:
@@ -129,6 +131,7 @@ def summarize(context: Context, step: int, pace: Pace) -> dict[str, Any]:
         "step_ms_p99": round(pace.percentile_ms(0.99), 3),
         "wait_fraction": round(pace.wait_fraction(), 4),
         "final_loss": status.loss,
+        "learning_rate": status.learning_rate,
         "seconds": round(time.time() - status.started_at, 3),
         "time_to_first_step_secs": round(first - status.started_at, 3) if first else None,
         "first_step_at": first,

@@ -210,7 +210,7 @@ def users_code(source: str) -> Iterator[None]:
         yield
     except DataError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
         package = str(Path(__file__).parents[2])
         own = [one for one in frames if "site-packages" not in one.filename and not one.filename.startswith(package)]

@@ -1,0 +1,45 @@
+"""What counts evaluations needs some, and keys that fit each other."""
+
+from __future__ import annotations
+
+import pytest
+from quick_config import load
+
+from trainer.plan.checks.strategy import check_patience
+
+COUNTED = "evaluate.every=10"
+PLATEAU = "optimizer.plateau"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "answer"),
+    [
+        (["evaluate.patience=3"], "evaluate.patience", "type evaluate.every=100 too"),
+        ([f"{PLATEAU}.patience=3"], f"{PLATEAU}.patience", "type evaluate.every=100 too"),
+        ([COUNTED, f"{PLATEAU}.factor=0.5"], f"{PLATEAU}.factor", f"type {PLATEAU}.patience=10 too"),
+        (
+            [COUNTED, f"{PLATEAU}.patience=3", f"{PLATEAU}.min_rate=0.1"],
+            f"{PLATEAU}.min_rate",
+            f"0.1 is not below optimizer.learning_rate=0.001; type {PLATEAU}.min_rate=1e-05",
+        ),
+        (["cluster=1ps2w1e", "evaluate.export_best=true"], "evaluate.export_best", "resume=RUN/best"),
+    ],
+)
+def test_what_cannot_count_is_refused_with_what_to_type(overrides, key, answer):
+    config = load(overrides)
+    (problem,) = check_patience(config.evaluate, config.optimizer, config.cluster)
+    assert problem.key == key
+    assert answer in f"{problem.message}; {problem.remedy}"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["evaluate.export_best=true"],
+        [COUNTED, "evaluate.patience=3", f"{PLATEAU}.patience=3", f"{PLATEAU}.min_rate=1e-5"],
+        ["cluster=1ps2w1e", "evaluate.patience=3", f"{PLATEAU}.patience=3"],
+    ],
+)
+def test_what_can_count_is_accepted(overrides):
+    config = load(overrides)
+    assert not list(check_patience(config.evaluate, config.optimizer, config.cluster))
