@@ -100,6 +100,7 @@ def test_the_status_page_describes_the_task_in_json(serve):
         "wait_fraction": 0.5,
         "loss": 0.25,
         "metrics": {},
+        "learning_rate": None,
         "started_at": 1767225590.5,
         "first_step_at": None,
         "pid": os.getpid(),
