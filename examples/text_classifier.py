@@ -1,7 +1,7 @@
 """A text classifier: of which package of Python's standard library are these 64 tokens?
 
-The text is real and on every machine: the source code of six packages. Tokens are words and signs, numbered by how often
-they occur; the last fifth of each file is evaluated on.
+The text is real and on every machine: the source code of six packages. Tokens are words and signs, numbered by how
+often they occur; the last fifth of each file is evaluated on.
 
     python -m trainer examples/text_classifier.yaml
 """
