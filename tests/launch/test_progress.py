@@ -221,7 +221,7 @@ def test_whatever_the_size_of_a_terminal_no_more_is_drawn_and_what_is_not_shown_
 def test_while_a_cluster_starts_each_job_has_a_row_and_those_that_are_awaited_are_named():
     tasks = [
         *(task(f"ps:{i}", "waiting", step=0) for i in range(4)),
-        *(task(f"worker:{i}", "roll call", step=0) for i in range(15)),
+        *(task(f"worker:{i}", "roll call", step=0, silent_secs=7.0) for i in range(15)),  # each imports, or compiles
     ]
     lines = drawn([*tasks, TaskView("worker:15", "starting")])
     assert lines[0] == "starting  0:21  waiting for worker:15"

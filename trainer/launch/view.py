@@ -12,6 +12,7 @@ from trainer.config.words import some
 
 RATE_WINDOW_SECS = 30.0  # of the steps from which the time left is computed
 SILENT_SECS = 3.0  # a page is read twice a second
+BUSY_SECS = 10.0  # a task that starts answers late
 LATE_SECS = 5.0  # a worker that a step has waited for so long
 MAX_METRICS = 3  # in a line
 MAX_NAMED = 8  # tasks of a line, before they are counted by state
@@ -159,7 +160,7 @@ def attention(task: TaskView, tasks: Sequence[TaskView], *, is_starting: bool) -
         return task.state
     if meaning(task) == ENDED:
         return None
-    if task.page and task.silent_secs >= SILENT_SECS:
+    if task.page and task.silent_secs >= (BUSY_SECS if is_starting else SILENT_SECS):
         return f"silent {duration(task.silent_secs)}"
     late = [other.page["stalled_secs"] for other in tasks if other.page and task.name in other.page["missing"]]
     if max(late, default=0.0) >= LATE_SECS:
