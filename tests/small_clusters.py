@@ -137,16 +137,23 @@ class Cluster:
     def train(self, replicas: Sequence[Callable[[ShardedEngine], Any]]) -> list[Any]:
         """Serves the shards and runs each replica's function in a thread of its own; returns what they return."""
         results: list[Any] = [None] * len(replicas)
+        errors: list[BaseException] = []
 
         def work(index: int) -> None:
-            results[index] = replicas[index](self.engines[index])
+            try:
+                results[index] = replicas[index](self.engines[index])
+            except BaseException as error:  # the others would wait for this replica
+                errors.append(error)
+                raise
 
         threads = [threading.Thread(target=self.serve, args=(host,), daemon=True) for host in self.hosts]
         threads += [threading.Thread(target=work, args=(index,), daemon=True) for index in range(len(replicas))]
         for thread in threads:
             thread.start()
         self.engines[0].load(self.first(), generation=1)
-        wait_until(lambda: not any(thread.is_alive() for thread in threads), progress=lambda: self._updates)
+        wait_until(lambda: errors or not any(thread.is_alive() for thread in threads), progress=lambda: self._updates)
+        if errors:
+            raise errors[0]
         _trained.append(self)
         return results
 

@@ -184,7 +184,7 @@ def received(cluster: Cluster) -> dict[str, int]:
         engine.start()
         engine.step()
         metadata = tf.compat.v1.RunMetadata()
-        engine.session.run(engine._step, {engine._stop: 0.0}, options=options, run_metadata=metadata)
+        engine.session.run(engine._step, engine._asking(False, 0), options=options, run_metadata=metadata)
         for _ in range(STEPS - 2):
             engine.step()
         engine.peek()

@@ -35,7 +35,7 @@ def dying(cluster: Cluster, worker: int, last: Callable[[ShardedEngine], Any], r
         assert not engine._rejoin.is_due
         for _ in range(DIES_AT):
             engine.step()
-        engine.session.run(last(engine), {engine._stop: 0.0})
+        engine.session.run(last(engine), engine._asking(False, 0))
         successor = cluster.successor(worker)
         results["generation"] = successor.held()
         outcome = to_the_end(successor)
