@@ -17,11 +17,12 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from objectives import make_step
+from objectives import objective_of
 from runs import wait_until
 
 from trainer.config.schema import OptimizerConfig, OptimizerName
 from trainer.engine.compute import Replica
+from trainer.engine.frozen import Copy
 from trainer.engine.local import LocalEngine
 from trainer.engine.sharded.host import OnUpdate, ShardHost
 from trainer.engine.sharded.resources import device_of
@@ -38,6 +39,7 @@ from trainer.plan.strategy import STRATEGIES
 from trainer.task.assemble import HOSTS
 from trainer.task.server import session_config, start_server
 from trainer.workload import step as replica
+from trainer.workload.build import Workload
 from trainer.workload.data.arrays import from_arrays
 from trainer.workload.data.pipeline import training_batches
 
@@ -81,12 +83,12 @@ class Cluster:
 
     def __init__(
         self,
-        build: Callable[[], keras.Model],
+        build: Callable[[], keras.Model] | Workload,
         *,
         ps: int,
         workers: int,
         clip_norm: float | None = None,
-        optimizer: OptimizerName = OptimizerName.adam,
+        optimizer: OptimizerName | OptimizerConfig = OptimizerName.adam,
         strategy: str = "sync",
         quorum: int = 0,
         max_staleness: int | None = None,
@@ -95,14 +97,25 @@ class Cluster:
         max_part_mib: float | None = None,
         wire: str = "float32",
         buckets: int = 1,
+        steps: int = STEPS,
+        start: Snapshot | None = None,
         **options: Any,
     ) -> None:
-        keras.utils.set_random_seed(SEED)
-        self.model, self.data = build(), digits()
-        self.optimizer = OptimizerConfig(name=optimizer, clip_norm=clip_norm)
-        self.parameters = replica.parameters_of(self.model)
+        """Builds it.
+
+        Args:
+            build: makes the model; it learns `digits`. Or a workload of other data and with another objective.
+            start: the state to begin with; None: the model's first values.
+        """
+        self.workload = build if isinstance(build, Workload) else workload_of(build)
+        self.model, self.data = self.workload.model, self.workload.data
+        is_name = isinstance(optimizer, OptimizerName)
+        self.optimizer = OptimizerConfig(name=optimizer, clip_norm=clip_norm) if is_name else optimizer
+        self.parameters = replica.parameters_of(self.model, self.workload.frozen)
+        self.steps, self._start = steps, start
         hosts = [f"ps:{i}" for i in range(ps)] or [f"worker:{i}" for i in range(workers)]
-        self.shards = place(self.parameters, hosts, pins={}, max_part_mib=max_part_mib, buckets=buckets)
+        sums = self.workload.objective.size if isinstance(build, Workload) else 0
+        self.shards = place(self.parameters, hosts, pins={}, max_part_mib=max_part_mib, buckets=buckets, sums=sums)
         self.strategy = STRATEGIES[strategy]
         self.devices, self.parameters_on, self.options = devices, parameters_on, options
         self._size = (ps, workers, tuple(devices))
@@ -132,7 +145,7 @@ class Cluster:
             self._connect(engine, f"worker:{index}")
 
     def first(self) -> Snapshot:
-        return first_snapshot(self.model)
+        return self._start or first_snapshot(self.workload)
 
     def train(self, replicas: Sequence[Callable[[ShardedEngine], Any]]) -> list[Any]:
         """Serves the shards and runs each replica's function in a thread of its own; returns what they return."""
@@ -167,7 +180,7 @@ class Cluster:
 
         def until_its_end() -> None:
             with self._may_be_ended():
-                host.serve(STEPS, on_update or self._count)
+                host.serve(self.steps, on_update or self._count)
 
         with self._may_be_ended():
             host.load()
@@ -202,12 +215,11 @@ class Cluster:
         task, each = f"worker:{index}", len(self.devices)
         mine = [
             make_replica(
-                self.model,
-                self.data,
+                self.workload,
                 index * each + number,
                 self.workers * each,
                 device=device_of(task, device),
-                endless=not self.strategy.waits_for_all,
+                stop=self.steps if self.strategy.waits_for_all else 2**62,
                 **self.options,
             )
             for number, device in enumerate(self.devices)
@@ -254,9 +266,16 @@ def end_trained() -> None:
         _trained.pop().end()
 
 
-def first_snapshot(model: keras.Model) -> Snapshot:
-    values = replica.initial_values(model)
-    trainable = {p.path for p in replica.parameters_of(model) if p.trainable}
+def workload_of(build: Callable[[], keras.Model]) -> Workload:
+    """A model that learns digits."""
+    keras.utils.set_random_seed(SEED)
+    model = build()
+    return Workload(model, digits(), objective_of(model), {})
+
+
+def first_snapshot(workload: Workload) -> Snapshot:
+    values = replica.initial_values(workload.model, workload.frozen)
+    trainable = {p.path for p in replica.parameters_of(workload.model, workload.frozen) if p.trainable}
     return Snapshot(
         0,
         {path: value for path, value in values.items() if path in trainable},
@@ -266,41 +285,40 @@ def first_snapshot(model: keras.Model) -> Snapshot:
 
 
 def make_replica(
-    model: keras.Model,
-    data: Any,
+    workload: Workload,
     index: int,
     count: int,
     *,
     device: str | None = None,
-    endless: bool = False,
+    stop: int = STEPS,
     jit: bool = False,
     **options: Any,
 ) -> Replica:
     def batches() -> Any:
-        stop = 2**62 if endless else STEPS
         return training_batches(
-            data.train, seed=SEED, start=0, stop=stop, batch_size=BATCH, replica=index, replicas=count
+            workload.data.train, seed=SEED, start=0, stop=stop, batch_size=BATCH, replica=index, replicas=count
         )
 
-    return Replica(make_step(model, jit=jit, **options), batches, SEED, index, count, device, jit)
+    step = replica.make_step(workload.objective, jit=jit, **options)
+    return Replica(step, batches, SEED, index, count, device, jit, Copy(workload.frozen))
 
 
 def make_local(
-    model: keras.Model, data: Any, optimizer: OptimizerConfig, *, count: int = 1, parameters_on: str = "/cpu:0"
+    workload: Workload, optimizer: OptimizerConfig, *, count: int = 1, parameters_on: str = "/cpu:0", steps: int = STEPS
 ) -> LocalEngine:
     """One process with so many replicas, on logical CPUs of their own, loaded with the model's first values."""
-    replicas = [make_replica(model, data, index, count, device=f"/cpu:{index}") for index in range(count)]
-    shard = place(replica.parameters_of(model), ["worker:0"], pins={})[0]
+    replicas = [make_replica(workload, index, count, device=f"/cpu:{index}", stop=steps) for index in range(count)]
+    shard = place(replica.parameters_of(workload.model, workload.frozen), ["worker:0"], pins={})[0]
     engine = LocalEngine(shard=shard, optimizer=optimizer, replicas=replicas, parameters=parameters_on)
     engine.connect("", tf.compat.v1.ConfigProto(device_count={"CPU": count}))
-    engine.load(first_snapshot(model), generation=1)
+    engine.load(first_snapshot(workload), generation=1)
     return engine
 
 
-def to_the_end(engine: ShardedEngine) -> tuple[list[float], Snapshot]:
+def to_the_end(engine: ShardedEngine | LocalEngine, steps: int = STEPS) -> tuple[list[float], Snapshot]:
     """Trains; returns the losses of all updates and the last state."""
     losses, step = [], engine.start()
-    while step < STEPS:
+    while step < steps:
         pulled = engine.step()
         losses.append(pulled.loss)
         step = pulled.step + 1

@@ -83,6 +83,12 @@ def weighted(*, examples=256):
     return _split(x, y, np.where(y, 3.0, 1.0))
 
 
+def far(*, examples=256):
+    """Large values, and so large gradients."""
+    x = RANDOM.normal(size=(examples, 6)) * 30
+    return _split(x, (x[:, 0] > x[:, 1]).astype("float32"))
+
+
 def pairs(*, examples=256):
     x = [RANDOM.normal(size=(examples, 6)), RANDOM.normal(size=(examples, 6))]
     return _split(x, (x[0][:, 0] * x[1][:, 0] > 0).astype("int32"))
@@ -227,6 +233,22 @@ def one_number(spec):
     """Its outputs are [N], not [N, 1]."""
     inputs = keras.Input(spec.features.shape)
     return keras.Model(inputs, layers.Dense(1)(inputs)[:, 0])
+
+
+def binary():
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(16, "relu"), layers.Dense(1)])
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    model.compile("adam", loss, metrics=[keras.metrics.BinaryAccuracy(threshold=0)])
+    return model
+
+
+def with_three_way_skip():
+    x = keras.Input((6,))
+    hidden = layers.Dense(16, "tanh")(x)
+    branches = [layers.Dense(16, "relu")(hidden) for _ in range(3)]
+    model = keras.Model(x, layers.Dense(1, activation="sigmoid")(layers.Add()([hidden, *branches])))
+    model.compile("adam", "binary_crossentropy", metrics=["accuracy"])
+    return model
 
 
 def towers():

@@ -378,6 +378,7 @@ PYTHON = [
         "my.txt", b"def tiny(): ...", "user=my.txt: is not a Python file: its name must end in .py", id="not .py"
     ),
     pytest.param("my.py", None, "user=my.py: cannot be read: No such file or directory", id="missing"),
+    pytest.param("folder.py", "folder", "user=folder.py: cannot be read: Is a directory", id="a folder"),
     pytest.param("my.py", b"def caf\xe9(): ...", "user=my.py: is not UTF-8: byte 7 is 0xe9", id="latin-1"),
     pytest.param(
         "my.py", b"x = 1\ndef tiny(:\n", "user=my.py: is not valid Python: invalid syntax, line 2", id="syntax"
@@ -408,7 +409,9 @@ PYTHON = [
 @pytest.mark.parametrize(("name", "content", "answer"), PYTHON)
 def test_an_invalid_python_file_is_explained(tmp_path, monkeypatch, name, content, answer):
     monkeypatch.chdir(tmp_path)
-    if content is not None:
+    if content == "folder":
+        (tmp_path / name).mkdir()
+    elif content is not None:
         (tmp_path / name).write_bytes(content)
     assert answer in faults(f"user={name}", "model=tiny")
 

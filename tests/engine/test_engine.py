@@ -11,7 +11,18 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from small_clusters import BATCH, SEED, STEPS, Cluster, digest, digits, make_local, plain, to_the_end, with_everything
+from small_clusters import (
+    BATCH,
+    SEED,
+    STEPS,
+    Cluster,
+    digest,
+    make_local,
+    plain,
+    to_the_end,
+    with_everything,
+    workload_of,
+)
 
 from trainer.config.schema import OptimizerConfig, OptimizerName
 from trainer.engine.sharded import staleness
@@ -41,19 +52,18 @@ def test_the_bits_do_not_depend_on_where_the_shards_are(workers, clip_norm):
 def test_the_update_is_that_of_one_process_with_the_whole_batch():
     cluster = Cluster(plain, ps=2, workers=3)
     (losses, last), *_ = cluster.train([to_the_end] * 3)
-    expected_losses, expected = to_the_end(make_local(cluster.model, cluster.data, cluster.optimizer))
+    expected_losses, expected = to_the_end(make_local(cluster.workload, cluster.optimizer))
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
     for path, value in expected.parameters.items():
         np.testing.assert_allclose(last.parameters[path], value, rtol=1e-5, atol=1e-6)
 
 
 def test_one_process_trains_as_a_keras_loop_does():
-    keras.utils.set_random_seed(SEED)
-    model, data = plain(), digits()
-    losses, last = to_the_end(make_local(model, data, OptimizerConfig(name=OptimizerName.adam)))
-    expected = _keras_losses(model, data)
+    workload = workload_of(plain)
+    losses, last = to_the_end(make_local(workload, OptimizerConfig(name=OptimizerName.adam)))
+    expected = _keras_losses(workload.model, workload.data)
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
-    for variable in model.trainable_variables:
+    for variable in workload.model.trainable_variables:
         np.testing.assert_allclose(last.parameters[variable.path], variable.numpy(), rtol=1e-4, atol=1e-6)
 
 
@@ -277,7 +287,7 @@ def test_replicas_inside_one_process_give_the_bits_of_as_many_workers(optimizer)
     cluster = Cluster(with_everything, ps=1, workers=4, optimizer=optimizer)
     first = cluster.first()
     (losses, last), *_ = cluster.train([to_the_end] * 4)
-    local = make_local(cluster.model, cluster.data, cluster.optimizer, count=4)
+    local = make_local(cluster.workload, cluster.optimizer, count=4)
     local.load(first, generation=1)
     local_losses, local_last = to_the_end(local)
     assert local_losses == losses

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import pytest
 import tensorflow as tf
 from runs import wait_until
-from small_clusters import BATCH, STEPS, Cluster, digits, make_local, plain, with_everything
+from small_clusters import BATCH, STEPS, Cluster, make_local, plain, with_everything, workload_of
 
 from trainer.config.schema import OptimizerConfig, OptimizerName
 from trainer.engine.sharded import worker_graph
@@ -326,7 +326,7 @@ def test_a_task_has_one_session_for_its_steps_and_one_for_its_shard():
 
 
 def test_one_process_takes_a_step_in_one_call():
-    engine = make_local(plain(), digits(), OptimizerConfig(name=OptimizerName.adam, clip_norm=1.0))
+    engine = make_local(workload_of(plain), OptimizerConfig(name=OptimizerName.adam, clip_norm=1.0))
     engine.start()
     before = len(TracingSession.calls)
     for _ in range(3):

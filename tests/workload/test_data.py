@@ -98,7 +98,8 @@ def test_examples_may_be_nests_of_arrays_and_texts():
 
 def test_lists_of_numbers_are_arrays():
     data = from_arrays(([1, 2, 3], [0, 1, 0]), ([1, 2, 3], [0, 1, 0]), source="mine")
-    assert [one.tolist() for one in fetch(data.train, 2)] == [[[3]], [0]]
+    assert [one.tolist() for one in fetch(data.train, 2)] == [[3], [0]]
+    assert data.spec.input_shape == (1,)  # of a layer
 
 
 def test_doubles_become_floats_and_are_not_scaled():
@@ -107,15 +108,12 @@ def test_doubles_become_floats_and_are_not_scaled():
     assert (features.dtype, features.max()) == (np.float32, 70)
 
 
-def test_integer_labels_of_one_column_are_classes():
+def test_labels_keep_their_shape():
     data = from_arrays((IMAGES, LABELS[:, None]), (IMAGES, LABELS[:, None]), source="images")
-    assert (data.spec.classes, fetch(data.train, 1, 2)[1].tolist()) == (3, [1, 2])
-
-
-def test_float_labels_are_targets_of_the_output_shape():
+    assert (data.spec.classes, fetch(data.train, 1, 2)[1].tolist()) == (3, [[1], [2]])
     targets = np.linspace(0, 1, 6)
     data = from_arrays((IMAGES, targets), (IMAGES, targets), source="images")
-    assert (data.spec.classes, fetch(data.train, 5)[1].tolist()) == (1, [[1.0]])
+    assert (data.spec.classes, fetch(data.train, 5)[1].tolist()) == (1, [1.0])
 
 
 def test_one_output_separates_two_classes():

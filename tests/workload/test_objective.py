@@ -5,64 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from kinds import KINDS, ZOO, workload
 
 from trainer.config.schema import ModelConfig
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.plan.description import Question
 from trainer.task.evaluator.score import Evaluator
-from trainer.workload import build, describe, frozen, step, trial
+from trainer.workload import build, describe, step, trial
 from trainer.workload.compiling import Wanted
 from trainer.workload.data.examples import Batch
 from trainer.workload.objective import Objective
 
-ZOO = str(Path(__file__).resolve().parents[1] / "zoo.py")
 BATCH = 32
-KINDS = {  # model and data, options of the model, what the config names
-    "softmax": ("softmax", "images", {}, {}),
-    "one-hot labels": ("smoothed", "one_hot", {}, {}),
-    "dicts and texts": ("wide_and_deep", "people", {}, {}),
-    "two outputs": ("two_outputs", "two_targets", {}, {}),
-    "a loss of two": ("one_of_two_losses", "listed_targets", {}, {}),
-    "a named loss": ("autoencoder", "itself", {}, {"loss": "mse", "metrics": ["mean_absolute_error", "rmse"]}),
-    "compute_loss": ("Variational", "unlabelled", {"latent": 3}, {}),
-    "a class": (
-        "Plain",
-        "images",
-        {"width": 16},
-        {"metrics": ["accuracy", {"SparseTopKCategoricalAccuracy": {"k": 1, "name": "top"}}]},
-    ),
-    "pixels": ("segmentation", "pixels", {}, {}),
-    "masks": ("recurrent", "sentences", {}, {}),
-    "masked steps": ("tagger", "tagged", {}, {}),
-    "frozen weights": ("fine_tuned", "weighted", {}, {}),
-    "weights": ("small", "weighted", {}, {}),
-    "options of a loss": ("small", "weighted", {}, {"loss": "SparseCategoricalCrossentropy"}),
-}
-
-
-@pytest.fixture(scope="module")
-def opened() -> dict[str, Any]:
-    return {}
-
-
-def workload(kind: str, opened: dict[str, Any]) -> build.Workload:
-    """The model, the data and the objective of a kind; opened once, because tests change none of them."""
-    if kind not in opened:
-        model_name, data_name, options, named = KINDS[kind]
-        data = build.open_data_set(data_name, {}, seed=1, user_file=ZOO)
-        model = build.build_model(model_name, options, data, seed=1, user_file=ZOO)
-        objective = build.open_objective(model, data, Wanted(**named), user_file=ZOO)
-        trial.run(objective, data, has_values=True)
-        objective.frozen = frozen.find(objective, data.spec).paths
-        opened[kind] = build.Workload(model, data, objective, frozen.values_of(model, objective.frozen))
-    return opened[kind]
 
 
 def for_keras(kind: str, one: build.Workload) -> keras.Model:
@@ -91,8 +51,8 @@ def keras_results(model: keras.Model) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_evaluation_equals_keras_s(kind, opened):
-    one = workload(kind, opened)
+def test_an_evaluation_equals_keras_s(kind):
+    one = workload(kind)
     evaluator = Evaluator(one, batch_size=BATCH, device="/cpu:0")
     evaluator.connect("", None)
     initial = step.initial_values(one.model, one.frozen)
@@ -106,8 +66,8 @@ def test_an_evaluation_equals_keras_s(kind, opened):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_step_equals_keras_s(kind, opened):
-    one = workload(kind, opened)
+def test_a_step_equals_keras_s(kind):
+    one = workload(kind)
     model, batch = for_keras(kind, one), examples(one, BATCH)
     made = tf.function(step.make_step(one.objective), autograph=False)
     output = made(*values(one.model), tf.constant([7, 1], tf.int64), batch)
@@ -127,8 +87,8 @@ def test_a_step_equals_keras_s(kind, opened):
 
 
 @pytest.mark.parametrize("kind", ["dicts and texts", "two outputs", "masked steps", "weights"])
-def test_the_sums_of_two_halves_are_the_metrics_of_the_whole(kind, opened):
-    one = workload(kind, opened)
+def test_the_sums_of_two_halves_are_the_metrics_of_the_whole(kind):
+    one = workload(kind)
     evaluate = step.make_evaluation(one.objective)
     whole = examples(one, BATCH)
     halves = [whole.map(lambda values, rows=rows: values[rows]) for rows in (slice(0, 11), slice(11, None))]
@@ -167,8 +127,8 @@ def test_class_weights_are_weights_of_examples(model, data):
 # Frozen weights
 
 
-def test_weights_that_training_never_changes_are_found(opened):
-    one = workload("frozen weights", opened)
+def test_weights_that_training_never_changes_are_found():
+    one = workload("frozen weights")
     assert tuple(re.sub(r"_\d+", "", path) for path in one.objective.frozen) == (
         "normalization/mean",
         "normalization/variance",
@@ -188,8 +148,8 @@ def test_weights_that_training_never_changes_are_found(opened):
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_step_moves_state_of_any_type_and_no_frozen_weight(accumulate, opened):
-    one = workload("frozen weights", opened)
+def test_a_step_moves_state_of_any_type_and_no_frozen_weight(accumulate):
+    one = workload("frozen weights")
     made = tf.function(step.make_step(one.objective, accumulate=accumulate), autograph=False)
     parameters, state = values(one.model)
     state = {path: tf.cast(value, tf.float32) if path == "counter/calls" else value for path, value in state.items()}
@@ -215,8 +175,8 @@ def test_a_step_moves_state_of_any_type_and_no_frozen_weight(accumulate, opened)
         ("weights", "loss: sparse_categorical_crossentropy of logits, by default; metrics: accuracy, by default"),
     ],
 )
-def test_it_is_said_where_loss_and_metrics_come_from(kind, text, opened):
-    assert workload(kind, opened).objective.text.startswith(text)
+def test_it_is_said_where_loss_and_metrics_come_from(kind, text):
+    assert workload(kind).objective.text.startswith(text)
 
 
 def objective_of(model: str, data: str, functions: Mapping[str, Any] | None = None, **named: Any) -> Objective:

@@ -38,20 +38,22 @@ def functions(path: str | Path) -> dict[str, dict[str, Any]]:
 
 
 def load(path: str | Path) -> ModuleType:
-    """Imports a Python file by its path, once; modules that lie beside it can be imported by it."""
+    """Imports a Python file by its path, once; it can import modules that lie beside it, as `beside` or `.beside`."""
     path = Path(path).resolve()
     return _load(path, path.stat().st_mtime_ns)
 
 
 @functools.cache
 def _load(path: Path, _mtime_ns: int) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"user_{path.stem}", path)
+    folder = str(path.parent)
+    # As a package, whose modules are the files beside it.
+    spec = importlib.util.spec_from_file_location(f"user_{path.stem}", path, submodule_search_locations=[folder])
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and pickles of the file look their module up by name
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
+    if folder not in sys.path:
+        sys.path.append(folder)
     spec.loader.exec_module(module)
     return module
 

@@ -88,4 +88,5 @@ def _write_cache(path: Path, text: str) -> None:
 if __name__ == "__main__":
     from trainer.workload.describe import answer
 
-    print(json.dumps(answer(Question(**json.loads(sys.argv[1])))))
+    print("\n" + json.dumps(answer(Question(**json.loads(sys.argv[1])))), flush=True)
+    os._exit(0)  # without waiting for threads that a user's file has started

@@ -78,16 +78,23 @@ def build_model(
             model = function(*arguments, **options)
         if not isinstance(model, keras.Model):
             raise ValueError(f"model {name} returned a {type(model).__name__}; return a keras.Model")
-        if type(model).train_step is not keras.Model.train_step:
-            raise ValueError(
-                f"{type(model).__name__} has a train_step of its own, which would not run: steps are computed on many "
-                "workers; override compute_loss(x, y, y_pred, sample_weight) instead"
-            )
+        _check_trains_as_keras(model)
         if not model.built:
             model(map_nest(_one_example, data.spec.features))  # `build` does not build the layers of a subclassed model
     finally:
         keras.config.set_dtype_policy(before)
     return model
+
+
+def _check_trains_as_keras(model: keras.Model) -> None:
+    name = type(model).__name__
+    if sum(isinstance(value, keras.optimizers.Optimizer) for value in vars(model).values()) > 1:
+        raise ValueError(f"{name} has several optimizers; models that need them, such as GANs, cannot be trained here")
+    if type(model).train_step is not keras.Model.train_step:
+        raise ValueError(
+            f"{name} has a train_step of its own, which would not run: steps are computed on many workers; override "
+            "compute_loss(x, y, y_pred, sample_weight) instead"
+        )
 
 
 def _arguments(function: Callable[..., Any], spec: Spec) -> list[Any]:

@@ -85,7 +85,8 @@ def make_objective(
     if weights is None and compiled_by_user and model._compile_loss is not None:
         weights = model._compile_loss._user_loss_weights
     weighted = model._compile_metrics._user_weighted_metrics if compiled_by_user and model._compile_metrics else None
-    model.compile(
+    keras.Model.compile(  # a model's own may take other arguments, and has been called
+        model,
         optimizer="sgd",  # never used
         loss=None if is_whole else loss.value,
         loss_weights=None if is_whole else weights,
@@ -106,7 +107,7 @@ def make_objective(
 
 def _choose_loss(model: keras.Model, spec: Spec, wanted: Wanted, functions: Mapping[str, Any]) -> Chosen:
     named = wanted.loss
-    if named is None and "loss" in functions:
+    if named is None and "loss" in functions and _is_loss(functions["loss"], model):
         named = "loss"
     if isinstance(named, str) and named in functions:
         function = functions[named]
@@ -128,6 +129,23 @@ def _choose_loss(model: keras.Model, spec: Spec, wanted: Wanted, functions: Mapp
         f"no loss is named, and the labels are {describe_nest(spec.labels)}; type model.loss=mean_squared_error, "
         "binary_crossentropy or another of keras.losses, or have the model's function call compile(loss=...)"
     )
+
+
+def _is_loss(function: Any, model: keras.Model) -> bool:
+    """Whether a function takes labels and outputs; another of that name may have made the loss of `compile()`.
+
+    Raises:
+        ValueError: if it does not, and there is no other loss.
+    """
+    if inspect.isclass(function) or not callable(function):
+        return inspect.isclass(function) and issubclass(function, keras.losses.Loss)
+    try:
+        inspect.signature(function).bind("labels", "outputs")
+    except TypeError as error:
+        if _compiled_loss(model) is not None or type(model).compute_loss is not keras.Model.compute_loss:
+            return False
+        raise ValueError(f"loss of the user's file is called as loss(y, outputs): {error}") from error
+    return True
 
 
 def _class_weights(named: Any, spec: Spec) -> tuple[float, ...]:
@@ -161,7 +179,7 @@ def _choose_metrics(model: keras.Model, wanted: Wanted, functions: Mapping[str, 
         metrics = _map_metrics(lambda one: _metric(one, functions), wanted.metrics)
         return Chosen(metrics, f"{_names(wanted.metrics) or 'none'} {FROM_CONFIG}")
     if "metrics" in functions:
-        made = functions["metrics"]()
+        made = _made_metrics(functions["metrics"])
         if isinstance(made, dict) and all(isinstance(one, keras.metrics.Metric) for one in made.values()):
             for name, one in made.items():
                 one.name = name
@@ -174,6 +192,16 @@ def _choose_metrics(model: keras.Model, wanted: Wanted, functions: Mapping[str, 
         if isinstance(loss.value, kind) and _is_of_logits(loss.value):
             return Chosen([accuracy()], f"{ACCURACY}, {BY_DEFAULT}")
     return Chosen(None, "none")
+
+
+def _made_metrics(function: Callable[[], Any]) -> Any:
+    made = function()
+    if isinstance(made, list | tuple | dict):
+        return made
+    raise ValueError(
+        f"metrics of the user's file returned a {type(made).__name__}; return "
+        '{"auc": keras.metrics.AUC()}, or a list of metrics'
+    )
 
 
 def _loss(name: Any, options: Mapping[str, Any], functions: Mapping[str, Any]) -> Any:

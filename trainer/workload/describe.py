@@ -1,6 +1,5 @@
 """Describes a model and its data to the planner, in a process that may import TensorFlow."""
 
-import re
 import traceback
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from trainer.faults.exit_codes import exit_code_of
 from trainer.plan.description import CompiledOptimizer, Description, Question
 from trainer.plan.layout import FrozenWeights
 from trainer.plan.serialize import to_json
+from trainer.workload.error_text import one_paragraph
 
 
 def answer(question: Question) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def answer(question: Question) -> dict[str, Any]:
         key = f"model={question.model['name']} data={question.data['name']}"
         remedy = "python -m trainer --help lists the names, conf/ their options"
         return {"problem": {"key": key, "message": str(error), "remedy": remedy}}
-    except Exception as error:  # a user's function may raise anything
+    except (Exception, SystemExit) as error:  # a user's function may raise anything
         return _failure(error, question.user)
 
 
@@ -53,6 +53,8 @@ def _describe(question: Question) -> Description:
         precision=question.precision,
         with_values=False,
     )
+    if not model.trainable_variables:
+        raise ValueError(f"model {named['name']} has no trainable variables, so there is nothing to train")
     compiled_optimizer = _compiled_optimizer(model)  # before the objective compiles it again
     wanted = Wanted.of(named)
     objective = build.open_objective(model, data_set, wanted, user_file=user)
@@ -87,18 +89,18 @@ def _compiled_optimizer(model: Any) -> CompiledOptimizer | None:
     return CompiledOptimizer(type(model.optimizer).__name__.lower(), value)
 
 
-def _place_in(user: str | None, error: BaseException) -> traceback.FrameSummary | None:
-    """The innermost line of the user's file, or of one beside it, in an error's traceback."""
-    if user is None:
+def _place_in(user: str | None, error: BaseException | None) -> tuple[traceback.FrameSummary, BaseException] | None:
+    """The innermost line of the user's file, or of one beside it, that an error or its cause came from, and which."""
+    if user is None or error is None:
         return None
     folder = Path(user).resolve().parent
     frames = traceback.extract_tb(error.__traceback__)
-    return next((frame for frame in reversed(frames) if Path(frame.filename).parent == folder), None)
+    own = next((frame for frame in reversed(frames) if Path(frame.filename).parent == folder), None)
+    return _place_in(user, error.__cause__) if own is None else (own, error)
 
 
-def _failure(error: Exception, user: str | None) -> dict[str, Any]:
-    own = _place_in(user, error)
-    place = own or traceback.extract_tb(error.__traceback__)[-1]
-    message = re.sub(r"\x1b\[\d+m", "", str(error))  # Keras colours its own
-    text = f"{place.filename}, line {place.lineno}, in {place.name}: {type(error).__name__}: {message}"
+def _failure(raised: BaseException, user: str | None) -> dict[str, Any]:
+    own = _place_in(user, raised)
+    place, error = own or (traceback.extract_tb(raised.__traceback__)[-1], raised)
+    text = f"{place.filename}, line {place.lineno}, in {place.name}: {one_paragraph(error)}"
     return {"failure": text, "exit_code": exit_code_of(error) if own is None else exit_codes.BAD_DATA}

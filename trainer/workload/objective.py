@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.losses import loss as keras_loss
+from keras.src.losses.loss import squeeze_or_expand_to_same_rank
 
 from trainer.workload import eager
 from trainer.workload.data.examples import Batch, Nest
@@ -186,11 +187,24 @@ def _weighted_by_class(labels: tf.Tensor, weights: tf.Tensor | None, by_class: S
 
 
 def _call(loss: WholeLoss, labels: Nest, outputs: Nest, weights: Nest) -> tf.Tensor:
-    """A user's loss; one that takes no weights is weighted by them afterwards."""
-    if "weight" in inspect.signature(loss).parameters:
-        return _one_each(loss(labels, outputs, weight=weights), outputs)
-    losses = _one_each(loss(labels, outputs), outputs)
-    if weights is None or losses.shape.rank == 0:
+    """A user's loss [N] or []; one that takes no weights is weighted by them afterwards.
+
+    Raises:
+        ValueError: if it returned something else.
+    """
+    if isinstance(labels, tf.Tensor) and isinstance(outputs, tf.Tensor):  # as for losses of Keras, lest they broadcast
+        labels, outputs = squeeze_or_expand_to_same_rank(labels, outputs)
+    takes_weights = "weight" in inspect.signature(loss).parameters
+    returned = loss(labels, outputs, weight=weights) if takes_weights else loss(labels, outputs)
+    count = tf.nest.flatten(outputs)[0].shape[0]
+    shape = None if returned is None else tf.convert_to_tensor(returned).shape
+    if shape is None or (shape.rank and None not in (shape[0], count) and shape[0] != count):
+        given = "None" if shape is None else f"the shape {shape.as_list()}"
+        raise ValueError(f"the loss of the user's file returned {given} for {count} examples; return [N] or a scalar")
+    losses = _one_each(returned, outputs)
+    if (losses.shape.rank or 0) > 1:
+        losses = tf.reduce_mean(losses, range(1, losses.shape.rank))
+    if takes_weights or weights is None or losses.shape.rank == 0:
         return losses
     return losses * tf.cast(weights, losses.dtype)
 

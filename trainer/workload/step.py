@@ -206,7 +206,8 @@ def make_evaluation(objective: Objective) -> Callable[..., tuple[tf.Tensor, tf.T
                 **options,
             )
         known = zip(_variables(model), [*weights, *rest], strict=True)
-        return objective.compute(known, batch, outputs, own, training=False)
+        with ordered_sums():
+            return objective.compute(known, batch, outputs, own, training=False)
 
     return evaluate
 

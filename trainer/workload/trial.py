@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import keras
@@ -16,17 +15,20 @@ from trainer.workload.data.examples import (
     Batch,
     Examples,
     Nest,
+    Spec,
     Stream,
     StreamContext,
     describe_nest,
     leaves_of,
     map_nest,
 )
+from trainer.workload.error_text import one_paragraph
 from trainer.workload.objective import Objective
 
 EXAMPLES = 8  # of the batch
 LOGITS = "from_logits"
 NEAR = 1e-3  # to 1, of a sum of probabilities
+FAR = -3.0  # times the weights, for outputs that are far from these
 
 
 def run(objective: Objective, data: DataSet, *, has_values: bool) -> None:
@@ -48,7 +50,7 @@ def run(objective: Objective, data: DataSet, *, has_values: bool) -> None:
     except (ValueError, TypeError, KeyError, tf.errors.OpError) as error:
         if isinstance(error, Mismatch) or error.__traceback__ is None:
             raise
-        raise ValueError(f"{objective.text}; it cannot be computed: {_first_line(error)}") from error
+        raise ValueError(f"{objective.text}; it cannot be computed: {one_paragraph(error)}") from error
     finally:
         tf.config.set_soft_device_placement(is_soft)
 
@@ -64,14 +66,15 @@ def _compute(objective: Objective, data: DataSet) -> None:
     outputs = model(objective.inputs(batch.features), **options)
     loss = model._compile_loss._user_loss if model._compile_loss is not None else None
     if isinstance(loss, keras.losses.Loss):
-        _check_logits(loss, outputs)
-    _check_metrics(model)
+        _check_logits(loss, outputs, objective, batch)
+        _check_classes(loss, outputs, data.spec)
     known = [(v, tf.convert_to_tensor(v.value)) for v in model.variables]
     try:
         objective.compute(known, batch, outputs, model.losses, training=False)
     except (ValueError, TypeError, KeyError, tf.errors.InvalidArgumentError) as error:
         given = f"labels {describe_nest(_specs(batch.labels))}, outputs {describe_nest(_specs(outputs))}"
-        raise Mismatch(f"{objective.text}; it cannot be computed of {given}: {_first_line(error)}") from error
+        raise Mismatch(f"{objective.text}; it cannot be computed of {given}: {one_paragraph(error)}") from error
+    _check_metrics(model)
 
 
 def _first_batch(examples: Examples | Stream) -> Batch:
@@ -84,22 +87,38 @@ def _first_batch(examples: Examples | Stream) -> Batch:
 
 
 def _check_metrics(model: keras.Model) -> None:
-    for metric in model.metrics:
-        if any(v.value is not None and np.asarray(v.value).any() for v in metric.variables):
-            raise Mismatch(f"metric {metric.name} does not start at zero, so what workers count cannot be summed")
+    for variable in (variable for metric in model.metrics for variable in metric.variables):
+        if np.asarray(_first_value(variable)).any():
+            raise Mismatch(f"metric {variable.path} does not start at zero, so what workers count cannot be summed")
 
 
-def _check_logits(loss: keras.losses.Loss, outputs: Nest) -> None:
+def _first_value(variable: keras.Variable) -> Any:
+    """Also of a variable that was made without a value."""
+    if variable._value is None:
+        return variable._initializer(variable.shape, dtype=variable.dtype)
+    return variable.value
+
+
+def _check_classes(loss: keras.losses.Loss, outputs: Nest, spec: Spec) -> None:
+    """Compares the classes of the data with those that the model tells apart."""
+    if not isinstance(loss, keras.losses.SparseCategoricalCrossentropy) or _option(loss, "ignore_class") is not None:
+        return
+    leaves = leaves_of(outputs)
+    if len(leaves) == 1 and leaves[0][1].shape[-1] < spec.classes:
+        raise Mismatch(
+            f"the data has labels 0..{spec.classes - 1}, but the model has {leaves[0][1].shape[-1]} outputs: end it "
+            f"with {spec.classes}, e.g. Dense(spec.classes)"
+        )
+
+
+def _check_logits(loss: keras.losses.Loss, outputs: Nest, objective: Objective, batch: Batch) -> None:
     """Compares what a loss takes outputs for, logits or probabilities, with what they look like."""
     of_logits = _option(loss, LOGITS)
     leaves = leaves_of(outputs)
     if of_logits is None or len(leaves) != 1:
         return
     values = np.asarray(leaves[0][1], np.float32)
-    are_probabilities = bool(((values >= 0) & (values <= 1)).all())
-    if values.shape[-1] > 1:
-        are_probabilities &= bool((np.abs(values.sum(-1) - 1) < NEAR).all())
-    if of_logits and are_probabilities and len(np.unique(values)) > 1:
+    if of_logits and _are_probabilities(values) and _are_probabilities(_of_other_weights(objective, batch)):
         like = "lie in 0..1 and sum to 1" if values.shape[-1] > 1 else "lie in 0..1"
         raise Mismatch(
             f"{loss.name} takes logits, but the model's outputs {like}: remove the softmax or sigmoid of its last "
@@ -112,6 +131,20 @@ def _check_logits(loss: keras.losses.Loss, outputs: Nest) -> None:
         )
 
 
+def _are_probabilities(values: np.ndarray) -> bool:
+    in_range = bool(((values >= 0) & (values <= 1)).all()) and len(np.unique(values)) > 1
+    return in_range and (values.shape[-1] == 1 or bool((np.abs(values.sum(-1) - 1) < NEAR).all()))
+
+
+def _of_other_weights(objective: Objective, batch: Batch) -> np.ndarray:
+    """Outputs under other weights, which only a softmax or sigmoid keeps in 0..1: small logits are there by chance."""
+    model = objective.model
+    other = [v.value * FAR for v in model.trainable_variables]
+    state = [v.value for v in model.non_trainable_variables]
+    outputs, _ = model.stateless_call(other, state, objective.inputs(batch.features))
+    return np.asarray(leaves_of(outputs)[0][1], np.float32)
+
+
 def _option(loss: keras.losses.Loss, name: str) -> Any:
     if hasattr(loss, name):
         return getattr(loss, name)
@@ -120,10 +153,3 @@ def _option(loss: keras.losses.Loss, name: str) -> Any:
 
 def _specs(nest: Nest) -> Nest:
     return map_nest(lambda one: ArraySpec(tuple(one.shape[1:]), one.dtype.name), nest)
-
-
-def _first_line(error: Exception) -> str:
-    """The first line of an error that says what is wrong; Keras begins with where, and colours the rest."""
-    plain = re.sub(r"\x1b\[\d+m", "", str(error))
-    lines = [line.strip() for line in plain.splitlines() if line.strip() and "Exception encountered when" not in line]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -61,6 +61,8 @@ def from_arrays(
     check_alike(specs["train"], specs["evaluate"], source)
     labels = {part: batch.labels for part, batch in checked.items()}
     if all(isinstance(one, np.ndarray) for one in labels.values()):
+        for part in parts:
+            _check_no_text(labels[part], f"{source}, {part} labels")
         classes = classes or _count_classes(labels)
         for part in parts:
             _check_range(labels[part], classes, f"{source}, {part} labels")
@@ -207,6 +209,11 @@ def _count_classes(labels: dict[str, np.ndarray]) -> int:
     return max(int(part.max()) for part in labels.values()) + 1
 
 
+def _check_no_text(labels: np.ndarray, name: str) -> None:
+    if is_text(labels):
+        raise DataError(f"{name}: are text; give classes as integers, e.g. np.unique(y, return_inverse=True)[1]")
+
+
 def _check_range(labels: np.ndarray, classes: int, name: str) -> None:
     """Integer labels must be classes; a model of one output tells two classes apart."""
     last = max(classes, 2) - 1
@@ -219,5 +226,5 @@ def _check_range(labels: np.ndarray, classes: int, name: str) -> None:
             place = tuple(int(i) for i in np.argwhere(bad)[0])
             raise DataError(
                 f"{name}: example {row + place[0]} has label {block[place]}, allowed: 0..{last} ({classes} classes); "
-                "correct the label, or the number of classes"
+                "correct the label, or the number of classes; labels that are no classes must be floats"
             )

@@ -25,7 +25,7 @@ def to_batch(given: Batch, source: str) -> Batch:
 
 
 def as_arrays(given: Batch, source: str) -> Batch:
-    """Arrays of the types that were given; numbers [N] as features and targets [N, 1], classes [N, 1] as [N].
+    """Arrays of the types and shapes that were given.
 
     What is an array stays where it is: in memory, or in a file that is mapped.
 
@@ -34,11 +34,6 @@ def as_arrays(given: Batch, source: str) -> Batch:
     """
     named = zip(Batch._fields, given, strict=True)
     features, labels, weights = (_arrays(nest, f"{source} {name}") for name, nest in named)
-    labels = map_nest(_without_last_axis, labels)
-    if isinstance(features, np.ndarray) and features.ndim == 1 and not is_text(features):
-        features = features[:, None]
-    if isinstance(labels, np.ndarray) and labels.ndim == 1 and labels.dtype.kind == "f":
-        labels = labels[:, None]
     return Batch(features, labels, weights)
 
 
@@ -128,8 +123,3 @@ def _check_texts(array: np.ndarray, name: str) -> None:
 
 def _is_missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and np.isnan(value)) or type(value).__name__ == "NAType"
-
-
-def _without_last_axis(labels: np.ndarray) -> np.ndarray:
-    """Classes [N, 1] as [N]."""
-    return labels[:, 0] if labels.dtype.kind in "biu" and labels.ndim == 2 and labels.shape[1] == 1 else labels

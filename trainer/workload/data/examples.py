@@ -91,13 +91,13 @@ class Spec:
 
     @property
     def input_shape(self) -> tuple[int | None, ...]:
-        """The shape of the features of one example.
+        """The shape of the features of one example; of single numbers (1,), as layers take them.
 
         Raises:
             ValueError: if they are several arrays.
         """
         if isinstance(self.features, ArraySpec):
-            return self.features.shape
+            return self.features.shape or (1,)
         raise ValueError(f"the data has several inputs: {describe_nest(self.features)}; this model takes one")
 
 

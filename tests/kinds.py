@@ -1,0 +1,46 @@
+"""The kinds of models in the zoo, each with its data and with what a config says of its loss and metrics."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+from trainer.workload import build, frozen, trial
+from trainer.workload.compiling import Wanted
+
+ZOO = str(Path(__file__).with_name("zoo.py"))
+KINDS = {  # model and data, options of the model, what the config names
+    "softmax": ("softmax", "images", {}, {}),
+    "one-hot labels": ("smoothed", "one_hot", {}, {}),
+    "dicts and texts": ("wide_and_deep", "people", {}, {}),
+    "two outputs": ("two_outputs", "two_targets", {}, {}),
+    "a loss of two": ("one_of_two_losses", "listed_targets", {}, {}),
+    "a named loss": ("autoencoder", "itself", {}, {"loss": "mse", "metrics": ["mean_absolute_error", "rmse"]}),
+    "compute_loss": ("Variational", "unlabelled", {"latent": 3}, {}),
+    "a class": (
+        "Plain",
+        "images",
+        {"width": 16},
+        {"metrics": ["accuracy", {"SparseTopKCategoricalAccuracy": {"k": 1, "name": "top"}}]},
+    ),
+    "pixels": ("segmentation", "pixels", {}, {}),
+    "masks": ("recurrent", "sentences", {}, {}),
+    "masked steps": ("tagger", "tagged", {}, {}),
+    "frozen weights": ("fine_tuned", "weighted", {}, {}),
+    "weights": ("small", "weighted", {}, {}),
+    "options of a loss": ("small", "weighted", {}, {"loss": "SparseCategoricalCrossentropy"}),
+    "binary, of logits": ("binary", "far", {}, {}),
+    "a tensor used three times": ("with_three_way_skip", "far", {}, {}),
+}
+
+
+@functools.cache
+def workload(kind: str) -> build.Workload:
+    """The model, the data and the objective of a kind; opened once, because tests change none of them."""
+    model_name, data_name, options, named = KINDS[kind]
+    data = build.open_data_set(data_name, {}, seed=1, user_file=ZOO)
+    model = build.build_model(model_name, options, data, seed=1, user_file=ZOO)
+    objective = build.open_objective(model, data, Wanted(**named), user_file=ZOO)
+    trial.run(objective, data, has_values=True)
+    objective.frozen = frozen.find(objective, data.spec).paths
+    return build.Workload(model, data, objective, frozen.values_of(model, objective.frozen))

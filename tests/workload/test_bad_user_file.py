@@ -1,0 +1,316 @@
+"""What is wrong with a user's file, model, data, loss or metrics is refused in one paragraph before anything starts."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.config.schema import ModelConfig
+from trainer.plan.description import Question
+from trainer.workload import describe
+
+HEAD = """\
+import keras
+import numpy as np
+from keras import layers, ops
+
+X = np.random.default_rng(0).normal(size=(64, 6)).astype("float32")
+Y = (X[:, 0] > 0).astype("int64")
+
+
+def data():
+    return {"train": (X, Y), "evaluate": (X[:16], Y[:16])}
+
+
+def model():
+    return keras.Sequential([keras.Input((6,)), layers.Dense(2)])
+
+
+"""
+TWO_OUTPUTS = """\
+def data():
+    return {part: (X, {"a": Y, "b": Y}) for part in ("train", "evaluate")}
+
+def model():
+    x = keras.Input((6,))
+    return keras.Model(x, {"a": layers.Dense(2)(x), "b": layers.Dense(2)(x)})
+"""
+CLASSES = "sparse_categorical_crossentropy"
+BAD_DATA, CONFIG = 65, 2
+
+# The end of a file, what the config names, the exit code, and what is said.
+ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
+    # the file
+    "import": ("import no_such", {}, BAD_DATA, "mine.py, line 17, in <module>: ModuleNotFoundError: No module named"),
+    "raises": ("raise OSError('no GPU')", {}, BAD_DATA, "mine.py, line 17, in <module>: OSError: no GPU"),
+    "leaves": ("import sys\nsys.exit('bye')", {}, BAD_DATA, "mine.py, line 18, in <module>: SystemExit: bye"),
+    "imports itself": (
+        "import around",
+        {},
+        BAD_DATA,
+        "around.py, line 1, in <module>: ImportError: cannot import name",
+    ),
+    "no function": ("", {"name": "modle"}, CONFIG, "modle is neither a function of .*mine.py nor one of cnn, mlp"),
+    # the model
+    "model fails": ("def model():\n    return 1 / 0", {}, BAD_DATA, "mine.py, line 18, in model: ZeroDivisionError"),
+    "model leaves": ("def model():\n    raise SystemExit(3)", {}, BAD_DATA, "line 18, in model: SystemExit: 3"),
+    "model recurs": ("def model():\n    return model()", {}, BAD_DATA, "in model: RecursionError: maximum recursion"),
+    "no model": ("def model():\n    pass", {}, CONFIG, "model model returned a NoneType; return a keras.Model"),
+    "another class": ("class model:\n    pass", {}, CONFIG, "model model returned a model; return a keras.Model"),
+    "model.options": ("", {"options": {"width": 3}}, CONFIG, "model.options of model: .*'width'; allowed: none"),
+    "layer fails": (
+        "class Bad(layers.Layer):\n"
+        "    def call(self, x):\n"
+        "        raise AttributeError('no kernel')\n"
+        "def model():\n"
+        "    return keras.Sequential([keras.Input((6,)), Bad()])",
+        {},
+        BAD_DATA,
+        "mine.py, line 19, in call: AttributeError: .*no kernel",
+    ),
+    "shape of inputs": (
+        "def model():\n    return keras.Sequential([keras.Input((7,)), layers.Dense(2)])",
+        {},
+        CONFIG,
+        "cannot be computed: ValueError: Input 0 .* expected axis -1 .* value 7, .* shape .8, 6.",
+    ),
+    "rank of outputs": (
+        "def model():\n    return keras.Sequential([keras.Input((6,)), layers.Reshape((6, 1)), layers.Dense(2)])",
+        {},
+        CONFIG,
+        r"cannot be computed of labels int64 \[\], outputs float32 \[6, 2\]: ValueError: .*rank",
+    ),
+    "too few outputs": (
+        "Y[20] = 4",
+        {},
+        CONFIG,
+        r"the data has labels 0..4, but the model has 2 outputs: end it with 5, e.g. Dense\(spec.classes\)",
+    ),
+    "nothing to train": (
+        "def model():\n    return keras.Sequential([keras.Input((6,)), layers.Flatten()])",
+        {},
+        CONFIG,
+        "model model has no trainable variables",
+    ),
+    "float64": (
+        "def model():\n    return keras.Sequential([keras.Input((6,)), layers.Dense(2, dtype='float64')])",
+        {},
+        CONFIG,
+        "variable '.*kernel' is float64; a model's trainable variables must be float32",
+    ),
+    "one name twice": (
+        "class Twins(layers.Layer):\n"
+        "    def build(self, shape):\n"
+        "        self.a, self.b = (self.add_weight(shape=(6, 2), name='w') for _ in range(2))\n"
+        "    def call(self, x):\n"
+        "        return x @ self.a + x @ self.b\n"
+        "def model():\n"
+        "    return keras.Sequential([keras.Input((6,)), Twins()])",
+        {},
+        CONFIG,
+        "two variables of the model are named '.*twins.*/w'; give",
+    ),
+    "train_step": (
+        "class model(keras.Model):\n    def train_step(self, data):\n        return {}",
+        {},
+        CONFIG,
+        r"model has a train_step of its own, which would not run: .* override compute_loss\(",
+    ),
+    "two optimizers": (
+        "class model(keras.Model):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.first, self.second = keras.optimizers.Adam(), keras.optimizers.Adam()",
+        {},
+        CONFIG,
+        "model has several optimizers; models that need them, such as GANs, cannot be trained",
+    ),
+    # the loss and the metrics
+    "softmax for logits": (
+        "def model():\n    return keras.Sequential([keras.Input((6,)), layers.Dense(2, 'softmax')])",
+        {},
+        CONFIG,
+        "takes logits, but .* lie in 0..1 and sum to 1: .* type model.loss_options.from_logits=false",
+    ),
+    "sigmoid for logits": (
+        "def model():\n    return keras.Sequential([keras.Input((6,)), layers.Dense(1, 'sigmoid')])",
+        {"loss": "binary_crossentropy"},
+        CONFIG,
+        "takes logits, but the model's outputs lie in 0..1: ",
+    ),
+    "logits for softmax": ("", {"loss_options": {"from_logits": False}}, CONFIG, "takes probabilities, but .* range"),
+    "unknown loss": ("", {"loss": "mean_sqared_error"}, CONFIG, "is no loss of Keras; did you mean MeanSquaredError"),
+    "unknown metric": ("", {"metrics": ["acuracy"]}, CONFIG, "acuracy is no metric of Keras; did you mean Accuracy"),
+    "loss fails": (
+        "def loss(y, outputs):\n    return outputs['a']",
+        {},
+        BAD_DATA,
+        "mine.py, line 18, in loss: TypeError: ",
+    ),
+    "loss of labels": ("def loss(y):\n    return y", {}, CONFIG, r"loss .* is called as loss\(y, outputs\): too many"),
+    "shape of a loss": (
+        "def loss(y, outputs):\n    return ops.ones((3, 4))",
+        {},
+        CONFIG,
+        r"loss of the user's file returned the shape \[3, 4\] for 8 examples; return \[N\] or a scalar",
+    ),
+    "no loss": ("def loss(y, outputs):\n    pass", {}, CONFIG, "returned None for 8 examples; return .N. or a scalar"),
+    "labels of another loss": (
+        "Y = np.eye(2)[Y]",
+        {"loss": CLASSES},
+        CONFIG,
+        r"cannot be computed of labels float32 \[2\], outputs float32 \[2\]: ",
+    ),
+    "loss of no output": (TWO_OUTPUTS, {"loss": {"a": CLASSES, "c": "mse"}}, CONFIG, "cannot be computed .*'c'"),
+    "weight of no output": (
+        TWO_OUTPUTS,
+        {"loss": {"a": CLASSES, "b": CLASSES}, "loss_weights": {"c": 2.0}},
+        CONFIG,
+        "loss_weights.* got 2 losses and 1 weights",
+    ),
+    "metrics are none": (
+        "def metrics():\n    return 3",
+        {},
+        CONFIG,
+        r"metrics of the user's file returned a int; return \{\"auc\": keras.metrics.AUC\(\)\}",
+    ),
+    "metrics fail": ("def metrics():\n    return [layers.AUC()]", {}, BAD_DATA, "line 18, in metrics: AttributeError"),
+    "a metric from above": (
+        "class Lowest(keras.metrics.Metric):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(name='lowest')\n"
+        "        self.low = self.add_variable((), keras.initializers.Constant(9.0), name='low')\n"
+        "    def update_state(self, y, outputs, sample_weight=None):\n"
+        "        self.low.assign(ops.minimum(self.low, ops.min(outputs)))\n"
+        "    def result(self):\n"
+        "        return self.low.value\n"
+        "def metrics():\n"
+        "    return [Lowest()]",
+        {},
+        CONFIG,
+        "metric .*low does not start at zero, so what workers count cannot be summed",
+    ),
+    "class_weight": ("", {"class_weight": {5: 1.0}}, CONFIG, r"class_weight=\{5: 1.0\} is no mapping .*\(0..1\)"),
+    # the data
+    "data fail": (
+        "def data():\n    return open('/none/x.csv')",
+        {},
+        BAD_DATA,
+        "mine.py, line 18, in data: FileNotFoundError",
+    ),
+    "no data": ("def data():\n    pass", {}, BAD_DATA, "its function returned a NoneType; return .*train"),
+    "no part": ("def data():\n    return {'train': (X, Y)}", {}, BAD_DATA, r"returned a dict of \['train'\]; return "),
+    "data.options": ("", {"data_options": {"path": 3}}, CONFIG, "data.options of data: .*'path'; allowed: none"),
+    "lengths": ("Y = Y[:16]", {}, BAD_DATA, r"features \[64, 6\], labels \[16\]; each needs one row per example"),
+    "label too large": (
+        "def data():\n    return {'train': (X, Y * 7), 'evaluate': (X, Y), 'classes': 2}",
+        {},
+        BAD_DATA,
+        "train labels: example .* has label 7, allowed: 0..1",
+    ),
+    "label below zero": ("Y -= 1", {}, BAD_DATA, "train labels: example .* has label -1, .* no classes must be floats"),
+    "labels are text": ("Y = np.where(Y, 'a', 'b')", {}, BAD_DATA, "labels: are text; give classes as integers, e.g."),
+    "NaN": ("X[3, 2] = np.nan", {}, BAD_DATA, "train features: example 3 holds a value that is not finite"),
+    "weights": (
+        "def data():\n    return {part: (X, Y, np.ones((64, 3))) for part in ('train', 'evaluate')}",
+        {},
+        CONFIG,
+        "cannot be computed of .*: Incompatible shapes",
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _forget_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The file of another test has the same name."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] in ("mine", "around", "beside_it", "user_mine"):
+            del sys.modules[name]
+
+
+def answer(folder: Path, text: str, named: dict[str, Any] | None = None) -> dict[str, Any]:
+    (folder / "mine.py").write_text(HEAD + text + "\n")
+    (folder / "around.py").write_text("from mine import later\n")
+    config = asdict(ModelConfig("model")) | (named or {})
+    data = {"name": "data", "options": config.pop("data_options", {})}
+    return describe.answer(Question(config, data, str(folder / "mine.py"), seed=1))
+
+
+@pytest.mark.slow(but=["loss fails", "no loss", "two optimizers", "labels are text", "a metric from above"])
+@pytest.mark.parametrize("row", ROWS)
+def test_it_is_refused_in_one_paragraph(row, tmp_path):
+    text, named, code, says = ROWS[row]
+    result = answer(tmp_path, text, named)
+    said = result["problem"]["message"] if code == CONFIG else result["failure"]
+    assert result.get("exit_code", CONFIG) == code
+    assert re.search(says, said), said
+    assert "\n" not in said
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".py") == ["around.py", "mine.py"]
+
+
+def test_a_file_may_print_start_threads_and_import_files_beside_it(tmp_path):
+    (tmp_path / "beside_it.py").write_text("width = 2\n")
+    text = (
+        "import threading, time\n"
+        "import beside_it\n"
+        "from . import beside_it as the_same\n"
+        "from .beside_it import width\n"
+        "threading.Thread(target=time.sleep, args=(0.1,)).start()\n"
+        "print('{', end='')\n"
+        "def model():\n"
+        "    return keras.Sequential([keras.Input((6,)), layers.Dense(width, name='out')])"
+    )
+    parameters = answer(tmp_path, text)["description"]["parameters"]
+    assert [one["path"].split("/", 1)[-1] for one in parameters] == ["out/kernel", "out/bias"]
+
+
+def test_small_logits_are_no_probabilities(tmp_path):
+    """Those of a model that was not trained often lie in 0..1, by chance."""
+    text = (
+        "def model():\n"
+        "    small, half = keras.initializers.RandomUniform(0, 0.01), keras.initializers.Constant(0.5)\n"
+        "    return keras.Sequential([keras.Input((6,)), layers.Dense(1, None, True, small, half)])"
+    )
+    assert "description" in answer(tmp_path, text, {"loss": "binary_crossentropy"})
+
+
+def test_a_function_that_makes_a_loss_is_not_the_loss(tmp_path):
+    text = (
+        "def loss(margin=1.0):\n"
+        "    return lambda y, outputs: ops.mean(ops.maximum(margin - outputs[:, 0], 0))\n"
+        "def model():\n"
+        "    model = keras.Sequential([keras.Input((6,)), layers.Dense(2)])\n"
+        "    model.compile('adam', loss(margin=2.0))\n"
+        "    return model"
+    )
+    assert "from compile()" in answer(tmp_path, text)["description"]["objective"]
+
+
+def test_a_model_may_have_a_compile_of_its_own(tmp_path):
+    text = (
+        "class Distiller(keras.Model):\n"
+        "    def __init__(self, student):\n"
+        "        super().__init__()\n"
+        "        self.student = student\n"
+        "    def compile(self, optimizer, metrics, student_loss):\n"
+        "        super().compile(optimizer=optimizer, metrics=metrics)\n"
+        "        self.student_loss = student_loss\n"
+        "    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, allow_empty=False):\n"
+        "        return self.student_loss(y, y_pred)\n"
+        "    def call(self, x):\n"
+        "        return self.student(x)\n"
+        "def model():\n"
+        "    made = Distiller(keras.Sequential([layers.Dense(2)]))\n"
+        "    made.compile('adam', ['accuracy'], keras.losses.SparseCategoricalCrossentropy(from_logits=True))\n"
+        "    return made"
+    )
+    assert answer(tmp_path, text)["description"]["objective"].startswith("loss: compute_loss of Distiller")

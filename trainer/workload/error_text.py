@@ -1,0 +1,19 @@
+"""Words an error of Keras, of TensorFlow or of a user's code in one paragraph."""
+
+import re
+
+NOISE = re.compile(
+    r"\x1b\[\d+m"  # Keras's colours
+    r"|\{\{[^}]*\}\} ?"  # names of nodes
+    r"| \[Op:\w+\].*"
+    r"|Exception encountered when calling .*"
+    r"|Could not automatically infer the output shape.*"
+)
+ARGUMENTS = re.compile(r"^\s*Arguments received by .*", re.MULTILINE | re.DOTALL)
+
+
+def one_paragraph(error: BaseException) -> str:
+    """The type and the text of an error, without where Keras met it and with what."""
+    plain = NOISE.sub("", ARGUMENTS.sub("", str(error)))
+    words = " ".join(plain.split())
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__
