@@ -15,6 +15,8 @@ KINDS = {  # model and data, options of the model, what the config names
     "dicts and texts": ("wide_and_deep", "people", {}, {}),
     "two outputs": ("two_outputs", "two_targets", {}, {}),
     "a loss of two": ("one_of_two_losses", "listed_targets", {}, {}),
+    "labels of one of two": ("one_labelled_output", "one_hot", {}, {}),
+    "labels by name, outputs in a list": ("listed_outputs", "two_targets", {}, {}),
     "a named loss": ("autoencoder", "itself", {}, {"loss": "mse", "metrics": ["mean_absolute_error", "rmse"]}),
     "compute_loss": ("Variational", "unlabelled", {"latent": 3}, {}),
     "a class": (

@@ -165,6 +165,25 @@ def autoencoder():
     return keras.Sequential([keras.Input((8,)), layers.Dense(3, "relu"), layers.Dense(8)])
 
 
+def one_labelled_output():
+    """Labels for the first of two outputs alone."""
+    x = keras.Input((6,))
+    hidden = layers.Dense(8, "relu")(x)
+    model = keras.Model(x, [layers.Dense(3)(hidden), hidden])
+    model.compile("adam", loss=[keras.losses.CategoricalCrossentropy(from_logits=True), None])
+    return model
+
+
+def listed_outputs():
+    """Labels by name, outputs in a list."""
+    x = keras.Input((6,))
+    hidden = layers.Dense(8, "relu")(x)
+    outputs = [layers.Dense(1, activation="sigmoid", name="a")(hidden), layers.Dense(1, name="b")(hidden)]
+    model = keras.Model(x, outputs)
+    model.compile("adam", loss={"a": "binary_crossentropy", "b": "mse"}, loss_weights={"a": 1.0, "b": 0.5})
+    return model
+
+
 class Variational(keras.Model):
     """Overrides `compute_loss`, and has a metric of its own and no labels."""
 

@@ -75,6 +75,20 @@ def test_layers_with_weights_and_without_a_rule_are_named():
     assert flops_of(model, ArraySpec((6, 16), "float32")) == (2 * 4 * 2, ("memory/lstm_cell",))
 
 
+def test_what_cannot_be_called_with_one_example_is_uncounted():
+    class Pairs(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.out = keras.layers.Dense(2, name="out")
+
+        def call(self, x):
+            return self.out(keras.ops.reshape(x, (2, 4)))
+
+    model = Pairs()
+    model(np.zeros((2, 4), np.float32))
+    assert flops_of(model, ArraySpec((4,), "float32")) == (0, ("pairs/out",))
+
+
 def test_counting_leaves_the_layers_as_they_were():
     model = MODELS["cnn"]((28, 28, 1), 10)
     before = [vars(layer).get("call") for layer in model.layers]

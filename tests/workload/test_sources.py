@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ import tensorflow as tf
 from trainer.workload.data import DataError, DataSet, open_data
 from trainer.workload.data.examples import ArraySpec, Stream
 from trainer.workload.data.pipeline import evaluation_batches, training_batches, training_iterator
+from trainer.workload.data.streams import training_arrays
 
 COUNT = 50
 X = np.arange(COUNT, dtype=np.float32)[:, None] * [1.0, 10.0]
@@ -138,6 +140,25 @@ def test_an_evaluation_reads_each_example_once(kind):
                     while True:
                         seen += first_numbers(session.run(batches.batch._replace(weights=())))
                 assert sorted(seen) == list(range(COUNT))
+
+
+def test_batches_padded_to_their_longest_example_are_evaluated_as_they_are():
+    texts = [list(range(1, length + 1)) for length in (3, 1, 2, 5, 4, 2)]
+    padded = tf.data.Dataset.from_generator(lambda: texts, output_signature=tf.TensorSpec([None], tf.int64))
+    data = opened(padded.padded_batch(2), (np.zeros((2, 5), np.int64),))
+    of_one = functools.partial(training_arrays, data.train, seed=0, replica=0, replicas=1, start=0)
+    batches_of_two = of_one(batch=2)
+    assert [next(batches_of_two)[0].shape for _ in range(3)] == [(2, 3), (2, 5), (2, 4)]
+    with pytest.raises(
+        DataError, match=r"features int64 \[3\] and features int64 \[5\], so they .* of another size; make"
+    ):
+        next(of_one(batch=3))
+    data = opened((np.zeros((2, 5), np.int64),), padded.padded_batch(2))
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        batches = evaluation_batches(data.evaluate, batch_size=500)
+        session.run(batches.initializer, batches.feed_dict)
+        shapes = [session.run(batches.batch.features).shape for _ in range(3)]
+    assert shapes == [(2, 3), (2, 5), (2, 4)]
 
 
 def test_examples_keep_their_types():

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any
 
 import keras
 import numpy as np
@@ -134,10 +135,32 @@ class Objective:
 
     def _build(self, labels: Nest, outputs: Nest) -> None:
         """Makes the variables of the metrics, and of each output's loss, which depends on what they measure."""
+        loss, metrics = self.model._compile_loss, self.model._compile_metrics
         with no_values():
-            for compiled in (self.model._compile_loss, self.model._compile_metrics):
-                if compiled is not None and not compiled.built:
-                    compiled.build(labels, outputs)
+            if loss is not None and not loss.built:
+                _build_loss(loss, labels, outputs)
+            if metrics is not None and not metrics.built:
+                metrics.build(labels, outputs)
+
+
+class _Built(Exception):
+    """Ends a call of a loss that was only to be built."""
+
+
+def _build_loss(loss: Any, labels: Nest, outputs: Nest) -> None:
+    """Builds a compiled loss as its first call does, which brings labels into the structure of the outputs before."""
+    build = loss.build
+
+    def build_alone(labels: Nest, outputs: Nest) -> None:
+        build(labels, outputs)
+        raise _Built
+
+    loss.build = build_alone
+    try:
+        with suppress(_Built):
+            loss.call(labels, outputs)
+    finally:
+        del loss.build
 
 
 @contextmanager

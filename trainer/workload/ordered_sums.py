@@ -20,11 +20,11 @@ from tensorflow.python.ops import gen_math_ops
 
 @contextmanager
 def ordered_sums() -> Iterator[None]:
-    """Within, no operation that is traced sums more than two tensors, in gradients too."""
+    """Within, every sum that is traced is made of sums of two tensors, in gradients too."""
     add_n = gen_math_ops.add_n
 
     def add_in_order(inputs: Sequence[Any], name: str | None = None) -> tf.Tensor:
-        if len(inputs) < 3 or any(getattr(one, "dtype", None) == tf.variant for one in inputs):
+        if len(inputs) < 2 or any(getattr(one, "dtype", None) == tf.variant for one in inputs):
             return add_n(inputs, name=name)
         return functools.reduce(tf.add, inputs)
 

@@ -79,7 +79,7 @@ def _compute(objective: Objective, data: DataSet) -> None:
 
 def _first_batch(examples: Examples | Stream) -> Batch:
     if isinstance(examples, Stream):
-        batches = examples.open(StreamContext(0, 1, EXAMPLES, 0, 0))
+        batches = examples.open(StreamContext(0, 1, EXAMPLES, 0, 0, is_training=False))
         return next(iter(batches)).map(tf.constant)
     count = min(EXAMPLES, examples.count)
     arrays = tuple(tf.constant(array) for array in examples.arrays)

@@ -134,6 +134,7 @@ class StreamContext:
     batch: int  # examples in each batch of this replica
     seed: int  # of the run
     epoch: int  # from 0
+    is_training: bool = True
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,9 @@ from trainer.workload.data.streams import check_like, resized, rows, split, to_e
 if TYPE_CHECKING:
     import tensorflow as tf
 
-FIRST = StreamContext(replica=0, replicas=1, batch=8, seed=0, epoch=0)  # to see a stream's first batch
+FIRST = StreamContext(
+    replica=0, replicas=1, batch=8, seed=0, epoch=0, is_training=False
+)  # to see a stream's first batch
 KINDS = (
     "(x, y[, weights]) of arrays, a tf.data.Dataset, an object with __len__ and __getitem__, an iterable of batches, "
     "or a function (context) that returns batches"
@@ -246,7 +248,7 @@ def _shared_out(batches: Callable[[int], Iterable[Any]], name: str) -> Callable[
                     yield rows(batch, chosen)
                 first += count
 
-        return resized(own(), context.batch)
+        return resized(own(), context.batch, joins=context.is_training)
 
     return open_batches
 

@@ -51,7 +51,7 @@ def training_arrays(
 
 def evaluation_arrays(stream: Stream, *, batch: int) -> Iterator[Arrays]:
     """All examples, once."""
-    return _read(stream, StreamContext(0, 1, batch, 0, 0))
+    return _read(stream, StreamContext(0, 1, batch, 0, 0, is_training=False))
 
 
 def _read(stream: Stream, context: StreamContext) -> Iterator[Arrays]:
@@ -117,10 +117,17 @@ def rows(batch: Batch, chosen: Any) -> Batch:
     return batch.map(lambda array: array[chosen])
 
 
-def resized(batches: Iterable[Batch], size: int) -> Iterator[Batch]:
-    """The same examples in batches of another size; the last one may be smaller."""
+def resized(batches: Iterable[Batch], size: int, *, joins: bool = True) -> Iterator[Batch]:
+    """The same examples in batches of another size; the last one may be smaller.
+
+    Args:
+        joins: whether batches whose examples have different shapes are an error; else smaller ones are given.
+    """
     held: Batch | None = None
     for batch in batches:
+        if held is not None and not joins and spec_of(held) != spec_of(batch):
+            yield held
+            held = None
         held = batch if held is None else _joined(held, batch)
         count = len(leaves_of(held)[0][1])
         for first in range(0, count - size + 1, size):
@@ -131,12 +138,12 @@ def resized(batches: Iterable[Batch], size: int) -> Iterator[Batch]:
 
 
 def _joined(one: Batch, other: Batch) -> Batch:
-    pairs = zip(leaves_of(one), leaves_of(other), strict=True)
-    try:
-        arrays = iter([np.concatenate([a, b]) for (_, a), (_, b) in pairs])
-    except ValueError as error:
+    if spec_of(one) != spec_of(other):
         raise DataError(
-            f"its batches have different shapes, so they cannot be divided among replicas ({error}); return a function "
-            "(context) that makes batches of context.batch examples"
-        ) from error
+            f"its batches have different shapes, {_describe(spec_of(one))} and {_describe(spec_of(other))}, so they "
+            "cannot be made into batches of another size; make batches of train.batch_size examples, pad all alike, or "
+            "return a function (context) that makes batches of context.batch examples"
+        )
+    pairs = zip(leaves_of(one), leaves_of(other), strict=True)
+    arrays = iter([np.concatenate([a, b]) for (_, a), (_, b) in pairs])
     return one.map(lambda _: next(arrays))
