@@ -314,3 +314,26 @@ def test_a_model_may_have_a_compile_of_its_own(tmp_path):
         "    return made"
     )
     assert answer(tmp_path, text)["description"]["objective"].startswith("loss: compute_loss of Distiller")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "code", "says"),
+    [
+        ("print('hello')\nimport sys\nsys.exit('bye')", 65, "mine.py, line 19, in <module>: SystemExit: bye\n"),
+        (
+            "class model(keras.Model):\n    def train_step(self, data):\n        return {}",
+            2,
+            "has a train_step of its own",
+        ),
+    ],
+    ids=["65", "2"],
+)
+def test_the_command_ends_with_that_code_and_leaves_nothing(python, tmp_path, text, code, says):
+    (tmp_path / "mine.py").write_text(HEAD + text + "\n")
+    ended = python.run("-m", "trainer", "user=mine.py", "model=model", "data=data", "cluster=1ps2w", cwd=tmp_path)
+    assert ended.returncode == code, ended.stderr
+    assert says in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert len(ended.stderr.strip().splitlines()) <= 2
+    assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["mine.py"]
