@@ -196,6 +196,21 @@ ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
         CONFIG,
         "metric .*low does not start at zero, so what workers count cannot be summed",
     ),
+    "the largest so far": (
+        "class Largest(keras.metrics.Metric):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(name='largest')\n"
+        "        self.high = self.add_variable((), 'zeros', name='high')\n"
+        "    def update_state(self, y, outputs, sample_weight=None):\n"
+        "        self.high.assign(ops.maximum(self.high, ops.max(ops.abs(outputs))))\n"
+        "    def result(self):\n"
+        "        return self.high.value\n"
+        "def metrics():\n"
+        "    return [Largest()]",
+        {},
+        CONFIG,
+        "metric largest: after two batches it is .* only sums can be counted",
+    ),
     "class_weight": ("", {"class_weight": {5: 1.0}}, CONFIG, r"class_weight=\{5: 1.0\} is no mapping .*\(0..1\)"),
     # the data
     "data fail": (

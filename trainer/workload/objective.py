@@ -83,7 +83,14 @@ class Objective:
         return sum(_size(v) for v in self._variables) if self._size is None else self._size
 
     def compute(
-        self, known: Known, batch: Batch, outputs: Nest, own: Sequence[tf.Tensor], *, training: bool
+        self,
+        known: Known,
+        batch: Batch,
+        outputs: Nest,
+        own: Sequence[tf.Tensor],
+        *,
+        training: bool,
+        before: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Computes (loss [], what the batch adds to the metrics' variables [size] float32).
 
@@ -91,6 +98,7 @@ class Objective:
             known: values of all variables of the model.
             outputs: of the model, for the batch.
             own: the losses that its layers added.
+            before: sums [size] to which the batch is added; None: zeros.
         """
         model, (features, labels, weights) = self.model, batch
         outputs = tf.nest.map_structure(_in_float32, outputs)
@@ -98,8 +106,9 @@ class Objective:
         if training and self._class_weights:
             weights = _weighted_by_class(labels, weights, self._class_weights)
         self._build(labels, outputs)
-        zeros = [(v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables]
-        with _undivided_losses(), keras.StatelessScope(state_mapping=[*known, *zeros]) as scope:
+        counted = [(v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables]
+        counted += [] if before is None else self._values(before)
+        with _undivided_losses(), keras.StatelessScope(state_mapping=[*known, *counted]) as scope:
             if self._whole_loss is None:
                 model._losses_override.extend(own)  # as Keras's trainer for JAX does
                 try:
@@ -116,16 +125,20 @@ class Objective:
 
     def results(self, sums: tf.Tensor) -> dict[str, tf.Tensor]:
         """The metrics by name, from the sums [size] of what batches added to their variables."""
-        offset = 0
-        values = [(v, tf.zeros(v.shape, v.dtype)) for v in self.model._loss_tracker.variables]
+        values = [(v, tf.zeros(v.shape, v.dtype)) for v in self.model._loss_tracker.variables] + self._values(sums)
+        with keras.StatelessScope(state_mapping=values):
+            named = self.model.get_metrics_result() if values else {}
+        return {name: tf.cast(value, tf.float32) for name, value in named.items() if name != "loss"}
+
+    def _values(self, sums: tf.Tensor) -> list[tuple[keras.Variable, tf.Tensor]]:
+        """Sums [size] as values of the metrics' variables."""
+        offset, values = 0, []
         for variable in self._variables:
             flat = sums[offset : offset + _size(variable)]
             flat = flat if variable.dtype.startswith("float") else tf.round(flat)
             values.append((variable, tf.cast(tf.reshape(flat, variable.shape), variable.dtype)))
             offset += _size(variable)
-        with keras.StatelessScope(state_mapping=values):
-            named = self.model.get_metrics_result() if values else {}
-        return {name: tf.cast(value, tf.float32) for name, value in named.items() if name != "loss"}
+        return values
 
     @property
     def _variables(self) -> list[keras.Variable]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import keras
@@ -69,12 +71,15 @@ def _compute(objective: Objective, data: DataSet) -> None:
         _check_logits(loss, outputs, objective, batch)
         _check_classes(loss, outputs, data.spec)
     known = [(v, tf.convert_to_tensor(v.value)) for v in model.variables]
+    compute = partial(objective.compute, known, batch, outputs, model.losses, training=False)
     try:
-        objective.compute(known, batch, outputs, model.losses, training=False)
+        _, sums = compute()
     except (ValueError, TypeError, KeyError, tf.errors.InvalidArgumentError) as error:
         given = f"labels {describe_nest(_specs(batch.labels))}, outputs {describe_nest(_specs(outputs))}"
         raise Mismatch(f"{objective.text}; it cannot be computed of {given}: {one_paragraph(error)}") from error
     _check_metrics(model)
+    if _has_own_metrics(model):
+        _check_sums(objective.results(2 * sums), objective.results(compute(before=sums)[1]))
 
 
 def _first_batch(examples: Examples | Stream) -> Batch:
@@ -90,6 +95,22 @@ def _check_metrics(model: keras.Model) -> None:
     for variable in (variable for metric in model.metrics for variable in metric.variables):
         if np.asarray(_first_value(variable)).any():
             raise Mismatch(f"metric {variable.path} does not start at zero, so what workers count cannot be summed")
+
+
+def _has_own_metrics(model: keras.Model) -> bool:
+    """Whether a metric is none of Keras, whose metrics can all be summed."""
+    compiled = model._compile_metrics.metrics if model._compile_metrics is not None else []
+    return any(not type(metric).__module__.startswith("keras.") for metric in (*model.metrics, *compiled))
+
+
+def _check_sums(of_sums: Mapping[str, tf.Tensor], of_one_process: Mapping[str, tf.Tensor]) -> None:
+    """Compares the metrics of two equal batches: from the sum of what each adds, and one batch after the other."""
+    for name, value in of_one_process.items():
+        if not np.allclose(of_sums[name], value, rtol=1e-3, atol=1e-6, equal_nan=True):
+            raise Mismatch(
+                f"metric {name}: after two batches it is {float(value):.6g}, but {float(of_sums[name]):.6g} from the sum "
+                "of what each adds to its variables; on several workers only sums can be counted"
+            )
 
 
 def _first_value(variable: keras.Variable) -> Any:
