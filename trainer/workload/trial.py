@@ -108,8 +108,8 @@ def _check_sums(of_sums: Mapping[str, tf.Tensor], of_one_process: Mapping[str, t
     for name, value in of_one_process.items():
         if not np.allclose(of_sums[name], value, rtol=1e-3, atol=1e-6, equal_nan=True):
             raise Mismatch(
-                f"metric {name}: after two batches it is {float(value):.6g}, but {float(of_sums[name]):.6g} from the sum "
-                "of what each adds to its variables; on several workers only sums can be counted"
+                f"metric {name}: after two batches it is {float(value):.6g}, but {float(of_sums[name]):.6g} from the "
+                "sum of what each adds to its variables; on several workers only sums can be counted"
             )
 
 
