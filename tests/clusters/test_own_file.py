@@ -48,7 +48,9 @@ def fine_tuned():
     backbone.trainable = False
     x = keras.Input((6,))
     hidden = layers.BatchNormalization(name="norm")(backbone(normalization(x)))
-    return keras.Model(x, layers.Dense(2, name="head")(hidden))
+    model = keras.Model(x, layers.Dense(2, name="head")(hidden))
+    model.compile(keras.optimizers.Lamb(0.01, weight_decay=0.01))
+    return model
 
 
 def on_step(step, logs):
@@ -64,7 +66,8 @@ def on_end(step, logs):
     print("ended", step, sorted(logs))
 """
 WITHOUT_STOP = USER_FILE.replace("step >= 30", "step >= 10**9")
-OWN = ["model=fine_tuned", "train.batch_size=64", "seed=1", "checkpoint.every=20"]
+GROUPS = "optimizer.groups=[{match:[*/bias,norm/*],weight_decay:0,learning_rate:0.02},{match:head/bias,frozen:true}]"
+OWN = ["model=fine_tuned", "train.batch_size=64", "seed=1", "checkpoint.every=20", GROUPS]
 
 
 @pytest.fixture
@@ -91,7 +94,13 @@ def test_a_hook_ends_a_run_and_the_same_command_finds_it_finished(start, finish,
     assert f"ended {summary['steps']} ['eval_accuracy', 'eval_loss', 'loss']" in log
     plan = run.plan()
     assert plan["is_stream"]
-    assert len(plan["frozen"]["paths"]) == 5
+    assert len(plan["frozen"]["paths"]) == 6
+    assert plan["optimizer"] == "optimizer: lamb, learning rate 0.01, weight decay 0.01, from compile()"
+    assert [(group["settings"], group["parameters"]) for group in plan["groups"]] == [
+        ("learning rate 0.02, weight decay 0", ["norm/gamma", "norm/beta"]),
+        ("learning rate 0.01, weight decay 0.01", ["head/kernel"]),
+        ("frozen", ["head/bias"]),
+    ]
     assert not [p["path"] for shard in plan["shards"] for p in shard["trainable"] if p["path"].startswith("backbone")]
     before = {file: file.stat().st_mtime_ns for file in run.directory.rglob("*") if file.is_file()}
     again = start(*given, f"run={run.directory}")

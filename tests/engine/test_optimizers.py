@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras_optimizers import keras_optimizer, keras_rate
 
+from trainer.config.groups import Settings, settings_of
 from trainer.config.schema import OptimizerConfig, OptimizerName, ScheduleConfig, ScheduleName
 from trainer.engine import optimizers
+from trainer.engine.stages import is_in_stages, make_apply
+from trainer.engine.vectors import packing
+from trainer.plan.layout import Shard, Slice
 
 SEED = 20
 STEPS = 100
@@ -23,12 +28,18 @@ THREE_SHARDS = ((4, 2), (5, 1), (3, 0))
 
 Sgd, Adam, AdamW = OptimizerName.sgd, OptimizerName.adam, OptimizerName.adamw
 Rmsprop, Adagrad, Lion = OptimizerName.rmsprop, OptimizerName.adagrad, OptimizerName.lion
+Adafactor, Lamb, Ftrl = OptimizerName.adafactor, OptimizerName.lamb, OptimizerName.ftrl
 EXPONENTIAL = ScheduleConfig(ScheduleName.exponential, decay_steps=30, decay_rate=0.5)
 STAIRCASE = ScheduleConfig(ScheduleName.exponential, decay_steps=30, decay_rate=0.5, staircase=True)
 COSINE = ScheduleConfig(ScheduleName.cosine, decay_steps=80, final_fraction=0.1)
 WARMUP = ScheduleConfig(ScheduleName.cosine, decay_steps=60, warmup_steps=20)
 CLIP = 22.4  # global norm; clips about half of the gradients below
 EVERYTHING: dict[str, Any] = {"schedule": WARMUP, "weight_decay": 0.01, "clip_norm": CLIP, "ema": 0.9}
+UNCLIPPED = {name: value for name, value in EVERYTHING.items() if name != "clip_norm"}
+GROUPS = [
+    {"match": ["parameter1", "parameter[34]"], "weight_decay": 0},
+    {"match": "parameter[35]", "learning_rate": 0.002},
+]
 
 CONFIGS = {
     "sgd": OptimizerConfig(Sgd, 0.1),
@@ -57,6 +68,23 @@ CONFIGS = {
     "adagrad-everything": OptimizerConfig(Adagrad, 0.1, **EVERYTHING),
     "lion": OptimizerConfig(Lion, 0.01, beta_2=0.99),
     "lion-everything": OptimizerConfig(Lion, 0.01, beta_1=0.8, beta_2=0.95, **EVERYTHING),
+    "adam-groups": OptimizerConfig(Adam, 0.01, **UNCLIPPED, groups=GROUPS),
+    "sgd-groups": OptimizerConfig(Sgd, 0.01, momentum=0.9, groups=GROUPS),
+    "lamb-groups": OptimizerConfig(Lamb, 0.01, **UNCLIPPED, groups=GROUPS),
+    "adafactor-groups": OptimizerConfig(Adafactor, 0.05, **UNCLIPPED, groups=GROUPS),
+    "adafactor": OptimizerConfig(Adafactor, 0.05),
+    "adafactor-other-constants": OptimizerConfig(
+        Adafactor, 0.5, beta_2_decay=-0.6, epsilon_1=1e-8, epsilon_2=0.01, clip_threshold=0.5
+    ),
+    "adafactor-everything": OptimizerConfig(Adafactor, 0.05, **EVERYTHING),
+    "lamb": OptimizerConfig(Lamb, 0.01),
+    "lamb-other-constants": OptimizerConfig(Lamb, 0.01, beta_1=0.8, beta_2=0.95, epsilon=1e-3),
+    "lamb-everything": OptimizerConfig(Lamb, 0.01, **EVERYTHING),
+    "ftrl": OptimizerConfig(Ftrl, 0.1),
+    "ftrl-other-constants": OptimizerConfig(
+        Ftrl, 0.1, learning_rate_power=-0.6, initial_accumulator=0.2, l1=0.01, l2=0.02, l2_shrinkage=0.03, beta=0.1
+    ),
+    "ftrl-everything": OptimizerConfig(Ftrl, 0.1, l1=0.01, **{**EVERYTHING, "schedule": EXPONENTIAL}),
 }
 SCHEDULES = {"exponential": EXPONENTIAL, "staircase": STAIRCASE, "cosine": COSINE, "cosine-warmup": WARMUP}
 every_config = pytest.mark.parametrize("name", [pytest.param(name, id=f"{name}-seed{SEED}") for name in CONFIGS])
@@ -79,60 +107,27 @@ def gradients() -> list[list[np.ndarray]]:
     ]
 
 
-def keras_rate(config: OptimizerConfig) -> Any:
-    """A float, or the schedule of `keras.optimizers.schedules`."""
-    schedules, schedule = keras.optimizers.schedules, config.schedule
-    if schedule.name is ScheduleName.constant:
-        return config.learning_rate
-    if schedule.name is ScheduleName.exponential:
-        return schedules.ExponentialDecay(
-            config.learning_rate, schedule.decay_steps, schedule.decay_rate, schedule.staircase
-        )
-    if schedule.warmup_steps == 0:
-        return schedules.CosineDecay(config.learning_rate, schedule.decay_steps, alpha=schedule.final_fraction)
-    return schedules.CosineDecay(
-        0.0,
-        schedule.decay_steps,
-        alpha=schedule.final_fraction,
-        warmup_target=config.learning_rate,
-        warmup_steps=schedule.warmup_steps,
-    )
-
-
-def keras_optimizer(config: OptimizerConfig) -> keras.Optimizer:
-    adam = {"beta_1": config.beta_1, "beta_2": config.beta_2, "epsilon": config.epsilon}
-    rmsprop = {"rho": config.rho, "momentum": config.momentum, "epsilon": config.epsilon, "centered": config.centered}
-    adagrad = {"initial_accumulator_value": config.initial_accumulator, "epsilon": config.epsilon}
-    kind, options = {
-        Sgd: (keras.optimizers.SGD, {"momentum": config.momentum, "nesterov": config.nesterov}),
-        Adam: (keras.optimizers.Adam, adam),
-        AdamW: (keras.optimizers.AdamW, adam),
-        Rmsprop: (keras.optimizers.RMSprop, rmsprop),
-        Adagrad: (keras.optimizers.Adagrad, adagrad),
-        Lion: (keras.optimizers.Lion, {"beta_1": config.beta_1, "beta_2": config.beta_2}),
-    }[config.name]
-    return kind(
-        keras_rate(config),
-        weight_decay=config.weight_decay or (0.0 if config.name is AdamW else None),
-        global_clipnorm=config.clip_norm,
-        use_ema=config.ema is not None,
-        ema_momentum=config.ema or 0.99,
-        **options,
-    )
-
-
 def keras_result(name: str) -> dict[str, list[np.ndarray]]:
-    """The parameters, and their averages if there are any, after 100 steps of Keras."""
-    variables = [keras.Variable(value) for value in start()]
-    optimizer = keras_optimizer(CONFIGS[name])
-    optimizer.build(variables)
-    update = tf.function(optimizer.apply)  # as in `fit` with jit_compile=False
-    for gradient in gradients():
-        update(list(map(tf.constant, gradient)))
-    result = {"parameters": [variable.numpy() for variable in variables]}
-    if optimizer.use_ema:
-        result["ema"] = [average.numpy() for average in optimizer._model_variables_moving_average]
-    return result
+    """The parameters, and their averages if there are any, after 100 steps of Keras; each group has an optimizer."""
+    config, values = CONFIGS[name], start()
+    members: dict[Settings, list[int]] = {}
+    for i in range(len(values)):
+        members.setdefault(settings_of(config, f"parameter{i}"), []).append(i)
+    result: dict[str, dict[int, np.ndarray]] = {}
+    for settings, own in members.items():
+        variables = [keras.Variable(values[i]) for i in own]
+        rates = {"learning_rate": settings.learning_rate, "weight_decay": settings.weight_decay}
+        optimizer = keras_optimizer(replace(config, **rates))
+        optimizer.build(variables)
+        update = tf.function(optimizer.apply)  # as in `fit` with jit_compile=False
+        for gradient in gradients():
+            update([tf.constant(gradient[i]) for i in own])
+        kept = {"parameters": variables}
+        if optimizer.use_ema:
+            kept["ema"] = optimizer._model_variables_moving_average
+        for what, kind in kept.items():
+            result.setdefault(what, {}).update(zip(own, (variable.numpy() for variable in kind), strict=True))
+    return {what: [of[i] for i in sorted(of)] for what, of in result.items()}
 
 
 def padded(size: int) -> int:
@@ -145,41 +140,44 @@ def pack(values: list[np.ndarray], members: tuple[int, ...]) -> np.ndarray:
     return np.concatenate([np.zeros(0, np.float32), *pieces])
 
 
-def layout(members: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Where each parameter of a shard starts, and its floats."""
-    sizes = [math.prod(SHAPES[i]) for i in members]
-    offsets = np.cumsum([0, *map(padded, sizes)])[:-1]
-    return list(zip(offsets.tolist(), sizes, strict=True))
+def laid_out(members: tuple[int, ...]) -> Shard:
+    """The shard that holds some of the parameters."""
+    offsets = np.cumsum([0, *(padded(math.prod(SHAPES[i])) for i in members)]).tolist()
+    pieces = [
+        Slice(f"parameter{i}", SHAPES[i], offset, math.prod(SHAPES[i]), padded(math.prod(SHAPES[i])))
+        for i, offset in zip(members, offsets, strict=False)
+    ]
+    return Shard(0, "ps:0", tuple(pieces), ())
 
 
 @dataclass
-class Shard:
-    """Some of the parameters under training, with the two compiled functions of a task that holds them."""
+class Trained:
+    """Some of the parameters under training, with the compiled functions of a task that holds them."""
 
     config: OptimizerConfig
     members: tuple[int, ...]
 
     def __post_init__(self) -> None:
         self.parameters = tf.constant(pack(start(), self.members))
-        begin = self.config.slots()
-        self.slots = {name: tf.fill(self.parameters.shape, value) for name, value in begin.items()}
-        places = layout(self.members)
+        self.shard, begin = laid_out(self.members), self.config.slots()
+        self.slots = {name: tf.fill([self.shard.slot_size(name)], value) for name, value in begin.items()}
+        places = [(piece.offset, piece.size) for piece in self.shard.trainable]
         self.square_sums = tf.function(lambda g: optimizers.square_sums(g, places), jit_compile=True)
-        self.update = tf.function(self._update, jit_compile=True)
+        self.apply = make_apply(self.config, self.shard)
+        self.update = tf.function(self._update, jit_compile=not is_in_stages(self.config), autograph=False)
 
     def _update(self, parameters, slots, gradient, sums, step):
         gradient *= optimizers.clip_scale(self.config, sums)
-        return optimizers.apply(self.config, parameters, slots, gradient, step)
+        return self.apply(parameters, slots, gradient, step, 0.0)
 
-    def unpacked(self, vector: tf.Tensor) -> dict[int, np.ndarray]:
-        places = zip(self.members, layout(self.members), strict=True)
-        return {i: vector.numpy()[offset : offset + size].reshape(SHAPES[i]) for i, (offset, size) in places}
+    def unpacked(self, vector: tf.Tensor, pieces: tuple[Slice, ...]) -> dict[str, np.ndarray]:
+        return packing.from_flat(pieces, vector.numpy())
 
 
-def trained(name: str, spread: tuple[tuple[int, ...], ...]) -> tuple[Shard, ...]:
+def trained(name: str, spread: tuple[tuple[int, ...], ...]) -> tuple[Trained, ...]:
     """The shards after 100 steps of our own."""
     config = CONFIGS[name]
-    shards = tuple(Shard(config, members) for members in spread)
+    shards = tuple(Trained(config, members) for members in spread)
     for step, gradient in enumerate(gradients()):
         flat = [tf.constant(pack(gradient, shard.members)) for shard in shards]
         sums = np.zeros(len(SHAPES), np.float32)  # by path, whichever shard they come from
@@ -193,18 +191,14 @@ def trained(name: str, spread: tuple[tuple[int, ...], ...]) -> tuple[Shard, ...]
     return shards
 
 
-def result(shards: tuple[Shard, ...]) -> dict[str, list[np.ndarray]]:
+def result(shards: tuple[Trained, ...]) -> dict[str, list[np.ndarray]]:
     """Parameters and every slot, in path order."""
-    vectors = [{"parameters": shard.parameters, **shard.slots} for shard in shards]
-    found = {
-        name: {
-            i: value
-            for shard, held in zip(shards, vectors, strict=True)
-            for i, value in shard.unpacked(held[name]).items()
-        }
-        for name in vectors[0]
-    }
-    return {name: [values[i] for i in sorted(values)] for name, values in found.items()}
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for one in shards:
+        found.setdefault("parameters", {}).update(one.unpacked(one.parameters, one.shard.trainable))
+        for name, slot in one.slots.items():
+            found.setdefault(name, {}).update(one.unpacked(slot, one.shard.slot_pieces(name)))
+    return {name: [values[path] for path in sorted(values)] for name, values in found.items()}
 
 
 def test_the_gradients_of_these_tests_reach_the_clip_norm_in_some_steps_only():
@@ -212,7 +206,9 @@ def test_the_gradients_of_these_tests_reach_the_clip_norm_in_some_steps_only():
     assert 30 < sum(norm > CLIP for norm in norms) < 70
 
 
-@pytest.mark.slow(but=["adam-everything-seed20", "rmsprop-centered-seed20"])
+@pytest.mark.slow(
+    but=["adam-everything-seed20", "rmsprop-centered-seed20", "adafactor-everything-seed20", "lamb-everything-seed20"]
+)
 @every_config
 def test_hundred_updates_equal_keras_and_have_the_same_bits_on_three_shards(name):
     (shard,) = one = trained(name, ONE_SHARD)
@@ -227,13 +223,13 @@ def test_hundred_updates_equal_keras_and_have_the_same_bits_on_three_shards(name
     check_padding(shard)
 
 
-def check_padding(shard: Shard) -> None:
+def check_padding(trained: Trained) -> None:
     """It stays zero in the parameters, and finite in the slots."""
-    lanes = np.ones(shard.parameters.shape, bool)
-    for offset, size in layout(shard.members):
-        lanes[offset : offset + size] = False
-    assert not shard.parameters.numpy()[lanes].any()
-    assert all(np.isfinite(slot.numpy()[lanes]).all() for slot in shard.slots.values())
+    lanes = np.ones(trained.parameters.shape, bool)
+    for piece in trained.shard.trainable:
+        lanes[piece.offset : piece.offset + piece.size] = False
+    assert not trained.parameters.numpy()[lanes].any()
+    assert all(np.isfinite(slot.numpy()).all() for slot in trained.slots.values())
 
 
 @pytest.mark.parametrize(
@@ -307,17 +303,28 @@ def test_a_sum_of_squares_is_right_to_the_last_bit():
     assert optimizers.square_sums(tf.constant(values), [(0, values.size)]).numpy() == [exact]
 
 
-def test_a_shard_without_parameters_updates_nothing():
-    shard = Shard(CONFIGS["adam-everything"], members=())
+def test_ftrl_changes_nothing_where_the_rate_is_zero():
+    """Keras divides by it."""
+    shard = Trained(OptimizerConfig(Ftrl, 0.1, WARMUP), ONE_SHARD[0])
+    gradient = pack(gradients()[0], ONE_SHARD[0])
+    before = shard.parameters, shard.slots
+    after = shard.update(*before, gradient, np.ones(len(SHAPES), np.float32), np.int64(0))
+    for value, wanted in zip(tf.nest.flatten(after), tf.nest.flatten(before), strict=True):
+        assert value.numpy().tobytes() == wanted.numpy().tobytes()
+
+
+@pytest.mark.parametrize("name", ["adam-everything", "lamb-everything", "adafactor-everything"])
+def test_a_shard_without_parameters_updates_nothing(name):
+    shard = Trained(CONFIGS[name], members=())
     assert shard.square_sums(shard.parameters).shape == [0]
     shard.update(shard.parameters, shard.slots, shard.parameters, tf.ones([3]), tf.constant(0, tf.int64))
 
 
 def test_an_update_in_a_v1_graph_gives_the_bits_of_eager_mode():
-    shard = Shard(CONFIGS["adam-everything"], ONE_SHARD[0])
+    shard = Trained(CONFIGS["adam-everything"], ONE_SHARD[0])
     arguments = (pack(gradients()[0], ONE_SHARD[0]), np.full(len(SHAPES), 300.0, np.float32), np.int64(0))
     eager, _ = shard.update(shard.parameters, shard.slots, *arguments)
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        fresh = Shard(CONFIGS["adam-everything"], ONE_SHARD[0])
+        fresh = Trained(CONFIGS["adam-everything"], ONE_SHARD[0])
         graph = session.run(fresh.update(fresh.parameters, fresh.slots, *arguments)[0])
     assert graph.tobytes() == eager.numpy().tobytes()

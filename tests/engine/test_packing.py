@@ -76,14 +76,14 @@ def test_named_arrays_survive_flattening(count, max_part_mib):
 
 
 def test_a_slot_has_the_layout_of_the_trainable_parameters():
-    slot = packing.to_slot(shard(), VALUES, fill=9.0)
+    slot = packing.to_slot(shard(), "momentum", VALUES, fill=9.0)
     assert {path: value.tolist() for path, value in packing.from_flat(shard().trainable, slot).items()} == {
         path: VALUES[path].tolist() for path in ("dense/kernel", "dense/bias", "scale")
     }
 
 
 def test_a_slot_without_values_is_filled():
-    assert packing.to_slot(shard(), None, fill=0.5).tolist() == [0.5] * 64
+    assert packing.to_slot(shard(), "momentum", None, fill=0.5).tolist() == [0.5] * 64
 
 
 @pytest.mark.parametrize("jit", [False, True], ids=["plain", "jit_compile"])

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from trainer.config.schema import OptimizerConfig, OptimizerName, PlateauConfig
 from trainer.engine import optimizers
+from trainer.engine.stages import make_apply
 from trainer.engine.update import is_scaled, make_update, squares_order
 from trainer.engine.vectors import packing
 from trainer.plan.layout import METRICS, Parameter, Shard
@@ -167,7 +168,7 @@ def test_an_update_is_the_optimizers_on_the_mean(name, clip_norm):
     config = OptimizerConfig(name=name, learning_rate=0.01, momentum=0.9, ema=0.99, clip_norm=clip_norm)
     update, random = Update(one_shard(), config), np.random.default_rng(5)
     flat, *pushed = (vector(update.shard, random.normal(size=(2, 3))) for _ in range(4))
-    slots = {slot: np.full(update.shard.trainable_size, 0.5, np.float32) for slot in config.slots()}
+    slots = {slot: np.full(update.shard.slot_size(slot), 0.5, np.float32) for slot in config.slots()}
     after, moved = update(flat, pushed, slots=slots)
     expected, expected_slots = applied(config, update.shard, flat, pushed, slots)
     np.testing.assert_allclose(after[: update.shard.trainable_size], expected, rtol=1e-6)
@@ -188,7 +189,7 @@ def applied(
     gradient = tf.constant(np.mean([one[:size] for one in pushed], 0))
     gradient *= optimizers.clip_scale(config, optimizers.square_sums(gradient, [(0, size)]))
     before = {name: tf.constant(slot) for name, slot in slots.items()}
-    after = optimizers.apply(config, tf.constant(flat[:size]), before, gradient, tf.constant(4, tf.int64))
+    after = make_apply(config, shard)(tf.constant(flat[:size]), before, gradient, tf.constant(4, tf.int64), 0.0)
     return tf.nest.map_structure(lambda tensor: tensor.numpy(), after)
 
 

@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from quick_config import load
@@ -16,9 +17,10 @@ from trainer.faults.problems import ConfigError
 from trainer.plan import validate
 from trainer.plan.description import CompiledOptimizer, Description
 from trainer.plan.devices import Machine
-from trainer.plan.layout import Parameter
+from trainer.plan.layout import FrozenWeights, Parameter
 from trainer.plan.make import make_plan
-from trainer.plan.plan import Plan
+from trainer.plan.plan import Group, Plan
+from trainer.plan.resolve import resolve_optimizer
 
 MACHINE = Machine(cores=8, gpus=0)
 MODEL = Description(
@@ -269,25 +271,82 @@ def test_more_workers_than_cores_get_a_warning():
     assert any("4 workers share 2 cores" in str(warning) for warning in warnings)
 
 
+SCHEDULED = {"learning_rate": 0.1, "schedule": {"name": "cosine", "decay_steps": 50}, "momentum": 0.9, "clip_norm": 2.0}
+BY_CONFIG, BY_DEFAULT = "sgd, learning rate 0.5, from the config", "adam, learning rate 0.001, by default"
+
+
+def with_own_optimizer(name: str, settings: dict[str, Any] | None, *left_out: str) -> Description:
+    return replace(MODEL, compiled_optimizer=CompiledOptimizer(name, settings, left_out))
+
+
 @pytest.mark.parametrize(
-    ("compiled", "text"),
+    ("model", "typed", "origin", "warnings"),
     [
-        (None, None),
-        (CompiledOptimizer("adam", 0.001), None),
-        (CompiledOptimizer("adam", None), None),
-        (CompiledOptimizer("adam", 0.01), "type optimizer=adam optimizer.learning_rate=0.01"),
-        (CompiledOptimizer("rmsprop", None), "compile() was given rmsprop\n    type optimizer=rmsprop"),
+        (MODEL, "", BY_DEFAULT, []),
+        (with_own_optimizer("sgd", SCHEDULED), "optimizer=sgd optimizer.learning_rate=0.5", BY_CONFIG, []),
         (
-            CompiledOptimizer("nadam", 0.1),
-            "compile() was given nadam with rate 0.1\n    choose another with optimizer=NAME",
+            with_own_optimizer("sgd", SCHEDULED),
+            "",
+            "sgd, learning rate 0.1, cosine schedule, momentum 0.9, clip norm 2, from compile()",
+            [],
+        ),
+        (
+            with_own_optimizer("sgd", SCHEDULED, "clipvalue=0.5"),
+            "optimizer.learning_rate=0.001 optimizer.clip_norm=null optimizer.schedule.name=constant",
+            "sgd, learning rate 0.001, momentum 0.9, from compile(); "
+            "clip_norm, learning_rate, schedule from the config",
+            ["optimizer: compile() was given sgd with clipvalue=0.5, which is left out"],
+        ),
+        (
+            with_own_optimizer("nadam", None),
+            "",
+            BY_DEFAULT,
+            ["optimizer: compile() was given nadam, which is not available; adam trains the model"],
         ),
     ],
 )
-def test_a_model_that_was_compiled_for_another_optimizer_gets_a_warning(compiled, text):
-    warnings = [str(one) for one in planned(model=replace(MODEL, compiled_optimizer=compiled)).warnings]
-    told = [one for one in warnings if "compile()" in one]
-    assert len(told) == (text is not None)
-    assert text is None or told[0].endswith(text)
+def test_the_plan_says_where_the_optimizer_comes_from(model, typed, origin, warnings):
+    config = load(typed.split())
+    assert not resolve_optimizer(config.optimizer, model.compiled_optimizer)
+    plan = make_plan(config, model, MACHINE)
+    assert plan.optimizer == f"optimizer: {origin}"
+    assert [str(one).partition("\n")[0] for one in plan.warnings if "compile()" in str(one)] == warnings
+
+
+def test_the_keys_of_the_config_must_fit_the_optimizer_of_the_model():
+    section, model = load(["optimizer.momentum=0.9"]).optimizer, with_own_optimizer("lion", {"beta_2": 1.5})
+    problems = [str(one) for one in resolve_optimizer(section, model.compiled_optimizer)]
+    assert [text.partition(";")[0] for text in problems] == [
+        "optimizer.beta_2: 1.5 is out of range",
+        "optimizer.momentum: lion does not use it",
+    ]
+
+
+def test_the_plan_says_which_group_a_parameter_is_in():
+    groups = "{match:[*/bias,table],weight_decay:0},{match:dense/*,learning_rate:0.01},{match:table,frozen:true}"
+    frozen = FrozenWeights(("table", "norm/mean"), 4, "0")  # by the config, and by the layer itself
+    plan = planned(f"optimizer.groups=[{groups}]", "optimizer=adamw", model=replace(MODEL, frozen=frozen))
+    assert plan.groups == (
+        Group("learning rate 0.01, weight decay 0.004", ("dense/kernel",)),
+        Group("learning rate 0.01, weight decay 0", ("dense/bias",)),
+        Group("frozen", ("table",)),
+    )
+    assert planned("optimizer=adamw").groups == ()
+
+
+def test_a_group_must_have_parameters_to_train():
+    with pytest.raises(ConfigError, match=r"groups\[0\]: 'dens/\*' matches no parameter .* dense/bias, dense/kernel"):
+        planned("optimizer.groups=[{match:dens/*,weight_decay:0}]")
+
+
+@pytest.mark.parametrize("name", ["lamb", "adafactor"])
+def test_an_optimizer_that_measures_parameters_gets_them_whole(name):
+    def has_parts(*overrides: str) -> bool:
+        return any(piece.is_part for shard in planned("cluster=2ps4w", *overrides).shards for piece in shard.trainable)
+
+    assert (has_parts("optimizer=adam"), has_parts(f"optimizer={name}")) == (True, False)
+    with pytest.raises(ConfigError, match=rf"placement.max_part_mib: {name} measures whole parameters"):
+        planned(f"optimizer={name}", "placement.max_part_mib=1")
 
 
 def test_replicas_of_one_worker_cannot_share_a_pass_over_the_data():

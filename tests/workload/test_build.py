@@ -9,12 +9,14 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras import layers
 from objectives import make_step
 
 from trainer.workload import step
 from trainer.workload.build import build_model
 from trainer.workload.data import DataSet
 from trainer.workload.data.examples import ArraySpec, Batch, Spec
+from trainer.workload.frozen import freeze
 from trainer.workload.models.flops import flops_of
 
 UNREAD: Any = None
@@ -69,3 +71,12 @@ def test_the_model_of_a_user_always_has_values(tmp_path: Path):
     models = [build("halved", with_values=having, user_file=str(file)) for having in (True, False)]
     kernels = [next(iter(step.initial_values(model).values())) for model in models]
     np.testing.assert_array_equal(*kernels)
+
+
+def test_a_layer_with_all_of_its_weights_frozen_is_a_frozen_layer():
+    dense = [layers.Dense(3, name=name) for name in ("a", "b")]
+    norm = layers.BatchNormalization(name="norm")
+    model = keras.Sequential([keras.Input((2,)), dense[0], norm, dense[1]])
+    freeze(model, [{"match": ["a/*", "norm/*", "b/bias"], "frozen": True}, {"match": ["a/bias"], "frozen": False}])
+    assert [v.path for v in model.trainable_variables] == ["a/bias", "b/kernel"]
+    assert (norm.trainable, dense[1].trainable) == (False, True)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from trainer.commands.start import Start
+from trainer.config.groups import freezing
 from trainer.config.schema import Launch, RunConfig
 from trainer.faults import exit_codes
+from trainer.faults.problems import ConfigError
 from trainer.launch import progress
 from trainer.launch.describe import describe
 from trainer.launch.processes import isolation
 from trainer.observe.machine import this_machine
-from trainer.plan.description import Question
+from trainer.plan.description import Description, Question
 from trainer.plan.make import make_plan, with_other_ps
 from trainer.plan.plan import Plan
+from trainer.plan.resolve import resolve_optimizer
 
 if TYPE_CHECKING:
     from trainer.launch.processes.tasks import ProcessTasks
@@ -26,7 +30,7 @@ def run(config: RunConfig, start: Start) -> int:
     from trainer.plan import page
     from trainer.plan.forecast import step_time
 
-    description, machine = describe(_question(config)), this_machine()
+    description, machine = _describe(config), this_machine()
     made = make_plan(config, description, machine)
     workload = step_time.Workload.of(description, config.optimizer, config.plan, cores=machine.cores)
     not_isolated = isolation.why_not(config)
@@ -42,7 +46,7 @@ def run(config: RunConfig, start: Start) -> int:
 def make(config: RunConfig, tasks: ProcessTasks | None = None) -> Plan:
     """Describes the model, in a process of `tasks` if one is given, and makes the plan."""
     child = tasks.describe if tasks and tasks.can_describe else None
-    return make_plan(config, describe(_question(config), child), this_machine())
+    return make_plan(config, _describe(config, child), this_machine())
 
 
 def announce(config: RunConfig, tasks: ProcessTasks | None = None) -> Plan:
@@ -57,7 +61,20 @@ def announce(config: RunConfig, tasks: ProcessTasks | None = None) -> Plan:
     return made
 
 
+def _describe(config: RunConfig, child: Callable[[Question], dict[str, Any]] | None = None) -> Description:
+    """Describes the model, and completes the config with the optimizer that it was compiled with."""
+    description = describe(_question(config), child)
+    if problems := resolve_optimizer(config.optimizer, description.compiled_optimizer):
+        raise ConfigError(problems)
+    return description
+
+
 def _question(config: RunConfig) -> Question:
     return Question.about(
-        config.model, config.data, user=config.user, seed=config.seed, precision=config.train.precision.value
+        config.model,
+        config.data,
+        user=config.user,
+        seed=config.seed,
+        precision=config.train.precision.value,
+        freezes=freezing(config.optimizer),
     )

@@ -47,6 +47,7 @@ EXAMPLES = {  # where the default shows no value
     "optimizer.name": "adam",
     "optimizer.clip_norm": "1.0",
     "optimizer.ema": "0.99",
+    "optimizer.groups": "[{match: '*/bias', weight_decay: 0}]",
 }
 
 

@@ -5,7 +5,7 @@ stand beside it (`limits(...)`); rules between keys are in `trainer/plan/checks`
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
@@ -94,6 +94,9 @@ class OptimizerName(Enum):
     rmsprop = "rmsprop"
     adagrad = "adagrad"
     lion = "lion"
+    adafactor = "adafactor"
+    lamb = "lamb"
+    ftrl = "ftrl"
 
 
 class ScheduleName(Enum):
@@ -222,15 +225,56 @@ class OptimizerConfig:
     plateau: PlateauConfig = field(default_factory=PlateauConfig)
     momentum: float = field(default=0.0, metadata=limits(at_least=0, below=1) | read_by("sgd", "rmsprop"))
     nesterov: bool = field(default=False, metadata=read_by("sgd"))
-    beta_1: float = field(default=0.9, metadata=limits(at_least=0, below=1) | read_by("adam", "adamw", "lion"))
-    beta_2: float = field(default=0.999, metadata=limits(at_least=0, below=1) | read_by("adam", "adamw", "lion"))
+    beta_1: float = field(default=0.9, metadata=limits(at_least=0, below=1) | read_by("adam", "adamw", "lamb", "lion"))
+    beta_2: float = field(
+        default=0.999, metadata=limits(at_least=0, below=1) | read_by("adam", "adamw", "lamb", "lion")
+    )
     rho: float = field(default=0.9, metadata=limits(at_least=0, below=1) | read_by("rmsprop"))
     centered: bool = field(default=False, metadata=read_by("rmsprop"))
-    initial_accumulator: float = field(default=0.1, metadata=limits(at_least=0) | read_by("adagrad"))
+    initial_accumulator: float = field(default=0.1, metadata=limits(at_least=0) | read_by("adagrad", "ftrl"))
+    # the rate falls with the accumulator to this power
+    learning_rate_power: float = field(default=-0.5, metadata=limits(at_most=0) | read_by("ftrl"))
+    l1: float = field(default=0.0, metadata=limits(at_least=0) | read_by("ftrl"))  # strength; makes weights zero
+    l2: float = field(default=0.0, metadata=limits(at_least=0) | read_by("ftrl"))  # strength
+    l2_shrinkage: float = field(default=0.0, metadata=limits(at_least=0) | read_by("ftrl"))  # strength, by the gradient
+    beta: float = field(
+        default=0.0, metadata=limits(at_least=0) | read_by("ftrl")
+    )  # l2 strength as a share of 1 / rate
+    # a new square's share of the average is the step to this power
+    beta_2_decay: float = field(default=-0.8, metadata=limits(at_most=0) | read_by("adafactor"))
+    epsilon_1: float = field(default=1e-30, metadata=limits(above=0) | read_by("adafactor"))  # added to squares
+    epsilon_2: float = field(
+        default=1e-3, metadata=limits(above=0) | read_by("adafactor")
+    )  # least root mean square of a parameter
+    # largest root mean square of an update that the rate scales
+    clip_threshold: float = field(default=1.0, metadata=limits(above=0) | read_by("adafactor"))
     epsilon: float = field(default=1e-7, metadata=limits(above=0))  # added to the divisor of an adaptive update
     weight_decay: float = field(default=0.0, metadata=limits(at_least=0))  # decoupled: share x rate
     clip_norm: float | None = field(default=None, metadata=limits(above=0))  # largest global norm, over all shards
     ema: float | None = field(default=None, metadata=limits(above=0, below=1))  # momentum of the averaged weights
+    # settings for the parameters whose paths a pattern matches (fnmatch), e.g. [{match: [*/bias, *norm*], weight_decay:
+    # 0}, {match: embedding/*, learning_rate: 0.0001}, {match: backbone/*, frozen: true}]; a later group overrides
+    groups: list[Any] = field(default_factory=list)
+    # keys of this section that the command line or a file of yours sets, filled in by the command: the optimizer of the
+    # model's compile() gives the others
+    given: list[str] = field(default_factory=list)
+
+    @property
+    def measures_parameters(self) -> bool:
+        """Whether an update depends on norms of whole parameters, which are then never cut into parts."""
+        return self.name in (OptimizerName.adafactor, OptimizerName.lamb)
+
+    def describe(self) -> str:
+        """Its name, its learning rate, and what differs from the defaults."""
+        texts = [self.name.value, f"learning rate {self.learning_rate:g}"]
+        if self.schedule.name is not ScheduleName.constant:
+            texts.append(f"{self.schedule.name.value} schedule")
+        for key in fields(self):
+            value = getattr(self, key.name)
+            is_shown = key.name not in ("name", "learning_rate", "schedule", "plateau", "groups", "given")
+            if is_shown and value != key.default:
+                texts.append(f"{key.name.replace('_', ' ')}" + (f" {value:g}" if value is not True else ""))
+        return ", ".join(texts)
 
     @property
     def varies_rate(self) -> bool:
@@ -246,6 +290,9 @@ class OptimizerConfig:
             OptimizerName.rmsprop: {"velocity": True, "momentum": self.momentum > 0, "average_gradient": self.centered},
             OptimizerName.adagrad: {"accumulator": True},
             OptimizerName.lion: {"momentum": True},
+            OptimizerName.adafactor: {"row": True, "column": True, "unfactored": True},
+            OptimizerName.lamb: {"momentum": True, "velocity": True},
+            OptimizerName.ftrl: {"accumulator": True, "linear": True},
         }[self.name]
         names = [name for name, is_kept in kept.items() if is_kept] + (["ema"] if self.ema is not None else [])
         return {name: self.initial_accumulator if name == "accumulator" else 0.0 for name in names}
@@ -277,9 +324,9 @@ class PlacementConfig:
 
     name: PlacementName = PlacementName.greedy
     pins: dict[str, int] = field(default_factory=dict)  # pattern of parameter paths (fnmatch) -> shard
-    # auto: cut large parameters so that no host holds more than 1.1 times its share, unless name is round_robin or
-    # optimizer.clip_norm is set; a number of MiB: cut larger parameters into parts, which are placed one by one; null:
-    # cut nothing
+    # auto: cut large parameters so that no host holds more than 1.1 times its share, unless name is round_robin,
+    # optimizer.clip_norm is set or the optimizer is lamb or adafactor; a number of MiB: cut larger parameters into
+    # parts, which are placed one by one; null: cut nothing
     max_part_mib: str | None = AUTO
     # shards on each host, sent and updated in parallel, with the next step's prefetched; for slow links
     buckets: int = field(default=1, metadata=limits(at_least=1, at_most=64))

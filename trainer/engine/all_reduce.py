@@ -72,7 +72,7 @@ class AllReduceEngine:
         with tf.device(self._device):
             self._flat = tf.Variable(tf.zeros([self._shard.size]), trainable=False)
             self._slots = {
-                name: tf.Variable(tf.zeros([self._shard.trainable_size]), trainable=False) for name in self._fills
+                name: tf.Variable(tf.zeros([self._shard.slot_size(name)]), trainable=False) for name in self._fills
             }
         self.variables = {"flat": self._flat.device} | {f"slots/{n}": slot.device for n, slot in self._slots.items()}
         self._run_broadcast = tf.function(self._broadcast, autograph=False)

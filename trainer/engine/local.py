@@ -46,7 +46,9 @@ class LocalEngine(SessionEngine):
             with tf.device(parameters):
                 self._flat = v1.get_variable("flat", [shard.size], initializer=zeros, use_resource=True)
                 self._slots = {
-                    name: v1.get_variable(f"slots/{name}", [shard.trainable_size], initializer=zeros, use_resource=True)
+                    name: v1.get_variable(
+                        f"slots/{name}", [shard.slot_size(name)], initializer=zeros, use_resource=True
+                    )
                     for name in self._fills
                 }
             self._batches = [replica.batches() for replica in replicas]

@@ -1,17 +1,18 @@
 """Fused updates of a flat vector, equal to Keras's.
 
 A shard is one float32 vector [n] that holds its parameters one after the other, each padded with zeros to a multiple of
-16 floats; its slots are vectors of the same size. Every function here is pure, over tensors, and may be called inside
-`tf.function(jit_compile=True)`, in a v1 graph too.
+16 floats; its slots are vectors of the same size, but for those of adafactor. Every function here is pure, over
+tensors, and may be called inside `tf.function(jit_compile=True)`, in a v1 graph too.
 
 The formulas are those of keras/src/optimizers (Keras 3.15), in float32 and in its order of operations: Adam's
-`1 - beta_2 ** step` is off by 5e-5 at the first step, so a more exact form would not equal Keras. They treat every
-float alone: an update gives the same bits however the parameters are spread over shards, and padding stays zero.
+`1 - beta_2 ** step` is off by 5e-5 at the first step, so a more exact form would not equal Keras. An update gives the
+same bits however the parameters are spread over shards, and padding stays zero. Most rules treat every float alone;
+those of `measuring.py` measure whole parameters.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
@@ -22,36 +23,58 @@ LANES = 8  # partial sums of a parameter's squares: three times as fast as a sin
 
 Tensor: TypeAlias = tf.Tensor
 Slots = Mapping[str, Tensor]  # [n] each
-Change = tuple[Tensor, dict[str, Tensor]]  # [n] what the parameters lose, and the slots after the update
-Rule = Callable[[OptimizerConfig, Slots, Tensor, Tensor, Tensor], Change]  # config, slots, gradient, rate, step
 
 
-def learning_rate(config: OptimizerConfig, step: Tensor, reductions: Tensor | float = 0.0) -> Tensor:
+class Rates(NamedTuple):
+    """What groups of parameters have of their own."""
+
+    rate: Tensor  # [n]
+    decay: Tensor  # [n]
+
+
+class Inputs(NamedTuple):
+    """What a rule computes an update from."""
+
+    parameters: Tensor  # [n], after weight decay
+    slots: Slots
+    gradient: Tensor  # [n]
+    rate: Tensor  # [], or [n] with groups
+    step: Tensor  # [] int64, updates applied so far
+
+
+Change = tuple[Tensor, dict[str, Tensor]]  # the parameters [n] and the slots after the update
+Rule = Callable[[OptimizerConfig, Inputs], Change]
+
+
+def learning_rate(
+    config: OptimizerConfig, step: Tensor, reductions: Tensor | float = 0.0, *, peak: float | None = None
+) -> Tensor:
     """The rate of the update that follows `step` updates.
 
     Args:
         step: [] int64, updates applied so far; 0 for the first.
         reductions: [] float32, how often `config.plateau` has reduced the rate; not read without a patience.
+        peak: of a group that does not have `config.learning_rate`.
 
     Returns:
         [] float32.
     """
-    rate, plateau = _scheduled(config, step), config.plateau
+    rate, plateau = _scheduled(config.schedule, config.learning_rate if peak is None else peak, step), config.plateau
     if plateau.patience is None:
         return rate
     return rate * tf.maximum(tf.pow(plateau.factor, reductions), plateau.min_rate / config.learning_rate)
 
 
-def _scheduled(config: OptimizerConfig, step: Tensor) -> Tensor:
+def _scheduled(schedule: ScheduleConfig, peak: float, step: Tensor) -> Tensor:
     """[] The rate after so many updates, as `keras.optimizers.schedules` has it."""
-    schedule, at = config.schedule, tf.cast(step, tf.float32)
+    at = tf.cast(step, tf.float32)
     if schedule.name is ScheduleName.constant:
-        return tf.constant(config.learning_rate, tf.float32)
+        return tf.constant(peak, tf.float32)
     if schedule.name is ScheduleName.exponential:
         intervals = at / schedule.decay_steps
         intervals = tf.floor(intervals) if schedule.staircase else intervals
-        return config.learning_rate * tf.pow(schedule.decay_rate, intervals)
-    return config.learning_rate * _cosine(schedule, at)
+        return peak * tf.pow(schedule.decay_rate, intervals)
+    return peak * _cosine(schedule, at)
 
 
 def apply(
@@ -61,8 +84,9 @@ def apply(
     gradient: Tensor,
     step: Tensor,
     reductions: Tensor | float = 0.0,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """One update of a shard.
+    rates: Rates | None = None,
+) -> Change:
+    """One update of a shard, by a rule that treats every float alone.
 
     Args:
         parameters: [n] float32.
@@ -70,18 +94,30 @@ def apply(
         gradient: [n] float32, the mean over replicas; times `clip_scale` where gradients are clipped.
         step: [] int64, updates applied so far; 0 for the first.
         reductions: [] float32, of the learning rate.
+        rates: where parameters differ in them.
 
     Returns:
         The parameters [n] and the slots [n] after the update.
     """
-    rate = learning_rate(config, step, reductions)
-    if config.weight_decay > 0:
-        parameters -= parameters * config.weight_decay * rate
-    decrease, updated = RULES[config.name](config, slots, gradient, rate, step)
-    parameters -= decrease
-    if config.ema is not None:
-        updated["ema"] = _average(config.ema, slots["ema"], parameters, step)
-    return parameters, updated
+    rate = learning_rate(config, step, reductions) if rates is None else rates.rate
+    inputs = Inputs(decay(config, parameters, rate, rates), slots, gradient, rate, step)
+    parameters, updated = RULES[config.name](config, inputs)
+    return parameters, updated | averages(config, slots, parameters, step)
+
+
+def decay(config: OptimizerConfig, parameters: Tensor, rate: Tensor, rates: Rates | None) -> Tensor:
+    """[n] The parameters after weight decay."""
+    if rates is not None:
+        return parameters - parameters * rates.decay * rate
+    return parameters - parameters * config.weight_decay * rate if config.weight_decay > 0 else parameters
+
+
+def averages(config: OptimizerConfig, slots: Slots, parameters: Tensor, step: Tensor) -> dict[str, Tensor]:
+    """The moving average [n] of the parameters, as a slot; the first update starts it from the parameters."""
+    if config.ema is None:
+        return {}
+    momentum = tf.where(step > 0, tf.constant(config.ema, tf.float32), 0.0)
+    return {"ema": momentum * slots["ema"] + (1 - momentum) * parameters}
 
 
 def square_sums(gradient: Tensor, offsets_and_sizes: Sequence[tuple[int, int]]) -> Tensor:
@@ -126,60 +162,90 @@ def _cosine(schedule: ScheduleConfig, at: Tensor) -> Tensor:
     return tf.where(past_warmup < 0, at / max(schedule.warmup_steps, 1), decayed)
 
 
-def _sgd(config: OptimizerConfig, slots: Slots, gradient: Tensor, rate: Tensor, step: Tensor) -> Change:
+def _sgd(config: OptimizerConfig, inputs: Inputs) -> Change:
+    gradient, rate = inputs.gradient, inputs.rate
     if config.momentum == 0:
-        return gradient * rate, {}
-    momentum = slots["momentum"] * config.momentum - gradient * rate
+        return inputs.parameters - gradient * rate, {}
+    momentum = inputs.slots["momentum"] * config.momentum - gradient * rate
     increase = momentum * config.momentum - gradient * rate if config.nesterov else momentum
-    return -increase, {"momentum": momentum}
+    return inputs.parameters - (-increase), {"momentum": momentum}
 
 
-def _adam(config: OptimizerConfig, slots: Slots, gradient: Tensor, rate: Tensor, step: Tensor) -> Change:
-    count = tf.cast(step + 1, tf.float32)
-    bias_1, bias_2 = 1 - tf.pow(config.beta_1, count), 1 - tf.pow(config.beta_2, count)
+def moments(config: OptimizerConfig, slots: Slots, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """([n], [n]) Adam's averages of the gradient and of its square."""
     momentum = slots["momentum"] + (gradient - slots["momentum"]) * (1 - config.beta_1)
     velocity = slots["velocity"] + (tf.square(gradient) - slots["velocity"]) * (1 - config.beta_2)
-    decrease = momentum * (rate * tf.sqrt(bias_2) / bias_1) / (tf.sqrt(velocity) + config.epsilon)
-    return decrease, {"momentum": momentum, "velocity": velocity}
+    return momentum, velocity
 
 
-def _rmsprop(config: OptimizerConfig, slots: Slots, gradient: Tensor, rate: Tensor, step: Tensor) -> Change:
+def biases(config: OptimizerConfig, step: Tensor) -> tuple[Tensor, Tensor]:
+    """What both averages are divided by, because they start from zero."""
+    count = tf.cast(step + 1, tf.float32)
+    return 1 - tf.pow(config.beta_1, count), 1 - tf.pow(config.beta_2, count)
+
+
+def _adam(config: OptimizerConfig, inputs: Inputs) -> Change:
+    bias_1, bias_2 = biases(config, inputs.step)
+    momentum, velocity = moments(config, inputs.slots, inputs.gradient)
+    decrease = momentum * (inputs.rate * tf.sqrt(bias_2) / bias_1) / (tf.sqrt(velocity) + config.epsilon)
+    return inputs.parameters - decrease, {"momentum": momentum, "velocity": velocity}
+
+
+def _rmsprop(config: OptimizerConfig, inputs: Inputs) -> Change:
+    slots, gradient = inputs.slots, inputs.gradient
     updated = {"velocity": config.rho * slots["velocity"] + (1 - config.rho) * tf.square(gradient)}
     variance = updated["velocity"]
     if config.centered:
         updated["average_gradient"] = config.rho * slots["average_gradient"] + (1 - config.rho) * gradient
         variance -= tf.square(updated["average_gradient"])
-    decrease = rate * gradient / tf.sqrt(variance + config.epsilon)
+    decrease = inputs.rate * gradient / tf.sqrt(variance + config.epsilon)
     if config.momentum > 0:
         decrease = updated["momentum"] = config.momentum * slots["momentum"] + decrease
-    return decrease, updated
+    return inputs.parameters - decrease, updated
 
 
-def _adagrad(config: OptimizerConfig, slots: Slots, gradient: Tensor, rate: Tensor, step: Tensor) -> Change:
-    accumulator = slots["accumulator"] + tf.square(gradient)
-    return rate * gradient / tf.sqrt(accumulator + config.epsilon), {"accumulator": accumulator}
+def _adagrad(config: OptimizerConfig, inputs: Inputs) -> Change:
+    accumulator = inputs.slots["accumulator"] + tf.square(inputs.gradient)
+    decrease = inputs.rate * inputs.gradient / tf.sqrt(accumulator + config.epsilon)
+    return inputs.parameters - decrease, {"accumulator": accumulator}
 
 
-def _lion(config: OptimizerConfig, slots: Slots, gradient: Tensor, rate: Tensor, step: Tensor) -> Change:
-    before = slots["momentum"]
+def _lion(config: OptimizerConfig, inputs: Inputs) -> Change:
+    before, gradient = inputs.slots["momentum"], inputs.gradient
     momentum = before * config.beta_2 + gradient * (1 - config.beta_2)
-    return rate * tf.sign(before * config.beta_1 + gradient * (1 - config.beta_1)), {"momentum": momentum}
+    decrease = inputs.rate * tf.sign(before * config.beta_1 + gradient * (1 - config.beta_1))
+    return inputs.parameters - decrease, {"momentum": momentum}
 
 
-RULES: dict[OptimizerName, Rule] = {
+def _ftrl(config: OptimizerConfig, inputs: Inputs) -> Change:
+    """Leaves everything as it is where the rate, by which it divides, is zero.
+
+    Where nothing has been accumulated, as in padding, the parameters are zero.
+    """
+    parameters, gradient, power = inputs.parameters, inputs.gradient, -config.learning_rate_power
+    before = {name: inputs.slots[name] for name in ("accumulator", "linear")}
+    is_made = inputs.rate > 0
+    rate = tf.where(is_made, inputs.rate, 1.0)
+    accumulator = before["accumulator"] + tf.square(gradient)
+    shrunk = gradient + 2 * config.l2_shrinkage * parameters
+    sigma = (tf.pow(accumulator, power) - tf.pow(before["accumulator"], power)) / rate
+    linear = before["linear"] + (shrunk - sigma * parameters)
+    quadratic = tf.pow(accumulator, power) / rate + 2 * (config.l2 + config.beta / (2.0 * rate))
+    clipped = tf.clip_by_value(linear, -config.l1, config.l1)
+    moved = tf.where(is_made, tf.math.divide_no_nan(clipped - linear, quadratic), parameters)
+    after = {"accumulator": accumulator, "linear": linear}
+    return moved, {name: tf.where(is_made, after[name], slot) for name, slot in before.items()}
+
+
+RULES: dict[OptimizerName, Rule] = {  # that treat every float alone
     OptimizerName.sgd: _sgd,
     OptimizerName.adam: _adam,
     OptimizerName.adamw: _adam,
     OptimizerName.rmsprop: _rmsprop,
     OptimizerName.adagrad: _adagrad,
     OptimizerName.lion: _lion,
+    OptimizerName.ftrl: _ftrl,
 }
-
-
-def _average(ema: float, average: Tensor, parameters: Tensor, step: Tensor) -> Tensor:
-    """[n] The moving average of the parameters; the first update starts it from the parameters themselves."""
-    momentum = tf.where(step > 0, tf.constant(ema, tf.float32), 0.0)
-    return momentum * average + (1 - momentum) * parameters
 
 
 def _square_sum(values: Tensor) -> Tensor:

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import tensorflow as tf
 
 from trainer.config.schema import OptimizerConfig
 from trainer.engine import optimizers
 from trainer.engine.optimizers import Tensor
+from trainer.engine.stages import is_in_stages, make_apply
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.packing import TrainableAndRest, mean_of
 from trainer.engine.vectors.wire import FLOAT32, VectorWire
@@ -29,7 +31,7 @@ LOSS, STOP, OVERFLOW, BAD, REDUCTIONS = (
 def make_update(
     shard: Shard, config: OptimizerConfig, exchange: Exchange, *, scaled: bool = False, wire: VectorWire = FLOAT32
 ) -> Update:
-    """Builds the update of one shard, compiled by XLA into one pass over its vectors.
+    """Builds the update of one shard, compiled by XLA into one pass over its vectors where the optimizer allows it.
 
     The result is a new buffer, so the previous vector stays unchanged for its readers. If a replica's loss or gradients
     are not finite, every shard leaves the update out: the step counts, and nothing else changes.
@@ -44,14 +46,19 @@ def make_update(
     def squares_of(gradient: Tensor) -> Tensor:
         return optimizers.square_sums(gradient, [(piece.offset, piece.padded) for piece in shard.trainable])
 
-    @tf.function(jit_compile=True, autograph=False)
+    apply_optimizer, in_stages = make_apply(config, shard), is_in_stages(config)
+
+    def in_one_pass(function: Callable[..., Any]) -> Callable[..., Any]:
+        return function if in_stages else tf.function(function, jit_compile=True, autograph=False)
+
+    @in_one_pass
     def apply(
         flat: Tensor, slots: Slots, pushed: TrainableAndRest, scale: Tensor | None, generation: Tensor, step: Tensor
     ) -> Updated:
         gradient = pushed.trainable if scale is None else pushed.trainable * scale
         before, now = (packing.metrics_of(vector, shard) for vector in (flat, pushed))
         reductions = _reductions(before, now)
-        parameters, moved = optimizers.apply(config, flat[: shard.trainable_size], slots, gradient, step, reductions)
+        parameters, moved = apply_optimizer(flat[: shard.trainable_size], slots, gradient, step, reductions)
         sums = _sums(shard, before, step) + now[len(METRICS) :]
         metrics, state = _metrics(before, now, sums, bad=before[BAD]), _state(shard, flat, pushed.rest, made=True)
         return tf.concat([parameters, state, metrics, packing.header(generation, step + 1)], 0), moved
@@ -65,11 +72,12 @@ def make_update(
         # Compiled although it is small: TensorFlow itself would change the order of a chain of sums.
         return mean_of([wire.unpack(one, shard).rest for one in packed], chosen)
 
-    @tf.function(jit_compile=True, autograph=False)
+    @in_one_pass
     def average_and_apply(
         flat: Tensor, slots: Slots, packed: Sequence[Tensor], generation: Tensor, step: Tensor, chosen: Tensor | None
     ) -> Updated:
-        return apply(flat, slots, wire.average(packed, shard, chosen), None, generation, step)
+        pushed = average(packed, chosen) if in_stages else wire.average(packed, shard, chosen)
+        return apply(flat, slots, pushed, None, generation, step)
 
     def leave_out(flat: Tensor, slots: Slots, rest: Tensor, generation: Tensor, step: Tensor) -> Updated:
         parameters, unmoved = flat[: shard.trainable_size], dict(slots)

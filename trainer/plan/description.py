@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from glob import glob
 from importlib import metadata
@@ -19,14 +20,15 @@ from trainer.config.schema import DataConfig, ModelConfig
 from trainer.faults.exit_codes import TrainerError
 from trainer.plan.layout import FrozenWeights, Parameter
 
-FORMAT = 5  # of the cached file; raise it when Description changes
+FORMAT = 6  # of the cached file; raise it when Description changes
 
 
 class CompiledOptimizer(NamedTuple):
     """What the model's compile() was given."""
 
-    name: str  # of a class of keras.optimizers, in lower case
-    learning_rate: float | None  # None: a schedule
+    name: str  # of its class, in lower case
+    settings: Mapping[str, Any] | None  # keys of the config's optimizer with their values; None: it is not one of ours
+    left_out: tuple[str, ...]  # what the config has no keys for
 
 
 @dataclass(frozen=True)
@@ -57,12 +59,20 @@ class Question:
     user: str | None
     seed: int
     precision: str = "float32"
+    freezes: list[dict[str, Any]] = field(default_factory=list)  # groups of parameters, see config/groups.py
 
     @classmethod
     def about(
-        cls, model: ModelConfig, data: DataConfig, *, user: str | None, seed: int, precision: str = "float32"
+        cls,
+        model: ModelConfig,
+        data: DataConfig,
+        *,
+        user: str | None,
+        seed: int,
+        precision: str = "float32",
+        freezes: list[dict[str, Any]] | None = None,
     ) -> Question:
-        return cls(asdict(model), {"name": data.name, "options": data.options}, user, seed, precision)
+        return cls(asdict(model), {"name": data.name, "options": data.options}, user, seed, precision, freezes or [])
 
     def key(self) -> str:
         """A digest that changes whenever the answer may: options, code, user's file, data files, library versions."""

@@ -26,6 +26,21 @@ class Parameter(NamedTuple):
         return math.prod(self.shape)
 
 
+Shape = tuple[int, ...]
+# Optimizer slots that do not have a parameter's shape, by name: from its shape to theirs, None where they have nothing
+# of it. Means over rows and columns of the last two axes stand for what is kept of a matrix.
+FACTORED_SLOTS: Mapping[str, Callable[[Shape], Shape | None]] = {
+    "row": lambda shape: shape[:-1] if len(shape) > 1 else None,
+    "column": lambda shape: (*shape[:-2], shape[-1]) if len(shape) > 1 else None,
+    "unfactored": lambda shape: shape if len(shape) < 2 else None,
+}
+
+
+def slot_shape(slot: str, shape: Shape) -> Shape | None:
+    """The shape of what an optimizer slot has of a parameter; None if it has nothing."""
+    return FACTORED_SLOTS[slot](shape) if slot in FACTORED_SLOTS else shape
+
+
 class FrozenWeights(NamedTuple):
     """Variables that training never changes; every task that computes has its own copy, and no shard holds them."""
 
@@ -67,8 +82,26 @@ class Shard:
 
     @property
     def trainable_size(self) -> int:
-        """Floats of the trainable region, which is also the size of an optimizer slot."""
+        """Floats of the trainable region."""
         return sum(piece.padded for piece in self.trainable)
+
+    def slot_pieces(self, slot: str) -> tuple[Slice, ...]:
+        """Where an optimizer slot has what belongs to each parameter."""
+        if slot not in FACTORED_SLOTS:
+            return self.trainable
+        pieces, offset = [], 0
+        for piece in self.trainable:
+            shape = slot_shape(slot, piece.shape)
+            if shape is not None:
+                size = math.prod(shape)
+                padded = -(-size // LANES) * LANES
+                pieces.append(Slice(piece.path, shape, offset, size, padded))
+                offset += padded
+        return tuple(pieces)
+
+    def slot_size(self, slot: str) -> int:
+        """Floats of an optimizer slot."""
+        return sum(piece.padded for piece in self.slot_pieces(slot))
 
     @property
     def metrics_offset(self) -> int:

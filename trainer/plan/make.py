@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from trainer.config.cluster_size import ClusterSize
+from trainer.config.groups import match_faults, settings_of
 from trainer.config.schema import (
     AUTO,
     ClusterConfig,
     DeviceConfig,
     OptimizerConfig,
-    OptimizerName,
     PlacementConfig,
     PlacementName,
     RunConfig,
@@ -21,16 +21,18 @@ from trainer.config.schema import (
 from trainer.faults.problems import ConfigError, Problem
 from trainer.plan import addresses
 from trainer.plan.checks.gpu_memory import warn_of_gpu_memory
-from trainer.plan.checks.strategy import batch_parts
+from trainer.plan.checks.strategy import batch_parts, check_parts
 from trainer.plan.description import Description
 from trainer.plan.devices import THIS_HOST, Machine, for_tasks, tasks_here
 from trainer.plan.layout import Shard, Slice
 from trainer.plan.placement import SMALL_NBYTES, best_match, pin_faults, place
-from trainer.plan.plan import Plan, Task
+from trainer.plan.plan import Group, Plan, Task
+from trainer.plan.resolve import is_taken
 from trainer.plan.shared_memory import wire_of
 from trainer.plan.strategy import Strategy, strategy_of
 
 PS_AT_MOST = 16  # that are tried
+KEYS = "the keys of optimizer in docs/reference/config.md can say more"
 ANY_PORT = 0  # chosen when the tasks start
 
 
@@ -52,6 +54,8 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         *_check_division(tasks, description),
         *_check_layers(config.device.layers, description),
         *_check_pins(config.placement.pins, description, len(hosts)),
+        *_check_groups(config.optimizer, description),
+        *check_parts(config.placement, config.optimizer),
     ]
     if problems:
         raise ConfigError(problems)
@@ -75,7 +79,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         train_examples=description.train_examples,
         warnings=(
             *_warn_of_optimizer(config.optimizer, description),
-            *_warnings(shards, tasks, config.placement.pins, machine),
+            *_warnings(shards, tasks, config.placement.pins, machine, can_cut=not config.optimizer.measures_parameters),
             *warn_of_gpu_memory(config.cluster, config.device, machine, here),
         ),
         quorum=config.strategy.quorum if strategy.waits_for_quorum else None,
@@ -83,8 +87,10 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         layers=_pin_layers(config.device.layers, description.layers),
         wire=wire_of(config, shards),
         objective=description.objective,
+        optimizer=_describe_optimizer(config.optimizer, description),
         is_stream=description.is_stream,
         frozen=description.frozen,
+        groups=_group(config.optimizer, description),
     )
 
 
@@ -113,8 +119,8 @@ def _max_part_mib(placement: PlacementConfig, optimizer: OptimizerConfig) -> flo
     if placement.max_part_mib != AUTO:
         return None if placement.max_part_mib is None else float(placement.max_part_mib)
     # The size that auto finds depends on the hosts, and the norm of clipped gradients, summed part by part, on it.
-    is_possible = placement.name is PlacementName.greedy and optimizer.clip_norm is None
-    return AUTO if is_possible else None
+    depends_on_parts = optimizer.clip_norm is not None or optimizer.measures_parameters
+    return AUTO if placement.name is PlacementName.greedy and not depends_on_parts else None
 
 
 def _pin_layers(pins: Mapping[str, str], layers: Sequence[str]) -> dict[str, str]:
@@ -154,6 +160,22 @@ def _check_pins(pins: Mapping[str, int], description: Description, shards: int) 
             yield Problem("placement.pins", fault, f"e.g. 'placement.pins={{{better}}}'")
 
 
+def _check_groups(section: OptimizerConfig, description: Description) -> Iterator[Problem]:
+    trained = [p.path for p in description.parameters if p.trainable]
+    yield from match_faults(section, [*trained, *description.frozen.paths])
+
+
+def _group(section: OptimizerConfig, description: Description) -> tuple[Group, ...]:
+    """The parameters by what holds for them, where the config has groups."""
+    paths: dict[str, list[str]] = {}
+    trained = [p.path for p in description.parameters if p.trainable]
+    for path in [*trained, *description.frozen.paths] if section.groups else ():
+        settings = settings_of(section, path)
+        if path in trained or settings.is_frozen:
+            paths.setdefault(settings.describe(), []).append(path)
+    return tuple(Group(text, tuple(members)) for text, members in paths.items())
+
+
 def _check_layers(pins: Mapping[str, str], description: Description) -> Iterator[Problem]:
     for pattern, device in pins.items():
         if not any(fnmatchcase(path, pattern) for path in description.layers):
@@ -163,34 +185,42 @@ def _check_layers(pins: Mapping[str, str], description: Description) -> Iterator
 
 
 def _warnings(
-    shards: Sequence[Shard], tasks: Sequence[Task], pins: Mapping[str, int], machine: Machine
+    shards: Sequence[Shard], tasks: Sequence[Task], pins: Mapping[str, int], machine: Machine, *, can_cut: bool
 ) -> Iterator[Problem]:
     hosts = {shard.host for shard in shards}
     for shard in shards:
         if not any(other.trainable for other in shards if other.host == shard.host):
             yield Problem("cluster", f"{shard.host} holds no parameter", f"{len(hosts) - 1} shards are enough")
-    yield from _warn_of_imbalance(shards, pins)
+    yield from _warn_of_imbalance(shards, pins, can_cut=can_cut)
     workers = sum(task.job == "worker" for task in tasks)
     if workers > machine.cores:
         yield Problem("cluster", f"{workers} workers share {machine.cores} cores", "fewer workers may be faster here")
 
 
+def _describe_optimizer(section: OptimizerConfig, description: Description) -> str:
+    """The optimizer, and where it comes from."""
+    others = [key for key in section.given if key not in ("name", "groups")]
+    if is_taken(section, description.compiled_optimizer):
+        origin = "from compile()" + (f"; {', '.join(others)} from the config" if others else "")
+    else:
+        origin = "from the config" if others or "name" in section.given else "by default"
+    return f"optimizer: {section.describe()}, {origin}"
+
+
 def _warn_of_optimizer(section: OptimizerConfig, description: Description) -> Iterator[Problem]:
-    """A model's own optimizer does not train it: the config has one, which every shard host runs."""
+    """A model's own optimizer does not train it, or not with all that it has."""
     compiled = description.compiled_optimizer
-    name, rate = section.name.value, section.learning_rate
-    if compiled is None or (compiled.name == name and compiled.learning_rate in (None, rate)):
+    if compiled is None or "name" in section.given:
         return
-    theirs, remedy = compiled.name, f"type optimizer={compiled.name}"
-    if compiled.learning_rate is not None:
-        theirs += f" with rate {compiled.learning_rate:g}"
-        remedy += f" optimizer.learning_rate={compiled.learning_rate:g}"
-    message = f"{name} with rate {rate:g} trains the model; compile() was given {theirs}"
-    is_ours = compiled.name in OptimizerName.__members__
-    yield Problem("optimizer", message, remedy if is_ours else "choose another with optimizer=NAME")
+    if is_taken(section, compiled):
+        for text in compiled.left_out:
+            yield Problem("optimizer", f"compile() was given {compiled.name} with {text}, which is left out", KEYS)
+    else:
+        message = f"compile() was given {compiled.name}, which is not available; {section.name.value} trains the model"
+        yield Problem("optimizer", message, "choose another with optimizer=NAME")
 
 
-def _warn_of_imbalance(shards: Sequence[Shard], pins: Mapping[str, int]) -> Iterator[Problem]:
+def _warn_of_imbalance(shards: Sequence[Shard], pins: Mapping[str, int], *, can_cut: bool) -> Iterator[Problem]:
     """Where `auto` does not cut: it is off, or a pin keeps parameters whole."""
     pieces_of: dict[str, list[Slice]] = {}
     for shard in shards:
@@ -204,8 +234,8 @@ def _warn_of_imbalance(shards: Sequence[Shard], pins: Mapping[str, int]) -> Iter
         message = f"{heaviest} holds {share} of the bytes, and {largest.path} alone {of_it}"
         parts = f"type placement.max_part_mib={_round_up(even / 2**20)} to split it into parts"
         greedy = "type placement.name=greedy and leave out placement.pins"
-        can_cut = largest.nbytes > even and best_match(largest.path, pins) is None
-        yield Problem("placement", message, parts if can_cut else greedy)
+        is_cut = can_cut and largest.nbytes > even and best_match(largest.path, pins) is None
+        yield Problem("placement", message, parts if is_cut else greedy)
 
 
 def _round_up(mib: float) -> str:

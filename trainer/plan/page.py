@@ -1,6 +1,7 @@
 """A plan as a person reads it, and as JSON."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ def show(
     console = console or Output()
     console.print(f"[bold]{plan.cluster}[/bold]: {plan.describe()}")
     console.print(plan.objective, markup=False)
-    for table in (_tasks(plan, console.width), _shards(plan, console.width)):
+    console.print(plan.optimizer, markup=False)
+    for table in (_tasks(plan, console.width), _shards(plan, console.width), *_groups(plan, console.width)):
         console.print(table)
     console.print(_traffic(plan))
     for line in expected_lines(plan, *expected) if expected else ():
@@ -149,6 +151,15 @@ def _shards(plan: Plan, width: int) -> Table:
             name, share = escape(piece.path + part) + kind, f"{piece.nbytes / total:.1%}"
             add_row(parameter=name, shape=shape, bytes=size(4 * piece.size), share=share)
     return table
+
+
+def _groups(plan: Plan, width: int) -> Iterator[Table]:
+    """What parameters have of their own, if any do."""
+    if plan.groups:
+        table = _table("groups", "optimizer", "parameters", is_wide=width >= WIDE_COLUMNS)
+        for group in plan.groups:
+            table.add_row(group.settings, escape(", ".join(group.parameters)))
+        yield table
 
 
 def _bucket(plan: Plan, shard: Shard) -> str:

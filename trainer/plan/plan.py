@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainer.faults.problems import Problem
 from trainer.plan.layout import WIRES, FrozenWeights, Shard, WireFormat
@@ -61,6 +61,13 @@ class Task:
         return f"logs/{self.job}-{self.index}.log"
 
 
+class Group(NamedTuple):
+    """Parameters with the same settings of the optimizer."""
+
+    settings: str
+    parameters: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class Plan:
     """A run, frozen: what `mode=plan` shows is what the tasks do."""
@@ -80,6 +87,8 @@ class Plan:
     is_stream: bool = False  # the data has an order of its own
     frozen: FrozenWeights = field(default_factory=FrozenWeights)
     objective: str = ""  # loss and metrics, and where they come from
+    optimizer: str = ""  # and where it comes from
+    groups: tuple[Group, ...] = ()  # where optimizer.groups makes several
 
     @property
     def workers(self) -> tuple[Task, ...]:

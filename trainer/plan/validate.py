@@ -1,6 +1,5 @@
 """Finds everything wrong with a config that shows without building the model; changes nothing."""
 
-from trainer.config.limits import check_read
 from trainer.config.schema import RunConfig
 from trainer.faults.problems import Problem
 from trainer.plan.addresses import check_addresses, check_role
@@ -18,6 +17,7 @@ from trainer.plan.checks.strategy import (
 )
 from trainer.plan.checks.versions import check_versions
 from trainer.plan.devices import Machine, tasks_here
+from trainer.plan.resolve import check_optimizer
 from trainer.plan.shared_memory import check_wire
 from trainer.plan.strategy import strategy_of
 
@@ -25,6 +25,7 @@ from trainer.plan.strategy import strategy_of
 def validate(config: RunConfig, machine: Machine) -> list[Problem]:
     """Returns every problem of a resolved config on this machine."""
     cluster, device, train = config.cluster, config.device, config.train
+    is_known = config.user is None or "name" in config.optimizer.given  # else the model may have another optimizer
     here = tasks_here(cluster, config.mode, config.job, config.task)
     return [
         *check_containers(config),
@@ -37,8 +38,7 @@ def validate(config: RunConfig, machine: Machine) -> list[Problem]:
         *check_batch(cluster, device, train),
         *check_patience(config.evaluate, config.optimizer, cluster),
         *check_rollback(train, config.restart, config.job),
-        *check_read(config.optimizer, "optimizer."),
-        *check_read(config.optimizer.schedule, "optimizer.schedule."),
+        *(check_optimizer(config.optimizer) if is_known else ()),
         *check_isolation(config),
         *check_addresses(cluster, untrusted_allowed=config.security.allow_untrusted_network),
         *check_role(cluster, config.job, config.task, config.run),

@@ -2,7 +2,7 @@
 
 import difflib
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.config import user_file as user
+from trainer.config.groups import freezing
 from trainer.config.schema import RunConfig
 from trainer.plan.layout import Parameter
 from trainer.plan.plan import Plan
@@ -47,6 +48,7 @@ def build_model(
     user_file: str | None,
     precision: str = "float32",
     with_values: bool = True,
+    freezes: Sequence[Mapping[str, Any]] = (),
 ) -> keras.Model:
     """Builds the model of that name for a data set, with its first weights drawn from `seed`.
 
@@ -54,6 +56,7 @@ def build_model(
         precision: Keras's dtype policy for layers without one of their own; variables are always float32.
         with_values: whether the variables of a built-in model are given values, which takes most of the time. Those of
             a user's model are: its function may read or replace them.
+        freezes: which parameters are frozen, as `config.groups.freezing` gives them.
 
     Raises:
         ValueError: if there is none, it does not take these options, it returns no Keras model, or the model trains
@@ -83,6 +86,7 @@ def build_model(
             model(map_nest(_one_example, data.spec.features))  # `build` does not build the layers of a subclassed model
     finally:
         keras.config.set_dtype_policy(before)
+    frozen_weights.freeze(model, freezes)
     return model
 
 
@@ -142,7 +146,8 @@ def open_workload(config: RunConfig, plan: Plan, *, with_values: bool = True) ->
         seed=config.seed,
         user_file=config.user,
         precision=config.train.precision.value,
-        with_values=with_values,
+        with_values=with_values or bool(plan.frozen.paths),
+        freezes=freezing(config.optimizer),
     )
     wanted = Wanted.of(asdict(named))
     size, planned = plan.shards[0].sums, plan.frozen

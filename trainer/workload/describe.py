@@ -6,7 +6,7 @@ from typing import Any
 
 from trainer.faults import exit_codes
 from trainer.faults.exit_codes import exit_code_of
-from trainer.plan.description import CompiledOptimizer, Description, Question
+from trainer.plan.description import Description, Question
 from trainer.plan.layout import FrozenWeights
 from trainer.plan.serialize import to_json
 from trainer.workload.error_text import one_paragraph
@@ -35,7 +35,7 @@ def answer(question: Question) -> dict[str, Any]:
 
 
 def _describe(question: Question) -> Description:
-    from trainer.workload import build, step, trial
+    from trainer.workload import build, compiled_optimizer, step, trial
     from trainer.workload.compiling import Wanted
     from trainer.workload.data.examples import Stream, count_of
     from trainer.workload.frozen import find
@@ -43,24 +43,27 @@ def _describe(question: Question) -> Description:
     from trainer.workload.models.flops import flops_of
 
     named, data, user = question.model, question.data, question.user
-    data_set = build.open_data_set(data["name"], data["options"], seed=question.seed, user_file=user)
-    model = build.build_model(
-        named["name"],
-        named["options"],
-        data_set,
-        seed=question.seed,
-        user_file=user,
-        precision=question.precision,
-        with_values=False,
-    )
+    has_values = question.freezes != [] or (user is not None and named["name"] not in MODELS)
+    with compiled_optimizer.noted():
+        data_set = build.open_data_set(data["name"], data["options"], seed=question.seed, user_file=user)
+        model = build.build_model(
+            named["name"],
+            named["options"],
+            data_set,
+            seed=question.seed,
+            user_file=user,
+            precision=question.precision,
+            with_values=has_values,
+            freezes=question.freezes,
+        )
     if not model.trainable_variables:
-        raise ValueError(f"model {named['name']} has no trainable variables, so there is nothing to train")
-    compiled_optimizer = _compiled_optimizer(model)  # before the objective compiles it again
+        reason = ": optimizer.groups freezes them" if question.freezes else ""
+        raise ValueError(f"model {named['name']} has no trainable variables{reason}, so there is nothing to train")
+    optimizer = compiled_optimizer.read(model)  # before the objective compiles it again
     wanted = Wanted.of(named)
     objective = build.open_objective(model, data_set, wanted, user_file=user)
-    has_values = user is not None and named["name"] not in MODELS
     trial.run(objective, data_set, has_values=has_values)
-    frozen = find(objective, data_set.spec) if has_values else FrozenWeights()  # built-in models have none
+    frozen = find(objective, data_set.spec) if has_values else FrozenWeights()  # built-in models have none of their own
     flops = flops_of(model, data_set.spec.features)
     return Description(
         parameters=tuple(build.parameters_of(model, question.precision, frozen.paths)),
@@ -72,21 +75,11 @@ def _describe(question: Question) -> Description:
         layers=tuple(step.layers_of(model)),
         sums=objective.size,
         frozen=frozen,
-        compiled_optimizer=compiled_optimizer,
+        compiled_optimizer=optimizer,
         objective=objective.text,
         flops=flops.forward,
         uncounted=flops.uncounted,
     )
-
-
-def _compiled_optimizer(model: Any) -> CompiledOptimizer | None:
-    if not model.compiled or model.optimizer is None:
-        return None
-    from keras.optimizers.schedules import LearningRateSchedule
-
-    rate = model.optimizer._learning_rate
-    value = None if isinstance(rate, LearningRateSchedule) else float(f"{float(rate):.6g}")
-    return CompiledOptimizer(type(model.optimizer).__name__.lower(), value)
 
 
 def _place_in(user: str | None, error: BaseException | None) -> tuple[traceback.FrameSummary, BaseException] | None:

@@ -6,17 +6,34 @@ Each task that computes has them from the model that it builds. No vector holds 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from trainer.config.groups import is_frozen
 from trainer.plan.layout import FrozenWeights
 from trainer.workload import step
 from trainer.workload.data.examples import Spec, map_nest
 from trainer.workload.objective import Objective
+
+
+def freeze(model: keras.Model, freezing: Sequence[Mapping[str, Any]]) -> None:
+    """Freezes what the groups of `config.groups.freezing` say.
+
+    A layer with all of its weights frozen is a frozen layer: a BatchNorm then computes with its statistics, and keeps
+    them.
+    """
+    paths = {v.path for v in model.trainable_variables if is_frozen(v.path, freezing)}
+    for layer in model._flatten_layers() if paths else ():
+        own = {v.path for v in layer.trainable_variables}
+        if own and own <= paths:
+            layer.trainable = False
+    for variable in model.trainable_variables:
+        if variable.path in paths:
+            variable.trainable = False
 
 
 def find(objective: Objective, spec: Spec) -> FrozenWeights:

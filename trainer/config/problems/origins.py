@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra.core.default_element import ResultDefault
+from hydra.core.default_element import GroupDefault, ResultDefault
 from hydra.types import RunMode
 from omegaconf import MISSING, DictConfig, OmegaConf
 
@@ -36,6 +36,34 @@ def located(problems: Sequence[Problem], line: sources.CommandLine) -> list[Prob
         return list(problems)
     places = _places(line)
     return [_located(problem, places) if _is_setting(problem.key) else problem for problem in problems]
+
+
+def given(line: sources.CommandLine, group: str) -> list[str]:
+    """The keys of a section that were typed, or that an experiment or a file of the user's sets.
+
+    `name` is among them where one of these chooses a file of the group.
+    """
+    typed = [text.lstrip("+~").partition("=")[0] for text in line.overrides]
+    found = {key.partition(".")[2].partition(".")[0] or "name" for key in typed if key.split(".")[0] == group}
+    if line.config_dir is not None or line.config_name != "config" or "experiment" in typed:
+        found.update(_in_files(line, group))
+    return sorted(found)
+
+
+def _in_files(line: sources.CommandLine, group: str) -> Iterator[str]:
+    """The same, of files that are not the shipped defaults."""
+    loader, shipped = sources.loader(line), sources.conf_dir()
+    choices = [text.lstrip("+") for text in line.overrides if loader.repository.group_exists(text.partition("=")[0])]
+    for default in _files(loader, line.config_name, choices):
+        path = str(default.config_path)
+        loaded = loader.repository.load_config(path)
+        file = sources.file_of(loaded, path) if loaded else None
+        if loaded is None or file is None or file in (shipped / "config.yaml", shipped / group / file.name):
+            continue
+        set_here = [key for _, key, value in values(loader, default) if value != MISSING]
+        yield from (key[1] for key in set_here if key[0] == group and key[1:])
+        chosen = [one for one in loaded.defaults_list or () if isinstance(one, GroupDefault)]
+        yield from ("name" for one in chosen if str(one.group).lstrip("/") == group)
 
 
 def _is_setting(key: str) -> bool:

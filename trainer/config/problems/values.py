@@ -14,7 +14,9 @@ from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError
 
 from trainer.config import keys, sources, yaml_files
 from trainer.config import user_file as user
+from trainer.config.groups import check_groups
 from trainer.config.limits import check_limits
+from trainer.config.problems.origins import given
 from trainer.config.schema import AUTO, NAME, DataConfig, ModelConfig, RunConfig
 from trainer.faults.problems import ConfigError, Problem
 
@@ -42,8 +44,9 @@ def examine(
         return Examined(None, problems)
     config = OmegaConf.to_object(composed)
     assert isinstance(config, RunConfig)
+    config.optimizer.given = given(line, "optimizer")
     problems += [*check_limits(config), *_check_name(config.name), *_check_run(config.run)]
-    problems += _check_part(config.placement.max_part_mib)
+    problems += [*_check_part(config.placement.max_part_mib), *check_groups(config.optimizer)]
     chosen = {group: choices.get(group) for group in sources.FUNCTION_GROUPS if group not in unknown}
     problems += _check_functions(config, chosen, line)
     return Examined(config, problems)

@@ -44,7 +44,7 @@ class Log:
     order: Any  # the same, as the first shard's host decided it for all
     held: Mapping[int, Any]  # by worker, queue of its tickets: a copy was made
     held_flat: Any  # [size] float32 variable
-    held_slots: dict[str, Any]  # [trainable_size] float32 variables
+    held_slots: dict[str, Any]  # [slot_size] float32 variables
     contributions: Any  # [workers, COLUMNS] int64 variable, see staleness.py
     joined: Mapping[int, Any]  # by worker, queue of its tickets: the host knows that a new process has its place
 
@@ -56,7 +56,7 @@ class Shared:
     flat: Any  # [size] float32 variable
     sent: Mapping[int, Any]  # by worker, [numbers] variable: what it pulls, where that is not the vector as it is
     before: Any | None  # [size] float32 variable: the vector of the step before, where all shards move together
-    slots: dict[str, Any]  # [trainable_size] float32 variables
+    slots: dict[str, Any]  # [slot_size] float32 variables
     seen: Mapping[int, Any]  # by worker, int64 variable: tag of the last token it took
     pushes: Mapping[int, Any]  # by worker, queue of its messages, as vectors/wire.py has them
     tokens: Mapping[int, Any]  # by worker, queue of int64 tags
@@ -96,7 +96,7 @@ def share(
     def vectors(name: str) -> tuple[Any, dict[str, Any]]:
         with tf.device(device_of(shard.host, parameters)):
             flat = variable(f"{name}flat", [shard.size])
-            return flat, {slot: variable(f"{name}slots/{slot}", [shard.trainable_size]) for slot in slots}
+            return flat, {slot: variable(f"{name}slots/{slot}", [shard.slot_size(slot)]) for slot in slots}
 
     def log() -> Log:
         flat, held = vectors("held/")
@@ -115,7 +115,7 @@ def share(
 
     # Under sync a push that a dead worker left behind is taken, and dropped, as soon as the host waits for that worker.
     spare = SPARE_PUSHES if has_log else 1
-    shapes = [[shard.size]] + [[shard.trainable_size]] * len(slots)
+    shapes = [[shard.size], *([shard.slot_size(slot)] for slot in slots)]
     with tf.device(device_of(shard.host)):
         flat, kept = vectors("")
         with tf.device(device_of(shard.host, parameters)):

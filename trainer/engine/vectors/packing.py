@@ -116,11 +116,11 @@ def to_flat(shard: Shard, values: Arrays, *, generation: int, step: int) -> np.n
     return flat
 
 
-def to_slot(shard: Shard, values: Arrays | None, fill: float) -> np.ndarray:
-    """[trainable_size] float32: an optimizer slot, from its values by path or at its first value."""
-    slot = np.full(shard.trainable_size, fill, np.float32)
+def to_slot(shard: Shard, name: str, values: Arrays | None, fill: float) -> np.ndarray:
+    """[slot_size] float32: an optimizer slot, from its values by path or at its first value."""
+    slot = np.full(shard.slot_size(name), fill, np.float32)
     if values is not None:
-        for piece in shard.trainable:
+        for piece in shard.slot_pieces(name):
             slot[piece.offset : piece.offset + piece.size] = _part(values, piece)
     return slot
 

@@ -57,7 +57,8 @@ class Snapshot:
     ) -> Snapshot:
         trainable = [shard.trainable for shard in shards]
         named = {
-            name: packing.join(zip(trainable, (of_shard[name] for of_shard in slots), strict=True)) for name in slots[0]
+            name: packing.join((shard.slot_pieces(name), own[name]) for shard, own in zip(shards, slots, strict=True))
+            for name in slots[0]
         }
         parameters = packing.join(zip(trainable, flats, strict=True))
         state = packing.join(zip((shard.state for shard in shards), flats, strict=True))
@@ -72,4 +73,4 @@ class Snapshot:
             flat[shard.metrics_offset + METRICS.index(name)] = getattr(self, name)
         if len(self.sums) == shard.sums:  # else they are of other metrics
             packing.sums_in(flat, shard)[:] = self.sums
-        return [flat, *(packing.to_slot(shard, self.slots.get(name), fill) for name, fill in fills.items())]
+        return [flat, *(packing.to_slot(shard, name, self.slots.get(name), fill) for name, fill in fills.items())]

@@ -5,11 +5,13 @@ from collections.abc import Iterator
 from trainer.config.cluster_size import SIZE, ClusterSize, parse_size
 from trainer.config.limits import check_read
 from trainer.config.schema import (
+    AUTO,
     ClusterConfig,
     DeviceConfig,
     EvaluateConfig,
     NotFinitePolicy,
     OptimizerConfig,
+    PlacementConfig,
     PlateauConfig,
     RestartConfig,
     StrategyConfig,
@@ -47,10 +49,13 @@ def check_patience(section: EvaluateConfig, optimizer: OptimizerConfig, cluster:
             if value != getattr(PlateauConfig, name):
                 message = "the learning rate is never reduced without a patience"
                 yield Problem(f"optimizer.plateau.{name}", message, "type optimizer.plateau.patience=10 too")
-    elif plateau.min_rate >= optimizer.learning_rate:
-        message = f"{plateau.min_rate} is not below optimizer.learning_rate={optimizer.learning_rate}"
-        remedy = f"type optimizer.plateau.min_rate={optimizer.learning_rate / 100:g}"
-        yield Problem("optimizer.plateau.min_rate", message, remedy)
+
+
+def check_parts(placement: PlacementConfig, optimizer: OptimizerConfig) -> Iterator[Problem]:
+    """An optimizer that measures whole parameters cannot update parts of them."""
+    if optimizer.measures_parameters and placement.max_part_mib not in (AUTO, None):
+        message = f"{optimizer.name.value} measures whole parameters, so none can be split into parts"
+        yield Problem("placement.max_part_mib", message, "leave it out")
 
 
 def check_strategy(section: StrategyConfig, cluster: ClusterConfig, device: DeviceConfig) -> Iterator[Problem]:

@@ -27,6 +27,7 @@ from trainer.plan.description import Description
 from trainer.plan.forecast import costs, traffic
 from trainer.plan.forecast.costs import Work
 from trainer.plan.forecast.traffic import Message
+from trainer.plan.layout import FACTORED_SLOTS
 from trainer.plan.plan import Plan, Task
 
 COMPUTE, WIRE, UPDATE = "compute", "wire", "update"
@@ -42,7 +43,7 @@ class Workload:
     flops: int  # of one example, forward and backward
     uncounted: tuple[str, ...]  # layers that `flops` lacks
     layers: int
-    slots: int  # vectors that the optimizer keeps beside the parameters
+    slots: int  # vectors of their size that the optimizer keeps beside the parameters
     is_clipped: bool
     cores: int  # of every machine
     example_ms: float | None = None  # measured: of one example on one core, or on the replica's GPU
@@ -54,7 +55,7 @@ class Workload:
             flops=(1 + costs.BACKWARD) * description.flops,
             uncounted=description.uncounted,
             layers=len(description.layers),
-            slots=len(optimizer.slots()),
+            slots=sum(slot not in FACTORED_SLOTS for slot in optimizer.slots()),
             is_clipped=optimizer.clip_norm is not None,
             cores=cores,
             example_ms=plan.example_ms,

@@ -12,7 +12,7 @@ from trainer.engine.engine import Engine
 from trainer.engine.step_result import StepResult
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.faults import failpoints
-from trainer.plan.layout import Parameter
+from trainer.plan.layout import Parameter, slot_shape
 from trainer.plan.plan import Plan
 from trainer.storage import checkpoint, checkpoint_writer, resume
 from trainer.storage.checkpoint import Checkpoint
@@ -127,7 +127,10 @@ def _metrics_in(source: Checkpoint) -> Mapping[str, Any]:
 
 def _expected(parameters: Sequence[Parameter], slots: Sequence[str]) -> dict[str, tuple[int, ...]]:
     expected = {f"{'parameters' if p.trainable else 'state'}/{p.path}": p.shape for p in parameters}
-    return expected | {f"slots/{slot}/{p.path}": p.shape for slot in slots for p in parameters if p.trainable}
+    for slot in slots:
+        shapes = {p.path: slot_shape(slot, p.shape) for p in parameters if p.trainable}
+        expected |= {f"slots/{slot}/{path}": shape for path, shape in shapes.items() if shape is not None}
+    return expected
 
 
 def _split(parameters: Sequence[Parameter], values: dict[str, Any]) -> Snapshot:
