@@ -27,7 +27,7 @@ def example(kind: Any, numbers: Iterator[int]) -> Any:
         return {example(arguments[0], numbers): example(arguments[1], numbers)}
     if is_dataclass(kind) or hasattr(kind, "_asdict"):
         return kind(**{name: example(hint, numbers) for name, hint in get_type_hints(kind).items()})
-    return f"word{next(numbers)}" if kind is str else kind(next(numbers))
+    return f"word{next(numbers)}" if kind in (str, Any) else kind(next(numbers))
 
 
 def plan() -> Plan:

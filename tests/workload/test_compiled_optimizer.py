@@ -56,13 +56,8 @@ def test_every_optimizer_is_taken_with_all_that_it_has(optimizer):
     assert found.left_out == ()
     again = keras_optimizer(section)
     assert type(again) is type(optimizer)
-    expected, others = optimizer.get_config(), again.get_config()
-    if not optimizer.use_ema:
-        expected.pop("ema_momentum"), others.pop("ema_momentum")
-    if optimizer.name == "adafactor":
-        assert expected.pop("relative_step")  # has no effect in Keras
-        others.pop("relative_step")
-    assert others == expected
+    ours, theirs = again.get_config(), optimizer.get_config()
+    assert [name for name in theirs if ours[name] != theirs[name] and name != "name"] == []
 
 
 def test_an_optimizer_by_its_name_has_its_defaults():
