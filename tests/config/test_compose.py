@@ -445,3 +445,14 @@ def test_an_installed_package_finds_its_own_conf(tmp_path):
     program = f"from trainer.config.compose import load, sources; print({printed})"
     out = subprocess.check_output([sys.executable, "-c", program], cwd=tmp_path, text=True)
     assert out == f"{tmp_path / 'trainer' / 'conf'} 4\n"
+
+
+def test_a_config_knows_which_keys_of_the_optimizer_were_given(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /optimizer: adam\noptimizer: {ema: 0.9}\n"
+    )
+    typed = [[], ["optimizer=adam"], ["optimizer.learning_rate=0.001", "optimizer.schedule.name=cosine"]]
+    assert [load(words).optimizer.given for words in typed] == [[], ["name"], ["learning_rate", "schedule"]]
+    given = load(["experiment=mine", "optimizer.momentum=0"], config_dir=str(tmp_path)).optimizer.given
+    assert given == ["ema", "momentum", "name"]
