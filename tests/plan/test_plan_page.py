@@ -232,7 +232,7 @@ def lines_at(shown: Plan, width: int) -> list[str]:
 
 def test_a_terminal_of_80_columns_has_room_for_the_tables_without_logs_and_gpus_that_nobody_has():
     lines = lines_at(SMALL, 80)
-    assert [line for line in lines[4:10] if line] == [
+    assert [line for line in lines[5:11] if line] == [
         " task              address                          threads  replica batch",
         " ─────────────────────────────────────────────────────────────────────────",
         " ps:0              127.0.0.1, a free port  1 intra, 2 inter",
