@@ -195,11 +195,11 @@ def _make_actions(context: Context, engine: Engine, pace: Pace, start: int, chie
     def update_status(result: StepResult) -> None:
         pace.tick(result)
         status.generation, status.step = result.generation, result.step
-        status.steps, status.examples = status.steps + 1, status.examples + examples
         failpoints.reach("step", result.step)
         status.wait_fraction = pace.wait_fraction(RECENT_STEPS)
         status.examples_per_second = examples * pace.steps_per_second(RECENT_STEPS)
         if result.step > start:
+            status.steps, status.examples = status.steps + 1, status.examples + examples
             status.loss = result.loss
             status.first_step_at = status.first_step_at or time.time()
 
