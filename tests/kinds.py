@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+import keras
+
 from trainer.workload import build, frozen, trial
 from trainer.workload.compiling import Wanted
 
@@ -46,3 +48,12 @@ def workload(kind: str) -> build.Workload:
     trial.run(objective, data, has_values=True)
     objective.frozen = frozen.find(objective, data.spec).paths
     return build.Workload(model, data, objective, frozen.values_of(model, objective.frozen))
+
+
+def for_keras(kind: str, one: build.Workload) -> keras.Model:
+    """Another model of the kind, with the same values and compiled in the same way."""
+    name, _, options, named = KINDS[kind]
+    model = build.build_model(name, options, one.data, seed=1, user_file=ZOO)
+    build.open_objective(model, one.data, Wanted(**named), user_file=ZOO)
+    model.set_weights(one.model.get_weights())
+    return model

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import functools
 
+import keras
 import numpy as np
 import pytest
-from kinds import KINDS, workload
-from small_clusters import Cluster, digest, make_local, to_the_end
+import tensorflow as tf
+from kinds import KINDS, for_keras, workload
+from small_clusters import BATCH, SEED, Cluster, digest, make_local, to_the_end
 
 from trainer.config.schema import OptimizerConfig, OptimizerName
+from trainer.workload.build import Workload
+from trainer.workload.data.examples import Batch, leaves_of
+from trainer.workload.data.pipeline import training_batches
 
 pytestmark = pytest.mark.cluster
 
@@ -36,6 +41,39 @@ def test_a_kind_of_model_gets_the_same_bits_on_any_cluster_and_is_trained_as_in_
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
     for path, value in (expected.parameters | expected.state).items():
         np.testing.assert_allclose((last.parameters | last.state)[path], value, rtol=1e-5, atol=1e-5, err_msg=path)
+
+
+@pytest.mark.long(but=["labels by name, outputs in a list"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_process_trains_a_kind_of_model_as_fit_does(kind):
+    one = workload(kind)
+    losses, last = train(make_local(one, SGD, steps=STEPS))
+    model = for_keras(kind, one)
+    model.optimizer = keras.optimizers.SGD(SGD.learning_rate)
+    found = [fit(model, batch) for batch in drawn(one)]
+    np.testing.assert_allclose(losses, found, rtol=1e-6 * STEPS)
+    np.testing.assert_allclose(losses[0], found[0], rtol=1e-6)
+    for variable, its_copy in zip(one.model.variables, model.variables, strict=True):
+        if variable.path in last.parameters | last.state:
+            value = (last.parameters | last.state)[variable.path]
+            np.testing.assert_allclose(value, np.asarray(its_copy), rtol=1e-5, atol=1e-5, err_msg=variable.path)
+
+
+def fit(model: keras.Model, batch: Batch) -> float:
+    features, labels, weights = batch
+    return model.fit(features, labels, sample_weight=weights, batch_size=BATCH, verbose=0).history["loss"][0]
+
+
+def drawn(one: Workload) -> list[Batch]:
+    """The batches that one process trains on."""
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        batches = training_batches(
+            one.data.train, seed=SEED, start=0, stop=STEPS, batch_size=BATCH, replica=0, replicas=1
+        )
+        session.run(batches.initializer, batches.feed_from(0))
+        tensors = [tensor for _, tensor in leaves_of(batches.batch)]
+        read = [iter(session.run(tensors)) for _ in range(STEPS)]
+    return [batches.batch.map(lambda _, arrays=arrays: tf.constant(next(arrays))) for arrays in read]
 
 
 @pytest.mark.long(but=["frozen weights"])
