@@ -118,7 +118,7 @@ def _arguments(function: Callable[..., Any], spec: Spec) -> list[Any]:
 def _one_example(spec: ArraySpec) -> Any:
     shape = (1, *(size or 1 for size in spec.shape))
     if spec.dtype == "string":
-        return tf.fill(shape, "")
+        return tf.fill(shape, "a")  # a word, because some layers take no empty sequence
     return keras.ops.zeros(shape, spec.dtype)
 
 

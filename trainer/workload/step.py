@@ -19,6 +19,7 @@ from trainer.workload.layer_devices import pinned
 from trainer.workload.loss_scale import LOWEST
 from trainer.workload.objective import Objective
 from trainer.workload.ordered_sums import ordered_sums
+from trainer.workload.seeded_draws import seeded_draws
 
 Tensors = Mapping[str, tf.Tensor]  # by parameter path
 # (parameters, state, seed, batch, loss scale) -> (gradients, state', loss, sums of the metrics [K])
@@ -99,7 +100,7 @@ def make_step(
     ) -> PassOutput:
         weights = [parameters[path] for path in trainable]
         kernels = nullcontext() if jit else fused(model)
-        with kernels, pinned(model, layers or {}, scopes), objective.in_graph(), ordered_sums():
+        with kernels, pinned(model, layers or {}, scopes), objective.in_graph(), ordered_sums(), seeded_draws(seed):
             # A layer's name may be one that is not allowed for a root scope.
             with tf.GradientTape() as tape, tf.name_scope("model"):
                 tape.watch(weights)
@@ -197,7 +198,7 @@ def make_evaluation(objective: Objective) -> Callable[..., tuple[tf.Tensor, tf.T
     def evaluate(parameters: Tensors, state: Tensors, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
         weights = [parameters[v.path] for v in model.trainable_variables]
         no_seed = tf.zeros([2], tf.int64)
-        with tf.name_scope("model"), objective.in_graph(), ordered_sums():
+        with tf.name_scope("model"), objective.in_graph(), ordered_sums(), seeded_draws(no_seed):
             outputs, rest, own = model.stateless_call(
                 weights,
                 _non_trainable(model, state, no_seed),
@@ -206,7 +207,7 @@ def make_evaluation(objective: Objective) -> Callable[..., tuple[tf.Tensor, tf.T
                 **options,
             )
         known = zip(_variables(model), [*weights, *rest], strict=True)
-        with ordered_sums():
+        with objective.in_graph(), ordered_sums(), seeded_draws(no_seed):
             return objective.compute(known, batch, outputs, own, training=False)
 
     return evaluate

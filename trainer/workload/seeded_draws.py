@@ -1,0 +1,99 @@
+"""Makes random draws without a seed generator a function of the step's seed.
+
+A layer may draw numbers by `tf.random.normal(...)` or `keras.random.normal(...)` and own no `SeedGenerator`. TensorFlow
+draws them from a state that begins anew in each process, so no two runs would be the same, nor a run that was resumed.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+from keras.src.backend import random_seed_dtype
+from keras.src.random import seed_generator
+from tensorflow.python.ops import gen_random_ops
+
+NUMBER = 2**32  # folded into the seed; those of seed generators are smaller
+
+Draw = Callable[..., tf.Tensor]  # with the arguments of a TensorFlow operation, the seed first
+
+
+def _normal(seed: tf.Tensor, shape: Any, dtype: Any, **_: Any) -> tf.Tensor:
+    return tf.random.stateless_normal(shape, seed, dtype=dtype)
+
+
+def _truncated_normal(seed: tf.Tensor, shape: Any, dtype: Any, **_: Any) -> tf.Tensor:
+    return tf.random.stateless_truncated_normal(shape, seed, dtype=dtype)
+
+
+def _uniform(seed: tf.Tensor, shape: Any, dtype: Any, **_: Any) -> tf.Tensor:
+    return tf.random.stateless_uniform(shape, seed, dtype=dtype)
+
+
+def _uniform_int(seed: tf.Tensor, shape: Any, minval: Any, maxval: Any, **_: Any) -> tf.Tensor:
+    minval = tf.convert_to_tensor(minval)
+    return tf.random.stateless_uniform(shape, seed, minval, maxval, dtype=minval.dtype)
+
+
+def _shuffle(seed: tf.Tensor, value: Any, **_: Any) -> tf.Tensor:
+    value = tf.convert_to_tensor(value)
+    return tf.gather(value, tf.argsort(tf.random.stateless_uniform(tf.shape(value)[:1], seed)))
+
+
+def _categorical(seed: tf.Tensor, logits: Any, num_samples: Any, output_dtype: Any = tf.int64, **_: Any) -> tf.Tensor:
+    return tf.random.stateless_categorical(logits, num_samples, seed, dtype=output_dtype)
+
+
+def _gamma(seed: tf.Tensor, shape: Any, alpha: Any, **_: Any) -> tf.Tensor:
+    alpha = tf.convert_to_tensor(alpha)
+    return tf.random.stateless_gamma(tf.concat([shape, tf.shape(alpha)], 0), seed, alpha, dtype=alpha.dtype)
+
+
+DRAWS: dict[str, Draw] = {
+    "random_standard_normal": _normal,
+    "truncated_normal": _truncated_normal,
+    "random_uniform": _uniform,
+    "random_uniform_int": _uniform_int,
+    "random_shuffle": _shuffle,
+    "multinomial": _categorical,
+    "random_gamma": _gamma,
+}
+
+
+class _Generator:
+    """Stands in for Keras's generator of those who have none."""
+
+    def __init__(self, next_seed: Callable[[], tf.Tensor]) -> None:
+        self._next_seed = next_seed
+
+    def next(self, ordered: bool = True) -> tf.Tensor:
+        return tf.cast(tf.bitwise.bitwise_and(self._next_seed(), 0x7FFFFFFF), random_seed_dtype())
+
+
+@contextmanager
+def seeded_draws(seed: tf.Tensor) -> Iterator[None]:
+    """Within, what is traced draws its random numbers from a seed [2] of int64; each draw has numbers of its own."""
+    numbers = itertools.count()
+
+    def next_seed() -> tf.Tensor:
+        fold_in = tf.random.experimental.stateless_fold_in
+        return fold_in(fold_in(seed, NUMBER), next(numbers))
+
+    def seeded(draw: Draw) -> Callable[..., tf.Tensor]:
+        return lambda *args, seed=0, seed2=0, name=None, **options: draw(next_seed(), *args, **options)
+
+    before = {name: getattr(gen_random_ops, name) for name in DRAWS}
+    generator = seed_generator.global_seed_generator
+    try:
+        for name, draw in DRAWS.items():
+            setattr(gen_random_ops, name, seeded(draw))
+        seed_generator.global_seed_generator = functools.partial(_Generator, next_seed)
+        yield
+    finally:
+        seed_generator.global_seed_generator = generator
+        for name, function in before.items():
+            setattr(gen_random_ops, name, function)
