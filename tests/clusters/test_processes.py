@@ -91,8 +91,8 @@ def _assert_tells_everything(run: Run, summary: dict) -> None:
     status = json.loads((run.directory / "status.json").read_text())["tasks"]
     assert status["worker:0"]["metrics"]["accuracy"] > 0.9
     page = status["worker:1"]  # the last that was read
-    assert (page["steps"], page["examples"]) == (page["step"], page["step"] * 64)
-    assert page["step"] > 0
+    assert page["step"] - 1 <= page["steps"] <= page["step"]
+    assert page["examples"] // 64 in (page["steps"], page["step"])
     assert "\x1b" not in run.output
     assert re.search(
         r"^done: 160 steps in .*\nevaluation    eval_loss \d.*\nparams_sha256 \w{64}\n", run.output, re.MULTILINE
