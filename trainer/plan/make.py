@@ -32,7 +32,7 @@ from trainer.plan.shared_memory import wire_of
 from trainer.plan.strategy import Strategy, strategy_of
 
 PS_AT_MOST = 16  # that are tried
-KEYS = "the keys of optimizer in docs/reference/config.md can say more"
+KEYS = "remove it from compile(); the config has optimizer.clip_norm, optimizer.schedule and optimizer.groups"
 ANY_PORT = 0  # chosen when the tasks start
 
 
