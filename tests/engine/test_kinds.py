@@ -27,7 +27,7 @@ PER_REPLICA = {  # kinds that compute a mean over what a replica has, so that on
 train = functools.partial(to_the_end, steps=STEPS)
 
 
-@pytest.mark.long(but=["dicts and texts", "a tensor used three times"])
+@pytest.mark.long(but=["a tensor used three times"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_of_model_gets_the_same_bits_on_any_cluster_and_is_trained_as_in_one_process(kind):
     one = workload(kind)

@@ -74,6 +74,7 @@ DRAWS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.slow(but=["normal", "Keras"])
 @pytest.mark.parametrize("name", DRAWS)
 def test_draws_without_a_seed_generator_depend_on_the_seed_alone(name):
     model = model_with(DRAWS[name])
