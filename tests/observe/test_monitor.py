@@ -119,7 +119,7 @@ METRICS = {"accuracy": 0.75, "auc": float("nan")}
 
 def metrics_page(serve: Any) -> str:
     times = {"started_at": 1767225590.5, "first_step_at": 1767225600.25}
-    page = worker(1, is_ready=True, step=12_345_678, steps=7, examples=448, loss=0.1, **times)
+    page = worker(1, is_ready=True, step=12_345_678, steps=7, examples=448, loss=0.1, learning_rate=0.01, **times)
     page.run, page.metrics = '/runs/a "b"', METRICS
     code, kind, body = get(serve(page), "/metrics")
     assert (code, kind) == (200, "text/plain; version=0.0.4; charset=utf-8")
@@ -137,6 +137,7 @@ def test_the_metrics_page_has_the_numbers_in_prometheus_text_format(serve):
         f"trainer_examples_per_second{{{labels}}} 0.0",
         f"trainer_wait_ratio{{{labels}}} 0.0",
         f"trainer_loss{{{labels}}} 0.1",
+        f"trainer_learning_rate{{{labels}}} 0.01",
         f"trainer_generation{{{labels}}} 0.0",
         f"trainer_stalled_seconds{{{labels}}} 0.0",
         f"trainer_listening{{{labels}}} 0.0",
@@ -151,7 +152,7 @@ def test_the_metrics_page_has_the_numbers_in_prometheus_text_format(serve):
 
 def test_every_series_of_the_metrics_page_has_its_help_and_type_before_it_and_a_name_that_fits(serve):
     blocks = re.split(r"(?=^# HELP )", metrics_page(serve), flags=re.MULTILINE)[1:]
-    assert len(blocks) == 16
+    assert len(blocks) == 17
     for block in blocks:
         match = re.fullmatch(r"# HELP (\S+) [A-Z].+\.\n# TYPE (\S+) (gauge|counter)\n((?:trainer_.*\n)+)", block)
         assert match, block

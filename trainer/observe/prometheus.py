@@ -27,6 +27,7 @@ SERIES = (
     _Series("examples_per_second", "examples_per_second", GAUGE, "Examples per second over the last steps."),
     _Series("wait_fraction", "wait_ratio", GAUGE, "Share of the step time spent waiting for others."),
     _Series("loss", "loss", GAUGE, "Training loss of the last step."),
+    _Series("learning_rate", "learning_rate", GAUGE, "Learning rate, as last reported by the chief, where it varies."),
     _Series("generation", "generation", GAUGE, "How often the state that this task works on has been loaded."),
     _Series("stalled_secs", "stalled_seconds", GAUGE, "Seconds since the step last changed, while it stalls."),
     _Series("is_listening", "listening", GAUGE, "Whether the TensorFlow server of this task accepts sessions."),
