@@ -165,7 +165,7 @@ def attention(task: TaskView, tasks: Sequence[TaskView], *, is_starting: bool) -
     late = [other.page["stalled_secs"] for other in tasks if other.page and task.name in other.page["missing"]]
     if max(late, default=0.0) >= LATE_SECS:
         return f"late {duration(max(late))}"
-    return task.state if not is_starting and task.state in ("starting", "roll call") else None
+    return task.state if not is_starting and task.state in ("starting", "building", "roll call") else None
 
 
 @dataclass(frozen=True)

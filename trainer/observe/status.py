@@ -36,7 +36,8 @@ class Status:
     config_hash: str
     tensorflow: str = ""  # version
     launch: str = ""  # the run directory, where one launcher gave it to all tasks
-    state: str = "starting"  # starting, roll call, waiting, training, saving, serving, evaluating, exporting, done
+    # starting, building, roll call, waiting, training, saving, serving, evaluating, exporting, done
+    state: str = "starting"
     is_listening: bool = False  # its TensorFlow server accepts sessions
     is_stopping: bool = False  # it was asked to stop
     ended_early: str | None = None  # why; only the chief ends a run before its last step

@@ -79,6 +79,7 @@ def _wait_for_the_ring(context: Context) -> None:
 def _train(context: Context, strategy: Any = None) -> bool:
     """Builds the engine, connects it and trains; `strategy` comes from `server.start_strategy`, under all-reduce."""
     config, plan, task = context.config, context.plan, context.task
+    context.status.state = "building"
     # The chief loads the values, and writes the trained model.
     workload = open_workload(config, plan, with_values=task.is_chief)
     _check_planned(plan, parameters_of(workload.model, config.train.precision.value, plan.frozen.paths))
