@@ -6,7 +6,6 @@ import functools
 import itertools
 import json
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,6 @@ from runs import SMALL, Run, wait_until
 from small_clusters import Cluster, digest, to_the_end, with_everything
 
 from trainer.engine.sharded.prefetch import Prefetch
-from trainer.engine.sharded.resources import Link
 from trainer.engine.sharded.worker import ShardedEngine
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.plan.layout import Parameter
@@ -103,21 +101,19 @@ def test_no_bit_depends_on_the_number_of_buckets(ps: int, clip_norm: float | Non
     assert [its_losses for its_losses, _ in results] == [losses] * 2
 
 
-def wait_for_no_taker(link: Link, engine: ShardedEngine) -> None:
-    """Waits until a host has dropped what a closed session had asked for, by tokens that are too old to be used.
+def wait_until_it_pulls(engine: ShardedEngine) -> None:
+    """Waits until a worker's request for the next step has reached a host, which takes a token that is too old for it.
 
-    The session is closed before the host hears of it. A process that was killed is seldom followed as fast.
+    A session that is closed while it starts a request may leave it there for ever; a process that was killed does not.
     """
-    with engine.session.graph.as_default(), tf.device(link.device):
-        put, size = link.tokens.enqueue(tf.constant(0, tf.int64)), link.tokens.size()
-
-    def is_left() -> bool:
-        if engine.session.run(size) == 0:
-            engine.session.run(put)
-            time.sleep(0.1)
-        return bool(engine.session.run(size) > 0)
-
-    wait_until(is_left)
+    links = engine._rejoin._links
+    with engine.session.graph.as_default():
+        put, sizes = (
+            [link.tokens.enqueue(tf.constant(0, tf.int64)) for link in links],
+            [link.tokens.size() for link in links],
+        )
+    engine.session.run(put)
+    wait_until(lambda: min(engine.session.run(sizes)) == 0)
 
 
 @pytest.mark.long(but=["0-the chief", "1-another worker", "3-the chief"])
@@ -135,10 +131,12 @@ def test_a_successor_leaves_the_same_bits_between_whichever_pushes_a_worker_dies
             engine.step()
         last = engine._step[4][0][pushes - 1] if pushes else engine._step[2]
         engine.session.run(last, engine._asking(False, 0))
+        engine._prefetch.use()
+        if pushes == len(cluster.shards):  # then the next step's tokens come
+            engine._prefetch.wait()
+        wait_until_it_pulls(engine)
         engine.session.close()
         successor = cluster.successor(worker)
-        for link in successor._rejoin._links:
-            wait_for_no_taker(link, successor)
         return to_the_end(successor)
 
     functions: list[Any] = [to_the_end, to_the_end]
