@@ -165,7 +165,7 @@ OTHERS = {
     "conf/": "What can be chosen: cluster, model, data, strategy, optimizer, device, experiment",
     "docs/": "The pages below; `make docs` builds them",
     "compose/": "Clusters of containers: the script behind make cluster-up, and the files of the usual sizes",
-    "examples/": "Programs beside the trainer: matpow, on one device and on two",
+    "examples/": "Models and data to start from, each with its YAML: text, tables, time series, images",
     "bench/": "This trainer beside others, measured; clusters that grow, slow links, input",
     "requirements/": "Locked with hashes: cpu, gpu, dev, docs",
     "tests/": "The same folders as in trainer/, then real clusters and containers",

@@ -1,11 +1,9 @@
 """Wide & deep on the census of 1994: does a person earn more than 50,000 dollars a year?
 
-Numbers are normalized and texts looked up inside the model, so the export takes them as they are in the file.
+    python -m trainer examples/census.yaml      half a minute on 2 cores; eval_accuracy 0.84, eval_auc 0.90
 
-    python -m trainer user=examples/census.py model=wide_and_deep data=census cluster=2ps2w \
-        optimizer=adagrad optimizer.learning_rate=0.05 train.steps=254
-
-Two epochs; expect eval_accuracy 0.84 and eval_auc 0.90, as of published models.
+As published models do. Numbers are normalized and texts looked up inside the model, so the export takes people as they
+are in the file.
 """
 
 import csv
@@ -24,11 +22,11 @@ TEXTS = ("workclass", "education", "marital-status", "occupation", "relationship
 
 def census():
     """People as a dict of columns [N, 1]."""
-    return {"train": read("train.csv.gz"), "evaluate": read("test.csv.gz")}
+    return {"train": _read("train.csv.gz"), "evaluate": _read("test.csv.gz")}
 
 
 @functools.cache
-def read(name):
+def _read(name):
     with gzip.open(FILES / name, "rt") as file:
         rows = list(csv.DictReader(file))
     columns = {name: np.array([[float(row[name])] for row in rows]) for name in NUMBERS}
@@ -38,7 +36,7 @@ def read(name):
 
 def wide_and_deep(*, width=100, embedding=8):
     """A linear model of the texts beside two hidden layers on everything."""
-    people, _ = read("train.csv.gz")
+    people, _ = _read("train.csv.gz")
     inputs = {name: keras.Input((1,), name=name) for name in NUMBERS}
     inputs |= {name: keras.Input((1,), name=name, dtype="string") for name in TEXTS}
     deep, wide = [], []

@@ -1,11 +1,8 @@
 """A language model of characters, trained on the source code of Python's own standard library.
 
-The data has random access: `Windows` gives one example at a time, and any order of them.
+    python -m trainer examples/characters.yaml      1 minute on 2 cores; eval_accuracy 0.44
 
-    python -m trainer user=examples/characters.py model=decoder data=characters cluster=1ps2w \
-        optimizer.learning_rate=0.003 train.batch_size=64 train.steps=300
-
-Expect eval_accuracy 0.44: the next character is the likeliest one that often.
+That often the next character is the likeliest one. The data has random access: `Windows` gives one example at a time.
 """
 
 import json

@@ -1,11 +1,8 @@
 """Segmentation: which pixels of a picture belong to which digit?
 
-Labels are per pixel: 0 is paper, 1 to 10 is the ink of the digits 0 to 9.
+    python -m trainer examples/segmentation.yaml      1 minute on 2 cores; eval_iou 0.74
 
-    python -m trainer user=examples/segmentation.py model=unet data=inked cluster=1ps2w \
-        train.batch_size=64 train.steps=300 optimizer.learning_rate=0.003
-
-Expect eval_iou 0.74: the mean intersection over union of the 11 kinds.
+The mean intersection over union of 11 kinds. Labels are per pixel: 0 is paper, 1 to 10 is the ink of the digits 0 to 9.
 """
 
 import keras

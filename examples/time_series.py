@@ -1,9 +1,9 @@
 """A forecast: the next 24 hours of a power grid's load, from the last week.
 
-The series is made here, and so is no real grid's: daily and weekly cycles, a temperature that drifts from day to day,
-and noise. Its unit is the standard deviation of the load.
+    python -m trainer examples/time_series.yaml      half a minute on 2 cores; eval_mae 0.36
 
-    python -m trainer examples/time_series.yaml
+The load is made here, and of no real grid: daily and weekly cycles, a temperature that drifts from day to day, and
+noise. Its unit is the load's standard deviation. To repeat the last week has an error of 0.49, the last day 0.44.
 """
 
 import keras

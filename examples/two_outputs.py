@@ -1,8 +1,8 @@
 """Two outputs with losses and metrics of their own: which digit is it, and how much ink has it?
 
-    python -m trainer user=examples/two_outputs.py model=reader data=digits_and_ink cluster=1ps2w train.steps=200
+    python -m trainer examples/two_outputs.yaml   half a minute on 2 cores; eval_digit_accuracy 0.91, eval_ink_mae 0.05
 
-Expect eval_digit_accuracy 0.91, and eval_ink_mae 0.05 at most.
+The ink is the mean of a picture's pixels, in 0..1.
 """
 
 import keras

@@ -17,6 +17,7 @@ from quick_config import load
 from runs import LONGEST_SECS
 
 from bench import config as bench
+from trainer.config import arguments
 from trainer.launch.describe import describe
 from trainer.plan import make, page, validate
 from trainer.plan.description import Description, Question
@@ -24,13 +25,16 @@ from trainer.plan.devices import Machine
 from trainer.plan.forecast import step_time
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
 SHORT = {"train.steps": 6, "train.batch_size": 32, "checkpoint.every": 3}
 TRAINER = "python -m trainer "
 # What needs GPUs, other machines or files that are not here, or has a test of its own: it is planned, not run.
 ELSEWHERE = re.compile(r"device=gpu|device\.gpus|cluster\.addresses|data=(?:npz|tfrecord|csv|images)|/mnt/|experiment=")
 # Programs of the system, and of other pages' subjects: their lines are only parsed.
+# Experiments that are run elsewhere: tests/clusters/test_examples.py.
+EXAMPLE = re.compile(r"\bexamples/\w+\.yaml")
+PROJECT = "my_project"  # commands that name it use the folder that the first of them makes
 PARSED = ("source ", "eval ", "ls ", "kill ", "curl ", "docker run ", "python -m bench")
 
 
@@ -53,18 +57,20 @@ def is_of_trainer(command: str) -> bool:
 
 def is_planned(command: str) -> bool:
     """Whether a command is only planned: in this process, which costs a fraction of a second."""
-    return is_of_trainer(command) and "mode=doctor" not in command and ("mode=plan" in command or is_elsewhere(command))
+    if not is_of_trainer(command) or "mode=doctor" in command or PROJECT in command:
+        return False
+    return "mode=plan" in command or is_elsewhere(command)
 
 
 def is_elsewhere(command: str) -> bool:
-    return bool(ELSEWHERE.search(command)) or "mode=chaos" in command
+    return bool(ELSEWHERE.search(command) or EXAMPLE.search(command)) or "mode=chaos" in command
 
 
 ALL = list(dict.fromkeys(command for path in PAGES for command in commands(path)))
 
 
 def test_every_command_is_of_a_known_kind():
-    known = ("make ", "python -m trainer", "python examples/", *PARSED)
+    known = ("make ", "python -m trainer", "python -m pytest", "python examples/", *PARSED)
     assert [c for c in ALL if not c.startswith(known)] == []
 
 
@@ -94,11 +100,12 @@ def test_every_command_for_another_machine_can_be_planned(path, tmp_path: Path, 
     machine = Machine(cores=2, gpus=8)
     descriptions: dict[str, Description] = {}
     for command in filter(is_planned, commands(path)):
-        words = shlex.split(command)[3:]
-        overrides = [w for w in words if not w.startswith(("mode=", "launch=", "plan.json=", "--"))]
+        words = shlex.split(EXAMPLE.sub(lambda named: f"{ROOT}/{named[0]}", command))[3:]
+        typed = [w for w in words if not w.startswith(("mode=", "launch=", "plan.json=", "--"))]
+        overrides = arguments.sort(typed).overrides
         folder = next((w.partition("=")[2] for w in words if w.startswith("--config-dir=")), None)
         config = load(overrides, lambda config: validate.validate(config, machine), config_dir=folder)
-        if not config.data.name.startswith(("npz", "tfrecord", "csv", "images")):
+        if not config.data.name.startswith(("npz", "tfrecord", "csv", "images")) and not EXAMPLE.search(command):
             question = Question.about(config.model, config.data, user=config.user, seed=config.seed)
             if repr(question) not in descriptions:
                 descriptions[repr(question)] = describe(question)
@@ -145,8 +152,8 @@ def runs() -> Iterator[object]:
 
 
 def run_of(command: str) -> str | None:
-    """The run directory that a command writes or reads."""
-    named = re.search(r"runs/\w+", command)
+    """The run directory, or the project, that a command writes or reads."""
+    named = re.search(rf"runs/\w+|{PROJECT}", command)
     return named[0] if named else None
 
 
@@ -156,7 +163,7 @@ def key_of(command: str, *, alone: bool) -> tuple[str, ...]:
 
 
 def is_run(command: str) -> bool:
-    if command.startswith("python examples/") or "trainer.observe.profile" in command:
+    if command.startswith("python examples/") or "trainer.observe.profile" in command or PROJECT in command:
         return True
     # mode=clean would clean up after other tests too; those of containers run it.
     return (

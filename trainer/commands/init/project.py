@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def run(config: RunConfig, start: Start) -> int:
         with open(folder / name, "x", encoding="utf-8") as file:  # never overwrites
             file.write(text)
     print(f"{folder}: {', '.join(sorted(os.listdir(folder)))}")
-    print(NEXT.format(folder))
+    print(NEXT.format(shlex.quote(str(folder))))
     return exit_codes.OK
 
 
