@@ -3,7 +3,7 @@
     python -m trainer examples/text_classifier.yaml      half a minute on 2 cores; eval_accuracy 0.94
 
 The text is real and on every machine: the source code of six packages. Tokens are words and signs, numbered by how
-often they occur; the last fifth of each file is evaluated on. A third of the tokens are of one package.
+often they occur; the last fifth of each file is evaluated on. A quarter of the tokens is of one package.
 """
 
 import asyncio
