@@ -60,4 +60,4 @@ def metrics():
 
 
 def _is_right(same, distance):
-    return ops.cast((distance < MARGIN / 2) == (same > 0.5), "float32")
+    return ops.cast(ops.equal(distance < MARGIN / 2, same > 0.5), "float32")
