@@ -54,5 +54,5 @@ def test_no_engine_executes_a_sum_whose_order_varies(finish, engine: str):
     placed = json.loads((run.directory / "placement.json").read_text())
     steps = [record["devices"] for record in placed["records"] if record["run"] == "step"]
     types = {operation["type"] for devices in steps for own in devices.values() for operation in own}
-    assert types & {"MatMul", "_FusedMatMul", "compiled"}
+    assert any("MatMul" in one or one == "compiled" for one in types)
     assert "AddN" not in types
