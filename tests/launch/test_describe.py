@@ -84,6 +84,7 @@ def test_a_child_process_builds_the_model_and_opens_the_data():
         evaluate_examples=2000,
         layers=("conv", "flatten", "dense", "logits"),
         sums=2,
+        metrics=("accuracy",),
         objective="loss: sparse_categorical_crossentropy of logits, by default; metrics: accuracy, by default",
         flops=2 * (26 * 26 * 32 * 9 + 26 * 26 * 32 * 128 + 128 * 10),
     )

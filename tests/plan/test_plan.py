@@ -29,6 +29,7 @@ MODEL = Description(
     8000,
     2000,
     layers=("flatten", "dense"),
+    metrics=("accuracy",),
 )
 
 
@@ -427,3 +428,10 @@ def test_the_buckets_of_a_host_are_one_host_and_one_link():
     assert three.link_nbytes().keys() == one.link_nbytes().keys()
     assert "shards on 2 ps" in three.describe()
     assert Plan.from_json(json.loads(json.dumps(three.to_json()))) == three
+
+
+def test_the_best_metric_is_one_that_evaluations_have():
+    planned("evaluate.best_metric=accuracy")
+    planned("evaluate.best_metric=loss")
+    with pytest.raises(ConfigError, match=r"evaluate.best_metric: unknown metric 'acuracy'; available: loss, accuracy"):
+        planned("evaluate.best_metric=acuracy")

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trainer.config.schema import BestIs, EvaluateConfig
 from trainer.storage import checkpoint, checkpoint_writer, evaluations, resume
 from trainer.storage.evaluations import Evaluation
 from trainer.storage.run_directory import RunDirectory
@@ -78,19 +79,28 @@ def test_a_line_that_was_cut_off_does_not_count(tmp_path):
 def test_the_best_has_the_highest_accuracy_or_the_lowest_loss_and_the_earlier_stays_on_a_tie(
     metric, loss, accuracy, wins
 ):
-    assert evaluations.is_better(scored(20, loss=loss, accuracy=accuracy), scored(10), metric) is wins
+    assert (
+        evaluations.is_better(scored(20, loss=loss, accuracy=accuracy), scored(10), EvaluateConfig(best_metric=metric))
+        is wins
+    )
 
 
 def test_the_first_score_is_the_best_unless_it_is_nan():
-    assert evaluations.is_better(scored(10), None, "loss")
-    assert not evaluations.is_better(scored(10, loss=float("nan")), None, "loss")
+    assert evaluations.is_better(scored(10), None, EvaluateConfig(best_metric="loss"))
+    assert not evaluations.is_better(scored(10, loss=float("nan")), None, EvaluateConfig(best_metric="loss"))
 
 
 def test_without_an_accuracy_the_loss_decides():
     worse, better = (Evaluation(10, {"loss": loss, "mean_absolute_error": 0.1}, 0.1) for loss in (0.5, 0.4))
-    assert evaluations.is_better(better, worse, None)
-    assert not evaluations.is_better(worse, better, None)
-    assert evaluations.is_better(scored(20, loss=9.0, accuracy=0.9), scored(10), None)
+    assert evaluations.is_better(better, worse, EvaluateConfig())
+    assert not evaluations.is_better(worse, better, EvaluateConfig())
+    assert evaluations.is_better(scored(20, loss=9.0, accuracy=0.9), scored(10), EvaluateConfig())
+
+
+@pytest.mark.parametrize(("best_is", "wins"), [("auto", True), ("highest", True), ("lowest", False)])
+def test_the_direction_of_a_metric_of_ones_own_can_be_chosen(best_is, wins):
+    one, other = (Evaluation(10, {"distance": value}, 0.1) for value in (0.5, 0.4))
+    assert evaluations.is_better(one, other, EvaluateConfig(best_metric="distance", best_is=BestIs(best_is))) is wins
 
 
 @pytest.mark.parametrize(

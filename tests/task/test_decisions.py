@@ -17,7 +17,7 @@ from trainer.task.chief import decisions
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")  # of Keras
 
-SEQUENCES, LENGTH = 60, 14
+SEQUENCES, LENGTH = 40, 14
 MODES = {"loss": "min", "accuracy": "max"}
 
 

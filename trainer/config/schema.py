@@ -99,6 +99,14 @@ class OptimizerName(Enum):
     ftrl = "ftrl"
 
 
+class BestIs(Enum):
+    """Which value of a metric is the best."""
+
+    auto = "auto"  # by its name: the lowest of losses and errors, the highest of others
+    lowest = "lowest"
+    highest = "highest"
+
+
 class ScheduleName(Enum):
     """How the learning rate changes with the global step."""
 
@@ -350,6 +358,7 @@ class EvaluateConfig:
     # the metric by which an evaluator task chooses the best checkpoint, and training ends early; default: accuracy, or
     # loss where there is none
     best_metric: str | None = None
+    best_is: BestIs = BestIs.auto  # whether best_metric is to fall or to rise
     # evaluations in a row without a better best_metric after which training ends early; default: never
     patience: int | None = field(default=None, metadata=limits(at_least=1))
     min_delta: float = field(default=0.0, metadata=limits(at_least=0))  # a smaller change of best_metric is no better

@@ -43,6 +43,7 @@ class Description:
     is_divided: bool = False  # one pass over it is for all replicas
     layers: tuple[str, ...] = ()  # paths, of layers inside layers too
     sums: int = 0  # floats of the metrics' variables
+    metrics: tuple[str, ...] = ()  # their names, as evaluations have them beside the loss
     frozen: FrozenWeights = field(default_factory=FrozenWeights)
     compiled_optimizer: CompiledOptimizer | None = None
     objective: str = ""  # loss and metrics, and where they come from

@@ -53,6 +53,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         *_check_examples(config, description),
         *_check_division(tasks, description),
         *_check_layers(config.device.layers, description),
+        *_check_best_metric(config.evaluate.best_metric, description),
         *_check_pins(config.placement.pins, description, len(hosts)),
         *_check_groups(config.optimizer, description),
         *check_parts(config.placement, config.optimizer),
@@ -152,6 +153,13 @@ def _check_division(tasks: Sequence[Task], description: Description) -> Iterator
         yield Problem(
             "device.replicas", message, "return a function (context) with batches of context.replica, or arrays"
         )
+
+
+def _check_best_metric(name: str | None, description: Description) -> Iterator[Problem]:
+    names = ("loss", *description.metrics)
+    if name is not None and name not in names:
+        message = f"unknown metric {name!r}; available: {', '.join(names)}"
+        yield Problem("evaluate.best_metric", message, f"e.g. evaluate.best_metric={names[-1]}")
 
 
 def _check_pins(pins: Mapping[str, int], description: Description, shards: int) -> Iterator[Problem]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.config.schema import BestIs, EvaluateConfig
 from trainer.storage import checkpoint, checkpoint_writer
 from trainer.storage.atomic import remove_folder, write_atomically
 from trainer.storage.checkpoint import CheckpointError, Facts, Tensors
@@ -60,24 +61,25 @@ def _parse(text: str) -> Evaluation | None:
         return None
 
 
-def is_better(one: Evaluation, other: Evaluation | None, metric: str | None) -> bool:
-    """Whether one is to replace the other as the best; on a tie the other stays. NaN is never better.
-
-    Args:
-        metric: one of the scores; None: the accuracy, or the loss where there is none.
-    """
-    metric = metric_of(one, metric)
+def is_better(one: Evaluation, other: Evaluation | None, config: EvaluateConfig) -> bool:
+    """Whether one is to replace the other as the best; on a tie the other stays. NaN is never better."""
+    metric = metric_of(one, config.best_metric)
     if math.isnan(one.scores[metric]):
         return False
     if other is None or metric not in other.scores:
         return True
     new, old = one.scores[metric], other.scores[metric]
-    return new < old if is_error(metric) else new > old
+    return new < old if prefers_less(metric, config.best_is) else new > old
 
 
 def metric_of(evaluation: Evaluation, metric: str | None) -> str:
     """The metric by which evaluations are compared; None: the accuracy, or the loss where there is none."""
     return metric or ("accuracy" if "accuracy" in evaluation.scores else "loss")
+
+
+def prefers_less(metric: str, best_is: BestIs) -> bool:
+    """Whether the lowest value of a metric is the best."""
+    return is_error(metric) if best_is is BestIs.auto else best_is is BestIs.lowest
 
 
 def is_error(metric: str) -> bool:

@@ -74,6 +74,7 @@ def _describe(question: Question) -> Description:
         is_divided=isinstance(data_set.train, Stream) and data_set.train.is_divided,
         layers=tuple(step.layers_of(model)),
         sums=objective.size,
+        metrics=objective.metric_names(),
         frozen=frozen,
         compiled_optimizer=optimizer,
         objective=objective.text,

@@ -140,6 +140,10 @@ class Objective:
             offset += _size(variable)
         return values
 
+    def metric_names(self) -> tuple[str, ...]:
+        """Those of `results`; known once a loss was computed."""
+        return tuple(self.results(tf.zeros([self.size])))
+
     @property
     def _variables(self) -> list[keras.Variable]:
         """Of the metrics; the loss has none, because every step returns it."""

@@ -57,8 +57,11 @@ class Saver:
         if problem := _problem(snapshot, skips_bad_updates=config.train.on_not_finite is NotFinitePolicy.skip):
             _log.warning("step %d was not saved: %s", snapshot.step, problem)
             return
-        may_fail = config.checkpoint.on_error is SaveErrorPolicy("continue")
-        self._save(snapshot, _log_and_continue if may_fail else None)
+        self._save(snapshot, _log_and_continue if self._may_fail else None)
+
+    @property
+    def _may_fail(self) -> bool:
+        return self.context.config.checkpoint.on_error is SaveErrorPolicy("continue")
 
     def save_last(self, snapshot: Snapshot) -> None:
         """Saves at the end of a run, which fails if this does.
@@ -72,12 +75,18 @@ class Saver:
 
     def save_if_best(self, snapshot: Snapshot, evaluation: Evaluation) -> None:
         """Keeps a sound state whose evaluation is the best so far."""
-        config, folder = self.context.config, self.context.directory.best
+        folder = self.context.directory.best
         best = evaluations.best(folder)
-        is_better = evaluations.is_better(evaluation, best[0] if best else None, config.evaluate.best_metric)
-        if is_better and _problem(snapshot, skips_bad_updates=True) is None:
-            tensors = snapshot.to_tensors()
+        is_best = evaluations.is_better(evaluation, best[0] if best else None, self.context.config.evaluate)
+        if not is_best or _first_bad_parameter(snapshot):
+            return
+        tensors = snapshot.to_tensors()
+        try:
             evaluations.save_as_best(folder, self.generation, self._facts(snapshot), tensors, evaluation)
+        except OSError as error:
+            if not self._may_fail:
+                raise
+            _log_and_continue(error)
 
     def _save(self, snapshot: Snapshot, on_error: checkpoint_writer.OnError | None) -> None:
         """Begins to save, once the save before is on disk."""
@@ -209,6 +218,17 @@ class Chief:
     judge: Judge
 
 
+def _make_evaluation(
+    context: Context, saver: Saver, evaluator: Evaluator, events: Events, start: InitialState
+) -> ChiefEvaluation:
+    directory = context.directory
+    lines = History(directory.evaluations, start=start.step)
+    if not context.config.evaluate.export_best:
+        return ChiefEvaluation(evaluator, events, lines, context.status)
+    evaluations.remove_best_after(directory.best, start.step)
+    return ChiefEvaluation(evaluator, events, lines, context.status, saver.save_if_best)
+
+
 def assemble(
     context: Context, engine: Engine, objective: Objective, evaluator: Evaluator | None, start: InitialState
 ) -> Chief:
@@ -228,12 +248,7 @@ def assemble(
     )
     saved = [int(path.name) for path in checkpoint.finished(directory.checkpoints)] if start.is_adopted else []
     saved_until = max(saved, default=0) if start.is_adopted else start.step
-    lines = History(directory.evaluations, start=start.step) if evaluator else None
-    evaluation = None
-    if evaluator and lines:
-        keep = saver.save_if_best if config.evaluate.export_best else None
-        evaluation = ChiefEvaluation(evaluator, events, lines, context.status, keep)
-        evaluations.remove_best_after(directory.best, start.step)
+    evaluation = _make_evaluation(context, saver, evaluator, events, start) if evaluator else None
     hooks = Hooks(config.user, context.status)
     actions: list[tuple[Every, OnSnapshot]] = [(Every(config.checkpoint.every, start=saved_until), saver.save_if_sound)]
     if evaluation:
@@ -243,8 +258,7 @@ def assemble(
         report.update(result)
     judge = Judge(context, hooks, start)
     hooks.follow(start.result, is_asked=context.stop.requested)
-    is_missing = evaluation and evaluation.is_missing(start.step, config.evaluate.every)
-    if evaluation and is_missing and start.step < context.plan.steps:
+    if evaluation and start.step < context.plan.steps and evaluation.is_missing(start.step, config.evaluate.every):
         evaluation.run_and_log(engine.snapshot())
         judge.poll(start.step)
     between = [lambda _: writer.poll(), _on_snapshot(engine, actions)]

@@ -5,21 +5,22 @@ from collections.abc import Sequence
 import numpy as np
 
 from trainer.config.schema import EvaluateConfig, OptimizerConfig
-from trainer.storage.evaluations import Evaluation, is_error, metric_of
+from trainer.storage.evaluations import Evaluation, metric_of, prefers_less
 
 
-def improves(one: Evaluation, best: Evaluation, metric: str, *, min_delta: float) -> bool:
+def improves(one: Evaluation, best: Evaluation, config: EvaluateConfig, *, min_delta: float) -> bool:
     """Whether an evaluation is better than the best before it by more than `min_delta`, in float32 as in Keras."""
-    delta = -min_delta if is_error(metric) else min_delta
-    new, old = np.float32(one.scores[metric] - delta), np.float32(best.scores[metric])
-    return bool(new < old if is_error(metric) else new > old)
+    metric = metric_of(best, config.best_metric)
+    sign = -1 if prefers_less(metric, config.best_is) else 1
+    new, old = np.float32(one.scores[metric] - sign * min_delta), np.float32(best.scores[metric])
+    return bool(sign * new > sign * old)
 
 
 def best_of(scored: Sequence[Evaluation], config: EvaluateConfig) -> int:
     """The place of the best in a row that is not empty; training ends when `evaluate.patience` others follow it."""
-    best, metric = 0, metric_of(scored[0], config.best_metric)
+    best = 0
     for place, one in enumerate(scored):
-        if improves(one, scored[best], metric, min_delta=config.min_delta):
+        if improves(one, scored[best], config, min_delta=config.min_delta):
             best = place
     return best
 
@@ -29,12 +30,12 @@ def reductions(scored: Sequence[Evaluation], evaluate: EvaluateConfig, optimizer
     plateau, best = optimizer.plateau, scored[0] if scored else None
     if plateau.patience is None or best is None:
         return 0
-    metric, rate = metric_of(best, evaluate.best_metric), np.float32(optimizer.learning_rate)
+    rate = np.float32(optimizer.learning_rate)
     count = waited = cooling = 0
     for one in scored[1:]:
         if cooling:
             cooling, waited = cooling - 1, 0
-        if improves(one, best, metric, min_delta=plateau.min_delta):
+        if improves(one, best, evaluate, min_delta=plateau.min_delta):
             best, waited = one, 0
         elif not cooling:
             waited += 1

@@ -90,7 +90,7 @@ class CheckpointScorer:
     ) -> None:
         """Opens nothing yet: the files of an earlier run may have to be moved away first."""
         self._directory, self._evaluator, self._status = directory, evaluator, status
-        self._metric = config.evaluate.best_metric
+        self._evaluate = config.evaluate
         self._expected = {
             f"{'parameters' if p.trainable else 'state'}/{p.path}": p.shape
             for p in parameters_of(workload.model, config.train.precision.value, workload.objective.frozen)
@@ -133,7 +133,7 @@ class CheckpointScorer:
         checkpoint.check_fits(_without_slots(source), self._expected, frozen=self._frozen)
         scores = self._evaluator.score(Snapshot.from_tensors(source.step, tensors))
         evaluation = Evaluation(source.step, scores, round(time.monotonic() - began, 3))
-        is_best = evaluations.is_better(evaluation, self._best, self._metric)
+        is_best = evaluations.is_better(evaluation, self._best, self._evaluate)
         if is_best:
             self._keep(path, evaluation)
         self._write(evaluation)  # last: a step without a line is scored again
