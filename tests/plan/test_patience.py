@@ -5,10 +5,17 @@ from __future__ import annotations
 import pytest
 from quick_config import load
 
+from trainer.config.schema import RunConfig
+from trainer.faults.problems import Problem
 from trainer.plan.checks.strategy import check_patience
+from trainer.plan.resolve import check_optimizer
 
 COUNTED = "evaluate.every=10"
 PLATEAU = "optimizer.plateau"
+
+
+def problems_of(config: RunConfig) -> list[Problem]:
+    return [*check_patience(config.evaluate, config.optimizer, config.cluster), *check_optimizer(config.optimizer)]
 
 
 @pytest.mark.parametrize(
@@ -26,8 +33,7 @@ PLATEAU = "optimizer.plateau"
     ],
 )
 def test_what_cannot_count_is_refused_with_what_to_type(overrides, key, answer):
-    config = load(overrides)
-    (problem,) = check_patience(config.evaluate, config.optimizer, config.cluster)
+    (problem,) = problems_of(load(overrides))
     assert problem.key == key
     assert answer in f"{problem.message}; {problem.remedy}"
 
@@ -41,5 +47,4 @@ def test_what_cannot_count_is_refused_with_what_to_type(overrides, key, answer):
     ],
 )
 def test_what_can_count_is_accepted(overrides):
-    config = load(overrides)
-    assert not list(check_patience(config.evaluate, config.optimizer, config.cluster))
+    assert not problems_of(load(overrides))
