@@ -70,7 +70,7 @@ def describe_finished(config: RunConfig) -> str | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     is_complete = summary.get("failed") is None and has_left and directory.export.is_dir()
-    is_of_this_model = (before.model.name, before.optimizer.name) == (config.model.name, config.optimizer.name)
+    is_of_this_model = before.model.name == config.model.name and _is_same_optimizer(before.optimizer, config.optimizer)
     is_same = (before.evaluate, before.train.steps) == (config.evaluate, config.train.steps)
     if not is_complete or not is_of_this_model or not (step == config.train.steps or (early and is_same)):
         return None
@@ -80,6 +80,11 @@ def describe_finished(config: RunConfig) -> str | None:
     more = "change evaluate.patience or train.steps" if early else f"train.steps={2 * step}"
     why = f" ({early})" if early else ""
     return f"already finished: {step} of {config.train.steps} steps{named}{why}\nto train on: {more}"
+
+
+def _is_same_optimizer(before: OptimizerConfig, now: OptimizerConfig) -> bool:
+    """Whether a finished run had this optimizer; where neither config names one, the model chooses, as it did."""
+    return before.name == now.name or "name" not in {*before.given, *now.given}
 
 
 def check_model(source: Checkpoint, model: ModelConfig, optimizer: OptimizerConfig) -> None:
