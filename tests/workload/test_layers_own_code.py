@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -87,3 +88,18 @@ def test_draws_without_a_seed_generator_depend_on_the_seed_alone(name):
 def test_each_draw_has_numbers_of_its_own():
     same = model_with(lambda x: x + tf.random.normal(tf.shape(x)) - tf.random.normal(tf.shape(x)))
     assert losses(same, [[1, 1]]) != losses(model_with(lambda x: x), [[1, 1]])
+
+
+def test_other_threads_draw_as_before():
+    drawn = []
+
+    def draw_elsewhere(x: Any) -> Any:
+        thread = threading.Thread(
+            target=lambda: drawn.append(float(tf.random.normal([])) + float(keras.random.normal([])))
+        )
+        thread.start()
+        thread.join()
+        return x
+
+    losses(model_with(draw_elsewhere), [[1, 1]])
+    assert len(drawn) >= 1

@@ -6,8 +6,8 @@ draws them from a state that begins anew in each process, so no two runs would b
 
 from __future__ import annotations
 
-import functools
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -76,22 +76,33 @@ class _Generator:
 
 @contextmanager
 def seeded_draws(seed: tf.Tensor) -> Iterator[None]:
-    """Within, what is traced draws its random numbers from a seed [2] of int64; each draw has numbers of its own."""
-    numbers = itertools.count()
+    """Within, what is traced draws its random numbers from a seed [2] of int64; each draw has numbers of its own.
+
+    Other threads, which may be reading data, draw as before.
+    """
+    numbers, thread = itertools.count(), threading.get_ident()
+
+    def is_traced() -> bool:
+        return threading.get_ident() == thread and not tf.executing_eagerly()
 
     def next_seed() -> tf.Tensor:
         fold_in = tf.random.experimental.stateless_fold_in
         return fold_in(fold_in(seed, NUMBER), next(numbers))
 
-    def seeded(draw: Draw) -> Callable[..., tf.Tensor]:
-        return lambda *args, seed=0, seed2=0, name=None, **options: draw(next_seed(), *args, **options)
+    def seeded(draw: Draw, otherwise: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+        def run(*args: Any, seed: Any = 0, seed2: Any = 0, name: str | None = None, **options: Any) -> tf.Tensor:
+            if is_traced():
+                return draw(next_seed(), *args, **options)
+            return otherwise(*args, seed=seed, seed2=seed2, name=name, **options)
+
+        return run
 
     before = {name: getattr(gen_random_ops, name) for name in DRAWS}
     generator = seed_generator.global_seed_generator
     try:
         for name, draw in DRAWS.items():
-            setattr(gen_random_ops, name, seeded(draw))
-        seed_generator.global_seed_generator = functools.partial(_Generator, next_seed)
+            setattr(gen_random_ops, name, seeded(draw, before[name]))
+        seed_generator.global_seed_generator = lambda: _Generator(next_seed) if is_traced() else generator()
         yield
     finally:
         seed_generator.global_seed_generator = generator
