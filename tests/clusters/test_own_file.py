@@ -38,7 +38,10 @@ def rows():
 
 
 def stream():
-    return {"train": tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(1000).batch(50), "evaluate": (X[:200], Y[:200])}
+    lookup = layers.StringLookup(vocabulary=["small", "large"], num_oov_indices=0)  # in each task
+    sizes = np.array(["small", "large"])[Y]
+    train = tf.data.Dataset.from_tensor_slices((X, sizes)).shuffle(1000).batch(50).map(lambda x, y: (x, lookup(y)))
+    return {"train": train, "evaluate": (X[:200], Y[:200])}
 
 
 def fine_tuned():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -194,7 +194,90 @@ def test_each_epoch_asks_for_its_own_batches():
     assert asked[:3] == [(0, 1, 6, 5), (1, 1, 6, 5), (2, 1, 6, 5)]
 
 
+def test_batches_that_are_empty_are_left_out():
+    def function(context: Any) -> Any:
+        return [(X[:0], Y[:0]), (X[:6], Y[:6]), (X[:0], Y[:0]), (X[6:12], Y[6:12])]
+
+    found = read(opened(function).train, replicas=2, stop=2)
+    assert [first_numbers(batch) for _, batch in found] == [list(range(6)), list(range(6, 12))]
+
+
+class Point(NamedTuple):
+    """Features that have names."""
+
+    x: Any
+    y: Any
+
+
+def test_features_may_be_a_named_tuple():
+    train = tf.data.Dataset.from_tensor_slices((Point(X[:, 0], X[:, 1]), Y)).batch(8)
+    (_, batch), *_ = read(opened(train).train, stop=1)
+    assert [one.tolist() for one in batch.features] == [X[:12, 0].tolist(), X[:12, 1].tolist()]
+
+
+class Many(Rows):
+    """As of Hugging Face and of TFDS: several examples at a time."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [{"x": X[index], "label": Y[index]} for index in indices]
+
+
+def test_several_examples_are_read_at_once_where_an_object_can():
+    """A dict alone is the features."""
+    (_, batch), *_ = read(opened(Many()).train, stop=1)
+    assert batch.features["label"].tolist() == [number % 3 for number in first_numbers(batch)]
+    assert first_numbers(batch) == first_numbers(read(opened(Rows()).train, stop=1)[0][1])
+
+
+WORDS = np.array(["red", "green", "blue", "none"] * 15)
+
+
+def looked_up() -> tf.data.Dataset:
+    """Layers that are made with the data prepare it."""
+    lookup = keras.layers.StringLookup(vocabulary=["red", "green", "blue"])
+    vectorize = keras.layers.TextVectorization(vocabulary=["a", "red"], output_sequence_length=3)
+    hashing = keras.layers.Hashing(num_bins=1000)
+
+    def prepare(word: tf.Tensor) -> Any:
+        text = tf.strings.join(["A ", word, " b"])
+        return {"word": lookup(word), "text": vectorize(text), "hash": hashing(word)}, lookup(word)
+
+    return tf.data.Dataset.from_tensor_slices(WORDS).batch(6).map(prepare)
+
+
+def test_preprocessing_layers_work_in_a_pipeline_and_give_the_same_every_time():
+    (_, one), (_, two) = (read(opened(looked_up()).train, stop=1)[0] for _ in range(2))
+    assert one.features["word"].tolist() == [1, 2, 3, 0] * 3
+    assert one.features["text"][:3].tolist() == [[2, 3, 1], [2, 1, 1], [2, 1, 1]]
+    assert one.labels.tolist() == one.features["word"].tolist()
+    assert one.features["hash"].tolist() == two.features["hash"].tolist()
+    assert len(set(one.features["hash"].tolist())) == 4
+
+
 # What is refused
+
+
+class NotFinite(Rows):
+    def __getitem__(self, index: int) -> Any:
+        return {"x": X[index] * np.nan}, Y[index]
+
+
+class Csr:
+    """A matrix, as of SciPy."""
+
+    def toarray(self) -> Any:
+        return X
+
+
+def ragged(x: tf.Tensor, y: tf.Tensor) -> Any:
+    return tf.RaggedTensor.from_tensor(x), y
+
+
+@pytest.mark.parametrize("endless", [lambda: dataset().repeat(), lambda: lambda context: dataset().repeat()])
+def test_data_to_evaluate_on_must_end(endless):
+    assert read(opened(endless(), dataset()).train, stop=1)
+    with pytest.raises(DataError, match=r"mine, evaluate: has no end, as after repeat\(\); .*dataset.take\(100\)"):
+        opened(dataset(), endless())
 
 
 class Ragged(Rows):
@@ -218,6 +301,20 @@ class Ragged(Rows):
         (lambda: type("Empty", (Rows,), {"__len__": lambda self: 0})(), "has no examples"),
         (lambda: lambda context: ([][0] for _ in range(3)), r"test_sources.py, line \d+: IndexError: list index"),
         (lambda: lambda context: [(X[:4], Y[:3])], r"different numbers of examples: features \[4, 2\]"),
+        (lambda: lambda context: None, "the function returned a NoneType, not the batches of an epoch"),
+        (lambda: lambda context: [None], "gives a NoneType instead of a batch"),
+        (lambda: type("Long", (Rows,), {"__len__": lambda self: [][0]})(), r"test_sources.py, line \d+: IndexError"),
+        (lambda: dataset().map(ragged), "is ragged: .*to_tensor"),
+        (lambda: (tf.ragged.constant([[1.0], [1.0, 2.0]]), [0, 1]), r"features: is ragged: .*to_tensor\(\)"),
+        (lambda: (tf.sparse.from_dense(X), Y), r"features: is sparse; make it dense, e.g. tf.sparse.to_dense"),
+        (lambda: (Csr(), Y), r"features: is a Csr; make it dense: x.toarray\(\)"),
+        (lambda: ([[1], [1, 2]], [0, 1]), "features: its examples have different sizes .*; pad or cut them"),
+        (lambda: (np.ma.masked_array(X, X > 5), Y), r"features: is a masked array; .*x.filled\(0\)"),
+        (lambda: (np.array([["a"], [None]]), [0, 1]), "example 1 is None, which is no text; replace missing texts"),
+        (lambda: (X.astype("complex64"), Y), "features: have type complex64; allowed: numbers, booleans and text"),
+        (lambda: (Y.astype("datetime64[D]"), Y), r"features: have type datetime64\[D\]; allowed"),
+        (lambda: lambda context: dataset().map(ragged), "is ragged: .*to_tensor"),
+        (lambda: NotFinite(), "features/x: example 0 holds a value that is not finite"),
     ],
 )
 def test_a_source_that_cannot_be_used_is_refused(source, message):
@@ -232,6 +329,11 @@ def test_a_source_that_cannot_be_used_is_refused(source, message):
         (lambda: lambda context: [(X[:20], Y[:20])], "a batch has 20 examples, but replica 0 of 1 needs 12; .*context"),
         (lambda: lambda context: [(X[:3], Y[:3])], "replica 0 of 1 got no batch of 12 examples in epoch 0; more exam"),
         (lambda: lambda context: [(X[:12], Y[:12]), (X[:12, 0], Y[:12])], "an example is .*, the first one is"),
+        (lambda: lambda context: [(X[:12], Y[:12]), None], "mine, train: gives a NoneType instead of a batch"),
+        (
+            lambda: lambda context: [(X[:12], Y[:12]), (X[:12] / 0, Y[:12])],
+            "features: an example holds a value that is",
+        ),
     ],
 )
 def test_what_goes_wrong_later_is_said_in_a_sentence(source, message):

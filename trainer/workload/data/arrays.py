@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainer.workload.data.convert import as_arrays, is_text, native, spec_of
+from trainer.workload.data.convert import as_arrays, check_finite, is_text, native, spec_of
 from trainer.workload.data.examples import (
     ArraySpec,
     Batch,
@@ -110,7 +110,7 @@ def _read(arrays: list[tuple[str, np.ndarray]], indices: tf.Tensor, source: str)
         found = [native(array[numbers]) for _, array in arrays]
         for (name, array), values in zip(arrays, found, strict=True):
             if is_mapped(array):  # nobody has read the file before
-                _check_rows(values, numbers, f"{source} {name}")
+                check_finite(values, f"{source} {name}", numbers)
         return found
 
     specs = leaves_of(spec_of(Batch(tuple(array for _, array in arrays))))
@@ -137,7 +137,7 @@ def _checked(batch: Batch, source: str) -> Batch:
     for name, nest in checked._asdict().items():
         for _, array in leaves_of(nest):
             if _is_small(array) or not is_mapped(array):  # others are checked as they are read
-                _check_finite(array, f"{source} {name}")
+                _check_all_finite(array, f"{source} {name}")
     lengths = {name: len(array) for name, array in leaves_of(checked)}
     if not lengths:
         raise DataError(f"{source}: there are no arrays; return features, e.g. numpy arrays [examples, ...]")
@@ -160,24 +160,12 @@ def _align(array: np.ndarray) -> np.ndarray:
     return aligned
 
 
-def _check_finite(array: np.ndarray, name: str) -> None:
+def _check_all_finite(array: np.ndarray, name: str) -> None:
     if array.dtype.kind != "f":
         return
     for row in range(0, len(array), ROWS):
         block = native(array[row : row + ROWS])
-        _check_rows(block, np.arange(row, row + len(block)), name)
-
-
-def _check_rows(values: np.ndarray, numbers: np.ndarray, name: str) -> None:
-    """Raises DataError if examples [B, ...] of the numbers [B] hold a value that is not finite."""
-    if values.dtype.kind != "f":
-        return
-    bad = ~np.isfinite(values).reshape(len(values), -1).all(axis=1)
-    if bad.any():
-        raise DataError(
-            f"{name}: example {numbers[bad.argmax()]} holds a value that is not finite as float32 (NaN or infinity); "
-            "remove such examples, or replace the values, e.g. np.nan_to_num(x)"
-        )
+        check_finite(block, name, np.arange(row, row + len(block)))
 
 
 def check_alike(train: Batch, evaluate: Batch, source: str) -> None:

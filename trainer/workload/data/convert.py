@@ -9,8 +9,10 @@ import numpy as np
 from trainer.workload.data.examples import ArraySpec, Batch, DataError, Nest, map_nest
 
 ALLOWED = "allowed: numbers, booleans and text, e.g. x.astype('float32')"
+RAGGED = "is ragged: its examples have different sizes; pad or cut them, e.g. x.to_tensor()"
 NOT_DENSE = {
-    "RaggedTensor": "is ragged: its examples have different sizes; pad or cut them, e.g. x.to_tensor()",
+    "RaggedTensor": RAGGED,
+    "RaggedTensorSpec": RAGGED,
     "SparseTensor": "is sparse; make it dense, e.g. tf.sparse.to_dense(x)",
 }
 
@@ -43,6 +45,22 @@ def native(array: np.ndarray) -> np.ndarray:
         return np.array([_encoded(one) for one in array.flat], object).reshape(array.shape)
     with np.errstate(over="ignore"):
         return array.astype(_native(array.dtype), copy=False)
+
+
+def check_finite(values: np.ndarray, name: str, numbers: np.ndarray | None = None) -> None:
+    """Raises DataError if examples [B, ...] hold a value that is not finite; their numbers [B] tell which.
+
+    Text and integers are never refused.
+    """
+    if values.dtype.kind != "f":
+        return
+    bad = ~np.isfinite(values).reshape(len(values), -1).all(axis=1)
+    if bad.any():
+        which = "an example" if numbers is None else f"example {numbers[bad.argmax()]}"
+        raise DataError(
+            f"{name}: {which} holds a value that is not finite as float32 (NaN or infinity); "
+            "remove such examples, or replace the values, e.g. np.nan_to_num(x)"
+        )
 
 
 def spec_of(batch: Batch) -> Batch:
@@ -82,8 +100,8 @@ def _without_lists(nest: Nest, name: str) -> Nest:
 
 
 def refuse_not_dense(value: Any, name: str) -> None:
-    """Raises DataError for a tensor, a value or a spec of tensors that are ragged or sparse."""
-    kind = type(value).__name__.removesuffix("Value").removesuffix("Spec")
+    """Raises DataError for a tensor that is ragged or sparse, or a spec of ragged ones; sparse batches become dense."""
+    kind = type(value).__name__
     if kind in NOT_DENSE:
         raise DataError(f"{name}: {NOT_DENSE[kind]}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -188,6 +189,11 @@ def find_data_error(error: BaseException) -> DataError | None:
     _, is_own, rest = text.partition("DataError: ")  # raised by one of this package's readers: complete
     if is_own:
         return DataError(_first_part(rest))
+    if label := re.search(r"Received a label value of (\S+) which is outside the valid range of \[0, (\d+)\)", text):
+        return DataError(
+            f"a label is {label[1]}, but the model's {label[2]} outputs are for 0..{int(label[2]) - 1}; correct "
+            "the label, or the number of outputs"
+        )
     _, marker, rest = text.partition("Error in user-defined function passed to MapDataset")
     if not marker:
         return None

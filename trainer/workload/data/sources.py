@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from trainer.workload.data.arrays import check_alike, from_arrays, open_arrays
-from trainer.workload.data.convert import spec_of, to_batch
+from trainer.workload.data.convert import refuse_not_dense, spec_of, to_batch
 from trainer.workload.data.examples import (
     ArraySpec,
     Batch,
@@ -24,7 +24,7 @@ from trainer.workload.data.examples import (
     read_rows,
     users_code,
 )
-from trainer.workload.data.streams import check_like, resized, rows, split, to_element
+from trainer.workload.data.streams import ENDS, check_batch_finite, check_like, resized, rows, split, to_elements
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -65,7 +65,10 @@ def open_parts(opened: Any, source: str, *, seed: int) -> DataSet:
     classes = opened.get("classes")
     if all(map(is_arrays, parts.values())):
         return from_arrays(*parts.values(), source=source, classes=classes)
-    sources = {part: open_source(given, f"{source}, {part}", seed=seed) for part, given in parts.items()}
+    sources = {
+        part: open_source(given, f"{source}, {part}", seed=seed, must_end=part == "evaluate")
+        for part, given in parts.items()
+    }
     check_alike(sources["train"].spec, sources["evaluate"].spec, source)
     spec = min((one.spec for one in sources.values()), key=_known_sizes)  # open sizes are open in both
     if classes is None and isinstance(spec.labels, ArraySpec) and spec.labels.dtype.startswith("float"):
@@ -84,12 +87,13 @@ def is_arrays(source: Any) -> bool:
     return not any(_is_dataset(one) for one in source)
 
 
-def open_source(source: Any, name: str, *, seed: int) -> Opened:
+def open_source(source: Any, name: str, *, seed: int, must_end: bool = False) -> Opened:
     """Opens a source.
 
     Args:
         name: for messages.
         seed: of the run.
+        must_end: whether all of it is read, as in an evaluation.
 
     Raises:
         DataError: if it is no source, or has no examples.
@@ -99,13 +103,14 @@ def open_source(source: Any, name: str, *, seed: int) -> Opened:
     if isinstance(source, Examples):
         return Opened(source, _spec_of_examples(source))
     if _is_dataset(source):
+        _check_dataset(source, name, must_end=must_end)
         return _open_stream(_batches_of_dataset(source, name), name, known=source.element_spec, is_divided=True)
     if _is_py_dataset(source):
         return _open_stream(_batches_of_py_dataset(source, name, seed), name)
     if hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, str | dict):
         return _open_random_access(source, name)
     if callable(source):
-        return _open_stream(_batches_of_function(source, name), name)
+        return _open_stream(_batches_of_function(source, name, must_end=must_end), name)
     if isinstance(source, Iterable) and iter(source) is not source and not isinstance(source, str | dict):
         return _open_stream(_batches_of_iterable(source, name), name, is_divided=True)
     hint = (
@@ -126,13 +131,17 @@ def _spec_of_examples(examples: Examples) -> Batch:
 
 
 def _open_random_access(source: Any, name: str) -> Opened:
-    if len(source) == 0:
+    with users_code(name):
+        count = len(source)
+    if count == 0:
         raise DataError(f"{name}: has no examples; at least one is needed")
 
     def read(indices: np.ndarray) -> Batch:
         with users_code(name):
             items = [split(item) for item in _items(source, indices.tolist())]
-        return to_batch(_stacked(items, name), name)
+        batch = to_batch(_stacked(items, name), name)
+        check_batch_finite(batch, name, indices)
+        return batch
 
     first = read(np.zeros(1, np.int64))
     spec = spec_of(first)
@@ -146,7 +155,7 @@ def _open_random_access(source: Any, name: str) -> Opened:
         rest = iter(read_rows(read_arrays, indices, [one for _, one in leaves_of(spec)]))
         return spec.map(lambda _: next(rest))
 
-    return Opened(Examples(len(source), (), fetch), spec)
+    return Opened(Examples(count, (), fetch), spec)
 
 
 def _items(source: Any, indices: list[int]) -> Iterable[Any]:
@@ -200,7 +209,9 @@ def _with_open_sizes(spec: ArraySpec, shape: tuple[int | None, ...]) -> ArraySpe
     )
 
 
-def _batches_of_function(function: Callable[..., Any], name: str) -> Callable[[StreamContext], Iterable[Batch]]:
+def _batches_of_function(
+    function: Callable[..., Any], name: str, *, must_end: bool
+) -> Callable[[StreamContext], Iterable[Batch]]:
     try:
         inspect.signature(function).bind(FIRST)
     except TypeError as error:
@@ -208,9 +219,23 @@ def _batches_of_function(function: Callable[..., Any], name: str) -> Callable[[S
 
     def open_batches(context: StreamContext) -> Iterator[Batch]:
         batches = function(context)
-        return (to_element(one, name) for one in (batches.as_numpy_iterator() if _is_dataset(batches) else batches))
+        if _is_dataset(batches):
+            _check_dataset(batches, name, must_end=must_end)
+            batches = batches.as_numpy_iterator()
+        if not isinstance(batches, Iterable):
+            raise DataError(f"{name}: the function returned a {type(batches).__name__}, not the batches of an epoch")
+        return to_elements(batches, name)
 
     return open_batches
+
+
+def _check_dataset(dataset: tf.data.Dataset, name: str, *, must_end: bool) -> None:
+    import tensorflow as tf
+
+    for spec in tf.nest.flatten(dataset.element_spec):
+        refuse_not_dense(spec, name)
+    if must_end and dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+        raise DataError(f"{name}: has no end, as after repeat(); {ENDS}")
 
 
 def _batches_of_dataset(source: Any, name: str) -> Callable[[StreamContext], Iterable[Batch]]:
@@ -240,8 +265,7 @@ def _shared_out(batches: Callable[[int], Iterable[Any]], name: str) -> Callable[
     def open_batches(context: StreamContext) -> Iterator[Batch]:
         def own() -> Iterator[Batch]:
             first = 0  # number of the batch's first example
-            for given in batches(context.epoch):
-                batch = to_element(given, name)
+            for batch in to_elements(batches(context.epoch), name):
                 count = len(leaves_of(batch)[0][1])
                 chosen = slice((context.replica - first) % context.replicas, None, context.replicas)
                 if len(range(count)[chosen]) > 0:

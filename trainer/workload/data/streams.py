@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import logging
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
-from trainer.workload.data.convert import spec_of, to_batch
+from trainer.workload.data.convert import check_finite, spec_of, to_batch
 from trainer.workload.data.examples import (
     ArraySpec,
     Batch,
@@ -19,6 +21,11 @@ from trainer.workload.data.examples import (
     leaves_of,
     users_code,
 )
+
+WARN_EVERY_SECS = 60.0
+ENDS = "data to evaluate on must end, e.g. dataset.take(100)"
+
+_log = logging.getLogger(__name__)
 
 Arrays = list[np.ndarray]  # of a batch, one after the other
 
@@ -50,8 +57,21 @@ def training_arrays(
 
 
 def evaluation_arrays(stream: Stream, *, batch: int) -> Iterator[Arrays]:
-    """All examples, once."""
-    return _read(stream, StreamContext(0, 1, batch, 0, 0, is_training=False))
+    """All examples, once.
+
+    Raises:
+        DataError: if there are none.
+    """
+    count, began = 0, time.monotonic()
+    warned = began
+    for arrays in _read(stream, StreamContext(0, 1, batch, 0, 0, is_training=False)):
+        count += len(arrays[0])
+        if time.monotonic() - warned > WARN_EVERY_SECS:
+            warned = time.monotonic()
+            _log.warning("%s: has read %d examples in %.0f s; %s", stream.source, count, warned - began, ENDS)
+        yield arrays
+    if count == 0:
+        raise DataError(f"{stream.source}: has no examples this time; each evaluation reads all of them again")
 
 
 def _read(stream: Stream, context: StreamContext) -> Iterator[Arrays]:
@@ -63,6 +83,7 @@ def _read(stream: Stream, context: StreamContext) -> Iterator[Arrays]:
                 f"{context.replicas} needs {context.batch}; make batches of context.batch examples"
             )
         check_like(given, stream.spec, stream.source)
+        check_batch_finite(given, stream.source)
         yield arrays
 
 
@@ -82,6 +103,11 @@ def check_like(batch: Batch, spec: Batch, source: str) -> None:
         )
 
 
+def check_batch_finite(batch: Batch, source: str, numbers: np.ndarray | None = None) -> None:
+    for name, array in leaves_of(batch):
+        check_finite(array, f"{source} {name}", numbers)
+
+
 def _fits(found: ArraySpec, spec: ArraySpec) -> bool:
     sizes = zip(found.shape, spec.shape, strict=False)
     is_same = len(found.shape) == len(spec.shape) and all(other in (None, one) for one, other in sizes)
@@ -92,15 +118,24 @@ def _describe(spec: Batch) -> str:
     return ", ".join(f"{name} {describe_nest(nest)}" for name, nest in spec._asdict().items() if nest is not None)
 
 
-def to_element(given: Any, source: str) -> Batch:
-    """A batch that a pipeline gave: (x, y[, weights]), or x alone."""
-    batch = split(given).map(lambda value: value.numpy() if hasattr(value, "numpy") else value)
-    if any(np.ndim(leaf) == 0 for _, leaf in leaves_of(batch)):
-        raise DataError(f"{source}: gives single examples; make batches of them, e.g. dataset.batch(32)")
-    converted = to_batch(batch, source)
-    if len({len(leaf) for _, leaf in leaves_of(converted)}) > 1:
-        raise DataError(f"{source}: a batch has arrays of different numbers of examples: {_describe_sizes(converted)}")
-    return converted
+def to_elements(given: Iterable[Any], source: str) -> Iterator[Batch]:
+    """The batches that a pipeline gave: (x, y[, weights]), or x alone; empty ones are left out."""
+    for one in given:
+        batch = split(one).map(lambda value: value.numpy() if hasattr(value, "numpy") else value)
+        leaves = leaves_of(batch)
+        if not leaves:
+            raise DataError(f"{source}: gives a {type(one).__name__} instead of a batch")
+        if any(np.ndim(leaf) == 0 for _, leaf in leaves):
+            raise DataError(f"{source}: gives single examples; make batches of them, e.g. dataset.batch(32)")
+        if all(len(leaf) == 0 for _, leaf in leaves):
+            continue
+        yield _checked(to_batch(batch, source), source)
+
+
+def _checked(batch: Batch, source: str) -> Batch:
+    if len({len(leaf) for _, leaf in leaves_of(batch)}) > 1:
+        raise DataError(f"{source}: a batch has arrays of different numbers of examples: {_describe_sizes(batch)}")
+    return batch
 
 
 def _describe_sizes(batch: Batch) -> str:
