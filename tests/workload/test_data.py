@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.workload.data import DATA_SETS, DataSet, Examples, arrays, find_data_error, open_data
+from trainer.workload.data import DATA_SETS, DataError, DataSet, Examples, arrays, find_data_error, open_data
 from trainer.workload.data.arrays import from_arrays
 from trainer.workload.data.examples import ArraySpec, Spec, describe_nest
 from trainer.workload.data.records import index_records, masked_crc32c
@@ -258,6 +258,46 @@ def test_images_in_records_are_scaled_to_one(tmp_path, encoding):
     features, _ = fetch(open_records(tmp_path, encoding=encoding).train, 4, 1)
     assert features.shape == (2, 2, 2, 1)
     np.testing.assert_allclose(features, IMAGES[[4, 1]] / 255, rtol=1e-6)
+
+
+NAMED = {
+    "age": {"dtype": "int64"},
+    "pixels": {"dtype": "float32", "shape": [2, 1]},
+    "town": {"dtype": "string", "shape": [1]},
+}
+
+
+def write_named(path, count=3):
+    """Records of an age, two pixels and a town."""
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for number in range(count):
+            age = tf.train.Feature(int64_list=tf.train.Int64List(value=[number]))
+            feature = {"age": age, "label": age, "pixels": floats([number, 0.5]), "town": blob(b"town%d" % number)}
+            writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
+
+
+def test_records_may_hold_several_features_of_their_own_types(tmp_path):
+    write_named(tmp_path / "a.tfrecord")
+    data = open_records(tmp_path, features=NAMED)
+    assert describe_nest(data.spec.features) == "{age: int64 [], pixels: float32 [2, 1], town: string [1]}"
+    features, labels = fetch(data.train, 2, 0)
+    assert (features["age"].tolist(), features["pixels"].tolist()) == ([2, 0], [[[2], [0.5]], [[0], [0.5]]])
+    assert (features["town"].tolist(), labels.tolist()) == ([[b"town2"], [b"town0"]], [2, 0])
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"age": {"dtype": "int8"}}, r"features.age=.*, it must have a dtype, one of float32, int64, string, and may"),
+        ({"age": {"dtype": "float32"}}, "record 0: feature 'age' is int64_list, .*; type another dtype .* e.g. int64"),
+        ({"pixels": {"dtype": "float32"}}, r"feature 'pixels' has 2 values, shape \[\] has 1; type .*pixels.shape="),
+        ({"size": {"dtype": "int64"}}, r"has no feature 'size', it holds .*; type data.options.features={NAME:"),
+    ],
+)
+def test_several_features_that_do_not_fit_the_records_are_refused(tmp_path, changed, message):
+    write_named(tmp_path / "a.tfrecord")
+    with pytest.raises(DataError, match=message):
+        open_records(tmp_path, features=NAMED | changed)
 
 
 def test_checksums_of_records_are_those_of_tensorflow(tmp_path):

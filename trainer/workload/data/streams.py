@@ -22,6 +22,7 @@ from trainer.workload.data.examples import (
     users_code,
 )
 
+MANY = 1000  # batches that are too small, one after the other, in data that may have no end
 WARN_EVERY_SECS = 60.0
 ENDS = "data to evaluate on must end, e.g. dataset.take(100)"
 
@@ -40,11 +41,17 @@ def training_arrays(
     """
     left = start
     for epoch in itertools.count():
-        is_empty = True
+        is_empty, small = True, 0
         for arrays in _read(stream, StreamContext(replica, replicas, batch, seed, epoch)):
             if len(arrays[0]) < batch:
+                small += 1
+                if small == MANY:
+                    raise DataError(
+                        f"{stream.source}: gives batches of {len(arrays[0])} examples, which are left out: replica "
+                        f"{replica} of {replicas} needs {batch}; make batches of context.batch examples"
+                    )
                 continue
-            is_empty = False
+            is_empty, small = False, 0
             if left > 0:
                 left -= 1
                 continue

@@ -7,7 +7,7 @@ import glob
 import math
 import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 ENCODINGS = {"float": "float_list", "raw": "bytes_list", "png": "bytes_list"}  # encoding -> kind of feature
+KINDS = {"float32": "float_list", "int64": "int64_list", "string": "bytes_list"}  # dtype -> kind of feature
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
@@ -34,14 +35,20 @@ class Format:
     encoding: str  # one of ENCODINGS
     shape: tuple[int, ...]
     classes: int
+    features: dict[str, ArraySpec]  # by key; empty: the one feature above
+
+    @property
+    def spec(self) -> Any:
+        return self.features or ArraySpec(self.shape, "float32")
 
 
 def tfrecord(
     *,
     train: str,
     evaluate: str,
-    shape: Sequence[int],
     classes: int,
+    shape: Sequence[int] = (),
+    features: Mapping[str, Mapping[str, Any]] | None = None,
     feature: str = "image",
     label: str = "label",
     encoding: str = "float",
@@ -55,8 +62,10 @@ def tfrecord(
     Args:
         train: glob of the files to train on.
         evaluate: glob of the files to evaluate on.
-        shape: of one example's feature.
         classes: labels are 0..classes-1.
+        shape: of one example's feature.
+        features: several features, by their keys, e.g. {"age": {"dtype": "int64", "shape": []}}; in place of `feature`,
+            `shape` and `encoding`.
         feature: key of the feature.
         label: key of the label.
         encoding: "float" (float_list), "raw" (uint8 bytes, scaled to 0..1) or "png" (scaled to 0..1).
@@ -65,12 +74,25 @@ def tfrecord(
         train_examples: expected number of records; a file that is cut off between two records looks complete.
         evaluate_examples: the same for the files to evaluate on.
     """
-    layout = Format(feature, label, encoding, tuple(shape), classes)
+    layout = Format(feature, label, encoding, tuple(shape), classes, _named(features or {}))
     _check_options(layout, compression)
     to_train = _examples(train, layout, option="train", verify=verify, expected=train_examples)
     to_evaluate = _examples(evaluate, layout, option="evaluate", verify=verify, expected=evaluate_examples)
-    spec = Spec(ArraySpec(layout.shape, "float32"), ArraySpec((), "int64"), None, classes)
+    spec = Spec(layout.spec, ArraySpec((), "int64"), None, classes)
     return DataSet(to_train, to_evaluate, spec)
+
+
+def _named(features: Mapping[str, Mapping[str, Any]]) -> dict[str, ArraySpec]:
+    """What `features` says."""
+    named = {}
+    for key, given in features.items():
+        if not isinstance(given, Mapping) or not set(given) <= {"dtype", "shape"} or given.get("dtype") not in KINDS:
+            raise DataError(
+                f"data.options.features.{key}={given}, it must have a dtype, one of {', '.join(KINDS)}, and may have a "
+                f"shape; e.g. data.options.features.{key}={{dtype:float32,shape:[3]}}"
+            )
+        named[str(key)] = ArraySpec(tuple(given.get("shape", ())), given["dtype"])
+    return named
 
 
 def _check_options(layout: Format, compression: str) -> None:
@@ -135,20 +157,33 @@ def _find_problem(record: bytes, layout: Format) -> str | None:
         features = tf.train.Example.FromString(record).features.feature
     except DecodeError:
         return "is not a tf.train.Example; write the file with tf.train.Example(...).SerializeToString()"
-    wanted = (layout.feature, "feature", ENCODINGS[layout.encoding]), (layout.label, "label", "int64_list")
+    wanted = [(key, "features", KINDS[one.dtype]) for key, one in layout.features.items()]
+    wanted = wanted or [(layout.feature, "feature", ENCODINGS[layout.encoding])]
+    wanted.append((layout.label, "label", "int64_list"))
     for key, option, kind in wanted:
         if key not in features:
-            return f"has no feature {key!r}, it holds {sorted(features)}; type data.options.{option}=NAME"
+            return f"has no feature {key!r}, it holds {sorted(features)}; type data.options.{option}={_e_g(option)}"
         actual = features[key].WhichOneof("kind")
         if actual != kind:
             return f"feature {key!r} is {actual or 'empty'}, it must be {kind}; {_advice(option, actual)}"
-    return _find_bad_label(features, layout) or _find_bad_value(features[layout.feature], layout)
+    return _find_bad_label(features, layout) or (
+        next(filter(None, (_find_bad_named(key, features[key], one) for key, one in layout.features.items())), None)
+        if layout.features
+        else _find_bad_value(features[layout.feature], layout)
+    )
+
+
+def _e_g(option: str) -> str:
+    return "{NAME:{dtype:float32,shape:[]}}" if option == "features" else "NAME"
 
 
 def _advice(option: str, actual: str | None) -> str:
     encodings = [encoding for encoding, kind in ENCODINGS.items() if kind == actual]
     if option == "feature" and encodings:
         return f"type data.options.encoding={' or '.join(encodings)}"
+    if option == "features":
+        dtypes = [dtype for dtype, kind in KINDS.items() if kind == actual]
+        return f"type another dtype in data.options.features, e.g. {dtypes[0] if dtypes else 'int64'}"
     return f"type data.options.{option}=NAME of another feature, or write the files again"
 
 
@@ -158,6 +193,17 @@ def _find_bad_label(features: Any, layout: Format) -> str | None:
         return f"feature {layout.label!r} has {len(labels)} values, it must have 1; {AGAIN}"
     if not 0 <= labels[0] < layout.classes:
         return f"label {labels[0]} is not in 0..{layout.classes - 1}; type data.options.classes=COUNT"
+    return None
+
+
+def _find_bad_named(key: str, feature: Any, spec: ArraySpec) -> str | None:
+    values = getattr(feature, KINDS[spec.dtype]).value
+    size = math.prod(size or 1 for size in spec.shape)
+    if len(values) != size:
+        given = f"has {len(values)} values, shape {list(spec.shape)} has {size}"
+        return f"feature {key!r} {given}; type data.options.features.{key}.shape=[...]"
+    if spec.dtype == "float32" and not np.isfinite(values).all():
+        return f"feature {key!r} holds NaN or infinity; remove the record, or replace the value"
     return None
 
 
@@ -195,10 +241,8 @@ def _find_bad_png(content: bytes, layout: Format) -> str | None:
     return None
 
 
-def _fetch(
-    paths: list[Path], layout: Format
-) -> Callable[[tf.Tensor, tuple[tf.Tensor, ...]], tuple[tf.Tensor, tf.Tensor]]:
-    def fetch(indices: tf.Tensor, arrays: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, tf.Tensor]:
+def _fetch(paths: list[Path], layout: Format) -> Callable[[tf.Tensor, tuple[tf.Tensor, ...]], tuple[Any, tf.Tensor]]:
+    def fetch(indices: tf.Tensor, arrays: tuple[tf.Tensor, ...]) -> tuple[Any, tf.Tensor]:
         import tensorflow as tf
 
         places = [tf.gather(array, indices) for array in arrays]
@@ -207,8 +251,12 @@ def _fetch(
         names.set_shape(indices.shape)
         is_float = layout.encoding == "float"
         feature = tf.io.FixedLenFeature(layout.shape if is_float else [], tf.float32 if is_float else tf.string)
-        wanted = {layout.feature: feature, layout.label: tf.io.FixedLenFeature([], tf.int64)}
+        wanted = {key: tf.io.FixedLenFeature(one.shape, one.dtype) for key, one in layout.features.items()}
+        wanted = wanted or {layout.feature: feature}
+        wanted |= {layout.label: tf.io.FixedLenFeature([], tf.int64)}
         parsed = tf.io.parse_example(records, wanted, example_names=names)
+        if layout.features:
+            return {key: parsed[key] for key in layout.features}, parsed[layout.label]
         return _decode(parsed[layout.feature], layout), parsed[layout.label]
 
     return fetch
