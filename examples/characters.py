@@ -1,6 +1,6 @@
 """A language model of characters, trained on the source code of Python's own standard library.
 
-    python -m trainer examples/characters.yaml      1 minute on 2 cores; eval_accuracy 0.44
+    python -m trainer examples/characters.yaml      1 minute on 2 cores; eval_accuracy 0.47
 
 That often the next character is the likeliest one. The data has random access: `Windows` gives one example at a time.
 """

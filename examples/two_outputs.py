@@ -1,6 +1,6 @@
 """Two outputs with losses and metrics of their own: which digit is it, and how much ink has it?
 
-    python -m trainer examples/two_outputs.yaml   half a minute on 2 cores; eval_digit_accuracy 0.91, eval_ink_mae 0.05
+    python -m trainer examples/two_outputs.yaml   half a minute on 2 cores; eval_digit_accuracy 0.92, eval_ink_mae 0.05
 
 The ink is the mean of a picture's pixels, in 0..1.
 """
