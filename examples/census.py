@@ -2,8 +2,8 @@
 
     python -m trainer examples/census.yaml      half a minute on 2 cores; eval_accuracy 0.85, eval_auc 0.90
 
-Published models of this kind reach 0.84 to 0.85. Numbers are normalized and texts looked up inside the model, so the export takes people as they
-are in the file.
+Published models of this kind reach 0.84 to 0.85. Numbers are normalized and texts looked up inside the model, so the
+export takes people as they are in the file.
 """
 
 import csv
