@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import random
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -231,6 +232,41 @@ def test_several_examples_are_read_at_once_where_an_object_can():
     assert first_numbers(batch) == first_numbers(read(opened(Rows()).train, stop=1)[0][1])
 
 
+class Shuffled(keras.utils.PyDataset):
+    """Shuffles its examples after each epoch, and changes them, by the global generators."""
+
+    def __init__(self) -> None:
+        super().__init__(workers=2)
+        self.order = np.arange(COUNT)
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> Any:
+        chosen = self.order[index * 10 : index * 10 + 10]
+        return np.stack([chosen, np.random.random(10) + random.random()], 1), Y[chosen]
+
+    def on_epoch_end(self) -> None:
+        np.random.shuffle(self.order)
+
+
+def test_a_py_dataset_that_shuffles_itself_does_so_alike_in_every_task():
+    def both_replicas() -> list[Any]:
+        np.random.random()  # tasks differ in what they drew before
+        return [batch for one in range(2) for _, batch in read(opened(Shuffled()).train, replica=one, replicas=2)]
+
+    once, again = both_replicas(), both_replicas()
+    assert [batch.features.tolist() for batch in once] == [batch.features.tolist() for batch in again]
+    for epoch in range(2):
+        numbers = [
+            number
+            for first in (0, 8)
+            for batch in once[first:][4 * epoch : 4 * epoch + 4]
+            for number in first_numbers(batch)
+        ]
+        assert len(set(numbers)) == len(numbers) == 48
+
+
 WORDS = np.array(["red", "green", "blue", "none"] * 15)
 
 
@@ -269,6 +305,11 @@ class Csr:
 
     def toarray(self) -> Any:
         return X
+
+
+def too_large(x: tf.Tensor, y: tf.Tensor) -> Any:
+    tf.debugging.assert_less(x[:, 0], tf.cast(49, x.dtype), "x is large")
+    return x, y
 
 
 def ragged(x: tf.Tensor, y: tf.Tensor) -> Any:
@@ -335,6 +376,7 @@ def test_a_source_that_cannot_be_used_is_refused(source, message):
             lambda: lambda context: itertools.repeat((X[:8], Y[:8])),
             "gives batches of 8 .*left out: replica 0 of 1 needs 12; make bat",
         ),
+        (lambda: dataset().map(too_large), "train: InvalidArgumentError: .*assertion failed: .x is large"),
         (lambda: lambda context: [(X[:12], Y[:12]), None], "mine, train: gives a NoneType instead of a batch"),
         (
             lambda: lambda context: [(X[:12], Y[:12]), (X[:12] * np.nan, Y[:12])],

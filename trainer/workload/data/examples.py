@@ -222,4 +222,11 @@ def users_code(source: str) -> Iterator[None]:
         package = str(Path(__file__).parents[2])
         own = [one for one in frames if "site-packages" not in one.filename and not one.filename.startswith(package)]
         place = f"{own[-1].filename}, line {own[-1].lineno}: " if own else ""
-        raise DataError(f"{source}: {place}{type(error).__name__}: {error}") from error
+        raise DataError(f"{source}: {place}{type(error).__name__}: {_without_nodes(error)}") from error
+
+
+def _without_nodes(error: BaseException) -> str:
+    """The message of an error; of one of TensorFlow without the graph."""
+    if not hasattr(error, "node_def"):
+        return str(error)
+    return re.sub(r"\{\{.*?\}\}\s*", "", str(error)).partition("\n")[0]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
+import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -253,10 +255,27 @@ def _batches_of_py_dataset(source: Any, name: str, seed: int) -> Callable[[Strea
         if count is not None:
             order = np.random.default_rng([seed, epoch]).permutation(count).tolist()
         for index in order:
-            yield source[index]
-        source.on_epoch_end()
+            with _drawn_from(seed, epoch, index):
+                batch = source[index]
+            yield batch
+        with _drawn_from(seed, epoch):
+            source.on_epoch_end()
 
     return _shared_out(batches, name)
+
+
+@contextlib.contextmanager
+def _drawn_from(*numbers: int) -> Iterator[None]:
+    """Lets code that draws from the global generators draw the same in every task: each is elsewhere with its own."""
+    states = random.getstate(), np.random.get_state()
+    seed = int(np.random.SeedSequence(numbers).generate_state(1)[0])
+    random.seed(seed)
+    np.random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
 
 
 def _shared_out(batches: Callable[[int], Iterable[Any]], name: str) -> Callable[[StreamContext], Iterable[Batch]]:
