@@ -87,7 +87,14 @@ CONFIGS = {
     "ftrl-everything": OptimizerConfig(Ftrl, 0.1, l1=0.01, **{**EVERYTHING, "schedule": EXPONENTIAL}),
 }
 SCHEDULES = {"exponential": EXPONENTIAL, "staircase": STAIRCASE, "cosine": COSINE, "cosine-warmup": WARMUP}
-every_config = pytest.mark.parametrize("name", [pytest.param(name, id=f"{name}-seed{SEED}") for name in CONFIGS])
+IN_OTHERS = ("adafactor", "adafactor-other-constants", "lamb", "lamb-other-constants", "ftrl", "sgd-groups")  # rules
+every_config = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, id=f"{name}-seed{SEED}", marks=[pytest.mark.long] if name in IN_OTHERS else [])
+        for name in CONFIGS
+    ],
+)
 
 
 @functools.cache
@@ -206,9 +213,7 @@ def test_the_gradients_of_these_tests_reach_the_clip_norm_in_some_steps_only():
     assert 30 < sum(norm > CLIP for norm in norms) < 70
 
 
-@pytest.mark.slow(
-    but=["adam-everything-seed20", "rmsprop-centered-seed20", "adafactor-everything-seed20", "lamb-everything-seed20"]
-)
+@pytest.mark.slow(but=["adam-everything-seed20", "rmsprop-centered-seed20"])
 @every_config
 def test_hundred_updates_equal_keras_and_have_the_same_bits_on_three_shards(name):
     (shard,) = one = trained(name, ONE_SHARD)
