@@ -1,0 +1,158 @@
+"""Opens sources whose batches have an order of their own, as streams."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import itertools
+import random
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from trainer.workload.data.convert import refuse_not_dense, spec_of
+from trainer.workload.data.examples import (
+    ArraySpec,
+    Batch,
+    DataError,
+    Examples,
+    Stream,
+    StreamContext,
+    leaves_of,
+    users_code,
+)
+from trainer.workload.data.streams import ENDS, resized, rows, split, to_elements
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+FIRST = StreamContext(
+    replica=0, replicas=1, batch=8, seed=0, epoch=0, is_training=False
+)  # to see a stream's first batch
+
+
+class Opened(NamedTuple):
+    """A source, and what its examples look like."""
+
+    examples: Examples | Stream
+    spec: Batch  # nests of `ArraySpec`
+
+
+def open_stream(
+    batches: Callable[[StreamContext], Iterable[Batch]], name: str, *, known: Any = None, is_divided: bool = False
+) -> Opened:
+    """Reads a stream's first batch.
+
+    Args:
+        known: the specs of TensorFlow, where there are any: they have None for sizes that differ between batches.
+        is_divided: as in `Stream`.
+    """
+    with users_code(name):
+        first = next(iter(batches(FIRST)), None)
+    if first is None:
+        raise DataError(f"{name}: has no batches; at least one is needed")
+    spec = spec_of(first)
+    if known is not None:
+        shapes = iter([tuple(one.shape[1:]) for _, one in leaves_of(split(known))])
+        spec = spec.map(lambda one: _with_open_sizes(one, next(shapes)))
+    return Opened(Stream(batches, spec, name, is_divided), spec)
+
+
+def _with_open_sizes(spec: ArraySpec, shape: tuple[int | None, ...]) -> ArraySpec:
+    if len(shape) != len(spec.shape):
+        return spec
+    return spec._replace(
+        shape=tuple(None if open is None else size for size, open in zip(spec.shape, shape, strict=True))
+    )
+
+
+def batches_of_function(
+    function: Callable[..., Any], name: str, *, must_end: bool
+) -> Callable[[StreamContext], Iterable[Batch]]:
+    try:
+        inspect.signature(function).bind(FIRST)
+    except TypeError as error:
+        raise DataError(f"{name}: the function must take one argument, the context ({error})") from error
+
+    def open_batches(context: StreamContext) -> Iterator[Batch]:
+        batches = function(context)
+        if is_dataset(batches):
+            check_dataset(batches, name, must_end=must_end)
+            batches = batches.as_numpy_iterator()
+        if not isinstance(batches, Iterable):
+            raise DataError(f"{name}: the function returned a {type(batches).__name__}, not the batches of an epoch")
+        return to_elements(batches, name)
+
+    return open_batches
+
+
+def check_dataset(dataset: tf.data.Dataset, name: str, *, must_end: bool) -> None:
+    import tensorflow as tf
+
+    for spec in tf.nest.flatten(dataset.element_spec):
+        refuse_not_dense(spec, name)
+    if must_end and dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+        raise DataError(f"{name}: has no end, as after repeat(); {ENDS}")
+
+
+def batches_of_dataset(source: Any, name: str) -> Callable[[StreamContext], Iterable[Batch]]:
+    return _shared_out(lambda _: source.as_numpy_iterator(), name)
+
+
+def batches_of_iterable(source: Iterable[Any], name: str) -> Callable[[StreamContext], Iterable[Batch]]:
+    return _shared_out(lambda _: source, name)
+
+
+def batches_of_py_dataset(source: Any, name: str, seed: int) -> Callable[[StreamContext], Iterable[Batch]]:
+    def batches(epoch: int) -> Iterator[Any]:
+        count = source.num_batches
+        order: Iterable[int] = itertools.count()  # without an end
+        if count is not None:
+            order = np.random.default_rng([seed, epoch]).permutation(count).tolist()
+        for index in order:
+            with _drawn_from(seed, epoch, index):
+                batch = source[index]
+            yield batch
+        with _drawn_from(seed, epoch):
+            source.on_epoch_end()
+
+    return _shared_out(batches, name)
+
+
+@contextlib.contextmanager
+def _drawn_from(*numbers: int) -> Iterator[None]:
+    """Lets code that draws from the global generators draw the same in every task: each is elsewhere with its own."""
+    states = random.getstate(), np.random.get_state()
+    seed = int(np.random.SeedSequence(numbers).generate_state(1)[0])
+    random.seed(seed)
+    np.random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+
+
+def _shared_out(batches: Callable[[int], Iterable[Any]], name: str) -> Callable[[StreamContext], Iterable[Batch]]:
+    """Shares the examples of an epoch's batches among the replicas, one by one, in batches of the size they need."""
+
+    def open_batches(context: StreamContext) -> Iterator[Batch]:
+        def own() -> Iterator[Batch]:
+            first = 0  # number of the batch's first example
+            for batch in to_elements(batches(context.epoch), name):
+                count = len(leaves_of(batch)[0][1])
+                chosen = slice((context.replica - first) % context.replicas, None, context.replicas)
+                if len(range(count)[chosen]) > 0:
+                    yield rows(batch, chosen)
+                first += count
+
+        return resized(own(), context.batch, joins=context.is_training)
+
+    return open_batches
+
+
+def is_dataset(source: Any) -> bool:
+    import tensorflow as tf
+
+    return isinstance(source, tf.data.Dataset)
