@@ -92,6 +92,23 @@ def test_the_manifest_describes_the_checkpoint(tmp_path):
     assert found.tensors == shapes_of(tensors_of(1.0))
 
 
+def test_all_checkpoints_have_one_file_of_what_training_never_changes(tmp_path):
+    frozen, folder = tmp_path / "frozen.npz", tmp_path / "checkpoints"
+    np.savez(frozen, **{"frozen/table": np.ones(1000)})
+    writer = checkpoint_writer.Writer(folder, keep=2, shared=[frozen])
+    for step in (1, 2, 3):
+        writer.save(step, 1, FACTS, tensors_of(step))
+    writer.close()
+    paths = [folder / "000000002", folder / "000000003"]
+    best = checkpoint_writer.copy(paths[0], tmp_path / "best", {})
+    assert {(path / "frozen.npz").stat().st_ino for path in [*paths, best]} == {frozen.stat().st_ino}
+    assert frozen.stat().st_nlink == 4
+    checkpoint.verify(checkpoint.read_manifest(best))
+    (best / "frozen.npz").write_bytes(frozen.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match="frozen.npz has"):
+        checkpoint.read_manifest(best)
+
+
 def test_a_checkpoint_is_a_folder_of_two_plain_files(tmp_path):
     assert steps_in(save(tmp_path, 1)) == ["manifest.json", "tensors.npz"]
 

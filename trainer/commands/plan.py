@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.commands.start import Start
@@ -14,10 +16,11 @@ from trainer.launch import progress
 from trainer.launch.describe import describe
 from trainer.launch.processes import isolation
 from trainer.observe.machine import this_machine
-from trainer.plan.description import Description, Question
+from trainer.plan.description import FROZEN_FILE, Description, Question
 from trainer.plan.make import make_plan, with_other_ps
 from trainer.plan.plan import Plan
 from trainer.plan.resolve import resolve_optimizer
+from trainer.storage import initial
 
 if TYPE_CHECKING:
     from trainer.launch.processes.tasks import ProcessTasks
@@ -43,34 +46,43 @@ def run(config: RunConfig, start: Start) -> int:
     return exit_codes.OK
 
 
-def make(config: RunConfig, tasks: ProcessTasks | None = None) -> Plan:
-    """Describes the model, in a process of `tasks` if one is given, and makes the plan."""
+def make(config: RunConfig, store: Path | None = None, tasks: ProcessTasks | None = None) -> Plan:
+    """Describes the model, in a process of `tasks` if one is given, and makes the plan.
+
+    Args:
+        store: a folder for what describing the model leaves for the tasks.
+    """
     child = tasks.describe if tasks and tasks.can_describe else None
-    return make_plan(config, _describe(config, child), this_machine())
+    return make_plan(config, _describe(config, store, child), this_machine())
 
 
-def announce(config: RunConfig, tasks: ProcessTasks | None = None) -> Plan:
-    """Makes the plan of a run, prints it in one line, and writes it where `plan.json` says."""
+def announce(config: RunConfig, store: Path, tasks: ProcessTasks | None = None) -> Plan:
+    """Makes the plan of a run, prints it in one line, and writes it where `plan.json` says; `store` as in `make`."""
     with progress.note("planning: TensorFlow builds the model once"):
-        made = make(config, tasks)
+        made = make(config, store, tasks)
     if config.plan.json is not None:
         from trainer.plan import page
 
         page.write_json(made, config.plan.json)
     print(made.describe(), flush=True)
+    if made.initial:
+        print(made.initial, flush=True)
     return made
 
 
-def _describe(config: RunConfig, child: Callable[[Question], dict[str, Any]] | None = None) -> Description:
+def _describe(
+    config: RunConfig, store: Path | None = None, child: Callable[[Question], dict[str, Any]] | None = None
+) -> Description:
     """Describes the model, and completes the config with the optimizer that it was compiled with."""
-    description = describe(_question(config), child)
+    description = describe(_question(config, store), child)
     if problems := resolve_optimizer(config.optimizer, description.compiled_optimizer):
         raise ConfigError(problems)
     return description
 
 
-def _question(config: RunConfig) -> Question:
-    return Question.about(
+def _question(config: RunConfig, store: Path | None = None) -> Question:
+    """What is asked of the model; a run that resumes takes what its checkpoint has, and no other values."""
+    question = Question.about(
         config.model,
         config.data,
         user=config.user,
@@ -78,3 +90,9 @@ def _question(config: RunConfig) -> Question:
         precision=config.train.precision.value,
         freezes=freezing(config.optimizer),
     )
+    question = replace(question, store=None if store is None else str(store))
+    if (checkpoint := initial.resumed(config)) is None:
+        files = initial.files_of(config.model.init) if config.model.init is not None else ()
+        return replace(question, init=files)
+    frozen = checkpoint / FROZEN_FILE
+    return replace(question, frozen=str(frozen) if frozen.exists() else None)

@@ -17,7 +17,7 @@ from trainer.plan.plan import Plan
 from trainer.storage import resume
 from trainer.storage.atomic import write_atomically
 from trainer.storage.lease import Lease
-from trainer.storage.run_directory import RunDirectory, choose
+from trainer.storage.run_directory import RunDirectory, choose, description_folder
 
 UP = "docker compose -f {} up --abort-on-container-failure"
 
@@ -25,11 +25,12 @@ UP = "docker compose -f {} up --abort-on-container-failure"
 def run(config: RunConfig, start: Start) -> int:
     """Writes the run, or without run=PATH only prints its Compose file; returns 0."""
     config, inputs = with_absolute_paths(config)
-    hosts, plan = host_by_task(config.cluster), make(config)
+    hosts = host_by_task(config.cluster)
     if config.run is None:
-        return show(config, plan, inputs, hosts)
+        return show(config, make(config), inputs, hosts)
     check_readable([*inputs, *config.container.mounts])
-    return write(config, plan, choose(config), inputs, hosts)
+    with description_folder() as described:
+        return write(config, make(config, described), choose(config, described), inputs, hosts)
 
 
 def show(config: RunConfig, plan: Plan, inputs: Sequence[str], hosts: Mapping[str, str]) -> int:

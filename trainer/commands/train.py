@@ -11,7 +11,7 @@ from trainer.faults import exit_codes
 from trainer.launch.processes import launcher
 from trainer.storage.lease import Lease
 from trainer.storage.resume import check_exists, describe_finished
-from trainer.storage.run_directory import choose
+from trainer.storage.run_directory import choose, description_folder
 
 
 def run(config: RunConfig, start: Start) -> int:
@@ -24,9 +24,10 @@ def run(config: RunConfig, start: Start) -> int:
     check_exists(config.resume)
     if config.launch.name is Launch.docker:
         return _run_containers(config, start)
-    with start.tasks(config.launch.warm_minutes or 0.0) as tasks:  # importing TensorFlow overlaps with planning
-        made = plan.announce(config, tasks)
-        return launcher.run(config, made, choose(config), tasks, started_at=start.at)
+    # Importing TensorFlow overlaps with planning.
+    with start.tasks(config.launch.warm_minutes or 0.0) as tasks, description_folder() as described:
+        made = plan.announce(config, described, tasks)
+        return launcher.run(config, made, choose(config, described), tasks, started_at=start.at)
 
 
 def _run_containers(config: RunConfig, start: Start) -> int:
@@ -38,8 +39,9 @@ def _run_containers(config: RunConfig, start: Start) -> int:
     client = connect()
     config, inputs = with_absolute_paths(config)
     check_readable([*inputs, *config.container.mounts])
-    made = plan.announce(config)
-    return containers.run(config, made, choose(config), client, inputs, started_at=start.at)
+    with description_folder() as described:
+        made = plan.announce(config, described)
+        return containers.run(config, made, choose(config, described), client, inputs, started_at=start.at)
 
 
 def _run_task(config: RunConfig) -> NoReturn:
@@ -47,14 +49,15 @@ def _run_task(config: RunConfig) -> NoReturn:
     assert config.job is not None
     assert config.task is not None
     os.environ.setdefault("grpc_proxy", "")  # with http_proxy set, TensorFlow's gRPC would hang
-    made = plan.make(config)
-    task, directory = made.task(config.job, config.task), choose(config)
-    os.environ.update(task.environment(os.environ))
-    gc.disable()  # a task collects from its first step on
-    from trainer.task import process  # imports TensorFlow
+    with description_folder() as described:  # the task removes it: it never returns
+        made = plan.make(config, described)
+        task, directory = made.task(config.job, config.task), choose(config, described)
+        os.environ.update(task.environment(os.environ))
+        gc.disable()  # a task collects from its first step on
+        from trainer.task import process  # imports TensorFlow
 
-    if not task.is_chief:  # only the chief writes
-        process.run_task(config, made, directory, task.job, task.index)
-    with Lease(directory):
-        directory.write_inputs(config, made)
-        process.run_task(config, made, directory, task.job, task.index)
+        if not task.is_chief:  # only the chief writes
+            process.run_task(config, made, directory, task.job, task.index)
+        with Lease(directory):
+            directory.write_inputs(config, made)
+            process.run_task(config, made, directory, task.job, task.index)

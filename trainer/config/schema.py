@@ -163,6 +163,8 @@ class ModelConfig:
 
     name: str = MISSING  # the function
     options: dict[str, Any] = field(default_factory=dict)  # its keyword arguments
+    # initial values of what matches by name and shape: a run directory, a checkpoint, .keras, .weights.h5 or .npz
+    init: str | None = None
     # a name of keras.losses (mean_squared_error, ...) or a function of the file named by user, or a mapping of them by
     # output; default: that of the model's compile(), or sparse_categorical_crossentropy
     loss: Any = None

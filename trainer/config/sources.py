@@ -29,7 +29,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from trainer.config import help_page, keys, yaml_files
+from trainer.config import help_page, keys, user_file, yaml_files
 from trainer.config.cluster_size import parse_size
 from trainer.config.schema import RunConfig
 from trainer.faults.problems import ConfigError, Problem
@@ -272,4 +272,4 @@ def _generate(config_path: str) -> dict[str, Any] | None:
             return None
         return {"name": name, "ps": size.ps, "worker": size.worker, "evaluator": size.evaluator}
     options = _choices(group).get(name)
-    return None if options is None else {"name": name, "options": options}
+    return None if options is None else {"name": name, "options": user_file.options_of(group, options)}

@@ -7,6 +7,7 @@ import ast
 import functools
 import importlib.util
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -35,6 +36,11 @@ def functions(path: str | Path) -> dict[str, dict[str, Any]]:
         elif isinstance(node, ast.ClassDef) and node.bases and not node.name.startswith("_"):
             found[node.name] = _options_of_class(node)
     return found
+
+
+def options_of(group: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What a config may set of a function's options, as a choice of a group; `train` of a model is the data."""
+    return {name: value for name, value in options.items() if (group, name, value) != ("model", "train", MISSING)}
 
 
 def load(path: str | Path) -> ModuleType:

@@ -29,7 +29,9 @@ def describe(question: Question, child: Callable[[Question], dict[str, Any]] | N
     cached = _cache_file(question) if _is_cacheable(question) else None
     try:
         if cached is not None and not is_missing(question.data):  # tasks may have no network to download it
-            return _read(json.loads(cached.read_text()))
+            description = _read(json.loads(cached.read_text()))
+            if question.store is None or not description.frozen.sha256:  # else files must be left
+                return description
     except (OSError, ValueError, KeyError, TypeError):
         pass  # missing, or from another version: ask again
     result = (child or _ask_new_process)(question)
@@ -64,6 +66,8 @@ def _ask_new_process(question: Question) -> dict[str, Any]:
 
 def _is_cacheable(question: Question) -> bool:
     """Whether a question's key covers all that its answer depends on; a user's data function may read any file."""
+    if question.init or question.frozen:
+        return False
     if question.user is None:
         return True
     from trainer.workload.data import DATA_SETS  # imports numpy

@@ -123,7 +123,8 @@ def _why_missing(me: Status, peer: Task, until: str, may_be_silent: bool) -> str
         return None if may_be_silent else "silent; it may be frozen or behind a firewall"
     except (OSError, ValueError) as error:
         return str(error)
-    for key, what in (("config_hash", "config"), ("tensorflow", "TensorFlow"), ("launch", "run")):
+    compared = {"config_hash": "config", "tensorflow": "TensorFlow", "launch": "run", "frozen": "set of frozen weights"}
+    for key, what in compared.items():
         mine = getattr(me, key)
         if page[key] and mine and page[key] != mine:
             raise PeerError(f"{peer.name} at {peer.control} has another {what} ({page[key]}, here {mine})")

@@ -35,6 +35,7 @@ class Status:
     run: str  # path of the run directory
     config_hash: str
     tensorflow: str = ""  # version
+    frozen: str = ""  # digest of what training never changes
     launch: str = ""  # the run directory, where one launcher gave it to all tasks
     # starting, building, roll call, waiting, training, saving, serving, evaluating, exporting, done
     state: str = "starting"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from glob import glob
 from importlib import metadata
 from pathlib import Path
@@ -21,6 +21,10 @@ from trainer.faults.exit_codes import TrainerError
 from trainer.plan.layout import FrozenWeights, Parameter
 
 FORMAT = 6  # of the cached file; raise it when Description changes
+
+# What describing a model leaves for the tasks, in the run directory.
+FROZEN_FILE = "frozen.npz"  # what training never changes; a checkpoint has it too
+INITIAL_FILE = "initial.npz"  # parameters and state, where `model.init` names some
 
 
 class CompiledOptimizer(NamedTuple):
@@ -45,6 +49,7 @@ class Description:
     sums: int = 0  # floats of the metrics' variables
     metrics: tuple[str, ...] = ()  # their names, as evaluations have them beside the loss
     frozen: FrozenWeights = field(default_factory=FrozenWeights)
+    initial: str = ""  # what was loaded of `model.init`, and what was not
     compiled_optimizer: CompiledOptimizer | None = None
     objective: str = ""  # loss and metrics, and where they come from
     flops: int = 0  # floating-point operations of one example's forward pass
@@ -61,6 +66,9 @@ class Question:
     seed: int
     precision: str = "float32"
     freezes: list[dict[str, Any]] = field(default_factory=list)  # groups of parameters, see config/groups.py
+    init: tuple[str, ...] = ()  # files with initial values
+    frozen: str | None = None  # FROZEN_FILE of the checkpoint to resume from, whose values are taken
+    store: str | None = None  # folder for FROZEN_FILE and INITIAL_FILE; none: they are not written
 
     @classmethod
     def about(
@@ -84,7 +92,8 @@ class Question:
         stamps = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
         code = [(str(file), file.stat().st_mtime_ns) for file in sorted(Path(__file__).parents[1].rglob("*.py"))]
         versions = [metadata.version(name) for name in ("keras", "numpy")]
-        inputs = json.dumps([FORMAT, asdict(self), stamps, code, versions], sort_keys=True, default=str)
+        question = asdict(replace(self, store=None))
+        inputs = json.dumps([FORMAT, question, stamps, code, versions], sort_keys=True, default=str)
         return hashlib.sha256(inputs.encode()).hexdigest()
 
 

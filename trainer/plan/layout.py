@@ -46,7 +46,7 @@ class FrozenWeights(NamedTuple):
 
     paths: tuple[str, ...] = ()
     nbytes: int = 0
-    sha256: str = ""  # of their paths, types and values
+    sha256: str = ""  # of their paths, types and values, and of what layers have adapted to
 
 
 class Slice(NamedTuple):

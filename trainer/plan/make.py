@@ -92,6 +92,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         is_stream=description.is_stream,
         frozen=description.frozen,
         groups=_group(config.optimizer, description),
+        initial=description.initial,
     )
 
 

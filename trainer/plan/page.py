@@ -34,6 +34,8 @@ def show(
     console.print(f"[bold]{plan.cluster}[/bold]: {plan.describe()}")
     console.print(plan.objective, markup=False)
     console.print(plan.optimizer, markup=False)
+    if plan.initial:
+        console.print(plan.initial, markup=False)
     for table in (_tasks(plan, console.width), _shards(plan, console.width), *_groups(plan, console.width)):
         console.print(table)
     console.print(_traffic(plan))

@@ -89,6 +89,7 @@ class Plan:
     objective: str = ""  # loss and metrics, and where they come from
     optimizer: str = ""  # and where it comes from
     groups: tuple[Group, ...] = ()  # where optimizer.groups makes several
+    initial: str = ""  # what was loaded of `model.init`, and what was not
 
     @property
     def workers(self) -> tuple[Task, ...]:

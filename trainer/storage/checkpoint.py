@@ -1,6 +1,7 @@
 """Reads checkpoints: tensors by name, in a folder that is complete or does not exist.
 
     <run>/checkpoints/000001200/tensors.npz      parameters/<path>, state/<path>, slots/<slot>/<path>; plain arrays
+    <run>/checkpoints/000001200/frozen.npz       what training never changes, if anything; one file for all checkpoints
     <run>/checkpoints/000001200/manifest.json    step, generation, facts, shapes, sizes, checksums; written last
 
 A checkpoint is written into a hidden folder and put in place by one rename, so its writer may be killed at any moment.
@@ -61,8 +62,15 @@ class Checkpoint:
     facts: dict[str, Any]
     tensors: dict[str, tuple[int, ...]]  # shapes
     dtypes: dict[str, str]
-    nbytes: int  # of tensors.npz
-    sha256: str  # of tensors.npz
+    files: dict[str, File]  # by name; without the manifest
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of a checkpoint."""
+
+    nbytes: int
+    sha256: str
 
 
 def read_manifest(path: Path) -> Checkpoint:
@@ -77,19 +85,21 @@ def read_manifest(path: Path) -> Checkpoint:
         raise CheckpointError(path, "it is not a directory" if path.exists() else "it does not exist")
     with _reading(path, MANIFEST) as file:
         checkpoint = _parse(path, file.read_bytes())
-    with _reading(path, TENSORS) as file:
-        nbytes = file.stat().st_size
-    if nbytes != checkpoint.nbytes:
-        raise CheckpointError(path, f"{TENSORS} has {nbytes} bytes instead of {checkpoint.nbytes}")
+    for name, expected in checkpoint.files.items():
+        with _reading(path, name) as file:
+            nbytes = file.stat().st_size
+        if nbytes != expected.nbytes:
+            raise CheckpointError(path, f"{name} has {nbytes} bytes instead of {expected.nbytes}")
     return checkpoint
 
 
 def verify(checkpoint: Checkpoint) -> None:
-    """Raises a CheckpointError unless the file of tensors has the manifest's checksum."""
-    with _reading(checkpoint.path, TENSORS) as file:
-        sha256 = file_sha256(file)
-    if sha256 != checkpoint.sha256:
-        raise CheckpointError(checkpoint.path, f"{TENSORS} does not match its checksum")
+    """Raises a CheckpointError unless its files have the manifest's checksums."""
+    for name, expected in checkpoint.files.items():
+        with _reading(checkpoint.path, name) as file:
+            sha256 = file_sha256(file)
+        if sha256 != expected.sha256:
+            raise CheckpointError(checkpoint.path, f"{name} does not match its checksum")
 
 
 def newest_valid(folder: Path) -> tuple[Checkpoint | None, list[str]]:
@@ -138,7 +148,7 @@ def check_fits(checkpoint: Checkpoint, expected: Shapes, *, frozen: str = "") ->
     """Raises a CheckpointError unless a checkpoint holds exactly the tensors that a run expects, in their shapes.
 
     Args:
-        frozen: digest of the weights that no checkpoint holds; they must be those of the run that saved it.
+        frozen: digest of what training never changes; it must be that of the run that saved it.
     """
     their_slots, our_slots = _slots(checkpoint.tensors), _slots(expected)
     theirs = {name: shape for name, shape in checkpoint.tensors.items() if _slot(name) in our_slots | {None}}
@@ -195,7 +205,7 @@ def _parse(path: Path, text: bytes) -> Checkpoint:
         raise CheckpointError(path, problem, "use the version that wrote it, or start anew with resume=never")
     if manifest.pop("sha256", None) != manifest_sha256(manifest):
         raise CheckpointError(path, f"{MANIFEST} does not match its own checksum; it was edited or damaged")
-    step, tensors, file = manifest["step"], manifest["tensors"], manifest["files"][TENSORS]
+    step, tensors, files = manifest["step"], manifest["tensors"], manifest["files"]
     if FINISHED.fullmatch(path.name) and int(path.name) != step:
         raise CheckpointError(path, f"it holds step {step}", f"rename it to {step:09d}")
     return Checkpoint(
@@ -205,8 +215,9 @@ def _parse(path: Path, text: bytes) -> Checkpoint:
         facts=manifest["facts"],
         tensors={name: tuple(tensor["shape"]) for name, tensor in tensors.items()},
         dtypes={name: tensor["dtype"] for name, tensor in tensors.items()},
-        nbytes=file["bytes"],
-        sha256=file["sha256"],
+        files={
+            name: File(files[name]["bytes"], files[name]["sha256"]) for name in (TENSORS, *(files.keys() - {TENSORS}))
+        },
     )
 
 

@@ -6,11 +6,13 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from trainer.config.words import count, size
 from trainer.faults.failpoints import reach
+from trainer.plan.description import FROZEN_FILE
 from trainer.storage.atomic import link_or_copy, new_folder, remove_folder, remove_leftovers, write_synced
 from trainer.storage.checkpoint import (
     FORMAT,
@@ -40,6 +42,7 @@ def write(
     *,
     keep: int,
     release: Release = lambda due: due,
+    shared: Sequence[Path] = (),
 ) -> Path:
     """Saves a checkpoint unless a valid one of that step exists; returns its folder, and removes what is not needed.
 
@@ -48,6 +51,7 @@ def write(
 
     Args:
         release: chooses which of the steps that are due are removed; by default all.
+        shared: files that all checkpoints of the run have, as hard links where the file system has them.
 
     Raises:
         OSError: if the disk fails or is full; earlier checkpoints are untouched, and nothing temporary stays.
@@ -59,7 +63,7 @@ def write(
         if not is_valid(path):
             remove_folder(path)
             _check_room(folder, tensors)
-            _save(path, {"step": step, "generation": generation, "facts": facts}, tensors)
+            _save(path, {"step": step, "generation": generation, "facts": facts}, tensors, shared)
     except OSError as error:
         problem = f"the checkpoint of step {step} was not saved ({error.strerror or error}); earlier ones are untouched"
         raise OSError(error.errno, problem, str(path)) from error
@@ -98,7 +102,7 @@ def copy(source: Path, folder: Path, notes: Mapping[str, str]) -> Path:
     remove_leftovers(folder)
     remove_folder(path)
     with new_folder(path) as temporary:
-        for name in (TENSORS, MANIFEST):
+        for name in (TENSORS, *([FROZEN_FILE] if (source / FROZEN_FILE).exists() else []), MANIFEST):
             link_or_copy(source / name, temporary / name)
         for name, text in notes.items():
             write_synced(temporary / name, text)
@@ -121,9 +125,12 @@ def prune(folder: Path, step: int, keep: int, release: Release = lambda due: due
 class Writer:
     """Saves checkpoints in a background thread, one at a time."""
 
-    def __init__(self, folder: Path, *, keep: int, release: Release = lambda due: due) -> None:
-        """`keep` and `release` are those of `write`."""
-        self._folder, self._keep, self._release = folder, keep, release
+    def __init__(
+        self, folder: Path, *, keep: int, release: Release = lambda due: due, shared: Sequence[Path] = ()
+    ) -> None:
+        """`keep`, `release` and `shared` are those of `write`."""
+        self._folder = folder
+        self._options: dict[str, Any] = {"keep": keep, "release": release, "shared": shared}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._in_flight: Future[None] | None = None
 
@@ -161,7 +168,7 @@ class Writer:
 
     def _write(self, step: int, generation: int, facts: Facts, tensors: Tensors, on_error: OnError | None) -> None:
         try:
-            write(self._folder, step, generation, facts, tensors, keep=self._keep, release=self._release)
+            write(self._folder, step, generation, facts, tensors, **self._options)
         except OSError as error:
             if on_error is None:
                 raise
@@ -181,14 +188,31 @@ def _free_bytes(folder: Path) -> int | None:
     return usage.free if usage.total else None
 
 
-def _save(path: Path, manifest: dict[str, Any], tensors: Tensors) -> None:
+def _save(path: Path, manifest: dict[str, Any], tensors: Tensors, shared: Sequence[Path]) -> None:
     with new_folder(path) as temporary:
         _write_tensors(temporary / TENSORS, tensors)
-        file = {"bytes": (temporary / TENSORS).stat().st_size, "sha256": file_sha256(temporary / TENSORS)}
+        for file in shared:
+            link_or_copy(file, temporary / file.name)
+        files = {TENSORS: _describe(temporary / TENSORS), **{file.name: _describe_shared(file) for file in shared}}
         shapes = {name: {"shape": value.shape, "dtype": value.dtype.name} for name, value in tensors.items()}
         reach("save-data", manifest["step"])
-        _write_manifest(temporary / MANIFEST, {**manifest, "tensors": shapes, "files": {TENSORS: file}})
+        _write_manifest(temporary / MANIFEST, {**manifest, "tensors": shapes, "files": files})
         reach("save-manifest", manifest["step"])
+
+
+def _describe(file: Path) -> dict[str, Any]:
+    """Its entry in a manifest."""
+    return {"bytes": file.stat().st_size, "sha256": file_sha256(file)}
+
+
+def _describe_shared(file: Path) -> dict[str, Any]:
+    """The same of a file that all checkpoints have; it is read once."""
+    return _describe_unchanged(file, file.stat().st_ino, file.stat().st_mtime_ns)
+
+
+@cache
+def _describe_unchanged(file: Path, _inode: int, _mtime_ns: int) -> dict[str, Any]:
+    return _describe(file)
 
 
 def _write_tensors(file: Path, tensors: Tensors) -> None:

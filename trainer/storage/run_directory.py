@@ -1,9 +1,11 @@
 """The folder of one run: its config and plan, and everything that the run writes."""
 
+import filecmp
 import hashlib
 import json
 import secrets
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,16 +17,20 @@ import yaml
 from omegaconf import OmegaConf
 
 from trainer.config.schema import RunConfig
+from trainer.plan.description import FROZEN_FILE, INITIAL_FILE
 from trainer.plan.plan import Plan
 from trainer.plan.serialize import to_json
-from trainer.storage.atomic import write_atomically
+from trainer.storage.atomic import link_or_copy, write_atomically
+
+DESCRIBED = "trainer-"  # names of temporary folders begin so
 
 
 class RunDirectory:
     """Paths of a run's files; reads and writes config, plan and generation."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, described: Path | None = None) -> None:
+        """`described` holds what describing the model left, until `write_inputs` gives it its place."""
+        self.path, self._described = path, described
         self.config = path / "config.yaml"
         self.plan = path / "plan.json"
         self.status = path / "status.json"
@@ -41,6 +47,8 @@ class RunDirectory:
         self.evaluations = path / "evaluations.jsonl"  # an evaluator task writes this and best/
         self.best = path / "best"
         self.export = path / "export"
+        self.frozen = (described or path) / FROZEN_FILE  # what training never changes
+        self.initial = (described or path) / INITIAL_FILE  # first values that the model's own function does not give
 
     def write_inputs(self, config: RunConfig, plan: Plan) -> None:
         """Writes the config and the plan for the tasks, and removes an earlier run's reports."""
@@ -49,10 +57,29 @@ class RunDirectory:
         shutil.rmtree(self.path / "placement", ignore_errors=True)
         for name in ("placement.json", "placement.html"):
             (self.path / name).unlink(missing_ok=True)
+        self._take_described()
         loaded, _ = self._read_generation()
         write_atomically(self.generation, json.dumps({"loaded": loaded, "launched_at": loaded}))
         write_atomically(self.config, yaml.safe_dump(to_json(config), sort_keys=False))
         write_atomically(self.plan, json.dumps(plan.to_json(), indent=1))
+
+    def _take_described(self) -> None:
+        """Replaces the files that describing the model left, for an earlier launch may have had others."""
+        if self._described is None:
+            return
+        for name in (FROZEN_FILE, INITIAL_FILE):
+            old, new = self.path / name, self._described / name
+            if old.exists() and new.exists() and filecmp.cmp(old, new, shallow=False):
+                continue  # its other names are in checkpoints
+            old.unlink(missing_ok=True)
+            if new.exists():
+                link_or_copy(new, old)
+        self.frozen, self.initial = self.path / FROZEN_FILE, self.path / INITIAL_FILE
+
+    def discard_described(self) -> None:
+        """Removes what describing the model left, where no launcher does."""
+        if self._described is not None:
+            shutil.rmtree(self._described, ignore_errors=True)
 
     def has_loaded(self) -> bool:
         """Whether this launch of the run has already loaded a state."""
@@ -79,6 +106,13 @@ class RunDirectory:
         return Plan.from_json(json.loads(self.plan.read_text()))
 
 
+@contextmanager
+def description_folder() -> Iterator[Path]:
+    """A folder for what describing a model leaves, until the run directory has it."""
+    with tempfile.TemporaryDirectory(prefix=DESCRIBED) as folder:
+        yield Path(folder)
+
+
 @cache
 def typed_config() -> Any:
     """What a run's config is merged into, which makes its values Python's; never changed."""
@@ -95,10 +129,10 @@ def with_remedy(path: Path) -> Iterator[None]:
         raise OSError(f"{path}: {problem}; choose another with run=PATH") from error
 
 
-def choose(config: RunConfig) -> RunDirectory:
+def choose(config: RunConfig, described: Path | None = None) -> RunDirectory:
     """Returns the directory that the config names, or makes a new one under runs/ that no other run shares."""
     if config.run is not None:
-        return RunDirectory(Path(config.run).resolve())
+        return RunDirectory(Path(config.run).resolve(), described)
     started = time.strftime("%Y%m%d-%H%M%S")
     while True:
         name = f"{config.name}-{config.cluster.name}-{started}-{secrets.token_hex(2)}"
@@ -108,7 +142,7 @@ def choose(config: RunConfig) -> RunDirectory:
                 path.mkdir(parents=True)
             except FileExistsError:
                 continue
-        return RunDirectory(path)
+        return RunDirectory(path, described)
 
 
 def config_hash(config: RunConfig) -> str:

@@ -21,6 +21,7 @@ LINGER_SECS = 0.3
 
 def run(context: Context) -> bool:
     """Serves the shards of a parameter server to the end of the run; the workers decide when that is."""
+    context.directory.discard_described()
     wait_for_goodbyes(start(context))
     time.sleep(LINGER_SECS)
     return False

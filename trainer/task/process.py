@@ -80,7 +80,9 @@ def _run(config: RunConfig, plan: Plan, directory: RunDirectory, task: Task) -> 
 
 def _make_context(config: RunConfig, plan: Plan, directory: RunDirectory, task: Task) -> Context:
     run = str(directory.path)
-    status = Status(task.job, task.index, run, config_hash(config), tensorflow=tf.version.VERSION)
+    status = Status(
+        task.job, task.index, run, config_hash(config), tensorflow=tf.version.VERSION, frozen=plan.frozen.sha256
+    )
     if config.job is None:
         status.launch = run
 

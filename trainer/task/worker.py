@@ -81,7 +81,8 @@ def _train(context: Context, strategy: Any = None) -> bool:
     config, plan, task = context.config, context.plan, context.task
     context.status.state = "building"
     # The chief loads the values, and writes the trained model.
-    workload = open_workload(config, plan, with_values=task.is_chief)
+    workload = open_workload(config, plan, context.directory.frozen, with_values=task.is_chief)
+    context.directory.discard_described()
     _check_planned(plan, parameters_of(workload.model, config.train.precision.value, plan.frozen.paths))
     engine = make_engine(context, workload, strategy)
     evaluator = None

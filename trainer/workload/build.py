@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import keras
@@ -17,14 +18,18 @@ from trainer.config.schema import RunConfig
 from trainer.plan.layout import Parameter
 from trainer.plan.plan import Plan
 from trainer.workload import frozen as frozen_weights
-from trainer.workload import loss_scale, step
+from trainer.workload import loss_scale, step, weights
+from trainer.workload.adapting import Adapting
 from trainer.workload.compiling import Wanted, make_objective
 from trainer.workload.data import DATA_SETS, DataError, DataSet, open_data
 from trainer.workload.data.examples import ArraySpec, Spec, map_nest
+from trainer.workload.data.pipeline import feature_batches
 from trainer.workload.models import MODELS
 from trainer.workload.objective import Objective, no_values
 
 SAME_WEIGHTS = "its function must return the same ones in every task, e.g. load them from one file"
+TRAIN = "train"  # an argument of a model's function: the features to adapt layers to
+POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 SCALED = "mixed_float16"  # the precision that needs a loss scale
 
 
@@ -49,6 +54,7 @@ def build_model(
     precision: str = "float32",
     with_values: bool = True,
     freezes: Sequence[Mapping[str, Any]] = (),
+    adapting: Adapting | None = None,
 ) -> keras.Model:
     """Builds the model of that name for a data set, with its first weights drawn from `seed`.
 
@@ -57,6 +63,7 @@ def build_model(
         with_values: whether the variables of a built-in model are given values, which takes most of the time. Those of
             a user's model are: its function may read or replace them.
         freezes: which parameters are frozen, as `config.groups.freezing` gives them.
+        adapting: what layers learn when the function adapts them; they do it anew without it.
 
     Raises:
         ValueError: if there is none, it does not take these options, it returns no Keras model, or the model trains
@@ -68,17 +75,18 @@ def build_model(
         near = difflib.get_close_matches(name, MODELS, n=1) or list(MODELS)[:1]
         raise ValueError(f"model.name={name} is not a model; available: {', '.join(MODELS)}; did you mean {near[0]}?")
     arguments = _arguments(function, data.spec)
+    given = {TRAIN: feature_batches(data.train, data.spec.features, seed=seed)} if TRAIN in _required(function) else {}
     try:
-        inspect.signature(function).bind(*arguments, **options)
+        inspect.signature(function).bind(*arguments, **given, **options)
     except TypeError as error:
-        allowed = ", ".join(list(inspect.signature(function).parameters)[len(arguments) :]) or "none"
-        raise ValueError(f"model.options of {name}: {error}; allowed: {allowed}") from error
+        allowed = [one for one in list(inspect.signature(function).parameters)[len(arguments) :] if one not in given]
+        raise ValueError(f"model.options of {name}: {error}; allowed: {', '.join(allowed) or 'none'}") from error
     keras.utils.set_random_seed(seed)
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(precision)
     try:
-        with nullcontext() if with_values or of_user else no_values():
-            model = function(*arguments, **options)
+        with nullcontext() if with_values or of_user else no_values(), (adapting or Adapting()).during():
+            model = function(*arguments, **given, **options)
         if not isinstance(model, keras.Model):
             raise ValueError(f"model {name} returned a {type(model).__name__}; return a keras.Model")
         _check_trains_as_keras(model)
@@ -103,16 +111,19 @@ def _check_trains_as_keras(model: keras.Model) -> None:
 
 def _arguments(function: Callable[..., Any], spec: Spec) -> list[Any]:
     """What a model's function is called with besides its options: nothing, the spec, or input_shape and classes."""
-    required = [
-        parameter
-        for parameter in inspect.signature(function).parameters.values()
-        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is parameter.empty
-    ]
-    if inspect.isclass(function) and [parameter.name for parameter in required] != ["spec"]:
+    required = [name for name, kind in _required(function).items() if kind is POSITIONAL and name != TRAIN]
+    if inspect.isclass(function) and required != ["spec"]:
         return []
     if len(required) < 2:
         return [spec] * len(required)
     return [spec.input_shape, spec.classes]
+
+
+def _required(function: Callable[..., Any]) -> dict[str, Any]:
+    """The arguments that a function cannot be called without, and their kinds."""
+    parameters = inspect.signature(function).parameters.values()
+    named = (POSITIONAL, inspect.Parameter.KEYWORD_ONLY)
+    return {one.name: one.kind for one in parameters if one.kind in named and one.default is one.empty}
 
 
 def _one_example(spec: ArraySpec) -> Any:
@@ -131,12 +142,17 @@ class Workload(NamedTuple):
     frozen: Mapping[str, np.ndarray]
 
 
-def open_workload(config: RunConfig, plan: Plan, *, with_values: bool = True) -> Workload:
+def open_workload(config: RunConfig, plan: Plan, file: Path | None = None, *, with_values: bool = True) -> Workload:
     """The model, the data and the objective of a run; `with_values` as in `build_model`.
 
+    Args:
+        file: what training never changes, if it was written; else the model's function is taken at its word.
+
     Raises:
-        DataError: if the frozen weights are not those that were planned.
+        DataError: if that is not what was planned.
     """
+    frozen = frozen_weights.read(file) if plan.frozen.sha256 and file and file.exists() else None
+    adapting = Adapting(frozen.adapted if frozen else None)
     data = open_data_set(config.data.name, config.data.options, seed=config.seed, user_file=config.user)
     named = config.model
     model = build_model(
@@ -148,12 +164,15 @@ def open_workload(config: RunConfig, plan: Plan, *, with_values: bool = True) ->
         precision=config.train.precision.value,
         with_values=with_values or bool(plan.frozen.paths),
         freezes=freezing(config.optimizer),
+        adapting=adapting,
     )
+    if frozen:
+        weights.assign(model, frozen.weights)
     wanted = Wanted.of(asdict(named))
     size, planned = plan.shards[0].sums, plan.frozen
     objective = open_objective(model, data, wanted, user_file=config.user, size=size, frozen=planned.paths)
     values = frozen_weights.values_of(model, planned.paths)
-    if frozen_weights.describe(values) != planned:
+    if frozen_weights.describe(values, adapting.states) != planned:
         raise DataError(f"model {named.name}: its frozen weights differ from the planned ones; {SAME_WEIGHTS}")
     return Workload(model, data, objective, values)
 

@@ -1,13 +1,15 @@
 """Describes a model and its data to the planner, in a process that may import TensorFlow."""
 
 import traceback
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from trainer.faults import exit_codes
 from trainer.faults.exit_codes import exit_code_of
-from trainer.plan.description import Description, Question
-from trainer.plan.layout import FrozenWeights
+from trainer.faults.problems import ConfigError
+from trainer.plan.description import FROZEN_FILE, INITIAL_FILE, Description, Question
 from trainer.plan.serialize import to_json
 from trainer.workload.error_text import one_paragraph
 
@@ -24,6 +26,8 @@ def answer(question: Question) -> dict[str, Any]:
         return {"description": to_json(_describe(question))}
     except DataError as error:
         return {"failure": str(error), "exit_code": error.exit_code}
+    except ConfigError as error:
+        return {"problem": asdict(error.problems[0])}
     except ValueError as error:
         if _place_in(question.user, error) is not None:
             return _failure(error, question.user)  # an error of the user's code, not of the command
@@ -35,15 +39,17 @@ def answer(question: Question) -> dict[str, Any]:
 
 
 def _describe(question: Question) -> Description:
-    from trainer.workload import build, compiled_optimizer, step, trial
+    from trainer.workload import build, compiled_optimizer, frozen, step, trial, weights
+    from trainer.workload.adapting import Adapting
     from trainer.workload.compiling import Wanted
     from trainer.workload.data.examples import Stream, count_of
-    from trainer.workload.frozen import find
     from trainer.workload.models import MODELS
     from trainer.workload.models.flops import flops_of
 
     named, data, user = question.model, question.data, question.user
     has_values = question.freezes != [] or (user is not None and named["name"] not in MODELS)
+    stored = frozen.read(Path(question.frozen)) if question.frozen else None
+    adapting = Adapting(stored.adapted if stored else None)
     with compiled_optimizer.noted():
         data_set = build.open_data_set(data["name"], data["options"], seed=question.seed, user_file=user)
         model = build.build_model(
@@ -53,20 +59,27 @@ def _describe(question: Question) -> Description:
             seed=question.seed,
             user_file=user,
             precision=question.precision,
-            with_values=has_values,
+            with_values=has_values or bool(question.init),
             freezes=question.freezes,
+            adapting=adapting,
         )
     if not model.trainable_variables:
         reason = ": optimizer.groups freezes them" if question.freezes else ""
         raise ValueError(f"model {named['name']} has no trainable variables{reason}, so there is nothing to train")
+    initial = weights.load(model, question.init) if question.init else ""
+    if stored:
+        weights.assign(model, stored.weights)
     optimizer = compiled_optimizer.read(model)  # before the objective compiles it again
     wanted = Wanted.of(named)
     objective = build.open_objective(model, data_set, wanted, user_file=user)
     trial.run(objective, data_set, has_values=has_values)
-    frozen = find(objective, data_set.spec) if has_values else FrozenWeights()  # built-in models have none of their own
+    unchanged = frozen.find(objective, data_set.spec) if has_values else []  # built-in models have none of their own
+    values = frozen.Frozen(frozen.values_of(model, unchanged), adapting.states)
+    if question.store:
+        _store(Path(question.store), values, step.initial_values(model, unchanged) if initial else {})
     flops = flops_of(model, data_set.spec.features)
     return Description(
-        parameters=tuple(build.parameters_of(model, question.precision, frozen.paths)),
+        parameters=tuple(build.parameters_of(model, question.precision, unchanged)),
         classes=data_set.spec.classes,
         train_examples=count_of(data_set.train),
         evaluate_examples=count_of(data_set.evaluate),
@@ -75,12 +88,25 @@ def _describe(question: Question) -> Description:
         layers=tuple(step.layers_of(model)),
         sums=objective.size,
         metrics=objective.metric_names(),
-        frozen=frozen,
+        frozen=frozen.describe(*values),
+        initial=initial,
         compiled_optimizer=optimizer,
         objective=objective.text,
         flops=flops.forward,
         uncounted=flops.uncounted,
     )
+
+
+def _store(folder: Path, frozen: Any, initial: Mapping[str, Any]) -> None:
+    """Leaves what tasks would have to find out again, each for itself."""
+    import numpy as np
+
+    from trainer.workload.frozen import write
+
+    if any(frozen):
+        write(folder / FROZEN_FILE, frozen)
+    if initial:
+        np.savez(folder / INITIAL_FILE, **initial)
 
 
 def _place_in(user: str | None, error: BaseException | None) -> tuple[traceback.FrameSummary, BaseException] | None:

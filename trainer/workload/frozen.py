@@ -1,13 +1,15 @@
-"""Weights that training never changes: those of frozen layers, and what a Normalization has adapted to.
+"""What training never changes: the weights of frozen layers, and what preprocessing layers have adapted to.
 
-Each task that computes has them from the model that it builds. No vector holds them, so they do not travel.
+The process that describes the model writes it to a file of the run, from which each task that computes takes it. No
+vector holds it, so it does not travel; checkpoints have the file too.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -16,8 +18,19 @@ import tensorflow as tf
 from trainer.config.groups import is_frozen
 from trainer.plan.layout import FrozenWeights
 from trainer.workload import step
+from trainer.workload.adapting import State
 from trainer.workload.data.examples import Spec, map_nest
 from trainer.workload.objective import Objective
+from trainer.workload.weights import read_npz
+
+WEIGHTS, ADAPTED = "frozen/", "adapted/"  # names in the file begin so
+
+
+class Frozen(NamedTuple):
+    """What the file holds."""
+
+    weights: Mapping[str, np.ndarray]  # by path
+    adapted: Sequence[State]  # of layers, in the order in which they were adapted
 
 
 def freeze(model: keras.Model, freezing: Sequence[Mapping[str, Any]]) -> None:
@@ -36,7 +49,7 @@ def freeze(model: keras.Model, freezing: Sequence[Mapping[str, Any]]) -> None:
             variable.trainable = False
 
 
-def find(objective: Objective, spec: Spec) -> FrozenWeights:
+def find(objective: Objective, spec: Spec) -> list[str]:
     """The non-trainable variables that a step in training leaves as they are; the step is traced, not computed."""
     model = objective.model
     options = {"training": True} if step.takes_training(model) else {}
@@ -55,7 +68,7 @@ def find(objective: Objective, spec: Spec) -> FrozenWeights:
         ]
         features = map_nest(lambda one: tf.TensorSpec([None, *one.shape], one.dtype), spec.features)
         tf.function(forward, autograph=False).get_concrete_function(*specs, features)
-    return describe(values_of(model, unchanged))
+    return [v.path for v in model.variables if v.path in unchanged]
 
 
 def values_of(model: keras.Model, paths: Collection[str]) -> dict[str, np.ndarray]:
@@ -63,10 +76,31 @@ def values_of(model: keras.Model, paths: Collection[str]) -> dict[str, np.ndarra
     return {v.path: np.asarray(v.numpy()) for v in model.variables if v.path in paths}
 
 
-def describe(values: Mapping[str, np.ndarray]) -> FrozenWeights:
+def describe(values: Mapping[str, np.ndarray], adapted: Sequence[State] = ()) -> FrozenWeights:
     digest = hashlib.sha256()
-    for path, value in sorted(values.items()):
+    for path, value in [*sorted(values.items()), *_named(adapted).items()]:
         digest.update(f"{path} {value.dtype} {value.shape} ".encode())
         digest.update(np.ascontiguousarray(value).tobytes())
     nbytes = sum(value.nbytes for value in values.values())
-    return FrozenWeights(tuple(values), nbytes, digest.hexdigest() if values else "")
+    return FrozenWeights(tuple(values), nbytes, digest.hexdigest() if values or adapted else "")
+
+
+def write(file: Path, frozen: Frozen) -> None:
+    arrays: dict[str, Any] = {f"{WEIGHTS}{path}": value for path, value in frozen.weights.items()}
+    np.savez(file, **arrays, **_named(frozen.adapted))
+
+
+def read(file: Path) -> Frozen:
+    weights: dict[str, np.ndarray] = {}
+    adapted: dict[int, dict[str, np.ndarray]] = {}
+    for name, value in read_npz(file).items():
+        if name.startswith(WEIGHTS):
+            weights[name.removeprefix(WEIGHTS)] = value
+        else:
+            _, number, of_layer = name.split("/", 2)
+            adapted.setdefault(int(number), {})[of_layer] = value
+    return Frozen(weights, [adapted[number] for number in sorted(adapted)])
+
+
+def _named(adapted: Sequence[State]) -> dict[str, Any]:
+    return {f"{ADAPTED}{number}/{name}": value for number, one in enumerate(adapted) for name, value in one.items()}

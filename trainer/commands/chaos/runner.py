@@ -25,7 +25,7 @@ from trainer.launch.processes import launcher
 from trainer.launch.processes.tasks import ProcessTasks
 from trainer.plan.plan import Plan
 from trainer.storage.atomic import write_atomically
-from trainer.storage.run_directory import RunDirectory, choose
+from trainer.storage.run_directory import RunDirectory, choose, description_folder
 
 UNBROKEN = "unbroken"
 NOT_AS_PROMISED = 1  # exit code
@@ -40,9 +40,9 @@ def run(config: RunConfig, start: Start) -> int:
         0 if every run under faults finished as promised.
     """
     config = adapted(config)
-    with ProcessTasks() as tasks:  # one for all runs
-        plan, path = announce(config, tasks), choose(config).path
-        runner = _Runner(config, plan, path, tasks)
+    with ProcessTasks() as tasks, description_folder() as described:  # one for all runs
+        plan, path = announce(config, described, tasks), choose(config).path
+        runner = _Runner(config, plan, path, described, tasks)
         print(path, flush=True)
         code = runner.soak() if config.chaos.minutes else runner.compare()
         return code or runner.show()
@@ -51,8 +51,9 @@ def run(config: RunConfig, start: Start) -> int:
 class _Runner:
     """The runs of one command, one after the other."""
 
-    def __init__(self, config: RunConfig, plan: Plan, path: Path, tasks: ProcessTasks) -> None:
+    def __init__(self, config: RunConfig, plan: Plan, path: Path, described: Path, tasks: ProcessTasks) -> None:
         self._config, self._plan, self._path, self._tasks = config, plan, path, tasks
+        self._described = described
         self._crew = FaultTargets.of(config)
         self._outcomes: list[FaultOutcome] = []
 
@@ -153,7 +154,7 @@ class _Runner:
 
     def _run(self, name: str, injector: FaultInjector | None) -> int:
         """Trains in a folder of its own; what a launcher says goes to a file there."""
-        directory = RunDirectory(self._path / name)
+        directory = RunDirectory(self._path / name, self._described)
         directory.path.mkdir(parents=True, exist_ok=True)
         config = copy.deepcopy(self._config)
         config.run = str(directory.path)

@@ -189,7 +189,7 @@ def _check_function(
         message = f"{group}={choice} has the options of {chosen['name']}, not of {name}"
         yield Problem(key, message, f"{group}={name}")
     else:
-        declared = functions.get(name, {}) | chosen.get("options", {})
+        declared = user.options_of(group, functions.get(name, {})) | chosen.get("options", {})
         yield from _check_options(group, name, section.options, declared)
 
 

@@ -12,6 +12,7 @@ from pathlib import PurePath
 
 from trainer.config.schema import RunConfig
 from trainer.plan.addresses import CONTROL_PORT_OFFSET, USUAL_PORT
+from trainer.plan.description import FROZEN_FILE
 from trainer.plan.devices import of_task
 from trainer.plan.environment import CONTROL, QUIET
 from trainer.plan.plan import Plan, Task
@@ -105,7 +106,7 @@ def container_specs(
             is_our_image=config.container.image is None,
             arguments=(INSIDE, task.job, str(task.index)),
             environment={CONTROL: task_inside.control} | task_inside.environment() | QUIET,
-            mounts=tuple(_mounts(config, task, run, inputs)),
+            mounts=tuple(_mounts(config, plan, task, run, inputs)),
             gpus=task.gpus,
             memory_mib=of_task(config.container.memory_mib, task.job, task.index),
             cpus=of_task(config.container.cpus, task.job, task.index),
@@ -118,10 +119,11 @@ def container_specs(
     ]
 
 
-def _mounts(config: RunConfig, task: Task, run: str, inputs: Sequence[str]) -> Iterator[Mount]:
-    if _writes(config, task):
+def _mounts(config: RunConfig, plan: Plan, task: Task, run: str, inputs: Sequence[str]) -> Iterator[Mount]:
+    writes = _writes(config, task)
+    if writes:
         yield Mount(run, INSIDE, is_writable=True)
-    for name in ("config.yaml", "plan.json"):
+    for name in ("config.yaml", "plan.json", *([FROZEN_FILE] if plan.frozen.sha256 and not writes else [])):
         yield Mount(f"{run}/{name}", f"{INSIDE}/{name}")
     for path in dict.fromkeys([*config.container.mounts, *inputs]):
         yield Mount(path, path)

@@ -143,19 +143,23 @@ def _log_and_continue(error: OSError) -> None:
     _log.warning("%s: %s; training continues until the next save is due", error.filename, error.strerror)
 
 
-def _make_writer(config: RunConfig, directory: RunDirectory, *, is_read: bool) -> checkpoint_writer.Writer:
+def _make_writer(
+    config: RunConfig, directory: RunDirectory, *, has_frozen: bool, is_read: bool
+) -> checkpoint_writer.Writer:
     """The writer of the run's checkpoints.
 
     Args:
+        has_frozen: whether there is something that training never changes.
         is_read: whether an evaluator task scores each of them, and they stay until it has.
     """
     keep = config.checkpoint.keep
+    shared = [directory.frozen] if has_frozen and directory.frozen.exists() else []
     if not is_read:
-        return checkpoint_writer.Writer(directory.checkpoints, keep=keep)
+        return checkpoint_writer.Writer(directory.checkpoints, keep=keep, shared=shared)
     # A launcher ends the run when the evaluator fails; without a launcher the disk could fill up.
     at_most = None if config.job is None else evaluations.WAITING_AT_MOST
     release = evaluations.release_when_scored(directory.evaluations, waiting_at_most=at_most)
-    return checkpoint_writer.Writer(directory.checkpoints, keep=keep, release=release)
+    return checkpoint_writer.Writer(directory.checkpoints, keep=keep, release=release, shared=shared)
 
 
 @dataclass(frozen=True)
@@ -234,7 +238,8 @@ def assemble(
 ) -> Chief:
     """Opens the run's files, makes the chief's actions and reports what an earlier chief did not."""
     config, directory = context.config, context.directory
-    writer = _make_writer(config, directory, is_read=evaluator is None)
+    has_frozen = bool(context.plan.frozen.sha256)
+    writer = _make_writer(config, directory, has_frozen=has_frozen, is_read=evaluator is None)
     saver = Saver(context, writer, engine.generation)
     history, events = History(directory.history, start=start.step), Events(directory.events, start=start.step)
     report = Report(

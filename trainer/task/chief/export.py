@@ -11,6 +11,8 @@ import numpy as np
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.task.evaluator.score import evaluated
 from trainer.workload import loss_scale
+from trainer.workload.step import is_seed
+from trainer.workload.weights import assign
 
 _log = logging.getLogger(__name__)
 
@@ -24,19 +26,17 @@ def params_sha256(snapshot: Snapshot) -> str:
 
 
 def export(snapshot: Snapshot, model: Any, folder: Path) -> None:
-    """Writes params.npz (each parameter under its path) and model.keras (averaged parameters, where there are any).
+    """Writes params.npz (each parameter and frozen weight) and model.keras (averaged parameters, where there are any).
 
     A model that Keras cannot save as a whole, for want of a `get_config`, is written as model.weights.h5 and as a
     SavedModel, which needs no code of the model.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    named: dict[str, Any] = dict(sorted(_of_model(snapshot).items()))
+    own = _of_model(snapshot)
+    frozen = {v.path: np.asarray(v.numpy()) for v in model.variables if v.path not in own and not is_seed(v)}
+    named: dict[str, Any] = dict(sorted((own | frozen).items()))
     np.savez(folder / "params.npz", **named)
-    values = evaluated(snapshot) | snapshot.state
-    for variable in model.variables:
-        if variable.path in values:
-            value = values[variable.path]
-            variable.assign(value if "float" in variable.dtype else np.rint(value))
+    assign(model, evaluated(snapshot) | snapshot.state)
     try:
         model.save(folder / "model.keras")
     except (NotImplementedError, TypeError, ValueError) as error:

@@ -19,6 +19,7 @@ from trainer.storage.checkpoint import Checkpoint
 from trainer.storage.run_directory import RunDirectory
 from trainer.task.context import Context
 from trainer.workload import build
+from trainer.workload.weights import read_npz
 
 _log = logging.getLogger(__name__)
 
@@ -88,7 +89,8 @@ def first_snapshot(
             directory.checkpoints, nbytes, config.checkpoint.keep if config.checkpoint.every else 0
         )
     if source is None:
-        state = _split(parameters, build.initial_values(model, precision, plan.frozen.paths))
+        given = read_npz(directory.initial) if directory.initial.exists() else {}
+        state = _split(parameters, build.initial_values(model, precision, plan.frozen.paths) | given)
     else:
         checkpoint.check_fits(source, expected, frozen=plan.frozen.sha256)
         state = Snapshot.from_tensors(source.step, checkpoint.load(source))

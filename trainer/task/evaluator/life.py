@@ -68,10 +68,13 @@ def run(context: Context) -> bool:
 
 
 def _make_scorer(context: Context) -> CheckpointScorer:
-    workload = open_workload(context.config, context.plan)
+    workload = open_workload(context.config, context.plan, context.directory.frozen)
+    context.directory.discard_described()
     evaluator = make_evaluator(context.config, workload, "/gpu:0" if context.task.gpus else "/cpu:0")
     evaluator.connect("", context.session_config([]))
-    return CheckpointScorer(context.config, context.directory, workload, evaluator, context.status)
+    return CheckpointScorer(
+        context.config, context.directory, workload, evaluator, context.status, frozen=context.plan.frozen.sha256
+    )
 
 
 def _meet(context: Context, chief: Task) -> None:

@@ -19,7 +19,7 @@ from trainer.storage.history import History
 from trainer.storage.run_directory import RunDirectory
 from trainer.task.metrics import MetricResults
 from trainer.task.tensorboard import Events
-from trainer.workload import frozen, step
+from trainer.workload import step
 from trainer.workload.build import Workload, parameters_of
 from trainer.workload.data.pipeline import evaluation_batches
 
@@ -86,16 +86,27 @@ class CheckpointScorer:
     """Scores checkpoints, records the scores, and keeps the best checkpoint."""
 
     def __init__(
-        self, config: RunConfig, directory: RunDirectory, workload: Workload, evaluator: Evaluator, status: Status
+        self,
+        config: RunConfig,
+        directory: RunDirectory,
+        workload: Workload,
+        evaluator: Evaluator,
+        status: Status,
+        *,
+        frozen: str = "",
     ) -> None:
-        """Opens nothing yet: the files of an earlier run may have to be moved away first."""
+        """Opens nothing yet: the files of an earlier run may have to be moved away first.
+
+        Args:
+            frozen: digest of what training never changes.
+        """
         self._directory, self._evaluator, self._status = directory, evaluator, status
         self._evaluate = config.evaluate
         self._expected = {
             f"{'parameters' if p.trainable else 'state'}/{p.path}": p.shape
             for p in parameters_of(workload.model, config.train.precision.value, workload.objective.frozen)
         }
-        self._frozen = frozen.describe(workload.frozen).sha256
+        self._frozen = frozen
         self._scored: set[int] | None = None  # steps
         self._damaged: set[Identity | None] = set()
         self._best: Evaluation | None = None

@@ -1,13 +1,13 @@
 """Makes batches for a v1 session: a tf.data pipeline that can start at any step."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
-from trainer.workload.data.examples import Batch, DataError, Examples, Stream, leaves_of
+from trainer.workload.data.examples import Batch, DataError, Examples, Nest, Stream, StreamContext, leaves_of, map_nest
 from trainer.workload.data.order import batch_indices
 from trainer.workload.data.streams import Arrays, evaluation_arrays, training_arrays
 
@@ -95,6 +95,37 @@ def evaluation_batches(examples: Examples | Stream, *, batch_size: int) -> Batch
         return tf.range(step * batch_size, tf.minimum((step + 1) * batch_size, examples.count))
 
     return _batches(examples, indices, start=0, stop=-(-examples.count // batch_size))
+
+
+def feature_batches(examples: Examples | Stream, specs: Nest, *, seed: int, batch_size: int = 128) -> tf.data.Dataset:
+    """The features alone, for a layer's `adapt`: all examples in their own order, or one epoch of a stream.
+
+    Nothing is read before the first batch is asked for.
+
+    Args:
+        specs: of the features.
+    """
+
+    def generate() -> Iterator[tuple[Any, ...]]:
+        if isinstance(examples, Stream):
+            batches: Iterable[Batch] = examples.open(StreamContext(0, 1, batch_size, seed, 0))
+        else:
+            arrays = tuple(map(tf.constant, examples.arrays))
+            rows = (
+                tf.range(first, min(first + batch_size, examples.count), dtype=tf.int64)
+                for first in range(0, examples.count, batch_size)
+            )
+            batches = (Batch(*examples.fetch(indices, arrays)) for indices in rows)
+        for batch in batches:
+            yield tuple(one for _, one in leaves_of(batch.features))
+
+    def nest(*arrays: tf.Tensor) -> Nest:
+        rest = iter(arrays)
+        return map_nest(lambda _: next(rest), specs)
+
+    signature = tuple(tf.TensorSpec([None, *one.shape], one.dtype) for _, one in leaves_of(specs))
+    flat = tf.data.Dataset.from_generator(generate, output_signature=signature)
+    return flat.map(tf.autograph.experimental.do_not_convert(nest)).with_options(_options())
 
 
 def _batches(examples: Examples, indices: Callable[[tf.Tensor], tf.Tensor], *, start: int, stop: int) -> Batches:

@@ -1,0 +1,81 @@
+"""Finds the files that a run takes its first values from: those of `model.init`, or of the checkpoint it resumes."""
+
+from pathlib import Path
+
+from trainer.config.schema import RunConfig
+from trainer.faults import exit_codes
+from trainer.faults.exit_codes import TrainerError
+from trainer.faults.problems import ConfigError, Problem
+from trainer.plan.description import FROZEN_FILE
+from trainer.storage import checkpoint
+from trainer.storage.checkpoint import MANIFEST, TENSORS, CheckpointError
+from trainer.storage.run_directory import RunDirectory
+
+SUFFIXES = (".keras", ".weights.h5", ".npz")
+EXPORTED = ("params.npz", "model.keras", "model.weights.h5")  # in the order in which they are looked for
+ANOTHER = "give another one with model.init=PATH, or leave it out"
+
+
+class MissingWeightsError(TrainerError):
+    """`model.init` names nothing that exists."""
+
+    exit_code = exit_codes.INPUT_MISSING
+
+
+def files_of(init: str) -> tuple[str, ...]:
+    """The files that `model.init` names; of a run those of its best checkpoint, else of its newest one.
+
+    Raises:
+        MissingWeightsError: if the path does not exist.
+        ConfigError: if it is neither such a file nor such a directory.
+        CheckpointError: if it is a damaged checkpoint.
+    """
+    path = Path(init).absolute()
+    if not path.exists():
+        raise MissingWeightsError(f"model.init={init}: {path} does not exist; {ANOTHER}")
+    if path.is_file() and path.name.endswith(SUFFIXES):
+        return (str(path),)
+    if path.is_dir() and (found := _in_checkpoint(path) or _exported(path)):
+        return tuple(map(str, found))
+    message = f"{init} is no run, no checkpoint and no file that ends in {', '.join(SUFFIXES)}"
+    raise ConfigError([Problem("model.init", message, "e.g. model.init=runs/first or model.init=model.keras")])
+
+
+def _in_checkpoint(path: Path) -> list[Path]:
+    """The files of the checkpoint in a directory, or of the one that it is."""
+    if (path / MANIFEST).exists():
+        return _files(path)
+    for folder in (path / "best", path / "checkpoints", path):
+        newest, skipped = checkpoint.newest_valid(folder)
+        if newest is not None:
+            return _files(newest.path)
+        if skipped:
+            raise CheckpointError(folder, f"no checkpoint in it is valid ({skipped[0]})", ANOTHER)
+    return []
+
+
+def _files(path: Path) -> list[Path]:
+    try:
+        checkpoint.verify(checkpoint.read_manifest(path))
+    except CheckpointError as error:
+        raise CheckpointError(error.path, error.problem, ANOTHER) from error
+    return [file for file in (path / TENSORS, path / FROZEN_FILE) if file.exists()]
+
+
+def _exported(path: Path) -> list[Path]:
+    files = [folder / name for folder in (path, path / "export") for name in EXPORTED]
+    return [file for file in files if file.exists()][:1]
+
+
+def resumed(config: RunConfig) -> Path | None:
+    """The checkpoint that a run will probably resume; it is not verified."""
+    if config.resume == "never" or (config.resume == "auto" and config.run is None):
+        return None
+    named = RunDirectory(Path(config.run or "").resolve()).path if config.resume == "auto" else Path(config.resume)
+    for folder in (named / "checkpoints", named):
+        for path in reversed(checkpoint.finished(folder)) if folder.is_dir() else ():
+            try:
+                return checkpoint.read_manifest(path).path
+            except CheckpointError:  # reported when the run resumes
+                continue
+    return named if (named / MANIFEST).exists() else None

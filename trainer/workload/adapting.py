@@ -1,0 +1,141 @@
+"""Adapts preprocessing layers to the data once in a run: `adapt` records its result, or takes one that was recorded.
+
+A model's function calls `adapt` in every task. It reads the data in the process that describes the model; in all
+others, and when a run resumes, the layers get what they had learned there.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.layers.preprocessing.index_lookup import IndexLookup
+
+from trainer.workload.data.examples import DataError
+
+State = Mapping[str, np.ndarray]  # what a layer has learned, by name
+
+KINDS: tuple[type, ...] = (
+    keras.layers.Normalization,
+    keras.layers.Discretization,
+    keras.layers.TextVectorization,
+    keras.layers.StringLookup,
+    keras.layers.IntegerLookup,
+    IndexLookup,
+)
+
+
+class Adapting:
+    """What the layers of a model learn, in the order in which they are adapted."""
+
+    def __init__(self, recorded: Sequence[State] | None = None) -> None:
+        """`recorded` is taken by the layers; without it they adapt, and it is recorded."""
+        self._is_recording = recorded is None
+        self.states: list[State] = list(recorded or ())
+        self._next, self._is_inside = 0, False
+
+    @contextmanager
+    def during(self) -> Iterator[None]:
+        """Within, layers adapt as this says."""
+        before = {kind: vars(kind)["adapt"] for kind in KINDS}
+        for kind, adapt in before.items():
+            kind.adapt = self._replacing(adapt)  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            for kind, adapt in before.items():
+                kind.adapt = adapt  # type: ignore[attr-defined]
+
+    def _replacing(self, adapt: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(adapt)
+        def adapt_once(layer: Any, *args: Any, **options: Any) -> None:
+            if self._is_inside:  # a layer that adapts as its base class, or another one, does
+                adapt(layer, *args, **options)
+                return
+            self._is_inside = True
+            try:
+                if self._is_recording:
+                    adapt(layer, *args, **options)
+                    self.states.append({"kind": _text(type(layer).__name__), **_learned(layer)})
+                else:
+                    _take(layer, self._pop(layer))
+            finally:
+                self._is_inside = False
+
+        return adapt_once
+
+    def _pop(self, layer: Any) -> State:
+        number, self._next = self._next, self._next + 1
+        state = self.states[number] if number < len(self.states) else None
+        if state is None or bytes(state["kind"]).decode() != type(layer).__name__:
+            raise DataError(
+                f"{layer.name}, number {number + 1} of the layers to adapt, is not what this run has adapted: the "
+                "model's function must adapt the same layers in every task; if it was changed, type resume=never"
+            )
+        return state
+
+
+def _learned(layer: Any) -> dict[str, np.ndarray]:
+    if isinstance(layer, keras.layers.Normalization):
+        shape = [-1 if size is None else size for size in layer._build_input_shape]
+        return {"shape": np.array(shape), "mean": layer.adapt_mean.numpy(), "variance": layer.adapt_variance.numpy()}
+    if isinstance(layer, keras.layers.Discretization):
+        return {"bin_boundaries": np.array(layer.bin_boundaries, np.float64)}
+    lookup = _lookup(layer)
+    table = lookup.lookup_table
+    keys, values = (one.numpy() for one in table.export())
+    tokens, numbers = (values, keys) if lookup.invert else (keys, values)
+    learned = _pack(tokens[np.argsort(numbers)])
+    if lookup.output_mode == "tf_idf":
+        learned["idf_weights"] = lookup.idf_weights_const.numpy()
+    return learned
+
+
+def _take(layer: Any, state: State) -> None:
+    """Gives a layer what it has learned elsewhere."""
+    if isinstance(layer, keras.layers.Normalization):
+        if not layer.built:
+            layer.build(tuple(None if size < 0 else int(size) for size in state["shape"]))
+        layer.adapt_mean.assign(state["mean"])
+        layer.adapt_variance.assign(state["variance"])
+        layer.finalize_state()
+        return
+    if isinstance(layer, keras.layers.Discretization):
+        layer.bin_boundaries = state["bin_boundaries"].tolist()
+        return
+    lookup = _lookup(layer)
+    lookup.lookup_table = lookup._lookup_table_from_tokens(_unpack(state, lookup.vocabulary_dtype))
+    if lookup.output_mode == "tf_idf":
+        lookup.idf_weights = tf.Variable(state["idf_weights"], trainable=False)
+        lookup.idf_weights_const = lookup.idf_weights.value()
+    lookup._record_vocabulary_size()
+
+
+def _lookup(layer: Any) -> Any:
+    return layer._lookup_layer if isinstance(layer, keras.layers.TextVectorization) else layer
+
+
+def _pack(tokens: np.ndarray) -> dict[str, np.ndarray]:
+    """Texts as bytes and their lengths, because an array of texts would make all as long as the longest."""
+    if tokens.dtype.kind != "O":
+        return {"tokens": tokens}
+    lengths = np.array([len(one) for one in tokens], np.int64)
+    return {"tokens": np.frombuffer(b"".join(tokens), np.uint8), "lengths": lengths}
+
+
+def _unpack(state: State, dtype: str) -> tf.Tensor:
+    if "lengths" not in state:
+        return tf.constant(state["tokens"], dtype)
+    joined, ends = state["tokens"].tobytes(), np.cumsum(state["lengths"])
+    return tf.constant(
+        [joined[end - length : end] for end, length in zip(ends, state["lengths"], strict=True)], tf.string
+    )
+
+
+def _text(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode(), np.uint8)
