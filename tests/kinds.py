@@ -46,7 +46,7 @@ def workload(kind: str) -> build.Workload:
     model = build.build_model(model_name, options, data, seed=1, user_file=ZOO)
     objective = build.open_objective(model, data, Wanted(**named), user_file=ZOO)
     trial.run(objective, data, has_values=True)
-    objective.frozen = frozen.find(objective, data.spec).paths
+    objective.frozen = frozen.find(objective, data.spec)
     return build.Workload(model, data, objective, frozen.values_of(model, objective.frozen))
 
 

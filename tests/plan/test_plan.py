@@ -262,6 +262,11 @@ def test_all_problems_are_reported_in_one_pass():
     assert [problem.key for problem in raised.value.problems] == ["train.steps", "strategy.quorum", "train.batch_size"]
 
 
+def test_a_layer_that_has_adapted_to_nothing_gets_a_warning():
+    warnings = planned(model=replace(MODEL, not_adapted=("age",))).warnings
+    assert any("layer age has adapted to no data, so it changes nothing" in str(warning) for warning in warnings)
+
+
 def test_a_shard_without_parameters_gets_a_warning():
     plan = planned("cluster=3ps2w", "placement.max_part_mib=null")
     assert any("ps:2 holds no parameter" in str(warning) for warning in plan.warnings)

@@ -75,3 +75,6 @@ def test_the_checkpoint_that_a_run_will_resume(run):
     (newest / "manifest.json").write_text("{}")
     assert initial.resumed(load([*given, f"resume={run}"])) == run / "checkpoints" / "000000005"
     assert initial.resumed(load([*given, f"resume={run}/best/000000005"])) == run / "best" / "000000005"
+    frozen = run / "frozen.npz"
+    frozen.write_bytes(bytes(frozen.stat().st_size))  # the file of all of them
+    assert initial.resumed(load([*given, f"resume={run}"])) is None

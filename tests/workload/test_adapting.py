@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras import layers
 
 from trainer.workload import frozen
-from trainer.workload.adapting import Adapting
+from trainer.workload.adapting import Adapting, not_adapted
 from trainer.workload.data import DataError
 from trainer.workload.data.arrays import open_arrays
 from trainer.workload.data.examples import Batch, Stream, StreamContext
@@ -120,6 +120,17 @@ def test_a_layer_that_was_not_adapted_before_is_refused():
     taking = Adapting(recording.states)
     with pytest.raises(DataError, match="looks, number 1 of the layers to adapt, is not what this run has adapted"):
         adapt(lambda: layers.StringLookup(name="looks"), "text", dataset(), taking)
+
+
+def test_a_normalization_that_has_adapted_to_nothing_is_found():
+    x = keras.Input((3,))
+    given, missing, adapted = (
+        layers.Normalization(mean=0.0, variance=1.0),
+        layers.Normalization(),
+        layers.Normalization(),
+    )
+    adapted.adapt(np.random.default_rng(0).normal(size=(9, 3)))
+    assert not_adapted(keras.Model(x, adapted(missing(given(x))))) == [missing.path]
 
 
 def test_layers_adapt_as_keras_has_it_afterwards():

@@ -50,6 +50,7 @@ class Description:
     metrics: tuple[str, ...] = ()  # their names, as evaluations have them beside the loss
     frozen: FrozenWeights = field(default_factory=FrozenWeights)
     initial: str = ""  # what was loaded of `model.init`, and what was not
+    not_adapted: tuple[str, ...] = ()  # layers that should have adapted to the data
     compiled_optimizer: CompiledOptimizer | None = None
     objective: str = ""  # loss and metrics, and where they come from
     flops: int = 0  # floating-point operations of one example's forward pass

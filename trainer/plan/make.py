@@ -80,6 +80,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         train_examples=description.train_examples,
         warnings=(
             *_warn_of_optimizer(config.optimizer, description),
+            *_warn_of_layers(description),
             *_warnings(shards, tasks, config.placement.pins, machine, can_cut=not config.optimizer.measures_parameters),
             *warn_of_gpu_memory(config.cluster, config.device, machine, here),
         ),
@@ -227,6 +228,12 @@ def _warn_of_optimizer(section: OptimizerConfig, description: Description) -> It
     else:
         message = f"compile() was given {compiled.name}, which is not available; {section.name.value} trains the model"
         yield Problem("optimizer", message, "choose another with optimizer=NAME")
+
+
+def _warn_of_layers(description: Description) -> Iterator[Problem]:
+    for path in description.not_adapted:
+        message = f"layer {path} has adapted to no data, so it changes nothing"
+        yield Problem("model", message, "give the model's function an argument train, and call adapt(train)")
 
 
 def _warn_of_imbalance(shards: Sequence[Shard], pins: Mapping[str, int], *, can_cut: bool) -> Iterator[Problem]:

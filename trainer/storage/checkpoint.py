@@ -93,9 +93,11 @@ def read_manifest(path: Path) -> Checkpoint:
     return checkpoint
 
 
-def verify(checkpoint: Checkpoint) -> None:
-    """Raises a CheckpointError unless its files have the manifest's checksums."""
+def verify(checkpoint: Checkpoint, *, only: str | None = None) -> None:
+    """Raises a CheckpointError unless its files, or only the one of this name, have the manifest's checksums."""
     for name, expected in checkpoint.files.items():
+        if only not in (None, name):
+            continue
         with _reading(checkpoint.path, name) as file:
             sha256 = file_sha256(file)
         if sha256 != expected.sha256:

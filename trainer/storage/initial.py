@@ -68,14 +68,15 @@ def _exported(path: Path) -> list[Path]:
 
 
 def resumed(config: RunConfig) -> Path | None:
-    """The checkpoint that a run will probably resume; it is not verified."""
+    """The checkpoint that a run will probably resume; of its files only what training never changes is verified."""
     if config.resume == "never" or (config.resume == "auto" and config.run is None):
         return None
     named = RunDirectory(Path(config.run or "").resolve()).path if config.resume == "auto" else Path(config.resume)
-    for folder in (named / "checkpoints", named):
-        for path in reversed(checkpoint.finished(folder)) if folder.is_dir() else ():
-            try:
-                return checkpoint.read_manifest(path).path
-            except CheckpointError:  # reported when the run resumes
-                continue
-    return named if (named / MANIFEST).exists() else None
+    folders = [folder for folder in (named / "checkpoints", named) if folder.is_dir()]
+    for path in [*(path for folder in folders for path in reversed(checkpoint.finished(folder))), named]:
+        try:
+            checkpoint.verify(found := checkpoint.read_manifest(path), only=FROZEN_FILE)
+        except CheckpointError:  # reported when the run resumes
+            continue
+        return found.path
+    return None

@@ -80,6 +80,15 @@ class Adapting:
         return state
 
 
+def not_adapted(model: keras.Model) -> list[str]:
+    """The paths of layers that normalize by a mean and a variance, and have learned none."""
+    layers = model._flatten_layers(include_self=False)
+    own = [
+        one for one in layers if isinstance(one, keras.layers.Normalization) and one.built and one.input_mean is None
+    ]
+    return [one.path for one in own if not one.adapt_mean.numpy().any() and (one.adapt_variance.numpy() == 1).all()]
+
+
 def _learned(layer: Any) -> dict[str, np.ndarray]:
     if isinstance(layer, keras.layers.Normalization):
         shape = [-1 if size is None else size for size in layer._build_input_shape]

@@ -40,7 +40,7 @@ def answer(question: Question) -> dict[str, Any]:
 
 def _describe(question: Question) -> Description:
     from trainer.workload import build, compiled_optimizer, frozen, step, trial, weights
-    from trainer.workload.adapting import Adapting
+    from trainer.workload.adapting import Adapting, not_adapted
     from trainer.workload.compiling import Wanted
     from trainer.workload.data.examples import Stream, count_of
     from trainer.workload.models import MODELS
@@ -90,6 +90,7 @@ def _describe(question: Question) -> Description:
         metrics=objective.metric_names(),
         frozen=frozen.describe(*values),
         initial=initial,
+        not_adapted=tuple(not_adapted(model)) if has_values else (),
         compiled_optimizer=optimizer,
         objective=objective.text,
         flops=flops.forward,

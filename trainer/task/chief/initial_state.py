@@ -67,6 +67,8 @@ def _load(context: Context, engine: Engine, model: Any) -> Checkpoint | None:
     engine.load(state, generation=generation)
     if path:
         _log.info("resuming at step %d from %s", state.step, path)
+    elif context.plan.initial:
+        _log.info("%s", context.plan.initial)
     return source
 
 
