@@ -31,6 +31,8 @@ KINDS = {  # model and data, options of the model, what the config names
     "masks": ("recurrent", "sentences", {}, {}),
     "masked steps": ("tagger", "tagged", {}, {}),
     "frozen weights": ("fine_tuned", "weighted", {}, {}),
+    "layers without training": ("with_blocks", "weighted", {}, {}),
+    "a call that keeps training": ("Unaware", "weighted", {}, {}),
     "weights": ("small", "weighted", {}, {}),
     "options of a loss": ("small", "weighted", {}, {"loss": "SparseCategoricalCrossentropy"}),
     "binary, of logits": ("binary", "far", {}, {}),

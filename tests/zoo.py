@@ -276,6 +276,33 @@ def towers():
     return keras.Model([one, two], [tower(one), tower(two)])
 
 
+class Block(layers.Layer):
+    """Takes no `training`; what is in it gets that of the model."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.normalize = layers.Dense(8, "relu"), layers.BatchNormalization()
+
+    def call(self, x):
+        return self.normalize(self.dense(x))
+
+
+class Unaware(keras.Model):
+    """Does not pass `training` on."""
+
+    def __init__(self):
+        super().__init__()
+        self.block, self.out = Block(), layers.Dense(2)
+
+    def call(self, x, training=None):
+        return self.out(self.block(x))
+
+
+def with_blocks():
+    x = keras.Input((6,))
+    return keras.Model(x, layers.Dense(2)(Block()(Block()(x))))
+
+
 class Counter(layers.Layer):
     """Counts its calls in training as an integer."""
 
@@ -307,6 +334,14 @@ class Trains(keras.Model):
 
     def call(self, x):
         return x
+
+
+def constrained():
+    return keras.Sequential([keras.Input((6,)), layers.Dense(2, kernel_constraint="unit_norm", name="out")])
+
+
+def spectral():
+    return keras.Sequential([keras.Input((6,)), layers.SpectralNormalization(layers.Dense(2, name="out"))])
 
 
 def fails(spec):

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.cluster
 STEPS, STOP = 25, 10
 SGD = OptimizerConfig(name=OptimizerName.sgd, learning_rate=0.01)
 PER_REPLICA = {  # kinds that compute a mean over what a replica has, so that one process needs as many replicas
-    "frozen weights",  # BatchNorm
+    *("frozen weights", "layers without training", "a call that keeps training"),  # BatchNorm
     "masked steps",  # of the steps that are not masked
 }
 train = functools.partial(to_the_end, steps=STEPS)

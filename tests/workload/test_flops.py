@@ -89,6 +89,33 @@ def test_what_cannot_be_called_with_one_example_is_uncounted():
     assert flops_of(model, ArraySpec((4,), "float32")) == (0, ("pairs/out",))
 
 
+def test_layers_inside_others_may_return_a_dict_or_nothing():
+    class Inner(keras.layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = keras.layers.Dense(4)
+
+        def call(self, features):
+            return {"outputs": self.dense(features["inputs"]), "mask": None}
+
+    class Prints(keras.layers.Layer):
+        def call(self, features):
+            return None
+
+    class Outer(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.prints = Inner(), Prints()
+
+        def call(self, features):
+            self.prints(features)
+            return self.inner({"inputs": features})["outputs"]
+
+    model = Outer()
+    model(np.zeros((1, 3), np.float32))
+    assert flops_of(model, ArraySpec((3,), "float32")) == (2 * 3 * 4, ())
+
+
 def test_counting_leaves_the_layers_as_they_were():
     model = MODELS["cnn"]((28, 28, 1), 10)
     before = [vars(layer).get("call") for layer in model.layers]

@@ -50,16 +50,23 @@ def freeze(model: keras.Model, freezing: Sequence[Mapping[str, Any]]) -> None:
 
 
 def find(objective: Objective, spec: Spec) -> list[str]:
-    """The non-trainable variables that a step in training leaves as they are; the step is traced, not computed."""
+    """The non-trainable variables that a step in training leaves as they are; the step is traced, not computed.
+
+    Raises:
+        ValueError: if it gives a trainable variable another value.
+    """
     model = objective.model
     options = {"training": True} if step.takes_training(model) else {}
     unchanged: list[str] = []
 
     def forward(trainable: list[tf.Tensor], others: list[tf.Tensor], features: Any) -> None:
-        with objective.in_graph():
-            _, after = model.stateless_call(trainable, others, objective.inputs(features), **options)
-        pairs = zip(model.non_trainable_variables, others, after, strict=True)
-        unchanged.extend(v.path for v, given, new in pairs if new is given and not step.is_seed(v))
+        state = list(zip(model.non_trainable_variables, others, strict=True))
+        parameters = list(zip(model.trainable_variables, trainable, strict=True))
+        known = [*parameters, *state]
+        with objective.in_graph(), keras.StatelessScope(state_mapping=known, collect_losses=True) as scope:
+            model(objective.inputs(features), **options)
+        unchanged.extend(v.path for v, given in state if scope.get_current_value(v) is given and not step.is_seed(v))
+        _check_not_assigned([v for v, given in parameters if scope.get_current_value(v) is not given])
 
     if any(not step.is_seed(v) for v in model.non_trainable_variables):
         specs = [
@@ -69,6 +76,15 @@ def find(objective: Objective, spec: Spec) -> list[str]:
         features = map_nest(lambda one: tf.TensorSpec([None, *one.shape], one.dtype), spec.features)
         tf.function(forward, autograph=False).get_concrete_function(*specs, features)
     return [v.path for v in model.variables if v.path in unchanged]
+
+
+def _check_not_assigned(variables: Sequence[keras.Variable]) -> None:
+    """Training changes trainable variables by their gradients; what a layer assigns would be lost."""
+    if variables:
+        raise ValueError(
+            f"a layer assigns the trainable variable {variables[0].path} when it is called, as SpectralNormalization "
+            "does, which is lost where gradients of several workers are averaged; leave this layer out"
+        )
 
 
 def values_of(model: keras.Model, paths: Collection[str]) -> dict[str, np.ndarray]:

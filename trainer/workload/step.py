@@ -4,13 +4,15 @@ It does not know about clusters. The same function trains in one process and beh
 is an ordinary Keras model.
 """
 
-from collections.abc import Callable, Collection, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.backend.common import global_state
+from keras.src.layers.layer import CallContext
 
 from trainer.plan.layout import Parameter
 from trainer.workload.batch_norm import fused
@@ -20,6 +22,8 @@ from trainer.workload.loss_scale import LOWEST
 from trainer.workload.objective import Objective
 from trainer.workload.ordered_sums import ordered_sums
 from trainer.workload.seeded_draws import seeded_draws
+
+CURRENT = "current_call_ctx"  # Keras's name of the context in which layers find what outer layers were given
 
 Tensors = Mapping[str, tf.Tensor]  # by parameter path
 # (parameters, state, seed, batch, loss scale) -> (gradients, state', loss, sums of the metrics [K])
@@ -34,7 +38,7 @@ def parameters_of(model: keras.Model, frozen: Collection[str] = ()) -> list[Para
         frozen: paths of variables that are neither.
 
     Raises:
-        ValueError: if two variables share a path, or one cannot be kept as float32.
+        ValueError: if two variables share a path, or one cannot be kept as float32, or has a constraint.
     """
     trainable = {id(v) for v in model.trainable_variables}
     variables = [v for v in model.variables if not is_seed(v)]
@@ -44,6 +48,9 @@ def parameters_of(model: keras.Model, frozen: Collection[str] = ()) -> list[Para
     for v in variables:
         if id(v) in trainable and v.dtype != "float32":
             raise ValueError(f"variable {v.path!r} is {v.dtype}; a model's trainable variables must be float32")
+        if id(v) in trainable and v.constraint is not None:
+            name = type(v.constraint).__name__
+            raise ValueError(f"variable {v.path!r} has a constraint, {name}, which is not applied; leave it out")
     return [Parameter(v.path, tuple(v.shape), id(v) in trainable) for v in variables if v.path not in frozen]
 
 
@@ -92,7 +99,6 @@ def make_step(
     [] keeps small gradients in the range of float16: the loss is multiplied by it, the gradients are divided.
     """
     model = objective.model
-    options = {"training": True} if takes_training(model) else {}
     trainable = [v.path for v in model.trainable_variables]
 
     def whole(
@@ -104,13 +110,8 @@ def make_step(
             # A layer's name may be one that is not allowed for a root scope.
             with tf.GradientTape() as tape, tf.name_scope("model"):
                 tape.watch(weights)
-                outputs, rest, own = model.stateless_call(
-                    weights,
-                    _non_trainable(model, state, seed),
-                    objective.inputs(batch.features),
-                    return_losses=True,
-                    **options,
-                )
+                features = objective.inputs(batch.features)
+                outputs, rest, own = _call(model, weights, _non_trainable(model, state, seed), features, training=True)
                 known = zip(_variables(model), [*weights, *rest], strict=True)
                 value, sums = objective.compute(known, batch, outputs, own, training=True)
                 scaled = value if loss_scale is None else value * loss_scale
@@ -141,6 +142,25 @@ def make_step(
         return StepOutput(gradients, moved, value, sums, *_check_finite(gradients, value, loss_scale))
 
     return step
+
+
+def _call(
+    model: keras.Model, trainable: Sequence[tf.Tensor], others: Sequence[tf.Tensor], features: Any, *, training: bool
+) -> Any:
+    """Calls a model as its `__call__` does, with these values of its variables: (outputs, others after it, losses).
+
+    `training` reaches layers inside of layers that do not pass it on; `stateless_call` alone gives it to the model's
+    own `call` only. As in Keras, a model whose `call` does not take it leaves it to the layers.
+    """
+    options = {"training": training} if takes_training(model) else {}
+    context = CallContext(entry_layer=model)
+    context.training = options.get("training")
+    model._clear_losses()
+    global_state.set_global_attribute(CURRENT, context)
+    try:
+        return model.stateless_call(trainable, others, features, return_losses=True, **options)
+    finally:
+        global_state.set_global_attribute(CURRENT, None)
 
 
 def _check_finite(
@@ -193,19 +213,13 @@ def _in_parts(run: Pass, count: int, size: int) -> Pass:
 def make_evaluation(objective: Objective) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
     """Makes evaluate(parameters, state, batch) -> (loss, the mean over the batch; sums of the metrics [K])."""
     model = objective.model
-    options = {"training": False} if takes_training(model) else {}
 
     def evaluate(parameters: Tensors, state: Tensors, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
         weights = [parameters[v.path] for v in model.trainable_variables]
         no_seed = tf.zeros([2], tf.int64)
         with tf.name_scope("model"), objective.in_graph(), ordered_sums(), seeded_draws(no_seed):
-            outputs, rest, own = model.stateless_call(
-                weights,
-                _non_trainable(model, state, no_seed),
-                objective.inputs(batch.features),
-                return_losses=True,
-                **options,
-            )
+            features = objective.inputs(batch.features)
+            outputs, rest, own = _call(model, weights, _non_trainable(model, state, no_seed), features, training=False)
         known = zip(_variables(model), [*weights, *rest], strict=True)
         with objective.in_graph(), ordered_sums(), seeded_draws(no_seed):
             return objective.compute(known, batch, outputs, own, training=False)

@@ -53,7 +53,10 @@ def flops_of(model: keras.Model, features: Nest) -> Flops:
 
 def _forward(call: _Call) -> int | None:
     """Operations of one use; None if no rule counts them."""
-    layer, out = call.layer, math.prod(call.outputs[0])
+    layer = call.layer
+    if not call.inputs or not call.outputs:  # of nothing, or None
+        return None if _own_weights(layer) else 0
+    out = math.prod(call.outputs[0])
     if isinstance(layer, keras.layers.Dense):
         return 2 * out * int(call.inputs[0][-1])
     if isinstance(layer, keras.layers.EinsumDense):
@@ -127,6 +130,8 @@ def _recording(layer: keras.Layer, calls: list[_Call]) -> Callable[..., Any]:
 
 
 def _shapes(tensors: Any) -> Shapes:
+    if isinstance(tensors, dict):
+        tensors = list(tensors.values())
     if isinstance(tensors, list | tuple):
         return tuple(itertools.chain.from_iterable(map(_shapes, tensors)))
     shape = getattr(tensors, "shape", None)
