@@ -239,7 +239,7 @@ def test_metrics_of_the_user_have_their_names():
         ("small", "weighted", {"metrics": [{"AUC": {"bins": 3}}]}, "model.metrics, options of AUC: .*bins"),
         ("small", "weighted", {"loss": "huber", "loss_options": {"sigma": 3}}, "model.loss_options of huber: .*sigma"),
         ("Trains", "weighted", {}, "Trains has a train_step of its own, which would not run: .* override compute_loss"),
-        ("constrained", "weighted", {}, "variable 'out/kernel' has a constraint, UnitNorm, which is not applied"),
+        ("constrained", "weighted", {}, "out/kernel' has a constraint, UnitNorm, which is not applied; leave it out"),
         ("spectral", "weighted", {}, "assigns the trainable variable .*kernel when it is called, as SpectralNormaliz"),
         ("small", "weighted", {"class_weight": {2: 1.0}}, r"class_weight=\{2: 1.0\} is no mapping .*0..1"),
         ("small", "weighted", {"class_weight": {"a": "b"}}, "is no mapping from classes"),
