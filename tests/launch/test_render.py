@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from trainer.launch.containers.spec import INSIDE, ContainerSpec, container_spec
 from trainer.plan import hosts
 from trainer.plan.checks.containers import check_containers
 from trainer.plan.devices import Machine
-from trainer.plan.layout import Shard
+from trainer.plan.layout import FrozenWeights, Shard
 from trainer.plan.plan import Plan, Task
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,6 +94,14 @@ def test_only_tasks_that_write_can_write(job, journal, profile, expected):
     assert writable == ([INSIDE] if expected else [])
     read = {m.target: m.is_writable for m in container_of(f"{job}:1", specs).mounts}
     assert read[f"{INSIDE}/config.yaml"] is read[f"{INSIDE}/plan.json"] is False
+
+
+def test_a_worker_reads_what_training_never_changes_where_the_chief_writes():
+    plan = replace(plan_of(task("worker", 0), task("worker", 1)), frozen=FrozenWeights(("dense/kernel",), 4, "1f"))
+    mounts = [{m.target for m in container.mounts} for container in container_specs(RunConfig(), plan, run="/r")]
+    of_files = {f"{INSIDE}/config.yaml", f"{INSIDE}/plan.json"}
+    # The chief has all of the directory: what is mounted by itself cannot be linked to from there.
+    assert mounts == [{INSIDE, *of_files}, {f"{INSIDE}/frozen.npz", *of_files}]
 
 
 def test_a_task_has_its_gpus_and_counts_them_from_0():
