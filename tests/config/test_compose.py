@@ -148,6 +148,20 @@ def test_every_shipped_file_composes(path):
         assert getattr(config, group).name == path.stem
 
 
+@pytest.mark.parametrize("evaluate", ["others.csv", 0.3])
+def test_options_of_readers_take_what_their_comments_say(evaluate):
+    options = {"evaluate": evaluate, "label": "[a,b]", "columns": "[c]", "missing": 0, "dtypes": "{c:string}"}
+    given = [f"data.options.{name}={value}" for name, value in options.items()]
+    config = load(["data=csv", "data.options.path=mine.csv", *given])
+    assert config.data.options["evaluate"] == evaluate
+    assert (config.data.options["label"], config.data.options["dtypes"]) == (["a", "b"], {"c": "string"})
+    features = "data.options.features={age:{dtype:int64,shape:[]}}"
+    records = load(["data=tfrecord", "data.options.train=a", "data.options.evaluate=b", features])
+    assert records.data.options["features"] == {"age": {"dtype": "int64", "shape": []}}
+    folder = load(["data=hf", "data.options.path=mine", f"data.options.evaluate={evaluate}"])
+    assert folder.data.options["evaluate"] == evaluate
+
+
 def test_mappings_take_new_names_without_a_plus():
     config = load(
         [

@@ -23,7 +23,7 @@ def csv(
     *,
     path: str,
     label: str | Sequence[str] | None = None,
-    evaluate: str | float = 0.2,
+    evaluate: str | float | None = None,
     weight: str | None = None,
     columns: Sequence[str] | None = None,
     matrix: bool = False,
@@ -38,7 +38,7 @@ def csv(
     Args:
         path: pattern of the files to train on.
         label: column of the labels, or several; texts are numbered in alphabetical order; None: no labels.
-        evaluate: pattern of the files to evaluate on, or the share of the examples.
+        evaluate: pattern of the files to evaluate on, or the share of the examples; None: 0.2.
         weight: column of the examples' weights.
         columns: features; None: all other columns.
         matrix: features as one array [columns] of float32 instead of a dict of arrays [1].

@@ -19,7 +19,7 @@ def hf(
     label: str | Sequence[str] | None = None,
     columns: str | Sequence[str] | None = None,
     train: str = "train",
-    evaluate: str | float = "test",
+    evaluate: str | float | None = None,
     classes: int | None = None,
 ) -> DataSet:
     """A folder that `save_to_disk` wrote; it is mapped into memory, one copy for all tasks.
@@ -29,7 +29,7 @@ def hf(
         label: column of the labels, or several; None: no labels.
         columns: features: one column, or several for a dict; None: all other columns.
         train: the split to train on, where the folder has several.
-        evaluate: the split to evaluate on, or the share of the examples of `train`.
+        evaluate: the split to evaluate on, or the share of the examples of `train`; None: test.
         classes: number of classes; None: that of the label's `ClassLabel`.
     """
     library = import_extra("datasets", extra="hf")
@@ -38,7 +38,7 @@ def hf(
         opened = library.load_from_disk(str(folder))
     except Exception as error:  # of many types
         raise DataError(f"{folder}: cannot be read ({error}); write it with dataset.save_to_disk(path)") from error
-    parts = _parts(opened, str(folder), train, evaluate)
+    parts = _parts(opened, str(folder), train, "test" if evaluate is None else evaluate)
     features: Mapping[str, Any] = parts["train"].features
     check_columns(list(features), label, columns, str(folder))
     if classes is None and isinstance(label, str):

@@ -9,7 +9,7 @@ import numpy as np
 
 from trainer.workload.data.examples import ArraySpec, Batch, DataError, DataSet, Examples, Spec
 from trainer.workload.data.files import check_folder
-from trainer.workload.data.parts import divide, is_fraction
+from trainer.workload.data.parts import SHARE, divide, is_fraction
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -28,7 +28,7 @@ def images(
     *,
     path: str,
     size: Sequence[int],
-    evaluate: str | float = 0.2,
+    evaluate: str | float | None = None,
     channels: int = 3,
     scale: float | None = None,
     verify: bool = False,
@@ -38,7 +38,7 @@ def images(
     Args:
         path: the folder that holds the folders.
         size: [height, width] that images are resized to, bilinearly.
-        evaluate: another such folder with the same classes, or the share of the examples.
+        evaluate: another such folder with the same classes, or the share of the examples; None: 0.2.
         channels: 1, 3 or 4.
         scale: factor of the pixels, which are float32 in 0..255 without it.
         verify: decode every image now; otherwise only the first bytes of each file are checked.
@@ -50,6 +50,7 @@ def images(
             f"one of {', '.join(map(str, CHANNELS))}"
         )
     shape = (*height_width, channels)
+    evaluate = SHARE if evaluate is None else evaluate
     paths, labels, names = _find(path, "data.options.path")
     if is_fraction(evaluate):
         parts = [(paths[rows], labels[rows]) for rows in divide(len(paths), float(evaluate), path)]

@@ -17,7 +17,7 @@ def parquet(
     *,
     path: str,
     label: str | Sequence[str] | None = None,
-    evaluate: str | float = 0.2,
+    evaluate: str | float | None = None,
     weight: str | None = None,
     columns: Sequence[str] | None = None,
     matrix: bool = False,

@@ -6,6 +6,8 @@ import numpy as np
 
 from trainer.workload.data.examples import DataError
 
+SHARE = 0.2  # of the examples, to evaluate on, where nothing else is said
+
 
 def is_fraction(evaluate: object, option: str = "data.options.evaluate") -> bool:
     """Whether an option is a share of the examples, and not a name.

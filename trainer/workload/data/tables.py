@@ -15,7 +15,7 @@ from trainer.workload.data.arrays import from_arrays
 from trainer.workload.data.convert import is_text
 from trainer.workload.data.examples import DataError, DataSet, MissingInputError, Nest
 from trainer.workload.data.files import check_file
-from trainer.workload.data.parts import divide, is_fraction
+from trainer.workload.data.parts import SHARE, divide, is_fraction
 
 DTYPES = ("string", "float32", "int64")
 
@@ -42,13 +42,14 @@ class Roles:
 Read = Callable[[list[Path], Mapping[str, str]], tuple[Table, list[int]]]
 
 
-def open_tables(path: str, evaluate: str | float, read: Read, roles: Roles, classes: int | None) -> DataSet:
+def open_tables(path: str, evaluate: str | float | None, read: Read, roles: Roles, classes: int | None) -> DataSet:
     """A data set of the files that match `path`.
 
     Args:
-        evaluate: pattern of other files, or the share of the examples that are evaluated on.
+        evaluate: pattern of other files, or the share of the examples that are evaluated on; None: 0.2.
         classes: as in `from_arrays`.
     """
+    evaluate = SHARE if evaluate is None else evaluate
     for column, dtype in roles.dtypes.items():
         if dtype not in DTYPES:
             raise DataError(f"data.options.dtypes.{column}={dtype}, it must be one of {', '.join(DTYPES)}")
