@@ -82,7 +82,7 @@ def main() -> int:
 
 
 def cases(directory: Path) -> Iterator[Case]:
-    """Every data set of conf/data, with files in `directory` where it needs some."""
+    """The data sets that are shipped, made or downloaded, npz and TFRecord; writes the files that they need."""
     yield Case("four numbers", "mlp", ["data=synthetic", "data.options.shape=[4]", "model.options.depth=0"])
     yield Case("mnist_10k", "cnn", ["data=mnist_10k"])
     yield Case("mnist_10k", "mlp", ["data=mnist_10k"])
