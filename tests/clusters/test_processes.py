@@ -225,7 +225,7 @@ def test_what_starts_nothing_answers_without_importing_tensorflow(overrides: lis
 def test_on_a_terminal_a_table_has_a_row_for_each_task(tmp_path: Path):
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "trainer", "cluster=1ps2w", "model=mlp", "train.steps=200"],
+        [sys.executable, "-m", "trainer", "cluster=1ps2w", "model=mlp", "train.steps=800"],
         cwd=tmp_path,
         env=os.environ | {"COLUMNS": "120", "TERM": "xterm", "CI": ""},
         stdout=theirs,
@@ -234,11 +234,11 @@ def test_on_a_terminal_a_table_has_a_row_for_each_task(tmp_path: Path):
     os.close(theirs)
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", "".join(_read_all(ours)))  # without colours
     assert process.wait(60) == 0, shown
-    assert "  200/200  100%  " in shown
+    assert "  800/800  100%  " in shown
     assert re.search(r"task +state +step +examples/s +wait +memory", shown)
     for row in ("ps:0", "worker:0", "worker:1"):
         assert re.search(rf"{row} +(serving|training|evaluating|exporting|done) +\d+ ", shown), row
-    assert "done: 200 steps in " in shown
+    assert "done: 800 steps in " in shown
 
 
 def _read_all(terminal: int) -> Iterator[str]:
