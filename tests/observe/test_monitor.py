@@ -83,6 +83,7 @@ def test_the_status_page_describes_the_task_in_json(serve):
         "run": "runs/x",
         "config_hash": "c0ffee",
         "tensorflow": "2.21.0",
+        "frozen": "",
         "launch": "",
         "state": "training",
         "is_listening": False,
