@@ -12,7 +12,7 @@ from trainer.workload.compiling import Wanted
 
 ZOO = str(Path(__file__).with_name("zoo.py"))
 KINDS = {  # model and data, options of the model, what the config names
-    "softmax": ("softmax", "images", {}, {}),
+    "softmax": ("softmax", "pictures", {}, {}),
     "one-hot labels": ("smoothed", "one_hot", {}, {}),
     "dicts and texts": ("wide_and_deep", "people", {}, {}),
     "two outputs": ("two_outputs", "two_targets", {}, {}),
@@ -23,7 +23,7 @@ KINDS = {  # model and data, options of the model, what the config names
     "compute_loss": ("Variational", "unlabelled", {"latent": 3}, {}),
     "a class": (
         "Plain",
-        "images",
+        "pictures",
         {"width": 16},
         {"metrics": ["accuracy", {"SparseTopKCategoricalAccuracy": {"k": 1, "name": "top"}}]},
     ),

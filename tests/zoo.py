@@ -22,7 +22,7 @@ def _split(x, *rest):
 # Data
 
 
-def images(*, examples=256):
+def pictures(*, examples=256):
     x = (RANDOM.random((examples, 12, 12, 1)) * 255).astype("uint8")
     return _split(x, (x.mean((1, 2, 3)) > 127).astype("int64"))
 

@@ -231,7 +231,7 @@ def test_metrics_of_the_user_have_their_names():
 @pytest.mark.parametrize(
     ("model", "data", "named", "message"),
     [
-        ("softmax_not_compiled", "images", {}, "takes logits, but the model's outputs lie in 0..1 and sum to 1: "),
+        ("softmax_not_compiled", "pictures", {}, "takes logits, but the model's outputs lie in 0..1 and sum to 1: "),
         ("small", "weighted", {"loss_options": {"from_logits": False}}, "takes probabilities, but .* outputs range"),
         ("small", "one_hot", {}, r"no loss is named, and the labels are float32 \[3\]; type model.loss=mean_squared"),
         ("small", "weighted", {"loss": "mean_sqared_error"}, "no loss of Keras; did you mean MeanSquaredError"),
