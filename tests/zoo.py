@@ -254,6 +254,14 @@ def one_number(spec):
     return keras.Model(inputs, layers.Dense(1)(inputs)[:, 0])
 
 
+def one_sized():
+    """It takes batches of 4 alone."""
+    inputs = keras.Input((6,), batch_size=4)
+    model = keras.Model(inputs, layers.Dense(1)(layers.Reshape((6,))(keras.ops.reshape(inputs, (4, 6)))))
+    model.compile(loss="mse")
+    return model
+
+
 def binary():
     model = keras.Sequential([keras.Input((6,)), layers.Dense(16, "relu"), layers.Dense(1)])
     loss = keras.losses.BinaryCrossentropy(from_logits=True)

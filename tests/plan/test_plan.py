@@ -97,6 +97,19 @@ def test_a_batch_larger_than_the_data_is_refused():
         planned("cluster=2ps4w", "train.batch_size=8008")
 
 
+def test_a_model_with_a_batch_size_of_its_own_gets_batches_of_it():
+    fixed = replace(MODEL, model_batch=8)
+    assert planned("cluster=1ps2w", "train.batch_size=16", "evaluate.batch_size=8", model=fixed)
+    with pytest.raises(ConfigError) as raised:
+        planned("cluster=1ps2w", "train.batch_size=48", model=replace(fixed, evaluate_examples=2001))
+    assert [(problem.key, problem.remedy) for problem in raised.value.problems] == [
+        ("train.batch_size", "type train.batch_size=16"),
+        ("evaluate.batch_size", "type evaluate.batch_size=8"),
+        ("data.name", "leave 1 of them out"),
+    ]
+    assert "48 make batches of 24; the model takes batches of exactly 8 examples" in str(raised.value)
+
+
 def test_sync_without_tasks_to_hold_the_shards_is_refused():
     with pytest.raises(ConfigError, match="sync needs tasks that hold the shards"):
         planned("strategy=sync")

@@ -98,6 +98,13 @@ ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
         CONFIG,
         "model model has no trainable variables",
     ),
+    "state that batches leave": (
+        "def model():\n    x = keras.Input((6,), batch_size=8)\n"
+        "    return keras.Model(x, layers.LSTM(2, stateful=True)(ops.reshape(x, (8, 2, 3))))",
+        {},
+        CONFIG,
+        "layer lstm.* is stateful: it would continue .* remove stateful=True",
+    ),
     "float64": (
         "def model():\n    return keras.Sequential([keras.Input((6,)), layers.Dense(2, dtype='float64')])",
         {},

@@ -212,6 +212,11 @@ def test_a_loss_that_combines_each_label_with_every_output_is_refused():
         objective_of("one_number", "numbers", {"loss": loss})
 
 
+def test_a_model_with_a_batch_size_of_its_own_is_tried_on_such_a_batch():
+    made = objective_of("one_sized", "numbers", {"metrics": lambda: {}})
+    assert step.batch_of(made.model) == 4
+
+
 def test_a_model_made_with_a_list_of_inputs_gets_one(recwarn):
     from zoo import cosine
 

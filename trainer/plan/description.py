@@ -20,7 +20,7 @@ from trainer.config.schema import DataConfig, ModelConfig
 from trainer.faults.exit_codes import TrainerError
 from trainer.plan.layout import FrozenWeights, Parameter
 
-FORMAT = 6  # of the cached file; raise it when Description changes
+FORMAT = 7  # of the cached file; raise it when Description changes
 
 # What describing a model leaves for the tasks, in the run directory.
 FROZEN_FILE = "frozen.npz"  # what training never changes; a checkpoint has it too
@@ -45,6 +45,7 @@ class Description:
     evaluate_examples: int
     is_stream: bool = False  # the data has an order of its own
     is_divided: bool = False  # one pass over it is for all replicas
+    model_batch: int = 0  # examples that the model takes at once; 0: any number
     layers: tuple[str, ...] = ()  # paths, of layers inside layers too
     sums: int = 0  # floats of the metrics' variables
     metrics: tuple[str, ...] = ()  # their names, as evaluations have them beside the loss

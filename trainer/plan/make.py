@@ -51,6 +51,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
     here = tasks_here(config.cluster, config.mode, config.job, config.task)
     problems = [
         *_check_examples(config, description),
+        *_check_model_batch(config, description),
         *_check_division(tasks, description),
         *_check_layers(config.device.layers, description),
         *_check_best_metric(config.evaluate.best_metric, description),
@@ -147,6 +148,23 @@ def _check_examples(config: RunConfig, description: Description) -> Iterator[Pro
     if 0 < examples < config.train.batch_size:
         message = f"one global batch takes {config.train.batch_size} examples, but the data has {examples}"
         yield Problem("train.batch_size", message, f"type train.batch_size={max(1, examples // parts * parts)}")
+
+
+def _check_model_batch(config: RunConfig, description: Description) -> Iterator[Problem]:
+    """A model whose inputs have a batch size takes batches of that size alone."""
+    size, parts = description.model_batch, batch_parts(config.cluster, config.device, config.train)
+    if not size:
+        return
+    takes = f"the model takes batches of exactly {size} examples (the batch size of its inputs)"
+    if config.train.batch_size != size * parts:
+        each = f"{config.train.batch_size} make batches of {config.train.batch_size // parts}"
+        yield Problem("train.batch_size", f"{each}; {takes}", f"type train.batch_size={size * parts}")
+    if config.evaluate.batch_size != size:
+        message = f"evaluates {config.evaluate.batch_size} at once; {takes}"
+        yield Problem("evaluate.batch_size", message, f"type evaluate.batch_size={size}")
+    if rest := description.evaluate_examples % size:
+        message = f"the last batch of the {description.evaluate_examples} examples to evaluate on has {rest}; {takes}"
+        yield Problem("data.name", message, f"leave {rest} of them out")
 
 
 def _check_division(tasks: Sequence[Task], description: Description) -> Iterator[Problem]:

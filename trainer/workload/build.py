@@ -107,6 +107,12 @@ def _check_trains_as_keras(model: keras.Model) -> None:
             f"{name} has a train_step of its own, which would not run: steps are computed on many workers; override "
             "compute_loss(x, y, y_pred, sample_weight) instead"
         )
+    for layer in model._flatten_layers(include_self=False):
+        if isinstance(layer, keras.layers.RNN) and layer.stateful:
+            raise ValueError(
+                f"layer {layer.name} is stateful: it would continue each batch from the state that the one before left "
+                "in the same process, which neither several workers nor a checkpoint can have; remove stateful=True"
+            )
 
 
 def _arguments(function: Callable[..., Any], spec: Spec) -> list[Any]:

@@ -85,6 +85,7 @@ def _describe(question: Question) -> Description:
         evaluate_examples=count_of(data_set.evaluate),
         is_stream=isinstance(data_set.train, Stream),
         is_divided=isinstance(data_set.train, Stream) and data_set.train.is_divided,
+        model_batch=step.batch_of(model),
         layers=tuple(step.layers_of(model)),
         sums=objective.size,
         metrics=objective.metric_names(),

@@ -54,6 +54,12 @@ def parameters_of(model: keras.Model, frozen: Collection[str] = ()) -> list[Para
     return [Parameter(v.path, tuple(v.shape), id(v) in trainable) for v in variables if v.path not in frozen]
 
 
+def batch_of(model: keras.Model) -> int:
+    """How many examples a model takes at once, where an input was made with a batch size; 0: any number."""
+    sizes = {one.shape[0] for one in getattr(model, "inputs", None) or () if one.shape[0]}
+    return max(sizes, default=0)
+
+
 def layers_of(model: keras.Model) -> list[str]:
     """The paths of a model's layers, nested ones included, in creation order; inputs have none."""
     return [layer.path for layer in model._flatten_layers(include_self=False) if layer.path]

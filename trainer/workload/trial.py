@@ -27,7 +27,7 @@ from trainer.workload.data.examples import (
 from trainer.workload.error_text import one_paragraph
 from trainer.workload.objective import Objective
 
-EXAMPLES = 8  # of the batch
+EXAMPLES = 8  # of the batch, unless the model takes another number
 LOGITS = "from_logits"
 NEAR = 1e-3  # to 1, of a sum of probabilities
 FAR = -3.0  # times the weights, for outputs that are far from these
@@ -62,8 +62,8 @@ class Mismatch(ValueError):
 
 
 def _compute(objective: Objective, data: DataSet) -> None:
-    batch = _first_batch(data.train)
     model = objective.model
+    batch = _first_batch(data.train, step.batch_of(model) or EXAMPLES)
     options = {"training": False} if step.takes_training(model) else {}
     outputs = model(objective.inputs(batch.features), **options)
     loss = model._compile_loss._user_loss if model._compile_loss is not None else None
@@ -82,11 +82,11 @@ def _compute(objective: Objective, data: DataSet) -> None:
         _check_sums(objective.results(2 * sums), objective.results(compute(before=sums)[1]))
 
 
-def _first_batch(examples: Examples | Stream) -> Batch:
+def _first_batch(examples: Examples | Stream, count: int) -> Batch:
     if isinstance(examples, Stream):
-        batches = examples.open(StreamContext(0, 1, EXAMPLES, 0, 0, is_training=False))
+        batches = examples.open(StreamContext(0, 1, count, 0, 0, is_training=False))
         return next(iter(batches)).map(tf.constant)
-    count = min(EXAMPLES, examples.count)
+    count = min(count, examples.count)
     arrays = tuple(tf.constant(array) for array in examples.arrays)
     return Batch(*examples.fetch(tf.range(count, dtype=tf.int64), arrays))
 
