@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from quick_config import load
 
-from trainer.config import sources
-from trainer.config.compose import load
+from trainer.config import compose, sources
 from trainer.config.schema import Mode
 from trainer.faults.problems import ConfigError, Problem
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 GLOBAL = "# @package _global_\n"
 
 
-def faults(*overrides, config_dir=None, check=lambda config: []):
+def faults(*overrides, config_dir=None, check=lambda config: [], load=load):
     """The printed problems, with single spaces."""
     with pytest.raises(ConfigError) as caught:
         load(overrides, check, config_dir=config_dir)
@@ -385,8 +385,8 @@ def test_a_broken_main_file_is_named(tmp_path, monkeypatch):
     with (tmp_path / "conf" / "config.yaml").open("a") as file:
         file.write("train: {stpes: 5}\n")
     monkeypatch.setattr(sources, "conf_dir", lambda: tmp_path / "conf")
-    assert "config.yaml" in faults()
-    assert "unknown key train.stpes" in faults("cluster=4w")
+    assert "config.yaml" in faults(load=compose.load)
+    assert "unknown key train.stpes" in faults("cluster=4w", load=compose.load)
 
 
 def test_a_missing_config_dir_is_named(tmp_path):

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,6 +123,9 @@ class Progress:
             self._shown_at = now
             self.say(line(tasks, self._course, stands))
 
+    def finish(self, step: int) -> None:
+        """The run has made its last step; nothing to do for lines, because the result is printed next."""
+
     def _stands(self, tasks: Sequence[TaskView], now: float) -> Standing:
         return standing(tasks, self._course, elapsed_secs=now - self._began, rate=self._rate, now=now)
 
@@ -142,6 +146,7 @@ class _TableProgress(Progress):
         super().__init__(course, history, began)
         self._tasks: Sequence[TaskView] = ()
         self._is_over = False
+        self._last_step: int | None = None  # of a run that has made it
         self._console = Console(highlight=False)
         self._live = Live(console=self._console, get_renderable=self._draw, vertical_overflow="crop")
 
@@ -157,7 +162,12 @@ class _TableProgress(Progress):
         from trainer.launch.screen import draw  # imports rich
 
         stands = self._stands(self._tasks, time.monotonic())
+        if self._last_step is not None:  # the pages may have been read before it
+            stands = replace(stands, step=self._last_step, left_secs=None, phase="done")
         return draw(self._tasks, self._course, stands, self._console, is_over=self._is_over)
+
+    def finish(self, step: int) -> None:
+        self._last_step = step
 
     def show(self, tasks: Sequence[TaskView]) -> None:
         self._tasks = tasks

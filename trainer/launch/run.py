@@ -55,6 +55,9 @@ def supervise(
         with make_progress(course, history, elapsed_secs=elapsed_secs) as progress, _breaking(faults, plan):
             supervisor = Supervisor(config, plan, directory, starter, progress, signals, faults)
             outcome, attempts = supervisor.run(), supervisor.attempts
+            is_done = outcome.failed is None and not signals.numbers and not any(one.code for one in attempts)
+            if is_done and (steps := _read_summary(directory).get("steps")) is not None:
+                progress.finish(steps)
         measured = _merge_profile(directory) if config.profile else None
         summary = _complete_summary(directory, attempts, outcome, started_at, measured)
     if measured:
@@ -63,7 +66,7 @@ def supervise(
         print(ending.failed(directory, outcome.failed))
         code = outcome.failed.code
         return code if code > 0 else 128 - code
-    if signals.numbers or any(attempt.code for attempt in attempts):
+    if not is_done:
         print(ending.stopped(directory, summary))
         return 128 + signals.numbers[0] if signals.numbers else exit_codes.TERMINATED
     print(ending.done(directory, summary, start=start))
@@ -105,6 +108,11 @@ def _merge_profile(directory: RunDirectory) -> dict[str, Any] | None:
         return None
 
 
+def _read_summary(directory: RunDirectory) -> dict[str, Any]:
+    """What the chief wrote; empty if it did not get that far."""
+    return json.loads(directory.summary.read_text()) if directory.summary.exists() else {}
+
+
 def _complete_summary(
     directory: RunDirectory,
     attempts: Attempts,
@@ -113,9 +121,7 @@ def _complete_summary(
     measured: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Adds what only the launcher knows to the summary that the chief wrote, if it got that far."""
-    summary: dict[str, Any] = {}
-    if directory.summary.exists():
-        summary = json.loads(directory.summary.read_text())
+    summary = _read_summary(directory)
     summary["run_dir"] = str(directory.path)  # tasks may have seen it elsewhere
     if any(attempt.task.job == "evaluator" for attempt in attempts):
         summary |= evaluations.results(directory, summary.get("steps"))

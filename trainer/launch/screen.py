@@ -45,7 +45,8 @@ def header(
         times += f" < {view.duration(stands.left_secs)}"
     share = stands.step / course.steps
     first = [f"{stands.step}/{course.steps}", f"{share:.0%}", times]
-    rest = [*stands.values(), f"{stands.examples_per_second:,.0f} examples/s"]
+    rate = stands.examples_per_second
+    rest = [*stands.values(), *([f"{rate:,.0f} examples/s"] if rate else [])]
     if course.epoch_steps:
         rest.append(f"epoch {stands.step / course.epoch_steps:.2f}")
     phase = [] if stands.phase == "training" else [stands.phase]
