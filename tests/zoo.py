@@ -257,7 +257,21 @@ def one_number(spec):
 def one_sized():
     """It takes batches of 4 alone."""
     inputs = keras.Input((6,), batch_size=4)
-    model = keras.Model(inputs, layers.Dense(1)(layers.Reshape((6,))(keras.ops.reshape(inputs, (4, 6)))))
+    model = keras.Model(inputs, layers.Dense(1)(keras.ops.reshape(inputs, (4, 6))))
+    model.compile(loss="mse")
+    return model
+
+
+def one_sized_within():
+    """Only its code shows that it takes batches of 4 alone."""
+    inputs = keras.Input((6,))
+    model = keras.Model(inputs, layers.Dense(1)(layers.Lambda(lambda x: keras.ops.reshape(x, (4, 6)))(inputs)))
+    model.compile(loss="mse")
+    return model
+
+
+def built_later():
+    model = keras.Sequential([layers.Dense(4, "relu"), layers.Dense(1)])
     model.compile(loss="mse")
     return model
 

@@ -107,7 +107,7 @@ def test_a_model_with_a_batch_size_of_its_own_gets_batches_of_it():
         ("evaluate.batch_size", "type evaluate.batch_size=8"),
         ("data.name", "leave 1 of them out"),
     ]
-    assert "48 make batches of 24; the model takes batches of exactly 8 examples" in str(raised.value)
+    assert "48 make batches of 24; the model takes batches of 8 examples" in str(raised.value)
 
 
 def test_sync_without_tasks_to_hold_the_shards_is_refused():
@@ -280,6 +280,13 @@ def test_a_layer_that_has_adapted_to_nothing_gets_a_warning():
     assert any("layer age has adapted to no data, so it changes nothing" in str(warning) for warning in warnings)
 
 
+def test_a_sum_over_examples_gets_a_warning_where_replicas_are_averaged():
+    says = "the loss is a sum over the examples of a replica, and an update averages 2 replicas"
+    summed = replace(MODEL, is_summed=True)
+    assert any(says in str(warning) for warning in planned("cluster=1ps2w", model=summed).warnings)
+    assert not any(warning.key == "model" for warning in planned(model=summed).warnings)
+
+
 def test_a_shard_without_parameters_gets_a_warning():
     plan = planned("cluster=3ps2w", "placement.max_part_mib=null")
     assert any("ps:2 holds no parameter" in str(warning) for warning in plan.warnings)
@@ -317,10 +324,22 @@ def with_own_optimizer(name: str, settings: dict[str, Any] | None, *left_out: st
             ["optimizer: compile() was given sgd with clipvalue=0.5, which is left out"],
         ),
         (
+            with_own_optimizer("adamw", {}, "learning_rate=Mine"),
+            "",
+            "adamw, learning rate 0.001, from compile()",
+            [
+                "optimizer: compile() was given adamw with learning_rate=Mine, which is left out; the learning rate is "
+                "0.001"
+            ],
+        ),
+        (
             with_own_optimizer("nadam", None),
             "",
             BY_DEFAULT,
-            ["optimizer: compile() was given nadam, which is not available; adam trains the model"],
+            [
+                "optimizer: compile() was given nadam, which is not available; adam with learning rate 0.001 trains "
+                "the model"
+            ],
         ),
     ],
 )

@@ -189,7 +189,7 @@ def test_a_loss_of_the_user_gets_all_labels_and_outputs():
 
     made = objective_of("two_outputs", "two_targets", {"loss": loss})
     assert made.text.startswith("loss: loss of the user's file; ")
-    assert seen == [(({"a": (8, 1), "b": (8, 1)}, {"a": (8, 1), "b": (8, 1)}), True)]
+    assert seen == [(({"a": (7, 1), "b": (7, 1)}, {"a": (7, 1), "b": (7, 1)}), True)]
 
 
 def test_numbers_have_the_shape_of_outputs_without_a_last_axis():
@@ -201,20 +201,47 @@ def test_numbers_have_the_shape_of_outputs_without_a_last_axis():
 
     metrics = {"error": keras.metrics.MeanMetricWrapper(loss)}
     objective_of("one_number", "numbers", {"loss": loss, "metrics": lambda: metrics})
-    assert set(shapes) == {((8,), (8,))}
+    assert set(shapes) == {((7,), (7,))}
 
 
 def test_a_loss_that_combines_each_label_with_every_output_is_refused():
     def loss(y: Any, outputs: Any) -> Any:
         return tf.abs(y[:, None] - outputs)
 
-    with pytest.raises(trial.Mismatch, match=r"loss returns \[8, 8\], each label with every output"):
+    with pytest.raises(trial.Mismatch, match=r"loss returns \[7, 7\], each label with every output"):
         objective_of("one_number", "numbers", {"loss": loss})
 
 
-def test_a_model_with_a_batch_size_of_its_own_is_tried_on_such_a_batch():
-    made = objective_of("one_sized", "numbers", {"metrics": lambda: {}})
-    assert step.batch_of(made.model) == 4
+@pytest.mark.parametrize(
+    ("model", "batch", "size"), [("one_sized", 16, 4), ("one_sized_within", 4, 4), ("built_later", 16, 0)]
+)
+def test_a_model_that_takes_batches_of_one_size_is_tried_on_such_a_batch(model, batch, size):
+    data = {"name": "numbers", "options": {}}
+    answer = describe.answer(Question(asdict(ModelConfig(model)), data, ZOO, seed=1, batch=batch))
+    assert answer["description"]["model_batch"] == size
+
+
+def test_a_loss_that_is_a_sum_is_known():
+    assert objective_of("built_later", "numbers", loss="mse", loss_options={"reduction": "sum"}).is_summed
+    assert not objective_of("built_later", "numbers", loss="mse").is_summed
+
+
+def test_a_metric_may_return_its_variable():
+    class Count(keras.metrics.Metric):
+        def __init__(self) -> None:
+            super().__init__()
+            self.total = self.add_weight(initializer="zeros")
+
+        def update_state(self, y: Any, outputs: Any, sample_weight: Any = None) -> None:
+            self.total.assign_add(tf.cast(tf.shape(y)[0], tf.float32))
+
+        def result(self) -> Any:
+            return self.total
+
+    made = objective_of("built_later", "numbers", {"metrics": lambda: {"mine": Count()}}, loss="mse")
+    results = tf.function(made.results, autograph=False)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        assert session.run(results(tf.constant([3.0]))) == {"mine": 3.0}
 
 
 def test_a_model_made_with_a_list_of_inputs_gets_one(recwarn):

@@ -16,6 +16,7 @@ from trainer.launch import progress
 from trainer.launch.describe import describe
 from trainer.launch.processes import isolation
 from trainer.observe.machine import this_machine
+from trainer.plan.checks.strategy import batch_parts
 from trainer.plan.description import FROZEN_FILE, Description, Question
 from trainer.plan.make import make_plan, with_other_ps
 from trainer.plan.plan import Plan
@@ -25,6 +26,7 @@ from trainer.storage import initial
 if TYPE_CHECKING:
     from trainer.launch.processes.tasks import ProcessTasks
 
+WHAT_IS_TRAINED = ("model", "optimizer")  # a run repeats the warnings about these; mode=plan has them all
 ISOLATED = "isolated: the tasks get a network of their own, which no other program reaches"
 
 
@@ -67,6 +69,9 @@ def announce(config: RunConfig, store: Path, tasks: ProcessTasks | None = None) 
     print(made.describe(), flush=True)
     if made.initial:
         print(made.initial, flush=True)
+    for warning in made.warnings:
+        if warning.key in WHAT_IS_TRAINED:
+            print(f"warning: {warning}", flush=True)
     return made
 
 
@@ -90,6 +95,10 @@ def _question(config: RunConfig, store: Path | None = None) -> Question:
         precision=config.train.precision.value,
         freezes=freezing(config.optimizer),
     )
+    if config.user is not None:
+        question = replace(
+            question, batch=config.train.batch_size // batch_parts(config.cluster, config.device, config.train)
+        )
     question = replace(question, store=None if store is None else str(store))
     if (checkpoint := initial.resumed(config)) is None:
         files = initial.files_of(config.model.init) if config.model.init is not None else ()

@@ -20,7 +20,7 @@ from trainer.config.schema import DataConfig, ModelConfig
 from trainer.faults.exit_codes import TrainerError
 from trainer.plan.layout import FrozenWeights, Parameter
 
-FORMAT = 7  # of the cached file; raise it when Description changes
+FORMAT = 8  # of the cached file; raise it when Description changes
 
 # What describing a model leaves for the tasks, in the run directory.
 FROZEN_FILE = "frozen.npz"  # what training never changes; a checkpoint has it too
@@ -47,6 +47,7 @@ class Description:
     is_divided: bool = False  # one pass over it is for all replicas
     model_batch: int = 0  # examples that the model takes at once; 0: any number
     layers: tuple[str, ...] = ()  # paths, of layers inside layers too
+    is_summed: bool = False  # the loss of a batch is a sum over its examples, not a mean
     sums: int = 0  # floats of the metrics' variables
     metrics: tuple[str, ...] = ()  # their names, as evaluations have them beside the loss
     frozen: FrozenWeights = field(default_factory=FrozenWeights)
@@ -71,6 +72,7 @@ class Question:
     init: tuple[str, ...] = ()  # files with initial values
     frozen: str | None = None  # FROZEN_FILE of the checkpoint to resume from, whose values are taken
     store: str | None = None  # folder for FROZEN_FILE and INITIAL_FILE; none: they are not written
+    batch: int = 0  # examples that a replica computes at once; 0: unknown
 
     @classmethod
     def about(

@@ -82,6 +82,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         warnings=(
             *_warn_of_optimizer(config.optimizer, description),
             *_warn_of_layers(description),
+            *_warn_of_sums(tasks, description),
             *_warnings(shards, tasks, config.placement.pins, machine, can_cut=not config.optimizer.measures_parameters),
             *warn_of_gpu_memory(config.cluster, config.device, machine, here),
         ),
@@ -151,11 +152,11 @@ def _check_examples(config: RunConfig, description: Description) -> Iterator[Pro
 
 
 def _check_model_batch(config: RunConfig, description: Description) -> Iterator[Problem]:
-    """A model whose inputs have a batch size takes batches of that size alone."""
+    """A model may compute batches of one size only."""
     size, parts = description.model_batch, batch_parts(config.cluster, config.device, config.train)
     if not size:
         return
-    takes = f"the model takes batches of exactly {size} examples (the batch size of its inputs)"
+    takes = f"the model takes batches of {size} examples, and no others"
     if config.train.batch_size != size * parts:
         each = f"{config.train.batch_size} make batches of {config.train.batch_size // parts}"
         yield Problem("train.batch_size", f"{each}; {takes}", f"type train.batch_size={size * parts}")
@@ -242,10 +243,22 @@ def _warn_of_optimizer(section: OptimizerConfig, description: Description) -> It
         return
     if is_taken(section, compiled):
         for text in compiled.left_out:
-            yield Problem("optimizer", f"compile() was given {compiled.name} with {text}, which is left out", KEYS)
+            rate = f"; the learning rate is {section.learning_rate:g}" if text.startswith("learning_rate=") else ""
+            message = f"compile() was given {compiled.name} with {text}, which is left out{rate}"
+            yield Problem("optimizer", message, KEYS)
     else:
-        message = f"compile() was given {compiled.name}, which is not available; {section.name.value} trains the model"
-        yield Problem("optimizer", message, "choose another with optimizer=NAME")
+        instead = f"{section.name.value} with learning rate {section.learning_rate:g} trains the model"
+        message = f"compile() was given {compiled.name}, which is not available; {instead}"
+        yield Problem("optimizer", message, "choose another with optimizer=NAME and optimizer.learning_rate=RATE")
+
+
+def _warn_of_sums(tasks: Sequence[Task], description: Description) -> Iterator[Problem]:
+    """A mean over replicas is that over all examples only if each replica's loss is a mean."""
+    replicas = sum(len(task.replicas) for task in tasks)
+    if description.is_summed and replicas > 1:
+        message = f"the loss is a sum over the examples of a replica, and an update averages {replicas} replicas"
+        remedy = f"multiply optimizer.learning_rate by {replicas} for the update of one process, or use a mean"
+        yield Problem("model", message, remedy)
 
 
 def _warn_of_layers(description: Description) -> Iterator[Problem]:

@@ -72,7 +72,7 @@ def _describe(question: Question) -> Description:
     optimizer = compiled_optimizer.read(model)  # before the objective compiles it again
     wanted = Wanted.of(named)
     objective = build.open_objective(model, data_set, wanted, user_file=user)
-    trial.run(objective, data_set, has_values=has_values)
+    model_batch = trial.run(objective, data_set, has_values=has_values, batch=question.batch)
     unchanged = frozen.find(objective, data_set.spec) if has_values else []  # built-in models have none of their own
     values = frozen.Frozen(frozen.values_of(model, unchanged), adapting.states)
     if question.store:
@@ -85,8 +85,9 @@ def _describe(question: Question) -> Description:
         evaluate_examples=count_of(data_set.evaluate),
         is_stream=isinstance(data_set.train, Stream),
         is_divided=isinstance(data_set.train, Stream) and data_set.train.is_divided,
-        model_batch=step.batch_of(model),
+        model_batch=model_batch,
         layers=tuple(step.layers_of(model)),
+        is_summed=objective.is_summed,
         sums=objective.size,
         metrics=objective.metric_names(),
         frozen=frozen.describe(*values),

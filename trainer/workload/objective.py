@@ -78,6 +78,13 @@ class Objective:
         return eager.in_graph(self._tables)
 
     @property
+    def is_summed(self) -> bool:
+        """Whether a loss that the model is compiled with is a sum over the examples of a batch."""
+        compiled = self.model._compile_loss if self._whole_loss is None else None
+        losses = [] if compiled is None else keras.tree.flatten(compiled._user_loss)
+        return any(getattr(loss, "reduction", None) == "sum" for loss in losses)
+
+    @property
     def size(self) -> int:
         """Floats of the metrics' variables; known once a batch was computed."""
         return sum(_size(v) for v in self._variables) if self._size is None else self._size
@@ -128,7 +135,8 @@ class Objective:
         values = [(v, tf.zeros(v.shape, v.dtype)) for v in self.model._loss_tracker.variables] + self._values(sums)
         with keras.StatelessScope(state_mapping=values):
             named = self.model.get_metrics_result() if values else {}
-        return {name: tf.cast(value, tf.float32) for name, value in named.items() if name != "loss"}
+            named = {name: _value_of(result) for name, result in named.items() if name != "loss"}
+        return {name: tf.cast(value, tf.float32) for name, value in named.items()}
 
     def _values(self, sums: tf.Tensor) -> list[tuple[keras.Variable, tf.Tensor]]:
         """Sums [size] as values of the metrics' variables."""
@@ -192,6 +200,11 @@ def _undivided_losses() -> Iterator[None]:
     finally:
         for name, function in before.items():
             setattr(keras_loss, name, function)
+
+
+def _value_of(result: Any) -> Any:
+    """What a metric has returned; one of the user's may return its variable."""
+    return result.value if isinstance(result, keras.Variable) else result
 
 
 def _size(variable: keras.Variable) -> int:

@@ -55,9 +55,8 @@ def parameters_of(model: keras.Model, frozen: Collection[str] = ()) -> list[Para
 
 
 def batch_of(model: keras.Model) -> int:
-    """How many examples a model takes at once, where an input was made with a batch size; 0: any number."""
-    sizes = {one.shape[0] for one in getattr(model, "inputs", None) or () if one.shape[0]}
-    return max(sizes, default=0)
+    """The batch size that a model's inputs were made with; 0: none."""
+    return max((one.shape[0] or 0 for one in getattr(model, "inputs", None) or ()), default=0)
 
 
 def layers_of(model: keras.Model) -> list[str]:

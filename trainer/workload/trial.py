@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -27,17 +28,21 @@ from trainer.workload.data.examples import (
 from trainer.workload.error_text import one_paragraph
 from trainer.workload.objective import Objective
 
-EXAMPLES = 8  # of the batch, unless the model takes another number
+EXAMPLES = 7  # of the batch; no size that somebody would write into a model, which would hide that it takes no other
 LOGITS = "from_logits"
 NEAR = 1e-3  # to 1, of a sum of probabilities
 FAR = -3.0  # times the weights, for outputs that are far from these
 
 
-def run(objective: Objective, data: DataSet, *, has_values: bool) -> None:
+def run(objective: Objective, data: DataSet, *, has_values: bool, batch: int = 0) -> int:
     """Computes the loss and the metrics of a batch; after that the objective knows its size.
 
     Args:
         has_values: whether the model's variables have values; without them, the batch is traced and not computed.
+        batch: examples that the model is given at once in training; 0: unknown.
+
+    Returns:
+        The number of examples that the model takes at once; 0: any.
 
     Raises:
         ValueError: if the loss or a metric cannot be computed, or outputs and loss contradict each other.
@@ -46,9 +51,9 @@ def run(objective: Objective, data: DataSet, *, has_values: bool) -> None:
     tf.config.set_soft_device_placement(True)  # a layer may name a device that only tasks have
     try:
         if has_values:
-            _compute(objective, data)
-        else:
-            step.trace(objective, data.spec)
+            return _compute_sized(objective, data, batch)
+        step.trace(objective, data.spec)
+        return 0
     except (ValueError, TypeError, KeyError, tf.errors.OpError) as error:
         if isinstance(error, Mismatch) or error.__traceback__ is None:
             raise
@@ -61,11 +66,25 @@ class Mismatch(ValueError):
     """Outputs that the loss does not take."""
 
 
-def _compute(objective: Objective, data: DataSet) -> None:
-    model = objective.model
-    batch = _first_batch(data.train, step.batch_of(model) or EXAMPLES)
+def _compute_sized(objective: Objective, data: DataSet, batch: int) -> int:
+    """Tries a few examples, and batches of other sizes if the model cannot compute these; returns the only size."""
+    try:
+        _compute(objective, data, EXAMPLES)
+        return 0
+    except Exception:  # of many types: the model may be anything
+        for size in filter(None, (batch, step.batch_of(objective.model))):
+            with suppress(Exception):
+                _compute(objective, data, size)
+                return size
+        raise
+
+
+def _compute(objective: Objective, data: DataSet, count: int) -> None:
+    model, batch = objective.model, _first_batch(data.train, count)
     options = {"training": False} if step.takes_training(model) else {}
+    before = _values_of_metrics(model)
     outputs = model(objective.inputs(batch.features), **options)
+    _check_layers_count_nothing(before)
     loss = model._compile_loss._user_loss if model._compile_loss is not None else None
     if isinstance(loss, keras.losses.Loss):
         _check_logits(loss, outputs, objective, batch)
@@ -89,6 +108,22 @@ def _first_batch(examples: Examples | Stream, count: int) -> Batch:
     count = min(count, examples.count)
     arrays = tuple(tf.constant(array) for array in examples.arrays)
     return Batch(*examples.fetch(tf.range(count, dtype=tf.int64), arrays))
+
+
+def _values_of_metrics(model: keras.Model) -> list[tuple[keras.Variable, np.ndarray]]:
+    return [(v, np.copy(np.asarray(_first_value(v)))) for metric in model.metrics for v in metric.variables]
+
+
+def _check_layers_count_nothing(before: Sequence[tuple[keras.Variable, np.ndarray]]) -> None:
+    """Compares the variables of metrics with their values before a model was called."""
+    for variable, value in before:
+        if not np.array_equal(_first_value(variable), value):
+            name = variable.path.partition("/")[0]
+            variable.assign(value)
+            raise Mismatch(
+                f"metric {name} is updated when a layer is called, on each worker for itself; give it to compile(), or "
+                "return it from metrics()"
+            )
 
 
 def _check_metrics(model: keras.Model) -> None:
