@@ -7,6 +7,7 @@ import functools
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -87,6 +88,8 @@ def _has_engine() -> bool:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Lets all commands of a session start their tasks from one process that has imported TensorFlow."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell; commands would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):
         folder = tempfile.mkdtemp(prefix="trainer-")
         config.add_cleanup(functools.partial(_end_warm_processes, folder))
