@@ -39,7 +39,9 @@ def export(snapshot: Snapshot, model: Any, folder: Path) -> None:
     assign(model, evaluated(snapshot) | snapshot.state)
     try:
         model.save(folder / "model.keras")
-    except (NotImplementedError, TypeError, ValueError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # whatever a layer's get_config does: training is done
         (folder / "model.keras").unlink(missing_ok=True)
         _log.warning("Keras cannot save this model as model.keras (%s); see model.weights.h5", _first_line(error))
         model.save_weights(folder / "model.weights.h5")

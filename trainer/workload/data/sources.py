@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +59,7 @@ def open_parts(opened: Any, source: str, *, seed: int) -> DataSet:
         raise DataError(f"{source}: its function returned {given}; {remedy}")
     parts = {part: opened[part] for part in ("train", "evaluate")}
     parts = {part: (given,) if isinstance(given, np.ndarray | dict) else given for part, given in parts.items()}
-    classes = opened.get("classes")
+    classes = _count_of_classes(opened.get("classes"), source)
     if all(map(is_arrays, parts.values())):
         return from_arrays(*parts.values(), source=source, classes=classes)
     sources = {
@@ -175,3 +176,14 @@ def _is_py_dataset(source: Any) -> bool:
     import keras
 
     return isinstance(source, keras.utils.PyDataset)
+
+
+def _count_of_classes(given: Any, source: str) -> int | None:
+    """A whole number, of numpy too."""
+    try:
+        count = None if given is None else operator.index(given)
+    except TypeError:
+        count = 0
+    if count is not None and count < 1:
+        raise DataError(f'{source}: "classes" is {given!r}; return a whole number of at least 1')
+    return count
