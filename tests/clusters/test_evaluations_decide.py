@@ -162,6 +162,15 @@ def test_a_run_that_is_stopped_and_continued_reduces_the_rate_at_the_same_steps(
     assert outcome(longer) | {"evaluations": ()} == outcome(expected) | {"evaluations": ()}
 
 
+def test_a_run_continues_with_other_metrics(begin: Make):
+    """Evaluations are compared by the accuracy, and then by the loss, which those before have too."""
+    first = done(begin("cluster=local", "evaluate.every=10", "train.steps=20", "evaluate.patience=9"))
+    other = ["evaluate.every=10", "evaluate.patience=3", "evaluate.min_delta=10", "model.metrics=[]"]
+    longer = done(begin("cluster=local", *other, again=first))
+    assert [step for step, _ in evaluations(longer)][:4] == [10, 20, 30, 40]
+    assert longer.summary()["ended_early"].startswith("loss has not improved in 3 evaluations; it was ")
+
+
 @pytest.mark.long(but=["2w strategy=async"])
 @pytest.mark.parametrize(
     "cluster",

@@ -51,7 +51,7 @@ def test_training_ends_where_keras_ends_it(metric):
         for epoch, value in enumerate(values):
             see(epoch, value)
             so_far = scored(metric, values[: epoch + 1])
-            ends = len(so_far) - 1 - decisions.best_of(so_far, config) >= patience
+            ends = len(so_far) - 1 - decisions.best_of(so_far, metric, config) >= patience
             assert ends == model.stop_training, (values, patience, min_delta, epoch)
             if ends:
                 ended += 1
@@ -87,7 +87,7 @@ def test_the_rate_is_reduced_where_keras_reduces_it(metric):
             see(epoch, value)
             now = float(theirs.learning_rate.numpy())
             count, rate = count + (now != rate), now
-            found = decisions.reductions(scored(metric, values[: epoch + 1]), EvaluateConfig(best_metric=metric), ours)
+            found = decisions.reductions(scored(metric, values[: epoch + 1]), metric, EvaluateConfig(), ours)
             assert found == count, (values, plateau, epoch)
             assert float(optimizers.learning_rate(ours, 0, count)) == pytest.approx(rate, rel=1e-6)
         reduced.add(count)
@@ -96,6 +96,6 @@ def test_the_rate_is_reduced_where_keras_reduces_it(metric):
 
 def test_without_a_patience_and_without_evaluations_nothing_is_reduced():
     without = OptimizerConfig(name=OptimizerName.sgd)
-    assert decisions.reductions(scored("loss", [1.0] * 30), EvaluateConfig(best_metric="loss"), without) == 0
+    assert decisions.reductions(scored("loss", [1.0] * 30), "loss", EvaluateConfig(), without) == 0
     with_patience = OptimizerConfig(name=OptimizerName.sgd, plateau=PlateauConfig(patience=1))
-    assert decisions.reductions([], EvaluateConfig(), with_patience) == 0
+    assert decisions.reductions([], "loss", EvaluateConfig(), with_patience) == 0

@@ -222,7 +222,7 @@ def make_chief(folder: Path, engine: Script, *overrides: str) -> Chief:
     plan = make_plan(config, model, Machine(cores=1, gpus=0))
     status, stop = Status("worker", 0, str(folder), ""), SimpleNamespace(requested=False)
     context = Context(config, plan, RunDirectory(folder), plan.workers[0], status, stop, Journal(None))
-    return actions.assemble(context, engine, SimpleNamespace(size=0), None, InitialState(step=0))
+    return actions.assemble(context, engine, SimpleNamespace(size=0, metric_names=tuple), None, InitialState(step=0))
 
 
 def train_under(chief: Chief, engine: Script, **options: Any) -> None:

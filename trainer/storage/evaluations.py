@@ -10,7 +10,7 @@ launcher and the chief read these files too.
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ def _parse(text: str) -> Evaluation | None:
 
 def is_better(one: Evaluation, other: Evaluation | None, config: EvaluateConfig) -> bool:
     """Whether one is to replace the other as the best; on a tie the other stays. NaN is never better."""
-    metric = metric_of(one, config.best_metric)
+    metric = metric_of(one.scores, config.best_metric)
     if math.isnan(one.scores[metric]):
         return False
     if other is None or metric not in other.scores:
@@ -72,9 +72,9 @@ def is_better(one: Evaluation, other: Evaluation | None, config: EvaluateConfig)
     return new < old if prefers_less(metric, config.best_is) else new > old
 
 
-def metric_of(evaluation: Evaluation, metric: str | None) -> str:
-    """The metric by which evaluations are compared; None: the accuracy, or the loss where there is none."""
-    return metric or ("accuracy" if "accuracy" in evaluation.scores else "loss")
+def metric_of(names: Container[str], metric: str | None) -> str:
+    """The metric by which evaluations with these scores are compared; None: the accuracy, or the loss without one."""
+    return metric or ("accuracy" if "accuracy" in names else "loss")
 
 
 def prefers_less(metric: str, best_is: BestIs) -> bool:

@@ -187,7 +187,7 @@ class ChiefEvaluation:
         return {f"eval_{name}": value for name, value in scores.items()}
 
     def is_missing(self, step: int, every: int) -> bool:
-        """Whether a state that a chief starts from was to be evaluated, and a predecessor did not come to it."""
+        """Whether a state that a chief starts from was to be evaluated, and a predecessor died before it did."""
         return every > 0 and self.lines.last_step // every < step // every
 
     def run_and_log(self, snapshot: Snapshot) -> None:
@@ -261,7 +261,7 @@ def assemble(
     actions.append((Every(config.summary.histogram_every, start=start.step), report.write_parameters))
     for result in start.missed:
         report.update(result)
-    judge = Judge(context, hooks, start)
+    judge = Judge(context, hooks, start, objective.metric_names())
     hooks.follow(start.result, is_asked=context.stop.requested)
     if evaluation and start.step < context.plan.steps and evaluation.is_missing(start.step, config.evaluate.every):
         evaluation.run_and_log(engine.snapshot())

@@ -1,31 +1,33 @@
-"""What follows from a row of evaluations, as from Keras's EarlyStopping and ReduceLROnPlateau. Pure."""
+"""What follows from a row of evaluations, as from Keras's EarlyStopping and ReduceLROnPlateau. Pure.
+
+All evaluations of a row have the metric by which they are compared.
+"""
 
 from collections.abc import Sequence
 
 import numpy as np
 
 from trainer.config.schema import EvaluateConfig, OptimizerConfig
-from trainer.storage.evaluations import Evaluation, metric_of, prefers_less
+from trainer.storage.evaluations import Evaluation, prefers_less
 
 
-def improves(one: Evaluation, best: Evaluation, config: EvaluateConfig, *, min_delta: float) -> bool:
+def improves(one: Evaluation, best: Evaluation, metric: str, config: EvaluateConfig, *, min_delta: float) -> bool:
     """Whether an evaluation is better than the best before it by more than `min_delta`, in float32 as in Keras."""
-    metric = metric_of(best, config.best_metric)
     sign = -1 if prefers_less(metric, config.best_is) else 1
     new, old = np.float32(one.scores[metric] - sign * min_delta), np.float32(best.scores[metric])
     return bool(sign * new > sign * old)
 
 
-def best_of(scored: Sequence[Evaluation], config: EvaluateConfig) -> int:
+def best_of(scored: Sequence[Evaluation], metric: str, config: EvaluateConfig) -> int:
     """The place of the best in a row that is not empty; training ends when `evaluate.patience` others follow it."""
     best = 0
     for place, one in enumerate(scored):
-        if improves(one, scored[best], config, min_delta=config.min_delta):
+        if improves(one, scored[best], metric, config, min_delta=config.min_delta):
             best = place
     return best
 
 
-def reductions(scored: Sequence[Evaluation], evaluate: EvaluateConfig, optimizer: OptimizerConfig) -> int:
+def reductions(scored: Sequence[Evaluation], metric: str, evaluate: EvaluateConfig, optimizer: OptimizerConfig) -> int:
     """How often evaluations without an improvement have reduced the learning rate."""
     plateau, best = optimizer.plateau, scored[0] if scored else None
     if plateau.patience is None or best is None:
@@ -35,7 +37,7 @@ def reductions(scored: Sequence[Evaluation], evaluate: EvaluateConfig, optimizer
     for one in scored[1:]:
         if cooling:
             cooling, waited = cooling - 1, 0
-        if improves(one, best, evaluate, min_delta=plateau.min_delta):
+        if improves(one, best, metric, evaluate, min_delta=plateau.min_delta):
             best, waited = one, 0
         elif not cooling:
             waited += 1

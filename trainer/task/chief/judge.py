@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from trainer.storage import evaluations
 from trainer.storage.evaluations import Evaluation
@@ -22,10 +22,15 @@ class Judge:
     evaluations up to that step alone, not on when it was started.
     """
 
-    def __init__(self, context: Context, hooks: Hooks, start: InitialState) -> None:
-        """Acts on the evaluations up to the step of the state that the chief starts from, without calling the hook."""
+    def __init__(self, context: Context, hooks: Hooks, start: InitialState, metrics: Collection[str]) -> None:
+        """Acts on the evaluations up to the step of the state that the chief starts from, without calling the hook.
+
+        Args:
+            metrics: names of the run's metrics; a run that it continues may have had others.
+        """
         self._evaluate, self._optimizer = context.config.evaluate, context.config.optimizer
         self._path, self._status, self._hooks = context.directory.evaluations, context.status, hooks
+        self._metric = evaluations.metric_of(metrics, self._evaluate.best_metric)
         self._is_exact = context.plan.effective_strategy.is_exact and context.plan.trainers == context.plan.tasks
         self._size = -1  # of the file, when it was read last
         scored = self._read(start.step)
@@ -59,12 +64,15 @@ class Judge:
         return [one for one in self._all if one.step <= step]
 
     def _counted(self, scored: Sequence[Evaluation]) -> list[Evaluation]:
-        """Without that at the end of a run that was made longer since: one that was long from the start has none."""
+        """The evaluations that can be compared.
+
+        Without that at the end of a run that was made longer since: one that was long from the start has none.
+        """
         every = self._evaluate.every if self._is_exact else 0
-        return [one for one in scored if not every or one.step % every == 0]
+        return [one for one in scored if self._metric in one.scores and (not every or one.step % every == 0)]
 
     def _count(self, scored: Sequence[Evaluation]) -> int:
-        return decisions.reductions(self._counted(scored), self._evaluate, self._optimizer)
+        return decisions.reductions(self._counted(scored), self._metric, self._evaluate, self._optimizer)
 
     def _decide(self, scored: Sequence[Evaluation]) -> None:
         reductions = self._others + self._count(scored)
@@ -75,9 +83,9 @@ class Judge:
         counted, patience = self._counted(scored), self._evaluate.patience
         if not counted or patience is None:
             return
-        place = decisions.best_of(counted, self._evaluate)
+        place = decisions.best_of(counted, self._metric, self._evaluate)
         if len(counted) - 1 - place >= patience:
-            best, metric = counted[place], evaluations.metric_of(counted[place], self._evaluate.best_metric)
-            was = f"it was {best.scores[metric]:.4f} at step {best.step}"
-            why = f"{metric} has not improved in {patience} evaluations; {was}"
+            best = counted[place]
+            was = f"it was {best.scores[self._metric]:.4f} at step {best.step}"
+            why = f"{self._metric} has not improved in {patience} evaluations; {was}"
             end_early(self._status, counted[-1].step, why)
