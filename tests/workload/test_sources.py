@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import random
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -267,6 +268,39 @@ def test_a_py_dataset_that_shuffles_itself_does_so_alike_in_every_task():
         assert len(set(numbers)) == len(numbers) == 48
 
 
+def test_a_pass_of_a_py_dataset_depends_on_its_epoch_alone():
+    """A restart reads the first epochs again, and an evaluation its only one, whatever was read before."""
+    train = opened(Shuffled()).train
+    again, of_another = read(train, stop=9), read(train, stop=9)
+    for (_, one), (_, other) in zip(again, of_another, strict=True):
+        assert one.features.tolist() == other.features.tolist()
+    assert first_numbers(again[0][1]) != first_numbers(again[4][1])
+
+
+class InOrder(Shuffled):
+    """What cannot be copied is shared, and large data too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock, self.begun = threading.Lock(), 0
+
+    def on_epoch_begin(self) -> None:
+        self.begun += 1
+
+    def __getitem__(self, index: int) -> Any:
+        with self.lock:
+            features, labels = super().__getitem__(index)
+        return np.insert(features, 1, self.begun, axis=1), labels
+
+
+def test_each_epoch_of_a_py_dataset_is_begun_once():
+    source = InOrder()
+    read_twice = [read(opened(source).train, stop=9) for _ in range(2)]
+    for batches in read_twice:
+        assert [int(batch.features[0, 1]) for _, batch in batches] == [1] * 4 + [2] * 4 + [3]
+    assert source.begun == 0
+
+
 WORDS = np.array(["red", "green", "blue", "none"] * 15)
 
 
@@ -353,9 +387,12 @@ class Ragged(Rows):
         (lambda: (Csr(), Y), r"features: is a Csr; make it dense: x.toarray\(\)"),
         (lambda: ([[1], [1, 2]], [0, 1]), "features: its examples have different sizes .*; pad or cut them"),
         (lambda: (np.ma.masked_array(X, X > 5), Y), r"features: is a masked array; .*x.filled\(0\)"),
-        (lambda: (np.array([["a"], [None]]), [0, 1]), "example 1 is None, which is no text; replace missing texts"),
-        (lambda: (X.astype("complex64"), Y), "features: have type complex64; allowed: numbers, booleans and text"),
-        (lambda: (Y.astype("datetime64[D]"), Y), r"features: have type datetime64\[D\]; allowed"),
+        (lambda: (np.array([["a"], [None]]), [0, 1]), "example 1 is None, which is not text; replace missing texts"),
+        (
+            lambda: (X.astype("complex64"), Y),
+            "features: type complex64 cannot be used; allowed: numbers, booleans and text",
+        ),
+        (lambda: (Y.astype("datetime64[D]"), Y), r"features: type datetime64\[D\] cannot be used; allowed"),
         (lambda: lambda context: dataset().map(ragged), "is ragged: .*to_tensor"),
         (lambda: NotFinite(), "features/x: example 0 holds a value that is not finite"),
     ],

@@ -21,12 +21,12 @@ from trainer.workload.data.examples import (
     read_rows,
     users_code,
 )
+from trainer.workload.data.py_dataset import batches_of_py_dataset, is_py_dataset
 from trainer.workload.data.stream_sources import (
     Opened,
     batches_of_dataset,
     batches_of_function,
     batches_of_iterable,
-    batches_of_py_dataset,
     check_dataset,
     is_dataset,
     open_stream,
@@ -59,6 +59,8 @@ def open_parts(opened: Any, source: str, *, seed: int) -> DataSet:
         raise DataError(f"{source}: its function returned {given}; {remedy}")
     parts = {part: opened[part] for part in ("train", "evaluate")}
     parts = {part: (given,) if isinstance(given, np.ndarray | dict) else given for part, given in parts.items()}
+    for part, given in parts.items():
+        _check_is_not_batches(given, f"{source}, {part}")
     classes = _count_of_classes(opened.get("classes"), source)
     if all(map(is_arrays, parts.values())):
         return from_arrays(*parts.values(), source=source, classes=classes)
@@ -84,6 +86,23 @@ def is_arrays(source: Any) -> bool:
     return not any(is_dataset(one) for one in source)
 
 
+def _check_is_not_batches(source: Any, name: str) -> None:
+    """Refuses a list of batches, which would be read as a list of examples, or as [x, y].
+
+    Raises:
+        DataError: for a list of tuples of arrays, each of them with rows for the same number of examples.
+    """
+    if not isinstance(source, list) or not source or not all(isinstance(one, tuple) for one in source[:2]):
+        return
+    shapes = [np.shape(leaf) for _, leaf in leaves_of(split(source[0]))]
+    if shapes and all(shape and shape[0] == shapes[0][0] for shape in shapes):
+        listed = ", ".join(map(str, map(list, shapes)))
+        raise DataError(
+            f"{name}: is a list of tuples with arrays {listed}; if each is a batch, return a function (context) that "
+            "returns the list; if each is one example, or the list is [x, y], return the tuple (x, y) of all examples"
+        )
+
+
 def open_source(source: Any, name: str, *, seed: int, must_end: bool = False) -> Opened:
     """Opens a source.
 
@@ -93,7 +112,7 @@ def open_source(source: Any, name: str, *, seed: int, must_end: bool = False) ->
         must_end: whether all of it is read, as in an evaluation.
 
     Raises:
-        DataError: if it is no source, or has no examples.
+        DataError: if it is not a source, or has no examples.
     """
     if is_arrays(source):
         return Opened(*open_arrays(source, name))
@@ -102,7 +121,7 @@ def open_source(source: Any, name: str, *, seed: int, must_end: bool = False) ->
     if is_dataset(source):
         check_dataset(source, name, must_end=must_end)
         return open_stream(batches_of_dataset(source, name), name, known=source.element_spec, is_divided=True)
-    if _is_py_dataset(source):
+    if is_py_dataset(source):
         return open_stream(batches_of_py_dataset(source, name, seed), name)
     if hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, str | dict):
         return _open_random_access(source, name)
@@ -170,12 +189,6 @@ def _stacked(items: list[Batch], name: str) -> Batch:
         message = f"examples have the shapes {shapes[0]} and {other}; pad or cut what has different sizes"
         raise DataError(f"{name}: {message}") from error
     return items[0].map(lambda _: next(arrays))
-
-
-def _is_py_dataset(source: Any) -> bool:
-    import keras
-
-    return isinstance(source, keras.utils.PyDataset)
 
 
 def _count_of_classes(given: Any, source: str) -> int | None:

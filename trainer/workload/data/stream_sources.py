@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import itertools
-import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
 
 from trainer.workload.data.convert import refuse_not_dense, spec_of
 from trainer.workload.data.examples import (
@@ -97,44 +92,14 @@ def check_dataset(dataset: tf.data.Dataset, name: str, *, must_end: bool) -> Non
 
 
 def batches_of_dataset(source: Any, name: str) -> Callable[[StreamContext], Iterable[Batch]]:
-    return _shared_out(lambda _: source.as_numpy_iterator(), name)
+    return shared_out(lambda _: source.as_numpy_iterator(), name)
 
 
 def batches_of_iterable(source: Iterable[Any], name: str) -> Callable[[StreamContext], Iterable[Batch]]:
-    return _shared_out(lambda _: source, name)
+    return shared_out(lambda _: source, name)
 
 
-def batches_of_py_dataset(source: Any, name: str, seed: int) -> Callable[[StreamContext], Iterable[Batch]]:
-    def batches(epoch: int) -> Iterator[Any]:
-        count = source.num_batches
-        order: Iterable[int] = itertools.count()  # without an end
-        if count is not None:
-            order = np.random.default_rng([seed, epoch]).permutation(count).tolist()
-        for index in order:
-            with _drawn_from(seed, epoch, index):
-                batch = source[index]
-            yield batch
-        with _drawn_from(seed, epoch):
-            source.on_epoch_end()
-
-    return _shared_out(batches, name)
-
-
-@contextlib.contextmanager
-def _drawn_from(*numbers: int) -> Iterator[None]:
-    """Lets code that draws from the global generators draw the same in every task: each is elsewhere with its own."""
-    states = random.getstate(), np.random.get_state()
-    seed = int(np.random.SeedSequence(numbers).generate_state(1)[0])
-    random.seed(seed)
-    np.random.seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-
-
-def _shared_out(batches: Callable[[int], Iterable[Any]], name: str) -> Callable[[StreamContext], Iterable[Batch]]:
+def shared_out(batches: Callable[[int], Iterable[Any]], name: str) -> Callable[[StreamContext], Iterable[Batch]]:
     """Shares the examples of an epoch's batches among the replicas, one by one, in batches of the size they need."""
 
     def open_batches(context: StreamContext) -> Iterator[Batch]:
@@ -147,7 +112,7 @@ def _shared_out(batches: Callable[[int], Iterable[Any]], name: str) -> Callable[
                     yield rows(batch, chosen)
                 first += count
 
-        return resized(own(), context.batch, joins=context.is_training)
+        return resized(own(), context.batch, name, joins=context.is_training)
 
     return open_batches
 

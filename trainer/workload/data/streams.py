@@ -159,10 +159,11 @@ def rows(batch: Batch, chosen: Any) -> Batch:
     return batch.map(lambda array: array[chosen])
 
 
-def resized(batches: Iterable[Batch], size: int, *, joins: bool = True) -> Iterator[Batch]:
+def resized(batches: Iterable[Batch], size: int, source: str, *, joins: bool = True) -> Iterator[Batch]:
     """The same examples in batches of another size; the last one may be smaller.
 
     Args:
+        source: their origin, for messages.
         joins: whether batches whose examples have different shapes are an error; else smaller ones are given.
     """
     held: Batch | None = None
@@ -170,7 +171,7 @@ def resized(batches: Iterable[Batch], size: int, *, joins: bool = True) -> Itera
         if held is not None and not joins and spec_of(held) != spec_of(batch):
             yield held
             held = None
-        held = batch if held is None else _joined(held, batch)
+        held = batch if held is None else _joined(held, batch, source)
         count = len(leaves_of(held)[0][1])
         for first in range(0, count - size + 1, size):
             yield rows(held, slice(first, first + size))
@@ -179,12 +180,12 @@ def resized(batches: Iterable[Batch], size: int, *, joins: bool = True) -> Itera
         yield held
 
 
-def _joined(one: Batch, other: Batch) -> Batch:
+def _joined(one: Batch, other: Batch, source: str) -> Batch:
     if spec_of(one) != spec_of(other):
         raise DataError(
-            f"its batches have different shapes, {_describe(spec_of(one))} and {_describe(spec_of(other))}, so they "
-            "cannot be made into batches of another size; make batches of train.batch_size examples, pad all alike, or "
-            "return a function (context) that makes batches of context.batch examples"
+            f"{source}: batches have different shapes, {_describe(spec_of(one))} and {_describe(spec_of(other))}, so "
+            "they cannot be made into batches of another size; make batches of train.batch_size examples, pad all "
+            "alike, or return a function (context) that makes batches of context.batch examples"
         )
     pairs = zip(leaves_of(one), leaves_of(other), strict=True)
     arrays = iter([np.concatenate([a, b]) for (_, a), (_, b) in pairs])

@@ -1,0 +1,105 @@
+"""Reads a `keras.utils.PyDataset`: its batches depend on (seed, epoch) alone, however often and in whatever order."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import random
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from trainer.workload.data.arrays import SMALL_NBYTES, is_mapped
+from trainer.workload.data.examples import Batch, StreamContext
+from trainer.workload.data.stream_sources import shared_out
+
+
+def is_py_dataset(source: Any) -> bool:
+    import keras
+
+    return isinstance(source, keras.utils.PyDataset)
+
+
+def batches_of_py_dataset(source: Any, name: str, seed: int) -> Callable[[StreamContext], Iterable[Batch]]:
+    """The batches of each epoch, shuffled, shared out among the replicas."""
+    epochs = _Epochs(source, seed)
+
+    def batches(epoch: int) -> Iterator[Any]:
+        of_epoch = epochs.at(epoch)
+        count = of_epoch.num_batches
+        order: Iterable[int] = itertools.count()  # without an end
+        if count is not None:
+            order = np.random.default_rng([seed, epoch]).permutation(count).tolist()
+        for index in order:
+            with _drawn_from(seed, epoch, index):
+                batch = of_epoch[index]
+            yield batch
+
+    return shared_out(batches, name)
+
+
+class _Epochs:
+    """A data set as `on_epoch_end` and `on_epoch_begin` leave it for each epoch.
+
+    They may shuffle in place, while another pass reads an epoch before: each epoch is a copy of the one before it.
+    """
+
+    def __init__(self, source: Any, seed: int) -> None:
+        import keras
+
+        base, own = keras.utils.PyDataset, type(source)
+        self._changes = (own.on_epoch_begin, own.on_epoch_end) != (base.on_epoch_begin, base.on_epoch_end)
+        self._source, self._seed = source, seed
+        self._latest, self._epoch = source, -1
+        self._lock = threading.Lock()
+
+    def at(self, epoch: int) -> Any:
+        """The data set of an epoch, which is not changed any more."""
+        if not self._changes:
+            return self._source
+        with self._lock:
+            if epoch < self._epoch:
+                self._latest, self._epoch = self._source, -1
+            while self._epoch < epoch:
+                self._begin_next()
+            return self._latest
+
+    def _begin_next(self) -> None:
+        one, epoch = _copied(self._latest), self._epoch + 1
+        with _drawn_from(self._seed, epoch):
+            if epoch > 0:
+                one.on_epoch_end()
+            one.on_epoch_begin()
+        self._latest, self._epoch = one, epoch
+
+
+def _copied(source: Any) -> Any:
+    """A copy of a data set and of its attributes, but for large data and what has no copy, as an open file."""
+    one, memo = copy.copy(source), _large_arrays(source)
+    for name, value in vars(source).items():
+        with contextlib.suppress(Exception):  # of many types
+            vars(one)[name] = copy.deepcopy(value, memo)
+    return one
+
+
+def _large_arrays(source: Any) -> dict[int, Any]:
+    """Arrays that are not copied, by id: mapped files, and data; an order, which is shuffled, has one axis."""
+    arrays = [one for one in vars(source).values() if isinstance(one, np.ndarray)]
+    return {id(one): one for one in arrays if is_mapped(one) or (one.ndim > 1 and one.nbytes > SMALL_NBYTES)}
+
+
+@contextlib.contextmanager
+def _drawn_from(*numbers: int) -> Iterator[None]:
+    """Lets code that draws from the global generators draw the same in every task: each is elsewhere with its own."""
+    states = random.getstate(), np.random.get_state()
+    seed = int(np.random.SeedSequence(numbers).generate_state(1)[0])
+    random.seed(seed)
+    np.random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
