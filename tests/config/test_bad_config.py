@@ -113,9 +113,9 @@ OVERRIDES = [
     ),
     (
         "optimizer.groups=[dense]",
-        "optimizer.groups[0]: 'dense' is no mapping with patterns of parameter paths in match",
+        "optimizer.groups[0]: 'dense' is not a mapping with patterns of parameter paths in match",
     ),
-    ("optimizer.groups=[{match:3,frozen:true}]", "is no mapping with patterns of parameter paths in match"),
+    ("optimizer.groups=[{match:3,frozen:true}]", "is not a mapping with patterns of parameter paths in match"),
     ("optimizer.groups=[{match:a,lr:1}]", "optimizer.groups[0]: there is no lr; available: match, learning_rate,"),
     (
         "optimizer.groups=[{match:a,learning_rate:0}]",

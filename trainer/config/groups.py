@@ -80,7 +80,9 @@ def check_groups(section: OptimizerConfig) -> Iterator[Problem]:
     for index, given in enumerate(section.groups):
         key = f"{KEY}[{index}]"
         if not isinstance(given, Mapping) or not _patterns(given.get("match")):
-            yield Problem(key, f"{given!r} is no mapping with patterns of parameter paths in match", f"e.g. {EXAMPLE}")
+            yield Problem(
+                key, f"{given!r} is not a mapping with patterns of parameter paths in match", f"e.g. {EXAMPLE}"
+            )
             continue
         names = [field.name for field in fields(Group)]
         for name, value in given.items():

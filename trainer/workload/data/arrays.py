@@ -199,7 +199,7 @@ def _count_classes(labels: dict[str, np.ndarray]) -> int:
 
 def _check_no_text(labels: np.ndarray, name: str) -> None:
     if is_text(labels):
-        raise DataError(f"{name}: are text; give classes as integers, e.g. np.unique(y, return_inverse=True)[1]")
+        raise DataError(f"{name} are text; give classes as integers, e.g. np.unique(y, return_inverse=True)[1]")
 
 
 def _check_range(labels: np.ndarray, classes: int, name: str) -> None:
@@ -213,6 +213,6 @@ def _check_range(labels: np.ndarray, classes: int, name: str) -> None:
         if bad.any():
             place = tuple(int(i) for i in np.argwhere(bad)[0])
             raise DataError(
-                f"{name}: example {row + place[0]} has label {block[place]}, allowed: 0..{last} ({classes} classes); "
-                "correct the label, or the number of classes; labels that are no classes must be floats"
+                f"{name}: example {row + place[0]} has label {block[place]}, allowed: 0..{last}; "
+                "correct the label, or the number of classes; labels that are not classes must be floats"
             )

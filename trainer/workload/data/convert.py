@@ -115,9 +115,9 @@ def _array(values: Any, name: str) -> np.ndarray:
     if array.dtype.kind == "O":
         _check_texts(array, name)
     elif array.dtype.kind not in "biufSU":
-        raise DataError(f"{name}: have type {array.dtype}; {ALLOWED}")
+        raise DataError(f"{name}: type {array.dtype} cannot be used; {ALLOWED}")
     if array.ndim == 0 or array.size == 0:
-        raise DataError(f"{name}: have shape {list(array.shape)}, so there are no examples; at least one is needed")
+        raise DataError(f"{name}: shape {list(array.shape)} has no examples; at least one is needed")
     return array
 
 
@@ -135,8 +135,8 @@ def _check_texts(array: np.ndarray, name: str) -> None:
         if not isinstance(value, str | bytes):
             example = number // (array.size // len(array))
             remedy = "replace missing texts by ''" if _is_missing(value) else ALLOWED
-            kind = f"{value!r}, which is no text" if _is_missing(value) else f"a {type(value).__name__}"
-            raise DataError(f"{name}: have type object, and example {example} is {kind}; {remedy}")
+            kind = f"{value!r}, which is not text" if _is_missing(value) else f"a {type(value).__name__}"
+            raise DataError(f"{name}: type object, and example {example} is {kind}; {remedy}")
 
 
 def _is_missing(value: Any) -> bool:

@@ -1,8 +1,22 @@
-"""Checks input files before they are read."""
+"""Finds input files, and checks them before they are read."""
 
+import glob
+import os
 from pathlib import Path
 
 from trainer.workload.data.examples import DataError, MissingInputError
+
+
+def find_files(pattern: str, *, option: str) -> list[Path]:
+    """The files that match a pattern, in the order of their names; arguments as of `check_file`.
+
+    Raises:
+        MissingInputError: if no file matches.
+    """
+    names = sorted(glob.glob(os.path.expanduser(pattern), recursive=True))
+    if not names:
+        raise MissingInputError(f"{pattern}: no file matches (looked in {Path.cwd()}); type '{option}=/PATH/TO/FILE'")
+    return [check_file(name, option=option) for name in names]
 
 
 def check_file(path: str | Path, *, option: str) -> Path:

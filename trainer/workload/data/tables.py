@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import glob
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +11,8 @@ import numpy as np
 
 from trainer.workload.data.arrays import from_arrays
 from trainer.workload.data.convert import is_text
-from trainer.workload.data.examples import DataError, DataSet, MissingInputError, Nest
-from trainer.workload.data.files import check_file
+from trainer.workload.data.examples import DataError, DataSet, Nest
+from trainer.workload.data.files import find_files
 from trainer.workload.data.parts import SHARE, divide, is_fraction
 
 DTYPES = ("string", "float32", "int64")
@@ -62,18 +60,6 @@ def open_tables(path: str, evaluate: str | float | None, read: Read, roles: Role
     rows = divide(count, float(evaluate), path) if has_fraction else (slice(0, to_train), slice(to_train, count))
     train, test = (tuple(_rows(nest, chosen) for nest in batch) for chosen in rows)
     return from_arrays(train, test, source=path, classes=classes)
-
-
-def find_files(pattern: str, *, option: str) -> list[Path]:
-    """The files that match a pattern, in the order of their names.
-
-    Raises:
-        MissingInputError: if there is none.
-    """
-    names = sorted(glob.glob(os.path.expanduser(pattern), recursive=True))
-    if not names:
-        raise MissingInputError(f"{pattern}: no file matches (looked in {Path.cwd()}); type '{option}=/PATH/TO/FILE'")
-    return [check_file(name, option=option) for name in names]
 
 
 def _rows(nest: Nest, chosen: np.ndarray | slice) -> Nest:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import glob
 import math
-import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainer.workload.data.examples import ArraySpec, DataError, DataSet, Examples, MissingInputError, Spec
-from trainer.workload.data.files import check_file
+from trainer.workload.data.examples import ArraySpec, DataError, DataSet, Examples, Spec
+from trainer.workload.data.files import find_files
 from trainer.workload.data.records import AGAIN, index_records, read_at, read_in_order
 
 if TYPE_CHECKING:
@@ -114,7 +112,7 @@ def _check_options(layout: Format, compression: str) -> None:
 
 
 def _examples(pattern: str, layout: Format, *, option: str, verify: bool, expected: int | None) -> Examples:
-    paths = _find_files(pattern, option=option)
+    paths = find_files(pattern, option=f"data.options.{option}")
     indexes = [index_records(path) for path in paths]
     count = sum(len(offsets) for offsets, _ in indexes)
     if expected is not None and count != expected:
@@ -127,15 +125,6 @@ def _examples(pattern: str, layout: Format, *, option: str, verify: bool, expect
     files = np.repeat(np.arange(len(paths), dtype=np.int32), [len(offsets) for offsets, _ in indexes])
     offsets, lengths = (np.concatenate(column) for column in zip(*indexes, strict=True))
     return Examples(count, (files, offsets, lengths), _fetch(paths, layout))
-
-
-def _find_files(pattern: str, *, option: str) -> list[Path]:
-    names = sorted(glob.glob(os.path.expanduser(pattern), recursive=True))
-    if not names:
-        raise MissingInputError(
-            f"{pattern}: no file matches (looked in {Path.cwd()}); type 'data.options.{option}=/PATH/TO/*.tfrecord'"
-        )
-    return [check_file(name, option=f"data.options.{option}") for name in names]
 
 
 def _check_records(path: Path, layout: Format, *, every: bool) -> None:
