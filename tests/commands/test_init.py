@@ -64,6 +64,7 @@ def test_an_empty_folder_is_filled(tmp_path: Path, python: Forks):
         (["init"], "project: mode=init needs a folder to make"),
         (["init", "full"], "project: full is not empty: it holds README.md"),
         (["init", "full/README.md"], "project: full/README.md is a file"),
+        (["init", "full/README.md/mine"], "trainer: project: full/README.md/mine cannot be used: Not a directory"),
         (["init", "a", "b"], "b: is not key=value"),
     ],
 )

@@ -7,7 +7,7 @@ import ast
 import functools
 import importlib.util
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +20,7 @@ from trainer.faults.problems import ConfigError, Problem
 def functions(path: str | Path) -> dict[str, dict[str, Any]]:
     """The public functions and subclasses of a Python file and their options, without executing any of it.
 
+    Those that it imports by name from a file beside it are among them (`from beside import model`).
     An option is a parameter with a default, or a keyword-only one; without a default it must be set. A parameter
     whose default is no literal (`width=WIDTH`) is left to the function: the config cannot know its value.
 
@@ -29,13 +30,29 @@ def functions(path: str | Path) -> dict[str, dict[str, Any]]:
     Raises:
         ConfigError: if the file cannot be read as Python.
     """
+    return _functions(Path(path), frozenset())
+
+
+def _functions(path: Path, importers: frozenset[Path]) -> dict[str, dict[str, Any]]:
+    """Those of one file; `importers` are the files that are being read, which this one may import in turn."""
     found = {}
-    for node in _parse(Path(path)).body:
+    for node in _parse(path).body:
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
             found[node.name] = _options(node.args)
         elif isinstance(node, ast.ClassDef) and node.bases and not node.name.startswith("_"):
             found[node.name] = _options_of_class(node)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level <= 1:
+            beside = path.parent / f"{node.module.replace('.', '/')}.py"
+            if beside.is_file() and beside not in importers:
+                found |= _chosen(_functions(beside, importers | {path}), node.names)
     return found
+
+
+def _chosen(functions: dict[str, dict[str, Any]], names: Sequence[ast.alias]) -> dict[str, dict[str, Any]]:
+    """The functions that an import statement names, by their new names."""
+    if names[0].name == "*":
+        return functions
+    return {one.asname or one.name: functions[one.name] for one in names if one.name in functions}
 
 
 def options_of(group: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,14 +82,14 @@ def _load(path: Path, _mtime_ns: int) -> ModuleType:
 
 
 def definitions(path: str | Path) -> dict[str, Any]:
-    """The public functions and classes that a Python file defines itself, and its values, by name."""
-    module = load(path)
+    """The public functions and classes of a Python file, as `functions` finds them, and its own values, by name."""
+    module, found = load(path), functions(path)
     return {
         name: value
         for name, value in vars(module).items()
         if not name.startswith("_")
         and not isinstance(value, ModuleType)
-        and getattr(value, "__module__", module.__name__) == module.__name__
+        and (name in found or getattr(value, "__module__", module.__name__) == module.__name__)
     }
 
 

@@ -10,14 +10,14 @@ from trainer.commands.start import Start
 from trainer.config import json_schema
 from trainer.config.schema import RunConfig
 from trainer.faults import exit_codes
-from trainer.faults.problems import Problem
+from trainer.faults.problems import ConfigError, Problem
 
 TEMPLATES = ("model.py", "experiment.yaml", "test_smoke.py", "README.md", ".gitignore")
 NEXT = "next:  cd {}\n       python -m trainer experiment.yaml"
 
 
 def check(config: RunConfig) -> list[Problem]:
-    """Returns what is wrong with the folder; it never is one that holds something."""
+    """Returns what is wrong with the folder, which must be empty or not exist."""
     if not config.project:
         return [Problem("project", "mode=init needs a folder to make", "e.g. trainer init my_project")]
     folder = Path(config.project)
@@ -25,6 +25,8 @@ def check(config: RunConfig) -> list[Problem]:
         held = sorted(os.listdir(folder)) if folder.exists() else []
     except NotADirectoryError:
         return [Problem("project", f"{folder} is a file", "give a folder that does not exist yet")]
+    except OSError as error:
+        return [_cannot(folder, error)]
     if held:
         message = f"{folder} is not empty: it holds {', '.join(held[:3])}{', ...' if len(held) > 3 else ''}"
         return [Problem("project", message, "give a folder that does not exist yet, e.g. trainer init my_project")]
@@ -32,16 +34,28 @@ def check(config: RunConfig) -> list[Problem]:
 
 
 def run(config: RunConfig, start: Start) -> int:
-    """Writes the files and prints what to type next; returns 0."""
+    """Writes the files and prints what to type next; returns 0.
+
+    Raises:
+        ConfigError: if they cannot be written.
+    """
     assert config.project is not None
     folder = Path(config.project)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in _files(folder.resolve().name):
-        with open(folder / name, "x", encoding="utf-8") as file:  # never overwrites
-            file.write(text)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in _files(folder.resolve().name):
+            with open(folder / name, "x", encoding="utf-8") as file:  # never overwrites
+                file.write(text)
+    except OSError as error:
+        raise ConfigError([_cannot(folder, error)]) from error
     print(f"{folder}: {', '.join(sorted(os.listdir(folder)))}")
     print(NEXT.format(shlex.quote(str(folder))))
     return exit_codes.OK
+
+
+def _cannot(folder: Path, error: OSError) -> Problem:
+    message = f"{folder} cannot be used: {error.strerror}"
+    return Problem("project", message, "give a folder that you may write to, e.g. trainer init ~/my_project")
 
 
 def _files(title: str) -> Iterator[tuple[str, str]]:
