@@ -166,8 +166,13 @@ ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
         "takes logits, but the model's outputs lie in 0..1: ",
     ),
     "logits for softmax": ("", {"loss_options": {"from_logits": False}}, CONFIG, "takes probabilities, but .* range"),
-    "unknown loss": ("", {"loss": "mean_sqared_error"}, CONFIG, "is no loss of Keras; did you mean MeanSquaredError"),
-    "unknown metric": ("", {"metrics": ["acuracy"]}, CONFIG, "acuracy is no metric of Keras; did you mean Accuracy"),
+    "unknown loss": (
+        "",
+        {"loss": "mean_sqared_error"},
+        CONFIG,
+        "is not a loss of Keras; did you mean MeanSquaredError",
+    ),
+    "unknown metric": ("", {"metrics": ["acuracy"]}, CONFIG, "acuracy is not a metric of Keras; did you mean Accuracy"),
     "loss fails": (
         "def loss(y, outputs):\n    return outputs['a']",
         {},
@@ -232,8 +237,116 @@ ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
         CONFIG,
         "metric largest: after two batches it is .* only sums can be counted",
     ),
-    "class_weight": ("", {"class_weight": {5: 1.0}}, CONFIG, r"class_weight=\{5: 1.0\} is no mapping .*\(0..1\)"),
+    "class_weight": ("", {"class_weight": {5: 1.0}}, CONFIG, r"class_weight=\{5: 1.0\} is not a mapping .*\(0..1\)"),
+    "option of a loss": (
+        "def loss(y, outputs, *, gamma=2.0):\n    return ops.mean(outputs) * gamma",
+        {"loss_options": {"gama": 3}},
+        CONFIG,
+        "model.loss_options of loss: got an unexpected keyword argument 'gama'",
+    ),
+    "option of a class": (
+        "class Own(keras.losses.Loss):\n"
+        "    def __init__(self, gamma=2.0):\n"
+        "        super().__init__()\n"
+        "    def call(self, y, outputs):\n"
+        "        return ops.mean(outputs, -1)",
+        {"loss": "Own", "loss_options": {"gama": 3}},
+        CONFIG,
+        "model.loss_options of Own: got an unexpected keyword argument 'gama'",
+    ),
+    "option of a metric": (
+        "def near(y, outputs, k=1):\n    return outputs[:, k]",
+        {"metrics": [{"near": {"n": 3}}]},
+        CONFIG,
+        "model.metrics, options of near: got an unexpected keyword argument 'n'",
+    ),
+    "loss is a number": (
+        "",
+        {"loss": 5},
+        CONFIG,
+        "model.loss=5 is not a name; type e.g. model.loss=mean_squared_error",
+    ),
+    "metric without a name": (
+        "",
+        {"metrics": [{}]},
+        CONFIG,
+        r"model.metrics: \{\} is not a metric; give NAME or \{NAME",
+    ),
+    "options without effect": (
+        "def model():\n"
+        "    model = keras.Sequential([keras.Input((6,)), layers.Dense(2, 'softmax')])\n"
+        f"    model.compile('adam', '{CLASSES}')\n"
+        "    return model",
+        {"loss_options": {"label_smoothing": 0.1}},
+        CONFIG,
+        r"model.loss_options=\{'label_smoothing': 0.1\} has no effect on the loss .* from compile\(\); set its options",
+    ),
+    "weights of one loss": (
+        TWO_OUTPUTS + "def loss(y, outputs):\n    return ops.mean(outputs['a'])",
+        {"loss_weights": {"a": 2.0}},
+        CONFIG,
+        "model.loss_weights=.* has no effect: the loss, loss of the user's file, is not a loss of each output",
+    ),
+    "weights of a scalar": (
+        "def loss(y, outputs):\n    return ops.mean(outputs)",
+        {"class_weight": {0: 2.0}},
+        CONFIG,
+        r"returned the shape \[\], and the weights of an example are \[\]: return a loss for each weight, or take them",
+    ),
+    "weights of no part": (
+        "def data():\n    return {part: (X, Y, np.ones((64, 3))) for part in ('train', 'evaluate')}\n"
+        "def loss(y, outputs):\n    return outputs[:, 0]",
+        {},
+        CONFIG,
+        r"returned the shape \[7\], and the weights of an example are \[3\]: return a loss for each weight",
+    ),
+    "softmax of an output": (
+        TWO_OUTPUTS.replace('"b": layers.Dense(2)(x)', '"b": layers.Dense(2, "softmax")(x)'),
+        {"loss": {"a": CLASSES, "b": CLASSES}},
+        CONFIG,
+        "takes logits, but the model's outputs in b lie in 0..1 and sum to 1",
+    ),
+    "sigmoids of several labels": (
+        "Y = np.eye(3)[Y].astype('float32')\n"
+        "def model():\n    return keras.Sequential([keras.Input((6,)), layers.Dense(3, 'sigmoid')])",
+        {"loss": "binary_crossentropy"},
+        CONFIG,
+        "takes logits, but the model's outputs lie in 0..1: ",
+    ),
+    "logits without a last axis": (
+        "def model():\n    x = keras.Input((6,))\n"
+        "    model = keras.Model(x, layers.Reshape(())(layers.Dense(1)(x)))\n"
+        "    model.compile('adam', 'binary_crossentropy')\n    return model",
+        {},
+        CONFIG,
+        "binary_crossentropy takes probabilities, but the model's outputs range from",
+    ),
+    "too few outputs of one": (
+        TWO_OUTPUTS.replace('"b": Y}', '"b": Y + 2}'),
+        {"loss": {"a": CLASSES, "b": CLASSES}},
+        CONFIG,
+        "the data has labels 0..3, but the model has 2 outputs in b: end it with 4",
+    ),
+    "weights of unknown classes": (
+        "def batches(context):\n    yield X, Y\ndef data():\n    return {'train': batches, 'evaluate': batches}",
+        {"class_weight": {1: 3.0}},
+        CONFIG,
+        'model.class_weight needs the number of classes, .* return {"classes": NUMBER',
+    ),
     # the data
+    "batches in a list": (
+        "def data():\n    batches = [(X[i : i + 8], Y[i : i + 8]) for i in range(0, 64, 8)]\n"
+        "    return {'train': batches, 'evaluate': batches}",
+        {},
+        BAD_DATA,
+        r"data, train: is a list of tuples with arrays \[8, 6\], \[8\]; if each is a batch, return a function",
+    ),
+    "two batches in a list": (
+        "def data():\n    return {part: [(X[:8], Y[:8]), (X[8:16], Y[8:16])] for part in ('train', 'evaluate')}",
+        {},
+        BAD_DATA,
+        r"is a list of tuples with arrays \[8, 6\], \[8\]; .* or the list is \[x, y\], return the tuple",
+    ),
     "data fail": (
         "def data():\n    return open('/none/x.csv')",
         {},
@@ -250,8 +363,13 @@ ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
         BAD_DATA,
         "train labels: example .* has label 7, allowed: 0..1",
     ),
-    "label below zero": ("Y -= 1", {}, BAD_DATA, "train labels: example .* has label -1, .* no classes must be floats"),
-    "labels are text": ("Y = np.where(Y, 'a', 'b')", {}, BAD_DATA, "labels: are text; give classes as integers, e.g."),
+    "label below zero": (
+        "Y -= 1",
+        {},
+        BAD_DATA,
+        "train labels: example .* has label -1, .* not classes must be floats",
+    ),
+    "labels are text": ("Y = np.where(Y, 'a', 'b')", {}, BAD_DATA, "labels are text; give classes as integers, e.g."),
     "NaN": ("X[3, 2] = np.nan", {}, BAD_DATA, "train features: example 3 holds a value that is not finite"),
     "weights": (
         "def data():\n    return {part: (X, Y, np.ones((64, 3))) for part in ('train', 'evaluate')}",
@@ -307,6 +425,14 @@ def test_a_file_may_print_start_threads_and_import_files_beside_it(tmp_path):
     )
     parameters = answer(tmp_path, text)["description"]["parameters"]
     assert [one["path"].split("/", 1)[-1] for one in parameters] == ["out/kernel", "out/bias"]
+
+
+def test_a_model_may_be_imported_from_a_file_beside_it(tmp_path):
+    text = "def other(spec, *, width=2):\n    return keras.Sequential([keras.Input((6,)), layers.Dense(width)])"
+    (tmp_path / "beside_it.py").write_text(HEAD + text)
+    named = {"name": "model", "options": {"width": 3}, "loss": CLASSES}
+    parameters = answer(tmp_path, "from beside_it import other as model", named)["description"]["parameters"]
+    assert [one["shape"] for one in parameters] == [[6, 3], [3]]
 
 
 def test_small_logits_are_no_probabilities(tmp_path):

@@ -192,6 +192,36 @@ def test_a_loss_of_the_user_gets_all_labels_and_outputs():
     assert seen == [(({"a": (7, 1), "b": (7, 1)}, {"a": (7, 1), "b": (7, 1)}), True)]
 
 
+def test_options_reach_functions_of_the_user():
+    def loss(y: Any, outputs: Any, *, power: int = 1) -> Any:
+        return tf.reduce_mean(tf.abs(outputs) ** power, -1)
+
+    def near(y: Any, outputs: Any, k: float = 1.0) -> Any:
+        return tf.fill(tf.shape(y), k)
+
+    options = {"loss_options": {"power": 0}, "metrics": [{"near": {"k": 0.25}}]}
+    made = objective_of("small", "weighted", {"loss": loss, "near": near}, **options)
+    opened = build.open_data_set("weighted", {}, seed=1, user_file=ZOO)
+    batch = examples(build.Workload(made.model, opened, made, {}), 4)._replace(weights=None)
+    value, sums = step.make_evaluation(made)(*values(made.model), batch)
+    assert float(value) == 1.0
+    assert {name: float(result) for name, result in made.results(sums).items()} == {"near": 0.25}
+
+
+@pytest.mark.parametrize("weights_shape", [(7,), (7, 1), (7, 2)])
+def test_weights_are_those_of_the_parts_that_a_loss_is_returned_for(weights_shape):
+    def loss(y: Any, outputs: Any) -> Any:
+        return tf.one_hot(y, 2) + 1.0  # [N, 2]
+
+    made = objective_of("small", "weighted", {"loss": loss}, metrics=[])
+    opened = build.open_data_set("weighted", {}, seed=1, user_file=ZOO)
+    batch = examples(build.Workload(made.model, opened, made, {}), 7)
+    weights = np.random.default_rng(3).random(weights_shape).astype("float32")
+    value, _ = step.make_evaluation(made)(*values(made.model), batch._replace(weights=tf.constant(weights)))
+    expected = (np.eye(2)[batch.labels] + 1) * (weights if weights.ndim == 2 else weights[:, None])
+    assert float(value) == pytest.approx(float(np.mean(expected)), rel=1e-6)
+
+
 def test_numbers_have_the_shape_of_outputs_without_a_last_axis():
     shapes = []
 
@@ -266,15 +296,15 @@ def test_metrics_of_the_user_have_their_names():
         ("softmax_not_compiled", "pictures", {}, "takes logits, but the model's outputs lie in 0..1 and sum to 1: "),
         ("small", "weighted", {"loss_options": {"from_logits": False}}, "takes probabilities, but .* outputs range"),
         ("small", "one_hot", {}, r"no loss is named, and the labels are float32 \[3\]; type model.loss=mean_squared"),
-        ("small", "weighted", {"loss": "mean_sqared_error"}, "no loss of Keras; did you mean MeanSquaredError"),
-        ("small", "weighted", {"metrics": ["AUCC"]}, "model.metrics: AUCC is no metric of Keras; did you mean AUC"),
+        ("small", "weighted", {"loss": "mean_sqared_error"}, "not a loss of Keras; did you mean MeanSquaredError"),
+        ("small", "weighted", {"metrics": ["AUCC"]}, "model.metrics: AUCC is not a metric of Keras; did you mean AUC"),
         ("small", "weighted", {"metrics": [{"AUC": {"bins": 3}}]}, "model.metrics, options of AUC: .*bins"),
         ("small", "weighted", {"loss": "huber", "loss_options": {"sigma": 3}}, "model.loss_options of huber: .*sigma"),
         ("Trains", "weighted", {}, "Trains has a train_step of its own, which would not run: .* override compute_loss"),
         ("constrained", "weighted", {}, "out/kernel' has a constraint, UnitNorm, which is not applied; leave it out"),
         ("spectral", "weighted", {}, "assigns the trainable variable .*kernel when it is called, as SpectralNormaliz"),
-        ("small", "weighted", {"class_weight": {2: 1.0}}, r"class_weight=\{2: 1.0\} is no mapping .*0..1"),
-        ("small", "weighted", {"class_weight": {"a": "b"}}, "is no mapping from classes"),
+        ("small", "weighted", {"class_weight": {2: 1.0}}, r"class_weight=\{2: 1.0\} is not a mapping .*0..1"),
+        ("small", "weighted", {"class_weight": {"a": "b"}}, "is not a mapping from classes"),
         ("two_outputs", "two_targets", {"class_weight": {1: 2.0}}, "class_weight needs one array of labels, .*weights"),
         ("autoencoder", "weighted", {"loss": "mse"}, "cannot be computed: ValueError: .*shape"),
     ],

@@ -66,8 +66,8 @@ def build_model(
         adapting: what layers learn when the function adapts them; they do it anew without it.
 
     Raises:
-        ValueError: if there is none, it does not take these options, it returns no Keras model, or the model trains
-            itself.
+        ValueError: if there is none, it does not take these options, it does not return a Keras model, or the model
+            trains itself.
     """
     of_user = _user_function(user_file, name, MODELS)
     function = of_user or MODELS.get(name)

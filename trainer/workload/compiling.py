@@ -1,11 +1,7 @@
-"""Compiles a model: chooses its loss and metrics from the config, the user's file, or its own `compile()`.
-
-In all of them a loss is a Keras loss, or a function of the user's file that takes all labels and outputs.
-"""
+"""Compiles a model: chooses its loss and metrics from the config, the user's file, or its own `compile()`."""
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,21 +12,13 @@ import keras
 import tensorflow as tf
 
 from trainer.workload.data.examples import ArraySpec, Nest, Spec, describe_nest, map_nest
+from trainer.workload.keras_names import LOGITS, make_loss, make_metric
 from trainer.workload.objective import Objective
 
-LOGITS = "from_logits"  # an option of losses and metrics; Keras's default is false, the config's true
 ACCURACY = "accuracy"
 INTEGERS = "sparse_categorical_crossentropy"  # the loss for classes, unless another is named
-ALIASES = {  # Keras's own
-    "bce": "binary_crossentropy",
-    "mse": "mean_squared_error",
-    "mae": "mean_absolute_error",
-    "mape": "mean_absolute_percentage_error",
-    "msle": "mean_squared_logarithmic_error",
-    "kld": "kl_divergence",
-    "rmse": "root_mean_squared_error",
-}
-FROM_CONFIG, FROM_COMPILE, BY_DEFAULT = "from the config", "from compile()", "by default"
+FROM_CONFIG, FROM_FILE = "from the config", "of the user's file"
+FROM_COMPILE, BY_DEFAULT = "from compile()", "by default"
 
 
 @dataclass(frozen=True)
@@ -54,6 +42,8 @@ class Chosen(NamedTuple):
 
     value: Any
     text: str
+    takes_options: bool = False  # those of the config
+    is_whole: bool = False  # a function of all labels and all outputs; any other loss is Keras's, by output
 
 
 def make_objective(
@@ -73,30 +63,30 @@ def make_objective(
         size, frozen: as in `Objective`.
 
     Raises:
-        ValueError: if a name is unknown, or no loss is named and none can be chosen.
+        ValueError: if a name is unknown, no loss is named and none can be chosen, or an option has no effect.
     """
     functions = functions or {}
     compiled_by_user = bool(model.compiled)
     loss = _choose_loss(model, spec, wanted, functions)
+    _check_effect(wanted, loss)
     metrics = _choose_metrics(model, wanted, functions, loss)
-    text = f"loss: {loss.text}; metrics: {metrics.text}"
-    is_whole = inspect.isfunction(loss.value)
     weights = wanted.loss_weights
     if weights is None and compiled_by_user and model._compile_loss is not None:
         weights = model._compile_loss._user_loss_weights
     weighted = model._compile_metrics._user_weighted_metrics if compiled_by_user and model._compile_metrics else None
+    text = f"loss: {loss.text}; metrics: {metrics.text}"
+    text += f"; weighted metrics: {_names(weighted)} {FROM_COMPILE}" if weighted else ""
     keras.Model.compile(  # a model's own may take other arguments, and has been called
         model,
         optimizer="sgd",  # never used
-        loss=None if is_whole else loss.value,
-        loss_weights=None if is_whole else weights,
+        loss=None if loss.is_whole else loss.value,
+        loss_weights=None if loss.is_whole else weights,
         metrics=metrics.value,
         weighted_metrics=weighted,
     )
-    whole_loss = loss.value if is_whole else None
     return Objective(
         model,
-        whole_loss=whole_loss,
+        whole_loss=loss.value if loss.is_whole else None,
         class_weights=_class_weights(wanted.class_weight, spec),
         size=size,
         text=text,
@@ -106,37 +96,52 @@ def make_objective(
 
 
 def _choose_loss(model: keras.Model, spec: Spec, wanted: Wanted, functions: Mapping[str, Any]) -> Chosen:
+    compiled = _compiled_loss(model)
     named = wanted.loss
     if named is None and "loss" in functions and _is_loss(functions["loss"], model):
         named = "loss"
     if isinstance(named, str) and named in functions:
-        function = functions[named]
-        if inspect.isclass(function):
-            function = function(**wanted.loss_options)
-        return Chosen(function, f"{named} of the user's file")
+        loss = make_loss(named, wanted.loss_options, functions)
+        return Chosen(loss, f"{named} {FROM_FILE}", True, is_whole=not isinstance(loss, keras.losses.Loss))
     if named is not None:
-        losses = map_nest(lambda name: _loss(name, wanted.loss_options, functions), named)
-        return Chosen(losses, f"{_names(named)} {FROM_CONFIG}")
+        losses = map_nest(lambda name: make_loss(name, wanted.loss_options, functions), named)
+        return Chosen(losses, f"{_names(named)} {FROM_CONFIG}", True)
     if type(model).compute_loss is not keras.Model.compute_loss:
-        return Chosen(_compiled_loss(model), f"compute_loss of {type(model).__name__}")
-    if (compiled := _compiled_loss(model)) is not None:
+        return Chosen(compiled, f"compute_loss of {type(model).__name__}")
+    if compiled is not None:
         return Chosen(compiled, f"{_names(compiled)} {FROM_COMPILE}")
     if spec.labels is None:
         return Chosen(None, "of its layers")
     if isinstance(spec.labels, ArraySpec) and "int" in spec.labels.dtype:
-        return Chosen(_loss(INTEGERS, wanted.loss_options, functions), f"{INTEGERS} of logits, {BY_DEFAULT}")
+        return Chosen(make_loss(INTEGERS, wanted.loss_options, {}), f"{INTEGERS} of logits, {BY_DEFAULT}", True)
     raise ValueError(
         f"no loss is named, and the labels are {describe_nest(spec.labels)}; type model.loss=mean_squared_error, "
         "binary_crossentropy or another of keras.losses, or have the model's function call compile(loss=...)"
     )
 
 
+def _check_effect(wanted: Wanted, loss: Chosen) -> None:
+    """Refuses what the config says of a loss that does not take it."""
+    if wanted.loss_options and not loss.takes_options:
+        raise ValueError(
+            f"model.loss_options={dict(wanted.loss_options)} has no effect on the loss {loss.text}; set its options "
+            "there, or name a loss: model.loss=NAME"
+        )
+    if wanted.loss_weights is not None and (loss.is_whole or loss.value is None):
+        raise ValueError(
+            f"model.loss_weights={wanted.loss_weights} has no effect: the loss, {loss.text}, is not a loss of each "
+            "output; weight its parts there"
+        )
+
+
 def _is_loss(function: Any, model: keras.Model) -> bool:
-    """Whether a function takes labels and outputs; another of that name may have made the loss of `compile()`.
+    """Whether it is a loss of all labels and outputs; another of that name may be, or have made, that of `compile()`.
 
     Raises:
-        ValueError: if it does not, and there is no other loss.
+        ValueError: if it does not take them, and there is no other loss.
     """
+    if any(one is function for one in keras.tree.flatten(_compiled_loss(model))):
+        return False
     if inspect.isclass(function) or not callable(function):
         return inspect.isclass(function) and issubclass(function, keras.losses.Loss)
     try:
@@ -157,6 +162,11 @@ def _class_weights(named: Any, spec: Spec) -> tuple[float, ...]:
             f"model.class_weight needs one array of labels, and the labels are {describe_nest(spec.labels)}; "
             "return weights with the data instead: (x, y, weights)"
         )
+    if spec.classes == 0:
+        raise ValueError(
+            'model.class_weight needs the number of classes, and a stream does not show it; return {"classes": NUMBER, '
+            '"train": ..., "evaluate": ...} with the data'
+        )
     classes = max(spec.classes, 2)  # one output tells two classes apart
     try:
         weights = {int(number): float(weight) for number, weight in named.items()}
@@ -165,7 +175,7 @@ def _class_weights(named: Any, spec: Spec) -> tuple[float, ...]:
         is_valid = False
     if not is_valid:
         raise ValueError(
-            f"model.class_weight={named} is no mapping from classes (0..{classes - 1}) to weights (0 or more)"
+            f"model.class_weight={named} is not a mapping from classes (0..{classes - 1}) to weights (0 or more)"
         )
     return tuple(weights.get(number, 1.0) for number in range(classes))
 
@@ -176,7 +186,7 @@ def _compiled_loss(model: keras.Model) -> Any:
 
 def _choose_metrics(model: keras.Model, wanted: Wanted, functions: Mapping[str, Any], loss: Chosen) -> Chosen:
     if wanted.metrics is not None:
-        metrics = _map_metrics(lambda one: _metric(one, functions), wanted.metrics)
+        metrics = _map_metrics(lambda one: make_metric(one, functions), wanted.metrics)
         return Chosen(metrics, f"{_names(wanted.metrics) or 'none'} {FROM_CONFIG}")
     if "metrics" in functions:
         made = _made_metrics(functions["metrics"])
@@ -184,7 +194,7 @@ def _choose_metrics(model: keras.Model, wanted: Wanted, functions: Mapping[str, 
             for name, one in made.items():
                 one.name = name
             made = list(made.values())
-        return Chosen(made, f"{_names(made)} of the user's file")
+        return Chosen(made, f"{_names(made)} {FROM_FILE}")
     compiled = model._compile_metrics._user_metrics if model.compiled and model._compile_metrics is not None else None
     if compiled or loss.text.endswith(FROM_COMPILE):
         return Chosen(compiled, f"{_names(compiled)} {FROM_COMPILE}" if compiled else "none")
@@ -204,66 +214,14 @@ def _made_metrics(function: Callable[[], Any]) -> Any:
     )
 
 
-def _loss(name: Any, options: Mapping[str, Any], functions: Mapping[str, Any]) -> Any:
-    """A loss by its name in keras.losses (mean_squared_error or MeanSquaredError) or in the user's file."""
-    if name in functions:
-        return functions[name]
-    kind = _find(keras.losses, ALIASES.get(name, name), keras.losses.Loss)
-    if kind is None:
-        raise ValueError(f"model.loss={name} is no loss of Keras; {_near(keras.losses, name, keras.losses.Loss)}")
-    own = {LOGITS: True} if LOGITS in inspect.signature(kind).parameters else {}
-    try:
-        return kind(**(own | dict(options)))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"model.loss_options of {name}: {error}") from error
-
-
 def _name_of(one: Any) -> str:
     return str(getattr(one, "name", None) or getattr(one, "__name__", one))
 
 
-def _metric(named: Any, functions: Mapping[str, Any]) -> Any:
-    """A metric by its name, or {name: options}."""
-    name: str = next(iter(named)) if isinstance(named, Mapping) else named
-    options = named[name] if isinstance(named, Mapping) else {}
-    if name in functions:
-        made = functions[name]
-        return made(**options) if inspect.isclass(made) else made
-    if name in ("accuracy", "acc", "crossentropy", "ce"):
-        return name  # Keras chooses by the shapes
-    kind = _find(keras.metrics, ALIASES.get(name, name), keras.metrics.Metric)
-    if kind is None:
-        raise ValueError(
-            f"model.metrics: {name} is no metric of Keras; {_near(keras.metrics, name, keras.metrics.Metric)}"
-        )
-    own = {LOGITS: True} if LOGITS in inspect.signature(kind).parameters else {}
-    try:
-        return kind(**(own | {"name": name.lower()} | dict(options)))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"model.metrics, options of {name}: {error}") from error
-
-
-def _find(module: Any, name: str, base: type) -> Any:
-    """A class of a Keras module by its own name, or in snake_case."""
-    plain = name.replace("_", "").lower()
-    return next((kind for own, kind in vars(module).items() if own.lower() == plain and _is_kind(kind, base)), None)
-
-
-def _is_kind(value: Any, base: type) -> bool:
-    return inspect.isclass(value) and issubclass(value, base) and value is not base
-
-
-def _near(module: Any, name: str, base: type) -> str:
-    names = sorted(own for own, kind in vars(module).items() if _is_kind(kind, base))
-    by_plain = {own.lower(): own for own in names}
-    near = difflib.get_close_matches(name.replace("_", "").lower(), by_plain, n=3)
-    return f"did you mean {' or '.join(by_plain[one] for one in near)}?" if near else f"available: {', '.join(names)}"
-
-
-def _map_metrics(function: Callable[[Any], Any], metrics: Any) -> Any:
-    """Metrics in a list, in lists by output, or in a mapping by output; a mapping in a list is {name: options}."""
-    if isinstance(metrics, Mapping):
-        return {output: _map_metrics(function, ones) for output, ones in metrics.items()}
+def _map_metrics(function: Callable[[Any], Any], metrics: Any, *, is_of_output: bool = False) -> Any:
+    """Metrics in a list, in lists by output, or in a mapping by output; any other mapping is {name: options}."""
+    if isinstance(metrics, Mapping) and not is_of_output:
+        return {output: _map_metrics(function, ones, is_of_output=True) for output, ones in metrics.items()}
     if isinstance(metrics, list | tuple):
         return [_map_metrics(function, one) if isinstance(one, list | tuple) else function(one) for one in metrics]
     return [function(metrics)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -23,6 +23,15 @@ from trainer.workload.data.examples import Batch, Nest
 
 Known = Iterable[tuple[keras.Variable, tf.Tensor]]  # values of a model's variables
 WholeLoss = Callable[..., tf.Tensor]  # (labels, outputs[, weight]) -> [N] or []
+
+
+class Use(NamedTuple):
+    """What a loss of an output is computed of."""
+
+    loss: keras.losses.Loss
+    labels: tf.Tensor
+    outputs: tf.Tensor
+    name: str  # of the output; empty if the model has one alone
 
 
 @contextmanager
@@ -98,6 +107,7 @@ class Objective:
         *,
         training: bool,
         before: tf.Tensor | None = None,
+        check: Callable[[Use], None] | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Computes (loss [], what the batch adds to the metrics' variables [size] float32).
 
@@ -106,6 +116,7 @@ class Objective:
             outputs: of the model, for the batch.
             own: the losses that its layers added.
             before: sums [size] to which the batch is added; None: zeros.
+            check: called before each loss of an output.
         """
         model, (features, labels, weights) = self.model, batch
         outputs = tf.nest.map_structure(_in_float32, outputs)
@@ -115,7 +126,8 @@ class Objective:
         self._build(labels, outputs)
         counted = [(v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables]
         counted += [] if before is None else self._values(before)
-        with _undivided_losses(), keras.StatelessScope(state_mapping=[*known, *counted]) as scope:
+        state = keras.StatelessScope(state_mapping=[*known, *counted])
+        with _undivided_losses(), _checked(model._compile_loss, check), state as scope:
             if self._whole_loss is None:
                 model._losses_override.extend(own)  # as Keras's trainer for JAX does
                 try:
@@ -150,7 +162,8 @@ class Objective:
 
     def metric_names(self) -> tuple[str, ...]:
         """Those of `results`; known once a loss was computed."""
-        return tuple(self.results(tf.zeros([self.size])))
+        with tf.Graph().as_default(), self.in_graph():  # nothing is computed
+            return tuple(self.results(tf.zeros([self.size])))
 
     @property
     def _variables(self) -> list[keras.Variable]:
@@ -186,6 +199,29 @@ def _build_loss(loss: Any, labels: Nest, outputs: Nest) -> None:
             loss.call(labels, outputs)
     finally:
         del loss.build
+
+
+@contextmanager
+def _checked(compiled: Any, check: Callable[[Use], None] | None) -> Iterator[None]:
+    """Calls `check` before each loss of a compiled one that was built."""
+    if compiled is None or check is None:
+        yield
+        return
+    before = compiled._flat_losses
+
+    def with_check(loss: keras.losses.Loss, name: str) -> Callable[..., tf.Tensor]:
+        def call(labels: tf.Tensor, outputs: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor:
+            check(Use(loss, labels, outputs, name))
+            return loss(labels, outputs, weights)
+
+        return call
+
+    named = [(one, one.name if len(before) > 1 else "") for one in before]
+    compiled._flat_losses = [one._replace(loss=with_check(one.loss, name)) for one, name in named]
+    try:
+        yield
+    finally:
+        compiled._flat_losses = before
 
 
 @contextmanager
@@ -243,7 +279,7 @@ def _call(loss: WholeLoss, labels: Nest, outputs: Nest, weights: Nest) -> tf.Ten
     """A user's loss [N] or []; one that takes no weights is weighted by them afterwards.
 
     Raises:
-        ValueError: if it returned something else.
+        ValueError: if it returned something else, or weights have no effect on it.
     """
     if isinstance(labels, tf.Tensor) and isinstance(outputs, tf.Tensor):  # as for losses of Keras, lest they broadcast
         labels, outputs = squeeze_or_expand_to_same_rank(labels, outputs)
@@ -255,11 +291,30 @@ def _call(loss: WholeLoss, labels: Nest, outputs: Nest, weights: Nest) -> tf.Ten
         given = "None" if shape is None else f"the shape {shape.as_list()}"
         raise ValueError(f"the loss of the user's file returned {given} for {count} examples; return [N] or a scalar")
     losses = _one_each(returned, outputs)
-    if (losses.shape.rank or 0) > 1:
-        losses = tf.reduce_mean(losses, range(1, losses.shape.rank))
-    if takes_weights or weights is None or losses.shape.rank == 0:
-        return losses
-    return losses * tf.cast(weights, losses.dtype)
+    if not takes_weights and weights is not None:
+        losses = _weighted(losses, weights)
+    return tf.reduce_mean(losses, range(1, losses.shape.rank)) if (losses.shape.rank or 0) > 1 else losses
+
+
+def _weighted(losses: tf.Tensor, weights: Nest) -> tf.Tensor:
+    """Losses [N, ...] times weights of examples [N], or of their parts.
+
+    Raises:
+        ValueError: if there is not a loss for each weight.
+    """
+    if isinstance(weights, tf.Tensor) and losses.shape.rank:
+        while weights.shape.rank > losses.shape.rank and weights.shape[-1] == 1:
+            weights = tf.squeeze(weights, -1)
+        size = weights.shape.rank
+        pairs = zip(weights.shape, losses.shape, strict=False)
+        if size <= losses.shape.rank and all(None in pair or pair[0] in (1, pair[1]) for pair in pairs):
+            ones = [1] * (losses.shape.rank - size)
+            return losses * tf.cast(tf.reshape(weights, [*tf.unstack(tf.shape(weights)), *ones]), losses.dtype)
+    given = weights.shape[1:].as_list() if isinstance(weights, tf.Tensor) else "several arrays"
+    raise ValueError(
+        f"the loss of the user's file returned the shape {losses.shape.as_list()}, and the weights of an example are "
+        f"{given}: return a loss for each weight, or take them as loss(y, outputs, weight=None)"
+    )
 
 
 def _one_each(losses: tf.Tensor, outputs: Nest) -> tf.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -22,15 +22,19 @@ from trainer.workload.data.examples import (
     Stream,
     StreamContext,
     describe_nest,
-    leaves_of,
     map_nest,
 )
 from trainer.workload.error_text import one_paragraph
-from trainer.workload.objective import Objective
+from trainer.workload.objective import Objective, Use
+from trainer.workload.output_checks import (
+    Mismatch,
+    are_taken_for_logits,
+    check_classes,
+    check_probabilities,
+    not_logits,
+)
 
 EXAMPLES = 7  # of the batch; no size that somebody would write into a model, which would hide that it takes no other
-LOGITS = "from_logits"
-NEAR = 1e-3  # to 1, of a sum of probabilities
 FAR = -3.0  # times the weights, for outputs that are far from these
 
 
@@ -62,10 +66,6 @@ def run(objective: Objective, data: DataSet, *, has_values: bool, batch: int = 0
         tf.config.set_soft_device_placement(is_soft)
 
 
-class Mismatch(ValueError):
-    """Outputs that the loss does not take."""
-
-
 def _compute_sized(objective: Objective, data: DataSet, batch: int) -> int:
     """Tries a few examples, and batches of other sizes if the model cannot compute these; returns the only size."""
     try:
@@ -85,20 +85,42 @@ def _compute(objective: Objective, data: DataSet, count: int) -> None:
     before = _values_of_metrics(model)
     outputs = model(objective.inputs(batch.features), **options)
     _check_layers_count_nothing(before)
-    loss = model._compile_loss._user_loss if model._compile_loss is not None else None
-    if isinstance(loss, keras.losses.Loss):
-        _check_logits(loss, outputs, objective, batch)
-        _check_classes(loss, outputs, data.spec)
     known = [(v, tf.convert_to_tensor(v.value)) for v in model.variables]
-    compute = partial(objective.compute, known, batch, outputs, model.losses, training=False)
+    compute = partial(objective.compute, known, batch, own=model.losses, training=True)  # weighted by class
     try:
-        _, sums = compute()
+        sums = _compute_checked(compute, outputs, objective, batch, data.spec)
     except (ValueError, TypeError, KeyError, tf.errors.InvalidArgumentError) as error:
+        if isinstance(error, Mismatch):
+            raise
         given = f"labels {describe_nest(_specs(batch.labels))}, outputs {describe_nest(_specs(outputs))}"
         raise Mismatch(f"{objective.text}; it cannot be computed of {given}: {one_paragraph(error)}") from error
     _check_metrics(model)
     if _has_own_metrics(model):
-        _check_sums(objective.results(2 * sums), objective.results(compute(before=sums)[1]))
+        twice = compute(outputs=outputs, before=sums)[1]
+        _check_sums(objective.results(2 * sums), objective.results(twice))
+
+
+def _compute_checked(
+    compute: Callable[..., tuple[tf.Tensor, tf.Tensor]], outputs: Nest, objective: Objective, batch: Batch, spec: Spec
+) -> tf.Tensor:
+    """The sums of the metrics of a batch, if each loss takes the outputs that it is given."""
+    classes = spec.classes if isinstance(spec.labels, ArraySpec) else 0
+    doubtful: list[bool] = []  # of each loss
+
+    def check(use: Use) -> None:
+        check_classes(use, classes)
+        check_probabilities(use)
+        doubtful.append(are_taken_for_logits(use))
+
+    def check_again(use: Use) -> None:
+        if next(still) and are_taken_for_logits(use):
+            raise not_logits(use)
+
+    _, sums = compute(outputs=outputs, check=check)
+    if any(doubtful):
+        still = iter(doubtful)
+        compute(outputs=_of_other_weights(objective, batch), check=check_again)
+    return sums
 
 
 def _first_batch(examples: Examples | Stream, count: int) -> Batch:
@@ -155,56 +177,13 @@ def _first_value(variable: keras.Variable) -> Any:
     return variable.value
 
 
-def _check_classes(loss: keras.losses.Loss, outputs: Nest, spec: Spec) -> None:
-    """Compares the classes of the data with those that the model tells apart."""
-    if not isinstance(loss, keras.losses.SparseCategoricalCrossentropy) or _option(loss, "ignore_class") is not None:
-        return
-    leaves = leaves_of(outputs)
-    if len(leaves) == 1 and leaves[0][1].shape[-1] < spec.classes:
-        raise Mismatch(
-            f"the data has labels 0..{spec.classes - 1}, but the model has {leaves[0][1].shape[-1]} outputs: end it "
-            f"with {spec.classes}, e.g. Dense(spec.classes)"
-        )
-
-
-def _check_logits(loss: keras.losses.Loss, outputs: Nest, objective: Objective, batch: Batch) -> None:
-    """Compares what a loss takes outputs for, logits or probabilities, with what they look like."""
-    of_logits = _option(loss, LOGITS)
-    leaves = leaves_of(outputs)
-    if of_logits is None or len(leaves) != 1:
-        return
-    values = np.asarray(leaves[0][1], np.float32)
-    if of_logits and _are_probabilities(values) and _are_probabilities(_of_other_weights(objective, batch)):
-        like = "lie in 0..1 and sum to 1" if values.shape[-1] > 1 else "lie in 0..1"
-        raise Mismatch(
-            f"{loss.name} takes logits, but the model's outputs {like}: remove the softmax or sigmoid of its last "
-            "layer, or type model.loss_options.from_logits=false"
-        )
-    if not of_logits and not bool(((values >= 0) & (values <= 1)).all()):
-        raise Mismatch(
-            f"{loss.name} takes probabilities, but the model's outputs range from {values.min():.3g} to "
-            f"{values.max():.3g}: end it with a softmax or sigmoid, or give the loss from_logits=True"
-        )
-
-
-def _are_probabilities(values: np.ndarray) -> bool:
-    in_range = bool(((values >= 0) & (values <= 1)).all()) and len(np.unique(values)) > 1
-    return in_range and (values.shape[-1] == 1 or bool((np.abs(values.sum(-1) - 1) < NEAR).all()))
-
-
-def _of_other_weights(objective: Objective, batch: Batch) -> np.ndarray:
+def _of_other_weights(objective: Objective, batch: Batch) -> Nest:
     """Outputs under other weights, which only a softmax or sigmoid keeps in 0..1: small logits are there by chance."""
     model = objective.model
     other = [v.value * FAR for v in model.trainable_variables]
     state = [v.value for v in model.non_trainable_variables]
     outputs, _ = model.stateless_call(other, state, objective.inputs(batch.features))
-    return np.asarray(leaves_of(outputs)[0][1], np.float32)
-
-
-def _option(loss: keras.losses.Loss, name: str) -> Any:
-    if hasattr(loss, name):
-        return getattr(loss, name)
-    return getattr(loss, "_fn_kwargs", {}).get(name)
+    return outputs
 
 
 def _specs(nest: Nest) -> Nest:
