@@ -13,7 +13,7 @@ from runs import Run, has_ended, wait_until
 pytestmark = pytest.mark.cluster
 
 Finish = Callable[..., Run]
-FAST = ["model=mlp", "cluster=2ps2w", "train.batch_size=64", "seed=1", "summary.every=1", "checkpoint.every=40"]
+FAST = ["model=mlp", "cluster=1ps2w", "train.batch_size=64", "seed=1", "summary.every=1", "checkpoint.every=40"]
 LONG = [*FAST, "train.steps=100000"]
 
 
@@ -21,45 +21,43 @@ def _wait_until_gone(pids: list[int]) -> None:
     wait_until(lambda: all(map(has_ended, pids)))
 
 
-def test_a_run_killed_at_step_150_ends_with_the_weights_of_an_unbroken_one(start, finish: Finish):
-    unbroken = finish(*FAST, "train.steps=200", "run=unbroken")
-    broken = start(*FAST, "train.steps=200", "run=broken")
-    broken.wait_for_step(150)
-    pids = broken.pids()
-    os.killpg(broken.process.pid, signal.SIGKILL)
-    _wait_until_gone(pids)
-    assert max(int(path.name) for path in (broken.directory / "checkpoints").glob("0*")) < 200
-    resumed = finish(*FAST, "train.steps=200", "run=broken")
-    assert resumed.summary()["resumed_from"] is not None
-    assert resumed.summary()["params_sha256"] == unbroken.summary()["params_sha256"]
-    assert [line["loss"] for line in resumed.history()] == [line["loss"] for line in unbroken.history()]
-
-
-def test_nothing_survives_a_launcher_that_is_killed(start):
-    run = start(*LONG)
-    run.wait_for_step(5)
-    pids = run.pids()
-    assert len(pids) == 4
-    os.kill(run.process.pid, signal.SIGKILL)
-    _wait_until_gone(pids)
-
-
 @pytest.mark.long(but=["Ctrl-C"])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
-def test_a_stopped_run_saves_and_continues_as_if_nothing_happened(start, finish: Finish, number, code):
-    run = start(*LONG, "run=stopped")
-    run.wait_for_step(50)
+def test_a_run_that_is_stopped_and_then_killed_ends_as_if_nothing_happened(start, finish: Finish, number, code):
+    fast = [*FAST, "cluster=2ps2w"]
+    run = start(*fast, "train.steps=100000", "run=broken")
+    run.wait_for_step(20)
     run.process.send_signal(number)
     assert run.wait() == code, run.output
     assert "Stopping: finishing this step and saving a checkpoint (at most 30 s)." in run.output
     reached = run.summary()["steps"]
     assert (run.directory / f"checkpoints/{reached:09d}/manifest.json").exists()
     assert run.pids() == []
-    resumed = finish(*FAST, f"train.steps={reached + 10}", "run=stopped")
-    assert f"done: {reached + 10} steps (10 of them now) in " in resumed.output
-    assert [line["step"] for line in resumed.history()] == list(range(1, reached + 11))
-    unbroken = finish(*FAST, f"train.steps={reached + 10}", "run=unbroken")
+    last = reached + 150
+    killed = start(*fast, f"train.steps={last}", "run=broken")
+    killed.wait_for_step(reached + 60)
+    pids = killed.pids()
+    assert len(pids) == 4
+    os.killpg(killed.process.pid, signal.SIGKILL)
+    _wait_until_gone(pids)
+    newest = max(int(path.name) for path in (killed.directory / "checkpoints").glob("0*"))
+    assert reached <= newest < last
+    resumed = finish(*fast, f"train.steps={last}", "run=broken")
+    assert f"done: {last} steps ({last - newest} of them now) in " in resumed.output
+    assert resumed.summary()["resumed_from"] is not None
+    unbroken = finish(*fast, f"train.steps={last}", "run=unbroken")
+    assert [line["step"] for line in resumed.history()] == list(range(1, last + 1))
+    assert [line["loss"] for line in resumed.history()] == [line["loss"] for line in unbroken.history()]
     assert resumed.summary()["params_sha256"] == unbroken.summary()["params_sha256"]
+
+
+def test_nothing_survives_a_launcher_that_is_killed(start):
+    run = start(*LONG)
+    run.wait_for_step(5)
+    pids = run.pids()
+    assert len(pids) == 3
+    os.kill(run.process.pid, signal.SIGKILL)
+    _wait_until_gone(pids)
 
 
 def test_a_run_whose_terminal_is_gone_saves_and_says_no_more(start):
@@ -101,7 +99,7 @@ def test_sigterm_to_one_worker_stops_all_and_saves(start):
 
 
 def test_a_save_that_fails_while_stopping_is_reported(start):
-    run = start(*[o for o in LONG if not o.startswith("checkpoint")], "checkpoint.every=0")
+    run = start(*[o for o in LONG if not o.startswith("checkpoint")], "cluster=1ps1w", "checkpoint.every=0")
     run.wait_for_step(10)
     (run.directory / "checkpoints").write_text("not a directory")
     run.process.send_signal(signal.SIGINT)
@@ -126,9 +124,9 @@ def test_a_killed_worker_is_named_and_ends_the_run(start):
 def test_a_killed_ps_is_named_although_the_workers_fail_too(start):
     run = start(*LONG, "restart.max=0")
     run.wait_for_step(5)
-    os.kill(_pid(run, "ps-1"), signal.SIGKILL)
+    os.kill(_pid(run, "ps-0"), signal.SIGKILL)
     assert run.wait() == 137
-    assert "ps:1 failed first" in run.output
+    assert "ps:0 failed first" in run.output
 
 
 def test_a_task_that_raises_is_named_with_the_end_of_its_log(start, tmp_path: Path):
@@ -156,9 +154,9 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing(start):
 
 
 def test_a_second_run_on_the_same_directory_is_refused(start):
-    first = start(*LONG, "run=shared")
+    first = start(*LONG, "cluster=local", "run=shared")
     first.wait_for_step(3)
-    second = start(*LONG, "run=shared")
+    second = start(*LONG, "cluster=local", "run=shared")
     assert second.wait() == 73
     assert f"is in use by process {first.process.pid}" in second.output
     assert first.process.poll() is None
