@@ -88,8 +88,11 @@ def _has_engine() -> bool:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Lets all commands of a session start their tasks from one process that has imported TensorFlow."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell; commands would inherit it
+    # As in the background of a shell, and after nohup; commands would inherit it.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if not hasattr(config, "workerinput"):
         folder = tempfile.mkdtemp(prefix="trainer-")
         config.add_cleanup(functools.partial(_end_warm_processes, folder))
