@@ -42,8 +42,9 @@ def _functions(path: Path, importers: frozenset[Path]) -> dict[str, dict[str, An
         elif isinstance(node, ast.ClassDef) and node.bases and not node.name.startswith("_"):
             found[node.name] = _options_of_class(node)
         elif isinstance(node, ast.ImportFrom) and node.module and node.level <= 1:
-            beside = path.parent / f"{node.module.replace('.', '/')}.py"
-            if beside.is_file() and beside not in importers:
+            module = path.parent / node.module.replace(".", "/")
+            beside = next(filter(Path.is_file, (module.with_suffix(".py"), module / "__init__.py")), None)
+            if beside and beside not in importers:
                 found |= _chosen(_functions(beside, importers | {path}), node.names)
     return found
 

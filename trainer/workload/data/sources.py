@@ -90,16 +90,18 @@ def _check_is_not_batches(source: Any, name: str) -> None:
     """Refuses a list of batches, which would be read as a list of examples, or as [x, y].
 
     Raises:
-        DataError: for a list of tuples of arrays, each of them with rows for the same number of examples.
+        DataError: for a list of lists or tuples of arrays, each of them with rows for the same number of examples.
     """
-    if not isinstance(source, list) or not source or not all(isinstance(one, tuple) for one in source[:2]):
+    is_listed = isinstance(source, list) or (isinstance(source, tuple) and len(source) > len(Batch._fields))
+    if not is_listed or not source or not all(isinstance(one, list | tuple) for one in source[:2]):
         return
     shapes = [np.shape(leaf) for _, leaf in leaves_of(split(source[0]))]
     if shapes and all(shape and shape[0] == shapes[0][0] for shape in shapes):
         listed = ", ".join(map(str, map(list, shapes)))
         raise DataError(
-            f"{name}: is a list of tuples with arrays {listed}; if each is a batch, return a function (context) that "
-            "returns the list; if each is one example, or the list is [x, y], return the tuple (x, y) of all examples"
+            f"{name}: is a list of lists or tuples with arrays {listed}; if each is a batch, return a function "
+            "(context) that returns the list; if each is one example, or the list is [x, y], return the tuple (x, y) "
+            "of all examples"
         )
 
 
