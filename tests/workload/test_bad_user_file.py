@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from trainer.config import user_file
 from trainer.config.schema import ModelConfig
 from trainer.plan.description import Question
 from trainer.workload import describe
@@ -166,13 +167,8 @@ ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
         "takes logits, but the model's outputs lie in 0..1: ",
     ),
     "logits for softmax": ("", {"loss_options": {"from_logits": False}}, CONFIG, "takes probabilities, but .* range"),
-    "unknown loss": (
-        "",
-        {"loss": "mean_sqared_error"},
-        CONFIG,
-        "is not a loss of Keras; did you mean MeanSquaredError",
-    ),
-    "unknown metric": ("", {"metrics": ["acuracy"]}, CONFIG, "acuracy is not a metric of Keras; did you mean Accuracy"),
+    "unknown loss": ("", {"loss": "mean_sqared_error"}, CONFIG, "is not a loss of Keras or .* mean MeanSquaredError"),
+    "unknown metric": ("", {"metrics": ["acuracy"]}, CONFIG, "acuracy is not a metric of Keras or .* mean Accuracy"),
     "loss fails": (
         "def loss(y, outputs):\n    return outputs['a']",
         {},
@@ -270,7 +266,7 @@ ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
         "",
         {"metrics": [{}]},
         CONFIG,
-        r"model.metrics: \{\} is not a metric; give NAME or \{NAME",
+        r"model.metrics: \{\} is not a metric; give a list of NAME or \{NAME",
     ),
     "options without effect": (
         "def model():\n"
@@ -333,19 +329,62 @@ ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
         CONFIG,
         'model.class_weight needs the number of classes, .* return {"classes": NUMBER',
     ),
+    "a loss of each example": (
+        "def model():\n    model = keras.Sequential([keras.Input((6,)), layers.Dense(2)])\n"
+        "    model.compile('adam', keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None))\n"
+        "    return model",
+        {},
+        CONFIG,
+        r"loss: sparse_categorical_crossentropy from compile\(\).*; it has the shape \[7\] instead of one number",
+    ),
+    "a metric of each class": (
+        "Y = np.eye(2, dtype='float32')[Y]",
+        {"loss": "categorical_crossentropy", "metrics": ["F1Score"]},
+        CONFIG,
+        r"metric f1_score returns values of the shape \[2\]; a metric is one number, e.g. keras.metrics.F1",
+    ),
+    "an option of no loss": (
+        TWO_OUTPUTS,
+        {"loss": {"a": CLASSES, "b": "mse"}, "loss_options": {"from_logits": False, "delta": 1}},
+        CONFIG,
+        "model.loss_options: none of sparse_categorical_crossentropy, mse takes delta",
+    ),
+    "softmax that begins at zeros": (
+        "def model():\n    return keras.Sequential([keras.Input((6,)), layers.Dense(2, 'softmax', True, 'zeros')])",
+        {},
+        CONFIG,
+        "takes logits, but the model's outputs lie in 0..1 and sum to 1: ",
+    ),
+    "softmax over another axis": (
+        "def data():\n    y = np.eye(3, dtype='float32')[np.arange(320) % 3].reshape(64, 5, 3).transpose(0, 2, 1)\n"
+        "    return {part: (X, y) for part in ('train', 'evaluate')}\n"
+        "def model():\n    stacked = [layers.Dense(15), layers.Reshape((3, 5)), layers.Softmax(axis=1)]\n"
+        "    model = keras.Sequential([keras.Input((6,)), *stacked])\n"
+        "    model.compile('adam', keras.losses.CategoricalCrossentropy(from_logits=True, axis=1))\n    return model",
+        {},
+        CONFIG,
+        "takes logits, but the model's outputs lie in 0..1 and sum to 1: ",
+    ),
     # the data
+    "lists of batches": (
+        "def data():\n    batches = [[X[i : i + 8], Y[i : i + 8]] for i in range(0, 64, 8)]\n"
+        "    return {'train': tuple(batches), 'evaluate': batches}",
+        {},
+        BAD_DATA,
+        r"data, train: is a list of lists or tuples with arrays \[8, 6\], \[8\]; if each is a batch, return a function",
+    ),
     "batches in a list": (
         "def data():\n    batches = [(X[i : i + 8], Y[i : i + 8]) for i in range(0, 64, 8)]\n"
         "    return {'train': batches, 'evaluate': batches}",
         {},
         BAD_DATA,
-        r"data, train: is a list of tuples with arrays \[8, 6\], \[8\]; if each is a batch, return a function",
+        r"data, train: is a list of lists or tuples with arrays \[8, 6\], \[8\]; if each is a batch, return a function",
     ),
     "two batches in a list": (
         "def data():\n    return {part: [(X[:8], Y[:8]), (X[8:16], Y[8:16])] for part in ('train', 'evaluate')}",
         {},
         BAD_DATA,
-        r"is a list of tuples with arrays \[8, 6\], \[8\]; .* or the list is \[x, y\], return the tuple",
+        r"is a list of lists or tuples with arrays \[8, 6\], \[8\]; .* or the list is \[x, y\], return the tuple",
     ),
     "data fail": (
         "def data():\n    return open('/none/x.csv')",
@@ -427,6 +466,14 @@ def test_a_file_may_print_start_threads_and_import_files_beside_it(tmp_path):
     assert [one["path"].split("/", 1)[-1] for one in parameters] == ["out/kernel", "out/bias"]
 
 
+def test_a_model_may_be_imported_from_a_package_beside_it(tmp_path):
+    (tmp_path / "beside_it").mkdir()
+    (tmp_path / "beside_it/__init__.py").write_text("from .nets import *\n")
+    (tmp_path / "beside_it/nets.py").write_text("def net(*, width=2):\n    pass\ndef _other():\n    pass\n")
+    (tmp_path / "mine.py").write_text("from beside_it import net as model\n")
+    assert user_file.functions(tmp_path / "mine.py") == {"model": {"width": 2}}
+
+
 def test_a_model_may_be_imported_from_a_file_beside_it(tmp_path):
     text = "def other(spec, *, width=2):\n    return keras.Sequential([keras.Input((6,)), layers.Dense(width)])"
     (tmp_path / "beside_it.py").write_text(HEAD + text)
@@ -443,6 +490,29 @@ def test_small_logits_are_no_probabilities(tmp_path):
         "    return keras.Sequential([keras.Input((6,)), layers.Dense(1, None, True, small, half)])"
     )
     assert "description" in answer(tmp_path, text, {"loss": "binary_crossentropy"})
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        # a sigmoid that is resized overshoots
+        ("layers.Dense(36, 'sigmoid'), layers.Reshape((6, 6, 1)), layers.Resizing(9, 9, 'bicubic')", {"options": {}}),
+        # no weight that is trained changes what is returned
+        ("layers.Dense(2, trainable=False), layers.Lambda(lambda x: ops.sum(x * x, -1, True) * 1e-3)", {}),
+    ],
+    ids=["resized", "frozen"],
+)
+def test_outputs_near_0_and_1_are_not_refused(tmp_path, model, named):
+    text = (
+        "Y = (np.ones((64, 9, 9, 1)) if 'options' in NAMED else Y).astype('float32')\n"
+        "def model():\n"
+        f"    model = keras.Sequential([keras.Input((6,)), {model}, layers.Dense(1, trainable=False)][:-1])\n"
+        "    model.compile('adam', keras.losses.BinaryCrossentropy(from_logits='options' not in NAMED))\n"
+        "    model.add_weight(shape=(), name='spare')\n"
+        "    return model"
+    )
+    result = answer(tmp_path, f"NAMED = {named}\n{text}")
+    assert "description" in result, result
 
 
 def test_a_function_that_makes_a_loss_is_not_the_loss(tmp_path):

@@ -168,7 +168,7 @@ class ModelConfig:
     # a name of keras.losses (mean_squared_error, ...) or a function of the file named by user, or a mapping of them by
     # output; default: that of the model's compile(), or sparse_categorical_crossentropy
     loss: Any = None
-    loss_options: dict[str, Any] = field(default_factory=dict)  # keyword arguments of a Keras loss
+    loss_options: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the loss that is named
     loss_weights: Any = None  # of each output in the loss: a list, or a mapping by output
     class_weight: Any = None  # of examples in training, by class, e.g. {0: 1, 1: 5}; classes not named have 1
     # names of keras.metrics or of the file named by user, or {AUC: {num_thresholds: 50}}, in a list or by output;

@@ -29,7 +29,7 @@ from trainer.workload.objective import Objective, no_values
 
 SAME_WEIGHTS = "its function must return the same ones in every task, e.g. load them from one file"
 TRAIN = "train"  # an argument of a model's function: the features to adapt layers to
-POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 SCALED = "mixed_float16"  # the precision that needs a loss scale
 
 
@@ -117,7 +117,7 @@ def _check_trains_as_keras(model: keras.Model) -> None:
 
 def _arguments(function: Callable[..., Any], spec: Spec) -> list[Any]:
     """What a model's function is called with besides its options: nothing, the spec, or input_shape and classes."""
-    required = [name for name, kind in _required(function).items() if kind is POSITIONAL and name != TRAIN]
+    required = [name for name, kind in _required(function).items() if kind in POSITIONAL and name != TRAIN]
     if inspect.isclass(function) and required != ["spec"]:
         return []
     if len(required) < 2:
@@ -128,7 +128,7 @@ def _arguments(function: Callable[..., Any], spec: Spec) -> list[Any]:
 def _required(function: Callable[..., Any]) -> dict[str, Any]:
     """The arguments that a function cannot be called without, and their kinds."""
     parameters = inspect.signature(function).parameters.values()
-    named = (POSITIONAL, inspect.Parameter.KEYWORD_ONLY)
+    named = (*POSITIONAL, inspect.Parameter.KEYWORD_ONLY)
     return {one.name: one.kind for one in parameters if one.kind in named and one.default is one.empty}
 
 

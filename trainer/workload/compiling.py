@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from trainer.workload.data.examples import ArraySpec, Nest, Spec, describe_nest, map_nest
-from trainer.workload.keras_names import LOGITS, make_loss, make_metric
+from trainer.workload.data.examples import ArraySpec, Nest, Spec, describe_nest
+from trainer.workload.keras_names import LOGITS, make_loss, make_losses, make_metric
 from trainer.workload.objective import Objective
 
 ACCURACY = "accuracy"
@@ -104,7 +104,7 @@ def _choose_loss(model: keras.Model, spec: Spec, wanted: Wanted, functions: Mapp
         loss = make_loss(named, wanted.loss_options, functions)
         return Chosen(loss, f"{named} {FROM_FILE}", True, is_whole=not isinstance(loss, keras.losses.Loss))
     if named is not None:
-        losses = map_nest(lambda name: make_loss(name, wanted.loss_options, functions), named)
+        losses = make_losses(named, wanted.loss_options, functions)
         return Chosen(losses, f"{_names(named)} {FROM_CONFIG}", True)
     if type(model).compute_loss is not keras.Model.compute_loss:
         return Chosen(compiled, f"compute_loss of {type(model).__name__}")
@@ -167,7 +167,8 @@ def _class_weights(named: Any, spec: Spec) -> tuple[float, ...]:
             'model.class_weight needs the number of classes, and a stream does not show it; return {"classes": NUMBER, '
             '"train": ..., "evaluate": ...} with the data'
         )
-    classes = max(spec.classes, 2)  # one output tells two classes apart
+    # One output tells two classes apart; integer labels may be one-hot.
+    classes = max(spec.classes, 2, *(size or 0 for size in spec.labels.shape[-1:]))
     try:
         weights = {int(number): float(weight) for number, weight in named.items()}
         is_valid = all(number in range(classes) and 0 <= weight < math.inf for number, weight in weights.items())
@@ -215,6 +216,7 @@ def _made_metrics(function: Callable[[], Any]) -> Any:
 
 
 def _name_of(one: Any) -> str:
+    one = getattr(one, "func", one)  # of a partial
     return str(getattr(one, "name", None) or getattr(one, "__name__", one))
 
 

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
+from keras.src.utils.naming import to_snake_case
+
+from trainer.workload.data.examples import Nest, leaves_of, map_nest
 
 LOGITS = "from_logits"  # an option of losses and metrics; Keras's default is false, the config's true
 ALIASES = {  # Keras's own
@@ -39,8 +42,33 @@ def make_loss(name: Any, options: Mapping[str, Any], functions: Mapping[str, Any
         return _of_file(functions[name], options, f"model.loss_options of {name}", ("labels", "outputs"))
     kind = _find(keras.losses, name, keras.losses.Loss)
     if kind is None:
-        raise ValueError(f"model.loss={name} is not a loss of Keras; {_near(keras.losses, name, keras.losses.Loss)}")
+        near = _near(keras.losses, name, keras.losses.Loss, functions)
+        raise ValueError(f"model.loss={name} is not a loss of Keras or of the user's file; {near}")
     return _make(kind, options, f"model.loss_options of {name}")
+
+
+def make_losses(names: Nest, options: Mapping[str, Any], functions: Mapping[str, Any]) -> Nest:
+    """Losses by output, each with those of the options that it takes; see `make_loss`.
+
+    Raises:
+        ValueError: also if none of several takes an option.
+    """
+    listed = [one for _, one in leaves_of(names)]
+    if len(listed) < 2:
+        return map_nest(lambda name: make_loss(name, options, functions), names)
+    taken = {name: _taken(name, options, functions) for name in listed if isinstance(name, str)}
+    if unused := [option for option in options if not any(option in each for each in taken.values())]:
+        raise ValueError(f"model.loss_options: none of {', '.join(taken)} takes {', '.join(unused)}")
+    return map_nest(
+        lambda name: make_loss(name, taken.get(name, {}) if isinstance(name, str) else {}, functions), names
+    )
+
+
+def _taken(name: str, options: Mapping[str, Any], functions: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the options that a loss takes."""
+    kind = functions.get(name) or _find(keras.losses, name, keras.losses.Loss)
+    parameters = inspect.signature(kind).parameters if callable(kind) else {}
+    return {option: value for option, value in options.items() if option in parameters}
 
 
 def make_metric(given: Any, functions: Mapping[str, Any]) -> Any:
@@ -52,16 +80,18 @@ def make_metric(given: Any, functions: Mapping[str, Any]) -> Any:
     name, options = next(iter(given.items())) if isinstance(given, Mapping) and len(given) == 1 else (given, None)
     options = {} if options is None else options
     if not isinstance(name, str) or not isinstance(options, Mapping):
-        raise ValueError(f"model.metrics: {given!r} is not a metric; give NAME or {{NAME: {{option: value}}}}")
+        raise ValueError(
+            f"model.metrics: {given!r} is not a metric; give a list of NAME or {{NAME: {{option: value}}}}"
+        )
     if name in functions:
         return _of_file(functions[name], options, f"model.metrics, options of {name}", ("labels", "outputs"))
     if name in BY_SHAPES and not options:
         return name
     kind = _find(keras.metrics, name, keras.metrics.Metric)
     if kind is None:
-        near = _near(keras.metrics, name, keras.metrics.Metric)
-        raise ValueError(f"model.metrics: {name} is not a metric of Keras; {near}")
-    return _make(kind, {"name": name.lower(), **options}, f"model.metrics, options of {name}")
+        near = _near(keras.metrics, name, keras.metrics.Metric, functions)
+        raise ValueError(f"model.metrics: {name} is not a metric of Keras or of the user's file; {near}")
+    return _make(kind, {"name": to_snake_case(name), **options}, f"model.metrics, options of {name}")
 
 
 def _of_file(value: Any, options: Mapping[str, Any], key: str, arguments: tuple[str, ...]) -> Any:
@@ -95,8 +125,8 @@ def _is_kind(value: Any, base: type) -> bool:
     return inspect.isclass(value) and issubclass(value, base) and value is not base
 
 
-def _near(module: Any, name: str, base: type) -> str:
+def _near(module: Any, name: str, base: type, functions: Mapping[str, Any]) -> str:
     names = sorted(own for own, kind in vars(module).items() if _is_kind(kind, base))
-    by_plain = {own.lower(): own for own in names}
+    by_plain = {own.replace("_", "").lower(): own for own in [*names, *functions]}
     near = difflib.get_close_matches(name.replace("_", "").lower(), by_plain, n=3)
     return f"did you mean {' or '.join(by_plain[one] for one in near)}?" if near else f"available: {', '.join(names)}"

@@ -7,7 +7,7 @@ counted by the sums of what each batch adds to its variables, so its value is th
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -122,7 +122,7 @@ class Objective:
         outputs = tf.nest.map_structure(_in_float32, outputs)
         labels = _of_rank(labels, outputs)
         if training and self._class_weights:
-            weights = _weighted_by_class(labels, weights, self._class_weights)
+            weights = _weighted_by_class(labels, outputs, weights, self._class_weights)
         self._build(labels, outputs)
         counted = [(v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables]
         counted += [] if before is None else self._values(before)
@@ -137,7 +137,7 @@ class Objective:
             else:
                 value = tf.reduce_mean(_call(self._whole_loss, labels, outputs, weights))
                 value = sum((tf.reduce_sum(tf.cast(one, tf.float32)) for one in own), start=value)
-            if self._variables:
+            if self._metrics:  # one may make its variables only now
                 model.compute_metrics(features, labels, outputs, weights)
             sums = [tf.reshape(tf.cast(scope.get_current_value(v), tf.float32), [-1]) for v in self._variables]
         return tf.cast(value, tf.float32), tf.concat(sums, 0) if sums else tf.zeros([0])
@@ -147,8 +147,8 @@ class Objective:
         values = [(v, tf.zeros(v.shape, v.dtype)) for v in self.model._loss_tracker.variables] + self._values(sums)
         with keras.StatelessScope(state_mapping=values):
             named = self.model.get_metrics_result() if values else {}
-            named = {name: _value_of(result) for name, result in named.items() if name != "loss"}
-        return {name: tf.cast(value, tf.float32) for name, value in named.items()}
+            flat = _flat({name: result for name, result in named.items() if name != "loss"})
+        return {name: tf.cast(value, tf.float32) for name, value in flat.items()}
 
     def _values(self, sums: tf.Tensor) -> list[tuple[keras.Variable, tf.Tensor]]:
         """Sums [size] as values of the metrics' variables."""
@@ -168,8 +168,11 @@ class Objective:
     @property
     def _variables(self) -> list[keras.Variable]:
         """Of the metrics; the loss has none, because every step returns it."""
-        metrics = [metric for metric in self.model.metrics if metric is not self.model._loss_tracker]
-        return [variable for metric in metrics for variable in metric.variables]
+        return [variable for metric in self._metrics for variable in metric.variables]
+
+    @property
+    def _metrics(self) -> list[keras.metrics.Metric]:
+        return [metric for metric in self.model.metrics if metric is not self.model._loss_tracker]
 
     def _build(self, labels: Nest, outputs: Nest) -> None:
         """Makes the variables of the metrics, and of each output's loss, which depends on what they measure."""
@@ -238,9 +241,13 @@ def _undivided_losses() -> Iterator[None]:
             setattr(keras_loss, name, function)
 
 
-def _value_of(result: Any) -> Any:
-    """What a metric has returned; one of the user's may return its variable."""
-    return result.value if isinstance(result, keras.Variable) else result
+def _flat(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by name; a metric of the user's may return several, which it names itself as in Keras, or its variable."""
+    flat: dict[str, Any] = {}
+    for name, result in results.items():
+        value = result.value if isinstance(result, keras.Variable) else result
+        flat |= _flat(value) if isinstance(value, Mapping) else {name: value}
+    return flat
 
 
 def _size(variable: keras.Variable) -> int:
@@ -265,13 +272,17 @@ def _of_rank(labels: Nest, outputs: Nest) -> Nest:
     return tf.squeeze(labels, 1) if is_column and outputs.shape.rank == 1 else labels
 
 
-def _weighted_by_class(labels: tf.Tensor, weights: tf.Tensor | None, by_class: Sequence[float]) -> tf.Tensor:
-    """Weights of examples, or of their parts, from their classes; `labels` are classes, or one-hot."""
-    is_one_hot = labels.dtype.is_floating and labels.shape[-1] > 1
-    classes = tf.argmax(labels, -1) if is_one_hot else tf.cast(labels, tf.int64)
-    if not is_one_hot and labels.shape.rank > 1 and labels.shape[-1] == 1:
-        classes = tf.squeeze(classes, -1)
-    of_class = tf.gather(tf.constant(by_class, tf.float32), classes)
+def _weighted_by_class(
+    labels: tf.Tensor, outputs: Nest, weights: tf.Tensor | None, by_class: Sequence[float]
+) -> tf.Tensor:
+    """Weights of examples, or of their parts, from their classes; `labels` are classes, or one-hot like the outputs."""
+    classes, last = labels, labels.shape[-1] if labels.shape.rank > 1 else None
+    is_like_outputs = isinstance(outputs, tf.Tensor) and outputs.shape.rank == labels.shape.rank
+    if last == 1:
+        classes = tf.squeeze(labels, -1)
+    elif last is not None and (labels.dtype.is_floating or (is_like_outputs and outputs.shape[-1] == last)):
+        classes = tf.argmax(labels, -1)
+    of_class = tf.gather(tf.constant(by_class, tf.float32), tf.cast(classes, tf.int64))
     return of_class if weights is None else of_class * tf.cast(weights, tf.float32)
 
 

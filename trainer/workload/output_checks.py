@@ -12,6 +12,7 @@ import tensorflow as tf
 from trainer.workload.objective import Use
 
 NEAR = 1e-3  # to 1, of a sum of probabilities
+FAR_OFF = 1.0  # from 0..1
 LOGITS = "from_logits"
 BINARY = (keras.losses.binary_crossentropy, keras.losses.binary_focal_crossentropy)
 
@@ -39,31 +40,54 @@ def check_classes(use: Use, classes: int) -> None:
         )
 
 
-def check_probabilities(use: Use) -> None:
-    """Refuses outputs that are not probabilities, for a loss that takes these."""
-    values = np.asarray(use.outputs, np.float32)
-    if _option(use.loss, LOGITS) is False and not bool(((values >= 0) & (values <= 1)).all()):
-        raise Mismatch(
-            f"{use.loss.name} takes probabilities, but the model's outputs{_in(use)} range from {values.min():.3g} to "
-            f"{values.max():.3g}: end it with a softmax or sigmoid, or give the loss from_logits=True"
-        )
+def is_doubtful(use: Use) -> bool:
+    """Whether outputs may not be what their loss takes: they look like probabilities and it takes logits, or neither.
 
-
-def are_taken_for_logits(use: Use) -> bool:
-    """Whether outputs look like probabilities, and the loss takes logits."""
-    if not _option(use.loss, LOGITS):
+    Those of a model that was not trained may look so by chance: `contradiction` decides.
+    """
+    of_logits, values = _option(use.loss, LOGITS), np.asarray(use.outputs, np.float32)
+    if of_logits is None:
         return False
-    values = np.asarray(use.outputs, np.float32)
-    in_range = bool(((values >= 0) & (values <= 1)).all()) and len(np.unique(values)) > 1
-    return in_range and (_is_binary(use) or bool((np.abs(values.sum(-1) - 1) < NEAR).all()))
+    return _look_like_probabilities(use, values) if of_logits else not _is_within(use, values, 0.0)
 
 
-def not_logits(use: Use) -> Mismatch:
+def contradiction(use: Use, first: tf.Tensor) -> Mismatch | None:
+    """What is wrong with doubtful outputs, if other weights do not change what they look like.
+
+    Args:
+        use: with the outputs of other weights.
+        first: those of the model's own.
+    """
+    values, before = np.asarray(use.outputs, np.float32), np.asarray(first, np.float32)
+    if np.array_equal(values, before):  # nothing can be said of a layer whose weights are frozen
+        return None
+    if not _option(use.loss, LOGITS):
+        if _is_within(use, values, FAR_OFF):  # as of a resized picture, whose edges overshoot
+            return None
+        return Mismatch(
+            f"{use.loss.name} takes probabilities, but the model's outputs{_in(use)} range from {before.min():.3g} to "
+            f"{before.max():.3g}: end it with a softmax or sigmoid, or give the loss from_logits=True"
+        )
+    if not _look_like_probabilities(use, values) or len(np.unique(values)) == 1:
+        return None
     like = "lie in 0..1" if _is_binary(use) else "lie in 0..1 and sum to 1"
     return Mismatch(
         f"{use.loss.name} takes logits, but the model's outputs{_in(use)} {like}: remove the softmax or sigmoid of its "
         "last layer, or give the loss from_logits=False; in a config, type model.loss_options.from_logits=false"
     )
+
+
+def _look_like_probabilities(use: Use, values: np.ndarray) -> bool:
+    if not bool(((values >= 0) & (values <= 1)).all()):
+        return False
+    axis = _option(use.loss, "axis")
+    return _is_binary(use) or bool((np.abs(values.sum(-1 if axis is None else axis) - 1) < NEAR).all())
+
+
+def _is_within(use: Use, values: np.ndarray, margin: float) -> bool:
+    """Whether values are in 0..1, give or take a margin; one loss divides them by their sum."""
+    highest = np.inf if _function_of(use.loss) is keras.losses.categorical_crossentropy else 1 + margin
+    return bool(((values >= -margin) & (values <= highest)).all())
 
 
 def _in(use: Use) -> str:
@@ -77,14 +101,12 @@ def _is_binary(use: Use) -> bool:
 
 def _function_of(loss: keras.losses.Loss) -> Any:
     """The function of keras.losses that a loss computes, whether it was given by a name or as an object."""
-    return getattr(loss, "fn", None)
+    function = getattr(loss, "fn", None)
+    return function if getattr(function, "__module__", "").startswith("keras.") else None
 
 
 def _option(loss: keras.losses.Loss, name: str) -> Any:
-    """What an option of a loss is set to; None if it has no such option."""
-    if hasattr(loss, name):
-        return getattr(loss, name)
+    """What an option of a loss of Keras is set to; None if it has no such option."""
     function = _function_of(loss)
     parameter = inspect.signature(function).parameters.get(name) if function is not None else None
-    default = None if parameter is None or parameter.default is inspect.Parameter.empty else parameter.default
-    return getattr(loss, "_fn_kwargs", {}).get(name, default)
+    return None if parameter is None else getattr(loss, "_fn_kwargs", {}).get(name, parameter.default)

@@ -26,13 +26,7 @@ from trainer.workload.data.examples import (
 )
 from trainer.workload.error_text import one_paragraph
 from trainer.workload.objective import Objective, Use
-from trainer.workload.output_checks import (
-    Mismatch,
-    are_taken_for_logits,
-    check_classes,
-    check_probabilities,
-    not_logits,
-)
+from trainer.workload.output_checks import Mismatch, check_classes, contradiction, is_doubtful
 
 EXAMPLES = 7  # of the batch; no size that somebody would write into a model, which would hide that it takes no other
 FAR = -3.0  # times the weights, for outputs that are far from these
@@ -95,6 +89,7 @@ def _compute(objective: Objective, data: DataSet, count: int) -> None:
         given = f"labels {describe_nest(_specs(batch.labels))}, outputs {describe_nest(_specs(outputs))}"
         raise Mismatch(f"{objective.text}; it cannot be computed of {given}: {one_paragraph(error)}") from error
     _check_metrics(model)
+    _check_results(objective.results(sums))
     if _has_own_metrics(model):
         twice = compute(outputs=outputs, before=sums)[1]
         _check_sums(objective.results(2 * sums), objective.results(twice))
@@ -105,20 +100,24 @@ def _compute_checked(
 ) -> tf.Tensor:
     """The sums of the metrics of a batch, if each loss takes the outputs that it is given."""
     classes = spec.classes if isinstance(spec.labels, ArraySpec) else 0
-    doubtful: list[bool] = []  # of each loss
+    first: list[Use] = []
 
     def check(use: Use) -> None:
         check_classes(use, classes)
-        check_probabilities(use)
-        doubtful.append(are_taken_for_logits(use))
+        first.append(use)
 
     def check_again(use: Use) -> None:
-        if next(still) and are_taken_for_logits(use):
-            raise not_logits(use)
+        before = next(again)
+        if is_doubtful(before) and (mismatch := contradiction(use, before.outputs)):
+            raise mismatch
 
-    _, sums = compute(outputs=outputs, check=check)
-    if any(doubtful):
-        still = iter(doubtful)
+    loss, sums = compute(outputs=outputs, check=check)
+    if loss.shape.rank:
+        raise Mismatch(
+            f"{objective.text}; it has the shape {loss.shape.as_list()} instead of one number: take its mean"
+        )
+    if any(map(is_doubtful, first)):
+        again = iter(first)
         compute(outputs=_of_other_weights(objective, batch), check=check_again)
     return sums
 
@@ -154,6 +153,15 @@ def _check_metrics(model: keras.Model) -> None:
             raise Mismatch(f"metric {variable.path} does not start at zero, so what workers count cannot be summed")
 
 
+def _check_results(results: Mapping[str, tf.Tensor]) -> None:
+    for name, value in results.items():
+        if value.shape.rank:
+            raise Mismatch(
+                f"metric {name} returns values of the shape {value.shape.as_list()}; a metric is one number, e.g. "
+                'keras.metrics.F1Score(average="macro")'
+            )
+
+
 def _has_own_metrics(model: keras.Model) -> bool:
     """Whether a metric is none of Keras, whose metrics can all be summed."""
     compiled = model._compile_metrics.metrics if model._compile_metrics is not None else []
@@ -180,7 +188,8 @@ def _first_value(variable: keras.Variable) -> Any:
 def _of_other_weights(objective: Objective, batch: Batch) -> Nest:
     """Outputs under other weights, which only a softmax or sigmoid keeps in 0..1: small logits are there by chance."""
     model = objective.model
-    other = [v.value * FAR for v in model.trainable_variables]
+    drawn = np.random.default_rng(0)
+    other = [v.value * FAR + drawn.normal(size=v.shape).astype(v.dtype) for v in model.trainable_variables]
     state = [v.value for v in model.non_trainable_variables]
     outputs, _ = model.stateless_call(other, state, objective.inputs(batch.features))
     return outputs
