@@ -141,8 +141,8 @@ def test_kills_at_the_worst_moments_change_neither_a_rate_nor_the_end(begin: Mak
     for run in (expected, broken):
         assert sorted(set(told(run, "evaluated"))) == [10, 20, 30, 40, 50]
         assert set(told(run, "ended")) == {LAST}
-    if "ps" not in kills:  # else the steps since the checkpoint are made again
-        assert told(broken, "evaluated") == [10, 20, 30, 40, 50]
+    if "ps" not in kills:  # else all steps since the checkpoint are made again; that of 30 may not be on disk yet
+        assert told(broken, "evaluated") in ([10, 20, 30, 40, 50], [10, 20, 30, 30, 40, 50])
 
 
 @pytest.mark.long
