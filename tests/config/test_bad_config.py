@@ -437,6 +437,37 @@ def test_an_invalid_python_file_is_explained(tmp_path, monkeypatch, name, conten
     assert answer in faults(f"user={name}", "model=tiny")
 
 
+# Files whose model or data would be left out in silence.
+LEFT_OUT = {
+    "a model that is assigned": (
+        "import keras\nmodel = keras.Sequential()\ndef data(): ...",
+        "line 2 sets model to what only a task can know; the run would have model=cnn write def model(...)",
+    ),
+    "data that is assigned": ("data = dict(train=(), evaluate=())", "line 1 sets data to what only a task can know"),
+    "a model from elsewhere": ("from nets import model", "line 1 sets model to what only a task can know"),
+    "nothing is used": ("def net(): ...", "nothing of it is used; it has net choose by name, e.g. model=net"),
+    "no function": ("import keras\nprint(keras)", "nothing of it is used; it has no functions"),
+}
+
+
+@pytest.mark.parametrize("row", LEFT_OUT)
+def test_a_file_that_is_left_out_is_refused_unless_the_config_chooses(tmp_path, monkeypatch, row):
+    monkeypatch.chdir(tmp_path)
+    text, answer = LEFT_OUT[row]
+    (tmp_path / "my.py").write_text(text)
+    assert f"user=my.py: {answer}" in faults("user=my.py")
+    assert load(["user=my.py", "model=mlp", "data=synthetic"]).model.name == "mlp"
+
+
+def test_a_file_of_a_loss_or_hooks_alone_is_used(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for text in ("def loss(y, outputs): ...", "def on_end(): ...", "loss = lambda y, outputs: 0"):
+        (tmp_path / "my.py").write_text(text)
+        assert load(["user=my.py"]).model.name == "cnn"
+    (tmp_path / "my.py").write_text("def own_loss(y, outputs): ...")
+    assert load(["user=my.py", "model.loss=own_loss"]).model.loss == "own_loss"
+
+
 def test_a_missing_python_file_does_not_make_its_functions_unknown_too(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = faults("user=my.py", "model=tiny", "train.steps=0")

@@ -185,6 +185,32 @@ def test_functions_of_a_python_file_are_models_and_data_sets(here):
     assert (config.data.name, config.data.options) == ("blobs", {"seed": 3})
 
 
+def test_functions_named_model_and_data_are_chosen_by_default(here, monkeypatch):
+    def chosen(*overrides, **options):
+        config = load(overrides, **options)
+        return config.model.name, config.data.name
+
+    (here / "my.py").write_text("def model(spec, *, width=8): ...\ndef data(*, examples=9): ...\n")
+    assert chosen("user=my.py", "model.options.width=9", "data.options.examples=8") == ("model", "data")
+    assert chosen("user=my.py", "model=mlp") == ("mlp", "data")
+    assert chosen("user=my.py", "data=synthetic") == ("model", "synthetic")
+    for text in ("def model(spec): ...\n", "from beside import net as model\n"):
+        (here / "beside.py").write_text("def net(spec): ...\n")
+        (here / "half.py").write_text(text)
+        assert chosen("user=half.py") == ("model", "mnist_10k")
+    (here / "mine" / "experiment").mkdir(parents=True)
+    (here / "mine/experiment/one.yaml").write_text("# @package _global_\nuser: my.py\n")
+    text = "# @package _global_\ndefaults:\n  - override /model: mlp\nuser: my.py\n"
+    (here / "mine/experiment/two.yaml").write_text(text)
+    assert chosen("experiment=one", config_dir="mine") == ("model", "data")
+    assert chosen("experiment=two", config_dir="mine") == ("mlp", "data")
+    configs = []
+    monkeypatch.setattr("sys.argv", ["trainer", "--multirun", "user=my.py", "model.options.width=3,4"])
+    with pytest.raises(SystemExit, match="^0$"):
+        compose.run(lambda config: configs.append(config) or 0)
+    assert [one.model.options["width"] for one in configs] == [3, 4]
+
+
 def test_a_null_default_takes_a_value_of_any_type(here):
     (here / "my.py").write_text(USER_FILE)
     assert load(["user=my.py", "model=tiny", "model.options.note=[1,a]"]).model.options["note"] == [1, "a"]
@@ -234,8 +260,8 @@ def test_reading_a_python_file_lists_public_functions_with_literal_defaults(tmp_
 
 def test_loading_a_python_file_runs_it_with_its_neighbours(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "beside_it.py").write_text("VALUE = 5\n")
-    (tmp_path / "my_file.py").write_text("import beside_it\n\ndef tiny():\n    return beside_it.VALUE\n")
+    (tmp_path / "value_of_tiny.py").write_text("VALUE = 5\n")
+    (tmp_path / "my_file.py").write_text("import value_of_tiny\n\ndef tiny():\n    return value_of_tiny.VALUE\n")
     assert user_file.load(tmp_path / "my_file.py").tiny() == 5
 
 

@@ -16,7 +16,7 @@ Trains a Keras model on a TensorFlow cluster of any size, declared in config.
   python -m trainer doctor                                   check this machine and say how to fix it
   python -m trainer model=mlp model.options.width=64 train.steps=500
   python -m trainer data=npz data.options.path=/data/digits.npz
-  python -m trainer user=my_models.py model=tiny data=blobs  functions of your own Python file
+  python -m trainer user=my_models.py                        functions model and data of your own Python file
   python -m trainer mine/first.yaml train.steps=500          the experiment in your own YAML file
   python -m trainer --config-dir=mine experiment=first       mine/experiment/first.yaml
   python -m trainer --multirun optimizer=sgd,adam            one run after the other

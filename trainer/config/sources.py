@@ -38,7 +38,6 @@ ERRORS = (HydraException, OmegaConfBaseException, ValueError, TypeError, LookupE
 """What Hydra, OmegaConf and their parser raise for a config that cannot be composed; ConfigError is a ValueError."""
 
 USUAL_SIZES = ["2ps4w", "4w"]  # for tab completion and --help; any other size works as well
-FUNCTION_GROUPS = ("model", "data")
 EXPERIMENT = "experiment/"
 
 # Hydra makes its sources itself, from a search path of strings; this is how the user's functions reach them.
@@ -80,7 +79,8 @@ class CheckedFiles(FileConfigSource):
         if faults := yaml_files.faults(path):
             raise ConfigError(faults)
         try:
-            return _with_user_file_beside(super().load_config(config_path), path)
+            result = _with_user_file_beside(super().load_config(config_path), path)
+            return _with_users_defaults(result) if path == conf_dir() / "config.yaml" else result
         except (yaml.YAMLError, ValueError, OmegaConfBaseException) as error:
             message = f"cannot be read: {str(error).splitlines()[0]}"
             raise ConfigError([Problem(yaml_files.shown(path), message, "correct that key")]) from error
@@ -134,7 +134,7 @@ class Generated(ConfigSource):
         return ConfigResult(self.provider, self.full_path(), config, header={"package": None})
 
     def is_group(self, config_path: str) -> bool:
-        return config_path in ("cluster", "experiment", *FUNCTION_GROUPS)
+        return config_path in ("cluster", "experiment", *user_file.GROUPS)
 
     def is_config(self, config_path: str) -> bool:
         return _generate(config_path) is not None
@@ -259,8 +259,18 @@ def _with_user_file_beside(result: ConfigResult, path: Path) -> ConfigResult:
     return result
 
 
+def _with_users_defaults(result: ConfigResult) -> ConfigResult:
+    """Chooses the functions `model` and `data` of the user's file by default, where it has them."""
+    assert isinstance(result.config, DictConfig)
+    for default in result.config.defaults:
+        for group in user_file.GROUPS:
+            if isinstance(default, DictConfig) and group in default and group in _choices(group):
+                default[group] = group
+    return result
+
+
 def _choices(group: str) -> Mapping[str, dict[str, Any]]:
-    return _functions.get({}) if group in FUNCTION_GROUPS else {}
+    return user_file.choices(group, _functions.get({})) if group in user_file.GROUPS else {}
 
 
 def _generate(config_path: str) -> dict[str, Any] | None:

@@ -16,6 +16,10 @@ from omegaconf import MISSING
 
 from trainer.faults.problems import ConfigError, Problem
 
+HOOKS = ("on_step", "on_evaluation", "on_end")  # functions that the chief calls
+BY_NAME = ("loss", "metrics", *HOOKS)  # what is used without being chosen
+GROUPS = ("model", "data")  # of functions; one of the same name is the default of its group
+
 
 def functions(path: str | Path) -> dict[str, dict[str, Any]]:
     """The public functions and subclasses of a Python file and their options, without executing any of it.
@@ -31,6 +35,19 @@ def functions(path: str | Path) -> dict[str, dict[str, Any]]:
         ConfigError: if the file cannot be read as Python.
     """
     return _functions(Path(path), frozenset())
+
+
+def bound_names(path: str | Path) -> dict[str, int]:
+    """The names that a Python file assigns or imports by name, with their lines; see `functions` for errors."""
+    lines: dict[str, int] = {}
+    for node in _parse(Path(path)).body:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = [one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)]
+        else:
+            names = [one.asname or one.name for one in node.names] if isinstance(node, ast.ImportFrom) else []
+        lines |= dict.fromkeys(names, node.lineno)
+    return lines
 
 
 def _functions(path: Path, importers: frozenset[Path]) -> dict[str, dict[str, Any]]:
@@ -54,6 +71,12 @@ def _chosen(functions: dict[str, dict[str, Any]], names: Sequence[ast.alias]) ->
     if names[0].name == "*":
         return functions
     return {one.asname or one.name: functions[one.name] for one in names if one.name in functions}
+
+
+def choices(group: str, functions: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Those of the functions that may be meant for a group: their names do not say that they are something else."""
+    others = {*BY_NAME, *GROUPS} - {group}
+    return {name: options for name, options in functions.items() if name not in others}
 
 
 def options_of(group: str, options: Mapping[str, Any]) -> dict[str, Any]:

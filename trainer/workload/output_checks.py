@@ -9,11 +9,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from trainer.workload.keras_names import LOGITS
 from trainer.workload.objective import Use
 
 NEAR = 1e-3  # to 1, of a sum of probabilities
 FAR_OFF = 1.0  # from 0..1
-LOGITS = "from_logits"
 BINARY = (keras.losses.binary_crossentropy, keras.losses.binary_focal_crossentropy)
 
 

@@ -18,10 +18,10 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, open_dict
 
-from trainer.config import keys, sources
+from trainer.config import keys, sources, user_file
 from trainer.config.cluster_size import EXAMPLES, SIZE, nearest_size, parse_size
 from trainer.config.problems import origins
-from trainer.config.problems.values import unknown_choice
+from trainer.config.problems.functions import unknown_choice
 from trainer.config.schema import Mode
 from trainer.faults.problems import ConfigError, Problem
 
@@ -131,7 +131,7 @@ class Explainer:
             if group == "cluster":
                 self.result.problems.append(self.no_such_choice(text, group, name))
                 return [f"cluster={nearest_size(name)}"]
-            if self.user_file_works or group not in sources.FUNCTION_GROUPS:
+            if self.user_file_works or group not in user_file.GROUPS:
                 self.result.problems.append(self.no_such_choice(text, group, name))
             self.result.drop(text)
             return []

@@ -1,7 +1,6 @@
 """Finds problems in the values of a composed config: unset, out of range, or references to nothing."""
 
 import dataclasses
-import difflib
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -12,13 +11,13 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError, OmegaConfBaseException
 
-from trainer.config import keys, sources, yaml_files
-from trainer.config import user_file as user
+from trainer.config import keys, sources, user_file, yaml_files
 from trainer.config.groups import check_groups
 from trainer.config.limits import check_limits
+from trainer.config.problems.functions import check_functions
 from trainer.config.problems.origins import given
-from trainer.config.schema import AUTO, NAME, DataConfig, ModelConfig, RunConfig
-from trainer.faults.problems import ConfigError, Problem
+from trainer.config.schema import AUTO, NAME, RunConfig
+from trainer.faults.problems import Problem
 
 
 @dataclass(frozen=True)
@@ -47,8 +46,8 @@ def examine(
     config.optimizer.given = given(line, "optimizer")
     problems += [*check_limits(config), *_check_name(config.name), *_check_run(config.run)]
     problems += [*_check_part(config.placement.max_part_mib), *check_groups(config.optimizer)]
-    chosen = {group: choices.get(group) for group in sources.FUNCTION_GROUPS if group not in unknown}
-    problems += _check_functions(config, chosen, line)
+    chosen = {group: choices.get(group) for group in user_file.GROUPS if group not in unknown}
+    problems += check_functions(config, chosen, line)
     return Examined(config, problems)
 
 
@@ -155,78 +154,3 @@ def _check_part(given: str | None) -> Iterator[Problem]:
     if not is_size:
         message = f"{given} is not a size in MiB; it must be {AUTO}, null or a number above 0"
         yield Problem("placement.max_part_mib", message, "leave it out, or type placement.max_part_mib=6")
-
-
-def _check_functions(config: RunConfig, choices: Mapping[str, Any], line: sources.CommandLine) -> Iterator[Problem]:
-    """Checks that model and data exist and have the given options, with the types of their defaults."""
-    try:
-        functions = user.functions(config.user) if config.user else {}
-    except ConfigError as error:
-        yield from error.problems
-        return
-    for group, choice in choices.items():
-        section, chosen = getattr(config, group), sources.content(line, group, choice)
-        yield from _check_function(group, choice, chosen, section, functions, config.user)
-
-
-def _check_function(
-    group: str,
-    choice: Any,
-    chosen: Mapping[str, Any],
-    section: ModelConfig | DataConfig,
-    functions: Mapping[str, dict[str, Any]],
-    user_file: str | None,
-) -> Iterator[Problem]:
-    """Checks one section; `chosen` is the content of the chosen file, and `functions` are the user's."""
-    name, key = section.name, f"{group}.name"
-    builtin = {path.stem for path in (sources.conf_dir() / group).glob("*.yaml")}
-    if name not in functions and name not in builtin:
-        yield unknown_choice(key, group, name, [*builtin, *functions])
-    elif name in functions and name in builtin:
-        message = f"{name} is both built in and a function of {user_file}"
-        yield Problem(key, message, f"rename the function and type {group}=NEW_NAME")
-    elif chosen.get("name", "???") not in ("???", name):
-        message = f"{group}={choice} has the options of {chosen['name']}, not of {name}"
-        yield Problem(key, message, f"{group}={name}")
-    else:
-        declared = user.options_of(group, functions.get(name, {})) | chosen.get("options", {})
-        yield from _check_options(group, name, section.options, declared)
-
-
-def unknown_choice(where: str, group: str, name: str, options: list[str]) -> Problem:
-    """The problem of an unknown choice of a group, with the available ones."""
-    options = sorted(set(options))
-    if not options:
-        return Problem(where, f"unknown {group} '{name}'; none is available", f"leave {group} out")
-    near = (*difflib.get_close_matches(name, options, n=1), options[0])[0]
-    return Problem(where, f"unknown {group} '{name}'; available: {', '.join(options)}", f"e.g. {group}={near}")
-
-
-def _check_options(group: str, name: str, given: Mapping[str, Any], declared: Mapping[str, Any]) -> Iterator[Problem]:
-    for option, value in given.items():
-        key = f"{group}.options.{option}"
-        if not declared:
-            yield Problem(key, f"{name} takes no options", "leave it out")
-        elif option not in declared:
-            yield keys.unknown(key, key, value, [f"{group}.options.{known}" for known in declared])
-        elif not _same_kind(declared[option], value):
-            default = keys.shown(declared[option])
-            message = f"{keys.shown(value)!r} is not {_kind(declared[option])}, which {name} needs"
-            yield Problem(key, message, f"e.g. {key}={default}")
-        elif isinstance(value, float) and not math.isfinite(value):
-            yield Problem(key, f"{value} is not a finite number", f"e.g. {key}={keys.shown(declared[option])}")
-
-
-def _same_kind(default: Any, value: Any) -> bool:
-    """Whether a value has the type of the default; null, unset and referring defaults take any."""
-    if default is None or (isinstance(default, str) and (default == "???" or "${" in default)):
-        return True
-    if type(default) is float:
-        return type(value) in (int, float)
-    return type(value) is type(default)
-
-
-def _kind(default: Any) -> str:
-    if isinstance(default, list | dict):
-        return "a list [a,b]" if isinstance(default, list) else "a mapping {name:value}"
-    return keys.describe(type(default))

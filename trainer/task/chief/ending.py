@@ -12,7 +12,6 @@ from trainer.observe.status import Status
 from trainer.workload.data.examples import users_code
 
 STOP = "stop"  # what a hook returns to end the run
-HOOKS = ("on_step", "on_evaluation", "on_end")  # functions of the user's file
 
 _log = logging.getLogger(__name__)
 
@@ -22,7 +21,9 @@ class Hooks:
 
     def __init__(self, user: str | None, status: Status) -> None:
         functions = user_file.definitions(user) if user else {}
-        self._functions: dict[str, Callable[..., Any]] = {name: functions[name] for name in HOOKS if name in functions}
+        self._functions: dict[str, Callable[..., Any]] = {
+            name: functions[name] for name in user_file.HOOKS if name in functions
+        }
         self._user, self._status = user, status
 
     def has(self, name: str) -> bool:

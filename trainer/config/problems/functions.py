@@ -1,0 +1,125 @@
+"""Finds problems in the functions that a config chooses: built-in ones, and those of the user's file."""
+
+import difflib
+import math
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from trainer.config import keys, sources
+from trainer.config import user_file as user
+from trainer.config.problems.origins import given
+from trainer.config.schema import DataConfig, ModelConfig, RunConfig
+from trainer.faults.problems import ConfigError, Problem
+
+
+def check_functions(config: RunConfig, choices: Mapping[str, Any], line: sources.CommandLine) -> Iterator[Problem]:
+    """Checks that model and data exist and have the given options, with the types of their defaults."""
+    try:
+        functions = user.functions(config.user) if config.user else {}
+    except ConfigError as error:
+        yield from error.problems
+        return
+    for group, choice in choices.items():
+        section, chosen = getattr(config, group), sources.content(line, group, choice)
+        yield from _check_function(group, choice, chosen, section, functions, config.user)
+    if config.user:
+        yield from _check_use(config, config.user, functions, line)
+
+
+def _check_function(
+    group: str,
+    choice: Any,
+    chosen: Mapping[str, Any],
+    section: ModelConfig | DataConfig,
+    functions: Mapping[str, dict[str, Any]],
+    user_file: str | None,
+) -> Iterator[Problem]:
+    """Checks one section; `chosen` is the content of the chosen file, and `functions` are the user's."""
+    name, key = section.name, f"{group}.name"
+    builtin = {path.stem for path in (sources.conf_dir() / group).glob("*.yaml")}
+    if name not in functions and name not in builtin:
+        yield unknown_choice(key, group, name, [*builtin, *user.choices(group, functions)])
+    elif name in functions and name in builtin:
+        message = f"{name} is both built in and a function of {user_file}"
+        yield Problem(key, message, f"rename the function and type {group}=NEW_NAME")
+    elif chosen.get("name", "???") not in ("???", name):
+        message = f"{group}={choice} has the options of {chosen['name']}, not of {name}"
+        yield Problem(key, message, f"{group}={name}")
+    else:
+        declared = user.options_of(group, functions.get(name, {})) | chosen.get("options", {})
+        yield from _check_options(group, name, section.options, declared)
+
+
+def _check_use(
+    config: RunConfig, user_file: str, functions: Collection[str], line: sources.CommandLine
+) -> Iterator[Problem]:
+    """Refuses a file whose model or data, or all of it, would be left out in silence."""
+    bound = user.bound_names(user_file)
+    by_default = [group for group in user.GROUPS if "name" not in given(line, group)]
+    left_out = [group for group in by_default if group in bound and group not in functions]
+    for group in left_out:
+        choice = f"{group}={getattr(config, group).name}"
+        yield Problem(
+            f"user={user_file}",
+            f"line {bound[group]} sets {group} to what only a task can know; the run would have {choice}",
+            f"write def {group}(...), or import it by name from a file beside this one; or type {choice}",
+        )
+    names = {*user.BY_NAME, config.model.name, config.data.name, *_names_in([config.model.loss, config.model.metrics])}
+    if not left_out and len(by_default) == len(user.GROUPS) and not names & {*functions, *bound}:
+        found = f"it has {', '.join(functions)}" if functions else "it has no functions"
+        yield Problem(
+            f"user={user_file}",
+            f"nothing of it is used; {found}",
+            f"choose by name, e.g. model={next(iter(functions), 'NAME')}, or name a function model or data",
+        )
+
+
+def _names_in(value: Any) -> Iterator[str]:
+    """The texts and keys of nested lists and mappings."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from (str(name) for name in value)
+        yield from _names_in(list(value.values()))
+    elif isinstance(value, list):
+        for one in value:
+            yield from _names_in(one)
+
+
+def unknown_choice(where: str, group: str, name: str, options: list[str]) -> Problem:
+    """The problem of an unknown choice of a group, with the available ones."""
+    options = sorted(set(options))
+    if not options:
+        return Problem(where, f"unknown {group} '{name}'; none is available", f"leave {group} out")
+    near = (*difflib.get_close_matches(name, options, n=1), options[0])[0]
+    return Problem(where, f"unknown {group} '{name}'; available: {', '.join(options)}", f"e.g. {group}={near}")
+
+
+def _check_options(group: str, name: str, given: Mapping[str, Any], declared: Mapping[str, Any]) -> Iterator[Problem]:
+    for option, value in given.items():
+        key = f"{group}.options.{option}"
+        if not declared:
+            yield Problem(key, f"{name} takes no options", "leave it out")
+        elif option not in declared:
+            yield keys.unknown(key, key, value, [f"{group}.options.{known}" for known in declared])
+        elif not _same_kind(declared[option], value):
+            default = keys.shown(declared[option])
+            message = f"{keys.shown(value)!r} is not {_kind(declared[option])}, which {name} needs"
+            yield Problem(key, message, f"e.g. {key}={default}")
+        elif isinstance(value, float) and not math.isfinite(value):
+            yield Problem(key, f"{value} is not a finite number", f"e.g. {key}={keys.shown(declared[option])}")
+
+
+def _same_kind(default: Any, value: Any) -> bool:
+    """Whether a value has the type of the default; null, unset and referring defaults take any."""
+    if default is None or (isinstance(default, str) and (default == "???" or "${" in default)):
+        return True
+    if type(default) is float:
+        return type(value) in (int, float)
+    return type(value) is type(default)
+
+
+def _kind(default: Any) -> str:
+    if isinstance(default, list | dict):
+        return "a list [a,b]" if isinstance(default, list) else "a mapping {name:value}"
+    return keys.describe(type(default))
