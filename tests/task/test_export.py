@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from objectives import objective_of
 
+from trainer.config.schema import OptimizerConfig, OptimizerName
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.task.chief.export import export, params_sha256
 from trainer.task.evaluator.score import Evaluator, evaluated
+from trainer.workload import compiled_optimizer
 from trainer.workload.build import Workload
 from trainer.workload.data.arrays import from_arrays
 
@@ -103,6 +105,31 @@ def test_the_loaded_model_predicts_as_the_snapshot_does(tmp_path):
     expected = features @ LINEAR.parameters["logits/kernel"] + LINEAR.parameters["logits/bias"]
     loaded = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_allclose(loaded.predict(features, verbose=0), expected, rtol=1e-6)
+
+
+def test_a_model_that_cannot_be_loaded_again_is_saved_as_weights_and_for_tensorflow(tmp_path):
+    class Scaled(keras.layers.Layer):
+        def __init__(self) -> None:  # takes no name, as many examples of Keras
+            super().__init__()
+
+        def call(self, x):
+            return 2 * x
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, name="logits"), Scaled()])
+    export(LINEAR, model, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.weights.h5", "params.npz", "saved_model"]
+
+
+def test_a_model_that_was_compiled_keeps_its_loss_and_the_optimizer_that_trained_it(tmp_path):
+    model = linear()
+    model.compile("sgd", "mse")
+    section = OptimizerConfig(OptimizerName.adamw, learning_rate=0.25, weight_decay=0.5, clip_norm=2.0, beta_1=0.75)
+    export(LINEAR, objective_of(model, loss="mse").model_to_save(compiled_optimizer.make(section)), tmp_path)
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert (loaded.compiled, type(loaded.optimizer)) == (True, keras.optimizers.AdamW)
+    kept = {name: loaded.optimizer.get_config()[name] for name in ("weight_decay", "global_clipnorm", "beta_1")}
+    assert kept == {"weight_decay": 0.5, "global_clipnorm": 2.0, "beta_1": 0.75}
+    assert float(loaded.optimizer.learning_rate) == 0.25
 
 
 def test_the_arrays_are_saved_under_their_paths(tmp_path):

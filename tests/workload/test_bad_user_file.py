@@ -312,8 +312,8 @@ ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
     "logits without a last axis": (
         "def model():\n    x = keras.Input((6,))\n"
         "    model = keras.Model(x, layers.Reshape(())(layers.Dense(1)(x)))\n"
-        "    model.compile('adam', 'binary_crossentropy')\n    return model",
-        {},
+        "    model.compile('adam', 'mse')\n    return model",
+        {"loss": "binary_crossentropy", "loss_options": {"from_logits": False}},
         CONFIG,
         "binary_crossentropy takes probabilities, but the model's outputs range from",
     ),
@@ -480,6 +480,28 @@ def test_a_model_may_be_imported_from_a_file_beside_it(tmp_path):
     named = {"name": "model", "options": {"width": 3}, "loss": CLASSES}
     parameters = answer(tmp_path, "from beside_it import other as model", named)["description"]["parameters"]
     assert [one["shape"] for one in parameters] == [[6, 3], [3]]
+
+
+def test_what_keras_clips_is_trained_with_a_warning_if_the_author_of_the_model_chose_the_loss(tmp_path):
+    text = (
+        "def model():\n    model = keras.Sequential([keras.Input((6,)), layers.Dense(1)])\n"
+        "    model.compile('adam', 'binary_crossentropy')\n    return model"
+    )
+    ((message, remedy),) = answer(tmp_path, text)["description"]["doubts"]
+    assert message.startswith("binary_crossentropy takes probabilities, but the model's outputs range from -")
+    assert remedy == "end it with a softmax or sigmoid, or give the loss from_logits=True"
+
+
+def test_a_model_compiled_without_a_loss_has_those_that_its_layers_add(tmp_path):
+    text = (
+        "class Adds(layers.Layer):\n    def call(self, x):\n        self.add_loss(x[0, 0])\n        return x\n"
+        "def model():\n    model = keras.Sequential([keras.Input((6,)), layers.Dense(3, {}), {}])\n"
+        "    model.compile('adam')\n    return model"
+    )
+    regularized = "kernel_regularizer='l2'"
+    chosen = [answer(tmp_path, text.format(regularized, one))["description"]["objective"] for one in ("Adds()", "")]
+    assert chosen[0] == "loss: of its layers; metrics: none"
+    assert chosen[1].startswith("loss: sparse_categorical_crossentropy of logits, by default")
 
 
 def test_small_logits_are_no_probabilities(tmp_path):

@@ -46,6 +46,26 @@ def losses(model: keras.Model, seeds: list[list[int]]) -> list[float]:
         return [float(session.run(loss, {seed: one})) for one in seeds]
 
 
+def test_a_layer_may_look_up_a_table_of_its_own():
+    keys, values = tf.constant([0, 1, 2], tf.int64), tf.constant([5, 7, 9])
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, values), default_value=-1)
+
+    class Looks(layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = table
+
+        def call(self, x):
+            x = tf.cast(x, tf.int64)
+            return tf.cast(self.table.lookup(x) + self.table[x], tf.float32)
+
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((6,)), Looks(), layers.Dense(3)])
+    expected = keras.losses.sparse_categorical_crossentropy(Y, model(X), from_logits=True)
+    assert losses(model, [[1, 1]]) == pytest.approx([float(np.mean(expected))], rel=1e-6)
+    assert model.layers[0].table is table
+
+
 @pytest.mark.parametrize(
     "function",
     [

@@ -126,6 +126,11 @@ def test_class_weights_are_those_of_the_classes_in_every_form_of_labels(shape, d
     assert weights.numpy().tolist() == [1, 5, 5, 1, 5, 1, 1]
 
 
+def test_numbers_that_are_classes_may_have_any_weights():
+    weights = _weighted_by_class(tf.constant([0.0, 2.0, 9.0, 3.0]), tf.zeros([4, 10]), None, (1.0, 5.0, 2.0))
+    assert weights.numpy().tolist() == [1, 2, 1, 1]  # as in Keras, those without one have 1
+
+
 def test_metrics_that_make_their_variables_late_or_return_several_numbers_count():
     class Two(keras.metrics.Mean):
         def update_state(self, y: Any, outputs: Any, sample_weight: Any = None) -> None:

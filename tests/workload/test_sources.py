@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 from trainer.workload.data import DataError, DataSet, open_data
-from trainer.workload.data.examples import ArraySpec, Stream
+from trainer.workload.data.examples import ArraySpec, Stream, StreamContext
 from trainer.workload.data.pipeline import evaluation_batches, training_batches, training_iterator
 from trainer.workload.data.streams import training_arrays
 
@@ -249,6 +249,17 @@ class Shuffled(keras.utils.PyDataset):
 
     def on_epoch_end(self) -> None:
         np.random.shuffle(self.order)
+
+
+def test_a_dataset_that_is_cached_is_whole_after_its_first_batches_were_read():
+    """As TensorFlow stops the threads of an iterator, a cache may take what has come so far for all."""
+    for _ in range(10):
+        pipeline = tf.data.Dataset.from_tensor_slices((X, Y)).prefetch(10).cache().batch(4).prefetch(2)
+        examples = opened(pipeline).evaluate
+        for count in (1, 9, COUNT):
+            batches = examples.open(StreamContext(0, 1, 4, 0, 0, is_training=False))
+            read = np.concatenate([batch.features for batch in itertools.islice(batches, count)])
+            assert np.array_equal(read, X[: count * 4])
 
 
 def test_a_py_dataset_that_shuffles_itself_does_so_alike_in_every_task():

@@ -55,6 +55,7 @@ class Description:
     not_adapted: tuple[str, ...] = ()  # layers that should have adapted to the data
     compiled_optimizer: CompiledOptimizer | None = None
     objective: str = ""  # loss and metrics, and where they come from
+    doubts: tuple[tuple[str, str], ...] = ()  # (message, remedy) of what the model is trained with all the same
     flops: int = 0  # floating-point operations of one example's forward pass
     uncounted: tuple[str, ...] = ()  # layers not in `flops`, because their operations cannot be counted
 

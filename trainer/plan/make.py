@@ -81,7 +81,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         train_examples=description.train_examples,
         warnings=(
             *_warn_of_optimizer(config.optimizer, description),
-            *_warn_of_layers(description),
+            *_warn_of_model(description),
             *_warn_of_sums(tasks, description),
             *_warnings(shards, tasks, config.placement.pins, machine, can_cut=not config.optimizer.measures_parameters),
             *warn_of_gpu_memory(config.cluster, config.device, machine, here),
@@ -261,7 +261,9 @@ def _warn_of_sums(tasks: Sequence[Task], description: Description) -> Iterator[P
         yield Problem("model", message, remedy)
 
 
-def _warn_of_layers(description: Description) -> Iterator[Problem]:
+def _warn_of_model(description: Description) -> Iterator[Problem]:
+    for message, remedy in description.doubts:
+        yield Problem("model", message, remedy)
     for path in description.not_adapted:
         message = f"layer {path} has adapted to no data, so it changes nothing"
         yield Problem("model", message, "give the model's function an argument train, and call adapt(train)")

@@ -1,4 +1,4 @@
-"""Reads the optimizer that a model was compiled with, as keys of the config."""
+"""Reads the optimizer that a model was compiled with, as keys of the config, and makes one from such keys."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import keras
 import numpy as np
 from keras.optimizers import schedules
 
+from trainer.config.schema import OptimizerConfig
 from trainer.plan.description import CompiledOptimizer
 
 # Keys of the config by attribute of the optimizer, where they differ.
@@ -69,6 +70,15 @@ def read(model: keras.Model) -> CompiledOptimizer | None:
     if getattr(optimizer, "_exclude_from_weight_decay", None) is not None:
         left_out.append("exclude_from_weight_decay (optimizer.groups can say it)")
     return CompiledOptimizer(name.lower(), settings | rate, (*left_out, *unknown))
+
+
+def make(section: OptimizerConfig) -> keras.optimizers.Optimizer:
+    """The optimizer of Keras with the settings of a config, at its learning rate before schedules; it has no slots."""
+    kind = next(kind for kind in ATTRIBUTES if kind.__name__.lower() == section.name.value)
+    settings = {attribute: getattr(section, KEYS.get(attribute, attribute)) for attribute in ATTRIBUTES[kind]}
+    settings |= {"weight_decay": section.weight_decay or None, "global_clipnorm": section.clip_norm}
+    settings |= {} if section.ema is None else {"use_ema": True, "ema_momentum": section.ema}
+    return kind(section.learning_rate, name=section.name.value, **settings)
 
 
 def _read_rate(rate: Any) -> tuple[dict[str, Any], list[str]]:

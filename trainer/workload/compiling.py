@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
+from trainer.workload import step
 from trainer.workload.data.examples import ArraySpec, Nest, Spec, describe_nest
 from trainer.workload.keras_names import LOGITS, make_loss, make_losses, make_metric
 from trainer.workload.objective import Objective
@@ -91,6 +93,7 @@ def make_objective(
         size=size,
         text=text,
         is_given_compiled=compiled_by_user,
+        is_given_loss=loss.text.endswith(FROM_COMPILE),
         frozen=frozen,
     )
 
@@ -110,7 +113,7 @@ def _choose_loss(model: keras.Model, spec: Spec, wanted: Wanted, functions: Mapp
         return Chosen(compiled, f"compute_loss of {type(model).__name__}")
     if compiled is not None:
         return Chosen(compiled, f"{_names(compiled)} {FROM_COMPILE}")
-    if spec.labels is None:
+    if spec.labels is None or (model.compiled and _adds_losses(model, spec)):
         return Chosen(None, "of its layers")
     if isinstance(spec.labels, ArraySpec) and "int" in spec.labels.dtype:
         return Chosen(make_loss(INTEGERS, wanted.loss_options, {}), f"{INTEGERS} of logits, {BY_DEFAULT}", True)
@@ -118,6 +121,12 @@ def _choose_loss(model: keras.Model, spec: Spec, wanted: Wanted, functions: Mapp
         f"no loss is named, and the labels are {describe_nest(spec.labels)}; type model.loss=mean_squared_error, "
         "binary_crossentropy or another of keras.losses, or have the model's function call compile(loss=...)"
     )
+
+
+def _adds_losses(model: keras.Model, spec: Spec) -> bool:
+    with suppress(Exception):  # of many types; the trial says what is wrong with the model
+        return step.adds_losses(Objective(model), spec)
+    return False
 
 
 def _check_effect(wanted: Wanted, loss: Chosen) -> None:
@@ -162,7 +171,8 @@ def _class_weights(named: Any, spec: Spec) -> tuple[float, ...]:
             f"model.class_weight needs one array of labels, and the labels are {describe_nest(spec.labels)}; "
             "return weights with the data instead: (x, y, weights)"
         )
-    if spec.classes == 0:
+    are_counted = "int" in spec.labels.dtype or (spec.labels.shape[-1:] or (1,))[-1] != 1
+    if spec.classes == 0 and are_counted:
         raise ValueError(
             'model.class_weight needs the number of classes, and a stream does not show it; return {"classes": NUMBER, '
             '"train": ..., "evaluate": ...} with the data'
@@ -171,14 +181,14 @@ def _class_weights(named: Any, spec: Spec) -> tuple[float, ...]:
     classes = max(spec.classes, 2, *(size or 0 for size in spec.labels.shape[-1:]))
     try:
         weights = {int(number): float(weight) for number, weight in named.items()}
-        is_valid = all(number in range(classes) and 0 <= weight < math.inf for number, weight in weights.items())
+        is_valid = all(number >= 0 and 0 <= weight < math.inf for number, weight in weights.items())
+        is_valid = is_valid and (not are_counted or max(weights) < classes)
     except (AttributeError, TypeError, ValueError):
         is_valid = False
     if not is_valid:
-        raise ValueError(
-            f"model.class_weight={named} is not a mapping from classes (0..{classes - 1}) to weights (0 or more)"
-        )
-    return tuple(weights.get(number, 1.0) for number in range(classes))
+        allowed = f" (0..{classes - 1})" if are_counted else ""
+        raise ValueError(f"model.class_weight={named} is not a mapping from classes{allowed} to weights (0 or more)")
+    return tuple(weights.get(number, 1.0) for number in range(max(classes, max(weights) + 1)))
 
 
 def _compiled_loss(model: keras.Model) -> Any:

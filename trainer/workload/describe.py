@@ -95,6 +95,7 @@ def _describe(question: Question) -> Description:
         not_adapted=tuple(not_adapted(model)) if has_values else (),
         compiled_optimizer=optimizer,
         objective=objective.text,
+        doubts=tuple((one.message, one.remedy) for one in objective.doubts),
         flops=flops.forward,
         uncounted=flops.uncounted,
     )

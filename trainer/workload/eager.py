@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -45,6 +45,8 @@ class Table:
         found.set_shape(keys.shape)
         return found
 
+    __getitem__ = lookup
+
     def size(self) -> int:
         return len(self._keys)
 
@@ -72,16 +74,32 @@ def _by_element(compare: Callable[..., Any], otherwise: Callable[..., Any]) -> C
     return operator
 
 
-def tables_of(model: keras.Model) -> list[tuple[IndexLookup, Table]]:
-    """The layers of a model that look something up, with what stands in for their tables."""
-    layers = [layer for layer in model._flatten_layers(include_self=False) if isinstance(layer, IndexLookup)]
-    return [(layer, Table(layer.lookup_table)) for layer in layers]
+class Held(NamedTuple):
+    """A table of a layer, and what stands in for it."""
+
+    layer: keras.Layer
+    attribute: str
+    table: Any
+    copy: Table
+
+    def use(self, table: Any) -> None:
+        self.layer.__dict__[self.attribute] = table  # Keras would track another attribute
+
+
+def tables_of(model: keras.Model) -> list[Held]:
+    """The tables of a model's layers: those of Keras's, and a `tf.lookup.StaticHashTable` of the user's."""
+    return [
+        Held(layer, name, value, Table(value))
+        for layer in model._flatten_layers()
+        for name, value in vars(layer).items()
+        if isinstance(value, tf.lookup.StaticHashTable) or (name == "lookup_table" and isinstance(layer, IndexLookup))
+    ]
 
 
 @contextmanager
-def in_graph(tables: Sequence[tuple[IndexLookup, Table]]) -> Iterator[None]:
-    """Within, functions that are traced take tensors of eager mode as constants, and layers use these tables."""
-    before, capture = [layer.lookup_table for layer, _ in tables], FuncGraph.capture
+def in_graph(tables: Sequence[Held]) -> Iterator[None]:
+    """Within, functions that are traced take tensors of eager mode as constants, and layers use copies of tables."""
+    capture = FuncGraph.capture
     comparisons = {name: getattr(tf.Tensor, name) for name in COMPARISONS}
 
     def capture_constants(graph: FuncGraph, tensor: Any, *args: Any, **options: Any) -> Any:
@@ -94,12 +112,12 @@ def in_graph(tables: Sequence[tuple[IndexLookup, Table]]) -> Iterator[None]:
     for name, function in comparisons.items():
         setattr(tf.Tensor, name, _by_element(COMPARISONS[name], function))
     try:
-        for layer, table in tables:
-            layer.lookup_table = table
+        for held in tables:
+            held.use(held.copy)
         yield
     finally:
         FuncGraph.capture = capture
         for name, function in comparisons.items():
             setattr(tf.Tensor, name, function)
-        for (layer, _), table in zip(tables, before, strict=True):
-            layer.lookup_table = table
+        for held in tables:
+            held.use(held.table)

@@ -34,6 +34,13 @@ class Use(NamedTuple):
     name: str  # of the output; empty if the model has one alone
 
 
+class Doubt(NamedTuple):
+    """What a user should know before the model is trained."""
+
+    message: str
+    remedy: str
+
+
 @contextmanager
 def no_values() -> Iterator[None]:
     """Variables made within have a shape and no value; a step, which is given all values, computes the same."""
@@ -54,6 +61,7 @@ class Objective:
         size: int | None = None,
         text: str = "",
         is_given_compiled: bool = True,
+        is_given_loss: bool = False,
         frozen: Collection[str] = (),
     ) -> None:
         """Begins.
@@ -65,16 +73,23 @@ class Objective:
             size: floats of the metrics' variables, if it is known already.
             text: says what was chosen, and from where.
             is_given_compiled: whether the model's author compiled it.
+            is_given_loss: whether its author chose the loss.
             frozen: paths of the weights that training never changes.
         """
         self.frozen, self._class_weights = frozen, class_weights
         self.model, self.text, self._whole_loss, self._size = model, text, whole_loss, size
-        self._is_given_compiled = is_given_compiled
+        self._is_given_compiled, self.is_given_loss = is_given_compiled, is_given_loss
+        self.doubts: list[Doubt] = []  # what is odd, and trained as Keras does
         self._tables = eager.tables_of(model)
 
-    def model_to_save(self) -> keras.Model:
-        """The model; Keras would save a loss with it, and only one that its author chose can be loaded again."""
+    def model_to_save(self, optimizer: keras.optimizers.Optimizer) -> keras.Model:
+        """The model; Keras would save a loss with it, and only one that its author chose can be loaded again.
+
+        Args:
+            optimizer: what trained it, to be saved with the loss.
+        """
         self.model.compiled = self._is_given_compiled
+        self.model.optimizer = self.model._compile_config.config["optimizer"] = optimizer
         return self.model
 
     def inputs(self, features: Nest) -> Nest:
@@ -282,7 +297,8 @@ def _weighted_by_class(
         classes = tf.squeeze(labels, -1)
     elif last is not None and (labels.dtype.is_floating or (is_like_outputs and outputs.shape[-1] == last)):
         classes = tf.argmax(labels, -1)
-    of_class = tf.gather(tf.constant(by_class, tf.float32), tf.cast(classes, tf.int64))
+    by_class = tf.constant([*by_class, 1.0], tf.float32)  # the last is for those that are not named
+    of_class = tf.gather(by_class, tf.minimum(tf.cast(classes, tf.int64), len(by_class) - 1))
     return of_class if weights is None else of_class * tf.cast(weights, tf.float32)
 
 

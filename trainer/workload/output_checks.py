@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.workload.keras_names import LOGITS
-from trainer.workload.objective import Use
+from trainer.workload.objective import Doubt, Use
 
 NEAR = 1e-3  # to 1, of a sum of probabilities
 FAR_OFF = 1.0  # from 0..1
@@ -19,6 +19,15 @@ BINARY = (keras.losses.binary_crossentropy, keras.losses.binary_focal_crossentro
 
 class Mismatch(ValueError):
     """Outputs that the loss does not take."""
+
+    def __init__(self, message: str, remedy: str = "", *, is_clipped: bool = False) -> None:
+        """Begins.
+
+        Args:
+            is_clipped: whether Keras takes these outputs all the same, clipped to 0..1.
+        """
+        super().__init__(f"{message}: {remedy}" if remedy else message)
+        self.doubt, self.is_clipped = Doubt(message, remedy), is_clipped
 
 
 def check_classes(use: Use, classes: int) -> None:
@@ -66,7 +75,9 @@ def contradiction(use: Use, first: tf.Tensor) -> Mismatch | None:
             return None
         return Mismatch(
             f"{use.loss.name} takes probabilities, but the model's outputs{_in(use)} range from {before.min():.3g} to "
-            f"{before.max():.3g}: end it with a softmax or sigmoid, or give the loss from_logits=True"
+            f"{before.max():.3g}",
+            "end it with a softmax or sigmoid, or give the loss from_logits=True",
+            is_clipped=True,
         )
     if not _look_like_probabilities(use, values) or len(np.unique(values)) == 1:
         return None

@@ -16,7 +16,7 @@ from keras.src.layers.layer import CallContext
 
 from trainer.plan.layout import Parameter
 from trainer.workload.batch_norm import fused
-from trainer.workload.data.examples import Batch, Spec
+from trainer.workload.data.examples import Batch, Nest, Spec, map_nest
 from trainer.workload.layer_devices import pinned
 from trainer.workload.loss_scale import LOWEST
 from trainer.workload.objective import Objective
@@ -238,6 +238,23 @@ def trace(objective: Objective, spec: Spec) -> None:
     values = {v.path: tf.TensorSpec(v.shape, v.dtype) for v in _variables(model)}
     fed = batch.map(lambda one: tf.TensorSpec([None, *one.shape], one.dtype))
     tf.function(make_evaluation(objective), autograph=False).get_concrete_function(values, values, fed)
+
+
+def adds_losses(objective: Objective, spec: Spec) -> bool:
+    """Whether layers add losses when the model is called, beside those of their weights."""
+    model, seed, counts = objective.model, tf.zeros([2], tf.int64), []
+
+    def call(values: Tensors, features: Nest) -> None:
+        weights = [values[v.path] for v in model.trainable_variables]
+        with objective.in_graph(), seeded_draws(seed):
+            rest = _non_trainable(model, values, seed)
+            *_, losses = _call(model, weights, rest, objective.inputs(features), training=True)
+        counts.append(len(losses) - len(model._get_regularization_losses()))
+
+    values = {v.path: tf.TensorSpec(v.shape, v.dtype) for v in _variables(model)}
+    fed = map_nest(lambda one: tf.TensorSpec([None, *one.shape], one.dtype), spec.features)
+    tf.function(call, autograph=False).get_concrete_function(values, fed)
+    return counts[0] > 0
 
 
 def takes_training(model: keras.Model) -> bool:

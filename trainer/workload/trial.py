@@ -109,7 +109,9 @@ def _compute_checked(
     def check_again(use: Use) -> None:
         before = next(again)
         if is_doubtful(before) and (mismatch := contradiction(use, before.outputs)):
-            raise mismatch
+            if not (mismatch.is_clipped and objective.is_given_loss):
+                raise mismatch
+            objective.doubts.append(mismatch.doubt)
 
     loss, sums = compute(outputs=outputs, check=check)
     if loss.shape.rank:

@@ -36,6 +36,7 @@ from trainer.task.loop import AfterStep, BetweenSteps
 from trainer.task.metrics import MetricResults
 from trainer.task.pace import Every, Pace
 from trainer.task.tensorboard import Events
+from trainer.workload import compiled_optimizer
 from trainer.workload.objective import Objective
 
 _log = logging.getLogger(__name__)
@@ -290,7 +291,8 @@ def finish(
         best = evaluations.best_result(context.directory) if context.config.evaluate.export_best else None
         if best:
             results["best"] = best
-        export(_load(best) if best else snapshot, objective.model_to_save(), context.directory.export)
+        model = objective.model_to_save(compiled_optimizer.make(context.config.optimizer))
+        export(_load(best) if best else snapshot, model, context.directory.export)
         chief.hooks.call("on_end", snapshot.step, _logs(results))
     results["ended_early"] = None if stopped else context.status.ended_early
     summary = results | {"resumed_from": resumed_from, "params_sha256": params_sha256(snapshot)}

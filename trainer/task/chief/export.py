@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 
 from trainer.engine.vectors.snapshot import Snapshot
@@ -28,8 +29,8 @@ def params_sha256(snapshot: Snapshot) -> str:
 def export(snapshot: Snapshot, model: Any, folder: Path) -> None:
     """Writes params.npz (each parameter and frozen weight) and model.keras (averaged parameters, where there are any).
 
-    A model that Keras cannot save as a whole, for want of a `get_config`, is written as model.weights.h5 and as a
-    SavedModel, which needs no code of the model.
+    A model that Keras cannot save and load again as a whole, for want of a `get_config`, is written as model.weights.h5
+    and as a SavedModel, which needs no code of the model.
     """
     folder.mkdir(parents=True, exist_ok=True)
     own = _of_model(snapshot)
@@ -39,13 +40,28 @@ def export(snapshot: Snapshot, model: Any, folder: Path) -> None:
     assign(model, evaluated(snapshot) | snapshot.state)
     try:
         model.save(folder / "model.keras")
+        if _has_own_code(model):
+            _check_loads(folder / "model.keras")
     except OSError:
         raise
     except Exception as error:  # whatever a layer's get_config does: training is done
         (folder / "model.keras").unlink(missing_ok=True)
-        _log.warning("Keras cannot save this model as model.keras (%s); see model.weights.h5", _first_line(error))
+        _log.warning("Keras cannot load this model from a model.keras (%s); see model.weights.h5", _first_line(error))
         model.save_weights(folder / "model.weights.h5")
         _export_saved_model(model, folder / "saved_model")
+
+
+def _has_own_code(model: Any) -> bool:
+    return any(not type(layer).__module__.startswith("keras.") for layer in model._flatten_layers())
+
+
+def _check_loads(path: Path) -> None:
+    """Loads a model that was saved, and says if its loss cannot be loaded with it; raises whatever Keras does."""
+    try:
+        keras.models.load_model(path, safe_mode=False)
+    except Exception as error:  # of many types
+        keras.models.load_model(path, safe_mode=False, compile=False)
+        _log.warning("load model.keras with compile=False: its loss cannot be loaded (%s)", _first_line(error))
 
 
 def _export_saved_model(model: Any, folder: Path) -> None:

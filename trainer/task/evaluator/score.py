@@ -21,6 +21,7 @@ from trainer.task.metrics import MetricResults
 from trainer.task.tensorboard import Events
 from trainer.workload import step
 from trainer.workload.build import Workload, parameters_of
+from trainer.workload.data.examples import users_code
 from trainer.workload.data.pipeline import evaluation_batches
 
 v1 = tf.compat.v1
@@ -50,7 +51,8 @@ class Evaluator:
             state = values | self._frozen.tensors("frozen")
             evaluate = tf.function(step.make_evaluation(objective), autograph=False)
             batch = self._batches.batch
-            self._score = [*evaluate(values, state, batch), tf.shape(batch.tensors[0])[0]]
+            with users_code("evaluation"):
+                self._score = [*evaluate(values, state, batch), tf.shape(batch.tensors[0])[0]]
 
     def connect(self, target: str, session_config: Any) -> None:
         """Opens the session on the task's own devices."""

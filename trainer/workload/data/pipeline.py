@@ -82,7 +82,10 @@ def _training_indices(
 
 
 def evaluation_batches(examples: Examples | Stream, *, batch_size: int) -> Batches:
-    """All examples in their own order, `batch_size` at a time; the last batch may be smaller."""
+    """All examples in their own order, `batch_size` at a time; the last batch may be smaller.
+
+    Where it is not, the batches have a static shape, as in Keras, and a user's code may depend on it.
+    """
     if isinstance(examples, Stream):
         stream = examples
 
@@ -91,8 +94,12 @@ def evaluation_batches(examples: Examples | Stream, *, batch_size: int) -> Batch
 
         return _initializable(partial(_stream, stream, all_of, None), {}, start=0, stop=ENDLESS)
 
+    batch_size = min(batch_size, examples.count)
+    is_even = examples.count % batch_size == 0
+
     def indices(step: tf.Tensor) -> tf.Tensor:
-        return tf.range(step * batch_size, tf.minimum((step + 1) * batch_size, examples.count))
+        chosen = tf.range(step * batch_size, tf.minimum((step + 1) * batch_size, examples.count))
+        return tf.ensure_shape(chosen, [batch_size if is_even else None])
 
     return _batches(examples, indices, start=0, stop=-(-examples.count // batch_size))
 

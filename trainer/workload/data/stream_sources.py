@@ -92,7 +92,34 @@ def check_dataset(dataset: tf.data.Dataset, name: str, *, must_end: bool) -> Non
 
 
 def batches_of_dataset(source: Any, name: str) -> Callable[[StreamContext], Iterable[Batch]]:
-    return shared_out(lambda _: source.as_numpy_iterator(), name)
+    return shared_out(_passes(source), name)
+
+
+def _passes(source: tf.data.Dataset) -> Callable[[int], Iterator[Any]]:
+    """Passes over a dataset, of which one that only looked at its beginning is continued by the next.
+
+    None is given up on the way: as TensorFlow stops the threads of an iterator, a `cache()` after a `prefetch()` may
+    take what has come so far for all of the data, and later passes are short.
+    """
+    begun: list[tuple[list[Any], Any]] = []  # (elements that were read, the iterator)
+    kept = []
+
+    def read(_: int) -> Iterator[Any]:
+        seen, iterator = begun.pop() if begun else ([], source.as_numpy_iterator())
+        try:
+            yield from list(seen)
+            for element in iterator:
+                if len(seen) <= FIRST.batch:
+                    seen.append(element)
+                yield element
+        except GeneratorExit:
+            if len(seen) <= FIRST.batch:
+                begun.append((seen, iterator))
+            else:
+                kept.append(iterator)
+            raise
+
+    return read
 
 
 def batches_of_iterable(source: Iterable[Any], name: str) -> Callable[[StreamContext], Iterable[Batch]]:
