@@ -7,6 +7,7 @@ its end are emptied after the test, and serve the next cluster of that size.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import threading
@@ -282,6 +283,14 @@ def first_snapshot(workload: Workload) -> Snapshot:
         {path: value for path, value in values.items() if path not in trainable},
         {},
     )
+
+
+@functools.cache
+def unbroken(
+    build: Callable[[], keras.Model], *, clip_norm: float | None = None, wire: str = "float32"
+) -> tuple[list[float], Snapshot]:
+    """(losses, last state) of two workers that train to the end undisturbed; the same for any number of ps."""
+    return Cluster(build, ps=1, workers=2, clip_norm=clip_norm, wire=wire).train([to_the_end] * 2)[0]
 
 
 def make_replica(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from small_clusters import STEPS, Cluster, digest, plain, to_the_end, with_everything
+from small_clusters import STEPS, Cluster, digest, plain, to_the_end, unbroken, with_everything
 
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.wire import BFLOAT16, FLOAT32
@@ -124,9 +124,7 @@ def test_bfloat16_bits_do_not_depend_on_where_the_shards_are(clip_norm):
 
 @pytest.mark.cluster
 def test_a_bfloat16_wire_trains_nearly_as_float32_does():
-    exact, rounded = (
-        Cluster(with_everything, ps=1, workers=2, wire=wire.name).train([to_the_end] * 2)[0] for wire in BOTH
-    )
+    exact, rounded = (unbroken(with_everything, wire=wire.name) for wire in BOTH)
     assert digest(exact[1]) != digest(rounded[1])
     np.testing.assert_allclose(rounded[0], exact[0], rtol=0.02)
     for path, value in exact[1].parameters.items():
