@@ -63,7 +63,7 @@ def why_not(*overrides: str, pages: Path | None = None) -> str:
 
 
 def user_file(folder: Path) -> str:
-    (folder / "mine.py").write_text("def mine(input_shape, classes): ...\n")
+    (folder / "mine.py").write_text("def model(input_shape, classes): ...\n")
     return f"user={folder / 'mine.py'}"
 
 

@@ -19,6 +19,9 @@ import numpy as np
 import pytest
 from quick_config import load
 
+from trainer.plan.layout import Parameter
+from trainer.plan.placement import place
+from trainer.plan.plan import Plan
 from trainer.storage import checkpoint, checkpoint_writer, resume
 from trainer.storage.atomic import remove_folder
 from trainer.storage.checkpoint import CheckpointError
@@ -381,11 +384,27 @@ def test_a_path_without_a_checkpoint_is_refused(tmp_path, directory, make, probl
 )
 def test_a_checkpoint_of_another_model_or_optimizer_is_refused_before_it_is_read(tmp_path, override, says):
     found = checkpoint.read_manifest(checkpoint_writer.write(tmp_path, 1, 1, {"model": "cnn", **FACTS}, {}, keep=1))
-    config = load([])
-    resume.check_model(found, config.model, config.optimizer)
-    other = load([override])
+    empty = Plan("test", "sync", 1, 1, (), (), 1, ())
+    resume.check_model(found, load([]), empty)
     with pytest.raises(CheckpointError, match=says):
-        resume.check_model(found, other.model, other.optimizer)
+        resume.check_model(found, load([override]), empty)
+
+
+def test_a_checkpoint_of_a_model_of_other_sizes_is_refused_before_tasks_start(tmp_path):
+    parameters = [Parameter("dense/kernel", (2, 3), True), Parameter("norm/mean", (3,), False)]
+    config = load(["optimizer=adam"])
+    tensors = {
+        name: np.zeros(shape, np.float32)
+        for name, shape in checkpoint.shapes_of(parameters, list(config.optimizer.slots())).items()
+    }
+    found = checkpoint.read_manifest(checkpoint_writer.write(tmp_path, 1, 1, {"model": "cnn"}, tensors, keep=1))
+
+    def plan(*parameters: Parameter) -> Plan:
+        return Plan("test", "sync", 1, 1, (), tuple(place(parameters, ["ps:0"], pins={})), 1, ())
+
+    resume.check_model(found, config, plan(*parameters))
+    with pytest.raises(CheckpointError, match=r"kernel \(there \(2, 3\), here \(2, 4\)\).*run=PATH"):
+        resume.check_model(found, config, plan(Parameter("dense/kernel", (2, 4), True), parameters[1]))
 
 
 COMMANDS = {

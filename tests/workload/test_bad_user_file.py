@@ -317,6 +317,24 @@ ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
         CONFIG,
         "binary_crossentropy takes probabilities, but the model's outputs range from",
     ),
+    "a hook that takes no values": (
+        "def on_step(step):\n    pass",
+        {},
+        CONFIG,
+        r"on_step of .*mine.py: too many positional arguments; write def on_step\(step, logs\)",
+    ),
+    "a precision of the file": (
+        "keras.config.set_dtype_policy('mixed_bfloat16')",
+        {},
+        CONFIG,
+        "mine.py sets the dtype policy mixed_bfloat16, but train.precision=float32 is in force; type train.precision=",
+    ),
+    "one output for two classes": (
+        "def model():\n    return keras.Sequential([keras.Input((6,)), layers.Dense(1)])",
+        {"loss": CLASSES},
+        CONFIG,
+        "but the model has 1 output: end it with 2, .* or name the loss of a single output, binary_crossentropy",
+    ),
     "too few outputs of one": (
         TWO_OUTPUTS.replace('"b": Y}', '"b": Y + 2}'),
         {"loss": {"a": CLASSES, "b": CLASSES}},

@@ -378,11 +378,11 @@ class Ragged(Rows):
     [
         (
             lambda: (one for one in Loader()),
-            "is a generator; .* an iterator can be read only once: return the function",
+            "is a generator; .* an iterator can be read only once: return a function",
         ),
         (lambda: [], "has no examples"),
         (lambda: 3, "is a int; return"),
-        (lambda: lambda: [], "the function must take one argument, the context"),
+        (lambda: lambda: [], "the function is called with one argument, the context .* write def batches\(context\)"),
         (lambda: lambda context: [], "has no batches"),
         (lambda: tf.data.Dataset.range(0).batch(2), "has no batches"),
         (lambda: tf.data.Dataset.from_tensor_slices((X, Y)), r"gives single examples; make batches .*batch\(32\)"),

@@ -37,6 +37,22 @@ def functions(path: str | Path) -> dict[str, dict[str, Any]]:
     return _functions(Path(path), frozenset())
 
 
+def candidates(path: str | Path) -> dict[str, list[str]]:
+    """What may be meant as the model, or as the data, by its name and arguments alone; private names are not."""
+    found: dict[str, list[str]] = {group: [] for group in GROUPS}
+    for node in _parse(Path(path)).body:
+        if isinstance(node, ast.ClassDef) and any(ast.unparse(base).endswith("Model") for base in node.bases):
+            found["model"].append(node.name)
+        elif isinstance(node, ast.FunctionDef) and node.name not in (*BY_NAME, *GROUPS):
+            arguments = [*node.args.posonlyargs, *node.args.args]
+            required = [one.arg for one in arguments[: len(arguments) - len(node.args.defaults)]]
+            if required in (["spec"], ["input_shape", "classes"]) or (not required and "model" in node.name):
+                found["model"].append(node.name)
+            elif not required and "data" in node.name:
+                found["data"].append(node.name)
+    return {group: [name for name in names if not name.startswith("_")] for group, names in found.items()}
+
+
 def bound_names(path: str | Path) -> dict[str, int]:
     """The names that a Python file assigns or imports by name, with their lines; see `functions` for errors."""
     lines: dict[str, int] = {}

@@ -2,7 +2,7 @@
 
 OK = 0
 CONFIG = 2
-BAD_DATA = 65  # or a loss that is not finite
+BAD_DATA = 65  # or a loss that is not finite, or an error in the user's file
 INPUT_MISSING = 66
 UNAVAILABLE = 69  # a peer, a port or Docker
 INTERNAL = 70
@@ -15,7 +15,7 @@ TERMINATED = 143
 
 MEANINGS = {
     CONFIG: "the config cannot run",
-    BAD_DATA: "bad data, or a loss that is not finite",
+    BAD_DATA: "bad data, a loss that is not finite, or an error in the user's file",
     INPUT_MISSING: "an input file is missing",
     UNAVAILABLE: "a peer or a port is unavailable",
     INTERNAL: "an unexpected error",

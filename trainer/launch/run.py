@@ -79,7 +79,7 @@ def _prepare(config: RunConfig, plan: Plan, directory: RunDirectory) -> int:
     if checkpoint is None:
         resume.set_aside(directory)
     else:
-        resume.check_model(checkpoint, config.model, config.optimizer)
+        resume.check_model(checkpoint, config, plan)
     print(f"{ending.shown(directory.path)}{f', resumes at step {checkpoint.step}' if checkpoint else ''}", flush=True)
     directory.write_inputs(config, plan)
     if config.profile:

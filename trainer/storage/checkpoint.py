@@ -17,7 +17,7 @@ import re
 import stat
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.config.words import some
 from trainer.faults import exit_codes
 from trainer.faults.exit_codes import TrainerError
+from trainer.plan.layout import Parameter, slot_shape
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -146,6 +147,16 @@ def load(checkpoint: Checkpoint) -> dict[str, NDArray[Any]]:
     return tensors
 
 
+def shapes_of(parameters: Iterable[Parameter], slots: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors in a checkpoint of these parameters, by name."""
+    parameters = list(parameters)
+    shapes = {f"{'parameters' if p.trainable else 'state'}/{p.path}": p.shape for p in parameters}
+    for slot in slots:
+        of_slot = {p.path: slot_shape(slot, p.shape) for p in parameters if p.trainable}
+        shapes |= {f"slots/{slot}/{path}": shape for path, shape in of_slot.items() if shape is not None}
+    return shapes
+
+
 def check_fits(checkpoint: Checkpoint, expected: Shapes, *, frozen: str = "") -> None:
     """Raises a CheckpointError unless a checkpoint holds exactly the tensors that a run expects, in their shapes.
 
@@ -170,7 +181,7 @@ def check_fits(checkpoint: Checkpoint, expected: Shapes, *, frozen: str = "") ->
     if not problems and checkpoint.facts.get("frozen", "") != frozen:
         problems.append("its run had other values in the frozen weights")
     if problems:
-        remedy = "train the model and optimizer it was saved from, or start anew with resume=never"
+        remedy = "choose another directory with run=PATH, or start anew with resume=never"
         raise CheckpointError(checkpoint.path, "it does not fit this run: " + "; ".join(problems), remedy)
 
 

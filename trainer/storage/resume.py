@@ -6,7 +6,9 @@ import os
 import time
 from pathlib import Path
 
-from trainer.config.schema import ModelConfig, OptimizerConfig, RunConfig
+from trainer.config.schema import OptimizerConfig, RunConfig
+from trainer.plan.layout import Parameter
+from trainer.plan.plan import Plan
 from trainer.storage import checkpoint
 from trainer.storage.checkpoint import Checkpoint, CheckpointError
 from trainer.storage.history import History
@@ -87,15 +89,23 @@ def _is_same_optimizer(before: OptimizerConfig, now: OptimizerConfig) -> bool:
     return before.name == now.name or "name" not in {*before.given, *now.given}
 
 
-def check_model(source: Checkpoint, model: ModelConfig, optimizer: OptimizerConfig) -> None:
-    """Raises a CheckpointError if a checkpoint is of another model or optimizer; shapes are compared when it loads."""
-    for key, ours in (("model", model.name), ("optimizer", optimizer.name.value)):
+def check_model(source: Checkpoint, config: RunConfig, plan: Plan) -> None:
+    """Raises a CheckpointError if a checkpoint is of another model or optimizer."""
+    for key, ours in (("model", config.model.name), ("optimizer", config.optimizer.name.value)):
         theirs = source.facts.get(key)
         if theirs is not None and theirs != ours:
             remedy = "choose another directory with run=PATH, or start anew with resume=never"
             raise CheckpointError(
                 source.path, f"it was saved with {key}={theirs}, but this run has {key}={ours}", remedy
             )
+    held = {
+        piece.path: Parameter(piece.path, piece.shape, trainable)
+        for shard in plan.shards
+        for trainable, pieces in ((True, shard.trainable), (False, shard.state))
+        for piece in pieces
+    }
+    expected = checkpoint.shapes_of(held.values(), list(config.optimizer.slots()))
+    checkpoint.check_fits(source, expected, frozen=plan.frozen.sha256)
 
 
 def set_aside(directory: RunDirectory) -> None:

@@ -26,6 +26,7 @@ from trainer.task.context import Context
 from trainer.task.not_finite import order_seed
 from trainer.workload import step as replica
 from trainer.workload.build import Workload
+from trainer.workload.data.examples import users_code
 from trainer.workload.data.pipeline import training_batches, training_iterator
 
 ENDLESS = 2**62  # steps; a worker that waits for no other cannot know how many it will make
@@ -77,24 +78,25 @@ def make_engine(context: Context, workload: Workload, strategy: Any = None) -> E
         "replicas": _make_replicas(context, workload),
         "profiles": context.config.profile,
     }
-    if plan.effective_strategy.is_one_process:
-        return LocalEngine(shard=plan.shards[0], parameters=plan.parameters, **common)
-    if plan.effective_strategy.has_ring:
-        return AllReduceEngine(
-            strategy=strategy, shard=plan.shards[0], index=task.index, parameters=plan.parameters, **common
+    with users_code("the training step", alone=False):
+        if plan.effective_strategy.is_one_process:
+            return LocalEngine(shard=plan.shards[0], parameters=plan.parameters, **common)
+        if plan.effective_strategy.has_ring:
+            return AllReduceEngine(
+                strategy=strategy, shard=plan.shards[0], index=task.index, parameters=plan.parameters, **common
+            )
+        return ShardedEngine(
+            WorkerSpec(
+                task=task.name,
+                workers=len(plan.workers),
+                averaged=_averaged_workers(plan),
+                shards=plan.shards,
+                strategy=plan.effective_strategy,
+                parameters=plan.parameters,
+                wire=context.wire,
+                **common,
+            )
         )
-    return ShardedEngine(
-        WorkerSpec(
-            task=task.name,
-            workers=len(plan.workers),
-            averaged=_averaged_workers(plan),
-            shards=plan.shards,
-            strategy=plan.effective_strategy,
-            parameters=plan.parameters,
-            wire=context.wire,
-            **common,
-        )
-    )
 
 
 def _averaged_workers(plan: Plan) -> int:

@@ -83,6 +83,12 @@ def build_model(
         raise ValueError(f"model.options of {name}: {error}; allowed: {', '.join(allowed) or 'none'}") from error
     keras.utils.set_random_seed(seed)
     before = keras.config.dtype_policy()
+    if before.name not in ("float32", precision):
+        keras.config.set_dtype_policy("float32")
+        raise ValueError(
+            f"{user_file} sets the dtype policy {before.name}, but train.precision={precision} is in force; "
+            f"type train.precision={before.name} instead"
+        )
     keras.config.set_dtype_policy(precision)
     try:
         with nullcontext() if with_values or of_user else no_values(), (adapting or Adapting()).during():
@@ -113,6 +119,20 @@ def _check_trains_as_keras(model: keras.Model) -> None:
                 f"layer {layer.name} is stateful: it would continue each batch from the state that the one before left "
                 "in the same process, which neither several workers nor a checkpoint can have; remove stateful=True"
             )
+
+
+def check_hooks(user_file: str | None) -> None:
+    """Checks that the functions that the chief calls take a step and values.
+
+    Raises:
+        ValueError: if one does not.
+    """
+    functions = user.definitions(user_file) if user_file else {}
+    for name in user.HOOKS:
+        try:
+            inspect.signature(functions[name]).bind(0, {}) if name in functions else None
+        except TypeError as error:
+            raise ValueError(f"{name} of {user_file}: {error}; write def {name}(step, logs)") from error
 
 
 def _arguments(function: Callable[..., Any], spec: Spec) -> list[Any]:

@@ -116,7 +116,9 @@ def _choose_loss(model: keras.Model, spec: Spec, wanted: Wanted, functions: Mapp
     if spec.labels is None or (model.compiled and _adds_losses(model, spec)):
         return Chosen(None, "of its layers")
     if isinstance(spec.labels, ArraySpec) and "int" in spec.labels.dtype:
-        return Chosen(make_loss(INTEGERS, wanted.loss_options, {}), f"{INTEGERS} of logits, {BY_DEFAULT}", True)
+        loss = make_loss(INTEGERS, wanted.loss_options, {})
+        taken = "logits" if _is_of_logits(loss) else "probabilities"
+        return Chosen(loss, f"{INTEGERS} of {taken}, {BY_DEFAULT}", True)
     raise ValueError(
         f"no loss is named, and the labels are {describe_nest(spec.labels)}; type model.loss=mean_squared_error, "
         "binary_crossentropy or another of keras.losses, or have the model's function call compile(loss=...)"
@@ -210,8 +212,10 @@ def _choose_metrics(model: keras.Model, wanted: Wanted, functions: Mapping[str, 
     if compiled or loss.text.endswith(FROM_COMPILE):
         return Chosen(compiled, f"{_names(compiled)} {FROM_COMPILE}" if compiled else "none")
     for kind, accuracy in ACCURACIES.items():
-        if isinstance(loss.value, kind) and _is_of_logits(loss.value):
-            return Chosen([accuracy()], f"{ACCURACY}, {BY_DEFAULT}")
+        if isinstance(loss.value, kind):
+            is_binary = kind is keras.losses.BinaryCrossentropy and not _is_of_logits(loss.value)
+            made = keras.metrics.BinaryAccuracy(name=ACCURACY) if is_binary else accuracy()
+            return Chosen([made], f"{ACCURACY}, {BY_DEFAULT}")
     return Chosen(None, "none")
 
 

@@ -47,6 +47,7 @@ def _describe(question: Question) -> Description:
     from trainer.workload.models.flops import flops_of
 
     named, data, user = question.model, question.data, question.user
+    build.check_hooks(user)
     has_values = question.freezes != [] or (user is not None and named["name"] not in MODELS)
     stored = frozen.read(Path(question.frozen)) if question.frozen else None
     adapting = Adapting(stored.adapted if stored else None)

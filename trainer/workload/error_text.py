@@ -17,3 +17,9 @@ def one_paragraph(error: BaseException) -> str:
     plain = NOISE.sub("", ARGUMENTS.sub("", str(error)))
     words = " ".join(plain.split())
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
+
+
+def first_line(error: BaseException) -> str:
+    """The type and the first line of an error."""
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"

@@ -43,9 +43,11 @@ def check_classes(use: Use, classes: int) -> None:
     needed = classes or int(tf.reduce_max(tf.cast(use.labels, tf.int64))) + 1
     given = use.outputs.shape[-1] if use.outputs.shape.rank else needed
     if given < needed:
+        outputs = "1 output" if given == 1 else f"{given} outputs"
+        binary = "; or name the loss of a single output, binary_crossentropy" if (given, needed) == (1, 2) else ""
         raise Mismatch(
-            f"the data has labels 0..{needed - 1}, but the model has {given} outputs{_in(use)}: end it with {needed}, "
-            "e.g. Dense(spec.classes)"
+            f"the data has labels 0..{needed - 1}, but the model has {outputs}{_in(use)}: end it with {needed}, "
+            f"e.g. Dense(spec.classes){binary}"
         )
 
 

@@ -54,24 +54,27 @@ def _check_use(
     config: RunConfig, user_file: str, functions: Collection[str], line: sources.CommandLine
 ) -> Iterator[Problem]:
     """Refuses a file whose model or data, or all of it, would be left out in silence."""
-    bound = user.bound_names(user_file)
-    by_default = [group for group in user.GROUPS if "name" not in given(line, group)]
-    left_out = [group for group in by_default if group in bound and group not in functions]
-    for group in left_out:
-        choice = f"{group}={getattr(config, group).name}"
-        yield Problem(
-            f"user={user_file}",
-            f"line {bound[group]} sets {group} to what only a task can know; the run would have {choice}",
-            f"write def {group}(...), or import it by name from a file beside this one; or type {choice}",
-        )
-    names = {*user.BY_NAME, config.model.name, config.data.name, *_names_in([config.model.loss, config.model.metrics])}
-    if not left_out and len(by_default) == len(user.GROUPS) and not names & {*functions, *bound}:
-        found = f"it has {', '.join(functions)}" if functions else "it has no functions"
-        yield Problem(
-            f"user={user_file}",
-            f"nothing of it is used; {found}",
-            f"choose by name, e.g. model={next(iter(functions), 'NAME')}, or name a function model or data",
-        )
+    where, names = f"user={user_file}", {group: getattr(config, group).name for group in user.GROUPS}
+    not_chosen = [group for group in user.GROUPS if "name" not in given(line, group) and names[group] not in functions]
+    problems = []
+    for group in not_chosen:
+        choice, lines = f"{group}={names[group]}", user.bound_names(user_file)
+        others = [name for name in user.candidates(user_file)[group] if name not in names.values()]
+        if group in lines:
+            message = f"line {lines[group]} sets {group}, which must be a function here or in a file beside this one"
+            problems.append(Problem(where, f"{message}; {choice} would run", f"write def {group}, or type {choice}"))
+        elif others:
+            message = f"has no function {group}, but {', '.join(others)}; {choice} would run"
+            problems.append(Problem(where, message, f"type {group}={others[0]}, or {choice}"))
+    used = {*user.BY_NAME, *names.values(), *_names_in([config.model.loss, config.model.metrics])}
+    if not problems and len(not_chosen) == len(user.GROUPS) and not used & {*functions, *user.bound_names(user_file)}:
+        message = f"nothing of it is used; it has {', '.join(functions) or 'no functions'}"
+        example = f"e.g. model={next(iter(functions), 'NAME')}"
+        problems.append(Problem(where, message, f"choose by name, {example}, or name a function model or data"))
+    yield from problems
+    for name in functions:
+        if name.startswith("on_") and name not in user.HOOKS:
+            yield Problem(where, f"{name} is never called", f"the hooks are {', '.join(user.HOOKS)}")
 
 
 def _names_in(value: Any) -> Iterator[str]:

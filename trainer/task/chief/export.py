@@ -6,14 +6,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.task.evaluator.score import evaluated
-from trainer.workload import loss_scale
+from trainer.workload import loss_scale, weights
+from trainer.workload.error_text import first_line
 from trainer.workload.step import is_seed
-from trainer.workload.weights import assign
 
 _log = logging.getLogger(__name__)
 
@@ -37,31 +36,18 @@ def export(snapshot: Snapshot, model: Any, folder: Path) -> None:
     frozen = {v.path: np.asarray(v.numpy()) for v in model.variables if v.path not in own and not is_seed(v)}
     named: dict[str, Any] = dict(sorted((own | frozen).items()))
     np.savez(folder / "params.npz", **named)
-    assign(model, evaluated(snapshot) | snapshot.state)
+    weights.assign(model, evaluated(snapshot) | snapshot.state)
     try:
         model.save(folder / "model.keras")
-        if _has_own_code(model):
-            _check_loads(folder / "model.keras")
+        if warning := weights.check_loads(folder / "model.keras", model):
+            _log.warning(warning)
     except OSError:
         raise
     except Exception as error:  # whatever a layer's get_config does: training is done
         (folder / "model.keras").unlink(missing_ok=True)
-        _log.warning("Keras cannot load this model from a model.keras (%s); see model.weights.h5", _first_line(error))
+        _log.warning("Keras cannot load this model from a model.keras (%s); see model.weights.h5", first_line(error))
         model.save_weights(folder / "model.weights.h5")
         _export_saved_model(model, folder / "saved_model")
-
-
-def _has_own_code(model: Any) -> bool:
-    return any(not type(layer).__module__.startswith("keras.") for layer in model._flatten_layers())
-
-
-def _check_loads(path: Path) -> None:
-    """Loads a model that was saved, and says if its loss cannot be loaded with it; raises whatever Keras does."""
-    try:
-        keras.models.load_model(path, safe_mode=False)
-    except Exception as error:  # of many types
-        keras.models.load_model(path, safe_mode=False, compile=False)
-        _log.warning("load model.keras with compile=False: its loss cannot be loaded (%s)", _first_line(error))
 
 
 def _export_saved_model(model: Any, folder: Path) -> None:
@@ -69,11 +55,7 @@ def _export_saved_model(model: Any, folder: Path) -> None:
         model.export(folder, verbose=False)
     except Exception as error:  # whatever a model's code does: the weights are safe
         shutil.rmtree(folder, ignore_errors=True)
-        _log.warning("nor can TensorFlow as a SavedModel (%s)", _first_line(error))
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+        _log.warning("nor can TensorFlow as a SavedModel (%s)", first_line(error))
 
 
 def _of_model(snapshot: Snapshot) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from trainer.engine.engine import Engine
 from trainer.engine.step_result import StepResult
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.faults import failpoints
-from trainer.plan.layout import Parameter, slot_shape
+from trainer.plan.layout import Parameter
 from trainer.plan.plan import Plan
 from trainer.storage import checkpoint, checkpoint_writer, resume
 from trainer.storage.checkpoint import Checkpoint
@@ -84,7 +84,7 @@ def first_snapshot(
     parameters = build.parameters_of(model, precision, plan.frozen.paths)
     has_loaded = directory.has_loaded()
     source = resume.find(config.resume, directory, steps=plan.steps, again=has_loaded)
-    expected = _expected(parameters, list(config.optimizer.slots()))
+    expected = checkpoint.shapes_of(parameters, list(config.optimizer.slots()))
     if not has_loaded:
         nbytes = sum(4 * math.prod(shape) for shape in expected.values())
         checkpoint_writer.check_space(
@@ -131,14 +131,6 @@ def missed_at(source: Checkpoint, directory: RunDirectory) -> list[StepResult]:
 def _metrics_in(source: Checkpoint) -> Mapping[str, Any]:
     """What a checkpoint says of the update that led to it; nothing if it was not known."""
     return source.facts.get("metrics", {})
-
-
-def _expected(parameters: Sequence[Parameter], slots: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    expected = {f"{'parameters' if p.trainable else 'state'}/{p.path}": p.shape for p in parameters}
-    for slot in slots:
-        shapes = {p.path: slot_shape(slot, p.shape) for p in parameters if p.trainable}
-        expected |= {f"slots/{slot}/{path}": shape for path, shape in shapes.items() if shape is not None}
-    return expected
 
 
 def _split(parameters: Sequence[Parameter], values: dict[str, Any]) -> Snapshot:

@@ -51,7 +51,7 @@ class Evaluator:
             state = values | self._frozen.tensors("frozen")
             evaluate = tf.function(step.make_evaluation(objective), autograph=False)
             batch = self._batches.batch
-            with users_code("evaluation"):
+            with users_code("evaluation", alone=False):
                 self._score = [*evaluate(values, state, batch), tf.shape(batch.tensors[0])[0]]
 
     def connect(self, target: str, session_config: Any) -> None:

@@ -207,11 +207,12 @@ def _first_part(text: str) -> str:
 
 
 @contextmanager
-def users_code(source: str) -> Iterator[None]:
+def users_code(source: str, *, alone: bool = True) -> Iterator[None]:
     """Turns what a user's code raises within into a DataError that names its line.
 
     Args:
         source: what was read.
+        alone: whether only a user's code runs within; else errors of the trainer stay what they are.
     """
     try:
         yield
@@ -221,6 +222,8 @@ def users_code(source: str) -> Iterator[None]:
         frames = traceback.extract_tb(error.__traceback__)
         package = str(Path(__file__).parents[2])
         own = [one for one in frames if "site-packages" not in one.filename and not one.filename.startswith(package)]
+        if not own and not alone:
+            raise
         place = f"{own[-1].filename}, line {own[-1].lineno}: " if own else ""
         raise DataError(f"{source}: {place}{type(error).__name__}: {_without_nodes(error)}") from error
 

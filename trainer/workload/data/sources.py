@@ -132,7 +132,9 @@ def open_source(source: Any, name: str, *, seed: int, must_end: bool = False) ->
     if isinstance(source, Iterable) and iter(source) is not source and not isinstance(source, str | dict):
         return open_stream(batches_of_iterable(source, name), name, is_divided=True)
     hint = (
-        "; an iterator can be read only once: return the function that makes it" if hasattr(source, "__next__") else ""
+        "; an iterator can be read only once: return a function (context) that makes it"
+        if hasattr(source, "__next__")
+        else ""
     )
     raise DataError(f"{name}: is a {type(source).__name__}; return {KINDS}{hint}")
 

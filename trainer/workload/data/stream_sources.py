@@ -68,7 +68,9 @@ def batches_of_function(
     try:
         inspect.signature(function).bind(FIRST)
     except TypeError as error:
-        raise DataError(f"{name}: the function must take one argument, the context ({error})") from error
+        called = getattr(function, "__name__", "")
+        remedy = f"write def {called if called.isidentifier() else 'batches'}(context)"
+        raise DataError(f"{name}: the function is called with one argument, the context ({error}); {remedy}") from error
 
     def open_batches(context: StreamContext) -> Iterator[Batch]:
         batches = function(context)
