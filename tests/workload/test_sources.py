@@ -376,10 +376,7 @@ class Ragged(Rows):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (
-            lambda: (one for one in Loader()),
-            "is a generator; .* an iterator can be read only once: return a function",
-        ),
+        (lambda: (one for one in Loader()), "is a generator; .* an iterator can be read only once: return a function"),
         (lambda: [], "has no examples"),
         (lambda: 3, "is a int; return"),
         (lambda: lambda: [], "the function is called with one argument, the context .* write def batches\(context\)"),
