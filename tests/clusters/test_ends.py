@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -141,9 +142,11 @@ def test_a_task_that_raises_is_named_with_the_end_of_its_log(start, tmp_path: Pa
         "        return inputs\n"
     )
     run = start("cluster=1ps2w", "user=mine.py", "model=bad", "train.steps=5")
-    assert run.wait() == 70
-    assert "failed first, exit code 70: an unexpected error" in run.output
-    assert "this layer explodes" in run.output
+    assert run.wait() == 65
+    assert (
+        "failed first, exit code 65: bad data, a loss that is not finite, or an error in the user's file" in run.output
+    )
+    assert re.search(r"mine\.py, line 6: RuntimeError: .*this layer explodes", run.output)
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing(start):
