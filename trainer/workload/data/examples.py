@@ -14,6 +14,7 @@ import numpy as np
 
 from trainer.faults import exit_codes
 from trainer.faults.exit_codes import TrainerError
+from trainer.workload.error_text import one_paragraph
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -225,11 +226,11 @@ def users_code(source: str, *, alone: bool = True) -> Iterator[None]:
         if not own and not alone:
             raise
         place = f"{own[-1].filename}, line {own[-1].lineno}: " if own else ""
-        raise DataError(f"{source}: {place}{type(error).__name__}: {_without_nodes(error)}") from error
+        raise DataError(f"{source}: {place}{_described(error)}") from error
 
 
-def _without_nodes(error: BaseException) -> str:
-    """The message of an error; of one of TensorFlow without the graph."""
+def _described(error: BaseException) -> str:
+    """The type and the message of an error; of one of TensorFlow without the graph."""
     if not hasattr(error, "node_def"):
-        return str(error)
-    return re.sub(r"\{\{.*?\}\}\s*", "", str(error)).partition("\n")[0]
+        return one_paragraph(error)
+    return f"{type(error).__name__}: " + re.sub(r"\{\{.*?\}\}\s*", "", str(error)).partition("\n")[0]
