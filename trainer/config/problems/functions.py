@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -10,6 +11,8 @@ from trainer.config import user_file as user
 from trainer.config.problems.origins import given
 from trainer.config.schema import DataConfig, ModelConfig, RunConfig
 from trainer.faults.problems import ConfigError, Problem
+
+KERAS_HOOK = re.compile("on_(epoch|batch|train|test|predict)_")  # methods of keras.callbacks.Callback
 
 
 def check_functions(config: RunConfig, choices: Mapping[str, Any], line: sources.CommandLine) -> Iterator[Problem]:
@@ -73,7 +76,8 @@ def _check_use(
         problems.append(Problem(where, message, f"choose by name, {example}, or name a function model or data"))
     yield from problems
     for name in functions:
-        if name.startswith("on_") and name not in user.HOOKS:
+        is_near = name.startswith("on_") and difflib.get_close_matches(name, user.HOOKS, cutoff=0.8)
+        if name not in user.HOOKS and (is_near or KERAS_HOOK.match(name)):
             yield Problem(where, f"{name} is never called", f"the hooks are {', '.join(user.HOOKS)}")
 
 
