@@ -58,7 +58,7 @@ def _check_use(
 ) -> Iterator[Problem]:
     """Refuses a file whose model or data, or all of it, would be left out in silence."""
     where, names = f"user={user_file}", {group: getattr(config, group).name for group in user.GROUPS}
-    not_chosen = [group for group in user.GROUPS if "name" not in given(line, group) and names[group] not in functions]
+    not_chosen = [group for group in user.GROUPS if names[group] not in functions and "name" not in given(line, group)]
     problems = []
     for group in not_chosen:
         choice, lines = f"{group}={names[group]}", user.bound_names(user_file)

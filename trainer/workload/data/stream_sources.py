@@ -104,21 +104,25 @@ def _passes(source: tf.data.Dataset) -> Callable[[int], Iterator[Any]]:
     take what has come so far for all of the data, and later passes are short.
     """
     begun: list[tuple[list[Any], Any]] = []  # (elements that were read, the iterator)
-    kept = []
+    left = []  # iterators that were read further
 
     def read(_: int) -> Iterator[Any]:
         seen, iterator = begun.pop() if begun else ([], source.as_numpy_iterator())
+        is_beginning = True
         try:
             yield from list(seen)
             for element in iterator:
-                if len(seen) <= FIRST.batch:
+                is_beginning = is_beginning and len(seen) < FIRST.batch
+                if is_beginning:
                     seen.append(element)
+                else:
+                    seen.clear()
                 yield element
         except GeneratorExit:
-            if len(seen) <= FIRST.batch:
+            if is_beginning:
                 begun.append((seen, iterator))
             else:
-                kept.append(iterator)
+                left.append(iterator)
             raise
 
     return read
