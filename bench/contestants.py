@@ -92,6 +92,7 @@ CONTESTANTS: Mapping[str, Contestant] = {
         ),
         _ours("all_reduce", "all_reduce", "cluster=2w", "strategy=all_reduce"),
         _ours("local", "local", "cluster=local"),
+        _ours("local_jit", "local with XLA", "cluster=local", "train.jit=true"),
         _peer("sync_replicas", "SyncReplicasOptimizer, as written", "sync_replicas"),
         _peer("sync_replicas_tuned", "SyncReplicasOptimizer, tuned", "sync_replicas", "--tuned"),
         _peer("multi_worker", "MultiWorkerMirrored, as written", "multi_worker"),
@@ -172,6 +173,7 @@ ROWS: tuple[Row, ...] = (
     _against_parameter_server(10),
     Row("local", "keras_fit"),
     Row("local", "keras_fit_xla"),
+    Row("local_jit", "keras_fit_xla"),
 )
 QUICK_ROWS = (
     "sync/sync",
