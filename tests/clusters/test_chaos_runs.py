@@ -106,6 +106,7 @@ def test_a_run_that_is_stopped_is_continued(start: Start):
     assert "resumes at step" in log
 
 
+@pytest.mark.long
 def test_a_run_that_does_not_survive_is_reported_with_its_folder_and_how_to_repeat_it(start: Start):
     # One process takes 2 ms a step of the small model: it would be at its end before the launcher had looked.
     slower = ["model=cnn" if override == "model=mlp" else override for override in SHORT]

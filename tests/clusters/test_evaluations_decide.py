@@ -171,7 +171,7 @@ def test_a_run_continues_with_other_metrics(begin: Make):
     assert longer.summary()["ended_early"].startswith("loss has not improved in 3 evaluations; it was ")
 
 
-@pytest.mark.long(but=["2w strategy=async"])
+@pytest.mark.long
 @pytest.mark.parametrize(
     "cluster",
     ["local", "2w strategy=async", "2ps3w strategy=backup strategy.quorum=2", "2w strategy=all_reduce", "1ps2w1e"],

@@ -145,7 +145,7 @@ def test_an_evaluator_that_is_killed_ends_the_run_with_its_name(start):
     assert run.pids() == []
 
 
-@pytest.mark.long(but=["in the cluster"])
+@pytest.mark.long
 @pytest.mark.parametrize("listed", [True, False], ids=["in the cluster", "only as a task type"])
 def test_pods_of_a_scheduler_play_an_evaluator_by_the_same_command(start, listed):
     ports = free_ports(4)

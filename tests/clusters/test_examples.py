@@ -67,7 +67,7 @@ def test_the_page_names_every_example():
 
 
 @pytest.mark.cluster
-@pytest.mark.long(but=["siamese", "fine_tuning"])
+@pytest.mark.long(but=["siamese"])
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_trains(run_all: Callable[..., list[Run]], name):
     """A few steps of it."""

@@ -157,7 +157,7 @@ CHECKS: dict[str, Callable[[Run], Any]] = {
 }
 
 
-@pytest.mark.long(but=["between_graph_sync", "towers_mnist"])
+@pytest.mark.long(but=["between_graph_sync"])
 @pytest.mark.cluster
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_runs_and_does_what_its_header_says(finish, name):

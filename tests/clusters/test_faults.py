@@ -326,6 +326,7 @@ def slow(input_shape, classes):
 """
 
 
+@pytest.mark.long
 def test_a_worker_that_the_others_wait_for_is_named(start, tmp_path: Path):
     (tmp_path / "mine.py").write_text(SLOW_WORKER)
     run = start(*OWN_MODEL, "cluster=1ps3w", "user=mine.py", "model=slow", "train.steps=75")
@@ -454,6 +455,7 @@ def hangs(input_shape, classes):
 """
 
 
+@pytest.mark.long
 def test_a_task_that_hangs_and_holds_the_interpreter_writes_stacks_all_the_same(start, tmp_path: Path):
     holds = HANGS_ONCE.replace("import os, time", "import ctypes, os").replace("time.", "ctypes.PyDLL(None).")
     (tmp_path / "mine.py").write_text(holds)
@@ -468,7 +470,7 @@ def test_a_task_that_hangs_and_holds_the_interpreter_writes_stacks_all_the_same(
 @pytest.mark.parametrize("cluster", ["1ps2w", "local"])
 def test_a_step_that_hangs_writes_stacks_and_is_done_again(start, tmp_path: Path, cluster: str):
     (tmp_path / "mine.py").write_text(HANGS_ONCE)
-    run = start(*OWN_MODEL, f"cluster={cluster}", "user=mine.py", "model=hangs", "timeouts.step_secs=6")
+    run = start(*OWN_MODEL, f"cluster={cluster}", "user=mine.py", "model=hangs", "timeouts.step_secs=3")
     assert run.wait() == 0, run.output
     assert "a step waited too long for it (timeouts.step_secs; stacks are in the logs)" in run.output
     logs = {task: run.directory / "logs" / f"{task.replace(':', '-')}.log" for task in run.tasks()}

@@ -161,6 +161,7 @@ def test_an_evaluator_a_profile_and_all_reduce_need_no_other_network(start: Star
     assert ring.wait() == 0, ring.output
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not can_be_unprivileged(), reason="unshare makes no user namespace here")
 def test_where_the_system_refuses_runs_are_as_before_unless_they_must_be_isolated(start: Start):
     run = start(*EXACT, "cluster=1ps1w", "train.steps=10", within=REFUSED)
@@ -173,7 +174,7 @@ def test_where_the_system_refuses_runs_are_as_before_unless_they_must_be_isolate
     assert not must.directory.exists()
 
 
-@pytest.mark.long(but=["this user"])
+@pytest.mark.long
 def test_code_of_the_user_keeps_its_network_and_that_is_said_once(start: Start, within: list[str], tmp_path: Path):
     (tmp_path / "mine.py").write_text(
         "import keras\n"

@@ -20,7 +20,7 @@ def overrides_of(kind: str) -> list[str]:
     return [f"user={ZOO}", f"model={model}", f"data={data}", *texts, "seed=1", "train.batch_size=32"]
 
 
-@pytest.mark.long(but=["dicts and texts"])
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_of_model_is_the_same_after_a_kill_and_a_resume(start, finish, tmp_path: Path, kind: str):
     given = [*overrides_of(kind), "checkpoint.every=30", "summary.every=1"]

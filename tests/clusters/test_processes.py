@@ -123,7 +123,7 @@ def test_the_parameters_are_bit_identical_wherever_the_shards_live(finish: Finis
     (tmp_path / "mine.py").write_text(USER_FILE)
     runs = [
         finish(f"cluster={size}", f"run={size}", "user=mine.py", "model=normed", *SHORT)
-        for size in ("2ps2w", "1ps2w", "3ps2w", "2w")
+        for size in ("1ps2w", "3ps2w", "2w")
     ]
     assert len({run.summary()["params_sha256"] for run in runs}) == 1
     assert len({tuple(line["loss"] for line in run.history()) for run in runs}) == 1
@@ -156,6 +156,7 @@ def _losses(run: Run) -> list[float]:
     return [line["loss"] for line in run.history()]
 
 
+@pytest.mark.long
 def test_every_optimizer_option_trains_the_same_on_one_shard_and_on_three(finish: Finish):
     options = [
         "model=mlp", "optimizer=adamw", "optimizer.clip_norm=0.5", "optimizer.ema=0.9", "train.steps=15", "seed=2",
@@ -186,6 +187,7 @@ def test_tasks_started_by_a_scheduler_train_the_same(start, finish: Finish):
     assert runs[0].summary()["params_sha256"] == expected
 
 
+@pytest.mark.long
 def test_tasks_that_cannot_be_forked_are_started_plainly(tmp_path: Path):
     code = "import sys; sys.platform = 'darwin'; from trainer.__main__ import console; console()"
     overrides = ["cluster=1ps1w", "model=mlp", "train.steps=5", "run=plain"]

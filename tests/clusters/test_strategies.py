@@ -47,7 +47,7 @@ def test_every_strategy_learns_to_read_digits_through_a_kill_of_everything(start
     assert again.pids() == []
 
 
-@pytest.mark.long(but=["all_reduce"])
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(EXACT))
 def test_a_run_that_is_resumed_has_the_bits_of_one_that_was_not(finish: Finish, name):
     common = [*STRATEGIES[name], "model=mlp", "seed=3", "summary.every=1"]

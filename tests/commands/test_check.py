@@ -371,6 +371,7 @@ def test_examples_that_were_counted_wrong_are_named(finish: Callable[..., Run]):
     ]
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_claims_that_cannot_be_checked_say_why(finish: Callable[..., Run]):
     run = finish("cluster=1ps2w", "strategy=async", *EXACT, "train.steps=20", "summary.journal=true")

@@ -172,7 +172,7 @@ def test_every_kind_of_cluster_runs_in_containers(launch, extra):
 # Faults
 
 
-@pytest.mark.long(but=["ps:0"])
+@pytest.mark.long(but=["worker:1"])
 @pytest.mark.parametrize("task", ["worker:1", "worker:0", "ps:0"])
 def test_a_killed_container_is_restarted_and_the_bits_are_the_same(launch, unbroken, task):
     run = launch(*EXACT, "cluster=1ps2w")
@@ -423,7 +423,7 @@ def test_all_tasks_can_read_data_of_the_host_and_none_can_write_it(launch, call,
     assert mounts[data]["read_only"] is True
 
 
-@pytest.mark.long(but=["hardened1"])
+@pytest.mark.long
 @pytest.mark.parametrize("hardened", [[], ["--read-only", "--tmpfs", "/tmp", "--network", "none", "--cap-drop", "ALL"]])
 def test_the_image_tests_itself(hardened):
     assert "selftest: passed" in docker("run", "--rm", *hardened, "trainer:cpu", "mode=selftest")

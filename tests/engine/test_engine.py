@@ -172,6 +172,7 @@ def test_a_snapshot_between_steps_is_the_state_of_that_step():
     assert digest(one) == digest(three)
 
 
+@pytest.mark.long
 def test_an_optimizer_without_slots_works():
     one = Cluster(plain, ps=1, workers=2, optimizer=OptimizerName.sgd).train([to_the_end] * 2)[0][1]
     two = Cluster(plain, ps=2, workers=2, optimizer=OptimizerName.sgd).train([to_the_end] * 2)[0][1]
@@ -354,7 +355,7 @@ def free_running(engine: ShardedEngine) -> tuple[int, Any, Snapshot]:
     return mine, table, last
 
 
-@pytest.mark.long(but=["1-clipped", "2-unclipped"])
+@pytest.mark.long(but=["2-unclipped"])
 @pytest.mark.parametrize("clip_norm", [None, 0.5], ids=["unclipped", "clipped"])
 @pytest.mark.parametrize("ps", [1, 2, 0])
 def test_every_gradient_is_an_update_under_async(ps, clip_norm):
@@ -366,7 +367,7 @@ def test_every_gradient_is_an_update_under_async(ps, clip_norm):
     assert {digest(last) for _, _, last in results} == {digest(results[0][2])}
 
 
-@pytest.mark.long(but=["clipped"])
+@pytest.mark.long
 @pytest.mark.parametrize("clip_norm", [None, 0.5], ids=["unclipped", "clipped"])
 def test_one_worker_alone_trains_the_same_with_and_without_waiting(clip_norm):
     """Clipped by its worker, or by the hosts after they have exchanged their norms."""
@@ -388,7 +389,7 @@ def test_gradients_beyond_the_staleness_allowed_are_dropped_and_counted():
     assert STEPS + table[:, staleness.DROPPED].sum() <= pushed
 
 
-@pytest.mark.long(but=["unclipped-1", "clipped-2"])
+@pytest.mark.long(but=["unclipped-1"])
 @pytest.mark.parametrize("ps", [1, 2, 0])
 @pytest.mark.parametrize("clip_norm", [None, 0.5], ids=["unclipped", "clipped"])
 def test_an_update_waits_for_a_quorum_only(ps, clip_norm):
@@ -444,6 +445,7 @@ def test_under_async_and_backup_all_workers_stop_soon_after_one_asks(strategy, w
     assert max(reached) < STEPS
 
 
+@pytest.mark.long
 def test_a_snapshot_under_backup_is_of_one_step():
     cluster = Cluster(plain, ps=3, workers=2, strategy="backup", quorum=1)
     steps_of_shards: list[Any] = []

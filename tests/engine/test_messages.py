@@ -212,7 +212,7 @@ def check_updates(steps: Steps, *, is_clipped: bool) -> None:
         assert joins in ([0] if steps.plan.strategy == "sync" else [0, 1, 2])
 
 
-@pytest.mark.long(but=["2ps2w-sync-None", "2w-sync-1.0", "1ps2w-async-None"])
+@pytest.mark.long(but=["2ps2w-sync-None", "1ps2w-async-None"])
 @pytest.mark.parametrize(
     ("size", "strategy", "clip_norm"),
     [
@@ -266,7 +266,7 @@ def test_with_vectors_in_shared_memory_only_small_messages_are_sent(size, strate
     assert {message.nbytes for message in moved} == {12}
 
 
-@pytest.mark.long(but=["2w"])
+@pytest.mark.long
 @pytest.mark.parametrize("size", ["1ps2w", "2w"])
 def test_buckets_are_pulled_in_a_call_of_their_own(size):
     """Their pushes follow each other: one more message says that the one before has arrived."""

@@ -46,8 +46,6 @@ def dying(cluster: Cluster, worker: int, last: Callable[[ShardedEngine], Any], r
 @pytest.mark.long(
     but=[
         "the chief-before its tokens",
-        "another worker-with its tokens",
-        "the chief-after its push to the first shard",
         "another worker-after both pushes",
     ]
 )
@@ -71,9 +69,7 @@ def test_a_successor_leaves_the_same_bits_whenever_a_worker_dies(moment: str, wo
 
 @pytest.mark.long(
     but=[
-        "before its tokens-async-float32",
         "with its tokens-backup-memory",
-        "with unannounced pushes-backup-float32",
         "after its pushes-async-memory",
     ]
 )

@@ -104,7 +104,7 @@ def trained(ps: int, wire: str, build=with_everything, **options) -> tuple[list[
     return losses, digest(last)
 
 
-@pytest.mark.long(but=["None-2", "0.5-1"])
+@pytest.mark.long(but=["0.5-1"])
 @pytest.mark.cluster
 @pytest.mark.parametrize("ps", [0, 1, 2])
 @pytest.mark.parametrize("clip_norm", [None, 0.5])
@@ -113,7 +113,7 @@ def test_no_bit_depends_on_whether_vectors_travel(ps, clip_norm):
     assert trained(ps, "memory", clip_norm=clip_norm) == (losses, digest(last))
 
 
-@pytest.mark.long(but=["buckets"])
+@pytest.mark.long
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     "options",
@@ -130,7 +130,7 @@ def test_nor_under_other_options(options):
     assert trained(1, "memory", **options) == trained(1, "float32", **options)
 
 
-@pytest.mark.long(but=["async-0", "backup-1"])
+@pytest.mark.long(but=["async-0"])
 @pytest.mark.cluster
 @pytest.mark.parametrize("ps", [0, 1])
 @pytest.mark.parametrize("strategy", ["async", "backup"])
@@ -143,6 +143,7 @@ def test_a_worker_alone_trains_the_same_under_async_and_backup(ps, strategy):
     assert train("memory") == train("float32")
 
 
+@pytest.mark.long(but=["async"])
 @pytest.mark.cluster
 @pytest.mark.parametrize("strategy", ["async", "backup"])
 def test_the_vector_of_a_worker_stays_while_others_continue(strategy):
@@ -171,7 +172,7 @@ def test_the_vector_of_a_worker_stays_while_others_continue(strategy):
     np.testing.assert_array_equal(before, after)
 
 
-@pytest.mark.long(but=["async-memory", "backup-memory"])
+@pytest.mark.long(but=["async-memory"])
 @pytest.mark.cluster
 @pytest.mark.parametrize("wire", ["float32", "memory"])
 @pytest.mark.parametrize("strategy", ["async", "backup"])

@@ -134,7 +134,7 @@ def test_a_bfloat16_wire_trains_nearly_as_float32_does():
     assert np.mean(kernel & 0xFFFF != 0) > 0.9
 
 
-@pytest.mark.long(but=["backup"])
+@pytest.mark.long
 @pytest.mark.cluster
 @pytest.mark.parametrize("strategy", ["async", "backup"])
 def test_async_and_backup_train_over_a_bfloat16_wire(strategy):

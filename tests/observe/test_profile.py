@@ -502,6 +502,7 @@ def test_a_push_is_stamped_before_the_host_has_it_and_a_token_after_the_update(f
     assert sum(told["updates"] for told in came_last.values()) == 11
 
 
+@pytest.mark.long(but=["each"])
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     ("strategy", "most"),

@@ -189,6 +189,7 @@ def test_a_run_stops_before_a_bad_update_and_names_the_replica(start, fragile, o
 CLUSTERS = ("1ps2w", "2ps2w", "2w")  # of two replicas each
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_a_run_that_skips_a_bad_update_ends_the_same_wherever_its_shards_are(finish: Finish, fragile):
     options = [*fragile, "train.on_not_finite=skip", "optimizer.clip_norm=0.5", "optimizer.ema=0.9"]
