@@ -216,6 +216,7 @@ ROWS: dict[str, list[str]] = {
     "async / `ParameterServerStrategy`, 1 step a closure": ["async/parameter_server_1"],
     "local / Keras `fit`, as written": ["local/keras_fit"],
     "local / Keras `fit` with XLA": ["local/keras_fit_xla"],
+    "local with `train.jit` / Keras `fit` with XLA": ["local_jit/keras_fit_xla"],
     "sent as bfloat16 / sent as float32": ["sync_bf16/sync_f32"],
     "sync, vectors in shared memory / sent as float32": ["sync/sync_f32"],
     "async, vectors in shared memory / sent as float32": ["async/async_f32"],
