@@ -76,7 +76,7 @@ class Command:
 
     def wait(self) -> int:
         """The exit code; a command that makes no progress is killed, and the test fails with its output."""
-        if self.process.returncode is None:
+        if not self.process.stdout.closed:  # nobody has read what it printed
             wait_until(self._has_ended, progress=self.progress, explain=self.kill_and_explain, poll_secs=0)
         return self.process.returncode
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from runs import Run, free_ports, wait_until
+from runs import Run, wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -337,37 +337,6 @@ def test_a_worker_that_the_others_wait_for_is_named(start, tmp_path: Path):
     ((name, times, follows),) = reports
     assert (name, follows) == ("worker:1", "every step waits for it")
     assert float(times) > 3
-
-
-@pytest.mark.long(but=["worker:0"])
-@pytest.mark.parametrize("killed", ["worker:1", "worker:0", "ps:0"])
-def test_a_scheduler_that_starts_failed_pods_again_finishes_the_run(start, unbroken, killed: str):
-    ports = free_ports(3)
-    cluster = {"ps": [f"localhost:{ports[0]}"], "worker": [f"localhost:{port}" for port in ports[1:]]}
-
-    def pod(task: str) -> Run:
-        job, _, index = task.partition(":")
-        role = {"cluster": cluster, "task": {"type": job, "index": int(index)}}
-        return start(*EXACT, "run=scheduled", environment={"TF_CONFIG": json.dumps(role)})
-
-    pods = {task: pod(task) for task in ("ps:0", "worker:0", "worker:1")}
-    pods["worker:0"].wait_for_step(FAULT_AT)
-    os.kill(pods[killed].process.pid, signal.SIGKILL)
-    codes = []
-
-    def have_finished() -> bool:
-        for task in [task for task, pod in pods.items() if pod.process.poll()]:
-            codes.append(pods[task].wait())
-            assert codes[-1] in (-signal.SIGKILL, 69, 75), pods[task].output
-            assert len(codes) <= 6, codes
-            pods[task] = pod(task)
-        return all(pod.process.poll() == 0 for pod in pods.values())
-
-    def explain() -> str:
-        return "\n".join(pod.kill_and_explain() for pod in pods.values())
-
-    wait_until(have_finished, progress=lambda: pods["worker:0"].progress(), explain=explain, poll_secs=0.1)
-    assert_same(pods["worker:0"], unbroken("cluster=1ps2w"))
 
 
 MEMORY = Path("/sys/fs/cgroup/memory")

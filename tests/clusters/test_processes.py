@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from runs import LONGEST_SECS, Run, free_ports
+from runs import LONGEST_SECS, Run
 
 pytestmark = pytest.mark.cluster
 
@@ -166,25 +166,6 @@ def test_every_optimizer_option_trains_the_same_on_one_shard_and_on_three(finish
     three = finish("cluster=3ps2w", "run=three", *options).summary()
     assert one["params_sha256"] == three["params_sha256"]
     assert one["eval_accuracy"] == three["eval_accuracy"]
-
-
-@pytest.mark.long
-def test_tasks_started_by_a_scheduler_train_the_same(start, finish: Finish):
-    common = ["model=mlp", "train.steps=15", "seed=5"]
-    expected = finish("cluster=1ps2w", "run=launched", *common).summary()["params_sha256"]
-    ports = free_ports(3)
-    cluster = {"ps": [f"localhost:{ports[0]}"], "worker": [f"localhost:{port}" for port in ports[1:]]}
-    roles = [("worker", 0), ("worker", 1), ("ps", 0)]
-    runs = [
-        start(
-            "run=scheduled",
-            *common,
-            environment={"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})},
-        )
-        for job, index in roles
-    ]
-    assert [run.wait() for run in runs] == [0, 0, 0], "\n".join(run.output for run in runs)
-    assert runs[0].summary()["params_sha256"] == expected
 
 
 @pytest.mark.long

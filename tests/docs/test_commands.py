@@ -30,12 +30,25 @@ BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
 SHORT = {"train.steps": 6, "train.batch_size": 32, "checkpoint.every": 3}
 TRAINER = "python -m trainer "
 # What needs GPUs, other machines or files that are not here, or has a test of its own: it is planned, not run.
-ELSEWHERE = re.compile(r"device=gpu|device\.gpus|cluster\.addresses|data=(?:npz|tfrecord|csv|images)|/mnt/|experiment=")
+ELSEWHERE = re.compile(
+    r"device=gpu|device\.gpus|cluster\.addresses|launch=(?:ssh|slurm)|data=(?:npz|tfrecord|csv|images)|/mnt/|experiment="
+)
 # Programs of the system, and of other pages' subjects: their lines are only parsed.
 # Experiments that are run elsewhere: tests/clusters/test_examples.py.
 EXAMPLE = re.compile(r"\bexamples/\w+\.yaml")
 PROJECT = "my_project"  # commands that name it use the folder that the first of them makes
-PARSED = ("source ", "eval ", "ls ", "kill ", "curl ", "docker run ", "python -m bench")
+PARSED = (
+    "source ",
+    "eval ",
+    "ls ",
+    "kill ",
+    "curl ",
+    "docker run ",
+    "docker stack ",
+    "kubectl ",
+    "srun ",
+    "python -m bench",
+)
 
 
 def blocks(path: Path, kind: str) -> list[str]:

@@ -43,12 +43,7 @@ def dying(cluster: Cluster, worker: int, last: Callable[[ShardedEngine], Any], r
     return run
 
 
-@pytest.mark.long(
-    but=[
-        "the chief-before its tokens",
-        "another worker-after both pushes",
-    ]
-)
+@pytest.mark.long(but=["the chief-before its tokens", "another worker-after both pushes"])
 @pytest.mark.parametrize("moment", AT_STEPS)
 @pytest.mark.parametrize("worker", [0, 1], ids=["the chief", "another worker"])
 def test_a_successor_leaves_the_same_bits_whenever_a_worker_dies(moment: str, worker: int):
@@ -67,12 +62,7 @@ def test_a_successor_leaves_the_same_bits_whenever_a_worker_dies(moment: str, wo
     assert [result.loss for result in successor["missed"]] == [expected_losses[at - 2], expected_losses[at - 1]]
 
 
-@pytest.mark.long(
-    but=[
-        "with its tokens-backup-memory",
-        "after its pushes-async-memory",
-    ]
-)
+@pytest.mark.long(but=["with its tokens-backup-memory", "after its pushes-async-memory"])
 @pytest.mark.parametrize("wire", ["float32", "memory"])
 @pytest.mark.parametrize("strategy", ["async", "backup"])
 @pytest.mark.parametrize(

@@ -249,9 +249,13 @@ def test_invalid_hosts_are_refused(listed, message):
     assert config.cluster.addresses == {}
 
 
-def test_hosts_are_rendered_and_not_started_from_here():
+def test_hosts_are_for_a_launcher_that_starts_tasks_on_them():
     _, problems = resolve("gpu-a", "gpu-b", mode=Mode.train)
-    assert "type mode=render" in str(problems[0])
+    assert "type launch=ssh; or mode=render" in str(problems[0])
+    config = RunConfig(cluster=ClusterConfig("2ps4w", 2, 4), launch=LaunchConfig(Launch.ssh))
+    assert "ssh starts the tasks on cluster.hosts, and there are none" in str(hosts.resolve_hosts(config)[0])
+    config.cluster.hosts = ["gpu-a", "gpu-b"]
+    assert hosts.resolve_hosts(config) == []
 
 
 # Bad input

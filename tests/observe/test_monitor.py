@@ -317,10 +317,14 @@ def test_a_peer_with_another_tensorflow_ends_the_roll_call_at_once(serve):
         call([peer(1, serve(other))])
 
 
-def test_another_task_at_the_address_ends_the_roll_call_at_once(serve):
-    control = serve(worker(2, is_ready=True))
-    with pytest.raises(PeerError, match=f"{control} is worker:2, not worker:1"):
-        call([peer(1, control)])
+def test_another_task_at_the_address_is_waited_out_whatever_its_run_is(serve):
+    """Addresses are used again, and resolvers remember them for a while."""
+    other = worker(2, is_ready=True, config_hash="decade")
+    control = serve(other)
+    with pytest.raises(PeerError, match=f"worker:1 at {control}: it is still worker:2"):
+        call([peer(1, control)], deadline_secs=1, now=Clock(4.0))
+    other.index, other.config_hash = 1, "c0ffee"
+    call([peer(1, control)])
 
 
 @pytest.mark.parametrize(

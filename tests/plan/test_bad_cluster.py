@@ -213,7 +213,7 @@ COMMANDS = [
         [
             "cluster: cluster=9999ps9999w is 19,998 tasks on ",
             "64 a core",
-            "for tasks on several machines give cluster.addresses",
+            "for tasks on several machines give cluster.hosts",
         ],
         id="many",
     ),
@@ -246,7 +246,7 @@ def test_a_machine_starts_64_tasks_a_core():
     assert problems(fits, on=SMALL) == ""
     assert problems(too_many, on=SMALL) == (
         "cluster: cluster=65ps64w is 129 tasks on 2 cores; this machine starts 128 at most, 64 a core\n"
-        "    e.g. cluster=2ps4w; for tasks on several machines give cluster.addresses"
+        "    e.g. cluster=2ps4w; for tasks on several machines give cluster.hosts"
     )
     assert problems(too_many, on=Machine(cores=4, gpus=0)) == ""
 

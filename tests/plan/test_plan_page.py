@@ -232,7 +232,7 @@ def lines_at(shown: Plan, width: int) -> list[str]:
 
 def test_a_terminal_of_80_columns_has_room_for_the_tables_without_logs_and_gpus_that_nobody_has():
     lines = lines_at(SMALL, 80)
-    assert [line for line in lines[5:11] if line] == [
+    assert [line for line in lines[6:12] if line] == [
         " task              address                          threads  replica batch",
         " ─────────────────────────────────────────────────────────────────────────",
         " ps:0              127.0.0.1, a free port  1 intra, 2 inter",
@@ -250,3 +250,7 @@ def test_no_line_is_wider_than_the_terminal_and_no_name_is_cut(width):
     assert "…" not in "".join(lines)
     for name in ("worker:0 (chief)", "dense/kernel", "norm/moving_mean"):
         assert any(name in line for line in lines)
+
+
+def test_what_the_bits_depend_on_is_said(capsys):
+    assert "bits: those of 2 replicas with 32 examples and 4 threads each\n" in printed(capsys, SMALL)

@@ -142,6 +142,7 @@ def test_a_lease_taken_while_its_owner_leaves_still_keeps_others_out(directory, 
 def test_a_config_survives_being_written_and_read(directory, overrides):
     config = load(overrides)
     directory.write_inputs(config, planned(config))
+    config.device.intra_op_threads = {task.job: task.intra_op_threads for task in planned(config).tasks}
     assert directory.read_config() == config
 
 
@@ -159,7 +160,7 @@ def test_a_file_is_replaced_as_a_whole(tmp_path):
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"status.json": "new"}
 
 
-@pytest.mark.parametrize("own", ["run=elsewhere", "mode=plan", "plan.json=plan.json"])
+@pytest.mark.parametrize("own", ["run=elsewhere", "mode=plan", "plan.json=plan.json", "device.gpus={worker:[1]}"])
 def test_the_config_hash_ignores_what_tasks_may_differ_in(own):
     assert config_hash(load([own])) == config_hash(load([]))
 

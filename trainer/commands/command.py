@@ -48,7 +48,7 @@ def run(start: Start) -> NoReturn:
 
 def resolve(config: RunConfig) -> list[Problem]:
     """Completes the config of a mode that needs a cluster."""
-    return [] if config.mode in WITHOUT_A_CLUSTER else plan_resolve.resolve(config, os.environ.get("TF_CONFIG"))
+    return [] if config.mode in WITHOUT_A_CLUSTER else plan_resolve.resolve(config, os.environ)
 
 
 def validate(config: RunConfig) -> list[Problem]:

@@ -18,10 +18,11 @@ from trainer.launch.processes import isolation
 from trainer.observe.machine import this_machine
 from trainer.plan.checks.strategy import batch_parts
 from trainer.plan.description import FROZEN_FILE, Description, Question
+from trainer.plan.devices import Machine
 from trainer.plan.make import make_plan, with_other_ps
 from trainer.plan.plan import Plan
 from trainer.plan.resolve import resolve_optimizer
-from trainer.storage import initial
+from trainer.storage import initial, threads
 
 if TYPE_CHECKING:
     from trainer.launch.processes.tasks import ProcessTasks
@@ -35,6 +36,7 @@ def run(config: RunConfig, start: Start) -> int:
     from trainer.plan import page
     from trainer.plan.forecast import step_time
 
+    threads.take_from_earlier(config)
     description, machine = _describe(config), this_machine()
     made = make_plan(config, description, machine)
     workload = step_time.Workload.of(description, config.optimizer, config.plan, cores=machine.cores)
@@ -48,20 +50,24 @@ def run(config: RunConfig, start: Start) -> int:
     return exit_codes.OK
 
 
-def make(config: RunConfig, store: Path | None = None, tasks: ProcessTasks | None = None) -> Plan:
+def make(
+    config: RunConfig, store: Path | None = None, tasks: ProcessTasks | None = None, machine: Machine | None = None
+) -> Plan:
     """Describes the model, in a process of `tasks` if one is given, and makes the plan.
 
     Args:
         store: a folder for what describing the model leaves for the tasks.
+        machine: that the tasks run on; None: this one.
     """
+    threads.take_from_earlier(config)
     child = tasks.describe if tasks and tasks.can_describe else None
-    return make_plan(config, _describe(config, store, child), this_machine())
+    return make_plan(config, _describe(config, store, child), machine or this_machine())
 
 
-def announce(config: RunConfig, store: Path, tasks: ProcessTasks | None = None) -> Plan:
-    """Makes the plan of a run, prints it in one line, and writes it where `plan.json` says; `store` as in `make`."""
+def announce(config: RunConfig, store: Path, tasks: ProcessTasks | None = None, machine: Machine | None = None) -> Plan:
+    """Makes the plan of a run, prints it in one line, and writes it where `plan.json` says; the rest as in `make`."""
     with progress.note("planning: TensorFlow builds the model once"):
-        made = make(config, store, tasks)
+        made = make(config, store, tasks, machine)
     if config.plan.json is not None:
         from trainer.plan import page
 

@@ -3,15 +3,19 @@
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import yaml
 
 from trainer.commands.plan import make
 from trainer.commands.start import Start
-from trainer.config.schema import RunConfig
+from trainer.config.schema import RunConfig, Target
 from trainer.faults import exit_codes
 from trainer.launch.containers import compose_file
 from trainer.launch.containers.inputs import with_absolute_paths
 from trainer.launch.containers.owners import check_readable, lend, user_of_tasks
 from trainer.launch.containers.spec import NOBODY, ContainerSpec, container_specs, inside, project_of
+from trainer.launch.schedulers import jobs, jobset, scheduled, stack_file
 from trainer.plan.hosts import host_by_task
 from trainer.plan.plan import Plan
 from trainer.storage import resume
@@ -23,7 +27,9 @@ UP = "docker compose -f {} up --abort-on-container-failure"
 
 
 def run(config: RunConfig, start: Start) -> int:
-    """Writes the run, or without run=PATH only prints its Compose file; returns 0."""
+    """Writes the run, or without run=PATH only prints its Compose file; other targets are printed; returns 0."""
+    if config.target is not Target.compose:
+        return show_for_scheduler(config)
     config, inputs = with_absolute_paths(config)
     hosts = host_by_task(config.cluster)
     if config.run is None:
@@ -37,6 +43,21 @@ def show(config: RunConfig, plan: Plan, inputs: Sequence[str], hosts: Mapping[st
     """Prints the Compose file of a run, for any directory with its config.yaml and plan.json; returns 0."""
     specs = container_specs(config, plan, run=".", inputs=inputs, hosts=hosts)
     print(_text(specs, plan, name=f"trainer-{plan.cluster}", user=(NOBODY, NOBODY)), end="")
+    return exit_codes.OK
+
+
+def show_for_scheduler(config: RunConfig) -> int:
+    """Prints the run as a scheduler takes it; returns 0."""
+    with description_folder() as described:
+        plan = make(config, described)
+    run = scheduled.describe(config, plan, sys.argv[1:])
+    if config.target is Target.stack:
+        folder = str(Path(config.run).resolve().parent if config.run else Path("runs").resolve())
+        objects = [stack_file.render(run, folder)]
+    else:
+        objects = (jobset if config.target is Target.kubernetes else jobs).objects(run, config.kubernetes)
+    print(scheduled.header(f"{plan.cluster}: {plan.describe()}", sys.argv[1:]), end="")
+    print(yaml.safe_dump_all(objects, sort_keys=False, width=120), end="")
     return exit_codes.OK
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from typing import NoReturn
 
 from trainer.commands import plan
@@ -9,6 +10,8 @@ from trainer.commands.start import Start
 from trainer.config.schema import Launch, RunConfig
 from trainer.faults import exit_codes
 from trainer.launch.processes import launcher
+from trainer.plan.devices import ON_HOSTS
+from trainer.plan.environment import QUIET
 from trainer.storage.lease import Lease
 from trainer.storage.resume import check_exists, describe_finished
 from trainer.storage.run_directory import choose, description_folder
@@ -24,6 +27,10 @@ def run(config: RunConfig, start: Start) -> int:
     check_exists(config.resume)
     if config.launch.name is Launch.docker:
         return _run_containers(config, start)
+    if config.launch.name is Launch.slurm and not config.cluster.hosts:
+        return _submit(config)
+    if config.launch.name in ON_HOSTS:
+        return _run_on_hosts(config, start)
     # Importing TensorFlow overlaps with planning.
     with start.tasks(config.launch.warm_minutes or 0.0) as tasks, description_folder() as described:
         made = plan.announce(config, described, tasks)
@@ -44,11 +51,31 @@ def _run_containers(config: RunConfig, start: Start) -> int:
         return containers.run(config, made, choose(config, described), client, inputs, started_at=start.at)
 
 
+def _run_on_hosts(config: RunConfig, start: Start) -> int:
+    from trainer.launch.hosts import launcher as hosts
+
+    with description_folder() as described:
+        directory = choose(config, described)
+        with hosts.connected(config, directory) as tasks:
+            machine = hosts.machine_of(config, tasks)
+            made = plan.announce(config, described, machine=machine)
+            return hosts.run(config, made, directory, tasks, started_at=start.at)
+
+
+def _submit(config: RunConfig) -> int:
+    from trainer.launch.slurm import launcher as slurm
+
+    with description_folder() as described:
+        plan.announce(config, described)  # what is wrong with the model is said here, and not after a queue
+        return slurm.run(config, sys.argv[1:], choose(config))
+
+
 def _run_task(config: RunConfig) -> NoReturn:
     """Runs the task that the config, or TF_CONFIG, names as this process."""
     assert config.job is not None
     assert config.task is not None
-    os.environ.setdefault("grpc_proxy", "")  # with http_proxy set, TensorFlow's gRPC would hang
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
     with description_folder() as described:  # the task removes it: it never returns
         made = plan.make(config, described)
         task, directory = made.task(config.job, config.task), choose(config, described)

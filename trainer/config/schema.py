@@ -37,12 +37,17 @@ class Launch(Enum):
 
     local = "local"  # a process on this machine
     docker = "docker"  # a container on this machine
+    ssh = "ssh"  # a process on one of cluster.hosts, which this command reaches by ssh
+    slurm = "slurm"  # a process on a node of this job of Slurm; outside of a job, one is submitted and followed
 
 
 class Target(Enum):
     """What mode=render writes."""
 
     compose = "compose"  # a file for Docker Compose, or one for each of cluster.hosts
+    stack = "stack"  # a stack for Docker Swarm
+    kubernetes = "kubernetes"  # a JobSet, for a cluster that has its controller
+    kubernetes_jobs = "kubernetes_jobs"  # a service, and one job for each task, for any Kubernetes
 
 
 # How gradients meet. By call, because `async` cannot be a name in a class body.
@@ -148,7 +153,7 @@ class ClusterConfig:
     worker: int = field(default=1, metadata=limits(at_least=1))  # worker 0 is the chief
     evaluator: int = field(default=0, metadata=limits(at_least=0))  # evaluates checkpoints while the workers train
     addresses: dict[str, list[str]] = by_job()  # job -> "host:port"; empty: free ports here
-    # machines to spread the tasks over, for mode=render: gpu-a, or {address: gpu-a, gpus: 4, ps: 1, worker: 4}
+    # machines to spread the tasks over: gpu-a, or {address: gpu-a, gpus: 4, ps: 1, worker: 4}
     hosts: list[Any] = field(default_factory=list)
 
     @property
@@ -432,9 +437,31 @@ class LaunchConfig:
     """How the tasks of a run are started."""
 
     name: Launch = Launch.local
+    ssh: str = "ssh"  # launch=ssh: the command that reaches a host, e.g. "ssh -F config" or "ssh -l training"
     # minutes for which a process that has imported TensorFlow waits for the next command, which then starts sooner;
     # default: $TRAINER_WARM_MINUTES, or 0
     warm_minutes: float | None = field(default=None, metadata=limits(at_least=0))
+
+
+@dataclass
+class SlurmConfig:
+    """The job that launch=slurm submits."""
+
+    time: str | None = None  # limit: 30m, 2h, 1d, or as sbatch takes it; default: the partition's
+    nodes: int | None = field(default=None, metadata=limits(at_least=1))  # default: as Slurm places the tasks
+    cpus_per_task: int | None = field(default=None, metadata=limits(at_least=1))  # default: the partition's
+    gpus_per_worker: int = field(default=0, metadata=limits(at_least=0))  # of its node, for each worker
+    # how often a job that was stopped before its last step, by its time limit for example, is queued again
+    requeue: int = field(default=10, metadata=limits(at_least=0))
+    args: str = ""  # more arguments of sbatch, e.g. "--partition=gpu --account=mine"
+
+
+@dataclass
+class KubernetesConfig:
+    """The objects that mode=render writes for Kubernetes."""
+
+    claim: str = "runs"  # volume claim for the folder of all runs, which the chief and an evaluator write to
+    queue: str | None = None  # Kueue's queue; default: none
 
 
 @dataclass
@@ -484,6 +511,8 @@ class RunConfig:
     summary: SummaryConfig = field(default_factory=SummaryConfig)
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
     restart: RestartConfig = field(default_factory=RestartConfig)
+    slurm: SlurmConfig = field(default_factory=SlurmConfig)
+    kubernetes: KubernetesConfig = field(default_factory=KubernetesConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
     plan: PlanConfig = field(default_factory=PlanConfig)
     chaos: ChaosConfig = field(default_factory=ChaosConfig)

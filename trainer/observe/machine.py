@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from trainer.plan.checks.versions import TENSORFLOWS
 from trainer.plan.devices import Machine
+from trainer.plan.environment import allotted_gpus
 
 NVIDIA_SMI_DEADLINE_SECS = 5.0  # a second where its driver must be loaded first
 Number = TypeVar("Number", int, float)
@@ -36,11 +37,14 @@ def this_machine(*, with_gpu_memory: bool = False) -> Machine:
         with_gpu_memory: also asks nvidia-smi for the memory of each GPU, which takes up to a second.
     """
     gpu_mib = memory_of_gpus() if with_gpu_memory else ()
+    allotted = allotted_gpus(os.environ)
+    if allotted and all(number.isdigit() and int(number) < len(gpu_mib) for number in allotted):
+        gpu_mib = tuple(gpu_mib[int(number)] for number in allotted)
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     limits = cgroup_limits()
     return Machine(
         cores=usable_cores(limits.cores),
-        gpus=len(gpu_mib) or len(list(Path("/dev").glob("nvidia[0-9]*"))),
+        gpus=len(allotted) or len(gpu_mib) or len(list(Path("/dev").glob("nvidia[0-9]*"))),
         gpu_mib=gpu_mib,
         files=None if files == resource.RLIM_INFINITY else files,
         threads=_threads(limits.threads),

@@ -88,6 +88,9 @@ def roll_call(
         until: the field of a status page that says whether a peer is up: `is_listening` or `is_ready`.
         may_be_silent: a peer that listens but does not answer counts as up; it has answered before, and is busy.
 
+    Another task at a peer's address is one that has left it, or will soon: names and addresses are used again, and
+    resolvers remember them for a while.
+
     Raises:
         PeerError: at the deadline, or as soon as a peer of another run, config or TensorFlow answers.
     """
@@ -123,11 +126,11 @@ def _why_missing(me: Status, peer: Task, until: str, may_be_silent: bool) -> str
         return None if may_be_silent else "silent; it may be frozen or behind a firewall"
     except (OSError, ValueError) as error:
         return str(error)
+    if (page["job"], page["index"]) != (peer.job, peer.index):
+        return f"it is still {page['job']}:{page['index']}"
     compared = {"config_hash": "config", "tensorflow": "TensorFlow", "launch": "run", "frozen": "set of frozen weights"}
     for key, what in compared.items():
         mine = getattr(me, key)
         if page[key] and mine and page[key] != mine:
             raise PeerError(f"{peer.name} at {peer.control} has another {what} ({page[key]}, here {mine})")
-    if (page["job"], page["index"]) != (peer.job, peer.index):
-        raise PeerError(f"{peer.control} is {page['job']}:{page['index']}, not {peer.name}")
     return None if page[until] else f"starting ({page['state']})"

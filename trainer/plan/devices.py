@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.config.schema import ClusterConfig, DeviceConfig, Mode
+from trainer.config.schema import ClusterConfig, DeviceConfig, Launch, Mode
 from trainer.plan import addresses
 
 THIS_HOST = "127.0.0.1"  # of tasks without an address
 CPU, GPU = "/cpu:", "/gpu:"
+ON_HOSTS = (Launch.ssh, Launch.slurm)  # that start tasks on several machines
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Machine:
     gpu_mib: tuple[int, ...] = ()  # memory of each GPU; empty: not known
     files: int | None = None  # that a process may have open
     threads: int | None = None  # that may run
+    cores_of: Mapping[str, int] = field(default_factory=dict)  # of other machines, by host, where they are known
     libraries: Mapping[str, str] = field(default_factory=dict)  # installed version by distribution
 
 
@@ -51,7 +53,9 @@ def host_of(cluster: ClusterConfig, job: str, index: int) -> str:
     return THIS_HOST if host in ("localhost", "::1") else host
 
 
-def tasks_here(cluster: ClusterConfig, mode: Mode, job: str | None, task: int | None) -> set[tuple[str, int]]:
+def tasks_here(
+    cluster: ClusterConfig, mode: Mode, launch: Launch, job: str | None, task: int | None
+) -> set[tuple[str, int]]:
     """(job, index) of every task that runs on this machine, if the config shows it.
 
     Args:
@@ -60,7 +64,7 @@ def tasks_here(cluster: ClusterConfig, mode: Mode, job: str | None, task: int | 
     tasks = tasks_of(cluster)
     if job is not None:
         here = host_of(cluster, job, task or 0)
-    elif mode is Mode.render:  # for whatever machine it is started on
+    elif mode is Mode.render or launch in ON_HOSTS:  # for whatever machine it is started on
         return set()
     elif mode in (Mode.train, Mode.chaos):  # the launcher starts every task here, and refuses other machines
         return set(tasks)
@@ -71,11 +75,21 @@ def tasks_here(cluster: ClusterConfig, mode: Mode, job: str | None, task: int | 
 
 def for_tasks(cluster: ClusterConfig, device: DeviceConfig, machine: Machine) -> dict[tuple[str, int], dict[str, Any]]:
     """What each task may use, by the names of `Task`'s fields; by (job, index)."""
-    host_by_task = {(job, index): (job, host_of(cluster, job, index)) for job, index in tasks_of(cluster)}
-    alike = Counter(host_by_task.values())  # tasks of one job on one host; a ps updates while the workers wait for it
-    return {
-        task: _for_task(cluster, device, machine.cores // alike[host], *task) for task, host in host_by_task.items()
-    }
+    cores = _cores_of_tasks(cluster, machine)
+    return {(job, index): _for_task(cluster, device, cores[job], job, index) for job, index in tasks_of(cluster)}
+
+
+def _cores_of_tasks(cluster: ClusterConfig, machine: Machine) -> dict[str, int]:
+    """Cores for each task of a job: what the one with the least has, for the bits of a run depend on threads.
+
+    The jobs of a machine share its cores: a ps updates while the workers wait for it.
+    """
+    alike = Counter((job, host_of(cluster, job, index)) for job, index in tasks_of(cluster))
+    cores: dict[str, int] = {}
+    for (job, host), count in alike.items():
+        own = machine.cores_of.get(host, machine.cores) // count
+        cores[job] = min(own, cores.get(job, own))
+    return cores
 
 
 def _for_task(cluster: ClusterConfig, device: DeviceConfig, cores: int, job: str, index: int) -> dict[str, Any]:

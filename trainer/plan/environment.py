@@ -1,5 +1,7 @@
 """Environment variables of every task's process, set before it imports TensorFlow."""
 
+from collections.abc import Mapping, Sequence
+
 QUIET = {
     "TF_CPP_MIN_LOG_LEVEL": "2",  # warnings of every task about the same CPU flags
     "grpc_proxy": "",  # with http_proxy set, TensorFlow's gRPC would hang
@@ -16,3 +18,18 @@ LAUNCHER = "TRAINER_LAUNCHER"  # path of a Unix socket where it is served too, f
 REPORTS_PROGRESS = "TRAINER_REPORTS_PROGRESS"  # set where no launcher shows the progress: the chief does, in its log
 LINKS = "TRAINER_LINKS"  # JSON {task: {"address": ..., "control": ...}}: where this task reaches others
 MEMORY = "TRAINER_MEMORY"  # path of the memory file that the tasks of a machine share, as a task sees it
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"  # a scheduler that shares out GPUs sets it, and so may a user
+
+
+def allotted_gpus(environ: Mapping[str, str]) -> list[str]:
+    """The GPUs that a scheduler, or the user, allows this process, by index or UUID; empty: nobody says."""
+    listed = [text.strip() for text in environ.get(VISIBLE, "").split(",")]
+    return [] if any(not (text[:1].isalnum() and text != "NoDevFiles") for text in listed) else listed
+
+
+def visible_gpus(gpus: Sequence[int], environ: Mapping[str, str]) -> str:
+    """What CUDA_VISIBLE_DEVICES must be for these GPUs of those that the environment allows."""
+    allotted = allotted_gpus(environ)
+    numbers = [allotted[gpu] if gpu < len(allotted) else str(gpu) for gpu in gpus] if allotted else map(str, gpus)
+    return ",".join(numbers) or "-1"

@@ -1,16 +1,17 @@
 """Several machines that share a cluster's tasks out, as `cluster.hosts` names them. Pure."""
 
 import difflib
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from trainer.config.schema import ClusterConfig, Mode, RunConfig
+from trainer.config.schema import ClusterConfig, Launch, Mode, RunConfig
 from trainer.faults.problems import Problem
 from trainer.plan import addresses
 from trainer.plan.addresses import JOBS, USUAL_PORT
-from trainer.plan.devices import key_of, tasks_of
+from trainer.plan.devices import ON_HOSTS, key_of, tasks_of
 
 KEY = "cluster.hosts"
 EXAMPLE = "cluster.hosts=[10.0.0.1,10.0.0.2]"
@@ -29,8 +30,8 @@ class Host:
 def resolve_hosts(config: RunConfig) -> list[Problem]:
     """Gives every task an address on its host, and every worker a GPU of it unless `device.gpus` says otherwise."""
     if not config.cluster.hosts:
-        return []
-    problems = [*_check_use(config)]
+        return [*_check_launch(config)]
+    problems = [*_check_use(config), *_check_ssh(config)]
     hosts = [_read(index, given, problems) for index, given in enumerate(config.cluster.hosts)]
     known = [host for host in hosts if host]
     listed = [host.address for host in known]
@@ -47,6 +48,14 @@ def resolve_hosts(config: RunConfig) -> list[Problem]:
     return problems
 
 
+def each_alone(cluster: ClusterConfig) -> dict[str, list[str]]:
+    """Addresses of tasks each of which has a host of its own, as pods do."""
+    named: dict[str, list[str]] = {}
+    for job, index in tasks_of(cluster):
+        named.setdefault(job, []).append(addresses.join(f"{job}-{index}", USUAL_PORT))
+    return named
+
+
 def host_by_task(cluster: ClusterConfig) -> dict[str, str]:
     """The host of every task, where there are several."""
     if not cluster.hosts:
@@ -55,10 +64,28 @@ def host_by_task(cluster: ClusterConfig) -> dict[str, str]:
     return {f"{job}:{index}": addresses.host_of(of[job][index]) for job, index in tasks_of(cluster)}
 
 
+def _check_launch(config: RunConfig) -> Iterator[Problem]:
+    name, mode = config.launch.name, config.mode
+    if name in ON_HOSTS and mode not in (Mode.train, Mode.plan, Mode.render):
+        yield Problem("launch", f"mode={mode.value} runs processes on this machine", f"leave launch={name.value} out")
+    if config.launch.name is Launch.ssh and config.job is None and config.mode is Mode.train:
+        yield Problem("launch", "ssh starts the tasks on cluster.hosts, and there are none", f"e.g. {EXAMPLE}")
+
+
+def _check_ssh(config: RunConfig) -> Iterator[Problem]:
+    try:
+        is_command = bool(shlex.split(config.launch.ssh))
+    except ValueError:  # a quotation that does not end
+        is_command = False
+    if not is_command:
+        yield Problem("launch.ssh", f"{config.launch.ssh!r} is no command", "e.g. launch.ssh='ssh -l training'")
+
+
 def _check_use(config: RunConfig) -> Iterator[Problem]:
-    if config.mode not in (Mode.render, Mode.plan):
-        message = "tasks on several machines cannot be started from here"
-        yield Problem(KEY, message, "type mode=render: it writes a file and a command for each of them")
+    starts_them = config.mode is Mode.train and config.launch.name in ON_HOSTS
+    if config.mode not in (Mode.render, Mode.plan) and not starts_them:
+        message = f"mode={config.mode.value} with launch={config.launch.name.value} runs on this machine alone"
+        yield Problem(KEY, message, "type launch=ssh; or mode=render, which writes a file and a command for each host")
     if config.cluster.addresses:
         yield Problem(KEY, "cluster.addresses already says where every task is", "leave out one of the two")
     if config.cluster.is_local:
@@ -126,5 +153,7 @@ def _give_gpus(config: RunConfig, hosts: Sequence[Host]) -> None:
     for index, address in enumerate(config.cluster.addresses.get("worker", [])):
         host = on[addresses.host_of(address)]
         if host.gpus and key_of(config.device.gpus, "worker", index) is None:
-            config.device.gpus[f"worker:{index}"] = [workers_on[host.address] % host.gpus]
+            each = max(1, config.slurm.gpus_per_worker)
+            first = workers_on[host.address] * each
+            config.device.gpus[f"worker:{index}"] = [(first + n) % host.gpus for n in range(min(each, host.gpus))]
             workers_on[host.address] += 1

@@ -48,7 +48,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
     strategy = strategy_of(config.strategy, config.cluster)
     tasks = _make_tasks(config.cluster, config.device, machine, strategy)
     hosts = _hosts(config.cluster, strategy)
-    here = tasks_here(config.cluster, config.mode, config.job, config.task)
+    here = tasks_here(config.cluster, config.mode, config.launch.name, config.job, config.task)
     problems = [
         *_check_examples(config, description),
         *_check_model_batch(config, description),

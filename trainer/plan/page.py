@@ -34,6 +34,7 @@ def show(
     console.print(f"[bold]{plan.cluster}[/bold]: {plan.describe()}")
     console.print(plan.objective, markup=False)
     console.print(plan.optimizer, markup=False)
+    console.print(_bits(plan), markup=False)
     if plan.initial:
         console.print(plan.initial, markup=False)
     for table in (_tasks(plan, console.width), _shards(plan, console.width), *_groups(plan, console.width)):
@@ -78,6 +79,15 @@ def expected_lines(plan: Plan, expected: Forecast | Unknown, workload: Workload)
         others = ", ".join(f"{ps}: {1000 * secs:.1f} ms" for ps, secs in expected.best)
         lines.append(f"best number of ps: {expected.best_ps} ({others})")
     return lines
+
+
+def _bits(plan: Plan) -> str:
+    """What the bits of the result depend on."""
+    if not plan.effective_strategy.is_exact:
+        return f"bits: not repeatable under {plan.strategy}"
+    threads = plan.workers[0].intra_op_threads
+    each = f"{count(plan.replica_batch, 'example')} and {count(threads, 'thread')}"
+    return f"bits: those of {count(plan.replicas, 'replica')} with {each} each"
 
 
 def _tasks(plan: Plan, width: int) -> Table:

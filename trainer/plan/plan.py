@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from trainer.faults.problems import Problem
+from trainer.plan.environment import VISIBLE, visible_gpus
 from trainer.plan.layout import WIRES, FrozenWeights, Shard, WireFormat
 from trainer.plan.serialize import from_json, to_json
 from trainer.plan.strategy import STRATEGIES, Strategy
@@ -47,10 +48,11 @@ class Task:
         """Environment variables that must be set before TensorFlow touches a device.
 
         Args:
-            given: the environment that they are added to; its XLA flags are kept, and win.
+            given: the environment that they are added to; its XLA flags are kept, and win, and if it allows some
+                GPUs only, this task's are counted among those.
         """
         return {
-            "CUDA_VISIBLE_DEVICES": ",".join(map(str, self.gpus)) or "-1",
+            VISIBLE: visible_gpus(self.gpus, given),
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as nvidia-smi counts; CUDA on its own begins with the fastest
             "XLA_FLAGS": f"{OLDER_CODE} {given.get('XLA_FLAGS', '')}".strip(),
         }

@@ -1,31 +1,35 @@
-"""Completes a config with what a scheduler's TF_CONFIG, `cluster.hosts`, mode=selftest and the model imply. Pure."""
+"""Completes a config with what a scheduler's variables, `cluster.hosts`, mode=selftest and the model imply. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from trainer.config.cluster_size import parse_size
 from trainer.config.limits import check_limits, check_read
 from trainer.config.schema import (
     ClusterConfig,
+    Launch,
     Mode,
     OptimizerConfig,
     OptimizerName,
     RunConfig,
     ScheduleConfig,
     ScheduleName,
+    Target,
 )
 from trainer.faults.problems import Problem
+from trainer.plan import environment, slurm
 from trainer.plan.description import CompiledOptimizer
-from trainer.plan.hosts import resolve_hosts
+from trainer.plan.devices import key_of
+from trainer.plan.hosts import each_alone, resolve_hosts
 from trainer.plan.tf_config import resolve_tf_config
 
 SELFTEST_CLUSTER, SELFTEST_STEPS, SELFTEST_BATCH = "1ps1w", 20, 64
 
 
-def resolve(config: RunConfig, tf_config: str | None) -> list[Problem]:
+def resolve(config: RunConfig, environ: Mapping[str, str]) -> list[Problem]:
     """Fills in cluster, role, addresses and GPUs, so that a validated config says everything itself.
 
     Args:
-        tf_config: the environment variable, where a scheduler has set it.
+        environ: variables, in which a scheduler may say who this process is.
 
     Returns:
         What is wrong with these sources, or contradicts the command line.
@@ -34,8 +38,26 @@ def resolve(config: RunConfig, tf_config: str | None) -> list[Problem]:
         size = parse_size(SELFTEST_CLUSTER)
         config.cluster = ClusterConfig(name=SELFTEST_CLUSTER, ps=size.ps, worker=size.worker)
         config.train.steps, config.train.batch_size = SELFTEST_STEPS, SELFTEST_BATCH
-    problems = resolve_tf_config(config, tf_config) if tf_config else []
+    problems = _resolve_role(config, environ)
+    if config.launch.name is Launch.slurm and config.job is None and not config.cluster.hosts:
+        config.cluster.hosts = slurm.hosts(environ)
+    if config.mode is Mode.render and config.target is not Target.compose and not config.cluster.addresses:
+        config.cluster.addresses = each_alone(config.cluster)
     return [*problems, *resolve_hosts(config)]
+
+
+def _resolve_role(config: RunConfig, environ: Mapping[str, str]) -> list[Problem]:
+    """Takes the one task that this process is to run from what a scheduler says."""
+    if tf_config := environ.get("TF_CONFIG"):
+        problems = resolve_tf_config(config, tf_config)
+    elif config.mode is Mode.train and config.job is None and slurm.is_step(environ):
+        problems = slurm.resolve_step(config, environ)
+    else:
+        problems = []
+    allotted = environment.allotted_gpus(environ)
+    if config.job == "worker" and allotted and key_of(config.device.gpus, config.job, config.task or 0) is None:
+        config.device.gpus[f"worker:{config.task or 0}"] = list(range(len(allotted)))
+    return problems
 
 
 def resolve_optimizer(section: OptimizerConfig, compiled: CompiledOptimizer | None) -> list[Problem]:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from trainer.config.schema import Launch, Mode, RunConfig, Wire
 from trainer.faults.problems import Problem
 from trainer.plan import addresses
+from trainer.plan.devices import ON_HOSTS
 from trainer.plan.layout import Shard
 from trainer.plan.strategy import Strategy, strategy_of
 
@@ -37,6 +38,8 @@ def why_not_memory(config: RunConfig) -> str:
         return f"{strategy.name} has no shards"
     if config.launch.name is Launch.docker or config.mode is Mode.render:
         return "containers share no memory"
+    if config.launch.name in ON_HOSTS:
+        return "the tasks are on several machines"
     if config.device.log_placement:
         return "device.log_placement can follow only vectors sent as messages"
     machines = {addresses.host_of(address) for listed in config.cluster.addresses.values() for address in listed}

@@ -26,7 +26,7 @@ def validate(config: RunConfig, machine: Machine) -> list[Problem]:
     """Returns every problem of a resolved config on this machine."""
     cluster, device, train = config.cluster, config.device, config.train
     is_known = config.user is None or "name" in config.optimizer.given  # else the model may have another optimizer
-    here = tasks_here(cluster, config.mode, config.job, config.task)
+    here = tasks_here(cluster, config.mode, config.launch.name, config.job, config.task)
     return [
         *check_containers(config),
         *check_versions(machine.libraries),

@@ -20,8 +20,10 @@ from trainer.config.schema import RunConfig
 from trainer.plan.description import FROZEN_FILE, INITIAL_FILE
 from trainer.plan.plan import Plan
 from trainer.plan.serialize import to_json
+from trainer.storage import threads
 from trainer.storage.atomic import link_or_copy, write_atomically
 
+OF_MACHINE = ("gpus", "intra_op_threads")
 DESCRIBED = "trainer-"  # names of temporary folders begin so
 
 
@@ -60,7 +62,9 @@ class RunDirectory:
         self._take_described()
         loaded, _ = self._read_generation()
         write_atomically(self.generation, json.dumps({"loaded": loaded, "launched_at": loaded}))
-        write_atomically(self.config, yaml.safe_dump(to_json(config), sort_keys=False))
+        said = to_json(config)
+        said["device"]["intra_op_threads"] = threads.of_jobs(config, plan)  # for whoever continues the run elsewhere
+        write_atomically(self.config, yaml.safe_dump(said, sort_keys=False))
         write_atomically(self.plan, json.dumps(plan.to_json(), indent=1))
 
     def _take_described(self) -> None:
@@ -147,9 +151,11 @@ def choose(config: RunConfig, described: Path | None = None) -> RunDirectory:
 
 def config_hash(config: RunConfig) -> str:
     """A digest of all that the tasks of a run must agree on; the evaluators are not always known to the others."""
-    own = ("job", "task", "run", "plan", "mode", "chaos", "launch", "target", "container")
+    own = ("job", "task", "run", "plan", "mode", "chaos", "launch", "target", "container", "slurm", "kubernetes")
     common = {name: value for name, value in to_json(config).items() if name not in own}
     common["cluster"] = _without_evaluators(common["cluster"])
+    # Of a machine, and known to its own tasks where a scheduler shares out GPUs and no launcher wrote one config.
+    common["device"] = {name: value for name, value in common["device"].items() if name not in OF_MACHINE}
     return hashlib.sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()[:16]
 
 

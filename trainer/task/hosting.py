@@ -13,6 +13,7 @@ from trainer.task import watchdogs
 from trainer.task.assemble import make_host
 from trainer.task.context import Context, collect_garbage_from_now_on
 from trainer.task.leave import leave, log_failure
+from trainer.task.unsupervised import ChiefWatch, is_unsupervised
 
 # After the last goodbye: a worker's session tidies up behind it, and TensorFlow would log an error, `Cleanup partition
 # error: UNAVAILABLE`, if it found this server gone.
@@ -20,11 +21,17 @@ LINGER_SECS = 0.3
 
 
 def run(context: Context) -> bool:
-    """Serves the shards of a parameter server to the end of the run; the workers decide when that is."""
+    """Serves the shards of a parameter server to the end of the run; the workers decide when that is.
+
+    Returns:
+        Whether the run was stopped before its end, where that must be told to a scheduler: a launcher knows.
+    """
     context.directory.discard_described()
+    chief = ChiefWatch(context) if is_unsupervised(context) else None
     wait_for_goodbyes(start(context))
+    stopped = chief is not None and not chief.has_finished()
     time.sleep(LINGER_SECS)
-    return False
+    return stopped
 
 
 def start(context: Context) -> list[ShardHost]:

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -33,6 +34,7 @@ from trainer.task.request_ids import make_unique
 from trainer.task.server import can_fuse, configure_eager, start_server
 from trainer.task.signals import StopRequest
 from trainer.task.title import set_title
+from trainer.task.unsupervised import leave_unless_all_stop, stops_alone
 
 Role = Callable[[Context], bool]  # returns whether the run was stopped before its last step
 
@@ -86,25 +88,30 @@ def _make_context(config: RunConfig, plan: Plan, directory: RunDirectory, task: 
     if config.job is None:
         status.launch = run
 
-    def mark_stopping() -> None:
+    def on_stop() -> bool:
         status.is_stopping = True
+        if not stops_alone(context):
+            return True
+        threading.Thread(target=leave_unless_all_stop, args=[context], name="eviction", daemon=True).start()
+        return False
 
     def log_state() -> None:  # follows the stacks that `kill -USR1 PID` writes
         _log.info("state: %s", json.dumps(status.to_json()))
 
     # A task that a scheduler started has no run directory; that of a container may be for reading only.
     may_write = directory.plan.exists() and os.access(directory.path, os.W_OK)
-    return Context(
+    context = Context(
         config,
         plan,
         directory,
         task,
         status,
-        StopRequest(on_stop=mark_stopping, on_state_request=log_state),
+        StopRequest(on_stop=on_stop, on_state_request=log_state),
         Journal(directory.journal / f"{task.job}-{task.index}.jsonl" if may_write else None),
         Recorder(directory, task, plan.task("worker", 0)) if config.profile else None,
         count_rollbacks(directory.rollbacks),
     )
+    return context
 
 
 def _serve_status(context: Context) -> None:

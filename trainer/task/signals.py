@@ -24,17 +24,18 @@ class StopRequest:
     """
 
     def __init__(
-        self, on_stop: Callable[[], None] = lambda: None, on_state_request: Callable[[], None] = lambda: None
+        self, on_stop: Callable[[], bool] = lambda: True, on_state_request: Callable[[], None] = lambda: None
     ) -> None:
         """Listens from now on.
 
         Args:
-            on_stop: called at the first SIGTERM.
+            on_stop: called at the first SIGTERM; returns whether that is to stop the whole run.
             on_state_request: called at each SIGUSR1, after the stacks of all threads were written to stderr. No other
                 thread runs Python meanwhile, because to walk through stacks that change can crash. Where a thread never
                 releases the interpreter it is never called; SIGUSR2 writes the stacks at once, at that risk.
         """
         self.requested = False
+        self.stops_all = False  # requested, and of the whole run
         self._may_finish_step = self._is_needed = False
         self._on_stop, self._on_state_request, self._requested_at = on_stop, on_state_request, 0.0
         reader, writer = os.pipe()
@@ -54,6 +55,10 @@ class StopRequest:
         """From now on only its peers' goodbyes end this task: they could not save without it."""
         self._may_finish_step = self._is_needed = True
 
+    def request(self) -> None:
+        """Does what SIGTERM does."""
+        os.kill(os.getpid(), signal.SIGTERM)
+
     def _watch(self, reader: int) -> None:
         while True:
             for number in os.read(reader, 16):
@@ -69,4 +74,4 @@ class StopRequest:
             os._exit(TERMINATED)
         if not self.requested:
             self.requested, self._requested_at = True, now
-            self._on_stop()
+            self.stops_all = self._on_stop()

@@ -24,6 +24,7 @@ from trainer.task.evaluator.score import make_evaluator
 from trainer.task.loop import AfterStep, train
 from trainer.task.pace import Pace
 from trainer.task.server import start_strategy
+from trainer.task.unsupervised import is_unsupervised, save_before_hosts_leave
 from trainer.workload.build import open_workload, parameters_of
 
 RECENT_STEPS = 20
@@ -98,6 +99,8 @@ def _train(context: Context, strategy: Any = None) -> bool:
     pace = Pace()
     if not task.is_chief:
         return _step_to_the_end(context, engine, pace, engine.start()) and not _has_ended_early(context)
+    if is_unsupervised(context):
+        save_before_hosts_leave(context)
     if evaluator is not None:
         evaluator.connect(target, context.session_config([]))
     start = initial_state.start(context, engine, workload.model)
@@ -148,7 +151,7 @@ def _step_to_the_end(context: Context, engine: Engine, pace: Pace, start: int, c
             engine,
             start=start,
             until=start if is_last else plan.steps,
-            stop_requested=lambda: context.stop.requested or status.ended_early is not None,
+            stop_requested=lambda: context.stop.stops_all or status.ended_early is not None,
             reductions=lambda: chief.judge.reductions if chief else 0,
             gradients_every=config.summary.histogram_every if chief else 0,
             between=chief.between if chief else [],

@@ -69,7 +69,7 @@ class Wanted:
 
 def run(config: RunConfig, start: Start) -> int:
     """Prints a line for each check; returns the exit code."""
-    problems = resolve(config, os.environ.get("TF_CONFIG"))
+    problems = resolve(config, os.environ)
     problems += validate(config, this_machine(with_gpu_memory=bool(config.device.gpus)))
     cluster, gpus = config.cluster, any(config.device.gpus.values())
     wanted = Wanted(problems, cluster.name, cluster.addresses, f"{config.job}:{config.task}", config.run, gpus)

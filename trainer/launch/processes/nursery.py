@@ -17,21 +17,32 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from trainer.launch.processes import isolation
 from trainer.plan.description import Question
+from trainer.plan.environment import VISIBLE, allotted_gpus, visible_gpus
 from trainer.workload import describe
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
+class Control(Protocol):
+    """The connection to the launcher: a socket, or pipes."""
+
+    def fileno(self) -> int: ...
+    def recv(self, size: int, /) -> bytes: ...
+    def sendall(self, data: bytes, /) -> None: ...
+
+
 class _Nursery:
-    def __init__(self, control: socket.socket, *, can_fork: bool) -> None:
-        self._control, self._can_fork = control, can_fork
+    def __init__(self, control: Control, *, can_fork: bool, silent_secs: float | None, allotted: str) -> None:
+        self._control, self._can_fork, self._silent_secs = control, can_fork, silent_secs
+        self._allotted = {VISIBLE: allotted}
         self._children: dict[int, str] = {}  # name by pid
         self._config: tuple[Any, Any] = None, None  # the file that was read last, and its config
         self._plain: dict[int, subprocess.Popen[bytes]] = {}  # by pid, where tasks are not forked
@@ -40,6 +51,7 @@ class _Nursery:
             "signal": self._signal,
             "describe": self._describe,
             "isolate": self._isolate,
+            "stay": lambda: None,
         }
         self._wakeup, writer = socket.socketpair()
         self._wakeup.setblocking(False)
@@ -49,18 +61,22 @@ class _Nursery:
         signal.set_wakeup_fd(writer.fileno())
 
     def serve(self) -> None:
-        """Handles requests and reports exits until the launcher has ended."""
+        """Handles requests and reports exits until the launcher has ended, or is silent for too long."""
         selector = selectors.DefaultSelector()
         selector.register(self._control, selectors.EVENT_READ)
         selector.register(self._wakeup, selectors.EVENT_READ)
-        pending = b""
+        pending, heard_at = b"", time.monotonic()
         while True:
-            for key, _ in selector.select():
+            ready = selector.select(self._silent_secs)
+            if self._silent_secs is not None and time.monotonic() - heard_at > self._silent_secs:
+                self._end_all()
+                return
+            for key, _ in ready:
                 if key.fileobj is self._wakeup:
                     self._wakeup.recv(4096)
                     self._reap()
                     continue
-                received = self._control.recv(65536)
+                received, heard_at = self._control.recv(65536), time.monotonic()
                 if not received:
                     self._end_all()
                     return
@@ -74,6 +90,10 @@ class _Nursery:
             os.kill(pid, number)
 
     def _start(self, name: str, run: str, job: str, index: int, environment: dict[str, str], log: str) -> None:
+        if allotted_gpus(self._allotted):
+            numbers = [int(number) for number in environment[VISIBLE].split(",") if number != "-1"]
+            environment = environment | {VISIBLE: visible_gpus(numbers, self._allotted)}
+
         def run_task() -> int:
             from trainer.task import process as task
 
@@ -203,11 +223,16 @@ def import_everything() -> None:
     gc.freeze()  # a collection in a child would touch, and so copy, every page it shares with its parent
 
 
-def serve(control: socket.socket, *, can_fork: bool) -> None:
-    """Starts the tasks that a launcher asks for, until it has ended."""
+def serve(control: Control, *, can_fork: bool, silent_secs: float | None = None, allotted: str = "") -> None:
+    """Starts the tasks that a launcher asks for, until it has ended.
+
+    Args:
+        silent_secs: also ends when the launcher has sent nothing for so long.
+        allotted: the GPUs of this host that the tasks may use, as CUDA_VISIBLE_DEVICES has them; empty: all.
+    """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to the whole group, it stops the tasks, which need the nursery
     try:
-        _Nursery(control, can_fork=can_fork).serve()
+        _Nursery(control, can_fork=can_fork, silent_secs=silent_secs, allotted=allotted).serve()
     except (BrokenPipeError, ConnectionResetError):
         pass  # the launcher has ended; the kernel ends the tasks with this process
 

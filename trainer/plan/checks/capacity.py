@@ -43,5 +43,5 @@ def _check_cores(cluster: ClusterConfig, here: int, machine: Machine) -> Iterato
             "cluster",
             f"cluster={cluster.name} is {count(here, 'task')} on {count(machine.cores, 'core')}; this machine starts "
             f"{most:,} at most, {TASKS_OF_A_CORE} a core",
-            f"e.g. cluster={smaller}; for tasks on several machines give cluster.addresses",
+            f"e.g. cluster={smaller}; for tasks on several machines give cluster.hosts",
         )

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
 
-from trainer.config.schema import Launch, Mode, RunConfig
+from trainer.config.schema import Launch, Mode, RunConfig, Target
 from trainer.faults.problems import Problem
 from trainer.plan.checks.devices import check_keys
 
@@ -22,7 +22,8 @@ def check_containers(config: RunConfig) -> Iterator[Problem]:
         yield from _check_launch(config)
     if config.launch.name is Launch.docker or config.mode is Mode.render:
         yield from _check_mounts(config)
-    if config.mode is Mode.render and config.cluster.addresses and not config.cluster.hosts:
+    finds_addresses = config.mode is Mode.render and config.target is Target.compose
+    if finds_addresses and config.cluster.addresses and not config.cluster.hosts:
         remedy = "leave it out, or give the machines: cluster.hosts=[10.0.0.1,10.0.0.2]"
         yield Problem("cluster.addresses", "a rendered run finds its own addresses", remedy)
     yield from check_keys(config.cluster, "container.memory_mib", config.container.memory_mib, least=LEAST_MIB)

@@ -4,12 +4,15 @@ from collections.abc import Iterator
 
 from trainer.config.schema import Isolate, Launch, Mode, RunConfig
 from trainer.faults.problems import Problem
+from trainer.plan.devices import ON_HOSTS
 
 
 def why_not(config: RunConfig) -> str:
     """Why others must reach the tasks, or the tasks others; empty if a network of their own is enough."""
     if config.launch.name is Launch.docker or config.mode is Mode.render:
         return "containers have a network of their own in any case"
+    if config.launch.name in ON_HOSTS:
+        return "the tasks of several machines must reach each other"
     if config.job is not None:
         return "this process runs one task, which must reach the others"
     if config.cluster.addresses or config.cluster.hosts:

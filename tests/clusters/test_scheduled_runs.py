@@ -1,0 +1,136 @@
+"""Runs without a launcher: a scheduler starts each task with its TF_CONFIG, and starts again what ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from runs import Run, free_ports, wait_until
+
+pytestmark = pytest.mark.cluster
+
+STEPS, FAULT_AT = 60, 25
+EXACT = [
+    *("model=mlp", "model.options.width=256", "seed=4", "train.batch_size=48", f"train.steps={STEPS}"),
+    *("checkpoint.every=10", "summary.every=1", "device.intra_op_threads={ps:1,worker:1}"),
+]
+LONG = [*EXACT, "train.steps=100000", "checkpoint.every=0"]
+MOVED = (69, 75, 143)  # codes of tasks that are started again
+TASKS = ("ps:0", "worker:0", "worker:1")
+
+
+class Pods:
+    """The tasks of 1ps2w, each a process of its own."""
+
+    def __init__(self, start: Callable[..., Run], *overrides: str) -> None:
+        ports = free_ports(3)
+        self._cluster = {"ps": [f"localhost:{ports[0]}"], "worker": [f"localhost:{port}" for port in ports[1:]]}
+        self._start, self._overrides = start, overrides
+        self.current = {task: self.start(task) for task in TASKS}
+        self.codes: list[int] = []  # of those that have ended with an error
+
+    @property
+    def chief(self) -> Run:
+        return self.current["worker:0"]
+
+    def start(self, task: str) -> Run:
+        job, _, index = task.partition(":")
+        role = {"cluster": self._cluster, "task": {"type": job, "index": int(index)}}
+        return self._start(*self._overrides, "run=scheduled", environment={"TF_CONFIG": json.dumps(role)})
+
+    def signal(self, number: int, *tasks: str) -> None:
+        for task in tasks:
+            os.kill(self.current[task].process.pid, number)
+
+    def finish(self, at_most: int = 6) -> None:
+        """Starts again what ends with an error, until all have ended with 0."""
+
+        def have_finished() -> bool:
+            for task in [task for task, pod in self.current.items() if pod.process.poll()]:
+                self.codes.append(self.current[task].wait())
+                assert self.codes[-1] in (-signal.SIGKILL, *MOVED), self.current[task].output
+                assert len(self.codes) <= at_most, self.codes
+                self.current[task] = self.start(task)
+            return all(pod.process.poll() == 0 for pod in self.current.values())
+
+        wait_until(have_finished, progress=self.chief.progress, explain=self.explain, poll_secs=0.1)
+
+    def wait_for_ends(self) -> dict[str, int]:
+        return {task: pod.wait() for task, pod in self.current.items()}
+
+    def explain(self) -> str:
+        return "\n".join(pod.kill_and_explain() for pod in self.current.values())
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    run = Run([*EXACT, "cluster=1ps2w"], tmp_path_factory.mktemp("unbroken"), {})
+    assert run.wait() == 0, run.output
+    yield run
+    run.end()
+
+
+def result(run: Run) -> tuple[str, list[float]]:
+    return run.summary()["params_sha256"], [line["loss"] for line in run.history()]
+
+
+@pytest.mark.long(but=["worker:0"])
+@pytest.mark.parametrize("killed", ["worker:1", "worker:0", "ps:0"])
+def test_a_scheduler_that_starts_killed_tasks_again_finishes_the_run(start, unbroken: Run, killed: str):
+    pods = Pods(start, *EXACT)
+    pods.chief.wait_for_step(FAULT_AT)
+    pods.signal(signal.SIGKILL, killed)
+    pods.finish()
+    assert result(pods.chief) == result(unbroken)
+
+
+def test_a_worker_that_is_evicted_leaves_alone_and_a_ps_after_a_save(start, unbroken: Run):
+    pods = Pods(start, *LONG)
+    pods.chief.wait_for_step(FAULT_AT)
+    pods.signal(signal.SIGTERM, "worker:1")
+    evicted = pods.current["worker:1"]
+    assert evicted.wait() == 143
+    assert "leaving; the others wait for this task's next attempt" in evicted.output
+    assert [pods.current[task].process.poll() for task in ("ps:0", "worker:0")] == [None, None]
+    pods.current["worker:1"] = pods.start("worker:1")
+    pods.chief.wait_for_step(len(pods.chief.history()) + 20)
+    pods.signal(signal.SIGTERM, "ps:0")
+    assert pods.wait_for_ends() == dict.fromkeys(TASKS, 143)
+    assert "ps:0 was asked to stop; saving, and stopping the run" in pods.chief.output
+    history = pods.chief.history()
+    assert [line["step"] for line in history] == list(range(1, len(history) + 1))
+    assert [line["loss"] for line in history[:STEPS]] == result(unbroken)[1]
+    assert (pods.chief.directory / f"checkpoints/{len(history):09d}/manifest.json").exists()
+
+
+@pytest.mark.long
+def test_sigterm_to_all_saves(start):
+    pods = Pods(start, *LONG)
+    pods.chief.wait_for_step(FAULT_AT)
+    pods.signal(signal.SIGTERM, *TASKS)
+    assert pods.wait_for_ends() == dict.fromkeys(TASKS, 143)
+    saved = [int(path.name) for path in (pods.chief.directory / "checkpoints").glob("0*")]
+    assert saved == [pods.chief.history()[-1]["step"]]
+
+
+@pytest.mark.long
+def test_a_ps_does_not_outlive_a_chief_that_stays_away(start):
+    pods = Pods(start, *LONG, "timeouts.roll_call_secs=8")
+    pods.chief.wait_for_step(FAULT_AT)
+    pods.signal(signal.SIGKILL, "worker:0", "worker:1")
+    assert pods.current["ps:0"].wait() == 69
+    assert "worker:0 at localhost:" in pods.current["ps:0"].output
+    assert "has not answered for 8 s" in pods.current["ps:0"].output
+
+
+def test_a_finished_run_leaves_no_noise_of_tensorflow(start, unbroken: Run, tmp_path: Path):
+    pods = Pods(start, *EXACT)
+    assert pods.wait_for_ends() == dict.fromkeys(TASKS, 0)
+    assert result(pods.chief) == result(unbroken)
+    for pod in pods.current.values():
+        assert "Cleanup partition error" not in pod.output
+        assert "local_rendezvous" not in pod.output

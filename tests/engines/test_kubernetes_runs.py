@@ -1,0 +1,115 @@
+"""A run as jobs of a real Kubernetes, with tasks that are evicted, killed, and lost with their node."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines import Engine, engine
+from runs import Command, Run, wait_until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.docker, pytest.mark.timeout(1200)]
+
+ROOT = Path(__file__).parents[2]
+NAME = "digits-2ps4w"
+OPTIONS = [
+    *("cluster=2ps4w", "model=mlp", "model.options.width=256", "seed=4", "train.batch_size=48", "train.steps=4000"),
+    *("checkpoint.every=100", "summary.every=1", "device.intra_op_threads={ps:1,worker:1}"),
+]
+VOLUME = """
+apiVersion: v1
+kind: PersistentVolume
+metadata: {name: runs}
+spec: {capacity: {storage: 1Gi}, accessModes: [ReadWriteMany], hostPath: {path: FOLDER}, storageClassName: ""}
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: runs}
+spec: {accessModes: [ReadWriteMany], storageClassName: "", resources: {requests: {storage: 1Gi}}}
+"""
+
+
+@pytest.fixture
+def kubernetes() -> Iterator[Engine]:
+    with engine("kubernetes") as started:
+        subprocess.run([ROOT / "compose/cluster.sh", "image", "cpu"], check=True, capture_output=True)
+        started.call("load", "trainer:cpu")
+        yield started
+
+
+class Cluster:
+    """The pods of a run."""
+
+    def __init__(self, engine: Engine, folder: Path) -> None:
+        self._environment = os.environ | engine.environment()
+        self.directory = folder / NAME
+
+    def kubectl(self, *words: str, given: str | None = None) -> str:
+        ended = subprocess.run(
+            ["kubectl", *words], env=self._environment, input=given, capture_output=True, text=True, check=False
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return ended.stdout
+
+    def pods(self, task: str) -> list[dict[str, Any]]:
+        """The pods that a task has and had, the newest last."""
+        items = json.loads(self.kubectl("get", "pods", "-l", f"trainer/task={task}", "-o", "json"))["items"]
+        return sorted(items, key=lambda pod: pod["metadata"]["creationTimestamp"])
+
+    def last_step(self) -> int:
+        path = self.directory / "history.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return max((json.loads(line)["step"] for line in lines if line.endswith("}")), default=0)
+
+    def wait_for_step(self, step: int) -> None:
+        wait_until(lambda: self.last_step() >= step, progress=self.last_step, explain=self.explain, poll_secs=0.5)
+
+    def succeeded(self) -> int:
+        return sum(
+            job["status"].get("succeeded", 0) for job in json.loads(self.kubectl("get", "jobs", "-o", "json"))["items"]
+        )
+
+    def explain(self) -> str:
+        return self.kubectl("get", "pods", "-o", "wide")
+
+
+def code_of(pod: dict[str, Any]) -> int | None:
+    (status,) = pod["status"].get("containerStatuses", [{"state": {}}])
+    return status["state"].get("terminated", {}).get("exitCode")
+
+
+def test_a_run_survives_an_eviction_a_kill_and_a_lost_node(kubernetes, finish: Callable[..., Run], tmp_path: Path):
+    expected = finish(*OPTIONS, "run=here").summary()["params_sha256"]
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    for path in (folder, tmp_path):
+        path.chmod(0o777)
+    cluster = Cluster(kubernetes, folder)
+    words = ["mode=render", "target=kubernetes_jobs", "name=digits", *OPTIONS]
+    render = Command([sys.executable, "-m", "trainer", *words], tmp_path, {})
+    assert render.wait() == 0, render.output
+    cluster.kubectl("apply", "-f", "-", given=VOLUME.replace("FOLDER", str(folder)))
+    cluster.kubectl("apply", "--validate=false", "-f", "-", given=render.output)
+    cluster.wait_for_step(50)
+
+    cluster.kubectl("delete", "pod", "--wait=false", cluster.pods("worker-1")[-1]["metadata"]["name"])
+    cluster.wait_for_step(cluster.last_step() + 300)
+    assert [len(cluster.pods(task)) for task in ("ps-0", "worker-0")] == [1, 1]  # it left, and came back, alone
+
+    pod = cluster.pods("ps-0")[-1]
+    container = pod["status"]["containerStatuses"][0]["containerID"].removeprefix("docker://")
+    kubernetes.call("docker", pod["spec"]["nodeName"], "kill", container)
+    wait_until(lambda: len(cluster.pods("ps-0")) > 1, poll_secs=0.5)
+    cluster.wait_for_step(cluster.last_step() + 100)
+
+    kubernetes.call("stop", cluster.pods("worker-2")[-1]["spec"]["nodeName"])
+    before = cluster.last_step()
+    wait_until(lambda: cluster.last_step() > before + 100, progress=lambda: os.times(), poll_secs=1)
+    wait_until(lambda: cluster.succeeded() == 6, progress=cluster.last_step, explain=cluster.explain, poll_secs=1)
+    assert json.loads((cluster.directory / "summary.json").read_text())["params_sha256"] == expected

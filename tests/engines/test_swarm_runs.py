@@ -1,0 +1,72 @@
+"""A run as a stack of a real Docker Swarm of three engines."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from engines import Engine, engine
+from runs import Command, Run, wait_until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.docker]
+
+ROOT = Path(__file__).parents[2]
+NODES = ("node1", "node2", "node3")
+OPTIONS = [
+    *("cluster=2ps4w", "model=mlp", "model.options.width=256", "seed=4", "train.batch_size=48", "train.steps=600"),
+    *("checkpoint.every=50", "summary.every=1", "device.intra_op_threads={ps:1,worker:1}"),
+]
+
+
+@pytest.fixture
+def swarm() -> Iterator[Engine]:
+    with engine("swarm") as started:
+        subprocess.run([ROOT / "compose/cluster.sh", "image", "cpu"], check=True, capture_output=True)
+        started.call("load", "trainer:cpu")
+        yield started
+
+
+def test_a_stack_ends_with_the_bits_of_one_machine_after_a_killed_worker_and_a_killed_ps(
+    swarm: Engine, finish: Callable[..., Run], tmp_path: Path
+):
+    expected = finish(*OPTIONS, "run=here").summary()["params_sha256"]
+    directory = tmp_path / "runs/digits"
+    directory.parent.mkdir()
+    for path in (directory.parent, tmp_path):
+        path.chmod(0o777)
+    words = ["mode=render", "target=stack", *OPTIONS, f"run={directory}"]
+    render = Command([sys.executable, "-m", "trainer", *words], tmp_path, {})
+    assert render.wait() == 0, render.output
+    file = tmp_path / "stack.yaml"
+    file.write_text(render.output)
+    deploy = ["stack", "deploy", "--detach=true", "--resolve-image", "never"]
+    swarm.call("docker", "node1", *deploy, "-c", str(file), "digits")
+
+    def last_step() -> int:
+        path = directory / "history.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return max((json.loads(line)["step"] for line in lines if line.endswith("}")), default=0)
+
+    def kill(task: str) -> None:
+        for node in NODES:
+            if found := swarm.call("docker", node, "ps", "-q", "--filter", f"name=digits_{task}").split():
+                swarm.call("docker", node, "kill", found[0])
+
+    def explain() -> str:
+        return swarm.call("docker", "node1", "stack", "ps", "--no-trunc", "digits")
+
+    for task, step in (("worker-1", 100), ("ps-1", 300)):
+        wait_until(lambda step=step: last_step() >= step, progress=last_step, explain=explain)
+        kill(task)
+
+    def replicas() -> list[str]:
+        listed = swarm.call("docker", "node1", "service", "ls", "--format", "{{.Replicas}}").splitlines()
+        return [one for one in listed if re.search(r"\(1/1 completed\)", one)]
+
+    wait_until(lambda: len(replicas()) == 6, progress=last_step, explain=explain, poll_secs=1)
+    assert json.loads((directory / "summary.json").read_text())["params_sha256"] == expected

@@ -1,0 +1,120 @@
+"""What Slurm's variables say of nodes and ranks."""
+
+from __future__ import annotations
+
+import pytest
+from quick_config import load
+
+from trainer.faults.problems import ConfigError
+from trainer.plan import resolve, slurm
+
+STEP = {
+    "SLURM_JOB_ID": "1234",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "6",
+    "SLURM_STEP_NODELIST": "node[1-3]",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x3)",
+    "SLURM_PROCID": "0",
+}
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ("node1", ["node1"]),
+        ("node[1-3]", ["node1", "node2", "node3"]),
+        ("node[1-2,07],gpu1", ["node1", "node2", "node07", "gpu1"]),
+        ("rack[08-10]-gpu,login", ["rack08-gpu", "rack09-gpu", "rack10-gpu", "login"]),
+        ("", []),
+    ],
+)
+def test_lists_of_nodes_are_expanded(names: str, expected: list[str]):
+    assert slurm.expand(names) == expected
+
+
+@pytest.mark.parametrize(("text", "expected"), [("2(x3)", [2, 2, 2]), ("4,1(x2)", [4, 1, 1]), ("16", [16])])
+def test_counts_are_expanded(text: str, expected: list[int]):
+    assert slurm.expand_counts(text) == expected
+
+
+def places(**environ: str) -> list[str]:
+    return [f"{place.node}.{place.number}" for place in slurm.places(STEP | environ)]
+
+
+def test_ranks_fill_one_node_after_the_other():
+    assert places(SLURM_STEP_TASKS_PER_NODE="4,1(x2)") == [
+        "node1.0",
+        "node1.1",
+        "node1.2",
+        "node1.3",
+        "node2.0",
+        "node3.0",
+    ]
+
+
+def test_or_are_dealt_out_until_a_node_is_full():
+    dealt = places(SLURM_STEP_TASKS_PER_NODE="4,1(x2)", SLURM_DISTRIBUTION="cyclic")
+    assert dealt == ["node1.0", "node2.0", "node3.0", "node1.1", "node1.2", "node1.3"]
+
+
+def role(rank: int, *overrides: str, **environ: str):
+    config = load(["cluster=2ps4w", *overrides])
+    problems = resolve.resolve(config, STEP | {"SLURM_PROCID": str(rank)} | environ)
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+def test_workers_are_the_first_ranks_and_ps_the_last():
+    roles = [(config.job, config.task) for config in map(role, range(6))]
+    assert roles == [("worker", 0), ("worker", 1), ("worker", 2), ("worker", 3), ("ps", 0), ("ps", 1)]
+
+
+def test_every_rank_knows_where_all_listen_and_the_run_directory():
+    configs = [role(rank) for rank in range(6)]
+    assert len({str(config.cluster.addresses) for config in configs}) == 1
+    assert configs[0].cluster.addresses == {
+        "worker": ["node1:19680", "node1:19681", "node2:19680", "node2:19681"],
+        "ps": ["node3:19680", "node3:19681"],
+    }
+    assert {config.run for config in configs} == {"runs/run-2ps4w-slurm-1234"}
+
+
+def test_a_worker_takes_the_gpus_that_it_was_given():
+    assert role(1, CUDA_VISIBLE_DEVICES="2,3").device.gpus == {"worker:1": [0, 1]}
+    assert role(1, "device.gpus={worker:[1]}", CUDA_VISIBLE_DEVICES="2,3").device.gpus == {"worker": [1]}
+    assert role(4, CUDA_VISIBLE_DEVICES="2,3").device.gpus == {}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "environ", "message"),
+    [
+        ([], {"SLURM_STEP_NUM_TASKS": "5"}, "the step has 5 tasks, and cluster=2ps4w has 6\n    type srun -n6"),
+        (["cluster=local"], {}, "the step has 6 tasks, and cluster=local has 1\n    type srun -n1"),
+        ([], {"SLURM_DISTRIBUTION": "arbitrary"}, "distributed by arbitrary.*\n    type srun --distribution=block"),
+        (["+cluster.addresses.ps=[a:1,b:1]"], {}, "leave cluster.addresses and cluster.hosts out"),
+    ],
+)
+def test_a_step_that_does_not_fit_is_refused(overrides, environ, message):
+    with pytest.raises(ConfigError, match=message):
+        role(0, *overrides, **environ)
+
+
+def test_one_process_of_a_step_is_no_role():
+    config = load(["cluster=2ps4w"])
+    assert resolve.resolve(config, STEP | {"SLURM_STEP_NUM_TASKS": "1"}) == []
+    assert config.job is None
+
+
+def test_the_nodes_of_an_allocation_are_the_hosts():
+    config = load(["cluster=2ps4w", "launch=slurm"])
+    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_GPUS_ON_NODE": "2"}
+    assert resolve.resolve(config, environ) == []
+    assert config.cluster.hosts == [{"address": "node1", "gpus": 2}, {"address": "node2", "gpus": 2}]
+    assert config.device.gpus == {"worker:0": [0], "worker:1": [1], "worker:2": [0], "worker:3": [1]}
+
+
+def test_outside_of_an_allocation_there_are_none():
+    config = load(["cluster=2ps4w", "launch=slurm"])
+    assert resolve.resolve(config, {}) == []
+    assert config.cluster.hosts == []

@@ -1,0 +1,117 @@
+"""`python -m trainer.launch.hosts.host_nursery ORDER`: the nursery of a host, served over stdin and stdout.
+
+    launcher  --requests, JSON lines-->  ssh HOST ...  --stdin-->   nursery  --fork-->  task
+              <--events, JSON lines---                 <--stdout--
+
+First it answers what the launcher must know of this host, before it imports TensorFlow, and holds the ports that the
+tasks will listen on. It ends its tasks and itself when stdin ends, or when the launcher has been silent for long: a
+machine that loses its power closes no connection. ORDER is the JSON of an `Order`.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from trainer.config import versions
+from trainer.launch.hosts.order import TOKEN, HostFacts, Order
+from trainer.launch.processes import nursery
+from trainer.launch.processes.ports import HeldPorts
+from trainer.observe.machine import this_machine
+from trainer.plan.environment import VISIBLE
+
+SILENT_SECS = 60.0  # without a request; the launcher sends one every few seconds
+FENCE_SECS = 10.0  # for an earlier nursery of this run to end
+
+
+class Pipes:
+    """Standard input and output, with the methods of a socket that a nursery uses."""
+
+    def __init__(self) -> None:
+        """Takes both over; what this process prints from now on goes to stderr."""
+        self._input, self._output = os.dup(0), os.dup(1)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(2, 1)
+        os.close(null)
+
+    def fileno(self) -> int:
+        return self._input
+
+    def recv(self, size: int) -> bytes:
+        return os.read(self._input, size)
+
+    def sendall(self, data: bytes) -> None:
+        while data:
+            data = data[os.write(self._output, data) :]
+
+
+def main() -> None:
+    """Answers the order in the first argument, imports TensorFlow, and serves the launcher until it has ended."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCONT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # sent to all processes of a job, they are for the tasks
+    given = json.loads(sys.argv[1])
+    order = Order(**{**given, "held": tuple(given["held"])})
+    pipes = Pipes()
+    _fence(order)
+    try:
+        with HeldPorts(order.ports) as ports:
+            for port in order.held:
+                ports.hold(port)
+            answer = _describe(order, [*ports.ports, *order.held])
+            pipes.sendall(json.dumps({"event": "host", **asdict(answer)}).encode() + b"\n")
+            allotted, os.environ[VISIBLE] = os.environ.get(VISIBLE, ""), "-1"  # TensorFlow is to touch no GPU here
+            nursery.import_everything()
+            nursery.serve(pipes, can_fork=True, silent_secs=SILENT_SECS, allotted=allotted)
+    except OSError as error:
+        sys.exit(f"{error.strerror or error}")
+
+
+def _describe(order: Order, ports: list[int]) -> HostFacts:
+    machine = this_machine()
+    return HostFacts(
+        version=versions.describe(),
+        code=versions.code_hash(),
+        cores=machine.cores,
+        gpus=machine.gpus,
+        sees_run=_read(Path(order.run) / TOKEN) == order.token,
+        ports=tuple(ports),
+    )
+
+
+def _read(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_text()
+    return ""
+
+
+def _fence(order: Order) -> None:
+    """Ends the nursery that an earlier launch, or a lost connection, left on this host: its tasks end with it."""
+    folder = Path(order.run) / "hosts"
+    with contextlib.suppress(OSError):
+        folder.mkdir(exist_ok=True)
+        path = folder / f"{order.host}.json"
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            before = json.loads(path.read_text())
+            deadline = time.monotonic() + FENCE_SECS
+            while _identity(before["pid"]) == before["identity"] and time.monotonic() < deadline:
+                os.kill(before["pid"], signal.SIGKILL)
+                time.sleep(0.02)
+        path.write_text(json.dumps({"pid": os.getpid(), "identity": _identity(os.getpid())}))
+
+
+def _identity(pid: int) -> str:
+    """Boot and start time of a process, which no other process has; empty if there is none."""
+    with contextlib.suppress(OSError, IndexError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "" if started[0] == "Z" else f"{boot} {started[19]}"
+    return ""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Runs a plan as processes of several hosts."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from trainer.config import versions
+from trainer.config.schema import Launch, RunConfig
+from trainer.config.words import count
+from trainer.faults.problems import ConfigError, Problem
+from trainer.launch.hosts.connection import Connection
+from trainer.launch.hosts.order import TOKEN, HostFacts, Order
+from trainer.launch.hosts.tasks import HostTasks
+from trainer.launch.run import supervise
+from trainer.observe.machine import this_machine
+from trainer.plan import addresses, slurm
+from trainer.plan.devices import Machine, of_task
+from trainer.plan.environment import VISIBLE
+from trainer.plan.hosts import KEY, host_by_task
+from trainer.plan.plan import Plan, Task
+from trainer.storage.lease import Lease
+from trainer.storage.run_directory import RunDirectory
+
+ANSWER_SECS = 30.0  # for a host to answer, which it does before it imports TensorFlow
+# A password cannot be typed. A link may be cut for a moment, and a host that has lost its power closes no connection.
+SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=8", "-o", "ServerAliveInterval=10")
+PORTS_OF_TASK = 2  # of its server and of its status page
+
+
+@contextmanager
+def connected(config: RunConfig, directory: RunDirectory) -> Iterator[HostTasks]:
+    """Holds the run directory and starts a nursery on each host of the config; all of them end with the block.
+
+    Raises:
+        RunInUseError: if another run uses the directory.
+    """
+    with Lease(directory), _token(directory.path) as token:
+        counts = Counter(host_by_task(config.cluster).values())
+        orders = [Order(host, str(directory.path), token, PORTS_OF_TASK * count) for host, count in counts.items()]
+        # Each host says which GPUs its tasks may use; what is allowed here is no matter.
+        os.environ.pop(VISIBLE, None)
+        connect = _by_step if config.launch.name is Launch.slurm else partial(_by_ssh, shlex.split(config.launch.ssh))
+        with HostTasks(orders, connect) as tasks:
+            yield tasks
+
+
+def machine_of(config: RunConfig, tasks: HostTasks) -> Machine:
+    """What the tasks of several hosts share, once all have answered and have what the config asks of them.
+
+    Raises:
+        PeerError: if a host cannot be reached.
+        ConfigError: if one has another trainer or too few GPUs, or does not see the run directory.
+    """
+    facts = tasks.hosts(ANSWER_SECS)
+    if problems := [*_compare(facts), *_check_gpus(config, facts)]:
+        raise ConfigError(problems)
+    cores_of = {host: one.cores for host, one in facts.items()}
+    return replace(this_machine(), cores=min(cores_of.values()), cores_of=cores_of)
+
+
+def run(config: RunConfig, plan: Plan, directory: RunDirectory, tasks: HostTasks, *, started_at: float) -> int:
+    """Starts the plan's tasks on their hosts, and makes sure that all of them end; arguments and result as `supervise`.
+
+    The run directory is held by `connected`.
+    """
+    host_of = host_by_task(config.cluster)
+    tasks.place(host_of)
+    facts = tasks.hosts(ANSWER_SECS)
+    plan = _with_ports(plan, host_of, {host: one.ports for host, one in facts.items()})
+    return supervise(config, plan, directory, tasks, started_at=started_at)
+
+
+def _by_step(order: Order) -> Connection:
+    """In a step of this job of Slurm, with all that the job has on the node."""
+    cpus = dict(zip(slurm.nodes(os.environ), slurm.cpus_of_nodes(os.environ), strict=False)).get(order.host)
+    one = [
+        "--overlap",
+        "--nodes=1",
+        "--ntasks=1",
+        "--mem=0",
+        f"--nodelist={order.host}",
+        "--quiet",
+        "--kill-on-bad-exit",
+    ]
+    return Connection(["srun", *one, *([f"--cpus-per-task={cpus}"] if cpus else []), "sh", "-c"], order)
+
+
+def _by_ssh(ssh: Sequence[str], order: Order) -> Connection:
+    options = SSH_OPTIONS if Path(ssh[0]).name == "ssh" else ()
+    return Connection([*ssh, *options, order.host], order)
+
+
+@contextmanager
+def _token(run: Path) -> Iterator[str]:
+    """A file in the run directory that shows every host whether it sees the same one."""
+    path, token = run / TOKEN, secrets.token_hex(8)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(token)
+    try:
+        yield token
+    finally:
+        shutil.rmtree(path.parent, ignore_errors=True)
+
+
+def _compare(facts: Mapping[str, HostFacts]) -> Iterator[Problem]:
+    """Yields what is different on a host from here."""
+    for host, one in facts.items():
+        if not one.sees_run:
+            message = f"{host}: the run directory is not the one that this machine has"
+            yield Problem(KEY, message, "choose one in a folder that all hosts share, with run=PATH")
+        if one.version != versions.describe():
+            message = f"{host} has {one.version}, this machine {versions.describe()}"
+            yield Problem(KEY, message, "install the same versions on all hosts")
+        elif one.code != versions.code_hash():
+            yield Problem(KEY, f"{host} has another code of the trainer", "install the same version on all hosts")
+
+
+def _check_gpus(config: RunConfig, facts: Mapping[str, HostFacts]) -> Iterator[Problem]:
+    for name, host in host_by_task(config.cluster).items():
+        job, _, index = name.partition(":")
+        highest = max(of_task(config.device.gpus, job, int(index)) or [-1])
+        if highest >= facts[host].gpus:
+            has = count(facts[host].gpus, "GPU")
+            yield Problem(
+                "device.gpus", f"{name} is to use GPU {highest} of {host}, which has {has}", "they count from 0"
+            )
+
+
+def _with_ports(plan: Plan, host_of: Mapping[str, str], ports: Mapping[str, Sequence[int]]) -> Plan:
+    """Gives every task two of the ports that its host holds."""
+    free = {host: iter(held) for host, held in ports.items()}
+
+    def place(task: Task) -> Task:
+        host = host_of[task.name]
+        control = addresses.join(host, next(free[host]))
+        address = addresses.join(host, next(free[host]))
+        return replace(task, address=address if task.address else "", control=control)
+
+    return replace(plan, tasks=tuple(map(place, plan.tasks)))

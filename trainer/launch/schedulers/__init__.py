@@ -1,0 +1,1 @@
+"""Renders a run for a scheduler that starts its tasks: Kubernetes, Docker Swarm."""

@@ -1,0 +1,54 @@
+"""A run as a JobSet, for a cluster that has its controller. Pure."""
+
+from __future__ import annotations
+
+from trainer.config.schema import KubernetesConfig
+from trainer.launch.schedulers import scheduled
+from trainer.launch.schedulers.pods import (
+    QUEUE_LABEL,
+    Object,
+    job_spec,
+    labels,
+    network_policy,
+    template,
+    user_code,
+    variables,
+)
+from trainer.launch.schedulers.scheduled import ScheduledRun
+from trainer.plan.environment import QUIET
+
+INDEX = "JOB_INDEX"  # variable with the number of a child job among those of its kind
+INDEX_LABEL = "jobset.sigs.k8s.io/job-index"
+RESTARTS_OF_ALL = 3
+
+
+def objects(run: ScheduledRun, config: KubernetesConfig) -> list[Object]:
+    """All objects of the run, in the order in which they are to be made."""
+    queue = {QUEUE_LABEL: config.queue} if config.queue else {}
+    jobs = [job for job in ("ps", "worker", "evaluator") if run.of_job(job)]
+    jobset: Object = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": run.name, "labels": labels(run) | queue},
+        "spec": {
+            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True, "subdomain": run.name},
+            "successPolicy": {"operator": "All", "targetReplicatedJobs": ["worker"]},  # the others end by themselves
+            "failurePolicy": {
+                "maxRestarts": RESTARTS_OF_ALL,
+                "rules": [{"name": "lasting", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
+            },
+            "replicatedJobs": [_replicated(run, job, config) for job in jobs],
+        },
+    }
+    return [*user_code(run), network_policy(run), jobset]
+
+
+def _replicated(run: ScheduledRun, job: str, config: KubernetesConfig) -> Object:
+    """A child job for each task of a job, of one pod each, so that one task is started again alone."""
+    host_of = {task.name: f"{run.name}-{task.job}-{task.index}-0.{run.name}" for task in run.tasks}
+    tasks = run.of_job(job)
+    index = {"name": INDEX, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{INDEX_LABEL}']"}}}
+    tf_config = scheduled.tf_config(run, host_of, job, f"$({INDEX})")
+    pod = template(run, tasks[0], [index, *variables(QUIET | {"TF_CONFIG": tf_config})], config)
+    pod["metadata"]["labels"] = labels(run)
+    return {"name": job, "replicas": len(tasks), "template": {"spec": job_spec(pod)}}

@@ -1,0 +1,119 @@
+"""What a scheduler needs to start a run: its tasks by name, and the command that each of them is. Pure.
+
+No launcher follows such a run: every task finds its role in TF_CONFIG, and the scheduler starts again what ends.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from trainer.config.schema import RunConfig
+from trainer.launch.containers.spec import CPU_IMAGE, GPU_IMAGE
+from trainer.plan.addresses import CONTROL_PORT_OFFSET, USUAL_PORT
+from trainer.plan.devices import of_task
+from trainer.plan.environment import CONTROL, QUIET
+from trainer.plan.plan import Plan, Task
+
+RUNS = "/runs"  # where tasks see the folder of all runs
+USER_CODE = "/trainer/user"  # where they see the file of user=
+COMMAND = ("python3", "-m", "trainer")
+NOT_OF_TASKS = re.compile(r"\+*(mode|target|run|user|launch|cluster\.hosts|device\.gpus|plan\.json)=.*")
+LONGEST_NAME = 40  # of a run: with that of a task behind it, a host name has 63 characters at most
+
+
+@dataclass(frozen=True)
+class ScheduledTask:
+    """One task, as a scheduler starts it."""
+
+    name: str  # worker-0
+    job: str
+    index: int
+    image: str
+    gpus: int
+    memory_mib: int | None
+    cpus: float | None
+    tmp_mib: int
+    writes: bool  # into the run directory
+    stop_grace_secs: float
+
+
+@dataclass(frozen=True)
+class ScheduledRun:
+    """A run, as a scheduler starts it."""
+
+    name: str
+    tasks: tuple[ScheduledTask, ...]
+    command: tuple[str, ...]
+    user_file: str | None  # path here of the file that all tasks must have in USER_CODE
+
+    def of_job(self, job: str) -> list[ScheduledTask]:
+        return [task for task in self.tasks if task.job == job]
+
+
+def describe(config: RunConfig, plan: Plan, overrides: Sequence[str]) -> ScheduledRun:
+    """Describes a run for a scheduler.
+
+    Args:
+        overrides: of the command that renders it, of which each task gets those that concern it.
+    """
+    name = name_of(config)
+    own = [text for text in overrides if not NOT_OF_TASKS.fullmatch(text)]
+    if config.user is not None:
+        own.append(f"user={USER_CODE}/{PurePath(config.user).name}")
+    if gpus := {len(task.gpus) for task in plan.workers if task.gpus}:
+        own.append(f"device.gpus={{worker:[{','.join(map(str, range(max(gpus))))}]}}")  # counted from 0 in each pod
+    command = (*COMMAND, *own, f"run={RUNS}/{name}")
+    return ScheduledRun(name, tuple(_task(config, task) for task in plan.tasks), command, config.user)
+
+
+def name_of(config: RunConfig) -> str:
+    """A name that may be part of a host name."""
+    given = PurePath(config.run).name if config.run else f"{config.name}-{config.cluster.name}"
+    return re.sub(r"[^a-z0-9-]+", "-", given.lower()).strip("-")[:LONGEST_NAME].strip("-") or "run"
+
+
+def _task(config: RunConfig, task: Task) -> ScheduledTask:
+    return ScheduledTask(
+        name=f"{task.job}-{task.index}",
+        job=task.job,
+        index=task.index,
+        image=config.container.image or (GPU_IMAGE if task.gpus else CPU_IMAGE),
+        gpus=len(task.gpus),
+        memory_mib=of_task(config.container.memory_mib, task.job, task.index),
+        cpus=of_task(config.container.cpus, task.job, task.index),
+        tmp_mib=config.container.tmp_mib,
+        writes=task.is_chief or task.job == "evaluator",
+        stop_grace_secs=config.timeouts.stop_grace_secs
+        + 30,  # the workers wait for the chief, and a save takes a while
+    )
+
+
+def tf_config(run: ScheduledRun, host_of: Mapping[str, str], job: str, index: int | str) -> str:
+    """TF_CONFIG of a task.
+
+    Args:
+        host_of: host name by the name of a task.
+        index: a number, or a text that the scheduler replaces by one.
+    """
+    cluster = {
+        name: [f"{host_of[task.name]}:{USUAL_PORT}" for task in run.of_job(name)]
+        for name in ("worker", "ps")
+        if run.of_job(name)
+    }
+    return json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
+
+
+def environment(run: ScheduledRun, task: ScheduledTask, host_of: Mapping[str, str]) -> dict[str, str]:
+    """Variables of a task that a scheduler starts at a name of its own."""
+    control = f"{host_of[task.name]}:{USUAL_PORT + CONTROL_PORT_OFFSET}"
+    return QUIET | {"TF_CONFIG": tf_config(run, host_of, task.job, task.index), CONTROL: control}
+
+
+def header(words: str, overrides: Sequence[str]) -> str:
+    """The first lines of a rendered file."""
+    return f"# {words}\n# Made by `python -m trainer {shlex.join(overrides)}`.\n"

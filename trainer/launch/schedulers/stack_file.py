@@ -1,0 +1,70 @@
+"""Renders a run as a stack of Docker Swarm, with a service that is a job for each task. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainer.launch.containers.spec import NOBODY, TASK_LABEL
+from trainer.launch.schedulers import scheduled
+from trainer.launch.schedulers.scheduled import RUNS, USER_CODE, ScheduledRun, ScheduledTask
+
+ATTEMPTS = 10  # a task that leaves because another did counts too
+
+
+def render(run: ScheduledRun, folder: str) -> dict[str, Any]:
+    """The file's content.
+
+    Args:
+        folder: of all runs, which the hosts of the chief and of the evaluator share.
+    """
+    host_of = {task.name: task.name for task in run.tasks}
+    services = {task.name: _service(run, task, scheduled.environment(run, task, host_of), folder) for task in run.tasks}
+    file: dict[str, Any] = {
+        "version": "3.9",
+        "services": services,
+        "networks": {"cluster": {"driver": "overlay", "internal": True}},
+    }
+    if run.user_file is not None:
+        file["configs"] = {"user": {"file": run.user_file}}
+    return file
+
+
+def _service(run: ScheduledRun, task: ScheduledTask, environment: dict[str, str], folder: str) -> dict[str, Any]:
+    service: dict[str, Any] = {
+        "image": task.image,
+        "entrypoint": list(run.command),
+        "environment": environment,
+        "user": f"{NOBODY}:{NOBODY}",
+        "init": True,
+        "read_only": True,
+        "cap_drop": ["ALL"],
+        "networks": ["cluster"],
+        "volumes": [{"type": "tmpfs", "target": "/tmp", "tmpfs": {"size": task.tmp_mib * 2**20, "mode": 0o1777}}],
+        "stop_grace_period": f"{task.stop_grace_secs:g}s",
+        "labels": {TASK_LABEL: f"{task.job}:{task.index}"},
+        "deploy": {
+            "mode": "replicated-job",  # the form of a service that has an end
+            "endpoint_mode": "dnsrr",  # a virtual address would need IPVS, and hide that a task is another one
+            "restart_policy": {"condition": "on-failure", "max_attempts": ATTEMPTS, "delay": "1s"},
+            "resources": _resources(task),
+        },
+    }
+    if task.writes:
+        service["volumes"].append({"type": "bind", "source": folder, "target": RUNS})
+    if run.user_file is not None:
+        name = run.user_file.rpartition("/")[2]
+        service["configs"] = [{"source": "user", "target": f"{USER_CODE}/{name}"}]
+    return service
+
+
+def _resources(task: ScheduledTask) -> dict[str, Any]:
+    limits: dict[str, Any] = {}
+    if task.cpus is not None:
+        limits["cpus"] = f"{task.cpus:g}"
+    if task.memory_mib is not None:
+        limits["memory"] = f"{task.memory_mib}M"
+    resources: dict[str, Any] = {"limits": limits} if limits else {}
+    if task.gpus:
+        generic = [{"discrete_resource_spec": {"kind": "NVIDIA-GPU", "value": task.gpus}}]
+        resources["reservations"] = {"generic_resources": generic}
+    return resources

@@ -1,0 +1,1 @@
+"""Submits a run as a job of Slurm, and follows it."""

@@ -1,0 +1,66 @@
+"""The script of a job: the same command, which is the launcher in the allocation. Pure."""
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from trainer.config.schema import RunConfig
+from trainer.plan.devices import tasks_of
+
+STOP_EARLY_SECS = 120  # before the time limit, so that the run can save; Slurm may be early by up to a minute
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+# The launcher saves at SIGTERM and ends with 143. If the job still runs then, its time was up, and it is queued again;
+# a job that was cancelled, or preempted, is not in that state any more.
+BODY = """\
+trap 'kill -TERM $launcher' TERM
+{command} &
+launcher=$!
+wait $launcher; code=$?
+while kill -0 $launcher 2>/dev/null; do wait $launcher; code=$?; done
+state=$(squeue -h -j $SLURM_JOB_ID -o %T)
+if [ $code = 143 ] && [ "$state" = RUNNING ] && [ ${{SLURM_RESTART_COUNT:-0}} -lt {requeue} ]; then
+  scontrol requeue $SLURM_JOB_ID && sleep 60
+fi
+exit $code
+"""
+
+
+def render(config: RunConfig, command: Sequence[str], run: Path) -> str:
+    """The text of the script.
+
+    Args:
+        command: of the launcher in the job.
+        run: the run directory, which all nodes share.
+    """
+    options = "".join(f"#SBATCH {shlex.quote(option)}\n" for option in _options(config, run))
+    return f"#!/bin/bash\n{options}{BODY.format(command=shlex.join(command), requeue=config.slurm.requeue)}"
+
+
+def _options(config: RunConfig, run: Path) -> Iterator[str]:
+    job = config.slurm
+    yield f"--job-name={run.name}"
+    yield f"--ntasks={len(tasks_of(config.cluster))}"
+    if job.nodes is not None:
+        yield f"--nodes={job.nodes}"
+    if job.cpus_per_task is not None:
+        yield f"--cpus-per-task={job.cpus_per_task}"
+    if job.gpus_per_worker:
+        yield f"--gpus-per-node={-(-config.cluster.worker // (job.nodes or 1)) * job.gpus_per_worker}"
+    if job.time is not None:
+        yield f"--time={limit(job.time)}"
+    yield "--requeue"
+    yield "--open-mode=append"
+    yield f"--signal=B:TERM@{STOP_EARLY_SECS}"
+    yield f"--output={run}/slurm/%j.out"
+    yield from shlex.split(job.args)
+
+
+def limit(text: str) -> str:
+    """A time limit as sbatch takes it: 90m -> 01:30:00; what is of no such form stays."""
+    parts = re.fullmatch(r"(\d+)([smhd])", text.strip())
+    if parts is None:
+        return text
+    minutes, seconds = divmod(int(parts[1]) * UNITS[parts[2]], 60)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02}"

@@ -1,0 +1,109 @@
+"""What Slurm says in the environment: the nodes of an allocation, and who this process of a step is. Pure."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.config.schema import ClusterConfig, RunConfig
+from trainer.faults.problems import Problem
+from trainer.plan import addresses
+from trainer.plan.devices import tasks_of
+
+KEY = "SLURM_STEP_ID"
+FIRST_PORT, PORTS_OF_JOB, JOBS_APART = 15000, 20, 1000  # of a step, whose processes cannot agree on free ports
+RANKED = ("worker", "ps", "evaluator")  # ranks of a step in this order: the first group of a step has the GPUs
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank of a step runs."""
+
+    node: str
+    number: int  # among the ranks of that node
+
+
+def is_step(environ: Mapping[str, str]) -> bool:
+    """Whether this process is one of several of a step, each of which may be a task."""
+    return KEY in environ and int(environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1
+
+
+def nodes(environ: Mapping[str, str]) -> list[str]:
+    """The nodes of the allocation that this process runs in; none without one."""
+    return expand(environ.get("SLURM_JOB_NODELIST", "")) if "SLURM_JOB_ID" in environ else []
+
+
+def hosts(environ: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The nodes of the allocation, as `cluster.hosts` has them; none outside of one."""
+    gpus = int(environ.get("SLURM_GPUS_ON_NODE", "0"))
+    return [{"address": node, "gpus": gpus} for node in nodes(environ)]
+
+
+def cpus_of_nodes(environ: Mapping[str, str]) -> list[int]:
+    """CPUs that the allocation has on each of its nodes."""
+    return expand_counts(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+
+
+def expand(names: str) -> list[str]:
+    """ "node[1-3,07],gpu1" -> ["node1", "node2", "node3", "node07", "gpu1"]."""
+    expanded = []
+    for head, ranges, tail in re.findall(r"([^,\[\]]+)(?:\[([^\]]*)\])?([^,\[\]]*)", names):
+        if not ranges:
+            expanded.append(head + tail)
+            continue
+        for part in ranges.split(","):
+            low, _, high = part.partition("-")
+            expanded += [f"{head}{n:0{len(low)}d}{tail}" for n in range(int(low), int(high or low) + 1)]
+    return expanded
+
+
+def expand_counts(text: str) -> list[int]:
+    """ "2(x3),1" -> [2, 2, 2, 1]."""
+    parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    return [int(count) for count, times in parts for _ in range(int(times or 1))]
+
+
+def places(environ: Mapping[str, str]) -> list[Place]:
+    """Where every rank of a step runs; none if the step is distributed in a way that its environment does not tell."""
+    named, counted = environ["SLURM_STEP_NODELIST"], environ["SLURM_STEP_TASKS_PER_NODE"]
+    counts = [*zip(expand(named), expand_counts(counted), strict=True)]
+    distribution = environ.get("SLURM_DISTRIBUTION", "block").partition(":")[0].partition(",")[0]
+    if distribution == "cyclic":
+        rounds = range(max((count for _, count in counts), default=0))
+        return [Place(node, number) for number in rounds for node, count in counts if number < count]
+    return [Place(node, number) for node, count in counts for number in range(count)] if distribution == "block" else []
+
+
+def resolve_step(config: RunConfig, environ: Mapping[str, str]) -> list[Problem]:
+    """Takes this process's role, and where the others listen, from a step of Slurm into the config.
+
+    Workers are the first ranks, so that rank 0 is the chief and the first group of a heterogeneous step, which has the
+    GPUs, has the workers; ps are the last.
+
+    Returns:
+        What is wrong with the step, or contradicts the cluster chosen on the command line.
+    """
+    if problems := [*_check_step(config.cluster, environ)]:
+        return problems
+    ranks = sorted(tasks_of(config.cluster), key=lambda task: RANKED.index(task[0]))
+    port = FIRST_PORT + int(environ["SLURM_JOB_ID"]) % JOBS_APART * PORTS_OF_JOB
+    for (job, _), place in zip(ranks, places(environ), strict=True):
+        config.cluster.addresses.setdefault(job, []).append(addresses.join(place.node, port + place.number))
+    config.job, config.task = ranks[int(environ["SLURM_PROCID"])]
+    if config.run is None:  # every task must know it, and a requeued job continues there
+        config.run = f"runs/{config.name}-{config.cluster.name}-slurm-{environ['SLURM_JOB_ID']}"
+    return []
+
+
+def _check_step(cluster: ClusterConfig, environ: Mapping[str, str]) -> Iterator[Problem]:
+    count, wanted = int(environ["SLURM_STEP_NUM_TASKS"]), len(tasks_of(cluster))
+    if count != wanted:
+        other = f"cluster=1ps{count - 1}w, or another with {count} tasks"
+        message = f"the step has {count} tasks, and cluster={cluster.name} has {wanted}"
+        yield Problem(KEY, message, f"type srun -n{wanted}, or {other}")
+    elif cluster.addresses or cluster.hosts:
+        yield Problem(KEY, "a step says where its tasks listen", "leave cluster.addresses and cluster.hosts out")
+    elif not places(environ):
+        distribution = environ.get("SLURM_DISTRIBUTION")
+        message = f"the step is distributed by {distribution}, so its tasks do not know where the others are"
+        yield Problem(KEY, message, "type srun --distribution=block")

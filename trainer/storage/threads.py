@@ -1,0 +1,45 @@
+"""Keeps the threads of a run's tasks: with another number of them a worker's sums round differently."""
+
+from pathlib import Path
+
+import yaml
+
+from trainer.config.schema import RunConfig
+from trainer.plan.addresses import JOBS
+from trainer.plan.devices import of_task
+from trainer.plan.plan import Plan
+
+
+def take_from_earlier(config: RunConfig) -> None:
+    """Gives the tasks the threads that they had in the run that this one continues, where the config gives none.
+
+    With another number of workers the bits differ anyway; then the tasks get what their machines have.
+    """
+    if (folder := _earlier(config)) is None:
+        return
+    try:
+        before = yaml.safe_load((folder / "config.yaml").read_text())
+        threads, workers = before["device"]["intra_op_threads"], before["cluster"]["worker"]
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return
+    if workers != config.cluster.worker or not isinstance(threads, dict):
+        return
+    given = config.device.intra_op_threads
+    for job, count in threads.items():
+        if job in JOBS and isinstance(count, int) and count > 0 and getattr(config.cluster, job):
+            given.setdefault(job, count)
+
+
+def _earlier(config: RunConfig) -> Path | None:
+    """The run that a config continues; None: it starts one."""
+    if config.resume == "never" or (config.resume == "auto" and config.run is None):
+        return None
+    named = Path(config.run or "" if config.resume == "auto" else config.resume)
+    return next((folder for folder in (named, *named.parents[:2]) if (folder / "config.yaml").is_file()), None)
+
+
+def of_jobs(config: RunConfig, plan: Plan) -> dict[str, int]:
+    """What a config that says the threads of every task has for `device.intra_op_threads`."""
+    given = config.device.intra_op_threads
+    left = [task for task in plan.tasks if of_task(given, task.job, task.index) is None]
+    return {task.job: task.intra_op_threads for task in left} | given
