@@ -46,7 +46,8 @@ def start_early(arguments: Sequence[str]) -> ProcessTasks | None:
     first = arguments[0] if arguments else "train"
     names_another_mode = first.isalpha() and first != "train"
     is_elsewhere = any(argument.lstrip("+").startswith(PREFIXES_WITHOUT_LOCAL_TASKS) for argument in arguments)
-    if "TF_CONFIG" in os.environ or is_elsewhere or names_another_mode:
+    is_one_task = "TF_CONFIG" in os.environ or os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1"
+    if is_one_task or is_elsewhere or names_another_mode:
         return None
     from trainer.launch.processes.tasks import ProcessTasks
 

@@ -1,5 +1,6 @@
 """Reads the status pages of the tasks, and kills tasks that stop answering or that a step waits for too long."""
 
+import math
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,6 +14,7 @@ from trainer.observe.peers import try_status
 from trainer.plan.plan import Plan
 
 FIRST_STEP_TAKES = 10  # times as long as other steps may: it compiles
+SECS_PER_TASK = 0.001  # between two reads of a page, for each task of the run: 1,000 pages are read once a second
 SILENT_SECS = 2.0  # a shorter silence is no cause for others to leave: far longer than between two pages
 STACKS_SECS = 0.5  # to write stacks
 STUCK_SECS = 3.0  # to write stacks, and for newer pages to arrive
@@ -28,6 +30,8 @@ class PageReader:
         self._timeout_secs = max(1.0, heartbeat_secs / 2)  # a busy machine answers late
         self._threads = ThreadPoolExecutor(max_workers=16, thread_name_prefix="pages")
         self._reads: dict[str, tuple[int, Future[dict[str, Any] | None]]] = {}  # an attempt's number and its page
+        self._every_secs = SECS_PER_TASK * len(attempts.current)
+        self._asked_at = dict.fromkeys(attempts.current, -math.inf)
 
     def poll(self) -> None:
         """Stores the pages that have arrived and requests new ones; a task that does not answer keeps its last page."""
@@ -39,7 +43,9 @@ class PageReader:
                 if page and number == attempt.number and attempt.code is None:
                     attempt.page, attempt.heard_at, attempt.was_asked = page, time.monotonic(), False
                     attempt.peak_bytes = max(attempt.peak_bytes, page["memory_bytes"])
-            if name not in self._reads and attempt.code is None:
+            is_due = time.monotonic() - self._asked_at[name] >= self._every_secs
+            if name not in self._reads and attempt.code is None and is_due:
+                self._asked_at[name] = time.monotonic()
                 read = self._threads.submit(try_status, attempt.task.control, self._timeout_secs)
                 self._reads[name] = attempt.number, read
 

@@ -61,7 +61,7 @@ def main() -> None:
     try:
         with HeldPorts(order.ports) as ports:
             for port in order.held:
-                ports.hold(port)
+                _hold(ports, port)
             answer = _describe(order, [*ports.ports, *order.held])
             pipes.sendall(json.dumps({"event": "host", **asdict(answer)}).encode() + b"\n")
             allotted, os.environ[VISIBLE] = os.environ.get(VISIBLE, ""), "-1"  # TensorFlow is to touch no GPU here
@@ -69,6 +69,18 @@ def main() -> None:
             nursery.serve(pipes, can_fork=True, silent_secs=SILENT_SECS, allotted=allotted)
     except OSError as error:
         sys.exit(f"{error.strerror or error}")
+
+
+def _hold(ports: HeldPorts, port: int) -> None:
+    """Holds a port as soon as the task that had it is gone; raises an OSError if another program has it."""
+    deadline = time.monotonic() + FENCE_SECS
+    while True:
+        try:
+            return ports.hold(port)
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 def _describe(order: Order, ports: list[int]) -> HostFacts:

@@ -14,9 +14,9 @@ from pathlib import PurePath
 
 from trainer.config.schema import RunConfig
 from trainer.launch.containers.spec import CPU_IMAGE, GPU_IMAGE
-from trainer.plan.addresses import CONTROL_PORT_OFFSET, USUAL_PORT
+from trainer.plan.addresses import USUAL_PORT
 from trainer.plan.devices import of_task
-from trainer.plan.environment import CONTROL, QUIET
+from trainer.plan.environment import QUIET
 from trainer.plan.plan import Plan, Task
 
 RUNS = "/runs"  # where tasks see the folder of all runs
@@ -110,8 +110,7 @@ def tf_config(run: ScheduledRun, host_of: Mapping[str, str], job: str, index: in
 
 def environment(run: ScheduledRun, task: ScheduledTask, host_of: Mapping[str, str]) -> dict[str, str]:
     """Variables of a task that a scheduler starts at a name of its own."""
-    control = f"{host_of[task.name]}:{USUAL_PORT + CONTROL_PORT_OFFSET}"
-    return QUIET | {"TF_CONFIG": tf_config(run, host_of, task.job, task.index), CONTROL: control}
+    return QUIET | {"TF_CONFIG": tf_config(run, host_of, task.job, task.index)}
 
 
 def header(words: str, overrides: Sequence[str]) -> str:

@@ -40,6 +40,8 @@ def _service(run: ScheduledRun, task: ScheduledTask, environment: dict[str, str]
         "cap_drop": ["ALL"],
         "networks": ["cluster"],
         "volumes": [{"type": "tmpfs", "target": "/tmp", "tmpfs": {"size": task.tmp_mib * 2**20, "mode": 0o1777}}],
+        # Swarm gives a task its name only once it is healthy, and a task that finds no name waits.
+        "healthcheck": {"disable": True},
         "stop_grace_period": f"{task.stop_grace_secs:g}s",
         "labels": {TASK_LABEL: f"{task.job}:{task.index}"},
         "deploy": {
