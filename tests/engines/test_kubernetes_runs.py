@@ -12,16 +12,13 @@ from typing import Any
 
 import pytest
 from engines import Engine, engine
-from runs import Command, Run, wait_until
+from runs import ON_HOSTS, Command, Run, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.docker, pytest.mark.timeout(1200)]
 
 ROOT = Path(__file__).parents[2]
 NAME = "digits-2ps4w"
-OPTIONS = [
-    *("cluster=2ps4w", "model=mlp", "model.options.width=256", "seed=4", "train.batch_size=48", "train.steps=4000"),
-    *("checkpoint.every=100", "summary.every=1", "device.intra_op_threads={ps:1,worker:1}"),
-]
+OPTIONS = [*ON_HOSTS, "train.steps=4000", "checkpoint.every=100"]
 VOLUME = """
 apiVersion: v1
 kind: PersistentVolume
@@ -88,9 +85,6 @@ def code_of(pod: dict[str, Any]) -> int | None:
     return status["state"].get("terminated", {}).get("exitCode")
 
 
-@pytest.mark.xfail(
-    reason="a ps may look for a moved worker at its old address for minutes, and its attempts end", strict=False
-)
 def test_a_run_survives_an_eviction_a_kill_and_a_lost_node(kubernetes, finish: Callable[..., Run], tmp_path: Path):
     expected = finish(*OPTIONS, "run=here").summary()["params_sha256"]
     folder = tmp_path / "runs"

@@ -11,21 +11,11 @@ from pathlib import Path
 
 import pytest
 from engines import Engine, engine
-from runs import Command, Run, has_ended, wait_until
+from runs import ON_HOSTS, Command, Run, has_ended, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
-EXACT = [
-    *(
-        "model=mlp",
-        "model.options.width=256",
-        "seed=4",
-        "train.batch_size=48",
-        "summary.every=1",
-        "checkpoint.every=20",
-    ),
-    *("cluster=2ps4w", "device.intra_op_threads={ps:1,worker:1}"),
-]
+EXACT = [*ON_HOSTS, "checkpoint.every=20"]
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +83,7 @@ def _read(path: Path) -> str:
 
 
 def test_a_job_is_submitted_followed_and_requeued_to_the_same_bits(start, environment, expected):
-    run = start(*EXACT, "launch=slurm", "slurm.nodes=3", "train.steps=100", environment=environment)
+    run = start(*EXACT, "launch=slurm", "slurm.nodes=3", "train.steps=100", "resume=never", environment=environment)
     job = job_of(run)
     run.wait_for_step(40)
     call(environment, "scontrol", "requeue", str(job))

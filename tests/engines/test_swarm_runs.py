@@ -11,16 +11,13 @@ from pathlib import Path
 
 import pytest
 from engines import Engine, engine
-from runs import Command, Run, wait_until
+from runs import ON_HOSTS, Command, Run, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.docker]
 
 ROOT = Path(__file__).parents[2]
 NODES = ("node1", "node2", "node3")
-OPTIONS = [
-    *("cluster=2ps4w", "model=mlp", "model.options.width=256", "seed=4", "train.batch_size=48", "train.steps=600"),
-    *("checkpoint.every=50", "summary.every=1", "device.intra_op_threads={ps:1,worker:1}"),
-]
+OPTIONS = [*ON_HOSTS, "train.steps=600", "checkpoint.every=50"]
 
 
 @pytest.fixture

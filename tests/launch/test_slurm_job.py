@@ -34,7 +34,7 @@ def test_the_script_asks_for_what_the_config_says():
     for option in ("--gpus-per-node=2", "--time=02:00:00", "--requeue", "--partition=gpu", "'--comment=it is mine'"):
         assert f"\n#SBATCH {option}\n" in text
     assert "#SBATCH --output=/shared/runs/mine/slurm/%j.out" in text
-    assert f"\n{shlex.join(['python', '-m', 'trainer', QUOTED])} &\n" in text
+    assert f"\n{shlex.join(['python', '-m', 'trainer', QUOTED])} ${{SLURM_RESTART_COUNT:+resume=auto}} &\n" in text
     assert "-lt 3 ]" in text
 
 
@@ -93,7 +93,7 @@ def test_a_job_is_followed_to_its_exit_code(tmp_path: Path, commands, capsys, mo
     assert "job 17: pending (Resources), starts about 2026-11-25 14:05:00\n" in output
     assert "step 1\n" in output
     script = (run / "slurm/job.sh").read_text()
-    assert f" -m trainer cluster=2ps4w launch=slurm run={run} &" in script
+    assert f" -m trainer cluster=2ps4w launch=slurm run={run} ${{SLURM_RESTART_COUNT:+resume=auto}} &" in script
 
 
 def test_a_job_that_lives_is_followed_and_not_submitted_again(tmp_path: Path, commands, capsys, monkeypatch):

@@ -74,10 +74,19 @@ def test_every_rank_knows_where_all_listen_and_the_run_directory():
     configs = [role(rank) for rank in range(6)]
     assert len({str(config.cluster.addresses) for config in configs}) == 1
     assert configs[0].cluster.addresses == {
-        "worker": ["node1:19680", "node1:19681", "node2:19680", "node2:19681"],
-        "ps": ["node3:19680", "node3:19681"],
+        "worker": ["node1:15680", "node1:15681", "node2:15680", "node2:15681"],
+        "ps": ["node3:15680", "node3:15681"],
     }
     assert {config.run for config in configs} == {"runs/run-2ps4w-slurm-1234"}
+
+
+def test_no_two_steps_of_a_job_or_of_hundreds_share_a_port():
+    steps = [(job, 0) for job in range(1000, 1400)]
+    begins = [slurm._first_port(*step) for step in steps]
+    used = {begin + offset + n for begin in begins for offset in (0, 1000) for n in range(slurm.PORTS_OF_STEP)}
+    assert len(used) == len(steps) * 2 * slurm.PORTS_OF_STEP
+    assert max(used) < 32768  # where systems begin with ports of their own choice
+    assert slurm._first_port(1, 0) != slurm._first_port(1, 1)
 
 
 def test_a_worker_takes_the_gpus_that_it_was_given():

@@ -20,7 +20,7 @@ WORKING = ("training", "saving", "serving", "evaluating", "exporting", "done")  
 
 
 class Starter(Protocol):
-    """Starts tasks, signals them and reports their ends: `ProcessTasks` or `ContainerTasks`."""
+    """Starts tasks, signals them and reports their ends: `ProcessTasks`, `ContainerTasks`, `HostTasks`."""
 
     def start(self, name: str, *, run: str, environment: Mapping[str, str], log: str) -> None: ...
     def signal(self, pid: int, number: int) -> None: ...

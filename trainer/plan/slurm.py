@@ -8,10 +8,12 @@ from typing import Any
 from trainer.config.schema import ClusterConfig, RunConfig
 from trainer.faults.problems import Problem
 from trainer.plan import addresses
+from trainer.plan.addresses import CONTROL_PORT_OFFSET
 from trainer.plan.devices import tasks_of
 
 KEY = "SLURM_STEP_ID"
-FIRST_PORT, PORTS_OF_JOB, JOBS_APART = 15000, 20, 1000  # of a step, whose processes cannot agree on free ports
+# Ports of a step, whose processes cannot agree on free ones: 20 on each node, and as many 1,000 above for status pages.
+FIRST_PORT, PORTS_OF_STEP, STEPS_IN_ROW, ROWS = 15000, 20, 50, 8
 RANKED = ("worker", "ps", "evaluator")  # ranks of a step in this order: the first group of a step has the GPUs
 
 
@@ -86,13 +88,19 @@ def resolve_step(config: RunConfig, environ: Mapping[str, str]) -> list[Problem]
     if problems := [*_check_step(config.cluster, environ)]:
         return problems
     ranks = sorted(tasks_of(config.cluster), key=lambda task: RANKED.index(task[0]))
-    port = FIRST_PORT + int(environ["SLURM_JOB_ID"]) % JOBS_APART * PORTS_OF_JOB
+    port = _first_port(int(environ["SLURM_JOB_ID"]), int(environ[KEY]))
     for (job, _), place in zip(ranks, places(environ), strict=True):
         config.cluster.addresses.setdefault(job, []).append(addresses.join(place.node, port + place.number))
     config.job, config.task = ranks[int(environ["SLURM_PROCID"])]
     if config.run is None:  # every task must know it, and a requeued job continues there
         config.run = f"runs/{config.name}-{config.cluster.name}-slurm-{environ['SLURM_JOB_ID']}"
     return []
+
+
+def _first_port(job: int, step: int) -> int:
+    """Where the ports of a step begin; every second thousand is for status pages."""
+    row, place = divmod((job + 7 * step) % (STEPS_IN_ROW * ROWS), STEPS_IN_ROW)
+    return FIRST_PORT + 2 * CONTROL_PORT_OFFSET * row + PORTS_OF_STEP * place
 
 
 def _check_step(cluster: ClusterConfig, environ: Mapping[str, str]) -> Iterator[Problem]:
@@ -103,6 +111,8 @@ def _check_step(cluster: ClusterConfig, environ: Mapping[str, str]) -> Iterator[
         yield Problem(KEY, message, f"type srun -n{wanted}, or {other}")
     elif cluster.addresses or cluster.hosts:
         yield Problem(KEY, "a step says where its tasks listen", "leave cluster.addresses and cluster.hosts out")
+    elif max((place.number for place in places(environ)), default=0) >= PORTS_OF_STEP:
+        yield Problem(KEY, f"more than {PORTS_OF_STEP} tasks on a node", "use more nodes, or launch=slurm")
     elif not places(environ):
         distribution = environ.get("SLURM_DISTRIBUTION")
         message = f"the step is distributed by {distribution}, so its tasks do not know where the others are"

@@ -42,6 +42,7 @@ def leave_unless_all_stop(context: Context) -> None:
     while time.monotonic() < deadline:
         page = try_status(chief.control, READ_SECS)
         if page and (page["is_stopping"] or page["ended_early"] is not None):
+            context.stop.stops_all = True  # where nobody waits for the others, each asks for itself
             return
         time.sleep(POLL_SECS)
     _log.info("leaving; the others wait for this task's next attempt")

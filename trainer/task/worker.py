@@ -23,6 +23,7 @@ from trainer.task.context import Context, collect_garbage_from_now_on
 from trainer.task.evaluator.score import make_evaluator
 from trainer.task.loop import AfterStep, train
 from trainer.task.pace import Pace
+from trainer.task.reachable import wait_until_reached
 from trainer.task.server import start_strategy
 from trainer.task.unsupervised import is_unsupervised, save_before_hosts_leave
 from trainer.workload.build import open_workload, parameters_of
@@ -92,6 +93,8 @@ def _train(context: Context, strategy: Any = None) -> bool:
     target = context.server.target if context.server else ""
     if plan.has_shard_hosts:
         context.roll_call(plan.hosts, until="is_ready")
+        if is_unsupervised(context):
+            wait_until_reached(context)
     context.keep_open += [engine, evaluator]
     engine.connect(target, context.session_config(plan.hosts))
     if plan.has_shard_hosts and not context.shards:

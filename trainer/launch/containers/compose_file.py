@@ -124,11 +124,11 @@ def _hardened(tmp_mib: int) -> dict[str, Any]:
 
 def _bind(mount: Mount) -> dict[str, Any]:
     """Uses the long form: a path that is missing on the host is an error, and not a new directory of root."""
-    bind = {"type": "bind", "source": _literal(mount.source), "target": _literal(mount.target)}
+    bind = {"type": "bind", "source": literal(mount.source), "target": literal(mount.target)}
     return bind | ({} if mount.is_writable else {"read_only": True}) | {"bind": {"create_host_path": False}}
 
 
-def _literal(text: str) -> str:
+def literal(text: str) -> str:
     """Escapes a text, so that Compose sees no variable in it."""
     return text.replace("$", "$$")
 

@@ -24,7 +24,7 @@ ERROR_LINES = 3  # of what the command said, in a message
 
 
 class Connection:
-    """A command that runs a nursery on a host; it exists from now on, and answers when the host does."""
+    """A command that runs a nursery on a host; `answer` is set when the host has replied."""
 
     def __init__(self, prefix: Sequence[str], order: Order) -> None:
         """Starts it; nothing is waited for.

@@ -56,8 +56,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # sent to all processes of a job, they are for the tasks
     given = json.loads(sys.argv[1])
     order = Order(**{**given, "held": tuple(given["held"])})
-    pipes = Pipes()
-    _fence(order)
+    pipes, record = Pipes(), _fence(order)
     try:
         with HeldPorts(order.ports) as ports:
             for port in order.held:
@@ -69,6 +68,8 @@ def main() -> None:
             nursery.serve(pipes, can_fork=True, silent_secs=SILENT_SECS, allotted=allotted)
     except OSError as error:
         sys.exit(f"{error.strerror or error}")
+    finally:
+        record.unlink(missing_ok=True)
 
 
 def _hold(ports: HeldPorts, port: int) -> None:
@@ -101,12 +102,15 @@ def _read(path: Path) -> str:
     return ""
 
 
-def _fence(order: Order) -> None:
-    """Ends the nursery that an earlier launch, or a lost connection, left on this host: its tasks end with it."""
-    folder = Path(order.run) / "hosts"
+def _fence(order: Order) -> Path:
+    """Ends the nursery that an earlier launch, or a lost connection, left on this host: its tasks end with it.
+
+    Returns:
+        The file that says who this host's nursery is, from now on this process.
+    """
+    path = Path(order.run) / TOKEN.parent / f"{order.host}.json"
     with contextlib.suppress(OSError):
-        folder.mkdir(exist_ok=True)
-        path = folder / f"{order.host}.json"
+        path.parent.mkdir(exist_ok=True)
         with contextlib.suppress(OSError, ValueError, KeyError):
             before = json.loads(path.read_text())
             deadline = time.monotonic() + FENCE_SECS
@@ -114,6 +118,7 @@ def _fence(order: Order) -> None:
                 os.kill(before["pid"], signal.SIGKILL)
                 time.sleep(0.02)
         path.write_text(json.dumps({"pid": os.getpid(), "identity": _identity(os.getpid())}))
+    return path
 
 
 def _identity(pid: int) -> str:

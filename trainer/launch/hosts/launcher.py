@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import secrets
 import shlex
-import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +31,10 @@ from trainer.storage.run_directory import RunDirectory
 
 ANSWER_SECS = 30.0  # for a host to answer, which it does before it imports TensorFlow
 # A password cannot be typed. A link may be cut for a moment, and a host that has lost its power closes no connection.
-SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=8", "-o", "ServerAliveInterval=10")
+SSH_OPTIONS = (
+    *("-o", "BatchMode=yes", "-o", "ConnectTimeout=8", "-o", "ServerAliveInterval=10"),
+    *("-o", "ControlPath=none"),  # a shared connection would have keepalives of its own
+)
 PORTS_OF_TASK = 2  # of its server and of its status page
 
 
@@ -46,7 +48,7 @@ def connected(config: RunConfig, directory: RunDirectory) -> Iterator[HostTasks]
     with Lease(directory), _token(directory.path) as token:
         counts = Counter(host_by_task(config.cluster).values())
         orders = [Order(host, str(directory.path), token, PORTS_OF_TASK * count) for host, count in counts.items()]
-        # Each host says which GPUs its tasks may use; what is allowed here is no matter.
+        # Each host says which GPUs its tasks may use; this machine's limit does not hold for them.
         os.environ.pop(VISIBLE, None)
         connect = _by_step if config.launch.name is Launch.slurm else partial(_by_ssh, shlex.split(config.launch.ssh))
         with HostTasks(orders, connect) as tasks:
@@ -108,7 +110,9 @@ def _token(run: Path) -> Iterator[str]:
     try:
         yield token
     finally:
-        shutil.rmtree(path.parent, ignore_errors=True)
+        path.unlink(missing_ok=True)
+        with suppress(OSError):  # a host that cannot be reached has left a file there, by which its nursery is found
+            path.parent.rmdir()
 
 
 def _compare(facts: Mapping[str, HostFacts]) -> Iterator[Problem]:

@@ -1,6 +1,7 @@
 """What a launcher and the nursery of a host say to each other first."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -26,4 +27,4 @@ class HostFacts:
     ports: tuple[int, ...]
 
 
-TOKEN = "hosts/token"  # below the run directory
+TOKEN = Path("hosts/token")  # below the run directory; beside it, who each host's nursery is

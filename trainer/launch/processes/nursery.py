@@ -11,6 +11,7 @@ starts plain processes. When the launcher dies in any way, the nursery ends its 
 import ctypes
 import gc
 import json
+import math
 import os
 import selectors
 import signal
@@ -29,6 +30,7 @@ from trainer.plan.environment import VISIBLE, allotted_gpus, visible_gpus
 from trainer.workload import describe
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PLANNING_TIMES = 30  # as long as otherwise a launcher may be silent before its first task: it builds the model
 
 
 class Control(Protocol):
@@ -43,6 +45,7 @@ class _Nursery:
     def __init__(self, control: Control, *, can_fork: bool, silent_secs: float | None, allotted: str) -> None:
         self._control, self._can_fork, self._silent_secs = control, can_fork, silent_secs
         self._allotted = {VISIBLE: allotted}
+        self._has_started = False  # a task, so that the launcher has made its plan
         self._children: dict[int, str] = {}  # name by pid
         self._config: tuple[Any, Any] = None, None  # the file that was read last, and its config
         self._plain: dict[int, subprocess.Popen[bytes]] = {}  # by pid, where tasks are not forked
@@ -68,7 +71,8 @@ class _Nursery:
         pending, heard_at = b"", time.monotonic()
         while True:
             ready = selector.select(self._silent_secs)
-            if self._silent_secs is not None and time.monotonic() - heard_at > self._silent_secs:
+            patience = (self._silent_secs or math.inf) * (1 if self._has_started else PLANNING_TIMES)
+            if time.monotonic() - heard_at > patience:
                 self._end_all()
                 return
             for key, _ in ready:
@@ -90,6 +94,7 @@ class _Nursery:
             os.kill(pid, number)
 
     def _start(self, name: str, run: str, job: str, index: int, environment: dict[str, str], log: str) -> None:
+        self._has_started = True
         if allotted_gpus(self._allotted):
             numbers = [int(number) for number in environment[VISIBLE].split(",") if number != "-1"]
             environment = environment | {VISIBLE: visible_gpus(numbers, self._allotted)}

@@ -32,7 +32,8 @@ def objects(run: ScheduledRun, config: KubernetesConfig) -> list[Object]:
         "metadata": {"name": run.name, "labels": labels(run) | queue},
         "spec": {
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True, "subdomain": run.name},
-            "successPolicy": {"operator": "All", "targetReplicatedJobs": ["worker"]},  # the others end by themselves
+            # When these have ended, what still runs is deleted.
+            "successPolicy": {"operator": "All", "targetReplicatedJobs": [job for job in jobs if job != "ps"]},
             "failurePolicy": {
                 "maxRestarts": RESTARTS_OF_ALL,
                 "rules": [{"name": "lasting", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from trainer.launch.containers.compose_file import literal
 from trainer.launch.containers.spec import NOBODY, TASK_LABEL
 from trainer.launch.schedulers import scheduled
 from trainer.launch.schedulers.scheduled import RUNS, USER_CODE, ScheduledRun, ScheduledTask
@@ -25,14 +26,14 @@ def render(run: ScheduledRun, folder: str) -> dict[str, Any]:
         "networks": {"cluster": {"driver": "overlay", "internal": True}},
     }
     if run.user_file is not None:
-        file["configs"] = {"user": {"file": run.user_file}}
+        file["configs"] = {"user": {"file": literal(run.user_file)}}
     return file
 
 
 def _service(run: ScheduledRun, task: ScheduledTask, environment: dict[str, str], folder: str) -> dict[str, Any]:
     service: dict[str, Any] = {
         "image": task.image,
-        "entrypoint": list(run.command),
+        "entrypoint": [literal(word) for word in run.command],
         "environment": environment,
         "user": f"{NOBODY}:{NOBODY}",
         "init": True,
@@ -52,7 +53,7 @@ def _service(run: ScheduledRun, task: ScheduledTask, environment: dict[str, str]
         },
     }
     if task.writes:
-        service["volumes"].append({"type": "bind", "source": folder, "target": RUNS})
+        service["volumes"].append({"type": "bind", "source": literal(folder), "target": RUNS})
     if run.user_file is not None:
         name = run.user_file.rpartition("/")[2]
         service["configs"] = [{"source": "user", "target": f"{USER_CODE}/{name}"}]

@@ -11,11 +11,12 @@ from trainer.plan.devices import tasks_of
 STOP_EARLY_SECS = 120  # before the time limit, so that the run can save; Slurm may be early by up to a minute
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
+# A job that is queued again goes on from its newest checkpoint, whatever resume= its command has.
 # The launcher saves at SIGTERM and ends with 143. If the job still runs then, its time was up, and it is queued again;
 # a job that was cancelled, or preempted, is not in that state any more.
 BODY = """\
 trap 'kill -TERM $launcher' TERM
-{command} &
+{command} ${{SLURM_RESTART_COUNT:+resume=auto}} &
 launcher=$!
 wait $launcher; code=$?
 while kill -0 $launcher 2>/dev/null; do wait $launcher; code=$?; done
@@ -46,8 +47,10 @@ def _options(config: RunConfig, run: Path) -> Iterator[str]:
         yield f"--nodes={job.nodes}"
     if job.cpus_per_task is not None:
         yield f"--cpus-per-task={job.cpus_per_task}"
-    if job.gpus_per_worker:
-        yield f"--gpus-per-node={-(-config.cluster.worker // (job.nodes or 1)) * job.gpus_per_worker}"
+    if job.gpus_per_worker and job.nodes:
+        yield f"--gpus-per-node={-(-config.cluster.worker // job.nodes) * job.gpus_per_worker}"
+    elif job.gpus_per_worker:
+        yield f"--gpus={config.cluster.worker * job.gpus_per_worker}"
     if job.time is not None:
         yield f"--time={limit(job.time)}"
     yield "--requeue"

@@ -70,10 +70,11 @@ def _submit(config: RunConfig, overrides: Sequence[str], run: Path) -> int:
 
 def _living_job(folder: Path) -> int | None:
     """The job of this run that was submitted before, if it has not ended."""
-    with contextlib.suppress(OSError, ValueError, SlurmError):
+    try:
         job = int((folder / "job").read_text())
-        return job if _state(job) else None
-    return None
+    except (OSError, ValueError):
+        return None
+    return job if _state(job) else None
 
 
 def _follow(job: int, output: Path, printed: int) -> int:
@@ -93,9 +94,9 @@ def _follow(job: int, output: Path, printed: int) -> int:
             said = text
         elif state == "RUNNING":
             said = ""
-        if not state:
+        if not state and (code := _exit_code(job)) is not None:
             _print_from(output, printed)
-            return _exit_code(job)
+            return code
         time.sleep(POLL_SECS)
 
 
@@ -129,18 +130,22 @@ def _expected_start(job: int) -> str:
     return ""
 
 
-def _exit_code(job: int) -> int:
-    """What the job's launcher ended with."""
+def _exit_code(job: int) -> int | None:
+    """What the job's launcher ended with; None if the job is queued again."""
     text = _slurm("scontrol", "show", "job", str(job))
     state, code = re.search(r"JobState=(\w+)", text), re.search(r"ExitCode=(\d+):(\d+)", text)
     if state is None or code is None:
         raise SlurmError(f"job {job} has ended, and Slurm does not say how")
+    if state[1] in (*WAITING, *ENDING, "RUNNING"):
+        return None
     if state[1] == "COMPLETED":
         return exit_codes.OK
     print(f"job {job}: {state[1].lower().replace('_', ' ')}")
     if state[1] in ("CANCELLED", "TIMEOUT", "PREEMPTED"):
         return exit_codes.TERMINATED
-    return int(code[1]) or 128 + int(code[2]) or exit_codes.INTERNAL
+    if (by_signal := int(code[2])) and not int(code[1]):
+        return 128 + by_signal
+    return int(code[1]) or exit_codes.UNAVAILABLE  # its node was lost
 
 
 def _slurm(*words: str) -> str:
