@@ -40,14 +40,17 @@ def wait_until_reached(context: Context) -> None:
                 fetched.append(number + 1.0)
     session = v1.Session(context.server.target, graph=graph, config=context.session_config(hosts))
     context.keep_open.append(session)
-    deadline = time.monotonic() + context.config.timeouts.roll_call_secs
+    deadline, last = time.monotonic() + context.config.timeouts.roll_call_secs, ""
     while True:
         try:
             session.run(fetched, {number: 0.0})
             return
         except tf.errors.UnavailableError as error:
-            reason = error.message.splitlines()[0]
+            lines = error.message.splitlines()
+            reason = next((line for line in lines if "connect" in line), lines[0])
             if time.monotonic() > deadline:
                 raise UnreachableError(f"a shard host does not reach this task: {reason}") from error
-            _log.info("a shard host does not reach this task yet: %s", reason)
+            if reason != last:
+                _log.info("a shard host does not reach this task yet: %s", reason)
+                last = reason
             time.sleep(RETRY_SECS)
