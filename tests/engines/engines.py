@@ -47,6 +47,15 @@ class Engine:
         return dict(word.split("=", 1) for word in shlex.split(settings))
 
 
+def _start(engine: Engine, nodes: int) -> None:
+    """Brings it up; once more from nothing if a part of it does not come up."""
+    try:
+        engine.call("up", str(nodes))
+    except AssertionError:
+        engine.call("down")
+        engine.call("up", str(nodes))
+
+
 @contextlib.contextmanager
 def engine(name: str, nodes: int = 3) -> Iterator[Engine]:
     """An engine, for as long as the block runs; the test is skipped where it cannot be started."""
@@ -58,7 +67,7 @@ def engine(name: str, nodes: int = 3) -> Iterator[Engine]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         started = Engine(name)
         try:
-            started.call("up", str(nodes))
+            _start(started, nodes)
             yield started
         finally:
             started.call("down")
