@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -42,7 +43,7 @@ def command(*words: str, **options: str) -> str:
     return ended.stdout
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def other_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """DOCKER_HOST of a second Docker engine that has the image, in a network namespace behind a virtual cable."""
     folder = tmp_path_factory.mktemp("engine")
@@ -84,6 +85,56 @@ def wait_for_engine(socket: str, log: Path, dockerd: subprocess.Popen[bytes], wi
         if time.monotonic() > deadline or dockerd.poll() is not None:
             pytest.fail(f"the second engine does not answer\n{log.read_text()[-2000:]}")
         time.sleep(0.2)
+
+
+# Stands for `ssh -N -L HERE:THERE HOST`: each host's engine is behind a socket of this machine.
+FORWARD = """\
+import socket, sys, threading
+words = sys.argv[1:]
+here, there = words[words.index("-L") + 1].split(":")
+there = {sockets}[words[-1]]
+def pump(source, sink):
+    while data := source.recv(1 << 16):
+        sink.sendall(data)
+    sink.shutdown(socket.SHUT_WR)
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(here)
+listener.listen(16)
+while True:
+    near, far = listener.accept()[0], socket.socket(socket.AF_UNIX)
+    far.connect(there)
+    for pair in ((near, far), (far, near)):
+        threading.Thread(target=pump, args=pair, daemon=True).start()
+"""
+
+
+@pytest.mark.long
+def test_the_launcher_of_containers_on_two_hosts_survives_a_kill_and_a_lost_host(other_engine, tmp_path, start, finish):
+    options = [*SHORT, "train.steps=400", "checkpoint.every=50"]
+    sockets = {HERE: "/var/run/docker.sock", THERE: other_engine.removeprefix("unix://")}
+    forward = tmp_path / "forward.py"
+    forward.write_text(FORWARD.format(sockets=sockets))
+    hosts = [f"cluster.hosts=[{HERE},{THERE}]", f"launch.ssh={sys.executable} {forward}"]
+    run = start(*options, "launch=docker", *hosts)
+    run.wait_for_step(60)
+    containers = command("docker", "ps", "-q", "--filter", "label=trainer.task=worker:1", DOCKER_HOST=other_engine)
+    command("docker", "kill", *containers.split(), DOCKER_HOST=other_engine)
+    run.wait_for_step(120)
+    for pid in pids_of(f"{forward} .*{THERE}"):
+        os.kill(pid, signal.SIGKILL)
+    assert run.wait() == 0, run.output
+    assert f"{THERE} was lost" in run.output
+    assert run.summary()["restarts_of"] == {"worker:1": 1, "ps:1": 1}, run.output
+    assert run.summary()["params_sha256"] == finish(*options, "run=one").summary()["params_sha256"]
+    for engine in ("unix:///var/run/docker.sock", other_engine):
+        label = f"label=trainer.run={run.directory}"
+        assert command("docker", "ps", "-aq", "--filter", label, DOCKER_HOST=engine) == ""
+    assert pids_of(str(forward)) == []
+
+
+def pids_of(pattern: str) -> list[int]:
+    listed = subprocess.run(["pgrep", "-f", pattern], capture_output=True, text=True, check=False)
+    return [int(pid) for pid in listed.stdout.split()]
 
 
 @pytest.mark.long

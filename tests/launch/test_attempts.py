@@ -26,3 +26,18 @@ def test_a_failure_shows_the_log_of_the_last_attempt_alone(tmp_path: Path):
     attempts = Attempts([WORKER], RunDirectory(tmp_path), starter)
     attempts.current["worker:1"].code = 70
     assert attempts.failure_of(attempts.current["worker:1"]).tail == LOG.splitlines()[2:]
+
+
+def test_a_page_of_the_earlier_attempt_is_not_the_new_ones(tmp_path: Path):
+    class Starter:
+        def start(self, name: str, **options: Any) -> None: ...
+
+    starter: Any = Starter()
+    attempts = Attempts([WORKER], RunDirectory(tmp_path), starter)
+    first = attempts.current["worker:1"]
+    first.page = {"pid": 7, "started_at": 1.0}
+    attempts.start("worker:1", 1, {})
+    attempts.start("worker:1", 2, {})  # the attempt between them never showed a page
+    second = attempts.current["worker:1"]
+    assert not second.is_mine({"pid": 7, "started_at": 1.0})
+    assert second.is_mine({"pid": 7, "started_at": 2.0})

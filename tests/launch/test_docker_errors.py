@@ -129,8 +129,9 @@ def test_a_task_whose_page_is_no_longer_read_notices_that_its_launcher_has_died(
     status.serve_at(Status("ps", 0, "", "c0ffee"), str(tmp_path / "page"), alone=alone.set, alone_secs=0.4)
     assert not alone.wait(1)  # nobody has read it yet
     for _ in range(10):
-        read_status(f"{UNIX}{tmp_path}/page", timeout_secs=5)
+        read_status(f"{UNIX}{tmp_path}/page", timeout_secs=5, reader=status.LAUNCHER)
         assert not alone.wait(0.1)
+    read_status(f"{UNIX}{tmp_path}/page", timeout_secs=5)  # by others
     assert alone.wait(10)
 
 

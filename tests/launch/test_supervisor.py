@@ -93,7 +93,7 @@ class Script:
         events, self._events = self._events, []
         return events
 
-    def page(self, control: str, timeout_secs: float) -> dict[str, Any] | None:
+    def page(self, control: str, timeout_secs: float, reader: str) -> dict[str, Any] | None:
         """The status page of a task; none while it is frozen, and none when it has ended."""
         pid, name = next(((pid, name) for pid, name in self._pids.items() if control == name), (0, ""))
         if not pid or (name == self._frozen and pid < 2000 and self._now() > self._frozen_at):
@@ -101,7 +101,7 @@ class Script:
         self._seen.setdefault(name, self.clock.now)
         job, _, index = name.partition(":")
         page = Status(job, int(index), "run", "hash", tensorflow="2").to_json()
-        return page | {"state": "serving" if job == "ps" else "training", "step": 7, "first_step_at": 1.0}
+        return page | {"pid": pid, "state": "serving" if job == "ps" else "training", "step": 7, "first_step_at": 1.0}
 
     def _now(self) -> float:
         return self.clock.now - max(self._seen.values()) if len(self._seen) == len(TASKS) else -1.0

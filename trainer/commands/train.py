@@ -41,11 +41,17 @@ def _run_containers(config: RunConfig, start: Start) -> int:
     from trainer.launch.containers import launcher as containers  # imports docker
     from trainer.launch.containers.docker_errors import connect
     from trainer.launch.containers.inputs import with_absolute_paths
+    from trainer.launch.containers.on_hosts import Engines
     from trainer.launch.containers.owners import check_readable
 
-    client = connect()
+    client = None if config.cluster.hosts else connect()
     config, inputs = with_absolute_paths(config)
     check_readable([*inputs, *config.container.mounts])
+    if client is None:
+        with Engines(config) as engines, description_folder() as described:
+            made = plan.announce(config, described, machine=engines.machine())
+            directory = choose(config, described)
+            return containers.run_on_hosts(config, made, directory, engines, inputs, started_at=start.at)
     with description_folder() as described:
         made = plan.announce(config, described)
         return containers.run(config, made, choose(config, described), client, inputs, started_at=start.at)

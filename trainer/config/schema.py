@@ -36,7 +36,7 @@ class Launch(Enum):
     """What each task of a run is."""
 
     local = "local"  # a process on this machine
-    docker = "docker"  # a container on this machine
+    docker = "docker"  # a container on this machine, or on one of cluster.hosts
     ssh = "ssh"  # a process on one of cluster.hosts, which this command reaches by ssh
     slurm = "slurm"  # a process on a node of this job of Slurm; outside of a job, one is submitted and followed
 
@@ -437,7 +437,8 @@ class LaunchConfig:
     """How the tasks of a run are started."""
 
     name: Launch = Launch.local
-    ssh: str = "ssh"  # launch=ssh: the command that reaches a host, e.g. "ssh -F config" or "ssh -l training"
+    ssh: str = "ssh"  # the command that reaches one of cluster.hosts, e.g. "ssh -F config" or "ssh -l training"
+    docker_socket: str = "/var/run/docker.sock"  # launch=docker with cluster.hosts: of the engine, on each host
     # minutes for which a process that has imported TensorFlow waits for the next command, which then starts sooner;
     # default: $TRAINER_WARM_MINUTES, or 0
     warm_minutes: float | None = field(default=None, metadata=limits(at_least=0))

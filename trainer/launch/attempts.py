@@ -20,9 +20,12 @@ WORKING = ("training", "saving", "serving", "evaluating", "exporting", "done")  
 
 
 class Starter(Protocol):
-    """Starts tasks, signals them and reports their ends: `ProcessTasks`, `ContainerTasks`, `HostTasks`."""
+    """Starts tasks, signals them and reports their ends.
 
-    def start(self, name: str, *, run: str, environment: Mapping[str, str], log: str) -> None: ...
+    `ProcessTasks`, `ContainerTasks`, and on several hosts `HostTasks` and `ContainersOnHosts`.
+    """
+
+    def start(self, name: str, *, run: str, environment: Mapping[str, str], log: str) -> object: ...
     def signal(self, pid: int, number: int) -> None: ...
     def events(self, timeout_secs: float) -> list[dict[str, Any]]: ...
 
@@ -37,6 +40,7 @@ class Attempt:
     code: int | None = None  # once it has ended
     ended_at: float = math.nan  # monotonic; then
     page: dict[str, Any] | None = None  # the last status page read
+    earlier: tuple[int, float] | None = None  # the process that the attempt before it was
     heard_at: float = field(default_factory=lambda: time.monotonic())  # when that was
     was_asked: bool = False  # for its stacks, since then
     began_at: float = field(default_factory=lambda: time.monotonic())
@@ -55,6 +59,15 @@ class Attempt:
             return "done"
         was_stopped = self.was_given_up and self.code == -signal.SIGKILL
         return "stopped" if was_stopped or self.code == exit_codes.TERMINATED else f"ended ({self.code})"
+
+    @property
+    def process(self) -> tuple[int, float] | None:
+        """Which process its page is of, by its id and its start; until there is one, that of the attempt before it."""
+        return (self.page["pid"], self.page["started_at"]) if self.page else self.earlier
+
+    def is_mine(self, page: Mapping[str, Any]) -> bool:
+        """Whether a page is not the earlier attempt's, which may still run on a host that was out of reach."""
+        return (page["pid"], page["started_at"]) != self.earlier
 
     @property
     def is_alive(self) -> bool:
@@ -116,8 +129,9 @@ class Attempts:
 
     def start(self, name: str, number: int, environment: Mapping[str, str]) -> None:
         """Starts an attempt of a task, with an environment beside the task's own."""
-        task = self.current[name].task
-        self.current[name] = Attempt(task, number)
+        before = self.current[name]
+        task = before.task
+        self.current[name] = Attempt(task, number, earlier=before.process)
         log = str(self._directory.path / task.log)
         environment = task.environment(os.environ) | dict(environment)
         self._starter.start(name, run=str(self._directory.path), environment=environment, log=log)

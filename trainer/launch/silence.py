@@ -11,6 +11,7 @@ from trainer.config.schema import TimeoutsConfig
 from trainer.launch.attempts import Attempt, Attempts
 from trainer.launch.restarts import holds_state
 from trainer.observe.peers import try_status
+from trainer.observe.status import LAUNCHER
 from trainer.plan.plan import Plan
 
 FIRST_STEP_TAKES = 10  # times as long as other steps may: it compiles
@@ -40,13 +41,13 @@ class PageReader:
             if read is not None and read.done():
                 del self._reads[name]
                 page = read.result()
-                if page and number == attempt.number and attempt.code is None:
+                if page and number == attempt.number and attempt.code is None and attempt.is_mine(page):
                     attempt.page, attempt.heard_at, attempt.was_asked = page, time.monotonic(), False
                     attempt.peak_bytes = max(attempt.peak_bytes, page["memory_bytes"])
             is_due = time.monotonic() - self._asked_at[name] >= self._every_secs
             if name not in self._reads and attempt.code is None and is_due:
                 self._asked_at[name] = time.monotonic()
-                read = self._threads.submit(try_status, attempt.task.control, self._timeout_secs)
+                read = self._threads.submit(try_status, attempt.task.control, self._timeout_secs, LAUNCHER)
                 self._reads[name] = attempt.number, read
 
     def close(self) -> None:

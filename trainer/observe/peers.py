@@ -42,8 +42,11 @@ class PeerError(TrainerError):
     exit_code = exit_codes.UNAVAILABLE
 
 
-def read_status(control: str, *, timeout_secs: float) -> dict[str, Any]:
+def read_status(control: str, *, timeout_secs: float, reader: str = "") -> dict[str, Any]:
     """Reads the status page at "host:port", or at "unix:PATH".
+
+    Args:
+        reader: who asks; `LAUNCHER`, or nobody in particular.
 
     Raises:
         OSError, ValueError: if nobody answers there, or something else does.
@@ -51,7 +54,7 @@ def read_status(control: str, *, timeout_secs: float) -> dict[str, Any]:
     kind = _UnixConnection if control.startswith(UNIX) else http.client.HTTPConnection
     connection = kind(control, timeout=timeout_secs)
     try:
-        connection.request("GET", "/status")
+        connection.request("GET", f"/status?{reader}" if reader else "/status")
         page = json.loads(connection.getresponse().read())
     except http.client.HTTPException as error:
         raise ValueError(f"no status page answers: {error!r}") from error
@@ -64,10 +67,10 @@ def read_status(control: str, *, timeout_secs: float) -> dict[str, Any]:
     return page
 
 
-def try_status(control: str, timeout_secs: float) -> dict[str, Any] | None:
+def try_status(control: str, timeout_secs: float, reader: str = "") -> dict[str, Any] | None:
     """Reads a status page; None if it does not answer: the task is not up yet, busy, leaving, or frozen."""
     try:
-        return read_status(control, timeout_secs=timeout_secs)
+        return read_status(control, timeout_secs=timeout_secs, reader=reader)
     except (OSError, ValueError):
         return None
 

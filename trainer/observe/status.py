@@ -21,7 +21,9 @@ from typing import Any
 
 from trainer.observe import prometheus
 
-POLLS = 20  # without a request, before a launcher counts as dead
+LAUNCHER = "launcher"  # GET /status?launcher: the reader is the launcher, whose end a task may have to notice
+ALONE_SECS = 60.0  # without such a request, after which a launcher counts as dead
+POLLS = 20  # in that time
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 SOCKET_PATH_BYTES = 100  # that every system allows
 
@@ -73,39 +75,48 @@ def resident_bytes() -> int:
         return 0
 
 
-def serve(status: Status, host: str, port: int) -> None:
+def serve(status: Status, host: str, port: int, *, alone: Callable[[], None] | None = None) -> None:
     """Answers for a task on its control port, in a daemon thread, for the life of the process.
+
+    Args:
+        alone: called once when the launcher, after it has asked, does not ask any more: it has died.
 
     Raises:
         OSError: if the port is taken.
     """
     server = (_Server6 if ":" in host else _Server)((host, port), _handler(status))
-    threading.Thread(target=server.serve_forever, name="status", daemon=True).start()
-
-
-def serve_at(status: Status, path: str, *, alone: Callable[[], None] | None = None, alone_secs: float = 60.0) -> None:
-    """Answers at a Unix socket, for readers on another network too.
-
-    Args:
-        alone: called once, when nobody has asked for `alone_secs` after somebody did: the launcher has died.
-    """
-    server = _UnixServer(path, _handler(status))
-    threading.Thread(target=server.serve_forever, name="status for the launcher", daemon=True).start()
+    _start("status", server.serve_forever)
     if alone is not None:
-        threading.Thread(target=_watch, args=(server, alone, alone_secs), name="launcher", daemon=True).start()
+        _start("launcher", lambda: _watch(server, alone, ALONE_SECS))
 
 
-def _watch(server: _UnixServer, alone: Callable[[], None], alone_secs: float) -> None:
+def serve_at(
+    status: Status, path: str, *, alone: Callable[[], None] | None = None, alone_secs: float = ALONE_SECS
+) -> None:
+    """Answers at a Unix socket, for readers on another network too; the rest as `serve`."""
+    server = _UnixServer(path, _handler(status))
+    _start("status for the launcher", server.serve_forever)
+    if alone is not None:
+        _start("launcher", lambda: _watch(server, alone, alone_secs))
+
+
+def _start(name: str, work: Callable[[], None]) -> None:
+    threading.Thread(target=work, name=name, daemon=True).start()
+
+
+def _watch(server: _Server, alone: Callable[[], None], alone_secs: float) -> None:
     """Counts polls, not seconds: a frozen process does not poll, so a launcher is not blamed for that time."""
     requests, idle_polls = 0, 0
     while idle_polls < POLLS:
         time.sleep(alone_secs / POLLS)
-        idle_polls = idle_polls + 1 if server.requests == requests > 0 else 0
-        requests = server.requests
+        idle_polls = idle_polls + 1 if server.launcher_requests == requests > 0 else 0
+        requests = server.launcher_requests
     alone()
 
 
 class _Server(ThreadingHTTPServer):
+    launcher_requests = 0
+
     def server_bind(self) -> None:
         # The launcher has bound the port, without listening, so that nobody takes it before this task does.
         if hasattr(socket, "SO_REUSEPORT"):
@@ -143,7 +154,7 @@ class _UnixServer(_Server):
     request_queue_size = 128  # a client that finds it full is refused at once, not served late as by TCP
 
     def __init__(self, path: str, handler: type[BaseHTTPRequestHandler]) -> None:
-        self._path, self.requests = Path(path), 0
+        self._path = Path(path)
         super().__init__(("", 0), handler)
 
     def server_bind(self) -> None:
@@ -151,21 +162,21 @@ class _UnixServer(_Server):
         with short_name(str(self._path)) as name:
             self.socket.bind(name)
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        self.requests += 1
-        super().process_request(request, client_address)
-
 
 def _handler(status: Status) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
+        server: _Server
         timeout = 5  # seconds; a silent client must not keep its thread
 
         def do_GET(self) -> None:
             pages = {"/status": status.to_json, "/metrics": status.to_prometheus}
-            if self.path not in pages:
+            path, _, reader = self.path.partition("?")
+            if path not in pages:
                 self.send_error(404, "only /status and /metrics exist")
                 return
-            page = pages[self.path]()
+            if reader == LAUNCHER:
+                self.server.launcher_requests += 1
+            page = pages[path]()
             body = page if isinstance(page, str) else json.dumps(page)
             self.send_response(200)
             self.send_header("Content-Type", prometheus.CONTENT_TYPE if isinstance(page, str) else "application/json")

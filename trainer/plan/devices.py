@@ -53,6 +53,11 @@ def host_of(cluster: ClusterConfig, job: str, index: int) -> str:
     return THIS_HOST if host in ("localhost", "::1") else host
 
 
+def is_on_hosts(launch: Launch, cluster: ClusterConfig) -> bool:
+    """Whether the launcher starts tasks on several machines."""
+    return launch in ON_HOSTS or (launch is Launch.docker and bool(cluster.hosts))
+
+
 def tasks_here(
     cluster: ClusterConfig, mode: Mode, launch: Launch, job: str | None, task: int | None
 ) -> set[tuple[str, int]]:
@@ -64,7 +69,7 @@ def tasks_here(
     tasks = tasks_of(cluster)
     if job is not None:
         here = host_of(cluster, job, task or 0)
-    elif mode is Mode.render or launch in ON_HOSTS:  # for whatever machine it is started on
+    elif mode is Mode.render or is_on_hosts(launch, cluster):  # for whatever machine it is started on
         return set()
     elif mode in (Mode.train, Mode.chaos):  # the launcher starts every task here, and refuses other machines
         return set(tasks)

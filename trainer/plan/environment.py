@@ -14,7 +14,9 @@ QUIET = {
 }
 
 CONTROL = "TRAINER_CONTROL"  # "host:port" of the task's status page, for a health check
-LAUNCHER = "TRAINER_LAUNCHER"  # path of a Unix socket where it is served too, for a launcher on another network
+# Set where a task must stop by itself if the launcher dies: the path of a Unix socket where the page is served too, for
+# a launcher on another network; empty: the launcher reads it at the task's address.
+LAUNCHER = "TRAINER_LAUNCHER"
 REPORTS_PROGRESS = "TRAINER_REPORTS_PROGRESS"  # set where no launcher shows the progress: the chief does, in its log
 LINKS = "TRAINER_LINKS"  # JSON {task: {"address": ..., "control": ...}}: where this task reaches others
 MEMORY = "TRAINER_MEMORY"  # path of the memory file that the tasks of a machine share, as a task sees it

@@ -11,7 +11,7 @@ from trainer.config.schema import ClusterConfig, Launch, Mode, RunConfig
 from trainer.faults.problems import Problem
 from trainer.plan import addresses
 from trainer.plan.addresses import JOBS, USUAL_PORT
-from trainer.plan.devices import ON_HOSTS, key_of, tasks_of
+from trainer.plan.devices import ON_HOSTS, is_on_hosts, key_of, tasks_of
 
 KEY = "cluster.hosts"
 EXAMPLE = "cluster.hosts=[10.0.0.1,10.0.0.2]"
@@ -82,10 +82,14 @@ def _check_ssh(config: RunConfig) -> Iterator[Problem]:
 
 
 def _check_use(config: RunConfig) -> Iterator[Problem]:
-    starts_them = config.mode is Mode.train and config.launch.name in ON_HOSTS
+    starts_them = config.mode is Mode.train and is_on_hosts(config.launch.name, config.cluster)
     if config.mode not in (Mode.render, Mode.plan) and not starts_them:
         message = f"mode={config.mode.value} with launch={config.launch.name.value} runs on this machine alone"
-        yield Problem(KEY, message, "type launch=ssh; or mode=render, which writes a file and a command for each host")
+        yield Problem(
+            KEY,
+            message,
+            "type launch=ssh, or launch=docker; or mode=render, which writes a file and a command for each host",
+        )
     if config.cluster.addresses:
         yield Problem(KEY, "cluster.addresses already says where every task is", "leave out one of the two")
     if config.cluster.is_local:

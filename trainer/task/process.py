@@ -121,13 +121,15 @@ def _serve_status(context: Context) -> None:
         status_page.serve_at(status, task.control.removeprefix(UNIX))
         return
     host, port = addresses.host_of(task.control), int(task.control.rpartition(":")[2])
+    launcher = os.environ.get(LAUNCHER)
     try:
         # A name may be a scheduler's, of an address that only others reach this task by.
-        status_page.serve(status, host if is_local(host) else "", port)
+        alone = _stop_without_launcher if launcher == "" else None
+        status_page.serve(status, host if is_local(host) else "", port, alone=alone)
     except OSError as error:
         raise PeerError(f"{task.control} is taken ({error.strerror}); stop the program that listens there") from error
-    if LAUNCHER in os.environ:
-        status_page.serve_at(status, os.environ[LAUNCHER], alone=_stop_without_launcher)
+    if launcher:
+        status_page.serve_at(status, launcher, alone=_stop_without_launcher)
 
 
 def _stop_without_launcher() -> None:

@@ -1,4 +1,4 @@
-"""Runs a plan as containers of this machine's Docker engine."""
+"""Runs a plan as containers of this machine's Docker engine, or of those of several hosts."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,10 +6,13 @@ from dataclasses import replace
 import docker
 
 from trainer.config.schema import RunConfig
+from trainer.launch.containers.on_hosts import ContainersOnHosts, Engines, marked
+from trainer.launch.containers.owners import given_back
 from trainer.launch.containers.spec import container_specs, inside
 from trainer.launch.containers.tasks import ContainerTasks
 from trainer.launch.run import supervise
 from trainer.launch.signals import Signals
+from trainer.plan.hosts import host_by_task
 from trainer.plan.plan import Plan
 from trainer.storage.lease import Lease
 from trainer.storage.run_directory import RunDirectory
@@ -35,6 +38,29 @@ def run(
     path = str(directory.path)
     specs = container_specs(config, plan, run=path, inputs=inputs)
     # Signals and the lease are held until everything is removed; `supervise` obeys signals during the run.
-    with Signals(), Lease(directory), ContainerTasks(client, specs, path) as tasks:
+    with Signals(), Lease(directory), given_back(path), ContainerTasks(client, specs, path) as tasks:
         plan_here = replace(plan, tasks=tuple(replace(task, control=tasks.control(task.name)) for task in plan.tasks))
         return supervise(config, plan_here, directory, tasks, started_at=started_at, plan_of_tasks=inside(plan))
+
+
+def run_on_hosts(
+    config: RunConfig,
+    plan: Plan,
+    directory: RunDirectory,
+    engines: Engines,
+    inputs: Sequence[str],
+    *,
+    started_at: float,
+) -> int:
+    """Starts the plan's tasks on the engines of their hosts; the rest as `run`."""
+    path, hosts = str(directory.path), host_by_task(config.cluster)
+    specs = container_specs(config, plan, run=path, inputs=inputs, hosts=hosts)
+    inside_plan = inside(plan, on_hosts=True)
+    with (
+        Signals(),
+        Lease(directory),
+        given_back(path),
+        marked(specs, path) as containers,
+        ContainersOnHosts(engines, containers, path) as tasks,
+    ):
+        return supervise(config, plan, directory, tasks, started_at=started_at, plan_of_tasks=inside_plan)

@@ -4,7 +4,7 @@ import contextlib
 import os
 import shlex
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trainer.faults.problems import ConfigError, Problem
@@ -43,15 +43,20 @@ def _is_open(path: Path) -> bool:
 
 
 def lend(run: str) -> None:
-    """If the caller is root, gives the run directory to the tasks' user."""
+    """If the caller is root, gives the run directory to the tasks' user; `given_back` takes it back."""
     if os.getuid() == 0:
         _change_owner(run, NOBODY, NOBODY)
 
 
-def give_back(run: str, owner: tuple[int, int]) -> None:
-    """If the caller is root, gives the run directory and what tasks wrote back to its owner."""
-    if os.getuid() == 0:
-        _change_owner(run, *owner)
+@contextlib.contextmanager
+def given_back(run: str) -> Iterator[None]:
+    """If the caller is root, gives the run directory, and what tasks wrote, to its owner when the block ends."""
+    owner = os.stat(run)
+    try:
+        yield
+    finally:
+        if os.getuid() == 0:
+            _change_owner(run, owner.st_uid, owner.st_gid)
 
 
 def _change_owner(run: str, user: int, group: int) -> None:

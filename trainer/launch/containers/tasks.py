@@ -10,9 +10,10 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from docker.types import DeviceRequest, LogConfig
 from docker.types import Mount as DockerMount
 
 from trainer.launch.containers.docker_errors import DockerError, explain_errors
-from trainer.launch.containers.owners import give_back, lend, user_of_tasks
+from trainer.launch.containers.owners import lend, user_of_tasks
 from trainer.launch.containers.spec import (
     ENTRYPOINT,
     GPU_SHARED_MIB,
@@ -47,23 +48,36 @@ OUT_OF_MEMORY = "out of memory: it reached its limit (container.memory_mib), so 
 class ContainerTasks:
     """The containers of one run, created when they first start; leaving the block removes them and their network."""
 
-    def __init__(self, client: docker.DockerClient, containers: Sequence[ContainerSpec], run: str) -> None:
+    def __init__(
+        self,
+        client: docker.DockerClient,
+        containers: Sequence[ContainerSpec],
+        run: str,
+        *,
+        report: Callable[[dict[str, Any] | Exception], None] | None = None,
+        numbers: Iterator[int] | None = None,
+    ) -> None:
         """Creates nothing yet.
 
         Args:
-            run: path of the run directory on this host.
+            run: path of the run directory on the engine's host.
+            report: takes what happens, in place of `events`; called in other threads.
+            numbers: that starts get.
         """
         self._client, self._run, self._project = client, run, project_of(run)
         self._specs = {container.task: container for container in containers}
         self._containers: dict[str, DockerContainer] = {}
         self._tasks: dict[int, str] = {}  # task by the number of a start, which stands for a process id
         self._logs: dict[int, threading.Thread] = {}
+        self._numbers = numbers or count(1)
         self._news: queue.SimpleQueue[dict[str, Any] | Exception] = queue.SimpleQueue()
+        self._report = report or self._news.put
         # Requests to one container are handled in order; containers do not wait for each other.
         self._executors = {task: ThreadPoolExecutor(1, thread_name_prefix=task) for task in self._specs}
         self._newest: dict[str, int] = {}  # number of a task's last start
         self._cleanup = ExitStack()
         self._is_prepared = False
+        self._are_elsewhere = any(container.host for container in containers)
         self.sockets = Path(tempfile.mkdtemp(prefix="trainer-"))  # short: a socket's path has 107 bytes at most
 
     def control(self, task: str) -> str:
@@ -74,18 +88,29 @@ class ContainerTasks:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Removes what was created."""
         for executor in self._executors.values():
             executor.shutdown(wait=True, cancel_futures=True)
         self._cleanup.close()
         shutil.rmtree(self.sockets, ignore_errors=True)
 
-    def start(self, name: str, *, run: str, environment: Mapping[str, str], log: str) -> None:
-        """Starts a task's container, for the first time or again; an event has the number of the start."""
+    def abandon(self) -> None:
+        """Leaves what was created where it is, as its engine does not answer any more."""
+        for executor in self._executors.values():
+            executor.shutdown(wait=False, cancel_futures=True)
+        shutil.rmtree(self.sockets, ignore_errors=True)
+
+    def start(self, name: str, *, run: str, environment: Mapping[str, str], log: str) -> int:
+        """Starts a task's container, for the first time or again; returns the start's number, which events have."""
         if not self._is_prepared:
             self._prepare()
-        number = len(self._tasks) + 1
+        number = next(self._numbers)
         self._tasks[number], self._newest[name] = name, number
         self._do(name, lambda: self._start(name, number, log))
+        return number
 
     def signal(self, pid: int, number: int) -> None:
         """Sends a signal to the task of a start, unless it has ended."""
@@ -112,16 +137,15 @@ class ContainerTasks:
     def _prepare(self) -> None:
         """Removes what a killed launcher left of this run, and creates its network."""
         self._is_prepared = True
-        owner = os.stat(self._run)
         with explain_errors():
             remove(self._client, f"{RUN_LABEL}={self._run}")
-            self._cleanup.callback(give_back, self._run, (owner.st_uid, owner.st_gid))
             lend(self._run)
             self._cleanup.callback(self._remove)
-            labels = {RUN_LABEL: self._run, SOCKETS_LABEL: str(self.sockets)}
-            self._client.networks.create(
-                self._project, driver="bridge", internal=True, options=NETWORK_OPTIONS, labels=labels
-            )
+            if not self._are_elsewhere:
+                labels = {RUN_LABEL: self._run, SOCKETS_LABEL: str(self.sockets)}
+                self._client.networks.create(
+                    self._project, driver="bridge", internal=True, options=NETWORK_OPTIONS, labels=labels
+                )
             stream = self._client.events(decode=True, filters={"label": f"{RUN_LABEL}={self._run}", "event": ["die"]})
             self._cleanup.callback(stream.close)
         threading.Thread(target=self._listen, args=(stream,), name="docker events", daemon=True).start()
@@ -140,9 +164,9 @@ class ContainerTasks:
                 with explain_errors(self._specs[name].image):
                     work()
             except DockerError as error:
-                self._news.put(DockerError(f"{name}: {error}"))
+                self._report(DockerError(f"{name}: {error}"))
             except Exception as error:
-                self._news.put(error)
+                self._report(error)
 
         self._executors[name].submit(run)
 
@@ -158,17 +182,11 @@ class ContainerTasks:
         self._containers[name] = container
         self._logs[number] = threading.Thread(target=_write_log, args=(output, log), name=f"log of {name}", daemon=True)
         self._logs[number].start()
-        self._news.put({"event": "started", "name": name, "pid": number})
+        self._report({"event": "started", "name": name, "pid": number})
         container.start()
 
     def _create(self, spec: ContainerSpec) -> DockerContainer:
-        sockets = self.sockets / spec.service
-        sockets.mkdir(exist_ok=True)
         user, group = user_of_tasks()
-        os.chown(sockets, user, group)
-        mounts = [DockerMount(m.target, m.source, type="bind", read_only=not m.is_writable) for m in spec.mounts]
-        mounts.append(DockerMount(SOCKETS, str(sockets), type="bind"))
-        alias = self._client.api.create_endpoint_config(aliases=[spec.service])
         gpus = DeviceRequest(driver="nvidia", device_ids=[str(gpu) for gpu in spec.gpus], capabilities=[["gpu"]])
         memory = None if spec.memory_mib is None else f"{spec.memory_mib}m"
         return self._client.containers.create(
@@ -176,7 +194,6 @@ class ContainerTasks:
             list(spec.arguments),
             entrypoint=list(ENTRYPOINT),
             name=f"{self._project}-{spec.service}",
-            environment={**spec.environment, LAUNCHER: f"{SOCKETS}/page"},
             labels={RUN_LABEL: self._run, TASK_LABEL: spec.task, SOCKETS_LABEL: str(self.sockets)},
             user=f"{user}:{group}",
             init=True,
@@ -184,9 +201,7 @@ class ContainerTasks:
             cap_drop=["ALL"],
             security_opt=list(SECURITY),
             tmpfs={"/tmp": f"size={spec.tmp_mib}m,mode=1777"},
-            mounts=mounts,
-            network=self._project,
-            networking_config={self._project: alias},
+            **(self._of_host(spec) if self._are_elsewhere else self._of_run(spec)),
             device_requests=[gpus] if spec.gpus else None,
             shm_size=f"{GPU_SHARED_MIB}m" if spec.gpus else None,
             mem_limit=memory,
@@ -195,6 +210,24 @@ class ContainerTasks:
             pids_limit=spec.pids,
             log_config=LogConfig(type="none"),  # its output is read by `_write_log`
         )
+
+    def _of_run(self, spec: ContainerSpec) -> dict[str, Any]:
+        """The network of the run, and a socket where the launcher, who is not on it, reads the task's status page."""
+        sockets = self.sockets / spec.service
+        sockets.mkdir(exist_ok=True)
+        os.chown(sockets, *user_of_tasks())
+        alias = self._client.api.create_endpoint_config(aliases=[spec.service])
+        return {
+            "environment": {**spec.environment, LAUNCHER: f"{SOCKETS}/page"},
+            "mounts": [*_mounts(spec), DockerMount(SOCKETS, str(sockets), type="bind")],
+            "network": self._project,
+            "networking_config": {self._project: alias},
+        }
+
+    def _of_host(self, spec: ContainerSpec) -> dict[str, Any]:
+        """The network of the host, where the launcher reads the page at the task's address."""
+        environment = {**spec.environment, LAUNCHER: ""}
+        return {"environment": environment, "mounts": _mounts(spec), "network_mode": "host"}
 
     def _signal(self, name: str, number: int) -> None:
         with contextlib.suppress(docker.errors.NotFound):
@@ -214,11 +247,11 @@ class ContainerTasks:
                 exited = {"event": "exited", "name": name, "pid": number, "code": _as_process(code)}
                 if code == SIGNALLED + signal.SIGKILL and self._is_out_of_memory(name):
                     exited["why"] = OUT_OF_MEMORY
-                self._news.put(exited)
+                self._report(exited)
         except Exception as error:  # the stream breaks in many ways
-            self._news.put(DockerError(f"the Docker engine stopped answering ({error})"))
+            self._report(DockerError(f"the Docker engine stopped answering ({error})"))
         else:
-            self._news.put(DockerError("the Docker engine has stopped"))
+            self._report(DockerError("the Docker engine has stopped"))
 
     def _is_out_of_memory(self, name: str) -> bool:
         container = self._containers[name]
@@ -227,6 +260,10 @@ class ContainerTasks:
         except docker.errors.NotFound:  # somebody removed it
             return False
         return bool(container.attrs["State"]["OOMKilled"])
+
+
+def _mounts(spec: ContainerSpec) -> list[DockerMount]:
+    return [DockerMount(m.target, m.source, type="bind", read_only=not m.is_writable) for m in spec.mounts]
 
 
 def _as_process(code: int) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,6 +15,7 @@ from trainer.config import versions
 from trainer.config.schema import Launch, RunConfig
 from trainer.config.words import count
 from trainer.faults.problems import ConfigError, Problem
+from trainer.launch import ssh
 from trainer.launch.hosts.connection import Connection
 from trainer.launch.hosts.order import TOKEN, HostFacts, Order
 from trainer.launch.hosts.tasks import HostTasks
@@ -30,11 +30,6 @@ from trainer.storage.lease import Lease
 from trainer.storage.run_directory import RunDirectory
 
 ANSWER_SECS = 30.0  # for a host to answer, which it does before it imports TensorFlow
-# A password cannot be typed. A link may be cut for a moment, and a host that has lost its power closes no connection.
-SSH_OPTIONS = (
-    *("-o", "BatchMode=yes", "-o", "ConnectTimeout=8", "-o", "ServerAliveInterval=10"),
-    *("-o", "ControlPath=none"),  # a shared connection would have keepalives of its own
-)
 PORTS_OF_TASK = 2  # of its server and of its status page
 
 
@@ -50,7 +45,7 @@ def connected(config: RunConfig, directory: RunDirectory) -> Iterator[HostTasks]
         orders = [Order(host, str(directory.path), token, PORTS_OF_TASK * count) for host, count in counts.items()]
         # Each host says which GPUs its tasks may use; this machine's limit does not hold for them.
         os.environ.pop(VISIBLE, None)
-        connect = _by_step if config.launch.name is Launch.slurm else partial(_by_ssh, shlex.split(config.launch.ssh))
+        connect = _by_step if config.launch.name is Launch.slurm else partial(_by_ssh, ssh.command(config.launch.ssh))
         with HostTasks(orders, connect) as tasks:
             yield tasks
 
@@ -96,9 +91,8 @@ def _by_step(order: Order) -> Connection:
     return Connection(["srun", *one, *([f"--cpus-per-task={cpus}"] if cpus else []), "sh", "-c"], order)
 
 
-def _by_ssh(ssh: Sequence[str], order: Order) -> Connection:
-    options = SSH_OPTIONS if Path(ssh[0]).name == "ssh" else ()
-    return Connection([*ssh, *options, order.host], order)
+def _by_ssh(command: Sequence[str], order: Order) -> Connection:
+    return Connection([*command, order.host], order)
 
 
 @contextmanager

@@ -36,7 +36,7 @@ def _check_launch(config: RunConfig) -> Iterator[Problem]:
         yield Problem(key, f"mode={config.mode.value} runs processes on this machine", instead)
     if config.job is not None:
         yield Problem(key, f"this process is to run {config.job}:{config.task}; it starts no other task", instead)
-    elif config.cluster.addresses:
+    elif config.cluster.addresses and not config.cluster.hosts:
         message = "containers use a network of their own, where cluster.addresses means nothing"
         yield Problem(key, message, "leave out one of the two")
 
