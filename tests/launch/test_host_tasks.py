@@ -13,6 +13,7 @@ from quick_config import load
 
 from trainer.config import versions
 from trainer.launch.hosts import launcher
+from trainer.launch.hosts import tasks as module
 from trainer.launch.hosts.connection import Connection
 from trainer.launch.hosts.order import HostFacts, Order
 from trainer.launch.hosts.tasks import HostTasks
@@ -58,6 +59,8 @@ for line in sys.stdin:
     request = json.loads(line)
     if request["do"] == "start":
         print(json.dumps({{"event": "started", "name": request["name"], "pid": 7}}), flush=True)
+    if request["do"] == "stay":
+        print(json.dumps({{"event": "here"}}), flush=True)
     if request["do"] == "signal":
         assert request["pid"] == 7
         if request["number"] == 9:
@@ -116,6 +119,23 @@ def test_the_tasks_of_a_lost_host_have_ended_and_it_is_reached_again():
         (started,) = events_until(tasks, 1)
         assert (started["event"], started["name"]) == ("started", "worker:1")
         assert tasks._orders["b"].held == (5, 6)  # the addresses that all others know
+
+
+def test_a_host_whose_nursery_hangs_is_lost(monkeypatch):
+    facts = {"version": "1", "code": "2", "cores": 4, "gpus": 0, "sees_run": True, "ports": [5, 6]}
+    hangs = SCRIPTED.format(facts=facts).replace(
+        'if request["do"] == "signal":', "import time; time.sleep(60)\n    if 0:"
+    )
+    monkeypatch.setattr(module, "STAY_SECS", 0.1)
+    monkeypatch.setattr(module, "HUNG_SECS", 1.0)
+    with HostTasks([Order("a", "/runs/x", "token", 2)], partial(ScriptedConnection, hangs)) as tasks:
+        start(tasks, worker_0="a")
+        started, ended = events_until(tasks, 2)
+        assert (ended["name"], ended["pid"], ended["why"]) == (
+            "worker:0",
+            started["pid"],
+            "a was lost: it does not answer",
+        )
 
 
 def test_a_host_that_is_not_there_is_named_with_what_the_command_said(tmp_path: Path):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from quick_config import load
 
+from trainer.config.schema import RunConfig
 from trainer.faults.problems import ConfigError
 from trainer.plan import resolve, slurm
+from trainer.plan.devices import Machine, for_tasks
 
 STEP = {
     "SLURM_JOB_ID": "1234",
@@ -90,9 +94,38 @@ def test_no_two_steps_of_a_job_or_of_hundreds_share_a_port():
 
 
 def test_a_worker_takes_the_gpus_that_it_was_given():
-    assert role(1, CUDA_VISIBLE_DEVICES="2,3").device.gpus == {"worker:1": [0, 1]}
+    assert role(1, CUDA_VISIBLE_DEVICES="2,3", SLURM_GPUS_PER_TASK="2").device.gpus == {"worker:1": [0, 1]}
     assert role(1, "device.gpus={worker:[1]}", CUDA_VISIBLE_DEVICES="2,3").device.gpus == {"worker": [1]}
     assert role(4, CUDA_VISIBLE_DEVICES="2,3").device.gpus == {}
+
+
+@pytest.mark.parametrize(
+    ("visible", "environ", "expected"),
+    [
+        ("0,1", {}, {0: [0], 1: [1], 2: [0], 3: [1]}),
+        ("0,1,2,3", {}, {0: [0, 1], 1: [2, 3], 2: [0, 1], 3: [2, 3]}),
+        ("0", {}, {0: [0], 1: [0], 2: [0], 3: [0]}),
+        ("0", {"SLURM_GPUS_PER_TASK": "1"}, {0: [0], 1: [0], 2: [0], 3: [0]}),
+        ("0,1", {"SLURM_TRES_PER_TASK": "cpu=2,gres/gpu=2"}, {0: [0, 1], 1: [0, 1], 2: [0, 1], 3: [0, 1]}),
+        ("0,1", {"SLURM_TRES_PER_TASK": "cpu:2"}, {0: [0], 1: [1], 2: [0], 3: [1]}),
+    ],
+)
+def test_workers_of_a_node_share_out_the_gpus_that_all_of_them_see(visible, environ, expected):
+    gpus = {rank: role(rank, CUDA_VISIBLE_DEVICES=visible, **environ).device.gpus for rank in range(4)}
+    assert gpus == {rank: {f"worker:{rank}": listed} for rank, listed in expected.items()}
+
+
+def test_tasks_that_have_cores_of_their_own_do_not_share_them_again():
+    config, machine = role(0), Machine(cores=8, gpus=0)
+    assert threads_of(config, machine) == {4}
+    own = slurm.cpus_of_task(STEP | {"SLURM_CPUS_PER_TASK": "8"})
+    assert threads_of(config, replace(machine, cores_of_task=own)) == {8}
+    assert slurm.cpus_of_task({"SLURM_CPUS_PER_TASK": "8"}) is None  # the launcher of a job
+
+
+def threads_of(config: RunConfig, machine: Machine) -> set[int]:
+    found = for_tasks(config.cluster, config.device, machine)
+    return {found["worker", index]["intra_op_threads"] for index in range(config.cluster.worker)}
 
 
 @pytest.mark.parametrize(
@@ -121,6 +154,13 @@ def test_the_nodes_of_an_allocation_are_the_hosts():
     assert resolve.resolve(config, environ) == []
     assert config.cluster.hosts == [{"address": "node1", "gpus": 2}, {"address": "node2", "gpus": 2}]
     assert config.device.gpus == {"worker:0": [0], "worker:1": [1], "worker:2": [0], "worker:3": [1]}
+
+
+def test_more_arguments_whose_quotation_does_not_end_are_refused():
+    config = load(["cluster=2ps4w", "launch=slurm"])
+    config.slurm.args = "--comment='mine"
+    (problem,) = resolve.resolve(config, {})
+    assert problem.key == "slurm.args"
 
 
 def test_outside_of_an_allocation_there_are_none():

@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+from dataclasses import replace
 from typing import NoReturn
 
 from trainer.commands import plan
@@ -10,6 +11,8 @@ from trainer.commands.start import Start
 from trainer.config.schema import Launch, RunConfig
 from trainer.faults import exit_codes
 from trainer.launch.processes import launcher
+from trainer.observe.machine import this_machine
+from trainer.plan import slurm
 from trainer.plan.devices import ON_HOSTS
 from trainer.plan.environment import QUIET
 from trainer.storage.lease import Lease
@@ -69,11 +72,11 @@ def _run_on_hosts(config: RunConfig, start: Start) -> int:
 
 
 def _submit(config: RunConfig) -> int:
-    from trainer.launch.slurm import launcher as slurm
+    from trainer.launch.slurm import launcher as jobs
 
     with description_folder() as described:
         plan.announce(config, described)  # what is wrong with the model is said here, and not after a queue
-        return slurm.run(config, sys.argv[1:], choose(config))
+        return jobs.run(config, sys.argv[1:], choose(config))
 
 
 def _run_task(config: RunConfig) -> NoReturn:
@@ -83,7 +86,8 @@ def _run_task(config: RunConfig) -> NoReturn:
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     with description_folder() as described:  # the task removes it: it never returns
-        made = plan.make(config, described)
+        machine = replace(this_machine(), cores_of_task=slurm.cpus_of_task(os.environ))
+        made = plan.make(config, described, machine=machine)
         task, directory = made.task(config.job, config.task), choose(config, described)
         os.environ.update(task.environment(os.environ))
         gc.disable()  # a task collects from its first step on

@@ -27,6 +27,7 @@ class Machine:
     files: int | None = None  # that a process may have open
     threads: int | None = None  # that may run
     cores_of: Mapping[str, int] = field(default_factory=dict)  # of other machines, by host, where they are known
+    cores_of_task: int | None = None  # that each task has for itself, where a scheduler says so
     libraries: Mapping[str, str] = field(default_factory=dict)  # installed version by distribution
 
 
@@ -89,6 +90,8 @@ def _cores_of_tasks(cluster: ClusterConfig, machine: Machine) -> dict[str, int]:
 
     The jobs of a machine share its cores: a ps updates while the workers wait for it.
     """
+    if machine.cores_of_task is not None:
+        return dict.fromkeys(addresses.JOBS, machine.cores_of_task)
     alike = Counter((job, host_of(cluster, job, index)) for job, index in tasks_of(cluster))
     cores: dict[str, int] = {}
     for (job, host), count in alike.items():

@@ -70,15 +70,23 @@ def _check_launch(config: RunConfig) -> Iterator[Problem]:
         yield Problem("launch", f"mode={mode.value} runs processes on this machine", f"leave launch={name.value} out")
     if config.launch.name is Launch.ssh and config.job is None and config.mode is Mode.train:
         yield Problem("launch", "ssh starts the tasks on cluster.hosts, and there are none", f"e.g. {EXAMPLE}")
+    if config.launch.name is Launch.slurm and not _are_words(config.slurm.args):
+        message = f"{config.slurm.args!r} has a quotation that does not end"
+        yield Problem("slurm.args", message, "e.g. slurm.args='--partition=gpu --account=mine'")
 
 
 def _check_ssh(config: RunConfig) -> Iterator[Problem]:
-    try:
-        is_command = bool(shlex.split(config.launch.ssh))
-    except ValueError:  # a quotation that does not end
-        is_command = False
-    if not is_command:
+    if not config.launch.ssh.strip() or not _are_words(config.launch.ssh):
         yield Problem("launch.ssh", f"{config.launch.ssh!r} is no command", "e.g. launch.ssh='ssh -l training'")
+
+
+def _are_words(text: str) -> bool:
+    """Whether a shell could split a text; it cannot where a quotation does not end."""
+    try:
+        shlex.split(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _check_use(config: RunConfig) -> Iterator[Problem]:

@@ -1,15 +1,15 @@
 """What Slurm says in the environment: the nodes of an allocation, and who this process of a step is. Pure."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trainer.config.schema import ClusterConfig, RunConfig
 from trainer.faults.problems import Problem
-from trainer.plan import addresses
+from trainer.plan import addresses, environment
 from trainer.plan.addresses import CONTROL_PORT_OFFSET
-from trainer.plan.devices import tasks_of
+from trainer.plan.devices import key_of, tasks_of
 
 KEY = "SLURM_STEP_ID"
 # Ports of a step, whose processes cannot agree on free ones: 20 on each node, and as many 1,000 above for status pages.
@@ -76,6 +76,12 @@ def places(environ: Mapping[str, str]) -> list[Place]:
     return [Place(node, number) for node, count in counts for number in range(count)] if distribution == "block" else []
 
 
+def cpus_of_task(environ: Mapping[str, str]) -> int | None:
+    """CPUs that each task of a step has for itself (srun -c); None: that was not asked for, or this is no step."""
+    text = environ.get("SLURM_CPUS_PER_TASK", "") if is_step(environ) else ""
+    return int(text) if text.isdigit() else None
+
+
 def resolve_step(config: RunConfig, environ: Mapping[str, str]) -> list[Problem]:
     """Takes this process's role, and where the others listen, from a step of Slurm into the config.
 
@@ -91,10 +97,29 @@ def resolve_step(config: RunConfig, environ: Mapping[str, str]) -> list[Problem]
     port = _first_port(int(environ["SLURM_JOB_ID"]), int(environ[KEY]))
     for (job, _), place in zip(ranks, places(environ), strict=True):
         config.cluster.addresses.setdefault(job, []).append(addresses.join(place.node, port + place.number))
-    config.job, config.task = ranks[int(environ["SLURM_PROCID"])]
+    rank = int(environ["SLURM_PROCID"])
+    config.job, config.task = ranks[rank]
+    is_free = config.job == "worker" and key_of(config.device.gpus, "worker", config.task) is None
+    if is_free and (gpus := _gpus_of_worker(rank, places(environ)[: config.cluster.worker], environ)):
+        config.device.gpus[f"worker:{config.task}"] = gpus
     if config.run is None:  # every task must know it, and a requeued job continues there
         config.run = f"runs/{config.name}-{config.cluster.name}-slurm-{environ['SLURM_JOB_ID']}"
     return []
+
+
+def _gpus_of_worker(rank: int, workers: Sequence[Place], environ: Mapping[str, str]) -> list[int]:
+    """Which of the GPUs that this process may use it takes: its share, where all workers of its node may use the same.
+
+    With --gpus-per-task or --gpu-bind each has GPUs of its own, and takes them all.
+    """
+    count = len(environment.allotted_gpus(environ))
+    beside = sum(place.node == workers[rank].node for place in workers)
+    has_own = "SLURM_GPUS_PER_TASK" in environ or "SLURM_GPU_BIND" in environ
+    if has_own or "gpu" in environ.get("SLURM_TRES_PER_TASK", "") or beside < 2:
+        return list(range(count))
+    number = sum(place.node == workers[rank].node for place in workers[:rank])
+    each = max(1, count // beside)
+    return [(number * each + n) % count for n in range(each)] if count else []
 
 
 def _first_port(job: int, step: int) -> int:

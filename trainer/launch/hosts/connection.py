@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -34,6 +35,8 @@ class Connection:
         """
         self.host: str = order.host
         self.answer: HostFacts | None = None  # what it said of itself
+        self.serves = False  # it has answered a request
+        self.heard_at = time.monotonic()
         self._pending, self._stderr = b"", tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
         self._process = subprocess.Popen(
             [*prefix, _command_line(order)],
@@ -63,13 +66,15 @@ class Connection:
         received = os.read(self.fileno(), 1 << 20)
         if not received:
             return None
+        self.heard_at = time.monotonic()
         *lines, self._pending = (self._pending + received).split(b"\n")
         events = [json.loads(line) for line in lines if line.startswith(b"{")]  # a login may print a greeting
         answers = [event for event in events if event["event"] == "host"]
         for answer in answers:
             fields = {name: value for name, value in answer.items() if name != "event"}
             self.answer = HostFacts(**{**fields, "ports": tuple(fields["ports"])})
-        return [event for event in events if event not in answers]
+        self.serves = self.serves or len(events) > len(answers)
+        return [event for event in events if event["event"] not in ("host", "here")]
 
     def why_ended(self) -> str:
         """What the command said, and how it ended."""
@@ -82,6 +87,10 @@ class Connection:
         lines = self._stderr.read().decode(errors="replace").strip().splitlines()
         how = f"the command ended with {code}" if code >= 0 else f"the command was ended by signal {-code}"
         return "; ".join(line.strip() for line in lines[-ERROR_LINES:]) or how
+
+    def kill(self) -> None:
+        """Ends the command; a nursery that hangs ends by itself, or when its host is reached again."""
+        self._process.kill()
 
     def begin_close(self) -> None:
         """Asks the nursery to end, and its tasks with it."""

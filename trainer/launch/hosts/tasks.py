@@ -14,7 +14,9 @@ from trainer.launch.hosts.connection import Connection
 from trainer.launch.hosts.order import HostFacts, Order
 from trainer.observe.peers import PeerError
 
-STAY_SECS = 5.0  # between two requests that tell a nursery that its launcher lives
+STAY_SECS = 5.0  # between two requests that tell a nursery that its launcher lives, and which it answers
+HUNG_SECS = 60.0  # without an answer, after which a host is lost though the way to it is open
+IMPORT_SECS = 600.0  # before the first answer: it imports TensorFlow, perhaps from a slow file server
 
 Connect = Callable[[Order], Connection]
 
@@ -86,8 +88,10 @@ class HostTasks:
 
     def events(self, timeout_secs: float) -> list[dict[str, Any]]:
         """Returns what happened, as `ProcessTasks.events`; the tasks of a host that was lost have ended."""
-        self._stay()
         events: list[dict[str, Any]] = []
+        for connection in self._stay():
+            connection.kill()
+            events += self._lost(connection, "it does not answer")
         for connection in self._ready(timeout_secs):
             received = connection.read()
             if received is None:
@@ -103,12 +107,22 @@ class HostTasks:
     def _ready(self, timeout_secs: float) -> list[Connection]:
         return [key.data for key, _ in self._selector.select(timeout_secs)]
 
-    def _stay(self) -> None:
-        """Tells the nurseries that this process lives, and sends what a slow link has left."""
-        if time.monotonic() - self._stayed_at >= STAY_SECS:
-            self._stayed_at = time.monotonic()
-            for connection in self._connections.values():
-                connection.request({"do": "stay"})
+    def _stay(self) -> list[Connection]:
+        """Tells the nurseries that this process lives, and sends what a slow link has left.
+
+        Returns:
+            The connections whose nurseries have not answered for long.
+        """
+        now = time.monotonic()
+        if (since := now - self._stayed_at) < STAY_SECS:
+            return []
+        self._stayed_at = now
+        for connection in self._connections.values():
+            if since > 2 * STAY_SECS:  # this process was frozen itself, and neither asked nor read
+                connection.heard_at = now
+            connection.request({"do": "stay"})
+        limits = {True: HUNG_SECS, False: IMPORT_SECS}
+        return [one for one in self._connections.values() if now - one.heard_at > limits[one.serves]]
 
     def _translated(self, host: str, event: dict[str, Any]) -> dict[str, Any]:
         """An event with a process id of ours: those of two hosts may be equal."""
@@ -122,12 +136,12 @@ class HostTasks:
             self._alive.pop(name, None)
         return event | {"pid": ours}
 
-    def _lost(self, connection: Connection) -> list[dict[str, Any]]:
-        """The ends of a host's tasks."""
+    def _lost(self, connection: Connection, why: str = "") -> list[dict[str, Any]]:
+        """The ends of a host's tasks; the reason is what the command said, unless one is given."""
         host = connection.host
         self._selector.unregister(connection)
         del self._connections[host]
-        reason, was_there = connection.why_ended(), connection.answer is not None
+        reason, was_there = why or connection.why_ended(), connection.answer is not None
         connection.close()
         why = f"{host} was lost: {reason}" if was_there else f"{host} cannot be reached: {reason}"
         code = -signal.SIGKILL if was_there else exit_codes.UNAVAILABLE
