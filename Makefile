@@ -84,6 +84,9 @@ bench-growth: .venv/dev ## CPU, messages and bytes of a step for 1 to 16 workers
 bench-tasks: .venv/dev ## What the launcher costs with up to 1,000 tasks, for which stand-ins answer
 	$(BIN)/python -m bench.many_tasks $(ARGS)
 
+bench-scaling: .venv/dev ## What mode=plan expects of published clusters, and of up to 4,096 workers; nothing trains
+	$(BIN)/python -m bench.scaling
+
 bench-input: .venv/dev ## Share of a step that waits for data, for each available data set
 	$(BIN)/python -m bench.input $(ARGS)
 
@@ -140,5 +143,6 @@ clean: ## Remove what these commands made, except runs/
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/docs.txt
 	@touch $@
 
-.PHONY: help train test test-fast test-rest test-all chaos soak bench bench-quick bench-growth bench-tasks bench-input bench-links image cluster-up \
-  cluster-start cluster-ps cluster-logs cluster-down cluster-tensorboard wheels bench-containers docs check format lock clean
+.PHONY: help train test test-fast test-rest test-all chaos soak bench bench-quick bench-growth bench-tasks bench-scaling \
+  bench-input bench-links image cluster-up cluster-start cluster-ps cluster-logs cluster-down cluster-tensorboard wheels \
+  bench-containers docs check format lock clean

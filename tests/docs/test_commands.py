@@ -31,7 +31,8 @@ SHORT = {"train.steps": 6, "train.batch_size": 32, "checkpoint.every": 3}
 TRAINER = "python -m trainer "
 # What needs GPUs, other machines or files that are not here, or has a test of its own: it is planned, not run.
 ELSEWHERE = re.compile(
-    r"device=gpu|device\.gpus|cluster\.addresses|launch=(?:ssh|slurm)|data=(?:npz|tfrecord|csv|images)|/mnt/|experiment="
+    r"device=gpu|device\.gpus|cluster\.addresses|launch=(?:ssh|slurm|docker 'cluster)|data=(?:npz|tfrecord|csv|images)|"
+    r"/mnt/|experiment="
 )
 # Programs of the system, and of other pages' subjects: their lines are only parsed.
 # Experiments that are run elsewhere: tests/clusters/test_examples.py.

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 LANES = 16  # floats in 64 bytes
@@ -80,7 +81,7 @@ class Shard:
     sums: int = 0  # floats behind METRICS that updates add up: variables of Keras metrics, on the first shard only
     sums_every: int = 1  # steps after which they begin again at zero
 
-    @property
+    @cached_property
     def trainable_size(self) -> int:
         """Floats of the trainable region."""
         return sum(piece.padded for piece in self.trainable)
@@ -103,7 +104,7 @@ class Shard:
         """Floats of an optimizer slot."""
         return sum(piece.padded for piece in self.slot_pieces(slot))
 
-    @property
+    @cached_property
     def metrics_offset(self) -> int:
         return self.trainable_size + sum(piece.padded for piece in self.state)
 
@@ -116,7 +117,7 @@ class Shard:
     def header_offset(self) -> int:
         return self.metrics_offset + self.metrics_size
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Floats of the whole vector: what one pull, and one push, carries."""
         return self.header_offset + LANES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -93,11 +94,11 @@ class Plan:
     groups: tuple[Group, ...] = ()  # where optimizer.groups makes several
     initial: str = ""  # what was loaded of `model.init`, and what was not
 
-    @property
+    @cached_property
     def workers(self) -> tuple[Task, ...]:
         return tuple(task for task in self.tasks if task.job == "worker")
 
-    @property
+    @cached_property
     def replicas(self) -> int:
         """Copies of the model."""
         return sum(len(task.replicas) for task in self.workers)
@@ -112,7 +113,7 @@ class Plan:
         """The tasks that train: all but the evaluators."""
         return tuple(task for task in self.tasks if task.job != "evaluator")
 
-    @property
+    @cached_property
     def effective_strategy(self) -> Strategy:
         """How gradients become updates; with a quorum of all replicas, backup is sync."""
         return STRATEGIES["sync" if self.quorum == self.replicas else self.strategy]

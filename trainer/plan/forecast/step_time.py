@@ -142,8 +142,14 @@ def _unknown(plan: Plan, workload: Workload) -> Unknown | None:
     return None
 
 
-def work_of(plan: Plan, workload: Workload) -> dict[str, dict[str, Work]]:
-    """What each task does for one update, by part; of tasks that do nothing, nothing."""
+def work_of(
+    plan: Plan, workload: Workload, messages: Mapping[Message, float] | None = None
+) -> dict[str, dict[str, Work]]:
+    """What each task does for one update, by part; of tasks that do nothing, nothing.
+
+    Args:
+        messages: as `messages_of` counts them, where that was done before.
+    """
     done: dict[str, dict[str, Work]] = defaultdict(lambda: defaultdict(Work))
 
     def add(task: str, part: str, work: Work) -> None:
@@ -154,9 +160,13 @@ def work_of(plan: Plan, workload: Workload) -> dict[str, dict[str, Work]]:
         counted = len(worker.replicas) if workload.example_ms is None else 0  # measured ones are added by `parts_of`
         flops, layers = plan.replica_batch * counted * workload.flops, counted * workload.layers
         add(worker.name, COMPUTE, Work(calls=1, flops=flops, layers=layers).times(share))
-    for message, count in messages_of(plan, workload).items():
+    counts, nbytes = defaultdict[str, float](float), defaultdict[str, float](float)
+    for message, count in (messages_of(plan, workload) if messages is None else messages).items():
         for end in (message.sender, message.receiver):
-            add(end, WIRE, Work(messages=count, nbytes=count * message.nbytes).times(0.5))
+            counts[end] += count
+            nbytes[end] += count * message.nbytes
+    for task, count in counts.items():
+        add(task, WIRE, Work(messages=count, nbytes=nbytes[task]).times(0.5))
     is_shared = plan.wire_format.is_shared
     for shard in plan.shards:
         for worker in plan.workers if is_shared else ():  # gradients are read, and written where the host finds them
@@ -195,7 +205,8 @@ def parts_of(plan: Plan, workload: Workload, *, rates: Work | None = None, turn_
     """The expected seconds of one update, with the rates and turn_secs of costs.py unless others are given."""
     on = machines_of(plan.trainers, workload)
     is_spread = len(set(on.values())) == len(on)  # no two tasks share a machine
-    work = work_of(plan, workload)
+    messages = messages_of(plan, workload)
+    work = work_of(plan, workload, messages)
     spent = {task: {part: costs.secs(one, rates) for part, one in parts.items()} for task, parts in work.items()}
     share = _steps_of_a_worker(plan)
     intra_op_threads = {task.name: task.intra_op_threads for task in plan.tasks}
@@ -221,7 +232,7 @@ def parts_of(plan: Plan, workload: Workload, *, rates: Work | None = None, turn_
             load[on[task]] += parts.get(part, 0.0)
         return max(load.values(), default=0.0) / workload.cores
 
-    link = _link_secs(plan, workload, on)
+    link = _link_secs(plan, workload, messages, on)
     latency = 2 * LATENCY_SECS if link else 0.0
     turn = (costs.TURN_SECS if turn_secs is None else turn_secs) if plan.has_shard_hosts else 0.0
     longest = {part: max(alone[part].values(), default=0.0) for part in alone}
@@ -251,14 +262,14 @@ def machines_of(tasks: Sequence[Task], workload: Workload) -> dict[str, str]:
     return hosts
 
 
-def _link_secs(plan: Plan, workload: Workload, on: Mapping[str, str]) -> float:
+def _link_secs(plan: Plan, workload: Workload, messages: Mapping[Message, float], on: Mapping[str, str]) -> float:
     """Seconds that the fullest link needs, first for parameters, then for gradients; full duplex."""
     gbps = workload.link_gbps or USUAL_GBPS
     hosts = {shard.host for shard in plan.shards}
     secs = 0.0
     for from_hosts in (True, False):
         carried: dict[tuple[str, str], float] = defaultdict(float)
-        for message, count in messages_of(plan, workload).items():
+        for message, count in messages.items():
             sender, receiver = on[message.sender], on[message.receiver]
             if sender != receiver and (message.sender in hosts) == from_hosts:
                 carried[sender, "out"] += count * message.nbytes
