@@ -61,17 +61,21 @@ class Fit(NamedTuple):
 
 def main() -> int:
     arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    arguments.add_argument("--quick", action="store_true", help="fewer sizes and shorter windows: to try it out")
+    arguments.add_argument("--quick", action="store_true", help="fewer sizes and shorter windows, only printed")
     arguments.add_argument("--fit-only", action="store_true", help="fit to growth.json as it is, and measure nothing")
     options = arguments.parse_args()
-    if not options.fit_only:
+    if options.fit_only:
+        results = json.loads((RESULTS / "growth.json").read_text())
+    else:
         has_network = not why_impossible()
         sizes, secs = (QUICK_SIZES, 2.0) if options.quick else (SIZES, WINDOW_SECS)
         before = machine()
         rows = list(measure_all(sizes, secs))
-        write({"machine": before, "own_network": has_network, "rows": rows})
-    results = json.loads((RESULTS / "growth.json").read_text())
-    (RESULTS / "growth.md").write_text(page(results))
+        results = {"machine": before, "own_network": has_network, "rows": rows}
+    if not options.quick:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / "growth.json").write_text(json.dumps(results, indent=1) + "\n")
+        (RESULTS / "growth.md").write_text(page(results))
     print(page(results))
     print("\nfor trainer/plan/forecast/costs.py:\n")
     fitted = fit(results["rows"])
@@ -256,11 +260,6 @@ def machine() -> dict[str, Any]:
         "date": time.strftime("%Y-%m-%d"),
         "load": os.getloadavg()[0],
     }
-
-
-def write(results: Mapping[str, Any]) -> None:
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "growth.json").write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

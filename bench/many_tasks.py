@@ -60,7 +60,7 @@ class Row(NamedTuple):
 
 def main() -> int:
     arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    arguments.add_argument("--quick", action="store_true", help="fewer sizes and shorter times: to try it out")
+    arguments.add_argument("--quick", action="store_true", help="fewer sizes and shorter times, only printed")
     quick = arguments.parse_args().quick
     sizes, secs = (QUICK_SIZES, QUICK_SECS) if quick else (SIZES, WATCH_SECS)
     _raise_limit_of_files()

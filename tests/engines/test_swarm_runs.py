@@ -1,11 +1,14 @@
-"""A run as a stack of a real Docker Swarm of three engines."""
+"""Runs on three real Docker engines: as a stack of their swarm, and as containers that a launcher follows over ssh."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,7 +23,7 @@ NODES = ("node1", "node2", "node3")
 OPTIONS = [*ON_HOSTS, "train.steps=600", "checkpoint.every=50"]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def swarm() -> Iterator[Engine]:
     with engine("swarm") as started:
         subprocess.run([ROOT / "compose/cluster.sh", "image", "cpu"], check=True, capture_output=True)
@@ -67,3 +70,46 @@ def test_a_stack_ends_with_the_bits_of_one_machine_after_a_killed_worker_and_a_k
 
     wait_until(lambda: len(replicas()) == 6, progress=last_step, explain=explain, poll_secs=1)
     assert json.loads((directory / "summary.json").read_text())["params_sha256"] == expected
+
+
+# As `ssh`, but that the engines of these hosts, which share their files, have sockets of different names.
+SSH = """\
+import os, sys
+words = [word.replace("/var/run/docker.sock", f"/run/trainer-swarm/{{sys.argv[-1]}}.sock") for word in sys.argv[1:]]
+os.execvp("ssh", {command} + words)
+"""
+
+
+@pytest.fixture
+def over_ssh(swarm: Engine, tmp_path: Path) -> Iterator[str]:
+    """What `launch.ssh` must be."""
+    ssh = Engine("ssh")
+    ssh.call("up", "3")
+    script = tmp_path / "over_ssh.py"
+    script.write_text(SSH.format(command=shlex.split(ssh.environment()["SSH_COMMAND"])))
+    yield f"{sys.executable} {script}"
+    shutil.rmtree("/var/lib/trainer-ssh")  # the hosts end with the swarm
+
+
+def test_containers_followed_over_ssh_survive_a_kill_a_cut_cable_and_a_lost_host(
+    swarm: Engine, over_ssh: str, start: Callable[..., Run], finish: Callable[..., Run], tmp_path: Path
+):
+    expected = finish(*OPTIONS, "run=here").summary()["params_sha256"]
+    hosts = ["launch=docker", f"cluster.hosts=[{','.join(NODES)}]", f"launch.ssh={over_ssh}"]
+    run = start(*OPTIONS, *hosts, "restart.max=6", "restart.delay_secs=5", "run=digits")
+    run.wait_for_step(60)
+    label = f"label=trainer.run={run.directory}"
+    worker = swarm.call("docker", "node2", "ps", "-q", "--filter", label, "--filter", "label=trainer.task=worker:2")
+    swarm.call("docker", "node2", "kill", worker.strip())
+    run.wait_for_step(120)
+    swarm.hosts("cut", "node3")
+    time.sleep(15)  # the fault itself
+    swarm.hosts("mend", "node3")
+    run.wait_for_step(240)
+    swarm.call("stop", "node2")
+    swarm.call("start", "node2")
+    Engine("ssh").call("up", "3")
+    assert run.wait() == 0, run.output
+    assert run.summary()["params_sha256"] == expected
+    for node in NODES:
+        assert swarm.call("docker", node, "ps", "-aq", "--filter", label) == ""
