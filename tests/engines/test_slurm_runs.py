@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from runs import ON_HOSTS, Command, Run, has_ended, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
-EXACT = [*ON_HOSTS, "checkpoint.every=20"]
+EXACT, STEPS = [*ON_HOSTS, "checkpoint.every=20"], "train.steps=160"
+ARBITRARY = 'for n in 1 1 2 2 3 3; do echo node$n; done >hosts; SLURM_HOSTFILE=hosts exec srun -n6 -m arbitrary "$@"'
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +34,7 @@ def environment(slurm: Engine) -> dict[str, str]:
 @pytest.fixture
 def expected(finish: Callable[..., Run]) -> str:
     """params_sha256 of the run on this machine."""
-    return finish(*EXACT, "train.steps=100", "run=here").summary()["params_sha256"]
+    return finish(*EXACT, STEPS, "run=here").summary()["params_sha256"]
 
 
 def call(environment: dict[str, str], *words: str) -> str:
@@ -40,7 +42,7 @@ def call(environment: dict[str, str], *words: str) -> str:
 
 
 def test_each_process_of_a_step_finds_its_role(start, environment, expected):
-    step = start(*EXACT, "train.steps=100", environment=environment, within=["srun", "-n6", "--kill-on-bad-exit=1"])
+    step = start(*EXACT, STEPS, environment=environment, within=["srun", "-n6", "--kill-on-bad-exit=1"])
     assert step.wait() == 0, step.output
     assert step.summary()["params_sha256"] == expected
 
@@ -50,9 +52,10 @@ def test_each_process_of_a_step_finds_its_role(start, environment, expected):
     [
         (["srun", "-n5"], [], "the step has 5 tasks, and cluster=2ps4w has 6"),
         (["srun", "-N2", "-n6", "-m", "plane=2"], [], "the step is distributed by plane"),
+        (["sh", "-c", ARBITRARY, "sh"], [], "the step is distributed by arbitrary"),
         ([], ["launch=slurm", 'slurm.args="--partition=nowhere"'], "sbatch refused: "),
     ],
-    ids=["five tasks", "plane", "refused"],
+    ids=["five tasks", "plane", "arbitrary", "refused"],
 )
 def test_what_cannot_work_is_said_in_one_paragraph(start, environment, within, overrides, message):
     run = start(*EXACT, *overrides, "train.steps=10", environment=environment, within=within)
@@ -61,13 +64,19 @@ def test_what_cannot_work_is_said_in_one_paragraph(start, environment, within, o
     assert "Traceback" not in run.output
 
 
-def test_the_nodes_of_a_job_are_the_hosts(start, environment, expected):
+def test_the_nodes_of_a_job_are_the_hosts(slurm, start, environment, expected):
     within = ["salloc", "--quiet", "-N3", "-n6"]
-    run = start(*EXACT, "launch=slurm", "train.steps=100", environment=environment, within=within)
+    run = start(*EXACT, "launch=slurm", STEPS, environment=environment, within=within)
     run.wait_for_step(30)
     os.kill(run.last_pid("worker:3"), signal.SIGKILL)
     run.wait_for_step(60)
     os.kill(run.last_pid("ps:1"), signal.SIGKILL)
+    run.wait_for_step(90)
+    os.kill(run.last_pid("worker:0"), signal.SIGKILL)
+    run.wait_for_step(120)
+    slurm.hosts("cut", "node3")
+    time.sleep(15)  # the fault itself
+    slurm.hosts("mend", "node3")
     assert run.wait() == 0, run.output
     assert run.summary()["params_sha256"] == expected
     assert {task["address"].rpartition(":")[0] for task in run.plan()["tasks"]} == {"node1", "node2", "node3"}
@@ -82,11 +91,17 @@ def _read(path: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def test_a_job_is_submitted_followed_and_requeued_to_the_same_bits(start, environment, expected):
-    run = start(*EXACT, "launch=slurm", "slurm.nodes=3", "train.steps=100", "resume=never", environment=environment)
+def test_a_job_is_submitted_followed_and_requeued_to_the_same_bits(slurm, start, environment, expected):
+    run = start(*EXACT, "launch=slurm", "slurm.nodes=3", STEPS, "resume=never", environment=environment)
     job = job_of(run)
     run.wait_for_step(40)
     call(environment, "scontrol", "requeue", str(job))
+    run.wait_for_step(90)
+    slurm.call("stop", "node2")
+    wait_until(
+        lambda: "PENDING" in call(environment, "squeue", "-h", "-j", str(job), "-o", "%T"), progress=run.progress
+    )
+    slurm.call("start", "node2")
     assert run.wait() == 0, run.output
     assert "submitted as job" in run.output
     assert "resumes at step" in run.output
