@@ -76,6 +76,10 @@ class FakeTasks:
         self.is_abandoned = True
 
 
+def lose(tasks: FakeTasks, name: str, **options: Any) -> int:
+    raise DockerError("Connection aborted")
+
+
 class FakeTunnel:
     is_open, last_words = False, "Timeout, server gpu2 not responding."
 
@@ -108,6 +112,11 @@ def test_tasks_of_a_lost_host_have_ended_and_start_when_it_is_reached_again(tmp_
         assert (unreached["name"], unreached["pid"], unreached["code"]) == ("ps:1", None, exit_codes.UNAVAILABLE)
         assert "Permission denied" in unreached["why"]
         monkeypatch.setattr(engines, "connect", lambda host: FakeEngine(tunnel, client))
+        with monkeypatch.context() as lost_again:
+            lost_again.setattr(FakeTasks, "start", lose)
+            tasks.start("ps:1", run="", environment={}, log="")
+            (unreached,) = events_until(tasks, 1)
+            assert (unreached["name"], unreached["code"]) == ("ps:1", exit_codes.UNAVAILABLE)
         tasks.start("ps:1", run="", environment={}, log="")
         (started,) = events_until(tasks, 1)
         assert started["event"] == "started"

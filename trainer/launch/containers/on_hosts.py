@@ -228,8 +228,15 @@ class ContainersOnHosts:
     def _reached(self, host: str, engine: Engine) -> list[dict[str, Any]]:
         self._engines.by_host[host] = engine
         tasks = self._add(host)
-        for name, log in self._waiting.pop(host).items():
-            self._alive[name] = tasks.start(name, run=self._run, environment={}, log=log)
+        try:
+            for name, log in self._waiting[host].items():
+                self._alive[name] = tasks.start(name, run=self._run, environment={}, log=log)
+        except DockerError as error:
+            if engine.answers:
+                raise
+            self._lost(host, str(error))
+            return self._not_reached(host, error)
+        del self._waiting[host]
         return []
 
     def _not_reached(self, host: str, error: DockerError) -> list[dict[str, Any]]:
