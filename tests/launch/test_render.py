@@ -251,7 +251,7 @@ def test_invalid_hosts_are_refused(listed, message):
 
 def test_hosts_are_for_a_launcher_that_starts_tasks_on_them():
     _, problems = resolve("gpu-a", "gpu-b", mode=Mode.train)
-    assert "type launch=ssh; or mode=render" in str(problems[0])
+    assert "type launch=ssh, or launch=docker; or mode=render" in str(problems[0])
     config = RunConfig(cluster=ClusterConfig("2ps4w", 2, 4), launch=LaunchConfig(Launch.ssh))
     assert "ssh starts the tasks on cluster.hosts, and there are none" in str(hosts.resolve_hosts(config)[0])
     config.cluster.hosts = ["gpu-a", "gpu-b"]
