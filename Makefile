@@ -23,7 +23,7 @@ test: .venv/dev ## Every promise tested once: modules, clusters, kills, and cont
 	$(PYTEST) -m "not long"
 
 test-fast: .venv/dev ## The quick tests, which start no cluster
-	$(PYTEST) -m "not cluster and not slow"
+	$(PYTEST) -m "not cluster and not slow and not long"
 
 test-rest: .venv/dev ## What `make test` leaves out: the other cases of its tests, and long ones; PART=3/8 for an eighth
 	$(PYTEST) -m long $(if $(PART),--part $(PART))

@@ -26,6 +26,8 @@ from bench.windows import alternate
 from trainer.config.schema import StrategyConfig
 from trainer.faults.problems import ConfigError
 
+pytestmark = pytest.mark.slow
+
 PEERS = [name for name, contestant in CONTESTANTS.items() if not contestant.is_ours]
 OURS = [name for name, contestant in CONTESTANTS.items() if contestant.is_ours]
 COUNTS = """
@@ -399,7 +401,6 @@ def test_every_peer_starts_and_counts_its_steps(name, tmp_path: Path):
 
 @pytest.mark.long
 @pytest.mark.cluster
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["all_reduce", "multi_worker"])
 def test_a_pause_longer_than_the_usual_heartbeat_is_not_a_fault(name, tmp_path: Path):
     with Running(CONTESTANTS[name], "noop", tmp_path, cores=2) as paused:

@@ -11,6 +11,8 @@ from bench import input as bench_input
 from bench.input import BATCH, Case, WaitShare
 from trainer.workload.data import DATA_SETS, DataSet, Examples, mnist_10k, open_data
 
+pytestmark = pytest.mark.slow
+
 NOTHING = WaitShare(Case("four numbers", "mlp", []), 2.0, (0.2, 0.25, 0.3))  # waits 0.5 ms
 CNN = WaitShare(Case("mnist_10k", "cnn", []), 50.0, (0.01, 0.02, 0.03))  # 1 ms: 0.5 of them for data
 SLOW = WaitShare(Case("png", "cnn", []), 50.0, (0.10, 0.11, 0.30))  # 5.5 ms

@@ -13,6 +13,8 @@ from trainer.launch.describe import describe
 from trainer.plan.forecast.costs import Work, secs
 from trainer.workload.describe import answer
 
+pytestmark = pytest.mark.slow
+
 RATES = Work(calls=2e-3, messages=3e-4, nbytes=1e-9, update_nbytes=5e-10, flops=2e-11, layers=1e-4)
 MACHINE = {"cpu": "a processor", "cores": 2, "tensorflow": "2.21.0", "date": "2026-01-31", "load": 0.1}
 

@@ -17,6 +17,8 @@ from trainer.config.compose import load
 from trainer.plan import validate
 from trainer.plan.devices import Machine
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).resolve().parents[2] / "examples"
 COMMAND = re.compile(r"^ {4}python -m trainer examples/(.*?) {3,}(.*) on 2 cores; (.*)$", re.MULTILINE)
 AT_MOST = ("loss", "mae")  # other scores are promised to be at least as large

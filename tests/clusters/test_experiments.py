@@ -17,6 +17,8 @@ from trainer.config.compose import load
 from trainer.plan import validate
 from trainer.plan.devices import Machine
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).resolve().parents[2] / "conf" / "experiment"
 EXPERIMENTS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 FEW = ["train.steps=6"]

@@ -28,6 +28,8 @@ from trainer.faults.problems import ConfigError
 from trainer.launch.fault_hooks import RunView
 from trainer.plan.plan import Plan, Task
 
+pytestmark = pytest.mark.slow
+
 CLUSTER = FaultTargets(
     ("ps:0", "ps:1", "worker:0", "worker:1", "worker:2"), holders=("ps:0", "ps:1"), is_sharded=True, steps=150
 )

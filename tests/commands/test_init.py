@@ -21,6 +21,8 @@ from trainer.commands.start import start_early
 from trainer.config import json_schema
 from trainer.config.compose import load
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 FILES = [".gitignore", "README.md", "experiment.yaml", "model.py", "schema.json", "test_smoke.py"]
 

@@ -132,6 +132,7 @@ def test_an_experiment_file_sets_choices_and_values(tmp_path):
     assert (config.train.steps, config.train.batch_size, config.optimizer.learning_rate) == (7, 8, 0.001)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path",
     [path for group in ("cluster", "model", "data", "strategy", "optimizer", "device", "experiment")
@@ -185,6 +186,7 @@ def test_functions_of_a_python_file_are_models_and_data_sets(here):
     assert (config.data.name, config.data.options) == ("blobs", {"seed": 3})
 
 
+@pytest.mark.slow
 def test_functions_named_model_and_data_are_chosen_by_default(here, monkeypatch):
     def chosen(*overrides, **options):
         config = load(overrides, **options)
@@ -224,6 +226,7 @@ def test_the_users_yaml_file_may_name_the_users_function(here):
     assert (config.model.name, config.model.options) == ("tiny", {"width": 512, "depth": 9})
 
 
+@pytest.mark.slow
 def test_an_experiment_file_may_name_the_users_python_file(here, monkeypatch):
     for name in ("my", "other"):
         (here / f"{name}.py").write_text(USER_FILE.replace("tiny", f"{name}_tiny"))
@@ -277,6 +280,7 @@ def test_main_gets_the_config_and_its_code_is_the_exit_code(here, monkeypatch):
     assert list(here.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_multirun_runs_every_combination_and_leaves_no_file(here, monkeypatch):
     runs = []
 
@@ -289,6 +293,7 @@ def test_multirun_runs_every_combination_and_leaves_no_file(here, monkeypatch):
     assert list(here.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_multirun_goes_on_after_a_failed_run_and_exits_with_its_code(here, monkeypatch):
     runs = []
 
@@ -300,6 +305,7 @@ def test_multirun_goes_on_after_a_failed_run_and_exits_with_its_code(here, monke
     assert runs == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_multirun_starts_nothing_if_the_config_of_one_run_is_bad(here, monkeypatch, capsys):
     def main(config):
         raise AssertionError("a run was started")
@@ -308,6 +314,7 @@ def test_multirun_starts_nothing_if_the_config_of_one_run_is_bad(here, monkeypat
     assert capsys.readouterr().err == "train.steps: -1 is out of range; it must be at least 1\n    e.g. train.steps=1\n"
 
 
+@pytest.mark.slow
 def test_runs_of_a_multirun_may_not_share_a_run_directory(here, monkeypatch, capsys):
     assert run(monkeypatch, "-m", "run=a", "seed=0,1") == 2
     assert "run: 2 runs of this --multirun share the directory a" in capsys.readouterr().err
@@ -333,6 +340,7 @@ def test_info_shows_that_generated_configs_come_last(here, monkeypatch, capsys):
     assert path.index("file://") < path.index("generated://")
 
 
+@pytest.mark.slow
 def test_help_has_examples_groups_and_keys(here, monkeypatch, capsys):
     assert run(monkeypatch, "--help") == 0
     page = capsys.readouterr().out
@@ -391,6 +399,7 @@ def test_the_scripts_of_shells_ask_for_candidates(here, monkeypatch, capsys, she
     assert "complete -o nospace" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_first_word_that_is_a_mode_is_that_mode(here, monkeypatch):
     for arguments in (["plan", "cluster=2ps4w"], ["--config-dir=.", "plan"], ["plan", "mode=plan"]):
         modes = []
@@ -398,6 +407,7 @@ def test_a_first_word_that_is_a_mode_is_that_mode(here, monkeypatch):
         assert modes == [Mode.plan]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "answer"),
     [
@@ -458,6 +468,7 @@ def test_the_config_of_a_single_run_is_composed_once(here, monkeypatch):
     assert len(composed) == 1
 
 
+@pytest.mark.slow
 def test_a_file_may_ask_for_a_multirun(here, monkeypatch):
     shutil.copytree(sources.conf_dir(), here / "conf")
     sweep = "hydra: {mode: MULTIRUN, sweeper: {params: {train.steps: '1,2'}}}"

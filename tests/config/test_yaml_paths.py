@@ -10,6 +10,8 @@ from trainer.config import arguments
 from trainer.config.compose import load
 from trainer.faults.problems import ConfigError
 
+pytestmark = pytest.mark.slow
+
 CODE = "def tiny(spec, *, width=32): ...\ndef blobs(): ...\n"
 YAML = """
 defaults:

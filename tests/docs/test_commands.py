@@ -217,6 +217,7 @@ def shown_after(command: str, path: Path) -> str:
 REFUSED = "python -m trainer cluster=2ps4w train.stepz=3 train.batch_size=255"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [p for p in PAGES if REFUSED in p.read_text()], ids=name_of)
 def test_the_refused_command_is_answered_as_shown(path, tmp_path: Path, python: Forks):
     ended = python.run(*shlex.split(REFUSED)[1:], cwd=tmp_path)

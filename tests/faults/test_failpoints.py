@@ -18,6 +18,8 @@ from trainer.faults import failpoints
 from trainer.faults.failpoints import Failpoint
 from trainer.storage import checkpoint, checkpoint_writer
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 WALK = """

@@ -18,6 +18,8 @@ from trainer.observe import health, status
 from trainer.observe.peers import UNIX, read_status
 from trainer.observe.status import Status
 
+pytestmark = pytest.mark.slow
+
 # As Docker and its Python libraries word them.
 ABORTED = "Error while fetching server API version: ('Connection aborted.', {})"
 NO_SOCKET = ABORTED.format("FileNotFoundError(2, 'No such file or directory')")

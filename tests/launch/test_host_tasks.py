@@ -121,6 +121,7 @@ def test_the_tasks_of_a_lost_host_have_ended_and_it_is_reached_again():
         assert tasks._orders["b"].held == (5, 6)  # the addresses that all others know
 
 
+@pytest.mark.slow
 def test_a_host_whose_nursery_hangs_is_lost(monkeypatch):
     facts = {"version": "1", "code": "2", "cores": 4, "gpus": 0, "sees_run": True, "ports": [5, 6]}
     hangs = SCRIPTED.format(facts=facts).replace(

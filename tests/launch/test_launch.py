@@ -324,6 +324,7 @@ def test_a_fork_of_the_nursery_describes_a_model(forking):
     assert [(p.path, p.shape) for p in description.parameters] == [("logits/kernel", (4, 2)), ("logits/bias", (2,))]
 
 
+@pytest.mark.slow
 def test_a_forked_task_that_cannot_start_logs_why(forking, tmp_path):
     log = tmp_path / "task.log"
     forking.start("worker:0", run=str(tmp_path / "nowhere"), environment={}, log=str(log))

@@ -24,6 +24,8 @@ from trainer.plan.devices import Machine
 from trainer.plan.layout import FrozenWeights, Shard
 from trainer.plan.plan import Plan, Task
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 COMMITTED = sorted((ROOT / "compose").glob("*.yaml"))
 

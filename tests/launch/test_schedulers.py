@@ -76,6 +76,7 @@ def validate(objects: list[dict[str, Any]], version: str) -> None:
 TARGETS = ("kubernetes", "kubernetes_jobs")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_object_has_the_form_that_kubernetes_takes(rendered, target: str, version: str):
@@ -83,6 +84,7 @@ def test_every_object_has_the_form_that_kubernetes_takes(rendered, target: str, 
     validate(rendered(target, "user=mine.py", "device.gpus={worker:[0]}"), version)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_wrong_key_at_any_depth_would_be_noticed(rendered, target: str):
     def places(value: Any) -> Iterator[dict[str, Any]]:

@@ -24,6 +24,8 @@ from trainer.task.tensorboard import Events
 from trainer.workload import step as replica
 from trainer.workload.data.examples import Batch
 
+pytestmark = pytest.mark.slow
+
 v1 = tf.compat.v1
 
 

@@ -390,6 +390,7 @@ def test_merging_does_not_import_tensorflow():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
 def test_a_value_that_is_no_bool_is_refused(tmp_path: Path):
     command = [sys.executable, "-m", "trainer", "profile=maybe"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

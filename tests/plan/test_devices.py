@@ -543,6 +543,7 @@ def in_a_child(tensorflow_python: Forks, tmp_path: Path) -> Callable[[str], str]
     return run
 
 
+@pytest.mark.slow
 def test_the_eager_context_has_the_threads_cpus_and_placement_of_its_task(in_a_child):
     printed = in_a_child(
         "import json\nconfigure_eager(task)\n"
@@ -560,6 +561,7 @@ def test_the_eager_context_has_the_threads_cpus_and_placement_of_its_task(in_a_c
     ]
 
 
+@pytest.mark.slow
 def test_an_eager_context_that_has_its_devices_is_refused(in_a_child):
     printed = in_a_child(
         "tf.constant(1.0)\ntry: configure_eager(task)\nexcept RuntimeError as error: print('refused:', error)"

@@ -35,6 +35,8 @@ from trainer.task.evaluator.score import CheckpointScorer, make_evaluator
 from trainer.workload import step as replica
 from trainer.workload.build import open_workload
 
+pytestmark = pytest.mark.slow
+
 STEPS = 30
 SHARDS = (Shard(0, "worker:0", (), (), sums=2),)
 EVALUATOR = Task("evaluator", 0, "", "127.0.0.1:0", (), None, 1, 2)
@@ -348,7 +350,6 @@ def test_a_new_run_is_not_scored_by_the_checkpoints_of_an_earlier_one(directory,
     assert [line["step"] for line in lines(directory)] == [20, 30]
 
 
-@pytest.mark.slow
 def test_an_evaluator_that_is_asked_to_stop_finishes_at_most_one_score(directory, save, control, chief):
     chief("training")
     for step in (10, 20, 30):

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 BUSY = """
 import sys, threading
 sys.setswitchinterval(0.0005)  # or the main thread waits 5 ms for each of the others
@@ -32,6 +34,7 @@ sys.stdin.read()
 TIMES = 100
 
 
+@pytest.mark.slow
 def test_a_busy_task_survives_requests_for_its_stacks(tmp_path):
     with (
         (tmp_path / "stacks").open("w+") as stacks,

@@ -19,6 +19,8 @@ from trainer.workload.data.arrays import open_arrays
 from trainer.workload.data.examples import Batch, Stream, StreamContext
 from trainer.workload.data.pipeline import feature_batches
 
+pytestmark = pytest.mark.slow
+
 RANDOM = np.random.default_rng(1)
 COLUMNS = {
     "age": RANDOM.normal(40, 10, (300, 1)).astype("float32"),

@@ -15,6 +15,8 @@ from objectives import make_step
 from trainer.workload import step as replica
 from trainer.workload.data.examples import Batch
 
+pytestmark = pytest.mark.slow
+
 CHANNELS, CLASSES = 5, 3
 LABELS = np.int64([0, 1, 2, 0, 1, 2])
 SEED = np.int64([7, 1])

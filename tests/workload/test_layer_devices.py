@@ -15,6 +15,8 @@ from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 from trainer.workload import step as replica
 from trainer.workload.data.examples import Batch
 
+pytestmark = pytest.mark.slow
+
 v1 = tf.compat.v1
 
 FEATURES = np.random.default_rng(3).random((6, 4), np.float32)

@@ -22,6 +22,8 @@ from trainer.workload.compiling import Wanted
 from trainer.workload.data.examples import Batch
 from trainer.workload.objective import Objective, _weighted_by_class
 
+pytestmark = pytest.mark.slow
+
 BATCH = 32
 
 

@@ -23,6 +23,8 @@ from trainer.workload.data.examples import Batch
 from trainer.workload.data.order import batch_indices
 from trainer.workload.models import oracle
 
+pytestmark = pytest.mark.slow
+
 EXACT = ["model=oracle", "data=oracle", "optimizer=sgd", "optimizer.learning_rate=48", "train.batch_size=48"]
 DATA = open_data("oracle", {"examples": 8}, seed=0)
 SEED = np.int64([7, 1])
@@ -117,7 +119,6 @@ def test_a_model_that_counts_nothing_is_refused(options):
 # ---- what is expected
 
 
-@pytest.mark.slow(but=["7-12-12"])
 @pytest.mark.parametrize(("steps", "batch_size", "examples"), [(3, 4, 10), (7, 12, 12), (11, 6, 20)])
 def test_expected_counts_follow_the_order_of_the_data(steps, batch_size, examples):
     used = [

@@ -20,6 +20,8 @@ from trainer.workload.data.examples import ArraySpec, Stream, StreamContext
 from trainer.workload.data.pipeline import evaluation_batches, training_batches, training_iterator
 from trainer.workload.data.streams import training_arrays
 
+pytestmark = pytest.mark.slow
+
 COUNT = 50
 X = np.arange(COUNT, dtype=np.float32)[:, None] * [1.0, 10.0]
 Y = np.arange(COUNT) % 3
@@ -380,7 +382,7 @@ class Ragged(Rows):
         (lambda: (one for one in Loader()), "is a generator; .* an iterator can be read only once: return a function"),
         (lambda: [], "has no examples"),
         (lambda: 3, "is a int; return"),
-        (lambda: lambda: [], "the function is called with one argument, the context .* write def batches\(context\)"),
+        (lambda: lambda: [], r"the function is called with one argument, the context .* write def batches\(context\)"),
         (lambda: lambda context: [], "has no batches"),
         (lambda: tf.data.Dataset.range(0).batch(2), "has no batches"),
         (lambda: tf.data.Dataset.from_tensor_slices((X, Y)), r"gives single examples; make batches .*batch\(32\)"),

@@ -17,6 +17,8 @@ from trainer.workload.build import build_model
 from trainer.workload.data import DataSet
 from trainer.workload.data.examples import ArraySpec, Batch, Spec
 
+pytestmark = pytest.mark.slow
+
 v1 = tf.compat.v1
 
 CROSSENTROPY = "sparse_categorical_crossentropy"
@@ -113,8 +115,7 @@ def in_a_v1_graph(step: Callable[..., Any], *inputs: Any) -> Any:
         return session.run(tf.function(step, autograph=False)(*fed), feeds)
 
 
-COMPILED = pytest.param(compiled, marks=pytest.mark.slow)  # it takes seconds
-HOW = [eagerly, traced, COMPILED, in_a_v1_graph]
+HOW = [eagerly, traced, compiled, in_a_v1_graph]
 
 
 def run(model: keras.Model, *, how: Callable[..., Any] = traced, seed: Any = SEED, loss: str = CROSSENTROPY) -> Any:
@@ -208,7 +209,7 @@ def test_a_regularizer_is_added_to_the_loss_and_to_its_gradient(how):
 
 
 @pytest.mark.parametrize(
-    ("how", "dropout"), [(traced, 0.5), (in_a_v1_graph, 0.5), pytest.param(compiled, 0.0, marks=pytest.mark.slow)]
+    ("how", "dropout"), [(traced, 0.5), (in_a_v1_graph, 0.5), (compiled, 0.0)]
 )  # XLA draws other numbers from the same seed
 def test_a_model_with_everything_gives_the_same_step_in_every_way(how, dropout):
     expected, found = run(with_everything(dropout), how=eagerly), run(with_everything(dropout), how=how)
@@ -412,9 +413,7 @@ def test_the_draws_of_parts_differ_for_another_seed(how):
     assert parted(model, how=how).loss != parted(model, how=how, seed=np.int64([7, 2])).loss
 
 
-@pytest.mark.parametrize(
-    ("how", "dropout"), [(traced, 0.5), (in_a_v1_graph, 0.5), pytest.param(compiled, 0.0, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("how", "dropout"), [(traced, 0.5), (in_a_v1_graph, 0.5), (compiled, 0.0)])
 def test_a_model_with_everything_gives_the_same_parts_in_every_way(how, dropout):
     check_the_same(parted(with_everything(dropout), how=how), parted(with_everything(dropout), how=eagerly))
 
@@ -476,7 +475,7 @@ def test_a_model_of_mixed_precision_computes_in_it_and_keeps_float32(build, prec
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("precision", MIXED)
-@pytest.mark.parametrize("how", [eagerly, traced, COMPILED])
+@pytest.mark.parametrize("how", [eagerly, traced, compiled])
 def test_the_results_of_a_mixed_precision_step_are_float32(build, how, precision, accumulate):
     outcome = parted(build("normed", precision), how=how, accumulate=accumulate)
     numbers = outcome._replace(finite=())
@@ -484,7 +483,7 @@ def test_the_results_of_a_mixed_precision_step_are_float32(build, how, precision
 
 
 @pytest.mark.parametrize("precision", MIXED)
-@pytest.mark.parametrize("how", [eagerly, traced, COMPILED])
+@pytest.mark.parametrize("how", [eagerly, traced, compiled])
 def test_a_step_of_mixed_precision_is_close_to_one_of_float32(build, how, precision):
     expected = parted(build("normed", "float32"), how=how, accumulate=1)
     found = parted(build("normed", precision), how=how, accumulate=1)
