@@ -126,7 +126,7 @@ def supervise(script: Script, path: Path, monkeypatch: pytest.MonkeyPatch, *, de
     path.mkdir()
     with make_progress(Course(plan.steps)) as progress, Signals() as signals:
         script.signals = signals
-        return Supervisor(config, plan, RunDirectory(path), script, progress, signals).run()
+        return Supervisor(config, plan, RunDirectory(path), script, progress, signals, started_at=0.0).run()
 
 
 def test_the_pause_before_a_restart_begins_when_the_task_ends(tmp_path, monkeypatch):

@@ -22,6 +22,12 @@ from trainer.plan import validate as plan_validate
 COMMANDS: Mapping[Mode, str] = {
     Mode.train: "trainer.commands.train",
     Mode.plan: "trainer.commands.plan",
+    Mode.status: "trainer.commands.runs.status",
+    Mode.stop: "trainer.commands.runs.stop",
+    Mode["continue"]: "trainer.commands.runs.continue_run",
+    Mode.save: "trainer.commands.runs.save",
+    Mode.runs: "trainer.commands.runs.table",
+    Mode.report: "trainer.commands.runs.report",
     Mode.doctor: "trainer.commands.doctor.probe",
     Mode.check: "trainer.commands.check.claims",
     Mode.chaos: "trainer.commands.chaos.runner",
@@ -31,13 +37,18 @@ COMMANDS: Mapping[Mode, str] = {
     Mode.init: "trainer.commands.init.project",
     Mode.schema: "trainer.commands.schema",
 }
-WITHOUT_A_CLUSTER = (
-    Mode.doctor,
+OF_A_RUN = (
+    Mode.status,
+    Mode.stop,
+    Mode["continue"],
+    Mode.save,
+    Mode.report,
     Mode.check,
-    Mode.clean,
-    Mode.init,
-    Mode.schema,
-)  # the doctor reports a config's problems as findings
+)  # its config is in its directory
+WITHOUT_A_CLUSTER = (
+    *OF_A_RUN,
+    *(Mode.runs, Mode.doctor, Mode.clean, Mode.init, Mode.schema),  # the doctor reports a config's problems as findings
+)
 
 
 def run(start: Start) -> NoReturn:
@@ -53,8 +64,8 @@ def resolve(config: RunConfig) -> list[Problem]:
 
 def validate(config: RunConfig) -> list[Problem]:
     """Returns what is wrong with a resolved config beyond its single keys."""
-    if config.mode is Mode.check:  # the run's own config is in its directory
-        missing = Problem("run", "mode=check needs the directory of a finished run", "e.g. run=runs/mine")
+    if config.mode in OF_A_RUN:
+        missing = Problem("run", f"mode={config.mode.value} needs the directory of a run", "e.g. run=runs/mine")
         return [] if config.run else [missing]
     if config.mode is Mode.init:
         from trainer.commands.init.project import check as check_folder

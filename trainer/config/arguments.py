@@ -50,6 +50,8 @@ def sort(arguments: Sequence[str]) -> Arguments:
         name, equals, value = text.partition("=")
         if _is_path(text):
             paths.append(text)
+        elif text == "--json":
+            overrides.append("json=true")
         elif not text.startswith("-"):
             overrides.append(text)
         elif name in known:

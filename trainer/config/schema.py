@@ -17,19 +17,28 @@ NAME = re.compile(r"[a-z0-9-]{1,63}")
 AUTO = "auto"
 
 
-class Mode(Enum):
-    """What `python -m trainer` does with the config."""
-
-    train = "train"  # start the tasks, train, evaluate and export
-    plan = "plan"  # show what would run where; start nothing
-    doctor = "doctor"  # check this machine and say how to fix it
-    check = "check"  # verify a finished run: each step counted every replica once
-    chaos = "chaos"  # kill, freeze and cut off tasks while training; compare with an unbroken run
-    render = "render"  # write the files from which another tool starts the run; see target
-    clean = "clean"  # end warm processes; remove the containers of runs whose launcher has died
-    selftest = "selftest"  # train 1ps1w for 20 steps on this machine and leave nothing behind
-    init = "init"  # make a project to start from, in the folder named by project
-    schema = "schema"  # print the JSON schema of this config, for editors
+# What `python -m trainer` does with the config. By call, because `continue` cannot be a name in a class body.
+Mode = Enum(
+    "Mode",
+    {
+        "train": "train",  # start the tasks, train, evaluate and export
+        "plan": "plan",  # show what would run where; start nothing
+        "status": "status",  # show how far the run in run=PATH is, and what each task does
+        "stop": "stop",  # have the run in run=PATH save a checkpoint and end, and wait for that
+        "continue": "continue",  # start the run in run=PATH again, with its own config, where it stopped
+        "save": "save",  # have the run in run=PATH save a checkpoint now, and wait for that
+        "runs": "runs",  # list the runs of a folder; see runs
+        "report": "report",  # write report.html for the run in run=PATH, beside others named by report.beside
+        "doctor": "doctor",  # check this machine and say how to fix it
+        "check": "check",  # verify a finished run: each step counted every replica once
+        "chaos": "chaos",  # kill, freeze and cut off tasks while training; compare with an unbroken run
+        "render": "render",  # write the files from which another tool starts the run; see target
+        "clean": "clean",  # end warm processes; remove the containers of runs whose launcher has died
+        "selftest": "selftest",  # train 1ps1w for 20 steps on this machine and leave nothing behind
+        "init": "init",  # make a project to start from, in the folder named by project
+        "schema": "schema",  # print the JSON schema of this config, for editors
+    },
+)
 
 
 class Launch(Enum):
@@ -110,6 +119,17 @@ class BestIs(Enum):
     auto = "auto"  # by its name: the lowest of losses and errors, the highest of others
     lowest = "lowest"
     highest = "highest"
+
+
+class RunOrder(Enum):
+    """What mode=runs sorts by."""
+
+    started = "started"  # when it was launched last
+    name = "name"
+    step = "step"
+    loss = "loss"
+    rate = "rate"  # examples per second
+    disk = "disk"  # bytes of its directory
 
 
 class ScheduleName(Enum):
@@ -483,6 +503,26 @@ class PlanConfig:
 
 
 @dataclass
+class RunsConfig:
+    """What mode=runs lists."""
+
+    folder: str = "runs"  # whose runs are listed, and those of its folders, as sweeps have them
+    state: str | None = None  # only runs in this state: running, done, stopped, failed or died
+    name: str = "*"  # only runs whose directory matches this pattern, e.g. "digits-*"
+    sort: RunOrder = RunOrder.started  # rising, so that the last rows are the newest, largest or fastest
+    last: int | None = field(default=None, metadata=limits(at_least=1))  # only this many of the last; default: all
+
+
+@dataclass
+class ReportConfig:
+    """What mode=report writes, and whether a run writes it at its end."""
+
+    at_end: bool = True  # write RUN/report.html when a run ends
+    beside: list[str] = field(default_factory=list)  # directories of other runs, drawn over the first
+    file: str | None = None  # default: report.html in the run directory
+
+
+@dataclass
 class RunConfig:
     """The whole config of a run."""
 
@@ -491,6 +531,7 @@ class RunConfig:
     target: Target = Target.compose
     name: str = "run"  # [a-z0-9-]{1,63}; prefix of the run directory's name
     run: str | None = None  # run directory; default: a new one under runs/
+    json: bool = False  # mode=status, stop, save and runs: print JSON; --json is short for json=true
     resume: str = "auto"  # auto: from the run directory if it holds a checkpoint; never; or a checkpoint's path
     # random seed for weights, data order and dropout
     seed: int = field(default=0, metadata=limits(at_least=0, below=2**31))
@@ -516,5 +557,7 @@ class RunConfig:
     kubernetes: KubernetesConfig = field(default_factory=KubernetesConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
     plan: PlanConfig = field(default_factory=PlanConfig)
+    runs: RunsConfig = field(default_factory=RunsConfig)
+    report: ReportConfig = field(default_factory=ReportConfig)
     chaos: ChaosConfig = field(default_factory=ChaosConfig)
     container: ContainerConfig = field(default_factory=ContainerConfig)

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 from trainer.faults import exit_codes
 from trainer.observe.machine import oom_kills
 from trainer.plan.plan import Task
+from trainer.storage import event_log
+from trainer.storage.event_log import EventLog
 from trainer.storage.journal import Journal
 from trainer.storage.run_directory import RunDirectory
 from trainer.task.log import STARTED
@@ -121,6 +123,7 @@ class Attempts:
     def __init__(self, tasks: Sequence[Task], directory: RunDirectory, starter: Starter) -> None:
         self.current = {task.name: Attempt(task) for task in tasks}
         self.journal = Journal(directory.journal / "launcher.jsonl")
+        self.events = EventLog(directory.event_log)
         self._directory, self._starter = directory, starter
         self._oom_kills = oom_kills()
 
@@ -136,6 +139,7 @@ class Attempts:
         environment = task.environment(os.environ) | dict(environment)
         self._starter.start(name, run=str(self._directory.path), environment=environment, log=log)
         self.journal.write("start", task=name, attempt=number)
+        self.events.write(event_log.START, task=name, attempt=number)
 
     def poll(self, timeout_secs: float) -> None:
         """Records starts and ends; waits at most this long for the first."""
@@ -148,6 +152,8 @@ class Attempts:
                 attempt.end_reason = attempt.end_reason or event.get("why")
                 self.journal.write("exit", task=attempt.task.name, code=attempt.code)
                 self._explain_oom_kill(attempt)
+                why = attempt.why if attempt.code else ""
+                self.events.write(event_log.EXIT, why, task=attempt.task.name, code=attempt.code)
 
     def _explain_oom_kill(self, attempt: Attempt) -> None:
         """Blames the kernel for a kill if its count of out-of-memory kills, of the whole machine, has risen."""

@@ -17,9 +17,11 @@ from trainer.launch.signals import Signals
 from trainer.launch.supervisor import Supervisor
 from trainer.launch.view import Course
 from trainer.observe.profile import merge as profile
+from trainer.observe.waits import Waits
 from trainer.plan.plan import Plan
-from trainer.storage import evaluations, resume
+from trainer.storage import evaluations, event_log, resume
 from trainer.storage.atomic import write_atomically
+from trainer.storage.event_log import EventLog
 from trainer.storage.run_directory import RunDirectory
 
 
@@ -46,42 +48,47 @@ def supervise(
         0, or the exit code of the task that failed first, or 130/143 when the user stopped the run.
     """
     with Signals() as signals:
-        start = _prepare(config, plan_of_tasks or plan, directory)
+        events = EventLog(directory.event_log)
+        start = _prepare(config, plan_of_tasks or plan, directory, events)
         course = Course(plan.steps, start, plan.train_examples / plan.global_batch)
         history = None
         if config.summary.lines:
             history = HistoryLines(directory.history, start=start, steps=plan.steps, batch=plan.update_batch)
         elapsed_secs = time.time() - started_at
         with make_progress(course, history, elapsed_secs=elapsed_secs) as progress, _breaking(faults, plan):
-            supervisor = Supervisor(config, plan, directory, starter, progress, signals, faults)
+            supervisor = Supervisor(config, plan, directory, starter, progress, signals, faults, started_at=started_at)
             outcome, attempts = supervisor.run(), supervisor.attempts
             is_done = outcome.failed is None and not signals.numbers and not any(one.code for one in attempts)
             if is_done and (steps := _read_summary(directory).get("steps")) is not None:
                 progress.finish(steps)
         measured = _merge_profile(directory) if config.profile else None
-        summary = _complete_summary(directory, attempts, outcome, started_at, measured)
+        summary = _complete_summary(directory, attempts, outcome, started_at, measured, supervisor.waits)
     if measured:
         print(profile.describe(measured))
     if outcome.failed is not None:
-        print(ending.failed(directory, outcome.failed))
-        code = outcome.failed.code
-        return code if code > 0 else 128 - code
-    if not is_done:
-        print(ending.stopped(directory, summary))
-        return 128 + signals.numbers[0] if signals.numbers else exit_codes.TERMINATED
-    print(ending.done(directory, summary, start=start))
-    return exit_codes.OK
+        last = ending.failed(directory, outcome.failed)
+        code = outcome.failed.code if outcome.failed.code > 0 else 128 - outcome.failed.code
+    elif not is_done:
+        last = ending.stopped(directory, summary)
+        code = 128 + signals.numbers[0] if signals.numbers else exit_codes.TERMINATED
+    else:
+        last, code = ending.done(directory, summary, start=start), exit_codes.OK
+    events.write(event_log.END, last, code=code)
+    print(last)
+    return code
 
 
-def _prepare(config: RunConfig, plan: Plan, directory: RunDirectory) -> int:
+def _prepare(config: RunConfig, plan: Plan, directory: RunDirectory, events: EventLog) -> int:
     """Decides where the run resumes and writes the inputs of its tasks; returns the step that it starts from."""
     checkpoint = resume.find(config.resume, directory, steps=plan.steps)
     if checkpoint is None:
         resume.set_aside(directory)
     else:
         resume.check_model(checkpoint, config, plan)
-    print(f"{ending.shown(directory.path)}{f', resumes at step {checkpoint.step}' if checkpoint else ''}", flush=True)
+    how = f"resumes at step {checkpoint.step}" if checkpoint else ""
+    print(", ".join(filter(None, [ending.shown(directory.path), how])), flush=True)
     directory.write_inputs(config, plan)
+    events.write(event_log.LAUNCH, how, cluster=plan.cluster, strategy=plan.strategy)
     if config.profile:
         shutil.rmtree(directory.profile, ignore_errors=True)  # an earlier launch's
     return checkpoint.step if checkpoint else 0
@@ -119,6 +126,7 @@ def _complete_summary(
     outcome: RunOutcome,
     started_at: float,
     measured: Mapping[str, Any] | None,
+    waits: Waits,
 ) -> dict[str, Any]:
     """Adds what only the launcher knows to the summary that the chief wrote, if it got that far."""
     summary = _read_summary(directory)
@@ -133,6 +141,7 @@ def _complete_summary(
         "time_to_first_step_secs": round(first_step_at - started_at, 3) if first_step_at else None,
         "restarts": sum(outcome.restarts.values()),
         "restarts_of": outcome.restarts,
+        "waits": waits.to_json(),
         "tasks": {attempt.task.name: {"code": attempt.code, "log": attempt.task.log} for attempt in attempts},
     }
     if measured is not None:

@@ -21,10 +21,10 @@ class Signals:
         handled = [signal.SIGINT, signal.SIGTERM]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
             handled.append(signal.SIGHUP)
-        self._before = {number: signal.signal(number, lambda number, _: self._receive(number)) for number in handled}
+        self._before = {number: signal.signal(number, lambda number, _: self.receive(number)) for number in handled}
         return self
 
-    def _receive(self, number: int) -> None:
+    def receive(self, number: int) -> None:
         """Records a signal; one that a wrapper forwards a second time counts once."""
         now = time.monotonic()
         if number == signal.SIGHUP:

@@ -1,7 +1,5 @@
 """Follows the tasks of a run until all have ended: restarts, signals of the user, stalls, faults on purpose."""
 
-import contextlib
-import json
 import math
 import signal
 import time
@@ -15,11 +13,14 @@ from trainer.launch.progress import Progress
 from trainer.launch.restarts import Restarts, may_be_left_behind
 from trainer.launch.signals import Signals
 from trainer.launch.silence import PageReader, SilenceWatch
+from trainer.launch.status_file import StatusFile
 from trainer.launch.view import TaskView
 from trainer.observe.slow import SlowWorkers
 from trainer.observe.stall import describe as describe_stall
+from trainer.observe.waits import Waits
 from trainer.plan.plan import Plan
-from trainer.storage.atomic import write_atomically
+from trainer.storage import event_log, requests
+from trainer.storage.requests import Request
 from trainer.storage.run_directory import RunDirectory
 
 POLL_SECS = 0.25
@@ -40,15 +41,24 @@ class Supervisor:
         progress: Progress,
         signals: Signals,
         faults: FaultHooks | None = None,
+        *,
+        started_at: float,
     ) -> None:
+        """Prepares to start the plan's tasks.
+
+        Args:
+            started_at: when the command was typed, Unix time, seconds.
+        """
         self.attempts = Attempts(plan.tasks, directory, starter)
         self._plan, self._directory, self._progress = plan, directory, progress
         self._signals, self._faults = signals, faults
         self._grace_secs = config.timeouts.stop_grace_secs
-        self._restarts = Restarts(config.restart, plan, self.attempts, progress.say)
+        self._restarts = Restarts(config.restart, plan, self.attempts, self._say)
         self._pages = PageReader(self.attempts, config.timeouts.heartbeat_secs)
         self._silence = SilenceWatch(self.attempts, plan, config.timeouts)
         self._slow = SlowWorkers(plan.effective_strategy.when_slow)
+        self._status = StatusFile(directory, plan, started_at)
+        self.waits = Waits(for_all=plan.effective_strategy.waits_for_all)
         self._first_step_at: float | None = None  # Unix time, seconds
         self._obeyed = 0  # signals
         self._stop_by: float | None = None  # the tasks are to be asked to stop, and are killed after this
@@ -63,6 +73,8 @@ class Supervisor:
         failed = None
         while any(attempt.code is None or attempt.restarts_at is not None for attempt in self.attempts):
             self.attempts.poll(self._poll_secs())
+            if requests.take(self._directory, Request.stop):
+                self._signals.receive(signal.SIGTERM)
             self._obey_signals()
             if failed is None and not self._is_killing:
                 failed = self._handle_failures()
@@ -110,7 +122,7 @@ class Supervisor:
             return
         self._obeyed = len(self._signals.numbers)
         if self._obeyed > 1:
-            self._progress.say("Stopping now.")
+            self._say("Stopping now.")
             self._give_up()
         elif not self._directory.has_loaded():
             self._give_up()  # the last line says so
@@ -118,9 +130,7 @@ class Supervisor:
             self._ask_to_stop("Stopping", " Press Ctrl-C again to stop now.")
 
     def _ask_to_stop(self, why: str, hint: str = "") -> None:
-        self._progress.say(
-            f"{why}: finishing this step and saving a checkpoint (at most {self._grace_secs:g} s).{hint}"
-        )
+        self._say(f"{why}: finishing this step and saving a checkpoint (at most {self._grace_secs:g} s).{hint}")
         self._stop_by = time.monotonic() + self._grace_secs
 
     def _stop_if_asked(self) -> None:
@@ -148,7 +158,6 @@ class Supervisor:
         """Passes the newest pages on: to the progress, to status.json, and to the reports of stalled and slow tasks."""
         current = self.attempts.current
         pages = {name: attempt.page for name, attempt in current.items() if attempt.page}
-        states = {name: attempt.state for name, attempt in current.items()}
         first_steps = [page["first_step_at"] for page in pages.values() if page["first_step_at"]]
         self._first_step_at = self._first_step_at or min(first_steps, default=None)
         now = time.monotonic()
@@ -160,9 +169,13 @@ class Supervisor:
         )
         self._say_stalls(pages)
         for sentence in self._slow.poll(pages, time.monotonic()):
-            self._progress.say(sentence)
-        with contextlib.suppress(OSError):  # the chief reports a full disk
-            write_atomically(self._directory.status, json.dumps({"tasks": pages, "states": states}, indent=1))
+            self._say(sentence)
+        self.waits.poll(pages, now)
+        self._status.write(self.attempts, self.waits.to_json())
+
+    def _say(self, text: str) -> None:
+        self.attempts.events.write(event_log.MESSAGE, text)
+        self._progress.say(text)
 
     def _say_stalls(self, pages: Mapping[str, Mapping[str, Any]]) -> None:
         now = time.monotonic()
@@ -172,7 +185,7 @@ class Supervisor:
             page = stalled[0]
             heard = {name: (page["step"], now - self.attempts.current[name].heard_at) for name, page in pages.items()}
             workers = [task.name for task in self._plan.workers]
-            self._progress.say(describe_stall(page["step"], page["stalled_secs"], workers, page["missing"], heard))
+            self._say(describe_stall(page["step"], page["stalled_secs"], workers, page["missing"], heard))
 
     def _view(self) -> RunView:
         alive = self.attempts.alive()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
@@ -11,12 +12,14 @@ from typing import TextIO
 from trainer.faults.exit_codes import RunInUseError
 from trainer.storage.run_directory import RunDirectory, with_remedy
 
+PROBE_SECS = 0.02  # far longer than `owner` holds the lock of a run that nobody uses
+
 
 class Lease:
     """Locks a run directory for as long as this process lives; the kernel releases it, whatever ends the process."""
 
     def __init__(self, directory: RunDirectory) -> None:
-        path = directory.path / "lock"
+        path = directory.lock
         with with_remedy(directory.path):
             self._file = _open_locked(path)
             while not _is_at(path, self._file):  # its owner removed it between our opening and our locking
@@ -41,7 +44,7 @@ def _open_locked(path: Path) -> TextIO:
     path.parent.mkdir(parents=True, exist_ok=True)
     file = open(path, "a+")  # noqa: SIM115 (the lease closes it)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(file)
     except OSError as error:
         file.seek(0)
         owner = file.read().strip() or "unknown"
@@ -50,6 +53,33 @@ def _open_locked(path: Path) -> TextIO:
             f"{path.parent} is in use by process {owner}; wait for it, or choose another with run=PATH"
         ) from error
     return file
+
+
+def _lock(file: TextIO) -> None:
+    """Locks a file; tries twice, because whoever asks for the owner locks it for a moment.
+
+    Raises:
+        OSError: if another process holds it.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        time.sleep(PROBE_SECS)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def owner(directory: RunDirectory) -> int | None:
+    """The process that uses a run directory: its launcher, or its chief; 0 if its number is unknown.
+
+    Returns:
+        None if nobody does.
+    """
+    with suppress(FileNotFoundError), directory.lock.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return int(text) if (text := file.read().strip()).isdigit() else 0
+    return None
 
 
 def _is_at(path: Path, file: TextIO) -> bool:

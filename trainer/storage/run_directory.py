@@ -24,6 +24,10 @@ from trainer.storage import threads
 from trainer.storage.atomic import link_or_copy, write_atomically
 
 OF_MACHINE = ("gpus", "intra_op_threads")
+OF_COMMAND = (  # sections and keys that tasks of a run may have each in its own way
+    *("job", "task", "run", "plan", "mode", "chaos", "launch", "target", "container", "slurm", "kubernetes"),
+    *("json", "runs", "report"),
+)
 DESCRIBED = "trainer-"  # names of temporary folders begin so
 
 
@@ -33,11 +37,14 @@ class RunDirectory:
     def __init__(self, path: Path, described: Path | None = None) -> None:
         """`described` holds what describing the model left, until `write_inputs` gives it its place."""
         self.path, self._described = path, described
+        self.lock = path / "lock"  # of the lease
         self.config = path / "config.yaml"
         self.plan = path / "plan.json"
         self.status = path / "status.json"
         self.summary = path / "summary.json"
         self.history = path / "history.jsonl"
+        self.event_log = path / "events.jsonl"  # what the launcher did and said
+        self.requests = path / "requests"  # what other commands ask of the run
         self.logs = path / "logs"
         self.pages = path / "pages"  # sockets of status pages, while an isolated run lives
         self.events = path / "events"
@@ -56,6 +63,7 @@ class RunDirectory:
         """Writes the config and the plan for the tasks, and removes an earlier run's reports."""
         self.logs.mkdir(parents=True, exist_ok=True)
         self.summary.unlink(missing_ok=True)
+        shutil.rmtree(self.requests, ignore_errors=True)
         shutil.rmtree(self.path / "placement", ignore_errors=True)
         for name in ("placement.json", "placement.html"):
             (self.path / name).unlink(missing_ok=True)
@@ -151,8 +159,7 @@ def choose(config: RunConfig, described: Path | None = None) -> RunDirectory:
 
 def config_hash(config: RunConfig) -> str:
     """A digest of all that the tasks of a run must agree on; the evaluators are not always known to the others."""
-    own = ("job", "task", "run", "plan", "mode", "chaos", "launch", "target", "container", "slurm", "kubernetes")
-    common = {name: value for name, value in to_json(config).items() if name not in own}
+    common = {name: value for name, value in to_json(config).items() if name not in OF_COMMAND}
     common["cluster"] = _without_evaluators(common["cluster"])
     # Of a machine, and known to its own tasks where a scheduler shares out GPUs and no launcher wrote one config.
     common["device"] = {name: value for name, value in common["device"].items() if name not in OF_MACHINE}

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,10 +20,11 @@ from trainer.engine.vectors.snapshot import Snapshot
 from trainer.faults.exit_codes import NotFiniteError
 from trainer.observe.status import Status
 from trainer.plan.environment import REPORTS_PROGRESS
-from trainer.storage import checkpoint, checkpoint_writer, evaluations
+from trainer.storage import checkpoint, checkpoint_writer, evaluations, requests
 from trainer.storage.atomic import write_atomically
 from trainer.storage.evaluations import Evaluation
 from trainer.storage.history import History
+from trainer.storage.requests import Request
 from trainer.storage.rollbacks import record_rollback
 from trainer.storage.run_directory import RunDirectory
 from trainer.task.chief.ending import Hooks
@@ -42,6 +44,8 @@ from trainer.workload.objective import Objective
 _log = logging.getLogger(__name__)
 
 OnSnapshot = Callable[[Snapshot], Any]
+
+REQUESTS_EVERY_SECS = 0.25  # between two looks for requests to save
 
 
 @dataclass(frozen=True)
@@ -196,7 +200,23 @@ class ChiefEvaluation:
         _log.info("step %d: %s", snapshot.step, ", ".join(f"{name} {value:.4f}" for name, value in scores.items()))
 
 
-def _on_snapshot(engine: Engine, actions: Sequence[tuple[Every, OnSnapshot]]) -> BetweenSteps:
+class SaveDue:
+    """Finds when to save: after every interval of steps, and when another command asks for it."""
+
+    def __init__(self, every: Every, directory: RunDirectory) -> None:
+        self._every, self._directory = every, directory
+        self._looked_at = -math.inf  # monotonic, seconds
+
+    def is_due(self, step: int) -> bool:
+        """Whether either is so since the last call that returned True."""
+        is_asked, now = False, time.monotonic()
+        if now - self._looked_at >= REQUESTS_EVERY_SECS:
+            self._looked_at = now
+            is_asked = requests.take(self._directory, Request.save)
+        return self._every.is_due(step) or is_asked
+
+
+def _on_snapshot(engine: Engine, actions: Sequence[tuple[Every | SaveDue, OnSnapshot]]) -> BetweenSteps:
     """Gives one snapshot to all the actions that are due at a step."""
 
     def run_due(step: int) -> None:
@@ -256,7 +276,8 @@ def assemble(
     saved_until = max(saved, default=0) if start.is_adopted else start.step
     evaluation = _make_evaluation(context, saver, evaluator, events, start) if evaluator else None
     hooks = Hooks(config.user, context.status)
-    actions: list[tuple[Every, OnSnapshot]] = [(Every(config.checkpoint.every, start=saved_until), saver.save_if_sound)]
+    save_due = SaveDue(Every(config.checkpoint.every, start=saved_until), directory)
+    actions: list[tuple[Every | SaveDue, OnSnapshot]] = [(save_due, saver.save_if_sound)]
     if evaluation:
         actions.append((Every(config.evaluate.every, start=start.step), evaluation.run_and_log))
     actions.append((Every(config.summary.histogram_every, start=start.step), report.write_parameters))

@@ -1,0 +1,65 @@
+"""mode=continue: starts a run again where it stopped, with the config that it has, and with what is changed of it."""
+
+import os
+import sys
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from trainer.commands import train
+from trainer.commands.runs.named import directory_of
+from trainer.commands.start import Start
+from trainer.config import keys
+from trainer.config.schema import Mode, RunConfig
+from trainer.faults.problems import ConfigError, Problem
+from trainer.observe import runs
+from trainer.observe.machine import this_machine
+from trainer.plan import resolve, validate
+from trainer.storage.lease import Lease
+from trainer.storage.run_directory import RunDirectory
+
+OF_THIS_COMMAND = ("mode", "run", "json")
+
+
+def run(config: RunConfig, start: Start) -> int:
+    """Trains on; returns the exit code of the run.
+
+    Raises:
+        ConfigError: if its config, with what was changed of it, cannot run here.
+        RunInUseError: if it is running.
+    """
+    directory = directory_of(config)
+    with Lease(directory):  # fails for a run that is under way before anything is planned
+        pass
+    stored = directory.read_config()
+    for word in sys.argv[1:]:
+        name = word.partition("=")[0].lstrip("+")
+        if name not in OF_THIS_COMMAND:
+            _change(stored, name, config)
+    stored.mode, stored.run, stored.resume = Mode.train, str(directory.path), "auto"
+    _go_to_its_folder(directory)
+    problems = resolve.resolve(stored, os.environ)
+    problems += validate.validate(stored, this_machine(with_gpu_memory=bool(stored.device.gpus)))
+    if problems:
+        raise ConfigError(problems)
+    return train.run(stored, Start(start.at))
+
+
+def _change(stored: RunConfig, name: str, config: RunConfig) -> None:
+    """Takes a key over from the config of the command line.
+
+    Raises:
+        ConfigError: if it is not a single key.
+    """
+    *sections, key = name.split(".")
+    if keys.hint(name.split(".")) is None or (not sections and key not in keys.declared()):
+        raise ConfigError([Problem(name, "mode=continue changes single keys only", "e.g. train.steps=600")])
+    value: Any = reduce(getattr, [*sections, key], config)
+    setattr(reduce(getattr, sections, stored), key, value)
+
+
+def _go_to_its_folder(directory: RunDirectory) -> None:
+    """Changes to the folder in which the run was started: paths of its config may be relative to that."""
+    folder = runs.read_status(directory).get("launcher", {}).get("folder")
+    if folder and Path(folder).is_dir():
+        os.chdir(folder)

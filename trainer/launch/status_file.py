@@ -1,0 +1,67 @@
+"""Writes status.json: what the launcher knows of a run and its tasks, twice a second."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.launch.attempts import Attempts
+from trainer.observe.peers import UNIX
+from trainer.plan.plan import Plan, Task
+from trainer.storage.atomic import write_atomically
+from trainer.storage.run_directory import RunDirectory
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+class StatusFile:
+    """The status.json of one launch."""
+
+    def __init__(self, directory: RunDirectory, plan: Plan, started_at: float) -> None:
+        """Collects what stays the same.
+
+        Args:
+            started_at: when the command was typed, Unix time, seconds.
+        """
+        self._path = directory.status
+        self._host = socket.gethostname()
+        self._tasks = {task.name: self._facts(task) for task in plan.tasks}
+        self._run = {
+            "launcher": {"pid": os.getpid(), "host": self._host, "command": _command(), "folder": str(Path.cwd())},
+            "started_at": started_at,
+            "steps": plan.steps,
+        }
+
+    def _facts(self, task: Task) -> dict[str, Any]:
+        host = "" if task.control.startswith(UNIX) else task.control.rpartition(":")[0].strip("[]")
+        page = None if not host else f"http://{task.control}/metrics"
+        return {"host": self._host if host in ("", *LOOPBACK) else host, "metrics": page, "log": task.log}
+
+    def write(self, attempts: Attempts, waits: Mapping[str, Mapping[str, float]]) -> None:
+        """Replaces the file; the chief reports a full disk."""
+        current = attempts.current
+        status = self._run | {
+            "time": time.time(),
+            "tasks": {name: attempt.page for name, attempt in current.items() if attempt.page},
+            "states": {name: attempt.state for name, attempt in current.items()},
+            "attempts": {
+                name: self._tasks[name] | {"restarts": attempt.number, "pid": attempt.pid, "code": attempt.code}
+                for name, attempt in current.items()
+            },
+            "waits": waits,
+        }
+        with contextlib.suppress(OSError):
+            write_atomically(self._path, json.dumps(status, indent=1))
+
+
+def _command() -> list[str]:
+    """The command that was typed."""
+    program = ["python", "-m", "trainer"] if Path(sys.argv[0]).name == "__main__.py" else [Path(sys.argv[0]).name]
+    return [*program, *sys.argv[1:]]

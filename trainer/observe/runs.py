@@ -1,0 +1,172 @@
+"""Reads what a run directory tells of its run, under way or ended: for the tables and the report.
+
+Nothing is asked of the run's processes, so any host that shares the directory can read it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainer.storage import checkpoint, lease
+from trainer.storage.json_lines import last_line
+from trainer.storage.run_directory import RunDirectory
+
+RUNNING, DONE, STOPPED, FAILED, DIED = "running", "done", "stopped", "failed", "died"
+STATES = {
+    RUNNING: "a launcher, or a chief that a scheduler started, uses the run directory",
+    DONE: "it has made its last step, or ended early",
+    STOPPED: "it was stopped before its last step",
+    FAILED: "a task failed, and restarts could not help",
+    DIED: "its launcher died before the run ended",
+}
+CHIEF = "worker:0"
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """One run, in numbers and words; None: nobody knows, or not yet."""
+
+    path: str
+    state: str  # one of STATES
+    phase: str  # of a run that is running: what its chief does; else as the state
+    cluster: str
+    strategy: str
+    model: str
+    data: str
+    step: int
+    steps: int
+    loss: float | None
+    metrics: Mapping[str, float]
+    evaluation: Mapping[str, float]  # the last: eval_loss, and eval_accuracy or what else was scored
+    examples_per_second: float | None
+    started_at: float | None  # Unix time, seconds, of the last launch
+    seconds: float | None  # of the last launch, so far
+    restarts: int
+    failed: str | None  # the task that failed first
+    params_sha256: str | None
+    checkpoints: tuple[int, ...]  # their steps
+    owner: int | None  # the process that uses the directory
+    launcher: Mapping[str, Any] | None  # its pid, host, command and folder, where one uses the directory
+
+    @property
+    def is_running(self) -> bool:
+        return self.state == RUNNING
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is the directory of a run."""
+    return (path / "config.yaml").is_file() and (path / "plan.json").is_file()
+
+
+def find(folder: Path) -> list[Path]:
+    """The directories of the runs in a folder, and one level below it, as sweeps have them; sorted."""
+    entries = [entry for entry in _entries(folder) if not is_run(entry)]
+    inner = [entry for parent in entries for entry in _entries(parent) if is_run(entry)]
+    return sorted([*(entry for entry in _entries(folder) if is_run(entry)), *inner])
+
+
+def _entries(folder: Path) -> list[Path]:
+    with suppress(OSError):
+        return [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    return []
+
+
+def read(path: Path) -> RunFacts:
+    """Reads a run directory; what is missing, or half written by a run that was killed, is left out."""
+    directory = RunDirectory(path)
+    owner = lease.owner(directory)
+    config, plan = _yaml(directory.config), _json(directory.plan)
+    status, summary = _json(directory.status), _json(directory.summary)
+    launcher = status.get("launcher")
+    if launcher is not None and launcher["pid"] != owner:
+        status, launcher = {} if owner is not None else status, None  # the status is of an earlier launch
+    pages: Mapping[str, Any] = status.get("tasks", {})
+    history, evaluation = last_line(directory.history), last_line(directory.evaluations)
+    steps = int(plan.get("steps") or 0)
+    chief = pages.get(CHIEF, {})
+    step = max(summary.get("steps") or 0, history.get("step") or 0, chief.get("step") or 0)
+    state = _state(summary, step=step, steps=steps, is_owned=owner is not None)
+    workers = [page for name, page in pages.items() if name.startswith("worker:")]
+    rate = sum(page["examples_per_second"] for page in workers) if workers else history.get("examples_per_second")
+    began, now = status.get("started_at"), status.get("time")
+    metrics = {n: v for n, v in history.items() if n not in ("step", "loss", "learning_rate", "examples_per_second")}
+    return RunFacts(
+        path=str(path),
+        state=state,
+        phase=_phase(pages, chief) if state == RUNNING else state,
+        cluster=str(plan.get("cluster", "")),
+        strategy=str(plan.get("strategy", "")),
+        model=str((config.get("model") or {}).get("name", "")),
+        data=str((config.get("data") or {}).get("name", "")),
+        step=step,
+        steps=steps,
+        loss=summary.get("final_loss", chief.get("loss") or history.get("loss")),
+        metrics=chief.get("metrics") or metrics,
+        evaluation={f"eval_{n}": v for n, v in evaluation.items() if n not in ("step", "seconds")},
+        examples_per_second=summary.get("examples_per_second", rate),
+        started_at=began,
+        seconds=summary.get("seconds") or (round(now - began, 3) if now and began else None),
+        restarts=int(summary.get("restarts") or sum(a["restarts"] for a in status.get("attempts", {}).values())),
+        failed=summary.get("failed"),
+        params_sha256=summary.get("params_sha256"),
+        checkpoints=tuple(int(one.name) for one in checkpoint.finished(directory.checkpoints)),
+        owner=owner,
+        launcher=launcher,
+    )
+
+
+def _state(summary: Mapping[str, Any], *, step: int, steps: int, is_owned: bool) -> str:
+    if is_owned:
+        return RUNNING
+    if not summary:
+        return DIED
+    if summary.get("failed"):
+        return FAILED
+    tasks = summary.get("tasks") or {}
+    codes = [task["code"] for task in tasks.values()] if isinstance(tasks, dict) else []
+    has_ended = summary.get("ended_early") or (summary.get("steps") is not None and step >= steps)
+    return DONE if has_ended and not any(codes) else STOPPED
+
+
+def _phase(pages: Mapping[str, Any], chief: Mapping[str, Any]) -> str:
+    if any(page["is_stopping"] for page in pages.values()):
+        return "stopping"
+    return str(chief.get("state") or "starting")
+
+
+def disk_nbytes(path: Path) -> int:
+    """Bytes that a run directory takes on its disk; a file with several names, as checkpoints share, counts once."""
+    seen: dict[tuple[int, int], int] = {}
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with suppress(OSError):  # removed meanwhile
+                stat = os.lstat(os.path.join(folder, name))
+                seen[stat.st_dev, stat.st_ino] = 512 * stat.st_blocks
+    return sum(seen.values())
+
+
+def read_status(directory: RunDirectory) -> dict[str, Any]:
+    """What the launcher last wrote of the tasks; empty where no launcher has."""
+    return _json(directory.status)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    with suppress(OSError, ValueError):
+        if isinstance(value := json.loads(path.read_text()), dict):
+            return value
+    return {}
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    with suppress(OSError, ValueError, yaml.YAMLError):
+        if isinstance(value := yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)), dict):
+            return value
+    return {}

@@ -1,0 +1,68 @@
+"""Who waits for whom: the seconds that each worker has waited, by what it waited for. Pure; the clock is passed in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+UPDATE = "update"  # what a worker waits for where it waits for no other worker: the update itself, and messages
+AT_MOST_SECS = 5.0  # between two polls; a launcher that was frozen itself has seen nothing of that time
+
+
+class Waits:
+    """Adds up how long the workers of a run wait for each other.
+
+    A worker's page says which share of its step it waits. The worker that waits least is the one that the others wait
+    for: what they wait longer than it is counted as waiting for it, and the rest as waiting for the update. While a
+    step stalls, the workers that have pushed wait for those that are missing.
+    """
+
+    def __init__(self, *, for_all: bool) -> None:
+        """Begins.
+
+        Args:
+            for_all: whether every update waits for all workers; else no worker waits for another.
+        """
+        self._for_all = for_all
+        self._polled_at: float | None = None
+        self._secs: dict[str, dict[str, float]] = {}  # by worker that waits, and by what it waits for
+
+    def poll(self, pages: Mapping[str, Mapping[str, Any]], now: float) -> None:
+        """Adds the time since the last call.
+
+        Args:
+            pages: status page by task name.
+            now: seconds, of a clock that only rises.
+        """
+        secs = 0.0 if self._polled_at is None else min(now - self._polled_at, AT_MOST_SECS)
+        self._polled_at = now
+        training = {
+            name: page for name, page in pages.items() if page["job"] == "worker" and page["state"] == "training"
+        }
+        missing = {name for page in pages.values() if page["stalled_secs"] > 0 for name in page["missing"]}
+        if missing:
+            for name in training.keys() - missing:
+                for other in missing:
+                    self._add(name, other, secs / len(missing))
+            return
+        shares = {name: page["wait_fraction"] for name, page in training.items() if page["steps"] > 0}
+        if not shares:
+            return
+        slowest = min(shares, key=lambda name: shares[name])
+        common = shares[slowest]
+        for name, share in shares.items():
+            if self._for_all and name != slowest:
+                self._add(name, slowest, (share - common) * secs)
+                share = common
+            self._add(name, UPDATE, share * secs)
+
+    def _add(self, worker: str, waited_for: str, secs: float) -> None:
+        row = self._secs.setdefault(worker, {})
+        row[waited_for] = row.get(waited_for, 0.0) + secs
+
+    def to_json(self) -> dict[str, dict[str, float]]:
+        """Seconds by worker that waited and by what it waited for: another worker, or "update"."""
+        return {
+            worker: {other: round(secs, 3) for other, secs in sorted(row.items())}
+            for worker, row in sorted(self._secs.items())
+        }

@@ -1,0 +1,29 @@
+"""Reads files of JSON objects, one on each line, which others may be writing."""
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+TAIL_BYTES = 64 * 1024  # that hold a last line
+
+
+def lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yields the JSON objects of a file of lines; a line that is being written, or was cut off, is left out."""
+    with suppress(FileNotFoundError), path.open(errors="replace") as file:
+        for line in file:
+            with suppress(ValueError):
+                if isinstance(value := json.loads(line), dict):
+                    yield value
+
+
+def last_line(path: Path) -> dict[str, Any]:
+    """The last JSON object of a file of lines; empty if there is none."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        for line in reversed(file.read().splitlines()):
+            with suppress(ValueError):
+                if isinstance(value := json.loads(line), dict):
+                    return value
+    return {}
