@@ -39,7 +39,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
 
 
 def test_a_run_that_is_done_says_what_it_reached_where_it_is_and_what_to_type_next(directory):
-    assert ending.done(directory, SUMMARY, start=0).splitlines() == [
+    assert ending.done(directory, SUMMARY, start=0, has_report=False).splitlines() == [
         "done: 300 steps in 28.8 s (first step after 6.5 s), 3,511 examples/s",
         "evaluation    eval_loss 0.1208, eval_accuracy 0.9695",
         "params_sha256 c0ffee",
@@ -51,12 +51,12 @@ def test_a_run_that_is_done_says_what_it_reached_where_it_is_and_what_to_type_ne
 
 
 def test_a_run_that_was_resumed_says_how_many_steps_it_made_now(directory):
-    first = ending.done(directory, SUMMARY, start=232).splitlines()[0]
+    first = ending.done(directory, SUMMARY, start=232, has_report=True).splitlines()[0]
     assert first.startswith("done: 300 steps (68 of them now) in 28.8 s")
 
 
 def test_a_run_that_ended_early_says_why_and_not_how_to_train_on(directory):
-    text = ending.done(directory, SUMMARY | {"ended_early": "accuracy has not improved"}, start=0)
+    text = ending.done(directory, SUMMARY | {"ended_early": "accuracy has not improved"}, start=0, has_report=False)
     assert text.startswith("ended early: accuracy has not improved\ndone: 300 steps")
     assert "train on" not in text
 
@@ -64,7 +64,7 @@ def test_a_run_that_ended_early_says_why_and_not_how_to_train_on(directory):
 def test_an_evaluator_s_best_checkpoint_and_a_saved_model_are_named(directory):
     Path("runs/x/export/model.keras").rename("runs/x/export/saved_model")
     best = {"step": 200, "accuracy": 0.97, "path": str(directory.path / "best" / "000000200")}
-    text = ending.done(directory, SUMMARY | {"best": best}, start=0)
+    text = ending.done(directory, SUMMARY | {"best": best}, start=0, has_report=True)
     assert "best          step 200, accuracy 0.9700, runs/x/best/000000200\n" in text
     assert "model         runs/x/export/saved_model\n" in text
 

@@ -7,17 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from trainer.launch.attempts import Failure
+from trainer.observe.report.page import REPORT
 from trainer.storage.run_directory import RunDirectory
 
 LABEL_COLUMNS = 13
 MODELS = ("model.keras", "saved_model", "model.weights.h5", "params.npz")  # of export/; the first that exists is named
 
 
-def done(directory: RunDirectory, summary: Mapping[str, Any], *, start: int) -> str:
+def done(directory: RunDirectory, summary: Mapping[str, Any], *, start: int, has_report: bool) -> str:
     """The result of a run that has made its last step, aligned, with the next commands.
 
     Args:
         start: global step that this launch of the run began at.
+        has_report: whether its report is written.
     """
     steps, first = summary["steps"], summary["time_to_first_step_secs"]
     best, exported = summary.get("best"), [directory.export / name for name in MODELS]
@@ -29,6 +31,7 @@ def done(directory: RunDirectory, summary: Mapping[str, Any], *, start: int) -> 
         "params_sha256": summary["params_sha256"],
         "run": shown(directory.path),
         "model": next((shown(path) for path in exported if path.exists()), None),
+        "report": shown(directory.path / REPORT) if has_report else None,
         "train on": None if early else command(directory.path, resumes=True, more=[f"train.steps={2 * steps}"]),
         "TensorBoard": shlex.join(["tensorboard", "--logdir", shown(directory.path)])
         if directory.events.exists()

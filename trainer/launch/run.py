@@ -17,6 +17,7 @@ from trainer.launch.signals import Signals
 from trainer.launch.supervisor import Supervisor
 from trainer.launch.view import Course
 from trainer.observe.profile import merge as profile
+from trainer.observe.report import page
 from trainer.observe.waits import Waits
 from trainer.plan.plan import Plan
 from trainer.storage import evaluations, event_log, resume
@@ -72,8 +73,10 @@ def supervise(
         last = ending.stopped(directory, summary)
         code = 128 + signals.numbers[0] if signals.numbers else exit_codes.TERMINATED
     else:
-        last, code = ending.done(directory, summary, start=start), exit_codes.OK
+        last, code = ending.done(directory, summary, start=start, has_report=config.report.at_end), exit_codes.OK
     events.write(event_log.END, last, code=code)
+    if config.report.at_end:
+        _write_report(directory)
     print(last)
     return code
 
@@ -113,6 +116,14 @@ def _merge_profile(directory: RunDirectory) -> dict[str, Any] | None:
     except OSError as error:
         print(f"no trace was written: {error.filename or directory.profile}: {error.strerror}")
         return None
+
+
+def _write_report(directory: RunDirectory) -> None:
+    """Writes report.html; whatever is wrong with it does not spoil the run."""
+    try:
+        page.write(directory.path, is_over=True)
+    except Exception as error:
+        print(f"no report was written: {type(error).__name__}: {error}")
 
 
 def _read_summary(directory: RunDirectory) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainer.config import versions
 from trainer.launch.attempts import Attempts
 from trainer.observe.peers import UNIX
 from trainer.plan.plan import Plan, Task
@@ -35,13 +36,15 @@ class StatusFile:
         self._tasks = {task.name: self._facts(task) for task in plan.tasks}
         self._run = {
             "launcher": {"pid": os.getpid(), "host": self._host, "command": _command(), "folder": str(Path.cwd())},
+            "versions": versions.describe(),
             "started_at": started_at,
             "steps": plan.steps,
         }
 
     def _facts(self, task: Task) -> dict[str, Any]:
-        host = "" if task.control.startswith(UNIX) else task.control.rpartition(":")[0].strip("[]")
-        page = None if not host else f"http://{task.control}/metrics"
+        is_socket = task.control.startswith(UNIX)  # an isolated run's; /metrics is behind it too
+        host = "" if is_socket else task.control.rpartition(":")[0].strip("[]")
+        page = task.control if is_socket else f"http://{task.control}/metrics"
         return {"host": self._host if host in ("", *LOOPBACK) else host, "metrics": page, "log": task.log}
 
     def write(self, attempts: Attempts, waits: Mapping[str, Mapping[str, float]]) -> None:

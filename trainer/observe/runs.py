@@ -79,10 +79,14 @@ def _entries(folder: Path) -> list[Path]:
     return []
 
 
-def read(path: Path) -> RunFacts:
-    """Reads a run directory; what is missing, or half written by a run that was killed, is left out."""
+def read(path: Path, *, is_over: bool = False) -> RunFacts:
+    """Reads a run directory; what is missing, or half written by a run that was killed, is left out.
+
+    Args:
+        is_over: whether the run has ended, although its launcher still uses the directory.
+    """
     directory = RunDirectory(path)
-    owner = lease.owner(directory)
+    owner = None if is_over else lease.owner(directory)
     config, plan = _yaml(directory.config), _json(directory.plan)
     status, summary = _json(directory.status), _json(directory.summary)
     launcher = status.get("launcher")
@@ -156,6 +160,11 @@ def disk_nbytes(path: Path) -> int:
 def read_status(directory: RunDirectory) -> dict[str, Any]:
     """What the launcher last wrote of the tasks; empty where no launcher has."""
     return _json(directory.status)
+
+
+def read_summary(directory: RunDirectory) -> dict[str, Any]:
+    """What is known of a run that has ended; empty of others."""
+    return _json(directory.summary)
 
 
 def _json(path: Path) -> dict[str, Any]:

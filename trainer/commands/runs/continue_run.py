@@ -1,5 +1,6 @@
 """mode=continue: starts a run again where it stopped, with the config that it has, and with what is changed of it."""
 
+import dataclasses
 import os
 import sys
 from functools import reduce
@@ -52,7 +53,8 @@ def _change(stored: RunConfig, name: str, config: RunConfig) -> None:
         ConfigError: if it is not a single key.
     """
     *sections, key = name.split(".")
-    if keys.hint(name.split(".")) is None or (not sections and key not in keys.declared()):
+    kind = keys.hint(name.split("."))
+    if kind is None or dataclasses.is_dataclass(kind):
         raise ConfigError([Problem(name, "mode=continue changes single keys only", "e.g. train.steps=600")])
     value: Any = reduce(getattr, [*sections, key], config)
     setattr(reduce(getattr, sections, stored), key, value)

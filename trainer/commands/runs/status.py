@@ -1,6 +1,7 @@
 """mode=status: shows how far a run is, and what each of its tasks does."""
 
 import json
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -65,6 +66,8 @@ def describe(facts: RunFacts, status: Mapping[str, Any]) -> Iterator[str]:
         yield f"{'running for' if facts.is_running else 'took'} {duration(facts.seconds)}, {restarts}"
     if facts.checkpoints:
         yield f"newest of {count(len(facts.checkpoints), 'checkpoint')}: step {facts.checkpoints[-1]}"
+    if facts.checkpoints and facts.state in (runs.STOPPED, runs.DIED):
+        yield f"to continue: python -m trainer continue {shlex.quote(f'run={shown(Path(facts.path))}')}"
     if facts.is_running:
         if facts.launcher:
             yield f"launcher: process {facts.launcher['pid']} on {facts.launcher['host']}"
@@ -84,16 +87,16 @@ def _tasks(facts: RunFacts, status: Mapping[str, Any]) -> Table:
     table.add_column("host", overflow="fold")
     for name, attempt in status["attempts"].items():
         page = status["tasks"].get(name)
-        numbers = _numbers(page) if page else [""] * 4
         state = status["states"][name] if facts.is_running or attempt["code"] is not None else "unknown"
+        numbers = _numbers(page, facts.step if state == "done" else page["step"]) if page else [""] * 4
         table.add_row(name, escape(state), *numbers, str(attempt["restarts"]), escape(attempt["host"]))
     return table
 
 
-def _numbers(page: Mapping[str, Any]) -> list[str]:
+def _numbers(page: Mapping[str, Any], step: int) -> list[str]:
     is_worker = page["job"] == "worker"
     return [
-        str(page["step"]),
+        str(step),
         f"{page['examples_per_second']:,.0f}" if is_worker else "",
         "" if page["job"] == "evaluator" else f"{page['wait_fraction']:.0%}",
         f"{page['memory_bytes'] / 2**20:,.0f} MiB",

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from trainer.config.words import count, size
+from trainer.observe.html import template
 from trainer.observe.placement.differences import differences
 from trainer.observe.placement.executed import COMPILED, Operation
 from trainer.observe.placement.record import STEP, UPDATE, Record, layers, replicas, vectors
 from trainer.plan.layout import Shard
 from trainer.plan.plan import Plan, Task
-
-if TYPE_CHECKING:
-    from jinja2 import Template
 
 FIRST_HUE, GOLDEN_ANGLE = 250.0, 137.508  # degrees; neighbours in the legend are far apart, for any number of devices
 SCOPE_DEPTH = 4  # "replica0/gradient_tape/model/dense_1"
@@ -27,7 +22,7 @@ def page(records: Sequence[Record], plan: Plan) -> str:
     """Renders the page of the records written so far, in the order of the plan's tasks."""
     by_device = _operations_by_device(records)
     by_layer = _layers(records, plan)
-    return _template().render(
+    return template("placement/page.html.j2").render(
         plan=plan,
         hues={device: f"{(FIRST_HUE + i * GOLDEN_ANGLE) % 360:.0f}" for i, device in enumerate(by_device)},
         differences=[(record.task, text) for record in records for text in differences(record, plan)],
@@ -44,29 +39,6 @@ def page(records: Sequence[Record], plan: Plan) -> str:
         transfers=[(record, transfer) for record in records for transfer in record.transfers],
         operations=[(record, list(_scopes_by_device(record))) for record in records],
     )
-
-
-@functools.cache
-def _template() -> Template:
-    from jinja2 import Environment, PackageLoader, StrictUndefined  # here: most runs write no page
-
-    environment = Environment(
-        loader=PackageLoader("trainer.observe.placement", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters |= {
-        "count": count,
-        "size": size,
-        "digits": lambda number: f"{number:,}",
-        "percent": lambda number, total: f"{number / max(total, 1):.0%}",
-        "readable": lambda device: re.sub(r"^/job:([^/]+)/task:(\d+)", r"\1:\2 ", device),  # "ps:0 /cpu:0"
-        "task": lambda device: device.rpartition("/")[0],
-    }
-    return environment.get_template("page.html.j2")
 
 
 def _missing(records: Sequence[Record], plan: Plan) -> list[str]:

@@ -1,0 +1,194 @@
+"""Commands about runs that have been started: mode=runs, status, stop, save and continue."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from forks import Forks
+from quick_config import load
+from runs import wait_until
+
+from trainer.observe import runs
+from trainer.plan.description import Description
+from trainer.plan.devices import Machine
+from trainer.plan.layout import Parameter
+from trainer.plan.make import make_plan
+from trainer.storage import lease, requests
+from trainer.storage.lease import Lease
+from trainer.storage.requests import Request
+from trainer.storage.run_directory import RunDirectory
+
+MODEL = Description((Parameter("dense/kernel", (784, 128), True),), 10, 8000, 2000)
+OVERRIDES = ["cluster=1ps2w", "model=mlp", "model.options.width=16", "train.batch_size=48", "summary.every=1"]
+
+
+def make_run(path: Path, *overrides: str, summary: dict | None = None, started_at: float | None = None) -> Path:
+    config = load(["cluster=1ps2w", "train.batch_size=48", "train.steps=40", *overrides])
+    directory = RunDirectory(path)
+    directory.write_inputs(config, make_plan(config, MODEL, Machine(cores=4, gpus=())))
+    if summary is not None:
+        directory.summary.write_text(json.dumps({"steps": 40, "final_loss": 0.5, "failed": None} | summary))
+    if started_at is not None:
+        status = {"launcher": {"pid": 0}, "started_at": started_at, "time": started_at + 5.0, "tasks": {}}
+        directory.status.write_text(json.dumps(status))
+    return path
+
+
+def trainer(python: Forks, cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return python.run("-m", "trainer", *words, cwd=cwd)
+
+
+@pytest.mark.parametrize(
+    ("summary", "state"),
+    [
+        (None, "died"),
+        ({}, "done"),
+        ({"steps": 7}, "stopped"),
+        ({"steps": 7, "ended_early": "enough"}, "done"),
+        ({"failed": "worker:1"}, "failed"),
+        ({"tasks": {"ps:0": {"code": 143}}}, "stopped"),
+        ({"tasks": ["ps:0", "worker:0"]}, "done"),  # written by a chief that a scheduler started
+    ],
+)
+def test_a_run_is_in_one_state(tmp_path, summary, state):
+    path = make_run(tmp_path / "run", summary=summary)
+    assert runs.read(path).state == state
+    with Lease(RunDirectory(path)):
+        facts = runs.read(path)
+        assert (facts.state, facts.owner) == ("running", os.getpid())
+        assert runs.read(path, is_over=True).state == state
+    assert lease.owner(RunDirectory(path)) is None
+
+
+def test_asking_who_uses_a_directory_does_not_keep_a_run_from_starting(tmp_path):
+    directory = RunDirectory(tmp_path)
+    code = """
+import sys, time
+from pathlib import Path
+from trainer.storage import lease
+from trainer.storage.run_directory import RunDirectory
+until = time.monotonic() + 3
+while time.monotonic() < until:
+    lease.owner(RunDirectory(Path(sys.argv[1])))
+"""
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) as asking:
+        while asking.poll() is None:
+            with Lease(directory):
+                (tmp_path / "kept").touch()
+            time.sleep(0.001)
+    assert asking.returncode == 0
+
+
+def test_what_is_asked_is_taken_once(tmp_path):
+    directory = RunDirectory(tmp_path)
+    assert not requests.take(directory, Request.stop)
+    requests.make(directory, Request.stop)
+    assert requests.is_pending(directory, Request.stop)
+    assert requests.take(directory, Request.stop)
+    assert not requests.take(directory, Request.stop)
+    assert not requests.is_pending(directory, Request.stop)
+
+
+def test_runs_are_listed_filtered_and_sorted(python, tmp_path):
+    make_run(tmp_path / "runs" / "slow", summary={"examples_per_second": 1.0, "final_loss": 0.1}, started_at=2e9)
+    make_run(tmp_path / "runs" / "sweep" / "fast", summary={"examples_per_second": 9.0}, started_at=1e9)
+    make_run(tmp_path / "runs" / "dead [x]")
+    (tmp_path / "runs" / "else").mkdir()
+
+    def listed(*words: str) -> list[str]:
+        done = trainer(python, tmp_path, "runs", "--json", *words)
+        assert done.returncode == 0, done.stderr
+        return [Path(one["path"]).name for one in json.loads(done.stdout)]
+
+    assert listed() == ["dead [x]", "fast", "slow"]
+    assert listed("runs.sort=rate", "runs.last=1") == ["fast"]
+    assert listed("runs.sort=loss") == ["dead [x]", "slow", "fast"]
+    assert listed("runs.state=died") == ["dead [x]"]
+    assert listed("runs.name=s*") == ["slow"]
+    assert listed("runs.folder=nowhere") == []
+    table = trainer(python, tmp_path, "runs").stdout
+    assert "runs/dead [x]" in table
+    assert trainer(python, tmp_path, "runs", "runs.folder=nowhere").stdout == "no runs in nowhere\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["status"], 2, "run: mode=status needs the directory of a run\n    e.g. run=runs/mine"),
+        (["stop", "run=none"], 66, "trainer: none does not exist; python -m trainer runs lists those in runs/"),
+        (["status", "run=runs"], 66, "runs is not the directory of a run: it has no config.yaml and plan.json"),
+        (["stop", "run=runs/x"], 69, "trainer: runs/x is not running: it is done"),
+        (["save", "run=runs/x"], 69, "trainer: runs/x is not running: it is done"),
+        (["report", "run=runs/x", "report.beside=[none]"], 66, "report.beside: none is not the directory of a run"),
+        (["continue", "run=runs/x", "train={steps: 3}"], 2, "train: mode=continue changes single keys only"),
+        (["continue", "run=runs/x", "model=mlp"], 2, "model: mode=continue changes single keys only"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_with_what_to_type(python, tmp_path, words, code, says):
+    make_run(tmp_path / "runs" / "x", summary={})
+    done = trainer(python, tmp_path, *words)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert says in done.stderr
+
+
+def test_a_run_without_a_launcher_is_stopped_where_it_was_started(python, tmp_path, monkeypatch):
+    from trainer.commands.runs import stop
+    from trainer.commands.runs.named import NotRunningError
+    from trainer.commands.start import Start
+
+    path = make_run(tmp_path / "run")
+    monkeypatch.setattr(stop, "START_SECS", 0.1)
+    with Lease(RunDirectory(path)), pytest.raises(NotRunningError, match="a scheduler started it, so stop it there"):
+        stop.run(load([f"run={path}"]), Start(0.0))
+
+
+@pytest.mark.cluster
+def test_a_run_is_looked_at_saved_stopped_and_continued_to_the_bits_of_an_unbroken_one(start, finish, python, tmp_path):
+    """Its events, and its report, tell of all that."""
+    run = start(*OVERRIDES, "train.steps=1000000", "checkpoint.every=1000000")
+    run.wait_for_step(20)
+    facts = json.loads(trainer(python, tmp_path, "status", "run=run", "--json").stdout)
+    assert (facts["state"], facts["phase"], facts["cluster"]) == ("running", "training", "1ps2w")
+    assert facts["launcher"]["pid"] == run.process.pid
+    assert {name: one["restarts"] for name, one in facts["status"]["attempts"].items()} == {
+        "ps:0": 0,
+        "worker:0": 0,
+        "worker:1": 0,
+    }
+    assert all(one["metrics"] for one in facts["status"]["attempts"].values())
+    assert "worker:1  training" in trainer(python, tmp_path, "status", "run=run").stdout
+    saved = json.loads(trainer(python, tmp_path, "save", "run=run", "--json").stdout)
+    assert Path(saved["path"], "manifest.json").exists()
+    done = trainer(python, tmp_path, "stop", "run=run")
+    assert done.returncode == 0, done.stderr
+    assert "run: stopped, step" in done.stdout
+    assert "to continue: python -m trainer continue run=run\n" in done.stdout
+    assert run.wait() == 143
+    assert "Stopping: finishing this step and saving a checkpoint" in run.output
+    steps = run.summary()["steps"]
+    assert sorted(int(path.name) for path in (run.directory / "checkpoints").iterdir()) == [saved["step"], steps]
+
+    end = f"train.steps={steps + 20}"
+    continued = finish("continue", f"run={run.directory}", end)
+    whole = finish(*OVERRIDES, end, f"run={tmp_path}/whole")
+    assert continued.summary()["params_sha256"] == whole.summary()["params_sha256"]
+    assert continued.history()[-1]["step"] == steps + 20
+    assert "train on      python -m trainer mode=continue run=run train.steps=" in continued.output
+
+    events = [json.loads(line) for line in (run.directory / "events.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in events if event["event"] in ("launch", "end")] == ["launch", "end"] * 2
+    assert sorted(event["task"] for event in events if event["event"] == "exit") == sorted(
+        ["ps:0", "worker:0", "worker:1"] * 2
+    )
+    assert any("Stopping" in event.get("text", "") for event in events if event["event"] == "message")
+    assert [event["time"] for event in events] == sorted(event["time"] for event in events)
+    assert f"resumes at step {steps}" in (run.directory / "report.html").read_text()
+    assert set(whole.summary()["waits"]) <= {"worker:0", "worker:1"}
+    assert trainer(python, tmp_path, "check", "run=run").stdout.endswith("all checks passed\n")
+    wait_until(lambda: lease.owner(RunDirectory(run.directory)) is None)

@@ -1,0 +1,250 @@
+"""Renders the report of one run, or of several beside each other, by the template page.html.j2."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.config.schema import RunConfig
+from trainer.config.words import count
+from trainer.faults import exit_codes
+from trainer.observe import runs
+from trainer.observe.html import template
+from trainer.observe.report import curves, settings
+from trainer.observe.report.curves import Axes, Curve
+from trainer.observe.runs import RunFacts
+from trainer.observe.waits import UPDATE
+from trainer.plan.plan import Plan
+from trainer.storage.atomic import write_atomically
+from trainer.storage.event_log import END, MESSAGE, START
+from trainer.storage.json_lines import lines
+from trainer.storage.run_directory import RunDirectory
+
+REPORT = "report.html"
+NOT_DRAWN = ("step", "seconds")  # of a line of history.jsonl or evaluations.jsonl
+TITLES = {"loss": "loss", "examples_per_second": "examples per second", "learning_rate": "learning rate"}
+NOT_FAILED = (None, exit_codes.OK, exit_codes.INTERRUPTED, exit_codes.TERMINATED)
+MAX_EVENTS = 200  # of a page; the last
+MAX_SHARD_ROWS = 200
+FILES = ("plan.json", "placement.html", "profile/trace.json")  # that the page links to, where the run has them
+
+
+@dataclass(frozen=True)
+class Record:
+    """All that the report shows of one run."""
+
+    name: str
+    facts: RunFacts
+    config: RunConfig
+    plan: Plan
+    status: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    history: Sequence[Mapping[str, Any]]
+    evaluations: Sequence[Mapping[str, Any]]
+    events: Sequence[Mapping[str, Any]]
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.facts.path)
+
+
+def write(path: Path, others: Sequence[Path] = (), file: Path | None = None, *, is_over: bool = False) -> Path:
+    """Writes the report of the run in a directory, with the curves and configs of others beside it.
+
+    Args:
+        file: where; None: report.html in the directory.
+        is_over: whether the run has ended, although its launcher still uses the directory.
+
+    Returns:
+        Where it is.
+    """
+    records = [_read(one, _name(one, [path, *others]), is_over=is_over) for one in (path, *others)]
+    file = file or path / REPORT
+    write_atomically(file, render(records))
+    return file
+
+
+def _read(path: Path, name: str, *, is_over: bool) -> Record:
+    directory = RunDirectory(path)
+    return Record(
+        name=name,
+        facts=runs.read(path, is_over=is_over),
+        config=directory.read_config(),
+        plan=directory.read_plan(),
+        status=runs.read_status(directory),
+        summary=runs.read_summary(directory),
+        history=list(lines(directory.history)),
+        evaluations=list(lines(directory.evaluations)),
+        events=list(lines(directory.event_log)),
+    )
+
+
+def _name(path: Path, paths: Sequence[Path]) -> str:
+    """What a run is called on the page; two directories of one name are told apart by the folders that they are in."""
+    is_alone = [other.name for other in paths].count(path.name) == 1
+    return path.name if is_alone else f"{path.parent.name}/{path.name}"
+
+
+def render(records: Sequence[Record]) -> str:
+    """Renders the page; the first run is shown in full."""
+    first = records[0]
+    return template("report/page.html.j2").render(
+        runs=records,
+        run=first,
+        tiles=list(_tiles(first)),
+        charts=list(_charts(records)),
+        width=curves.WIDTH,
+        height=curves.HEIGHT,
+        left=curves.LEFT,
+        bottom=curves.BOTTOM,
+        tasks=_tasks(first),
+        waits=_waits(first),
+        update=UPDATE,
+        contributions=first.summary.get("contributions") or {},
+        events=_events(first),
+        more_events=max(0, len(first.events) - MAX_EVENTS),
+        shards=_shards(first.plan),
+        files=[name for name in FILES if (first.folder / name).exists()],
+        changed=settings.changed(first.config),
+        differences=settings.differences([record.config for record in records]) if len(records) > 1 else [],
+        versions=first.status.get("versions"),
+        command=shlex.join(first.status.get("launcher", {}).get("command", [])),
+        written=time.strftime("%Y-%m-%d %H:%M:%S"),
+    )
+
+
+def _tiles(run: Record) -> Iterator[tuple[str, str, str]]:
+    """(label, value, a word below it)."""
+    facts, summary = run.facts, run.summary
+    yield "state", facts.state, facts.failed or ("" if facts.phase == facts.state else facts.phase)
+    yield "steps", f"{facts.step:,}", f"of {facts.steps:,}"
+    if facts.loss is not None:
+        yield "loss", f"{facts.loss:.4g}", "of the last step"
+    for name, value in facts.evaluation.items():
+        yield name.removeprefix("eval_"), f"{value:.4g}", "evaluation"
+    if facts.examples_per_second:
+        yield "examples per second", f"{facts.examples_per_second:,.0f}", count(len(run.plan.workers), "worker")
+    if facts.seconds is not None:
+        first = summary.get("time_to_first_step_secs")
+        yield "time", _duration(facts.seconds), f"first step after {first:.1f} s" if first else ""
+    if (wait := summary.get("wait_fraction")) is not None:
+        yield "waiting", f"{wait:.0%}", "of the chief's step"
+    yield "restarts", f"{facts.restarts}", ", ".join(summary.get("restarts_of") or {})
+
+
+def _duration(secs: float) -> str:
+    hours, minutes = int(secs) // 3600, int(secs) // 60 % 60
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {int(secs) % 60:02} s" if minutes else f"{secs:.1f} s"
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What one value did, over all runs."""
+
+    title: str
+    linear: Axes
+    logarithmic: Axes | None
+
+
+def _charts(records: Sequence[Record]) -> Iterator[Chart]:
+    names = dict.fromkeys(name for record in records for line in record.history for name in line)
+    names |= dict.fromkeys(name for record in records for line in record.evaluations for name in line)
+    order = ["loss", *(name for name in names if name not in TITLES), "examples_per_second", "learning_rate"]
+    for name in order:
+        drawn = [curve for hue, record in enumerate(records) for curve in _curves(record, name, hue, len(records) > 1)]
+        if name in names and name not in NOT_DRAWN and (linear := curves.draw(drawn, logarithmic=False)):
+            yield Chart(TITLES.get(name, name), linear, curves.draw(drawn, logarithmic=True))
+
+
+def _curves(record: Record, name: str, hue: int, is_one_of_several: bool) -> Iterator[Curve]:
+    of = f"{record.name}, " if is_one_of_several else ""
+    for lines_, kind in ((record.history, "training"), (record.evaluations, "evaluation")):
+        points = [(line["step"], line[name]) for line in lines_ if line.get(name) is not None]
+        if points:
+            own = hue if is_one_of_several else int(kind == "evaluation")
+            yield Curve(f"{of}{kind}", points, own, is_dashed=is_one_of_several and kind == "evaluation")
+
+
+def _tasks(run: Record) -> list[dict[str, Any]]:
+    attempts, pages, states = (run.status.get(key) or {} for key in ("attempts", "tasks", "states"))
+    ended = run.summary.get("tasks") or {}
+    codes = {name: task["code"] for name, task in ended.items()} if isinstance(ended, dict) else {}
+    restarts = run.summary.get("restarts_of") or {}
+    return [
+        {
+            "task": task,
+            "state": states.get(task.name, ""),
+            "code": codes.get(task.name),
+            "restarts": attempts.get(task.name, {}).get("restarts", restarts.get(task.name, 0)),
+            "host": attempts.get(task.name, {}).get("host", task.address.rpartition(":")[0]),
+            "page": pages.get(task.name),
+            "has_log": (run.folder / task.log).exists(),
+        }
+        for task in run.plan.tasks
+    ]
+
+
+def _waits(run: Record) -> dict[str, Any] | None:
+    """Who waited for whom: the columns, and a row for each worker with its seconds and its share of all its waiting."""
+    table = run.summary.get("waits") or run.status.get("waits") or {}
+    if not table:
+        return None
+    others = sorted({other for row in table.values() for other in row} - {UPDATE}, key=_by_index)
+    rows = [
+        {"worker": worker, "secs": row, "total": sum(row.values())}
+        for worker, row in sorted(table.items(), key=lambda item: _by_index(item[0]))
+    ]
+    awaited = {name: sum(row["secs"].get(name, 0.0) for row in rows) for name in others}
+    most = max((secs for row in rows for secs in row["secs"].values()), default=0.0)
+    return {"columns": [*others, UPDATE], "rows": rows, "awaited": awaited, "most": most}
+
+
+def _by_index(task: str) -> tuple[str, int]:
+    job, _, index = task.partition(":")
+    return job, int(index or 0)
+
+
+def _events(run: Record) -> list[dict[str, Any]]:
+    """The last events as a person reads them."""
+    return [
+        {
+            "time": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["time"])),
+            "kind": event["event"],
+            "text": _describe_event(event),
+            "is_bad": event.get("code") not in NOT_FAILED,
+        }
+        for event in run.events[-MAX_EVENTS:]
+    ]
+
+
+def _describe_event(event: Mapping[str, Any]) -> str:
+    text = str(event.get("text", ""))
+    if event["event"] in (MESSAGE, END):
+        return text.split("\n")[0]
+    if event["event"] == START:
+        again = f" again, attempt {event['attempt'] + 1}" if event["attempt"] else ""
+        return f"{event['task']} started{again}"
+    if "task" in event:
+        return f"{event['task']} ended with {event['code']}{f': {text}' if text else ''}"
+    return ", ".join(filter(None, [str(event.get("cluster", "")), str(event.get("strategy", "")), text]))
+
+
+def _shards(plan: Plan) -> list[dict[str, Any]]:
+    """By host: its bytes and its share of all, with its parameters."""
+    total = sum(4 * piece.size for shard in plan.shards for piece in (*shard.trainable, *shard.state)) or 1
+    return [
+        {
+            "host": "every worker" if plan.effective_strategy.has_ring else shard.host,
+            "pieces": [*shard.trainable, *shard.state][:MAX_SHARD_ROWS],
+            "more": max(0, len(shard.trainable) + len(shard.state) - MAX_SHARD_ROWS),
+            "nbytes": (own := sum(4 * piece.size for piece in (*shard.trainable, *shard.state))),
+            "share": own / total,
+        }
+        for shard in plan.shards
+    ]

@@ -1,0 +1,64 @@
+"""The config of a run as what differs from the defaults, or from other runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from trainer.config import compose, sources
+from trainer.config.keys import shown
+from trainer.config.schema import RunConfig
+from trainer.plan.serialize import to_json
+
+OF_THE_COMMAND = ("mode", "run", "json", "runs", "report", "plan", "job", "task")
+NOT_SHOWN = ("cluster.ps", "cluster.worker", "cluster.evaluator", "optimizer.given")  # others say the same
+NOTHING = "(not set)"
+
+
+def flat(config: RunConfig) -> dict[str, str]:
+    """Every value of a config by its dotted key, as it is typed."""
+    values = {key: value for key, value in to_json(config).items() if key not in OF_THE_COMMAND}
+    return {key: shown(value) for key, value in _leaves("", values) if key not in NOT_SHOWN}
+
+
+def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and (value or not prefix):
+        for key, item in value.items():
+            yield from _leaves(f"{prefix}.{key}" if prefix else str(key), item)
+    elif prefix:
+        yield prefix, value
+
+
+def changed(config: RunConfig) -> list[tuple[str, str, str]]:
+    """(key, value, default) of what differs from the defaults; options are compared with those of the same model."""
+    mine = {"model": config.model.name, "data": config.data.name, "optimizer": config.optimizer.name.value}
+    usual = _usual_choices()
+    chosen = {group: name for group, name in mine.items() if name != usual[group]}
+    shipped = [f"{group}={name}" for group, name in chosen.items() if _is_shipped(group, name)]
+    defaults = flat(compose.load(shipped))
+    rest = [(key, value, defaults.get(key, NOTHING)) for key, value in flat(config).items()]
+    return [
+        *((group, name, usual[group]) for group, name in chosen.items()),
+        *(row for row in rest if row[1] != row[2] and row[0] not in [f"{group}.name" for group in chosen]),
+    ]
+
+
+def _usual_choices() -> dict[str, str]:
+    """The choice of each group that is made by default."""
+    main = yaml.safe_load((sources.conf_dir() / "config.yaml").read_text())
+    return {group: name for one in main["defaults"] if isinstance(one, dict) for group, name in one.items()}
+
+
+def _is_shipped(group: str, name: str) -> bool:
+    """Whether it is no function of the user's file."""
+    return (sources.conf_dir() / group / f"{name}.yaml").is_file()
+
+
+def differences(configs: Sequence[RunConfig]) -> list[tuple[str, list[str]]]:
+    """(key, its value in each run) of what the configs do not have in common."""
+    values = [flat(config) for config in configs]
+    keys = dict.fromkeys(key for one in values for key in one)
+    rows = [(key, [one.get(key, NOTHING) for one in values]) for key in keys]
+    return [(key, row) for key, row in rows if len(set(row)) > 1]
