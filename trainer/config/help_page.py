@@ -11,6 +11,8 @@ Trains a Keras model on a TensorFlow cluster of any size, declared in config.
   python -m trainer                                          one process, on digits that ship with the trainer
   python -m trainer cluster=2ps4w                            2 parameter servers and 4 workers on this machine
   python -m trainer plan cluster=2ps4w                       show what would run where; start nothing
+  python -m trainer runs                                     list the runs in runs/, under way and ended
+  python -m trainer status run=runs/mine                     how far it is; save, stop and continue steer it
   python -m trainer check run=runs/mine                      verify a finished run from what it left
   python -m trainer chaos cluster=2ps3w train.batch_size=48 chaos.random=1   a run under each kind of fault
   python -m trainer doctor                                   check this machine and say how to fix it
@@ -31,7 +33,7 @@ Keys (key=value) with their defaults; python -m trainer --cfg job lists all of t
 """
 
 KEYS = {
-    "mode": "train, plan, render, check, chaos, doctor, selftest, clean, init or schema",
+    "mode": "train, plan, runs, status, save, stop, continue, report, check, doctor, ...",
     "launch.warm_minutes": "keep TensorFlow imported for the next command",
     "name": "prefix of the run directory's name",
     "run": "run directory; default: a new one under runs/",
