@@ -92,7 +92,7 @@ def measure(tasks: int, secs: float) -> Row:
         directory.write_inputs(config, plan)
         starter = StandInStarter()
         with Signals() as signals, make_progress(Course(plan.steps)) as progress, contextlib.redirect_stdout(None):
-            supervisor = Supervisor(config, plan, directory, starter, progress, signals)
+            supervisor = Supervisor(config, plan, directory, starter, progress, signals, started_at=0.0)
             began = time.monotonic()
             thread = threading.Thread(target=supervisor.run, daemon=True)
             thread.start()
