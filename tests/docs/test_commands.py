@@ -141,7 +141,8 @@ def shortened(command: str) -> list[str]:
     if words[0].startswith("examples/"):
         return [str(ROOT / words[0]), *words[1:]]
     given = dict(word.partition("=")[::2] for word in words)
-    given |= {"mode": word for word in words[2:3] if word.isalpha()}
+    if words[2:] and words[2].isalpha():
+        given["mode"] = words[2]
     if words[1] != "trainer" or any(word.startswith("--") for word in words) or given.get("mode", "train") != "train":
         return words
     steps = max(SHORT["train.steps"], int(given.get("train.steps", 0)) // 50)
