@@ -45,6 +45,7 @@ PARSED = (
     "kill ",
     "curl ",
     "docker run ",
+    "docker compose ",
     "docker stack ",
     "kubectl ",
     "srun ",

@@ -6,9 +6,7 @@ import http.client
 import json
 import os
 import re
-import shutil
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -76,6 +74,7 @@ def test_the_status_page_describes_the_task_in_json(serve):
     told = json.loads(body)
     assert (code, kind) == (200, "application/json")
     assert told.pop("memory_bytes") > 2**20
+    assert told.pop("cpu_secs") > 0
     assert told.pop("now") > 1767225590.5
     assert told == {
         "job": "worker",
@@ -97,11 +96,17 @@ def test_the_status_page_describes_the_task_in_json(serve):
         "missing": [],
         "stalled_secs": 0.0,
         "stuck": [],
+        "step_secs": 0.0,
+        "wait_secs": 0.0,
+        "compute_secs": 0.0,
+        "step_buckets": [0] * 16,
         "examples_per_second": 0.0,
         "wait_fraction": 0.5,
         "loss": 0.25,
         "metrics": {},
         "learning_rate": None,
+        "contributions": {},
+        "dropped_as": "",
         "started_at": 1767225590.5,
         "first_step_at": None,
         "pid": os.getpid(),
@@ -115,64 +120,6 @@ def test_the_page_follows_the_task(serve):
     assert read_status(control, timeout_secs=5)["step"] == 2
 
 
-METRICS = {"accuracy": 0.75, "auc": float("nan")}
-
-
-def metrics_page(serve: Any) -> str:
-    times = {"started_at": 1767225590.5, "first_step_at": 1767225600.25}
-    page = worker(1, is_ready=True, step=12_345_678, steps=7, examples=448, loss=0.1, learning_rate=0.01, **times)
-    page.run, page.metrics = '/runs/a "b"', METRICS
-    code, kind, body = get(serve(page), "/metrics")
-    assert (code, kind) == (200, "text/plain; version=0.0.4; charset=utf-8")
-    return body
-
-
-def test_the_metrics_page_has_the_numbers_in_prometheus_text_format(serve):
-    lines = [line for line in metrics_page(serve).splitlines() if not line.startswith("#")]
-    labels = r'role="worker",index="1",run="/runs/a \"b\""'
-    assert [line for line in lines if "resident_memory" not in line] == [
-        f'trainer_state{{{labels},state="starting"}} 1.0',
-        f"trainer_step{{{labels}}} 12345678.0",
-        f"trainer_steps_total{{{labels}}} 7.0",
-        f"trainer_examples_total{{{labels}}} 448.0",
-        f"trainer_examples_per_second{{{labels}}} 0.0",
-        f"trainer_wait_ratio{{{labels}}} 0.0",
-        f"trainer_loss{{{labels}}} 0.1",
-        f"trainer_learning_rate{{{labels}}} 0.01",
-        f"trainer_generation{{{labels}}} 0.0",
-        f"trainer_stalled_seconds{{{labels}}} 0.0",
-        f"trainer_listening{{{labels}}} 0.0",
-        f"trainer_ready{{{labels}}} 1.0",
-        f"trainer_stopping{{{labels}}} 0.0",
-        f"trainer_start_time_seconds{{{labels}}} 1767225590.5",
-        f"trainer_first_step_time_seconds{{{labels}}} 1767225600.25",
-        f'trainer_metric{{{labels},metric="accuracy"}} 0.75',
-        f'trainer_metric{{{labels},metric="auc"}} NaN',
-    ]
-
-
-def test_every_series_of_the_metrics_page_has_its_help_and_type_before_it_and_a_name_that_fits(serve):
-    blocks = re.split(r"(?=^# HELP )", metrics_page(serve), flags=re.MULTILINE)[1:]
-    assert len(blocks) == 17
-    for block in blocks:
-        match = re.fullmatch(r"# HELP (\S+) [A-Z].+\.\n# TYPE (\S+) (gauge|counter)\n((?:trainer_.*\n)+)", block)
-        assert match, block
-        name, typed, kind, samples = match.groups()
-        assert typed == name
-        assert all(sample.startswith(f"{name}{{") for sample in samples.splitlines())
-        assert name.endswith("_total") == (kind == "counter")
-        assert not name.endswith(("_secs", "_ms", "_mib", "_count"))
-        assert not re.search(r'[{,](job|instance|__\w+)="', samples)  # Prometheus's own
-
-
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is missing: apt-get install prometheus")
-def test_promtool_accepts_the_metrics_page(serve):
-    checked = subprocess.run(
-        ["promtool", "check", "metrics"], input=metrics_page(serve), capture_output=True, text=True, check=False
-    )
-    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
-
-
 def test_another_path_is_not_found_and_names_those_that_exist(serve):
     code, _, body = get(serve(worker(0)), "/")
     assert (code, "only /status and /metrics exist" in body) == (404, True)
@@ -182,6 +129,25 @@ def test_another_path_is_not_found_and_names_those_that_exist(serve):
 def test_no_page_shows_the_environment(serve, monkeypatch, path):
     monkeypatch.setenv("SECRET", "hunter2")
     assert "hunter2" not in get(serve(worker(0)), path)[2]
+
+
+@pytest.mark.parametrize(
+    ("host", "code"),
+    [
+        *[
+            (name, 200)
+            for name in ("127.0.0.1:80", "[::1]:80", "localhost", "LOCALHOST:1", "ps-0:3222", socket.gethostname())
+        ],
+        *[(name, 421) for name in ("evil.example", "127.0.0.1.evil.example:80", "localhost.evil.example", "")],
+    ],
+)
+def test_a_name_that_somebody_has_pointed_at_this_machine_is_refused(held, host, code):
+    port = held()
+    status_page.serve(worker(0), "127.0.0.1", port, names=["ps-0"])
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    connection.request("GET", "/status", headers={"Host": host})
+    assert connection.getresponse().status == code
+    connection.close()
 
 
 def test_a_silent_client_does_not_block_the_page(serve):

@@ -503,6 +503,15 @@ class PlanConfig:
 
 
 @dataclass
+class MetricsConfig:
+    """Where the launcher answers /metrics for the whole run, for Prometheus."""
+
+    port: int | None = field(default=None, metadata=limits(at_least=0, below=65536))  # 0: a free one; default: nowhere
+    host: str = "127.0.0.1"  # address to listen on; 0.0.0.0: all
+    discovery: str | None = None  # folder in which each run names its address for Prometheus while it lives
+
+
+@dataclass
 class RunsConfig:
     """What mode=runs lists."""
 
@@ -557,6 +566,7 @@ class RunConfig:
     kubernetes: KubernetesConfig = field(default_factory=KubernetesConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
     plan: PlanConfig = field(default_factory=PlanConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
     runs: RunsConfig = field(default_factory=RunsConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
     chaos: ChaosConfig = field(default_factory=ChaosConfig)

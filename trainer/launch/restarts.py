@@ -2,12 +2,14 @@
 
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from trainer.config.schema import RestartConfig
 from trainer.faults import exit_codes
 from trainer.launch.attempts import Attempt, Attempts, Failure
 from trainer.plan.plan import Plan
+from trainer.storage import event_log
 
 LASTING = (
     exit_codes.CONFIG,
@@ -18,6 +20,7 @@ LASTING = (
     exit_codes.CHECKPOINT,
 )
 AFTER_A_STEP = (exit_codes.UNAVAILABLE, exit_codes.INTERNAL)
+SIGNALS = {-number: number.name for number in signal.Signals}  # by exit code; a real-time signal has no name
 LEFT_BEHIND = (exit_codes.UNAVAILABLE, exit_codes.INCOMPLETE)  # codes of tasks that leave because another has ended
 
 
@@ -88,6 +91,7 @@ class Restarts:
         self._first_failures: dict[str, Failure] = {}  # by task, within the window
         self._all_restart_at: float | None = None  # monotonic; until then all tasks are being ended
         self.budget = Budget(config)
+        self.reasons: Counter[tuple[str, str]] = Counter()  # restarts by task and by what ended its attempt
 
     @property
     def is_ending_all(self) -> bool:
@@ -157,6 +161,8 @@ class Restarts:
         delay_secs = self.budget.spend(name, time.monotonic())
         if delay_secs is not None:
             self._attempts.journal.write("restart", scope=scope, cause=name)
+            self._attempts.events.write(event_log.RESTART, task=name, scope=scope)
+            self.reasons[name, _reason(attempt)] += 1
         elif allowed := self.budget.allowed(name):
             self._say(
                 f"{_obituary(attempt)}; it was restarted {allowed} times within {self._window_secs:g} s "
@@ -168,7 +174,11 @@ class Restarts:
         return f"{len(self.budget.recent(name, time.monotonic()))} of {self.budget.allowed(name)}"
 
 
+def _reason(attempt: Attempt) -> str:
+    """What ended an attempt, in a word: the name of a signal, or an exit code."""
+    return SIGNALS.get(attempt.code or 0, f"exit {attempt.code}")
+
+
 def _obituary(attempt: Attempt) -> str:
-    signals = {-number: number.name for number in signal.Signals}  # a real-time signal has no name
-    why = attempt.why if attempt.end_reason else signals.get(attempt.code or 0, attempt.why)
+    why = attempt.why if attempt.end_reason else SIGNALS.get(attempt.code or 0, attempt.why)
     return f"{attempt.task.name} {'left' if attempt.code in LEFT_BEHIND else 'died'} ({why})"

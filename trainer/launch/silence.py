@@ -10,8 +10,8 @@ from typing import Any
 from trainer.config.schema import TimeoutsConfig
 from trainer.launch.attempts import Attempt, Attempts
 from trainer.launch.restarts import holds_state
+from trainer.observe.page_server import LAUNCHER
 from trainer.observe.peers import try_status
-from trainer.observe.status import LAUNCHER
 from trainer.plan.plan import Plan
 
 FIRST_STEP_TAKES = 10  # times as long as other steps may: it compiles

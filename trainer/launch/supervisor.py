@@ -9,6 +9,7 @@ from typing import Any
 from trainer.config.schema import RunConfig
 from trainer.launch.attempts import Attempts, Failure, RunOutcome, Starter
 from trainer.launch.fault_hooks import FaultHooks, RunView
+from trainer.launch.metrics_endpoint import MetricsEndpoint
 from trainer.launch.progress import Progress
 from trainer.launch.restarts import Restarts, may_be_left_behind
 from trainer.launch.signals import Signals
@@ -54,6 +55,7 @@ class Supervisor:
         self._signals, self._faults = signals, faults
         self._grace_secs = config.timeouts.stop_grace_secs
         self._restarts = Restarts(config.restart, plan, self.attempts, self._say)
+        self._metrics = MetricsEndpoint(config, plan, directory, self.attempts, self._restarts)
         self._pages = PageReader(self.attempts, config.timeouts.heartbeat_secs)
         self._silence = SilenceWatch(self.attempts, plan, config.timeouts)
         self._slow = SlowWorkers(plan.effective_strategy.when_slow)
@@ -68,6 +70,12 @@ class Supervisor:
 
     def run(self) -> RunOutcome:
         """Returns when no task is left."""
+        try:
+            return self._run()
+        finally:
+            self._metrics.close()
+
+    def _run(self) -> RunOutcome:
         for name in self.attempts.current:
             self._start(name, 0)
         failed = None

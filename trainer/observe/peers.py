@@ -10,7 +10,8 @@ from typing import Any
 
 from trainer.faults import exit_codes
 from trainer.faults.exit_codes import TrainerError
-from trainer.observe.status import Status, short_name
+from trainer.observe.page_server import short_name
+from trainer.observe.status import Status
 from trainer.plan.plan import Task
 
 REPORT_EVERY_SECS = 10.0

@@ -19,6 +19,7 @@ class Strategy:
     sentence: str  # what an update takes
     where: str  # who has the parameters
     when_slow: str = "every step waits for it"  # what a slow worker means for the others
+    dropped_as: str = ""  # why a gradient may be dropped
     has_shard_hosts: bool = True  # tasks that hold parameters for others
     has_ring: bool = False  # every worker holds all parameters, and gradients are summed from worker to worker
 
@@ -68,6 +69,7 @@ STRATEGIES: Mapping[str, Strategy] = {
             "every gradient is an update, no worker waits for another",
             _ON_HOSTS,
             when_slow="the others do not wait, and its gradients are stale when they arrive",
+            dropped_as="stale",
         ),
         Strategy(
             "backup",
@@ -75,6 +77,7 @@ STRATEGIES: Mapping[str, Strategy] = {
             "every update waits for {quorum} of {replicas}, later gradients are dropped",
             _ON_HOSTS,
             when_slow="the others do not wait, and its late gradients are dropped",
+            dropped_as="late",
         ),
         Strategy(
             "all_reduce",

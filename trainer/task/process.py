@@ -125,7 +125,7 @@ def _serve_status(context: Context) -> None:
     try:
         # A name may be a scheduler's, of an address that only others reach this task by.
         alone = _stop_without_launcher if launcher == "" else None
-        status_page.serve(status, host if is_local(host) else "", port, alone=alone)
+        status_page.serve(status, host if is_local(host) else "", port, names=[host], alone=alone)
     except OSError as error:
         raise PeerError(f"{task.control} is taken ({error.strerror}); stop the program that listens there") from error
     if launcher:

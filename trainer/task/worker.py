@@ -10,6 +10,7 @@ from trainer.engine.engine import Engine
 from trainer.engine.step_result import StepResult
 from trainer.faults import failpoints
 from trainer.faults.exit_codes import NotFiniteError, RollbackError
+from trainer.observe.metrics import count_step
 from trainer.observe.peers import read_status
 from trainer.observe.placement.record import STEP, make_record
 from trainer.observe.profile.record import REPLICA
@@ -204,6 +205,10 @@ def _make_actions(context: Context, engine: Engine, pace: Pace, start: int, chie
         pace.tick(result)
         status.generation, status.step = result.generation, result.step
         failpoints.reach("step", result.step)
+        status.step_secs += pace.step_secs[-1]
+        status.wait_secs += result.wait_secs
+        status.compute_secs += result.compute_secs
+        count_step(status.step_buckets, pace.step_secs[-1])
         status.wait_fraction = pace.wait_fraction(RECENT_STEPS)
         status.examples_per_second = examples * pace.steps_per_second(RECENT_STEPS)
         if result.step > start:

@@ -17,8 +17,8 @@ from random import Random
 from typing import Any
 
 from trainer.launch.processes import isolation
+from trainer.observe.page_server import short_name
 from trainer.observe.peers import UNIX
-from trainer.observe.status import short_name
 from trainer.plan.addresses import host_of
 from trainer.plan.environment import LINKS
 from trainer.plan.plan import Plan

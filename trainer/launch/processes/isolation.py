@@ -16,7 +16,7 @@ from pathlib import Path
 
 from trainer.config.schema import Isolate, RunConfig
 from trainer.faults.problems import ConfigError, Problem
-from trainer.observe.status import short_name
+from trainer.observe.page_server import short_name
 from trainer.plan.checks import isolation as checks
 
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000  # linux/sched.h

@@ -20,7 +20,7 @@ from trainer.observe.runs import RunFacts
 from trainer.observe.waits import UPDATE
 from trainer.plan.plan import Plan
 from trainer.storage.atomic import write_atomically
-from trainer.storage.event_log import END, MESSAGE, START
+from trainer.storage.event_log import END, MESSAGE, RESTART, START
 from trainer.storage.json_lines import lines
 from trainer.storage.run_directory import RunDirectory
 
@@ -230,6 +230,8 @@ def _describe_event(event: Mapping[str, Any]) -> str:
     if event["event"] == START:
         again = f" again, attempt {event['attempt'] + 1}" if event["attempt"] else ""
         return f"{event['task']} started{again}"
+    if event["event"] == RESTART:
+        return f"{event['task']} is restarted" if event["scope"] == "task" else "all tasks are restarted"
     if "task" in event:
         return f"{event['task']} ended with {event['code']}{f': {text}' if text else ''}"
     return ", ".join(filter(None, [str(event.get("cluster", "")), str(event.get("strategy", "")), text]))

@@ -109,7 +109,9 @@ class Report:
         table = self._engine.contributions()
         if table is None:
             return
-        for worker, counts in staleness.to_json(table).items():
+        status, by_worker = self._context.status, staleness.to_json(table)
+        status.contributions, status.dropped_as = by_worker, self._plan.effective_strategy.dropped_as
+        for worker, counts in by_worker.items():
             scalars = {name: counts[name] for name in ("staleness_mean", "staleness_max", "dropped")}
             self.events.scalars(step, {f"{name}/{worker}": v for name, v in scalars.items() if v is not None})
         self.events.counts(step, {f"staleness/worker:{i}": row for i, row in enumerate(staleness.histogram(table))})

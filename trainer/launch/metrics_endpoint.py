@@ -1,0 +1,108 @@
+"""Serves the metrics of a whole run at one port of the launcher, and tells Prometheus where: prometheus.json."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import trainer
+from trainer.config.schema import MetricsConfig, RunConfig
+from trainer.faults import exit_codes
+from trainer.faults.exit_codes import TrainerError
+from trainer.launch.attempts import Attempts
+from trainer.launch.restarts import Restarts
+from trainer.observe import metrics
+from trainer.observe.metrics import RunMetrics
+from trainer.observe.page_server import PageServer, PageServer6, handler
+from trainer.observe.peers import UNIX
+from trainer.plan.plan import Plan
+from trainer.storage import checkpoint
+from trainer.storage.atomic import write_atomically
+from trainer.storage.run_directory import RunDirectory
+
+
+class EndpointError(TrainerError):
+    """The port of the metrics cannot be used."""
+
+    exit_code = exit_codes.UNAVAILABLE
+
+
+class MetricsEndpoint:
+    """Answers /metrics for as long as a run lasts, where the config asks for it."""
+
+    def __init__(
+        self, config: RunConfig, plan: Plan, directory: RunDirectory, attempts: Attempts, restarts: Restarts
+    ) -> None:
+        """Listens from now on.
+
+        Raises:
+            EndpointError: if the port is taken.
+        """
+        self._attempts, self._restarts, self._directory = attempts, restarts, directory
+        self._facts = {
+            "cluster": plan.cluster,
+            "strategy": plan.strategy,
+            "model": config.model.name,
+            "data": config.data.name,
+            "version": trainer.__version__,
+        }
+        self._server = None if config.metrics.port is None else _listen(config.metrics, self._text)
+        own = None if self._server is None else _target(config.metrics.host, self._server.server_address[1])
+        targets = [own] if own else [task.control for task in plan.tasks if not task.control.startswith(UNIX)]
+        self._files = _files(config.metrics, directory)
+        self._forget()
+        if targets:
+            for file in self._files:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(file, json.dumps([{"targets": targets}], indent=1) + "\n")
+
+    def _text(self) -> bytes:
+        pages: Sequence[Mapping[str, Any]] = [attempt.page for attempt in self._attempts if attempt.page]
+        saved = checkpoint.finished(self._directory.checkpoints)
+        last = int(saved[-1].name) if saved else None
+        run = str(self._directory.path)
+        return metrics.text(pages, RunMetrics(run, self._facts, dict(self._restarts.reasons), last))
+
+    def close(self) -> None:
+        """Stops to answer; Prometheus forgets the run."""
+        self._forget()
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+
+    def _forget(self) -> None:
+        for file in self._files:
+            file.unlink(missing_ok=True)
+
+
+def _files(config: MetricsConfig, directory: RunDirectory) -> list[Path]:
+    """Where Prometheus may find the run. It takes a pattern for files of one folder, not for folders."""
+    own = directory.path / "prometheus.json"
+    if config.discovery is None:
+        return [own]
+    digest = hashlib.sha256(os.fsencode(directory.path)).hexdigest()[:8]  # another folder may have a run of that name
+    return [own, Path(config.discovery) / f"{directory.path.name}-{digest}.json"]
+
+
+def _listen(config: MetricsConfig, text: Any) -> PageServer:
+    kind = PageServer6 if ":" in config.host else PageServer
+    answer = handler({"/metrics": (metrics.CONTENT_TYPE, text)}, [config.host])
+    try:
+        server = kind((config.host, config.port or 0), answer)
+    except OSError as error:
+        remedy = "metrics.port=0 takes a free one"
+        raise EndpointError(f"metrics.port: {config.host}:{config.port}: {error.strerror}; {remedy}") from error
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+    return server
+
+
+def _target(host: str, port: int) -> str:
+    """The address that Prometheus reads; of a server on all interfaces, this machine's name."""
+    name = socket.gethostname() if host in ("0.0.0.0", "::", "") else host
+    return f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
