@@ -20,6 +20,7 @@ from trainer.launch.processes.tasks import REUSE_PORT
 from trainer.plan.environment import QUIET
 
 CLOSE_SECS = 5.0  # for a nursery to end its tasks and itself
+IMPORT_SECS = 30.0  # for one that imports TensorFlow, and notices then
 CARRIED = re.compile("PYTHONPATH|(TF|XLA|KERAS|NCCL|TRAINER)_.*")  # variables of this process that the host's have too
 ERROR_LINES = 3  # of what the command said, in a message
 
@@ -100,8 +101,9 @@ class Connection:
     def close(self) -> None:
         """Returns when the nursery has ended, or cannot be reached."""
         self.begin_close()
+        is_importing = self.answer is not None and not self.serves
         try:
-            self._process.wait(CLOSE_SECS)
+            self._process.wait(IMPORT_SECS if is_importing else CLOSE_SECS)
         except subprocess.TimeoutExpired:  # the host does not answer; its nursery ends by itself
             self._process.kill()
             self._process.wait()

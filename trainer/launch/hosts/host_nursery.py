@@ -11,6 +11,7 @@ machine that loses its power closes no connection. ORDER is the JSON of an `Orde
 import contextlib
 import json
 import os
+import select
 import signal
 import sys
 import time
@@ -42,6 +43,12 @@ class Pipes:
     def fileno(self) -> int:
         return self._input
 
+    def has_ended(self) -> bool:
+        """Whether the launcher has closed its end; what it has sent before may be unread."""
+        watched = select.poll()
+        watched.register(self._input, select.POLLHUP)
+        return any(event & (select.POLLHUP | select.POLLERR) for _, event in watched.poll(0))
+
     def recv(self, size: int) -> bytes:
         return os.read(self._input, size)
 
@@ -63,6 +70,8 @@ def main() -> None:
                 _hold(ports, port)
             answer = _describe(order, [*ports.ports, *order.held])
             pipes.sendall(json.dumps({"event": "host", **asdict(answer)}).encode() + b"\n")
+            if pipes.has_ended():  # another host cannot be reached
+                return
             allotted, os.environ[VISIBLE] = os.environ.get(VISIBLE, ""), "-1"  # TensorFlow is to touch no GPU here
             nursery.import_everything()
             nursery.serve(pipes, can_fork=True, silent_secs=SILENT_SECS, allotted=allotted)
