@@ -15,6 +15,8 @@ import yaml
 from forks import Forks
 from jobset_schema import SCHEMA
 
+pytestmark = pytest.mark.slow
+
 VERSIONS = ("1.31", "1.34", "1.37")
 GIVEN_UP = [2, 65, 66, 73, 74, 76]  # exit codes of what would fail again
 OPTIONS = ["container.memory_mib={worker:2048}", "container.cpus={ps:0.5}", "kubernetes.queue=mine", "name=digits"]
@@ -76,7 +78,6 @@ def validate(objects: list[dict[str, Any]], version: str) -> None:
 TARGETS = ("kubernetes", "kubernetes_jobs")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_object_has_the_form_that_kubernetes_takes(rendered, target: str, version: str):
@@ -84,7 +85,6 @@ def test_every_object_has_the_form_that_kubernetes_takes(rendered, target: str, 
     validate(rendered(target, "user=mine.py", "device.gpus={worker:[0]}"), version)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_wrong_key_at_any_depth_would_be_noticed(rendered, target: str):
     def places(value: Any) -> Iterator[dict[str, Any]]:

@@ -33,6 +33,7 @@ def test_a_cluster_with_addresses_of_its_own_is_accepted():
     assert problems(*with_addresses()) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", ["2ps", "0ps4w", "2ps0w", "w4", "4", "2ps4w0e", "02ps4w", "2pss4w", "2PS4W", ""])
 def test_a_bad_size_is_refused_with_the_nearest(size):
     answer = problems(f"cluster={size}")

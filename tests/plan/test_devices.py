@@ -341,6 +341,7 @@ def test_localhost_and_the_loopback_address_are_one_host():
 # Devices inside a task.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "meant"),
     [

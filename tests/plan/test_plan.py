@@ -131,6 +131,7 @@ def test_a_quorum_below_all_is_not_sync():
         planned("cluster=1ps4w", "strategy.quorum=3")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [

@@ -12,7 +12,7 @@ from typing import TextIO
 from trainer.faults.exit_codes import RunInUseError
 from trainer.storage.run_directory import RunDirectory, with_remedy
 
-PROBE_SECS = 0.02  # far longer than `owner` holds the lock of a run that nobody uses
+PROBES_SECS = 0.2  # `owner` holds the lock of a run that nobody uses for microseconds
 
 
 class Lease:
@@ -56,16 +56,19 @@ def _open_locked(path: Path) -> TextIO:
 
 
 def _lock(file: TextIO) -> None:
-    """Locks a file; tries twice, because whoever asks for the owner locks it for a moment.
+    """Locks a file; tries for a while, because whoever asks for the owner locks it for a moment.
 
     Raises:
         OSError: if another process holds it.
     """
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        time.sleep(PROBE_SECS)
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    deadline = time.monotonic() + PROBES_SECS
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(PROBES_SECS / 20)
 
 
 def owner(directory: RunDirectory) -> int | None:
