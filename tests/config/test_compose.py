@@ -394,7 +394,10 @@ def test_tab_completion_offers_what_can_be_typed(here, typed, candidates):
 def test_the_scripts_of_shells_ask_for_candidates(here, monkeypatch, capsys, shell, between):
     monkeypatch.setenv("COMP_LINE", "trainer mode=c")
     assert run(monkeypatch, "-sc", f"query={shell}") == 0
-    assert capsys.readouterr().out == f"{between.join(['mode=chaos', 'mode=check', 'mode=clean', 'mode=continue'])}\n"
+    assert (
+        capsys.readouterr().out
+        == f"{between.join(['mode=chaos', 'mode=check', 'mode=clean', 'mode=console', 'mode=continue'])}\n"
+    )
     assert run(monkeypatch, "-sc", "install=bash") == 0
     assert "complete -o nospace" in capsys.readouterr().out
 

@@ -28,6 +28,7 @@ COMMANDS: Mapping[Mode, str] = {
     Mode.save: "trainer.commands.runs.save",
     Mode.runs: "trainer.commands.runs.table",
     Mode.report: "trainer.commands.runs.report",
+    Mode.console: "trainer.commands.console.server",
     Mode.doctor: "trainer.commands.doctor.probe",
     Mode.check: "trainer.commands.check.claims",
     Mode.chaos: "trainer.commands.chaos.runner",
@@ -45,9 +46,9 @@ OF_A_RUN = (
     Mode.report,
     Mode.check,
 )  # its config is in its directory
-WITHOUT_A_CLUSTER = (
+WITHOUT_A_CLUSTER = (  # the doctor reports a config's problems as findings
     *OF_A_RUN,
-    *(Mode.runs, Mode.doctor, Mode.clean, Mode.init, Mode.schema),  # the doctor reports a config's problems as findings
+    *(Mode.runs, Mode.console, Mode.doctor, Mode.clean, Mode.init, Mode.schema),
 )
 
 

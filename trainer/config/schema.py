@@ -28,6 +28,7 @@ Mode = Enum(
         "continue": "continue",  # start the run in run=PATH again, with its own config, where it stopped
         "save": "save",  # have the run in run=PATH save a checkpoint now, and wait for that
         "runs": "runs",  # list the runs of a folder; see runs
+        "console": "console",  # a web page of the runs of a folder, from which they are watched and steered
         "report": "report",  # write report.html for the run in run=PATH, beside others named by report.beside
         "doctor": "doctor",  # check this machine and say how to fix it
         "check": "check",  # verify a finished run: each step counted every replica once
@@ -523,6 +524,16 @@ class RunsConfig:
 
 
 @dataclass
+class ConsoleConfig:
+    """The web page of mode=console, which shows the runs in runs.folder."""
+
+    host: str = "127.0.0.1"  # address to listen on
+    port: int = field(default=8787, metadata=limits(at_least=0, below=65536))  # 0: a free one
+    read_only: bool = False  # show runs, and change nothing
+    kill: bool = False  # let tasks be killed, to see that a run survives it
+
+
+@dataclass
 class ReportConfig:
     """What mode=report writes, and whether a run writes it at its end."""
 
@@ -569,5 +580,6 @@ class RunConfig:
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     runs: RunsConfig = field(default_factory=RunsConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
+    console: ConsoleConfig = field(default_factory=ConsoleConfig)
     chaos: ChaosConfig = field(default_factory=ChaosConfig)
     container: ContainerConfig = field(default_factory=ContainerConfig)

@@ -9,7 +9,7 @@ from typing import Any
 
 from trainer.config.schema import RunConfig
 from trainer.faults import exit_codes
-from trainer.launch import ending
+from trainer.launch import ending, status_file
 from trainer.launch.attempts import Attempts, RunOutcome, Starter
 from trainer.launch.fault_hooks import FaultHooks
 from trainer.launch.progress import HistoryLines, make_progress
@@ -91,7 +91,7 @@ def _prepare(config: RunConfig, plan: Plan, directory: RunDirectory, events: Eve
     how = f"resumes at step {checkpoint.step}" if checkpoint else ""
     print(", ".join(filter(None, [ending.shown(directory.path), how])), flush=True)
     directory.write_inputs(config, plan)
-    events.write(event_log.LAUNCH, how, cluster=plan.cluster, strategy=plan.strategy)
+    events.write(event_log.LAUNCH, how, cluster=plan.cluster, strategy=plan.strategy, command=status_file.command())
     if config.profile:
         shutil.rmtree(directory.profile, ignore_errors=True)  # an earlier launch's
     return checkpoint.step if checkpoint else 0

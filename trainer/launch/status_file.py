@@ -14,12 +14,11 @@ from typing import Any
 
 from trainer.config import versions
 from trainer.launch.attempts import Attempts
+from trainer.observe.page_server import LOOPBACK
 from trainer.observe.peers import UNIX
 from trainer.plan.plan import Plan, Task
 from trainer.storage.atomic import write_atomically
 from trainer.storage.run_directory import RunDirectory
-
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class StatusFile:
@@ -35,7 +34,7 @@ class StatusFile:
         self._host = socket.gethostname()
         self._tasks = {task.name: self._facts(task) for task in plan.tasks}
         self._run = {
-            "launcher": {"pid": os.getpid(), "host": self._host, "command": _command(), "folder": str(Path.cwd())},
+            "launcher": {"pid": os.getpid(), "host": self._host, "command": command(), "folder": str(Path.cwd())},
             "versions": versions.describe(),
             "started_at": started_at,
             "steps": plan.steps,
@@ -64,7 +63,7 @@ class StatusFile:
             write_atomically(self._path, json.dumps(status, indent=1))
 
 
-def _command() -> list[str]:
+def command() -> list[str]:
     """The command that was typed."""
     program = ["python", "-m", "trainer"] if Path(sys.argv[0]).name == "__main__.py" else [Path(sys.argv[0]).name]
     return [*program, *sys.argv[1:]]

@@ -81,8 +81,7 @@ class Supervisor:
         failed = None
         while any(attempt.code is None or attempt.restarts_at is not None for attempt in self.attempts):
             self.attempts.poll(self._poll_secs())
-            if requests.take(self._directory, Request.stop):
-                self._signals.receive(signal.SIGTERM)
+            self._obey_requests()
             self._obey_signals()
             if failed is None and not self._is_killing:
                 failed = self._handle_failures()
@@ -123,6 +122,19 @@ class Supervisor:
             self.attempts.poll(max(0.0, settled_at - time.monotonic()))
         has_stepped = self._first_step_at is not None
         return self._restarts.handle(self.attempts.failed(), has_stepped=has_stepped, is_stopping=self._was_asked)
+
+    def _obey_requests(self) -> None:
+        """Does what other commands ask of the run, or of one of its tasks."""
+        if not self._directory.requests.exists():
+            return
+        if requests.take(self._directory, Request.stop):
+            self._signals.receive(signal.SIGTERM)
+        for name, attempt in self.attempts.current.items():
+            if requests.take(self._directory, Request.stacks, name) and attempt.page:  # else the signal would end it
+                self.attempts.signal(name, signal.SIGUSR1)
+            if requests.take(self._directory, Request.kill, name):
+                self._say(f"killing {name}, as was asked")
+                self.attempts.signal(name, signal.SIGKILL)
 
     def _obey_signals(self) -> None:
         """The first signal asks every task to save and leave; the second kills them."""

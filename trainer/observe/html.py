@@ -12,17 +12,22 @@ if TYPE_CHECKING:
     from jinja2 import Environment, Template
 
 
-def template(path: str) -> Template:
-    """The template at a path below this folder; style.css.j2 has what all pages look like."""
-    return _environment().get_template(path)
+def template(path: str, package: str | None = None) -> Template:
+    """The template at a path below this folder; style.css.j2 has what all pages look like.
+
+    Args:
+        package: that has it in its folder `templates`, where another does.
+    """
+    return _environment(package).get_template(path)
 
 
 @functools.cache
-def _environment() -> Environment:
-    from jinja2 import Environment, PackageLoader, StrictUndefined  # here: most commands write no page
+def _environment(package: str | None) -> Environment:
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined  # here: most commands write no page
 
+    here = PackageLoader("trainer.observe", ".")
     environment = Environment(
-        loader=PackageLoader("trainer.observe", "."),
+        loader=here if package is None else ChoiceLoader([PackageLoader(package), here]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

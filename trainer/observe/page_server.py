@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 LAUNCHER = "launcher"  # GET /status?launcher: the reader is the launcher, whose end a task may have to notice
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 SOCKET_PATH_BYTES = 100  # that every system allows
 
 Page = tuple[str, Callable[[], bytes]]  # type of its content, and what gives it

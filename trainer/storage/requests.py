@@ -1,39 +1,49 @@
 """What other commands ask of a run that is under way: files in its directory, which reach any host that shares it.
 
-`mode=stop` and `mode=save` make them; the launcher, and the chief, look for them and remove them.
+`mode=stop`, `mode=save` and the console make them; the launcher, and the chief, look for them and remove them.
 """
 
 import contextlib
 from enum import Enum
+from pathlib import Path
 
 from trainer.storage.run_directory import RunDirectory
 
 
 class Request(Enum):
-    """What can be asked of a run."""
+    """What can be asked of a run, or of one of its tasks."""
 
-    stop = "stop"  # of its launcher: save a checkpoint and end all tasks
-    save = "save"  # of its chief: save a checkpoint before the next step
+    stop = "stop"  # of the launcher: save a checkpoint and end all tasks
+    save = "save"  # of the chief: save a checkpoint before the next step
+    stacks = "stacks"  # of the launcher: have a task write the stacks of its threads to its log
+    kill = "kill"  # of the launcher: kill a task
 
 
-def make(directory: RunDirectory, request: Request) -> None:
+def make(directory: RunDirectory, request: Request, task: str = "") -> None:
     """Asks.
+
+    Args:
+        task: its name, where one task is meant.
 
     Raises:
         OSError: if the run directory cannot be written.
     """
     directory.requests.mkdir(exist_ok=True)
-    (directory.requests / request.value).touch()
+    _file(directory, request, task).touch()
 
 
-def is_pending(directory: RunDirectory, request: Request) -> bool:
+def is_pending(directory: RunDirectory, request: Request, task: str = "") -> bool:
     """Whether it was asked and not taken yet."""
-    return (directory.requests / request.value).exists()
+    return _file(directory, request, task).exists()
 
 
-def take(directory: RunDirectory, request: Request) -> bool:
+def take(directory: RunDirectory, request: Request, task: str = "") -> bool:
     """Whether it was asked since the last call."""
     with contextlib.suppress(OSError):  # nothing was asked
-        (directory.requests / request.value).unlink()
+        _file(directory, request, task).unlink()
         return True
     return False
+
+
+def _file(directory: RunDirectory, request: Request, task: str) -> Path:
+    return directory.requests / (f"{request.value}-{task.replace(':', '-')}" if task else request.value)

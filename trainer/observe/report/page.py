@@ -62,13 +62,14 @@ def write(path: Path, others: Sequence[Path] = (), file: Path | None = None, *, 
     Returns:
         Where it is.
     """
-    records = [_read(one, _name(one, [path, *others]), is_over=is_over) for one in (path, *others)]
+    records = [read(one, _name(one, [path, *others]), is_over=is_over) for one in (path, *others)]
     file = file or path / REPORT
     write_atomically(file, render(records))
     return file
 
 
-def _read(path: Path, name: str, *, is_over: bool) -> Record:
+def read(path: Path, name: str, *, is_over: bool = False) -> Record:
+    """Reads a run directory; the rest as in `write`."""
     directory = RunDirectory(path)
     return Record(
         name=name,
@@ -91,30 +92,41 @@ def _name(path: Path, paths: Sequence[Path]) -> str:
 
 def render(records: Sequence[Record]) -> str:
     """Renders the page; the first run is shown in full."""
+    return template("report/page.html.j2").render(context(records, settings.changed(records[0].config)))
+
+
+def context(records: Sequence[Record], changed: Sequence[tuple[str, str, str]]) -> dict[str, Any]:
+    """What the template takes.
+
+    Args:
+        changed: settings of the first run that differ from the defaults.
+    """
     first = records[0]
-    return template("report/page.html.j2").render(
-        runs=records,
-        run=first,
-        tiles=list(_tiles(first)),
-        charts=list(_charts(records)),
-        width=curves.WIDTH,
-        height=curves.HEIGHT,
-        left=curves.LEFT,
-        bottom=curves.BOTTOM,
-        tasks=_tasks(first),
-        waits=_waits(first),
-        update=UPDATE,
-        contributions=first.summary.get("contributions") or {},
-        events=_events(first),
-        more_events=max(0, len(first.events) - MAX_EVENTS),
-        shards=_shards(first.plan),
-        files=[name for name in FILES if (first.folder / name).exists()],
-        changed=settings.changed(first.config),
-        differences=settings.differences([record.config for record in records]) if len(records) > 1 else [],
-        versions=first.status.get("versions"),
-        command=shlex.join(first.status.get("launcher", {}).get("command", [])),
-        written=time.strftime("%Y-%m-%d %H:%M:%S"),
-    )
+    return {
+        "runs": records,
+        "run": first,
+        "tiles": list(_tiles(first)),
+        "charts": list(_charts(records)),
+        "width": curves.WIDTH,
+        "height": curves.HEIGHT,
+        "left": curves.LEFT,
+        "bottom": curves.BOTTOM,
+        "tasks": _tasks(first),
+        "waits": _waits(first),
+        "update": UPDATE,
+        "contributions": first.summary.get("contributions") or {},
+        "events": _events(first),
+        "more_events": max(0, len(first.events) - MAX_EVENTS),
+        "shards": _shards(first.plan),
+        "files": [name for name in FILES if (first.folder / name).exists()],
+        "changed": changed,
+        "differences": settings.differences([record.config for record in records]) if len(records) > 1 else [],
+        "versions": first.status.get("versions"),
+        "commands": _commands(first),
+        "written": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "log_url": lambda task: task.log,
+        "file_url": str,
+    }
 
 
 def _tiles(run: Record) -> Iterator[tuple[str, str, str]]:
@@ -221,6 +233,11 @@ def _events(run: Record) -> list[dict[str, Any]]:
         }
         for event in run.events[-MAX_EVENTS:]
     ]
+
+
+def _commands(run: Record) -> list[str]:
+    """The commands that launched the run, in order, each once."""
+    return list(dict.fromkeys(shlex.join(event["command"]) for event in run.events if "command" in event))
 
 
 def _describe_event(event: Mapping[str, Any]) -> str:

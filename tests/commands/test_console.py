@@ -1,0 +1,311 @@
+"""The console: what its pages show, and that only the bearer of its token, from its own pages, can do anything."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import socket
+import threading
+import urllib.parse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from quick_config import load
+
+from trainer.commands.console.app import make_app
+from trainer.config.schema import ConsoleConfig
+from trainer.plan.description import Description
+from trainer.plan.devices import Machine
+from trainer.plan.layout import Parameter
+from trainer.plan.make import make_plan
+from trainer.storage.lease import Lease
+from trainer.storage.run_directory import RunDirectory
+
+TOKEN = "the-token-of-this-console"
+HOSTILE = "<script>alert(1)</script>"
+MODEL = Description((Parameter("dense/kernel", (784, 128), True),), 10, 8000, 2000)
+POSTS = ["stop", "save", "continue", "stacks/worker:1", "kill/worker:1"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    code: int
+    headers: dict[str, str]
+    text: str
+
+
+@dataclass(frozen=True)
+class Browser:
+    """Sends requests as a browser that has the console's cookie would."""
+
+    port: int
+
+    def ask(self, method: str, path: str, **headers: str) -> Answer:
+        """Names that begin with none_ leave out a header that is sent otherwise."""
+        usual = {"Host": f"127.0.0.1:{self.port}", "Cookie": f"trainer-console-{self.port}={TOKEN}"}
+        if method == "POST":
+            usual |= {"Origin": f"http://127.0.0.1:{self.port}", "Sec-Fetch-Site": "same-origin"}
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection.putrequest(method, path, skip_host=True)
+        for name, value in (usual | given).items():
+            if value:
+                connection.putheader(name, value)
+        connection.putheader("Content-Length", "0")
+        connection.endheaders()
+        answer = connection.getresponse()
+        if answer.getheader("Content-Type", "").startswith("text/event-stream"):
+            body = answer.readline()
+        else:
+            body = answer.read()
+        connection.close()
+        return Answer(answer.status, {k.lower(): v for k, v in answer.getheaders()}, body.decode())
+
+    def get(self, path: str, **headers: str) -> Answer:
+        return self.ask("GET", path, **headers)
+
+    def post(self, path: str, **headers: str) -> Answer:
+        return self.ask("POST", path, **headers)
+
+
+@pytest.fixture
+def console(tmp_path: Path) -> Iterator[Callable[..., Browser]]:
+    """console(kill=True, ...) -> a browser of a console of the runs in tmp_path / "runs"."""
+    with contextlib.ExitStack() as stack:
+
+        def start(**settings: Any) -> Browser:
+            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            port = listener.getsockname()[1]
+            app = make_app(ConsoleConfig(**settings), tmp_path / "runs", token=TOKEN, port=port)
+            server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
+            thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+            thread.start()
+            stack.callback(thread.join, 30)
+            stack.callback(setattr, server, "should_exit", True)
+            return Browser(port)
+
+        yield start
+
+
+def make_run(path: Path, *overrides: str) -> RunDirectory:
+    """A run directory with a worker that has failed."""
+    config = load(["cluster=1ps2w", "train.batch_size=48", "train.steps=40", *overrides])
+    directory = RunDirectory(path)
+    plan = make_plan(config, MODEL, Machine(cores=4, gpus=()))
+    directory.write_inputs(config, plan)
+    directory.history.write_text('{"step": 10, "loss": 0.5, "examples_per_second": 100.0}\n')
+    (path / "logs/worker-1.log").write_text(f"x INFO begun\nx ERROR failed: {HOSTILE}\nx INFO done\n")
+    return directory
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[RunDirectory]:
+    """A run that this process seems to be the launcher of."""
+    directory = make_run(tmp_path / "runs" / "mine")
+
+    attempts = {name: {"restarts": 0, "host": "here", "code": None} for name in ("ps:0", "worker:0", "worker:1")}
+    status = {"launcher": {"pid": os.getpid(), "host": "here", "command": ["trainer"]}, "attempts": attempts}
+    states = dict.fromkeys(attempts, "training")
+    directory.status.write_text(json.dumps(status | {"tasks": {}, "states": states, "started_at": 1.0, "time": 2.0}))
+    with Lease(directory):
+        yield directory
+
+
+# Who may use it
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/runs/mine", "/runs/mine/log/worker:1", "/static/console.js", "/runs/mine/live"]
+)
+def test_without_the_cookie_nothing_is_shown(console, held, path):
+    browser = console()
+    for cookie in ("", "trainer-console-1=the-token-of-this-console", f"trainer-console-{browser.port}=guess", "=;=,"):
+        answer = browser.get(path, Cookie=cookie)
+        assert (answer.code, "mine" in answer.text) == (401, False)
+    assert browser.get(path).code == 200
+
+
+def test_the_address_that_is_printed_gives_the_cookie_and_takes_the_token_out_of_sight(console):
+    browser = console()
+    answer = browser.get(f"/?state=done&token={TOKEN}", Cookie="")
+    assert (answer.code, answer.headers["location"]) == (303, "/?state=done")
+    cookie = answer.headers["set-cookie"].lower()
+    assert f"trainer-console-{browser.port}={TOKEN}" in cookie
+    assert {"httponly", "samesite=strict", "path=/"} <= {part.strip() for part in cookie.split(";")}
+    assert browser.get("/?token=guess", Cookie="").code == 401
+    assert browser.get(f"//evil.example/x?token={TOKEN}", Cookie="").headers["location"].startswith("/evil.example")
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:80", "", "localhost.evil.example"])
+def test_a_name_that_somebody_points_at_this_machine_is_refused(console, held, host):
+    browser = console()
+    assert browser.get("/runs/mine", Host=host).code in (400, 421)
+    assert browser.post("/runs/mine/stop", Host=host, Origin=f"http://{host}").code in (400, 421)
+    assert not held.requests.exists()
+
+
+@pytest.mark.parametrize("post", POSTS)
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://evil.example"},
+        {"Origin": "http://127.0.0.1:1"},  # another port has the same site, and gets the cookie
+        {"Origin": "null"},
+        {"Origin": ""},
+        {"Sec_Fetch_Site": "cross-site"},
+        {"Sec_Fetch_Site": "same-site"},
+    ],
+)
+def test_a_page_of_another_origin_can_press_no_button(console, held, post, headers):
+    answer = console(kill=True).post(f"/runs/mine/{post}", **headers)
+    assert answer.code == 403
+    assert not held.requests.exists()
+
+
+def test_no_other_origin_may_read_an_answer(console, held):
+    browser = console()
+    for answer in (
+        browser.get("/runs/mine", Origin="http://evil.example"),
+        browser.ask("OPTIONS", "/runs/mine/stop", Origin="http://evil.example", Access_Control_Request_Method="POST"),
+    ):
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+        assert answer.headers["cross-origin-resource-policy"] == "same-origin"
+
+
+@pytest.mark.parametrize("path", ["/", "/runs/mine", "/nothing", "/runs/mine/log/worker:1", "/static/console.js"])
+def test_every_answer_forbids_scripts_of_others_frames_and_caches(console, held, path):
+    headers = console().get(path).headers
+    assert "default-src 'none'; script-src 'self';" in headers["content-security-policy"]
+    assert "unsafe-eval" not in headers["content-security-policy"]
+    assert (headers["x-frame-options"], headers["x-content-type-options"]) == ("DENY", "nosniff")
+    assert headers["cache-control"] == "no-store"
+
+
+def test_a_page_has_no_script_but_the_console_s_own(console, held):
+    browser = console(kill=True)
+    for path in ("/", "/runs/mine", "/runs/mine/log/worker:1"):
+        text = browser.get(path).text
+        assert text.count("<script") == text.count('<script src="/static/console.js" defer></script>')
+        assert "onclick" not in text
+        assert "javascript:" not in text
+
+
+@pytest.mark.parametrize("post", POSTS)
+def test_one_that_only_reads_has_no_address_that_changes_anything(console, held, post):
+    browser = console(read_only=True, kill=True)
+    assert browser.post(f"/runs/mine/{post}").code in (404, 405)
+    assert "<button" not in browser.get("/runs/mine").text.partition("</main>")[0]
+    assert not held.requests.exists()
+
+
+def test_tasks_are_killed_only_where_that_is_switched_on(console, held):
+    assert console().post("/runs/mine/kill/worker:1").code in (404, 405)
+    assert not held.requests.exists()
+    assert console(kill=True).post("/runs/mine/kill/worker:1").code == 303
+    assert [path.name for path in held.requests.iterdir()] == ["kill-worker-1"]
+
+
+# Which files it reads
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/runs/..", "/runs/../secret", "/runs/%2e%2e/secret", "/runs/..%2fsecret", "/runs//etc", "/runs/link"),
+        *("/runs/loop", "/runs/%00", "/runs/" + "x" * 5000, "/runs/mine/log/worker:9", "/runs/mine/log/..%2f..%2fx"),
+        *("/runs/mine/files/lock", "/runs/mine/files/..%2f..%2fsecret%2fconfig.yaml", "/runs/mine/files/export/out"),
+        *("/runs/mine/files/export/..%2f..%2flock", "/runs/mine/files/logs%2fworker-1.log", "/static/..%2fapp.py"),
+    ],
+)
+def test_nothing_outside_of_the_folder_is_read(console, held, tmp_path, path):
+    make_run(tmp_path / "secret")
+    (tmp_path / "runs/link").symlink_to(tmp_path / "secret")
+    (tmp_path / "runs/loop").symlink_to(tmp_path / "runs/loop")
+    (held.path / "export").mkdir()
+    (held.path / "export/out").symlink_to(tmp_path / "secret/config.yaml")
+    browser = console(kill=True)
+    assert browser.get(path).code == 404
+    assert browser.post(f"{path}/stop").code in (404, 405)
+    assert "runs/link" not in browser.get("/").text
+    assert not (tmp_path / "secret/requests").exists()
+
+
+def test_files_of_a_run_are_downloads(console, held):
+    answer = console().get("/runs/mine/files/plan.json")
+    assert json.loads(answer.text)["cluster"] == "1ps2w"
+    assert answer.headers["content-disposition"].startswith("attachment")
+
+
+def test_names_and_logs_are_text(console, tmp_path):
+    name = f"a {HOSTILE.replace('/', '')} & b"
+    make_run(tmp_path / "runs" / name)
+    browser = console()
+    url = f"/runs/{urllib.parse.quote(name)}"
+    for text in (browser.get("/").text, browser.get(url).text, browser.get(f"{url}/log/worker:1").text):
+        assert "<script>" not in text
+        assert "&lt;script&gt;" in text
+    assert "<script>" not in browser.get(f"{url}?notice={urllib.parse.quote(HOSTILE)}").text
+
+
+# What it shows and does
+
+
+def test_runs_are_filtered_sorted_and_shown_a_page_at_a_time(console, tmp_path):
+    for number in range(105):
+        make_run(tmp_path / "runs" / f"run-{number:03}", *(["model=mlp"] if number == 7 else []))
+    browser = console()
+    first = browser.get("/?sort=name").text
+    assert "run-000" in first
+    assert "run-104" not in first
+    assert "105 runs, page 1 of 2" in first
+    assert "run-104" in browser.get("/?sort=name&page=2").text
+    assert "run-104" in browser.get("/?sort=name&page=999").text
+    filtered = browser.get("/?name=MLP&state=died").text
+    assert ("run-007" in filtered, "run-006" in filtered) == (True, False)
+    assert "No run matches." in browser.get("/?state=running").text
+    assert browser.get("/?sort=%3Cscript%3E&page=x&state=%27").code == 200
+
+
+def test_a_log_shows_its_end_what_is_searched_and_its_first_failure(console, held):
+    lines = [f"2026 worker:1 INFO  line {number}" for number in range(100_000)]
+    lines[70_000] = "2026 worker:1 ERROR failed: no such file"
+    (held.path / "logs/worker-1.log").write_text("\n".join(lines) + "\n")
+    browser = console()
+    url = "/runs/mine/log/worker:1"
+    end = browser.get(url).text
+    assert ("line 99999\n" in end.replace("</span>", ""), "line 99499" in end) == (True, False)
+    assert "Earlier lines are not shown" in end
+    found = browser.get(f"{url}?search=LINE+5000").text
+    assert "<b>5001</b>" in found
+    assert "line 50009" in found
+    failure = browser.get(f"{url}?failure=1").text
+    assert '<span class="failure"><b>70001</b>' in failure
+    assert "No failure is in this log" in browser.get("/runs/mine/log/worker:0?failure=1").text
+
+
+def test_buttons_ask_the_run_for_what_they_say(console, held):
+    browser = console()
+    for post, file in (("stop", "stop"), ("save", "save"), ("stacks/worker:1", "stacks-worker-1")):
+        answer = browser.post(f"/runs/mine/{post}")
+        assert (answer.code, answer.headers["location"].partition("?")[0]) == (303, "/runs/mine")
+        assert (held.requests / file).exists()
+    for post, why in (("continue", "the run is running"), ("stacks/worker:9", "the run has no such task")):
+        notice = urllib.parse.unquote_plus(browser.post(f"/runs/mine/{post}").headers["location"])
+        assert notice == f"/runs/mine?notice=not done: {why}"
+    assert "not done: the run is running" in browser.get("/runs/mine?notice=not+done:+the+run+is+running").text
+
+
+def test_a_page_is_told_when_its_run_changes(console, held):
+    browser = console()
+
+    def change() -> None:
+        held.history.write_text('{"step": 20, "loss": 0.25, "examples_per_second": 100.0}\n')
+
+    threading.Timer(0.3, change).start()
+    assert browser.get("/runs/mine/live").text.startswith("data: ")

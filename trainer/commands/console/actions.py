@@ -1,0 +1,84 @@
+"""What the console's buttons do: the same as commands in a terminal, by the same means."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from trainer.observe import runs
+from trainer.storage import requests
+from trainer.storage.requests import Request
+from trainer.storage.run_directory import RunDirectory
+
+OUTPUT = "launcher.log"  # what a launcher that the console started prints
+
+
+class RefusedError(Exception):
+    """Why something cannot be done, in a sentence."""
+
+
+def stop(path: Path) -> None:
+    """Has a run save and end.
+
+    Raises:
+        RefusedError: if it is not running, or has no launcher.
+    """
+    facts = runs.read(path)
+    if not facts.is_running:
+        raise RefusedError(f"the run is {facts.state}")
+    if facts.launcher is None:
+        raise RefusedError("the run has no launcher; a scheduler started it, so stop it there")
+    requests.make(RunDirectory(path), Request.stop)
+
+
+def save(path: Path) -> None:
+    """Has a run save a checkpoint.
+
+    Raises:
+        RefusedError: if it is not running.
+    """
+    facts = runs.read(path)
+    if not facts.is_running:
+        raise RefusedError(f"the run is {facts.state}")
+    requests.make(RunDirectory(path), Request.save)
+
+
+def continue_run(path: Path) -> None:
+    """Starts a launcher for a run that has stopped; it outlives the console.
+
+    Raises:
+        RefusedError: if it is running, or done.
+    """
+    facts = runs.read(path)
+    if facts.state in (runs.RUNNING, runs.DONE):
+        raise RefusedError(f"the run is {facts.state}")
+    start_launcher(["continue", f"run={path}"], path)
+
+
+def start_launcher(words: list[str], path: Path, cwd: Path | None = None) -> None:
+    """Starts `python -m trainer WORDS`, without a shell, in a session of its own; its output goes to launcher.log."""
+    path.mkdir(parents=True, exist_ok=True)
+    with (path / OUTPUT).open("ab") as output:
+        subprocess.Popen(
+            [sys.executable, "-m", "trainer", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=cwd,
+            start_new_session=True,
+        )
+
+
+def ask_of_task(path: Path, task: str, request: Request) -> None:
+    """Has the launcher of a run kill a task, or have it write the stacks of its threads to its log.
+
+    Raises:
+        RefusedError: if the run has no launcher, or no such task.
+    """
+    facts, directory = runs.read(path), RunDirectory(path)
+    if not facts.is_running or facts.launcher is None:
+        raise RefusedError(f"the run is {facts.state}" if not facts.is_running else "the run has no launcher")
+    if task not in runs.read_status(directory).get("attempts", {}):
+        raise RefusedError("the run has no such task")
+    requests.make(directory, request, task)

@@ -1,0 +1,161 @@
+"""The console's addresses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import (
+    FileResponse,
+    HTMLResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from trainer.commands.console import actions, pages
+from trainer.commands.console.actions import RefusedError
+from trainer.commands.console.guard import Guard
+from trainer.commands.console.pages import Folder, NoSuchRunError
+from trainer.config.schema import ConsoleConfig
+from trainer.storage.requests import Request as RunRequest
+
+LIVE_SECS = 1.0  # between two looks whether a run has changed
+
+
+@dataclass(frozen=True)
+class Console:
+    """Answers requests; the handlers of one console."""
+
+    folder: Folder
+    config: ConsoleConfig
+
+    @property
+    def can_post(self) -> bool:
+        return not self.config.read_only
+
+    def routes(self) -> list[BaseRoute]:
+        """With read_only there is no address that changes anything."""
+        name = "/runs/{name:path}"
+        reading: list[BaseRoute] = [
+            Route("/", self.index),
+            Mount("/static", StaticFiles(directory=Path(__file__).parent / "static")),
+            Route(f"{name}/live", self.live),
+            Route(f"{name}/log/{{task}}", self.log),
+            Route(f"{name}/files/export/{{file}}", self.exported),
+            Route(f"{name}/files/profile/{{file}}", self.trace),
+            Route(f"{name}/files/{{file}}", self.file),
+        ]
+        steering = [
+            Route(
+                f"{name}/stop",
+                self._button(actions.stop, "stopping: it finishes its step, and saves"),
+                methods=["POST"],
+            ),
+            Route(f"{name}/save", self._button(actions.save, "saving before the next step"), methods=["POST"]),
+            Route(f"{name}/continue", self._button(actions.continue_run, "starting again"), methods=["POST"]),
+            Route(f"{name}/stacks/{{task}}", self._task_button(RunRequest.stacks), methods=["POST"]),
+        ]
+        killing = [Route(f"{name}/kill/{{task}}", self._task_button(RunRequest.kill), methods=["POST"])]
+        return [
+            *reading,
+            *(steering if self.can_post else []),
+            *(killing if self.can_post and self.config.kill else []),
+            Route(name, self.run),
+        ]
+
+    async def index(self, request: Request) -> Response:
+        return HTMLResponse(pages.index(self.folder, request.query_params, can_post=self.can_post))
+
+    async def run(self, request: Request) -> Response:
+        notice = request.query_params.get("notice", "")[:200]
+        name = request.path_params["name"]
+        return HTMLResponse(
+            pages.run(self.folder, name, can_post=self.can_post, can_kill=self.config.kill, notice=notice)
+        )
+
+    async def log(self, request: Request) -> Response:
+        name, task = request.path_params["name"], request.path_params["task"]
+        return HTMLResponse(pages.log(self.folder, name, task, request.query_params))
+
+    async def live(self, request: Request) -> Response:
+        """An event for every change of a run, at most one each second."""
+        name = request.path_params["name"]
+        self.folder.run(name)
+        return StreamingResponse(self._changes(name), media_type="text/event-stream")
+
+    async def _changes(self, name: str) -> AsyncIterator[str]:
+        before = pages.version(self.folder, name)
+        while True:  # until the browser hangs up
+            await asyncio.sleep(LIVE_SECS)
+            try:
+                now = pages.version(self.folder, name)
+            except NoSuchRunError:  # it was removed
+                return
+            yield ": still there\n\n" if now == before else f"data: {now}\n\n"
+            before = now
+
+    async def file(self, request: Request) -> Response:
+        return self._download(request, request.path_params["file"])
+
+    async def exported(self, request: Request) -> Response:
+        return self._download(request, f"export/{request.path_params['file']}")
+
+    async def trace(self, request: Request) -> Response:
+        return self._download(request, f"profile/{request.path_params['file']}")
+
+    def _download(self, request: Request, file: str) -> Response:
+        path = pages.file(self.folder, request.path_params["name"], file)
+        return FileResponse(path, filename=path.name)  # as an attachment: a page of a run directory opens elsewhere
+
+    def _button(self, act: Callable[[Path], None], done: str) -> Callable[[Request], Any]:
+        async def press(request: Request) -> Response:
+            name = request.path_params["name"]
+            return _answer(name, lambda: act(self.folder.run(name)), done)
+
+        return press
+
+    def _task_button(self, what: RunRequest) -> Callable[[Request], Any]:
+        async def press(request: Request) -> Response:
+            name, task = request.path_params["name"], request.path_params["task"]
+            done = f"{task} is killed" if what is RunRequest.kill else f"{task} writes its stacks to its log"
+            return _answer(name, lambda: actions.ask_of_task(self.folder.run(name), task, what), done)
+
+        return press
+
+
+def _post(path: str, handler: Callable[[Request], Any]) -> Route:
+    return Route(path, handler, methods=["POST"])
+
+
+def _answer(name: str, act: Callable[[], None], done: str) -> Response:
+    """Does what a button is for, and leads back to the run's page, which says what became of it."""
+    try:
+        act()
+        notice = done
+    except (RefusedError, OSError) as error:
+        notice = f"not done: {error}"
+    return RedirectResponse(f"{pages.run_url(name)}?{urlencode({'notice': notice})}", 303)
+
+
+async def _no_such_run(request: Request, error: Exception) -> Response:
+    return PlainTextResponse("there is no such run, task or file\n", 404)
+
+
+def make_app(config: ConsoleConfig, folder: Path, *, token: str, port: int) -> Starlette:
+    """The console of a folder's runs, for the bearer of a token."""
+    return Starlette(
+        routes=Console(Folder(folder.resolve()), config).routes(),
+        middleware=[Middleware(Guard, token=token, port=port, host=config.host)],
+        exception_handlers={NoSuchRunError: _no_such_run},
+    )

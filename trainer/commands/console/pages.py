@@ -1,0 +1,241 @@
+"""Makes the console's pages from what run directories say. Pure but for reading files."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from trainer.commands.runs.table import ORDERS
+from trainer.config.schema import RunOrder
+from trainer.launch.view import duration
+from trainer.observe import runs
+from trainer.observe.html import template
+from trainer.observe.report import page as report
+from trainer.observe.report import settings
+from trainer.observe.runs import RunFacts
+from trainer.plan.plan import Plan
+from trainer.storage.run_directory import RunDirectory
+
+PACKAGE = "trainer.commands.console"
+ROWS = 100  # of a table of runs, on a page
+LOG_LINES = 500  # of a page of a log
+TAIL_BYTES = 512 * 1024  # of a log that are read where nothing is searched
+MAX_MATCHES = 500
+BAD = re.compile(r" ERROR |^Traceback |\bfailed: ")  # begins a failure in a log
+FILES = (  # that may be downloaded, with those of export/
+    *("report.html", "config.yaml", "plan.json", "summary.json", "history.jsonl", "events.jsonl", "evaluations.jsonl"),
+    *("placement.html", "profile/trace.json", "launcher.log"),
+)
+
+
+class NoSuchRunError(Exception):
+    """An address names no run below the console's folder."""
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The folder whose runs are shown; nothing outside it is read, wherever links lead."""
+
+    path: Path
+
+    def run(self, name: str) -> Path:
+        """The directory of a run by its path from the folder.
+
+        Raises:
+            NoSuchRunError: if there is none, or a link leads out of the folder.
+        """
+        root = self.path.resolve()
+        try:
+            path = (root / name).resolve()
+            if path != root and path.is_relative_to(root) and runs.is_run(path):
+                return path
+        except (OSError, ValueError, RuntimeError) as error:  # a name that no file can have, a loop of links
+            raise NoSuchRunError(name) from error
+        raise NoSuchRunError(name)
+
+    def name(self, path: Path) -> str:
+        """The path of a run from the folder."""
+        return str(path.relative_to(self.path))
+
+    def runs(self) -> list[tuple[str, Path]]:
+        """(name, directory) of every run that may be shown."""
+        found = []
+        for path in runs.find(self.path):
+            try:
+                found.append((self.name(path), self.run(self.name(path))))
+            except NoSuchRunError:  # a link that leads out
+                continue
+        return found
+
+
+def index(folder: Folder, query: Mapping[str, str], *, can_post: bool) -> str:
+    """The table of runs: filtered, sorted, the newest first, a page at a time."""
+    order = query.get("sort") if query.get("sort") in RunOrder.__members__ else RunOrder.started.value
+    order = RunOrder.started.value if order == RunOrder.disk.value or order is None else order
+    listed = [(name, runs.read(path)) for name, path in folder.runs()]
+    counts = {state: sum(facts.state == state for _, facts in listed) for state in runs.STATES}
+    state, text = query.get("state", ""), query.get("name", "").lower()
+    chosen = [(n, f) for n, f in listed if state in ("", f.state) and text in f"{n} {f.model} {f.cluster}".lower()]
+    chosen.sort(key=lambda pair: ORDERS[RunOrder(order)](pair[1], 0), reverse=order not in ("name", "loss"))
+    number = int(query["page"]) if query.get("page", "").isdecimal() else 1
+    pages = max(1, -(-len(chosen) // ROWS))
+    number = min(max(number, 1), pages)
+    return template("index.html.j2", PACKAGE).render(
+        folder=folder.path,
+        rows=[_row(name, facts) for name, facts in chosen[(number - 1) * ROWS : number * ROWS]],
+        all=len(listed),
+        chosen=len(chosen),
+        counts=counts,
+        query={"state": state, "name": query.get("name", ""), "sort": order},
+        orders=[one.value for one in RunOrder if one is not RunOrder.disk],
+        page=number,
+        pages=pages,
+        link=lambda number: "?" + urlencode({"state": state, "name": text, "sort": order, "page": number}),
+        can_post=can_post,
+    )
+
+
+def _row(name: str, facts: RunFacts) -> dict[str, Any]:
+    began = "" if facts.started_at is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(facts.started_at))
+    return {
+        "name": name,
+        "url": run_url(name),
+        "facts": facts,
+        "began": began,
+        "took": "" if facts.seconds is None else duration(facts.seconds),
+        "share": facts.step / facts.steps if facts.steps else 0.0,
+    }
+
+
+def run_url(name: str) -> str:
+    """The address of a run's page."""
+    return f"/runs/{quote(name)}"
+
+
+def run(folder: Folder, name: str, *, can_post: bool, can_kill: bool, notice: str = "") -> str:
+    """The page of a run: its report, live, with its buttons and logs.
+
+    Args:
+        can_post: whether the run may be stopped, saved and continued.
+        can_kill: whether its tasks may be killed.
+        notice: what became of the button that was pressed.
+    """
+    path = folder.run(name)
+    record, url = report.read(path, name), run_url(name)
+    files = [one for one in FILES if (path / one).is_file()]
+    exported = [f"export/{one.name}" for one in sorted((path / "export").glob("*")) if one.is_file()]
+    shown = report.context([record], _changed(path, (path / "config.yaml").stat().st_mtime_ns))
+    own = {
+        "url": url,
+        "log_url": lambda task: f"{url}/log/{task.name}",
+        "file_url": lambda file: f"{url}/files/{quote(file)}",
+        "downloads": [*files, *exported],
+        "can_post": can_post,
+        "can_kill": can_kill,
+        "notice": notice,
+    }
+    return template("run.html.j2", PACKAGE).render(shown | own)
+
+
+@functools.lru_cache(maxsize=64)
+def _changed(path: Path, modified_ns: int) -> list[tuple[str, str, str]]:
+    """What a config differs from the defaults in; composing them takes a tenth of a second."""
+    return settings.changed(RunDirectory(path).read_config())
+
+
+def file(folder: Folder, name: str, path: str) -> Path:
+    """A file of a run that may be downloaded.
+
+    Raises:
+        NoSuchRunError: if there is none, or it is another one.
+    """
+    directory = folder.run(name)
+    found = (directory / path).resolve()
+    is_exported = found.parent == directory / "export"
+    if not found.is_file() or not (found in [directory / one for one in FILES] or is_exported):
+        raise NoSuchRunError(f"{name}/{path}")
+    return found
+
+
+def version(folder: Folder, name: str) -> str:
+    """What changes whenever the page of a run does."""
+    directory = RunDirectory(folder.run(name))
+    seen = (directory.status, directory.history, directory.summary, directory.lock, directory.event_log)
+    return " ".join(str(file.stat().st_mtime_ns) if file.exists() else "0" for file in seen)
+
+
+@dataclass(frozen=True)
+class Log:
+    """A part of a task's log."""
+
+    lines: Sequence[tuple[int | None, str]]  # the number of each, where the log was read from its begin
+    is_cut: bool  # more lines are before these
+
+
+def log(folder: Folder, name: str, task: str, query: Mapping[str, str]) -> str:
+    """The page of a task's log: its end, the lines with a text, or its first failure.
+
+    Raises:
+        NoSuchRunError: if the run has no such task.
+    """
+    path = folder.run(name)
+    file = path / _task(RunDirectory(path).read_plan(), task, name).log
+    text, wants_failure = query.get("search", ""), "failure" in query
+    shown = _search(file, text) if text else (_first_failure(file) if wants_failure else None) or _tail(file)
+    return template("log.html.j2", PACKAGE).render(
+        name=name,
+        url=run_url(name),
+        task=task,
+        log=shown,
+        search=text,
+        has_no_failure=wants_failure and _first_failure(file) is None,
+        is_bad=lambda line: bool(BAD.search(line)),
+        nbytes=file.stat().st_size if file.exists() else 0,
+    )
+
+
+def _task(plan: Plan, task: str, name: str) -> Any:
+    for one in plan.tasks:
+        if one.name == task:
+            return one
+    raise NoSuchRunError(f"{name} {task}")
+
+
+def _tail(file: Path) -> Log:
+    if not file.exists():
+        return Log([], False)
+    with file.open("rb") as opened:
+        size = opened.seek(0, os.SEEK_END)
+        opened.seek(max(0, size - TAIL_BYTES))
+        lines = opened.read().decode(errors="replace").splitlines()
+    is_cut = size > TAIL_BYTES or len(lines) > LOG_LINES
+    return Log([(None, line) for line in lines[-LOG_LINES:]], is_cut)
+
+
+def _numbered(file: Path) -> Iterator[tuple[int, str]]:
+    if file.exists():
+        with file.open(errors="replace") as opened:
+            yield from enumerate((line.rstrip("\n") for line in opened), 1)
+
+
+def _search(file: Path, text: str) -> Log:
+    """The last lines that have a text, in capitals or not."""
+    matching = [(number, line) for number, line in _numbered(file) if text.lower() in line.lower()]
+    return Log(matching[-MAX_MATCHES:], len(matching) > MAX_MATCHES)
+
+
+def _first_failure(file: Path) -> Log | None:
+    """The first line of a failure, with what is around it."""
+    lines = list(_numbered(file))
+    first = next((i for i, (_, line) in enumerate(lines) if BAD.search(line)), None)
+    if first is None:
+        return None
+    begin = max(0, first - 20)
+    return Log(lines[begin : begin + LOG_LINES], begin > 0)

@@ -1,0 +1,57 @@
+"""mode=console: serves the console until it is stopped."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from pathlib import Path
+
+from trainer.commands.start import Start
+from trainer.config.schema import ConsoleConfig, RunConfig
+from trainer.faults import exit_codes
+from trainer.faults.exit_codes import TrainerError
+from trainer.observe.page_server import LOOPBACK
+
+
+class ConsoleError(TrainerError):
+    """The console cannot start."""
+
+    exit_code = exit_codes.UNAVAILABLE
+
+
+def run(config: RunConfig, start: Start) -> int:
+    """Serves the console until Ctrl-C; returns 0.
+
+    Raises:
+        ConsoleError: if its libraries are missing, or its port is taken.
+    """
+    try:
+        import uvicorn
+
+        from trainer.commands.console.app import make_app
+    except ImportError as error:
+        raise ConsoleError(f"{error.name} is missing; type pip install 'trainer[console]'") from error
+    folder = Path(config.runs.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    token = secrets.token_urlsafe(32)
+    with _listen(config.console) as listener:
+        port = listener.getsockname()[1]
+        app = make_app(config.console, folder, token=token, port=port)
+        host = f"[{config.console.host}]" if ":" in config.console.host else config.console.host
+        if config.console.host not in LOOPBACK:
+            print("warning: the console answers other machines, without encryption; an ssh tunnel is safer")
+        print(f"runs in {folder}: open http://{host}:{port}/?token={token}", flush=True)
+        server = uvicorn.Server(
+            uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=1)
+        )
+        server.run(sockets=[listener])
+    return exit_codes.OK
+
+
+def _listen(config: ConsoleConfig) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+        return socket.create_server((config.host, config.port), family=family)
+    except OSError as error:
+        where = f"{config.host}:{config.port}"
+        raise ConsoleError(f"{where}: {error.strerror}; console.port=0 takes a free port") from error
