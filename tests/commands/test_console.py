@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import http.client
 import json
 import os
+import re
 import socket
 import threading
 import urllib.parse
@@ -17,8 +19,11 @@ from typing import Any
 import pytest
 import uvicorn
 from quick_config import load
+from runs import wait_until
 
+from trainer.commands.console import form
 from trainer.commands.console.app import make_app
+from trainer.commands.console.pages import Folder
 from trainer.config.schema import ConsoleConfig
 from trainer.plan.description import Description
 from trainer.plan.devices import Machine
@@ -30,7 +35,10 @@ from trainer.storage.run_directory import RunDirectory
 TOKEN = "the-token-of-this-console"
 HOSTILE = "<script>alert(1)</script>"
 MODEL = Description((Parameter("dense/kernel", (784, 128), True),), 10, 8000, 2000)
-POSTS = ["stop", "save", "continue", "stacks/worker:1", "kill/worker:1"]
+POSTS = [
+    *(f"/runs/mine/{button}" for button in ("stop", "save", "continue", "stacks/worker:1", "kill/worker:1")),
+    *("/new/plan", "/new/start"),
+]
 
 
 @dataclass(frozen=True)
@@ -46,8 +54,8 @@ class Browser:
 
     port: int
 
-    def ask(self, method: str, path: str, **headers: str) -> Answer:
-        """Names that begin with none_ leave out a header that is sent otherwise."""
+    def ask(self, method: str, path: str, form: str = "", **headers: str) -> Answer:
+        """A header that is empty is not sent."""
         usual = {"Host": f"127.0.0.1:{self.port}", "Cookie": f"trainer-console-{self.port}={TOKEN}"}
         if method == "POST":
             usual |= {"Origin": f"http://127.0.0.1:{self.port}", "Sec-Fetch-Site": "same-origin"}
@@ -57,8 +65,8 @@ class Browser:
         for name, value in (usual | given).items():
             if value:
                 connection.putheader(name, value)
-        connection.putheader("Content-Length", "0")
-        connection.endheaders()
+        connection.putheader("Content-Length", str(len(form)))
+        connection.endheaders(form.encode())
         answer = connection.getresponse()
         if answer.getheader("Content-Type", "").startswith("text/event-stream"):
             body = answer.readline()
@@ -72,6 +80,10 @@ class Browser:
 
     def post(self, path: str, **headers: str) -> Answer:
         return self.ask("POST", path, **headers)
+
+    def submit(self, path: str, **fields: str) -> Answer:
+        """Sends the form that starts a run."""
+        return self.ask("POST", path, urllib.parse.urlencode(fields))
 
 
 @pytest.fixture
@@ -163,7 +175,7 @@ def test_a_name_that_somebody_points_at_this_machine_is_refused(console, held, h
     ],
 )
 def test_a_page_of_another_origin_can_press_no_button(console, held, post, headers):
-    answer = console(kill=True).post(f"/runs/mine/{post}", **headers)
+    answer = console(kill=True).post(post, **headers)
     assert answer.code == 403
     assert not held.requests.exists()
 
@@ -199,7 +211,8 @@ def test_a_page_has_no_script_but_the_console_s_own(console, held):
 @pytest.mark.parametrize("post", POSTS)
 def test_one_that_only_reads_has_no_address_that_changes_anything(console, held, post):
     browser = console(read_only=True, kill=True)
-    assert browser.post(f"/runs/mine/{post}").code in (404, 405)
+    assert browser.post(post).code in (404, 405)
+    assert browser.get("/new").code == 404
     assert "<button" not in browser.get("/runs/mine").text.partition("</main>")[0]
     assert not held.requests.exists()
 
@@ -299,6 +312,109 @@ def test_buttons_ask_the_run_for_what_they_say(console, held):
         notice = urllib.parse.unquote_plus(browser.post(f"/runs/mine/{post}").headers["location"])
         assert notice == f"/runs/mine?notice=not done: {why}"
     assert "not done: the run is running" in browser.get("/runs/mine?notice=not+done:+the+run+is+running").text
+
+
+# The form
+
+
+def problems(text: str) -> dict[str, list[str]]:
+    """What the form says is wrong, by field."""
+    labels = re.findall(r"<label.*?</label>", text, re.DOTALL)
+    found = {
+        re.search(r'name="(\w+)"', label)[1]: re.findall(r'role="alert">(.*?)</span>', label, re.DOTALL)
+        for label in labels
+    }
+    return {name: html.unescape(" ".join(texts)) for name, texts in found.items() if texts}
+
+
+def test_a_wrong_value_is_shown_at_its_field_with_all_others(console, tmp_path):
+    browser = console()
+    found = problems(browser.submit("/new/plan", ps="two", workers="", model="a b", name="../x").text)
+    assert {name: text.partition(";")[0] for name, text in found.items()} == {
+        "ps": "ps: 'two' is not a whole number",
+        "workers": "workers: '' is not a whole number",
+        "model": "model: 'a b' is not a name",
+        "name": "name: '../x' is not a name",
+    }
+    fields = {"ps": "1", "workers": "3", "batch_size": "-1", "steps": "0", "model": "cnm", "more": "train.jti=1"}
+    found = problems(browser.submit("/new/start", **fields).text)
+    assert found.keys() == {"batch_size", "steps", "model", "more"}
+    assert "unknown model 'cnm'; available: cnn, mlp, oracle, resnet20" in found["model"]
+    assert (
+        "the nearest sizes are 63 or 66"
+        in problems(browser.submit("/new/start", ps="1", workers="3", batch_size="64").text)["batch_size"]
+    )
+    assert not list((tmp_path / "runs").glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("launch.ssh=rm -rf /", "launch.ssh: cannot be set from the console"),
+        ("slurm.args=--wrap=x", "slurm.args: cannot be set from the console"),
+        ("run=/tmp/x", "run: cannot be set from the console"),
+        ("plan.json=/tmp/x", "plan.json: cannot be set from the console"),
+        ("report.file=/tmp/x", "report.file: cannot be set from the console"),
+        ("mode=clean", "mode: cannot be set from the console"),
+        ("hydra.run.dir=/tmp", "hydra.run.dir: cannot be set from the console"),
+        ("--multirun", "--multirun: is no override"),
+        ("user=/etc/passwd", "user: is not allowed here"),
+        ("resume=/etc", "/etc: is not below"),
+        ("model.init=../../etc", "../../etc: is not below"),
+        ("experiment=/tmp/x.yaml", "experiment: cannot be a file here"),
+        ("model._target_=os.system", "model._target_=os.system: names code to import"),
+    ],
+)
+def test_what_names_a_command_or_a_place_elsewhere_is_refused(console, line, says):
+    page = console().submit("/new/start", ps="1", workers="2", more=f"optimizer.clip_norm=1\n{line}")
+    assert says in " ".join(problems(page.text).values())
+
+
+def test_the_user_s_files_are_those_of_the_folder_that_was_named(console, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "link.py").symlink_to("/etc/passwd")
+    browser = console(user_folder=str(tmp_path / "mine"))
+    for path in (f"{tmp_path}/mine/../other.py", f"{tmp_path}/mine/link.py", "/etc/passwd"):
+        assert "is not below" in problems(browser.submit("/new/plan", more=f"user={path}").text)["more"]
+    inside = browser.submit("/new/plan", more=f"user={tmp_path}/mine/none.py").text
+    assert "is not below" not in inside
+    assert "none.py" in problems(inside)["more"]
+
+
+def test_a_form_filled_from_a_run_has_its_config(console, tmp_path):
+    more = ["model=mlp", "model.options.width=64", "optimizer=sgd", "seed=7", "restart.max_of={ps:0,worker\\:1:5}"]
+    directory = make_run(tmp_path / "runs" / "mine", *more)
+    draft = form.read(form.from_run("mine", Folder(tmp_path / "runs")), Folder(tmp_path / "runs"), ConsoleConfig())
+    assert draft.problems == {}
+    again, config = load(draft.overrides), directory.read_config()
+    for name in ("cluster", "model", "data", "optimizer", "train", "restart", "seed", "strategy"):
+        assert getattr(again, name) == getattr(config, name), name
+    page = console().get("/new?from=mine").text
+    assert "model.options.width=64" in page
+    assert console().get("/new?from=../x").code == 200
+
+
+@pytest.mark.cluster
+def test_a_run_is_submitted_by_the_form_and_watched_to_its_end(console, tmp_path):
+    browser = console()
+    (tmp_path / "runs").mkdir()
+    fields = {"ps": "1", "workers": "2", "model": "mlp", "batch_size": "48", "steps": "30", "name": "formed"}
+    plan = browser.submit("/new/plan", **fields, more="seed=3").text
+    assert "1ps2w: sync, 2 replicas, global batch 48" in plan
+    assert "python -m trainer cluster=1ps2w name=formed" in plan
+    answer = browser.submit("/new/start", **fields, more="seed=3")
+    assert answer.code == 303
+    url = answer.headers["location"]
+    assert url.startswith("/runs/formed-1ps2w-")
+    seen = wait_until(lambda: text if "state done" in (text := words(browser.get(url).text)) else None, poll_secs=0.2)
+    assert "steps 30 of 30" in seen
+    (path,) = (tmp_path / "runs").iterdir()
+    assert json.loads((path / "summary.json").read_text())["seed"] == 3
+    assert "params_sha256" in (path / "launcher.log").read_text()
+
+
+def words(text: str) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"<style>.*?</style>|<[^>]*>", " ", text, flags=re.DOTALL))
 
 
 def test_a_page_is_told_when_its_run_changes(console, held):

@@ -210,7 +210,8 @@ def shown(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{','.join(map(shown, value))}]"
     if isinstance(value, dict):
-        return "{" + ",".join(f"{name}:{shown(item)}" for name, item in value.items()) + "}"
+        escaped = {str(name).replace(":", r"\:"): item for name, item in value.items()}  # as in worker:1
+        return "{" + ",".join(f"{name}:{shown(item)}" for name, item in escaped.items()) + "}"
     return str(value)
 
 

@@ -531,6 +531,7 @@ class ConsoleConfig:
     port: int = field(default=8787, metadata=limits(at_least=0, below=65536))  # 0: a free one
     read_only: bool = False  # show runs, and change nothing
     kill: bool = False  # let tasks be killed, to see that a run survives it
+    user_folder: str | None = None  # folder of the files that runs may name by user=; default: none may
 
 
 @dataclass

@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import (
@@ -23,13 +24,14 @@ from starlette.responses import (
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from trainer.commands.console import actions, pages
+from trainer.commands.console import actions, form, pages
 from trainer.commands.console.actions import RefusedError
 from trainer.commands.console.guard import Guard
 from trainer.commands.console.pages import Folder, NoSuchRunError
 from trainer.config.schema import ConsoleConfig
 from trainer.storage.requests import Request as RunRequest
 
+MAX_FORM_BYTES = 64 * 1024
 LIVE_SECS = 1.0  # between two looks whether a run has changed
 
 
@@ -66,10 +68,11 @@ class Console:
             Route(f"{name}/continue", self._button(actions.continue_run, "starting again"), methods=["POST"]),
             Route(f"{name}/stacks/{{task}}", self._task_button(RunRequest.stacks), methods=["POST"]),
         ]
+        starting = [Route("/new", self.new), _post("/new/plan", self.show_plan), _post("/new/start", self.start)]
         killing = [Route(f"{name}/kill/{{task}}", self._task_button(RunRequest.kill), methods=["POST"])]
         return [
             *reading,
-            *(steering if self.can_post else []),
+            *([*starting, *steering] if self.can_post else []),
             *(killing if self.can_post and self.config.kill else []),
             Route(name, self.run),
         ]
@@ -83,6 +86,33 @@ class Console:
         return HTMLResponse(
             pages.run(self.folder, name, can_post=self.can_post, can_kill=self.config.kill, notice=notice)
         )
+
+    async def new(self, request: Request) -> Response:
+        """An empty form, or one filled with the config of another run."""
+        values = form.from_run(request.query_params["from"], self.folder) if "from" in request.query_params else {}
+        return self._form(form.read(values, self.folder, self.config))
+
+    async def show_plan(self, request: Request) -> Response:
+        draft = await self._draft(request)
+        await run_in_threadpool(form.examine, draft, with_plan=True)
+        return self._form(draft)
+
+    async def start(self, request: Request) -> Response:
+        """Starts a launcher, if nothing is wrong."""
+        draft = await self._draft(request)
+        await run_in_threadpool(form.examine, draft, with_plan=False)
+        if draft.problems:
+            return self._form(draft)
+        path = form.choose_directory(draft, self.folder)
+        actions.start_launcher([*draft.overrides, f"run={path}"], path)
+        return RedirectResponse(pages.run_url(self.folder.name(path)), 303)
+
+    async def _draft(self, request: Request) -> form.Draft:
+        body = (await request.body())[:MAX_FORM_BYTES].decode(errors="replace")
+        return form.read(dict(parse_qsl(body, keep_blank_values=True)), self.folder, self.config)
+
+    def _form(self, draft: form.Draft) -> Response:
+        return HTMLResponse(pages.new(draft, form.fields()))
 
     async def log(self, request: Request) -> Response:
         name, task = request.path_params["name"], request.path_params["task"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from trainer.commands.console.actions import OUTPUT
 from trainer.commands.runs.table import ORDERS
 from trainer.config.schema import RunOrder
 from trainer.launch.view import duration
@@ -31,7 +33,7 @@ MAX_MATCHES = 500
 BAD = re.compile(r" ERROR |^Traceback |\bfailed: ")  # begins a failure in a log
 FILES = (  # that may be downloaded, with those of export/
     *("report.html", "config.yaml", "plan.json", "summary.json", "history.jsonl", "events.jsonl", "evaluations.jsonl"),
-    *("placement.html", "profile/trace.json", "launcher.log"),
+    *("placement.html", "profile/trace.json", OUTPUT),
 )
 
 
@@ -127,6 +129,8 @@ def run(folder: Folder, name: str, *, can_post: bool, can_kill: bool, notice: st
         can_kill: whether its tasks may be killed.
         notice: what became of the button that was pressed.
     """
+    if (output := _starting(folder, name)) is not None:
+        return template("starting.html.j2", PACKAGE).render(name=name, output=output)
     path = folder.run(name)
     record, url = report.read(path, name), run_url(name)
     files = [one for one in FILES if (path / one).is_file()]
@@ -142,6 +146,24 @@ def run(folder: Folder, name: str, *, can_post: bool, can_kill: bool, notice: st
         "notice": notice,
     }
     return template("run.html.j2", PACKAGE).render(shown | own)
+
+
+def _starting(folder: Folder, name: str) -> str | None:
+    """What a launcher that the console has started says before there is a run; None of another folder, or a run."""
+    root = folder.path.resolve()
+    try:
+        path = (root / name).resolve()
+        if path != root and path.is_relative_to(root) and not runs.is_run(path):
+            return (path / OUTPUT).read_text(errors="replace")[-TAIL_BYTES:]
+    except (OSError, ValueError, RuntimeError):
+        pass
+    return None
+
+
+def new(draft: Any, fields: Sequence[Any]) -> str:
+    """The form that starts a run, with what is wrong with what was typed, and its plan."""
+    command = shlex.join(["python", "-m", "trainer", *draft.overrides])
+    return template("new.html.j2", PACKAGE).render(draft=draft, fields=fields, command=command)
 
 
 @functools.lru_cache(maxsize=64)

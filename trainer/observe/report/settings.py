@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
 
-from trainer.config import compose, sources
+from trainer.config import compose, keys, sources
 from trainer.config.keys import shown
 from trainer.config.schema import RunConfig
 from trainer.plan.serialize import to_json
@@ -24,10 +25,12 @@ def flat(config: RunConfig) -> dict[str, str]:
 
 
 def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and (value or not prefix):
+    """The keys of sections, and each of the options of a model or data set; other mappings are values."""
+    is_section = not prefix or dataclasses.is_dataclass(keys.hint(prefix.split("."))) or prefix.endswith(".options")
+    if isinstance(value, Mapping) and is_section:
         for key, item in value.items():
             yield from _leaves(f"{prefix}.{key}" if prefix else str(key), item)
-    elif prefix:
+    else:
         yield prefix, value
 
 

@@ -1,0 +1,216 @@
+"""The form that starts a run: its fields as overrides, and the problems of these at their fields.
+
+What is typed becomes arguments of a process, never words of a shell. Only keys that say what is trained, and how, are
+taken: none that names a command, a file to write, or a place outside of the console's folders.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trainer.commands.console.pages import Folder, NoSuchRunError
+from trainer.config import sources
+from trainer.config.keys import shown
+from trainer.config.schema import ConsoleConfig, Launch, StrategyName
+from trainer.faults.problems import Problem
+from trainer.observe.report import settings
+from trainer.storage.run_directory import RunDirectory
+
+PLAN_SECS = 120.0  # for TensorFlow to build the model once
+ASSIGNMENT = re.compile(r"\+?[A-Za-z_][\w.@/-]*=.*", re.DOTALL)
+SECTIONS = (
+    *("model", "data", "strategy", "optimizer", "device", "placement", "train", "evaluate", "checkpoint", "summary"),
+    *("timeouts", "restart", "seed", "profile", "resume", "user", "experiment"),
+)
+PROGRAMS = {Launch.local: None, Launch.docker: "docker", Launch.slurm: "sbatch"}  # that a launcher needs here
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of the form."""
+
+    name: str
+    label: str
+    key: str  # of the config; problems of keys that begin with it are shown here
+    default: str = ""
+    choices: Sequence[str] = ()
+    hint: str = ""
+
+
+def fields() -> list[Field]:
+    """The fields, in order."""
+    launches = [one.value for one, program in PROGRAMS.items() if program is None or shutil.which(program)]
+    return [
+        Field("name", "name", "name", "run", hint="small letters, digits and -"),
+        Field("ps", "parameter servers", "cluster", "1"),
+        Field("workers", "workers", "cluster", "2"),
+        Field("evaluator", "evaluator", "cluster", "no", ["no", "yes"]),
+        Field("launch", "tasks are", "launch", "local", launches),
+        Field("strategy", "strategy", "strategy", "auto", [str(one.value) for one in StrategyName]),
+        Field("model", "model", "model", "cnn", _choices("model"), "or a function of the file named by user="),
+        Field("data", "data", "data", "mnist_10k", _choices("data"), "or a function of that file"),
+        Field("optimizer", "optimizer", "optimizer", "adam", _choices("optimizer")),
+        Field("learning_rate", "learning rate", "optimizer.learning_rate", hint="default: the optimizer's"),
+        Field("batch_size", "batch size", "train.batch_size", "256", hint="examples of an update, over all replicas"),
+        Field("steps", "steps", "train.steps", "300"),
+        Field("gpus", "GPUs of each worker", "device.gpus", "0"),
+        Field("memory_fraction", "share of each GPU's memory", "device.memory_fraction", hint="of (0, 1]"),
+    ]
+
+
+def _choices(group: str) -> list[str]:
+    return sorted(path.stem for path in (sources.conf_dir() / group).glob("*.yaml"))
+
+
+@dataclass
+class Draft:
+    """What was typed, what it means, and what is wrong with it."""
+
+    values: dict[str, str]
+    overrides: list[str] = field(default_factory=list)
+    problems: dict[str, list[Problem]] = field(default_factory=dict)  # by field; "" for those of no field
+    plan: str = ""  # as mode=plan prints it
+
+    def add(self, name: str, problem: Problem) -> None:
+        self.problems.setdefault(name, []).append(problem)
+
+
+def read(values: Mapping[str, str], folder: Folder, config: ConsoleConfig) -> Draft:
+    """Turns what was typed into overrides; what may not be typed here is a problem."""
+    draft = Draft({one.name: values.get(one.name, one.default).strip() for one in fields()})
+    draft.values["more"] = values.get("more", "")
+    given = draft.values
+    for name in ("ps", "workers", "gpus"):
+        if not given[name].isdecimal() or len(given[name]) > 5:
+            draft.add(name, Problem(name, f"{given[name]!r} is not a whole number", "e.g. 2"))
+    if not draft.problems:
+        draft.overrides += _cluster(given)
+    for name in ("name", "launch", "strategy", "model", "data", "optimizer"):
+        if re.fullmatch(r"[\w.-]{1,64}", given[name]):
+            draft.overrides.append(f"{name}={given[name]}")
+        else:
+            draft.add(name, Problem(name, f"{given[name]!r} is not a name", "letters, digits and _"))
+    numbers = [one for one in fields() if one.name in ("learning_rate", "batch_size", "steps")]
+    draft.overrides += [f"{one.key}={given[one.name]}" for one in numbers if given[one.name]]
+    for line in filter(None, map(str.strip, given["more"].splitlines())):
+        problem = _refusal(line, folder, config)
+        if problem:
+            draft.add("more", problem)
+        else:
+            draft.overrides.append(line)
+    return draft
+
+
+def _cluster(given: Mapping[str, str]) -> list[str]:
+    ps, workers, gpus = (int(given[name]) for name in ("ps", "workers", "gpus"))
+    evaluator = "1e" if given["evaluator"] == "yes" else ""
+    is_local = not ps and workers <= 1 and not evaluator
+    size = "local" if is_local else f"{f'{ps}ps' if ps else ''}{workers}w{evaluator}"
+    if not gpus:
+        return [f"cluster={size}"]
+    named = shown({f"worker:{i}": [gpus * i + j for j in range(gpus)] for i in range(max(1, workers))})
+    replicas = f"[{','.join(f'/gpu:{j}' for j in range(gpus))}]"
+    share = f"device.memory_fraction={{worker:{given['memory_fraction']}}}"
+    more = [share] if given["memory_fraction"] else []
+    return [f"cluster={size}", "device=gpu", f"device.gpus={named}", f"device.replicas={replicas}", *more]
+
+
+def _refusal(line: str, folder: Folder, config: ConsoleConfig) -> Problem | None:
+    """Why a line of overrides is not taken."""
+    key, _, value = line.lstrip("+").partition("=")
+    if not ASSIGNMENT.fullmatch(line) or "\x00" in line:
+        return Problem(line, "is no override", "one key=value on each line, e.g. optimizer.clip_norm=1")
+    if re.split(r"[.@/]", key)[0] not in SECTIONS:
+        return Problem(key, "cannot be set from the console", f"what can: {', '.join(SECTIONS)}")
+    if key == "user":
+        return _outside(value, config.user_folder, "console.user_folder")
+    if key in ("resume", "model.init") and value not in ("auto", "never", "null"):
+        return _outside(value, str(folder.path), "runs.folder")
+    if key == "experiment" and not re.fullmatch(r"\w+", value):
+        return Problem(key, "cannot be a file here", "name one of conf/experiment")
+    return None
+
+
+def _outside(value: str, allowed: str | None, key: str) -> Problem | None:
+    """The problem of a path that leads outside of a folder, links followed."""
+    if allowed is None:
+        return Problem("user", "is not allowed here", f"start the console with {key}=FOLDER")
+    try:
+        if Path(value).resolve().is_relative_to(Path(allowed).resolve()):
+            return None
+    except (OSError, ValueError, RuntimeError):
+        pass
+    return Problem(value, f"is not below {allowed} ({key})", "give a path in that folder")
+
+
+def examine(draft: Draft, *, with_plan: bool) -> None:
+    """Adds the problems of a draft's overrides, and its plan, by a process of their own."""
+    if draft.problems:
+        return
+    words = ["--plan"] if with_plan else []
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", "trainer.commands.console.trial", *words],
+            input=json.dumps(draft.overrides),
+            capture_output=True,
+            text=True,
+            timeout=PLAN_SECS,
+            check=False,
+        )
+        answer = json.loads(ended.stdout.splitlines()[-1])
+    except (subprocess.TimeoutExpired, ValueError, IndexError):
+        draft.add("", Problem("plan", "could not be made", "see python -m trainer plan in a terminal"))
+        return
+    for one in answer["problems"]:
+        problem = Problem(**one)
+        draft.add(_field_of(problem), problem)
+    draft.plan = answer["plan"]
+
+
+def _field_of(problem: Problem) -> str:
+    """Where a problem is shown: at the field whose key is the longest that its own begins with; else at the others."""
+    key = problem.key.lstrip("+").partition("=")[0]
+    known = [one for one in fields() if f"{key}.".startswith(f"{one.key}.")]
+    return max(known, key=lambda one: len(one.key)).name if known else "more"
+
+
+def choose_directory(draft: Draft, folder: Folder) -> Path:
+    """A directory for a new run, which no other has."""
+    size = next(text.partition("=")[2] for text in draft.overrides if text.startswith("cluster="))
+    started = time.strftime("%Y%m%d-%H%M%S")
+    return folder.path / f"{draft.values['name']}-{size}-{started}-{secrets.token_hex(2)}"
+
+
+def from_run(name: str, folder: Folder) -> dict[str, str]:
+    """What the form is filled with to start from another run's config; empty if there is no such run."""
+    try:
+        config = RunDirectory(folder.run(name)).read_config()
+    except NoSuchRunError:
+        return {}
+    changed = settings.changed(config)
+    values = {
+        "name": config.name,
+        "ps": str(config.cluster.ps),
+        "workers": str(config.cluster.worker),
+        "evaluator": "yes" if config.cluster.evaluator else "no",
+        "strategy": str(config.strategy.name.value),
+        "model": config.model.name,
+        "data": config.data.name,
+        "optimizer": config.optimizer.name.value,
+        "learning_rate": next((value for key, value, _ in changed if key == "optimizer.learning_rate"), ""),
+        "batch_size": str(config.train.batch_size),
+        "steps": str(config.train.steps),
+    }
+    own = ("name", "cluster.name", "model", "data", "optimizer", "strategy.name", *(one.key for one in fields()))
+    rows = [(key, value) for key, value, _ in changed if key not in own]
+    more = [f"{key}={value}" for key, value in rows if key.partition(".")[0] in SECTIONS and value]
+    return values | {"more": "\n".join(more)}
