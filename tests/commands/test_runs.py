@@ -9,17 +9,19 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from forks import Forks
 from quick_config import load
 from runs import wait_until
 
 from trainer.observe import runs
+from trainer.observe.live import NotRunningError, attach
 from trainer.plan.description import Description
 from trainer.plan.devices import Machine
 from trainer.plan.layout import Parameter
 from trainer.plan.make import make_plan
-from trainer.storage import lease, requests
+from trainer.storage import lease, questions, requests
 from trainer.storage.lease import Lease
 from trainer.storage.requests import Request
 from trainer.storage.run_directory import RunDirectory
@@ -97,6 +99,34 @@ def test_what_is_asked_is_taken_once(tmp_path):
 
 
 @pytest.mark.slow
+def test_parameters_are_given_to_each_who_asks_and_to_nobody_twice(tmp_path):
+    directory = RunDirectory(tmp_path)
+    assert not questions.are_pending(directory)
+    values = {"dense/kernel": np.arange(6.0).reshape(2, 3), "dense/bias": np.zeros(3), "step": np.ones(1)}
+    kernels, everything = (questions.ask(directory, patterns) for patterns in (["*/kernel", "none"], ["*"]))
+    left = questions.ask(directory, ["*"])
+    questions.withdraw(left)
+    (directory.requests / "parameters-damaged").write_text("{")
+    questions.answer_all(directory, 7, values)
+    assert not questions.are_pending(directory)
+    step, answer = questions.read(kernels)
+    assert (step, list(answer)) == (7, ["dense/kernel"])
+    np.testing.assert_array_equal(answer["dense/kernel"], values["dense/kernel"])
+    assert questions.read(everything)[1].keys() == values.keys()
+    assert list(directory.requests.iterdir()) == []
+
+
+def test_a_run_that_is_not_running_answers_nobody(tmp_path):
+    path = make_run(tmp_path / "run")
+    with pytest.raises(NotRunningError, match="is not running: it is died"):
+        attach(path).parameters()
+    with Lease(RunDirectory(path)), pytest.raises(NotRunningError, match="has not answered within 0.1 s"):
+        attach(path).parameters(timeout_secs=0.1)
+    assert list((path / "requests").iterdir()) == []
+    with pytest.raises(FileNotFoundError, match="is not the directory of a run"):
+        attach(tmp_path)
+
+
 def test_runs_are_listed_filtered_and_sorted(python, tmp_path):
     make_run(tmp_path / "runs" / "slow", summary={"examples_per_second": 1.0, "final_loss": 0.1}, started_at=2e9)
     make_run(tmp_path / "runs" / "sweep" / "fast", summary={"examples_per_second": 9.0}, started_at=1e9)
@@ -142,7 +172,6 @@ def test_what_cannot_be_done_is_refused_with_what_to_type(python, tmp_path, word
 
 def test_a_run_without_a_launcher_is_stopped_where_it_was_started(python, tmp_path, monkeypatch):
     from trainer.commands.runs import stop
-    from trainer.commands.runs.named import NotRunningError
     from trainer.commands.start import Start
 
     path = make_run(tmp_path / "run")
@@ -166,6 +195,13 @@ def test_a_run_is_looked_at_saved_stopped_and_continued_to_the_bits_of_an_unbrok
     }
     assert all(one["metrics"] for one in facts["status"]["attempts"].values())
     assert "worker:1  training" in trainer(python, tmp_path, "status", "run=run").stdout
+    read = json.loads(trainer(python, tmp_path, "attach", "run=run", "attach.parameters=['*/kernel']", "--json").stdout)
+    assert read["step"] >= 20
+    assert len(read["parameters"]) == 3
+    assert all(name.endswith("/kernel") for name in read["parameters"])
+    step, values = attach(run.directory).parameters("*", "slots/*")
+    assert step > read["step"]
+    assert {f"slots/momentum/{name}" for name in read["parameters"]} <= values.keys()
     saved = json.loads(trainer(python, tmp_path, "save", "run=run", "--json").stdout)
     assert Path(saved["path"], "manifest.json").exists()
     done = trainer(python, tmp_path, "stop", "run=run")

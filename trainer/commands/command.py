@@ -26,6 +26,7 @@ COMMANDS: Mapping[Mode, str] = {
     Mode.stop: "trainer.commands.runs.stop",
     Mode["continue"]: "trainer.commands.runs.continue_run",
     Mode.save: "trainer.commands.runs.save",
+    Mode.attach: "trainer.commands.runs.attach",
     Mode.runs: "trainer.commands.runs.table",
     Mode.report: "trainer.commands.runs.report",
     Mode.console: "trainer.commands.console.server",
@@ -39,6 +40,7 @@ COMMANDS: Mapping[Mode, str] = {
     Mode.schema: "trainer.commands.schema",
 }
 OF_A_RUN = (
+    Mode.attach,
     Mode.status,
     Mode.stop,
     Mode["continue"],

@@ -27,6 +27,7 @@ Mode = Enum(
         "stop": "stop",  # have the run in run=PATH save a checkpoint and end, and wait for that
         "continue": "continue",  # start the run in run=PATH again, with its own config, where it stopped
         "save": "save",  # have the run in run=PATH save a checkpoint now, and wait for that
+        "attach": "attach",  # read parameters of the run in run=PATH while it trains
         "runs": "runs",  # list the runs of a folder; see runs
         "console": "console",  # a web page of the runs of a folder, from which they are watched and steered
         "report": "report",  # write report.html for the run in run=PATH, beside others named by report.beside
@@ -524,6 +525,15 @@ class RunsConfig:
 
 
 @dataclass
+class AttachConfig:
+    """What mode=attach reads."""
+
+    # patterns of the paths of parameters and state, e.g. ["dense*/kernel"], and of slots, "slots/*"; default: all but slots
+    parameters: list[str] = field(default_factory=list)
+    file: str | None = None  # also write the values to this .npz file
+
+
+@dataclass
 class ConsoleConfig:
     """The web page of mode=console, which shows the runs in runs.folder."""
 
@@ -552,7 +562,7 @@ class RunConfig:
     target: Target = Target.compose
     name: str = "run"  # [a-z0-9-]{1,63}; prefix of the run directory's name
     run: str | None = None  # run directory; default: a new one under runs/
-    json: bool = False  # mode=status, stop, save and runs: print JSON; --json is short for json=true
+    json: bool = False  # mode=status, attach, stop, save and runs: print JSON; --json is short for json=true
     resume: str = "auto"  # auto: from the run directory if it holds a checkpoint; never; or a checkpoint's path
     # random seed for weights, data order and dropout
     seed: int = field(default=0, metadata=limits(at_least=0, below=2**31))
@@ -580,6 +590,7 @@ class RunConfig:
     plan: PlanConfig = field(default_factory=PlanConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     runs: RunsConfig = field(default_factory=RunsConfig)
+    attach: AttachConfig = field(default_factory=AttachConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
     console: ConsoleConfig = field(default_factory=ConsoleConfig)
     chaos: ChaosConfig = field(default_factory=ChaosConfig)

@@ -15,12 +15,6 @@ class NoSuchRunError(TrainerError):
     exit_code = exit_codes.INPUT_MISSING
 
 
-class NotRunningError(TrainerError):
-    """What was asked needs a run that is under way."""
-
-    exit_code = exit_codes.UNAVAILABLE
-
-
 def directory_of(config: RunConfig) -> RunDirectory:
     """Returns the directory of the run that a config names.
 

@@ -4,13 +4,14 @@ import json
 import time
 from pathlib import Path
 
-from trainer.commands.runs.named import NotRunningError, directory_of
+from trainer.commands.runs.named import directory_of
 from trainer.commands.start import Start
 from trainer.config.schema import RunConfig
 from trainer.faults import exit_codes
 from trainer.launch import progress
 from trainer.launch.ending import shown
 from trainer.observe import runs
+from trainer.observe.live import NotRunningError
 from trainer.storage import checkpoint, lease, requests
 from trainer.storage.requests import Request
 from trainer.storage.run_directory import RunDirectory

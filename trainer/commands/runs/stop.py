@@ -3,13 +3,14 @@
 import time
 
 from trainer.commands.runs import status
-from trainer.commands.runs.named import NotRunningError, directory_of
+from trainer.commands.runs.named import directory_of
 from trainer.commands.start import Start
 from trainer.config.schema import RunConfig
 from trainer.faults import exit_codes
 from trainer.launch import progress
 from trainer.launch.ending import shown
 from trainer.observe import runs
+from trainer.observe.live import NotRunningError
 from trainer.storage import lease, requests
 from trainer.storage.requests import Request
 

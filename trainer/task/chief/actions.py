@@ -2,13 +2,12 @@
 
 import json
 import logging
-import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,13 +19,13 @@ from trainer.engine.vectors.snapshot import Snapshot
 from trainer.faults.exit_codes import NotFiniteError
 from trainer.observe.status import Status
 from trainer.plan.environment import REPORTS_PROGRESS
-from trainer.storage import checkpoint, checkpoint_writer, evaluations, requests
+from trainer.storage import checkpoint, checkpoint_writer, evaluations
 from trainer.storage.atomic import write_atomically
 from trainer.storage.evaluations import Evaluation
 from trainer.storage.history import History
-from trainer.storage.requests import Request
 from trainer.storage.rollbacks import record_rollback
 from trainer.storage.run_directory import RunDirectory
+from trainer.task.chief.asked import QuestionsDue, SaveDue, answer_questions
 from trainer.task.chief.ending import Hooks
 from trainer.task.chief.export import export, params_sha256
 from trainer.task.chief.initial_state import InitialState, what_may_end
@@ -44,8 +43,6 @@ from trainer.workload.objective import Objective
 _log = logging.getLogger(__name__)
 
 OnSnapshot = Callable[[Snapshot], Any]
-
-REQUESTS_EVERY_SECS = 0.25  # between two looks for requests to save
 
 
 @dataclass(frozen=True)
@@ -200,23 +197,13 @@ class ChiefEvaluation:
         _log.info("step %d: %s", snapshot.step, ", ".join(f"{name} {value:.4f}" for name, value in scores.items()))
 
 
-class SaveDue:
-    """Finds when to save: after every interval of steps, and when another command asks for it."""
+class Due(Protocol):
+    """Says when an action is to be taken."""
 
-    def __init__(self, every: Every, directory: RunDirectory) -> None:
-        self._every, self._directory = every, directory
-        self._looked_at = -math.inf  # monotonic, seconds
-
-    def is_due(self, step: int) -> bool:
-        """Whether either is so since the last call that returned True."""
-        is_asked, now = False, time.monotonic()
-        if now - self._looked_at >= REQUESTS_EVERY_SECS:
-            self._looked_at = now
-            is_asked = requests.take(self._directory, Request.save)
-        return self._every.is_due(step) or is_asked
+    def is_due(self, step: int) -> bool: ...
 
 
-def _on_snapshot(engine: Engine, actions: Sequence[tuple[Every | SaveDue, OnSnapshot]]) -> BetweenSteps:
+def _on_snapshot(engine: Engine, actions: Sequence[tuple[Due, OnSnapshot]]) -> BetweenSteps:
     """Gives one snapshot to all the actions that are due at a step."""
 
     def run_due(step: int) -> None:
@@ -277,7 +264,10 @@ def assemble(
     evaluation = _make_evaluation(context, saver, evaluator, events, start) if evaluator else None
     hooks = Hooks(config.user, context.status)
     save_due = SaveDue(Every(config.checkpoint.every, start=saved_until), directory)
-    actions: list[tuple[Every | SaveDue, OnSnapshot]] = [(save_due, saver.save_if_sound)]
+    actions: list[tuple[Due, OnSnapshot]] = [
+        (save_due, saver.save_if_sound),
+        (QuestionsDue(directory), answer_questions(directory)),
+    ]
     if evaluation:
         actions.append((Every(config.evaluate.every, start=start.step), evaluation.run_and_log))
     actions.append((Every(config.summary.histogram_every, start=start.step), report.write_parameters))

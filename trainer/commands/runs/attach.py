@@ -1,0 +1,58 @@
+"""mode=attach: reads parameters of a run that is under way, all of the same step, without stopping it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.markup import escape
+from rich.table import Table
+
+from trainer.commands.runs.named import directory_of
+from trainer.commands.start import Start
+from trainer.config.output import Output
+from trainer.config.schema import RunConfig
+from trainer.faults import exit_codes
+from trainer.launch import progress
+from trainer.launch.ending import shown
+from trainer.observe.live import attach
+
+COLUMNS = ("mean", "std", "min", "max", "norm")
+
+
+def run(config: RunConfig, start: Start) -> int:
+    """Prints a row for each parameter, and writes their values where `attach.file` says; returns 0.
+
+    Raises:
+        NotRunningError: if the run is not under way.
+    """
+    directory = directory_of(config)
+    with progress.note(f"{shown(directory.path)}: waiting for the next step"):
+        step, values = attach(directory.path).parameters(*config.attach.parameters)
+    rows = {path: _describe(values[path]) for path in sorted(values)}
+    if config.attach.file is not None:
+        with Path(config.attach.file).open("wb") as file:
+            named: dict[str, Any] = dict(values)
+            np.savez(file, **named)
+    if config.json:
+        print(json.dumps({"step": step, "parameters": rows}, indent=1))
+    else:
+        Output().print(_table(step, rows))
+    return exit_codes.OK
+
+
+def _describe(value: np.ndarray) -> dict[str, Any]:
+    numbers = value.astype(np.float64)
+    found = (numbers.mean(), numbers.std(), numbers.min(), numbers.max(), np.sqrt((numbers**2).sum()))
+    return {"shape": list(value.shape), **{name: float(one) for name, one in zip(COLUMNS, found, strict=True)}}
+
+
+def _table(step: int, rows: dict[str, dict[str, Any]]) -> Table:
+    title = f"step {step}" if rows else f"step {step}: no parameter matches"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("parameter", "shape", *COLUMNS):
+        table.add_column(name, justify="right" if name in COLUMNS else "left", overflow="fold")
+    for path, row in rows.items():
+        shape = "x".join(map(str, row["shape"])) or "scalar"
+        table.add_row(escape(path), shape, *(f"{row[name]:.4g}" for name in COLUMNS))
+    return table

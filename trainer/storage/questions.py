@@ -1,0 +1,77 @@
+"""Asks a run that is under way for its parameters: a file with a question, which its chief answers with another.
+
+The chief answers between two steps, so all values are of the same step, whatever holds the shards.
+"""
+
+import json
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.storage.atomic import write_atomically
+from trainer.storage.run_directory import RunDirectory
+
+QUESTION, ANSWER = "parameters-", "answer-"  # begin the names of files, both with the same end
+SLOTS = "slots/"  # begins the paths of slots: slots/momentum/dense/kernel
+STEP = "step"  # of an answer: the global step
+
+
+def ask(directory: RunDirectory, patterns: Sequence[str]) -> Path:
+    """Asks for the parameters whose paths match a pattern (fnmatch).
+
+    Returns:
+        Where the answer will be.
+    """
+    directory.requests.mkdir(exist_ok=True)
+    number = secrets.token_hex(8)
+    write_atomically(directory.requests / f"{QUESTION}{number}", json.dumps(list(patterns)))
+    return directory.requests / f"{ANSWER}{number}.npz"
+
+
+def withdraw(answer: Path) -> None:
+    """Forgets a question and its answer."""
+    question = answer.with_name(answer.stem.replace(ANSWER, QUESTION))
+    for path in (question, answer):
+        path.unlink(missing_ok=True)
+
+
+def are_pending(directory: RunDirectory) -> bool:
+    """Whether somebody waits for an answer."""
+    with suppress(OSError), os.scandir(directory.requests) as entries:
+        return any(entry.name.startswith(QUESTION) for entry in entries)
+    return False
+
+
+def answer_all(directory: RunDirectory, step: int, values: Mapping[str, np.ndarray]) -> None:
+    """Answers every question from the values of a step; one whose asker has left, or that is damaged, is dropped."""
+    for question in directory.requests.glob(f"{QUESTION}*"):
+        with suppress(OSError, ValueError):
+            patterns = json.loads(question.read_text())
+            chosen = {path: value for path, value in values.items() if any(_matches(path, one) for one in patterns)}
+            answer = question.with_name(question.name.replace(QUESTION, ANSWER) + ".npz")
+            temporary = answer.with_name(f".{answer.name}")
+            with temporary.open("wb") as file:
+                named: dict[str, Any] = {STEP: np.int64(step), **{f"/{path}": value for path, value in chosen.items()}}
+                np.savez(file, **named)
+            os.replace(temporary, answer)
+        question.unlink(missing_ok=True)
+
+
+def _matches(path: str, pattern: str) -> bool:
+    """Whether a pattern means a path; the slots of an optimizer only by one that names them."""
+    return fnmatchcase(path, pattern) and path.startswith(SLOTS) == pattern.startswith(SLOTS)
+
+
+def read(answer: Path) -> tuple[int, dict[str, np.ndarray]]:
+    """The step of an answer, and its values by path; removes it."""
+    with np.load(answer) as file:
+        step = int(file[STEP])
+        values = {name[1:]: file[name] for name in file.files if name != STEP}
+    answer.unlink()
+    return step, values
