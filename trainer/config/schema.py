@@ -528,7 +528,7 @@ class RunsConfig:
 class AttachConfig:
     """What mode=attach reads."""
 
-    # patterns of the paths of parameters and state, e.g. ["dense*/kernel"], and of slots, "slots/*"; default: all but slots
+    # patterns of paths of parameters and state, e.g. ["dense*/kernel"], or of slots, "slots/*"; default: all but slots
     parameters: list[str] = field(default_factory=list)
     file: str | None = None  # also write the values to this .npz file
 
