@@ -8,7 +8,10 @@ import http.client
 import json
 import os
 import re
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import urllib.parse
 from collections.abc import Callable, Iterator
@@ -25,11 +28,14 @@ from trainer.commands.console import form
 from trainer.commands.console.app import make_app
 from trainer.commands.console.pages import Folder
 from trainer.config.schema import ConsoleConfig
+from trainer.observe import runs
 from trainer.plan.description import Description
 from trainer.plan.devices import Machine
 from trainer.plan.layout import Parameter
 from trainer.plan.make import make_plan
+from trainer.storage import requests
 from trainer.storage.lease import Lease
+from trainer.storage.requests import Request
 from trainer.storage.run_directory import RunDirectory
 
 TOKEN = "the-token-of-this-console"
@@ -53,10 +59,11 @@ class Browser:
     """Sends requests as a browser that has the console's cookie would."""
 
     port: int
+    token: str = TOKEN
 
     def ask(self, method: str, path: str, form: str = "", **headers: str) -> Answer:
         """A header that is empty is not sent."""
-        usual = {"Host": f"127.0.0.1:{self.port}", "Cookie": f"trainer-console-{self.port}={TOKEN}"}
+        usual = {"Host": f"127.0.0.1:{self.port}", "Cookie": f"trainer-console-{self.port}={self.token}"}
         if method == "POST":
             usual |= {"Origin": f"http://127.0.0.1:{self.port}", "Sec-Fetch-Site": "same-origin"}
         given = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -395,22 +402,40 @@ def test_a_form_filled_from_a_run_has_its_config(console, tmp_path):
 
 
 @pytest.mark.cluster
-def test_a_run_is_submitted_by_the_form_and_watched_to_its_end(console, tmp_path):
-    browser = console()
-    (tmp_path / "runs").mkdir()
-    fields = {"ps": "1", "workers": "2", "model": "mlp", "batch_size": "48", "steps": "30", "name": "formed"}
-    plan = browser.submit("/new/plan", **fields, more="seed=3").text
-    assert "1ps2w: sync, 2 replicas, global batch 48" in plan
-    assert "python -m trainer cluster=1ps2w name=formed" in plan
-    answer = browser.submit("/new/start", **fields, more="seed=3")
-    assert answer.code == 303
-    url = answer.headers["location"]
-    assert url.startswith("/runs/formed-1ps2w-")
-    seen = wait_until(lambda: text if "state done" in (text := words(browser.get(url).text)) else None, poll_secs=0.2)
-    assert "steps 30 of 30" in seen
-    (path,) = (tmp_path / "runs").iterdir()
-    assert json.loads((path / "summary.json").read_text())["seed"] == 3
-    assert "params_sha256" in (path / "launcher.log").read_text()
+def test_a_run_is_submitted_by_the_form_watched_and_outlives_the_console(tmp_path):
+    """Whose command gives way to training, and ends with Ctrl-C."""
+    command = [sys.executable, "-m", "trainer", "console", "console.port=0"]
+    server = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        port, token = re.fullmatch(
+            r"runs in runs: open http://127.0.0.1:(\d+)/\?token=(\S+)\n", server.stdout.readline()
+        ).groups()
+        browser = Browser(int(port), token)
+        assert "There are no runs yet" in browser.get("/").text
+        fields = {"ps": "1", "workers": "2", "model": "mlp", "batch_size": "48", "name": "formed", "more": "seed=3"}
+        plan = browser.submit("/new/plan", **fields, steps="1000000").text
+        assert "1ps2w: sync, 2 replicas, global batch 48" in plan
+        assert "python -m trainer cluster=1ps2w name=formed" in plan
+        answer = browser.submit("/new/start", **fields, steps="1000000")
+        url = answer.headers["location"]
+        assert (answer.code, url.startswith("/runs/formed-1ps2w-")) == (303, True)
+        wait_until(lambda: "state running training" in words(browser.get(url).text), poll_secs=0.2)
+        (path,) = (tmp_path / "runs").iterdir()
+        launcher = json.loads((path / "status.json").read_text())["launcher"]["pid"]
+        priorities = [os.getpriority(os.PRIO_PROCESS, pid) for pid in (server.pid, launcher)]
+        assert priorities == ([19, 0] if sys.platform == "linux" else [0, 0])
+        server.send_signal(signal.SIGINT)
+        assert server.wait(timeout=30) == 0
+    finally:
+        server.kill()
+        server.wait()
+        server.stdout.close()
+    step = runs.read(path).step
+    wait_until(lambda: runs.read(path).step > step)
+    requests.make(RunDirectory(path), Request.stop)
+    wait_until(lambda: not runs.read(path).is_running)
+    assert runs.read(path).state == "stopped"
+    assert "checkpoint saved" in (path / "launcher.log").read_text()
 
 
 def words(text: str) -> str:

@@ -5,6 +5,7 @@ Nothing is asked of the run's processes, so any host that shares the directory c
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Mapping
@@ -176,6 +177,12 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _yaml(path: Path) -> dict[str, Any]:
     with suppress(OSError, ValueError, yaml.YAMLError):
-        if isinstance(value := yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)), dict):
-            return value
+        return _parse_yaml(path, path.stat().st_mtime_ns)
     return {}
+
+
+@functools.lru_cache(maxsize=2000)
+def _parse_yaml(path: Path, modified_ns: int) -> dict[str, Any]:
+    """The mapping in a file, which is parsed once for as long as it stays as it is."""
+    value = yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return value if isinstance(value, dict) else {}

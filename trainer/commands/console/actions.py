@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from trainer.observe import runs
@@ -12,6 +15,9 @@ from trainer.storage.requests import Request
 from trainer.storage.run_directory import RunDirectory
 
 OUTPUT = "launcher.log"  # what a launcher that the console started prints
+LOWEST = 19  # priority
+
+_starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="launchers")
 
 
 class RefusedError(Exception):
@@ -56,18 +62,31 @@ def continue_run(path: Path) -> None:
     start_launcher(["continue", f"run={path}"], path)
 
 
-def start_launcher(words: list[str], path: Path, cwd: Path | None = None) -> None:
+def start_launcher(words: list[str], path: Path) -> None:
     """Starts `python -m trainer WORDS`, without a shell, in a session of its own; its output goes to launcher.log."""
     path.mkdir(parents=True, exist_ok=True)
-    with (path / OUTPUT).open("ab") as output:
-        subprocess.Popen(
-            [sys.executable, "-m", "trainer", *words],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            cwd=cwd,
-            start_new_session=True,
-        )
+
+    def start() -> None:
+        with (path / OUTPUT).open("ab") as output:
+            subprocess.Popen(
+                [sys.executable, "-m", "trainer", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    _starter.submit(start).result()
+
+
+def yield_to_others() -> None:
+    """Gives this thread the lowest priority, so that training does not slow down while somebody looks.
+
+    A process inherits the priority of the thread that starts it, so launchers are started by one that keeps its own.
+    """
+    _starter.submit(int).result()  # its thread is there from now on
+    if sys.platform == "linux":  # elsewhere it would be that of the whole process
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST)
 
 
 def ask_of_task(path: Path, task: str, request: Request) -> None:

@@ -32,7 +32,7 @@ from trainer.config.schema import ConsoleConfig
 from trainer.storage.requests import Request as RunRequest
 
 MAX_FORM_BYTES = 64 * 1024
-LIVE_SECS = 1.0  # between two looks whether a run has changed
+LIVE_SECS = 2.0  # between two looks whether a run has changed
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Console:
         return HTMLResponse(pages.log(self.folder, name, task, request.query_params))
 
     async def live(self, request: Request) -> Response:
-        """An event for every change of a run, at most one each second."""
+        """An event for every change of a run, at most one every other second."""
         name = request.path_params["name"]
         self.folder.run(name)
         return StreamingResponse(self._changes(name), media_type="text/event-stream")

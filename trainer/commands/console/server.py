@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import socket
 from pathlib import Path
@@ -28,6 +29,7 @@ def run(config: RunConfig, start: Start) -> int:
     try:
         import uvicorn
 
+        from trainer.commands.console import actions
         from trainer.commands.console.app import make_app
     except ImportError as error:
         raise ConsoleError(f"{error.name} is missing; type pip install 'trainer[console]'") from error
@@ -44,7 +46,9 @@ def run(config: RunConfig, start: Start) -> int:
         server = uvicorn.Server(
             uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=1)
         )
-        server.run(sockets=[listener])
+        actions.yield_to_others()
+        with contextlib.suppress(KeyboardInterrupt):  # the way to end it
+            server.run(sockets=[listener])
     return exit_codes.OK
 
 
