@@ -15,6 +15,7 @@ from runs import free_ports
 from trainer.faults import exit_codes
 from trainer.launch.containers.docker_errors import DockerError, explain
 from trainer.observe import health, status
+from trainer.observe.page_server import LAUNCHER
 from trainer.observe.peers import UNIX, read_status
 from trainer.observe.status import Status
 
@@ -131,7 +132,7 @@ def test_a_task_whose_page_is_no_longer_read_notices_that_its_launcher_has_died(
     status.serve_at(Status("ps", 0, "", "c0ffee"), str(tmp_path / "page"), alone=alone.set, alone_secs=0.4)
     assert not alone.wait(1)  # nobody has read it yet
     for _ in range(10):
-        read_status(f"{UNIX}{tmp_path}/page", timeout_secs=5, reader=status.LAUNCHER)
+        read_status(f"{UNIX}{tmp_path}/page", timeout_secs=5, reader=LAUNCHER)
         assert not alone.wait(0.1)
     read_status(f"{UNIX}{tmp_path}/page", timeout_secs=5)  # by others
     assert alone.wait(10)
