@@ -43,9 +43,8 @@ def run(config: RunConfig, start: Start) -> int:
         if config.console.host not in LOOPBACK:
             print("warning: the console answers other machines, without encryption; an ssh tunnel is safer")
         print(f"runs in {folder}: open http://{host}:{port}/?token={token}", flush=True)
-        server = uvicorn.Server(
-            uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=1)
-        )
+        settings = uvicorn.Config(app, log_level="critical", server_header=False, timeout_graceful_shutdown=1)
+        server = uvicorn.Server(settings)
         actions.yield_to_others()
         with contextlib.suppress(KeyboardInterrupt):  # the way to end it
             server.run(sockets=[listener])
