@@ -305,7 +305,7 @@ def test_a_log_shows_its_end_what_is_searched_and_its_first_failure(console, hel
     assert "line 50009" in found
     failure = browser.get(f"{url}?failure=1").text
     assert '<span class="failure"><b>70001</b>' in failure
-    assert "No failure is in this log" in browser.get("/runs/mine/log/worker:0?failure=1").text
+    assert "No failure was found in this log" in browser.get("/runs/mine/log/worker:0?failure=1").text
 
 
 def test_buttons_ask_the_run_for_what_they_say(console, held):

@@ -123,6 +123,16 @@ class BestIs(Enum):
     highest = "highest"
 
 
+class RunState(Enum):
+    """Whether a run is under way, or how it ended."""
+
+    running = "running"  # its launcher, or the chief that a scheduler started, uses the directory
+    done = "done"  # it has made its last step, or ended early
+    stopped = "stopped"  # it was stopped before its last step
+    failed = "failed"  # a task failed, and restarts could not help
+    died = "died"  # its launcher, or the chief that a scheduler started, died before the run ended
+
+
 class RunOrder(Enum):
     """What mode=runs sorts by."""
 
@@ -508,7 +518,9 @@ class PlanConfig:
 class MetricsConfig:
     """Where the launcher answers /metrics for the whole run, for Prometheus."""
 
-    port: int | None = field(default=None, metadata=limits(at_least=0, below=65536))  # 0: a free one; default: nowhere
+    port: int | None = field(
+        default=None, metadata=limits(at_least=0, below=65536)
+    )  # 0: a free port; default: no endpoint
     host: str = "127.0.0.1"  # address to listen on; 0.0.0.0: all
     discovery: str | None = None  # folder in which each run names its address for Prometheus while it lives
 
@@ -517,11 +529,13 @@ class MetricsConfig:
 class RunsConfig:
     """What mode=runs lists."""
 
-    folder: str = "runs"  # whose runs are listed, and those of its folders, as sweeps have them
-    state: str | None = None  # only runs in this state: running, done, stopped, failed or died
+    folder: str = "runs"  # folder whose runs are listed, with those one level below, where sweeps put them
+    state: RunState | None = None  # only runs in this state; default: all
     name: str = "*"  # only runs whose directory matches this pattern, e.g. "digits-*"
-    sort: RunOrder = RunOrder.started  # rising, so that the last rows are the newest, largest or fastest
-    last: int | None = field(default=None, metadata=limits(at_least=1))  # only this many of the last; default: all
+    sort: RunOrder = RunOrder.started  # ascending: the newest, largest or fastest run is last
+    last: int | None = field(
+        default=None, metadata=limits(at_least=1)
+    )  # list only this many rows, from the end; default: all
 
 
 @dataclass
@@ -540,8 +554,8 @@ class ConsoleConfig:
     host: str = "127.0.0.1"  # address to listen on
     port: int = field(default=8787, metadata=limits(at_least=0, below=65536))  # 0: a free one
     read_only: bool = False  # show runs, and change nothing
-    kill: bool = False  # let tasks be killed, to see that a run survives it
-    user_folder: str | None = None  # folder of the files that runs may name by user=; default: none may
+    kill: bool = False  # show a button that kills a task, to test recovery
+    user_folder: str | None = None  # folder of the Python files that user= may name; default: user= is not allowed
 
 
 @dataclass
@@ -549,7 +563,9 @@ class ReportConfig:
     """What mode=report writes, and whether a run writes it at its end."""
 
     at_end: bool = True  # write RUN/report.html when a run ends
-    beside: list[str] = field(default_factory=list)  # directories of other runs, drawn over the first
+    beside: list[str] = field(
+        default_factory=list
+    )  # directories of other runs, whose curves are drawn in the same charts
     file: str | None = None  # default: report.html in the run directory
 
 

@@ -70,7 +70,7 @@ class MetricsEndpoint:
         return metrics.text(pages, RunMetrics(run, self._facts, dict(self._restarts.reasons), last))
 
     def close(self) -> None:
-        """Stops to answer; Prometheus forgets the run."""
+        """Stops answering, and removes the files by which Prometheus finds the run."""
         self._forget()
         if self._server is not None:
             self._server.shutdown()

@@ -1,4 +1,4 @@
-"""Writes status.json: what the launcher knows of a run and its tasks, twice a second."""
+"""Writes status.json: what the launcher knows of a run and its tasks, about four times a second."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ class Supervisor:
         """Does what other commands ask of the run, or of one of its tasks."""
         if not self._directory.requests.exists():
             return
-        if requests.take(self._directory, Request.stop):
+        if requests.take(self._directory, Request.stop) and not self._signals.numbers:  # a second signal would kill
             self._signals.receive(signal.SIGTERM)
         for name, attempt in self.attempts.current.items():
             if requests.take(self._directory, Request.stacks, name) and attempt.page:  # else the signal would end it

@@ -16,18 +16,12 @@ from typing import Any
 
 import yaml
 
+from trainer.config.schema import RunState
 from trainer.storage import checkpoint, lease
 from trainer.storage.json_lines import last_line
 from trainer.storage.run_directory import RunDirectory
 
-RUNNING, DONE, STOPPED, FAILED, DIED = "running", "done", "stopped", "failed", "died"
-STATES = {
-    RUNNING: "a launcher, or a chief that a scheduler started, uses the run directory",
-    DONE: "it has made its last step, or ended early",
-    STOPPED: "it was stopped before its last step",
-    FAILED: "a task failed, and restarts could not help",
-    DIED: "its launcher died before the run ended",
-}
+RUNNING, DONE, STOPPED, FAILED, DIED = STATES = tuple(state.value for state in RunState)
 CHIEF = "worker:0"
 
 

@@ -18,7 +18,7 @@ class Waits:
     """
 
     def __init__(self, *, for_all: bool) -> None:
-        """Begins.
+        """Starts with no waiting time.
 
         Args:
             for_all: whether every update waits for all workers; else no worker waits for another.

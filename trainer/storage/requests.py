@@ -20,7 +20,7 @@ class Request(Enum):
 
 
 def make(directory: RunDirectory, request: Request, task: str = "") -> None:
-    """Asks.
+    """Writes the file that makes a request.
 
     Args:
         task: its name, where one task is meant.

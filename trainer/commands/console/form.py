@@ -50,11 +50,11 @@ def fields() -> list[Field]:
     """The fields, in order."""
     launches = [one.value for one, program in PROGRAMS.items() if program is None or shutil.which(program)]
     return [
-        Field("name", "name", "name", "run", hint="small letters, digits and -"),
+        Field("name", "name", "name", "run", hint="lowercase letters, digits and -"),
         Field("ps", "parameter servers", "cluster", "1"),
         Field("workers", "workers", "cluster", "2"),
         Field("evaluator", "evaluator", "cluster", "no", ["no", "yes"]),
-        Field("launch", "tasks are", "launch", "local", launches),
+        Field("launch", "launch", "launch", "local", launches),
         Field("strategy", "strategy", "strategy", "auto", [str(one.value) for one in StrategyName]),
         Field("model", "model", "model", "cnn", _choices("model"), "or a function of the file named by user="),
         Field("data", "data", "data", "mnist_10k", _choices("data"), "or a function of that file"),
@@ -63,7 +63,7 @@ def fields() -> list[Field]:
         Field("batch_size", "batch size", "train.batch_size", "256", hint="examples of an update, over all replicas"),
         Field("steps", "steps", "train.steps", "300"),
         Field("gpus", "GPUs of each worker", "device.gpus", "0"),
-        Field("memory_fraction", "share of each GPU's memory", "device.memory_fraction", hint="of (0, 1]"),
+        Field("memory_fraction", "share of each GPU's memory", "device.memory_fraction", hint="(0, 1]; only with GPUs"),
     ]
 
 
@@ -98,7 +98,7 @@ def read(values: Mapping[str, str], folder: Folder, config: ConsoleConfig) -> Dr
         if re.fullmatch(r"[\w.-]{1,64}", given[name]):
             draft.overrides.append(f"{name}={given[name]}")
         else:
-            draft.add(name, Problem(name, f"{given[name]!r} is not a name", "letters, digits and _"))
+            draft.add(name, Problem(name, f"{given[name]!r} is not a name", "letters, digits, _, . and -"))
     numbers = [one for one in fields() if one.name in ("learning_rate", "batch_size", "steps")]
     draft.overrides += [f"{one.key}={given[one.name]}" for one in numbers if given[one.name]]
     for line in filter(None, map(str.strip, given["more"].splitlines())):
@@ -202,6 +202,7 @@ def from_run(name: str, folder: Folder) -> dict[str, str]:
         "ps": str(config.cluster.ps),
         "workers": str(config.cluster.worker),
         "evaluator": "yes" if config.cluster.evaluator else "no",
+        "launch": config.launch.name.value,
         "strategy": str(config.strategy.name.value),
         "model": config.model.name,
         "data": config.data.name,
@@ -210,7 +211,8 @@ def from_run(name: str, folder: Folder) -> dict[str, str]:
         "batch_size": str(config.train.batch_size),
         "steps": str(config.train.steps),
     }
-    own = ("name", "cluster.name", "model", "data", "optimizer", "strategy.name", *(one.key for one in fields()))
+    of_fields = [one.key for one in fields() if not one.key.startswith("device.")]  # which may differ by task
+    own = ("cluster.name", "strategy.name", "launch.name", *of_fields)
     rows = [(key, value) for key, value, _ in changed if key not in own]
     more = [f"{key}={value}" for key, value in rows if key.partition(".")[0] in SECTIONS and value]
     return values | {"more": "\n".join(more)}

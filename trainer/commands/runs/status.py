@@ -53,7 +53,7 @@ def describe(facts: RunFacts, status: Mapping[str, Any]) -> Iterator[str]:
     state = facts.state if facts.phase == facts.state else f"{facts.state}, {facts.phase}"
     yield f"{shown(Path(facts.path))}: {state}, step {facts.step} of {facts.steps}"
     if facts.failed:
-        yield f"{facts.failed} failed first"
+        yield f"first task that failed: {facts.failed}"
     yield ", ".join(filter(None, [facts.cluster, facts.strategy, f"model {facts.model}", f"data {facts.data}"]))
     values = {} if facts.loss is None else {"loss": facts.loss}
     numbers = [f"{name} {value:.4f}" for name, value in (values | dict(facts.metrics) | dict(facts.evaluation)).items()]
@@ -107,7 +107,11 @@ def _waits(waits: Mapping[str, Mapping[str, float]]) -> Table:
     """Who has waited for whom, in seconds."""
     others = sorted({other for row in waits.values() for other in row} - {UPDATE})
     table = Table(
-        title="seconds waited, by what for", title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0)
+        title="seconds that each worker has waited",
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
     )
     table.add_column("task")
     for name in [*others, UPDATE]:
