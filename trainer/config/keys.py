@@ -42,6 +42,7 @@ EXAMPLES = {  # where the default shows no value
     "container.cpus": "{worker:2}",
     "container.mounts": "[/data]",
     "cluster.hosts": "[10.0.0.1,10.0.0.2]",
+    "runs.state": "failed",
     "model.name": "cnn",
     "data.name": "mnist_10k",
     "optimizer.name": "adam",

@@ -518,9 +518,8 @@ class PlanConfig:
 class MetricsConfig:
     """Where the launcher answers /metrics for the whole run, for Prometheus."""
 
-    port: int | None = field(
-        default=None, metadata=limits(at_least=0, below=65536)
-    )  # 0: a free port; default: no endpoint
+    # 0: a free port; default: no endpoint
+    port: int | None = field(default=None, metadata=limits(at_least=0, below=65536))
     host: str = "127.0.0.1"  # address to listen on; 0.0.0.0: all
     discovery: str | None = None  # folder in which each run names its address for Prometheus while it lives
 
@@ -533,9 +532,8 @@ class RunsConfig:
     state: RunState | None = None  # only runs in this state; default: all
     name: str = "*"  # only runs whose directory matches this pattern, e.g. "digits-*"
     sort: RunOrder = RunOrder.started  # ascending: the newest, largest or fastest run is last
-    last: int | None = field(
-        default=None, metadata=limits(at_least=1)
-    )  # list only this many rows, from the end; default: all
+    # list only this many rows, from the end; default: all
+    last: int | None = field(default=None, metadata=limits(at_least=1))
 
 
 @dataclass
@@ -563,9 +561,8 @@ class ReportConfig:
     """What mode=report writes, and whether a run writes it at its end."""
 
     at_end: bool = True  # write RUN/report.html when a run ends
-    beside: list[str] = field(
-        default_factory=list
-    )  # directories of other runs, whose curves are drawn in the same charts
+    # directories of other runs, whose curves are drawn in the same charts
+    beside: list[str] = field(default_factory=list)
     file: str | None = None  # default: report.html in the run directory
 
 

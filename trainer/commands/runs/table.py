@@ -49,11 +49,9 @@ def select(config: RunsConfig) -> list[tuple[RunFacts, int]]:
     """The runs that the config asks for, in its order, each with the bytes that it takes on disk."""
     paths = [path for path in runs.find(Path(config.folder)) if fnmatch.fnmatchcase(path.name, config.name)]
     facts = [runs.read(path) for path in paths]
-    chosen = [
-        (one, runs.disk_nbytes(Path(one.path)))
-        for one in facts
-        if config.state is None or one.state == config.state.value
-    ]
+    if config.state is not None:
+        facts = [one for one in facts if one.state == config.state.value]
+    chosen = [(one, runs.disk_nbytes(Path(one.path))) for one in facts]
     chosen.sort(key=lambda pair: ORDERS[config.sort](*pair))
     return chosen if config.last is None else chosen[-config.last :]
 
