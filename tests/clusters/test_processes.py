@@ -83,7 +83,7 @@ def _assert_tells_everything(run: Run, summary: dict) -> None:
     left = {path.name for path in run.directory.iterdir()}
     files = {"config.yaml", "generation.json", "plan.json", "report.html", "status.json", "summary.json"}
     files |= {"evaluations.jsonl", "events.jsonl", "history.jsonl"}
-    assert left == files | {"checkpoints", "events", "export", "journal", "logs"}
+    assert left == files | {"checkpoints", "events", "export", "journal", "logs", "requests"}
     assert [line["step"] for line in run.history()] == list(range(10, 161, 10))
     assert sorted(path.name for path in (run.directory / "checkpoints").iterdir()) == ["000000100", "000000160"]
     (events,) = (run.directory / "events").iterdir()

@@ -167,7 +167,7 @@ def test_a_name_that_somebody_points_at_this_machine_is_refused(console, held, h
     browser = console()
     assert browser.get("/runs/mine", Host=host).code in (400, 421)
     assert browser.post("/runs/mine/stop", Host=host, Origin=f"http://{host}").code in (400, 421)
-    assert not held.requests.exists()
+    assert list(held.requests.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_a_name_that_somebody_points_at_this_machine_is_refused(console, held, h
 def test_a_page_of_another_origin_can_press_no_button(console, held, headers):
     browser = console(kill=True)
     assert {post: browser.post(post, **headers).code for post in POSTS} == dict.fromkeys(POSTS, 403)
-    assert not held.requests.exists()
+    assert list(held.requests.iterdir()) == []
 
 
 def test_no_other_origin_may_read_an_answer(console, held):
@@ -221,12 +221,12 @@ def test_one_that_only_reads_has_no_address_that_changes_anything(console, held)
     assert {browser.post(post).code for post in POSTS} <= {404, 405}
     assert browser.get("/new").code == 404
     assert "<button" not in browser.get("/runs/mine").text.partition("</main>")[0]
-    assert not held.requests.exists()
+    assert list(held.requests.iterdir()) == []
 
 
 def test_tasks_are_killed_only_where_that_is_switched_on(console, held):
     assert console().post("/runs/mine/kill/worker:1").code in (404, 405)
-    assert not held.requests.exists()
+    assert list(held.requests.iterdir()) == []
     assert console(kill=True).post("/runs/mine/kill/worker:1").code == 303
     assert [path.name for path in held.requests.iterdir()] == ["kill-worker-1"]
 
@@ -252,7 +252,18 @@ def test_nothing_outside_of_the_folder_is_read(console, held, tmp_path):
     assert {path: browser.get(path).code for path in ELSEWHERE} == dict.fromkeys(ELSEWHERE, 404)
     assert {browser.post(f"{path}/stop").code for path in ELSEWHERE} <= {404, 405}
     assert "runs/link" not in browser.get("/").text
-    assert not (tmp_path / "secret/requests").exists()
+    assert list((tmp_path / "secret/requests").iterdir()) == []
+
+
+@pytest.mark.parametrize("link", ["logs/worker-0.log", "launcher.log", "history.jsonl"])
+def test_a_link_that_a_task_has_made_is_not_followed(console, held, tmp_path, link):
+    (tmp_path / "secret").write_text("secret")
+    (held.path / link).unlink(missing_ok=True)
+    (held.path / link).symlink_to(tmp_path / "secret")
+    browser = console()
+    for path in ("", "/log/worker:0", f"/files/{link}"):
+        answer = browser.get(f"/runs/mine{path}")
+        assert (answer.code, "secret" in answer.text) == (404, False)
 
 
 def test_files_of_a_run_are_downloads(console, held):
@@ -337,8 +348,8 @@ def test_a_wrong_value_is_shown_at_its_field_with_all_others(console, tmp_path):
     browser = console()
     found = problems(browser.submit("/new/plan", ps="two", workers="", model="a b", name="../x").text)
     assert {name: text.partition(";")[0] for name, text in found.items()} == {
-        "ps": "ps: 'two' is not a whole number",
-        "workers": "workers: '' is not a whole number",
+        "ps": "ps: 'two' is not a whole number up to 1000",
+        "workers": "workers: '' is not a whole number up to 10000",
         "model": "model: 'a b' is not a name",
         "name": "name: '../x' is not a name",
     }
@@ -362,6 +373,11 @@ REFUSED = [
     ("mode=clean", "mode: cannot be set from the console"),
     ("hydra.run.dir=/tmp", "hydra.run.dir: cannot be set from the console"),
     ("--multirun", "--multirun: is no override"),
+    ("+experiment@_global_=/tmp/evil.yaml", "experiment: cannot be set from the console"),
+    ("model={init:/etc/passwd}", "model: cannot be set from the console"),
+    ("model.options.x=${oc.env:HOME}", "model.options.x: cannot be set from the console"),
+    ("user= /tmp/evil.py", "user: is not allowed here"),
+    ("~model", "cannot be set from the console"),
     ("user=/etc/passwd", "user: is not allowed here"),
     ("resume=/etc", "/etc: is not below"),
     ("model.init=../../etc", "../../etc: is not below"),
@@ -381,7 +397,7 @@ def test_the_user_s_files_are_those_of_the_folder_that_was_named(console, tmp_pa
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "link.py").symlink_to("/etc/passwd")
     browser = console(user_folder=str(tmp_path / "mine"))
-    for path in (f"{tmp_path}/mine/../other.py", f"{tmp_path}/mine/link.py", "/etc/passwd"):
+    for path in (f"{tmp_path}/mine/../other.py", f"{tmp_path}/mine/link.py", "/etc/passwd", " /x.py", "'/x.py'"):
         assert "is not below" in problems(browser.submit("/new/plan", more=f"user={path}").text)["more"]
     inside = browser.submit("/new/plan", more=f"user={tmp_path}/mine/none.py").text
     assert "is not below" not in inside

@@ -15,6 +15,7 @@ from forks import Forks
 from quick_config import load
 from runs import wait_until
 
+from trainer.engine.vectors.snapshot import Snapshot
 from trainer.observe import runs
 from trainer.observe.live import NotRunningError, attach
 from trainer.plan.description import Description
@@ -25,6 +26,7 @@ from trainer.storage import lease, questions, requests
 from trainer.storage.lease import Lease
 from trainer.storage.requests import Request
 from trainer.storage.run_directory import RunDirectory
+from trainer.task.chief.asked import Questions
 
 MODEL = Description((Parameter("dense/kernel", (784, 128), True),), 10, 8000, 2000)
 OVERRIDES = ["cluster=1ps2w", "model=mlp", "model.options.width=16", "train.batch_size=48", "summary.every=1"]
@@ -75,6 +77,7 @@ import sys, time
 from pathlib import Path
 from trainer.storage import lease
 from trainer.storage.run_directory import RunDirectory
+from trainer.task.chief.asked import Questions
 until = time.monotonic() + 1
 while time.monotonic() < until:
     lease.owner(RunDirectory(Path(sys.argv[1])))
@@ -99,21 +102,23 @@ def test_what_is_asked_is_taken_once(tmp_path):
 
 
 @pytest.mark.slow
-def test_parameters_are_given_to_each_who_asks_and_to_nobody_twice(tmp_path):
+def test_parameters_are_given_to_each_who_asks_and_to_nobody_twice(tmp_path, caplog):
     directory = RunDirectory(tmp_path)
-    assert not questions.are_pending(directory)
+    asked = Questions(directory)
+    assert not asked.is_due(1)
     values = {"dense/kernel": np.arange(6.0).reshape(2, 3), "dense/bias": np.zeros(3), "step": np.ones(1)}
-    kernels, everything = (questions.ask(directory, patterns) for patterns in (["*/kernel", "none"], ["*"]))
-    left = questions.ask(directory, ["*"])
-    questions.withdraw(left)
-    (directory.requests / "parameters-damaged").write_text("{")
-    questions.answer_all(directory, 7, values)
-    assert not questions.are_pending(directory)
+    kernels, everything = (questions.ask(directory, patterns) for patterns in (["*/kernel", "none"], ["*", "slots/*"]))
+    questions.withdraw(questions.ask(directory, ["*"]))
+    for number, damaged in enumerate(("{", "5", "[[]]")):
+        (directory.requests / f"parameters-damaged-{number}").write_text(damaged)
+    asked.answer(Snapshot(7, values, {}, {"momentum": {"dense/kernel": np.ones((2, 3))}}))
+    assert "a question for parameters was not answered" in caplog.text
     step, answer = questions.read(kernels)
     assert (step, list(answer)) == (7, ["dense/kernel"])
     np.testing.assert_array_equal(answer["dense/kernel"], values["dense/kernel"])
-    assert questions.read(everything)[1].keys() == values.keys()
-    assert list(directory.requests.iterdir()) == []
+    assert questions.read(everything)[1].keys() == {*values, "slots/momentum/dense/kernel"}
+    time.sleep(0.3)
+    assert not asked.is_due(8)
 
 
 def test_a_run_that_is_not_running_answers_nobody(tmp_path):

@@ -67,7 +67,7 @@ def sort(arguments: Sequence[str]) -> Arguments:
     faults += [Problem(path, message, "give one, and other settings as key=value") for path in paths[1:]]
     overrides, contradictions = _with_mode(_with_project(overrides))
     return Arguments(
-        (*overrides, *(f"experiment={_quoted(path)}" for path in paths[:1])), tuple(flags), (*faults, *contradictions)
+        (*overrides, *(f"experiment={quoted(path)}" for path in paths[:1])), tuple(flags), (*faults, *contradictions)
     )
 
 
@@ -91,7 +91,7 @@ def _with_mode(overrides: list[str]) -> tuple[list[str], list[Problem]]:
 def _with_project(overrides: list[str]) -> list[str]:
     """The word behind `init` is the folder of a project."""
     if overrides[:1] == ["init"] and len(overrides) > 1 and "=" not in overrides[1]:
-        return ["init", f"project={_quoted(overrides[1])}", *overrides[2:]]
+        return ["init", f"project={quoted(overrides[1])}", *overrides[2:]]
     return overrides
 
 
@@ -100,7 +100,7 @@ def _is_path(text: str) -> bool:
     return text.endswith(".yaml") and "=" not in text and not text.startswith("-")
 
 
-def _quoted(path: str) -> str:
+def quoted(path: str) -> str:
     """A path as the value of an override."""
     escaped = path.replace("'", "\\'")
     return path if PLAIN_PATH.fullmatch(path) else f"'{escaped}'"

@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,9 @@ class MetricsEndpoint:
         self._forget()
         if targets:
             for file in self._files:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(file, json.dumps([{"targets": targets}], indent=1) + "\n")
+                with suppress(OSError):  # a disk that is full; the run goes on without being found
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    write_atomically(file, json.dumps([{"targets": targets}], indent=1) + "\n")
 
     def _text(self) -> bytes:
         pages: Sequence[Mapping[str, Any]] = [attempt.page for attempt in self._attempts if attempt.page]
@@ -71,14 +73,15 @@ class MetricsEndpoint:
 
     def close(self) -> None:
         """Stops answering, and removes the files by which Prometheus finds the run."""
-        self._forget()
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
+        self._forget()
 
     def _forget(self) -> None:
         for file in self._files:
-            file.unlink(missing_ok=True)
+            with suppress(OSError):
+                file.unlink()
 
 
 def _files(config: MetricsConfig, directory: RunDirectory) -> list[Path]:

@@ -125,7 +125,7 @@ class Supervisor:
 
     def _obey_requests(self) -> None:
         """Does what other commands ask of the run, or of one of its tasks."""
-        if not self._directory.requests.exists():
+        if not requests.pending(self._directory):
             return
         if requests.take(self._directory, Request.stop) and not self._signals.numbers:  # a second signal would kill
             self._signals.receive(signal.SIGTERM)
@@ -190,7 +190,7 @@ class Supervisor:
         self._say_stalls(pages)
         for sentence in self._slow.poll(pages, time.monotonic()):
             self._say(sentence)
-        self.waits.poll(pages, now)
+        self.waits.poll({name: page for name, page in pages.items() if current[name].is_alive}, now)
         self._status.write(self.attempts, self.waits.to_json())
 
     def _say(self, text: str) -> None:

@@ -58,7 +58,9 @@ class RunFacts:
 
 def is_run(path: Path) -> bool:
     """Whether a folder is the directory of a run."""
-    return (path / "config.yaml").is_file() and (path / "plan.json").is_file()
+    with suppress(OSError):  # another user's, or a name that no file can have
+        return (path / "config.yaml").is_file() and (path / "plan.json").is_file()
+    return False
 
 
 def find(folder: Path) -> list[Path]:

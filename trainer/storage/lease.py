@@ -77,7 +77,13 @@ def owner(directory: RunDirectory) -> int | None:
     Returns:
         None if nobody does.
     """
-    with suppress(FileNotFoundError), directory.lock.open() as file:
+    try:
+        file = directory.lock.open()
+    except FileNotFoundError:
+        return None
+    except OSError:  # another user's
+        return 0
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:

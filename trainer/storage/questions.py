@@ -41,26 +41,29 @@ def withdraw(answer: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def are_pending(directory: RunDirectory) -> bool:
-    """Whether somebody waits for an answer."""
+def pending(directory: RunDirectory) -> list[str]:
+    """The questions that nobody has answered, by the names of their files."""
     with suppress(OSError), os.scandir(directory.requests) as entries:
-        return any(entry.name.startswith(QUESTION) for entry in entries)
-    return False
+        return [entry.name for entry in entries if entry.name.startswith(QUESTION)]
+    return []
 
 
-def answer_all(directory: RunDirectory, step: int, values: Mapping[str, np.ndarray]) -> None:
-    """Answers every question from the values of a step; one whose asker has left, or that is damaged, is dropped."""
-    for question in directory.requests.glob(f"{QUESTION}*"):
-        with suppress(OSError, ValueError):
-            patterns = json.loads(question.read_text())
-            chosen = {path: value for path, value in values.items() if any(_matches(path, one) for one in patterns)}
-            answer = question.with_name(question.name.replace(QUESTION, ANSWER) + ".npz")
-            temporary = answer.with_name(f".{answer.name}")
-            with temporary.open("wb") as file:
-                named: dict[str, Any] = {STEP: np.int64(step), **{f"/{path}": value for path, value in chosen.items()}}
-                np.savez(file, **named)
-            os.replace(temporary, answer)
-        question.unlink(missing_ok=True)
+def answer(directory: RunDirectory, name: str, step: int, values: Mapping[str, np.ndarray]) -> None:
+    """Answers a question from the values of a step, and removes it.
+
+    Raises:
+        OSError, ValueError, TypeError: if its asker has left, it is damaged, or the directory cannot be written.
+    """
+    question = directory.requests / name
+    patterns = [str(one) for one in json.loads(question.read_text())]
+    question.unlink()
+    chosen = {path: value for path, value in values.items() if any(_matches(path, one) for one in patterns)}
+    target = question.with_name(name.replace(QUESTION, ANSWER) + ".npz")
+    temporary = target.with_name(f".{target.name}")
+    named: dict[str, Any] = {STEP: np.int64(step), **{f"/{path}": value for path, value in chosen.items()}}
+    with temporary.open("wb") as file:
+        np.savez(file, **named)
+    os.replace(temporary, target)
 
 
 def _matches(path: str, pattern: str) -> bool:

@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import os
 from enum import Enum
 from pathlib import Path
 
@@ -43,6 +44,13 @@ def take(directory: RunDirectory, request: Request, task: str = "") -> bool:
         _file(directory, request, task).unlink()
         return True
     return False
+
+
+def pending(directory: RunDirectory) -> set[str]:
+    """The names of all files, by one look: most of the time there are none."""
+    with contextlib.suppress(OSError), os.scandir(directory.requests) as entries:
+        return {entry.name for entry in entries}
+    return set()
 
 
 def _file(directory: RunDirectory, request: Request, task: str) -> Path:

@@ -63,7 +63,10 @@ class RunDirectory:
         """Writes the config and the plan for the tasks, and removes an earlier run's reports."""
         self.logs.mkdir(parents=True, exist_ok=True)
         self.summary.unlink(missing_ok=True)
-        shutil.rmtree(self.requests, ignore_errors=True)
+        self.status.unlink(missing_ok=True)
+        self.requests.mkdir(exist_ok=True)  # whoever the tasks run as may then write to it
+        for path in self.requests.iterdir():
+            path.unlink(missing_ok=True)
         shutil.rmtree(self.path / "placement", ignore_errors=True)
         for name in ("placement.json", "placement.html"):
             (self.path / name).unlink(missing_ok=True)

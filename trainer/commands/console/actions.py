@@ -9,6 +9,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from trainer.config.arguments import quoted
 from trainer.observe import runs
 from trainer.storage import requests
 from trainer.storage.requests import Request
@@ -59,7 +60,7 @@ def continue_run(path: Path) -> None:
     facts = runs.read(path)
     if facts.state in (runs.RUNNING, runs.DONE):
         raise RefusedError(f"the run is {facts.state}")
-    start_launcher(["continue", f"run={path}"], path)
+    start_launcher(["continue", f"run={quoted(str(path))}"], path)
 
 
 def start_launcher(words: list[str], path: Path) -> None:
@@ -67,7 +68,8 @@ def start_launcher(words: list[str], path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
 
     def start() -> None:
-        with (path / OUTPUT).open("ab") as output:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW  # a task may have made a link there
+        with os.fdopen(os.open(path / OUTPUT, flags, 0o644), "ab") as output:
             subprocess.Popen(
                 [sys.executable, "-m", "trainer", *words],
                 stdin=subprocess.DEVNULL,

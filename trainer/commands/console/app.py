@@ -28,7 +28,9 @@ from trainer.commands.console import actions, form, pages
 from trainer.commands.console.actions import RefusedError
 from trainer.commands.console.guard import Guard
 from trainer.commands.console.pages import Folder, NoSuchRunError
+from trainer.config.arguments import quoted
 from trainer.config.schema import ConsoleConfig
+from trainer.faults.problems import Problem
 from trainer.storage.requests import Request as RunRequest
 
 MAX_FORM_BYTES = 64 * 1024
@@ -94,17 +96,21 @@ class Console:
 
     async def show_plan(self, request: Request) -> Response:
         draft = await self._draft(request)
-        await run_in_threadpool(form.examine, draft, with_plan=True)
+        await run_in_threadpool(form.examine, draft, self.config.user_folder, with_plan=True)
         return self._form(draft)
 
     async def start(self, request: Request) -> Response:
         """Starts a launcher, if nothing is wrong."""
         draft = await self._draft(request)
-        await run_in_threadpool(form.examine, draft, with_plan=False)
+        await run_in_threadpool(form.examine, draft, self.config.user_folder, with_plan=False)
         if draft.problems:
             return self._form(draft)
         path = form.choose_directory(draft, self.folder)
-        actions.start_launcher([*draft.overrides, f"run={path}"], path)
+        try:
+            actions.start_launcher([*draft.overrides, f"run={quoted(str(path))}"], path)
+        except OSError as error:
+            draft.add("", Problem(str(path), str(error.strerror), "choose another runs.folder"))
+            return self._form(draft)
         return RedirectResponse(pages.run_url(self.folder.name(path)), 303)
 
     async def _draft(self, request: Request) -> form.Draft:
@@ -126,6 +132,7 @@ class Console:
 
     async def _changes(self, name: str) -> AsyncIterator[str]:
         before = pages.version(self.folder, name)
+        yield f"data: {before}\n\n"  # the page may be older
         while True:  # until the browser hangs up
             await asyncio.sleep(LIVE_SECS)
             try:
@@ -182,10 +189,14 @@ async def _no_such_run(request: Request, error: Exception) -> Response:
     return PlainTextResponse("there is no such run, task or file\n", 404)
 
 
+async def _unreadable(request: Request, error: Exception) -> Response:
+    return PlainTextResponse(f"the files of this run cannot be read: {type(error).__name__}: {error}\n", 500)
+
+
 def make_app(config: ConsoleConfig, folder: Path, *, token: str, port: int) -> Starlette:
     """The console of a folder's runs, for the bearer of a token."""
     return Starlette(
         routes=Console(Folder(folder.resolve()), config).routes(),
         middleware=[Middleware(Guard, token=token, port=port, host=config.host)],
-        exception_handlers={NoSuchRunError: _no_such_run},
+        exception_handlers={NoSuchRunError: _no_such_run, Exception: _unreadable},
     )

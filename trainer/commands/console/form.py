@@ -1,7 +1,7 @@
 """The form that starts a run: its fields as overrides, and the problems of these at their fields.
 
 What is typed becomes arguments of a process, never words of a shell. Only keys that say what is trained, and how, are
-taken: none that names a command, a file to write, or a place outside of the console's folders.
+taken: none that names a command, a file to write, or Python code or runs outside of the console's folders.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
 from trainer.commands.console.pages import Folder, NoSuchRunError
 from trainer.config import sources
 from trainer.config.keys import shown
@@ -26,7 +29,7 @@ from trainer.observe.report import settings
 from trainer.storage.run_directory import RunDirectory
 
 PLAN_SECS = 120.0  # for TensorFlow to build the model once
-ASSIGNMENT = re.compile(r"\+?[A-Za-z_][\w.@/-]*=.*", re.DOTALL)
+MOST = {"ps": 1000, "workers": 10_000, "gpus": 64}
 SECTIONS = (
     *("model", "data", "strategy", "optimizer", "device", "placement", "train", "evaluate", "checkpoint", "summary"),
     *("timeouts", "restart", "seed", "profile", "resume", "user", "experiment"),
@@ -90,8 +93,8 @@ def read(values: Mapping[str, str], folder: Folder, config: ConsoleConfig) -> Dr
     draft.values["more"] = values.get("more", "")
     given = draft.values
     for name in ("ps", "workers", "gpus"):
-        if not given[name].isdecimal() or len(given[name]) > 5:
-            draft.add(name, Problem(name, f"{given[name]!r} is not a whole number", "e.g. 2"))
+        if not given[name].isdecimal() or int(given[name]) > MOST[name]:
+            draft.add(name, Problem(name, f"{given[name]!r} is not a whole number up to {MOST[name]}", "e.g. 2"))
     if not draft.problems:
         draft.overrides += _cluster(given)
     for name in ("name", "launch", "strategy", "model", "data", "optimizer"):
@@ -125,17 +128,21 @@ def _cluster(given: Mapping[str, str]) -> list[str]:
 
 
 def _refusal(line: str, folder: Folder, config: ConsoleConfig) -> Problem | None:
-    """Why a line of overrides is not taken."""
-    key, _, value = line.lstrip("+").partition("=")
-    if not ASSIGNMENT.fullmatch(line) or "\x00" in line:
+    """Why a line of overrides is not taken; it is read as Hydra does."""
+    try:
+        (parsed,) = OverridesParser.create().parse_overrides([line])
+        key, value = parsed.key_or_group, parsed.value()
+        is_plain = not (parsed.is_delete() or parsed.is_sweep_override() or parsed.package) and "${" not in line
+    except (HydraException, ValueError, RecursionError):
         return Problem(line, "is no override", "one key=value on each line, e.g. optimizer.clip_norm=1")
-    if re.split(r"[.@/]", key)[0] not in SECTIONS:
-        return Problem(key, "cannot be set from the console", f"what can: {', '.join(SECTIONS)}")
+    section = key.split(".")[0]
+    if not is_plain or "/" in key or section not in SECTIONS or (section == key and isinstance(value, dict | list)):
+        return Problem(key, "cannot be set from the console", f"what can: single keys of {', '.join(SECTIONS)}")
     if key == "user":
-        return _outside(value, config.user_folder, "console.user_folder")
-    if key in ("resume", "model.init") and value not in ("auto", "never", "null"):
-        return _outside(value, str(folder.path), "runs.folder")
-    if key == "experiment" and not re.fullmatch(r"\w+", value):
+        return _outside(str(value), config.user_folder, "console.user_folder")
+    if key in ("resume", "model.init") and value not in ("auto", "never", None):
+        return _outside(str(value), str(folder.path), "runs.folder")
+    if key == "experiment" and not re.fullmatch(r"\w+", str(value)):
         return Problem(key, "cannot be a file here", "name one of conf/experiment")
     return None
 
@@ -152,7 +159,7 @@ def _outside(value: str, allowed: str | None, key: str) -> Problem | None:
     return Problem(value, f"is not below {allowed} ({key})", "give a path in that folder")
 
 
-def examine(draft: Draft, *, with_plan: bool) -> None:
+def examine(draft: Draft, user_folder: str | None, *, with_plan: bool) -> None:
     """Adds the problems of a draft's overrides, and its plan, by a process of their own."""
     if draft.problems:
         return
@@ -160,7 +167,7 @@ def examine(draft: Draft, *, with_plan: bool) -> None:
     try:
         ended = subprocess.run(
             [sys.executable, "-m", "trainer.commands.console.trial", *words],
-            input=json.dumps(draft.overrides),
+            input=json.dumps({"overrides": draft.overrides, "user_folder": user_folder}),
             capture_output=True,
             text=True,
             timeout=PLAN_SECS,

@@ -8,10 +8,10 @@ known Host, and if it changes anything, the console's own Origin.
 from __future__ import annotations
 
 import hmac
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.datastructures import Headers
+from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -82,11 +82,8 @@ class Guard:
         return answer
 
     def _is_known(self, cookies: str) -> bool:
-        try:
-            cookie = SimpleCookie(cookies).get(self._cookie)
-        except CookieError:
-            return False
-        return cookie is not None and hmac.compare_digest(cookie.value.encode(), self._token.encode())
+        value = cookie_parser(cookies).get(self._cookie)
+        return value is not None and hmac.compare_digest(value.encode(), self._token.encode())
 
 
 def _is_own(headers: Headers, host: str) -> bool:

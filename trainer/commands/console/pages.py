@@ -7,8 +7,10 @@ import os
 import re
 import shlex
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -30,6 +32,7 @@ ROWS = 100  # of a table of runs, on a page
 LOG_LINES = 500  # of a page of a log
 TAIL_BYTES = 512 * 1024  # of a log that are read where nothing is searched
 MAX_MATCHES = 500
+LINES_BEFORE = 20  # a failure
 BAD = re.compile(r" ERROR |^Traceback |\bfailed: ")  # begins a failure in a log
 FILES = (  # that may be downloaded, with those of export/
     *("report.html", "config.yaml", "plan.json", "summary.json", "history.jsonl", "events.jsonl", "evaluations.jsonl"),
@@ -56,7 +59,7 @@ class Folder:
         root = self.path.resolve()
         try:
             path = (root / name).resolve()
-            if path != root and path.is_relative_to(root) and runs.is_run(path):
+            if path != root and path.is_relative_to(root) and runs.is_run(path) and not _has_links(path):
                 return path
         except (OSError, ValueError, RuntimeError) as error:  # a name that no file can have, a loop of links
             raise NoSuchRunError(name) from error
@@ -75,6 +78,15 @@ class Folder:
             except NoSuchRunError:  # a link that leads out
                 continue
         return found
+
+
+def _has_links(path: Path) -> bool:
+    """Whether a folder, or its logs, has a link: a task may have made one that leads to a file of another user's."""
+    with os.scandir(path) as entries:
+        if any(entry.is_symlink() for entry in entries):
+            return True
+    logs = path / "logs"
+    return logs.is_dir() and any(log.is_symlink() for log in logs.iterdir())
 
 
 def index(folder: Folder, query: Mapping[str, str], *, can_post: bool) -> str:
@@ -154,7 +166,8 @@ def _starting(folder: Folder, name: str) -> str | None:
     try:
         path = (root / name).resolve()
         if path != root and path.is_relative_to(root) and not runs.is_run(path):
-            return (path / OUTPUT).read_text(errors="replace")[-TAIL_BYTES:]
+            output = path / OUTPUT
+            return None if output.is_symlink() else output.read_text(errors="replace")[-TAIL_BYTES:]
     except (OSError, ValueError, RuntimeError):
         pass
     return None
@@ -190,7 +203,14 @@ def version(folder: Folder, name: str) -> str:
     """What changes whenever the page of a run does."""
     directory = RunDirectory(folder.run(name))
     seen = (directory.status, directory.history, directory.summary, directory.lock, directory.event_log)
-    return " ".join(str(file.stat().st_mtime_ns) if file.exists() else "0" for file in seen)
+    return " ".join(map(_modified, seen))
+
+
+def _modified(file: Path) -> str:
+    try:
+        return str(file.stat().st_mtime_ns)
+    except OSError:
+        return "0"
 
 
 @dataclass(frozen=True)
@@ -208,16 +228,19 @@ def log(folder: Folder, name: str, task: str, query: Mapping[str, str]) -> str:
         NoSuchRunError: if the run has no such task.
     """
     path = folder.run(name)
-    file = path / _task(RunDirectory(path).read_plan(), task, name).log
+    file = (path / _task(RunDirectory(path).read_plan(), task, name).log).resolve()
+    if not file.is_relative_to(path):
+        raise NoSuchRunError(f"{name} {task}")
     text, wants_failure = query.get("search", ""), "failure" in query
-    shown = _search(file, text) if text else (_first_failure(file) if wants_failure else None) or _tail(file)
+    failure = _first_failure(file) if wants_failure else None
+    shown = _search(file, text) if text else failure or _tail(file)
     return template("log.html.j2", PACKAGE).render(
         name=name,
         url=run_url(name),
         task=task,
         log=shown,
         search=text,
-        has_no_failure=wants_failure and _first_failure(file) is None,
+        has_no_failure=wants_failure and failure is None,
         is_bad=lambda line: bool(BAD.search(line)),
         nbytes=file.stat().st_size if file.exists() else 0,
     )
@@ -249,15 +272,15 @@ def _numbered(file: Path) -> Iterator[tuple[int, str]]:
 
 def _search(file: Path, text: str) -> Log:
     """The last lines that have a text, in capitals or not."""
-    matching = [(number, line) for number, line in _numbered(file) if text.lower() in line.lower()]
-    return Log(matching[-MAX_MATCHES:], len(matching) > MAX_MATCHES)
+    matching = deque((line for line in _numbered(file) if text.lower() in line[1].lower()), maxlen=MAX_MATCHES + 1)
+    return Log(list(matching)[-MAX_MATCHES:], len(matching) > MAX_MATCHES)
 
 
 def _first_failure(file: Path) -> Log | None:
     """The first line of a failure, with what is around it."""
-    lines = list(_numbered(file))
-    first = next((i for i, (_, line) in enumerate(lines) if BAD.search(line)), None)
-    if first is None:
-        return None
-    begin = max(0, first - 20)
-    return Log(lines[begin : begin + LOG_LINES], begin > 0)
+    lines, before = _numbered(file), deque[tuple[int, str]](maxlen=LINES_BEFORE)
+    for number, line in lines:
+        if BAD.search(line):
+            return Log([*before, (number, line), *islice(lines, LOG_LINES)], number > LINES_BEFORE + 1)
+        before.append((number, line))
+    return None

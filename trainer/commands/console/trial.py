@@ -5,30 +5,69 @@ A process of its own: Hydra keeps its state in globals, and TensorFlow takes sec
 
 import json
 import sys
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from io import StringIO
+from pathlib import Path
 
 from rich.console import Console
 
 from trainer.commands import command
 from trainer.commands.plan import make
 from trainer.config import compose
-from trainer.faults.problems import ConfigError
+from trainer.config.schema import RunConfig
+from trainer.faults.exit_codes import TrainerError
+from trainer.faults.problems import ConfigError, Problem
 from trainer.plan import page
+
+# Sections that no override of the console may have changed, whatever chose them.
+FIXED = (
+    *("slurm", "kubernetes", "security", "container", "plan", "metrics", "chaos"),
+    *("attach", "report", "runs", "console"),
+)
+    "slurm",
+    "kubernetes",
+    "security",
+    "container",
+    "plan",
+    "metrics",
+    "chaos",
+    "attach",
+    "report",
+    "runs",
+    "console",
+)
 
 
 def main() -> None:
-    """Reads a JSON list of overrides from stdin; the last line that it prints is the answer."""
-    overrides, problems, plan = json.load(sys.stdin), [], ""
+    """Reads overrides and the folder of the user's files from stdin, as JSON; the last line that it prints answers."""
+    given, problems, plan = json.load(sys.stdin), [], ""
     try:
-        config = compose.load(overrides, command.resolve, command.validate)
-        if "--plan" in sys.argv[1:]:
+        config = compose.load(given["overrides"], command.resolve, command.validate)
+        problems = [asdict(problem) for problem in _forbidden(config, given["user_folder"])]
+        if "--plan" in sys.argv[1:] and not problems:
             text = StringIO()
             page.show(make(config), console=Console(file=text, width=110, highlight=False))
             plan = text.getvalue()
     except ConfigError as error:
         problems = [asdict(problem) for problem in error.problems]
+    except TrainerError as error:
+        problems = [asdict(Problem("plan", str(error), "see python -m trainer plan in a terminal"))]
     print(json.dumps({"problems": problems, "plan": plan}))
+
+
+def _forbidden(config: RunConfig, user_folder: str | None) -> Iterator[Problem]:
+    """What a config must not say, however its overrides were written."""
+    usual = RunConfig()
+    for name in FIXED:
+        if getattr(config, name) != getattr(usual, name):
+            yield Problem(name, "cannot be set from the console", "start the run in a terminal")
+    if replace(config.launch, name=usual.launch.name) != usual.launch:
+        yield Problem("launch", "cannot be set from the console", "start the run in a terminal")
+    if config.user is not None:
+        allowed = None if user_folder is None else Path(user_folder).resolve()
+        if allowed is None or not Path(config.user).resolve().is_relative_to(allowed):
+            yield Problem("user", f"{config.user} is not below console.user_folder", "name a file in it")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from trainer.commands import train
 from trainer.commands.runs.named import directory_of
 from trainer.commands.start import Start
 from trainer.config import keys
-from trainer.config.schema import Mode, RunConfig
+from trainer.config.schema import Launch, Mode, RunConfig
 from trainer.faults.problems import ConfigError, Problem
 from trainer.observe import runs
 from trainer.observe.machine import this_machine
@@ -33,6 +33,12 @@ def run(config: RunConfig, start: Start) -> int:
     with Lease(directory):  # fails for a run that is under way before anything is planned
         pass
     stored = directory.read_config()
+    if stored.job is not None:
+        raise ConfigError([Problem("run", "a scheduler started its tasks", "start them there again")])
+    if stored.cluster.hosts:
+        stored.cluster.addresses = {}  # they follow from the hosts
+    if stored.launch.name is Launch.slurm:
+        stored.cluster.hosts = []  # the nodes of a job that has ended
     for word in sys.argv[1:]:
         name = word.partition("=")[0].lstrip("+")
         if name not in OF_THIS_COMMAND:

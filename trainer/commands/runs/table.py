@@ -27,7 +27,7 @@ ORDERS: dict[RunOrder, Callable[[RunFacts, int], Any]] = {
     RunOrder.started: lambda facts, _: facts.started_at or 0.0,
     RunOrder.name: lambda facts, _: Path(facts.path).name,
     RunOrder.step: lambda facts, _: facts.step,
-    RunOrder.loss: lambda facts, _: -math.inf if facts.loss is None else facts.loss,
+    RunOrder.loss: lambda facts, _: _sortable(facts.loss),
     RunOrder.rate: lambda facts, _: facts.examples_per_second or 0.0,
     RunOrder.disk: lambda _, nbytes: nbytes,
 }
@@ -54,6 +54,12 @@ def select(config: RunsConfig) -> list[tuple[RunFacts, int]]:
     chosen = [(one, runs.disk_nbytes(Path(one.path))) for one in facts]
     chosen.sort(key=lambda pair: ORDERS[config.sort](*pair))
     return chosen if config.last is None else chosen[-config.last :]
+
+
+def _sortable(loss: float | None) -> float:
+    if loss is None:
+        return -math.inf
+    return math.inf if math.isnan(loss) else loss
 
 
 def _table(listed: list[tuple[RunFacts, int]]) -> Table:

@@ -13,6 +13,8 @@ MAX_POINTS = 400  # of a curve; of more, the lowest and the highest of each stre
 SMOOTHING = 0.9  # weight of the values before, of an exponential moving average
 FEW = 60  # points that are marked one by one
 TICKS = 5
+LARGEST = 1e300
+SAME = 1e-9  # part of their size by which values must differ to be told apart
 
 Points = Sequence[tuple[float, float]]
 
@@ -28,7 +30,7 @@ class Curve:
 
     @property
     def finite(self) -> Points:
-        return [(x, y) for x, y in self.points if math.isfinite(y)]
+        return [(x, y) for x, y in self.points if abs(y) < LARGEST]
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,13 @@ def draw(curves: Sequence[Curve], *, logarithmic: bool) -> Axes | None:
     shown = [(curve, points) for curve, points in shown if points]
     if not shown:
         return None
+    try:
+        return _place(shown, logarithmic=logarithmic)
+    except OverflowError:  # numbers at the limit of floats
+        return None
+
+
+def _place(shown: Sequence[tuple[Curve, Points]], *, logarithmic: bool) -> Axes:
     x_scale = _Scale([x for _, points in shown for x, _ in points], LEFT, WIDTH - RIGHT, logarithmic=False)
     y_scale = _Scale([y for _, points in shown for _, y in points], HEIGHT - BOTTOM, TOP, logarithmic=logarithmic)
     return Axes(
@@ -82,7 +91,7 @@ class _Scale:
     def __init__(self, values: Sequence[float], first: float, last: float, *, logarithmic: bool) -> None:
         self._log, self._first, self._last = logarithmic, first, last
         low, high = min(values), max(values)
-        if low == high:  # a flat curve is drawn in the middle
+        if high - low <= SAME * max(abs(low), abs(high)):  # a flat curve is drawn in the middle
             low, high = (low / 2, high * 2) if logarithmic else (low - (abs(low) or 1), high + (abs(high) or 1))
         self._low, self._high = self._of(low), self._of(high)
 

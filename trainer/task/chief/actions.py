@@ -25,7 +25,7 @@ from trainer.storage.evaluations import Evaluation
 from trainer.storage.history import History
 from trainer.storage.rollbacks import record_rollback
 from trainer.storage.run_directory import RunDirectory
-from trainer.task.chief.asked import QuestionsDue, SaveDue, answer_questions
+from trainer.task.chief.asked import Questions, SaveDue
 from trainer.task.chief.ending import Hooks
 from trainer.task.chief.export import export, params_sha256
 from trainer.task.chief.initial_state import InitialState, what_may_end
@@ -264,10 +264,8 @@ def assemble(
     evaluation = _make_evaluation(context, saver, evaluator, events, start) if evaluator else None
     hooks = Hooks(config.user, context.status)
     save_due = SaveDue(Every(config.checkpoint.every, start=saved_until), directory)
-    actions: list[tuple[Due, OnSnapshot]] = [
-        (save_due, saver.save_if_sound),
-        (QuestionsDue(directory), answer_questions(directory)),
-    ]
+    asked = Questions(directory)
+    actions: list[tuple[Due, OnSnapshot]] = [(save_due, saver.save_if_sound), (asked, asked.answer)]
     if evaluation:
         actions.append((Every(config.evaluate.every, start=start.step), evaluation.run_and_log))
     actions.append((Every(config.summary.histogram_every, start=start.step), report.write_parameters))

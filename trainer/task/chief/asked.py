@@ -1,8 +1,8 @@
 """What the chief does because another command asks for it: saves a checkpoint, or tells parameters."""
 
+import logging
 import math
 import time
-from collections.abc import Callable
 
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.storage import questions, requests
@@ -11,6 +11,8 @@ from trainer.storage.run_directory import RunDirectory
 from trainer.task.pace import Every
 
 EVERY_SECS = 0.25  # between two looks
+
+_log = logging.getLogger(__name__)
 
 
 class _Looks:
@@ -39,25 +41,29 @@ class SaveDue:
         return self._every.is_due(step) or is_asked
 
 
-class QuestionsDue:
-    """Finds whether another command waits for parameters."""
+class Questions:
+    """Tells parameters, state and slots to other commands that wait for them."""
 
     def __init__(self, directory: RunDirectory) -> None:
         self._directory, self._looks = directory, _Looks()
+        self._seen: set[str] = set()  # a question that cannot be removed is answered once
 
     def is_due(self, step: int) -> bool:
-        return self._looks.is_time() and questions.are_pending(self._directory)
+        """Whether somebody waits."""
+        return self._looks.is_time() and bool(set(questions.pending(self._directory)) - self._seen)
 
-
-def answer_questions(directory: RunDirectory) -> Callable[[Snapshot], None]:
-    """An action that gives the parameters, the state and the slots of a snapshot to those who wait for some."""
-
-    def answer(snapshot: Snapshot) -> None:
+    def answer(self, snapshot: Snapshot) -> None:
+        """Answers every question from a snapshot; one that cannot be answered does not disturb the run."""
         slots = {
             f"{questions.SLOTS}{slot}/{path}": value
             for slot, one in snapshot.slots.items()
             for path, value in one.items()
         }
-        questions.answer_all(directory, snapshot.step, {**snapshot.parameters, **snapshot.state, **slots})
-
-    return answer
+        for name in set(questions.pending(self._directory)) - self._seen:
+            self._seen.add(name)
+            try:
+                questions.answer(
+                    self._directory, name, snapshot.step, {**snapshot.parameters, **snapshot.state, **slots}
+                )
+            except (OSError, ValueError, TypeError) as error:
+                _log.warning("a question for parameters was not answered: %s", error)

@@ -2,10 +2,12 @@
 "use strict";
 const live = document.querySelector("[data-live]");
 if (live) {
-  let isFetching = false;
+  let isFetching = false, isStale = false;
   const update = async () => {
+    isStale = true;
     if (isFetching || document.hidden) return;
     isFetching = true;
+    isStale = false;
     try {
       const answer = await fetch(location.href, { credentials: "same-origin" });
       if (!answer.ok) return;
@@ -21,6 +23,7 @@ if (live) {
       document.title = fresh.title;
     } finally {
       isFetching = false;
+      if (isStale) setTimeout(update, 1000);
     }
   };
   const source = new EventSource(live.dataset.live);
