@@ -366,7 +366,7 @@ def test_a_wrong_value_is_shown_at_its_field_with_all_others(console, tmp_path):
 
 REFUSED = [
     ("launch.ssh=rm -rf /", "launch.ssh: cannot be set from the console"),
-    ("slurm.args=--wrap=x", "slurm.args: cannot be set from the console"),
+    ('slurm.args="--wrap=x"', "slurm.args: cannot be set from the console"),
     ("run=/tmp/x", "run: cannot be set from the console"),
     ("plan.json=/tmp/x", "plan.json: cannot be set from the console"),
     ("report.file=/tmp/x", "report.file: cannot be set from the console"),

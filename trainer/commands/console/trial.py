@@ -25,18 +25,6 @@ FIXED = (
     *("slurm", "kubernetes", "security", "container", "plan", "metrics", "chaos"),
     *("attach", "report", "runs", "console"),
 )
-    "slurm",
-    "kubernetes",
-    "security",
-    "container",
-    "plan",
-    "metrics",
-    "chaos",
-    "attach",
-    "report",
-    "runs",
-    "console",
-)
 
 
 def main() -> None:
