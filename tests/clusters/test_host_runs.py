@@ -61,13 +61,13 @@ def test_the_bits_are_those_of_one_machine_after_a_killed_worker_a_killed_ps_and
     assert run.pids() == []
 
 
-def test_ctrl_c_saves_and_a_killed_launcher_leaves_nothing(on_hosts):
+def test_ctrl_c_saves_and_a_killed_launcher_of_the_run_that_is_continued_leaves_nothing(on_hosts, start):
     run = on_hosts(*EXACT, "train.steps=100000")
     run.wait_for_step(5)
     run.process.send_signal(signal.SIGINT)
     assert run.wait() == 130, run.output
     assert f"Stopped at step {run.summary()['steps']}, checkpoint saved" in run.output
-    again = on_hosts(*EXACT, "train.steps=100000")
+    again = start("continue", f"run={run.directory}")
     again.wait_for_step(run.summary()["steps"] + 5)
     pids = [*again.pids(), *nurseries(again).values()]
     again.process.kill()
