@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainer.observe.waits import UPDATE, Waits
+from trainer.observe.waits import MOST_AWAITED, OTHERS, UPDATE, Waits
 
 
 def page(job: str = "worker", wait: float = 0.0, **values: Any) -> dict[str, Any]:
@@ -58,3 +58,16 @@ def test_a_launcher_that_was_frozen_counts_five_seconds_of_that_time():
     waits.poll({}, 0.0)
     waits.poll({"worker:0": page(wait=0.5)}, 3600.0)
     assert waits.to_json() == {"worker:0": {UPDATE: 2.5}}
+
+
+def test_of_many_workers_those_that_are_waited_for_most_are_named():
+    names = [f"worker:{index}" for index in range(100)]
+    waits = Waits(for_all=True)
+    waits.poll({}, 0.0)
+    for second in range(100):
+        slowest = names[second % 50 if second < 50 else second % 3]
+        waits.poll({name: page(wait=0.25 if name == slowest else 0.75) for name in names}, second + 1.0)
+    table = waits.to_json()
+    assert {len(row) for row in table.values()} <= {MOST_AWAITED + 1, MOST_AWAITED + 2}
+    assert {"worker:0", "worker:1", "worker:2", OTHERS, UPDATE} <= table["worker:99"].keys()
+    assert sum(table["worker:99"].values()) == pytest.approx(75.0)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import heapq
+from collections import defaultdict
+from collections.abc import Mapping, Set
 from typing import Any
 
+OTHERS = "others"  # workers that little was waited for, together
+MOST_AWAITED = 16  # workers that have a number of their own: a table of all grows with their square
 UPDATE = "update"  # what a worker waits for where it waits for no other worker: the update itself, and messages
 AT_MOST_SECS = 5.0  # between two polls; a launcher that was frozen itself has seen nothing of that time
 
@@ -26,6 +30,8 @@ class Waits:
         self._for_all = for_all
         self._polled_at: float | None = None
         self._secs: dict[str, dict[str, float]] = {}  # by worker that waits, and by what it waits for
+        self._totals: defaultdict[str, float] = defaultdict(float)  # by worker that waits
+        self._awaited: defaultdict[str, float] = defaultdict(float)  # by what was waited for
 
     def poll(self, pages: Mapping[str, Mapping[str, Any]], now: float) -> None:
         """Adds the time since the last call.
@@ -59,10 +65,17 @@ class Waits:
     def _add(self, worker: str, waited_for: str, secs: float) -> None:
         row = self._secs.setdefault(worker, {})
         row[waited_for] = row.get(waited_for, 0.0) + secs
+        self._totals[worker] += secs
+        self._awaited[waited_for] += secs
 
     def to_json(self) -> dict[str, dict[str, float]]:
-        """Seconds by worker that waited and by what it waited for: another worker, or "update"."""
-        return {
-            worker: {other: round(secs, 3) for other, secs in sorted(row.items())}
-            for worker, row in sorted(self._secs.items())
-        }
+        """Seconds by worker that waited and by what it waited for: a worker, "others" for all the rest, or "update"."""
+        named = {UPDATE, *heapq.nlargest(MOST_AWAITED + 1, self._awaited, key=lambda name: self._awaited[name])}
+        return {worker: self._row(worker, named) for worker in sorted(self._secs)}
+
+    def _row(self, worker: str, named: Set[str]) -> dict[str, float]:
+        secs = self._secs[worker]
+        row = {name: secs[name] for name in sorted(named & secs.keys())}
+        if len(self._awaited) > len(named):
+            row[OTHERS] = max(0.0, self._totals[worker] - sum(row.values()))
+        return {name: round(value, 3) for name, value in row.items()}

@@ -32,7 +32,7 @@ def run(config: RunConfig, start: Start) -> int:
         from trainer.commands.console import actions
         from trainer.commands.console.app import make_app
     except ImportError as error:
-        raise ConsoleError(f"{error.name} is missing; type pip install 'trainer[console]'") from error
+        raise ConsoleError(f"{error.name} is missing; type pip install starlette uvicorn") from error
     folder = Path(config.runs.folder)
     folder.mkdir(parents=True, exist_ok=True)
     token = secrets.token_urlsafe(32)
