@@ -19,12 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import uvicorn
 from quick_config import load
 from runs import wait_until
 
-from trainer.commands.console import form
+from trainer.commands.console import actions, form
 from trainer.commands.console.app import make_app
 from trainer.commands.console.pages import Folder
 from trainer.config.schema import ConsoleConfig
@@ -33,7 +34,7 @@ from trainer.plan.description import Description
 from trainer.plan.devices import Machine
 from trainer.plan.layout import Parameter
 from trainer.plan.make import make_plan
-from trainer.storage import requests
+from trainer.storage import checkpoint_writer, requests
 from trainer.storage.lease import Lease
 from trainer.storage.requests import Request
 from trainer.storage.run_directory import RunDirectory
@@ -54,6 +55,7 @@ class Answer:
     code: int
     headers: dict[str, str]
     text: str
+    all_headers: list[tuple[str, str]]  # in order, those that are there twice, too
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,8 @@ class Browser:
         else:
             body = answer.read()
         connection.close()
-        return Answer(answer.status, {k.lower(): v for k, v in answer.getheaders()}, body.decode())
+        headers = [(name.lower(), value) for name, value in answer.getheaders()]
+        return Answer(answer.status, dict(headers), body.decode(errors="replace"), headers)
 
     def get(self, path: str, **headers: str) -> Answer:
         return self.ask("GET", path, **headers)
@@ -238,7 +241,8 @@ ELSEWHERE = [
     *("/runs/..", "/runs/../secret", "/runs/%2e%2e/secret", "/runs/..%2fsecret", "/runs//etc", "/runs/link"),
     *("/runs/loop", "/runs/%00", "/runs/" + "x" * 5000, "/runs/mine/log/worker:9", "/runs/mine/log/..%2f..%2fx"),
     *("/runs/mine/files/lock", "/runs/mine/files/..%2f..%2fsecret%2fconfig.yaml", "/runs/mine/files/export/out"),
-    *("/runs/mine/files/export/..%2f..%2flock", "/runs/mine/files/logs%2fworker-1.log", "/static/..%2fapp.py"),
+    *("/runs/mine/files/export/..%2f..%2flock", "/runs/mine/files/checkpoints/000000010", "/static/..%2fapp.py"),
+    *("/runs/mine/files/checkpoints/link/config.yaml", "/runs/mine/files/" + "x" * 5000, "/runs/mine/files/"),
 ]
 
 
@@ -248,6 +252,8 @@ def test_nothing_outside_of_the_folder_is_read(console, held, tmp_path):
     (tmp_path / "runs/loop").symlink_to(tmp_path / "runs/loop")
     (held.path / "export").mkdir()
     (held.path / "export/out").symlink_to(tmp_path / "secret/config.yaml")
+    (held.path / "checkpoints/000000010").mkdir(parents=True)
+    (held.path / "checkpoints/link").symlink_to(tmp_path / "secret")
     browser = console(kill=True)
     assert {path: browser.get(path).code for path in ELSEWHERE} == dict.fromkeys(ELSEWHERE, 404)
     assert {browser.post(f"{path}/stop").code for path in ELSEWHERE} <= {404, 405}
@@ -266,10 +272,32 @@ def test_a_link_that_a_task_has_made_is_not_followed(console, held, tmp_path, li
         assert (answer.code, "secret" in answer.text) == (404, False)
 
 
-def test_files_of_a_run_are_downloads(console, held):
-    answer = console().get("/runs/mine/files/plan.json")
-    assert json.loads(answer.text)["cluster"] == "1ps2w"
-    assert answer.headers["content-disposition"].startswith("attachment")
+def test_files_of_a_run_are_downloads_those_of_checkpoints_too(console, held):
+    saved = checkpoint_writer.write(held.checkpoints, 10, 0, {}, {"parameters/w": np.ones(3)}, keep=2)
+    (held.path / "profile").mkdir()
+    (held.path / "profile/trace.json").write_text("{}")
+    (held.path / "placement.html").write_text("<p>placed</p>")
+    browser = console()
+    page = browser.get("/runs/mine").text
+    of_checkpoint = [f"checkpoints/{saved.name}/{file.name}" for file in saved.iterdir()]
+    for file in ("plan.json", "profile/trace.json", *of_checkpoint):
+        assert f'href="/runs/mine/files/{file}"' in page, file
+        answer = browser.get(f"/runs/mine/files/{file}")
+        assert answer.code == 200, file
+        assert answer.headers["content-disposition"].startswith("attachment"), file
+    log = re.search(r'href="(\S*)">download', browser.get("/runs/mine/log/worker:1").text)[1]
+    assert browser.get(log).text == (held.path / "logs/worker-1.log").read_text()
+
+
+def test_a_page_of_a_run_directory_is_opened_without_its_scripts(console, held):
+    """A sandbox without allow-scripts, besides the policy that every answer has."""
+    (held.path / "placement.html").write_text(f"<p>placed</p>{HOSTILE}")
+    answer = console().get("/runs/mine/files/placement.html")
+    assert answer.text == f"<p>placed</p>{HOSTILE}"
+    assert "content-disposition" not in answer.headers
+    policies = [value for name, value in answer.all_headers if name == "content-security-policy"]
+    assert "sandbox allow-same-origin" in policies
+    assert any("script-src 'self';" in policy for policy in policies)
 
 
 def test_names_and_logs_are_text(console, tmp_path):
@@ -329,6 +357,18 @@ def test_buttons_ask_the_run_for_what_they_say(console, held):
         notice = urllib.parse.unquote_plus(browser.post(f"/runs/mine/{post}").headers["location"])
         assert notice == f"/runs/mine?notice=not done: {why}"
     assert "not done: the run is running" in browser.get("/runs/mine?notice=not+done:+the+run+is+running").text
+
+
+def test_a_launcher_that_ends_before_there_is_a_plan_is_seen_to_end(console, tmp_path):
+    browser, path = console(), tmp_path / "runs" / "early"
+    actions.start_launcher(["model=cnm", f"run={path}"], path)
+    page = wait_until(
+        lambda: "has ended" in (text := browser.get("/runs/early").text) and text,
+        progress=lambda: (path / "launcher.log").stat().st_size,
+    )
+    assert "The launcher has ended with exit code 2, before there was a plan." in words(page)
+    assert "unknown model" in page
+    assert 'http-equiv="refresh"' not in page
 
 
 # The form

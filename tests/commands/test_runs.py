@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -134,13 +135,18 @@ def test_a_run_that_is_not_running_answers_nobody(tmp_path):
 
 def test_runs_are_listed_filtered_and_sorted(python, tmp_path):
     make_run(tmp_path / "runs" / "slow", summary={"examples_per_second": 1.0, "final_loss": 0.1}, started_at=2e9)
-    make_run(tmp_path / "runs" / "sweep" / "fast", summary={"examples_per_second": 9.0}, started_at=1e9)
+    make_run(
+        tmp_path / "runs" / "sweep" / "fast",
+        summary={"examples_per_second": 9.0, "final_loss": math.nan},
+        started_at=1e9,
+    )
     make_run(tmp_path / "runs" / "dead [x]")
     (tmp_path / "runs" / "else").mkdir()
 
     def listed(*words: str) -> list[str]:
         done = trainer(python, tmp_path, "runs", "--json", *words)
         assert done.returncode == 0, done.stderr
+        assert "NaN" not in done.stdout  # JSON has no such word; other parsers refuse it
         return [Path(one["path"]).name for one in json.loads(done.stdout)]
 
     assert listed() == ["dead [x]", "fast", "slow"]

@@ -6,9 +6,11 @@ A first word without `=` is a mode: `trainer plan cluster=2ps4w` is `trainer mod
 import argparse
 import difflib
 import re
+import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from hydra._internal.utils import get_args_parser
 
@@ -98,6 +100,12 @@ def _with_project(overrides: list[str]) -> list[str]:
 def _is_path(text: str) -> bool:
     """Whether an argument is the bare path of a YAML file."""
     return text.endswith(".yaml") and "=" not in text and not text.startswith("-")
+
+
+def program() -> list[str]:
+    """The words by which this program was called."""
+    name = Path(sys.argv[0]).name
+    return ["python", "-m", "trainer"] if name == "__main__.py" else [name]
 
 
 def quoted(path: str) -> str:

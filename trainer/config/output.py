@@ -1,4 +1,9 @@
-"""The console that pages are printed on: as wide as the terminal, or as given where there is none."""
+"""What commands print: pages as wide as the terminal, or as given where there is none, and JSON for programs."""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
 
 from rich.console import Console
 
@@ -15,3 +20,16 @@ class Output(Console):
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
+
+
+def print_json(value: Any) -> None:
+    """Prints a value as JSON; NaN and infinities, which JSON does not have, as null."""
+    print(json.dumps(_finite(value), indent=1))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

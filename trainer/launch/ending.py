@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from trainer.config.arguments import program
 from trainer.launch.attempts import Failure
 from trainer.observe.report.page import REPORT
 from trainer.storage.run_directory import RunDirectory
@@ -79,7 +80,6 @@ def failed(directory: RunDirectory, failure: Failure) -> str:
 
 def command(run: Path, *, resumes: bool, more: Iterable[str] = ()) -> str:
     """The command that was typed, with this run directory; one that resumes finds its checkpoint there."""
-    program = ["python", "-m", "trainer"] if Path(sys.argv[0]).name == "__main__.py" else [Path(sys.argv[0]).name]
     replaced = ("mode=train", "run=", *["resume="] * resumes, *(f"{text.partition('=')[0]}=" for text in more))
     words = [word for word in sys.argv[1:] if not word.startswith(replaced)]
-    return shlex.join([*program, *words, f"run={shown(run)}", *more])
+    return shlex.join([*program(), *words, f"run={shown(run)}", *more])

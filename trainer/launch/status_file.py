@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import versions
+from trainer.config.arguments import program
 from trainer.launch.attempts import Attempts
 from trainer.observe.page_server import LOOPBACK
 from trainer.observe.peers import UNIX
@@ -65,5 +66,4 @@ class StatusFile:
 
 def command() -> list[str]:
     """The command that was typed."""
-    program = ["python", "-m", "trainer"] if Path(sys.argv[0]).name == "__main__.py" else [Path(sys.argv[0]).name]
-    return [*program, *sys.argv[1:]]
+    return [*program(), *sys.argv[1:]]

@@ -18,6 +18,7 @@ import yaml
 
 from trainer.config.schema import RunState
 from trainer.storage import checkpoint, lease
+from trainer.storage.history import NOT_METRICS
 from trainer.storage.json_lines import last_line
 from trainer.storage.run_directory import RunDirectory
 
@@ -98,7 +99,7 @@ def read(path: Path, *, is_over: bool = False) -> RunFacts:
     workers = [page for name, page in pages.items() if name.startswith("worker:")]
     rate = sum(page["examples_per_second"] for page in workers) if workers else history.get("examples_per_second")
     began, now = status.get("started_at"), status.get("time")
-    metrics = {n: v for n, v in history.items() if n not in ("step", "loss", "learning_rate", "examples_per_second")}
+    metrics = {name: value for name, value in history.items() if name not in NOT_METRICS}
     return RunFacts(
         path=str(path),
         state=state,

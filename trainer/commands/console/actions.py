@@ -19,6 +19,7 @@ OUTPUT = "launcher.log"  # what a launcher that the console started prints
 LOWEST = 19  # priority
 
 _starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="launchers")
+_launchers: dict[Path, subprocess.Popen[bytes]] = {}  # that this console started, the last of each run directory
 
 
 class RefusedError(Exception):
@@ -70,7 +71,7 @@ def start_launcher(words: list[str], path: Path) -> None:
     def start() -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW  # a task may have made a link there
         with os.fdopen(os.open(path / OUTPUT, flags, 0o644), "ab") as output:
-            subprocess.Popen(
+            _launchers[path] = subprocess.Popen(
                 [sys.executable, "-m", "trainer", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -79,6 +80,12 @@ def start_launcher(words: list[str], path: Path) -> None:
             )
 
     _starter.submit(start).result()
+
+
+def exit_code(path: Path) -> int | None:
+    """That of the launcher which this console started for a run directory; None: it is alive, or another's."""
+    launcher = _launchers.get(path)
+    return None if launcher is None else launcher.poll()
 
 
 def yield_to_others() -> None:

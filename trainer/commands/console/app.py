@@ -56,22 +56,16 @@ class Console:
             Mount("/static", StaticFiles(directory=Path(__file__).parent / "static")),
             Route(f"{name}/live", self.live),
             Route(f"{name}/log/{{task}}", self.log),
-            Route(f"{name}/files/export/{{file}}", self.exported),
-            Route(f"{name}/files/profile/{{file}}", self.trace),
-            Route(f"{name}/files/{{file}}", self.file),
+            Route(f"{name}/files/{{file:path}}", self.file),
         ]
         steering = [
-            Route(
-                f"{name}/stop",
-                self._button(actions.stop, "stopping: it finishes its step, and saves"),
-                methods=["POST"],
-            ),
-            Route(f"{name}/save", self._button(actions.save, "saving before the next step"), methods=["POST"]),
-            Route(f"{name}/continue", self._button(actions.continue_run, "starting again"), methods=["POST"]),
-            Route(f"{name}/stacks/{{task}}", self._task_button(RunRequest.stacks), methods=["POST"]),
+            _post(f"{name}/stop", self._button(actions.stop, "stopping: it finishes its step, and saves")),
+            _post(f"{name}/save", self._button(actions.save, "saving before the next step")),
+            _post(f"{name}/continue", self._button(actions.continue_run, "starting again")),
+            _post(f"{name}/stacks/{{task}}", self._task_button(RunRequest.stacks)),
         ]
         starting = [Route("/new", self.new), _post("/new/plan", self.show_plan), _post("/new/start", self.start)]
-        killing = [Route(f"{name}/kill/{{task}}", self._task_button(RunRequest.kill), methods=["POST"])]
+        killing = [_post(f"{name}/kill/{{task}}", self._task_button(RunRequest.kill))]
         return [
             *reading,
             *([*starting, *steering] if self.can_post else []),
@@ -79,17 +73,17 @@ class Console:
             Route(name, self.run),
         ]
 
-    async def index(self, request: Request) -> Response:
+    def index(self, request: Request) -> Response:
         return HTMLResponse(pages.index(self.folder, request.query_params, can_post=self.can_post))
 
-    async def run(self, request: Request) -> Response:
+    def run(self, request: Request) -> Response:
         notice = request.query_params.get("notice", "")[:200]
         name = request.path_params["name"]
         return HTMLResponse(
             pages.run(self.folder, name, can_post=self.can_post, can_kill=self.config.kill, notice=notice)
         )
 
-    async def new(self, request: Request) -> Response:
+    def new(self, request: Request) -> Response:
         """An empty form, or one filled with the config of another run."""
         values = form.from_run(request.query_params["from"], self.folder) if "from" in request.query_params else {}
         return self._form(form.read(values, self.folder, self.config))
@@ -107,7 +101,7 @@ class Console:
             return self._form(draft)
         path = form.choose_directory(draft, self.folder)
         try:
-            actions.start_launcher([*draft.overrides, f"run={quoted(str(path))}"], path)
+            await run_in_threadpool(actions.start_launcher, [*draft.overrides, f"run={quoted(str(path))}"], path)
         except OSError as error:
             draft.add("", Problem(str(path), str(error.strerror), "choose another runs.folder"))
             return self._form(draft)
@@ -120,50 +114,44 @@ class Console:
     def _form(self, draft: form.Draft) -> Response:
         return HTMLResponse(pages.new(draft, form.fields()))
 
-    async def log(self, request: Request) -> Response:
+    def log(self, request: Request) -> Response:
         name, task = request.path_params["name"], request.path_params["task"]
         return HTMLResponse(pages.log(self.folder, name, task, request.query_params))
 
-    async def live(self, request: Request) -> Response:
+    def live(self, request: Request) -> Response:
         """An event for every change of a run, at most one every other second."""
         name = request.path_params["name"]
         self.folder.run(name)
         return StreamingResponse(self._changes(name), media_type="text/event-stream")
 
     async def _changes(self, name: str) -> AsyncIterator[str]:
-        before = pages.version(self.folder, name)
+        before = await run_in_threadpool(pages.version, self.folder, name)
         yield f"data: {before}\n\n"  # the page may be older
         while True:  # until the browser hangs up
             await asyncio.sleep(LIVE_SECS)
             try:
-                now = pages.version(self.folder, name)
+                now = await run_in_threadpool(pages.version, self.folder, name)
             except NoSuchRunError:  # it was removed
                 return
             yield ": still there\n\n" if now == before else f"data: {now}\n\n"
             before = now
 
-    async def file(self, request: Request) -> Response:
-        return self._download(request, request.path_params["file"])
-
-    async def exported(self, request: Request) -> Response:
-        return self._download(request, f"export/{request.path_params['file']}")
-
-    async def trace(self, request: Request) -> Response:
-        return self._download(request, f"profile/{request.path_params['file']}")
-
-    def _download(self, request: Request, file: str) -> Response:
-        path = pages.file(self.folder, request.path_params["name"], file)
-        return FileResponse(path, filename=path.name)  # as an attachment: a page of a run directory opens elsewhere
+    def file(self, request: Request) -> Response:
+        """A file as a download, or an HTML page, of which no script runs: a task may have written it."""
+        path = pages.file(self.folder, request.path_params["name"], request.path_params["file"])
+        if path.suffix == ".html":
+            return FileResponse(path, headers={"Content-Security-Policy": "sandbox allow-same-origin"})
+        return FileResponse(path, filename=path.name)
 
     def _button(self, act: Callable[[Path], None], done: str) -> Callable[[Request], Any]:
-        async def press(request: Request) -> Response:
+        def press(request: Request) -> Response:
             name = request.path_params["name"]
             return _answer(name, lambda: act(self.folder.run(name)), done)
 
         return press
 
     def _task_button(self, what: RunRequest) -> Callable[[Request], Any]:
-        async def press(request: Request) -> Response:
+        def press(request: Request) -> Response:
             name, task = request.path_params["name"], request.path_params["task"]
             done = f"{task} is killed" if what is RunRequest.kill else f"{task} writes its stacks to its log"
             return _answer(name, lambda: actions.ask_of_task(self.folder.run(name), task, what), done)

@@ -9,13 +9,14 @@ import shlex
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from trainer.commands.console.actions import OUTPUT
+from trainer.commands.console.actions import OUTPUT, exit_code
 from trainer.commands.runs.table import ORDERS
 from trainer.config.schema import RunOrder
 from trainer.launch.view import duration
@@ -25,6 +26,7 @@ from trainer.observe.report import page as report
 from trainer.observe.report import settings
 from trainer.observe.runs import RunFacts
 from trainer.plan.plan import Plan
+from trainer.storage import checkpoint
 from trainer.storage.run_directory import RunDirectory
 
 PACKAGE = "trainer.commands.console"
@@ -34,7 +36,8 @@ TAIL_BYTES = 512 * 1024  # of a log that are read where nothing is searched
 MAX_MATCHES = 500
 LINES_BEFORE = 20  # a failure
 BAD = re.compile(r" ERROR |^Traceback |\bfailed: ")  # begins a failure in a log
-FILES = (  # that may be downloaded, with those of export/
+FOLDERS = {"export": 1, "logs": 1, "checkpoints": 2, "best": 2}  # whose files may be downloaded: how deep they are
+FILES = (  # and these
     *("report.html", "config.yaml", "plan.json", "summary.json", "history.jsonl", "events.jsonl", "evaluations.jsonl"),
     *("placement.html", "profile/trace.json", OUTPUT),
 )
@@ -142,22 +145,39 @@ def run(folder: Folder, name: str, *, can_post: bool, can_kill: bool, notice: st
         notice: what became of the button that was pressed.
     """
     if (output := _starting(folder, name)) is not None:
-        return template("starting.html.j2", PACKAGE).render(name=name, output=output)
+        code = exit_code(folder.path / name)
+        return template("starting.html.j2", PACKAGE).render(name=name, output=output, code=code, can_post=can_post)
     path = folder.run(name)
     record, url = report.read(path, name), run_url(name)
-    files = [one for one in FILES if (path / one).is_file()]
     exported = [f"export/{one.name}" for one in sorted((path / "export").glob("*")) if one.is_file()]
     shown = report.context([record], _changed(path, (path / "config.yaml").stat().st_mtime_ns))
     own = {
         "url": url,
         "log_url": lambda task: f"{url}/log/{task.name}",
         "file_url": lambda file: f"{url}/files/{quote(file)}",
-        "downloads": [*files, *exported],
+        "downloads": [*(one for one in FILES if (path / one).is_file()), *exported],
+        "checkpoints": _checkpoints(path),
         "can_post": can_post,
         "can_kill": can_kill,
         "notice": notice,
     }
     return template("run.html.j2", PACKAGE).render(shown | own)
+
+
+def _checkpoints(path: Path) -> list[dict[str, Any]]:
+    """The checkpoints of a run, the last first, and its best: the step, when each was saved, its files."""
+    directory = RunDirectory(path)
+    found = [("", one) for one in reversed(checkpoint.finished(directory.checkpoints))]
+    found += [("best", one) for one in checkpoint.finished(directory.best)]
+    rows = []
+    for what, one in found:
+        with suppress(OSError):  # a newer one has taken its place meanwhile
+            files = [(file.name, file.stat().st_size) for file in sorted(one.iterdir())]
+            saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((one / checkpoint.MANIFEST).stat().st_mtime))
+            rows.append(
+                {"step": int(one.name), "what": what, "saved": saved, "files": files, "path": one.relative_to(path)}
+            )
+    return rows
 
 
 def _starting(folder: Folder, name: str) -> str | None:
@@ -192,11 +212,14 @@ def file(folder: Folder, name: str, path: str) -> Path:
         NoSuchRunError: if there is none, or it is another one.
     """
     directory = folder.run(name)
-    found = (directory / path).resolve()
-    is_exported = found.parent == directory / "export"
-    if not found.is_file() or not (found in [directory / one for one in FILES] or is_exported):
-        raise NoSuchRunError(f"{name}/{path}")
-    return found
+    try:
+        found = (directory / path).resolve()
+        top, *parts = found.relative_to(directory).parts
+        if found.is_file() and (FOLDERS.get(top) == len(parts) or str(Path(top, *parts)) in FILES):
+            return found
+    except (OSError, ValueError, RuntimeError) as error:
+        raise NoSuchRunError(f"{name}/{path}") from error
+    raise NoSuchRunError(f"{name}/{path}")
 
 
 def version(folder: Folder, name: str) -> str:
@@ -238,6 +261,7 @@ def log(folder: Folder, name: str, task: str, query: Mapping[str, str]) -> str:
         name=name,
         url=run_url(name),
         task=task,
+        file_url=f"{run_url(name)}/files/{quote(str(file.relative_to(path)))}",
         log=shown,
         search=text,
         has_no_failure=wants_failure and failure is None,

@@ -1,6 +1,5 @@
 """mode=attach: reads parameters of a run that is under way, all of the same step, without stopping it."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from rich.table import Table
 
 from trainer.commands.runs.named import directory_of
 from trainer.commands.start import Start
-from trainer.config.output import Output
+from trainer.config.output import Output, print_json
 from trainer.config.schema import RunConfig
 from trainer.faults import exit_codes
 from trainer.launch import progress
@@ -35,7 +34,7 @@ def run(config: RunConfig, start: Start) -> int:
             named: dict[str, Any] = dict(values)
             np.savez(file, **named)
     if config.json:
-        print(json.dumps({"step": step, "parameters": rows}, indent=1))
+        print_json({"step": step, "parameters": rows})
     else:
         Output().print(_table(step, rows))
     return exit_codes.OK

@@ -1,11 +1,11 @@
 """mode=save: has a run save a checkpoint before its next step, and waits until it is there."""
 
-import json
 import time
 from pathlib import Path
 
 from trainer.commands.runs.named import directory_of
 from trainer.commands.start import Start
+from trainer.config.output import print_json
 from trainer.config.schema import RunConfig
 from trainer.faults import exit_codes
 from trainer.launch import progress
@@ -36,7 +36,10 @@ def run(config: RunConfig, start: Start) -> int:
     with progress.note(f"{where}: waiting for the next step and its checkpoint"):
         saved = _wait(directory, before, where)
     step = int(saved.name)
-    print(json.dumps({"step": step, "path": str(saved)}) if config.json else f"saved step {step}: {shown(saved)}")
+    if config.json:
+        print_json({"step": step, "path": str(saved)})
+    else:
+        print(f"saved step {step}: {shown(saved)}")
     return exit_codes.OK
 
 

@@ -1,6 +1,5 @@
 """mode=status: shows how far a run is, and what each of its tasks does."""
 
-import json
 import shlex
 import time
 from collections.abc import Iterator, Mapping
@@ -13,7 +12,7 @@ from rich.table import Table
 
 from trainer.commands.runs.named import directory_of
 from trainer.commands.start import Start
-from trainer.config.output import Output
+from trainer.config.output import Output, print_json
 from trainer.config.schema import RunConfig
 from trainer.config.words import count
 from trainer.faults import exit_codes
@@ -37,7 +36,7 @@ def show(directory: RunDirectory, *, as_json: bool) -> None:
     """Prints a run as a person reads it, or as one JSON object."""
     facts, status = runs.read(directory.path), runs.read_status(directory)
     if as_json:
-        print(json.dumps(asdict(facts) | {"status": status}, indent=1))
+        print_json(asdict(facts) | {"status": status})
         return
     output = Output()
     for line in describe(facts, status):

@@ -1,7 +1,6 @@
 """mode=runs: lists the runs of a folder."""
 
 import fnmatch
-import json
 import math
 import time
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from trainer.commands.start import Start
-from trainer.config.output import Output
+from trainer.config.output import Output, print_json
 from trainer.config.schema import RunConfig, RunOrder, RunsConfig
 from trainer.config.words import size
 from trainer.faults import exit_codes
@@ -37,7 +36,7 @@ def run(config: RunConfig, start: Start) -> int:
     """Prints a row for each run; returns 0."""
     listed = select(config.runs)
     if config.json:
-        print(json.dumps([asdict(facts) | {"disk_bytes": nbytes} for facts, nbytes in listed], indent=1))
+        print_json([asdict(facts) | {"disk_bytes": nbytes} for facts, nbytes in listed])
     elif listed:
         Output().print(_table(listed))
     else:

@@ -26,8 +26,16 @@ if (live) {
       if (isStale) setTimeout(update, 1000);
     }
   };
-  const source = new EventSource(live.dataset.live);
-  source.onmessage = update;
-  document.addEventListener("visibilitychange", update);
-  addEventListener("beforeunload", () => source.close());
+  // A browser opens few connections to one server, so a page that nobody sees keeps none; the first event of a new
+  // one brings it up to date.
+  let source = null;
+  const listen = () => {
+    source?.close();
+    source = document.hidden ? null : new EventSource(live.dataset.live);
+    if (source) source.onmessage = update;
+  };
+  listen();
+  document.addEventListener("visibilitychange", listen);
+  addEventListener("pagehide", () => source?.close());
+  addEventListener("pageshow", (event) => { if (event.persisted) listen(); });
 }
