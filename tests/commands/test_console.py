@@ -498,11 +498,40 @@ def words(text: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<style>.*?</style>|<[^>]*>", " ", text, flags=re.DOTALL))
 
 
-def test_a_page_is_told_when_its_run_changes(console, held):
-    browser = console()
-
-    def change() -> None:
+def test_a_page_is_told_when_its_run_changes_and_asks_again_when_it_has_ended(console, held):
+    port = console().port
+    with events(port) as running:
+        assert next(running) == ["retry: 5000"]
+        begun = next(running)
         held.history.write_text('{"step": 20, "loss": 0.25, "examples_per_second": 100.0}\n')
+        changed = next(one for one in running if one != [": still there"])
+    assert begun[1] == changed[1] == "data: changed"
+    assert begun[0].startswith("id: ")
+    assert begun[0] != changed[0]
+    held.lock.unlink()  # as if its launcher had ended
+    with events(port) as ended:
+        _, (name, _) = list(ended)
+    version = name.removeprefix("id: ")
+    with events(port, version) as ended:
+        assert list(ended) == [["retry: 5000"], [": still there"]]
+    held.history.write_text('{"step": 30, "loss": 0.1, "examples_per_second": 100.0}\n')
+    with events(port, version) as ended:
+        assert list(ended)[1][1:] == ["data: changed"]
 
-    threading.Timer(0.3, change).start()
-    assert browser.get("/runs/mine/live").text.startswith("data: ")
+
+@contextlib.contextmanager
+def events(port: int, version: str = "") -> Iterator[Iterator[list[str]]]:
+    """The events of a run, each as its lines, for a browser that has seen a version of its page."""
+    headers = {"Cookie": f"trainer-console-{port}={TOKEN}", "Last-Event-ID": version}
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+        connection.request("GET", "/runs/mine/live", headers=headers)
+        stream = connection.getresponse()
+        yield iter(lambda: _event(stream), [])
+
+
+def _event(stream: http.client.HTTPResponse) -> list[str]:
+    """Its lines; none at the end."""
+    lines = []
+    while line := stream.readline().decode().strip():
+        lines.append(line)
+    return lines

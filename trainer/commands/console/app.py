@@ -35,6 +35,7 @@ from trainer.storage.requests import Request as RunRequest
 
 MAX_FORM_BYTES = 64 * 1024
 LIVE_SECS = 2.0  # between two looks whether a run has changed
+ASK_AGAIN_MS = 5000  # after which a browser asks for the changes of a run that was not running
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Console:
         name = "/runs/{name:path}"
         reading: list[BaseRoute] = [
             Route("/", self.index),
+            Route("/favicon.ico", lambda request: Response(status_code=204)),  # every browser asks
             Mount("/static", StaticFiles(directory=Path(__file__).parent / "static")),
             Route(f"{name}/live", self.live),
             Route(f"{name}/log/{{task}}", self.log),
@@ -119,22 +121,29 @@ class Console:
         return HTMLResponse(pages.log(self.folder, name, task, request.query_params))
 
     def live(self, request: Request) -> Response:
-        """An event for every change of a run, at most one every other second."""
-        name = request.path_params["name"]
-        self.folder.run(name)
-        return StreamingResponse(self._changes(name), media_type="text/event-stream")
+        """An event for every change of a run, at most one every other second.
 
-    async def _changes(self, name: str) -> AsyncIterator[str]:
-        before = await run_in_threadpool(pages.version, self.folder, name)
-        yield f"data: {before}\n\n"  # the page may be older
+        Ends if the run is not running, and the browser asks again later: it opens few connections to one server.
+        """
+        name, known = request.path_params["name"], request.headers.get("last-event-id")
+        known = known or request.query_params.get("known")
+        self.folder.run(name)
+        return StreamingResponse(self._changes(name, known), media_type="text/event-stream")
+
+    async def _changes(self, name: str, known: str | None) -> AsyncIterator[str]:
+        """Events whose numbers are the versions of the run's page; the browser has the page of version `known`."""
+        yield f"retry: {ASK_AGAIN_MS}\n\n"
         while True:  # until the browser hangs up
-            await asyncio.sleep(LIVE_SECS)
+            is_running = await run_in_threadpool(self.folder.is_running, name)
             try:
                 now = await run_in_threadpool(pages.version, self.folder, name)
             except NoSuchRunError:  # it was removed
                 return
-            yield ": still there\n\n" if now == before else f"data: {now}\n\n"
-            before = now
+            yield ": still there\n\n" if now == known else f"id: {now}\ndata: changed\n\n"
+            if not is_running:
+                return
+            known = now
+            await asyncio.sleep(LIVE_SECS)
 
     def file(self, request: Request) -> Response:
         """A file as a download, or an HTML page, of which no script runs: a task may have written it."""

@@ -26,7 +26,7 @@ from trainer.observe.report import page as report
 from trainer.observe.report import settings
 from trainer.observe.runs import RunFacts
 from trainer.plan.plan import Plan
-from trainer.storage import checkpoint
+from trainer.storage import checkpoint, lease
 from trainer.storage.run_directory import RunDirectory
 
 PACKAGE = "trainer.commands.console"
@@ -71,6 +71,13 @@ class Folder:
     def name(self, path: Path) -> str:
         """The path of a run from the folder."""
         return str(path.relative_to(self.path))
+
+    def is_running(self, name: str) -> bool:
+        """Whether a run is there and running."""
+        try:
+            return lease.owner(RunDirectory(self.run(name))) is not None
+        except NoSuchRunError:
+            return False
 
     def runs(self) -> list[tuple[str, Path]]:
         """(name, directory) of every run that may be shown."""
@@ -147,12 +154,13 @@ def run(folder: Folder, name: str, *, can_post: bool, can_kill: bool, notice: st
     if (output := _starting(folder, name)) is not None:
         code = exit_code(folder.path / name)
         return template("starting.html.j2", PACKAGE).render(name=name, output=output, code=code, can_post=can_post)
-    path = folder.run(name)
+    path, before = folder.run(name), version(folder, name)
     record, url = report.read(path, name), run_url(name)
     exported = [f"export/{one.name}" for one in sorted((path / "export").glob("*")) if one.is_file()]
     shown = report.context([record], _changed(path, (path / "config.yaml").stat().st_mtime_ns))
     own = {
         "url": url,
+        "version": before,
         "log_url": lambda task: f"{url}/log/{task.name}",
         "file_url": lambda file: f"{url}/files/{quote(file)}",
         "downloads": [*(one for one in FILES if (path / one).is_file()), *exported],

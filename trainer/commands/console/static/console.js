@@ -2,6 +2,11 @@
 "use strict";
 const live = document.querySelector("[data-live]");
 if (live) {
+  const notice = document.querySelector(".notice");
+  if (notice) {  // of a button, some seconds ago
+    history.replaceState(null, "", location.pathname);
+    setTimeout(() => notice.remove(), 15000);
+  }
   let isFetching = false, isStale = false;
   const update = async () => {
     isStale = true;
