@@ -31,7 +31,7 @@ test-rest: .venv/dev ## What `make test` leaves out: the other cases of its test
 test-all: .venv/dev ## All tests
 	$(PYTEST)
 
-PYTEST = $(BIN)/python -m pytest -n 2 --dist worksteal
+PYTEST = $(BIN)/python -m pytest -n auto --dist worksteal
 
 chaos: CLUSTER = 2ps3w
 chaos: .venv/run ## N runs of each kind of fault on CLUSTER (20, 2ps3w); each must give the same bits as an unbroken run

@@ -25,6 +25,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 os.environ.setdefault("TF_GRPC_WORKER_CACHE_QUEUES", "4")  # or each server of a test keeps 64 threads for ever
 
+MOST_WORKERS = 8  # of pytest
 NEEDS_DOCKER = "TRAINER_TESTS_NEED_DOCKER"  # set where tests of containers must run: CI
 
 
@@ -143,3 +144,8 @@ def finish(start: Callable[..., Run]) -> Callable[..., Run]:
         return run
 
     return finish_one
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One more than the cores, because tests also wait for clusters; each and its clusters may take some GiB."""
+    return min((os.cpu_count() or 1) + 1, MOST_WORKERS)
