@@ -29,6 +29,10 @@ from trainer.engine.sharded.host import OnUpdate, ShardHost
 from trainer.engine.sharded.resources import device_of
 from trainer.engine.sharded.worker import ShardedEngine
 from trainer.engine.sharded.worker_graph import WorkerSpec
+from trainer.engine.tables.host import TableHost
+from trainer.engine.tables.memory import mapped, private
+from trainer.engine.tables.touches import Touches
+from trainer.engine.tables.worker import TableWorker
 from trainer.engine.vectors.shared_memory import MemoryWire
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.engine.vectors.wire import MESSAGE_WIRES, VectorWire
@@ -36,13 +40,15 @@ from trainer.launch.processes.memory_file import lay_out
 from trainer.launch.processes.ports import HeldPorts
 from trainer.plan.placement import place
 from trainer.plan.plan import Plan, Task
+from trainer.plan.shared_memory import tables_offset
 from trainer.plan.strategy import STRATEGIES
+from trainer.plan.tables import TableLayout, blocks_of
 from trainer.task.assemble import HOSTS
 from trainer.task.server import session_config, start_server
 from trainer.workload import step as replica
 from trainer.workload.build import Workload
 from trainer.workload.data.arrays import from_arrays
-from trainer.workload.data.pipeline import training_batches
+from trainer.workload.data.pipeline import nothing, training_batches
 
 SEED, BATCH, STEPS = 7, 24, 8
 
@@ -102,7 +108,7 @@ class Cluster:
         start: Snapshot | None = None,
         **options: Any,
     ) -> None:
-        """Builds it.
+        """Builds it; a model with sparse layers needs the wire `memory`.
 
         Args:
             build: makes the model; it learns `digits`. Or a workload of other data and with another objective.
@@ -118,6 +124,8 @@ class Cluster:
         sums = self.workload.objective.size if isinstance(build, Workload) else 0
         self.shards = place(self.parameters, hosts, pins={}, max_part_mib=max_part_mib, buckets=buckets, sums=sums)
         self.strategy = STRATEGIES[strategy]
+        each = len(devices)
+        self.layout = layout_of(self.workload, self.optimizer, len(hosts), workers, BATCH // workers // each * each)
         self.devices, self.parameters_on, self.options = devices, parameters_on, options
         self._size = (ps, workers, tuple(devices))
         idle = _idle[self._size]
@@ -131,14 +139,17 @@ class Cluster:
         if wire == "memory":
             sizes, file = (self.shards, self.strategy, workers), os.memfd_create("test")
             self._open.callback(os.close, file)
-            self.wire: VectorWire = MemoryWire(self._open.enter_context(lay_out(file, *sizes)), *sizes)
+            path = self._open.enter_context(lay_out(file, *sizes, self.layout))
+            self.wire: VectorWire = MemoryWire(path, *sizes)
+            self.tables = mapped(path, self.layout, tables_offset(*sizes))
         else:
+            self.tables = []
             self.wire = MESSAGE_WIRES[wire]
         self.engines = [self._engine(index) for index in range(workers)]
         common = {"shards": self.shards, "workers": workers, "optimizer": self.optimizer, "parameters": parameters_on}
         common |= {"wire": self.wire}
         common |= {"async": {"max_staleness": max_staleness}, "backup": {"quorum": quorum}}.get(strategy, {})
-        self.hosts = [HOSTS[strategy](index=i, **common) for i in range(len(self.shards))]
+        self.hosts = [HOSTS[strategy](index=i, tables=self._table_host(i), **common) for i in range(len(self.shards))]
         self._connected: list[ShardHost | ShardedEngine] = []
         for host, shard in zip(self.hosts, self.shards, strict=True):
             self._connect(host, shard.host)
@@ -212,8 +223,12 @@ class Cluster:
             tf.compat.v1.Session.reset(server.target)
         _idle[self._size].append((self.tasks, self.servers))
 
+    def _table_host(self, index: int) -> TableHost | None:
+        return TableHost(self.tables, index, self.workers, self.optimizer, seed=SEED) if self.tables else None
+
     def _engine(self, index: int) -> ShardedEngine:
         task, each = f"worker:{index}", len(self.devices)
+        touches = touches_of(self.workload, self.layout)
         mine = [
             make_replica(
                 self.workload,
@@ -221,6 +236,7 @@ class Cluster:
                 self.workers * each,
                 device=device_of(task, device),
                 stop=self.steps if self.strategy.waits_for_all else 2**62,
+                touches=touches,
                 **self.options,
             )
             for number, device in enumerate(self.devices)
@@ -236,6 +252,7 @@ class Cluster:
                 strategy=self.strategy,
                 parameters=self.parameters_on,
                 wire=self.wire,
+                tables=TableWorker(self.tables, touches, index) if self.tables else None,
             )
         )
 
@@ -301,11 +318,19 @@ def make_replica(
     device: str | None = None,
     stop: int = STEPS,
     jit: bool = False,
+    touches: Touches | None = None,
     **options: Any,
 ) -> Replica:
     def batches() -> Any:
         return training_batches(
-            workload.data.train, seed=SEED, start=0, stop=stop, batch_size=BATCH, replica=index, replicas=count
+            workload.data.train,
+            seed=SEED,
+            start=0,
+            stop=stop,
+            batch_size=BATCH,
+            replica=index,
+            replicas=count,
+            derive=touches.of if touches else nothing,
         )
 
     step = replica.make_step(workload.objective, jit=jit, **options)
@@ -316,12 +341,29 @@ def make_local(
     workload: Workload, optimizer: OptimizerConfig, *, count: int = 1, parameters_on: str = "/cpu:0", steps: int = STEPS
 ) -> LocalEngine:
     """One process with so many replicas, on logical CPUs of their own, loaded with the model's first values."""
-    replicas = [make_replica(workload, index, count, device=f"/cpu:{index}", stop=steps) for index in range(count)]
+    layout = layout_of(workload, optimizer, 1, count, BATCH // count)
+    touches, memory = touches_of(workload, layout), private(layout)
+    replicas = [
+        make_replica(workload, index, count, device=f"/cpu:{index}", stop=steps, touches=touches)
+        for index in range(count)
+    ]
     shard = place(replica.parameters_of(workload.model, workload.frozen), ["worker:0"], pins={})[0]
-    engine = LocalEngine(shard=shard, optimizer=optimizer, replicas=replicas, parameters=parameters_on)
+    tables = (TableWorker(memory, touches), TableHost(memory, 0, count, optimizer, seed=SEED)) if memory else None
+    engine = LocalEngine(shard=shard, optimizer=optimizer, replicas=replicas, parameters=parameters_on, tables=tables)
+    engine.table_memory = memory
     engine.connect("", tf.compat.v1.ConfigProto(device_count={"CPU": count}))
     engine.load(first_snapshot(workload), generation=1)
     return engine
+
+
+def layout_of(workload: Workload, optimizer: OptimizerConfig, hosts: int, pushes: int, examples: int) -> TableLayout:
+    """Of the tables of a workload's model; those of models without sparse layers are empty."""
+    found = replica.tables_of(workload.objective, workload.data.spec)
+    return TableLayout(blocks_of(found, hosts), tuple(optimizer.slots()), pushes, examples)
+
+
+def touches_of(workload: Workload, layout: TableLayout) -> Touches:
+    return Touches(layout.blocks, functools.partial(replica.lookups_of, workload.objective))
 
 
 def to_the_end(engine: ShardedEngine | LocalEngine, steps: int = STEPS) -> tuple[list[float], Snapshot]:

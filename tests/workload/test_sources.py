@@ -130,7 +130,7 @@ def test_a_restart_continues_with_the_next_batch(kind):
     assert [first_numbers(batch) for _, batch in again] == [first_numbers(batch) for _, batch in whole[7:]]
     data = opened(SOURCES[kind]())
     eager = training_iterator(data.train, seed=5, start=7, stop=12, batch_size=12, replica=0, replicas=1)
-    assert [first_numbers(batch) for _, batch in eager] == [first_numbers(batch) for _, batch in whole[7:]]
+    assert [first_numbers(batch) for _, batch, _ in eager] == [first_numbers(batch) for _, batch in whole[7:]]
 
 
 @pytest.mark.parametrize("kind", SOURCES)

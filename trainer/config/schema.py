@@ -377,6 +377,10 @@ class PlacementConfig:
     max_part_mib: str | None = AUTO
     # shards on each host, sent and updated in parallel, with the next step's prefetched; for slow links
     buckets: int = field(default=1, metadata=limits(at_least=1, at_most=64))
+    # patterns (fnmatch) of the paths of Embedding layers whose rows stay on the hosts: a step reads and updates only
+    # the rows that it touches. Slots of the optimizer move with their row, so those of adam and rmsprop, and momentum,
+    # decay only when it is touched; with sgd and adagrad the result is that of a dense layer
+    sparse: list[str] = field(default_factory=list)
 
 
 @dataclass

@@ -31,6 +31,7 @@ class _Batch:
 
     step: tf.Tensor
     batch: Batch
+    derived: Any = ()
 
 
 class AllReduceEngine:

@@ -66,6 +66,14 @@ class Computed(NamedTuple):
     gradients: dict[str, tf.Tensor]  # by path
     state: dict[str, tf.Tensor]
     metrics: tf.Tensor  # in the order of layout.METRICS, then the sums of the first shard
+    rows: Sequence[tf.Tensor]  # gradients of the rows of tables, by lookup
+
+
+class Packed(NamedTuple):
+    """The same, packed."""
+
+    vectors: list[tf.Tensor]  # by shard
+    rows: Sequence[tf.Tensor]
 
 
 def compute(
@@ -76,20 +84,23 @@ def compute(
     batches: Any,
     requests: Requests,
     write: Write = pack_float32,
-) -> list[tf.Tensor]:
+    rows: Sequence[tf.Tensor] = (),
+) -> Packed:
     """Like `run_step`, but packed for each shard by `write`.
 
     Args:
         headers: [LANES] the tags of a push to each shard.
     """
 
-    def pack(computed: Computed) -> list[tf.Tensor]:
-        return [
+    def pack(computed: Computed) -> Packed:
+        vectors = [
             write(*packing.pieces_of(shard, computed.gradients, computed.state, computed.metrics, header), shard)
             for shard, header in zip(shards, headers, strict=True)
         ]
+        return Packed(vectors, computed.rows)
 
-    return run_step(vectors, shards, replica, batches, requests, pack)
+    packed: Packed = run_step(vectors, shards, replica, batches, requests, pack, rows)
+    return packed
 
 
 def run_step(
@@ -99,6 +110,7 @@ def run_step(
     batches: Any,
     requests: Requests,
     end: Callable[[Computed], Any] = lambda computed: computed,
+    rows: Sequence[tf.Tensor] = (),
 ) -> Any:
     """Runs the replica step on the next batch, and then `end` in the same function, on the replica's device.
 
@@ -106,27 +118,36 @@ def run_step(
 
     Args:
         vectors: pulled from each shard.
+        rows: of tables, what each lookup is given.
     """
     checked: list[str] = []  # what each element of `finite` is about
 
     def step(
-        vectors: Sequence[TrainableAndRest], frozen: Tensors, draw: tf.Tensor, batch: Batch, requests: Requests
+        vectors: Sequence[TrainableAndRest],
+        frozen: Tensors,
+        draw: tf.Tensor,
+        batch: Batch,
+        requests: Requests,
+        rows: Sequence[tf.Tensor],
     ) -> Any:
         with tf.device(replica.device):  # here too: operations of a function do not inherit their caller's device
             parameters, state = packing.unpack(vectors, shards)
             scale = state.get(loss_scale.PARAMETER.path)
-            output = replica.step(parameters, {**state, **frozen}, draw, batch, None if scale is None else scale[0])
+            loss_scaled_by = None if scale is None else scale[0]
+            output = replica.step(parameters, {**state, **frozen}, draw, batch, loss_scaled_by, rows)
             own = {} if scale is None else {loss_scale.PARAMETER.path: scale}
             metrics = output._asdict() | requests._asdict()
             lanes = tf.concat([tf.stack([metrics[name] for name in METRICS]), output.sums], 0)
             checked[:] = ["the loss", *(f"the gradient of {path}" for path in output.gradients)]
-            return end(Computed(output.gradients, {**output.state, **own}, lanes)), output.bad, output.finite
+            checked.extend(f"the gradient of lookup {number} of tables" for number, _ in enumerate(rows))
+            computed = Computed(output.gradients, {**output.state, **own}, lanes, output.rows)
+            return end(computed), output.bad, output.finite
 
     draw = tf.stack([tf.constant(replica.seed, tf.int64), batches.step * replica.count + replica.index])
     run = tf.function(step, autograph=False, jit_compile=replica.jit or None)
     with tf.name_scope(f"replica{replica.index}"), tf.device(replica.device):  # one copy of each vector goes there
         frozen = replica.frozen.tensors(f"replica{replica.index}_frozen")
-        ended, bad, finite = run(list(vectors), frozen, draw, batches.batch, requests)
+        ended, bad, finite = run(list(vectors), frozen, draw, batches.batch, requests, list(rows))
     # Outside the replica, because everything inside is on its device.
     named = _name_bad(replica, bad > 0, finite, checked, step=packing.tags_of(vectors[0], shards[0])[1])
     with tf.device(replica.device), tf.control_dependencies([named]):

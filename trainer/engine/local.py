@@ -10,10 +10,14 @@ from trainer.config.schema import OptimizerConfig
 from trainer.engine.compute import Replica, Requests, compute, in_step
 from trainer.engine.instruments import GraphClock
 from trainer.engine.session_engine import SessionEngine
+from trainer.engine.sharded.resources import GENERATION_STRIDE
 from trainer.engine.step_result import StepResult
-from trainer.engine.update import is_scaled, make_update, squares_order
+from trainer.engine.tables.host import TableHost
+from trainer.engine.tables.worker import TableWorker
+from trainer.engine.update import is_scaled, judge, make_update, squares_order
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.snapshot import Snapshot
+from trainer.engine.vectors.wire import FLOAT32
 from trainer.plan.layout import Shard
 
 v1 = tf.compat.v1
@@ -30,6 +34,7 @@ class LocalEngine(SessionEngine):
         replicas: Sequence[Replica],
         parameters: str = "/cpu:0",
         profiles: bool = False,
+        tables: tuple[TableWorker, TableHost] | None = None,
     ) -> None:
         """Builds the graph.
 
@@ -37,9 +42,10 @@ class LocalEngine(SessionEngine):
             replicas: each computes its part of the global batch, on its own device.
             parameters: the device that holds the shard's vectors and updates them.
             profiles: whether steps are stamped: input, compute, apply.
+            tables: read rows, and update them.
         """
         self.replicas, self.scopes = replicas, replicas[0].scopes
-        self._shard, self._fills = shard, optimizer.slots()
+        self._shard, self._fills, self._tables = shard, optimizer.slots(), tables
         self._clock = GraphClock(is_wanted=profiles)
         with tf.Graph().as_default() as self.graph:
             zeros = v1.zeros_initializer()
@@ -61,9 +67,13 @@ class LocalEngine(SessionEngine):
             variables = (self._flat, *self._slots.values())
             self._feeds = [v1.placeholder(tf.float32, v.shape) for v in variables]
             self._load = [v.assign(feed, read_value=False) for v, feed in zip(variables, self._feeds, strict=True)]
+            if tables:
+                self._feeds.append(v1.placeholder(tf.string, []))
+                self._load.append(tables[1].load(self._feeds[-1]))
 
     def load(self, snapshot: Snapshot, *, generation: int) -> None:
-        values = snapshot.to_flats(self._shard, self._fills, generation=generation)
+        values: list[Any] = snapshot.to_flats(self._shard, self._fills, generation=generation)
+        values += [snapshot.tables] if self._tables else []
         self.session.run(self._load, dict(zip(self._feeds, values, strict=True)))
 
     def start(self) -> int:
@@ -102,23 +112,44 @@ class LocalEngine(SessionEngine):
         slots = {name: slot.read_value() for name, slot in self._slots.items()}
         tags, header = packing.tags_of(flat, shard), packing.header_of(flat, shard)
         generation, step = tf.unstack(tf.cast(tags, tf.int64))
-        packed = [
-            compute([packing.halves(flat, shard)], [header], [shard], replica, in_step(batches, step), self._requests)[
-                0
-            ]
-            for replica, batches in zip(replicas, self._batches, strict=True)
-        ]
-        with tf.control_dependencies(packed):
+        tag = generation * GENERATION_STRIDE + step
+        computed = []
+        for replica, batches in zip(replicas, self._batches, strict=True):
+            rows = self._tables[0].read(batches.derived, tag) if self._tables else ()
+            halves, batch = [packing.halves(flat, shard)], in_step(batches, step)
+            computed.append(compute(halves, [header], [shard], replica, batch, self._requests, rows=rows))
+        packed = [one.vectors[0] for one in computed]
+        left = []
+        if self._tables:
+            of_rows = [one.rows for one in computed]
+            left = [self._tables[0].leave_each([one.derived for one in self._batches], of_rows)]
+        with tf.control_dependencies([*packed, *left]):
             computed_at = tf.timestamp()
         self._clock.end_at("compute", computed_at)
         order = squares_order([shard])
         update = make_update(shard, optimizer, lambda squares: tf.gather(squares, order), scaled=is_scaled([shard]))
         with tf.device(parameters):
             new, moved = update(flat, slots, packed, generation, step, None)
-            assigned = [self._flat.assign(new, read_value=False)]
+            moved_rows = self._update_tables(flat, packed, left, generation, step)
+            with tf.control_dependencies(moved_rows):
+                assigned = [self._flat.assign(new, read_value=False)]
             assigned += [slot.assign(moved[name], read_value=False) for name, slot in self._slots.items()]
         self._clock.end("apply", assigned)
         with tf.control_dependencies(assigned):
             metrics = packing.metrics_of(flat, shard)
             ends = [[], *self._clock.fetches]
             return [tf.expand_dims(tags, 0), metrics, began_at, computed_at, ends], packing.mean_of(packed)
+
+    def _update_tables(
+        self,
+        flat: tf.Tensor,
+        packed: Sequence[tf.Tensor],
+        left: Sequence[tf.Operation],
+        generation: tf.Tensor,
+        step: tf.Tensor,
+    ) -> list[tf.Operation]:
+        if self._tables is None:
+            return []
+        is_bad, reductions = judge(flat, packed, self._shard, FLOAT32, scaled=is_scaled([self._shard]))
+        tag = generation * GENERATION_STRIDE + step
+        return [self._tables[1].update(tag, step, is_bad, reductions, after=[*packed, *left])]

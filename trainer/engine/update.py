@@ -113,6 +113,15 @@ def make_update(
     return update
 
 
+def judge(
+    flat: Tensor, packed: Sequence[Tensor], shard: Shard, wire: VectorWire, *, scaled: bool
+) -> tuple[Tensor, Tensor]:
+    """([] bool, whether every shard leaves the update out; [] the reductions of the learning rate from it on)."""
+    now = mean_of([wire.metrics_of(one, shard) for one in packed])
+    is_bad = now[BAD] + now[OVERFLOW] > 0 if scaled else now[BAD] > 0
+    return is_bad, _reductions(packing.metrics_of(flat, shard), now)
+
+
 def squares_order(shards: Sequence[Shard]) -> list[int]:
     """The indices, in path order and part by part, of the squares of all shards laid end to end."""
     parts = [(piece.path, piece.begin) for shard in shards for piece in shard.trainable]

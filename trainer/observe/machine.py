@@ -48,8 +48,16 @@ def this_machine(*, with_gpu_memory: bool = False) -> Machine:
         gpu_mib=gpu_mib,
         files=None if files == resource.RLIM_INFINITY else files,
         threads=_threads(limits.threads),
+        memory_bytes=_least([limits.memory_bytes, _memory_of_machine()]),
         libraries={name: version for name in (*TENSORFLOWS, "keras") if (version := version_of(name)) is not None},
     )
+
+
+def _memory_of_machine() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (OSError, ValueError):
+        return None
 
 
 def memory_of_gpus() -> tuple[int, ...]:

@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 from trainer.config.schema import DataConfig, ModelConfig
 from trainer.faults.exit_codes import TrainerError
 from trainer.plan.layout import FrozenWeights, Parameter
+from trainer.plan.tables import Table
 
-FORMAT = 8  # of the cached file; raise it when Description changes
+FORMAT = 9  # of the cached file; raise it when Description changes
 
 # What describing a model leaves for the tasks, in the run directory.
 FROZEN_FILE = "frozen.npz"  # what training never changes; a checkpoint has it too
@@ -58,6 +59,8 @@ class Description:
     doubts: tuple[tuple[str, str], ...] = ()  # (message, remedy) of what the model is trained with all the same
     flops: int = 0  # floating-point operations of one example's forward pass
     uncounted: tuple[str, ...] = ()  # layers not in `flops`, because their operations cannot be counted
+    tables: tuple[Table, ...] = ()  # of sparse layers
+    lookups: Mapping[str, int] = field(default_factory=dict)  # by Embedding layer: ids of an example; 0: unknown
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class Question:
     frozen: str | None = None  # FROZEN_FILE of the checkpoint to resume from, whose values are taken
     store: str | None = None  # folder for FROZEN_FILE and INITIAL_FILE; none: they are not written
     batch: int = 0  # examples that a replica computes at once; 0: unknown
+    sparse: tuple[str, ...] = ()  # patterns of layers
 
     @classmethod
     def about(

@@ -26,6 +26,7 @@ class Machine:
     gpu_mib: tuple[int, ...] = ()  # memory of each GPU; empty: not known
     files: int | None = None  # that a process may have open
     threads: int | None = None  # that may run
+    memory_bytes: int | None = None
     cores_of: Mapping[str, int] = field(default_factory=dict)  # of other machines, by host, where they are known
     cores_of_task: int | None = None  # that each task has for itself, where a scheduler says so
     libraries: Mapping[str, str] = field(default_factory=dict)  # installed version by distribution

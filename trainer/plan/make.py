@@ -21,6 +21,7 @@ from trainer.config.schema import (
 from trainer.faults.problems import ConfigError, Problem
 from trainer.plan import addresses
 from trainer.plan.checks.gpu_memory import warn_of_gpu_memory
+from trainer.plan.checks.sparse import check_memory, check_sparse, warn_of_dense
 from trainer.plan.checks.strategy import batch_parts, check_parts
 from trainer.plan.description import Description
 from trainer.plan.devices import THIS_HOST, Machine, for_tasks, tasks_here
@@ -30,6 +31,7 @@ from trainer.plan.plan import Group, Plan, Task
 from trainer.plan.resolve import is_taken
 from trainer.plan.shared_memory import wire_of
 from trainer.plan.strategy import Strategy, strategy_of
+from trainer.plan.tables import TableLayout, blocks_of
 
 PS_AT_MOST = 16  # that are tried
 KEYS = "remove it from compile(); the config has optimizer.clip_norm, optimizer.schedule and optimizer.groups"
@@ -58,9 +60,18 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         *_check_pins(config.placement.pins, description, len(hosts)),
         *_check_groups(config.optimizer, description),
         *check_parts(config.placement, config.optimizer),
+        *check_sparse(config.placement.sparse, description),
     ]
     if problems:
         raise ConfigError(problems)
+    tables = TableLayout(
+        blocks_of(description.tables, 1 if strategy.is_one_process else len(hosts)),
+        tuple(config.optimizer.slots()),
+        len([task for task in tasks if task.job == "worker"]),
+        config.train.batch_size,
+    )
+    if faults := [*check_memory(tables, machine)]:
+        raise ConfigError(faults)
     shards = place(
         description.parameters,
         hosts,
@@ -82,6 +93,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         warnings=(
             *_warn_of_optimizer(config.optimizer, description),
             *_warn_of_model(description),
+            *warn_of_dense(description, config.train.batch_size),
             *_warn_of_sums(tasks, description),
             *_warnings(shards, tasks, config.placement.pins, machine, can_cut=not config.optimizer.measures_parameters),
             *warn_of_gpu_memory(config.cluster, config.device, machine, here),
@@ -89,13 +101,15 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         quorum=config.strategy.quorum if strategy.waits_for_quorum else None,
         parameters=config.device.parameters,
         layers=_pin_layers(config.device.layers, description.layers),
-        wire=wire_of(config, shards),
+        wire=wire_of(config, shards, has_tables=bool(description.tables)),
         objective=description.objective,
         optimizer=_describe_optimizer(config.optimizer, description),
         is_stream=description.is_stream,
         frozen=description.frozen,
         groups=_group(config.optimizer, description),
         initial=description.initial,
+        tables=description.tables,
+        slots=tuple(config.optimizer.slots()) if description.tables else (),
     )
 
 

@@ -25,6 +25,8 @@ WIDE_COLUMNS = 110  # a table of tasks takes as much
 NARROW_COLUMNS = 70
 COMPACT: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0)}
 
+NUMBERS = ("bytes", "share", "threads", "replica batch", "rows", "floats")  # columns of them
+
 
 def show(
     plan: Plan, expected: tuple[Forecast | Unknown, Workload] | None = None, *, console: Console | None = None
@@ -38,6 +40,8 @@ def show(
     if plan.initial:
         console.print(plan.initial, markup=False)
     for table in (_tasks(plan, console.width), _shards(plan, console.width), *_groups(plan, console.width)):
+        console.print(table)
+    for table in _tables(plan, console.width):
         console.print(table)
     console.print(_traffic(plan))
     for line in expected_lines(plan, *expected) if expected else ():
@@ -165,6 +169,19 @@ def _shards(plan: Plan, width: int) -> Table:
     return table
 
 
+def _tables(plan: Plan, width: int) -> Iterator[Table]:
+    """The rows of sparse layers, if there are any."""
+    if not plan.tables:
+        return
+    layout = plan.table_layout
+    table = _table("tables", "rows of", "rows", "floats", "bytes", "touched", is_wide=width >= WIDE_COLUMNS)
+    for one in plan.tables:
+        touched = min(one.rows, plan.global_batch * one.lookups)
+        nbytes = size(one.rows * layout.row_nbytes[one.width])
+        table.add_row(escape(one.path), f"{one.rows:,}", str(one.width), nbytes, f"at most {touched:,} a step")
+    yield table
+
+
 def _groups(plan: Plan, width: int) -> Iterator[Table]:
     """What parameters have of their own, if any do."""
     if plan.groups:
@@ -199,7 +216,7 @@ def _traffic(plan: Plan) -> str:
         shares = f"{size(per_link[0][1])} from each worker to the next, around a ring"
     traffic = f"traffic: {size(sum(links.values()))} per step over {count(len(links), 'link')}; {shares}"
     if plan.wire_format.is_shared:
-        shared = size(nbytes(plan.shards, plan.effective_strategy, len(plan.workers)))
+        shared = size(nbytes(plan.shards, plan.effective_strategy, len(plan.workers)) + plan.table_layout.nbytes)
         traffic += f"\n    parameters and gradients stay in shared memory ({shared}); messages only say where"
     return f"{batch}\n{steps}\n{traffic}"
 
@@ -207,9 +224,5 @@ def _traffic(plan: Plan) -> str:
 def _table(title: str, *columns: str, is_wide: bool) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", **{} if is_wide else COMPACT)
     for column in columns:
-        table.add_column(
-            column,
-            justify="right" if column in ("bytes", "share", "threads", "replica batch") else "left",
-            overflow="fold",
-        )
+        table.add_column(column, justify="right" if column in NUMBERS else "left", overflow="fold")
     return table

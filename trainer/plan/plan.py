@@ -13,6 +13,7 @@ from trainer.plan.environment import VISIBLE, visible_gpus
 from trainer.plan.layout import WIRES, FrozenWeights, Shard, WireFormat
 from trainer.plan.serialize import from_json, to_json
 from trainer.plan.strategy import STRATEGIES, Strategy
+from trainer.plan.tables import NO_TABLES, Table, TableLayout, blocks_of
 
 # XLA's newer code for CPUs takes longer to make, and where a task has several threads an update that is shared out over
 # them takes many times as long as on one.
@@ -93,6 +94,8 @@ class Plan:
     optimizer: str = ""  # and where it comes from
     groups: tuple[Group, ...] = ()  # where optimizer.groups makes several
     initial: str = ""  # what was loaded of `model.init`, and what was not
+    tables: tuple[Table, ...] = ()  # whose rows stay on the hosts
+    slots: tuple[str, ...] = ()  # that the optimizer keeps of each row
 
     @cached_property
     def workers(self) -> tuple[Task, ...]:
@@ -127,6 +130,15 @@ class Plan:
     def has_shard_hosts(self) -> bool:
         """Whether tasks hold shards for others."""
         return STRATEGIES[self.strategy].has_shard_hosts
+
+    @cached_property
+    def table_layout(self) -> TableLayout:
+        """The memory of tables, on this machine."""
+        if not self.tables:
+            return NO_TABLES
+        hosts = len(self.hosts) if self.has_shard_hosts else 1
+        pushes = len(self.workers) if self.has_shard_hosts else self.replicas
+        return TableLayout(blocks_of(self.tables, hosts), self.slots, pushes, self.global_batch // pushes)
 
     @property
     def wire_format(self) -> WireFormat:

@@ -18,16 +18,16 @@ from trainer.plan import addresses
 from trainer.plan.devices import ON_HOSTS
 from trainer.plan.layout import Shard
 from trainer.plan.strategy import Strategy, strategy_of
+from trainer.plan.tables import PAGE
 
-PAGE = 4096  # bytes; places begin at a multiple of it
 SENT_BELOW_NBYTES = 2**18  # if every vector is smaller: a message with it takes less time than finding it
 
 
-def wire_of(config: RunConfig, shards: Sequence[Shard]) -> str:
-    """The wire a config means: unless it says, shared memory where that is possible and faster."""
+def wire_of(config: RunConfig, shards: Sequence[Shard], *, has_tables: bool = False) -> str:
+    """The wire a config means: unless it says, shared memory where that is possible and faster, or tables need it."""
     if config.strategy.wire is not Wire.auto:
         return str(config.strategy.wire.value)
-    is_small = all(shard.nbytes < SENT_BELOW_NBYTES for shard in shards)
+    is_small = all(shard.nbytes < SENT_BELOW_NBYTES for shard in shards) and not has_tables
     return Wire.float32.value if is_small or why_not_memory(config) else Wire.memory.value
 
 
@@ -82,3 +82,8 @@ def nbytes(shards: Sequence[Shard], strategy: Strategy, workers: int) -> int:
     """Of all places; those that are never written to take no memory."""
     *_, (last, offset) = places(shards, strategy, workers)
     return offset + last.nbytes
+
+
+def tables_offset(shards: Sequence[Shard], strategy: Strategy, workers: int) -> int:
+    """The first byte of the memory of tables, which lies behind all places."""
+    return -(-nbytes(shards, strategy, workers) // PAGE) * PAGE

@@ -7,6 +7,7 @@ from trainer.plan.checks.capacity import check_capacity
 from trainer.plan.checks.containers import check_containers
 from trainer.plan.checks.devices import check_devices, check_keys
 from trainer.plan.checks.isolation import check_isolation
+from trainer.plan.checks.sparse import check_sparse_run
 from trainer.plan.checks.strategy import (
     check_batch,
     check_buckets,
@@ -34,6 +35,7 @@ def validate(config: RunConfig, machine: Machine) -> list[Problem]:
         *check_size(cluster),
         *check_strategy(config.strategy, cluster, device),
         *check_wire(config),
+        *check_sparse_run(config),
         *check_buckets(config.placement.buckets, strategy_of(config.strategy, cluster), device),
         *check_batch(cluster, device, train),
         *check_patience(config.evaluate, config.optimizer, cluster),

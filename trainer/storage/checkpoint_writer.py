@@ -1,5 +1,7 @@
 """Writes checkpoints atomically, in a background thread where wanted, and removes old ones."""
 
+from __future__ import annotations
+
 import errno
 import json
 import os
@@ -8,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer.config.words import count, size
 from trainer.faults.failpoints import reach
@@ -28,6 +30,9 @@ from trainer.storage.checkpoint import (
     read_manifest,
 )
 
+if TYPE_CHECKING:
+    from trainer.storage.table_rows import ChangedRows  # imports numpy, which a launcher does not need
+
 OVERHEAD_BYTES = 4096  # for each tensor: headers, its part of the manifest, blocks that are not full
 Release = Callable[[Sequence[int]], Iterable[int]]  # steps due to be removed, rising -> those that may be
 OnError = Callable[[OSError], None]
@@ -43,6 +48,7 @@ def write(
     keep: int,
     release: Release = lambda due: due,
     shared: Sequence[Path] = (),
+    rows: ChangedRows | None = None,
 ) -> Path:
     """Saves a checkpoint unless a valid one of that step exists; returns its folder, and removes what is not needed.
 
@@ -52,6 +58,7 @@ def write(
     Args:
         release: chooses which of the steps that are due are removed; by default all.
         shared: files that all checkpoints of the run have, as hard links where the file system has them.
+        rows: of tables.
 
     Raises:
         OSError: if the disk fails or is full; earlier checkpoints are untouched, and nothing temporary stays.
@@ -62,8 +69,8 @@ def write(
         remove_leftovers(folder)
         if not is_valid(path):
             remove_folder(path)
-            _check_room(folder, tensors)
-            _save(path, {"step": step, "generation": generation, "facts": facts}, tensors, shared)
+            _check_room(folder, tensors, rows.nbytes if rows else 0)
+            _save(path, {"step": step, "generation": generation, "facts": facts}, tensors, shared, rows)
     except OSError as error:
         problem = f"the checkpoint of step {step} was not saved ({error.strerror or error}); earlier ones are untouched"
         raise OSError(error.errno, problem, str(path)) from error
@@ -102,11 +109,19 @@ def copy(source: Path, folder: Path, notes: Mapping[str, str]) -> Path:
     remove_leftovers(folder)
     remove_folder(path)
     with new_folder(path) as temporary:
-        for name in (TENSORS, *([FROZEN_FILE] if (source / FROZEN_FILE).exists() else []), MANIFEST):
+        for name in (*_files_of(source), MANIFEST):
             link_or_copy(source / name, temporary / name)
         for name, text in notes.items():
             write_synced(temporary / name, text)
     return path
+
+
+def _files_of(source: Path) -> list[str]:
+    """The files that a checkpoint names; a damaged one is copied as far as it is known."""
+    try:
+        return list(read_manifest(source).files)
+    except CheckpointError:
+        return [name for name in (TENSORS, FROZEN_FILE) if (source / name).exists()]
 
 
 def prune(folder: Path, step: int, keep: int, release: Release = lambda due: due) -> None:
@@ -135,18 +150,26 @@ class Writer:
         self._in_flight: Future[None] | None = None
 
     def save(
-        self, step: int, generation: int, facts: Facts, tensors: Tensors, *, on_error: OnError | None = None
+        self,
+        step: int,
+        generation: int,
+        facts: Facts,
+        tensors: Tensors,
+        *,
+        on_error: OnError | None = None,
+        rows: ChangedRows | None = None,
     ) -> None:
         """Starts a save as soon as the previous one is on disk; the arrays must not change until it is done.
 
         Args:
             on_error: called in the background thread if this save fails; None: the next call raises the error.
+            rows: of tables.
 
         Raises:
             OSError: if the previous save failed; this one is then not started.
         """
         self.wait()
-        self._in_flight = self._pool.submit(self._write, step, generation, facts, dict(tensors), on_error)
+        self._in_flight = self._pool.submit(self._write, step, generation, facts, dict(tensors), on_error, rows)
 
     def poll(self) -> None:
         """Raises the error of the last save, if it has ended with one."""
@@ -166,18 +189,27 @@ class Writer:
         finally:
             self._pool.shutdown()
 
-    def _write(self, step: int, generation: int, facts: Facts, tensors: Tensors, on_error: OnError | None) -> None:
+    def _write(
+        self,
+        step: int,
+        generation: int,
+        facts: Facts,
+        tensors: Tensors,
+        on_error: OnError | None,
+        rows: ChangedRows | None,
+    ) -> None:
         try:
-            write(self._folder, step, generation, facts, tensors, **self._options)
+            write(self._folder, step, generation, facts, tensors, rows=rows, **self._options)
         except OSError as error:
             if on_error is None:
                 raise
             on_error(error)
 
 
-def _check_room(folder: Path, tensors: Tensors) -> None:
+def _check_room(folder: Path, tensors: Tensors, rows_nbytes: int) -> None:
     """Fails early if the checkpoint will not fit; a full disk would break every other writer."""
-    free, nbytes = _free_bytes(folder), sum(value.nbytes + OVERHEAD_BYTES for value in tensors.values())
+    nbytes = rows_nbytes + sum(value.nbytes + OVERHEAD_BYTES for value in tensors.values())
+    free = _free_bytes(folder)
     if free is not None and free < nbytes:
         raise OSError(errno.ENOSPC, f"{size(nbytes)} are needed, {size(free)} are free")
 
@@ -188,12 +220,18 @@ def _free_bytes(folder: Path) -> int | None:
     return usage.free if usage.total else None
 
 
-def _save(path: Path, manifest: dict[str, Any], tensors: Tensors, shared: Sequence[Path]) -> None:
+def _save(
+    path: Path, manifest: dict[str, Any], tensors: Tensors, shared: Sequence[Path], rows: ChangedRows | None
+) -> None:
     with new_folder(path) as temporary:
         _write_tensors(temporary / TENSORS, tensors)
         for file in shared:
             link_or_copy(file, temporary / file.name)
         files = {TENSORS: _describe(temporary / TENSORS), **{file.name: _describe_shared(file) for file in shared}}
+        if rows is not None:
+            facts, names = rows.write(temporary)
+            files |= {name: _describe_shared(temporary / name) for name in names}
+            manifest = {**manifest, "facts": {**manifest["facts"], **facts}}
         shapes = {name: {"shape": value.shape, "dtype": value.dtype.name} for name, value in tensors.items()}
         reach("save-data", manifest["step"])
         _write_manifest(temporary / MANIFEST, {**manifest, "tensors": shapes, "files": files})

@@ -7,13 +7,15 @@ The previous best is removed only when the new one is complete, so there is alwa
 launcher and the chief read these files too.
 """
 
+from __future__ import annotations
+
 import json
 import logging
 import math
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer.config.schema import BestIs, EvaluateConfig
 from trainer.storage import checkpoint, checkpoint_writer
@@ -21,6 +23,9 @@ from trainer.storage.atomic import remove_folder, write_atomically
 from trainer.storage.checkpoint import CheckpointError, Facts, Tensors
 from trainer.storage.checkpoint_writer import Release
 from trainer.storage.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from trainer.storage.table_rows import ChangedRows
 
 _log = logging.getLogger(__name__)
 
@@ -113,14 +118,21 @@ def keep_as_best(folder: Path, source: Path, evaluation: Evaluation) -> Path:
     return copy
 
 
-def save_as_best(folder: Path, generation: int, facts: Facts, tensors: Tensors, evaluation: Evaluation) -> None:
+def save_as_best(
+    folder: Path,
+    generation: int,
+    facts: Facts,
+    tensors: Tensors,
+    evaluation: Evaluation,
+    rows: ChangedRows | None = None,
+) -> None:
     """Saves a state as the best, and then removes its predecessors.
 
     Raises:
         OSError: if the disk fails or is full.
     """
     remove_folder(folder / f"{evaluation.step:09d}")  # of a state that was given up
-    path = checkpoint_writer.write(folder, evaluation.step, generation, facts, tensors, keep=2)
+    path = checkpoint_writer.write(folder, evaluation.step, generation, facts, tensors, keep=2, rows=rows)
     write_atomically(path / NOTE, json.dumps(evaluation.to_json(), indent=1))
     for other in checkpoint.finished(folder):
         if other != path:

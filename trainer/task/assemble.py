@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from trainer.engine.all_reduce import AllReduceEngine
@@ -16,12 +17,18 @@ from trainer.engine.sharded.resources import device_of
 from trainer.engine.sharded.sync_host import SyncHost
 from trainer.engine.sharded.worker import ShardedEngine
 from trainer.engine.sharded.worker_graph import WorkerSpec
+from trainer.engine.tables.host import TableHost
+from trainer.engine.tables.memory import BlockMemory, mapped, private
+from trainer.engine.tables.touches import Touches
+from trainer.engine.tables.worker import TableWorker
 from trainer.engine.vectors.shared_memory import MemoryWire
 from trainer.engine.vectors.wire import MESSAGE_WIRES, VectorWire
 from trainer.faults.problems import ConfigError, Problem
 from trainer.plan.environment import MEMORY
 from trainer.plan.layout import Shard
 from trainer.plan.plan import Plan, Task
+from trainer.plan.shared_memory import tables_offset
+from trainer.task import table_files
 from trainer.task.context import Context
 from trainer.task.not_finite import order_seed
 from trainer.workload import step as replica
@@ -47,6 +54,14 @@ def open_wire(plan: Plan) -> VectorWire:
         raise ConfigError([Problem("strategy.wire", f"memory cannot be mapped: {error.strerror}", remedy)]) from error
 
 
+def open_tables(plan: Plan) -> list[BlockMemory]:
+    """The memory of tables that this process shares with others, or has for itself."""
+    if not plan.has_shard_hosts:
+        return private(plan.table_layout)
+    sizes = plan.shards, plan.effective_strategy, len(plan.workers)
+    return mapped(os.environ[MEMORY], plan.table_layout, tables_offset(*sizes)) if plan.tables else []
+
+
 HOSTS: Mapping[str, Any] = {"sync": SyncHost, "async": AsyncHost, "backup": BackupHost}  # by strategy
 
 
@@ -61,6 +76,7 @@ def make_host(context: Context, shard: Shard) -> ShardHost:
         "parameters": plan.parameters,
         "wire": context.wire,
         "profiles": config.profile,
+        "tables": _table_host(context, shard.index),
     }
     own: dict[str, dict[str, Any]] = {
         "async": {"max_staleness": config.strategy.max_staleness},
@@ -70,17 +86,29 @@ def make_host(context: Context, shard: Shard) -> ShardHost:
     return HOSTS[name](**options, **own.get(name, {}))
 
 
+def _table_host(context: Context, index: int) -> TableHost | None:
+    if not context.tables:
+        return None
+    config, layout = context.config, context.plan.table_layout
+    options: dict[str, Any] = {"seed": config.seed, "read": table_files.load}
+    return TableHost(context.tables, index, layout.pushes, config.optimizer, **options)
+
+
 def make_engine(context: Context, workload: Workload, strategy: Any = None) -> Engine:
     """The engine of a worker; `strategy` comes from `server.start_strategy`, under all-reduce."""
     plan, task = context.plan, context.task
+    touches = touches_of(plan, workload)
+    worker = TableWorker(context.tables, touches, task.index) if context.tables else None
     common: dict[str, Any] = {
         "optimizer": context.config.optimizer,
-        "replicas": _make_replicas(context, workload),
+        "replicas": _make_replicas(context, workload, touches),
         "profiles": context.config.profile,
     }
     with users_code("the training step", alone=False):
         if plan.effective_strategy.is_one_process:
-            return LocalEngine(shard=plan.shards[0], parameters=plan.parameters, **common)
+            host = _table_host(context, 0)
+            tables = (worker, host) if worker and host else None
+            return LocalEngine(shard=plan.shards[0], parameters=plan.parameters, tables=tables, **common)
         if plan.effective_strategy.has_ring:
             return AllReduceEngine(
                 strategy=strategy, shard=plan.shards[0], index=task.index, parameters=plan.parameters, **common
@@ -94,9 +122,15 @@ def make_engine(context: Context, workload: Workload, strategy: Any = None) -> E
                 strategy=plan.effective_strategy,
                 parameters=plan.parameters,
                 wire=context.wire,
+                tables=worker,
                 **common,
             )
         )
+
+
+def touches_of(plan: Plan, workload: Workload) -> Touches:
+    """Finds the rows of tables that batches touch."""
+    return Touches(plan.table_layout.blocks, partial(replica.lookups_of, workload.objective))
 
 
 def _averaged_workers(plan: Plan) -> int:
@@ -113,7 +147,7 @@ def _full(plan: Plan, task: Task, device: str) -> str:
     return device_of(task.name, device) if plan.has_shard_hosts else device
 
 
-def _make_replicas(context: Context, workload: Workload) -> list[Replica]:
+def _make_replicas(context: Context, workload: Workload, touches: Touches) -> list[Replica]:
     config, plan, task = context.config, context.plan, context.task
     scopes: dict[str, str] = {}
     step = replica.make_step(
@@ -126,7 +160,9 @@ def _make_replicas(context: Context, workload: Workload) -> list[Replica]:
 
     def make(index: int, device: str) -> Replica:
         def batches(start: int = 0) -> Any:
-            pipeline = training_iterator if plan.effective_strategy.has_ring else training_batches
+            pipeline = training_iterator
+            if not plan.effective_strategy.has_ring:
+                pipeline = partial(training_batches, derive=touches.of)
             return pipeline(
                 workload.data.train,
                 seed=order_seed(config.seed, context.rollbacks),

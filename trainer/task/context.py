@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.config.schema import RunConfig
+from trainer.engine.tables.memory import BlockMemory
 from trainer.engine.vectors.wire import FLOAT32, VectorWire
 from trainer.observe.peers import roll_call
 from trainer.observe.placement.record import Record
@@ -38,6 +39,7 @@ class Context:
     rollbacks: int = 0  # how often the run has gone back to a checkpoint; counted before a chief may move the file away
     server: Any = None  # TensorFlow's; none in one process, and where all_reduce starts it
     wire: VectorWire = FLOAT32  # how vectors travel
+    tables: Sequence[BlockMemory] = ()  # the memory of rows
     needs_hosts: bool = True  # until this task has all that it wants of them
     holds_state: bool = False  # its shard is loaded, so a peer's restart loses something
     # Sessions stay open until the process ends: closing one can wait for ever for a peer that has left.

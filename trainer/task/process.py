@@ -26,7 +26,7 @@ from trainer.storage.journal import Journal
 from trainer.storage.rollbacks import count_rollbacks
 from trainer.storage.run_directory import RunDirectory, config_hash
 from trainer.task import hosting, log, worker
-from trainer.task.assemble import open_wire
+from trainer.task.assemble import open_tables, open_wire
 from trainer.task.context import Context
 from trainer.task.evaluator import life
 from trainer.task.leave import leave, log_failure
@@ -70,6 +70,7 @@ def _run(config: RunConfig, plan: Plan, directory: RunDirectory, task: Task) -> 
     if task.job != "evaluator":
         _make_devices(context)
         context.wire = open_wire(plan)
+        context.tables = open_tables(plan)
         context.status.is_listening = True
         if plan.has_shard_hosts and not task.is_chief and not context.status.launch:
             context.roll_call(["worker:0"], until="is_listening")  # without a launcher nobody would miss it

@@ -90,7 +90,7 @@ def _train(context: Context, strategy: Any = None) -> bool:
     engine = make_engine(context, workload, strategy)
     evaluator = None
     if task.is_chief and plan.trainers == plan.tasks:  # else an evaluator task does it
-        evaluator = make_evaluator(config, workload, compute_device(plan, task))
+        evaluator = make_evaluator(config, workload, compute_device(plan, task), context.tables)
     target = context.server.target if context.server else ""
     if plan.has_shard_hosts:
         context.roll_call(plan.hosts, until="is_ready")

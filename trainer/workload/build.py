@@ -4,7 +4,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from trainer.config.schema import RunConfig
 from trainer.plan.layout import Parameter
 from trainer.plan.plan import Plan
 from trainer.workload import frozen as frozen_weights
-from trainer.workload import loss_scale, step, weights
+from trainer.workload import lookups, loss_scale, step, weights
 from trainer.workload.adapting import Adapting
 from trainer.workload.compiling import Wanted, make_objective
 from trainer.workload.data import DATA_SETS, DataError, DataSet, open_data
@@ -55,6 +55,7 @@ def build_model(
     with_values: bool = True,
     freezes: Sequence[Mapping[str, Any]] = (),
     adapting: Adapting | None = None,
+    sparse: Sequence[str] = (),
 ) -> keras.Model:
     """Builds the model of that name for a data set, with its first weights drawn from `seed`.
 
@@ -64,6 +65,7 @@ def build_model(
             a user's model are: its function may read or replace them.
         freezes: which parameters are frozen, as `config.groups.freezing` gives them.
         adapting: what layers learn when the function adapts them; they do it anew without it.
+        sparse: patterns of the Embedding layers whose rows are not in the model.
 
     Raises:
         ValueError: if there is none, it does not take these options, it does not return a Keras model, or the model
@@ -91,13 +93,15 @@ def build_model(
         )
     keras.config.set_dtype_policy(precision)
     try:
-        with nullcontext() if with_values or of_user else no_values(), (adapting or Adapting()).during():
+        values = nullcontext() if with_values or of_user else no_values()
+        with values, (adapting or Adapting()).during(), lookups.building(sparse):
             model = function(*arguments, **given, **options)
         if not isinstance(model, keras.Model):
             raise ValueError(f"model {name} returned a {type(model).__name__}; return a keras.Model")
         _check_trains_as_keras(model)
         if not model.built:
-            model(map_nest(_one_example, data.spec.features))  # `build` does not build the layers of a subclassed model
+            with lookups.building(sparse):
+                model(map_nest(_one_example, data.spec.features))  # `build` would not build a subclassed model's layers
     finally:
         keras.config.set_dtype_policy(before)
     frozen_weights.freeze(model, freezes)
@@ -191,6 +195,7 @@ def open_workload(config: RunConfig, plan: Plan, file: Path | None = None, *, wi
         with_values=with_values or bool(plan.frozen.paths),
         freezes=freezing(config.optimizer),
         adapting=adapting,
+        sparse=config.placement.sparse,
     )
     if frozen:
         weights.assign(model, frozen.weights)
@@ -201,6 +206,12 @@ def open_workload(config: RunConfig, plan: Plan, file: Path | None = None, *, wi
     if frozen_weights.describe(values, adapting.states) != planned:
         raise DataError(f"model {named.name}: its frozen weights differ from the planned ones; {SAME_WEIGHTS}")
     return Workload(model, data, objective, values)
+
+
+def open_dense(config: RunConfig, plan: Plan) -> Objective:
+    """The objective of a model with sparse layers as it is without `placement.sparse`: with all its variables."""
+    dense = replace(config, placement=replace(config.placement, sparse=[]))
+    return open_workload(dense, plan).objective
 
 
 def open_objective(

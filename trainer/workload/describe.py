@@ -39,7 +39,7 @@ def answer(question: Question) -> dict[str, Any]:
 
 
 def _describe(question: Question) -> Description:
-    from trainer.workload import build, compiled_optimizer, frozen, step, trial, weights
+    from trainer.workload import build, compiled_optimizer, frozen, lookups, step, trial, weights
     from trainer.workload.adapting import Adapting, not_adapted
     from trainer.workload.compiling import Wanted
     from trainer.workload.data.examples import Stream, count_of
@@ -63,8 +63,9 @@ def _describe(question: Question) -> Description:
             with_values=has_values or bool(question.init),
             freezes=question.freezes,
             adapting=adapting,
+            sparse=question.sparse,
         )
-    if not model.trainable_variables:
+    if not model.trainable_variables and not lookups.has_tables(model):
         reason = ": optimizer.groups freezes them" if question.freezes else ""
         raise ValueError(f"model {named['name']} has no trainable variables{reason}, so there is nothing to train")
     initial = weights.load(model, question.init) if question.init else ""
@@ -99,6 +100,8 @@ def _describe(question: Question) -> Description:
         doubts=tuple((one.message, one.remedy) for one in objective.doubts),
         flops=flops.forward,
         uncounted=flops.uncounted,
+        tables=step.tables_of(objective, data_set.spec),
+        lookups=step.lookup_counts(objective, data_set.spec),
     )
 
 

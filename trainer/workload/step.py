@@ -6,6 +6,7 @@ is an ordinary Keras model.
 
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import keras
@@ -15,6 +16,8 @@ from keras.src.backend.common import global_state
 from keras.src.layers.layer import CallContext
 
 from trainer.plan.layout import Parameter
+from trainer.plan.tables import Table
+from trainer.workload import lookups
 from trainer.workload.batch_norm import fused
 from trainer.workload.data.examples import Batch, Nest, Spec, map_nest
 from trainer.workload.layer_devices import pinned
@@ -26,9 +29,10 @@ from trainer.workload.seeded_draws import seeded_draws
 CURRENT = "current_call_ctx"  # Keras's name of the context in which layers find what outer layers were given
 
 Tensors = Mapping[str, tf.Tensor]  # by parameter path
-# (parameters, state, seed, batch, loss scale) -> (gradients, state', loss, sums of the metrics [K])
-PassOutput = tuple[Tensors, Tensors, tf.Tensor, tf.Tensor]
-Pass = Callable[[Tensors, Tensors, tf.Tensor, Batch, tf.Tensor | None], PassOutput]
+Rows = Sequence[tf.Tensor]  # of tables: what each lookup of the model is given, [*ids, width]
+# (parameters, state, seed, batch, rows, loss scale) -> (gradients, state', loss, sums of the metrics [K], of the rows)
+PassOutput = tuple[Tensors, Tensors, tf.Tensor, tf.Tensor, Rows]
+Pass = Callable[[Tensors, Tensors, tf.Tensor, Batch, Rows, tf.Tensor | None], PassOutput]
 
 
 def parameters_of(model: keras.Model, frozen: Collection[str] = ()) -> list[Parameter]:
@@ -79,7 +83,8 @@ class StepOutput(NamedTuple):
     sums: tf.Tensor  # [K] what the batch adds to the metrics' variables
     overflow: tf.Tensor  # 1 if a gradient is not finite under a loss scale, otherwise 0
     bad: tf.Tensor  # 1 if the loss is not finite, or a gradient that no lower loss scale would save; otherwise 0
-    finite: tf.Tensor  # [1 + gradients] bool: whether the loss is finite, and then each gradient
+    finite: tf.Tensor  # [1 + gradients + rows] bool: whether the loss is finite, and then each gradient
+    rows: Rows  # the gradients of the rows
 
 
 def make_step(
@@ -90,7 +95,7 @@ def make_step(
     scopes: MutableMapping[str, str] | None = None,
     jit: bool = False,
 ) -> Callable[..., StepOutput]:
-    """Makes step(parameters, state, seed, batch, loss_scale=None) -> StepOutput.
+    """Makes step(parameters, state, seed, batch, loss_scale=None, rows=()) -> StepOutput.
 
     Args:
         objective: a model, its loss and its metrics.
@@ -101,26 +106,29 @@ def make_step(
 
     The step takes parameters by path, state and frozen weights by path, a seed [2] of int64 that fixes every random
     draw (dropout), and a batch; the loss is the mean over the batch plus the model's own (regularizers). A loss scale
-    [] keeps small gradients in the range of float16: the loss is multiplied by it, the gradients are divided.
+    [] keeps small gradients in the range of float16: the loss is multiplied by it, the gradients are divided. `rows`
+    are what the lookups of sparse layers are given, in their order.
     """
     model = objective.model
     trainable = [v.path for v in model.trainable_variables]
 
     def whole(
-        parameters: Tensors, state: Tensors, seed: tf.Tensor, batch: Batch, loss_scale: tf.Tensor | None
+        parameters: Tensors, state: Tensors, seed: tf.Tensor, batch: Batch, rows: Rows, loss_scale: tf.Tensor | None
     ) -> PassOutput:
         weights = [parameters[path] for path in trainable]
+        watched = [*weights, *rows]
         kernels = nullcontext() if jit else fused(model)
         with kernels, pinned(model, layers or {}, scopes), objective.in_graph(), ordered_sums(), seeded_draws(seed):
             # A layer's name may be one that is not allowed for a root scope.
             with tf.GradientTape() as tape, tf.name_scope("model"):
-                tape.watch(weights)
-                features = objective.inputs(batch.features)
-                outputs, rest, own = _call(model, weights, _non_trainable(model, state, seed), features, training=True)
+                tape.watch(watched)
+                features, others = objective.inputs(batch.features), _non_trainable(model, state, seed)
+                with lookups.given(rows):
+                    outputs, rest, own = _call(model, weights, others, features, training=True)
                 known = zip(_variables(model), [*weights, *rest], strict=True)
                 value, sums = objective.compute(known, batch, outputs, own, training=True)
                 scaled = value if loss_scale is None else value * loss_scale
-            gradients = tape.gradient(scaled, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+            gradients = tape.gradient(scaled, watched, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
         if loss_scale is not None:
             dense = [gradient / loss_scale for gradient in dense]
@@ -129,10 +137,15 @@ def make_step(
             for v, new in zip(model.non_trainable_variables, rest, strict=True)
             if not is_seed(v) and v.path not in objective.frozen
         }
-        return dict(zip(trainable, dense, strict=True)), moved, value, sums
+        return dict(zip(trainable, dense, strict=False)), moved, value, sums, dense[len(trainable) :]
 
     def step(
-        parameters: Tensors, state: Tensors, seed: tf.Tensor, batch: Batch, loss_scale: tf.Tensor | None = None
+        parameters: Tensors,
+        state: Tensors,
+        seed: tf.Tensor,
+        batch: Batch,
+        loss_scale: tf.Tensor | None = None,
+        rows: Rows = (),
     ) -> StepOutput:
         frozen = {path: state[path] for path in objective.frozen}
 
@@ -143,8 +156,9 @@ def make_step(
         own = {  # without a loss scale
             v.path: state[v.path] for v in model.non_trainable_variables if not is_seed(v) and v.path not in frozen
         }
-        gradients, moved, value, sums = run(parameters, own, seed, batch, loss_scale)
-        return StepOutput(gradients, moved, value, sums, *_check_finite(gradients, value, loss_scale))
+        gradients, moved, value, sums, of_rows = run(parameters, own, seed, batch, rows, loss_scale)
+        checked = _check_finite([*gradients.values(), *of_rows], value, loss_scale)
+        return StepOutput(gradients, moved, value, sums, *checked, of_rows)
 
     return step
 
@@ -169,10 +183,10 @@ def _call(
 
 
 def _check_finite(
-    gradients: Tensors, loss: tf.Tensor, loss_scale: tf.Tensor | None
+    gradients: Sequence[tf.Tensor], loss: tf.Tensor, loss_scale: tf.Tensor | None
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns (overflow, bad, finite) of a `StepOutput`."""
-    finite = tf.stack([tf.reduce_all(tf.math.is_finite(values)) for values in (loss, *gradients.values())])
+    finite = tf.stack([tf.reduce_all(tf.math.is_finite(values)) for values in (loss, *gradients)])
     if loss_scale is None:
         return tf.constant(0.0), 1.0 - tf.cast(tf.reduce_all(finite), tf.float32), finite
     overflows = tf.logical_not(tf.reduce_all(finite[1:]))
@@ -187,49 +201,104 @@ def _in_parts(run: Pass, count: int, size: int) -> Pass:
         size: of the sums of the metrics.
     """
 
-    def in_parts(
-        parameters: Tensors, state: Tensors, seed: tf.Tensor, batch: Batch, loss_scale: tf.Tensor | None
+    def run_in_parts(
+        parameters: Tensors, state: Tensors, seed: tf.Tensor, batch: Batch, rows: Rows, loss_scale: tf.Tensor | None
     ) -> PassOutput:
-        parts = batch.map(lambda values: tf.reshape(values, tf.concat([[count, -1], tf.shape(values)[1:]], 0)))
+        def in_parts(values: tf.Tensor) -> tf.Tensor:
+            return tf.reshape(values, tf.concat([[count, -1], tf.shape(values)[1:]], 0))
+
+        parts, row_parts = batch.map(in_parts), list(map(in_parts, rows))
 
         def run_part(part: tf.Tensor, state: Tensors) -> PassOutput:
             drawn = tf.random.experimental.stateless_fold_in(seed, part)
-            rows = parts.map(lambda values: values[part])
-            return run(parameters, state, drawn, rows, loss_scale)
+            own = parts.map(lambda values: values[part])
+            return run(parameters, state, drawn, own, [values[part] for values in row_parts], loss_scale)
 
-        def add(part: tf.Tensor, gradients: Tensors, state: Tensors, loss: tf.Tensor, sums: tf.Tensor) -> Any:
-            more, state, loss_of, sums_of = run_part(part, state)
+        def add(
+            part: tf.Tensor, gradients: Tensors, state: Tensors, loss: tf.Tensor, sums: tf.Tensor, of_rows: list[Any]
+        ) -> Any:
+            more, state, loss_of, sums_of, rows_of = run_part(part, state)
             total = {path: gradient + more[path] for path, gradient in gradients.items()}
-            return part + 1, total, state, loss + loss_of, sums + sums_of
+            written = [array.write(part, values) for array, values in zip(of_rows, rows_of, strict=True)]
+            return part + 1, total, state, loss + loss_of, sums + sums_of, written
 
         zeros = {path: tf.zeros_like(values) for path, values in parameters.items()}
-        _, gradients, state, loss, sums = tf.while_loop(
+        arrays = [tf.TensorArray(tf.float32, count, element_shape=one.shape[1:]) for one in row_parts]
+        _, gradients, state, loss, sums, of_rows = tf.while_loop(
             lambda part, *_: part < count,
             add,
-            (tf.constant(0), zeros, dict(state), tf.constant(0.0), tf.zeros([size])),
+            (tf.constant(0), zeros, dict(state), tf.constant(0.0), tf.zeros([size]), arrays),
             parallel_iterations=1,
             maximum_iterations=count,
         )
-        return {path: total / count for path, total in gradients.items()}, state, loss / count, sums
+        means = {path: total / count for path, total in gradients.items()}
+        whole_rows = [tf.reshape(a.stack() / count, tf.shape(r)) for a, r in zip(of_rows, rows, strict=True)]
+        return means, state, loss / count, sums, whole_rows
 
-    return in_parts
+    return run_in_parts
 
 
 def make_evaluation(objective: Objective) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
-    """Makes evaluate(parameters, state, batch) -> (loss, the mean over the batch; sums of the metrics [K])."""
+    """Makes evaluate(parameters, state, batch, rows=()) -> (loss, the mean over the batch; sums of the metrics [K])."""
     model = objective.model
 
-    def evaluate(parameters: Tensors, state: Tensors, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
+    def evaluate(parameters: Tensors, state: Tensors, batch: Batch, rows: Rows = ()) -> tuple[tf.Tensor, tf.Tensor]:
         weights = [parameters[v.path] for v in model.trainable_variables]
         no_seed = tf.zeros([2], tf.int64)
         with tf.name_scope("model"), objective.in_graph(), ordered_sums(), seeded_draws(no_seed):
-            features = objective.inputs(batch.features)
-            outputs, rest, own = _call(model, weights, _non_trainable(model, state, no_seed), features, training=False)
+            features, others = objective.inputs(batch.features), _non_trainable(model, state, no_seed)
+            with lookups.given(rows):
+                outputs, rest, own = _call(model, weights, others, features, training=False)
         known = zip(_variables(model), [*weights, *rest], strict=True)
         with objective.in_graph(), ordered_sums(), seeded_draws(no_seed):
             return objective.compute(known, batch, outputs, own, training=False)
 
     return evaluate
+
+
+def lookups_of(objective: Objective, features: Nest) -> list[lookups.Lookup]:
+    """What a model's sparse layers look up for features, in the order of their calls; to be traced, for any weights."""
+    if not lookups.has_tables(objective.model):
+        return []
+    return lookups.recorded(partial(_call_with_zeros, objective, features))
+
+
+def tables_of(objective: Objective, spec: Spec) -> tuple[Table, ...]:
+    """The tables of a model's sparse layers, for examples that look like `spec`.
+
+    Raises:
+        ValueError: if the number of ids that an example looks up is not fixed.
+    """
+    found: list[lookups.Lookup] = []
+    _trace(lambda features: found.extend(lookups_of(objective, features)), spec)
+    return lookups.tables_of(objective.model, found)
+
+
+def lookup_counts(objective: Objective, spec: Spec) -> dict[str, int]:
+    """How many ids an example looks up, by path of Embedding layer; 0: nobody knows."""
+    model, counts = objective.model, {}
+
+    def count(features: Nest) -> None:
+        counts.update(lookups.counted(model, partial(_call_with_zeros, objective, features)))
+
+    if any(isinstance(layer, keras.layers.Embedding) for layer in model._flatten_layers(include_self=False)):
+        _trace(count, spec)
+    return counts
+
+
+def _call_with_zeros(objective: Objective, features: Nest) -> None:
+    """Calls a model for what its layers do with the features, whatever the weights."""
+    model, no_seed = objective.model, tf.zeros([2], tf.int64)
+    state = {v.path: tf.zeros(v.shape) for v in model.non_trainable_variables}
+    weights = [tf.zeros(v.shape) for v in model.trainable_variables]
+    with objective.in_graph(), seeded_draws(no_seed):
+        _call(model, weights, _non_trainable(model, state, no_seed), objective.inputs(features), training=True)
+
+
+def _trace(function: Callable[[Nest], None], spec: Spec) -> None:
+    """Traces a function of the features of examples that look like `spec`."""
+    fed = map_nest(lambda one: tf.TensorSpec([None, *one.shape], one.dtype), spec.features)
+    tf.function(function, autograph=False).get_concrete_function(fed)
 
 
 def trace(objective: Objective, spec: Spec) -> None:

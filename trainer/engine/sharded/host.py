@@ -13,7 +13,8 @@ import tensorflow as tf
 from trainer.config.schema import OptimizerConfig
 from trainer.engine.instruments import failpoint, run_traced
 from trainer.engine.sharded.resources import GENERATION_STRIDE, device_of, share, tag_of
-from trainer.engine.update import Exchange, is_scaled, make_update, squares_order
+from trainer.engine.tables.host import TableHost
+from trainer.engine.update import Exchange, is_scaled, judge, make_update, squares_order
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.wire import FLOAT32, VectorWire
 from trainer.observe.placement.executed import Executed
@@ -45,6 +46,7 @@ class ShardHost(ABC):
         has_log: bool = False,
         wire: VectorWire = FLOAT32,
         profiles: bool = False,
+        tables: TableHost | None = None,
     ) -> None:
         """Begins the host's graph.
 
@@ -54,9 +56,10 @@ class ShardHost(ABC):
             parameters: the device that holds the vectors.
             has_log: whether updates follow a log of arrivals, as under async and backup.
             profiles: whether updates are stamped, for `record`.
+            tables: updates the rows of this host.
         """
         self.shards, self.shard, self.optimizer, self.workers = shards, shards[index], optimizer, workers
-        self.wire, self.profiles = wire, profiles
+        self.wire, self.profiles, self.tables = wire, profiles, tables
         self.parameters = device_of(self.shard.host, parameters)
         # Made once, because each would be compiled anew.
         self._update_shard = make_update(self.shard, optimizer, self._exchanged, scaled=is_scaled(shards), wire=wire)
@@ -64,7 +67,8 @@ class ShardHost(ABC):
         self.graph = tf.Graph()
         with self.graph.as_default(), tf.device(device_of(self.shard.host)):
             names = list(optimizer.slots())
-            self.shared = share(self.shard, names, workers, parameters=parameters, has_log=has_log, wire=wire)
+            options: dict[str, Any] = {"has_log": has_log, "wire": wire, "has_tables": tables is not None}
+            self.shared = share(self.shard, names, workers, parameters=parameters, **options)
             self._tag = self.tag()
             self._load = self._make_load()
             self._goodbye = self.shared.goodbyes.dequeue()
@@ -142,10 +146,20 @@ class ShardHost(ABC):
             if self.shared.before is not None:
                 with tf.control_dependencies([new]):  # while the host waits, a rejoining worker may need it
                     previous = [self.shared.before.assign(flat, read_value=False)]  # by reference
-            with tf.control_dependencies(previous):  # so that both can be read once the new vector can
+            moved_rows = self._update_tables(flat, packed, generation, step)
+            with tf.control_dependencies([*previous, *moved_rows]):  # so that all can be read once the new vector can
                 assigned = self.assign_flat(new, packed)
             assigned += [slot.assign(moved[name], read_value=False) for name, slot in self.shared.slots.items()]
         return step + 1, assigned
+
+    def _update_tables(
+        self, flat: tf.Tensor, packed: Sequence[tf.Tensor], generation: tf.Tensor, step: tf.Tensor
+    ) -> list[tf.Operation]:
+        if self.tables is None:
+            return []
+        is_bad, reductions = judge(flat, packed, self.shard, self.wire, scaled=is_scaled(self.shards))
+        tag = generation * GENERATION_STRIDE + step
+        return [self.tables.update(tag, step, is_bad, reductions, after=packed)]
 
     def assign_flat(self, new: tf.Tensor, packed: Sequence[tf.Tensor] = ()) -> list[tf.Operation]:
         """Writes what workers read of a new vector, and then the vector: once that can be read, both can.
@@ -201,7 +215,7 @@ class ShardHost(ABC):
 
     def _make_load(self) -> tf.Operation:
         flat, *slots = tf.nest.flatten(self.shared.loads.dequeue())  # a queue of one component returns no list
-        assigned: list[tf.Operation] = []
+        assigned: list[tf.Operation] = [] if self.tables is None else [self.tables.load(slots.pop())]
         for variable, value in zip(self.shared.slots.values(), slots, strict=True):
             with tf.control_dependencies(assigned):
                 assigned.append(variable.assign(value, read_value=False))

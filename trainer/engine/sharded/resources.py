@@ -60,7 +60,7 @@ class Shared:
     seen: Mapping[int, Any]  # by worker, int64 variable: tag of the last token it took
     pushes: Mapping[int, Any]  # by worker, queue of its messages, as vectors/wire.py has them
     tokens: Mapping[int, Any]  # by worker, queue of int64 tags
-    loads: Any  # queue of (flat, slots...)
+    loads: Any  # queue of (flat, slots...[, the checkpoint that has the rows of tables])
     goodbyes: Any  # queue of worker numbers
     log: Log | None
 
@@ -74,6 +74,7 @@ def share(
     parameters: str = "/cpu:0",
     has_log: bool,
     wire: VectorWire = FLOAT32,
+    has_tables: bool = False,
 ) -> Shared:
     """Makes the resources of a shard known to the default graph, on its host.
 
@@ -82,6 +83,7 @@ def share(
         of: the workers whose resources are made; all by default.
         parameters: the host's device that holds the vectors; queues, and what is sent, are in its memory.
         has_log: whether updates follow a log of arrivals, as under async and backup.
+        has_tables: whether the host loads rows of tables, too.
     """
     prefix = f"shard{shard.index}"
     numbers = range(workers) if of is None else of
@@ -115,7 +117,8 @@ def share(
 
     # Under sync a push that a dead worker left behind is taken, and dropped, as soon as the host waits for that worker.
     spare = SPARE_PUSHES if has_log else 1
-    shapes = [[shard.size], *([shard.slot_size(slot)] for slot in slots)]
+    shapes = [[shard.size], *([shard.slot_size(slot)] for slot in slots), *([[]] if has_tables else [])]
+    loaded = [*[tf.float32] * (1 + len(slots)), *([tf.string] if has_tables else [])]
     with tf.device(device_of(shard.host)):
         flat, kept = vectors("")
         with tf.device(device_of(shard.host, parameters)):
@@ -129,7 +132,7 @@ def share(
             seen={w: variable(f"seen{w}", [], tf.int64, -1) for w in numbers},
             pushes={w: queue(f"intake{w}", spare, [wire.dtype], [message_shape]) for w in numbers},
             tokens={w: queue(f"tokens{w}", SPARE_TOKENS, [tf.int64], [[]]) for w in numbers},
-            loads=queue("loads", 1, [tf.float32] * len(shapes), shapes),
+            loads=queue("loads", 1, loaded, shapes),
             goodbyes=queue("goodbyes", 2 * workers, [tf.int32], [[]]),
             log=log() if has_log else None,
         )

@@ -60,9 +60,10 @@ class ShardedEngine(SessionEngine):
             self._prefetch = Prefetch.of(self._built.prefetch, self.session)
 
     def load(self, snapshot: Snapshot, *, generation: int) -> None:
-        feeds: dict[Any, np.ndarray] = {}
+        feeds: dict[Any, Any] = {}
         for shard, fed in zip(self._spec.shards, self._load.feeds, strict=True):
-            feeds |= zip(fed, snapshot.to_flats(shard, self._spec.slots, generation=generation), strict=True)
+            values: list[Any] = snapshot.to_flats(shard, self._spec.slots, generation=generation)
+            feeds |= zip(fed, [*values, *([snapshot.tables] if self._spec.tables else [])], strict=True)
         self.session.run(self._load.loads, feeds)
 
     def held(self) -> int:
@@ -124,7 +125,7 @@ class ShardedEngine(SessionEngine):
     @cached_property
     def _load(self) -> LoadGraph:
         with self.graph.as_default():
-            return build_load(self._built.links)
+            return build_load(self._built.links, has_tables=self._spec.tables is not None)
 
     @cached_property
     def _snapshot(self) -> SnapshotGraph:

@@ -20,7 +20,8 @@ from trainer.engine.compute import Replica, Requests, compute, in_step, mean_ove
 from trainer.engine.instruments import GraphClock, failpoint
 from trainer.engine.sharded.prefetch import PrefetchGraph, build_prefetch
 from trainer.engine.sharded.rejoin import Rejoin, build_join, is_other
-from trainer.engine.sharded.resources import HOLD, PUSH, STOP_PUSH, Link, device_of, share, take
+from trainer.engine.sharded.resources import GENERATION_STRIDE, HOLD, PUSH, STOP_PUSH, Link, device_of, share, take
+from trainer.engine.tables.worker import TableWorker
 from trainer.engine.update import BAD, REDUCTIONS, STOP
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.wire import FLOAT32, VectorWire
@@ -44,6 +45,7 @@ class WorkerSpec:
     parameters: str = "/cpu:0"  # the hosts' device that holds the vectors
     wire: VectorWire = FLOAT32
     profiles: bool = False  # whether steps are stamped: wait, pull, input, compute, push
+    tables: TableWorker | None = None
 
     @property
     def worker(self) -> int:
@@ -69,7 +71,7 @@ class StepGraph(NamedTuple):
 class LoadGraph(NamedTuple):
     """What the chief sends to every shard host."""
 
-    feeds: list[list[tf.Tensor]]  # of each shard: the vector, then its slots
+    feeds: list[list[tf.Tensor]]  # of each shard: the vector, then its slots[, then a checkpoint with rows of tables]
     loads: list[tf.Operation]
 
 
@@ -108,6 +110,7 @@ def build_graph(spec: WorkerSpec) -> WorkerGraph:
     clock = GraphClock(is_wanted=spec.profiles)
     with tf.Graph().as_default() as graph:
         options: dict[str, Any] = {"parameters": spec.parameters, "has_log": has_log, "wire": spec.wire}
+        options["has_tables"] = spec.tables is not None
         mine = [spec.worker]
         shared = [share(shard, list(spec.slots), spec.workers, of=mine, **options) for shard in spec.shards]
         links = [Link(*pair, spec.worker, spec.wire) for pair in zip(spec.shards, shared, strict=True)]
@@ -134,11 +137,13 @@ def build_graph(spec: WorkerSpec) -> WorkerGraph:
         )
 
 
-def build_load(links: Sequence[Link]) -> LoadGraph:
+def build_load(links: Sequence[Link], *, has_tables: bool = False) -> LoadGraph:
     """Adds the load of every shard to the default graph."""
     feeds = [
         [v1.placeholder(tf.float32, v.shape) for v in (link.shared.flat, *link.shared.slots.values())] for link in links
     ]
+    for of_shard in feeds if has_tables else []:
+        of_shard.append(v1.placeholder(tf.string, []))
     return LoadGraph(feeds, [link.shared.loads.enqueue(fed) for link, fed in zip(links, feeds, strict=True)])
 
 
@@ -227,22 +232,30 @@ def _build_step(
         tags = _common_tags(strategy, tags)
         if strategy.waits_for_quorum:  # one host decides for all, so the oldest shard counts
             headers = [packing.header(tags[0][0], tags[0][1])] * len(shards)
+        rows: list[Sequence[tf.Tensor]] = [()] * len(replicas)
+        if spec.tables is not None:
+            tag = tf.cast(tags[0][0], tf.int64) * GENERATION_STRIDE + tf.cast(tags[0][1], tf.int64)
+            rows = [spec.tables.read(one.derived, tag) for one in batches]
         clip = spec.optimizer if strategy.waits_for_one and spec.optimizer.clip_norm is not None else None
         write = partial(wire.write_gradients, worker=spec.worker, computed_on=[one.trainable for one in vectors])
         writes_in_step = len(replicas) == 1 and clip is None and wire.writes_on(replicas[0].device, jit=replicas[0].jit)
         computed = [
-            compute(vectors, headers, shards, replica, one, requests, write if writes_in_step else pack_float32)
-            for replica, one in zip(replicas, batches, strict=True)
+            compute(vectors, headers, shards, replica, one, requests, write if writes_in_step else pack_float32, given)
+            for replica, one, given in zip(replicas, batches, rows, strict=True)
         ]
-        packed = computed[0]
+        packed = computed[0].vectors
         if not writes_in_step:
-            packed = mean_over_replicas(computed, headers, shards, clip=clip, write=write)
-        with tf.control_dependencies(packed):
+            packed = mean_over_replicas([one.vectors for one in computed], headers, shards, clip=clip, write=write)
+        left: list[tf.Operation] = []
+        if spec.tables is not None:
+            left = [spec.tables.leave([one.derived for one in batches], [one.rows for one in computed])]
+        with tf.control_dependencies([*packed, *left]):
             computed_at = tf.timestamp()
         clock.end_at("compute", computed_at)
         metrics = [packing.metrics_of(one, shard) for one, shard in zip(vectors, shards, strict=True)]
         metrics = _common_metrics(strategy, metrics)
-        announced = [wire.announce(vector, shard) for vector, shard in zip(packed, shards, strict=True)]
+        with tf.control_dependencies(left):
+            announced = [wire.announce(vector, shard) for vector, shard in zip(packed, shards, strict=True)]
     pushed = push(spec, links, announced, clock, tags=tags[0])
     return StepGraph(messages, [tags, metrics, pulled_at, computed_at, [pushed, *clock.fetches]], packed)
 

@@ -29,6 +29,7 @@ class Snapshot:
     stop: float = 0.0  # of METRICS: more than 0 if replicas are to stop
     reductions: int = 0  # of the learning rate, since no evaluation improved
     bad: int = 0  # newest step since the load whose update was left out: a loss or a gradient was not finite
+    tables: str = ""  # the checkpoint that has the rows of tables; empty: their first values
 
     def to_tensors(self) -> Arrays:
         """One flat mapping, as a checkpoint stores it."""

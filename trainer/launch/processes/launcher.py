@@ -50,7 +50,7 @@ def run(
         if plan.wire_format.is_shared:
             assert tasks.memory is not None
             sizes = plan.shards, plan.effective_strategy, len(plan.workers)
-            stack.enter_context(lay_out(tasks.memory, *sizes))
+            stack.enter_context(lay_out(tasks.memory, *sizes, plan.table_layout))
         return supervise(config, plan, directory, tasks, started_at=started_at, faults=faults)
 
 

@@ -5,14 +5,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from trainer.plan.layout import Shard
-from trainer.plan.shared_memory import nbytes
+from trainer.plan.shared_memory import tables_offset
 from trainer.plan.strategy import Strategy
+from trainer.plan.tables import NO_TABLES, TableLayout
 
 
 @contextmanager
-def lay_out(file: int, shards: Sequence[Shard], strategy: Strategy, workers: int) -> Iterator[str]:
-    """Gives an open memory file the size of all `places`, filled with zeros; yields its path in this process."""
-    os.truncate(file, nbytes(shards, strategy, workers))
+def lay_out(
+    file: int, shards: Sequence[Shard], strategy: Strategy, workers: int, tables: TableLayout = NO_TABLES
+) -> Iterator[str]:
+    """Gives an open memory file the size of all `places` and tables, filled with zeros; yields its path here."""
+    os.truncate(file, tables_offset(shards, strategy, workers) + tables.nbytes)
     try:
         yield f"/proc/self/fd/{file}"
     finally:

@@ -133,6 +133,8 @@ def _unknown(plan: Plan, workload: Workload) -> Unknown | None:
     measure = "train a few steps, and give plan.example_ms: milliseconds of one example's forward and backward pass"
     if plan.effective_strategy.has_ring:
         return Unknown("all_reduce is not modelled: TensorFlow computes its sums", "see make bench")
+    if plan.tables:
+        return Unknown("rows of sparse layers are not modelled", "measure with train.steps=100")
     if workload.example_ms is not None:
         return None
     if gpus := sorted({device for task in plan.workers for device in task.replicas if device.startswith("/gpu")}):

@@ -1,5 +1,6 @@
 """What worker 0 does beside its replica: saves, evaluates and draws histograms between steps, and ends the run."""
 
+import contextlib
 import json
 import logging
 import os
@@ -12,19 +13,24 @@ from typing import Any, Protocol
 import numpy as np
 
 from trainer.config.schema import NotFinitePolicy, RunConfig, SaveErrorPolicy
+from trainer.config.words import size
 from trainer.engine.engine import Engine
 from trainer.engine.sharded import staleness
 from trainer.engine.step_result import StepResult
+from trainer.engine.tables.memory import BlockMemory
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.faults.exit_codes import NotFiniteError
 from trainer.observe.status import Status
 from trainer.plan.environment import REPORTS_PROGRESS
 from trainer.storage import checkpoint, checkpoint_writer, evaluations
 from trainer.storage.atomic import write_atomically
+from trainer.storage.checkpoint import Checkpoint, CheckpointError
 from trainer.storage.evaluations import Evaluation
 from trainer.storage.history import History
 from trainer.storage.rollbacks import record_rollback
 from trainer.storage.run_directory import RunDirectory
+from trainer.storage.table_rows import ChangedRows
+from trainer.task import table_files
 from trainer.task.chief.asked import Questions, SaveDue
 from trainer.task.chief.ending import Hooks
 from trainer.task.chief.export import export, params_sha256
@@ -38,11 +44,13 @@ from trainer.task.metrics import MetricResults
 from trainer.task.pace import Every, Pace
 from trainer.task.tensorboard import Events
 from trainer.workload import compiled_optimizer
+from trainer.workload.build import open_dense
 from trainer.workload.objective import Objective
 
 _log = logging.getLogger(__name__)
 
 OnSnapshot = Callable[[Snapshot], Any]
+MODEL_NBYTES = 2**31  # of tables that a model.keras may have
 
 
 @dataclass(frozen=True)
@@ -52,14 +60,15 @@ class Saver:
     context: Context
     writer: checkpoint_writer.Writer
     generation: int
+    source: str | None = None  # the checkpoint that the state was loaded from
 
     def save_if_sound(self, snapshot: Snapshot) -> None:
         """Saves between two steps; what is wrong with the state ends the run later, in all replicas alike."""
-        config = self.context.config
-        if problem := _problem(snapshot, skips_bad_updates=config.train.on_not_finite is NotFinitePolicy.skip):
+        config, rows = self.context.config, self._changed_rows(snapshot.step)
+        if problem := _problem(snapshot, rows, skips_bad_updates=config.train.on_not_finite is NotFinitePolicy.skip):
             _log.warning("step %d was not saved: %s", snapshot.step, problem)
             return
-        self._save(snapshot, _log_and_continue if self._may_fail else None)
+        self._save(snapshot, rows, _log_and_continue if self._may_fail else None)
 
     @property
     def _may_fail(self) -> bool:
@@ -71,32 +80,55 @@ class Saver:
         Raises:
             NotFiniteError: if a parameter is NaN or infinite.
         """
-        if bad := _first_bad_parameter(snapshot):
+        rows = self._changed_rows(snapshot.step)
+        if bad := _first_bad_parameter(snapshot, rows):
             raise NotFiniteError(f"parameter {bad} is not finite at step {snapshot.step}; it is not saved")
-        self._save(snapshot, None)
+        self._save(snapshot, rows, None)
 
     def save_if_best(self, snapshot: Snapshot, evaluation: Evaluation) -> None:
         """Keeps a sound state whose evaluation is the best so far."""
         folder = self.context.directory.best
         best = evaluations.best(folder)
         is_best = evaluations.is_better(evaluation, best[0] if best else None, self.context.config.evaluate)
-        if not is_best or _first_bad_parameter(snapshot):
+        if not is_best:
+            return
+        rows = self._changed_rows(snapshot.step)
+        if _first_bad_parameter(snapshot, rows):
             return
         tensors = snapshot.to_tensors()
         try:
-            evaluations.save_as_best(folder, self.generation, self._facts(snapshot), tensors, evaluation)
+            evaluations.save_as_best(folder, self.generation, self._facts(snapshot), tensors, evaluation, rows)
         except OSError as error:
             if not self._may_fail:
                 raise
             _log_and_continue(error)
 
-    def _save(self, snapshot: Snapshot, on_error: checkpoint_writer.OnError | None) -> None:
+    def _changed_rows(self, step: int) -> ChangedRows | None:
+        """Copies of the rows of tables that the newest checkpoint of this state does not have."""
+        if not self.context.tables:
+            return None
+        self.writer.wait()  # that one may still be on its way to the disk
+        base = self._newest(step)
+        return table_files.changed_rows(self.context.tables, step, base)
+
+    def _newest(self, step: int) -> Checkpoint | None:
+        """The newest checkpoint up to a step that this state went through; None: none is known."""
+        folder = self.context.directory.checkpoints
+        for path in [*reversed(checkpoint.finished(folder)), *([Path(self.source)] if self.source else [])]:
+            with contextlib.suppress(CheckpointError):
+                found = checkpoint.read_manifest(path)
+                is_own = found.generation == self.generation or str(path) == self.source
+                if is_own and found.step <= step:
+                    return found
+        return None
+
+    def _save(self, snapshot: Snapshot, rows: ChangedRows | None, on_error: checkpoint_writer.OnError | None) -> None:
         """Begins to save, once the save before is on disk."""
         status = self.context.status
         self.context.journal.write("save", generation=self.generation, step=snapshot.step)
         before, status.state = status.state, "saving"  # on a slow disk the save before takes long
         tensors = snapshot.to_tensors()
-        self.writer.save(snapshot.step, self.generation, self._facts(snapshot), tensors, on_error=on_error)
+        self.writer.save(snapshot.step, self.generation, self._facts(snapshot), tensors, on_error=on_error, rows=rows)
         status.state = before
 
     def _facts(self, snapshot: Snapshot) -> dict[str, Any]:
@@ -129,16 +161,17 @@ class Saver:
         record_rollback(directory.rollbacks, step=step, checkpoint=int(saved[-1].name) if saved else None)
 
 
-def _problem(snapshot: Snapshot, *, skips_bad_updates: bool) -> str | None:
+def _problem(snapshot: Snapshot, rows: ChangedRows | None, *, skips_bad_updates: bool) -> str | None:
     """Why a state must not be saved; it may be the first to show that an update was skipped."""
     if snapshot.bad and not skips_bad_updates:
         return "an update was skipped"
-    path = _first_bad_parameter(snapshot)
+    path = _first_bad_parameter(snapshot, rows)
     return None if path is None else f"parameter {path} is not finite"
 
 
-def _first_bad_parameter(snapshot: Snapshot) -> str | None:
-    return next((path for path, value in snapshot.parameters.items() if not np.isfinite(value).all()), None)
+def _first_bad_parameter(snapshot: Snapshot, rows: ChangedRows | None) -> str | None:
+    bad = next((path for path, value in snapshot.parameters.items() if not np.isfinite(value).all()), None)
+    return bad or (rows.first_bad() if rows else None)
 
 
 def _log_and_continue(error: OSError) -> None:
@@ -248,7 +281,7 @@ def assemble(
     config, directory = context.config, context.directory
     has_frozen = bool(context.plan.frozen.sha256)
     writer = _make_writer(config, directory, has_frozen=has_frozen, is_read=evaluator is None)
-    saver = Saver(context, writer, engine.generation)
+    saver = Saver(context, writer, engine.generation, start.checkpoint)
     history, events = History(directory.history, start=start.step), Events(directory.events, start=start.step)
     report = Report(
         context,
@@ -300,18 +333,33 @@ def finish(
         best = evaluations.best_result(context.directory) if context.config.evaluate.export_best else None
         if best:
             results["best"] = best
-        model = objective.model_to_save(compiled_optimizer.make(context.config.optimizer))
-        export(_load(best) if best else snapshot, model, context.directory.export)
+        state, rows = _load(context, best) if best else (snapshot, context.tables)
+        model = _model_to_save(context, objective)
+        export(state, model, context.directory.export, rows)
         chief.hooks.call("on_end", snapshot.step, _logs(results))
     results["ended_early"] = None if stopped else context.status.ended_early
-    summary = results | {"resumed_from": resumed_from, "params_sha256": params_sha256(snapshot)}
+    summary = results | {"resumed_from": resumed_from, "params_sha256": params_sha256(snapshot, context.tables)}
     write_atomically(context.directory.summary, json.dumps(summary, indent=1))
     if chief.report.logs_progress:
         log_summary(summary)
 
 
-def _load(best: Mapping[str, Any]) -> Snapshot:
-    return Snapshot.from_tensors(best["step"], checkpoint.load(checkpoint.read_manifest(Path(best["path"]))))
+def _load(context: Context, best: Mapping[str, Any]) -> tuple[Snapshot, Sequence[BlockMemory]]:
+    """The state and the rows in the best checkpoint."""
+    path = Path(best["path"])
+    rows = table_files.loaded(path, context.plan.tables, seed=context.config.seed)
+    return Snapshot.from_tensors(best["step"], checkpoint.load(checkpoint.read_manifest(path))), rows
+
+
+def _model_to_save(context: Context, objective: Objective) -> Any:
+    """The model, with its tables as variables; None if these are too large for that."""
+    if context.tables:
+        total = sum(4 * table.rows * table.width for table in context.plan.tables)
+        if total > MODEL_NBYTES:
+            _log.warning("no model.keras is written: the tables take %s; export/tables has them", size(total))
+            return None
+        objective = open_dense(context.config, context.plan)
+    return objective.model_to_save(compiled_optimizer.make(context.config.optimizer))
 
 
 def _logs(results: Mapping[str, Any]) -> dict[str, float]:

@@ -14,7 +14,7 @@ from trainer.engine.vectors.snapshot import Snapshot
 from trainer.faults import failpoints
 from trainer.plan.layout import Parameter
 from trainer.plan.plan import Plan
-from trainer.storage import checkpoint, checkpoint_writer, resume
+from trainer.storage import checkpoint, checkpoint_writer, resume, table_rows
 from trainer.storage.checkpoint import Checkpoint
 from trainer.storage.run_directory import RunDirectory
 from trainer.task.context import Context
@@ -95,12 +95,14 @@ def first_snapshot(
         state = _split(parameters, build.initial_values(model, precision, plan.frozen.paths) | given)
     else:
         checkpoint.check_fits(source, expected, frozen=plan.frozen.sha256)
+        table_rows.check_fits(source, plan.table_layout.blocks, plan.slots)
         state = Snapshot.from_tensors(source.step, checkpoint.load(source))
         metrics = _metrics_in(source)
         has_ended = source.path.parent == directory.checkpoints and source.facts.get("ended") == what_may_end(config)
         stop = source.facts.get("stop", 0.0) if has_ended else 0.0
         sums, reductions = tuple(metrics.get("sums", ())), metrics.get("reductions", 0)
-        state = replace(state, sums=sums, reductions=reductions, stop=stop)
+        tables = str(source.path.resolve()) if plan.tables else ""
+        state = replace(state, sums=sums, reductions=reductions, stop=stop, tables=tables)
     if has_loaded:
         return state, source
     if source is None:

@@ -14,8 +14,10 @@ from pathlib import Path
 
 import tensorflow as tf
 
+from trainer.engine.tables.memory import private
 from trainer.observe.peers import PeerError, read_status
 from trainer.plan.plan import Task
+from trainer.plan.tables import TableLayout, blocks_of
 from trainer.storage import checkpoint, checkpoint_writer
 from trainer.storage.run_directory import RunDirectory
 from trainer.task.context import Context, collect_garbage_from_now_on
@@ -70,10 +72,13 @@ def run(context: Context) -> bool:
 def _make_scorer(context: Context) -> CheckpointScorer:
     workload = open_workload(context.config, context.plan, context.directory.frozen)
     context.directory.discard_described()
-    evaluator = make_evaluator(context.config, workload, "/gpu:0" if context.task.gpus else "/cpu:0")
+    plan, device = context.plan, "/gpu:0" if context.task.gpus else "/cpu:0"
+    rows = private(TableLayout(blocks_of(plan.tables, 1), (), 1, 0))
+    evaluator = make_evaluator(context.config, workload, device, rows)
     evaluator.connect("", context.session_config([]))
+    frozen = plan.frozen.sha256
     return CheckpointScorer(
-        context.config, context.directory, workload, evaluator, context.status, frozen=context.plan.frozen.sha256
+        context.config, context.directory, workload, evaluator, context.status, frozen=frozen, rows=rows
     )
 
 

@@ -2,7 +2,9 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +12,17 @@ import tensorflow as tf
 
 from trainer.config.schema import RunConfig
 from trainer.engine.frozen import Copy
+from trainer.engine.tables.memory import BlockMemory
+from trainer.engine.tables.touches import Touches
+from trainer.engine.tables.worker import NO_TAG, TableWorker
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.observe.status import Status
-from trainer.storage import checkpoint, evaluations
+from trainer.storage import checkpoint, evaluations, table_rows
 from trainer.storage.checkpoint import Checkpoint, CheckpointError
 from trainer.storage.evaluations import Evaluation
 from trainer.storage.history import History
 from trainer.storage.run_directory import RunDirectory
+from trainer.task import table_files
 from trainer.task.metrics import MetricResults
 from trainer.task.tensorboard import Events
 from trainer.workload import step
@@ -34,8 +40,14 @@ _log = logging.getLogger(__name__)
 class Evaluator:
     """A graph of its own that holds one copy of the parameters."""
 
-    def __init__(self, workload: Workload, *, batch_size: int, device: str) -> None:
+    def __init__(self, workload: Workload, *, batch_size: int, device: str, rows: Sequence[BlockMemory] = ()) -> None:
+        """Builds the graph.
+
+        Args:
+            rows: of tables; what they are when `score` is called.
+        """
         objective = workload.objective
+        touches = Touches([block.block for block in rows], partial(step.lookups_of, objective))
         self._metrics, self._frozen = MetricResults(objective), Copy(workload.frozen)
         with tf.Graph().as_default() as self._graph, tf.device(device):
             self._variables = {  # by number, because a path may hold what the name of a variable may not
@@ -46,13 +58,14 @@ class Evaluator:
             }
             self._feeds = {path: v1.placeholder(tf.float32, v.shape) for path, v in self._variables.items()}
             self._assign = [v.assign(self._feeds[path], read_value=False) for path, v in self._variables.items()]
-            self._batches = evaluation_batches(workload.data.evaluate, batch_size=batch_size)
+            self._batches = evaluation_batches(workload.data.evaluate, batch_size=batch_size, derive=touches.of)
             values = {path: v.read_value() for path, v in self._variables.items()}
             state = values | self._frozen.tensors("frozen")
             evaluate = tf.function(step.make_evaluation(objective), autograph=False)
             batch = self._batches.batch
+            given = TableWorker(rows, touches).read(self._batches.derived, tf.constant(NO_TAG)) if rows else ()
             with users_code("evaluation", alone=False):
-                self._score = [*evaluate(values, state, batch), tf.shape(batch.tensors[0])[0]]
+                self._score = [*evaluate(values, state, batch, given), tf.shape(batch.tensors[0])[0]]
 
     def connect(self, target: str, session_config: Any) -> None:
         """Opens the session on the task's own devices."""
@@ -74,9 +87,9 @@ class Evaluator:
             losses, sums, count = losses + float(loss) * size, sums + more, count + size
 
 
-def make_evaluator(config: RunConfig, workload: Workload, device: str) -> Evaluator:
+def make_evaluator(config: RunConfig, workload: Workload, device: str, rows: Sequence[BlockMemory] = ()) -> Evaluator:
     """The evaluator of a run's model on its data."""
-    return Evaluator(workload, batch_size=config.evaluate.batch_size, device=device)
+    return Evaluator(workload, batch_size=config.evaluate.batch_size, device=device, rows=rows)
 
 
 def evaluated(snapshot: Snapshot) -> dict[str, Any]:
@@ -96,12 +109,15 @@ class CheckpointScorer:
         status: Status,
         *,
         frozen: str = "",
+        rows: Sequence[BlockMemory] = (),
     ) -> None:
         """Opens nothing yet: the files of an earlier run may have to be moved away first.
 
         Args:
             frozen: digest of what training never changes.
+            rows: of tables, where the evaluator reads them.
         """
+        self._rows, self._seed = rows, config.seed
         self._directory, self._evaluator, self._status = directory, evaluator, status
         self._evaluate = config.evaluate
         self._expected = {
@@ -144,6 +160,8 @@ class CheckpointScorer:
             self._damaged.add(identity)
             return
         checkpoint.check_fits(_without_slots(source), self._expected, frozen=self._frozen)
+        table_rows.check_fits(source, [block.block for block in self._rows], None)
+        table_files.load_into(self._rows, path, seed=self._seed)
         scores = self._evaluator.score(Snapshot.from_tensors(source.step, tensors))
         evaluation = Evaluation(source.step, scores, round(time.monotonic() - began, 3))
         is_best = evaluations.is_better(evaluation, self._best, self._evaluate)

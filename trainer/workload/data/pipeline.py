@@ -16,6 +16,8 @@ ENDLESS = 2**62  # batches
 
 AHEAD = 2  # batches to prepare while the step runs
 
+Derive = Callable[[Batch], Nest]  # tensors that are made of a batch, ahead of the step too
+
 
 @dataclass(frozen=True)
 class Batches:
@@ -26,6 +28,7 @@ class Batches:
 
     step: tf.Tensor  # scalar int64: the step this batch is for, from 0
     batch: Batch
+    derived: Nest
     initializer: tf.Operation
     feed_dict: dict[tf.Tensor, Any]
     start: tf.Tensor  # scalar int64 placeholder, in feed_dict: the first step
@@ -35,8 +38,21 @@ class Batches:
         return {**self.feed_dict, self.start: step}
 
 
+def nothing(batch: Batch) -> Nest:
+    """Derives nothing."""
+    return ()
+
+
 def training_batches(
-    examples: Examples | Stream, *, seed: int, start: int, stop: int, batch_size: int, replica: int, replicas: int
+    examples: Examples | Stream,
+    *,
+    seed: int,
+    start: int,
+    stop: int,
+    batch_size: int,
+    replica: int,
+    replicas: int,
+    derive: Derive = nothing,
 ) -> Batches:
     """One replica's batches of the steps start..stop-1, each of batch_size / replicas examples.
 
@@ -46,15 +62,15 @@ def training_batches(
     if isinstance(examples, Stream):
         batch = batch_size // replicas
         arrays = partial(training_arrays, examples, seed=seed, replica=replica, replicas=replicas, batch=batch)
-        return _initializable(partial(_stream, examples, arrays, batch), {}, start=start, stop=stop)
+        return _initializable(partial(_stream, examples, arrays, batch), {}, derive, start=start, stop=stop)
     indices = _training_indices(examples, seed=seed, batch_size=batch_size, replica=replica, replicas=replicas)
-    return _batches(examples, indices, start=start, stop=stop)
+    return _batches(examples, indices, derive, start=start, stop=stop)
 
 
 def training_iterator(
     examples: Examples | Stream, *, seed: int, start: int, stop: int, batch_size: int, replica: int, replicas: int
 ) -> Any:
-    """The same batches for TensorFlow's eager mode: an iterator of (step, batch)."""
+    """The same batches for TensorFlow's eager mode: an iterator of (step, batch, derived)."""
     if isinstance(examples, Stream):
         batch = batch_size // replicas
         of_stream = partial(training_arrays, examples, seed=seed, replica=replica, replicas=replicas, batch=batch)
@@ -81,7 +97,7 @@ def _training_indices(
     )
 
 
-def evaluation_batches(examples: Examples | Stream, *, batch_size: int) -> Batches:
+def evaluation_batches(examples: Examples | Stream, *, batch_size: int, derive: Derive = nothing) -> Batches:
     """All examples in their own order, `batch_size` at a time; the last batch may be smaller.
 
     Where it is not, the batches have a static shape, as in Keras, and a user's code may depend on it.
@@ -92,7 +108,7 @@ def evaluation_batches(examples: Examples | Stream, *, batch_size: int) -> Batch
         def all_of(*, start: int) -> Iterator[Arrays]:
             return evaluation_arrays(stream, batch=batch_size)
 
-        return _initializable(partial(_stream, stream, all_of, None), {}, start=0, stop=ENDLESS)
+        return _initializable(partial(_stream, stream, all_of, None), {}, derive, start=0, stop=ENDLESS)
 
     batch_size = min(batch_size, examples.count)
     is_even = examples.count % batch_size == 0
@@ -101,7 +117,7 @@ def evaluation_batches(examples: Examples | Stream, *, batch_size: int) -> Batch
         chosen = tf.range(step * batch_size, tf.minimum((step + 1) * batch_size, examples.count))
         return tf.ensure_shape(chosen, [batch_size if is_even else None])
 
-    return _batches(examples, indices, start=0, stop=-(-examples.count // batch_size))
+    return _batches(examples, indices, derive, start=0, stop=-(-examples.count // batch_size))
 
 
 def feature_batches(examples: Examples | Stream, specs: Nest, *, seed: int, batch_size: int = 128) -> tf.data.Dataset:
@@ -135,34 +151,53 @@ def feature_batches(examples: Examples | Stream, specs: Nest, *, seed: int, batc
     return flat.map(tf.autograph.experimental.do_not_convert(nest)).with_options(_options())
 
 
-def _batches(examples: Examples, indices: Callable[[tf.Tensor], tf.Tensor], *, start: int, stop: int) -> Batches:
+def _batches(
+    examples: Examples, indices: Callable[[tf.Tensor], tf.Tensor], derive: Derive, *, start: int, stop: int
+) -> Batches:
     with tf.device("/cpu:0"):  # of the task that an enclosing scope names
         # Placeholders, because a graph definition with its constants is limited to 2 GB and is sent to every task.
         arrays = tuple(tf.compat.v1.placeholder(array.dtype, array.shape) for array in examples.arrays)
     feed_dict = dict(zip(arrays, examples.arrays, strict=True))
-    return _initializable(partial(_dataset, examples, indices, arrays), feed_dict, start=start, stop=stop)
+    return _initializable(partial(_dataset, examples, indices, arrays), feed_dict, derive, start=start, stop=stop)
 
 
-def _initializable(make: Callable[[Any, int], tf.data.Dataset], feed_dict: Feeds, *, start: int, stop: int) -> Batches:
+def _initializable(
+    make: Callable[..., tf.data.Dataset], feed_dict: Feeds, derive: Derive, *, start: int, stop: int
+) -> Batches:
     """The batches of make(start, stop), of a dataset that begins where its initializer is told to."""
     with tf.device("/cpu:0"):
         first = tf.compat.v1.placeholder(tf.int64, [], name="start")
-        iterator = tf.compat.v1.data.make_initializable_iterator(make(first, stop))
-        step, batch = iterator.get_next()
-    return Batches(step, batch, iterator.initializer, {**feed_dict, first: start}, first)
+        iterator = tf.compat.v1.data.make_initializable_iterator(make(first, stop, derive))
+        step, batch, derived = iterator.get_next()
+    return Batches(step, batch, derived, iterator.initializer, {**feed_dict, first: start}, first)
 
 
 def _dataset(
-    examples: Examples, indices: Callable[[tf.Tensor], tf.Tensor], arrays: tuple[tf.Tensor, ...], start: Any, stop: int
+    examples: Examples,
+    indices: Callable[[tf.Tensor], tf.Tensor],
+    arrays: tuple[tf.Tensor, ...],
+    start: Any,
+    stop: int,
+    derive: Derive = nothing,
 ) -> tf.data.Dataset:
     """The batches of the steps, always in the same order, on one thread: the cores belong to the replica."""
+
+    def fetch(step: tf.Tensor) -> tuple[tf.Tensor, Batch, Nest]:
+        batch = Batch(*examples.fetch(indices(step), arrays))
+        return step, batch, derive(batch)
+
     # AutoGraph would write a temporary file for each function, which a killed task leaves behind.
-    fetch = tf.autograph.experimental.do_not_convert(lambda step: (step, Batch(*examples.fetch(indices(step), arrays))))
-    return tf.data.Dataset.range(start, stop).map(fetch).prefetch(AHEAD).with_options(_options())
+    fetched = tf.data.Dataset.range(start, stop).map(tf.autograph.experimental.do_not_convert(fetch))
+    return fetched.prefetch(AHEAD).with_options(_options())
 
 
 def _stream(
-    stream: Stream, open_arrays: Callable[..., Iterator[Arrays]], batch: int | None, start: Any, stop: int
+    stream: Stream,
+    open_arrays: Callable[..., Iterator[Arrays]],
+    batch: int | None,
+    start: Any,
+    stop: int,
+    derive: Derive = nothing,
 ) -> tf.data.Dataset:
     """The same of a stream, read by Python.
 
@@ -176,9 +211,10 @@ def _stream(
         for step, arrays in zip(range(int(start), stop), open_arrays(start=int(start))):  # noqa: B905 - ends with either
             yield (step, *arrays)
 
-    def nest(step: tf.Tensor, *arrays: tf.Tensor) -> tuple[tf.Tensor, Batch]:
+    def nest(step: tf.Tensor, *arrays: tf.Tensor) -> tuple[tf.Tensor, Batch, Nest]:
         rest = iter(arrays)
-        return step, stream.spec.map(lambda _: next(rest))
+        batch = stream.spec.map(lambda _: next(rest))
+        return step, batch, derive(batch)
 
     signature = (tf.TensorSpec([], tf.int64), *specs)
     dataset = tf.data.Dataset.from_generator(generate, output_signature=signature, args=(start,))

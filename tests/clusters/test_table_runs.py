@@ -1,0 +1,94 @@
+"""Runs with sparse layers: the same bits on every cluster, after every kill, unbroken, resumed and exported."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from runs import Run
+from test_faults import signal_tasks
+
+pytestmark = pytest.mark.cluster
+
+USER_FILE = """
+import keras
+import numpy as np
+
+
+def ratings():
+    drawn = np.random.default_rng(0)
+    ids = {"user": drawn.integers(0, 3000, 6000), "item": drawn.integers(0, 500, (6000, 3))}
+    likes = (ids["user"] + ids["item"][:, 0]) % 2
+    return {"train": ({name: one[:5000] for name, one in ids.items()}, likes[:5000]),
+            "evaluate": ({name: one[5000:] for name, one in ids.items()}, likes[5000:])}
+
+
+def factors():
+    user = keras.Input((), dtype="int64", name="user")
+    item = keras.Input((3,), dtype="int64", name="item")
+    of_user = keras.layers.Embedding(3000, 8, name="user_table")(user)
+    of_items = keras.layers.Flatten()(keras.layers.Embedding(500, 8, name="item_table")(item))
+    hidden = keras.layers.Dense(16, activation="relu", name="hidden")(keras.layers.Concatenate()([of_user, of_items]))
+    return keras.Model({"user": user, "item": item}, keras.layers.Dense(2, name="logits")(hidden))
+"""
+RUN = ["user=mine.py", "model=factors", "data=ratings", "placement.sparse=['*_table']", "train.batch_size=32"]
+RUN += ["optimizer=adagrad", "optimizer.learning_rate=0.1", "seed=3", "checkpoint.every=40", "summary.every=1"]
+STEPS = 400
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("tables")
+    (folder / "mine.py").write_text(USER_FILE)
+    run = Run([*RUN, "cluster=1ps2w1e", f"train.steps={STEPS}"], folder, {})
+    assert run.wait() == 0, run.output
+    return run
+
+
+def test_kills_of_every_task_change_nothing(unbroken: Run, start, tmp_path: Path):
+    (tmp_path / "mine.py").write_text(USER_FILE)
+    run = start(*RUN, "cluster=2ps2w", f"train.steps={STEPS}")
+    for task, step in (("worker:1", 60), ("worker:0", 140), ("ps:1", 230), ("worker:1", 300)):
+        run.wait_for_step(step)
+        signal_tasks(run, signal.SIGKILL, task)
+    assert run.wait() == 0, run.output
+    assert run.summary()["params_sha256"] == unbroken.summary()["params_sha256"]
+    assert set(run.summary()["restarts_of"]) >= {"worker:0", "worker:1", "ps:1"}
+
+
+def test_a_run_resumes_on_another_cluster_with_the_same_bits(unbroken: Run, finish, tmp_path: Path):
+    (tmp_path / "mine.py").write_text(USER_FILE)
+    for size, steps in (("2w", 110), ("3ps2w", 250), ("1ps2w", STEPS)):
+        run = finish(*RUN, f"cluster={size}", f"train.steps={steps}")
+    assert run.summary()["params_sha256"] == unbroken.summary()["params_sha256"]
+
+
+def test_what_is_exported_has_the_rows(unbroken: Run):
+    export, summary = unbroken.directory / "export", unbroken.summary()
+    tables = {path.name: np.load(path, mmap_mode="r") for path in (export / "tables").iterdir()}
+    shapes = {name: one.shape for name, one in tables.items()}
+    assert shapes == {"user_table.embeddings.npy": (3000, 8), "item_table.embeddings.npy": (500, 8)}
+    model = keras.models.load_model(export / "model.keras")
+    for name in ("user_table", "item_table"):
+        assert np.array_equal(model.get_layer(name).embeddings.numpy(), tables[f"{name}.embeddings.npy"])
+    drawn = np.random.default_rng(0)  # as in the user's file
+    ids = {"user": drawn.integers(0, 3000, 6000), "item": drawn.integers(0, 500, (6000, 3))}
+    likes = ((ids["user"] + ids["item"][:, 0]) % 2)[5000:]
+    logits = model.predict({name: one[5000:] for name, one in ids.items()}, verbose=0)
+    lines = [json.loads(line) for line in (unbroken.directory / "evaluations.jsonl").read_text().splitlines()]
+    assert lines[-1]["step"] == STEPS
+    assert np.mean(logits.argmax(axis=1) == likes) == pytest.approx(lines[-1]["accuracy"], abs=1e-6)
+    assert len(lines) == STEPS // 40
+    assert summary["steps"] == STEPS
+
+
+def test_an_id_without_a_row_ends_the_run_with_a_sentence(start, tmp_path: Path):
+    (tmp_path / "mine.py").write_text(USER_FILE.replace("Embedding(3000", "Embedding(2000"))
+    run = start(*RUN, "cluster=1ps2w", "train.steps=20")
+    assert run.wait() == 65
+    assert "user_table/embeddings: example" in run.output
+    assert "the table has the rows 0..1999; correct the data, or input_dim of the layer" in run.output

@@ -1,0 +1,222 @@
+"""Tables: rows that stay on the hosts give the same bits as dense parameters, wherever they lie."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from small_clusters import SEED, Cluster, make_local, to_the_end
+from test_rejoin import AT_STEPS, dying
+
+from trainer.config.schema import OptimizerConfig, OptimizerName
+from trainer.engine import optimizers
+from trainer.engine.tables.first_values import first_values
+from trainer.engine.tables.host import TableHost
+from trainer.engine.tables.memory import private, sum_pushed
+from trainer.engine.tables.touches import check_ids
+from trainer.plan.tables import FirstValues, Table, TableLayout, blocks_of
+from trainer.task import table_files
+from trainer.task.chief.export import params_sha256
+from trainer.workload import lookups, step
+from trainer.workload.build import Workload
+from trainer.workload.compiling import Wanted, make_objective
+from trainer.workload.data.arrays import from_arrays
+from trainer.workload.data.examples import DataError
+
+pytestmark = pytest.mark.cluster
+
+ROWS = 50
+
+
+def clicks(count: int = 96) -> Any:
+    random = np.random.default_rng(SEED)
+    features = {
+        "user": random.integers(0, ROWS, count),
+        "words": random.integers(0, 20, (count, 5)),
+        "x": random.random((count, 3), np.float32),
+    }
+    labels = random.integers(0, 4, count)
+    return from_arrays((features, labels), (features, labels), source="test")
+
+
+def model() -> keras.Model:
+    """Two tables of one width, one of which is looked up twice, and one of another."""
+    start = keras.initializers.Constant(0.05)
+    user = keras.Input((), dtype="int64", name="user")
+    words, x = keras.Input((5,), dtype="int64", name="words"), keras.Input((3,), name="x")
+    word = keras.layers.Embedding(20, 4, embeddings_initializer=start, name="word")
+    deep = [
+        keras.layers.Embedding(ROWS, 4, embeddings_initializer=start, name="user_table")(user),
+        keras.layers.Flatten()(word(words)),
+        word(user % 20),
+        keras.layers.Embedding(ROWS, 1, embeddings_initializer=start, name="wide")(user),
+        x,
+    ]
+    hidden = keras.layers.Dense(8, activation="relu", name="hidden")(keras.layers.Concatenate()(deep))
+    return keras.Model({"user": user, "words": words, "x": x}, keras.layers.Dense(4, name="logits")(hidden))
+
+
+def workload(*patterns: str) -> Workload:
+    keras.utils.set_random_seed(SEED)
+    with lookups.building(patterns):
+        built = model()
+    data = clicks()
+    objective = make_objective(built, data.spec, Wanted("sparse_categorical_crossentropy"))
+    step.trace(objective, data.spec)
+    return Workload(built, data, objective, {})
+
+
+def trained(optimizer: OptimizerConfig, *patterns: str, ps: int = 1, **options: Any) -> str:
+    cluster = Cluster(workload(*patterns), ps=ps, workers=2, optimizer=optimizer, wire="memory", **options)
+    _, snapshot = cluster.train([to_the_end] * 2)[0]
+    return params_sha256(snapshot, cluster.tables)
+
+
+OPTIMIZERS = {
+    "sgd": OptimizerConfig(name=OptimizerName.sgd, learning_rate=0.1),
+    "adagrad": OptimizerConfig(name=OptimizerName.adagrad, learning_rate=0.1),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_sparse_rows_have_the_bits_of_dense_ones(name):
+    dense = trained(OPTIMIZERS[name])
+    assert trained(OPTIMIZERS[name], "*") == dense
+
+
+def test_the_bits_do_not_depend_on_where_rows_are():
+    adagrad = OPTIMIZERS["adagrad"]
+    one = trained(adagrad, "*", ps=1)
+    assert [trained(adagrad, "*", ps=ps) for ps in (2, 3, 0)] == [one] * 3
+    local = make_local(workload("*"), adagrad, count=2)
+    _, snapshot = to_the_end(local)
+    assert params_sha256(snapshot, local.table_memory) == one
+
+
+@pytest.mark.parametrize("moment", ["before its tokens", "after its push to the first shard", "after both pushes"])
+def test_a_successor_leaves_the_same_bits_whenever_a_worker_dies(moment):
+    adagrad = OPTIMIZERS["adagrad"]
+    cluster = Cluster(workload("*"), ps=2, workers=2, optimizer=adagrad, wire="memory")
+    _, (_, snapshot) = cluster.train([dying(cluster, 0, AT_STEPS[moment], {}), to_the_end])
+    assert params_sha256(snapshot, cluster.tables) == trained(adagrad, "*")
+
+
+def test_replicas_of_one_worker_are_averaged_as_dense_ones():
+    sgd, devices = OPTIMIZERS["sgd"], ("/cpu:0", "/cpu:1")
+    assert trained(sgd, "*", devices=devices) == trained(sgd, devices=devices)
+
+
+def test_a_batch_in_parts_has_the_gradients_of_the_whole():
+    sgd, found = OPTIMIZERS["sgd"], []
+    for accumulate in (1, 3):
+        cluster = Cluster(workload("*"), ps=1, workers=2, optimizer=sgd, wire="memory", accumulate=accumulate)
+        cluster.train([to_the_end] * 2)
+        tables = table_files.tables_in(cluster.tables).values()
+        found.append(np.concatenate([one.ravel() for t in tables for one in table_files.values_of(cluster.tables, t)]))
+    np.testing.assert_allclose(found[1], found[0], atol=1e-6)
+    assert np.ptp(found[0]) > 0.01
+
+
+RULES = [
+    *(OptimizerConfig(name=name) for name in (OptimizerName.adam, OptimizerName.rmsprop, OptimizerName.ftrl)),
+    OptimizerConfig(name=OptimizerName.sgd, momentum=0.9, nesterov=True),
+    OptimizerConfig(name=OptimizerName.adamw, weight_decay=0.1),
+]
+
+
+@pytest.mark.parametrize("config", RULES, ids=lambda config: config.describe())
+def test_a_row_is_updated_only_when_it_is_touched_and_then_as_a_dense_one(config):
+    """Against the rule of dense parameters, given the touched rows alone."""
+    table = Table("t/embeddings", 40, 3, FirstValues(-1.0, 1.0), 4)
+    layout = TableLayout(blocks_of([table], 2), tuple(config.slots()), 2, 4)
+    memory, random = private(layout), np.random.default_rng(SEED)
+    block = memory[0].block
+    with tf.Graph().as_default():
+        hosts = [TableHost(memory, host, 2, config, seed=SEED) for host in range(2)]
+        step = tf.compat.v1.placeholder(tf.int64, [])
+        updates = [host.update(step, step, tf.constant(False), tf.constant(0.0), []) for host in hosts]
+        loads = [host.load(tf.constant("")) for host in hosts]
+        with tf.compat.v1.Session() as session:
+            session.run(loads)
+            expected = np.concatenate(list(table_files.values_of(memory, table)))
+            slots = {name: np.full_like(expected, fill) for name, fill in config.slots().items()}
+            for number in range(100):
+                total, touched = np.zeros_like(expected), set()
+                for worker in range(2):
+                    rows = np.unique(random.integers(0, 40, 6))
+                    places = np.sort(block.place_of(rows))
+                    gradients = random.normal(size=(len(rows), 3)).astype(np.float32)
+                    memory[0].write_push(worker, places, gradients)
+                    total[block.row_at(places)] += gradients
+                    touched |= set(rows.tolist())
+                own = sorted(touched)
+                moved, updated = optimizers.apply(
+                    config,
+                    *(tf.constant(expected[own]), {name: tf.constant(one[own]) for name, one in slots.items()}),
+                    *(tf.constant(total[own] / 2), tf.constant(number, tf.int64)),
+                )
+                expected[own], slots_of = session.run((moved, updated))
+                for name, values in slots_of.items():
+                    slots[name][own] = values
+                session.run(updates, {step: number})
+                found = np.concatenate(list(table_files.values_of(memory, table)))
+                np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_first_values_are_a_function_of_seed_table_and_row():
+    table = Table("t/embeddings", 10**9, 4, FirstValues(-0.05, 0.05), 1)
+    rows = np.array([0, 5, 999_999_999], np.int64)
+    values = first_values(table, rows, seed=3)
+    assert values.dtype == np.float32
+    assert np.array_equal(values[1:2], first_values(table, rows[1:2], seed=3))
+    assert np.array_equal(values, first_values(table._replace(rows=2 * 10**9), rows, seed=3))
+    assert not np.array_equal(values, first_values(table, rows, seed=4))
+    assert not np.array_equal(values, first_values(table._replace(path="u/embeddings"), rows, seed=3))
+    many = first_values(table, np.arange(100_000), seed=3)
+    assert (many >= -0.05).all()
+    assert (many < 0.05).all()
+    assert abs(many.mean()) < 2e-4
+    assert abs(many.std() - 0.1 / 12**0.5) < 2e-4
+
+
+@pytest.mark.parametrize("rows", [1, 7, 12])
+def test_every_row_has_a_place_of_its_own(rows):
+    for hosts in (1, 2, 3, 5):
+        (block,) = blocks_of([Table("t/embeddings", rows, 2, FirstValues(0.0, 0.0), 1)], hosts)
+        numbers = np.arange(rows)
+        places = block.place_of(numbers)
+        assert len(set(places.tolist())) == rows
+        assert np.array_equal(block.row_at(places), numbers)
+        assert np.array_equal(places // block.held, numbers % hosts)
+
+
+def test_sums_are_made_in_the_order_of_the_workers():
+    pushed = [(np.array([1, 4]), np.float32([[1e8], [1]])), (np.array([1, 3]), np.float32([[-1e8], [2]]))]
+    pushed.append((np.array([1]), np.float32([[1]])))
+    places, rows = sum_pushed(pushed)
+    assert (places.tolist(), rows.tolist()) == ([1, 3, 4], [[1.0], [2.0], [1.0]])
+    _, other_order = sum_pushed([pushed[2], *pushed[:2]])
+    assert other_order.tolist() == [[0.0], [2.0], [1.0]]
+
+
+REFUSED = {
+    "embeddings_regularizer": {"embeddings_regularizer": "l2"},
+    "embeddings_constraint": {"embeddings_constraint": "non_neg"},
+    "trainable=False": {"trainable": False},
+    "the initializer GlorotNormal": {"embeddings_initializer": "glorot_normal"},
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_layer_that_cannot_be_sparse_says_why(what):
+    with lookups.building(["table"]), pytest.raises(ValueError, match=f"layer table has {what}"):
+        keras.layers.Embedding(10, 2, name="table", **REFUSED[what])(keras.Input((), dtype="int64"))
+
+
+@pytest.mark.parametrize("ids", [[3, -1], [10, 0]])
+def test_an_id_without_a_row_is_named(ids):
+    with pytest.raises(DataError, match=r"t/embeddings: example \d of a batch has the id (-1|10)\b.*0\.\.9"):
+        check_ids(np.array(ids), 10, "t/embeddings")

@@ -1,0 +1,106 @@
+"""Which rows a batch touches: found in the input pipeline, ahead of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from trainer.plan.tables import Block
+from trainer.workload.data.examples import Batch, DataError
+from trainer.workload.lookups import Lookup
+
+
+class Touched(NamedTuple):
+    """The rows of one block that a batch touches."""
+
+    places: tf.Tensor  # [positions] int64, of one lookup after the other
+    distinct: tf.Tensor  # [n] int64: these places, sorted and each once
+    which: tf.Tensor  # [positions] int32: which of the distinct places each position has
+
+
+class Derived(NamedTuple):
+    """What is made of a batch."""
+
+    ids: tuple[tf.Tensor, ...]  # of each lookup, in the order of the model's calls
+    blocks: tuple[Touched, ...]
+
+
+class Touches:
+    """Finds the rows that batches touch, and cuts rows and gradients by lookup."""
+
+    def __init__(self, blocks: Sequence[Block], record: Callable[[Any], list[Lookup]]) -> None:
+        """Finds nothing yet.
+
+        Args:
+            record: the lookups of a model for the features of a batch, in their order; traced in each pipeline.
+        """
+        self._blocks, self._record = blocks, record
+        self._paths: list[str] = []  # of the table of each lookup
+
+    def of(self, batch: Batch) -> Derived | tuple[()]:
+        """Adds what is made of a batch to the graph of a pipeline; nothing without tables."""
+        if not self._blocks:
+            return ()
+        lookups = self._record(batch.features)
+        self._paths = [one.path for one in lookups]
+        ids = tuple(one.ids for one in lookups)
+        return Derived(ids, tuple(self._find(block, [ids[i] for i in self._own(block)]) for block in self._blocks))
+
+    def cut(self, derived: Derived, rows: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """[*ids, width] for each lookup, from the rows [positions, width] of each block."""
+        given: dict[int, tf.Tensor] = {}
+        for block, values in zip(self._blocks, rows, strict=True):
+            begin: Any = 0
+            for number in self._own(block):
+                ids = derived.ids[number]
+                part = values[begin : begin + tf.size(ids)]
+                shaped = tf.reshape(part, tf.concat([tf.shape(ids), [block.width]], 0))
+                given[number] = tf.ensure_shape(shaped, [*ids.shape, block.width])
+                begin += tf.size(ids)
+        return [given[number] for number in range(len(self._paths))]
+
+    def sum_gradients(self, derived: Derived, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """[n, width] of each block: the gradient of each distinct row, from those of the lookups.
+
+        Summed in the order of the positions: the bits depend on nothing else.
+        """
+        sums = []
+        for block, touched in zip(self._blocks, derived.blocks, strict=True):
+            parts = [tf.reshape(gradients[number], [-1, block.width]) for number in self._own(block)]
+            values = tf.concat(parts, 0) if len(parts) > 1 else parts[0]
+            sums.append(tf.math.unsorted_segment_sum(values, touched.which, tf.size(touched.distinct)))
+        return sums
+
+    def _own(self, block: Block) -> list[int]:
+        """The lookups of a block's tables, by number; the last first, as gradients of a dense table are summed."""
+        return [number for number, path in reversed(list(enumerate(self._paths))) if path in block.begins]
+
+    def _find(self, block: Block, ids: Sequence[tf.Tensor]) -> Touched:
+        tables = [table for number in self._own(block) for table in block.tables if table.path == self._paths[number]]
+
+        def find(*given: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            rows = []
+            for table, own in zip(tables, given, strict=True):
+                check_ids(own, table.rows, table.path)
+                rows.append(own.ravel() + block.begins[table.path])
+            places = block.place_of(np.concatenate(rows))
+            distinct, which = np.unique(places, return_inverse=True)
+            return places, distinct, which.ravel().astype(np.int32)
+
+        sizes = [one.shape.num_elements() for one in ids]
+        count = None if None in sizes else sum(size or 0 for size in sizes)
+        found = tf.numpy_function(find, ids, [tf.int64, tf.int64, tf.int32])
+        return Touched(*map(tf.ensure_shape, found, [[count], [None], [count]]))
+
+
+def check_ids(ids: np.ndarray, rows: int, path: str) -> None:
+    """Raises a DataError for ids that the table at `path` has no rows for."""
+    if ids.size and (ids.min() < 0 or ids.max() >= rows):
+        at = np.unravel_index(int(np.argmax((ids < 0) | (ids >= rows))), ids.shape)
+        raise DataError(
+            f"{path}: example {at[0]} of a batch has the id {ids[at]}, but the table has the rows 0..{rows - 1}; "
+            "correct the data, or input_dim of the layer"
+        )

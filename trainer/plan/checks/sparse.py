@@ -1,0 +1,85 @@
+"""Whether layers can be sparse: their rows stay on the hosts, and move only when they are touched. Pure."""
+
+import difflib
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+
+from trainer.config.groups import has_rates
+from trainer.config.schema import RunConfig, Wire
+from trainer.config.words import size
+from trainer.faults.problems import Problem
+from trainer.plan.description import Description
+from trainer.plan.devices import Machine
+from trainer.plan.shared_memory import why_not_memory
+from trainer.plan.strategy import strategy_of
+from trainer.plan.tables import TableLayout
+
+KEY = "placement.sparse"
+LARGE_NBYTES = 2**24  # of embeddings of which a step should not move all
+FEW = 4  # rows for each that a step touches
+
+
+def check_sparse_run(config: RunConfig) -> Iterator[Problem]:
+    """Yields what a run with sparse layers cannot have."""
+    if not config.placement.sparse:
+        return
+    strategy, optimizer = strategy_of(config.strategy, config.cluster), config.optimizer
+    if not strategy.is_one_process and strategy.name != "sync":
+        message = f"rows of sparse layers are updated by one process or under sync, not under {strategy.name}"
+        yield Problem(KEY, message, "type strategy=sync, or leave it out")
+    elif not strategy.is_one_process and (reason := _why_not_memory(config)):
+        message = f"rows of sparse layers stay in memory that all tasks share, and {reason}"
+        yield Problem(KEY, message, "leave it out, or train on one machine with launch=local")
+    faults = {
+        "optimizer.clip_norm": optimizer.clip_norm is not None,
+        "optimizer.ema": optimizer.ema is not None,
+        "optimizer.groups": has_rates(optimizer),
+        "optimizer.name": optimizer.measures_parameters,
+        "placement.buckets": config.placement.buckets > 1,
+    }
+    for key, is_given in faults.items():
+        if is_given:
+            yield Problem(key, "is not available with sparse layers (placement.sparse)", "leave out one of them")
+
+
+def _why_not_memory(config: RunConfig) -> str:
+    if config.strategy.wire not in (Wire.auto, Wire.memory):
+        return f"strategy.wire={config.strategy.wire.value} sends messages"
+    return why_not_memory(config)
+
+
+def check_sparse(patterns: Sequence[str], description: Description) -> Iterator[Problem]:
+    """Yields the patterns that match no Embedding layer of the model."""
+    for pattern in patterns:
+        if any(fnmatchcase(path, pattern) for path in description.lookups):
+            continue
+        known = list(description.lookups)
+        if not known:
+            yield Problem(KEY, "the model has no Embedding layer", "leave it out")
+            return
+        near = (difflib.get_close_matches(pattern, known, n=1, cutoff=0.3) or known)[0]
+        message = f"{pattern!r} matches no Embedding layer; the model has {', '.join(known)}"
+        yield Problem(KEY, message, f"e.g. '{KEY}=[{near}]'")
+
+
+def check_memory(tables: TableLayout, machine: Machine) -> Iterator[Problem]:
+    """Yields a problem if the rows of sparse layers do not fit into the memory of this machine."""
+    if machine.memory_bytes is not None and tables.nbytes > machine.memory_bytes:
+        rows = sum(block.rows for block in tables.blocks)
+        message = (
+            f"{rows:,} rows with their slots take {size(tables.nbytes)}, and this machine has "
+            f"{size(machine.memory_bytes)} of memory"
+        )
+        yield Problem(KEY, message, "use fewer or narrower rows, or an optimizer with fewer slots, e.g. sgd")
+
+
+def warn_of_dense(description: Description, batch: int) -> Iterator[Problem]:
+    """Large embeddings of which a step touches few rows, and which it moves as a whole."""
+    sizes = {p.path: p for p in description.parameters}
+    for path, lookups in description.lookups.items():
+        dense = sizes.get(f"{path}/embeddings")
+        if dense is None or 4 * dense.size < LARGE_NBYTES or lookups * batch > dense.shape[0] / FEW:
+            continue
+        message = f"{path} has {dense.shape[0]:,} rows ({size(4 * dense.size)}), and a step touches at most "
+        message += f"{lookups * batch:,} of them but moves all"
+        yield Problem(KEY, message, f"type '{KEY}=[{path}]'")

@@ -1,0 +1,202 @@
+"""The rows of tables in a checkpoint: only those that training has changed, in parts.
+
+    rows-000001200-16-ids.npy               [n] int64, rising: rows of the block of tables that are 16 wide
+    rows-000001200-16-values.npy            [n, 16] float32
+    rows-000001200-16-slot-accumulator.npy  [n, 16] float32, for each slot of the optimizer
+
+A part has the rows that were changed since the checkpoint before, with the step in its name. A checkpoint has its own
+part and those before, as hard links where the file system has them; of a row that several parts have, the last counts.
+Once parts have as many rows together as all of them should, or are many, they are merged into one. Rows that no part
+has are at their first values, which follow from the seed. Rows are named by table and id, never by host: a checkpoint
+loads into a cluster of any shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from trainer.plan.tables import Block
+from trainer.storage.atomic import link_or_copy
+from trainer.storage.checkpoint import Checkpoint, CheckpointError
+
+FACT = "tables"  # among the facts of a checkpoint
+IDS, VALUES, SLOT = "ids", "values", "slot-"
+MOST_PARTS = 16
+AT_ONCE = 2**18  # rows
+
+
+class Part(NamedTuple):
+    """The rows of a block that were changed since the part before."""
+
+    step: int
+    width: int
+    rows: int
+
+    def file(self, kind: str) -> str:
+        return f"rows-{self.step:09d}-{self.width}-{kind}.npy"
+
+
+class Rows(NamedTuple):
+    """Rows of a block."""
+
+    ids: np.ndarray  # [n] int64
+    values: np.ndarray  # [n, width] float32
+    slots: Mapping[str, np.ndarray]  # [n, width] float32 each
+
+
+@dataclass(frozen=True)
+class ChangedRows:
+    """What a checkpoint of tables has to write: the rows changed since another one, which has the others."""
+
+    step: int
+    blocks: Sequence[Block]
+    rows: Sequence[Rows]  # of each block, in any order
+    slots: Sequence[str]
+    base: Checkpoint | None = None  # the other one; None: all rows that were ever changed are here
+
+    @property
+    def nbytes(self) -> int:
+        return sum(one.ids.nbytes + (1 + len(one.slots)) * one.values.nbytes for one in self.rows)
+
+    def first_bad(self) -> str | None:
+        """The table of a row that is not finite."""
+        for block, one in zip(self.blocks, self.rows, strict=True):
+            finite = np.isfinite(one.values).all(axis=1)
+            if not finite.all():
+                row = one.ids[int(np.argmin(finite))]
+                return [path for path, begin in block.begins.items() if begin <= row][-1]
+        return None
+
+    def write(self, folder: Path) -> tuple[dict[str, Any], list[str]]:
+        """Writes and links the files of all parts into a folder.
+
+        Returns:
+            The facts of the checkpoint that are about tables, and the names of the files.
+        """
+        parts: list[Part] = []
+        before = parts_of(self.base) if self.base else []
+        for block, rows in zip(self.blocks, self.rows, strict=True):
+            older = [part for part in before if part.width == block.width]
+            order = np.argsort(rows.ids)
+            own = Part(self.step, block.width, len(order))
+            if own.rows:
+                sorted_slots = {name: values[order] for name, values in rows.slots.items()}
+                _save(folder, own, Rows(rows.ids[order], rows.values[order], sorted_slots))
+            if self.base is not None and older and self._is_to_merge(older, own):
+                parts.append(self._merge(folder, self.base.path, older, own))
+                continue
+            for name in [name for part in older for name in _files(part, self.slots)]:
+                assert self.base is not None
+                link_or_copy(self.base.path / name, folder / name)
+            parts += [*older, *([own] if own.rows else [])]
+        facts = {
+            "blocks": {str(block.width): [[one.path, one.rows] for one in block.tables] for block in self.blocks},
+            "slots": list(self.slots),
+            "parts": [part._asdict() for part in parts],
+        }
+        return {FACT: facts}, [name for part in parts for name in _files(part, self.slots)]
+
+    def _is_to_merge(self, older: Sequence[Part], own: Part) -> bool:
+        total = own.rows + sum(part.rows for part in older)
+        return len(older) >= MOST_PARTS or total > 2 * max(part.rows for part in (*older, own))
+
+    def _merge(self, folder: Path, base: Path, older: Sequence[Part], own: Part) -> Part:
+        """Writes one part that has the rows of all, in the place of `own`."""
+        sources = [_open(base, part, self.slots) for part in older]
+        if own.rows:
+            sources.append(_open(folder, own, self.slots))
+        ids = np.unique(np.concatenate([source.ids for source in sources]))
+        merged = Part(self.step, own.width, len(ids))
+        temporary = merged._replace(step=self.step + 10**9)  # a name that no part has
+        targets = _create(folder, temporary, self.slots)
+        targets.ids[:] = ids
+        for begin in range(0, len(ids), AT_ONCE):
+            own_ids = ids[begin : begin + AT_ONCE]
+            for source in sources:  # the last counts
+                first, end = np.searchsorted(source.ids, [own_ids[0], own_ids[-1] + 1])
+                at = begin + np.searchsorted(own_ids, source.ids[first:end])
+                targets.values[at] = source.values[first:end]
+                for name, values in source.slots.items():
+                    targets.slots[name][at] = values[first:end]
+        for array in (targets.ids, targets.values, *targets.slots.values()):
+            array.flush()  # type: ignore[attr-defined]
+        for old, new in zip(_files(temporary, self.slots), _files(merged, self.slots), strict=True):
+            (folder / old).replace(folder / new)
+        return merged
+
+
+def parts_of(checkpoint: Checkpoint) -> list[Part]:
+    """The parts in a checkpoint, in the order in which they count."""
+    return [Part(**part) for part in checkpoint.facts.get(FACT, {}).get("parts", ())]
+
+
+def read(checkpoint: Checkpoint, block: Block, slots: Sequence[str]) -> Iterator[tuple[int, Rows]]:
+    """(step, rows) of a block in a checkpoint, some at a time; of a row that comes again, the last counts.
+
+    Args:
+        slots: those that are wanted, and that the checkpoint has.
+    """
+    for part in parts_of(checkpoint):
+        if part.width != block.width:
+            continue
+        source = _open(checkpoint.path, part, slots)
+        for begin in range(0, part.rows, AT_ONCE):
+            cut = slice(begin, begin + AT_ONCE)
+            arrays = {name: np.asarray(values[cut]) for name, values in source.slots.items()}
+            yield part.step, Rows(np.asarray(source.ids[cut]), np.asarray(source.values[cut]), arrays)
+
+
+def check_fits(checkpoint: Checkpoint, blocks: Sequence[Block], slots: Sequence[str] | None) -> None:
+    """Raises a CheckpointError unless a checkpoint has these tables.
+
+    Args:
+        slots: of the optimizer; None: they are not needed.
+    """
+    facts = checkpoint.facts.get(FACT, {"blocks": {}, "slots": slots})
+    theirs = {path: (rows, int(width)) for width, of in facts["blocks"].items() for path, rows in of}
+    ours = {table.path: (table.rows, table.width) for block in blocks for table in block.tables}
+    remedy = "choose another directory with run=PATH, or start anew with resume=never"
+    for path in sorted(theirs.keys() | ours.keys()):
+        if theirs.get(path) != ours.get(path):
+            there, here = (_shape(tables.get(path)) for tables in (theirs, ours))
+            problem = f"it does not fit this run: table {path} ({there} there, {here} here)"
+            raise CheckpointError(checkpoint.path, problem, remedy)
+    if slots is not None and set(facts["slots"]) != set(slots):
+        problem = f"its tables have the slots {', '.join(facts['slots']) or 'of no optimizer'}"
+        raise CheckpointError(checkpoint.path, problem, remedy)
+
+
+def _shape(shape: tuple[int, int] | None) -> str:
+    return "no such table" if shape is None else f"{shape[0]} rows of {shape[1]}"
+
+
+def _files(part: Part, slots: Sequence[str]) -> list[str]:
+    return [part.file(kind) for kind in (IDS, VALUES, *(f"{SLOT}{name}" for name in slots))]
+
+
+def _open(folder: Path, part: Part, slots: Sequence[str]) -> Rows:
+    """Its arrays, mapped."""
+    ids, values, *of_slots = (np.load(folder / name, mmap_mode="r") for name in _files(part, slots))
+    return Rows(ids, values, dict(zip(slots, of_slots, strict=True)))
+
+
+def _create(folder: Path, part: Part, slots: Sequence[str]) -> Rows:
+    def array(kind: str, dtype: str, *shape: int) -> Any:
+        return np.lib.format.open_memmap(folder / part.file(kind), "w+", np.dtype(dtype), (part.rows, *shape))
+
+    of_slots = {name: array(f"{SLOT}{name}", "<f4", part.width) for name in slots}
+    return Rows(array(IDS, "<i8"), array(VALUES, "<f4", part.width), of_slots)
+
+
+def _save(folder: Path, part: Part, rows: Rows) -> None:
+    targets = _create(folder, part, list(rows.slots))
+    targets.ids[:], targets.values[:] = rows.ids, rows.values
+    for name, values in rows.slots.items():
+        targets.slots[name][:] = values
+    for array in (targets.ids, targets.values, *targets.slots.values()):
+        array.flush()  # type: ignore[attr-defined]

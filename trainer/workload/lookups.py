@@ -1,0 +1,224 @@
+"""Keras Embedding layers whose rows lie on the shard hosts: `placement.sparse` names them.
+
+Such a layer is an ordinary `keras.layers.Embedding` that has no variable. A model with some is met twice in a step:
+first on the features alone, to record which ids it looks up (TensorFlow prunes what these do not depend on), then with
+the rows of these ids given, in the order of its lookups. The gradient of a row is that of each place it was given to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from trainer.plan.tables import FirstValues, Table
+
+VARIABLE = "embeddings"  # the name that Keras gives to the variable of the layer
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
+
+
+class Lookup(NamedTuple):
+    """One call of a layer."""
+
+    path: str  # of the table
+    ids: tf.Tensor  # int64
+
+
+class _Sparse(NamedTuple):
+    """What is known of a layer without a variable."""
+
+    path: str
+    rows: int
+    width: int
+    first: FirstValues
+
+
+_meet: ContextVar[Callable[[_Sparse, tf.Tensor], tf.Tensor] | None] = ContextVar("meet", default=None)
+
+
+@contextmanager
+def building(patterns: Sequence[str]) -> Iterator[None]:
+    """Embedding layers that are built within, and whose paths a pattern matches (fnmatch), get no variable.
+
+    Raises:
+        ValueError: in the code within, for a layer that cannot be sparse.
+    """
+    if not patterns:
+        yield
+        return
+    build = keras.layers.Embedding.build
+
+    def build_or_mark(layer: keras.layers.Embedding, input_shape: Any = None) -> None:
+        if any(fnmatchcase(layer.path, pattern) for pattern in patterns):
+            _mark(layer)
+        else:
+            build(layer, input_shape)
+
+    keras.layers.Embedding.build = build_or_mark
+    try:
+        yield
+    finally:
+        keras.layers.Embedding.build = build
+
+
+def tables_of(model: keras.Model, lookups: Sequence[Lookup]) -> tuple[Table, ...]:
+    """The tables of a model's sparse layers.
+
+    Args:
+        lookups: of a batch whose size is not known, as `recorded` returns them.
+
+    Raises:
+        ValueError: if the number of ids that an example looks up is not fixed.
+    """
+    counts: dict[str, int] = {}
+    for one in lookups:
+        each = one.ids.shape[1:]
+        if one.ids.shape.rank == 0 or not each.is_fully_defined():
+            raise ValueError(
+                f"{one.path} is looked up with ids of the shape {one.ids.shape}; placement.sparse needs as many ids "
+                "for each example, e.g. padded ones with mask_zero=True"
+            )
+        counts[one.path] = counts.get(one.path, 0) + each.num_elements()
+    return tuple(
+        Table(one.path, one.rows, one.width, one.first, counts.get(one.path, 0))
+        for one in dict.fromkeys(_sparse_of(layer) for layer in _layers(model))
+    )
+
+
+def counted(model: keras.Model, call: Callable[[], Any]) -> dict[str, int]:
+    """How many ids an example looks up in a call, by path of Embedding layer, dense ones too; 0: nobody knows."""
+    layers = [layer for layer in model._flatten_layers(include_self=False) if isinstance(layer, keras.layers.Embedding)]
+    counts = dict.fromkeys((layer.path for layer in layers), 0)
+
+    def counting(layer: keras.layers.Embedding) -> Callable[[Any], Any]:
+        look_up = layer.call
+
+        def count(inputs: Any) -> Any:
+            each = tf.TensorShape(inputs.shape[1:])
+            counts[layer.path] += (each.num_elements() or 0) if each.is_fully_defined() else 0
+            return look_up(inputs)
+
+        return count
+
+    before = [vars(layer).get("call") for layer in layers]
+    for layer in layers:
+        object.__setattr__(layer, "call", counting(layer))
+    try:
+        call()
+    finally:
+        for layer, own in zip(layers, before, strict=True):
+            if own is None:
+                object.__delattr__(layer, "call")
+            else:
+                object.__setattr__(layer, "call", own)
+    return counts
+
+
+def has_tables(model: keras.Model) -> bool:
+    return any(_layers(model))
+
+
+def recorded(call: Callable[[], Any]) -> list[Lookup]:
+    """The lookups that happen in a call, in their order; each gets rows of zeros."""
+    lookups: list[Lookup] = []
+
+    def record(layer: _Sparse, ids: tf.Tensor) -> tf.Tensor:
+        lookups.append(Lookup(layer.path, tf.cast(ids, tf.int64)))
+        return _zeros(layer, ids)
+
+    token = _meet.set(record)
+    try:
+        call()
+    finally:
+        _meet.reset(token)
+    return lookups
+
+
+@contextmanager
+def given(rows: Sequence[tf.Tensor]) -> Iterator[None]:
+    """Lookups within get these rows [*ids, width], in their order; without rows, zeros."""
+    if not rows:
+        yield
+        return
+    rest = iter(rows)
+    token = _meet.set(lambda layer, ids: next(rest))
+    try:
+        yield
+    finally:
+        _meet.reset(token)
+    assert next(rest, None) is None, "fewer lookups than were recorded"
+
+
+def _layers(model: keras.Model) -> list[keras.Layer]:
+    return [layer for layer in model._flatten_layers(include_self=False) if hasattr(layer, "_sparse_table")]
+
+
+def _sparse_of(layer: keras.Layer) -> _Sparse:
+    sparse: _Sparse = layer._sparse_table
+    return sparse
+
+
+def _mark(layer: keras.layers.Embedding) -> None:
+    """Makes a layer one without a variable.
+
+    Raises:
+        ValueError: if it has what rows on the hosts cannot have.
+    """
+    asked = {
+        "embeddings_regularizer": layer.embeddings_regularizer is not None,
+        "embeddings_constraint": layer.embeddings_constraint is not None,
+        "lora_rank": layer.lora_rank is not None,
+        "a quantization": layer.quantization_mode is not None,
+        "trainable=False": not layer.trainable,
+        "a subclass with a build or call of its own": type(layer).call is not keras.layers.Embedding.call,
+    }
+    for what, is_asked in asked.items():
+        if is_asked:
+            raise ValueError(
+                f"layer {layer.path} has {what}, which no sparse layer can have; leave it out of placement.sparse"
+            )
+    sparse = _Sparse(f"{layer.path}/{VARIABLE}", layer.input_dim, layer.output_dim, _first_values(layer))
+    layer._embeddings = None
+    layer.built = True
+    object.__setattr__(layer, "_sparse_table", sparse)
+    object.__setattr__(layer, "call", _call(layer, sparse))
+
+
+def _call(layer: keras.layers.Embedding, sparse: _Sparse) -> Callable[[tf.Tensor], tf.Tensor]:
+    def call(inputs: tf.Tensor) -> tf.Tensor:
+        if isinstance(inputs, keras.KerasTensor):
+            return keras.KerasTensor((*inputs.shape, sparse.width), dtype=layer.compute_dtype)
+        inputs = tf.convert_to_tensor(inputs)
+        if inputs.dtype.name not in INTEGERS:
+            raise ValueError(f"layer {layer.path} is given ids as {inputs.dtype.name}; give it int32 or int64")
+        meet = _meet.get()
+        rows = _zeros(sparse, inputs) if meet is None else meet(sparse, inputs)
+        return tf.cast(rows, layer.compute_dtype)
+
+    return call
+
+
+def _zeros(layer: _Sparse, ids: tf.Tensor) -> tf.Tensor:
+    rows = tf.zeros(tf.concat([tf.shape(ids), [layer.width]], 0))
+    return tf.ensure_shape(rows, [*ids.shape, layer.width])
+
+
+def _first_values(layer: keras.layers.Embedding) -> FirstValues:
+    initializer = layer.embeddings_initializer
+    if isinstance(initializer, keras.initializers.RandomUniform):
+        return FirstValues(float(initializer.minval), float(initializer.maxval))
+    constants = {keras.initializers.Zeros: 0.0, keras.initializers.Ones: 1.0}
+    value = constants.get(type(initializer))
+    if isinstance(initializer, keras.initializers.Constant) and isinstance(initializer.value, int | float):
+        value = float(initializer.value)
+    if value is None:
+        raise ValueError(
+            f"layer {layer.path} has the initializer {type(initializer).__name__}; rows of a sparse layer begin "
+            'uniformly distributed ("uniform", keras.initializers.RandomUniform) or at a constant'
+        )
+    return FirstValues(value, value)
