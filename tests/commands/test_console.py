@@ -396,7 +396,7 @@ def test_a_wrong_value_is_shown_at_its_field_with_all_others(console, tmp_path):
     fields = {"ps": "1", "workers": "3", "batch_size": "-1", "steps": "0", "model": "cnm", "more": "train.jti=1"}
     found = problems(browser.submit("/new/start", **fields).text)
     assert found.keys() == {"batch_size", "steps", "model", "more"}
-    assert "unknown model 'cnm'; available: cnn, mlp, oracle, resnet20" in found["model"]
+    assert "unknown model 'cnm'; available: cnn, ctr, mlp, oracle, resnet20" in found["model"]
     assert (
         "the nearest sizes are 63 or 66"
         in problems(browser.submit("/new/start", ps="1", workers="3", batch_size="64").text)["batch_size"]

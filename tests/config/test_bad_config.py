@@ -99,7 +99,7 @@ OVERRIDES = [
     ("optimizer.learning_rate=inf", "optimizer.learning_rate: inf is not a finite number"),
     ("model.options.dropout=nan", "model.options.dropout: nan is not a finite number e.g. model.options.dropout=0.0"),
     ("seed=4294967296", "seed: 4294967296 is out of range; it must be at least 0 and below 2147483648"),
-    ("model=cmm", "model=cmm: unknown model 'cmm'; available: cnn, mlp, oracle, resnet20 e.g. model=cnn"),
+    ("model=cmm", "model=cmm: unknown model 'cmm'; available: cnn, ctr, mlp, oracle, resnet20 e.g. model=cnn"),
     ("data=mnits", "unknown data 'mnits'; available: cifar10, csv, fashion_mnist, hf, images, mnist,"),
     (
         "optimizer=adm",
@@ -129,7 +129,7 @@ OVERRIDES = [
     ("mode=trian", "mode=trian: 'trian' is not one of train, plan, ... e.g. mode=train"),
     ("restart.max_of=3", "'3' is not a mapping {name:value}, ... e.g. restart.max_of={worker:5}"),
     ("restart.max_of={ps:few}", "'few' is not a whole number e.g. restart.max_of={ps:5}"),
-    ("model.name=foo", "model.name: unknown model 'foo'; available: cnn, mlp, oracle, resnet20"),
+    ("model.name=foo", "model.name: unknown model 'foo'; available: cnn, ctr, mlp, oracle, resnet20"),
     ("model.name=mlp", "model.name: model=cnn has the options of cnn, not of mlp model=mlp"),
     ("model=null", "unknown model 'null'"),
     ("~model", "model.name: is not set choose a file of conf/model, e.g. model=cnn"),
@@ -371,7 +371,7 @@ def test_the_other_choices_of_a_bad_file_are_kept(experiment):
 
 def test_options_of_an_unknown_choice_are_not_checked_against_another(tmp_path):
     text = faults("model=mpl", "model.options.depth=3")
-    assert text == "model=mpl: unknown model 'mpl'; available: cnn, mlp, oracle, resnet20 e.g. model=mlp"
+    assert text == "model=mpl: unknown model 'mpl'; available: cnn, ctr, mlp, oracle, resnet20 e.g. model=mlp"
 
 
 def test_a_broken_file_that_is_not_chosen_does_no_harm(tmp_path):
@@ -408,7 +408,7 @@ PYTHON = [
     pytest.param(
         "my.py",
         b"def tinny(): ...",
-        "model=tiny: unknown model 'tiny'; available: cnn, mlp, oracle, resnet20, tinny e.g. model=tinny",
+        "model=tiny: unknown model 'tiny'; available: cnn, ctr, mlp, oracle, resnet20, tinny e.g. model=tinny",
         id="unknown function",
     ),
     pytest.param("my.py", b"class tiny: ...", "unknown model 'tiny'; available: cnn, mlp, oracle,", id="class"),

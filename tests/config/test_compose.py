@@ -347,7 +347,7 @@ def test_help_has_examples_groups_and_keys(here, monkeypatch, capsys):
     for part in (
         "python -m trainer plan cluster=2ps4w",
         "cluster takes any size [<n>ps]<m>w",
-        "model: cnn, mlp, oracle, resnet20",
+        "model: cnn, ctr, mlp, oracle, resnet20",
         "train.steps=300",
         "user=my_models.py",
         "--multirun",

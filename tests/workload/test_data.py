@@ -341,3 +341,26 @@ def test_a_function_of_the_user_may_return_a_data_set():
     examples = Examples(1, (), lambda indices, arrays: (indices, indices))
     mine = DataSet(examples, examples, Spec(ArraySpec((1,), "float32"), ArraySpec((), "int64"), None, 2))
     assert open_data("mine", {}, seed=0, user_function=lambda: mine) is mine
+
+
+def test_clicks_are_a_function_of_the_seed_with_few_common_ids():
+    options = {"train_examples": 5000, "evaluate_examples": 100, "fields": 3, "numbers": 2, "rows": 1000}
+    one, again, other = (open_data("clicks", options, seed=seed) for seed in (3, 3, 4))
+    assert all(np.array_equal(*pair) for pair in zip(one.train.arrays, again.train.arrays, strict=True))
+    assert not all(np.array_equal(*pair) for pair in zip(one.train.arrays, other.train.arrays, strict=True))
+    ids = next(array for array in one.train.arrays if array.dtype == np.int64)
+    assert ids.shape == (5000, 3)
+    assert (ids.min(), ids.max() < 1000) == (0, True)
+    counts = np.sort(np.bincount(ids[:, 0], minlength=1000))[::-1]
+    assert counts[0] > 500
+    assert np.count_nonzero(counts) > 300
+    labels = one.train.arrays[-1]
+    assert 0.2 < labels.mean() < 0.8
+
+
+def test_an_id_has_an_effect_on_clicks():
+    data = open_data("clicks", {"train_examples": 20_000, "fields": 1, "numbers": 1, "rows": 5}, seed=1)
+    ids = next(array for array in data.train.arrays if array.dtype == np.int64)[:, 0]
+    labels = data.train.arrays[-1][:, 0]
+    means = [labels[ids == one].mean() for one in range(5)]
+    assert max(means) - min(means) > 0.1

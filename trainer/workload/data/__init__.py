@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from trainer.workload.data.clicks import clicks
 from trainer.workload.data.csv_files import csv
 from trainer.workload.data.downloads import cifar10, fashion_mnist, mnist
 from trainer.workload.data.examples import DataError, DataSet, Examples, MissingInputError, find_data_error
@@ -25,6 +26,7 @@ DATA_SETS: dict[str, Callable[..., DataSet]] = {
     "cifar10": cifar10,
     "npz": npz,
     "npy": npy,
+    "clicks": clicks,
     "csv": csv,
     "parquet": parquet,
     "images": images,
