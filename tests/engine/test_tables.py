@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import keras
@@ -13,6 +14,7 @@ from test_rejoin import AT_STEPS, dying
 
 from trainer.config.schema import OptimizerConfig, OptimizerName
 from trainer.engine import optimizers
+from trainer.engine.tables import exact_sum
 from trainer.engine.tables.first_values import first_values
 from trainer.engine.tables.host import TableHost
 from trainer.engine.tables.memory import private, sum_pushed
@@ -91,9 +93,46 @@ def test_the_bits_do_not_depend_on_where_rows_are():
     adagrad = OPTIMIZERS["adagrad"]
     one = trained(adagrad, "*", ps=1)
     assert [trained(adagrad, "*", ps=ps) for ps in (2, 3, 0)] == [one] * 3
-    local = make_local(workload("*"), adagrad, count=2)
-    _, snapshot = to_the_end(local)
-    assert params_sha256(snapshot, local.table_memory) == one
+    assert local(adagrad) == one
+
+
+def test_the_norm_of_clipped_gradients_does_not_depend_on_where_rows_are():
+    clipped = dataclasses.replace(OPTIMIZERS["adagrad"], clip_norm=0.01)
+    one = trained(clipped, "*", ps=1)
+    assert [trained(clipped, "*", ps=ps) for ps in (2, 3)] == [one] * 2
+    assert local(clipped) == one != trained(OPTIMIZERS["adagrad"], "*", ps=1)
+
+
+def local(optimizer: OptimizerConfig) -> str:
+    """In one process, with two replicas."""
+    engine = make_local(workload("*"), optimizer, count=2)
+    _, snapshot = to_the_end(engine)
+    return params_sha256(snapshot, engine.table_memory)
+
+
+def test_a_norm_is_that_of_dense_gradients():
+    """A step of sgd whose gradients are clipped moves by the learning rate times the limit."""
+    sgd = OptimizerConfig(name=OptimizerName.sgd, learning_rate=1.0, clip_norm=0.01)
+    cluster = Cluster(workload("*"), ps=2, workers=2, optimizer=sgd, wire="memory", steps=1)
+    before = step.initial_values(cluster.model)
+    _, snapshot = cluster.train([lambda engine: to_the_end(engine, 1)] * 2)[0]
+    tables = table_files.tables_in(cluster.tables).values()
+    moved = [snapshot.parameters[path] - value for path, value in before.items()]
+    moved += [one - np.float32(0.05) for t in tables for one in table_files.values_of(cluster.tables, t)]
+    assert np.sqrt(sum(np.square(one, dtype=np.float64).sum() for one in moved)) == pytest.approx(0.01, rel=1e-4)
+
+
+def test_sums_of_squares_are_exact():
+    drawn = np.random.default_rng(SEED)
+    rows = (drawn.standard_normal((3000, 3)) * 10.0 ** drawn.integers(-30, 15, (3000, 1))).astype(np.float32)
+    rows[:10] = 0
+    whole = exact_sum.total(exact_sum.square_sums(rows)[None])
+    for parts in (2, 3, 7):
+        sums = np.stack([exact_sum.square_sums(rows[part::parts]) for part in range(parts)])
+        assert exact_sum.total(sums) == whole
+    assert whole == pytest.approx(float(np.square(rows, dtype=np.float64).sum()), rel=1e-6)
+    assert exact_sum.total(exact_sum.square_sums(rows[:10])[None]) == 0
+    assert exact_sum.total(exact_sum.square_sums(np.zeros((0, 3), np.float32))[None]) == 0
 
 
 @pytest.mark.parametrize("moment", ["before its tokens", "after its push to the first shard", "after both pushes"])
@@ -137,7 +176,7 @@ def test_a_row_is_updated_only_when_it_is_touched_and_then_as_a_dense_one(config
     with tf.Graph().as_default():
         hosts = [TableHost(memory, host, 2, config, seed=SEED) for host in range(2)]
         step = tf.compat.v1.placeholder(tf.int64, [])
-        updates = [host.update(step, step, tf.constant(False), tf.constant(0.0), []) for host in hosts]
+        updates = [host.finish(host.collect(step, tf.constant(False), []), step, tf.constant(0.0)) for host in hosts]
         loads = [host.load(tf.constant("")) for host in hosts]
         with tf.compat.v1.Session() as session:
             session.run(loads)

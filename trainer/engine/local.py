@@ -9,6 +9,7 @@ import tensorflow as tf
 from trainer.config.schema import OptimizerConfig
 from trainer.engine.compute import Replica, Requests, compute, in_step
 from trainer.engine.instruments import GraphClock
+from trainer.engine.optimizers import clip_scale
 from trainer.engine.session_engine import SessionEngine
 from trainer.engine.sharded.resources import GENERATION_STRIDE
 from trainer.engine.step_result import StepResult
@@ -126,11 +127,25 @@ class LocalEngine(SessionEngine):
         with tf.control_dependencies([*packed, *left]):
             computed_at = tf.timestamp()
         self._clock.end_at("compute", computed_at)
-        order = squares_order([shard])
-        update = make_update(shard, optimizer, lambda squares: tf.gather(squares, order), scaled=is_scaled([shard]))
+        order, scaled = squares_order([shard]), is_scaled([shard])
+        squares: list[tf.Tensor] = []
+        is_bad, reductions = judge(flat, packed, shard, FLOAT32, scaled=scaled)
+        collected = self._tables[1].collect(tag, is_bad, after=[*packed, *left]) if self._tables else None
+
+        def exchange(own: tf.Tensor) -> tf.Tensor:
+            squares[:] = [tf.gather(own, order)]
+            if self._tables and collected:
+                with tf.control_dependencies([collected.gradient]):
+                    squares[:] = [tf.concat([*squares, [self._tables[1].square_sum()]], 0)]
+            return squares[0]
+
+        update = make_update(shard, optimizer, exchange, scaled=scaled)
         with tf.device(parameters):
             new, moved = update(flat, slots, packed, generation, step, None)
-            moved_rows = self._update_tables(flat, packed, left, generation, step)
+            moved_rows = []
+            if self._tables and collected:
+                scale = clip_scale(optimizer, squares[0]) if squares else None
+                moved_rows = [self._tables[1].finish(collected, step, reductions, scale)]
             with tf.control_dependencies(moved_rows):
                 assigned = [self._flat.assign(new, read_value=False)]
             assigned += [slot.assign(moved[name], read_value=False) for name, slot in self._slots.items()]
@@ -139,17 +154,3 @@ class LocalEngine(SessionEngine):
             metrics = packing.metrics_of(flat, shard)
             ends = [[], *self._clock.fetches]
             return [tf.expand_dims(tags, 0), metrics, began_at, computed_at, ends], packing.mean_of(packed)
-
-    def _update_tables(
-        self,
-        flat: tf.Tensor,
-        packed: Sequence[tf.Tensor],
-        left: Sequence[tf.Operation],
-        generation: tf.Tensor,
-        step: tf.Tensor,
-    ) -> list[tf.Operation]:
-        if self._tables is None:
-            return []
-        is_bad, reductions = judge(flat, packed, self._shard, FLOAT32, scaled=is_scaled([self._shard]))
-        tag = generation * GENERATION_STRIDE + step
-        return [self._tables[1].update(tag, step, is_bad, reductions, after=[*packed, *left])]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     Numbers = TypeVar("Numbers", int, np.ndarray)
 
 PAGE = 4096  # bytes; regions begin at a multiple of it
+HALVES, POWERS = 2, 640  # of an exact sum
 NBYTES = {"float32": 4, "int32": 4, "int64": 8}
 
 
@@ -124,6 +125,7 @@ class TableLayout:
         before_count        [hosts] how many these are
         before_places       [hosts, most of all pushes]
         before_rows         [hosts, most of all pushes, width] their values before
+        squares             [hosts, HALVES, POWERS] sums of the squares of their gradients (engine/tables/exact_sum.py)
         """
         offset = 0
         for number, block in enumerate(self.blocks):
@@ -140,6 +142,7 @@ class TableLayout:
                 ("before_count", "int64", (block.hosts,)),
                 ("before_places", "int64", (block.hosts, changed)),
                 ("before_rows", "float32", (block.hosts, changed, block.width)),
+                ("squares", "int64", (block.hosts, HALVES, POWERS)),
             ]
             for name, dtype, shape in shapes:
                 region = Region(number, name, dtype, shape, offset)

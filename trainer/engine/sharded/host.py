@@ -6,14 +6,16 @@ become updates depends on the strategy.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from trainer.config.schema import OptimizerConfig
 from trainer.engine.instruments import failpoint, run_traced
+from trainer.engine.optimizers import clip_scale
 from trainer.engine.sharded.resources import GENERATION_STRIDE, device_of, share, tag_of
-from trainer.engine.tables.host import TableHost
+from trainer.engine.tables.host import Collected, TableHost
 from trainer.engine.update import Exchange, is_scaled, judge, make_update, squares_order
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.wire import FLOAT32, VectorWire
@@ -34,6 +36,7 @@ class ShardHost(ABC):
     executed: Executed | None = None
     record: Record | None = None  # called after each update, where a profile is wanted
     place: Any = 0  # of the newest vector, in shared memory
+    _squares: Any = None  # of the update that is being added, where gradients are clipped
 
     def __init__(
         self,
@@ -139,27 +142,47 @@ class ShardHost(ABC):
         flat = self.shared.flat.read_value()
         slots = {name: slot.read_value() for name, slot in self.shared.slots.items()}
         generation, step = tf.unstack(tf.cast(packing.tags_of(flat, self.shard), tf.int64))
+        collected = self._collect_rows(flat, packed, generation, step)
         self._exchange = exchange
+        if exchange is not None and collected is not None:
+            self._exchange = partial(self._exchange_with_rows, exchange, collected)
         with tf.device(self.parameters):
             new, moved = self._update_shard(flat, slots, packed, generation, step, chosen)
             previous = []
             if self.shared.before is not None:
                 with tf.control_dependencies([new]):  # while the host waits, a rejoining worker may need it
                     previous = [self.shared.before.assign(flat, read_value=False)]  # by reference
-            moved_rows = self._update_tables(flat, packed, generation, step)
+            moved_rows = self._finish_rows(collected, flat, packed, step)
             with tf.control_dependencies([*previous, *moved_rows]):  # so that all can be read once the new vector can
                 assigned = self.assign_flat(new, packed)
             assigned += [slot.assign(moved[name], read_value=False) for name, slot in self.shared.slots.items()]
         return step + 1, assigned
 
-    def _update_tables(
+    def _collect_rows(
         self, flat: tf.Tensor, packed: Sequence[tf.Tensor], generation: tf.Tensor, step: tf.Tensor
-    ) -> list[tf.Operation]:
+    ) -> Collected | None:
         if self.tables is None:
+            return None
+        is_bad, _ = judge(flat, packed, self.shard, self.wire, scaled=is_scaled(self.shards))
+        return self.tables.collect(generation * GENERATION_STRIDE + step, is_bad, after=packed)
+
+    def _exchange_with_rows(self, exchange: Exchange, collected: Collected, squares: tf.Tensor) -> tf.Tensor:
+        """[K + 1] The squares of all shards, and then those of all rows."""
+        assert self.tables is not None
+        with tf.control_dependencies([collected.gradient]):  # before others are told
+            of_shards = exchange(tf.identity(squares))
+        with tf.control_dependencies([of_shards]):
+            self._squares = tf.concat([of_shards, [self.tables.square_sum()]], 0)
+        return self._squares
+
+    def _finish_rows(
+        self, collected: Collected | None, flat: tf.Tensor, packed: Sequence[tf.Tensor], step: tf.Tensor
+    ) -> list[tf.Operation]:
+        if self.tables is None or collected is None:
             return []
-        is_bad, reductions = judge(flat, packed, self.shard, self.wire, scaled=is_scaled(self.shards))
-        tag = generation * GENERATION_STRIDE + step
-        return [self.tables.update(tag, step, is_bad, reductions, after=packed)]
+        _, reductions = judge(flat, packed, self.shard, self.wire, scaled=is_scaled(self.shards))
+        scale = None if self.optimizer.clip_norm is None else clip_scale(self.optimizer, self._squares)
+        return [self.tables.finish(collected, step, reductions, scale)]
 
     def assign_flat(self, new: tf.Tensor, packed: Sequence[tf.Tensor] = ()) -> list[tf.Operation]:
         """Writes what workers read of a new vector, and then the vector: once that can be read, both can.

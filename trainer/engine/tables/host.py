@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from trainer.config.schema import OptimizerConfig
 from trainer.engine import optimizers
+from trainer.engine.tables import exact_sum
 from trainer.engine.tables.memory import BlockMemory, Pushed, sum_pushed
 
 # All rows that an update changes make one vector, whose size is a power of two from this on: each is compiled once.
 LEAST_SIZE = 2**12
 
 Read = Callable[[str, Sequence[BlockMemory], int], None]  # the rows of a host from the checkpoint at a path
+
+
+class Collected(NamedTuple):
+    """The rows that an update changes, each as a vector of the same size, padded with zeros."""
+
+    values: tf.Tensor
+    gradient: tf.Tensor  # the mean over all that were pushed
+    slots: dict[str, tf.Tensor]
 
 
 class TableHost:
@@ -37,7 +47,7 @@ class TableHost:
             read: reads checkpoints.
         """
         self._memory, self._host, self._pushes, self._seed, self._read = memory, host, pushes, seed, read
-        self._fills = optimizer.slots()
+        self._fills, self._clips = optimizer.slots(), optimizer.clip_norm is not None
         self._changed: list[Pushed] = []  # by block, in the update that is under way: places, and values before
         self._apply = tf.function(
             lambda *inputs: optimizers.apply(optimizer, *inputs), jit_compile=True, autograph=False
@@ -54,31 +64,39 @@ class TableHost:
             assert self._read is not None
             self._read(path, self._memory, self._host)
 
-    def update(
-        self,
-        tag: tf.Tensor,
-        step: tf.Tensor,
-        is_bad: tf.Tensor,
-        reductions: tf.Tensor,
-        after: Sequence[tf.Tensor | tf.Operation],
-    ) -> tf.Operation:
-        """Adds the update of the rows that were pushed for the step with this tag [] int64, in place.
+    def collect(self, tag: tf.Tensor, is_bad: tf.Tensor, after: Sequence[tf.Tensor | tf.Operation]) -> Collected:
+        """Adds the first part of an update: the rows that were pushed for the step with this tag [] int64.
 
         Args:
-            step: [] int64, updates applied so far.
             is_bad: [] bool, whether the update is left out.
-            reductions: [] float32, of the learning rate.
             after: all pushes are there once these are.
         """
-        names = list(self._fills)
         with tf.control_dependencies(after):
             tag, is_bad = tf.identity(tag), tf.identity(is_bad)
-        kinds = [tf.float32] * (2 + len(names))
+        kinds = [tf.float32] * (2 + len(self._fills))
         values, gradient, *slots = tf.numpy_function(self._collect, [tag, is_bad], kinds)
         for one in (values, gradient, *slots):
             one.set_shape([None])
-        moved, updated = self._apply(values, dict(zip(names, slots, strict=True)), gradient, step, reductions)
-        return tf.numpy_function(self._store, [step, moved, *(updated[name] for name in names)], [])
+        return Collected(values, gradient, dict(zip(self._fills, slots, strict=True)))
+
+    def square_sum(self) -> tf.Tensor:
+        """[] float32: the sum of the squares of all rows' gradients, once all hosts have collected theirs."""
+        sums = tf.numpy_function(self._square_sum, [], tf.float32)
+        return tf.ensure_shape(sums, [])
+
+    def finish(
+        self, collected: Collected, step: tf.Tensor, reductions: tf.Tensor, scale: tf.Tensor | None = None
+    ) -> tf.Operation:
+        """Adds the second part: the update of these rows, in place.
+
+        Args:
+            step: [] int64, updates applied so far.
+            reductions: [] float32, of the learning rate.
+            scale: [] float32, what gradients are multiplied by.
+        """
+        gradient = collected.gradient if scale is None else collected.gradient * scale
+        moved, updated = self._apply(collected.values, collected.slots, gradient, step, reductions)
+        return tf.numpy_function(self._store, [step, moved, *(updated[name] for name in self._fills)], [])
 
     def _collect(self, tag: np.ndarray, is_bad: np.ndarray) -> list[np.ndarray]:
         """The values, the mean gradient and the slots of the rows to be changed, all as vectors of the same size."""
@@ -92,7 +110,10 @@ class TableHost:
             block.keep(self._host, int(tag), places, values)
             self._changed.append((places, values))
             slots = [np.take(block.slots[name], places, axis=0) for name in self._fills]
-            parts.append([values, total / np.float32(self._pushes), *slots])
+            gradient = total / np.float32(self._pushes)
+            parts.append([values, gradient, *slots])
+            if self._clips:
+                block.arrays["squares"][self._host] = exact_sum.square_sums(gradient)
         count = sum(values.size for _, values in self._changed)
         size = max(LEAST_SIZE, 1 << (count - 1).bit_length())
         vectors = [np.zeros(size, np.float32) for _ in parts[0]]
@@ -103,6 +124,9 @@ class TableHost:
                 vector[at:end] = one.ravel()
             at = end
         return vectors
+
+    def _square_sum(self) -> np.float32:
+        return exact_sum.total(np.concatenate([block.arrays["squares"] for block in self._memory]))
 
     def _store(self, step: np.ndarray, moved: np.ndarray, *slots: np.ndarray) -> None:
         at = 0

@@ -31,7 +31,6 @@ def check_sparse_run(config: RunConfig) -> Iterator[Problem]:
         message = f"rows of sparse layers stay in memory that all tasks share, and {reason}"
         yield Problem(KEY, message, "leave it out, or train on one machine with launch=local")
     faults = {
-        "optimizer.clip_norm": optimizer.clip_norm is not None,
         "optimizer.ema": optimizer.ema is not None,
         "optimizer.groups": has_rates(optimizer),
         "optimizer.name": optimizer.measures_parameters,

@@ -1,0 +1,92 @@
+"""Sparse layers: what a run with them cannot have, and what a plan says of them."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from quick_config import load
+
+from trainer.faults.problems import ConfigError
+from trainer.plan import resolve, validate
+from trainer.plan.description import Description
+from trainer.plan.devices import Machine
+from trainer.plan.layout import Parameter
+from trainer.plan.make import make_plan
+from trainer.plan.tables import FirstValues, Table
+
+MACHINE = Machine(cores=4, gpus=0, memory_bytes=2**30)
+SPARSE = ["placement.sparse=[user]", "cluster=2ps2w", "optimizer=adagrad"]
+
+
+def problems(*overrides: str) -> list[str]:
+    config = load([*SPARSE, *overrides])
+    resolve.resolve(config, {})
+    return [str(one) for one in validate.validate(config, MACHINE)]
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("strategy=async", "rows of sparse layers are updated by one process or under sync, not under async"),
+        ("strategy=backup", "not under backup"),
+        ("strategy.wire=float32", "stay in memory that all tasks share, and strategy.wire=float32 sends messages"),
+        ("launch=docker", "and containers share no memory"),
+        ("optimizer.ema=0.9", "optimizer.ema: is not available with sparse layers"),
+        ("optimizer=lamb", "optimizer.name: is not available with sparse layers"),
+        ("placement.buckets=2", "placement.buckets: is not available with sparse layers"),
+        ("optimizer.groups=[{match: a, learning_rate: 1}]", "optimizer.groups: is not available with sparse layers"),
+    ],
+)
+def test_what_sparse_layers_cannot_have_is_a_problem(override, says):
+    assert any(says in problem for problem in problems(override)), problems(override)
+
+
+def test_one_process_and_sync_can_have_them():
+    assert problems("optimizer.clip_norm=1") == []
+    assert problems("cluster=local") == []
+
+
+def described(rows: int, **options: object) -> Description:
+    table = Table("user/embeddings", rows, 16, FirstValues(-0.05, 0.05), 3)
+    parameters = (Parameter("dense/kernel", (16, 2), True),)
+    return Description(parameters, 2, 8000, 2000, **{"tables": (table,), "lookups": {"user": 3}, **options})
+
+
+def test_a_plan_knows_what_lies_where():
+    plan = make_plan(load([*SPARSE, "train.batch_size=64"]), described(1001), MACHINE)
+    layout = plan.table_layout
+    (block,) = layout.blocks
+    assert (plan.wire, block.hosts, block.held, layout.slots) == ("memory", 2, 501, ("accumulator",))
+    sizes = {region.name: region.shape for region in layout.regions()}
+    assert sizes["rows"] == sizes["slots/accumulator"] == (1002, 16)
+    assert sizes["pushed_places"] == (2, 96)
+    assert sizes["before_rows"] == (2, 192, 16)
+    offsets = [(region.offset, region.offset + region.nbytes) for region in layout.regions()]
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(offsets))
+    assert offsets[-1][1] == layout.nbytes
+
+
+@pytest.mark.parametrize(
+    ("description", "says"),
+    [
+        (described(10**9), r"1,000,000,000 rows with their slots take \d+\.\d+ GiB, and this machine has 1\.00 GiB"),
+        (described(100, lookups={"item": 1}), "'user' matches no Embedding layer; the model has item"),
+        (described(100, lookups={}), "the model has no Embedding layer"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_a_problem(description, says):
+    with pytest.raises(ConfigError, match=says):
+        make_plan(load(SPARSE), description, MACHINE)
+
+
+@pytest.mark.parametrize(("rows", "lookups", "is_named"), [(10**6, 1, True), (10**6, 1000, False), (1000, 1, False)])
+def test_a_large_dense_embedding_of_which_few_rows_are_touched_is_named(rows, lookups, is_named):
+    dense = Parameter("user/embeddings", (rows, 16), True)
+    description = Description((dense,), 2, 8000, 2000, lookups={"user": lookups})
+    plan = make_plan(load(["cluster=1ps2w"]), description, MACHINE)
+    warnings = [str(one) for one in plan.warnings if one.key == "placement.sparse"]
+    assert bool(warnings) == is_named
+    if is_named:
+        assert "user has 1,000,000 rows (61.0 MiB), and a step touches at most 256 of them but moves all" in warnings[0]
+        assert "type 'placement.sparse=[user]'" in warnings[0]
