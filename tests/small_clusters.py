@@ -359,7 +359,7 @@ def make_local(
 def layout_of(workload: Workload, optimizer: OptimizerConfig, hosts: int, pushes: int, examples: int) -> TableLayout:
     """Of the tables of a workload's model; those of models without sparse layers are empty."""
     found = replica.tables_of(workload.objective, workload.data.spec)
-    return TableLayout(blocks_of(found, hosts), tuple(optimizer.slots()), pushes, examples)
+    return TableLayout(blocks_of(found, hosts), tuple(optimizer.row_slots()), pushes, examples)
 
 
 def touches_of(workload: Workload, layout: TableLayout) -> Touches:

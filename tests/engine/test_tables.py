@@ -12,7 +12,7 @@ import tensorflow as tf
 from small_clusters import SEED, Cluster, make_local, to_the_end
 from test_rejoin import AT_STEPS, dying
 
-from trainer.config.schema import OptimizerConfig, OptimizerName
+from trainer.config.schema import OptimizerConfig, OptimizerName, RowRule, SparseConfig
 from trainer.engine import optimizers
 from trainer.engine.tables import exact_sum
 from trainer.engine.tables.first_values import first_values
@@ -203,6 +203,37 @@ def test_a_row_is_updated_only_when_it_is_touched_and_then_as_a_dense_one(config
                 session.run(updates, {step: number})
                 found = np.concatenate(list(table_files.values_of(memory, table)))
                 np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_rowwise_adagrad_keeps_the_mean_of_the_squares_of_a_row():
+    """Against numpy, over 100 steps; and its bits do not depend on where rows are."""
+    sparse = SparseConfig(name=RowRule.rowwise_adagrad, learning_rate=0.1)
+    config = OptimizerConfig(name=OptimizerName.adam, sparse=sparse)
+    layout = TableLayout(blocks_of([Table("t/embeddings", 9, 3, FirstValues(-1, 1), 4)], 2), ("row_accumulator",), 1, 4)
+    memory, drawn = private(layout), np.random.default_rng(SEED)
+    (table,) = layout.blocks[0].tables
+    with tf.Graph().as_default():
+        hosts = [TableHost(memory, host, 1, config, seed=SEED) for host in range(2)]
+        at = tf.compat.v1.placeholder(tf.int64, [])
+        updates = [host.finish(host.collect(at, tf.constant(False), []), at, tf.constant(0.0)) for host in hosts]
+        loads = [host.load(tf.constant("")) for host in hosts]
+        with tf.compat.v1.Session() as session:
+            session.run(loads)
+            expected = np.concatenate(list(table_files.values_of(memory, table))).astype(np.float64)
+            accumulator = np.full(9, 0.1)
+            for number in range(100):
+                rows = np.unique(drawn.integers(0, 9, 4))
+                places = layout.blocks[0].place_of(rows)
+                order = np.argsort(places)
+                gradients = drawn.normal(size=(len(rows), 3)).astype(np.float32)
+                memory[0].write_push(0, places[order], gradients[order])
+                session.run(updates, {at: number})
+                accumulator[rows] += np.square(gradients).mean(axis=1)
+                expected[rows] -= 0.1 * gradients / np.sqrt(accumulator[rows] + 1e-7)[:, None]
+            found = np.concatenate(list(table_files.values_of(memory, table)))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    one = trained(config, "*")
+    assert [trained(config, "*", ps=2), local(config)] == [one] * 2
 
 
 def test_first_values_are_a_function_of_seed_table_and_row():

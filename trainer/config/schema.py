@@ -5,7 +5,7 @@ stand beside it (`limits(...)`); rules between keys are in `trainer/plan/checks`
 """
 
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
@@ -15,6 +15,7 @@ from trainer.config.limits import by_job, by_task, limits, read_by
 
 NAME = re.compile(r"[a-z0-9-]{1,63}")
 AUTO = "auto"
+ROW_ACCUMULATOR = "row_accumulator"
 
 
 # What `python -m trainer` does with the config. By call, because `continue` cannot be a name in a class body.
@@ -112,6 +113,18 @@ class OptimizerName(Enum):
     lion = "lion"
     adafactor = "adafactor"
     lamb = "lamb"
+    ftrl = "ftrl"
+
+
+class RowRule(Enum):
+    """How rows of sparse layers are updated: as other parameters, or by a rule of their own."""
+
+    same = "same"
+    sgd = "sgd"
+    adam = "adam"
+    rmsprop = "rmsprop"
+    adagrad = "adagrad"
+    rowwise_adagrad = "rowwise_adagrad"  # one accumulator for a row: the mean of its squares
     ftrl = "ftrl"
 
 
@@ -263,6 +276,15 @@ class PlateauConfig:
 
 
 @dataclass
+class SparseConfig:
+    """The update of the rows of sparse layers (`placement.sparse`), with the other settings of the optimizer."""
+
+    name: RowRule = RowRule.same  # the rule; same: that of the optimizer
+    # peak, with the schedule and the plateau of the optimizer; default: that of the optimizer
+    learning_rate: float | None = field(default=None, metadata=limits(above=0))
+
+
+@dataclass
 class OptimizerConfig:
     """The update of the parameters from the mean gradient."""
 
@@ -270,6 +292,7 @@ class OptimizerConfig:
     learning_rate: float = field(default=0.001, metadata=limits(above=0))  # peak; schedule and plateau scale it
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     plateau: PlateauConfig = field(default_factory=PlateauConfig)
+    sparse: SparseConfig = field(default_factory=SparseConfig)
     momentum: float = field(default=0.0, metadata=limits(at_least=0, below=1) | read_by("sgd", "rmsprop"))
     nesterov: bool = field(default=False, metadata=read_by("sgd"))
     beta_1: float = field(default=0.9, metadata=limits(at_least=0, below=1) | read_by("adam", "adamw", "lamb", "lion"))
@@ -318,10 +341,22 @@ class OptimizerConfig:
             texts.append(f"{self.schedule.name.value} schedule")
         for key in fields(self):
             value = getattr(self, key.name)
-            is_shown = key.name not in ("name", "learning_rate", "schedule", "plateau", "groups", "given")
+            is_shown = key.name not in ("name", "learning_rate", "schedule", "plateau", "sparse", "groups", "given")
             if is_shown and value != key.default:
                 texts.append(f"{key.name.replace('_', ' ')}" + (f" {value:g}" if value is not True else ""))
         return ", ".join(texts)
+
+    def of_rows(self) -> "OptimizerConfig":
+        """The optimizer of the rows of sparse layers; of rowwise_adagrad as adagrad, which `row_slots` tells apart."""
+        rule, rate = self.sparse.name, self.sparse.learning_rate or self.learning_rate
+        name = {RowRule.same: self.name, RowRule.rowwise_adagrad: OptimizerName.adagrad}.get(rule)
+        return replace(self, name=name or OptimizerName(rule.value), learning_rate=rate)
+
+    def row_slots(self) -> dict[str, float]:
+        """What is kept beside each row, with the value that it starts from; ROW_ACCUMULATOR is one number."""
+        if self.sparse.name is RowRule.rowwise_adagrad:
+            return {ROW_ACCUMULATOR: self.initial_accumulator}
+        return self.of_rows().slots()
 
     @property
     def varies_rate(self) -> bool:

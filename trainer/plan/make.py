@@ -66,7 +66,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         raise ConfigError(problems)
     tables = TableLayout(
         blocks_of(description.tables, 1 if strategy.is_one_process else len(hosts)),
-        tuple(config.optimizer.slots()),
+        tuple(config.optimizer.row_slots()),
         len([task for task in tasks if task.job == "worker"]),
         config.train.batch_size,
     )
@@ -109,7 +109,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         groups=_group(config.optimizer, description),
         initial=description.initial,
         tables=description.tables,
-        slots=tuple(config.optimizer.slots()) if description.tables else (),
+        slots=tuple(config.optimizer.row_slots()) if description.tables else (),
     )
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from trainer.config.schema import ROW_ACCUMULATOR
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -90,6 +92,11 @@ def blocks_of(tables: Sequence[Table], hosts: int) -> tuple[Block, ...]:
     return tuple(Block(tuple(one for one in ordered if one.width == width), hosts) for width in widths)
 
 
+def slot_width(slot: str, width: int) -> int:
+    """Floats that an optimizer slot has of a row of this width."""
+    return 1 if slot == ROW_ACCUMULATOR else width
+
+
 class Region(NamedTuple):
     """An array in the memory of tables."""
 
@@ -116,7 +123,7 @@ class TableLayout:
     def regions(self) -> Iterator[Region]:
         """Every array, in order.
 
-        rows, slots/NAME    [places, width] values, and what the optimizer keeps of them
+        rows, slots/NAME    [places, width] values, and what the optimizer keeps of them ([places, 1] of a whole row)
         updated             [places] the step after which each row was changed last; 0: never
         pushed_cuts         [pushes, hosts + 1] of the places that were pushed, where those of each host begin
         pushed_places       [pushes, most] sorted, and each once
@@ -133,7 +140,7 @@ class TableLayout:
             changed = min(self.pushes * most, block.held)
             shapes: list[tuple[str, str, tuple[int, ...]]] = [
                 ("rows", "float32", (places, block.width)),
-                *((f"slots/{slot}", "float32", (places, block.width)) for slot in self.slots),
+                *((f"slots/{slot}", "float32", (places, slot_width(slot, block.width))) for slot in self.slots),
                 ("updated", "int32", (places,)),
                 ("pushed_cuts", "int64", (self.pushes, block.hosts + 1)),
                 ("pushed_places", "int64", (self.pushes, most)),
@@ -157,7 +164,10 @@ class TableLayout:
     @property
     def row_nbytes(self) -> dict[int, int]:
         """Bytes of a row and its slots, by width."""
-        return {block.width: 4 * block.width * (1 + len(self.slots)) + 4 for block in self.blocks}
+        return {
+            block.width: 4 * (block.width + sum(slot_width(slot, block.width) for slot in self.slots) + 1)
+            for block in self.blocks
+        }
 
 
 NO_TABLES = TableLayout((), (), 0, 0)

@@ -106,6 +106,10 @@ def check_model(source: Checkpoint, config: RunConfig, plan: Plan) -> None:
     }
     expected = checkpoint.shapes_of(held.values(), list(config.optimizer.slots()))
     checkpoint.check_fits(source, expected, frozen=plan.frozen.sha256)
+    if plan.tables or source.facts.get("tables"):
+        from trainer.storage import table_rows  # imports numpy, which other launches do not need
+
+        table_rows.check_fits(source, plan.table_layout.blocks, plan.slots)
 
 
 def set_aside(directory: RunDirectory) -> None:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trainer.plan.tables import Block
+from trainer.plan.tables import Block, slot_width
 from trainer.storage.atomic import link_or_copy
 from trainer.storage.checkpoint import Checkpoint, CheckpointError
 
@@ -167,7 +167,8 @@ def check_fits(checkpoint: Checkpoint, blocks: Sequence[Block], slots: Sequence[
             problem = f"it does not fit this run: table {path} ({there} there, {here} here)"
             raise CheckpointError(checkpoint.path, problem, remedy)
     if slots is not None and set(facts["slots"]) != set(slots):
-        problem = f"its tables have the slots {', '.join(facts['slots']) or 'of no optimizer'}"
+        theirs_and_ours = [", ".join(names) or "nothing" for names in (facts["slots"], slots)]
+        problem = "it keeps {} for each row, this run's optimizer {}".format(*theirs_and_ours)
         raise CheckpointError(checkpoint.path, problem, remedy)
 
 
@@ -189,7 +190,7 @@ def _create(folder: Path, part: Part, slots: Sequence[str]) -> Rows:
     def array(kind: str, dtype: str, *shape: int) -> Any:
         return np.lib.format.open_memmap(folder / part.file(kind), "w+", np.dtype(dtype), (part.rows, *shape))
 
-    of_slots = {name: array(f"{SLOT}{name}", "<f4", part.width) for name in slots}
+    of_slots = {name: array(f"{SLOT}{name}", "<f4", slot_width(name, part.width)) for name in slots}
     return Rows(array(IDS, "<i8"), array(VALUES, "<f4", part.width), of_slots)
 
 

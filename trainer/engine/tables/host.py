@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from trainer.config.schema import OptimizerConfig
+from trainer.config.schema import ROW_ACCUMULATOR, OptimizerConfig
 from trainer.engine import optimizers
 from trainer.engine.tables import exact_sum
 from trainer.engine.tables.memory import BlockMemory, Pushed, sum_pushed
@@ -47,10 +47,15 @@ class TableHost:
             read: reads checkpoints.
         """
         self._memory, self._host, self._pushes, self._seed, self._read = memory, host, pushes, seed, read
-        self._fills, self._clips = optimizer.slots(), optimizer.clip_norm is not None
+        self._optimizer, self._fills, self._clips = (
+            optimizer.of_rows(),
+            optimizer.row_slots(),
+            optimizer.clip_norm is not None,
+        )
+        self._is_rowwise = ROW_ACCUMULATOR in self._fills
         self._changed: list[Pushed] = []  # by block, in the update that is under way: places, and values before
         self._apply = tf.function(
-            lambda *inputs: optimizers.apply(optimizer, *inputs), jit_compile=True, autograph=False
+            lambda *inputs: optimizers.apply(self._optimizer, *inputs), jit_compile=True, autograph=False
         )
 
     def load(self, checkpoint: tf.Tensor) -> tf.Operation:
@@ -73,11 +78,11 @@ class TableHost:
         """
         with tf.control_dependencies(after):
             tag, is_bad = tf.identity(tag), tf.identity(is_bad)
-        kinds = [tf.float32] * (2 + len(self._fills))
+        kinds = [tf.float32] * (2 + len(self._slots))
         values, gradient, *slots = tf.numpy_function(self._collect, [tag, is_bad], kinds)
         for one in (values, gradient, *slots):
             one.set_shape([None])
-        return Collected(values, gradient, dict(zip(self._fills, slots, strict=True)))
+        return Collected(values, gradient, dict(zip(self._slots, slots, strict=True)))
 
     def square_sum(self) -> tf.Tensor:
         """[] float32: the sum of the squares of all rows' gradients, once all hosts have collected theirs."""
@@ -95,8 +100,16 @@ class TableHost:
             scale: [] float32, what gradients are multiplied by.
         """
         gradient = collected.gradient if scale is None else collected.gradient * scale
+        if self._is_rowwise:
+            rate = optimizers.learning_rate(self._optimizer, step, reductions)
+            return tf.numpy_function(self._update_rowwise, [step, rate, gradient], [])
         moved, updated = self._apply(collected.values, collected.slots, gradient, step, reductions)
-        return tf.numpy_function(self._store, [step, moved, *(updated[name] for name in self._fills)], [])
+        return tf.numpy_function(self._store, [step, moved, *(updated[name] for name in self._slots)], [])
+
+    @property
+    def _slots(self) -> list[str]:
+        """Those that are vectors beside the values."""
+        return [] if self._is_rowwise else list(self._fills)
 
     def _collect(self, tag: np.ndarray, is_bad: np.ndarray) -> list[np.ndarray]:
         """The values, the mean gradient and the slots of the rows to be changed, all as vectors of the same size."""
@@ -109,7 +122,7 @@ class TableHost:
             values = np.take(block.rows, places, axis=0)
             block.keep(self._host, int(tag), places, values)
             self._changed.append((places, values))
-            slots = [np.take(block.slots[name], places, axis=0) for name in self._fills]
+            slots = [np.take(block.slots[name], places, axis=0) for name in self._slots]
             gradient = total / np.float32(self._pushes)
             parts.append([values, gradient, *slots])
             if self._clips:
@@ -132,6 +145,23 @@ class TableHost:
         at = 0
         for block, (places, values) in zip(self._memory, self._changed, strict=True):
             end = at + values.size
-            updated = {name: slot[at:end].reshape(values.shape) for name, slot in zip(self._fills, slots, strict=True)}
+            updated = {name: slot[at:end].reshape(values.shape) for name, slot in zip(self._slots, slots, strict=True)}
             block.put(places, moved[at:end].reshape(values.shape), updated, int(step) + 1)
+            at = end
+
+    def _update_rowwise(self, step: np.ndarray, rate: np.ndarray, gradients: np.ndarray) -> None:
+        """Adagrad with one accumulator for each row, the mean of whose squares it grows by."""
+        config, at = self._optimizer, 0
+        for block, (places, values) in zip(self._memory, self._changed, strict=True):
+            end = at + values.size
+            gradient = gradients[at:end].reshape(values.shape)
+            accumulator = np.take(block.slots[ROW_ACCUMULATOR], places, axis=0)
+            squares = gradient * gradient
+            total = np.zeros(len(places), np.float32)
+            for column in range(values.shape[1]):  # each row alone, in this order
+                total += squares[:, column]
+            accumulator += (total / np.float32(values.shape[1]))[:, None]
+            decayed = values - values * np.float32(config.weight_decay) * np.float32(rate)
+            moved = decayed - np.float32(rate) * gradient / np.sqrt(accumulator + np.float32(config.epsilon))
+            block.put(places, moved, {ROW_ACCUMULATOR: accumulator}, int(step) + 1)
             at = end

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
 from trainer.config.groups import has_rates
-from trainer.config.schema import RunConfig, Wire
+from trainer.config.schema import RunConfig, SparseConfig, Wire
 from trainer.config.words import size
 from trainer.faults.problems import Problem
 from trainer.plan.description import Description
@@ -22,6 +22,9 @@ FEW = 4  # rows for each that a step touches
 def check_sparse_run(config: RunConfig) -> Iterator[Problem]:
     """Yields what a run with sparse layers cannot have."""
     if not config.placement.sparse:
+        if config.optimizer.sparse != SparseConfig():
+            message = "no layer is sparse, so nothing has a rule of its own"
+            yield Problem("optimizer.sparse", message, f"type '{KEY}=[PATTERN]' too")
         return
     strategy, optimizer = strategy_of(config.strategy, config.cluster), config.optimizer
     if not strategy.is_one_process and strategy.name != "sync":
@@ -33,7 +36,7 @@ def check_sparse_run(config: RunConfig) -> Iterator[Problem]:
     faults = {
         "optimizer.ema": optimizer.ema is not None,
         "optimizer.groups": has_rates(optimizer),
-        "optimizer.name": optimizer.measures_parameters,
+        "optimizer.name": optimizer.of_rows().measures_parameters,
         "placement.buckets": config.placement.buckets > 1,
     }
     for key, is_given in faults.items():
