@@ -258,9 +258,9 @@ def test_a_dataset_that_is_cached_is_whole_after_its_first_batches_were_read():
     rows, labels = np.arange(800, dtype=np.float32)[:, None], np.arange(800) % 3
     for _ in range(10):
         pipeline = tf.data.Dataset.from_tensor_slices((rows, labels)).prefetch(10).cache().batch(4).prefetch(2)
-        examples = opened(pipeline).evaluate
+        data = opened(pipeline)  # with its training part, which has begun to read the same pipeline
         for count in (1, 9, 200):
-            batches = examples.open(StreamContext(0, 1, 4, 0, 0, is_training=False))
+            batches = data.evaluate.open(StreamContext(0, 1, 4, 0, 0, is_training=False))
             read = np.concatenate([batch.features for batch in itertools.islice(batches, count)])
             assert np.array_equal(read, rows[: count * 4])
 
