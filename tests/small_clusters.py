@@ -31,6 +31,7 @@ from trainer.engine.sharded.worker import ShardedEngine
 from trainer.engine.sharded.worker_graph import WorkerSpec
 from trainer.engine.tables.host import TableHost
 from trainer.engine.tables.memory import mapped, private
+from trainer.engine.tables.messages import SentTables
 from trainer.engine.tables.touches import Touches
 from trainer.engine.tables.worker import TableWorker
 from trainer.engine.vectors.shared_memory import MemoryWire
@@ -143,7 +144,7 @@ class Cluster:
             self.wire: VectorWire = MemoryWire(path, *sizes)
             self.tables = mapped(path, self.layout, tables_offset(*sizes))
         else:
-            self.tables = []
+            self.tables = []  # each host has its rows for itself
             self.wire = MESSAGE_WIRES[wire]
         self.engines = [self._engine(index) for index in range(workers)]
         common = {"shards": self.shards, "workers": workers, "optimizer": self.optimizer, "parameters": parameters_on}
@@ -190,12 +191,18 @@ class Cluster:
     def serve(self, host: ShardHost, on_update: OnUpdate | None = None) -> None:
         """Serves beside this thread, because a host whose workers do not wait for each other serves for ever."""
 
+        def serve_rows() -> None:
+            with contextlib.suppress(tf.errors.CancelledError):
+                host.rows.serve(host.session)
+
         def until_its_end() -> None:
             with self._may_be_ended():
                 host.serve(self.steps, on_update or self._count)
 
         with self._may_be_ended():
             host.load()
+            if host.rows is not None:
+                threading.Thread(target=serve_rows, daemon=True).start()
             self._serving.append(threading.Thread(target=until_its_end, daemon=True))
             self._serving[-1].start()
             host.wait_for_goodbyes()
@@ -224,7 +231,9 @@ class Cluster:
         _idle[self._size].append((self.tasks, self.servers))
 
     def _table_host(self, index: int) -> TableHost | None:
-        return TableHost(self.tables, index, self.workers, self.optimizer, seed=SEED) if self.tables else None
+        if not self.layout.blocks:
+            return None
+        return TableHost(self.tables or private(self.layout), index, self.workers, self.optimizer, seed=SEED)
 
     def _engine(self, index: int) -> ShardedEngine:
         task, each = f"worker:{index}", len(self.devices)
@@ -252,9 +261,17 @@ class Cluster:
                 strategy=self.strategy,
                 parameters=self.parameters_on,
                 wire=self.wire,
-                tables=TableWorker(self.tables, touches, index) if self.tables else None,
+                tables=self._table_worker(touches, index),
             )
         )
+
+    def _table_worker(self, touches: Touches, index: int) -> TableWorker | SentTables | None:
+        if not self.layout.blocks:
+            return None
+        if self.tables:
+            return TableWorker(self.tables, touches, index)
+        options = {"worker": index, "workers": self.workers}
+        return SentTables(self.layout.blocks, self.layout.slots, self.shards, touches, **options)
 
     def _connect(self, one: ShardHost | ShardedEngine, name: str) -> None:
         one.connect(self.servers[name].target, self._config(name))

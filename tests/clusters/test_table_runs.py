@@ -49,9 +49,11 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
-def test_kills_of_every_task_change_nothing(unbroken: Run, start, tmp_path: Path):
+@pytest.mark.long(but=["float32"])
+@pytest.mark.parametrize("wire", ["memory", "float32"])
+def test_kills_of_every_task_change_nothing(unbroken: Run, start, tmp_path: Path, wire: str):
     (tmp_path / "mine.py").write_text(USER_FILE)
-    run = start(*RUN, "cluster=2ps2w", f"train.steps={STEPS}")
+    run = start(*RUN, "cluster=2ps2w", f"train.steps={STEPS}", f"strategy.wire={wire}", "evaluate.every=100")
     for task, step in (("worker:1", 60), ("worker:0", 140), ("ps:1", 230), ("worker:1", 300)):
         run.wait_for_step(step)
         signal_tasks(run, signal.SIGKILL, task)
@@ -62,8 +64,8 @@ def test_kills_of_every_task_change_nothing(unbroken: Run, start, tmp_path: Path
 
 def test_a_run_resumes_on_another_cluster_with_the_same_bits(unbroken: Run, finish, tmp_path: Path):
     (tmp_path / "mine.py").write_text(USER_FILE)
-    for size, steps in (("2w", 110), ("3ps2w", 250), ("1ps2w", STEPS)):
-        run = finish(*RUN, f"cluster={size}", f"train.steps={steps}")
+    for size, steps, wire in (("2w", 110, "float32"), ("3ps2w", 250, "memory"), ("1ps2w", STEPS, "float32")):
+        run = finish(*RUN, f"cluster={size}", f"train.steps={steps}", f"strategy.wire={wire}")
     assert run.summary()["params_sha256"] == unbroken.summary()["params_sha256"]
 
 

@@ -17,7 +17,7 @@ from trainer.engine import optimizers
 from trainer.engine.tables import exact_sum
 from trainer.engine.tables.first_values import first_values
 from trainer.engine.tables.host import TableHost
-from trainer.engine.tables.memory import private, sum_pushed
+from trainer.engine.tables.memory import BlockMemory, private, sum_pushed
 from trainer.engine.tables.touches import check_ids
 from trainer.plan.tables import FirstValues, Table, TableLayout, blocks_of
 from trainer.task import table_files
@@ -100,6 +100,9 @@ def test_the_norm_of_clipped_gradients_does_not_depend_on_where_rows_are():
     clipped = dataclasses.replace(OPTIMIZERS["adagrad"], clip_norm=0.01)
     one = trained(clipped, "*", ps=1)
     assert [trained(clipped, "*", ps=ps) for ps in (2, 3)] == [one] * 2
+    sent = Cluster(workload("*"), ps=3, workers=2, optimizer=clipped, wire="float32")
+    _, snapshot = sent.train([to_the_end] * 2)[0]
+    assert params_sha256(snapshot, rows_of(sent)) == one
     assert local(clipped) == one != trained(OPTIMIZERS["adagrad"], "*", ps=1)
 
 
@@ -135,12 +138,33 @@ def test_sums_of_squares_are_exact():
     assert exact_sum.total(exact_sum.square_sums(np.zeros((0, 3), np.float32))[None]) == 0
 
 
+@pytest.mark.parametrize("wire", ["memory", "float32"])
 @pytest.mark.parametrize("moment", ["before its tokens", "after its push to the first shard", "after both pushes"])
-def test_a_successor_leaves_the_same_bits_whenever_a_worker_dies(moment):
+def test_a_successor_leaves_the_same_bits_whenever_a_worker_dies(moment, wire):
     adagrad = OPTIMIZERS["adagrad"]
-    cluster = Cluster(workload("*"), ps=2, workers=2, optimizer=adagrad, wire="memory")
+    cluster = Cluster(workload("*"), ps=2, workers=2, optimizer=adagrad, wire=wire)
     _, (_, snapshot) = cluster.train([dying(cluster, 0, AT_STEPS[moment], {}), to_the_end])
-    assert params_sha256(snapshot, cluster.tables) == trained(adagrad, "*")
+    assert params_sha256(snapshot, rows_of(cluster)) == trained(adagrad, "*")
+
+
+@pytest.mark.parametrize("ps", [1, 2, 0])
+def test_rows_that_are_sent_have_the_bits_of_those_in_memory(ps):
+    adagrad = OPTIMIZERS["adagrad"]
+    cluster = Cluster(workload("*"), ps=ps, workers=2, optimizer=adagrad, wire="float32")
+    _, snapshot = cluster.train([to_the_end] * 2)[0]
+    assert params_sha256(snapshot, rows_of(cluster)) == trained(adagrad, "*")
+
+
+def rows_of(cluster: Cluster) -> list[BlockMemory]:
+    """The rows of all hosts, each of which may have its own for itself."""
+    if cluster.tables:
+        return cluster.tables
+    whole = private(cluster.layout)
+    for host in cluster.hosts:
+        for block, own in zip(whole, host.tables.memory, strict=True):
+            first = host.shard.index * block.block.held
+            block.rows[first : first + block.block.held] = own.rows[first : first + block.block.held]
+    return whole
 
 
 def test_replicas_of_one_worker_are_averaged_as_dense_ones():

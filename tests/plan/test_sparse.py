@@ -30,8 +30,6 @@ def problems(*overrides: str) -> list[str]:
     [
         ("strategy=async", "rows of sparse layers are updated by one process or under sync, not under async"),
         ("strategy=backup", "not under backup"),
-        ("strategy.wire=float32", "stay in memory that all tasks share, and strategy.wire=float32 sends messages"),
-        ("launch=docker", "and containers share no memory"),
         ("optimizer.ema=0.9", "optimizer.ema: is not available with sparse layers"),
         ("optimizer=lamb", "optimizer.name: is not available with sparse layers"),
         ("placement.buckets=2", "placement.buckets: is not available with sparse layers"),
@@ -45,6 +43,7 @@ def test_what_sparse_layers_cannot_have_is_a_problem(override, says):
 def test_one_process_and_sync_can_have_them():
     assert problems("optimizer.clip_norm=1") == []
     assert problems("cluster=local") == []
+    assert problems("strategy.wire=float32") == []
 
 
 def described(rows: int, **options: object) -> Description:
@@ -65,6 +64,7 @@ def test_a_plan_knows_what_lies_where():
     offsets = [(region.offset, region.offset + region.nbytes) for region in layout.regions()]
     assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(offsets))
     assert offsets[-1][1] == layout.nbytes
+    assert make_plan(load([*SPARSE, "strategy.wire=float32"]), described(1001), MACHINE).wire == "float32"
 
 
 @pytest.mark.parametrize(

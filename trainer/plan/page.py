@@ -218,6 +218,10 @@ def _traffic(plan: Plan) -> str:
     if plan.wire_format.is_shared:
         shared = size(nbytes(plan.shards, plan.effective_strategy, len(plan.workers)) + plan.table_layout.nbytes)
         traffic += f"\n    parameters and gradients stay in shared memory ({shared}); messages only say where"
+    if plan.tables and not plan.wire_format.is_shared:
+        examples = plan.global_batch // len(plan.workers)
+        rows = sum(min(one.rows, examples * one.lookups) * (8 + 4 * one.width) for one in plan.tables)
+        traffic += f"\n    and rows of tables: at most {size(2 * rows)} for each worker"
     return f"{batch}\n{steps}\n{traffic}"
 
 

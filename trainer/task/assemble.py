@@ -19,6 +19,7 @@ from trainer.engine.sharded.worker import ShardedEngine
 from trainer.engine.sharded.worker_graph import WorkerSpec
 from trainer.engine.tables.host import TableHost
 from trainer.engine.tables.memory import BlockMemory, mapped, private
+from trainer.engine.tables.messages import SentTables
 from trainer.engine.tables.touches import Touches
 from trainer.engine.tables.worker import TableWorker
 from trainer.engine.vectors.shared_memory import MemoryWire
@@ -55,9 +56,11 @@ def open_wire(plan: Plan) -> VectorWire:
 
 
 def open_tables(plan: Plan) -> list[BlockMemory]:
-    """The memory of tables that this process shares with others, or has for itself."""
+    """The memory of all rows, where this process has it, for itself or with others."""
     if not plan.has_shard_hosts:
         return private(plan.table_layout)
+    if not plan.wire_format.is_shared:
+        return []
     sizes = plan.shards, plan.effective_strategy, len(plan.workers)
     return mapped(os.environ[MEMORY], plan.table_layout, tables_offset(*sizes)) if plan.tables else []
 
@@ -87,18 +90,19 @@ def make_host(context: Context, shard: Shard) -> ShardHost:
 
 
 def _table_host(context: Context, index: int) -> TableHost | None:
-    if not context.tables:
-        return None
     config, layout = context.config, context.plan.table_layout
+    if not layout.blocks:
+        return None
+    memory = context.tables or private(layout)  # of which the rows of other hosts are never written to
     options: dict[str, Any] = {"seed": config.seed, "read": table_files.load}
-    return TableHost(context.tables, index, layout.pushes, config.optimizer, **options)
+    return TableHost(memory, index, layout.pushes, config.optimizer, **options)
 
 
 def make_engine(context: Context, workload: Workload, strategy: Any = None) -> Engine:
     """The engine of a worker; `strategy` comes from `server.start_strategy`, under all-reduce."""
     plan, task = context.plan, context.task
     touches = touches_of(plan, workload)
-    worker = TableWorker(context.tables, touches, task.index) if context.tables else None
+    worker = _table_worker(context, touches)
     common: dict[str, Any] = {
         "optimizer": context.config.optimizer,
         "replicas": _make_replicas(context, workload, touches),
@@ -107,7 +111,7 @@ def make_engine(context: Context, workload: Workload, strategy: Any = None) -> E
     with users_code("the training step", alone=False):
         if plan.effective_strategy.is_one_process:
             host = _table_host(context, 0)
-            tables = (worker, host) if worker and host else None
+            tables = (worker, host) if isinstance(worker, TableWorker) and host else None
             return LocalEngine(shard=plan.shards[0], parameters=plan.parameters, tables=tables, **common)
         if plan.effective_strategy.has_ring:
             return AllReduceEngine(
@@ -126,6 +130,24 @@ def make_engine(context: Context, workload: Workload, strategy: Any = None) -> E
                 **common,
             )
         )
+
+
+def _table_worker(context: Context, touches: Touches) -> TableWorker | SentTables | None:
+    plan = context.plan
+    if context.tables:
+        return TableWorker(context.tables, touches, context.task.index)
+    return sent_tables(plan, touches, context.task.index) if plan.tables else None
+
+
+def table_reader(context: Context, workload: Workload) -> TableWorker | SentTables | None:
+    """Reads rows of tables, if there are any, for another pipeline than the one of training."""
+    return _table_worker(context, touches_of(context.plan, workload))
+
+
+def sent_tables(plan: Plan, touches: Touches, worker: int) -> SentTables:
+    """Reads rows of tables that other tasks hold, and pushes their gradients, by messages."""
+    options = {"worker": worker, "workers": len(plan.workers)}
+    return SentTables(plan.table_layout.blocks, plan.slots, plan.shards, touches, **options)
 
 
 def touches_of(plan: Plan, workload: Workload) -> Touches:

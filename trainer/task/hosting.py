@@ -44,6 +44,8 @@ def start(context: Context) -> list[ShardHost]:
     context.keep_open += hosts
     for host in hosts:
         host.connect(context.server.target, context.session_config(peers))
+        if host.rows is not None:
+            _start_thread(f"rows of shard {host.shard.index}", partial(host.rows.serve, host.session))
     watchdogs.watch_hosts(context)
     context.status.is_ready = True
     context.status.state = "waiting"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +48,20 @@ def changed_rows(memory: Sequence[BlockMemory], step: int, base: Checkpoint | No
         slots = {name: np.take(values, places, axis=0) for name, values in block.slots.items()}
         found.append(Rows(block.block.row_at(places), np.take(block.rows, places, axis=0), slots))
     return ChangedRows(step, [block.block for block in memory], found, list(memory[0].slots), base)
+
+
+def received_rows(
+    layout: TableLayout,
+    rows: Sequence[tuple[np.ndarray, np.ndarray, Mapping[str, np.ndarray]]],
+    step: int,
+    base: Checkpoint | None,
+) -> ChangedRows:
+    """The same of rows that hosts have sent: (places, values, slots) of each block."""
+    found = [
+        Rows(block.row_at(places), values, slots)
+        for block, (places, values, slots) in zip(layout.blocks, rows, strict=True)
+    ]
+    return ChangedRows(step, layout.blocks, found, layout.slots, base)
 
 
 def values_of(memory: Sequence[BlockMemory], table: Table) -> Iterator[np.ndarray]:

@@ -17,7 +17,7 @@ from trainer.observe.profile.record import REPLICA
 from trainer.plan.layout import Parameter
 from trainer.plan.plan import Plan
 from trainer.task import hosting, not_finite, watchdogs
-from trainer.task.assemble import compute_device, make_engine
+from trainer.task.assemble import compute_device, make_engine, table_reader
 from trainer.task.chief import actions, initial_state
 from trainer.task.chief.actions import Chief
 from trainer.task.context import Context, collect_garbage_from_now_on
@@ -90,7 +90,8 @@ def _train(context: Context, strategy: Any = None) -> bool:
     engine = make_engine(context, workload, strategy)
     evaluator = None
     if task.is_chief and plan.trainers == plan.tasks:  # else an evaluator task does it
-        evaluator = make_evaluator(config, workload, compute_device(plan, task), context.tables)
+        tables = table_reader(context, workload)
+        evaluator = make_evaluator(config, workload, compute_device(plan, task), tables)
     target = context.server.target if context.server else ""
     if plan.has_shard_hosts:
         context.roll_call(plan.hosts, until="is_ready")
@@ -106,7 +107,8 @@ def _train(context: Context, strategy: Any = None) -> bool:
     if is_unsupervised(context):
         save_before_hosts_leave(context)
     if evaluator is not None:
-        evaluator.connect(target, context.session_config([]))
+        asks_hosts = bool(plan.tables) and not context.tables
+        evaluator.connect(target, context.session_config(plan.hosts if asks_hosts else []))
     start = initial_state.start(context, engine, workload.model)
     chief = actions.assemble(context, engine, workload.objective, evaluator, start)
     stopped = _step_to_the_end(context, engine, pace, start.step, chief) and context.status.ended_early is None

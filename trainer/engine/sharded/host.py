@@ -16,6 +16,7 @@ from trainer.engine.instruments import failpoint, run_traced
 from trainer.engine.optimizers import clip_scale
 from trainer.engine.sharded.resources import GENERATION_STRIDE, device_of, share, tag_of
 from trainer.engine.tables.host import Collected, TableHost
+from trainer.engine.tables.messages import RowServer
 from trainer.engine.update import Exchange, is_scaled, judge, make_update, squares_order
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.wire import FLOAT32, VectorWire
@@ -72,6 +73,8 @@ class ShardHost(ABC):
             names = list(optimizer.slots())
             options: dict[str, Any] = {"has_log": has_log, "wire": wire, "has_tables": tables is not None}
             self.shared = share(self.shard, names, workers, parameters=parameters, **options)
+            sends_rows = tables is not None and not wire.is_shared
+            self.rows = RowServer(tables.memory, self.shard, workers) if tables and sends_rows else None
             self._tag = self.tag()
             self._load = self._make_load()
             self._goodbye = self.shared.goodbyes.dequeue()
@@ -145,7 +148,8 @@ class ShardHost(ABC):
         collected = self._collect_rows(flat, packed, generation, step)
         self._exchange = exchange
         if exchange is not None and collected is not None:
-            self._exchange = partial(self._exchange_with_rows, exchange, collected)
+            tags = packing.tags_of(flat, self.shard)
+            self._exchange = partial(self._exchange_with_rows, exchange, collected, tags)
         with tf.device(self.parameters):
             new, moved = self._update_shard(flat, slots, packed, generation, step, chosen)
             previous = []
@@ -164,16 +168,29 @@ class ShardHost(ABC):
         if self.tables is None:
             return None
         is_bad, _ = judge(flat, packed, self.shard, self.wire, scaled=is_scaled(self.shards))
-        return self.tables.collect(generation * GENERATION_STRIDE + step, is_bad, after=packed)
+        tag = generation * GENERATION_STRIDE + step
+        taken = [] if self.rows is None else [self.rows.take(tag)]
+        return self.tables.collect(tag, is_bad, after=[*packed, *taken])
 
-    def _exchange_with_rows(self, exchange: Exchange, collected: Collected, squares: tf.Tensor) -> tf.Tensor:
+    def _exchange_with_rows(
+        self, exchange: Exchange, collected: Collected, tags: tf.Tensor, squares: tf.Tensor
+    ) -> tf.Tensor:
         """[K + 1] The squares of all shards, and then those of all rows."""
         assert self.tables is not None
         with tf.control_dependencies([collected.gradient]):  # before others are told
             of_shards = exchange(tf.identity(squares))
         with tf.control_dependencies([of_shards]):
-            self._squares = tf.concat([of_shards, [self.tables.square_sum()]], 0)
+            self._squares = tf.concat([of_shards, [self._square_sum_of_rows(tags)]], 0)
         return self._squares
+
+    def _square_sum_of_rows(self, tags: tf.Tensor) -> tf.Tensor:
+        assert self.tables is not None
+        if self.rows is None:
+            return self.tables.square_sum()
+        own = self.tables.own_square_sums()
+        return self.tables.square_sum(
+            self._from_all(tags, own, "row_squares", [own.shape.as_list()] * len(self.shards))
+        )
 
     def _finish_rows(
         self, collected: Collected | None, flat: tf.Tensor, packed: Sequence[tf.Tensor], step: tf.Tensor
@@ -209,13 +226,21 @@ class ShardHost(ABC):
         """
         if self.optimizer.clip_norm is None:
             return None
-        here, sizes = self.shard.index, [len(shard.trainable) for shard in self.shards]
-        order = squares_order(self.shards)
+        shapes, order = [[len(shard.trainable)] for shard in self.shards], squares_order(self.shards)
+
+        def exchange(squares: tf.Tensor) -> tf.Tensor:
+            return tf.gather(tf.concat(self._from_all(tags, squares, "squares", shapes), 0), order)
+
+        return exchange
+
+    def _from_all(self, tags: tf.Tensor, own: tf.Tensor, name: str, shapes: Sequence[list[int]]) -> list[tf.Tensor]:
+        """What each host has of the update with these tags [2], this one too; what is of other updates is dropped."""
+        here, others = self.shard.index, [shard.index for shard in self.shards if shard.index != self.shard.index]
 
         def queue(sender: int, receiver: int) -> Any:
             with tf.device(device_of(self.shards[receiver].host)):
-                name = f"shard{receiver}/squares_of{sender}"
-                return v1.FIFOQueue(2, [tf.int32, tf.float32], [[2], [sizes[sender]]], shared_name=name)
+                shared_name = f"shard{receiver}/{name}_of{sender}"
+                return v1.FIFOQueue(2, [tf.int32, own.dtype], [[2], shapes[sender]], shared_name=shared_name)
 
         def receive(sender: int) -> tf.Tensor:
             inbox = queue(sender, here)
@@ -223,14 +248,10 @@ class ShardHost(ABC):
                 lambda theirs, _: tf.reduce_any(tf.not_equal(theirs, tags)), lambda *_: inbox.dequeue(), inbox.dequeue()
             )[1]
 
-        def exchange(squares: tf.Tensor) -> tf.Tensor:
-            others = [shard.index for shard in self.shards if shard.index != here]
-            sent = [queue(here, other).enqueue([tags, squares]) for other in others]
-            received = {other: receive(other) for other in others} | {here: squares}
-            with tf.control_dependencies(sent):
-                return tf.gather(tf.concat([received[index] for index in sorted(received)], 0), order)
-
-        return exchange
+        sent = [queue(here, other).enqueue([tags, own]) for other in others]
+        received = {other: receive(other) for other in others} | {here: own}
+        with tf.control_dependencies(sent):
+            return [tf.identity(received[index]) for index in sorted(received)]
 
     def _exchanged(self, squares: tf.Tensor) -> tf.Tensor:
         assert self._exchange is not None

@@ -28,6 +28,7 @@ from trainer.engine.sharded.worker_graph import (
     build_snapshot,
 )
 from trainer.engine.step_result import StepResult
+from trainer.engine.tables.messages import SentTables
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.faults.exit_codes import IncompleteError
@@ -52,7 +53,7 @@ class ShardedEngine(SessionEngine):
         self._ticket = secrets.randbelow(2**30)  # unlike those of a predecessor
         self._needs_place = False  # before the next step
         if spec.worker == 0:  # the chief needs them; added now, because it takes longer once the graph runs
-            _ = self._load, self._snapshot
+            _ = self._load, self._snapshot, self._changed
 
     def connect(self, target: str, session_config: Any) -> None:
         super().connect(target, session_config)
@@ -121,6 +122,21 @@ class ShardedEngine(SessionEngine):
         for goodbye in self._built.goodbyes:
             with contextlib.suppress(tf.errors.UnavailableError):
                 self.session.run(goodbye)
+
+    def changed_rows(self, step: int) -> list[tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]]:
+        """(places, values, slots) of each block of tables: the rows that were changed after a step, from all hosts."""
+        assert self._changed is not None
+        tables, feed, answers = self._changed
+        return tables.read_changed(self.session.run(answers, {feed: step}))
+
+    @cached_property
+    def _changed(self) -> tuple[SentTables, tf.Tensor, list[tf.Tensor]] | None:
+        """Asks for changed rows, where they do not lie in memory of this task."""
+        if not isinstance(self._spec.tables, SentTables):
+            return None
+        with self.graph.as_default(), tf.device(self._spec.here):
+            feed = tf.compat.v1.placeholder(tf.int64, [])
+            return self._spec.tables, feed, self._spec.tables.changed(feed)
 
     @cached_property
     def _load(self) -> LoadGraph:

@@ -21,6 +21,7 @@ from trainer.engine.instruments import GraphClock, failpoint
 from trainer.engine.sharded.prefetch import PrefetchGraph, build_prefetch
 from trainer.engine.sharded.rejoin import Rejoin, build_join, is_other
 from trainer.engine.sharded.resources import GENERATION_STRIDE, HOLD, PUSH, STOP_PUSH, Link, device_of, share, take
+from trainer.engine.tables.messages import SentTables
 from trainer.engine.tables.worker import TableWorker
 from trainer.engine.update import BAD, REDUCTIONS, STOP
 from trainer.engine.vectors import packing
@@ -45,7 +46,7 @@ class WorkerSpec:
     parameters: str = "/cpu:0"  # the hosts' device that holds the vectors
     wire: VectorWire = FLOAT32
     profiles: bool = False  # whether steps are stamped: wait, pull, input, compute, push
-    tables: TableWorker | None = None
+    tables: TableWorker | SentTables | None = None
 
     @property
     def worker(self) -> int:
@@ -248,7 +249,7 @@ def _build_step(
             packed = mean_over_replicas([one.vectors for one in computed], headers, shards, clip=clip, write=write)
         left: list[tf.Operation] = []
         if spec.tables is not None:
-            left = [spec.tables.leave([one.derived for one in batches], [one.rows for one in computed])]
+            left = spec.tables.leave([one.derived for one in batches], [one.rows for one in computed], tag)
         with tf.control_dependencies([*packed, *left]):
             computed_at = tf.timestamp()
         clock.end_at("compute", computed_at)

@@ -12,6 +12,7 @@ from trainer.config.schema import ROW_ACCUMULATOR, OptimizerConfig
 from trainer.engine import optimizers
 from trainer.engine.tables import exact_sum
 from trainer.engine.tables.memory import BlockMemory, Pushed, sum_pushed
+from trainer.plan.tables import HALVES, POWERS
 
 # All rows that an update changes make one vector, whose size is a power of two from this on: each is compiled once.
 LEAST_SIZE = 2**12
@@ -46,7 +47,7 @@ class TableHost:
             pushes: gradients that an update averages.
             read: reads checkpoints.
         """
-        self._memory, self._host, self._pushes, self._seed, self._read = memory, host, pushes, seed, read
+        self.memory, self._host, self._pushes, self._seed, self._read = memory, host, pushes, seed, read
         self._optimizer, self._fills, self._clips = (
             optimizer.of_rows(),
             optimizer.row_slots(),
@@ -63,11 +64,11 @@ class TableHost:
         return tf.numpy_function(self._load, [checkpoint], [])
 
     def _load(self, checkpoint: bytes) -> None:
-        for block in self._memory:
+        for block in self.memory:
             block.begin(self._host, self._fills, seed=self._seed)
         if path := np.asarray(checkpoint).item().decode():
             assert self._read is not None
-            self._read(path, self._memory, self._host)
+            self._read(path, self.memory, self._host)
 
     def collect(self, tag: tf.Tensor, is_bad: tf.Tensor, after: Sequence[tf.Tensor | tf.Operation]) -> Collected:
         """Adds the first part of an update: the rows that were pushed for the step with this tag [] int64.
@@ -84,9 +85,18 @@ class TableHost:
             one.set_shape([None])
         return Collected(values, gradient, dict(zip(self._slots, slots, strict=True)))
 
-    def square_sum(self) -> tf.Tensor:
-        """[] float32: the sum of the squares of all rows' gradients, once all hosts have collected theirs."""
-        sums = tf.numpy_function(self._square_sum, [], tf.float32)
+    def own_square_sums(self) -> tf.Tensor:
+        """[blocks, HALVES, POWERS] int64 of the rows that this host has collected, to be sent to others."""
+        shape = [len(self.memory), HALVES, POWERS]
+        return tf.ensure_shape(tf.numpy_function(self._own_square_sums, [], tf.int64), shape)
+
+    def square_sum(self, of_hosts: Sequence[tf.Tensor] = ()) -> tf.Tensor:
+        """[] float32: the sum of the squares of all rows' gradients, once all hosts have collected theirs.
+
+        Args:
+            of_hosts: what each has sent, where they do not share memory.
+        """
+        sums = tf.numpy_function(self._square_sum, list(of_hosts), tf.float32)
         return tf.ensure_shape(sums, [])
 
     def finish(
@@ -115,7 +125,7 @@ class TableHost:
         """The values, the mean gradient and the slots of the rows to be changed, all as vectors of the same size."""
         self._changed = []
         parts: list[list[np.ndarray]] = []
-        for block in self._memory:
+        for block in self.memory:
             pushed = [] if is_bad else [block.pushed(worker, self._host) for worker in range(self._pushes)]
             empty = (np.zeros(0, np.int64), np.zeros((0, block.block.width), np.float32))
             places, total = sum_pushed(pushed) if pushed else empty
@@ -138,12 +148,15 @@ class TableHost:
             at = end
         return vectors
 
-    def _square_sum(self) -> np.float32:
-        return exact_sum.total(np.concatenate([block.arrays["squares"] for block in self._memory]))
+    def _own_square_sums(self) -> np.ndarray:
+        return np.stack([block.arrays["squares"][self._host] for block in self.memory])
+
+    def _square_sum(self, *of_hosts: np.ndarray) -> np.float32:
+        return exact_sum.total(np.concatenate(of_hosts or [block.arrays["squares"] for block in self.memory]))
 
     def _store(self, step: np.ndarray, moved: np.ndarray, *slots: np.ndarray) -> None:
         at = 0
-        for block, (places, values) in zip(self._memory, self._changed, strict=True):
+        for block, (places, values) in zip(self.memory, self._changed, strict=True):
             end = at + values.size
             updated = {name: slot[at:end].reshape(values.shape) for name, slot in zip(self._slots, slots, strict=True)}
             block.put(places, moved[at:end].reshape(values.shape), updated, int(step) + 1)
@@ -152,7 +165,7 @@ class TableHost:
     def _update_rowwise(self, step: np.ndarray, rate: np.ndarray, gradients: np.ndarray) -> None:
         """Adagrad with one accumulator for each row, the mean of whose squares it grows by."""
         config, at = self._optimizer, 0
-        for block, (places, values) in zip(self._memory, self._changed, strict=True):
+        for block, (places, values) in zip(self.memory, self._changed, strict=True):
             end = at + values.size
             gradient = gradients[at:end].reshape(values.shape)
             accumulator = np.take(block.slots[ROW_ACCUMULATOR], places, axis=0)

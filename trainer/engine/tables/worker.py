@@ -17,7 +17,7 @@ class TableWorker:
     """Adds to a worker's graph what a step does with tables."""
 
     def __init__(self, memory: Sequence[BlockMemory], touches: Touches, worker: int = 0) -> None:
-        self._memory, self._touches, self._worker = memory, touches, worker
+        self._memory, self.touches, self._worker = memory, touches, worker
 
     def read(self, derived: Derived, tag: tf.Tensor) -> list[tf.Tensor]:
         """What each lookup is given, of the step with this tag [] int64; once the tag is known."""
@@ -27,13 +27,16 @@ class TableWorker:
             return tf.ensure_shape(rows, [*places.shape, block.block.width])
 
         pairs = zip(self._memory, derived.blocks, strict=True)
-        return self._touches.cut(derived, [values(block, touched.places) for block, touched in pairs])
+        return self.touches.cut(derived, [values(block, touched.places) for block, touched in pairs])
 
-    def leave(self, derived: Sequence[Derived], gradients: Sequence[Sequence[tf.Tensor]]) -> tf.Operation:
+    def leave(
+        self, derived: Sequence[Derived], gradients: Sequence[Sequence[tf.Tensor]], tag: tf.Tensor
+    ) -> list[tf.Operation]:
         """Leaves the mean over this worker's replicas for the hosts.
 
         Args:
             derived, gradients: of each replica; the gradients of its lookups.
+            tag: [] int64, of the step.
         """
 
         def write(*flat: np.ndarray) -> None:
@@ -41,7 +44,7 @@ class TableWorker:
                 places, rows = sum_pushed(of_replicas)
                 block.write_push(self._worker, places, rows / np.float32(len(derived)) if len(derived) > 1 else rows)
 
-        return tf.numpy_function(write, self._sums(derived, gradients), [])
+        return [tf.numpy_function(write, self._sums(derived, gradients), [])]
 
     def leave_each(self, derived: Sequence[Derived], gradients: Sequence[Sequence[tf.Tensor]]) -> tf.Operation:
         """The same, of each replica as that of a worker, where all replicas are in one process."""
@@ -57,7 +60,7 @@ class TableWorker:
         """By replica and block: the distinct places, and the gradients of their rows."""
         flat = []
         for one, of_lookups in zip(derived, gradients, strict=True):
-            sums = self._touches.sum_gradients(one, of_lookups)
+            sums = self.touches.sum_gradients(one, of_lookups)
             for touched, total in zip(one.blocks, sums, strict=True):
                 flat += [touched.distinct, total]
         return flat

@@ -41,6 +41,7 @@ class MemoryWire(VectorWire):
     name = "memory"
     dtype = tf.int32
     has_messages = True
+    is_shared = True
 
     def __init__(self, path: str, shards: Sequence[Shard], strategy: Strategy, workers: int) -> None:
         """Maps the file at `path`, the same for all tasks."""

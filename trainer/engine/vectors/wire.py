@@ -33,6 +33,7 @@ class VectorWire:
     name = "float32"
     dtype = tf.float32  # of messages
     has_messages = False  # whether a host writes messages for its workers to pull; otherwise they pull its vector
+    is_shared = False  # whether vectors, and rows of tables, stay in memory that all tasks map
     is_per_worker = False  # whether each worker has a message of its own, written with its token
 
     def shape(self, shard: Shard) -> list[int]:

@@ -5,12 +5,11 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
 from trainer.config.groups import has_rates
-from trainer.config.schema import RunConfig, SparseConfig, Wire
+from trainer.config.schema import RunConfig, SparseConfig
 from trainer.config.words import size
 from trainer.faults.problems import Problem
 from trainer.plan.description import Description
 from trainer.plan.devices import Machine
-from trainer.plan.shared_memory import why_not_memory
 from trainer.plan.strategy import strategy_of
 from trainer.plan.tables import TableLayout
 
@@ -30,9 +29,6 @@ def check_sparse_run(config: RunConfig) -> Iterator[Problem]:
     if not strategy.is_one_process and strategy.name != "sync":
         message = f"rows of sparse layers are updated by one process or under sync, not under {strategy.name}"
         yield Problem(KEY, message, "type strategy=sync, or leave it out")
-    elif not strategy.is_one_process and (reason := _why_not_memory(config)):
-        message = f"rows of sparse layers stay in memory that all tasks share, and {reason}"
-        yield Problem(KEY, message, "leave it out, or train on one machine with launch=local")
     faults = {
         "optimizer.ema": optimizer.ema is not None,
         "optimizer.groups": has_rates(optimizer),
@@ -42,12 +38,6 @@ def check_sparse_run(config: RunConfig) -> Iterator[Problem]:
     for key, is_given in faults.items():
         if is_given:
             yield Problem(key, "is not available with sparse layers (placement.sparse)", "leave out one of them")
-
-
-def _why_not_memory(config: RunConfig) -> str:
-    if config.strategy.wire not in (Wire.auto, Wire.memory):
-        return f"strategy.wire={config.strategy.wire.value} sends messages"
-    return why_not_memory(config)
 
 
 def check_sparse(patterns: Sequence[str], description: Description) -> Iterator[Problem]:

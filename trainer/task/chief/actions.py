@@ -16,6 +16,7 @@ from trainer.config.schema import NotFinitePolicy, RunConfig, SaveErrorPolicy
 from trainer.config.words import size
 from trainer.engine.engine import Engine
 from trainer.engine.sharded import staleness
+from trainer.engine.sharded.worker import ShardedEngine
 from trainer.engine.step_result import StepResult
 from trainer.engine.tables.memory import BlockMemory
 from trainer.engine.vectors.snapshot import Snapshot
@@ -61,6 +62,7 @@ class Saver:
     writer: checkpoint_writer.Writer
     generation: int
     source: str | None = None  # the checkpoint that the state was loaded from
+    rows_after: Callable[[int], Any] | None = None  # the changed rows of tables that are not in memory of this task
 
     def save_if_sound(self, snapshot: Snapshot) -> None:
         """Saves between two steps; what is wrong with the state ends the run later, in all replicas alike."""
@@ -105,11 +107,14 @@ class Saver:
 
     def _changed_rows(self, step: int) -> ChangedRows | None:
         """Copies of the rows of tables that the newest checkpoint of this state does not have."""
-        if not self.context.tables:
+        plan = self.context.plan
+        if not plan.tables:
             return None
         self.writer.wait()  # that one may still be on its way to the disk
         base = self._newest(step)
-        return table_files.changed_rows(self.context.tables, step, base)
+        if self.rows_after is None:
+            return table_files.changed_rows(self.context.tables, step, base)
+        return table_files.received_rows(plan.table_layout, self.rows_after(base.step if base else 0), step, base)
 
     def _newest(self, step: int) -> Checkpoint | None:
         """The newest checkpoint up to a step that this state went through; None: none is known."""
@@ -281,7 +286,8 @@ def assemble(
     config, directory = context.config, context.directory
     has_frozen = bool(context.plan.frozen.sha256)
     writer = _make_writer(config, directory, has_frozen=has_frozen, is_read=evaluator is None)
-    saver = Saver(context, writer, engine.generation, start.checkpoint)
+    rows_after = engine.changed_rows if isinstance(engine, ShardedEngine) and not context.tables else None
+    saver = Saver(context, writer, engine.generation, start.checkpoint, rows_after)
     history, events = History(directory.history, start=start.step), Events(directory.events, start=start.step)
     report = Report(
         context,
@@ -328,17 +334,21 @@ def finish(
 ) -> None:
     """Saves, leaves the engine, and writes the summary; evaluates and exports too unless the run was stopped."""
     snapshot, results = _save_and_evaluate(context, chief, pace, stopped=stopped)
+    last_rows = context.tables
+    if context.plan.tables and not last_rows:
+        path = context.directory.checkpoints / f"{snapshot.step:09d}"
+        last_rows = table_files.loaded(path, context.plan.tables, seed=context.config.seed)
     if not stopped:
         context.status.state = "exporting"
         best = evaluations.best_result(context.directory) if context.config.evaluate.export_best else None
         if best:
             results["best"] = best
-        state, rows = _load(context, best) if best else (snapshot, context.tables)
+        state, rows = _load(context, best) if best else (snapshot, last_rows)
         model = _model_to_save(context, objective)
         export(state, model, context.directory.export, rows)
         chief.hooks.call("on_end", snapshot.step, _logs(results))
     results["ended_early"] = None if stopped else context.status.ended_early
-    summary = results | {"resumed_from": resumed_from, "params_sha256": params_sha256(snapshot, context.tables)}
+    summary = results | {"resumed_from": resumed_from, "params_sha256": params_sha256(snapshot, last_rows)}
     write_atomically(context.directory.summary, json.dumps(summary, indent=1))
     if chief.report.logs_progress:
         log_summary(summary)
@@ -353,7 +363,7 @@ def _load(context: Context, best: Mapping[str, Any]) -> tuple[Snapshot, Sequence
 
 def _model_to_save(context: Context, objective: Objective) -> Any:
     """The model, with its tables as variables; None if these are too large for that."""
-    if context.tables:
+    if context.plan.tables:
         total = sum(4 * table.rows * table.width for table in context.plan.tables)
         if total > MODEL_NBYTES:
             _log.warning("no model.keras is written: the tables take %s; export/tables has them", size(total))

@@ -10,11 +10,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import tensorflow as tf
 
 from trainer.engine.tables.memory import private
+from trainer.engine.tables.touches import Touches
+from trainer.engine.tables.worker import TableWorker
 from trainer.observe.peers import PeerError, read_status
 from trainer.plan.plan import Task
 from trainer.plan.tables import TableLayout, blocks_of
@@ -23,6 +26,7 @@ from trainer.storage.run_directory import RunDirectory
 from trainer.task.context import Context, collect_garbage_from_now_on
 from trainer.task.evaluator.score import CheckpointScorer, Identity, identity_of, make_evaluator
 from trainer.workload.build import open_workload
+from trainer.workload.step import lookups_of
 
 POLL_SECS = 0.2
 CHIEF_POLL_SECS = 1.0
@@ -74,7 +78,8 @@ def _make_scorer(context: Context) -> CheckpointScorer:
     context.directory.discard_described()
     plan, device = context.plan, "/gpu:0" if context.task.gpus else "/cpu:0"
     rows = private(TableLayout(blocks_of(plan.tables, 1), (), 1, 0))
-    evaluator = make_evaluator(context.config, workload, device, rows)
+    touches = Touches([block.block for block in rows], partial(lookups_of, workload.objective))
+    evaluator = make_evaluator(context.config, workload, device, TableWorker(rows, touches) if rows else None)
     evaluator.connect("", context.session_config([]))
     frozen = plan.frozen.sha256
     return CheckpointScorer(

@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import tensorflow as tf
 from trainer.config.schema import RunConfig
 from trainer.engine.frozen import Copy
 from trainer.engine.tables.memory import BlockMemory
-from trainer.engine.tables.touches import Touches
+from trainer.engine.tables.messages import SentTables
 from trainer.engine.tables.worker import NO_TAG, TableWorker
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.observe.status import Status
@@ -28,7 +27,7 @@ from trainer.task.tensorboard import Events
 from trainer.workload import step
 from trainer.workload.build import Workload, parameters_of
 from trainer.workload.data.examples import users_code
-from trainer.workload.data.pipeline import evaluation_batches
+from trainer.workload.data.pipeline import evaluation_batches, nothing
 
 v1 = tf.compat.v1
 
@@ -40,14 +39,15 @@ _log = logging.getLogger(__name__)
 class Evaluator:
     """A graph of its own that holds one copy of the parameters."""
 
-    def __init__(self, workload: Workload, *, batch_size: int, device: str, rows: Sequence[BlockMemory] = ()) -> None:
+    def __init__(
+        self, workload: Workload, *, batch_size: int, device: str, tables: TableWorker | SentTables | None = None
+    ) -> None:
         """Builds the graph.
 
         Args:
-            rows: of tables; what they are when `score` is called.
+            tables: read rows as they are when `score` is called.
         """
         objective = workload.objective
-        touches = Touches([block.block for block in rows], partial(step.lookups_of, objective))
         self._metrics, self._frozen = MetricResults(objective), Copy(workload.frozen)
         with tf.Graph().as_default() as self._graph, tf.device(device):
             self._variables = {  # by number, because a path may hold what the name of a variable may not
@@ -58,12 +58,13 @@ class Evaluator:
             }
             self._feeds = {path: v1.placeholder(tf.float32, v.shape) for path, v in self._variables.items()}
             self._assign = [v.assign(self._feeds[path], read_value=False) for path, v in self._variables.items()]
-            self._batches = evaluation_batches(workload.data.evaluate, batch_size=batch_size, derive=touches.of)
+            derive = tables.touches.of if tables else nothing
+            self._batches = evaluation_batches(workload.data.evaluate, batch_size=batch_size, derive=derive)
             values = {path: v.read_value() for path, v in self._variables.items()}
             state = values | self._frozen.tensors("frozen")
             evaluate = tf.function(step.make_evaluation(objective), autograph=False)
             batch = self._batches.batch
-            given = TableWorker(rows, touches).read(self._batches.derived, tf.constant(NO_TAG)) if rows else ()
+            given = tables.read(self._batches.derived, tf.constant(NO_TAG)) if tables else ()
             with users_code("evaluation", alone=False):
                 self._score = [*evaluate(values, state, batch, given), tf.shape(batch.tensors[0])[0]]
 
@@ -87,9 +88,11 @@ class Evaluator:
             losses, sums, count = losses + float(loss) * size, sums + more, count + size
 
 
-def make_evaluator(config: RunConfig, workload: Workload, device: str, rows: Sequence[BlockMemory] = ()) -> Evaluator:
+def make_evaluator(
+    config: RunConfig, workload: Workload, device: str, tables: TableWorker | SentTables | None = None
+) -> Evaluator:
     """The evaluator of a run's model on its data."""
-    return Evaluator(workload, batch_size=config.evaluate.batch_size, device=device, rows=rows)
+    return Evaluator(workload, batch_size=config.evaluate.batch_size, device=device, tables=tables)
 
 
 def evaluated(snapshot: Snapshot) -> dict[str, Any]:
