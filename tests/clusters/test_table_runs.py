@@ -94,3 +94,10 @@ def test_an_id_without_a_row_ends_the_run_with_a_sentence(start, tmp_path: Path)
     assert run.wait() == 65
     assert "user_table/embeddings: example" in run.output
     assert "the table has the rows 0..1999; correct the data, or input_dim of the layer" in run.output
+
+
+def test_rows_and_a_binary_crossentropy_have_the_same_bits_in_memory_and_in_messages(finish):
+    small = [f"data.options.{key}={value}" for key, value in (("train_examples", 6000), ("evaluate_examples", 100))]
+    clicks = ["experiment=clicks", *small, "cluster=1ps2w", "train.steps=3", "train.batch_size=512"]
+    runs = [finish(*clicks, f"run={wire}", f"strategy.wire={wire}") for wire in ("memory", "float32")]
+    assert len({run.summary()["params_sha256"] for run in runs}) == 1
