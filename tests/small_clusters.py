@@ -23,10 +23,10 @@ from runs import wait_until
 
 from trainer.config.schema import OptimizerConfig, OptimizerName
 from trainer.engine.compute import Replica
+from trainer.engine.devices import device_of
 from trainer.engine.frozen import Copy
 from trainer.engine.local import LocalEngine
 from trainer.engine.sharded.host import OnUpdate, ShardHost
-from trainer.engine.sharded.resources import device_of
 from trainer.engine.sharded.worker import ShardedEngine
 from trainer.engine.sharded.worker_graph import WorkerSpec
 from trainer.engine.tables.host import TableHost

@@ -7,13 +7,13 @@ from typing import Any
 
 from trainer.engine.all_reduce import AllReduceEngine
 from trainer.engine.compute import Replica
+from trainer.engine.devices import device_of
 from trainer.engine.engine import Engine
 from trainer.engine.frozen import Copy
 from trainer.engine.local import LocalEngine
 from trainer.engine.sharded.async_host import AsyncHost
 from trainer.engine.sharded.backup_host import BackupHost
 from trainer.engine.sharded.host import ShardHost
-from trainer.engine.sharded.resources import device_of
 from trainer.engine.sharded.sync_host import SyncHost
 from trainer.engine.sharded.worker import ShardedEngine
 from trainer.engine.sharded.worker_graph import WorkerSpec

@@ -5,7 +5,7 @@ import time
 
 import tensorflow as tf
 
-from trainer.engine.sharded.resources import device_of
+from trainer.engine.devices import device_of
 from trainer.faults.exit_codes import UNAVAILABLE, TrainerError
 from trainer.task.context import Context
 

@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from trainer.engine.devices import device_of
 from trainer.engine.sharded import staleness
 from trainer.engine.sharded.host import OnUpdate, ShardHost
-from trainer.engine.sharded.resources import GENERATION_STRIDE, HOLD, JOIN, STOP_PUSH, Log, device_of, drain
+from trainer.engine.sharded.resources import GENERATION_STRIDE, HOLD, JOIN, STOP_PUSH, Log, drain
 from trainer.engine.update import STOP
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.shared_memory import message_of

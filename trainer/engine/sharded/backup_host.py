@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from trainer.engine.devices import device_of
 from trainer.engine.sharded import staleness
 from trainer.engine.sharded.arrivals_host import Arrival, ArrivalsHost
-from trainer.engine.sharded.resources import device_of, log_queue
+from trainer.engine.sharded.resources import log_queue
 from trainer.engine.vectors import packing
 
 v1 = tf.compat.v1

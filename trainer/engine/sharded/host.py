@@ -12,9 +12,10 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.config.schema import OptimizerConfig
+from trainer.engine.devices import device_of
 from trainer.engine.instruments import failpoint, run_traced
 from trainer.engine.optimizers import clip_scale
-from trainer.engine.sharded.resources import GENERATION_STRIDE, device_of, share, tag_of
+from trainer.engine.sharded.resources import GENERATION_STRIDE, share, tag_of
 from trainer.engine.tables.host import Collected, TableHost
 from trainer.engine.tables.messages import RowServer
 from trainer.engine.update import Exchange, is_scaled, judge, make_update, squares_order

@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer.engine.devices import device_of
 from trainer.engine.instruments import GraphClock
 from trainer.engine.sharded.staleness import COLUMNS
 from trainer.engine.vectors import packing
@@ -22,12 +23,6 @@ SPARE_TOKENS = 8  # a returned or stale token never blocks a host
 SPARE_PUSHES = 8  # of workers that died while they pushed; a crash loop ends before there are as many
 ARRIVAL = 4  # numbers of an arrival: worker, generation, step, what it is
 PUSH, STOP_PUSH, HOLD, JOIN = range(4)  # HOLD: the chief asks for a copy of the state, the step is the ticket
-
-
-def device_of(task: str, device: str = "cpu:0") -> str:
-    """A device of a task, e.g. "ps:0" -> "/job:ps/task:0/cpu:0"."""
-    job, index = task.split(":")
-    return f"/job:{job}/task:{index}/{device.lstrip('/')}"
 
 
 def tag_of(vector: tf.Tensor, shard: Shard) -> tf.Tensor:

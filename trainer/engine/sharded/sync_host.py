@@ -15,9 +15,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer.engine.devices import device_of
 from trainer.engine.instruments import GraphClock, failpoint
 from trainer.engine.sharded.host import OnUpdate, ShardHost
-from trainer.engine.sharded.resources import device_of, take
+from trainer.engine.sharded.resources import take
 from trainer.engine.vectors import packing
 from trainer.observe.profile.stamps import Stamps
 

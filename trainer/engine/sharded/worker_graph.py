@@ -17,10 +17,11 @@ import tensorflow as tf
 
 from trainer.config.schema import OptimizerConfig
 from trainer.engine.compute import Replica, Requests, compute, in_step, mean_over_replicas, pack_float32
+from trainer.engine.devices import device_of
 from trainer.engine.instruments import GraphClock, failpoint
 from trainer.engine.sharded.prefetch import PrefetchGraph, build_prefetch
 from trainer.engine.sharded.rejoin import Rejoin, build_join, is_other
-from trainer.engine.sharded.resources import GENERATION_STRIDE, HOLD, PUSH, STOP_PUSH, Link, device_of, share, take
+from trainer.engine.sharded.resources import GENERATION_STRIDE, HOLD, PUSH, STOP_PUSH, Link, share, take
 from trainer.engine.tables.messages import SentTables
 from trainer.engine.tables.worker import TableWorker
 from trainer.engine.update import BAD, REDUCTIONS, STOP

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer.engine.sharded.resources import device_of
+from trainer.engine.devices import device_of
 from trainer.engine.tables.memory import BlockMemory, Pushed, sum_pushed
 from trainer.engine.tables.touches import Derived, Touches
 from trainer.engine.tables.worker import NO_TAG
