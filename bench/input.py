@@ -89,6 +89,7 @@ def cases(directory: Path) -> Iterator[Case]:
     yield Case("mnist_10k", "cnn", ["data=mnist_10k"])
     yield Case("mnist_10k", "mlp", ["data=mnist_10k"])
     yield Case("synthetic", "cnn", ["data=synthetic"])
+    yield Case("clicks", "ctr", ["model=ctr", "data=clicks"])
     for name, count, shape, model in (
         ("mnist", 60_000, (28, 28), "cnn"),
         ("fashion_mnist", 60_000, (28, 28), "cnn"),

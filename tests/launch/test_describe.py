@@ -241,7 +241,9 @@ def test_an_unknown_model_lists_the_models(tmp_path):
 
 def test_an_unknown_name_is_refused_with_the_users_file(tmp_path):
     (tmp_path / "mine.py").write_text("def small(input_shape, classes): ...\n")
-    with pytest.raises(ConfigError, match=r"smal is neither a function of .*mine\.py nor one of cnn, mlp, oracle,"):
+    with pytest.raises(
+        ConfigError, match=r"smal is neither a function of .*mine\.py nor one of cnn, ctr, mlp, oracle,"
+    ):
         describe(question("smal", user=tmp_path / "mine.py"), answer)
 
 

@@ -248,7 +248,7 @@ def run(directory: RunDirectory, control: str, stop: Any = None, **overrides: st
     """Runs the task to its end; returns its status page."""
     chief = chief_at(control)
     plan: Any = SimpleNamespace(
-        steps=STEPS, task=lambda *_: chief, tasks=[chief], shards=SHARDS, frozen=FrozenWeights()
+        steps=STEPS, task=lambda *_: chief, tasks=[chief], shards=SHARDS, frozen=FrozenWeights(), tables=()
     )
     typed = [f"{key.replace('__', '.')}={value}" for key, value in overrides.items()]
     stop = stop or SimpleNamespace(requested=False, let_step_finish=lambda: None)

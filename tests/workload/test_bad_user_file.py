@@ -57,7 +57,7 @@ ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
         BAD_DATA,
         "around.py, line 1, in <module>: ImportError: cannot import name",
     ),
-    "no function": ("", {"name": "modle"}, CONFIG, "modle is neither a function of .*mine.py nor one of cnn, mlp"),
+    "no function": ("", {"name": "modle"}, CONFIG, "modle is neither a function of .*mine.py nor one of cnn, ctr"),
     # the model
     "model fails": ("def model():\n    return 1 / 0", {}, BAD_DATA, "mine.py, line 18, in model: ZeroDivisionError"),
     "model leaves": ("def model():\n    raise SystemExit(3)", {}, BAD_DATA, "line 18, in model: SystemExit: 3"),

@@ -66,7 +66,7 @@ class Computed(NamedTuple):
     gradients: dict[str, tf.Tensor]  # by path
     state: dict[str, tf.Tensor]
     metrics: tf.Tensor  # in the order of layout.METRICS, then the sums of the first shard
-    rows: Sequence[tf.Tensor]  # gradients of the rows of tables, by lookup
+    rows: Sequence[tf.Tensor] = ()  # gradients of the rows of tables, by lookup
 
 
 class Packed(NamedTuple):
@@ -134,7 +134,8 @@ def run_step(
             parameters, state = packing.unpack(vectors, shards)
             scale = state.get(loss_scale.PARAMETER.path)
             loss_scaled_by = None if scale is None else scale[0]
-            output = replica.step(parameters, {**state, **frozen}, draw, batch, loss_scaled_by, rows)
+            given = {"rows": rows} if rows else {}
+            output = replica.step(parameters, {**state, **frozen}, draw, batch, loss_scaled_by, **given)
             own = {} if scale is None else {loss_scale.PARAMETER.path: scale}
             metrics = output._asdict() | requests._asdict()
             lanes = tf.concat([tf.stack([metrics[name] for name in METRICS]), output.sums], 0)

@@ -49,9 +49,6 @@ def session_config(task: Task, *, peers: Iterable[str], fuses: bool = True) -> A
     )
     rewrites = config.graph_options.rewrite_options
     rewrites.arithmetic_optimization = RewriterConfig.OFF  # it makes sums whose order varies; see ordered_sums.py
-    # It would inline the replica step, and then rewrite its operations together with those around it, which differ
-    # between wires: a binary crossentropy had other bits in shared memory than in messages.
-    rewrites.function_optimization = RewriterConfig.OFF
     if not fuses:
         rewrites.remapping = RewriterConfig.OFF
     config.experimental.disable_thread_spinning = True  # the tasks of one machine share its cores

@@ -4,7 +4,9 @@ TensorFlow's AddN starts with whichever of its inputs has a buffer that it may o
 (tensorflow/core/kernels/aggregate_ops.cc). That depends on what other threads have finished, so a sum of three or more
 inputs has bits that differ between runs. A gradient is such a sum where a tensor is used more than twice.
 
-TensorFlow's arithmetic optimizer turns sums of two inputs into an AddN again; the sessions of tasks leave it out.
+TensorFlow's arithmetic optimizer turns sums of two inputs into an AddN again. The sessions of tasks leave it out, and
+`keep_written` leaves it out of functions that a session does not inline, such as a step that writes its gradients into
+shared memory: they have options of their own.
 """
 
 from __future__ import annotations
@@ -16,6 +18,11 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.ops import gen_math_ops
+
+
+def keep_written() -> None:
+    """Has TensorFlow leave the sums of all functions that are called from now on as they are written."""
+    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from trainer.workload.data.examples import Batch, Nest, Spec, map_nest
 from trainer.workload.layer_devices import pinned
 from trainer.workload.loss_scale import LOWEST
 from trainer.workload.objective import Objective
-from trainer.workload.ordered_sums import ordered_sums
+from trainer.workload.ordered_sums import keep_written, ordered_sums
 from trainer.workload.seeded_draws import seeded_draws
 
 CURRENT = "current_call_ctx"  # Keras's name of the context in which layers find what outer layers were given
@@ -84,7 +84,7 @@ class StepOutput(NamedTuple):
     overflow: tf.Tensor  # 1 if a gradient is not finite under a loss scale, otherwise 0
     bad: tf.Tensor  # 1 if the loss is not finite, or a gradient that no lower loss scale would save; otherwise 0
     finite: tf.Tensor  # [1 + gradients + rows] bool: whether the loss is finite, and then each gradient
-    rows: Rows  # the gradients of the rows
+    rows: Rows = ()  # the gradients of the rows
 
 
 def make_step(
@@ -109,6 +109,7 @@ def make_step(
     [] keeps small gradients in the range of float16: the loss is multiplied by it, the gradients are divided. `rows`
     are what the lookups of sparse layers are given, in their order.
     """
+    keep_written()
     model = objective.model
     trainable = [v.path for v in model.trainable_variables]
 
@@ -240,6 +241,7 @@ def _in_parts(run: Pass, count: int, size: int) -> Pass:
 
 def make_evaluation(objective: Objective) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
     """Makes evaluate(parameters, state, batch, rows=()) -> (loss, the mean over the batch; sums of the metrics [K])."""
+    keep_written()
     model = objective.model
 
     def evaluate(parameters: Tensors, state: Tensors, batch: Batch, rows: Rows = ()) -> tuple[tf.Tensor, tf.Tensor]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from trainer.plan.layout import Shard
-from trainer.plan.shared_memory import tables_offset
+from trainer.plan.shared_memory import nbytes, tables_offset
 from trainer.plan.strategy import Strategy
 from trainer.plan.tables import NO_TABLES, TableLayout
 
@@ -15,7 +15,8 @@ def lay_out(
     file: int, shards: Sequence[Shard], strategy: Strategy, workers: int, tables: TableLayout = NO_TABLES
 ) -> Iterator[str]:
     """Gives an open memory file the size of all `places` and tables, filled with zeros; yields its path here."""
-    os.truncate(file, tables_offset(shards, strategy, workers) + tables.nbytes)
+    sizes = shards, strategy, workers
+    os.truncate(file, tables_offset(*sizes) + tables.nbytes if tables.blocks else nbytes(*sizes))
     try:
         yield f"/proc/self/fd/{file}"
     finally:

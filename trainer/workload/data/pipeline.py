@@ -28,10 +28,10 @@ class Batches:
 
     step: tf.Tensor  # scalar int64: the step this batch is for, from 0
     batch: Batch
-    derived: Nest
     initializer: tf.Operation
     feed_dict: dict[tf.Tensor, Any]
     start: tf.Tensor  # scalar int64 placeholder, in feed_dict: the first step
+    derived: Nest = ()
 
     def feed_from(self, step: int) -> dict[tf.Tensor, Any]:
         """What to feed the initializer so that the next batch is the one of `step`."""
@@ -169,7 +169,7 @@ def _initializable(
         first = tf.compat.v1.placeholder(tf.int64, [], name="start")
         iterator = tf.compat.v1.data.make_initializable_iterator(make(first, stop, derive))
         step, batch, derived = iterator.get_next()
-    return Batches(step, batch, derived, iterator.initializer, {**feed_dict, first: start}, first)
+    return Batches(step, batch, iterator.initializer, {**feed_dict, first: start}, first, derived)
 
 
 def _dataset(
