@@ -116,6 +116,7 @@ def gradients() -> list[list[np.ndarray]]:
 
 def keras_result(name: str) -> dict[str, list[np.ndarray]]:
     """The parameters, and their averages if there are any, after 100 steps of Keras; each group has an optimizer."""
+    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": True})  # other tests switch it off
     config, values = CONFIGS[name], start()
     members: dict[Settings, list[int]] = {}
     for i in range(len(values)):
