@@ -32,8 +32,9 @@ from trainer.engine.sharded.worker_graph import WorkerSpec
 from trainer.engine.tables.host import TableHost
 from trainer.engine.tables.memory import mapped, private
 from trainer.engine.tables.messages import SentTables
+from trainer.engine.tables.payloads import Payloads
 from trainer.engine.tables.touches import Touches
-from trainer.engine.tables.worker import TableWorker
+from trainer.engine.tables.worker import Tables, TableWorker
 from trainer.engine.vectors.shared_memory import MemoryWire
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.engine.vectors.wire import MESSAGE_WIRES, VectorWire
@@ -136,19 +137,20 @@ class Cluster:
         self._updates = 0
         self.workers = workers
         self.averaged = {"all": workers, "quorum": quorum, "one": 1}[self.strategy.waits_for]
+        self.sends_rows = bool(self.layout.blocks) and not (wire == "memory" and self.strategy.waits_for_all)
         self._open = contextlib.ExitStack()  # as long as the cluster is
         if wire == "memory":
             sizes, file = (self.shards, self.strategy, workers), os.memfd_create("test")
             self._open.callback(os.close, file)
             path = self._open.enter_context(lay_out(file, *sizes, self.layout))
             self.wire: VectorWire = MemoryWire(path, *sizes)
-            self.tables = mapped(path, self.layout, tables_offset(*sizes))
+            self.tables = [] if self.sends_rows else mapped(path, self.layout, tables_offset(*sizes))
         else:
             self.tables = []  # each host has its rows for itself
             self.wire = MESSAGE_WIRES[wire]
         self.engines = [self._engine(index) for index in range(workers)]
         common = {"shards": self.shards, "workers": workers, "optimizer": self.optimizer, "parameters": parameters_on}
-        common |= {"wire": self.wire}
+        common |= {"wire": self.wire, "sends_rows": self.sends_rows}
         common |= {"async": {"max_staleness": max_staleness}, "backup": {"quorum": quorum}}.get(strategy, {})
         self.hosts = [HOSTS[strategy](index=i, tables=self._table_host(i), **common) for i in range(len(self.shards))]
         self._connected: list[ShardHost | ShardedEngine] = []
@@ -233,7 +235,7 @@ class Cluster:
     def _table_host(self, index: int) -> TableHost | None:
         if not self.layout.blocks:
             return None
-        return TableHost(self.tables or private(self.layout), index, self.workers, self.optimizer, seed=SEED)
+        return TableHost(self.tables or private(self.layout), index, self.optimizer, seed=SEED)
 
     def _engine(self, index: int) -> ShardedEngine:
         task, each = f"worker:{index}", len(self.devices)
@@ -246,6 +248,7 @@ class Cluster:
                 device=device_of(task, device),
                 stop=self.steps if self.strategy.waits_for_all else 2**62,
                 touches=touches,
+                announces=self.sends_rows,
                 **self.options,
             )
             for number, device in enumerate(self.devices)
@@ -265,13 +268,14 @@ class Cluster:
             )
         )
 
-    def _table_worker(self, touches: Touches, index: int) -> TableWorker | SentTables | None:
+    def _table_worker(self, touches: Touches, index: int) -> Tables | None:
         if not self.layout.blocks:
             return None
         if self.tables:
             return TableWorker(self.tables, touches, index)
         options = {"worker": index, "workers": self.workers}
-        return SentTables(self.layout.blocks, self.layout.slots, self.shards, touches, **options)
+        payloads = Payloads.of(self.layout.blocks, self.wire)
+        return SentTables(payloads, self.layout.slots, self.shards, touches, **options)
 
     def _connect(self, one: ShardHost | ShardedEngine, name: str) -> None:
         one.connect(self.servers[name].target, self._config(name))
@@ -336,6 +340,7 @@ def make_replica(
     stop: int = STEPS,
     jit: bool = False,
     touches: Touches | None = None,
+    announces: bool = False,
     **options: Any,
 ) -> Replica:
     def batches() -> Any:
@@ -348,6 +353,7 @@ def make_replica(
             replica=index,
             replicas=count,
             derive=touches.of if touches else nothing,
+            announce=Touches.places if announces else None,
         )
 
     step = replica.make_step(workload.objective, jit=jit, **options)
@@ -365,7 +371,7 @@ def make_local(
         for index in range(count)
     ]
     shard = place(replica.parameters_of(workload.model, workload.frozen), ["worker:0"], pins={})[0]
-    tables = (TableWorker(memory, touches), TableHost(memory, 0, count, optimizer, seed=SEED)) if memory else None
+    tables = (TableWorker(memory, touches), TableHost(memory, 0, optimizer, seed=SEED)) if memory else None
     engine = LocalEngine(shard=shard, optimizer=optimizer, replicas=replicas, parameters=parameters_on, tables=tables)
     engine.table_memory = memory
     engine.connect("", tf.compat.v1.ConfigProto(device_count={"CPU": count}))

@@ -147,14 +147,6 @@ def test_a_successor_leaves_the_same_bits_whenever_a_worker_dies(moment, wire):
     assert params_sha256(snapshot, rows_of(cluster)) == trained(adagrad, "*")
 
 
-@pytest.mark.parametrize("ps", [1, 2, 0])
-def test_rows_that_are_sent_have_the_bits_of_those_in_memory(ps):
-    adagrad = OPTIMIZERS["adagrad"]
-    cluster = Cluster(workload("*"), ps=ps, workers=2, optimizer=adagrad, wire="float32")
-    _, snapshot = cluster.train([to_the_end] * 2)[0]
-    assert params_sha256(snapshot, rows_of(cluster)) == trained(adagrad, "*")
-
-
 def rows_of(cluster: Cluster) -> list[BlockMemory]:
     """The rows of all hosts, each of which may have its own for itself."""
     if cluster.tables:
@@ -198,9 +190,10 @@ def test_a_row_is_updated_only_when_it_is_touched_and_then_as_a_dense_one(config
     memory, random = private(layout), np.random.default_rng(SEED)
     block = memory[0].block
     with tf.Graph().as_default():
-        hosts = [TableHost(memory, host, 2, config, seed=SEED) for host in range(2)]
+        hosts = [TableHost(memory, host, config, seed=SEED) for host in range(2)]
         step = tf.compat.v1.placeholder(tf.int64, [])
-        updates = [host.finish(host.collect(step, tf.constant(False), []), step, tf.constant(0.0)) for host in hosts]
+        collected = [host.collect(step, tf.constant(False), [], workers=[0, 1]) for host in hosts]
+        updates = [host.finish(one, step, tf.constant(0.0)) for host, one in zip(hosts, collected, strict=True)]
         loads = [host.load(tf.constant("")) for host in hosts]
         with tf.compat.v1.Session() as session:
             session.run(loads)
@@ -237,9 +230,10 @@ def test_rowwise_adagrad_keeps_the_mean_of_the_squares_of_a_row():
     memory, drawn = private(layout), np.random.default_rng(SEED)
     (table,) = layout.blocks[0].tables
     with tf.Graph().as_default():
-        hosts = [TableHost(memory, host, 1, config, seed=SEED) for host in range(2)]
+        hosts = [TableHost(memory, host, config, seed=SEED) for host in range(2)]
         at = tf.compat.v1.placeholder(tf.int64, [])
-        updates = [host.finish(host.collect(at, tf.constant(False), []), at, tf.constant(0.0)) for host in hosts]
+        collected = [host.collect(at, tf.constant(False), [], workers=[0]) for host in hosts]
+        updates = [host.finish(one, at, tf.constant(0.0)) for host, one in zip(hosts, collected, strict=True)]
         loads = [host.load(tf.constant("")) for host in hosts]
         with tf.compat.v1.Session() as session:
             session.run(loads)

@@ -116,7 +116,7 @@ class LocalEngine(SessionEngine):
         tag = generation * GENERATION_STRIDE + step
         computed = []
         for replica, batches in zip(replicas, self._batches, strict=True):
-            rows = self._tables[0].read(batches.derived, tag) if self._tables else ()
+            rows = self._tables[0].rows_of_step([batches.derived], tag, ())[0] if self._tables else ()
             halves, batch = [packing.halves(flat, shard)], in_step(batches, step)
             computed.append(compute(halves, [header], [shard], replica, batch, self._requests, rows=rows))
         packed = [one.vectors[0] for one in computed]
@@ -130,7 +130,9 @@ class LocalEngine(SessionEngine):
         order, scaled = squares_order([shard]), is_scaled([shard])
         squares: list[tf.Tensor] = []
         is_bad, reductions = judge(flat, packed, shard, FLOAT32, scaled=scaled)
-        collected = self._tables[1].collect(tag, is_bad, after=[*packed, *left]) if self._tables else None
+        collected = None
+        if self._tables:
+            collected = self._tables[1].collect(tag, is_bad, [*packed, *left], workers=list(range(len(replicas))))
 
         def exchange(own: tf.Tensor) -> tf.Tensor:
             squares[:] = [tf.gather(own, order)]

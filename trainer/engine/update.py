@@ -114,10 +114,16 @@ def make_update(
 
 
 def judge(
-    flat: Tensor, packed: Sequence[Tensor], shard: Shard, wire: VectorWire, *, scaled: bool
+    flat: Tensor,
+    packed: Sequence[Tensor],
+    shard: Shard,
+    wire: VectorWire,
+    *,
+    scaled: bool,
+    chosen: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """([] bool, whether every shard leaves the update out; [] the reductions of the learning rate from it on)."""
-    now = mean_of([wire.metrics_of(one, shard) for one in packed])
+    now = mean_of([wire.metrics_of(one, shard) for one in packed], chosen)
     is_bad = now[BAD] + now[OVERFLOW] > 0 if scaled else now[BAD] > 0
     return is_bad, _reductions(packing.metrics_of(flat, shard), now)
 

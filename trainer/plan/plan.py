@@ -141,6 +141,12 @@ class Plan:
         return TableLayout(blocks_of(self.tables, hosts), self.slots, pushes, self.global_batch // pushes)
 
     @property
+    def sends_rows(self) -> bool:
+        """Whether rows of tables travel: hosts and workers share no memory, or do not wait for each other."""
+        shares = self.wire_format.is_shared and self.effective_strategy.waits_for_all
+        return bool(self.tables) and self.has_shard_hosts and not shares
+
+    @property
     def wire_format(self) -> WireFormat:
         return WIRES[self.wire]
 

@@ -20,8 +20,9 @@ from trainer.engine.sharded.worker_graph import WorkerSpec
 from trainer.engine.tables.host import TableHost
 from trainer.engine.tables.memory import BlockMemory, mapped, private
 from trainer.engine.tables.messages import SentTables
+from trainer.engine.tables.payloads import Payloads
 from trainer.engine.tables.touches import Touches
-from trainer.engine.tables.worker import TableWorker
+from trainer.engine.tables.worker import Tables, TableWorker
 from trainer.engine.vectors.shared_memory import MemoryWire
 from trainer.engine.vectors.wire import MESSAGE_WIRES, VectorWire
 from trainer.faults.problems import ConfigError, Problem
@@ -59,7 +60,7 @@ def open_tables(plan: Plan) -> list[BlockMemory]:
     """The memory of all rows, where this process has it, for itself or with others."""
     if not plan.has_shard_hosts:
         return private(plan.table_layout)
-    if not plan.wire_format.is_shared:
+    if plan.sends_rows or not plan.wire_format.is_shared:
         return []
     sizes = plan.shards, plan.effective_strategy, len(plan.workers)
     return mapped(os.environ[MEMORY], plan.table_layout, tables_offset(*sizes)) if plan.tables else []
@@ -80,6 +81,7 @@ def make_host(context: Context, shard: Shard) -> ShardHost:
         "wire": context.wire,
         "profiles": config.profile,
         "tables": _table_host(context, shard.index),
+        "sends_rows": plan.sends_rows,
     }
     own: dict[str, dict[str, Any]] = {
         "async": {"max_staleness": config.strategy.max_staleness},
@@ -95,7 +97,7 @@ def _table_host(context: Context, index: int) -> TableHost | None:
         return None
     memory = context.tables or private(layout)  # of which the rows of other hosts are never written to
     options: dict[str, Any] = {"seed": config.seed, "read": table_files.load}
-    return TableHost(memory, index, layout.pushes, config.optimizer, **options)
+    return TableHost(memory, index, config.optimizer, **options)
 
 
 def make_engine(context: Context, workload: Workload, strategy: Any = None) -> Engine:
@@ -132,22 +134,20 @@ def make_engine(context: Context, workload: Workload, strategy: Any = None) -> E
         )
 
 
-def _table_worker(context: Context, touches: Touches) -> TableWorker | SentTables | None:
+def _table_worker(context: Context, touches: Touches) -> Tables | None:
     plan = context.plan
     if context.tables:
         return TableWorker(context.tables, touches, context.task.index)
-    return sent_tables(plan, touches, context.task.index) if plan.tables else None
+    if not plan.tables:
+        return None
+    payloads = Payloads.of(plan.table_layout.blocks, context.wire)
+    options = {"worker": context.task.index, "workers": len(plan.workers)}
+    return SentTables(payloads, plan.slots, plan.shards, touches, **options)
 
 
-def table_reader(context: Context, workload: Workload) -> TableWorker | SentTables | None:
+def table_reader(context: Context, workload: Workload) -> Tables | None:
     """Reads rows of tables, if there are any, for another pipeline than the one of training."""
     return _table_worker(context, touches_of(context.plan, workload))
-
-
-def sent_tables(plan: Plan, touches: Touches, worker: int) -> SentTables:
-    """Reads rows of tables that other tasks hold, and pushes their gradients, by messages."""
-    options = {"worker": worker, "workers": len(plan.workers)}
-    return SentTables(plan.table_layout.blocks, plan.slots, plan.shards, touches, **options)
 
 
 def touches_of(plan: Plan, workload: Workload) -> Touches:
@@ -184,7 +184,8 @@ def _make_replicas(context: Context, workload: Workload, touches: Touches) -> li
         def batches(start: int = 0) -> Any:
             pipeline = training_iterator
             if not plan.effective_strategy.has_ring:
-                pipeline = partial(training_batches, derive=touches.of)
+                announce = touches.places if plan.sends_rows else None
+                pipeline = partial(training_batches, derive=touches.of, announce=announce)
             return pipeline(
                 workload.data.train,
                 seed=order_seed(config.seed, context.rollbacks),

@@ -60,7 +60,7 @@ class ArrivalsHost(ShardHost):
             self.counts_feed = v1.placeholder(tf.int64, self.counts.shape)
             self._ticket_feed = v1.placeholder(tf.int64, [])
             self._next = self.next_arrival()
-            self._drop = [pushes.dequeue().op for pushes in self.shared.pushes.values()]
+            self._drop = [self._drop_push(worker) for worker in range(self.workers)]
             self._give = [self.give(worker) for worker in range(self.workers)]
             queues = zip(self.shared.pushes.values(), self.shared.tokens.values(), strict=True)
             self._forget = [tf.group(drain(pushes), drain(tokens)) for pushes, tokens in queues]
@@ -148,13 +148,18 @@ class ArrivalsHost(ShardHost):
 
     def give(self, worker: int) -> tf.Operation:
         """Writes a worker's own message, if it has one, and hands out a token."""
-        with tf.control_dependencies(self._write_message(worker)):
+        with tf.control_dependencies([*self._write_message(worker), *self.give_rows(worker)]):
             return self.shared.tokens[worker].enqueue(self.tag_feed)
 
     def hand_out_tokens(self) -> tf.Operation:
         written = [op for worker in range(self.workers) for op in self._write_message(worker)]
         with tf.control_dependencies(written):
             return super().hand_out_tokens()
+
+    def _drop_push(self, worker: int) -> tf.Operation:
+        """Drops a gradient; which rows it asked for with the next token still counts."""
+        message = self.shared.pushes[worker].dequeue()
+        return message.op if self.rows is None else self.read_push(message, worker).op
 
     def _write_message(self, worker: int) -> list[tf.Operation]:
         if not self.wire.is_per_worker:

@@ -8,7 +8,7 @@ import tensorflow as tf
 from trainer.engine.devices import device_of
 from trainer.engine.sharded import staleness
 from trainer.engine.sharded.arrivals_host import Arrival, ArrivalsHost
-from trainer.engine.sharded.resources import log_queue
+from trainer.engine.sharded.resources import Resizable, log_queue
 from trainer.engine.vectors import packing
 
 v1 = tf.compat.v1
@@ -24,10 +24,7 @@ class BackupHost(ArrivalsHost):
         self._chosen_feed: Any = None
         super().__init__(**options)
         with self.graph.as_default(), tf.device(device_of(self.shard.host)):
-            self._keep = [
-                inbox.assign(pushes.dequeue(), read_value=False)
-                for inbox, pushes in zip(self._inbox, self.shared.pushes.values(), strict=True)
-            ]
+            self._keep = [self._keep_push(worker, inbox) for worker, inbox in enumerate(self._inbox)]
 
     def missing(self) -> list[int]:
         return [worker for worker in range(self.workers) if worker not in self._chosen]
@@ -70,24 +67,30 @@ class BackupHost(ArrivalsHost):
         with tf.control_dependencies(passed):
             return tf.identity(arrival)
 
+    def _keep_push(self, worker: int, inbox: Resizable) -> tf.Operation:
+        message = self.shared.pushes[worker].dequeue()
+        noted = [] if self.rows is None else [self.read_push(message, worker)]  # if no update comes it is answered, too
+        return tf.group(inbox.assign(message), *noted)
+
     def _make_apply(self, worker: int) -> tf.Operation:
         """The last push of a quorum makes the update; the others wait in their inboxes."""
         if self._chosen_feed is None:
             self._chosen_feed = v1.placeholder(tf.bool, [self.workers])
-            self._inbox = [self._make_inbox(other) for other in range(self.workers)]
-        messages = [inbox.read_value() for inbox in self._inbox]
+            (numbers,), name = self.wire.shape(self.shard), f"shard{self.shard.index}/inbox"
+            self._inbox = [Resizable(f"{name}{other}", self.wire.dtype, numbers) for other in range(self.workers)]
+            self.resizable += self._inbox
+        shape = self.wire.shape(self.shard) if self.rows is None else [None]
+        messages = [tf.ensure_shape(inbox.read(), shape) for inbox in self._inbox]
         messages[worker] = self.shared.pushes[worker].dequeue()
-        packed = [self.wire.read_gradients(message, self.shard, other) for other, message in enumerate(messages)]
+        packed = [
+            self.read_push(message, other, counts=self._chosen_feed[other]) for other, message in enumerate(messages)
+        ]
         mine = packing.tags_of(self.shared.flat.read_value(), self.shard)
-        _, assigned = self.update(packed, chosen=self._chosen_feed, exchange=self.exchange(mine))
+        chosen = tf.reshape(tf.where(self._chosen_feed), [-1])
+        _, assigned = self.update(packed, workers=chosen, chosen=self._chosen_feed, exchange=self.exchange(mine))
         with tf.control_dependencies(assigned):
             given = [self._give_if_chosen(other) for other in range(self.workers)]
             return tf.group(*given, self.write_counts())
-
-    def _make_inbox(self, worker: int) -> Any:
-        return v1.get_variable(
-            f"inbox{worker}", self.wire.shape(self.shard), self.wire.dtype, v1.zeros_initializer(), use_resource=True
-        )
 
     def _give_if_chosen(self, worker: int) -> tf.Operation:
         def give() -> tf.Tensor:

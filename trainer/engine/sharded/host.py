@@ -15,9 +15,10 @@ from trainer.config.schema import OptimizerConfig
 from trainer.engine.devices import device_of
 from trainer.engine.instruments import failpoint, run_traced
 from trainer.engine.optimizers import clip_scale
-from trainer.engine.sharded.resources import GENERATION_STRIDE, share, tag_of
+from trainer.engine.sharded.resources import GENERATION_STRIDE, cut_message, share, tag_of
 from trainer.engine.tables.host import Collected, TableHost
 from trainer.engine.tables.messages import RowServer
+from trainer.engine.tables.payloads import Payloads
 from trainer.engine.update import Exchange, is_scaled, judge, make_update, squares_order
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.wire import FLOAT32, VectorWire
@@ -52,6 +53,7 @@ class ShardHost(ABC):
         wire: VectorWire = FLOAT32,
         profiles: bool = False,
         tables: TableHost | None = None,
+        sends_rows: bool = False,
     ) -> None:
         """Begins the host's graph.
 
@@ -62,6 +64,7 @@ class ShardHost(ABC):
             has_log: whether updates follow a log of arrivals, as under async and backup.
             profiles: whether updates are stamped, for `record`.
             tables: updates the rows of this host.
+            sends_rows: whether these rows travel, behind the vectors of messages.
         """
         self.shards, self.shard, self.optimizer, self.workers = shards, shards[index], optimizer, workers
         self.wire, self.profiles, self.tables = wire, profiles, tables
@@ -73,9 +76,13 @@ class ShardHost(ABC):
         with self.graph.as_default(), tf.device(device_of(self.shard.host)):
             names = list(optimizer.slots())
             options: dict[str, Any] = {"has_log": has_log, "wire": wire, "has_tables": tables is not None}
+            options["sends_rows"] = sends_rows
             self.shared = share(self.shard, names, workers, parameters=parameters, **options)
-            sends_rows = tables is not None and not wire.is_shared
-            self.rows = RowServer(tables.memory, self.shard, workers) if tables and sends_rows else None
+            self.rows: RowServer | None = None
+            if tables and sends_rows:
+                payloads = Payloads.of([one.block for one in tables.memory], wire)
+                self.rows = RowServer(tables, self.shard, workers, payloads)
+            self.resizable = list(self.shared.rows.values())
             self._tag = self.tag()
             self._load = self._make_load()
             self._goodbye = self.shared.goodbyes.dequeue()
@@ -83,7 +90,7 @@ class ShardHost(ABC):
     def connect(self, target: str, session_config: Any) -> None:
         """Opens the session on the task's own server and makes the shard's resources, without a state."""
         with self.graph.as_default():
-            initialize = v1.global_variables_initializer()
+            initialize = [v1.global_variables_initializer(), *(one.initializer for one in self.resizable)]
         self.session = v1.Session(target, graph=self.graph, config=session_config)
         self.session.run(initialize)
         self._read_tag = self.session.make_callable(self._tag)
@@ -130,23 +137,54 @@ class ShardHost(ABC):
     def hand_out_tokens(self) -> tf.Operation:
         """A token of the shard's step for every worker."""
         tag = self.tag()
+        with tf.control_dependencies([op for worker in self.shared.tokens for op in self.give_rows(worker)]):
+            tag = tf.identity(tag)
         first, *others = self.shared.tokens.values()
         handed = [first.enqueue(tag)]
         with tf.control_dependencies(failpoint("token", tag % GENERATION_STRIDE, handed)):
             return tf.group(*handed, *(tokens.enqueue(tag) for tokens in others))
 
+    def give_rows(self, worker: int) -> list[tf.Operation]:
+        """Copies the rows that a worker has asked for, where rows are sent, for its next token."""
+        return [] if self.rows is None else [self.shared.rows[worker].assign(self.rows.rows_for(worker))]
+
+    def read_push(self, message: tf.Tensor, worker: int, *, counts: tf.Tensor | bool = True) -> tf.Tensor:
+        """The packed vector that a worker pushed; takes the rows behind it, if there are any.
+
+        Args:
+            counts: [] bool, whether the update has it.
+        """
+        if self.rows is None:
+            return self.wire.read_gradients(message, self.shard, worker)
+        vector, payload = cut_message(message, self.wire, self.shard)
+        with tf.control_dependencies([self.rows.take(worker, payload, counts=counts)]):
+            return self.wire.read_gradients(tf.identity(vector), self.shard, worker)
+
     def update(
-        self, packed: Sequence[tf.Tensor], *, chosen: tf.Tensor | None = None, exchange: Exchange | None = None
+        self,
+        packed: Sequence[tf.Tensor],
+        *,
+        workers: Any,
+        chosen: tf.Tensor | None = None,
+        exchange: Exchange | None = None,
     ) -> tuple[tf.Tensor, list[tf.Operation]]:
         """Adds one update from what was pushed; returns (global step after it, the assignments that it ends with).
 
         Args:
-            packed: messages.
+            packed: vectors.
+            workers: [n] those whose gradients are averaged, by number.
+            chosen: [len(packed)] bool, which vectors are theirs; all by default.
         """
         flat = self.shared.flat.read_value()
         slots = {name: slot.read_value() for name, slot in self.shared.slots.items()}
         generation, step = tf.unstack(tf.cast(packing.tags_of(flat, self.shard), tf.int64))
-        collected = self._collect_rows(flat, packed, generation, step)
+        collected, reductions = None, None
+        if self.tables is not None:
+            scaled = is_scaled(self.shards)
+            is_bad, reductions = judge(flat, packed, self.shard, self.wire, scaled=scaled, chosen=chosen)
+            take = self.rows.pushed if self.rows else None
+            tag = generation * GENERATION_STRIDE + step
+            collected = self.tables.collect(tag, is_bad, packed, workers=workers, take=take)
         self._exchange = exchange
         if exchange is not None and collected is not None:
             tags = packing.tags_of(flat, self.shard)
@@ -157,21 +195,14 @@ class ShardHost(ABC):
             if self.shared.before is not None:
                 with tf.control_dependencies([new]):  # while the host waits, a rejoining worker may need it
                     previous = [self.shared.before.assign(flat, read_value=False)]  # by reference
-            moved_rows = self._finish_rows(collected, flat, packed, step)
+            moved_rows = []
+            if self.tables is not None and collected is not None:
+                scale = clip_scale(self.optimizer, self._squares) if self.optimizer.clip_norm is not None else None
+                moved_rows = [self.tables.finish(collected, step, reductions, scale)]
             with tf.control_dependencies([*previous, *moved_rows]):  # so that all can be read once the new vector can
                 assigned = self.assign_flat(new, packed)
             assigned += [slot.assign(moved[name], read_value=False) for name, slot in self.shared.slots.items()]
         return step + 1, assigned
-
-    def _collect_rows(
-        self, flat: tf.Tensor, packed: Sequence[tf.Tensor], generation: tf.Tensor, step: tf.Tensor
-    ) -> Collected | None:
-        if self.tables is None:
-            return None
-        is_bad, _ = judge(flat, packed, self.shard, self.wire, scaled=is_scaled(self.shards))
-        tag = generation * GENERATION_STRIDE + step
-        taken = [] if self.rows is None else [self.rows.take(tag)]
-        return self.tables.collect(tag, is_bad, after=[*packed, *taken])
 
     def _exchange_with_rows(
         self, exchange: Exchange, collected: Collected, tags: tf.Tensor, squares: tf.Tensor
@@ -192,15 +223,6 @@ class ShardHost(ABC):
         return self.tables.square_sum(
             self._from_all(tags, own, "row_squares", [own.shape.as_list()] * len(self.shards))
         )
-
-    def _finish_rows(
-        self, collected: Collected | None, flat: tf.Tensor, packed: Sequence[tf.Tensor], step: tf.Tensor
-    ) -> list[tf.Operation]:
-        if self.tables is None or collected is None:
-            return []
-        _, reductions = judge(flat, packed, self.shard, self.wire, scaled=is_scaled(self.shards))
-        scale = None if self.optimizer.clip_norm is None else clip_scale(self.optimizer, self._squares)
-        return [self.tables.finish(collected, step, reductions, scale)]
 
     def assign_flat(self, new: tf.Tensor, packed: Sequence[tf.Tensor] = ()) -> list[tf.Operation]:
         """Writes what workers read of a new vector, and then the vector: once that can be read, both can.

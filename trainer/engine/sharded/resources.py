@@ -31,6 +31,20 @@ def tag_of(vector: tf.Tensor, shard: Shard) -> tf.Tensor:
     return generation * GENERATION_STRIDE + step
 
 
+class Resizable:
+    """A variable [n] whose size may change; like the others, the same one by its name in every graph."""
+
+    def __init__(self, name: str, dtype: tf.DType, size: int = 0) -> None:
+        self._handle, self._dtype = tf.raw_ops.VarHandleOp(dtype=dtype, shape=[None], shared_name=name), dtype
+        self.initializer = self.assign(tf.zeros([size], dtype))
+
+    def assign(self, value: tf.Tensor) -> tf.Operation:
+        return tf.raw_ops.AssignVariableOp(resource=self._handle, value=value)
+
+    def read(self) -> tf.Tensor:
+        return tf.ensure_shape(tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=self._dtype), [None])
+
+
 @dataclass(frozen=True)
 class Log:
     """The order in which gradients arrived at a host of async or backup, and copies of its state on request."""
@@ -58,6 +72,7 @@ class Shared:
     loads: Any  # queue of (flat, slots...[, the checkpoint that has the rows of tables])
     goodbyes: Any  # queue of worker numbers
     log: Log | None
+    rows: Mapping[int, Resizable]  # by worker: the rows of tables that it pulls with the vector, where they are sent
 
 
 def share(
@@ -70,6 +85,7 @@ def share(
     has_log: bool,
     wire: VectorWire = FLOAT32,
     has_tables: bool = False,
+    sends_rows: bool = False,
 ) -> Shared:
     """Makes the resources of a shard known to the default graph, on its host.
 
@@ -79,6 +95,7 @@ def share(
         parameters: the host's device that holds the vectors; queues, and what is sent, are in its memory.
         has_log: whether updates follow a log of arrivals, as under async and backup.
         has_tables: whether the host loads rows of tables, too.
+        sends_rows: whether messages have rows of tables behind the vector.
     """
     prefix = f"shard{shard.index}"
     numbers = range(workers) if of is None else of
@@ -87,7 +104,7 @@ def share(
         initializer = v1.zeros_initializer() if dtype == tf.float32 else v1.constant_initializer(first)
         return v1.get_variable(f"{prefix}/{name}", shape, dtype, initializer, use_resource=True)
 
-    def queue(name: str, capacity: int, dtypes: list[tf.DType], shapes: list[list[int]]) -> Any:
+    def queue(name: str, capacity: int, dtypes: list[tf.DType], shapes: list[list[int]] | None) -> Any:
         return v1.FIFOQueue(capacity, dtypes, shapes, shared_name=f"{prefix}/{name}")
 
     def vectors(name: str) -> tuple[Any, dict[str, Any]]:
@@ -119,18 +136,26 @@ def share(
         with tf.device(device_of(shard.host, parameters)):
             before = None if has_log else variable("before", [shard.size])
         message_shape = wire.shape(shard)
+        pushed_shapes = None if sends_rows else [message_shape]
         return Shared(
             flat=flat,
             sent=sent(),
             before=before,
             slots=kept,
             seen={w: variable(f"seen{w}", [], tf.int64, -1) for w in numbers},
-            pushes={w: queue(f"intake{w}", spare, [wire.dtype], [message_shape]) for w in numbers},
+            pushes={w: queue(f"intake{w}", spare, [wire.dtype], pushed_shapes) for w in numbers},
             tokens={w: queue(f"tokens{w}", SPARE_TOKENS, [tf.int64], [[]]) for w in numbers},
             loads=queue("loads", 1, loaded, shapes),
             goodbyes=queue("goodbyes", 2 * workers, [tf.int32], [[]]),
             log=log() if has_log else None,
+            rows={w: Resizable(f"{prefix}/rows{w}", wire.dtype) for w in numbers} if sends_rows else {},
         )
+
+
+def cut_message(message: tf.Tensor, wire: VectorWire, shard: Shard) -> tuple[tf.Tensor, tf.Tensor]:
+    """The vector in a message, and the rows of tables behind it."""
+    (numbers,) = wire.shape(shard)
+    return tf.ensure_shape(message[:numbers], [numbers]), message[numbers:]
 
 
 @dataclass(frozen=True)
@@ -160,7 +185,8 @@ class Link:
             token = self._take_token()
             clock.end("wait", [token], on=self.shard.host)
             with tf.control_dependencies([self.seen.assign(token, read_value=False)]):
-                return (self.shared.sent[self.worker] if self.shared.sent else self.shared.flat).read_value()
+                vector = (self.shared.sent[self.worker] if self.shared.sent else self.shared.flat).read_value()
+                return tf.concat([vector, self.shared.rows[self.worker].read()], 0) if self.shared.rows else vector
 
     def wait(self) -> tf.Operation:
         """Waits for the token of the next step, and gives it back."""

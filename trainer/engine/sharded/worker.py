@@ -18,6 +18,7 @@ import tensorflow as tf
 from trainer.engine.session_engine import SessionEngine
 from trainer.engine.sharded.prefetch import Prefetch
 from trainer.engine.sharded.rejoin import ShardState
+from trainer.engine.sharded.resources import GENERATION_STRIDE
 from trainer.engine.sharded.staleness import Table
 from trainer.engine.sharded.worker_graph import (
     LoadGraph,
@@ -29,6 +30,7 @@ from trainer.engine.sharded.worker_graph import (
 )
 from trainer.engine.step_result import StepResult
 from trainer.engine.tables.messages import SentTables
+from trainer.engine.tables.worker import NO_TAG
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.faults.exit_codes import IncompleteError
@@ -52,6 +54,7 @@ class ShardedEngine(SessionEngine):
         self._prefetch: Prefetch | None = None
         self._ticket = secrets.randbelow(2**30)  # unlike those of a predecessor
         self._needs_place = False  # before the next step
+        self._next_places: Any = None  # that the first step needs rows of, where rows are sent
         if spec.worker == 0:  # the chief needs them; added now, because it takes longer once the graph runs
             _ = self._load, self._snapshot, self._changed
 
@@ -78,16 +81,19 @@ class ShardedEngine(SessionEngine):
         else:
             self._take_place()
             step = self.peek().step
+        self._first_tag = self.generation * GENERATION_STRIDE + step
         first = step // self._spec.workers if self._spec.strategy.waits_for_one else step  # of this worker's own steps
         for batches in self._built.batches:
             self.session.run(batches.initializer, batches.feed_from(first))
+        if self._spec.sends_rows:
+            self._next_places = self.session.run([batches.upcoming for batches in self._built.batches])
         return step
 
     def step(self, *, stop: bool = False, reductions: int = 0, fetch_gradients: bool = False) -> StepResult:
-        if self._rejoin.is_due:
-            return self._step_without_tokens(self._asking(stop, reductions), fetch_gradients=fetch_gradients)
         if self._needs_place:
             self._take_place()
+        if self._rejoin.is_due or self._next_places is not None:
+            return self._first_step(self._asking(stop, reductions), fetch_gradients=fetch_gradients)
         if self._prefetch is None:
             return super().step(stop=stop, reductions=reductions, fetch_gradients=fetch_gradients)
         self._prefetch.start()
@@ -159,10 +165,14 @@ class ShardedEngine(SessionEngine):
             states = self._rejoin.read_states(self.session)
         return states
 
-    def _step_without_tokens(self, asking: dict[Any, Any], *, fetch_gradients: bool) -> StepResult:
-        """The step with which a worker rejoins under sync."""
+    def _first_step(self, asking: dict[Any, Any], *, fetch_gradients: bool) -> StepResult:
+        """The step with which a worker rejoins under sync, and any other for whose rows it has not asked ahead."""
         began = time.time()
-        messages = self._spec.wire.feed(self._rejoin.pull(self.session), self._spec.shards)
+        if self._rejoin.is_due:
+            messages = self._spec.wire.feed(self._rejoin.pull(self.session), self._spec.shards)
+        else:
+            messages = self.session.run(self._built.step.messages)
+        messages = [*messages] if self._next_places is None else self._with_rows(messages)
         *others, (pushes, *stamps) = self._step
         if stamps:
             ends, arrived = stamps
@@ -170,6 +180,19 @@ class ShardedEngine(SessionEngine):
         feeds = {**asking, **dict(zip(self._built.step.messages, messages, strict=True))}
         outputs = self._run([*others, [pushes, *stamps]], feeds, fetch_gradients=fetch_gradients)
         return self._result(outputs, began, fetch_gradients=fetch_gradients)
+
+    def _with_rows(self, messages: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Messages with the rows of the first step behind their vectors."""
+        spec, places, self._next_places = self._spec, self._next_places, None
+        assert isinstance(spec.tables, SentTables)
+        assert self._built.question is not None
+        tag = self._first_tag if spec.strategy.waits_for_all else int(NO_TAG)
+        payloads = spec.tables.first_payloads(self.session, self._built.question, places, tag)
+        sizes = [spec.wire.shape(shard)[0] for shard in spec.shards]
+        return [
+            np.concatenate([message[:size], rows])
+            for message, size, rows in zip(messages, sizes, payloads, strict=True)
+        ]
 
     def _take_place(self) -> None:
         """Rejoins an async or backup run: discards this worker's unannounced pushes and takes a new token."""

@@ -21,9 +21,9 @@ from trainer.engine.devices import device_of
 from trainer.engine.instruments import GraphClock, failpoint
 from trainer.engine.sharded.prefetch import PrefetchGraph, build_prefetch
 from trainer.engine.sharded.rejoin import Rejoin, build_join, is_other
-from trainer.engine.sharded.resources import GENERATION_STRIDE, HOLD, PUSH, STOP_PUSH, Link, share, take
-from trainer.engine.tables.messages import SentTables
-from trainer.engine.tables.worker import TableWorker
+from trainer.engine.sharded.resources import GENERATION_STRIDE, HOLD, PUSH, STOP_PUSH, Link, cut_message, share, take
+from trainer.engine.tables.messages import Question, SentTables
+from trainer.engine.tables.worker import Tables
 from trainer.engine.update import BAD, REDUCTIONS, STOP
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.wire import FLOAT32, VectorWire
@@ -47,7 +47,11 @@ class WorkerSpec:
     parameters: str = "/cpu:0"  # the hosts' device that holds the vectors
     wire: VectorWire = FLOAT32
     profiles: bool = False  # whether steps are stamped: wait, pull, input, compute, push
-    tables: TableWorker | SentTables | None = None
+    tables: Tables | None = None
+
+    @property
+    def sends_rows(self) -> bool:
+        return isinstance(self.tables, SentTables)
 
     @property
     def worker(self) -> int:
@@ -102,6 +106,7 @@ class WorkerGraph:
     contributions: tf.Tensor | None  # under async and backup
     goodbyes: list[tf.Operation]
     prefetch: PrefetchGraph | None
+    question: Question | None  # asks for the rows of the first step, where rows are sent
 
 
 def build_graph(spec: WorkerSpec) -> WorkerGraph:
@@ -112,7 +117,7 @@ def build_graph(spec: WorkerSpec) -> WorkerGraph:
     clock = GraphClock(is_wanted=spec.profiles)
     with tf.Graph().as_default() as graph:
         options: dict[str, Any] = {"parameters": spec.parameters, "has_log": has_log, "wire": spec.wire}
-        options["has_tables"] = spec.tables is not None
+        options |= {"has_tables": spec.tables is not None, "sends_rows": spec.sends_rows}
         mine = [spec.worker]
         shared = [share(shard, list(spec.slots), spec.workers, of=mine, **options) for shard in spec.shards]
         links = [Link(*pair, spec.worker, spec.wire) for pair in zip(spec.shards, shared, strict=True)]
@@ -136,7 +141,15 @@ def build_graph(spec: WorkerSpec) -> WorkerGraph:
             contributions=log.contributions.read_value() if log else None,
             goodbyes=[link.shared.goodbyes.enqueue(spec.worker) for link in links],
             prefetch=prefetch,
+            question=_build_question(spec),
         )
+
+
+def _build_question(spec: WorkerSpec) -> Question | None:
+    if not isinstance(spec.tables, SentTables):
+        return None
+    with tf.device(spec.here):
+        return spec.tables.question()
 
 
 def build_load(links: Sequence[Link], *, has_tables: bool = False) -> LoadGraph:
@@ -218,7 +231,11 @@ def _build_step(
     shards, replicas, strategy, wire = spec.shards, spec.replicas, spec.strategy, spec.wire
     with tf.device(spec.here):
         messages = [tf.identity(message) for message in messages]
-        vectors = [wire.read_parameters(message, shard) for message, shard in zip(messages, shards, strict=True)]
+        pulled, payloads = list(messages), []
+        if spec.sends_rows:
+            cut = [cut_message(message, wire, shard) for message, shard in zip(messages, shards, strict=True)]
+            pulled, payloads = [one for one, _ in cut], [one for _, one in cut]
+        vectors = [wire.read_parameters(message, shard) for message, shard in zip(pulled, shards, strict=True)]
         tags = tf.stack([packing.tags_of(one, shard) for one, shard in zip(vectors, shards, strict=True)])
         # Not after the messages themselves: where they are fed, that would still wait for a token.
         with tf.control_dependencies([tags]):
@@ -234,10 +251,10 @@ def _build_step(
         tags = _common_tags(strategy, tags)
         if strategy.waits_for_quorum:  # one host decides for all, so the oldest shard counts
             headers = [packing.header(tags[0][0], tags[0][1])] * len(shards)
-        rows: list[Sequence[tf.Tensor]] = [()] * len(replicas)
+        rows: Sequence[Sequence[tf.Tensor]] = [()] * len(replicas)
         if spec.tables is not None:
             tag = tf.cast(tags[0][0], tf.int64) * GENERATION_STRIDE + tf.cast(tags[0][1], tf.int64)
-            rows = [spec.tables.read(one.derived, tag) for one in batches]
+            rows = spec.tables.rows_of_step([one.derived for one in batches], tag, payloads)
         clip = spec.optimizer if strategy.waits_for_one and spec.optimizer.clip_norm is not None else None
         write = partial(wire.write_gradients, worker=spec.worker, computed_on=[one.trainable for one in vectors])
         writes_in_step = len(replicas) == 1 and clip is None and wire.writes_on(replicas[0].device, jit=replicas[0].jit)
@@ -248,9 +265,10 @@ def _build_step(
         packed = computed[0].vectors
         if not writes_in_step:
             packed = mean_over_replicas([one.vectors for one in computed], headers, shards, clip=clip, write=write)
-        left: list[tf.Operation] = []
+        left: list[Any] = []
         if spec.tables is not None:
-            left = spec.tables.leave([one.derived for one in batches], [one.rows for one in computed], tag)
+            gradients, upcoming = [one.rows for one in computed], [one.upcoming for one in batches]
+            left = spec.tables.leave([one.derived for one in batches], gradients, upcoming)
         with tf.control_dependencies([*packed, *left]):
             computed_at = tf.timestamp()
         clock.end_at("compute", computed_at)
@@ -258,6 +276,8 @@ def _build_step(
         metrics = _common_metrics(strategy, metrics)
         with tf.control_dependencies(left):
             announced = [wire.announce(vector, shard) for vector, shard in zip(packed, shards, strict=True)]
+            if spec.sends_rows:
+                announced = [tf.concat(parts, 0) for parts in zip(announced, left, strict=True)]
     pushed = push(spec, links, announced, clock, tags=tags[0])
     return StepGraph(messages, [tags, metrics, pulled_at, computed_at, [pushed, *clock.fetches]], packed)
 

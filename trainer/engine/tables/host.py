@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -18,6 +20,7 @@ from trainer.plan.tables import HALVES, POWERS
 LEAST_SIZE = 2**12
 
 Read = Callable[[str, Sequence[BlockMemory], int], None]  # the rows of a host from the checkpoint at a path
+Take = Callable[[int], Sequence[Pushed]]  # what a worker has pushed, by block
 
 
 class Collected(NamedTuple):
@@ -35,7 +38,6 @@ class TableHost:
         self,
         memory: Sequence[BlockMemory],
         host: int,
-        pushes: int,
         optimizer: OptimizerConfig,
         *,
         seed: int,
@@ -44,10 +46,10 @@ class TableHost:
         """Begins without values.
 
         Args:
-            pushes: gradients that an update averages.
             read: reads checkpoints.
         """
-        self.memory, self._host, self._pushes, self._seed, self._read = memory, host, pushes, seed, read
+        self.memory, self._host, self._seed, self._read = memory, host, seed, read
+        self.lock = threading.Lock()  # held while rows change, for those who read them meanwhile
         self._optimizer, self._fills, self._clips = (
             optimizer.of_rows(),
             optimizer.row_slots(),
@@ -70,17 +72,28 @@ class TableHost:
             assert self._read is not None
             self._read(path, self.memory, self._host)
 
-    def collect(self, tag: tf.Tensor, is_bad: tf.Tensor, after: Sequence[tf.Tensor | tf.Operation]) -> Collected:
+    def collect(
+        self,
+        tag: tf.Tensor,
+        is_bad: tf.Tensor,
+        after: Sequence[tf.Tensor | tf.Operation],
+        *,
+        workers: Any,
+        take: Take | None = None,
+    ) -> Collected:
         """Adds the first part of an update: the rows that were pushed for the step with this tag [] int64.
 
         Args:
             is_bad: [] bool, whether the update is left out.
             after: all pushes are there once these are.
+            workers: [n] those whose gradients are averaged, in this order.
+            take: gives what they pushed, where that is not in memory which they share with this host.
         """
         with tf.control_dependencies(after):
             tag, is_bad = tf.identity(tag), tf.identity(is_bad)
         kinds = [tf.float32] * (2 + len(self._slots))
-        values, gradient, *slots = tf.numpy_function(self._collect, [tag, is_bad], kinds)
+        collect = partial(self._collect, take or self._take)
+        values, gradient, *slots = tf.numpy_function(collect, [tag, is_bad, workers], kinds)
         for one in (values, gradient, *slots):
             one.set_shape([None])
         return Collected(values, gradient, dict(zip(self._slots, slots, strict=True)))
@@ -121,19 +134,23 @@ class TableHost:
         """Those that are vectors beside the values."""
         return [] if self._is_rowwise else list(self._fills)
 
-    def _collect(self, tag: np.ndarray, is_bad: np.ndarray) -> list[np.ndarray]:
+    def _take(self, worker: int) -> list[Pushed]:
+        return [block.pushed(worker, self._host) for block in self.memory]
+
+    def _collect(self, take: Take, tag: np.ndarray, is_bad: np.ndarray, workers: np.ndarray) -> list[np.ndarray]:
         """The values, the mean gradient and the slots of the rows to be changed, all as vectors of the same size."""
         self._changed = []
         parts: list[list[np.ndarray]] = []
-        for block in self.memory:
-            pushed = [] if is_bad else [block.pushed(worker, self._host) for worker in range(self._pushes)]
+        of_workers = [] if is_bad else [take(int(worker)) for worker in workers]
+        for number, block in enumerate(self.memory):
+            pushed = [one[number] for one in of_workers]
             empty = (np.zeros(0, np.int64), np.zeros((0, block.block.width), np.float32))
             places, total = sum_pushed(pushed) if pushed else empty
             values = np.take(block.rows, places, axis=0)
             block.keep(self._host, int(tag), places, values)
             self._changed.append((places, values))
             slots = [np.take(block.slots[name], places, axis=0) for name in self._slots]
-            gradient = total / np.float32(self._pushes)
+            gradient = total / np.float32(len(workers)) if len(workers) > 1 else total
             parts.append([values, gradient, *slots])
             if self._clips:
                 block.arrays["squares"][self._host] = exact_sum.square_sums(gradient)
@@ -159,7 +176,8 @@ class TableHost:
         for block, (places, values) in zip(self.memory, self._changed, strict=True):
             end = at + values.size
             updated = {name: slot[at:end].reshape(values.shape) for name, slot in zip(self._slots, slots, strict=True)}
-            block.put(places, moved[at:end].reshape(values.shape), updated, int(step) + 1)
+            with self.lock:
+                block.put(places, moved[at:end].reshape(values.shape), updated, int(step) + 1)
             at = end
 
     def _update_rowwise(self, step: np.ndarray, rate: np.ndarray, gradients: np.ndarray) -> None:
@@ -176,5 +194,6 @@ class TableHost:
             accumulator += (total / np.float32(values.shape[1]))[:, None]
             decayed = values - values * np.float32(config.weight_decay) * np.float32(rate)
             moved = decayed - np.float32(rate) * gradient / np.sqrt(accumulator + np.float32(config.epsilon))
-            block.put(places, moved, {ROW_ACCUMULATOR: accumulator}, int(step) + 1)
+            with self.lock:
+                block.put(places, moved, {ROW_ACCUMULATOR: accumulator}, int(step) + 1)
             at = end

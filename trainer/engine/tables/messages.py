@@ -1,28 +1,33 @@
-"""Rows as messages, where hosts and workers share no memory.
+"""Rows as messages: where hosts and workers share no memory, or where workers do not wait for each other.
 
-    worker  asks each host for the rows of its batch, by places; computes; pushes places and gradients with its tags
-    host    answers, beside its updates; takes the rows of all workers with their vectors, and updates as in memory
+    worker  pushes gradients of rows behind its vector, and the places that its next step needs (payloads.py)
+    host    updates; takes copies of the rows at these places; gives them with the token
 
-An answer is for a ticket, and pushed rows are of a tag; others, which a process that died has left behind, are dropped.
-Everything else is as in memory (memory.py): a host that is one update past the step that it is asked for
-puts back what that update has changed.
+So rows need no messages of their own. Only what no push has asked for is asked by itself: the rows of a worker's first
+step, of evaluations, and all that changed since a checkpoint.
+
+Under sync a host may be one update past the step that it is asked for, and then puts back what that has changed.
+Otherwise a worker gets each host's rows as of its token: the host copies them between two updates.
 """
 
 from __future__ import annotations
 
+import math
 import secrets
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from trainer.engine.devices import device_of
-from trainer.engine.tables.memory import BlockMemory, Pushed, sum_pushed
+from trainer.engine.tables.host import TableHost
+from trainer.engine.tables.memory import BlockMemory, Pushed, cuts_of
+from trainer.engine.tables.payloads import Payloads, Places
 from trainer.engine.tables.touches import Derived, Touches
-from trainer.engine.tables.worker import NO_TAG
+from trainer.engine.tables.worker import NO_TAG, Gradients, Tables, by_block, mean_pushed
 from trainer.plan.layout import Shard
-from trainer.plan.tables import Block, slot_width
+from trainer.plan.tables import slot_width
 
 v1 = tf.compat.v1
 
@@ -30,78 +35,78 @@ READ, CHANGED = range(2)  # what is asked for: the rows at places; all rows that
 SPARE = 8  # messages that a queue has room for: of processes that died
 
 
-class Queues:
-    """The queues of a host for rows; the same ones in every process."""
-
-    def __init__(self, shard: Shard, workers: int) -> None:
-        with tf.device(device_of(shard.host)):
-            ask = [tf.int32, tf.int32, tf.int64, tf.int64, tf.string]  # worker, what, tag, ticket, places
-            self.asks = v1.FIFOQueue(4 * workers + SPARE, ask, shared_name=f"shard{shard.index}/asks")
-            kinds = [tf.int64, tf.string]
-            self.answers, self.pushes = (
-                [
-                    v1.FIFOQueue(SPARE, kinds, [[], []], shared_name=f"shard{shard.index}/{name}{w}")
-                    for w in range(workers)
-                ]
-                for name in ("answers", "rows")
-            )
-
-
 class RowServer:
-    """Answers what workers ask of a host, and takes what they push."""
+    """A host's side."""
 
-    def __init__(self, memory: Sequence[BlockMemory], shard: Shard, workers: int) -> None:
-        """Adds itself to the graph of the host."""
-        self._memory, self._host, self._queues = memory, shard.index, Queues(shard, workers)
-        worker, what, tag, ticket, places = self._queues.asks.dequeue()
+    def __init__(self, tables: TableHost, shard: Shard, workers: int, payloads: Payloads) -> None:
+        """Adds what answers questions to the graph of the host."""
+        self._tables, self._host, self._payloads = tables, shard.index, payloads
+        self._pushed: dict[int, list[Pushed]] = {}  # by worker, of each block: what the next update may take
+        self._asked: dict[int, Places] = {}  # by worker: what it needs with its next token
+        worker, what, tag, ticket, places = _asks(shard, workers).dequeue()
         answer = tf.numpy_function(self._answer, [what, tag, places], tf.string)
         answer.set_shape([])
 
         def give(queue: Any) -> Any:
             return lambda: tf.group(queue.enqueue([ticket, answer]))
 
-        self._serve = tf.switch_case(tf.reshape(worker, []), [give(queue) for queue in self._queues.answers])
+        queues = [_answers(shard, number) for number in range(workers)]
+        self._serve = tf.switch_case(tf.reshape(worker, []), [give(queue) for queue in queues])
 
     def serve(self, session: Any) -> None:
-        """Answers until the session is closed."""
+        """Answers questions until the session is closed."""
         answer_one = session.make_callable(self._serve)
         while True:
             answer_one()
 
-    def take(self, tag: tf.Tensor) -> tf.Operation:
-        """Takes the rows that every worker has pushed for the step with this tag [] int64."""
-        taken = []
-        for queue in self._queues.pushes:
-            of_step = tf.while_loop(
-                lambda theirs, _: tf.not_equal(theirs, tag), lambda *_, q=queue: q.dequeue(), queue.dequeue()
-            )
-            taken.append(of_step[1])
-        return tf.numpy_function(self._write, taken, [])
+    def take(self, worker: int, payload: tf.Tensor, *, counts: tf.Tensor | bool = True) -> tf.Operation:
+        """Takes what a worker has pushed behind its vector; nothing unless it counts, [] bool."""
 
-    def _write(self, *messages: bytes) -> None:
-        for worker, message in enumerate(messages):
-            for block, (places, rows) in zip(self._memory, _pushed(message, self._memory), strict=True):
-                block.write_push(worker, places, rows)
+        def take(payload: np.ndarray, counts: np.ndarray) -> None:
+            if counts:
+                self._pushed[worker], self._asked[worker] = self._payloads.read_push(payload)
 
-    def _answer(self, what: np.ndarray, tag: np.ndarray, message: bytes) -> bytes:
-        if what == CHANGED:
-            return b"".join(self._changed(block, int(tag)) for block in self._memory)
-        reader = _Reader(message)
-        return b"".join(block.read(reader.places(), int(tag)).tobytes() for block in self._memory)
+        return tf.numpy_function(take, [payload, counts], [])
+
+    def pushed(self, worker: int) -> list[Pushed]:
+        """What `take` took last of a worker, by block."""
+        return self._pushed[worker]
+
+    def rows_for(self, worker: int) -> tf.Tensor:
+        """[n] The rows that a worker's last push asked for, to be given with a token; nothing if none has."""
+
+        def copied() -> np.ndarray:
+            pairs = self._by_block(self._asked.get(worker, ()))
+            return self._payloads.write_rows([np.take(block.rows, places, axis=0) for block, places in pairs])
+
+        return tf.ensure_shape(tf.numpy_function(copied, [], tf.as_dtype(self._payloads.numbers)), [None])
+
+    def _answer(self, what: np.ndarray, tag: np.ndarray, question: bytes) -> bytes:
+        with self._tables.lock:  # so that no row is half of an update
+            if what == CHANGED:
+                return b"".join(self._changed(block, int(tag)) for block in self._tables.memory)
+            exact = self._payloads.exact()
+            _, asked = exact.read_push(np.frombuffer(_bytes(question), np.uint8))
+            rows = [block.read(places, int(tag)) for block, places in self._by_block(asked)]
+            return exact.write_rows(rows).tobytes()
+
+    def _by_block(self, asked: Places) -> Iterator[tuple[BlockMemory, np.ndarray]]:
+        return ((block, own) for replica in asked for block, own in zip(self._tables.memory, replica, strict=True))
 
     def _changed(self, block: BlockMemory, step: int) -> bytes:
         first = self._host * block.block.held
         places = first + np.flatnonzero(block.updated[first : first + block.block.held] > step)
         arrays = [block.rows, *block.slots.values()]
-        return _listed(places) + b"".join(np.take(one, places, axis=0).tobytes() for one in arrays)
+        parts = [np.int64(len(places)), places.astype(np.int64), *(np.take(one, places, axis=0) for one in arrays)]
+        return b"".join(one.tobytes() for one in parts)
 
 
-class SentTables:
-    """Adds to a worker's graph what a step does with tables of other tasks; the methods are those of `TableWorker`."""
+class SentTables(Tables):
+    """A worker's side, of tables that other tasks hold."""
 
     def __init__(
         self,
-        blocks: Sequence[Block],
+        payloads: Payloads,
         slots: Sequence[str],
         shards: Sequence[Shard],
         touches: Touches,
@@ -109,140 +114,154 @@ class SentTables:
         worker: int,
         workers: int,
     ) -> None:
-        self._blocks, self._slots, self._shards, self.touches = blocks, slots, shards, touches
-        self._worker, self._workers = worker, workers
+        """Adds nothing yet.
 
-    def read(self, derived: Derived, tag: tf.Tensor) -> list[tf.Tensor]:
-        """What each lookup is given, of the step with this tag [] int64."""
-        distinct = [touched.distinct for touched in derived.blocks]
-        tag = tf.convert_to_tensor(tag, tf.int64)
-        ticket = tf.cond(tf.equal(tag, NO_TAG), self._new_ticket, lambda: tag)
-        messages = tf.numpy_function(self._by_host, distinct, [tf.string] * len(self._shards))
-        messages = messages if isinstance(messages, list) else [messages]
-        answers = self._ask(READ, tag, ticket, [tf.reshape(one, []) for one in messages])
-        found = tf.numpy_function(self._rows, [*distinct, *answers], [tf.float32] * len(self._blocks))
-        found = found if isinstance(found, list) else [found]
-        rows = []
-        for block, touched, values in zip(self._blocks, derived.blocks, found, strict=True):
-            rows.append(tf.gather(tf.ensure_shape(values, [None, block.width]), touched.which))
-        return self.touches.cut(derived, rows)
+        Args:
+            workers: of the run; this is the one with the number `worker`.
+        """
+        self._payloads, self._slots, self._shards, self.touches = payloads, slots, shards, touches
+        self._worker, self._workers, self._each = worker, workers, len(payloads.blocks)
 
-    def leave(
-        self, derived: Sequence[Derived], gradients: Sequence[Sequence[tf.Tensor]], tag: tf.Tensor
-    ) -> list[tf.Operation]:
-        """Pushes the mean over this worker's replicas to the hosts; arguments as of `TableWorker.leave`."""
-        flat = []
-        for one, of_lookups in zip(derived, gradients, strict=True):
-            sums = self.touches.sum_gradients(one, of_lookups)
-            for touched, total in zip(one.blocks, sums, strict=True):
-                flat += [touched.distinct, total]
+    def read(self, derived: Derived) -> list[tf.Tensor]:
+        distinct = list(self.touches.places(derived))
+        questions = _tensors(lambda *places: self._questions([places]), distinct, [tf.string] * len(self._shards))
+        answers = self._ask(READ, tf.constant(NO_TAG), questions)
 
-        def write(*flat: np.ndarray) -> list[bytes]:
-            pairs = list(zip(flat[::2], flat[1::2], strict=True))
-            of_hosts = [b""] * len(self._shards)
-            for number, block in enumerate(self._blocks):
-                places, rows = sum_pushed(pairs[number :: len(self._blocks)])
-                rows = rows / np.float32(len(derived)) if len(derived) > 1 else rows
-                cuts = np.searchsorted(places, np.arange(block.hosts + 1) * block.held)
-                for host in range(block.hosts):
-                    own = slice(cuts[host], cuts[host + 1])
-                    of_hosts[host] += _listed(places[own]) + rows[own].tobytes()
-            return of_hosts
+        def rows(*inputs: Any) -> list[np.ndarray]:
+            sent = [_bytes(one) for one in inputs[self._each :]]
+            return self._exact_rows(sent, [inputs[: self._each]])
 
-        messages = tf.numpy_function(write, flat, [tf.string] * len(self._shards))
-        messages = messages if isinstance(messages, list) else [messages]
-        pushed = []
-        for shard, message in zip(self._shards, messages, strict=True):
-            queue = Queues(shard, self._workers).pushes[self._worker]
-            with tf.device(device_of(shard.host)):
-                pushed.append(queue.enqueue([tag, tf.reshape(message, [])]))
-        return pushed
+        return self._given([derived], _tensors(rows, [*distinct, *answers], [tf.float32] * self._each))[0]
+
+    def rows_of_step(
+        self, derived: Sequence[Derived], tag: tf.Tensor, payloads: Sequence[tf.Tensor]
+    ) -> list[list[tf.Tensor]]:
+        distinct = [places for one in derived for places in self.touches.places(one)]
+
+        def rows(*inputs: np.ndarray) -> list[np.ndarray]:
+            return self._payloads.read_rows(inputs[len(distinct) :], self._by_replica(inputs[: len(distinct)]))
+
+        return self._given(derived, _tensors(rows, [*distinct, *payloads], [tf.float32] * len(distinct)))
+
+    def leave(self, derived: Sequence[Derived], gradients: Gradients, upcoming: Sequence[Any]) -> list[Any]:
+        sums, next_places = self._sums(derived, gradients), [one for replica in upcoming for one in replica]
+
+        def write(*flat: np.ndarray) -> list[np.ndarray]:
+            pushed = [mean_pushed(one) for one in by_block(flat[: len(sums)], self._each)]
+            return self._payloads.write_push(pushed, self._by_replica(flat[len(sums) :]))
+
+        kinds = [tf.as_dtype(self._payloads.numbers)] * len(self._shards)
+        return [tf.ensure_shape(one, [None]) for one in _tensors(write, [*sums, *next_places], kinds)]
+
+    def question(self) -> Question:
+        """Asks every host for the rows of a first step."""
+        tag, questions = v1.placeholder(tf.int64, []), [v1.placeholder(tf.string, []) for _ in self._shards]
+        return Question(tag, questions, self._ask(READ, tag, questions))
+
+    def first_payloads(self, session: Any, question: Question, places: Places, tag: int) -> list[np.ndarray]:
+        """What each host would have sent with its token if a push had asked for these places.
+
+        Args:
+            tag: of the step; NO_TAG: as rows are now.
+        """
+        feeds = dict(zip(question.questions, self._questions(places), strict=True))
+        rows = self._exact_rows(session.run(question.answers, {question.tag: tag, **feeds}), places)
+        of_hosts: list[list[np.ndarray]] = [[] for _ in self._shards]
+        for number, (one, own) in enumerate(zip(rows, [own for replica in places for own in replica], strict=True)):
+            cuts = cuts_of(own, self._payloads.blocks[number % self._each])
+            for host, parts in enumerate(of_hosts):
+                parts.append(one[cuts[host] : cuts[host + 1]])
+        return [self._payloads.write_rows(parts) for parts in of_hosts]
 
     def changed(self, step: tf.Tensor) -> list[tf.Tensor]:
         """What each host answers about all rows that changed after a step [] int64; `read_changed` reads it."""
-        return self._ask(CHANGED, step, self._new_ticket(), [tf.constant("")] * len(self._shards))
+        return self._ask(CHANGED, step, [tf.constant("")] * len(self._shards))
 
     def read_changed(self, answers: Sequence[bytes]) -> list[tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]]:
         """(places, values, slots) of each block, of all hosts."""
-        readers, found = [_Reader(one) for one in answers], []
-        for block in self._blocks:
-            parts = []
-            for reader in readers:
-                places = reader.places()
-                widths = [block.width, *(slot_width(slot, block.width) for slot in self._slots)]
-                parts.append([places, *(reader.floats(len(places), width) for width in widths)])
+        at, found = [0] * len(answers), []
+
+        def take(host: int, dtype: Any, *shape: int) -> np.ndarray:
+            array = np.frombuffer(answers[host], dtype, math.prod(shape), at[host]).reshape(shape)
+            at[host] += array.nbytes
+            return array
+
+        for block in self._payloads.blocks:
+            parts, widths = [], [block.width, *(slot_width(slot, block.width) for slot in self._slots)]
+            for host in range(len(answers)):
+                count = int(take(host, np.int64, 1)[0])
+                parts.append([take(host, np.int64, count), *(take(host, np.float32, count, one) for one in widths)])
             places, values, *slots = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
             found.append((places, values, dict(zip(self._slots, slots, strict=True))))
         return found
 
-    def _ask(self, what: int, tag: tf.Tensor, ticket: tf.Tensor, messages: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def _ask(self, what: int, tag: tf.Tensor, questions: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The answers [] string of all hosts; those to other tickets are dropped."""
+        ticket = tf.numpy_function(lambda: np.int64(secrets.randbelow(2**62)), [], tf.int64)
+        ticket.set_shape([])
         answers = []
-        for shard, message in zip(self._shards, messages, strict=True):
-            queues = Queues(shard, self._workers)
+        for shard, question in zip(self._shards, questions, strict=True):
+            queue = _answers(shard, self._worker)
             with tf.device(device_of(shard.host)):
-                asked = queues.asks.enqueue([self._worker, what, tag, ticket, message])
-                queue = queues.answers[self._worker]
+                asked = _asks(shard, self._workers).enqueue([self._worker, what, tag, ticket, question])
                 with tf.control_dependencies([asked]):
                     first = queue.dequeue()
                 answer = tf.while_loop(
-                    lambda theirs, _: tf.not_equal(theirs, ticket), lambda *_, q=queue: q.dequeue(), first
+                    lambda theirs, _: tf.not_equal(theirs, ticket), lambda *_, queue=queue: queue.dequeue(), first
                 )
             answers.append(tf.identity(answer[1]))
         return answers
 
-    def _new_ticket(self) -> tf.Tensor:
-        """One that no step has."""
-        ticket = tf.numpy_function(lambda: np.int64(-10 - secrets.randbelow(2**62)), [], tf.int64)
-        return tf.ensure_shape(ticket, [])
+    def _questions(self, places: Places) -> list[bytes]:
+        """To each host: a push without gradients."""
+        none = [(np.zeros(0, np.int64), np.zeros((0, block.width), np.float32)) for block in self._payloads.blocks]
+        return [one.tobytes() for one in self._payloads.exact().write_push(none, places)]
 
-    def _by_host(self, *distinct: np.ndarray) -> list[bytes]:
-        of_hosts = [b""] * len(self._shards)
-        for block, places in zip(self._blocks, distinct, strict=True):
-            cuts = np.searchsorted(places, np.arange(block.hosts + 1) * block.held)
-            for host in range(block.hosts):
-                of_hosts[host] += _listed(places[cuts[host] : cuts[host + 1]])
-        return of_hosts
+    def _exact_rows(self, sent: Sequence[bytes], places: Places) -> list[np.ndarray]:
+        return self._payloads.exact().read_rows([np.frombuffer(one, np.uint8) for one in sent], places)
 
-    def _rows(self, *inputs: Any) -> list[np.ndarray]:
-        distinct, readers = inputs[: len(self._blocks)], [_Reader(one) for one in inputs[len(self._blocks) :]]
-        found = []
-        for block, places in zip(self._blocks, distinct, strict=True):
-            cuts = np.searchsorted(places, np.arange(block.hosts + 1) * block.held)
-            parts = [
-                reader.floats(int(end - begin), block.width)
-                for reader, begin, end in zip(readers, cuts, cuts[1:], strict=False)
-            ]
-            found.append(np.concatenate(parts))
-        return found
+    def _by_replica(self, places: Sequence[np.ndarray]) -> list[Sequence[np.ndarray]]:
+        return [places[at : at + self._each] for at in range(0, len(places), self._each)]
+
+    def _given(self, derived: Sequence[Derived], rows: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
+        """What each lookup of each replica is given, from the rows of its distinct places by block."""
+        given = []
+        for number, one in enumerate(derived):
+            own = zip(rows[number * self._each :], one.blocks, self._payloads.blocks, strict=False)
+            found = [tf.gather(tf.ensure_shape(r, [None, block.width]), t.which) for r, t, block in own]
+            given.append(self.touches.cut(one, found))
+        return given
 
 
-class _Reader:
-    """Reads the arrays of a message, one after the other."""
+class Question(NamedTuple):
+    """Asks all hosts for rows; what is fed, and what is fetched."""
 
-    def __init__(self, message: Any) -> None:
-        self._bytes = message if isinstance(message, bytes) else np.asarray(message).item()
-        self._at = 0
-
-    def places(self) -> np.ndarray:
-        (count,) = self._next("<i8", 1)
-        return self._next("<i8", int(count))
-
-    def floats(self, count: int, width: int) -> np.ndarray:
-        return self._next("<f4", count * width).reshape(count, width)
-
-    def _next(self, dtype: str, count: int) -> np.ndarray:
-        array = np.frombuffer(self._bytes, dtype, count, self._at)
-        self._at += array.nbytes
-        return array
+    tag: tf.Tensor
+    questions: list[tf.Tensor]
+    answers: list[tf.Tensor]
 
 
-def _listed(places: np.ndarray) -> bytes:
-    return np.int64(len(places)).tobytes() + np.ascontiguousarray(places, "<i8").tobytes()
+def _asks(shard: Shard, workers: int) -> Any:
+    """The questions to a host: worker, what, tag, ticket, places."""
+    with tf.device(device_of(shard.host)):
+        kinds = [tf.int32, tf.int32, tf.int64, tf.int64, tf.string]
+        return v1.FIFOQueue(4 * workers + SPARE, kinds, shared_name=f"shard{shard.index}/asks")
 
 
-def _pushed(message: bytes, memory: Sequence[BlockMemory]) -> list[Pushed]:
-    reader, found = _Reader(message), []
-    for block in memory:
-        places = reader.places()
-        found.append((places, reader.floats(len(places), block.block.width)))
-    return found
+def _answers(shard: Shard, worker: int) -> Any:
+    """The answers of a host to a worker: ticket, rows."""
+    with tf.device(device_of(shard.host)):
+        name = f"shard{shard.index}/answers{worker}"
+        return v1.FIFOQueue(SPARE, [tf.int64, tf.string], [[], []], shared_name=name)
+
+
+def _tensors(function: Callable[..., Any], inputs: Sequence[Any], kinds: Sequence[tf.DType]) -> list[tf.Tensor]:
+    """`tf.numpy_function`, whose list of one is not a list."""
+    outputs = tf.numpy_function(function, inputs, kinds)
+    found = outputs if isinstance(outputs, list) else [outputs]
+    return [tf.ensure_shape(one, []) if one.dtype == tf.string else one for one in found]
+
+
+def _bytes(message: Any) -> bytes:
+    """Of a string that a function is given: numpy would cut off zeros at its end."""
+    return message if isinstance(message, bytes) else bytes(message.item())

@@ -49,6 +49,11 @@ class Touches:
         ids = tuple(one.ids for one in lookups)
         return Derived(ids, tuple(self._find(block, [ids[i] for i in self._own(block)]) for block in self._blocks))
 
+    @staticmethod
+    def places(derived: Derived) -> tuple[tf.Tensor, ...]:
+        """[n] of each block: the places that a batch touches, each once."""
+        return tuple(touched.distinct for touched in derived.blocks)
+
     def cut(self, derived: Derived, rows: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """[*ids, width] for each lookup, from the rows [positions, width] of each block."""
         given: dict[int, tf.Tensor] = {}

@@ -1,8 +1,10 @@
-"""A worker's side of tables: it reads rows where they lie, and leaves its gradients of them for the hosts."""
+"""A worker's side of tables: what its steps read, and where they leave their gradients for the hosts."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -12,51 +14,40 @@ from trainer.engine.tables.touches import Derived, Touches
 
 NO_TAG = np.int64(-2)  # of no step: rows are read as they are
 
+Gradients = Sequence[Sequence[tf.Tensor]]  # by replica and lookup
 
-class TableWorker:
-    """Adds to a worker's graph what a step does with tables."""
 
-    def __init__(self, memory: Sequence[BlockMemory], touches: Touches, worker: int = 0) -> None:
-        self._memory, self.touches, self._worker = memory, touches, worker
+class Tables(ABC):
+    """Adds to a worker's graph what it does with tables."""
 
-    def read(self, derived: Derived, tag: tf.Tensor) -> list[tf.Tensor]:
-        """What each lookup is given, of the step with this tag [] int64; once the tag is known."""
+    touches: Touches
 
-        def values(block: BlockMemory, places: tf.Tensor) -> tf.Tensor:
-            rows = tf.numpy_function(lambda at, tag: block.read(at, int(tag)), [places, tag], tf.float32)
-            return tf.ensure_shape(rows, [*places.shape, block.block.width])
+    @abstractmethod
+    def read(self, derived: Derived) -> list[tf.Tensor]:
+        """What each lookup is given outside of training: rows as they are."""
 
-        pairs = zip(self._memory, derived.blocks, strict=True)
-        return self.touches.cut(derived, [values(block, touched.places) for block, touched in pairs])
-
-    def leave(
-        self, derived: Sequence[Derived], gradients: Sequence[Sequence[tf.Tensor]], tag: tf.Tensor
-    ) -> list[tf.Operation]:
-        """Leaves the mean over this worker's replicas for the hosts.
+    @abstractmethod
+    def rows_of_step(
+        self, derived: Sequence[Derived], tag: tf.Tensor, payloads: Sequence[tf.Tensor]
+    ) -> list[list[tf.Tensor]]:
+        """What each lookup of each replica is given in the step with this tag [] int64.
 
         Args:
-            derived, gradients: of each replica; the gradients of its lookups.
-            tag: [] int64, of the step.
+            payloads: what each host has sent behind its vector, where rows are sent.
         """
 
-        def write(*flat: np.ndarray) -> None:
-            for block, of_replicas in zip(self._memory, self._of_blocks(flat), strict=True):
-                places, rows = sum_pushed(of_replicas)
-                block.write_push(self._worker, places, rows / np.float32(len(derived)) if len(derived) > 1 else rows)
+    @abstractmethod
+    def leave(self, derived: Sequence[Derived], gradients: Gradients, upcoming: Sequence[Any]) -> list[Any]:
+        """Leaves the mean gradient of this worker's replicas for the hosts.
 
-        return [tf.numpy_function(write, self._sums(derived, gradients), [])]
+        Args:
+            upcoming: of each replica, the places of its next batch by block, where rows are sent.
 
-    def leave_each(self, derived: Sequence[Derived], gradients: Sequence[Sequence[tf.Tensor]]) -> tf.Operation:
-        """The same, of each replica as that of a worker, where all replicas are in one process."""
+        Returns:
+            What is to be pushed behind the vector of each host, where rows are sent; else what must be done before.
+        """
 
-        def write(*flat: np.ndarray) -> None:
-            for block, of_replicas in zip(self._memory, self._of_blocks(flat), strict=True):
-                for replica, (places, rows) in enumerate(of_replicas):
-                    block.write_push(replica, places, rows)
-
-        return tf.numpy_function(write, self._sums(derived, gradients), [])
-
-    def _sums(self, derived: Sequence[Derived], gradients: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
+    def _sums(self, derived: Sequence[Derived], gradients: Gradients) -> list[tf.Tensor]:
         """By replica and block: the distinct places, and the gradients of their rows."""
         flat = []
         for one, of_lookups in zip(derived, gradients, strict=True):
@@ -65,7 +56,54 @@ class TableWorker:
                 flat += [touched.distinct, total]
         return flat
 
-    def _of_blocks(self, flat: Sequence[np.ndarray]) -> list[list[Pushed]]:
-        """What `_sums` lists, by block and replica."""
-        pairs = list(zip(flat[::2], flat[1::2], strict=True))
-        return [pairs[number :: len(self._memory)] for number in range(len(self._memory))]
+
+class TableWorker(Tables):
+    """Reads rows where they lie, in memory that it shares with the hosts."""
+
+    def __init__(self, memory: Sequence[BlockMemory], touches: Touches, worker: int = 0) -> None:
+        self._memory, self.touches, self._worker = memory, touches, worker
+
+    def read(self, derived: Derived) -> list[tf.Tensor]:
+        return self._read(derived, tf.constant(NO_TAG))
+
+    def rows_of_step(
+        self, derived: Sequence[Derived], tag: tf.Tensor, payloads: Sequence[tf.Tensor]
+    ) -> list[list[tf.Tensor]]:
+        return [self._read(one, tag) for one in derived]
+
+    def leave(self, derived: Sequence[Derived], gradients: Gradients, upcoming: Sequence[Any]) -> list[Any]:
+        def write(*flat: np.ndarray) -> None:
+            for block, of_replicas in zip(self._memory, by_block(flat, len(self._memory)), strict=True):
+                block.write_push(self._worker, *mean_pushed(of_replicas))
+
+        return [tf.numpy_function(write, self._sums(derived, gradients), [])]
+
+    def leave_each(self, derived: Sequence[Derived], gradients: Gradients) -> tf.Operation:
+        """Leaves the gradient of each replica as that of a worker, where all replicas are in one process."""
+
+        def write(*flat: np.ndarray) -> None:
+            for block, of_replicas in zip(self._memory, by_block(flat, len(self._memory)), strict=True):
+                for replica, (places, rows) in enumerate(of_replicas):
+                    block.write_push(replica, places, rows)
+
+        return tf.numpy_function(write, self._sums(derived, gradients), [])
+
+    def _read(self, derived: Derived, tag: tf.Tensor) -> list[tf.Tensor]:
+        def values(block: BlockMemory, places: tf.Tensor) -> tf.Tensor:
+            rows = tf.numpy_function(lambda at, tag: block.read(at, int(tag)), [places, tag], tf.float32)
+            return tf.ensure_shape(rows, [*places.shape, block.block.width])
+
+        pairs = zip(self._memory, derived.blocks, strict=True)
+        return self.touches.cut(derived, [values(block, touched.places) for block, touched in pairs])
+
+
+def by_block(flat: Sequence[np.ndarray], blocks: int) -> list[list[Pushed]]:
+    """What `_sums` lists, by block and replica."""
+    pairs = list(zip(flat[::2], flat[1::2], strict=True))
+    return [pairs[number::blocks] for number in range(blocks)]
+
+
+def mean_pushed(of_replicas: Sequence[Pushed]) -> Pushed:
+    """The mean of the gradients of one block over a worker's replicas."""
+    places, rows = sum_pushed(of_replicas)
+    return places, rows / np.float32(len(of_replicas)) if len(of_replicas) > 1 else rows

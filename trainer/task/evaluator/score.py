@@ -12,8 +12,7 @@ import tensorflow as tf
 from trainer.config.schema import RunConfig
 from trainer.engine.frozen import Copy
 from trainer.engine.tables.memory import BlockMemory
-from trainer.engine.tables.messages import SentTables
-from trainer.engine.tables.worker import NO_TAG, TableWorker
+from trainer.engine.tables.worker import Tables
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.observe.status import Status
 from trainer.storage import checkpoint, evaluations, table_rows
@@ -39,9 +38,7 @@ _log = logging.getLogger(__name__)
 class Evaluator:
     """A graph of its own that holds one copy of the parameters."""
 
-    def __init__(
-        self, workload: Workload, *, batch_size: int, device: str, tables: TableWorker | SentTables | None = None
-    ) -> None:
+    def __init__(self, workload: Workload, *, batch_size: int, device: str, tables: Tables | None = None) -> None:
         """Builds the graph.
 
         Args:
@@ -64,7 +61,7 @@ class Evaluator:
             state = values | self._frozen.tensors("frozen")
             evaluate = tf.function(step.make_evaluation(objective), autograph=False)
             batch = self._batches.batch
-            given = tables.read(self._batches.derived, tf.constant(NO_TAG)) if tables else ()
+            given = tables.read(self._batches.derived) if tables else ()
             with users_code("evaluation", alone=False):
                 self._score = [*evaluate(values, state, batch, given), tf.shape(batch.tensors[0])[0]]
 
@@ -88,9 +85,7 @@ class Evaluator:
             losses, sums, count = losses + float(loss) * size, sums + more, count + size
 
 
-def make_evaluator(
-    config: RunConfig, workload: Workload, device: str, tables: TableWorker | SentTables | None = None
-) -> Evaluator:
+def make_evaluator(config: RunConfig, workload: Workload, device: str, tables: Tables | None = None) -> Evaluator:
     """The evaluator of a run's model on its data."""
     return Evaluator(workload, batch_size=config.evaluate.batch_size, device=device, tables=tables)
 

@@ -17,6 +17,7 @@ ENDLESS = 2**62  # batches
 AHEAD = 2  # batches to prepare while the step runs
 
 Derive = Callable[[Batch], Nest]  # tensors that are made of a batch, ahead of the step too
+Announce = Callable[[Nest], Nest]  # what of those is to be known one batch before
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Batches:
     feed_dict: dict[tf.Tensor, Any]
     start: tf.Tensor  # scalar int64 placeholder, in feed_dict: the first step
     derived: Nest = ()
+    upcoming: Nest = ()  # what is announced of the batch after this one
 
     def feed_from(self, step: int) -> dict[tf.Tensor, Any]:
         """What to feed the initializer so that the next batch is the one of `step`."""
@@ -53,8 +55,12 @@ def training_batches(
     replica: int,
     replicas: int,
     derive: Derive = nothing,
+    announce: Announce | None = None,
 ) -> Batches:
     """One replica's batches of the steps start..stop-1, each of batch_size / replicas examples.
+
+    Args:
+        announce: what each batch says of the next one; then one without examples comes first.
 
     Raises:
         DataError: if one global batch holds more examples than there are.
@@ -62,9 +68,9 @@ def training_batches(
     if isinstance(examples, Stream):
         batch = batch_size // replicas
         arrays = partial(training_arrays, examples, seed=seed, replica=replica, replicas=replicas, batch=batch)
-        return _initializable(partial(_stream, examples, arrays, batch), {}, derive, start=start, stop=stop)
+        return _initializable(partial(_stream, examples, arrays, batch), {}, derive, announce, start=start, stop=stop)
     indices = _training_indices(examples, seed=seed, batch_size=batch_size, replica=replica, replicas=replicas)
-    return _batches(examples, indices, derive, start=start, stop=stop)
+    return _batches(examples, indices, derive, announce, start=start, stop=stop)
 
 
 def training_iterator(
@@ -108,7 +114,7 @@ def evaluation_batches(examples: Examples | Stream, *, batch_size: int, derive: 
         def all_of(*, start: int) -> Iterator[Arrays]:
             return evaluation_arrays(stream, batch=batch_size)
 
-        return _initializable(partial(_stream, stream, all_of, None), {}, derive, start=0, stop=ENDLESS)
+        return _initializable(partial(_stream, stream, all_of, None), {}, derive, None, start=0, stop=ENDLESS)
 
     batch_size = min(batch_size, examples.count)
     is_even = examples.count % batch_size == 0
@@ -117,7 +123,7 @@ def evaluation_batches(examples: Examples | Stream, *, batch_size: int, derive: 
         chosen = tf.range(step * batch_size, tf.minimum((step + 1) * batch_size, examples.count))
         return tf.ensure_shape(chosen, [batch_size if is_even else None])
 
-    return _batches(examples, indices, derive, start=0, stop=-(-examples.count // batch_size))
+    return _batches(examples, indices, derive, None, start=0, stop=-(-examples.count // batch_size))
 
 
 def feature_batches(examples: Examples | Stream, specs: Nest, *, seed: int, batch_size: int = 128) -> tf.data.Dataset:
@@ -152,24 +158,61 @@ def feature_batches(examples: Examples | Stream, specs: Nest, *, seed: int, batc
 
 
 def _batches(
-    examples: Examples, indices: Callable[[tf.Tensor], tf.Tensor], derive: Derive, *, start: int, stop: int
+    examples: Examples,
+    indices: Callable[[tf.Tensor], tf.Tensor],
+    derive: Derive,
+    announce: Announce | None,
+    *,
+    start: int,
+    stop: int,
 ) -> Batches:
     with tf.device("/cpu:0"):  # of the task that an enclosing scope names
         # Placeholders, because a graph definition with its constants is limited to 2 GB and is sent to every task.
         arrays = tuple(tf.compat.v1.placeholder(array.dtype, array.shape) for array in examples.arrays)
     feed_dict = dict(zip(arrays, examples.arrays, strict=True))
-    return _initializable(partial(_dataset, examples, indices, arrays), feed_dict, derive, start=start, stop=stop)
+    made = partial(_dataset, examples, indices, arrays)
+    return _initializable(made, feed_dict, derive, announce, start=start, stop=stop)
 
 
 def _initializable(
-    make: Callable[..., tf.data.Dataset], feed_dict: Feeds, derive: Derive, *, start: int, stop: int
+    make: Callable[..., tf.data.Dataset],
+    feed_dict: Feeds,
+    derive: Derive,
+    announce: Announce | None,
+    *,
+    start: int,
+    stop: int,
 ) -> Batches:
     """The batches of make(start, stop), of a dataset that begins where its initializer is told to."""
     with tf.device("/cpu:0"):
         first = tf.compat.v1.placeholder(tf.int64, [], name="start")
-        iterator = tf.compat.v1.data.make_initializable_iterator(make(first, stop, derive))
-        step, batch, derived = iterator.get_next()
-    return Batches(step, batch, iterator.initializer, {**feed_dict, first: start}, first, derived)
+        dataset = make(first, stop, derive)
+        iterator = tf.compat.v1.data.make_initializable_iterator(_announced(dataset, announce) if announce else dataset)
+        step, batch, derived, *upcoming = iterator.get_next()
+    return Batches(step, batch, iterator.initializer, {**feed_dict, first: start}, first, derived, *upcoming)
+
+
+def _announced(dataset: tf.data.Dataset, announce: Announce) -> tf.data.Dataset:
+    """Each element with what is announced of the next one; before the first and after the last are zeros."""
+
+    specs = dataset.element_spec
+    is_given = [isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(specs)]  # weights may be missing
+
+    def given(*element: Nest) -> tuple[tf.Tensor, ...]:
+        return tuple(one for one, has in zip(tf.nest.flatten(element), is_given, strict=True) if has)
+
+    def whole(flat: tuple[tf.Tensor, ...]) -> Nest:
+        rest = iter(flat)
+        return tf.nest.pack_sequence_as(specs, [next(rest) if has else None for has in is_given])
+
+    def with_next(before: tuple[tf.Tensor, ...], now: tuple[tf.Tensor, ...]) -> tuple[Nest, Nest]:
+        return now, (*whole(before), announce(whole(now)[2]))
+
+    flat = dataset.map(tf.autograph.experimental.do_not_convert(given))
+    zeros = tuple(tf.zeros([size or 0 for size in spec.shape], spec.dtype) for spec in flat.element_spec)
+    until_last = flat.concatenate(tf.data.Dataset.from_tensors(zeros))
+    announced = until_last.scan(zeros, tf.autograph.experimental.do_not_convert(with_next))
+    return announced.with_options(_options())
 
 
 def _dataset(

@@ -1,0 +1,103 @@
+"""Rows that travel behind the vectors of messages: the same bits, under every strategy and wire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from small_clusters import STEPS, Cluster, to_the_end
+from test_rejoin import AT_STEPS, dying
+from test_tables import OPTIMIZERS, rows_of, trained, workload
+
+from trainer.engine.tables.payloads import Payloads
+from trainer.plan.tables import FirstValues, Table, blocks_of
+from trainer.task.chief.export import params_sha256
+
+pytestmark = pytest.mark.cluster
+
+ADAGRAD = OPTIMIZERS["adagrad"]
+ROUNDED = 2.0**-8  # the largest relative error of a bfloat16
+
+
+def sent(ps: int, *, wire: str = "float32", workers: int = 2, **options: Any) -> str:
+    cluster = Cluster(workload("*"), ps=ps, workers=workers, optimizer=ADAGRAD, wire=wire, **options)
+    _, snapshot = cluster.train([to_the_end] * workers)[0]
+    return params_sha256(snapshot, rows_of(cluster))
+
+
+@pytest.mark.parametrize("ps", [1, 2, 0])
+def test_rows_that_are_sent_have_the_bits_of_those_in_memory(ps):
+    assert sent(ps) == trained(ADAGRAD, "*")
+
+
+def test_replicas_of_one_worker_get_their_own_rows():
+    devices = ("/cpu:0", "/cpu:1")
+    assert sent(2, devices=devices) == trained(ADAGRAD, "*", devices=devices)
+
+
+def test_rounded_rows_have_the_same_bits_wherever_they_are_and_whoever_dies():
+    one = sent(1, wire="bfloat16")
+    assert [sent(ps, wire="bfloat16") for ps in (2, 0)] == [one] * 2
+    cluster = Cluster(workload("*"), ps=2, workers=2, optimizer=ADAGRAD, wire="bfloat16")
+    moment = AT_STEPS["after its push to the first shard"]
+    _, (_, snapshot) = cluster.train([dying(cluster, 0, moment, {}), to_the_end])
+    assert params_sha256(snapshot, rows_of(cluster)) == one != sent(1)
+
+
+@pytest.mark.parametrize("wire", ["memory", "float32"])
+def test_a_quorum_of_all_has_the_bits_of_sync(wire):
+    assert sent(2, wire=wire, strategy="backup", quorum=2) == trained(ADAGRAD, "*")
+
+
+@pytest.mark.parametrize("wire", ["memory", "float32"])
+def test_one_worker_that_waits_for_nobody_has_the_bits_of_sync(wire):
+    assert sent(2, wire=wire, workers=1, strategy="async") == sent(1, workers=1)
+
+
+@pytest.mark.parametrize(("strategy", "options"), [("async", {"max_staleness": 0}), ("backup", {"quorum": 1})])
+def test_dropped_gradients_change_no_row_and_their_workers_get_the_rows_they_need(strategy, options):
+    cluster = Cluster(workload("*"), ps=2, workers=3, optimizer=ADAGRAD, wire="memory", strategy=strategy, **options)
+    cluster.train([_until_the_end] * 3)
+    table = cluster.engines[0].contributions()
+    assert table is not None
+    assert table[:, :-1].sum() > 0
+    for host in cluster.hosts:
+        for block in host.tables.memory:
+            changed = np.flatnonzero(block.updated)
+            assert 0 < block.updated.max() <= STEPS
+            assert np.isfinite(block.rows[changed]).all()
+
+
+def _until_the_end(engine: Any) -> None:
+    step = engine.start()
+    while step < STEPS:
+        step = engine.step().step + 1
+    engine.leave()
+
+
+@pytest.mark.parametrize("numbers", [np.float32, np.int32, np.uint16, np.uint8])
+def test_what_is_written_into_a_message_can_be_read(numbers):
+    drawn, is_rounded = np.random.default_rng(7), numbers is np.uint16
+    shapes = (("a/embeddings", 50, 4), ("b/embeddings", 20, 1))
+    blocks = blocks_of([Table(path, rows, width, FirstValues(0, 0), 1) for path, rows, width in shapes], 3)
+    payloads = Payloads(blocks, numbers, is_rounded)
+
+    def places(count: int) -> list[np.ndarray]:
+        return [np.unique(drawn.integers(0, block.hosts * block.held, count)) for block in blocks]
+
+    pushed = [
+        (own, drawn.random((len(own), block.width), np.float32)) for own, block in zip(places(9), blocks, strict=True)
+    ]
+    asked = [places(7), places(0)]
+    messages = payloads.write_push(pushed, asked)
+    for host, message in enumerate(messages):
+        assert message.dtype == numbers
+        gradients, needed = payloads.read_push(message)
+        for block, (at, rows), (every, values) in zip(blocks, gradients, pushed, strict=True):
+            is_own = every // block.held == host
+            assert np.array_equal(at, every[is_own])
+            np.testing.assert_allclose(rows, values[is_own], rtol=ROUNDED if is_rounded else 0)
+        for of_host, of_all in zip(needed, asked, strict=True):
+            for block, at, every in zip(blocks, of_host, of_all, strict=True):
+                assert np.array_equal(at, every[every // block.held == host])

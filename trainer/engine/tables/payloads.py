@@ -1,0 +1,126 @@
+"""Rows behind the vectors of messages, where they do not stay in shared memory.
+
+A worker's push has, for its host, the rows of each block that it touched, with their gradients, and which rows its
+replicas need for their next step. What it pulls has these rows. Whole numbers of a message's type, so nothing on the
+way computes with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from ml_dtypes import bfloat16
+
+from trainer.engine.tables.memory import Pushed, cuts_of
+from trainer.engine.vectors.wire import BFLOAT16, VectorWire
+from trainer.plan.tables import Block
+
+Places = Sequence[Sequence[np.ndarray]]  # by replica and block: [n] int64, sorted and each once
+ALIGNED = 4  # bytes; an array begins at a multiple of it
+
+
+class Payloads(NamedTuple):
+    """How rows are written into messages."""
+
+    blocks: Sequence[Block]
+    numbers: Any  # dtype of messages
+    is_rounded: bool  # whether floats of rows are sent as the nearest bfloat16
+
+    @classmethod
+    def of(cls, blocks: Sequence[Block], wire: VectorWire) -> Payloads:
+        """Those behind the vectors of a wire; of the wire bfloat16, rows are rounded too."""
+        return cls(blocks, wire.dtype.as_numpy_dtype, is_rounded=wire is BFLOAT16)
+
+    def exact(self) -> Payloads:
+        """The same as bytes, without rounding."""
+        return self._replace(numbers=np.uint8, is_rounded=False)
+
+    def write_push(self, pushed: Sequence[Pushed], asked: Places) -> list[np.ndarray]:
+        """What to send to each host: gradients of each block, and the rows of all hosts that are needed next."""
+        return [
+            self._joined(
+                [
+                    np.array([len(asked)], np.int64),
+                    *(part for one in self._own(pushed, host) for part in one),
+                    *(part for replica in asked for places in self._places(replica, host) for part in places),
+                ]
+            )
+            for host in range(self.blocks[0].hosts)
+        ]
+
+    def read_push(self, payload: np.ndarray) -> tuple[list[Pushed], Places]:
+        """What a host was sent: gradients of each block, and the places of its rows that are needed next."""
+        reader = _Reader(payload)
+        replicas = int(reader.next(np.int64, 1)[0])
+        pushed = []
+        for block in self.blocks:
+            places = self._read_places(reader, block)
+            pushed.append((places, self._read_rows(reader, len(places), block)))
+        return pushed, [[self._read_places(reader, block) for block in self.blocks] for _ in range(replicas)]
+
+    def write_rows(self, rows: Sequence[np.ndarray]) -> np.ndarray:
+        """The rows [n, width] of each replica and block, one after the other."""
+        return self._joined([self._rounded(one) for one in rows])
+
+    def read_rows(self, payloads: Sequence[np.ndarray], asked: Places) -> list[np.ndarray]:
+        """[n, width] By replica and block, from what each host has sent."""
+        readers, found = [_Reader(one) for one in payloads], []
+        for replica in asked:
+            for block, places in zip(self.blocks, replica, strict=True):
+                counts = np.diff(cuts_of(places, block))
+                parts = [self._read_rows(reader, int(n), block) for reader, n in zip(readers, counts, strict=True)]
+                found.append(np.concatenate(parts))
+        return found
+
+    def _own(self, pushed: Sequence[Pushed], host: int) -> list[list[np.ndarray]]:
+        found = []
+        for block, (places, rows) in zip(self.blocks, pushed, strict=True):
+            begin, end = cuts_of(places, block)[host : host + 2]
+            found.append([*_listed(places[begin:end], block), self._rounded(rows[begin:end])])
+        return found
+
+    def _places(self, of_blocks: Sequence[np.ndarray], host: int) -> list[list[np.ndarray]]:
+        found = []
+        for block, places in zip(self.blocks, of_blocks, strict=True):
+            begin, end = cuts_of(places, block)[host : host + 2]
+            found.append(_listed(places[begin:end], block))
+        return found
+
+    def _rounded(self, rows: np.ndarray) -> np.ndarray:
+        return rows.astype(bfloat16) if self.is_rounded else np.ascontiguousarray(rows, np.float32)
+
+    def _joined(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+        padded = [one.tobytes() + bytes(-one.nbytes % ALIGNED) for one in parts]
+        return np.frombuffer(b"".join(padded), self.numbers)
+
+    def _read_places(self, reader: _Reader, block: Block) -> np.ndarray:
+        (count,) = reader.next(np.int64, 1)
+        return reader.next(_kind(block), int(count)).astype(np.int64)
+
+    def _read_rows(self, reader: _Reader, count: int, block: Block) -> np.ndarray:
+        rows = reader.next(bfloat16 if self.is_rounded else np.float32, count * block.width)
+        return rows.astype(np.float32).reshape(count, block.width)
+
+
+class _Reader:
+    """Reads arrays, one after the other."""
+
+    def __init__(self, payload: np.ndarray) -> None:
+        self._bytes, self._at = np.ascontiguousarray(payload).view(np.uint8), 0
+
+    def next(self, dtype: Any, count: int) -> np.ndarray:
+        nbytes = count * np.dtype(dtype).itemsize
+        array = self._bytes[self._at : self._at + nbytes].view(dtype)
+        self._at += nbytes + -nbytes % ALIGNED
+        return array
+
+
+def _listed(places: np.ndarray, block: Block) -> list[np.ndarray]:
+    return [np.array([len(places)], np.int64), places.astype(_kind(block))]
+
+
+def _kind(block: Block) -> Any:
+    """Of places in messages: 4 bytes, unless the block has too many."""
+    return np.int32 if block.hosts * block.held < 2**31 else np.int64
