@@ -68,7 +68,7 @@ def headers() -> list[tf.Tensor]:
 
 
 def pushed(packed: Sequence[Sequence[tf.Tensor]], **options: Any) -> list[np.ndarray]:
-    return [vector.numpy() for vector in mean_over_replicas(packed, headers(), two_shards(), **options)]
+    return [vector.numpy() for vector in mean_over_replicas(packed, headers(), two_shards(), **options)[0]]
 
 
 def named(vectors: Sequence[np.ndarray]) -> dict[str, list[float]]:
@@ -113,7 +113,7 @@ def test_the_headers_are_copied_bit_for_bit_in_a_v1_graph(options):
     with tf.Graph().as_default(), v1.Session() as session:
         given = [packed(1.0), packed(3.0)]
         tags = [v1.placeholder(tf.float32, [LANES]) for _ in HEADERS]
-        step = mean_over_replicas(given, tags, two_shards(), **options)
+        step, _ = mean_over_replicas(given, tags, two_shards(), **options)
         found = session.run(step, dict(zip(tags, HEADERS.view(np.float32), strict=True)))
     assert [vector.view(np.int32)[-LANES:].tolist() for vector in found] == HEADERS.tolist()
 
@@ -150,7 +150,7 @@ def test_state_and_metrics_are_not_clipped():
 def test_a_shard_with_nothing_to_train_is_clipped_with_the_others():
     shards = place(PARAMETERS, ["ps:0", "ps:1"], pins={"a": 0, "b": 0, "mean": 1})
     given = [[tf.constant(packing.to_flat(shard, values(2.0), generation=1, step=1)) for shard in shards]]
-    found = [v.numpy() for v in mean_over_replicas(given, headers(), shards, clip=CLIP)]
+    found = [v.numpy() for v in mean_over_replicas(given, headers(), shards, clip=CLIP)[0]]
     assert np.sqrt(np.sum(np.square(found[0][: shards[0].trainable_size]))) == pytest.approx(1.0, rel=1e-6)
     assert found[1][:2].tolist() == [10.0, 14.0]
 

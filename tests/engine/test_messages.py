@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from runs import wait_until
@@ -29,6 +31,11 @@ from trainer.engine.sharded.worker import ShardedEngine
 from trainer.plan.forecast import traffic
 from trainer.plan.forecast.traffic import Message
 from trainer.plan.plan import Plan
+from trainer.workload import lookups
+from trainer.workload import step as replica
+from trainer.workload.build import Workload
+from trainer.workload.compiling import Wanted, make_objective
+from trainer.workload.data.arrays import from_arrays
 
 v1 = tf.compat.v1
 pytestmark = pytest.mark.cluster
@@ -134,7 +141,8 @@ def train(size: str, build: Callable[[], Any] = plain, *, strategy: str = "sync"
     Without what precedes a host's first update, and under sync without each worker's first step, which may be a rejoin.
     """
     ps, workers = SIZES[size]
-    cluster = Cluster(build, ps=ps, workers=workers, strategy=strategy, **options)
+    made = build() if build is workload_of_rows else build
+    cluster = Cluster(made, ps=ps, workers=workers, strategy=strategy, **options)
     plan = Plan(size, strategy, STEPS, BATCH, cluster.tasks, cluster.shards, 96, (), options.get("quorum"))
     plan = dataclasses.replace(plan, wire=options.get("wire", "float32"))
     of_workers: list[list[list[Call]]] = [[] for _ in cluster.engines]
@@ -293,6 +301,40 @@ def test_the_state_of_batch_norm_travels_with_the_gradients(size):
     assert any(shard.state for shard in steps.plan.shards)
     check_steps(steps)
     check_updates(steps, is_clipped=False)
+
+
+@pytest.mark.parametrize(("strategy", "wire"), [("sync", "float32"), ("sync", "bfloat16"), ("async", "memory")])
+def test_rows_of_tables_travel_in_the_messages_of_vectors(strategy, wire):
+    """Each example looks up the rows 0..4 of one table and row 7 of another: three rows of one host, three of two."""
+    steps = train("2ps2w", workload_of_rows, strategy=strategy, wire=wire)
+    float_nbytes, widths, rows_of = 2 if wire == "bfloat16" else 4, (2, 8), {"ps:0": (3, 0), "ps:1": (2, 1)}
+    for index, made in enumerate(steps.workers):
+        me, expected = f"worker:{index}", Counter[Message]()
+        for message in traffic.of_step(steps.plan, me):
+            counts = rows_of[message.sender if message.receiver == me else message.receiver]
+            rows = sum(float_nbytes * width * count for width, count in zip(widths, counts, strict=True))
+            listed = sum(8 + 4 * count for count in counts)  # of each block how many there are, and where
+            more = rows if message.receiver == me else rows + 8 + 2 * listed  # how many replicas ask, and for which
+            expected[message._replace(nbytes=message.nbytes + more)] += 1
+        for call in one_each(made[1:-1]):  # of the first rows were asked for, and after the last none are
+            assert call.messages == expected
+    assert any(made[1:-1] for made in steps.workers)
+
+
+def workload_of_rows() -> Workload:
+    keras.utils.set_random_seed(7)
+    ids = {"a": np.tile(np.arange(5), (96, 1)), "b": np.full((96, 1), 7)}
+    data = from_arrays((ids, np.arange(96) % 3), (ids, np.arange(96) % 3), source="test")
+    with lookups.building(["*"]):
+        given = {name: keras.Input(one.shape[1:], dtype="int64", name=name) for name, one in ids.items()}
+        found = [
+            keras.layers.Flatten()(keras.layers.Embedding(20, 2, name="narrow")(given["a"])),
+            keras.layers.Flatten()(keras.layers.Embedding(20, 8, name="wide")(given["b"])),
+        ]
+        model = keras.Model(given, keras.layers.Dense(3, name="logits")(keras.layers.Concatenate()(found)))
+    objective = make_objective(model, data.spec, Wanted("sparse_categorical_crossentropy"))
+    replica.trace(objective, data.spec)
+    return Workload(model, data, objective, {})
 
 
 def test_replicas_of_one_worker_send_as_one():

@@ -6,13 +6,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from small_clusters import STEPS, Cluster, to_the_end
 from test_rejoin import AT_STEPS, dying
 from test_tables import OPTIMIZERS, rows_of, trained, workload
 
+from trainer.config.schema import OptimizerConfig, OptimizerName
+from trainer.engine.tables.host import TableHost
+from trainer.engine.tables.memory import private
 from trainer.engine.tables.payloads import Payloads
-from trainer.plan.tables import FirstValues, Table, blocks_of
+from trainer.plan.tables import FirstValues, Table, TableLayout, blocks_of
+from trainer.task import table_files
 from trainer.task.chief.export import params_sha256
+from trainer.workload import step
 
 pytestmark = pytest.mark.cluster
 
@@ -53,6 +59,51 @@ def test_a_quorum_of_all_has_the_bits_of_sync(wire):
 @pytest.mark.parametrize("wire", ["memory", "float32"])
 def test_one_worker_that_waits_for_nobody_has_the_bits_of_sync(wire):
     assert sent(2, wire=wire, workers=1, strategy="async") == sent(1, workers=1)
+
+
+def test_rows_are_given_as_they_were_when_the_state_was_held():
+    random, adagrad = np.random.default_rng(7), OptimizerConfig(name=OptimizerName.adagrad)
+    layout = TableLayout(blocks_of([Table("t/embeddings", 40, 3, FirstValues(-1, 1), 4)], 2), ("accumulator",), 1, 9)
+    (memory,) = blocks = private(layout)
+    with tf.Graph().as_default():
+        host, number = TableHost(blocks, 1, adagrad, seed=7), tf.compat.v1.placeholder(tf.int64, [])
+        collected = host.collect(number, tf.constant(False), [], workers=[0])
+        update, load = host.finish(collected, number, tf.constant(0.0)), host.load(tf.constant(""))
+        with tf.compat.v1.Session() as session:
+
+            def train(steps: range) -> None:
+                for at in steps:
+                    places = np.unique(random.integers(20, 40, 9))
+                    memory.write_push(0, places, random.random((len(places), 3), np.float32))
+                    session.run(update, {number: at})
+
+            session.run(load)
+            train(range(3))
+            ((places, values, slots),) = host.changed(1)
+            host.hold()
+            train(range(3, 9))
+            ((later, held, held_slots),) = host.changed(1)
+            at = np.searchsorted(later, places)
+            assert np.array_equal(held[at], values)
+            assert np.array_equal(held_slots["accumulator"][at], slots["accumulator"])
+            host.release()
+            ((_, now, _),) = host.changed(1)
+            assert not np.array_equal(now, held)
+            assert np.array_equal(now, memory.rows[later])
+
+
+def test_a_worker_that_waits_for_nobody_clips_the_gradients_of_rows_too():
+    """One step of sgd, which moves everything by the learning rate times the limit."""
+    sgd = OptimizerConfig(name=OptimizerName.sgd, learning_rate=1.0, clip_norm=0.01)
+    options = {"wire": "memory", "strategy": "async", "steps": 1, "devices": ("/cpu:0", "/cpu:1")}
+    cluster = Cluster(workload("*"), ps=2, workers=1, optimizer=sgd, **options)
+    before = step.initial_values(cluster.model)
+    _, snapshot = cluster.train([lambda engine: to_the_end(engine, 1)])[0]
+    moved = [snapshot.parameters[path] - value for path, value in before.items()]
+    memory = rows_of(cluster)
+    tables = table_files.tables_in(memory).values()
+    moved += [one - np.float32(0.05) for t in tables for one in table_files.values_of(memory, t)]
+    assert np.sqrt(sum(np.square(one, dtype=np.float64).sum() for one in moved)) == pytest.approx(0.01, rel=1e-4)
 
 
 @pytest.mark.parametrize(("strategy", "options"), [("async", {"max_staleness": 0}), ("backup", {"quorum": 1})])

@@ -80,6 +80,9 @@ class Script:
         parameters = {"dense/kernel": np.full(2, math.nan if is_spoilt else 1.0, np.float32)}
         return Snapshot(self.at, parameters, {}, {}, bad=self.peek().bad)
 
+    def release(self) -> None:
+        pass
+
     def contributions(self) -> None: ...
 
     def leave(self) -> None: ...

@@ -126,6 +126,9 @@ class AllReduceEngine:
         slots = {name: slot.numpy() for name, slot in self._slots.items()}
         return Snapshot.from_flats(self.peek().step, [self._shard], [self._flat.numpy()], [slots])
 
+    def release(self) -> None:
+        """A snapshot is whole."""
+
     def contributions(self) -> None:
         """Every replica is in every update."""
 

@@ -196,39 +196,51 @@ def mean_over_replicas(
     *,
     clip: OptimizerConfig | None = None,
     write: Write = pack_float32,
-) -> list[tf.Tensor]:
-    """Packs what a worker pushes to each shard: the mean over its replicas.
+    rows: Sequence[tf.Tensor] = (),
+) -> tuple[list[tf.Tensor], tf.Tensor | None]:
+    """Packs what a worker pushes to each shard, the mean over its replicas; and what clipping multiplied it by.
 
     Args:
         packed: by replica and shard, in float32.
         headers: [LANES] the tags of a push to each shard; to be copied, never computed with.
         clip: limits the norm of this worker's own gradient, where each gradient is an update of its own.
+        rows: mean gradients of rows of tables, which the norm is of too.
     """
     if len(packed) == 1 and clip is None:
         regions = [halves(vector, shard) for vector, shard in zip(packed[0], shards, strict=True)]
-        return [write([one.trainable], [one.rest], shard) for one, shard in zip(regions, shards, strict=True)]
+        return [write([one.trainable], [one.rest], shard) for one, shard in zip(regions, shards, strict=True)], None
+    square = tf.add_n([tf.reduce_sum(tf.square(one)) for one in rows]) if clip is not None and rows else None
 
     @tf.function(jit_compile=True, autograph=False)
-    def combine(packed: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
+    def combine(
+        packed: Sequence[Sequence[tf.Tensor]], square: tf.Tensor | None
+    ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
         means = [mean_of([one[i] for one in packed])[: shard.header_offset] for i, shard in enumerate(shards)]
-        return means if clip is None else _clipped(means, shards, clip)
+        return (means, None) if clip is None else _clipped(means, shards, clip, square)
 
+    means, scale = combine([list(one) for one in packed], square)
     return [
         write([mean[: shard.trainable_size]], [mean[shard.trainable_size :], header], shard)
-        for mean, header, shard in zip(combine([list(one) for one in packed]), headers, shards, strict=True)
-    ]
+        for mean, header, shard in zip(means, headers, shards, strict=True)
+    ], scale
 
 
-def _clipped(means: Sequence[tf.Tensor], shards: Sequence[Shard], config: OptimizerConfig) -> list[tf.Tensor]:
+def _clipped(
+    means: Sequence[tf.Tensor], shards: Sequence[Shard], config: OptimizerConfig, square: tf.Tensor | None
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """The means, and what they were multiplied by; `square` [] is of other gradients that the norm is of."""
     squares = [
         optimizers.square_sums(mean, [(piece.offset, piece.padded) for piece in shard.trainable])
         for mean, shard in zip(means, shards, strict=True)
     ]
-    scale = optimizers.clip_scale(config, tf.gather(tf.concat(squares, 0), squares_order(shards)))
+    all_squares = tf.gather(tf.concat(squares, 0), squares_order(shards))
+    scale = optimizers.clip_scale(
+        config, all_squares if square is None else tf.concat([all_squares, tf.reshape(square, [1])], 0)
+    )
     return [
         tf.concat([mean[: shard.trainable_size] * scale, mean[shard.trainable_size :]], 0)
         for mean, shard in zip(means, shards, strict=True)
-    ]
+    ], scale
 
 
 def in_step(batches: Any, step: tf.Tensor) -> Any:

@@ -75,6 +75,9 @@ class Engine(Protocol):
         It is all of one step, except under async, where a shard may be some steps ahead of the one that counts.
         """
 
+    def release(self) -> None:
+        """Ends the use of the last snapshot: nothing more that belongs to it, as rows of tables, will be asked for."""
+
     def contributions(self) -> Table | None:
         """How many gradients of each worker were applied and dropped; None where every update has all."""
 

@@ -45,6 +45,9 @@ class SessionEngine:
         """0: a state of this process ends with it."""
         return 0
 
+    def release(self) -> None:
+        """A snapshot is whole."""
+
     def step(self, *, stop: bool = False, reductions: int = 0, fetch_gradients: bool = False) -> StepResult:
         began = time.time()
         if self.is_tracing or stop or reductions or fetch_gradients:

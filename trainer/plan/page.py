@@ -216,11 +216,12 @@ def _traffic(plan: Plan) -> str:
         shares = f"{size(per_link[0][1])} from each worker to the next, around a ring"
     traffic = f"traffic: {size(sum(links.values()))} per step over {count(len(links), 'link')}; {shares}"
     if plan.wire_format.is_shared:
-        shared = size(nbytes(plan.shards, plan.effective_strategy, len(plan.workers)) + plan.table_layout.nbytes)
+        in_memory = nbytes(plan.shards, plan.effective_strategy, len(plan.workers))
+        shared = size(in_memory + (0 if plan.sends_rows else plan.table_layout.nbytes))
         traffic += f"\n    parameters and gradients stay in shared memory ({shared}); messages only say where"
-    if plan.tables and not plan.wire_format.is_shared:
-        examples = plan.global_batch // len(plan.workers)
-        rows = sum(min(one.rows, examples * one.lookups) * (8 + 4 * one.width) for one in plan.tables)
+    if plan.sends_rows:
+        examples, each = plan.global_batch // len(plan.workers), 2 if plan.wire == "bfloat16" else 4
+        rows = sum(min(one.rows, examples * one.lookups) * (4 + each * one.width) for one in plan.tables)
         traffic += f"\n    and rows of tables: at most {size(2 * rows)} for each worker"
     return f"{batch}\n{steps}\n{traffic}"
 

@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -39,6 +39,15 @@ _log = logging.getLogger(__name__)
 
 LOADED_POLL_SECS = 0.02
 REPORT_EVERY_SECS = 10.0
+
+
+class ChangedGraph(NamedTuple):
+    """What the chief asks hosts about rows."""
+
+    tables: SentTables
+    step: tf.Tensor  # fed
+    answers: list[tf.Tensor]
+    release: list[tf.Tensor]
 
 
 class ShardedEngine(SessionEngine):
@@ -118,6 +127,10 @@ class ShardedEngine(SessionEngine):
         self._needs_place = self._spec.wire.is_per_worker
         return Snapshot.from_flats(min(int(step) for _, step in read.tags), self._spec.shards, read.flats, read.slots)
 
+    def release(self) -> None:
+        if self._changed is not None and not self._spec.strategy.waits_for_all:
+            self.session.run(self._changed.release)
+
     def contributions(self) -> Table | None:
         """As the first shard counts them."""
         table = self._built.contributions
@@ -132,17 +145,17 @@ class ShardedEngine(SessionEngine):
     def changed_rows(self, step: int) -> list[tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]]:
         """(places, values, slots) of each block of tables: the rows that were changed after a step, from all hosts."""
         assert self._changed is not None
-        tables, feed, answers = self._changed
-        return tables.read_changed(self.session.run(answers, {feed: step}))
+        answers = self.session.run(self._changed.answers, {self._changed.step: step})
+        return self._changed.tables.read_changed(answers)
 
     @cached_property
-    def _changed(self) -> tuple[SentTables, tf.Tensor, list[tf.Tensor]] | None:
+    def _changed(self) -> ChangedGraph | None:
         """Asks for changed rows, where they do not lie in memory of this task."""
-        if not isinstance(self._spec.tables, SentTables):
+        if not isinstance(tables := self._spec.tables, SentTables):
             return None
         with self.graph.as_default(), tf.device(self._spec.here):
             feed = tf.compat.v1.placeholder(tf.int64, [])
-            return self._spec.tables, feed, self._spec.tables.changed(feed)
+            return ChangedGraph(tables, feed, tables.changed(feed), tables.release())
 
     @cached_property
     def _load(self) -> LoadGraph:

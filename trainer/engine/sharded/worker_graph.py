@@ -263,12 +263,16 @@ def _build_step(
             for replica, one, given in zip(replicas, batches, rows, strict=True)
         ]
         packed = computed[0].vectors
+        means: list[tf.Tensor] = []
+        if spec.tables is not None:
+            means = spec.tables.mean_gradients([one.derived for one in batches], [one.rows for one in computed])
+        scale = None
         if not writes_in_step:
-            packed = mean_over_replicas([one.vectors for one in computed], headers, shards, clip=clip, write=write)
+            vectors_of = [one.vectors for one in computed]
+            packed, scale = mean_over_replicas(vectors_of, headers, shards, clip=clip, write=write, rows=means[1::2])
         left: list[Any] = []
         if spec.tables is not None:
-            gradients, upcoming = [one.rows for one in computed], [one.upcoming for one in batches]
-            left = spec.tables.leave([one.derived for one in batches], gradients, upcoming)
+            left = spec.tables.leave(means, [one.upcoming for one in batches], scale)
         with tf.control_dependencies([*packed, *left]):
             computed_at = tf.timestamp()
         clock.end_at("compute", computed_at)

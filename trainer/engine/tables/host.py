@@ -23,6 +23,14 @@ Read = Callable[[str, Sequence[BlockMemory], int], None]  # the rows of a host f
 Take = Callable[[int], Sequence[Pushed]]  # what a worker has pushed, by block
 
 
+class Before(NamedTuple):
+    """Rows of a block before an update changed them."""
+
+    places: np.ndarray  # [n] int64
+    values: np.ndarray  # [n, width]
+    slots: dict[str, np.ndarray]
+
+
 class Collected(NamedTuple):
     """The rows that an update changes, each as a vector of the same size, padded with zeros."""
 
@@ -56,6 +64,7 @@ class TableHost:
             optimizer.clip_norm is not None,
         )
         self._is_rowwise = ROW_ACCUMULATOR in self._fills
+        self._kept: list[list[Before]] | None = None  # by block and update, since `hold`
         self._changed: list[Pushed] = []  # by block, in the update that is under way: places, and values before
         self._apply = tf.function(
             lambda *inputs: optimizers.apply(self._optimizer, *inputs), jit_compile=True, autograph=False
@@ -71,6 +80,31 @@ class TableHost:
         if path := np.asarray(checkpoint).item().decode():
             assert self._read is not None
             self._read(path, self.memory, self._host)
+
+    def hold(self) -> None:
+        """Keeps what rows are now, for `changed`, until `release`; between two updates."""
+        with self.lock:
+            self._kept = [[] for _ in self.memory]
+
+    def release(self) -> None:
+        with self.lock:
+            self._kept = None
+
+    def changed(self, step: int) -> list[Before]:
+        """By block, the rows that were changed after a step: as they were at `hold`, or else are now."""
+        found = []
+        with self.lock:
+            for number, block in enumerate(self.memory):
+                first = self._host * block.block.held
+                places = first + np.flatnonzero(block.updated[first : first + block.block.held] > step)
+                slots = {name: np.take(one, places, axis=0) for name, one in block.slots.items()}
+                found.append(Before(places, np.take(block.rows, places, axis=0), slots))
+                for before in reversed(self._kept[number] if self._kept else []):
+                    at = np.searchsorted(places, before.places)
+                    found[-1].values[at] = before.values
+                    for name, values in before.slots.items():
+                        found[-1].slots[name][at] = values
+        return found
 
     def collect(
         self,
@@ -173,18 +207,17 @@ class TableHost:
 
     def _store(self, step: np.ndarray, moved: np.ndarray, *slots: np.ndarray) -> None:
         at = 0
-        for block, (places, values) in zip(self.memory, self._changed, strict=True):
+        for number, (_, values) in enumerate(self._changed):
             end = at + values.size
             updated = {name: slot[at:end].reshape(values.shape) for name, slot in zip(self._slots, slots, strict=True)}
-            with self.lock:
-                block.put(places, moved[at:end].reshape(values.shape), updated, int(step) + 1)
+            self._put(number, moved[at:end].reshape(values.shape), updated, int(step) + 1)
             at = end
 
     def _update_rowwise(self, step: np.ndarray, rate: np.ndarray, gradients: np.ndarray) -> None:
         """Adagrad with one accumulator for each row, the mean of whose squares it grows by."""
         config, at = self._optimizer, 0
-        for block, (places, values) in zip(self.memory, self._changed, strict=True):
-            end = at + values.size
+        for number, (places, values) in enumerate(self._changed):
+            block, end = self.memory[number], at + values.size
             gradient = gradients[at:end].reshape(values.shape)
             accumulator = np.take(block.slots[ROW_ACCUMULATOR], places, axis=0)
             squares = gradient * gradient
@@ -194,6 +227,14 @@ class TableHost:
             accumulator += (total / np.float32(values.shape[1]))[:, None]
             decayed = values - values * np.float32(config.weight_decay) * np.float32(rate)
             moved = decayed - np.float32(rate) * gradient / np.sqrt(accumulator + np.float32(config.epsilon))
-            with self.lock:
-                block.put(places, moved, {ROW_ACCUMULATOR: accumulator}, int(step) + 1)
+            self._put(number, moved, {ROW_ACCUMULATOR: accumulator}, int(step) + 1)
             at = end
+
+    def _put(self, number: int, moved: np.ndarray, slots: dict[str, np.ndarray], step: int) -> None:
+        """Writes the rows that are being changed of the block with this number."""
+        block, (places, values) = self.memory[number], self._changed[number]
+        with self.lock:
+            if self._kept is not None:
+                before = {name: np.take(one, places, axis=0) for name, one in block.slots.items()}
+                self._kept[number].append(Before(places.copy(), values, before))
+            block.put(places, moved, slots, step)

@@ -25,13 +25,15 @@ from trainer.engine.tables.host import TableHost
 from trainer.engine.tables.memory import BlockMemory, Pushed, cuts_of
 from trainer.engine.tables.payloads import Payloads, Places
 from trainer.engine.tables.touches import Derived, Touches
-from trainer.engine.tables.worker import NO_TAG, Gradients, Tables, by_block, mean_pushed
+from trainer.engine.tables.worker import NO_TAG, Tables, by_block
 from trainer.plan.layout import Shard
 from trainer.plan.tables import slot_width
 
 v1 = tf.compat.v1
 
-READ, CHANGED = range(2)  # what is asked for: the rows at places; all rows that changed after a step
+# What is asked for: the rows at places; all rows that changed after a step, as `TableHost.changed` has them; nothing,
+# but that no more will be asked about the state that was held.
+READ, CHANGED, RELEASE = range(3)
 SPARE = 8  # messages that a queue has room for: of processes that died
 
 
@@ -40,7 +42,7 @@ class RowServer:
 
     def __init__(self, tables: TableHost, shard: Shard, workers: int, payloads: Payloads) -> None:
         """Adds what answers questions to the graph of the host."""
-        self._tables, self._host, self._payloads = tables, shard.index, payloads
+        self._tables, self._payloads = tables, payloads
         self._pushed: dict[int, list[Pushed]] = {}  # by worker, of each block: what the next update may take
         self._asked: dict[int, Places] = {}  # by worker: what it needs with its next token
         worker, what, tag, ticket, places = _asks(shard, workers).dequeue()
@@ -82,23 +84,22 @@ class RowServer:
         return tf.ensure_shape(tf.numpy_function(copied, [], tf.as_dtype(self._payloads.numbers)), [None])
 
     def _answer(self, what: np.ndarray, tag: np.ndarray, question: bytes) -> bytes:
+        if what == RELEASE:
+            self._tables.release()
+            return b""
+        if what == CHANGED:
+            parts: list[Any] = []
+            for places, values, slots in self._tables.changed(int(tag)):
+                parts += [np.int64(len(places)), places.astype(np.int64), values, *slots.values()]
+            return b"".join(one.tobytes() for one in parts)
+        exact = self._payloads.exact()
+        _, asked = exact.read_push(np.frombuffer(_bytes(question), np.uint8))
         with self._tables.lock:  # so that no row is half of an update
-            if what == CHANGED:
-                return b"".join(self._changed(block, int(tag)) for block in self._tables.memory)
-            exact = self._payloads.exact()
-            _, asked = exact.read_push(np.frombuffer(_bytes(question), np.uint8))
             rows = [block.read(places, int(tag)) for block, places in self._by_block(asked)]
             return exact.write_rows(rows).tobytes()
 
     def _by_block(self, asked: Places) -> Iterator[tuple[BlockMemory, np.ndarray]]:
         return ((block, own) for replica in asked for block, own in zip(self._tables.memory, replica, strict=True))
-
-    def _changed(self, block: BlockMemory, step: int) -> bytes:
-        first = self._host * block.block.held
-        places = first + np.flatnonzero(block.updated[first : first + block.block.held] > step)
-        arrays = [block.rows, *block.slots.values()]
-        parts = [np.int64(len(places)), places.astype(np.int64), *(np.take(one, places, axis=0) for one in arrays)]
-        return b"".join(one.tobytes() for one in parts)
 
 
 class SentTables(Tables):
@@ -143,15 +144,20 @@ class SentTables(Tables):
 
         return self._given(derived, _tensors(rows, [*distinct, *payloads], [tf.float32] * len(distinct)))
 
-    def leave(self, derived: Sequence[Derived], gradients: Gradients, upcoming: Sequence[Any]) -> list[Any]:
-        sums, next_places = self._sums(derived, gradients), [one for replica in upcoming for one in replica]
+    def leave(
+        self, mean: Sequence[tf.Tensor], upcoming: Sequence[Any], scale: tf.Tensor | None = None
+    ) -> list[tf.Tensor | tf.Operation]:
+        next_places = [one for replica in upcoming for one in replica]
 
-        def write(*flat: np.ndarray) -> list[np.ndarray]:
-            pushed = [mean_pushed(one) for one in by_block(flat[: len(sums)], self._each)]
-            return self._payloads.write_push(pushed, self._by_replica(flat[len(sums) :]))
+        def write(scale: np.ndarray, *flat: np.ndarray) -> list[np.ndarray]:
+            pushed = [one for (one,) in by_block(flat[: len(mean)], self._each)]
+            if scale != 1:
+                pushed = [(places, rows * scale) for places, rows in pushed]
+            return self._payloads.write_push(pushed, self._by_replica(flat[len(mean) :]))
 
         kinds = [tf.as_dtype(self._payloads.numbers)] * len(self._shards)
-        return [tf.ensure_shape(one, [None]) for one in _tensors(write, [*sums, *next_places], kinds)]
+        written = _tensors(write, [1.0 if scale is None else scale, *mean, *next_places], kinds)
+        return [tf.ensure_shape(one, [None]) for one in written]
 
     def question(self) -> Question:
         """Asks every host for the rows of a first step."""
@@ -176,6 +182,10 @@ class SentTables(Tables):
     def changed(self, step: tf.Tensor) -> list[tf.Tensor]:
         """What each host answers about all rows that changed after a step [] int64; `read_changed` reads it."""
         return self._ask(CHANGED, step, [tf.constant("")] * len(self._shards))
+
+    def release(self) -> list[tf.Tensor]:
+        """Tells every host that it need not keep the rows of the last snapshot any longer."""
+        return self._ask(RELEASE, tf.constant(NO_TAG), [tf.constant("")] * len(self._shards))
 
     def read_changed(self, answers: Sequence[bytes]) -> list[tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]]:
         """(places, values, slots) of each block, of all hosts."""

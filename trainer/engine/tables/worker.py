@@ -37,15 +37,36 @@ class Tables(ABC):
         """
 
     @abstractmethod
-    def leave(self, derived: Sequence[Derived], gradients: Gradients, upcoming: Sequence[Any]) -> list[Any]:
-        """Leaves the mean gradient of this worker's replicas for the hosts.
+    def leave(
+        self, mean: Sequence[tf.Tensor], upcoming: Sequence[Any], scale: tf.Tensor | None = None
+    ) -> list[tf.Tensor | tf.Operation]:
+        """Leaves gradients for the hosts.
 
         Args:
+            mean: from `mean_gradients`.
             upcoming: of each replica, the places of its next batch by block, where rows are sent.
+            scale: [] what the gradients are multiplied by.
 
         Returns:
             What is to be pushed behind the vector of each host, where rows are sent; else what must be done before.
         """
+
+    def mean_gradients(self, derived: Sequence[Derived], gradients: Gradients) -> list[tf.Tensor]:
+        """By block: the distinct places [n] of a worker's replicas, and the means of their gradients [n, width]."""
+        sums = self._sums(derived, gradients)
+        if len(derived) == 1:
+            return sums
+        blocks = len(derived[0].blocks)
+
+        def mean(*flat: np.ndarray) -> list[np.ndarray]:
+            found = []
+            for of_replicas in by_block(flat, blocks):
+                places, rows = sum_pushed(of_replicas)
+                found += [places, rows / np.float32(len(of_replicas))]
+            return found
+
+        means = tf.numpy_function(mean, sums, [one.dtype for one in sums[: 2 * blocks]])
+        return [tf.ensure_shape(one, [None, *like.shape[1:]]) for one, like in zip(means, sums, strict=False)]
 
     def _sums(self, derived: Sequence[Derived], gradients: Gradients) -> list[tf.Tensor]:
         """By replica and block: the distinct places, and the gradients of their rows."""
@@ -71,12 +92,16 @@ class TableWorker(Tables):
     ) -> list[list[tf.Tensor]]:
         return [self._read(one, tag) for one in derived]
 
-    def leave(self, derived: Sequence[Derived], gradients: Gradients, upcoming: Sequence[Any]) -> list[Any]:
-        def write(*flat: np.ndarray) -> None:
-            for block, of_replicas in zip(self._memory, by_block(flat, len(self._memory)), strict=True):
-                block.write_push(self._worker, *mean_pushed(of_replicas))
+    def leave(
+        self, mean: Sequence[tf.Tensor], upcoming: Sequence[Any], scale: tf.Tensor | None = None
+    ) -> list[tf.Tensor | tf.Operation]:
+        assert scale is None  # hosts clip
 
-        return [tf.numpy_function(write, self._sums(derived, gradients), [])]
+        def write(*flat: np.ndarray) -> None:
+            for block, ((places, rows),) in zip(self._memory, by_block(flat, len(self._memory)), strict=True):
+                block.write_push(self._worker, places, rows)
+
+        return [tf.numpy_function(write, list(mean), [])]
 
     def leave_each(self, derived: Sequence[Derived], gradients: Gradients) -> tf.Operation:
         """Leaves the gradient of each replica as that of a worker, where all replicas are in one process."""
@@ -101,9 +126,3 @@ def by_block(flat: Sequence[np.ndarray], blocks: int) -> list[list[Pushed]]:
     """What `_sums` lists, by block and replica."""
     pairs = list(zip(flat[::2], flat[1::2], strict=True))
     return [pairs[number::blocks] for number in range(blocks)]
-
-
-def mean_pushed(of_replicas: Sequence[Pushed]) -> Pushed:
-    """The mean of the gradients of one block over a worker's replicas."""
-    places, rows = sum_pushed(of_replicas)
-    return places, rows / np.float32(len(of_replicas)) if len(of_replicas) > 1 else rows

@@ -26,8 +26,8 @@ def check_sparse_run(config: RunConfig) -> Iterator[Problem]:
             yield Problem("optimizer.sparse", message, f"type '{KEY}=[PATTERN]' too")
         return
     strategy, optimizer = strategy_of(config.strategy, config.cluster), config.optimizer
-    if not strategy.is_one_process and strategy.name != "sync":
-        message = f"rows of sparse layers are updated by one process or under sync, not under {strategy.name}"
+    if strategy.has_ring:
+        message = f"rows of sparse layers are held by shard hosts, which {strategy.name} does not have"
         yield Problem(KEY, message, "type strategy=sync, or leave it out")
     faults = {
         "optimizer.ema": optimizer.ema is not None,

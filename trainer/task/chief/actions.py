@@ -250,6 +250,7 @@ def _on_snapshot(engine: Engine, actions: Sequence[tuple[Due, OnSnapshot]]) -> B
             snapshot = engine.snapshot()
             for action in due:
                 action(snapshot)
+            engine.release()
 
     return run_due
 
@@ -314,6 +315,7 @@ def assemble(
     hooks.follow(start.result, is_asked=context.stop.requested)
     if evaluation and start.step < context.plan.steps and evaluation.is_missing(start.step, config.evaluate.every):
         evaluation.run_and_log(engine.snapshot())
+        engine.release()
         judge.poll(start.step)
     between = [lambda _: writer.poll(), _on_snapshot(engine, actions)]
     if judge.is_needed:
