@@ -69,6 +69,26 @@ def test_a_run_resumes_on_another_cluster_with_the_same_bits(unbroken: Run, fini
     assert run.summary()["params_sha256"] == unbroken.summary()["params_sha256"]
 
 
+@pytest.mark.long(but=["async"])
+@pytest.mark.parametrize("strategy", ["async", "backup"])
+def test_a_run_that_waits_for_some_survives_kills_and_learns(start, tmp_path: Path, strategy: str):
+    (tmp_path / "mine.py").write_text(USER_FILE)
+    quorum = {"backup": ["strategy.quorum=1"], "async": []}[strategy]
+    run = start(*RUN, "cluster=2ps2w", f"strategy={strategy}", *quorum, "train.steps=900", "evaluate.every=300")
+    for task, step in (("worker:1", 100), ("worker:0", 250), ("ps:1", 450)):
+        run.wait_for_step(step)
+        signal_tasks(run, signal.SIGKILL, task)
+    assert run.wait() == 0, run.output
+    summary = run.summary()
+    assert set(summary["restarts_of"]) >= {"worker:0", "worker:1", "ps:1"}
+    assert summary["steps"] == 900
+    assert sum(one["applied"] for one in summary["contributions"].values()) > 0
+    losses = [json.loads(line)["loss"] for line in (run.directory / "history.jsonl").read_text().splitlines()]
+    assert np.mean(losses[-100:]) < np.mean(losses[:100]) - 0.02
+    rows = np.load(run.directory / "export" / "tables" / "user_table.embeddings.npy")
+    assert np.isfinite(rows).all()
+
+
 def test_what_is_exported_has_the_rows(unbroken: Run):
     export, summary = unbroken.directory / "export", unbroken.summary()
     tables = {path.name: np.load(path, mmap_mode="r") for path in (export / "tables").iterdir()}
