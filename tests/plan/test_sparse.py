@@ -28,8 +28,7 @@ def problems(*overrides: str) -> list[str]:
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("strategy=async", "rows of sparse layers are updated by one process or under sync, not under async"),
-        ("strategy=backup", "not under backup"),
+        ("strategy=all_reduce", "rows of sparse layers are held by shard hosts, which all_reduce does not have"),
         ("optimizer.ema=0.9", "optimizer.ema: is not available with sparse layers"),
         ("optimizer=lamb", "optimizer.name: is not available with sparse layers"),
         ("placement.buckets=2", "placement.buckets: is not available with sparse layers"),
@@ -40,8 +39,10 @@ def test_what_sparse_layers_cannot_have_is_a_problem(override, says):
     assert any(says in problem for problem in problems(override)), problems(override)
 
 
-def test_one_process_and_sync_can_have_them():
+def test_every_strategy_with_hosts_and_one_process_can_have_them():
     assert problems("optimizer.clip_norm=1") == []
+    assert problems("strategy=async", "optimizer.clip_norm=1", "strategy.max_staleness=3") == []
+    assert problems("strategy=backup", "strategy.quorum=1") == []
     assert problems("cluster=local") == []
     assert problems("strategy.wire=float32") == []
 
