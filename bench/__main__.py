@@ -86,7 +86,7 @@ class _Bench:
         return self._results
 
     def _measure_rows(self, workload: str) -> None:
-        rows = select(ROWS, self._options.rows)
+        rows = [row for row in select(ROWS, self._options.rows) if row.is_of(workload)]
         for row, following in zip(rows, [*rows[1:], None], strict=True):
             if self._is_late():
                 why = f"left out: {self._options.minutes:g} minutes were over"

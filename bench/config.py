@@ -24,7 +24,7 @@ from trainer.faults.problems import ConfigError, Problem
 class BenchConfig:
     """What is measured: this trainer and others, two at a time, which run in turn."""
 
-    workloads: list[str] = field(default_factory=list)  # of noop, cnn, mlp40, resnet20 and resnet50; empty: all
+    workloads: list[str] = field(default_factory=list)  # of noop, cnn, mlp40, resnet20, resnet50, clicks; empty: all
     rows: list[str] = field(default_factory=list)  # patterns of comparisons, e.g. sync/*; empty: all
     rounds: int = field(default=4, metadata=limits(at_least=1))  # of four windows each: A B B A
     window_secs: float = field(default=3.0, metadata=limits(above=0))  # seconds that one runs while the other is frozen

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bench import processes
+from bench.contestants import examples_of
 from bench.running import Running
 
 SETTLE_SECS = 0.3  # of a contestant that was just resumed, before it is looked at
@@ -52,7 +53,7 @@ def measure(running: Running, secs: float) -> Window:
         running.pause()
     steps = last - first
     return Window(
-        examples_per_sec=steps * running.contestant.examples / (ended - began),
+        examples_per_sec=steps * examples_of(running.contestant, running.workload) / (ended - began),
         cpu_ms={name: 1000 * max(0.0, cpu_after[name] - cpu.get(name, 0.0)) / steps for name in cpu_after},
         wire_nbytes=(wire_after[0] - wire[0]) / steps,
         wire_packets=(wire_after[1] - wire[1]) / steps,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.contestants import GLOBAL_BATCH, LEARNING_RATE
+from bench.contestants import CLICKS, CLICKS_TIMES, GLOBAL_BATCH, LEARNING_RATE
 from bench.counter import Counter
 from bench.peers.cluster import arguments
 
@@ -20,21 +20,26 @@ def main() -> None:
     options = parser.parse_args()
     import keras
 
-    from bench.peers.workload import dataset, open_workload
+    jit = True if options.jit else "auto"
+    if options.workload == CLICKS:
+        from bench.peers import clicks
 
-    model, data = open_workload(options.workload)
-    model.compile(
-        optimizer=keras.optimizers.Adam(LEARNING_RATE),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        jit_compile=True if options.jit else "auto",
-    )
+        model, batches = clicks.keras_model(), clicks.keras_batches(batch=CLICKS_TIMES * GLOBAL_BATCH)
+        loss: Any = keras.losses.BinaryCrossentropy(from_logits=True)
+        model.compile(optimizer=keras.optimizers.Adagrad(clicks.RATE), loss=loss, jit_compile=jit)
+    else:
+        from bench.peers.workload import dataset, open_workload
+
+        model, data = open_workload(options.workload)
+        batches, loss = dataset(data, batch=GLOBAL_BATCH), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer=keras.optimizers.Adam(LEARNING_RATE), loss=loss, jit_compile=jit)
     counter = Counter(options.directory)
 
     class Count(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             counter.set(batch + 1)
 
-    model.fit(dataset(data, batch=GLOBAL_BATCH), steps_per_epoch=STEPS, callbacks=[Count()], verbose=0)
+    model.fit(batches, steps_per_epoch=STEPS, callbacks=[Count()], verbose=0)
 
 
 if __name__ == "__main__":

@@ -10,15 +10,17 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
-from bench.contestants import LEARNING_RATE, REPLICA_BATCH, WORKERS
+from bench.contestants import CLICKS, CLICKS_TIMES, LEARNING_RATE, REPLICA_BATCH, WORKERS
 from bench.counter import Counter
 from bench.peers.cluster import addresses, arguments, start, threads
 
 COORDINATOR = "chief:0"
 TASKS = (COORDINATOR, "ps:0", *(f"worker:{index}" for index in range(WORKERS)))
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-7
+Make = Callable[[Any], tuple[Any, Any]]  # step -> what trains on a batch, and what makes the data set
 AHEAD = 32  # closures that are scheduled and not done
 LOOK_EVERY_SECS = 0.02
 
@@ -26,6 +28,7 @@ LOOK_EVERY_SECS = 0.02
 def main() -> NoReturn:
     parser = arguments("ParameterServerStrategy")
     parser.add_argument("--steps-per-closure", type=int, default=1)
+    parser.add_argument("--tuned", action="store_true", help="of clicks: one variable, whole batches, distinct ids")
     options = parser.parse_args()
     if options.task is None:
         start("bench.peers.parameter_server", TASKS, quiet_servers=True)
@@ -55,23 +58,12 @@ def play(options: Any) -> NoReturn:
 
 
 def _coordinate(tf: Any, options: Any, resolver: Any) -> NoReturn:
-    import numpy as np
-
-    from bench.peers.workload import dataset, open_workload
-
-    model, data = open_workload(options.workload)
-    first, first_rest = (  # now: the strategy's cluster replaces this process's devices, and what they hold
-        [variable.numpy() for variable in variables]
-        for variables in (model.trainable_variables, model.non_trainable_variables)
-    )
+    make = _clicks(tf, options) if options.workload == CLICKS else _images(tf, options)
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     with strategy.scope():
         step = tf.Variable(0, dtype=tf.int64, trainable=False)
-        trainable = [tf.Variable(value) for value in first]
-        rest = [tf.Variable(value, trainable=False) for value in first_rest]
-        slots = [[tf.Variable(np.zeros_like(value), trainable=False) for value in first] for _ in range(2)]
-    train = _make_step(tf, model, trainable, rest, slots, step)
+        train, make_dataset = make(step)
 
     @tf.function
     def closure(iterator: Any) -> None:
@@ -81,7 +73,7 @@ def _coordinate(tf: Any, options: Any, resolver: Any) -> NoReturn:
             for _ in tf.range(options.steps_per_closure):
                 train(*next(iterator))
 
-    batches = coordinator.create_per_worker_dataset(lambda: dataset(data, batch=REPLICA_BATCH, tuned=True))
+    batches = coordinator.create_per_worker_dataset(make_dataset)
     iterator = iter(batches)
     counter, scheduled = Counter(options.directory), 0
     while True:
@@ -91,6 +83,71 @@ def _coordinate(tf: Any, options: Any, resolver: Any) -> NoReturn:
             coordinator.schedule(closure, args=(iterator,))
             scheduled += 1
         time.sleep(LOOK_EVERY_SECS)
+
+
+def _images(tf: Any, options: Any) -> Make:
+    import numpy as np
+
+    from bench.peers.workload import dataset, open_workload
+
+    model, data = open_workload(options.workload)
+    first, first_rest = (  # now: the strategy's cluster replaces this process's devices, and what they hold
+        [variable.numpy() for variable in variables]
+        for variables in (model.trainable_variables, model.non_trainable_variables)
+    )
+
+    def make(step: Any) -> tuple[Any, Any]:
+        trainable = [tf.Variable(value) for value in first]
+        rest = [tf.Variable(value, trainable=False) for value in first_rest]
+        slots = [[tf.Variable(np.zeros_like(value), trainable=False) for value in first] for _ in range(2)]
+        batches = partial(dataset, data, batch=REPLICA_BATCH, tuned=True)
+        return _make_step(tf, model, trainable, rest, slots, step), batches
+
+    return make
+
+
+def _clicks(tf: Any, options: Any) -> Make:
+    from bench.peers import clicks
+
+    tuned = options.tuned
+
+    def variable(shape: tuple[int, ...]) -> tuple[Any, Any]:
+        """With its accumulator; values are made on the ps, for the coordinator has no room for several copies."""
+        first = tf.Variable(lambda: tf.random.uniform(shape, -0.05, 0.05))
+        return first, tf.Variable(lambda: tf.fill(shape, clicks.FIRST_ACCUMULATOR), trainable=False)
+
+    def make(step: Any) -> tuple[Any, Any]:
+        tables = [variable(shape) for shape in clicks.tables(tuned=tuned)]
+        dense = [variable(shape) for shape in clicks.dense_shapes()]
+
+        def train(*batch: Any) -> None:
+            given = clicks.Batch(*batch)
+            ids = clicks.ids_of(given, tuned=tuned)
+            rows = [tf.nn.embedding_lookup(table, own) for (table, _), own in zip(tables, ids, strict=True)]
+            weights = [tf.convert_to_tensor(one) for one, _ in dense]
+            with tf.GradientTape() as tape:
+                tape.watch([*weights, *rows])
+                loss = clicks.loss_of(weights, rows, given, tuned=tuned)
+            of_dense, of_rows = tape.gradient(loss, [weights, rows])
+            common = {"lr": clicks.RATE, "epsilon": clicks.EPSILON}
+            with tf.device(step.device):
+                step.assign_add(1)
+            for (one, accumulator), gradient in zip(dense, of_dense, strict=True):
+                with tf.device(one.device):
+                    tf.raw_ops.ResourceApplyAdagradV2(var=one.handle, accum=accumulator.handle, grad=gradient, **common)
+            for (one, accumulator), own, gradient in zip(tables, ids, of_rows, strict=True):
+                gradient = tf.convert_to_tensor(gradient)
+                if not tuned:  # as TensorFlow's optimizers do
+                    own, which = tf.unique(own)
+                    gradient = tf.math.unsorted_segment_sum(gradient, which, tf.size(own))
+                with tf.device(one.device):
+                    tf.raw_ops.ResourceSparseApplyAdagradV2(
+                        var=one.handle, accum=accumulator.handle, grad=gradient, indices=own, **common
+                    )
+
+        return train, partial(clicks.batches, batch=CLICKS_TIMES * REPLICA_BATCH, tuned=tuned)
+
+    return make
 
 
 def _make_step(

@@ -8,14 +8,17 @@ sleep for 30 s if the first is not ready yet.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any, NoReturn
 
-from bench.contestants import LEARNING_RATE, REPLICA_BATCH, WORKERS
+from bench.contestants import CLICKS, CLICKS_TIMES, LEARNING_RATE, REPLICA_BATCH, WORKERS
 from bench.counter import Counter
 from bench.peers.cluster import addresses, arguments, index_of, start, threads
 
 POLL_SECS = 0.2
 TASKS = ("ps:0", *(f"worker:{index}" for index in range(WORKERS)))
+# (tf, options, index, global step) -> the iterator, the loss, what to run, and the optimizer
+MakeStep = Callable[[Any, Any, int, Any], tuple[Any, Any, Any, Any]]
 
 
 def main() -> NoReturn:
@@ -30,10 +33,7 @@ def main() -> NoReturn:
 def play(options: Any) -> NoReturn:
     import tensorflow as tf
 
-    from bench.peers.workload import open_workload
-
-    model, data = open_workload(options.workload)  # Keras builds it eagerly; its layers are used in a graph below
-    first = {variable.path: variable.numpy() for variable in model.variables}
+    make = _clicks_step if options.workload == CLICKS else _image_step(options)
     if options.tuned:
         tf.compat.v1.disable_v2_behavior()
     job, index = options.task.split(":")[0], index_of(options.task)
@@ -43,7 +43,7 @@ def play(options: Any) -> NoReturn:
     if job == "ps":
         server.join()
     with tf.Graph().as_default():
-        _train(tf, options, index, model, first, data, cluster, server)
+        _train(tf, options, index, make, cluster, server)
     raise SystemExit("training ended")
 
 
@@ -57,15 +57,49 @@ def _config(tf: Any, options: Any, job: str, *, peers: tuple[str, ...] = ()) -> 
     return config
 
 
-def _train(tf: Any, options: Any, index: int, model: Any, first: Any, data: Any, cluster: Any, server: Any) -> None:
-    from bench.peers.workload import dataset
+def _image_step(options: Any) -> MakeStep:
+    from bench.peers.workload import dataset, open_workload
 
+    model, data = open_workload(options.workload)  # Keras builds it eagerly; its layers are used in a graph below
+    first = {variable.path: variable.numpy() for variable in model.variables}
+
+    def make(tf: Any, options: Any, index: int, global_step: Any) -> tuple[Any, Any, Any, Any]:
+        batches = dataset(data, batch=REPLICA_BATCH, index=index, workers=WORKERS, tuned=options.tuned)
+        iterator = tf.compat.v1.data.make_initializable_iterator(batches)
+        return iterator, *_step(tf, model, first, iterator.get_next(), global_step)
+
+    return make
+
+
+def _clicks_step(tf: Any, options: Any, index: int, global_step: Any) -> tuple[Any, Any, Any, Any]:
+    from bench.peers import clicks
+
+    v1, tuned = tf.compat.v1, options.tuned
+    batches = clicks.batches(batch=CLICKS_TIMES * REPLICA_BATCH, index=index, workers=WORKERS, tuned=tuned)
+    iterator = v1.data.make_initializable_iterator(batches)
+    batch, uniform = clicks.Batch(*iterator.get_next()), v1.random_uniform_initializer(-0.05, 0.05)
+    tables = [
+        v1.get_variable(f"table{number}", shape, initializer=uniform)
+        for number, shape in enumerate(clicks.tables(tuned=tuned))
+    ]
+    dense = [v1.get_variable(f"dense{number}", shape) for number, shape in enumerate(clicks.dense_shapes())]
+    ids = clicks.ids_of(batch, tuned=tuned)
+    rows = [tf.nn.embedding_lookup(table, own) for table, own in zip(tables, ids, strict=True)]
+    loss = clicks.loss_of(dense, rows, batch, tuned=tuned)
+    optimizer = v1.train.SyncReplicasOptimizer(
+        v1.train.AdagradOptimizer(clicks.RATE, clicks.FIRST_ACCUMULATOR),
+        replicas_to_aggregate=WORKERS,
+        total_num_replicas=WORKERS,
+    )
+    gradients = optimizer.compute_gradients(loss, var_list=[*dense, *tables])
+    return iterator, loss, optimizer.apply_gradients(gradients, global_step=global_step), optimizer
+
+
+def _train(tf: Any, options: Any, index: int, make: MakeStep, cluster: Any, server: Any) -> None:
     v1, is_chief = tf.compat.v1, index == 0
     with v1.device(v1.train.replica_device_setter(cluster=cluster, worker_device=f"/job:worker/task:{index}")):
         global_step = v1.train.get_or_create_global_step()
-        batches = dataset(data, batch=REPLICA_BATCH, index=index, workers=WORKERS, tuned=options.tuned)
-        iterator = v1.data.make_initializable_iterator(batches)
-        loss, train, optimizer = _step(tf, model, first, iterator.get_next(), global_step)
+        iterator, loss, train, optimizer = make(tf, options, index, global_step)
         uninitialized = v1.report_uninitialized_variables(v1.global_variables())
     hook = optimizer.make_session_run_hook(is_chief, **({"num_tokens": 0} if options.tuned else {}))
     scaffold = v1.train.Scaffold(local_init_op=v1.group(v1.local_variables_initializer(), iterator.initializer))

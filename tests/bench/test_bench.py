@@ -143,6 +143,20 @@ def test_no_row_is_listed_twice():
     assert len({row.name for row in ROWS}) == len(ROWS)
 
 
+def test_each_row_is_measured_with_some_workload_and_tables_only_where_there_are_targets():
+    assert all(any(row.is_of(workload) for workload in WORKLOADS) for row in ROWS)
+    assert [row.name for row in ROWS if row.is_of("clicks")] == [
+        "sync/sync_replicas_tuned",
+        "sync/sync_replicas",
+        "sync_f32/sync_replicas_tuned",
+        "sync/local",
+        "async/parameter_server_tuned",
+        "async/parameter_server_tables",
+        "sync/keras_fit",
+    ]
+    assert len([row for row in ROWS if not row.is_of("cnn")]) == 3
+
+
 def test_the_rows_of_quick_exist():
     assert len(select(ROWS, list(QUICK_ROWS))) == len(QUICK_ROWS)
 
@@ -161,7 +175,7 @@ def test_our_contestants_are_valid_configs(name, tmp_path: Path):
 def test_every_workload_can_be_chosen(workload, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(ROOT)
     overrides = CONTESTANTS["sync"].command(workload, tmp_path, cores=2)[2:]
-    assert load_config(overrides).model.name == workload
+    assert load_config(overrides).model.name == {"clicks": "ctr"}.get(workload, workload)
 
 
 @pytest.mark.parametrize(
@@ -172,6 +186,29 @@ def test_workloads_have_the_parameters_they_promise(workload, tensors, nbytes):
 
     model = getattr(workloads, workload)((28, 28, 1), 10)
     assert (len(model.trainable_variables), 4 * model.count_params()) == (tensors, nbytes)
+
+
+def test_both_forms_of_clicks_are_the_same_model(monkeypatch: pytest.MonkeyPatch):
+    import numpy as np
+    import tensorflow as tf
+
+    from bench.peers import clicks
+
+    monkeypatch.setattr(clicks, "CLICKS_ROWS", 100)
+    drawn, losses = np.random.default_rng(0), []
+    table = drawn.random((clicks.FIELDS * 100, clicks.CLICKS_WIDTH), np.float32)
+    dense = [tf.constant(drawn.standard_normal(shape, np.float32) / 16) for shape in clicks.dense_shapes()]
+    packed = next(iter(clicks.batches(batch=64, tuned=True)))
+    ids = tf.reshape(tf.gather(packed.ids, packed.which), [64, clicks.FIELDS]) - np.arange(clicks.FIELDS) * 100
+    for tuned, batch in ((True, packed), (False, packed._replace(ids=ids))):
+        tables = np.split(table, len(clicks.tables(tuned=tuned)))
+        given = clicks.ids_of(batch, tuned=tuned)
+        rows = [tf.nn.embedding_lookup(one, own) for one, own in zip(tables, given, strict=True)]
+        losses.append(float(clicks.loss_of(dense, rows, batch, tuned=tuned)))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    drawn_batch = next(iter(clicks.batches(batch=64, tuned=False)))
+    assert int(tf.reduce_max(drawn_batch.ids)) < 100
+    assert drawn_batch.ids.shape == (64, clicks.FIELDS)
 
 
 # Options
@@ -369,7 +406,8 @@ def test_a_paused_contestant_is_frozen_with_all_its_processes(tmp_path: Path):
         parent.wait_for_first_step(STALLED_SECS)
         parent.pause()
         pids = processes.tree(parent.pid)
-        assert [psutil.Process(pid).status() for pid in pids] == [psutil.STATUS_STOPPED] * 2
+        # A process on another core stops a moment after its signal.
+        wait_until(lambda: [psutil.Process(pid).status() for pid in pids] == [psutil.STATUS_STOPPED] * 2)
         parent.resume()
         parent.next_step()
     assert processes.wait_until_gone(pids) == []
