@@ -303,6 +303,7 @@ def test_the_state_of_batch_norm_travels_with_the_gradients(size):
     check_updates(steps, is_clipped=False)
 
 
+@pytest.mark.long(but=["sync-bfloat16"])
 @pytest.mark.parametrize(("strategy", "wire"), [("sync", "float32"), ("sync", "bfloat16"), ("async", "memory")])
 def test_rows_of_tables_travel_in_the_messages_of_vectors(strategy, wire):
     """Each example looks up the rows 0..4 of one table and row 7 of another: three rows of one host, three of two."""

@@ -32,6 +32,7 @@ def sent(ps: int, *, wire: str = "float32", workers: int = 2, **options: Any) ->
     return params_sha256(snapshot, rows_of(cluster))
 
 
+@pytest.mark.long(but=["2"])
 @pytest.mark.parametrize("ps", [1, 2, 0])
 def test_rows_that_are_sent_have_the_bits_of_those_in_memory(ps):
     assert sent(ps) == trained(ADAGRAD, "*")
@@ -42,6 +43,7 @@ def test_replicas_of_one_worker_get_their_own_rows():
     assert sent(2, devices=devices) == trained(ADAGRAD, "*", devices=devices)
 
 
+@pytest.mark.long
 def test_rounded_rows_have_the_same_bits_wherever_they_are_and_whoever_dies():
     one = sent(1, wire="bfloat16")
     assert [sent(ps, wire="bfloat16") for ps in (2, 0)] == [one] * 2
@@ -51,11 +53,13 @@ def test_rounded_rows_have_the_same_bits_wherever_they_are_and_whoever_dies():
     assert params_sha256(snapshot, rows_of(cluster)) == one != sent(1)
 
 
+@pytest.mark.long(but=["memory"])
 @pytest.mark.parametrize("wire", ["memory", "float32"])
 def test_a_quorum_of_all_has_the_bits_of_sync(wire):
     assert sent(2, wire=wire, strategy="backup", quorum=2) == trained(ADAGRAD, "*")
 
 
+@pytest.mark.long(but=["float32"])
 @pytest.mark.parametrize("wire", ["memory", "float32"])
 def test_one_worker_that_waits_for_nobody_has_the_bits_of_sync(wire):
     assert sent(2, wire=wire, workers=1, strategy="async") == sent(1, workers=1)

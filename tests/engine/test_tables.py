@@ -72,9 +72,16 @@ def workload(*patterns: str) -> Workload:
 
 
 def trained(optimizer: OptimizerConfig, *patterns: str, ps: int = 1, **options: Any) -> str:
-    cluster = Cluster(workload(*patterns), ps=ps, workers=2, optimizer=optimizer, wire="memory", **options)
-    _, snapshot = cluster.train([to_the_end] * 2)[0]
-    return params_sha256(snapshot, cluster.tables)
+    """The hash of what two workers train; several tests compare with the same."""
+    key = repr((optimizer, patterns, ps, options))
+    if key not in _trained:
+        cluster = Cluster(workload(*patterns), ps=ps, workers=2, optimizer=optimizer, wire="memory", **options)
+        _, snapshot = cluster.train([to_the_end] * 2)[0]
+        _trained[key] = params_sha256(snapshot, cluster.tables)
+    return _trained[key]
+
+
+_trained: dict[str, str] = {}
 
 
 OPTIMIZERS = {
@@ -99,7 +106,7 @@ def test_the_bits_do_not_depend_on_where_rows_are():
 def test_the_norm_of_clipped_gradients_does_not_depend_on_where_rows_are():
     clipped = dataclasses.replace(OPTIMIZERS["adagrad"], clip_norm=0.01)
     one = trained(clipped, "*", ps=1)
-    assert [trained(clipped, "*", ps=ps) for ps in (2, 3)] == [one] * 2
+    assert trained(clipped, "*", ps=2) == one
     sent = Cluster(workload("*"), ps=3, workers=2, optimizer=clipped, wire="float32")
     _, snapshot = sent.train([to_the_end] * 2)[0]
     assert params_sha256(snapshot, rows_of(sent)) == one
@@ -138,6 +145,7 @@ def test_sums_of_squares_are_exact():
     assert exact_sum.total(exact_sum.square_sums(np.zeros((0, 3), np.float32))[None]) == 0
 
 
+@pytest.mark.long(but=["after its push to the first shard-memory", "after its push to the first shard-float32"])
 @pytest.mark.parametrize("wire", ["memory", "float32"])
 @pytest.mark.parametrize("moment", ["before its tokens", "after its push to the first shard", "after both pushes"])
 def test_a_successor_leaves_the_same_bits_whenever_a_worker_dies(moment, wire):
@@ -195,6 +203,8 @@ def test_a_row_is_updated_only_when_it_is_touched_and_then_as_a_dense_one(config
         collected = [host.collect(step, tf.constant(False), [], workers=[0, 1]) for host in hosts]
         updates = [host.finish(one, step, tf.constant(0.0)) for host, one in zip(hosts, collected, strict=True)]
         loads = [host.load(tf.constant("")) for host in hosts]
+        fed = [tf.compat.v1.placeholder(tf.float32, [None, 3]) for _ in range(2 + len(config.slots()))]
+        rule = optimizers.apply(config, fed[0], dict(zip(config.slots(), fed[2:], strict=True)), fed[1], step)
         with tf.compat.v1.Session() as session:
             session.run(loads)
             expected = np.concatenate(list(table_files.values_of(memory, table)))
@@ -209,12 +219,8 @@ def test_a_row_is_updated_only_when_it_is_touched_and_then_as_a_dense_one(config
                     total[block.row_at(places)] += gradients
                     touched |= set(rows.tolist())
                 own = sorted(touched)
-                moved, updated = optimizers.apply(
-                    config,
-                    *(tf.constant(expected[own]), {name: tf.constant(one[own]) for name, one in slots.items()}),
-                    *(tf.constant(total[own] / 2), tf.constant(number, tf.int64)),
-                )
-                expected[own], slots_of = session.run((moved, updated))
+                values = [expected[own], total[own] / 2, *(one[own] for one in slots.values())]
+                expected[own], slots_of = session.run(rule, {step: number, **dict(zip(fed, values, strict=True))})
                 for name, values in slots_of.items():
                     slots[name][own] = values
                 session.run(updates, {step: number})
