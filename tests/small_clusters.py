@@ -32,7 +32,7 @@ from trainer.engine.sharded.worker_graph import WorkerSpec
 from trainer.engine.tables.host import TableHost
 from trainer.engine.tables.memory import mapped, private
 from trainer.engine.tables.messages import SentTables
-from trainer.engine.tables.payloads import Payloads
+from trainer.engine.tables.payloads import Mailboxes, Payloads
 from trainer.engine.tables.touches import Touches
 from trainer.engine.tables.worker import Tables, TableWorker
 from trainer.engine.vectors.shared_memory import MemoryWire
@@ -144,13 +144,16 @@ class Cluster:
             self._open.callback(os.close, file)
             path = self._open.enter_context(lay_out(file, *sizes, self.layout))
             self.wire: VectorWire = MemoryWire(path, *sizes)
-            self.tables = [] if self.sends_rows else mapped(path, self.layout, tables_offset(*sizes))
+            offset = tables_offset(*sizes)
+            self.tables = [] if self.sends_rows else mapped(path, self.layout, offset)
+            boxes = Mailboxes(path, self.layout, offset) if self.sends_rows else None
         else:
-            self.tables = []  # each host has its rows for itself
+            self.tables, boxes = [], None  # each host has its rows for itself
             self.wire = MESSAGE_WIRES[wire]
+        self.payloads = Payloads.of(self.layout.blocks, self.wire, boxes) if self.sends_rows else None
         self.engines = [self._engine(index) for index in range(workers)]
         common = {"shards": self.shards, "workers": workers, "optimizer": self.optimizer, "parameters": parameters_on}
-        common |= {"wire": self.wire, "sends_rows": self.sends_rows}
+        common |= {"wire": self.wire, "payloads": self.payloads}
         common |= {"async": {"max_staleness": max_staleness}, "backup": {"quorum": quorum}}.get(strategy, {})
         self.hosts = [HOSTS[strategy](index=i, tables=self._table_host(i), **common) for i in range(len(self.shards))]
         self._connected: list[ShardHost | ShardedEngine] = []
@@ -274,8 +277,7 @@ class Cluster:
         if self.tables:
             return TableWorker(self.tables, touches, index)
         options = {"worker": index, "workers": self.workers}
-        payloads = Payloads.of(self.layout.blocks, self.wire)
-        return SentTables(payloads, self.layout.slots, self.shards, touches, **options)
+        return SentTables(self.payloads, self.layout.slots, self.shards, touches, **options)
 
     def _connect(self, one: ShardHost | ShardedEngine, name: str) -> None:
         one.connect(self.servers[name].target, self._config(name))

@@ -217,9 +217,10 @@ def _traffic(plan: Plan) -> str:
     traffic = f"traffic: {size(sum(links.values()))} per step over {count(len(links), 'link')}; {shares}"
     if plan.wire_format.is_shared:
         in_memory = nbytes(plan.shards, plan.effective_strategy, len(plan.workers))
-        shared = size(in_memory + (0 if plan.sends_rows else plan.table_layout.nbytes))
+        of_tables = plan.table_layout.mailboxes_nbytes if plan.sends_rows else plan.table_layout.nbytes
+        shared = size(in_memory + of_tables)
         traffic += f"\n    parameters and gradients stay in shared memory ({shared}); messages only say where"
-    if plan.sends_rows:
+    if plan.sends_rows and not plan.wire_format.is_shared:
         examples, each = plan.global_batch // len(plan.workers), 2 if plan.wire == "bfloat16" else 4
         rows = sum(min(one.rows, examples * one.lookups) * (4 + each * one.width) for one in plan.tables)
         traffic += f"\n    and rows of tables: at most {size(2 * rows)} for each worker"

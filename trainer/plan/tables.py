@@ -161,6 +161,22 @@ class TableLayout:
         """Of all arrays; what is never written to takes no memory."""
         return max((region.offset + region.nbytes for region in self.regions()), default=0)
 
+    @cached_property
+    def mailbox_nbytes(self) -> tuple[int, int]:
+        """Bytes, at most, of the rows behind a push, and of those behind a message that is pulled; whole pages."""
+        pushed = sent = 0
+        for block in self.blocks:
+            positions = self.examples * block.lookups
+            pushed += min(positions, block.held) * (8 + 4 * block.width) + 8 * positions + 16 * self.examples + PAGE
+            sent += 4 * block.width * positions
+        return tuple(-(-size // PAGE) * PAGE + PAGE for size in (pushed, sent))  # type: ignore[return-value]
+
+    @property
+    def mailboxes_nbytes(self) -> int:
+        """Bytes of a mailbox of each kind for each worker at each host; what is never written to takes no memory."""
+        hosts = self.blocks[0].hosts if self.blocks else 0
+        return self.pushes * hosts * sum(self.mailbox_nbytes)
+
     @property
     def row_nbytes(self) -> dict[int, int]:
         """Bytes of a row and its slots, by width."""

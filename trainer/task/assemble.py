@@ -20,7 +20,7 @@ from trainer.engine.sharded.worker_graph import WorkerSpec
 from trainer.engine.tables.host import TableHost
 from trainer.engine.tables.memory import BlockMemory, mapped, private
 from trainer.engine.tables.messages import SentTables
-from trainer.engine.tables.payloads import Payloads
+from trainer.engine.tables.payloads import Mailboxes, Payloads
 from trainer.engine.tables.touches import Touches
 from trainer.engine.tables.worker import Tables, TableWorker
 from trainer.engine.vectors.shared_memory import MemoryWire
@@ -81,7 +81,7 @@ def make_host(context: Context, shard: Shard) -> ShardHost:
         "wire": context.wire,
         "profiles": config.profile,
         "tables": _table_host(context, shard.index),
-        "sends_rows": plan.sends_rows,
+        "payloads": _payloads(context),
     }
     own: dict[str, dict[str, Any]] = {
         "async": {"max_staleness": config.strategy.max_staleness},
@@ -140,9 +140,21 @@ def _table_worker(context: Context, touches: Touches) -> Tables | None:
         return TableWorker(context.tables, touches, context.task.index)
     if not plan.tables:
         return None
-    payloads = Payloads.of(plan.table_layout.blocks, context.wire)
+    payloads = _payloads(context)
+    assert payloads is not None
     options = {"worker": context.task.index, "workers": len(plan.workers)}
     return SentTables(payloads, plan.slots, plan.shards, touches, **options)
+
+
+def _payloads(context: Context) -> Payloads | None:
+    """How rows travel, if they do."""
+    plan = context.plan
+    if not plan.sends_rows:
+        return None
+    sizes, boxes = (plan.shards, plan.effective_strategy, len(plan.workers)), None
+    if plan.wire_format.is_shared:
+        boxes = Mailboxes(os.environ[MEMORY], plan.table_layout, tables_offset(*sizes))
+    return Payloads.of(plan.table_layout.blocks, context.wire, boxes)
 
 
 def table_reader(context: Context, workload: Workload) -> Tables | None:

@@ -53,7 +53,7 @@ class ShardHost(ABC):
         wire: VectorWire = FLOAT32,
         profiles: bool = False,
         tables: TableHost | None = None,
-        sends_rows: bool = False,
+        payloads: Payloads | None = None,
     ) -> None:
         """Begins the host's graph.
 
@@ -64,7 +64,7 @@ class ShardHost(ABC):
             has_log: whether updates follow a log of arrivals, as under async and backup.
             profiles: whether updates are stamped, for `record`.
             tables: updates the rows of this host.
-            sends_rows: whether these rows travel, behind the vectors of messages.
+            payloads: how these rows travel, behind the vectors of messages, if they do.
         """
         self.shards, self.shard, self.optimizer, self.workers = shards, shards[index], optimizer, workers
         self.wire, self.profiles, self.tables = wire, profiles, tables
@@ -76,12 +76,9 @@ class ShardHost(ABC):
         with self.graph.as_default(), tf.device(device_of(self.shard.host)):
             names = list(optimizer.slots())
             options: dict[str, Any] = {"has_log": has_log, "wire": wire, "has_tables": tables is not None}
-            options["sends_rows"] = sends_rows
+            options["sends_rows"] = payloads is not None
             self.shared = share(self.shard, names, workers, parameters=parameters, **options)
-            self.rows: RowServer | None = None
-            if tables and sends_rows:
-                payloads = Payloads.of([one.block for one in tables.memory], wire)
-                self.rows = RowServer(tables, self.shard, workers, payloads)
+            self.rows = RowServer(tables, self.shard, workers, payloads) if tables and payloads else None
             self.resizable = list(self.shared.rows.values())
             self._tag = self.tag()
             self._load = self._make_load()

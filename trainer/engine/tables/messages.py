@@ -23,7 +23,7 @@ import tensorflow as tf
 from trainer.engine.devices import device_of
 from trainer.engine.tables.host import TableHost
 from trainer.engine.tables.memory import BlockMemory, Pushed, cuts_of
-from trainer.engine.tables.payloads import Payloads, Places
+from trainer.engine.tables.payloads import PUSH, ROWS, Payloads, Places
 from trainer.engine.tables.touches import Derived, Touches
 from trainer.engine.tables.worker import NO_TAG, Tables, by_block
 from trainer.plan.layout import Shard
@@ -42,7 +42,7 @@ class RowServer:
 
     def __init__(self, tables: TableHost, shard: Shard, workers: int, payloads: Payloads) -> None:
         """Adds what answers questions to the graph of the host."""
-        self._tables, self._payloads = tables, payloads
+        self._tables, self._host, self._payloads = tables, shard.index, payloads
         self._pushed: dict[int, list[Pushed]] = {}  # by worker, of each block: what the next update may take
         self._asked: dict[int, Places] = {}  # by worker: what it needs with its next token
         worker, what, tag, ticket, places = _asks(shard, workers).dequeue()
@@ -66,7 +66,8 @@ class RowServer:
 
         def take(payload: np.ndarray, counts: np.ndarray) -> None:
             if counts:
-                self._pushed[worker], self._asked[worker] = self._payloads.read_push(payload)
+                received = self._payloads.receive(PUSH, worker, self._host, payload)
+                self._pushed[worker], self._asked[worker] = self._payloads.read_push(received)
 
         return tf.numpy_function(take, [payload, counts], [])
 
@@ -79,7 +80,8 @@ class RowServer:
 
         def copied() -> np.ndarray:
             pairs = self._by_block(self._asked.get(worker, ()))
-            return self._payloads.write_rows([np.take(block.rows, places, axis=0) for block, places in pairs])
+            rows = self._payloads.write_rows([np.take(block.rows, places, axis=0) for block, places in pairs])
+            return self._payloads.send(ROWS, worker, self._host, rows)
 
         return tf.ensure_shape(tf.numpy_function(copied, [], tf.as_dtype(self._payloads.numbers)), [None])
 
@@ -140,7 +142,11 @@ class SentTables(Tables):
         distinct = [places for one in derived for places in self.touches.places(one)]
 
         def rows(*inputs: np.ndarray) -> list[np.ndarray]:
-            return self._payloads.read_rows(inputs[len(distinct) :], self._by_replica(inputs[: len(distinct)]))
+            sent = [
+                self._payloads.receive(ROWS, self._worker, host, one)
+                for host, one in enumerate(inputs[len(distinct) :])
+            ]
+            return self._payloads.read_rows(sent, self._by_replica(inputs[: len(distinct)]))
 
         return self._given(derived, _tensors(rows, [*distinct, *payloads], [tf.float32] * len(distinct)))
 
@@ -153,7 +159,8 @@ class SentTables(Tables):
             pushed = [one for (one,) in by_block(flat[: len(mean)], self._each)]
             if scale != 1:
                 pushed = [(places, rows * scale) for places, rows in pushed]
-            return self._payloads.write_push(pushed, self._by_replica(flat[len(mean) :]))
+            written = self._payloads.write_push(pushed, self._by_replica(flat[len(mean) :]))
+            return [self._payloads.send(PUSH, self._worker, host, one) for host, one in enumerate(written)]
 
         kinds = [tf.as_dtype(self._payloads.numbers)] * len(self._shards)
         written = _tensors(write, [1.0 if scale is None else scale, *mean, *next_places], kinds)
@@ -177,7 +184,8 @@ class SentTables(Tables):
             cuts = cuts_of(own, self._payloads.blocks[number % self._each])
             for host, parts in enumerate(of_hosts):
                 parts.append(one[cuts[host] : cuts[host + 1]])
-        return [self._payloads.write_rows(parts) for parts in of_hosts]
+        written = [self._payloads.write_rows(parts) for parts in of_hosts]
+        return [self._payloads.send(ROWS, self._worker, host, one) for host, one in enumerate(written)]
 
     def changed(self, step: tf.Tensor) -> list[tf.Tensor]:
         """What each host answers about all rows that changed after a step [] int64; `read_changed` reads it."""

@@ -7,6 +7,7 @@ way computes with them.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,10 +16,40 @@ from ml_dtypes import bfloat16
 
 from trainer.engine.tables.memory import Pushed, cuts_of
 from trainer.engine.vectors.wire import BFLOAT16, VectorWire
-from trainer.plan.tables import Block
+from trainer.plan.tables import Block, TableLayout
 
 Places = Sequence[Sequence[np.ndarray]]  # by replica and block: [n] int64, sorted and each once
 ALIGNED = 4  # bytes; an array begins at a multiple of it
+PUSH, ROWS = range(2)  # kinds of payloads: of a worker for a host, of a host for a worker
+
+
+class Mailboxes:
+    """Where payloads lie in memory that tasks share; messages then only say how long they are.
+
+    A worker writes what it pushes once it has its token: its last push was taken and used. A host writes what a worker
+    needs before it hands out a token, for which the worker waits.
+    """
+
+    def __init__(self, path: str, layout: TableLayout, offset: int) -> None:
+        """Maps those in a file, from an offset on."""
+        with open(path, "r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), offset + layout.mailboxes_nbytes)
+        self._layout, self._offset = layout, offset
+
+    def put(self, kind: int, worker: int, host: int, payload: np.ndarray) -> np.ndarray:
+        """Writes [n] int32, and returns the message about it."""
+        self._box(kind, worker, host)[: len(payload)] = payload
+        return np.array([len(payload)], np.int32)
+
+    def get(self, kind: int, worker: int, host: int, message: np.ndarray) -> np.ndarray:
+        """What a message is about; a view."""
+        (size,) = message if len(message) else (0,)  # a worker that joins pulls none
+        return self._box(kind, worker, host)[:size]
+
+    def _box(self, kind: int, worker: int, host: int) -> np.ndarray:
+        sizes, hosts = self._layout.mailbox_nbytes, self._layout.blocks[0].hosts
+        begin = self._offset + (worker * hosts + host) * sum(sizes) + kind * sizes[0]
+        return np.frombuffer(self._memory, np.int32, sizes[kind] // 4, begin)
 
 
 class Payloads(NamedTuple):
@@ -27,15 +58,24 @@ class Payloads(NamedTuple):
     blocks: Sequence[Block]
     numbers: Any  # dtype of messages
     is_rounded: bool  # whether floats of rows are sent as the nearest bfloat16
+    boxes: Mailboxes | None = None  # where they are instead of in the messages
 
     @classmethod
-    def of(cls, blocks: Sequence[Block], wire: VectorWire) -> Payloads:
+    def of(cls, blocks: Sequence[Block], wire: VectorWire, boxes: Mailboxes | None = None) -> Payloads:
         """Those behind the vectors of a wire; of the wire bfloat16, rows are rounded too."""
-        return cls(blocks, wire.dtype.as_numpy_dtype, is_rounded=wire is BFLOAT16)
+        return cls(blocks, wire.dtype.as_numpy_dtype, wire is BFLOAT16, boxes)
 
     def exact(self) -> Payloads:
         """The same as bytes, without rounding."""
-        return self._replace(numbers=np.uint8, is_rounded=False)
+        return Payloads(self.blocks, np.uint8, is_rounded=False)
+
+    def send(self, kind: int, worker: int, host: int, payload: np.ndarray) -> np.ndarray:
+        """What to send behind a vector: the payload, or where it is."""
+        return payload if self.boxes is None else self.boxes.put(kind, worker, host, payload)
+
+    def receive(self, kind: int, worker: int, host: int, message: np.ndarray) -> np.ndarray:
+        """The payload that was sent."""
+        return message if self.boxes is None else self.boxes.get(kind, worker, host, message)
 
     def write_push(self, pushed: Sequence[Pushed], asked: Places) -> list[np.ndarray]:
         """What to send to each host: gradients of each block, and the rows of all hosts that are needed next."""
@@ -57,7 +97,8 @@ class Payloads(NamedTuple):
         pushed = []
         for block in self.blocks:
             places = self._read_places(reader, block)
-            pushed.append((places, self._read_rows(reader, len(places), block)))
+            rows = self._read_rows(reader, len(places), block)
+            pushed.append((places, rows.copy() if self.boxes is None else rows))  # a message is gone after the call
         return pushed, [[self._read_places(reader, block) for block in self.blocks] for _ in range(replicas)]
 
     def write_rows(self, rows: Sequence[np.ndarray]) -> np.ndarray:
@@ -92,8 +133,12 @@ class Payloads(NamedTuple):
         return rows.astype(bfloat16) if self.is_rounded else np.ascontiguousarray(rows, np.float32)
 
     def _joined(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        padded = [one.tobytes() + bytes(-one.nbytes % ALIGNED) for one in parts]
-        return np.frombuffer(b"".join(padded), self.numbers)
+        sizes = [one.nbytes + -one.nbytes % ALIGNED for one in parts]
+        joined, at = np.zeros(sum(sizes), np.uint8), 0
+        for one, size in zip(parts, sizes, strict=True):
+            joined[at : at + one.nbytes] = np.ascontiguousarray(one).view(np.uint8).ravel()
+            at += size
+        return joined.view(self.numbers)
 
     def _read_places(self, reader: _Reader, block: Block) -> np.ndarray:
         (count,) = reader.next(np.int64, 1)
@@ -101,7 +146,7 @@ class Payloads(NamedTuple):
 
     def _read_rows(self, reader: _Reader, count: int, block: Block) -> np.ndarray:
         rows = reader.next(bfloat16 if self.is_rounded else np.float32, count * block.width)
-        return rows.astype(np.float32).reshape(count, block.width)
+        return rows.astype(np.float32, copy=False).reshape(count, block.width)
 
 
 class _Reader:

@@ -18,7 +18,6 @@ from trainer.plan import addresses
 from trainer.plan.devices import THIS_HOST
 from trainer.plan.make import ANY_PORT
 from trainer.plan.plan import Plan, Task
-from trainer.plan.tables import NO_TABLES
 from trainer.storage.lease import Lease
 from trainer.storage.run_directory import RunDirectory
 
@@ -51,7 +50,7 @@ def run(
         if plan.wire_format.is_shared:
             assert tasks.memory is not None
             sizes = plan.shards, plan.effective_strategy, len(plan.workers)
-            stack.enter_context(lay_out(tasks.memory, *sizes, NO_TABLES if plan.sends_rows else plan.table_layout))
+            stack.enter_context(lay_out(tasks.memory, *sizes, plan.table_layout))
         return supervise(config, plan, directory, tasks, started_at=started_at, faults=faults)
 
 

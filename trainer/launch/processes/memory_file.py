@@ -14,9 +14,10 @@ from trainer.plan.tables import NO_TABLES, TableLayout
 def lay_out(
     file: int, shards: Sequence[Shard], strategy: Strategy, workers: int, tables: TableLayout = NO_TABLES
 ) -> Iterator[str]:
-    """Gives an open memory file the size of all `places` and tables, filled with zeros; yields its path here."""
+    """Gives an open memory file the size of all `places`, and of tables or mailboxes; yields its path here."""
     sizes = shards, strategy, workers
-    os.truncate(file, tables_offset(*sizes) + tables.nbytes if tables.blocks else nbytes(*sizes))
+    of_tables = tables.nbytes if strategy.waits_for_all else tables.mailboxes_nbytes
+    os.truncate(file, tables_offset(*sizes) + of_tables if tables.blocks else nbytes(*sizes))
     try:
         yield f"/proc/self/fd/{file}"
     finally:
