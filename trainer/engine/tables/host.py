@@ -64,7 +64,8 @@ class TableHost:
             optimizer.clip_norm is not None,
         )
         self._is_rowwise = ROW_ACCUMULATOR in self._fills
-        self._kept: list[list[Before]] | None = None  # by block and update, since `hold`
+        self._kept: list[list[Before]] | None = None  # by block: the rows that updates have changed since `hold`
+        self._is_kept: list[np.ndarray] = []  # by block, [held] bool: those that are there
         self._changed: list[Pushed] = []  # by block, in the update that is under way: places, and values before
         self._apply = tf.function(
             lambda *inputs: optimizers.apply(self._optimizer, *inputs), jit_compile=True, autograph=False
@@ -85,10 +86,11 @@ class TableHost:
         """Keeps what rows are now, for `changed`, until `release`; between two updates."""
         with self.lock:
             self._kept = [[] for _ in self.memory]
+            self._is_kept = [np.zeros(block.block.held, bool) for block in self.memory]
 
     def release(self) -> None:
         with self.lock:
-            self._kept = None
+            self._kept, self._is_kept = None, []
 
     def changed(self, step: int) -> list[Before]:
         """By block, the rows that were changed after a step: as they were at `hold`, or else are now."""
@@ -99,7 +101,7 @@ class TableHost:
                 places = first + np.flatnonzero(block.updated[first : first + block.block.held] > step)
                 slots = {name: np.take(one, places, axis=0) for name, one in block.slots.items()}
                 found.append(Before(places, np.take(block.rows, places, axis=0), slots))
-                for before in reversed(self._kept[number] if self._kept else []):
+                for before in self._kept[number] if self._kept else []:
                     at = np.searchsorted(places, before.places)
                     found[-1].values[at] = before.values
                     for name, values in before.slots.items():
@@ -235,6 +237,9 @@ class TableHost:
         block, (places, values) = self.memory[number], self._changed[number]
         with self.lock:
             if self._kept is not None:
-                before = {name: np.take(one, places, axis=0) for name, one in block.slots.items()}
-                self._kept[number].append(Before(places.copy(), values, before))
+                is_new = ~self._is_kept[number][places - self._host * block.block.held]
+                new = places[is_new]
+                before = {name: np.take(one, new, axis=0) for name, one in block.slots.items()}
+                self._kept[number].append(Before(new, values[is_new], before))
+                self._is_kept[number][new - self._host * block.block.held] = True
             block.put(places, moved, slots, step)
