@@ -286,7 +286,8 @@ class Cluster:
     def _config(self, name: str) -> Any:
         task = next(task for task in self.tasks if task.name == name)
         peers = [shard.host for shard in self.shards]
-        return session_config(task, peers=peers, fuses=not self.options.get("jit", False))
+        is_rounded = any(layer.compute_dtype == "bfloat16" for layer in self.model.layers)
+        return session_config(task, peers=peers, fuses=not (is_rounded or self.options.get("jit", False)))
 
 
 def _start_servers(ps: int, workers: int, devices: tuple[str, ...]) -> Servers:

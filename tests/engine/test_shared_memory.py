@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -113,18 +114,31 @@ def test_no_bit_depends_on_whether_vectors_travel(ps, clip_norm):
     assert trained(ps, "memory", clip_norm=clip_norm) == (losses, digest(last))
 
 
-@pytest.mark.long
+def in_bfloat16() -> keras.Model:
+    """Layers that TensorFlow would make one operation of, which rounds less often."""
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        inputs = keras.Input((8, 8, 1))
+        hidden = keras.layers.Dense(16, activation="relu", name="hidden")(keras.layers.Flatten(name="flatten")(inputs))
+        return keras.Model(inputs, keras.layers.Dense(10, name="logits", dtype="float32")(hidden))
+    finally:
+        keras.config.set_dtype_policy(policy)
+
+
+@pytest.mark.long(but=["bfloat16"])
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     "options",
     [
+        {"build": in_bfloat16},
         {"jit": True, "build": plain},
         {"devices": ("/cpu:0", "/cpu:1")},
         {"parameters_on": "/cpu:1"},
         {"buckets": 2},
         {"optimizer": OptimizerName.sgd},
     ],
-    ids=["compiled replicas", "two replicas a worker", "parameters on another device", "buckets", "sgd"],
+    ids=["bfloat16", "compiled replicas", "two replicas a worker", "parameters on another device", "buckets", "sgd"],
 )
 def test_nor_under_other_options(options):
     assert trained(1, "memory", **options) == trained(1, "float32", **options)

@@ -20,9 +20,15 @@ import tensorflow as tf
 from tensorflow.python.ops import gen_math_ops
 
 
-def keep_written() -> None:
-    """Has TensorFlow leave the sums of all functions that are called from now on as they are written."""
-    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
+def keep_written(*, fuses: bool) -> None:
+    """Has TensorFlow leave the sums of all functions that are called from now on as they are written.
+
+    Args:
+        fuses: whether it may make one operation of several, as sessions may (task/server.py): where those are of
+            bfloat16, the one rounds less often than they.
+    """
+    unwanted = ["arithmetic_optimization", *([] if fuses else ["remapping"])]
+    tf.config.optimizer.set_experimental_options(dict.fromkeys(unwanted, False))
 
 
 @contextmanager

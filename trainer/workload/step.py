@@ -109,8 +109,8 @@ def make_step(
     [] keeps small gradients in the range of float16: the loss is multiplied by it, the gradients are divided. `rows`
     are what the lookups of sparse layers are given, in their order.
     """
-    keep_written()
     model = objective.model
+    keep_written(fuses=not _has_bfloat16(model))
     trainable = [v.path for v in model.trainable_variables]
 
     def whole(
@@ -239,10 +239,14 @@ def _in_parts(run: Pass, count: int, size: int) -> Pass:
     return run_in_parts
 
 
+def _has_bfloat16(model: keras.Model) -> bool:
+    return any(layer.compute_dtype == "bfloat16" for layer in model._flatten_layers())
+
+
 def make_evaluation(objective: Objective) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
     """Makes evaluate(parameters, state, batch, rows=()) -> (loss, the mean over the batch; sums of the metrics [K])."""
-    keep_written()
     model = objective.model
+    keep_written(fuses=not _has_bfloat16(model))
 
     def evaluate(parameters: Tensors, state: Tensors, batch: Batch, rows: Rows = ()) -> tuple[tf.Tensor, tf.Tensor]:
         weights = [parameters[v.path] for v in model.trainable_variables]
