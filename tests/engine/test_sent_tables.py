@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+import test_tables
 from small_clusters import STEPS, Cluster, to_the_end
 from test_rejoin import AT_STEPS, dying
-from test_tables import OPTIMIZERS, rows_of, trained, workload
+from test_tables import OPTIMIZERS, clicks, rows_of, trained, workload
 
 from trainer.config.schema import OptimizerConfig, OptimizerName
 from trainer.engine.tables.host import TableHost
@@ -63,6 +64,22 @@ def test_a_quorum_of_all_has_the_bits_of_sync(wire):
 @pytest.mark.parametrize("wire", ["memory", "float32"])
 def test_one_worker_that_waits_for_nobody_has_the_bits_of_sync(wire):
     assert sent(2, wire=wire, workers=1, strategy="async") == sent(1, workers=1)
+
+
+def test_an_update_that_is_left_out_changes_no_row(monkeypatch: pytest.MonkeyPatch):
+    """One example of the data is NaN, in two of eight batches."""
+    data = clicks()
+    data.train.arrays[[array.dtype.kind for array in data.train.arrays].index("f")][5] = np.nan
+    monkeypatch.setattr(test_tables, "clicks", lambda: data)
+    hashes = []
+    for ps, wire in ((1, "memory"), (2, "float32")):
+        cluster = Cluster(workload("*"), ps=ps, workers=2, optimizer=ADAGRAD, wire=wire)
+        _, snapshot = cluster.train([to_the_end] * 2)[0]
+        rows = rows_of(cluster)
+        hashes.append(params_sha256(snapshot, rows))
+        assert all(np.isfinite(block.rows).all() for block in rows)
+        assert any(np.ptp(block.rows) > 0.01 for block in rows)  # other updates were made
+    assert hashes[0] == hashes[1]
 
 
 def test_rows_are_given_as_they_were_when_the_state_was_held():
