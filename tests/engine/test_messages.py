@@ -315,7 +315,8 @@ def test_rows_of_tables_travel_in_the_messages_of_vectors(strategy, wire):
             counts = rows_of[message.sender if message.receiver == me else message.receiver]
             rows = sum(float_nbytes * width * count for width, count in zip(widths, counts, strict=True))
             listed = sum(8 + 4 * count for count in counts)  # of each block how many there are, and where
-            more = rows if message.receiver == me else rows + 8 + 2 * listed  # how many replicas ask, and for which
+            pulled, pushed = rows + 4 * len(widths), rows + 8 + 2 * listed  # checksums; how many replicas ask for which
+            more = pulled if message.receiver == me else pushed
             more = 4 if wire == "memory" else more  # says how many there are in shared memory
             expected[message._replace(nbytes=message.nbytes + more)] += 1
         for call in one_each(made[1:-1]):  # of the first rows were asked for, and after the last none are

@@ -20,6 +20,7 @@ from trainer.plan.tables import FirstValues, Table, TableLayout, blocks_of
 from trainer.task import table_files
 from trainer.task.chief.export import params_sha256
 from trainer.workload import step
+from trainer.workload.data.examples import DataError
 
 pytestmark = pytest.mark.cluster
 
@@ -162,6 +163,18 @@ def test_what_is_written_into_a_message_can_be_read(numbers):
         (own, drawn.random((len(own), block.width), np.float32)) for own, block in zip(places(9), blocks, strict=True)
     ]
     asked = [places(7), places(0)]
+    rows = [drawn.random((len(own), block.width), np.float32) for own, block in zip(asked[0], blocks, strict=True)]
+    sent_rows = [
+        payloads.write_rows(
+            [[own[own // block.held == host] for own, block in zip(asked[0], blocks, strict=True)]],
+            [one[own // block.held == host] for own, one, block in zip(asked[0], rows, blocks, strict=True)],
+        )
+        for host in range(3)
+    ]
+    for found, one in zip(payloads.read_rows(sent_rows, asked[:1]), rows, strict=True):
+        np.testing.assert_allclose(found, one, rtol=ROUNDED if is_rounded else 0)
+    with pytest.raises(DataError, match="a batch has other ids than were announced a step before"):
+        payloads.read_rows(sent_rows, [[own + (own == own[0]) for own in asked[0]]])
     messages = payloads.write_push(pushed, asked)
     for host, message in enumerate(messages):
         assert message.dtype == numbers

@@ -79,9 +79,9 @@ class RowServer:
         """[n] The rows that a worker's last push asked for, to be given with a token; nothing if none has."""
 
         def copied() -> np.ndarray:
-            pairs = self._by_block(self._asked.get(worker, ()))
-            rows = self._payloads.write_rows([np.take(block.rows, places, axis=0) for block, places in pairs])
-            return self._payloads.send(ROWS, worker, self._host, rows)
+            asked = self._asked.get(worker, ())
+            rows = [np.take(block.rows, places, axis=0) for block, places in self._by_block(asked)]
+            return self._payloads.send(ROWS, worker, self._host, self._payloads.write_rows(asked, rows))
 
         return tf.ensure_shape(tf.numpy_function(copied, [], tf.as_dtype(self._payloads.numbers)), [None])
 
@@ -98,7 +98,7 @@ class RowServer:
         _, asked = exact.read_push(np.frombuffer(_bytes(question), np.uint8))
         with self._tables.lock:  # so that no row is half of an update
             rows = [block.read(places, int(tag)) for block, places in self._by_block(asked)]
-            return exact.write_rows(rows).tobytes()
+            return exact.write_rows(asked, rows).tobytes()
 
     def _by_block(self, asked: Places) -> Iterator[tuple[BlockMemory, np.ndarray]]:
         return ((block, own) for replica in asked for block, own in zip(self._tables.memory, replica, strict=True))
@@ -179,13 +179,16 @@ class SentTables(Tables):
         """
         feeds = dict(zip(question.questions, self._questions(places), strict=True))
         rows = self._exact_rows(session.run(question.answers, {question.tag: tag, **feeds}), places)
-        of_hosts: list[list[np.ndarray]] = [[] for _ in self._shards]
-        for number, (one, own) in enumerate(zip(rows, [own for replica in places for own in replica], strict=True)):
-            cuts = cuts_of(own, self._payloads.blocks[number % self._each])
-            for host, parts in enumerate(of_hosts):
-                parts.append(one[cuts[host] : cuts[host + 1]])
-        written = [self._payloads.write_rows(parts) for parts in of_hosts]
-        return [self._payloads.send(ROWS, self._worker, host, one) for host, one in enumerate(written)]
+        messages = []
+        for host in range(len(self._shards)):
+            own_places, own_rows = [], []
+            for number, (one, at) in enumerate(zip(rows, [at for replica in places for at in replica], strict=True)):
+                cut = slice(*cuts_of(at, self._payloads.blocks[number % self._each])[host : host + 2])
+                own_places.append(at[cut])
+                own_rows.append(one[cut])
+            written = self._payloads.write_rows([own_places], own_rows)
+            messages.append(self._payloads.send(ROWS, self._worker, host, written))
+        return messages
 
     def changed(self, step: tf.Tensor) -> list[tf.Tensor]:
         """What each host answers about all rows that changed after a step [] int64; `read_changed` reads it."""

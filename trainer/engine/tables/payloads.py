@@ -8,6 +8,7 @@ way computes with them.
 from __future__ import annotations
 
 import mmap
+import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from ml_dtypes import bfloat16
 from trainer.engine.tables.memory import Pushed, cuts_of
 from trainer.engine.vectors.wire import BFLOAT16, VectorWire
 from trainer.plan.tables import Block, TableLayout
+from trainer.workload.data.examples import DataError
 
 Places = Sequence[Sequence[np.ndarray]]  # by replica and block: [n] int64, sorted and each once
 ALIGNED = 4  # bytes; an array begins at a multiple of it
@@ -101,17 +103,29 @@ class Payloads(NamedTuple):
             pushed.append((places, rows.copy() if self.boxes is None else rows))  # a message is gone after the call
         return pushed, [[self._read_places(reader, block) for block in self.blocks] for _ in range(replicas)]
 
-    def write_rows(self, rows: Sequence[np.ndarray]) -> np.ndarray:
-        """The rows [n, width] of each replica and block, one after the other."""
-        return self._joined([self._rounded(one) for one in rows])
+    def write_rows(self, asked: Places, rows: Sequence[np.ndarray]) -> np.ndarray:
+        """What a host sends: the rows [n, width] of each replica and block, with a checksum of their places."""
+        all_places = [places for replica in asked for places in replica]
+        parts = [(_checksum(places), self._rounded(one)) for places, one in zip(all_places, rows, strict=True)]
+        return self._joined([one for pair in parts for one in pair])
 
     def read_rows(self, payloads: Sequence[np.ndarray], asked: Places) -> list[np.ndarray]:
-        """[n, width] By replica and block, from what each host has sent."""
+        """[n, width] By replica and block, from what each host has sent.
+
+        Raises:
+            DataError: if the rows are of other places.
+        """
         readers, found = [_Reader(one) for one in payloads], []
         for replica in asked:
             for block, places in zip(self.blocks, replica, strict=True):
-                counts = np.diff(cuts_of(places, block))
-                parts = [self._read_rows(reader, int(n), block) for reader, n in zip(readers, counts, strict=True)]
+                cuts, parts = cuts_of(places, block), []
+                for reader, begin, end in zip(readers, cuts, cuts[1:], strict=False):
+                    if not np.array_equal(reader.next(np.uint32, 1), _checksum(places[begin:end])):
+                        raise DataError(
+                            "a batch has other ids than were announced a step before; the data set must give the same "
+                            "batches whenever it is opened"
+                        )
+                    parts.append(self._read_rows(reader, int(end - begin), block))
                 found.append(np.concatenate(parts))
         return found
 
@@ -160,6 +174,10 @@ class _Reader:
         array = self._bytes[self._at : self._at + nbytes].view(dtype)
         self._at += nbytes + -nbytes % ALIGNED
         return array
+
+
+def _checksum(places: np.ndarray) -> np.ndarray:
+    return np.array([zlib.crc32(np.ascontiguousarray(places, np.int64).tobytes())], np.uint32)
 
 
 def _listed(places: np.ndarray, block: Block) -> list[np.ndarray]:
