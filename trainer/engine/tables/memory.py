@@ -11,6 +11,7 @@ may be updating, first takes the rows and then, if the tag says so, puts back th
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -115,7 +116,13 @@ def cut(buffer: Any, layout: TableLayout, offset: int = 0) -> list[BlockMemory]:
 
 def private(layout: TableLayout) -> list[BlockMemory]:
     """The arrays in memory of this process; what is never written to takes none."""
-    return cut(mmap.mmap(-1, layout.nbytes), layout) if layout.blocks else []
+    if not layout.blocks:
+        return []
+    memory = mmap.mmap(-1, layout.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # rows are read in no order: with larger pages fewer addresses are looked up
+        with contextlib.suppress(OSError):  # a kernel may have none
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return cut(memory, layout)
 
 
 def mapped(path: str, layout: TableLayout, offset: int) -> list[BlockMemory]:
