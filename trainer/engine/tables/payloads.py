@@ -1,8 +1,8 @@
 """Rows behind the vectors of messages, where they do not stay in shared memory.
 
 A worker's push has, for its host, the rows of each block that it touched, with their gradients, and which rows its
-replicas need for their next step. What it pulls has these rows. Whole numbers of a message's type, so nothing on the
-way computes with them.
+replicas need for their next step. What it pulls has these rows. All of it is bits, which travel as numbers of the
+message's type; nothing on the way computes with them.
 """
 
 from __future__ import annotations
