@@ -74,7 +74,8 @@ def test_a_run_resumes_on_another_cluster_with_the_same_bits(unbroken: Run, fini
 def test_a_run_that_waits_for_some_survives_kills_and_learns(start, tmp_path: Path, strategy: str):
     (tmp_path / "mine.py").write_text(USER_FILE)
     quorum = {"backup": ["strategy.quorum=1"], "async": []}[strategy]
-    run = start(*RUN, "cluster=2ps2w", f"strategy={strategy}", *quorum, "train.steps=900", "evaluate.every=300")
+    options = [f"strategy={strategy}", *quorum, "optimizer.learning_rate=0.2", "train.steps=900", "evaluate.every=300"]
+    run = start(*RUN, "cluster=2ps2w", *options)
     for task, step in (("worker:1", 100), ("worker:0", 250), ("ps:1", 450)):
         run.wait_for_step(step)
         signal_tasks(run, signal.SIGKILL, task)
@@ -84,7 +85,7 @@ def test_a_run_that_waits_for_some_survives_kills_and_learns(start, tmp_path: Pa
     assert summary["steps"] == 900
     assert sum(one["applied"] for one in summary["contributions"].values()) > 0
     losses = [json.loads(line)["loss"] for line in (run.directory / "history.jsonl").read_text().splitlines()]
-    assert np.mean(losses[-100:]) < np.mean(losses[:100]) - 0.02
+    assert np.mean(losses[-100:]) < np.mean(losses[:100]) - 0.005  # four times the error of such a mean
     rows = np.load(run.directory / "export" / "tables" / "user_table.embeddings.npy")
     assert np.isfinite(rows).all()
 
