@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from trainer.engine.engine import Engine
 from trainer.engine.sharded import staleness
 from trainer.engine.sharded.worker import ShardedEngine
 from trainer.engine.step_result import StepResult
-from trainer.engine.tables.memory import BlockMemory
+from trainer.engine.tables.memory import BlockMemory, map_rows
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.faults.exit_codes import NotFiniteError
 from trainer.observe.status import Status
@@ -289,6 +290,8 @@ def assemble(
     writer = _make_writer(config, directory, has_frozen=has_frozen, is_read=evaluator is None)
     rows_after = engine.changed_rows if isinstance(engine, ShardedEngine) and not context.tables else None
     saver = Saver(context, writer, engine.generation, start.checkpoint, rows_after)
+    if context.plan.has_shard_hosts and context.tables:  # or the first save, for which all others wait, would do it
+        threading.Thread(target=map_rows, args=[context.tables], daemon=True).start()
     history, events = History(directory.history, start=start.step), Events(directory.events, start=start.step)
     report = Report(
         context,
