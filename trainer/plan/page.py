@@ -218,7 +218,7 @@ def _traffic(plan: Plan) -> str:
     if plan.wire_format.is_shared:
         in_memory = nbytes(plan.shards, plan.effective_strategy, len(plan.workers))
         of_tables = plan.table_layout.mailboxes_nbytes if plan.sends_rows else plan.table_layout.nbytes
-        shared = size(in_memory + of_tables)
+        shared = ("at most " if plan.sends_rows else "") + size(in_memory + of_tables)
         traffic += f"\n    parameters and gradients stay in shared memory ({shared}); messages only say where"
     if plan.sends_rows and not plan.wire_format.is_shared:
         examples, each = plan.global_batch // len(plan.workers), 2 if plan.wire == "bfloat16" else 4

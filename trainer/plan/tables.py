@@ -154,7 +154,7 @@ class TableLayout:
             for name, dtype, shape in shapes:
                 region = Region(number, name, dtype, shape, offset)
                 yield region
-                offset += -(-region.nbytes // PAGE) * PAGE
+                offset += _pages(region.nbytes)
 
     @cached_property
     def nbytes(self) -> int:
@@ -169,7 +169,7 @@ class TableLayout:
             positions = self.examples * block.lookups
             pushed += min(positions, block.held) * (8 + 4 * block.width) + 8 * positions + 16 * self.examples + PAGE
             sent += 4 * block.width * positions
-        return tuple(-(-size // PAGE) * PAGE + PAGE for size in (pushed, sent))  # type: ignore[return-value]
+        return _pages(pushed) + PAGE, _pages(sent) + PAGE
 
     @property
     def mailboxes_nbytes(self) -> int:
@@ -184,6 +184,11 @@ class TableLayout:
             block.width: 4 * (block.width + sum(slot_width(slot, block.width) for slot in self.slots) + 1)
             for block in self.blocks
         }
+
+
+def _pages(nbytes: int) -> int:
+    """Bytes of the whole pages that hold so many."""
+    return -(-nbytes // PAGE) * PAGE
 
 
 NO_TABLES = TableLayout((), (), 0, 0)
