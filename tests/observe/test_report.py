@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from quick_config import load
 
+from trainer.config.sources import conf_dir
 from trainer.observe.report import curves, page, settings
 from trainer.observe.report.curves import HEIGHT, LEFT, MAX_POINTS, WIDTH, Curve, draw, number
 from trainer.plan.description import Description
@@ -99,6 +101,14 @@ def test_changed_names_choices_and_compares_options_with_those_of_the_same_model
         ("optimizer.momentum", "0.9"),
     ]
     assert settings.changed(load([])) == []
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (conf_dir() / "data").glob("*.yaml")))
+def test_options_of_a_data_set_that_have_no_default_are_shown_as_changed(name):
+    options = yaml.safe_load((conf_dir() / f"data/{name}.yaml").read_text()).get("options", {})
+    given = [f"data.options.{key}" for key, value in options.items() if value == "???"]
+    rows = settings.changed(load([f"data={name}", *(f"{key}=1" for key in given)]))
+    assert [row for row in rows if row[0] != "data"] == [(key, "1", "(not set)") for key in given]
 
 
 def test_curves_lie_within_the_picture_and_every_peak_is_drawn():

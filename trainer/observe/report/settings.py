@@ -39,8 +39,10 @@ def changed(config: RunConfig) -> list[tuple[str, str, str]]:
     mine = {"model": config.model.name, "data": config.data.name, "optimizer": config.optimizer.name.value}
     usual = _usual_choices()
     chosen = {group: name for group, name in mine.items() if name != usual[group]}
-    shipped = [f"{group}={name}" for group, name in chosen.items() if _is_shipped(group, name)]
-    defaults = flat(compose.load(shipped))
+    shipped = {group: name for group, name in chosen.items() if _is_shipped(group, name)}
+    required = [f"{group}.options.{option}" for group, name in shipped.items() for option in _required(group, name)]
+    choices = [f"{group}={name}" for group, name in shipped.items()]
+    defaults = flat(compose.load([*choices, *(f"{key}=null" for key in required)])) | dict.fromkeys(required, NOTHING)
     rest = [(key, value, defaults.get(key, NOTHING)) for key, value in flat(config).items()]
     return [
         *((group, name, usual[group]) for group, name in chosen.items()),
@@ -57,6 +59,12 @@ def _usual_choices() -> dict[str, str]:
 def _is_shipped(group: str, name: str) -> bool:
     """Whether it is no function of the user's file."""
     return (sources.conf_dir() / group / f"{name}.yaml").is_file()
+
+
+def _required(group: str, name: str) -> list[str]:
+    """The options that have no default."""
+    shipped = yaml.safe_load((sources.conf_dir() / group / f"{name}.yaml").read_text())
+    return [option for option, value in shipped.get("options", {}).items() if value == "???"]
 
 
 def differences(configs: Sequence[RunConfig]) -> list[tuple[str, list[str]]]:
