@@ -64,10 +64,9 @@ def _image_overrides(workload: str) -> list[str]:
 
 
 def _clicks_overrides() -> list[str]:
-    sizes = [f"{group}.options.rows={CLICKS_ROWS}" for group in ("model", "data")]
     return [
         "experiment=clicks",
-        *sizes,
+        f"data.options.rows={CLICKS_ROWS}",
         f"train.batch_size={CLICKS_TIMES * GLOBAL_BATCH}",
         "optimizer.learning_rate=0.02",
     ]

@@ -100,7 +100,7 @@ OVERRIDES = [
     ("model.options.dropout=nan", "model.options.dropout: nan is not a finite number e.g. model.options.dropout=0.0"),
     ("seed=4294967296", "seed: 4294967296 is out of range; it must be at least 0 and below 2147483648"),
     ("model=cmm", "model=cmm: unknown model 'cmm'; available: cnn, ctr, mlp, oracle, resnet20 e.g. model=cnn"),
-    ("data=mnits", "unknown data 'mnits'; available: cifar10, clicks, csv, fashion_mnist, hf, images, mnist,"),
+    ("data=mnits", "unknown data 'mnits'; available: cifar10, clicks, criteo, csv, fashion_mnist, hf, images, mnist,"),
     (
         "optimizer=adm",
         "unknown optimizer 'adm'; available: adafactor, adagrad, adam, adamw, ftrl, lamb, lion, momentum,",

@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
-from trainer.workload.models import MODELS, cnn, mlp, resnet20
+from trainer.workload.data.examples import ArraySpec, Spec
+from trainer.workload.models import MODELS, cnn, ctr, mlp, resnet20
 
-OF_SHAPES = [name for name in MODELS if name != "ctr"]  # which takes clicks, in test_data.py
+OF_SHAPES = [name for name in MODELS if name != "ctr"]  # which takes features by name
 OF_IMAGES = [name for name in OF_SHAPES if name != "oracle"]  # which takes numbers only, in test_oracle.py
 
 
@@ -111,3 +112,38 @@ def test_the_penalty_of_the_cnn_is_on_its_kernels_alone():
     assert len(model.losses) == len(kernels) == 3
     assert sum(map(float, model.losses)) == pytest.approx(0.5 * sum((kernel**2).sum() for kernel in kernels), rel=1e-5)
     assert cnn((8, 8, 1), 2).losses == []
+
+
+def spec_of(**features: ArraySpec) -> Spec:
+    return Spec(features, ArraySpec((1,), "float32"), None, 1)
+
+
+def test_ctr_has_an_embedding_for_each_field_of_ids():
+    numbers, ids = ArraySpec((13,), "float32"), ArraySpec((2,), "int64", ids=50)
+    model = ctr(spec_of(numbers=numbers, ids=ids), width=3, hidden=[5])
+    shapes = {variable.path: tuple(variable.shape) for variable in model.trainable_variables}
+    assert shapes["field0/embeddings"] == shapes["field1/embeddings"] == (50, 3)
+    assert shapes["dense0/kernel"] == (13 + 2 * 3, 5)
+    assert model.output_shape == (None, 1)
+
+
+def test_ctr_takes_columns_and_may_normalize_the_numbers():
+    columns = {"age": ArraySpec((1,), "int64"), "height": ArraySpec((1,), "float32")}
+    model = ctr(spec_of(**columns, town=ArraySpec((1,), "int64", ids=9)), width=3, hidden=[], normalize=True)
+    assert paths(model) == ["normalize/gamma", "normalize/beta", "field-town/embeddings", "logit/kernel", "logit/bias"]
+    assert model.get_layer("normalize").gamma.shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        (
+            {"numbers": ArraySpec((13,), "float32")},
+            "model ctr needs features that are known to be ids; type data=clicks",
+        ),
+        ({"id": ArraySpec((1,), "int64", ids=9), "town": ArraySpec((1,), "string")}, "ids.town=vocabulary"),
+    ],
+)
+def test_ctr_refuses_features_that_it_cannot_take(features, message):
+    with pytest.raises(ValueError, match=message):
+        ctr(spec_of(**features))

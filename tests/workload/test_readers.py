@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import sys
 from collections.abc import Callable, Iterator
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,26 @@ def test_csv_files_may_be_compressed_have_no_header_and_other_types(tmp_path):
     assert (lists(features), lists(labels)) == ({"0": ["007", "8"], "2": ["b", "x"]}, [1.0, 2.5])
 
 
+def test_csv_columns_may_become_ids_by_a_vocabulary_of_the_examples_to_train_on_or_by_a_hash(tmp_path):
+    (tmp_path / "train.csv").write_text("town,code,age\nOslo,7,1\n,3,2\nBern,7,3\n")
+    (tmp_path / "test.csv").write_text("town,code,age\nBern,9,4\nRome,3,5\n")
+    files = {"path": f"{tmp_path}/train.csv", "evaluate": f"{tmp_path}/test.csv"}
+    data = open_data("csv", {**files, "ids": {"town": "vocabulary", "code": "vocabulary"}}, seed=0)
+    features = read_all(data).features
+    assert {name: one.ids for name, one in data.spec.features.items()} == {"town": 4, "code": 3, "age": None}
+    assert lists(features) == {"town": [2, 0], "code": [0, 1], "age": [4, 5]}  # "" is 1, Bern 2, Oslo 3
+    assert data.spec.features["town"][:2] == ((1,), "int64")
+
+    hashed = [open_data("csv", {**files, "ids": {"town": 1000, "code": 5}}, seed=seed) for seed in (0, 1)]
+    towns, codes = (lists(read_all(hashed[1]).features[name]) for name in ("town", "code"))
+    assert lists(read_all(hashed[0]).features) == lists(read_all(hashed[1]).features)
+    assert hashed[0].spec.features["town"].ids == 1000
+    assert towns == [
+        int.from_bytes(blake2b(one, digest_size=8).digest(), "little") % 1000 for one in (b"Bern", b"Rome")
+    ]
+    assert set(codes) <= set(range(5))
+
+
 def test_a_share_of_the_examples_is_the_same_everywhere():
     train, evaluate = divide(20, 0.2, "mine")
     assert evaluate.tolist() == [2, 4, 6, 18]
@@ -122,6 +143,20 @@ BAD_TABLES = {
         "a share of 0.01 of 4 examples is 0; both parts need at least one",
     ),
     "other columns": ({"evaluate": "other.csv"}, PEOPLE, r"other.csv: has the columns \['b'\], .* has \['name', 'age'"),
+    "ids of fractions": (
+        {"ids": {"height": 10}, "missing": 0},
+        PEOPLE,
+        "column height: has numbers that are no integers.*type data.options.dtypes.height=string",
+    ),
+    "rule of ids": ({"ids": {"town": "hash"}}, PEOPLE, "data.options.ids.town=hash, it must be vocabulary, or the num"),
+    "no ids": ({"ids": {"town": 0}}, PEOPLE, "data.options.ids.town=0, it must be vocabulary, or the number of ids"),
+    "ids of no column": ({"ids": {"twon": 9}, "missing": 0}, PEOPLE, r"has no column 'twon'; did you mean 'town'\?"),
+    "ids of a label": (
+        {"ids": {"grade": 9}, "label": "grade"},
+        PEOPLE,
+        "data.options.ids.grade: is no feature; remove",
+    ),
+    "ids in a matrix": ({"ids": {"town": 9}, "matrix": True}, PEOPLE, "matrix=true makes numbers of all features, whi"),
     "nothing left": ({"label": ["a", "b"]}, "a,b\n1,2\n", "no column is left for the features"),
 }
 
@@ -134,6 +169,67 @@ def test_a_csv_file_that_cannot_be_used_is_refused(tmp_path, monkeypatch, kind):
     Path("other.csv").write_text("b\n1\n")
     with pytest.raises(DataError, match=message):
         open_data("csv", {"path": "people.csv", "evaluate": "people.csv", **options}, seed=0)
+
+
+# Criteo
+
+
+def criteo_lines(count: int, *, first: int = 0) -> bytes:
+    """Lines whose numbers and ids follow from their place; what is missing is empty."""
+    lines = []
+    for line in range(first, first + count):
+        numbers = ["" if line % 3 == 0 and place == 1 else str(line - 2 + place) for place in range(13)]
+        ids = ["" if line % 4 == 0 and place == 2 else f"{line * 26 + place:08x}" for place in range(26)]
+        lines.append("\t".join([str(line % 2), *numbers, *ids]))
+    return ("\n".join(lines) + "\n").encode()
+
+
+def test_files_of_criteo_are_converted_once_and_mapped(tmp_path, monkeypatch):
+    monkeypatch.setattr("trainer.workload.data.criteo_files.LINES", 3)
+    (tmp_path / "day_0").write_bytes(criteo_lines(4))
+    (tmp_path / "day_1.gz").write_bytes(gzip.compress(criteo_lines(4, first=4)))
+    options = {"path": f"{tmp_path}/day_*", "rows": 50, "cache": f"{tmp_path}/arrays", "evaluate": 0.25}
+    data = open_data("criteo", options, seed=0)
+    features, labels, _ = read_all(data)
+    assert (data.train.count, labels.tolist()) == (6, [[0], [1]])  # the last lines
+    assert describe_nest(data.spec.features) == "{numbers: float32 [13], ids: int32 [26]}"
+    assert data.spec.features["ids"].ids == 50
+    numbers = [[0 if line % 3 == 0 and place == 1 else line - 2 + place for place in range(13)] for line in (6, 7)]
+    assert np.allclose(features["numbers"], np.log1p(numbers))
+    ids = [
+        [0 if line % 4 == 0 and place == 2 else 1 + (line * 26 + place) % 49 for place in range(26)] for line in (6, 7)
+    ]
+    assert features["ids"].tolist() == ids
+    monkeypatch.setattr("trainer.workload.data.criteo_files._convert", None)  # the arrays are there
+    assert read_all(open_data("criteo", options, seed=1)).features["ids"].tolist() == ids
+    named = {**options, "path": f"{tmp_path}/day_0", "evaluate": f"{tmp_path}/day_1.gz"}
+    monkeypatch.undo()
+    assert read_all(open_data("criteo", named, seed=0)).features["ids"][2:].tolist() == ids
+
+
+BAD_CRITEO = {
+    "few values": (
+        criteo_lines(2) + b"1\t2\n",
+        {},
+        "day_0, line 3: has 2 values, separated by tabs; a label, 13 numbers",
+    ),
+    "no number": (b"x" + criteo_lines(2)[1:], {}, "day_0, lines 1 to 2: could not convert .*'x'.*; correct the line"),
+    "no id": (criteo_lines(2)[:-2] + b"z\n", {}, "day_0, lines 1 to 2: invalid literal .*; correct the line"),
+    "cut off": (gzip.compress(criteo_lines(2000))[:-9], {}, "day_0: cannot be unpacked .*; copy it again"),
+    "one line": (criteo_lines(1), {}, "1 lines cannot be divided; change data.options.evaluate=0.2"),
+    "rows": (criteo_lines(2), {"rows": 1}, "data.options.rows=1, a field needs at least 2: one is for missing ids"),
+    "cache": (criteo_lines(9), {"cache": "day_0/x"}, "cannot be written or read .*; type data.options.cache=FOLDER"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_CRITEO)
+def test_a_file_of_criteo_that_cannot_be_used_is_refused_and_nothing_is_left(tmp_path, monkeypatch, kind):
+    content, options, message = BAD_CRITEO[kind]
+    monkeypatch.chdir(tmp_path)
+    Path("day_0").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        open_data("criteo", {"path": "day_0", **options}, seed=0)
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir() and not (path / "ids.npy").exists()} == set()
 
 
 # Images

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainer.workload.data.clicks import clicks
+from trainer.workload.data.criteo_files import criteo
 from trainer.workload.data.csv_files import csv
 from trainer.workload.data.downloads import cifar10, fashion_mnist, mnist
 from trainer.workload.data.examples import DataError, DataSet, Examples, MissingInputError, find_data_error
@@ -27,6 +28,7 @@ DATA_SETS: dict[str, Callable[..., DataSet]] = {
     "npz": npz,
     "npy": npy,
     "clicks": clicks,
+    "criteo": criteo,
     "csv": csv,
     "parquet": parquet,
     "images": images,

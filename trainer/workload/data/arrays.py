@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,7 @@ def from_arrays(
     source: str,
     scale: float | None = None,
     classes: int | None = None,
+    ids: Mapping[str, int] | None = None,
 ) -> DataSet:
     """A data set of numpy arrays, which keep their type; float64 becomes float32.
 
@@ -49,6 +50,7 @@ def from_arrays(
         source: their origin, for messages.
         scale: factor of the features, which become float32; None: they stay as they are.
         classes: number of classes; None: the largest integer label + 1, or the last size of float labels.
+        ids: how many ids there are, by the name of the feature, where features are a dict.
 
     Raises:
         DataError: if there are no examples, shapes or lengths differ, a value is not a finite number, or a label is not
@@ -69,6 +71,9 @@ def from_arrays(
     spec = Spec(*specs["train"], classes=classes or 0)
     if scale is not None:
         spec = replace(spec, features=map_nest(lambda one: ArraySpec(one.shape, "float32"), spec.features))
+    if ids:
+        known = {name: one._replace(ids=ids.get(name)) for name, one in spec.features.items()}
+        spec = replace(spec, features=known)
     to_train, to_evaluate = (_examples(batch, scale, f"{source}, {part}") for part, batch in checked.items())
     return DataSet(to_train, to_evaluate, spec)
 

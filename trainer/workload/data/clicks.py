@@ -38,7 +38,7 @@ def clicks(
         _examples(seed, stream, count, numbers, fields, rows)
         for stream, count in ((TRAIN, train_examples), (EVALUATE, evaluate_examples))
     )
-    return from_arrays(train, evaluate, source="clicks")
+    return from_arrays(train, evaluate, source="clicks", ids={"ids": rows})
 
 
 def _examples(

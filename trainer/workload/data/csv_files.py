@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import csv as csv_module
 import gzip
+import io
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TextIO
 
 import numpy as np
 
 from trainer.workload.data.examples import DataError, DataSet
+from trainer.workload.data.files import open_bytes
+from trainer.workload.data.ids import Rule
 from trainer.workload.data.tables import Roles, Table, open_tables
 
 ROWS = 16384  # parsed at a time
@@ -29,6 +31,7 @@ def csv(
     matrix: bool = False,
     missing: float | None = None,
     dtypes: Mapping[str, str] | None = None,
+    ids: Mapping[str, Rule] | None = None,
     classes: int | None = None,
     header: bool = True,
     separator: str = ",",
@@ -44,6 +47,7 @@ def csv(
         matrix: features as one array [columns] of float32 instead of a dict of arrays [1].
         missing: takes the place of missing numbers in features; None: they are refused. Missing texts are "".
         dtypes: type by column, where it is not what its values look like: string, float32 or int64.
+        ids: features whose values become ids: {city: vocabulary, user: 1000000}, as `ids.to_ids` says.
         classes: number of classes; None: the largest integer label + 1.
         header: whether the first line has the names; otherwise they are 0, 1, 2, ...
         separator: of the values, e.g. "\\t".
@@ -54,7 +58,7 @@ def csv(
     def read(files: list[Path], dtypes: Mapping[str, str]) -> tuple[Table, list[int]]:
         return _read(files, dtypes, header=header, separator=separator)
 
-    roles = Roles(label, weight, columns, matrix, missing, dtypes or {})
+    roles = Roles(label, weight, columns, matrix, missing, dtypes or {}, ids or {})
     return open_tables(path, evaluate, read, roles, classes)
 
 
@@ -95,7 +99,7 @@ def _joined(parts: list[np.ndarray], name: str, dtype: str | None, files: list[P
 
 def _blocks(file: Path, *, header: bool, separator: str) -> Iterator[tuple[list[str], list[list[str]]]]:
     """The names of the columns, and some rows."""
-    with _open(file) as text:
+    with io.TextIOWrapper(open_bytes(file), "utf-8-sig", newline="") as text:
         reader = csv_module.reader(text, delimiter=separator, skipinitialspace=True)
         try:
             names = next(reader, []) if header else None
@@ -112,14 +116,6 @@ def _blocks(file: Path, *, header: bool, separator: str) -> Iterator[tuple[list[
             ) from error
         except (csv_module.Error, EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise DataError(f"{file}, line {reader.line_num}: cannot be read ({error}); copy it again") from error
-
-
-def _open(file: Path) -> TextIO:
-    with open(file, "rb") as content:
-        is_gzip = content.read(2) == b"\x1f\x8b"
-    opener = gzip.open if is_gzip else open
-    opened: TextIO = opener(file, "rt", encoding="utf-8-sig", newline="")
-    return opened
 
 
 def _check_lengths(block: list[list[str]], count: int, file: Path, last_line: int) -> None:

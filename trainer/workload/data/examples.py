@@ -80,6 +80,7 @@ class ArraySpec(NamedTuple):
 
     shape: tuple[int | None, ...]  # without the examples' dimension
     dtype: str
+    ids: int | None = None  # how many there are, from 0, if the values are known to be ids
 
 
 @dataclass(frozen=True)

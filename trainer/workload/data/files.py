@@ -1,8 +1,10 @@
 """Finds input files, and checks them before they are read."""
 
 import glob
+import gzip
 import os
 from pathlib import Path
+from typing import IO, cast
 
 from trainer.workload.data.examples import DataError, MissingInputError
 
@@ -44,3 +46,10 @@ def check_folder(path: str | Path, *, option: str) -> Path:
     if not folder.is_dir():
         raise DataError(f"{folder}: is a file, {option} takes a folder; e.g. {option}={folder.parent}")
     return folder
+
+
+def open_bytes(file: Path) -> IO[bytes]:
+    """Opens a file for reading, which may be compressed with gzip."""
+    with open(file, "rb") as content:
+        is_gzip = content.read(2) == b"\x1f\x8b"
+    return cast(IO[bytes], gzip.open(file) if is_gzip else open(file, "rb"))

@@ -10,6 +10,7 @@ import numpy as np
 
 from trainer.workload.data.examples import DataError, DataSet
 from trainer.workload.data.extras import import_extra
+from trainer.workload.data.ids import Rule
 from trainer.workload.data.tables import Roles, Table, open_tables
 
 
@@ -23,6 +24,7 @@ def parquet(
     matrix: bool = False,
     missing: float | None = None,
     dtypes: Mapping[str, str] | None = None,
+    ids: Mapping[str, Rule] | None = None,
     classes: int | None = None,
 ) -> DataSet:
     """Parquet files, with the same options as `csv`; columns of lists of one length are arrays [length]."""
@@ -34,7 +36,7 @@ def parquet(
     def read(files: list[Path], dtypes: Mapping[str, str]) -> tuple[Table, list[int]]:
         return _read(files, dtypes, wanted)
 
-    roles = Roles(label, weight, columns, matrix, missing, dtypes or {})
+    roles = Roles(label, weight, columns, matrix, missing, dtypes or {}, ids or {})
     return open_tables(path, evaluate, read, roles, classes)
 
 

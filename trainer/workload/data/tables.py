@@ -13,6 +13,7 @@ from trainer.workload.data.arrays import from_arrays
 from trainer.workload.data.convert import is_text
 from trainer.workload.data.examples import DataError, DataSet, Nest
 from trainer.workload.data.files import find_files
+from trainer.workload.data.ids import Rule, check_rule, to_ids
 from trainer.workload.data.parts import SHARE, divide, is_fraction
 
 DTYPES = ("string", "float32", "int64")
@@ -30,6 +31,7 @@ class Roles:
     matrix: bool  # features as one array of float32 instead of a dict
     missing: float | None  # takes the place of missing numbers; None: they are refused
     dtypes: Mapping[str, str]  # of columns, one of DTYPES each; others are inferred
+    ids: Mapping[str, Rule]  # of features whose values become ids
 
     @property
     def labels(self) -> list[str]:
@@ -48,18 +50,22 @@ def open_tables(path: str, evaluate: str | float | None, read: Read, roles: Role
         classes: as in `from_arrays`.
     """
     evaluate = SHARE if evaluate is None else evaluate
+    if roles.matrix and roles.ids:
+        raise DataError("data.options.matrix=true makes numbers of all features, which ids are not; remove one of both")
     for column, dtype in roles.dtypes.items():
         if dtype not in DTYPES:
             raise DataError(f"data.options.dtypes.{column}={dtype}, it must be one of {', '.join(DTYPES)}")
+    for column, rule in roles.ids.items():
+        check_rule(rule, f"data.options.ids.{column}")
     files = find_files(path, option="data.options.path")
     has_fraction = is_fraction(evaluate)
     others = [] if has_fraction else find_files(str(evaluate), option="data.options.evaluate")
     table, lengths = read([*files, *others], roles.dtypes)
     count, to_train = sum(lengths), sum(lengths[: len(files)])
-    batch = _batch(table, roles, path)
     rows = divide(count, float(evaluate), path) if has_fraction else (slice(0, to_train), slice(to_train, count))
+    batch, counts = _batch(table, roles, path, rows[0])
     train, test = (tuple(_rows(nest, chosen) for nest in batch) for chosen in rows)
-    return from_arrays(train, test, source=path, classes=classes)
+    return from_arrays(train, test, source=path, classes=classes, ids=counts)
 
 
 def _rows(nest: Nest, chosen: np.ndarray | slice) -> Nest:
@@ -68,26 +74,44 @@ def _rows(nest: Nest, chosen: np.ndarray | slice) -> Nest:
     return None if nest is None else nest[chosen]
 
 
-def _batch(table: Table, roles: Roles, source: str) -> tuple[Nest, Nest, Nest]:
-    """Features, labels and weights."""
+def _batch(
+    table: Table, roles: Roles, source: str, to_train: np.ndarray | slice
+) -> tuple[tuple[Nest, Nest, Nest], dict[str, int]]:
+    """Features, labels and weights; and the number of ids of features that are ids."""
     given = [*roles.labels, *([roles.weight] if roles.weight else [])]
     names = list(roles.columns) if roles.columns is not None else [name for name in table if name not in given]
-    for name in (*given, *names, *roles.dtypes):
+    for name in (*given, *names, *roles.dtypes, *roles.ids):
         if name not in table:
             near = difflib.get_close_matches(str(name), table, n=3, cutoff=0.4) or list(table)[:10]
             raise DataError(f"{source}: has no column {name!r}; did you mean {', '.join(map(repr, near))}?")
     if not names:
         raise DataError(f"{source}: no column is left for the features; set data.options.columns=[NAME,...]")
-    columns = {name: _complete(table[name], f"{source}, column {name}", roles.missing) for name in names}
+    if others := [name for name in roles.ids if name not in names]:
+        raise DataError(f"data.options.ids.{others[0]}: is no feature; remove it, or add it to data.options.columns")
+    columns, counts = _features(table, names, roles, source, to_train)
     labels = {name: _label(table[name], f"{source}, column {name}") for name in roles.labels}
     weights = _complete(table[roles.weight], f"{source}, column {roles.weight}", None) if roles.weight else None
     if weights is not None and is_text(weights):
         raise DataError(f"{source}, column {roles.weight}: is text; weights are numbers")
-    return (
+    batch = (
         _matrix(columns, source) if roles.matrix else {name: _in_columns(one) for name, one in columns.items()},
         labels[roles.label] if isinstance(roles.label, str) else labels or None,
         weights,
     )
+    return batch, counts
+
+
+def _features(
+    table: Table, names: Sequence[str], roles: Roles, source: str, to_train: np.ndarray | slice
+) -> tuple[Table, dict[str, int]]:
+    """These columns, some of them as ids, and how many ids these have."""
+    columns, counts = {}, {}
+    for name in names:
+        if (rule := roles.ids.get(name)) is None:
+            columns[name] = _complete(table[name], f"{source}, column {name}", roles.missing)
+        else:
+            columns[name], counts[name] = to_ids(table[name], rule, name, source, known=to_train)
+    return columns, counts
 
 
 def _in_columns(column: np.ndarray) -> np.ndarray:
