@@ -98,10 +98,10 @@ def counted(model: keras.Model, call: Callable[[], Any]) -> dict[str, int]:
     def counting(layer: keras.layers.Embedding) -> Callable[[Any], Any]:
         look_up = layer.call
 
-        def count(inputs: Any) -> Any:
+        def count(inputs: Any, *args: Any, **kwargs: Any) -> Any:
             each = tf.TensorShape(inputs.shape[1:])
             counts[layer.path] += (each.num_elements() or 0) if each.is_fully_defined() else 0
-            return look_up(inputs)
+            return look_up(inputs, *args, **kwargs)
 
         return count
 
@@ -175,7 +175,7 @@ def _mark(layer: keras.layers.Embedding) -> None:
         "lora_rank": layer.lora_rank is not None,
         "a quantization": layer.quantization_mode is not None,
         "trainable=False": not layer.trainable,
-        "a subclass with a build or call of its own": type(layer).call is not keras.layers.Embedding.call,
+        "a call that does not use super().call": not _calls_super(type(layer)),
     }
     for what, is_asked in asked.items():
         if is_asked:
@@ -186,21 +186,29 @@ def _mark(layer: keras.layers.Embedding) -> None:
     layer._embeddings = None
     layer.built = True
     object.__setattr__(layer, "_sparse_table", sparse)
-    object.__setattr__(layer, "call", _call(layer, sparse))
+    own = type(layer)
+    layer.__class__ = _Hosted if own is keras.layers.Embedding else type(own.__name__, (own, _Hosted), {})
 
 
-def _call(layer: keras.layers.Embedding, sparse: _Sparse) -> Callable[[tf.Tensor], tf.Tensor]:
-    def call(inputs: tf.Tensor) -> tf.Tensor:
+class _Hosted(keras.layers.Embedding):  # type: ignore[misc]
+    """What a layer without a variable looks up; as a second base of its class it is what `super().call` reaches."""
+
+    _sparse_table: _Sparse
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
         if isinstance(inputs, keras.KerasTensor):
-            return keras.KerasTensor((*inputs.shape, sparse.width), dtype=layer.compute_dtype)
+            return keras.KerasTensor((*inputs.shape, self._sparse_table.width), dtype=self.compute_dtype)
         inputs = tf.convert_to_tensor(inputs)
         if inputs.dtype.name not in INTEGERS:
-            raise ValueError(f"layer {layer.path} is given ids as {inputs.dtype.name}; give it int32 or int64")
+            raise ValueError(f"layer {self.path} is given ids as {inputs.dtype.name}; give it int32 or int64")
         meet = _meet.get()
-        rows = _zeros(sparse, inputs) if meet is None else meet(sparse, inputs)
-        return tf.cast(rows, layer.compute_dtype)
+        rows = _zeros(self._sparse_table, inputs) if meet is None else meet(self._sparse_table, inputs)
+        return tf.cast(rows, self.compute_dtype)
 
-    return call
+
+def _calls_super(kind: type[keras.layers.Embedding]) -> bool:
+    """Whether the `call` of a class is that of Embedding, or uses `super()`, which a closure over its class shows."""
+    return kind.call is keras.layers.Embedding.call or "__class__" in kind.call.__code__.co_freevars
 
 
 def _zeros(layer: _Sparse, ids: tf.Tensor) -> tf.Tensor:
