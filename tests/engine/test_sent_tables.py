@@ -18,7 +18,7 @@ from trainer.engine.tables.memory import private
 from trainer.engine.tables.payloads import Payloads
 from trainer.plan.tables import FirstValues, Table, TableLayout, blocks_of
 from trainer.task import table_files
-from trainer.task.chief.export import params_sha256
+from trainer.task.export import params_sha256
 from trainer.workload import step
 from trainer.workload.data.examples import DataError
 

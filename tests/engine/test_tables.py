@@ -22,7 +22,7 @@ from trainer.engine.tables.memory import BlockMemory, private, sum_pushed
 from trainer.engine.tables.touches import check_ids
 from trainer.plan.tables import FirstValues, Table, TableLayout, blocks_of
 from trainer.task import table_files
-from trainer.task.chief.export import params_sha256
+from trainer.task.export import params_sha256
 from trainer.workload import lookups, step
 from trainer.workload.build import Workload
 from trainer.workload.compiling import Wanted, make_objective

@@ -14,8 +14,8 @@ from objectives import objective_of
 
 from trainer.config.schema import OptimizerConfig, OptimizerName
 from trainer.engine.vectors.snapshot import Snapshot
-from trainer.task.chief.export import export, params_sha256
 from trainer.task.evaluator.score import Evaluator, evaluated
+from trainer.task.export import export, params_sha256
 from trainer.workload import compiled_optimizer
 from trainer.workload.build import Workload
 from trainer.workload.data.arrays import from_arrays
@@ -107,7 +107,7 @@ def test_the_loaded_model_predicts_as_the_snapshot_does(tmp_path):
     np.testing.assert_allclose(loaded.predict(features, verbose=0), expected, rtol=1e-6)
 
 
-def test_a_model_that_cannot_be_loaded_again_is_saved_as_weights_and_for_tensorflow(tmp_path):
+def test_a_model_that_cannot_be_loaded_again_is_saved_as_weights(tmp_path):
     class Scaled(keras.layers.Layer):
         def __init__(self) -> None:  # takes no name, as many examples of Keras
             super().__init__()
@@ -117,7 +117,7 @@ def test_a_model_that_cannot_be_loaded_again_is_saved_as_weights_and_for_tensorf
 
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, name="logits"), Scaled()])
     export(LINEAR, model, tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.weights.h5", "params.npz", "saved_model"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.weights.h5", "params.npz"]
 
 
 def test_a_model_that_was_compiled_keeps_its_loss_and_the_optimizer_that_trained_it(tmp_path):

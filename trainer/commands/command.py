@@ -17,6 +17,7 @@ from trainer.faults.problems import Problem
 from trainer.observe.machine import this_machine
 from trainer.plan import resolve as plan_resolve
 from trainer.plan import validate as plan_validate
+from trainer.plan.checks.export import check_export
 
 # Each module has run(config, start), which returns the exit code. By name: a command imports only what it needs.
 COMMANDS: Mapping[Mode, str] = {
@@ -29,6 +30,7 @@ COMMANDS: Mapping[Mode, str] = {
     Mode.attach: "trainer.commands.runs.attach",
     Mode.runs: "trainer.commands.runs.table",
     Mode.report: "trainer.commands.runs.report",
+    Mode.export: "trainer.commands.runs.export",
     Mode.console: "trainer.commands.console.server",
     Mode.doctor: "trainer.commands.doctor.probe",
     Mode.check: "trainer.commands.check.claims",
@@ -46,6 +48,7 @@ OF_A_RUN = (
     Mode["continue"],
     Mode.save,
     Mode.report,
+    Mode.export,
     Mode.check,
 )  # its config is in its directory
 WITHOUT_A_CLUSTER = (  # the doctor reports a config's problems as findings
@@ -69,7 +72,8 @@ def validate(config: RunConfig) -> list[Problem]:
     """Returns what is wrong with a resolved config beyond its single keys."""
     if config.mode in OF_A_RUN:
         missing = Problem("run", f"mode={config.mode.value} needs the directory of a run", "e.g. run=runs/mine")
-        return [] if config.run else [missing]
+        problems = [] if config.run else [missing]
+        return [*problems, *check_export(config.export)] if config.mode is Mode.export else problems
     if config.mode is Mode.init:
         from trainer.commands.init.project import check as check_folder
 

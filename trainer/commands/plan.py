@@ -101,7 +101,7 @@ def _question(config: RunConfig, store: Path | None = None) -> Question:
         precision=config.train.precision.value,
         freezes=freezing(config.optimizer),
     )
-    question = replace(question, sparse=tuple(config.placement.sparse))
+    question = replace(question, sparse=tuple(config.placement.sparse), formats=tuple(config.export.formats))
     if config.user is not None:
         question = replace(
             question, batch=config.train.batch_size // batch_parts(config.cluster, config.device, config.train)

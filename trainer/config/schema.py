@@ -32,6 +32,7 @@ Mode = Enum(
         "runs": "runs",  # list the runs of a folder; see runs
         "console": "console",  # a web page of the runs of a folder, from which they are watched and steered
         "report": "report",  # write report.html for the run in run=PATH, beside others named by report.beside
+        "export": "export",  # write the model of the run in run=PATH for other programs; see export
         "doctor": "doctor",  # check this machine and say how to fix it
         "check": "check",  # verify a finished run: each step counted every replica once
         "chaos": "chaos",  # kill, freeze and cut off tasks while training; compare with an unbroken run
@@ -452,6 +453,17 @@ class CheckpointConfig:
 
 
 @dataclass
+class ExportConfig:
+    """What a run is exported to at its end, and what mode=export writes."""
+
+    # keras, weights, saved_model, onnx, litert; those that are named must be possible, or nothing starts. Default:
+    # keras and saved_model, as far as the model can be written so
+    formats: list[str] = field(default_factory=list)
+    checkpoint: str = "last"  # of mode=export: last, best, or the step of one
+    to: str | None = None  # of mode=export: folder; default: export/ of the run
+
+
+@dataclass
 class SummaryConfig:
     every: int = field(default=10, metadata=limits(at_least=1))  # steps between lines of history.jsonl and events
     histogram_every: int = field(default=0, metadata=limits(at_least=0))  # steps between histograms; 0: none
@@ -633,6 +645,7 @@ class RunConfig:
     train: TrainConfig = field(default_factory=TrainConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
     summary: SummaryConfig = field(default_factory=SummaryConfig)
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
     restart: RestartConfig = field(default_factory=RestartConfig)

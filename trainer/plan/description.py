@@ -78,6 +78,7 @@ class Question:
     store: str | None = None  # folder for FROZEN_FILE and INITIAL_FILE; none: they are not written
     batch: int = 0  # examples that a replica computes at once; 0: unknown
     sparse: tuple[str, ...] = ()  # patterns of layers
+    formats: tuple[str, ...] = ()  # of an export that must be possible
 
     @classmethod
     def about(

@@ -6,6 +6,7 @@ from trainer.plan.addresses import check_addresses, check_role
 from trainer.plan.checks.capacity import check_capacity
 from trainer.plan.checks.containers import check_containers
 from trainer.plan.checks.devices import check_devices, check_keys
+from trainer.plan.checks.export import check_export
 from trainer.plan.checks.isolation import check_isolation
 from trainer.plan.checks.sparse import check_sparse_run
 from trainer.plan.checks.strategy import (
@@ -41,6 +42,7 @@ def validate(config: RunConfig, machine: Machine) -> list[Problem]:
         *check_patience(config.evaluate, config.optimizer, cluster),
         *check_rollback(train, config.restart, config.job),
         *(check_optimizer(config.optimizer) if is_known else ()),
+        *check_export(config.export),
         *check_isolation(config),
         *check_addresses(cluster, untrusted_allowed=config.security.allow_untrusted_network),
         *check_role(cluster, config.job, config.task, config.run),

@@ -113,7 +113,7 @@ def _train(context: Context, strategy: Any = None) -> bool:
     chief = actions.assemble(context, engine, workload.objective, evaluator, start)
     stopped = _step_to_the_end(context, engine, pace, start.step, chief) and context.status.ended_early is None
     context.needs_hosts = False
-    actions.finish(context, chief, pace, workload.objective, stopped=stopped, resumed_from=start.checkpoint)
+    actions.finish(context, chief, pace, workload, stopped=stopped, resumed_from=start.checkpoint)
     return stopped
 
 

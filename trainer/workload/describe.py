@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer.faults import exit_codes
 from trainer.faults.exit_codes import exit_code_of
-from trainer.faults.problems import ConfigError
+from trainer.faults.problems import ConfigError, Problem
 from trainer.plan.description import FROZEN_FILE, INITIAL_FILE, Description, Question
 from trainer.plan.serialize import to_json
 from trainer.workload.error_text import one_paragraph
@@ -39,7 +39,7 @@ def answer(question: Question) -> dict[str, Any]:
 
 
 def _describe(question: Question) -> Description:
-    from trainer.workload import build, compiled_optimizer, frozen, lookups, step, trial, weights
+    from trainer.workload import build, compiled_optimizer, frozen, lookups, serving, step, trial, weights
     from trainer.workload.adapting import Adapting, not_adapted
     from trainer.workload.compiling import Wanted
     from trainer.workload.data.examples import Stream, count_of
@@ -60,7 +60,7 @@ def _describe(question: Question) -> Description:
             seed=question.seed,
             user_file=user,
             precision=question.precision,
-            with_values=has_values or bool(question.init),
+            with_values=has_values or bool(question.init or question.formats),
             freezes=question.freezes,
             adapting=adapting,
             sparse=question.sparse,
@@ -75,6 +75,12 @@ def _describe(question: Question) -> Description:
     wanted = Wanted.of(named)
     objective = build.open_objective(model, data_set, wanted, user_file=user)
     model_batch = trial.run(objective, data_set, has_values=has_values, batch=question.batch)
+    if question.formats:
+        try:
+            serving.check(objective, data_set, question.formats)
+        except serving.ExportError as error:
+            remedy = "leave that format out of export.formats, or change the model"
+            raise ConfigError([Problem("export.formats", str(error), remedy)]) from error
     unchanged = frozen.find(objective, data_set.spec) if has_values else []  # built-in models have none of their own
     values = frozen.Frozen(frozen.values_of(model, unchanged), adapting.states)
     if question.store:

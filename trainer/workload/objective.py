@@ -97,6 +97,11 @@ class Objective:
         is_list = isinstance(getattr(self.model, "_inputs_struct", None), list)
         return list(features) if is_list and isinstance(features, tuple) else features
 
+    @property
+    def compiled_loss(self) -> Any:
+        """What the model was compiled with, if the loss is of single outputs; None: a function of all outputs."""
+        return self.model._compile_loss if self._whole_loss is None else None
+
     def in_graph(self) -> AbstractContextManager[None]:
         """Within, functions that are traced can use what the model's layers computed when they were made."""
         return eager.in_graph(self._tables)
@@ -104,7 +109,7 @@ class Objective:
     @property
     def is_summed(self) -> bool:
         """Whether a loss that the model is compiled with is a sum over the examples of a batch."""
-        compiled = self.model._compile_loss if self._whole_loss is None else None
+        compiled = self.compiled_loss
         losses = [] if compiled is None else keras.tree.flatten(compiled._user_loss)
         return any(getattr(loss, "reduction", None) == "sum" for loss in losses)
 

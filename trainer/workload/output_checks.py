@@ -36,9 +36,9 @@ def check_classes(use: Use, classes: int) -> None:
     Args:
         classes: of the data; 0: unknown, or there are several arrays of labels.
     """
-    if _function_of(use.loss) is not keras.losses.sparse_categorical_crossentropy:
+    if function_of(use.loss) is not keras.losses.sparse_categorical_crossentropy:
         return
-    if _option(use.loss, "ignore_class") is not None:
+    if option_of(use.loss, "ignore_class") is not None:
         return
     needed = classes or int(tf.reduce_max(tf.cast(use.labels, tf.int64))) + 1
     given = use.outputs.shape[-1] if use.outputs.shape.rank else needed
@@ -56,7 +56,7 @@ def is_doubtful(use: Use) -> bool:
 
     Those of a model that was not trained may look so by chance: `contradiction` decides.
     """
-    of_logits, values = _option(use.loss, LOGITS), np.asarray(use.outputs, np.float32)
+    of_logits, values = option_of(use.loss, LOGITS), np.asarray(use.outputs, np.float32)
     if of_logits is None:
         return False
     return _look_like_probabilities(use, values) if of_logits else not _is_within(use, values, 0.0)
@@ -72,7 +72,7 @@ def contradiction(use: Use, first: tf.Tensor) -> Mismatch | None:
     values, before = np.asarray(use.outputs, np.float32), np.asarray(first, np.float32)
     if np.array_equal(values, before):  # nothing can be said of a layer whose weights are frozen
         return None
-    if not _option(use.loss, LOGITS):
+    if not option_of(use.loss, LOGITS):
         if _is_within(use, values, FAR_OFF):  # as of a resized picture, whose edges overshoot
             return None
         return Mismatch(
@@ -93,13 +93,13 @@ def contradiction(use: Use, first: tf.Tensor) -> Mismatch | None:
 def _look_like_probabilities(use: Use, values: np.ndarray) -> bool:
     if not bool(((values >= 0) & (values <= 1)).all()):
         return False
-    axis = _option(use.loss, "axis")
+    axis = option_of(use.loss, "axis")
     return _is_binary(use) or bool((np.abs(values.sum(-1 if axis is None else axis) - 1) < NEAR).all())
 
 
 def _is_within(use: Use, values: np.ndarray, margin: float) -> bool:
     """Whether values are in 0..1, give or take a margin; one loss divides them by their sum."""
-    highest = np.inf if _function_of(use.loss) is keras.losses.categorical_crossentropy else 1 + margin
+    highest = np.inf if function_of(use.loss) is keras.losses.categorical_crossentropy else 1 + margin
     return bool(((values >= -margin) & (values <= highest)).all())
 
 
@@ -109,17 +109,17 @@ def _in(use: Use) -> str:
 
 def _is_binary(use: Use) -> bool:
     """Whether each output is for itself, so that they do not sum to 1."""
-    return _function_of(use.loss) in BINARY or use.outputs.shape.rank < 2 or use.outputs.shape[-1] == 1
+    return function_of(use.loss) in BINARY or use.outputs.shape.rank < 2 or use.outputs.shape[-1] == 1
 
 
-def _function_of(loss: keras.losses.Loss) -> Any:
+def function_of(loss: keras.losses.Loss) -> Any:
     """The function of keras.losses that a loss computes, whether it was given by a name or as an object."""
     function = getattr(loss, "fn", None)
     return function if getattr(function, "__module__", "").startswith("keras.") else None
 
 
-def _option(loss: keras.losses.Loss, name: str) -> Any:
+def option_of(loss: keras.losses.Loss, name: str) -> Any:
     """What an option of a loss of Keras is set to; None if it has no such option."""
-    function = _function_of(loss)
+    function = function_of(loss)
     parameter = inspect.signature(function).parameters.get(name) if function is not None else None
     return None if parameter is None else getattr(loss, "_fn_kwargs", {}).get(name, parameter.default)

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from trainer.config.schema import NotFinitePolicy, RunConfig, SaveErrorPolicy
-from trainer.config.words import size
 from trainer.engine.engine import Engine
 from trainer.engine.sharded import staleness
 from trainer.engine.sharded.worker import ShardedEngine
@@ -32,27 +31,26 @@ from trainer.storage.history import History
 from trainer.storage.rollbacks import record_rollback
 from trainer.storage.run_directory import RunDirectory
 from trainer.storage.table_rows import ChangedRows
-from trainer.task import table_files
+from trainer.task import model_card, table_files
 from trainer.task.chief.asked import Questions, SaveDue
 from trainer.task.chief.ending import Hooks
-from trainer.task.chief.export import export, params_sha256
 from trainer.task.chief.initial_state import InitialState, what_may_end
 from trainer.task.chief.judge import Judge
 from trainer.task.chief.report import Report, log_summary, summarize
 from trainer.task.context import Context
 from trainer.task.evaluator.score import Evaluator
+from trainer.task.export import export_run, params_sha256
 from trainer.task.loop import AfterStep, BetweenSteps
 from trainer.task.metrics import MetricResults
 from trainer.task.pace import Every, Pace
 from trainer.task.tensorboard import Events
-from trainer.workload import compiled_optimizer
-from trainer.workload.build import open_dense
+from trainer.workload.build import Workload
 from trainer.workload.objective import Objective
+from trainer.workload.serving import ExportError, Served
 
 _log = logging.getLogger(__name__)
 
 OnSnapshot = Callable[[Snapshot], Any]
-MODEL_NBYTES = 2**31  # of tables that a model.keras may have
 
 
 @dataclass(frozen=True)
@@ -335,7 +333,7 @@ def assemble(
 
 
 def finish(
-    context: Context, chief: Chief, pace: Pace, objective: Objective, *, stopped: bool, resumed_from: str | None
+    context: Context, chief: Chief, pace: Pace, workload: Workload, *, stopped: bool, resumed_from: str | None
 ) -> None:
     """Saves, leaves the engine, and writes the summary; evaluates and exports too unless the run was stopped."""
     snapshot, results = _save_and_evaluate(context, chief, pace, stopped=stopped)
@@ -343,18 +341,20 @@ def finish(
     if context.plan.tables and not last_rows:
         path = context.directory.checkpoints / f"{snapshot.step:09d}"
         last_rows = table_files.loaded(path, context.plan.tables, seed=context.config.seed)
+    served = None
     if not stopped:
         context.status.state = "exporting"
         best = evaluations.best_result(context.directory) if context.config.evaluate.export_best else None
         if best:
             results["best"] = best
         state, rows = _load(context, best) if best else (snapshot, last_rows)
-        model = _model_to_save(context, objective)
-        export(state, model, context.directory.export, rows)
+        served = _export(context, workload, state, rows)
         chief.hooks.call("on_end", snapshot.step, _logs(results))
     results["ended_early"] = None if stopped else context.status.ended_early
     summary = results | {"resumed_from": resumed_from, "params_sha256": params_sha256(snapshot, last_rows)}
     write_atomically(context.directory.summary, json.dumps(summary, indent=1))
+    if not stopped:
+        model_card.write(context.directory.export, context.config, summary, served, context.directory.event_log)
     if chief.report.logs_progress:
         log_summary(summary)
 
@@ -364,17 +364,6 @@ def _load(context: Context, best: Mapping[str, Any]) -> tuple[Snapshot, Sequence
     path = Path(best["path"])
     rows = table_files.loaded(path, context.plan.tables, seed=context.config.seed)
     return Snapshot.from_tensors(best["step"], checkpoint.load(checkpoint.read_manifest(path))), rows
-
-
-def _model_to_save(context: Context, objective: Objective) -> Any:
-    """The model, with its tables as variables; None if these are too large for that."""
-    if context.plan.tables:
-        total = sum(4 * table.rows * table.width for table in context.plan.tables)
-        if total > MODEL_NBYTES:
-            _log.warning("no model.keras is written: the tables take %s; export/tables has them", size(total))
-            return None
-        objective = open_dense(context.config, context.plan)
-    return objective.model_to_save(compiled_optimizer.make(context.config.optimizer))
 
 
 def _logs(results: Mapping[str, Any]) -> dict[str, float]:
@@ -400,3 +389,12 @@ def _save_and_evaluate(context: Context, chief: Chief, pace: Pace, *, stopped: b
     if table is not None:
         results["contributions"] = staleness.to_json(table)
     return snapshot, results
+
+
+def _export(context: Context, workload: Workload, state: Snapshot, rows: Sequence[BlockMemory]) -> Served | None:
+    """Exports a state; a format that the model cannot be written in does not spoil the run."""
+    try:
+        return export_run(context.config, context.plan, workload, state, context.directory.export, rows)
+    except ExportError as error:
+        _log.warning("%s", error)
+        return None

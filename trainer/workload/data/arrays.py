@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from trainer.workload.data.examples import (
     DataSet,
     Examples,
     Nest,
+    Preprocessing,
     Spec,
     describe_nest,
     leaves_of,
@@ -68,14 +70,30 @@ def from_arrays(
         classes = classes or _count_classes(labels)
         for part in parts:
             _check_range(labels[part], classes, f"{source}, {part} labels")
-    spec = Spec(*specs["train"], classes=classes or 0)
+    spec, preprocessing = Spec(*specs["train"], classes=classes or 0), None
     if scale is not None:
+        preprocessing = partial(scaling, spec.features, scale)
         spec = replace(spec, features=map_nest(lambda one: ArraySpec(one.shape, "float32"), spec.features))
     if ids:
         known = {name: one._replace(ids=ids.get(name)) for name, one in spec.features.items()}
         spec = replace(spec, features=known)
     to_train, to_evaluate = (_examples(batch, scale, f"{source}, {part}") for part, batch in checked.items())
-    return DataSet(to_train, to_evaluate, spec)
+    return DataSet(to_train, to_evaluate, spec, preprocessing)
+
+
+def scaling(spec: Nest, scale: float) -> Preprocessing:
+    """Multiplies all features, which become float32.
+
+    Args:
+        spec: of what a client has.
+    """
+    return Preprocessing(spec, partial(_scaled, scale=scale))
+
+
+def _scaled(features: Nest, *, scale: float) -> Nest:
+    import tensorflow as tf
+
+    return map_nest(lambda one: tf.cast(one, tf.float32) * scale, features)
 
 
 def open_arrays(given: Sequence[Nest], source: str) -> tuple[Examples, Batch]:
@@ -98,7 +116,7 @@ def _examples(batch: Batch, scale: float | None, source: str) -> Examples:
         gathered = iter([tf.gather(next(of_held), indices) if one else next(of_read) for one in is_held])
         features, labels, weights = batch.map(lambda _: next(gathered))
         if scale is not None:
-            features = map_nest(lambda one: tf.cast(one, tf.float32) * scale, features)
+            features = _scaled(features, scale=scale)
         return Batch(features, labels, weights)
 
     return Examples(len(leaves[0][1]), held, fetch)

@@ -155,12 +155,23 @@ class Stream:
 
 
 @dataclass(frozen=True)
+class Preprocessing:
+    """How features are made of what a client has, as an exported model does it."""
+
+    spec: Nest  # of `ArraySpec`: what a client has
+    apply: Callable[[Nest], Nest]  # tensors [N, ...]; traced in a graph
+    tables: Sequence[Any] = ()  # lookup tables of TensorFlow that it uses
+
+
+@dataclass(frozen=True)
 class DataSet:
     """Examples to train on, others to evaluate on, and what both look like."""
 
     train: Examples | Stream
     evaluate: Examples | Stream
     spec: Spec
+    preprocessing: Callable[[], Preprocessing] | None = None  # makes its tables; None: a client has the features
+    class_names: tuple[str, ...] = ()  # of integer labels
 
 
 def read_rows(

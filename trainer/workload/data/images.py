@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from trainer.workload.data.arrays import scaling
 from trainer.workload.data.examples import ArraySpec, Batch, DataError, DataSet, Examples, Spec
 from trainer.workload.data.files import check_folder
 from trainer.workload.data.parts import SHARE, divide, is_fraction
@@ -66,7 +68,9 @@ def images(
         for found, _ in parts:
             _decode_all(found, channels)
     train, test = (_examples(*part, shape, scale) for part in parts)
-    return DataSet(train, test, Spec(ArraySpec(shape, "float32"), ArraySpec((), "int64"), None, len(names)))
+    spec = Spec(ArraySpec(shape, "float32"), ArraySpec((), "int64"), None, len(names))
+    scaled = None if scale is None else partial(scaling, spec.features, scale)
+    return DataSet(train, test, spec, scaled, tuple(names))
 
 
 def _find(path: str, option: str) -> tuple[np.ndarray, np.ndarray, list[str]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from trainer.workload.data.arrays import from_arrays
 from trainer.workload.data.convert import is_text
 from trainer.workload.data.examples import DataError, DataSet, Nest
 from trainer.workload.data.files import find_files
-from trainer.workload.data.ids import Rule, check_rule, to_ids
+from trainer.workload.data.ids import Numbering, Rule, check_rule, preprocessing, to_ids
 from trainer.workload.data.parts import SHARE, divide, is_fraction
 
 DTYPES = ("string", "float32", "int64")
@@ -63,9 +64,12 @@ def open_tables(path: str, evaluate: str | float | None, read: Read, roles: Role
     table, lengths = read([*files, *others], roles.dtypes)
     count, to_train = sum(lengths), sum(lengths[: len(files)])
     rows = divide(count, float(evaluate), path) if has_fraction else (slice(0, to_train), slice(to_train, count))
-    batch, counts = _batch(table, roles, path, rows[0])
+    batch, numberings = _batch(table, roles, path, rows[0])
     train, test = (tuple(_rows(nest, chosen) for nest in batch) for chosen in rows)
-    return from_arrays(train, test, source=path, classes=classes, ids=counts)
+    counts = {name: one.count for name, one in numberings.items()}
+    data = from_arrays(train, test, source=path, classes=classes, ids=counts)
+    made = partial(preprocessing, data.spec.features, numberings) if numberings else None
+    return replace(data, preprocessing=made, class_names=_class_names(table, roles))
 
 
 def _rows(nest: Nest, chosen: np.ndarray | slice) -> Nest:
@@ -76,8 +80,8 @@ def _rows(nest: Nest, chosen: np.ndarray | slice) -> Nest:
 
 def _batch(
     table: Table, roles: Roles, source: str, to_train: np.ndarray | slice
-) -> tuple[tuple[Nest, Nest, Nest], dict[str, int]]:
-    """Features, labels and weights; and the number of ids of features that are ids."""
+) -> tuple[tuple[Nest, Nest, Nest], dict[str, Numbering]]:
+    """Features, labels and weights; and how features that are ids are numbered."""
     given = [*roles.labels, *([roles.weight] if roles.weight else [])]
     names = list(roles.columns) if roles.columns is not None else [name for name in table if name not in given]
     for name in (*given, *names, *roles.dtypes, *roles.ids):
@@ -88,7 +92,7 @@ def _batch(
         raise DataError(f"{source}: no column is left for the features; set data.options.columns=[NAME,...]")
     if others := [name for name in roles.ids if name not in names]:
         raise DataError(f"data.options.ids.{others[0]}: is no feature; remove it, or add it to data.options.columns")
-    columns, counts = _features(table, names, roles, source, to_train)
+    columns, numberings = _features(table, names, roles, source, to_train)
     labels = {name: _label(table[name], f"{source}, column {name}") for name in roles.labels}
     weights = _complete(table[roles.weight], f"{source}, column {roles.weight}", None) if roles.weight else None
     if weights is not None and is_text(weights):
@@ -98,20 +102,20 @@ def _batch(
         labels[roles.label] if isinstance(roles.label, str) else labels or None,
         weights,
     )
-    return batch, counts
+    return batch, numberings
 
 
 def _features(
     table: Table, names: Sequence[str], roles: Roles, source: str, to_train: np.ndarray | slice
-) -> tuple[Table, dict[str, int]]:
-    """These columns, some of them as ids, and how many ids these have."""
-    columns, counts = {}, {}
+) -> tuple[Table, dict[str, Numbering]]:
+    """These columns, some of them as ids, and how these are numbered."""
+    columns, numberings = {}, {}
     for name in names:
         if (rule := roles.ids.get(name)) is None:
             columns[name] = _complete(table[name], f"{source}, column {name}", roles.missing)
         else:
-            columns[name], counts[name] = to_ids(table[name], rule, name, source, known=to_train)
-    return columns, counts
+            columns[name], numberings[name] = to_ids(table[name], rule, name, source, known=to_train)
+    return columns, numberings
 
 
 def _in_columns(column: np.ndarray) -> np.ndarray:
@@ -128,6 +132,13 @@ def _matrix(columns: Table, source: str) -> np.ndarray:
             "data.options.columns=[NAME,...], or type data.options.matrix=false"
         )
     return np.concatenate([_in_columns(one).astype(np.float32) for one in columns.values()], axis=1)
+
+
+def _class_names(table: Table, roles: Roles) -> tuple[str, ...]:
+    """Those of the one label, if it is text."""
+    if not isinstance(roles.label, str) or not is_text(table[roles.label]):
+        return ()
+    return tuple(np.unique(table[roles.label].astype(str)).tolist())
 
 
 def _label(column: np.ndarray, name: str) -> np.ndarray:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trainer.workload.data.arrays import scaling
 from trainer.workload.data.examples import ArraySpec, DataError, DataSet, Examples, Spec
 from trainer.workload.data.files import find_files
 from trainer.workload.data.records import AGAIN, index_records, read_at, read_in_order
@@ -77,7 +78,9 @@ def tfrecord(
     to_train = _examples(train, layout, option="train", verify=verify, expected=train_examples)
     to_evaluate = _examples(evaluate, layout, option="evaluate", verify=verify, expected=evaluate_examples)
     spec = Spec(layout.spec, ArraySpec((), "int64"), None, classes)
-    return DataSet(to_train, to_evaluate, spec)
+    is_scaled = not layout.features and encoding != "float"
+    scaled = functools.partial(scaling, ArraySpec(layout.shape, "uint8"), 1 / 255) if is_scaled else None
+    return DataSet(to_train, to_evaluate, spec, scaled)
 
 
 def _named(features: Mapping[str, Mapping[str, Any]]) -> dict[str, ArraySpec]:

@@ -1,0 +1,71 @@
+"""What runs export gives other programs the run's own evaluation, from what a client has."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from clients import served
+from runs import Run
+
+from trainer.workload.data.idx import SHIPPED, read_idx
+
+pytestmark = pytest.mark.cluster
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def evaluated(probabilities: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
+    """The cross-entropy and the accuracy."""
+    own = probabilities[np.arange(len(labels)), labels]
+    return float(-np.log(own).mean()), float((probabilities.argmax(1) == labels).mean())
+
+
+def test_digits_are_served_from_bytes_and_every_checkpoint_can_be_exported(
+    finish: Callable[..., Run], python, tmp_path
+):
+    formats = "export.formats=[keras,saved_model,litert,weights]"
+    small = ["model=mlp", "train.steps=20", "checkpoint.every=10", "evaluate.every=10"]
+    run = finish("cluster=local", *small, formats)
+    folder = run.directory / "export"
+    names = {"README.md", "model.keras", "model.tflite", "model.weights.h5", "params.npz", "saved_model"}
+    assert {path.name for path in folder.iterdir()} == names
+    images = read_idx(SHIPPED / "t10k-images-idx3-ubyte.gz", dimensions=3)[4::5][..., None]
+    labels = read_idx(SHIPPED / "t10k-labels-idx1-ubyte.gz", dimensions=1)[4::5]
+    summary = run.summary()
+    for kind, margin in (("saved_model", 1e-5), ("litert", 1e-4)):
+        answer = served(tmp_path, folder, inputs=images)[kind]
+        loss, accuracy = evaluated(np.array(answer["probabilities"]), labels)
+        assert abs(loss - summary["eval_loss"]) < margin
+        assert accuracy == pytest.approx(summary["eval_accuracy"], abs=1e-6)
+    assert f"`{summary['params_sha256']}`" in (folder / "README.md").read_text()
+
+    command = ["-m", "trainer", "export", f"run={run.directory}", "export.checkpoint=10", f"export.to={tmp_path}/at-10"]
+    assert "at-10/saved_model\n" in python.run(*command, cwd=tmp_path).stdout
+    lines = (run.directory / "evaluations.jsonl").read_text().splitlines()
+    before = next(line for line in map(json.loads, lines) if line["step"] == 10)
+    answer = served(tmp_path, tmp_path / "at-10", inputs=images)["saved_model"]
+    assert evaluated(np.array(answer["probabilities"]), labels)[0] == pytest.approx(before["loss"], abs=1e-5)
+
+
+def test_people_are_served_as_they_are_in_the_file_also_with_sparse_layers(finish: Callable[..., Run], tmp_path):
+    run = finish(str(EXAMPLES / "census_sparse.yaml"), "cluster=1ps2w", "train.steps=40", f"run={tmp_path}/run")
+    with gzip.open(EXAMPLES / "data/census/test.csv.gz", "rt") as file:
+        rows = list(csv.DictReader(file))
+    numbers = {"age", "education-num", "capital-gain", "capital-loss", "hours-per-week"}
+    left = {"fnlwgt", "income"}
+    given = {
+        name.replace("-", "_"): np.array([[row[name]] for row in rows], "float32" if name in numbers else str)
+        for name in rows[0]
+        if name not in left
+    }
+    earns = np.array([row["income"] == ">50K" for row in rows], np.float64)
+    above = np.array(served(tmp_path, run.directory / "export", **given)["saved_model"]["probabilities"])[:, 0]
+    loss = -np.where(earns, np.log(above), np.log1p(-above)).mean()
+    assert run.summary()["eval_loss"] == pytest.approx(loss, abs=1e-5)
+    assert run.summary()["eval_accuracy"] == pytest.approx(((above > 0.5) == earns).mean(), abs=1e-4)

@@ -1,0 +1,180 @@
+"""Exports a state of a run: its parameters by name, and the model as Keras and other programs load it."""
+
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.config.schema import RunConfig
+from trainer.config.words import size
+from trainer.engine.tables.memory import BlockMemory
+from trainer.engine.vectors.snapshot import Snapshot
+from trainer.plan.plan import Plan
+from trainer.storage import checkpoint, evaluations
+from trainer.storage.checkpoint import Checkpoint
+from trainer.storage.run_directory import RunDirectory
+from trainer.task import model_card, table_files
+from trainer.task.evaluator.score import evaluated
+from trainer.workload import compiled_optimizer, loss_scale, serving, trial, weights
+from trainer.workload.build import Workload, open_dense, open_workload
+from trainer.workload.error_text import first_line
+from trainer.workload.objective import Objective
+from trainer.workload.serving import Served
+from trainer.workload.step import is_seed
+
+DEFAULT_FORMATS = ("keras", "saved_model")
+MODEL_NBYTES = 2**31  # of tables that a model.keras may have
+
+_log = logging.getLogger(__name__)
+
+
+def params_sha256(snapshot: Snapshot, rows: Sequence[BlockMemory] = ()) -> str:
+    """SHA-256 over the little-endian float32 bytes of all parameters, tables and state, in the order of their paths."""
+    digest, own, tables = hashlib.sha256(), _of_model(snapshot), table_files.tables_in(rows)
+    for path in sorted(own.keys() | tables.keys()):
+        for values in table_files.values_of(rows, tables[path]) if path in tables else (own[path],):
+            digest.update(np.ascontiguousarray(values, "<f4").tobytes())
+    return digest.hexdigest()
+
+
+def export_run(
+    config: RunConfig,
+    plan: Plan,
+    workload: Workload,
+    snapshot: Snapshot,
+    folder: Path,
+    rows: Sequence[BlockMemory] = (),
+) -> Served | None:
+    """Writes a state in the formats of `export.formats`, and as params.npz (each parameter and frozen weight).
+
+    Returns:
+        What the served formats take and return; None if none was written.
+
+    Raises:
+        ExportError: if the model cannot be written in a served format.
+    """
+    formats = config.export.formats or DEFAULT_FORMATS
+    model = _whole_model(config, plan, workload.objective)
+    tables = export(snapshot, model, folder, rows, formats=formats)
+    if not set(formats) & set(serving.FORMATS):
+        return None
+    own = workload.model
+    _assign(own, snapshot)
+    mapped = {path: np.load(file, mmap_mode="r") for path, file in tables.items()}
+    return serving.write(workload.objective, workload.data, folder, formats, mapped)
+
+
+def export_checkpoint(directory: RunDirectory, source: Checkpoint, folder: Path, formats: Sequence[str]) -> None:
+    """Exports a checkpoint of a run that has ended, or goes on meanwhile, in this process.
+
+    Args:
+        formats: those of the run's config if there are none.
+
+    Raises:
+        CheckpointError: if the checkpoint is damaged.
+        ExportError: if the model cannot be written in a served format.
+    """
+    config, plan = directory.read_config(), directory.read_plan()
+    config = replace(config, export=replace(config.export, formats=list(formats or config.export.formats)))
+    snapshot = Snapshot.from_tensors(source.step, checkpoint.load(source))
+    rows = table_files.loaded(source.path, plan.tables, seed=config.seed) if plan.tables else ()
+    workload = open_workload(config, plan, directory.frozen)
+    trial.run(workload.objective, workload.data, has_values=True, batch=0)
+    served = export_run(config, plan, workload, snapshot, folder, rows)
+    facts = {"steps": source.step, "cluster": plan.cluster, "strategy": plan.strategy}
+    facts |= evaluations.results(directory, source.step) | {"params_sha256": params_sha256(snapshot, rows)}
+    model_card.write(folder, config, facts, served, directory.event_log)
+
+
+def _whole_model(config: RunConfig, plan: Plan, objective: Objective) -> Any:
+    """The model, with its tables as variables; None if these are too large for that."""
+    if plan.tables:
+        total = sum(4 * table.rows * table.width for table in plan.tables)
+        if total > MODEL_NBYTES:
+            _log.warning("no model.keras is written: the tables take %s; export/tables has them", size(total))
+            return None
+        objective = open_dense(config, plan)
+    return objective.model_to_save(compiled_optimizer.make(config.optimizer))
+
+
+def export(
+    snapshot: Snapshot,
+    model: Any,
+    folder: Path,
+    rows: Sequence[BlockMemory] = (),
+    *,
+    formats: Sequence[str] = DEFAULT_FORMATS,
+) -> dict[str, Path]:
+    """Writes params.npz, and model.keras or model.weights.h5 (averaged parameters, where there are any).
+
+    A model that Keras cannot save and load again as a whole, for want of a `get_config`, is written as
+    model.weights.h5. Each table is a file in tables/.
+
+    Args:
+        model: to be saved, with its tables as variables; None: they are too large.
+        rows: of tables.
+
+    Returns:
+        The files of tables by path.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    own = _of_model(snapshot)
+    tables = _export_tables(rows, folder / "tables")
+    if model is None:
+        np.savez(folder / "params.npz", **dict(sorted(own.items())))
+        return tables
+    known = own.keys() | tables.keys()
+    frozen = {v.path: np.asarray(v.numpy()) for v in model.variables if v.path not in known and not is_seed(v)}
+    named: dict[str, Any] = dict(sorted((own | frozen).items()))
+    np.savez(folder / "params.npz", **named)
+    _assign(model, snapshot, {path: np.load(file) for path, file in tables.items()})
+    has_keras = "keras" in formats and _save_keras(model, folder / "model.keras")
+    if "weights" in formats or ("keras" in formats and not has_keras):
+        model.save_weights(folder / "model.weights.h5")
+    return tables
+
+
+def _assign(model: Any, snapshot: Snapshot, tables: Mapping[str, np.ndarray] | None = None) -> None:
+    weights.assign(model, evaluated(snapshot) | snapshot.state | dict(tables or {}))
+
+
+def _save_keras(model: Any, file: Path) -> bool:
+    """Whether Keras can save the model and load it again."""
+    try:
+        model.save(file)
+        if warning := weights.check_loads(file, model):
+            _log.warning(warning)
+    except OSError:
+        raise
+    except Exception as error:  # whatever a layer's get_config does: training is done
+        file.unlink(missing_ok=True)
+        _log.warning("Keras cannot load this model from a model.keras (%s); see model.weights.h5", first_line(error))
+        return False
+    return True
+
+
+def _export_tables(rows: Sequence[BlockMemory], folder: Path) -> dict[str, Path]:
+    """Writes each table as an array, some rows at a time; returns the files by path."""
+    written: dict[str, Path] = {}
+    for path, table in table_files.tables_in(rows).items():
+        folder.mkdir(exist_ok=True)
+        written[path] = folder / f"{path.replace('/', '.')}.npy"
+        with written[path].open("wb") as file:
+            header = {"descr": "<f4", "fortran_order": False, "shape": (table.rows, table.width)}
+            np.lib.format.write_array_header_1_0(file, header)
+            for values in table_files.values_of(rows, table):
+                file.write(np.ascontiguousarray(values, "<f4").tobytes())
+    return written
+
+
+def _of_model(snapshot: Snapshot) -> dict[str, Any]:
+    """Parameters and state, without those of training that are not the model's."""
+    return {
+        path: value
+        for path, value in (snapshot.parameters | snapshot.state).items()
+        if path != loss_scale.PARAMETER.path
+    }

@@ -1,0 +1,204 @@
+"""A trained model as others serve it: from what a client has to probabilities, in the formats of other programs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from trainer.workload import lookups
+from trainer.workload.data.examples import DataSet, Nest, Preprocessing, leaves_of, map_nest
+from trainer.workload.error_text import first_line
+from trainer.workload.keras_names import LOGITS
+from trainer.workload.objective import Objective
+from trainer.workload.output_checks import BINARY, function_of, option_of
+from trainer.workload.step import tables_of
+
+SOFTMAX = (
+    keras.losses.sparse_categorical_crossentropy,
+    keras.losses.categorical_crossentropy,
+    keras.losses.categorical_focal_crossentropy,
+)
+FORMATS = ("saved_model", "onnx", "litert")
+VERSION = "1"  # folder of a SavedModel, as TensorFlow Serving expects
+PIECE_NBYTES = 2**30  # of a table, in one variable
+OPSET = 18  # of ONNX
+
+
+class ExportError(ValueError):
+    """A model that cannot be written in a format."""
+
+
+class Served(NamedTuple):
+    """What an exported model takes and returns."""
+
+    inputs: Nest  # of `ArraySpec`
+    names: dict[str, str]  # of inputs, by their place in the nest
+    outputs: dict[str, str]  # what each is, by name
+    classes: tuple[str, ...]  # names, where they are known
+
+
+def write(
+    objective: Objective, data: DataSet, folder: Path, formats: Sequence[str], tables: Mapping[str, np.ndarray]
+) -> Served:
+    """Writes `saved_model/1`, `model.onnx` and `model.tflite`, those of them that are asked for.
+
+    Args:
+        objective: of the model, with the values to export.
+        tables: rows of its sparse layers, by path.
+
+    Raises:
+        ExportError: if the model cannot be written so.
+    """
+    with tempfile.TemporaryDirectory(dir=folder, prefix="saved_model-") as scratch:
+        new = Path(scratch, VERSION)
+        served = _write_saved_model(objective, data, new, tables)
+        if "onnx" in formats:
+            _write_onnx(new, folder / "model.onnx")
+        if "litert" in formats:
+            _write_litert(new, folder / "model.tflite")
+        if "saved_model" in formats:
+            target = folder / "saved_model"
+            shutil.rmtree(target, ignore_errors=True)
+            target.mkdir()
+            new.rename(target / VERSION)
+    return served
+
+
+def check(objective: Objective, data: DataSet, formats: Sequence[str]) -> None:
+    """Writes these formats to a temporary folder, with the values that the model has.
+
+    Raises:
+        ExportError: if one cannot be written.
+    """
+    first = {table.path: np.zeros((1, table.width), np.float32) for table in tables_of(objective, data.spec)}
+    with tempfile.TemporaryDirectory() as folder:
+        write(objective, data, Path(folder), formats, first)
+
+
+def _write_saved_model(objective: Objective, data: DataSet, folder: Path, tables: Mapping[str, np.ndarray]) -> Served:
+    given = data.preprocessing() if data.preprocessing else Preprocessing(data.spec.features, lambda nest: nest)
+    pieces = {path: _pieces(values) for path, values in tables.items()}
+    outputs: dict[str, str] = {}
+
+    def serve(inputs: Nest) -> dict[str, tf.Tensor]:
+        features = objective.inputs(given.apply(inputs))
+        looked_up = lookups.recorded(lambda: objective.model(features, training=False)) if tables else []
+        with lookups.given([_gather(pieces[one.path], one.ids) for one in looked_up]):
+            returned = objective.model(features, training=False)
+        found = _named(returned, objective, data.class_names)
+        outputs.update({name: what for name, (_, what) in found.items()})
+        return {name: tensor for name, (tensor, _) in found.items()}
+
+    names = {name: _plain(name) for name, _ in leaves_of(given.spec)}
+    rest = iter(names.values())
+    signature = map_nest(lambda one: tf.TensorSpec([None, *one.shape], one.dtype, next(rest)), given.spec)
+    archive = keras.export.ExportArchive()
+    for one in (objective.model, *given.tables, *(piece for listed in pieces.values() for piece in listed)):
+        archive.track(one)
+    try:
+        function = archive.add_endpoint("serve", serve, input_signature=[signature])
+        if _calls_python(function.get_concrete_function()):
+            raise ExportError(
+                "a SavedModel cannot have what the model computes in Python (numpy_function, py_function)"
+            )
+        archive.write_out(str(folder), verbose=False)
+    except (OSError, ExportError):
+        raise
+    except Exception as error:  # whatever a model's code does
+        raise ExportError(f"TensorFlow cannot write a SavedModel: {first_line(error)}") from error
+    return Served(given.spec, names, outputs, data.class_names)
+
+
+def _calls_python(function: Any) -> bool:
+    graph = function.graph.as_graph_def()
+    nodes = [*graph.node, *(node for one in graph.library.function for node in one.node_def)]
+    return any(node.op in ("PyFunc", "PyFuncStateless", "EagerPyFunc") for node in nodes)
+
+
+def _plain(name: str) -> str:
+    """A name of an input as programs take it; of a single array "inputs"."""
+    return re.sub(r"\W", "_", name) or "inputs"
+
+
+def _named(returned: Nest, objective: Objective, classes: Sequence[str]) -> dict[str, tuple[tf.Tensor, str]]:
+    """Each output by name, with what it is; those whose loss takes logits become probabilities."""
+    found: dict[str, tuple[tf.Tensor, str]] = {}
+    for name, logits in leaves_of(returned):
+        loss = _loss_of(objective, name)
+        activation = _activation(loss)
+        key = _plain(name) if name else ("probabilities" if activation else "outputs")
+        if activation is None:
+            found[key] = (logits, "as the model returns it")
+            continue
+        probabilities = activation(tf.cast(logits, tf.float32))
+        found[key] = (probabilities, "probabilities")
+        is_class = activation is tf.nn.softmax and len(classes) == logits.shape[-1]
+        if not name and is_class:
+            found["label"] = (
+                tf.gather(tf.constant(list(classes)), tf.argmax(logits, -1)),
+                "name of the likeliest class",
+            )
+    return found
+
+
+def _loss_of(objective: Objective, output: str) -> keras.losses.Loss | None:
+    """The loss of an output of the model; None if there is none, or one of all outputs together."""
+    compiled = objective.compiled_loss
+    for path, loss, _, _ in compiled._flat_losses or () if compiled is not None else ():
+        if "/".join(map(str, path)) == output:
+            return loss
+    return None
+
+
+def _activation(loss: keras.losses.Loss | None) -> Callable[[tf.Tensor], tf.Tensor] | None:
+    """What makes probabilities of the logits that a loss takes; None if it takes no logits."""
+    if loss is None or not option_of(loss, LOGITS):
+        return None
+    function = function_of(loss)
+    return tf.nn.softmax if function in SOFTMAX else tf.nn.sigmoid if function in BINARY else None
+
+
+def _pieces(values: np.ndarray) -> list[tf.Variable]:
+    """A table as variables of a limited size, each made before the next is read."""
+    rows = max(1, PIECE_NBYTES // (4 * values.shape[1]))
+    return [tf.Variable(values[begin : begin + rows], trainable=False) for begin in range(0, len(values), rows)]
+
+
+def _gather(pieces: Sequence[tf.Variable], ids: tf.Tensor) -> tf.Tensor:
+    """[*ids, width], the rows of a table."""
+    found, begin = None, 0
+    for piece in pieces:
+        rows = piece.shape[0]
+        own = tf.gather(piece, tf.clip_by_value(ids - begin, 0, rows - 1))
+        found = own if found is None else tf.where((ids >= begin)[..., None], own, found)
+        begin += rows
+    return found
+
+
+def _write_onnx(saved_model: Path, file: Path) -> None:
+    command = [sys.executable, "-m", "tf2onnx.convert", "--saved-model", str(saved_model), "--output", str(file)]
+    ended = subprocess.run([*command, "--opset", str(OPSET)], capture_output=True, text=True, check=False)
+    if ended.returncode:
+        lines = ended.stderr.strip().splitlines() or ["it said nothing"]
+        raise ExportError(f"tf2onnx cannot write model.onnx: {lines[-1]}")
+
+
+def _write_litert(saved_model: Path, file: Path) -> None:
+    try:
+        file.write_bytes(tf.lite.TFLiteConverter.from_saved_model(str(saved_model)).convert())
+    except OSError:
+        raise
+    except Exception as error:  # of many types
+        unknown = sorted(set(re.findall(r"'tf\.(\w+)' op is neither", str(error))))
+        why = f"LiteRT has no operation {', '.join(unknown)}" if unknown else first_line(error)
+        raise ExportError(f"TensorFlow cannot write model.tflite: {why}") from error
