@@ -136,10 +136,10 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 
 @pytest.fixture
 def finish(start: Callable[..., Run]) -> Callable[..., Run]:
-    """finish(*overrides) -> the Run, ended with 0."""
+    """finish(*overrides, environment={...}) -> the Run, ended with 0."""
 
-    def finish_one(*overrides: str) -> Run:
-        run = start(*overrides)
+    def finish_one(*overrides: str, environment: dict[str, str] | None = None) -> Run:
+        run = start(*overrides, environment=environment)
         assert run.wait() == 0, run.output + "\n".join(log.read_text() for log in run.logs())
         return run
 

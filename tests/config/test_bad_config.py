@@ -102,6 +102,7 @@ OVERRIDES = [
         "export.formats=[saved_modell]",
         "export.formats: unknown format 'saved_modell'; choose of keras, weights, saved_model, onnx, litert",
     ),
+    ("loggers=[mlfow]", "loggers: unknown logger 'mlfow'; available: csv, mlflow, wandb e.g. loggers=[mlflow]"),
     (
         "export.checkpoint=first",
         "export.checkpoint: 'first' is neither last nor best nor a step e.g. export.checkpoint=best",

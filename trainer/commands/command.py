@@ -18,6 +18,7 @@ from trainer.observe.machine import this_machine
 from trainer.plan import resolve as plan_resolve
 from trainer.plan import validate as plan_validate
 from trainer.plan.checks.export import check_export
+from trainer.plan.checks.loggers import check_loggers
 
 # Each module has run(config, start), which returns the exit code. By name: a command imports only what it needs.
 COMMANDS: Mapping[Mode, str] = {
@@ -31,6 +32,7 @@ COMMANDS: Mapping[Mode, str] = {
     Mode.runs: "trainer.commands.runs.table",
     Mode.report: "trainer.commands.runs.report",
     Mode.export: "trainer.commands.runs.export",
+    Mode.log: "trainer.commands.runs.log",
     Mode.console: "trainer.commands.console.server",
     Mode.doctor: "trainer.commands.doctor.probe",
     Mode.check: "trainer.commands.check.claims",
@@ -49,6 +51,7 @@ OF_A_RUN = (
     Mode.save,
     Mode.report,
     Mode.export,
+    Mode.log,
     Mode.check,
 )  # its config is in its directory
 WITHOUT_A_CLUSTER = (  # the doctor reports a config's problems as findings
@@ -73,7 +76,12 @@ def validate(config: RunConfig) -> list[Problem]:
     if config.mode in OF_A_RUN:
         missing = Problem("run", f"mode={config.mode.value} needs the directory of a run", "e.g. run=runs/mine")
         problems = [] if config.run else [missing]
-        return [*problems, *check_export(config.export)] if config.mode is Mode.export else problems
+        if config.mode is Mode.export:
+            problems += check_export(config.export)
+        if config.mode is Mode.log:
+            none = Problem("loggers", "mode=log needs some", "e.g. loggers=[csv]")
+            problems += check_loggers(config.loggers) if config.loggers else [none]
+        return problems
     if config.mode is Mode.init:
         from trainer.commands.init.project import check as check_folder
 

@@ -33,6 +33,7 @@ Mode = Enum(
         "console": "console",  # a web page of the runs of a folder, from which they are watched and steered
         "report": "report",  # write report.html for the run in run=PATH, beside others named by report.beside
         "export": "export",  # write the model of the run in run=PATH for other programs; see export
+        "log": "log",  # hand the run in run=PATH to loggers
         "doctor": "doctor",  # check this machine and say how to fix it
         "check": "check",  # verify a finished run: each step counted every replica once
         "chaos": "chaos",  # kill, freeze and cut off tasks while training; compare with an unbroken run
@@ -630,6 +631,8 @@ class RunConfig:
     resume: str = "auto"  # auto: from the run directory if it holds a checkpoint; never; or a checkpoint's path
     # random seed for weights, data order and dropout
     seed: int = field(default=0, metadata=limits(at_least=0, below=2**31))
+    # programs that get the history of the run: csv, mlflow, wandb, or names of entry points; each in its own process
+    loggers: list[str] = field(default_factory=list)
     profile: bool = False  # record where the time of the first 1000 steps goes, as a trace of all tasks
     user: str | None = None  # Python file with your own models and data sets
     project: str | None = None  # mode=init: the folder to make; trainer init FOLDER names it

@@ -4,7 +4,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from trainer.config.schema import RunConfig
@@ -12,6 +12,7 @@ from trainer.faults import exit_codes
 from trainer.launch import ending, status_file
 from trainer.launch.attempts import Attempts, RunOutcome, Starter
 from trainer.launch.fault_hooks import FaultHooks
+from trainer.launch.loggers import Loggers
 from trainer.launch.progress import HistoryLines, make_progress
 from trainer.launch.signals import Signals
 from trainer.launch.supervisor import Supervisor
@@ -48,9 +49,10 @@ def supervise(
     Returns:
         0, or the exit code of the task that failed first, or 130/143 when the user stopped the run.
     """
-    with Signals() as signals:
+    with Signals() as signals, ExitStack() as stack:
         events = EventLog(directory.event_log)
         start = _prepare(config, plan_of_tasks or plan, directory, events)
+        loggers = stack.enter_context(Loggers(config.loggers, directory))
         course = Course(plan.steps, start, plan.train_examples / plan.global_batch)
         history = None
         if config.summary.lines:
@@ -64,6 +66,9 @@ def supervise(
                 progress.finish(steps)
         measured = _merge_profile(directory) if config.profile else None
         summary = _complete_summary(directory, attempts, outcome, started_at, measured, supervisor.waits)
+        for line in loggers.finish():
+            events.write(event_log.MESSAGE, line)
+            print(line)
     if measured:
         print(profile.describe(measured))
     if outcome.failed is not None:
@@ -85,7 +90,7 @@ def _prepare(config: RunConfig, plan: Plan, directory: RunDirectory, events: Eve
     """Decides where the run resumes and writes the inputs of its tasks; returns the step that it starts from."""
     checkpoint = resume.find(config.resume, directory, steps=plan.steps)
     if checkpoint is None:
-        resume.set_aside(directory)
+        resume.set_aside(directory, directory.loggers)
     else:
         resume.check_model(checkpoint, config, plan)
     how = f"resumes at step {checkpoint.step}" if checkpoint else ""

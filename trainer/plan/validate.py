@@ -8,6 +8,7 @@ from trainer.plan.checks.containers import check_containers
 from trainer.plan.checks.devices import check_devices, check_keys
 from trainer.plan.checks.export import check_export
 from trainer.plan.checks.isolation import check_isolation
+from trainer.plan.checks.loggers import check_loggers
 from trainer.plan.checks.sparse import check_sparse_run
 from trainer.plan.checks.strategy import (
     check_batch,
@@ -43,6 +44,7 @@ def validate(config: RunConfig, machine: Machine) -> list[Problem]:
         *check_rollback(train, config.restart, config.job),
         *(check_optimizer(config.optimizer) if is_known else ()),
         *check_export(config.export),
+        *check_loggers(config.loggers),
         *check_isolation(config),
         *check_addresses(cluster, untrusted_allowed=config.security.allow_untrusted_network),
         *check_role(cluster, config.job, config.task, config.run),

@@ -1,6 +1,7 @@
 """Reads files of JSON objects, one on each line, which others may be writing."""
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,25 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
             with suppress(ValueError):
                 if isinstance(value := json.loads(line), dict):
                     yield value
+
+
+class Tail:
+    """What was added to a file of lines since it was last asked; all of it, if another file has taken its place."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._inode, self._offset = path, 0, 0
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        """Yields the JSON objects of lines that are complete."""
+        with suppress(FileNotFoundError), self.path.open("rb") as file:
+            if (inode := os.fstat(file.fileno()).st_ino) != self._inode:
+                self._inode, self._offset = inode, 0
+            file.seek(self._offset)
+            while (line := file.readline()).endswith(b"\n"):
+                self._offset += len(line)
+                with suppress(ValueError):
+                    if isinstance(value := json.loads(line), dict):
+                        yield value
 
 
 def last_line(path: Path) -> dict[str, Any]:

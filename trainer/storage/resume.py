@@ -112,10 +112,10 @@ def check_model(source: Checkpoint, config: RunConfig, plan: Plan) -> None:
         table_rows.check_fits(source, plan.table_layout.blocks, plan.slots)
 
 
-def set_aside(directory: RunDirectory) -> None:
-    """Moves away the files of an earlier run, for one that starts from step 0 in its directory."""
+def set_aside(directory: RunDirectory, *more: Path) -> None:
+    """Moves away the files of an earlier run, and `more`, for one that starts from step 0 in its directory."""
     d = directory
-    written = (d.checkpoints, d.history, d.events, d.evaluations, d.best, d.rollbacks)
+    written = (d.checkpoints, d.history, d.events, d.evaluations, d.best, d.rollbacks, *more)
     existing = [path for path in written if path.exists()]
     if not existing:
         return

@@ -26,7 +26,7 @@ from trainer.storage.atomic import link_or_copy, write_atomically
 OF_MACHINE = ("gpus", "intra_op_threads")
 OF_COMMAND = (  # sections and keys that tasks of a run may have each in its own way
     *("job", "task", "run", "plan", "mode", "chaos", "launch", "target", "container", "slurm", "kubernetes"),
-    *("json", "metrics", "runs", "attach", "report", "console"),
+    *("json", "metrics", "loggers", "runs", "attach", "report", "console"),
 )
 DESCRIBED = "trainer-"  # names of temporary folders begin so
 
@@ -49,6 +49,7 @@ class RunDirectory:
         self.pages = path / "pages"  # sockets of status pages, while an isolated run lives
         self.events = path / "events"
         self.journal = path / "journal"
+        self.loggers = path / "loggers"  # what they have had, and the files of some
         self.profile = path / "profile"
         self.generation = path / "generation.json"
         self.rollbacks = path / "rollbacks.jsonl"

@@ -1,0 +1,61 @@
+"""Starts a process for each of `loggers`, and waits for it a little when the run has ended."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from trainer.launch.ending import shown
+from trainer.storage.run_directory import RunDirectory
+
+END_SECS = 30.0  # for a logger to log the rest, once the run has ended
+
+
+class Loggers:
+    """The processes of a run's loggers; leaving the block ends those that are left."""
+
+    def __init__(self, names: Sequence[str], directory: RunDirectory) -> None:
+        self._directory, self._stack = directory, ExitStack()
+        self._processes = {name: self._start(name) for name in names}
+
+    def _start(self, name: str) -> subprocess.Popen[bytes]:
+        log = self._stack.enter_context(self._log(name).open("wb"))
+        command = [sys.executable, "-m", "trainer.observe.loggers.follow", name, str(self._directory.path)]
+        # A session of its own: Ctrl-C is for the run, whose end is logged too.
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True)
+
+    def _log(self, name: str) -> Path:
+        return self._directory.logs / f"logger-{name}.log"
+
+    def __enter__(self) -> Loggers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes.values():
+            process.kill()
+            process.wait()
+        self._stack.close()
+
+    def finish(self) -> list[str]:
+        """Has the loggers log the rest; returns a sentence about each that did not."""
+        for process in self._processes.values():
+            assert process.stdin is not None
+            with suppress(OSError):
+                process.stdin.close()
+        deadline = time.monotonic() + END_SECS
+        return [why for name, process in self._processes.items() if (why := self._wait(name, process, deadline))]
+
+    def _wait(self, name: str, process: subprocess.Popen[bytes], deadline: float) -> str:
+        again = f"python -m trainer log run={shown(self._directory.path)} 'loggers=[{name}]' goes on where it was"
+        try:
+            code = process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return f"logger {name} was ended: it did not finish within {END_SECS:.0f} s of the run; {again}"
+        if code == 0:
+            return ""
+        said = self._log(name).read_text(errors="replace").strip().splitlines() or [f"exit code {code}"]
+        return f"logger {name} failed: {said[-1]}; {again}"

@@ -1,0 +1,81 @@
+"""`python -m trainer.observe.loggers.follow NAME RUN`: hands a run to a logger until stdin ends, and then to its end.
+
+A process for each logger: one that hangs, fails or takes long to import holds up neither the run nor another logger.
+What was logged is remembered in loggers/NAME.json of the run directory, so a run that is continued is logged on.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trainer.observe import loggers
+from trainer.observe.loggers import LoggedRun, Logger
+from trainer.observe.report.settings import flat
+from trainer.storage.atomic import write_atomically
+from trainer.storage.json_lines import Tail
+from trainer.storage.run_directory import RunDirectory
+
+POLL_SECS = 1.0
+
+
+class Follower:
+    """What a logger has had of a run."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        self._directory = RunDirectory(path)
+        self._history, self._evaluations = Tail(self._directory.history), Tail(self._directory.evaluations)
+        self._note = self._directory.loggers / f"{name}.json"
+        self._note.parent.mkdir(exist_ok=True)
+        known = json.loads(self._note.read_text()) if self._note.exists() else {}
+        self._steps: dict[str, int] = known.get("steps", {})
+        config = self._directory.read_config()
+        self._run = LoggedRun(path.name, config.name, path, flat(config), known.get("state", {}))
+        self._logger: Logger = loggers.make(name)
+        self._logger.start(self._run)
+        self._remember()
+
+    def follow(self) -> None:
+        """Logs what is new."""
+        before = dict(self._steps)
+        for file, step, values in self._lines():
+            if step > self._steps.get(file, 0):
+                self._logger.log(step, values)
+                self._steps[file] = step
+        if self._steps != before:
+            self._remember()
+
+    def finish(self) -> None:
+        """Logs the rest and the summary."""
+        self.follow()
+        summary = self._directory.summary
+        self._logger.finish(json.loads(summary.read_text()) if summary.exists() else {})
+
+    def _lines(self) -> Iterator[tuple[str, int, dict[str, float]]]:
+        for tail, prefix in ((self._history, ""), (self._evaluations, "eval_")):
+            for line in tail.new():
+                step, values = line.pop("step"), {name: one for name, one in line.items() if name != "seconds"}
+                yield tail.path.name, step, {f"{prefix}{name}": value for name, value in values.items()}
+
+    def _remember(self) -> None:
+        write_atomically(self._note, json.dumps({"steps": self._steps, "state": self._run.state}))
+
+
+def main(name: str, path: str) -> None:
+    follower = Follower(name, Path(path))
+    while not _has_ended(sys.stdin, POLL_SECS):
+        follower.follow()
+    follower.finish()
+
+
+def _has_ended(stream: Any, timeout_secs: float) -> bool:
+    """Whether the stream ends within that time; nothing is ever written to it."""
+    return bool(select.select([stream], [], [], timeout_secs)[0])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
