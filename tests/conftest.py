@@ -52,6 +52,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("cluster"):  # its runs have deadlines of their own
             item.add_marker(pytest.mark.timeout(2 * LONGEST_SECS))
+    # One after the other they take long, because there is one engine of a kind on a machine: they begin first.
+    items.sort(key=lambda item: item.path.parent.name != "engines")
     has_engine = bool(os.environ.get(NEEDS_DOCKER)) or _has_engine()
     for item in items:
         if GPUS == 0 and item.get_closest_marker("gpu"):

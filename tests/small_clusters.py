@@ -46,6 +46,7 @@ from trainer.plan.shared_memory import tables_offset
 from trainer.plan.strategy import STRATEGIES
 from trainer.plan.tables import TableLayout, blocks_of
 from trainer.task.assemble import HOSTS
+from trainer.task.request_ids import make_unique
 from trainer.task.server import session_config, start_server
 from trainer.workload import step as replica
 from trainer.workload.build import Workload
@@ -53,6 +54,8 @@ from trainer.workload.data.arrays import from_arrays
 from trainer.workload.data.pipeline import nothing, training_batches
 
 SEED, BATCH, STEPS = 7, 24, 8
+
+make_unique()  # as in every task, or now and then a request of a long session of tests is refused
 
 Servers = tuple[tuple[Task, ...], dict[str, Any]]  # tasks, and the server of each by its name
 _idle: defaultdict[tuple[int, int, tuple[str, ...]], list[Servers]] = defaultdict(list)  # by ps, workers, devices

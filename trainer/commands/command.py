@@ -6,7 +6,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 from trainer.commands.start import Start
@@ -23,6 +23,7 @@ from trainer.plan.checks.loggers import check_loggers
 # Each module has run(config, start), which returns the exit code. By name: a command imports only what it needs.
 COMMANDS: Mapping[Mode, str] = {
     Mode.train: "trainer.commands.train",
+    Mode.sweep: "trainer.commands.sweep.command",
     Mode.plan: "trainer.commands.plan",
     Mode.status: "trainer.commands.runs.status",
     Mode.stop: "trainer.commands.runs.stop",
@@ -63,7 +64,19 @@ WITHOUT_A_CLUSTER = (  # the doctor reports a config's problems as findings
 def run(start: Start) -> NoReturn:
     """Runs the command line, with the early nursery for its first run, and ends the process."""
     starts = iter([start])
-    compose.run(lambda config: main(config, next(starts, None) or Start(time.time())), resolve, validate)
+    compose.run(
+        lambda config: main(config, next(starts, None) or Start(time.time())),
+        resolve,
+        validate,
+        several=lambda runs: _run_several(runs, start),
+    )
+
+
+def _run_several(runs: compose.Runs, start: Start) -> int:
+    from trainer.commands.sweep.command import run_combinations
+
+    start.discard()
+    return guarded(lambda: run_combinations(runs), Mode.sweep)
 
 
 def resolve(config: RunConfig) -> list[Problem]:
@@ -88,6 +101,10 @@ def validate(config: RunConfig) -> list[Problem]:
         return check_folder(config)
     if config.mode in WITHOUT_A_CLUSTER:
         return []
+    if config.mode is Mode.sweep:
+        from trainer.commands.sweep.command import check as check_sweep
+
+        return check_sweep(config)
     machine = this_machine(with_gpu_memory=bool(config.device.gpus))
     problems = plan_validate.validate(config, machine)
     if config.mode is Mode.chaos:
@@ -104,10 +121,15 @@ def main(config: RunConfig, start: Start) -> int:
     is_local = config.job is None and config.launch.name is Launch.local
     if not is_local or config.mode not in (Mode.train, Mode.selftest):
         start.discard()
+    return guarded(lambda: importlib.import_module(COMMANDS[config.mode]).run(config, start), config.mode)
+
+
+def guarded(command: Callable[[], int], mode: Mode) -> int:
+    """The exit code of a command, or of the error that ended it, which is printed."""
     try:
-        return int(importlib.import_module(COMMANDS[config.mode]).run(config, start))
+        return int(command())
     except KeyboardInterrupt:
-        print("\nStopped before the first step." if config.mode is Mode.train else "\nStopped.", file=sys.stderr)
+        print("\nStopped before the first step." if mode is Mode.train else "\nStopped.", file=sys.stderr)
         return exit_codes.INTERRUPTED
     except BrokenPipeError:
         raise  # nobody reads what it prints, as in `mode=plan | head`

@@ -20,6 +20,8 @@ from trainer.config.schema import Mode
 from trainer.faults.problems import Problem
 
 PLAIN_PATH = re.compile(r"[\w./-]+", re.ASCII)  # others are quoted for Hydra
+# Numbers from which a sweep draws: Hydra would take them for calls of functions that it does not know.
+RANGE = re.compile(r"""(?<!["'\w])(?:log|linear|integer)\([^()]*\)""")
 NOT_SUGGESTED = ("--experimental-rerun", "--shell-completion")
 
 
@@ -55,7 +57,7 @@ def sort(arguments: Sequence[str]) -> Arguments:
         elif text == "--json":
             overrides.append("json=true")
         elif not text.startswith("-"):
-            overrides.append(text)
+            overrides.append(RANGE.sub(r'"\g<0>"', text) if text.startswith("sweep.space") else text)
         elif name in known:
             typed = [text, *_values(known[name], equals, waiting)]
             fault = _fault(known[name], name, typed)

@@ -25,19 +25,22 @@ from trainer.config import arguments, completion, sources, user_file, versions
 from trainer.config.problems.explain import Explainer, in_own_words
 from trainer.config.problems.origins import located
 from trainer.config.problems.values import Examined, examine
-from trainer.config.schema import RunConfig
+from trainer.config.schema import Mode, RunConfig
 from trainer.config.sources import CommandLine
 from trainer.faults import exit_codes
 from trainer.faults.problems import ConfigError, Problem
 
 Step = Callable[[RunConfig], list[Problem]]  # completes or validates a config, and returns its problems
+Runs = list[tuple[tuple[str, ...], RunConfig]]  # overrides and config of each
+Several = Callable[[Runs], int]  # runs all of them, and returns the exit code
 
 
-def run(main: Callable[[RunConfig], int], *steps: Step) -> NoReturn:
+def run(main: Callable[[RunConfig], int], *steps: Step, several: Several | None = None) -> NoReturn:
     """Runs `main` on the config of the command line, or on each of a --multirun, and exits with its code.
 
     No run starts unless the configs of all are valid; else every problem is printed and the exit code is 2. Of several
-    runs, the first that fails gives the exit code. `steps` follow the checks of single keys, in order.
+    runs, the first that fails gives the exit code. `steps` follow the checks of single keys, in order. `several` gets
+    the runs of a --multirun that trains.
     """
     given = arguments.sort(sys.argv[1:])
     if "--version" in given.flags:
@@ -60,12 +63,14 @@ def run(main: Callable[[RunConfig], int], *steps: Step) -> NoReturn:
             message = "reads a pickle, which can run any code"
             raise ConfigError([Problem("--experimental-rerun", message, "give the overrides of that run again")])
         is_plain = not given.flags and not any("hydra" in text for text in line.overrides)
-        configs = _checked(line, steps, _compose_one if is_plain else _compose_with_hydra)
+        runs = _checked(line, steps, _compose_one if is_plain else _compose_with_hydra, several=several)
     except ConfigError as error:
         print(error, file=sys.stderr)
         sys.exit(exit_codes.CONFIG)
+    if several is not None and _are_trials(runs):
+        sys.exit(several(runs))
     first_failure = 0
-    for config in configs:
+    for _, config in runs:
         code = main(config)
         first_failure = first_failure or code
         if code in (exit_codes.INTERRUPTED, exit_codes.TERMINATED):
@@ -80,7 +85,7 @@ def load(overrides: Sequence[str], *steps: Step, config_dir: str | None = None) 
         ConfigError: with every problem of the config.
     """
     line = CommandLine(tuple(overrides), config_dir)
-    (config,) = _checked(line, steps, lambda line: [examine(*sources.compose(line, line.overrides), line)])
+    ((_, config),) = _checked(line, steps, lambda line: [examine(*sources.compose(line, line.overrides), line)])
     return config
 
 
@@ -93,9 +98,13 @@ def _compose_one(line: CommandLine) -> list[Examined]:
 
 
 def _checked(
-    line: CommandLine, steps: Sequence[Step], compose: Callable[[CommandLine], list[Examined]]
-) -> list[RunConfig]:
-    """The configs of all runs.
+    line: CommandLine,
+    steps: Sequence[Step],
+    compose: Callable[[CommandLine], list[Examined]],
+    *,
+    several: Several | None = None,
+) -> Runs:
+    """The configs of all runs, each with its own overrides.
 
     Raises:
         ConfigError: with every problem of them.
@@ -122,10 +131,21 @@ def _checked(
                 problems = _explained(line, steps) or in_own_words(" ".join(line.overrides), error)
         for one in examined:
             problems += [*one.problems, *_cross_check(one, steps)]
-        problems += _shared_runs(examined)
+        runs = [(one.overrides, one.config) for one in examined if one.config is not None]
+        if several is None or not _are_trials(runs):
+            problems += _shared_runs(examined)
         if problems:
             raise ConfigError(located(list(dict.fromkeys(problems)), line))
-    return [one.config for one in examined if one.config is not None]
+    return runs
+
+
+def _are_trials(runs: Runs) -> bool:
+    """Whether these are runs of a --multirun that are to train, below one directory if one is named."""
+    return (
+        len(runs) > 1
+        and all(config.mode is Mode.train for _, config in runs)
+        and len({config.run for _, config in runs}) == 1
+    )
 
 
 def _without_code(line: CommandLine) -> CommandLine:
@@ -159,7 +179,9 @@ def _compose_with_hydra(line: CommandLine) -> list[Examined]:
 
     @hydra.main(version_base="1.3", config_path=str(sources.conf_dir()), config_name="config")
     def collect(composed: DictConfig) -> None:
-        examined.append(examine(composed, HydraConfig.get().runtime.choices, line))
+        hydra_config = HydraConfig.get()
+        one = examine(composed, hydra_config.runtime.choices, line)
+        examined.append(replace(one, overrides=tuple(hydra_config.overrides.task)))
 
     with _errors_raised(), ExitStack() as stack:
         # Where conf/config.yaml sends what Hydra writes under --multirun, so that nothing is left behind.

@@ -23,6 +23,7 @@ Mode = Enum(
     "Mode",
     {
         "train": "train",  # start the tasks, train, evaluate and export
+        "sweep": "sweep",  # train with several values of some keys; see sweep
         "plan": "plan",  # show what would run where; start nothing
         "status": "status",  # show how far the run in run=PATH is, and what each task does
         "stop": "stop",  # have the run in run=PATH save a checkpoint and end, and wait for that
@@ -598,6 +599,20 @@ class AttachConfig:
 
 
 @dataclass
+class SweepConfig:
+    """What mode=sweep tries."""
+
+    # values by key: a list, or log(LOW, HIGH), linear(LOW, HIGH), integer(LOW, HIGH), from which values are drawn
+    space: dict[str, Any] = field(default_factory=dict)
+    # runs; default: every combination if all keys have lists, else 20
+    trials: int | None = field(default=None, metadata=limits(at_least=1))
+    metric: str = "eval_loss"  # of summary.json, by which trials are compared; evaluate.best_is says how
+    # successive halving: each round trains the best 1/N of the trials N times as long; default: all to the end
+    halving: int | None = field(default=None, metadata=limits(at_least=2))
+    seed: int = field(default=0, metadata=limits(at_least=0))  # random seed of the values that are drawn
+
+
+@dataclass
 class ConsoleConfig:
     """The web page of mode=console, which shows the runs in runs.folder."""
 
@@ -661,5 +676,6 @@ class RunConfig:
     attach: AttachConfig = field(default_factory=AttachConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
     console: ConsoleConfig = field(default_factory=ConsoleConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
     chaos: ChaosConfig = field(default_factory=ChaosConfig)
     container: ContainerConfig = field(default_factory=ContainerConfig)

@@ -26,7 +26,7 @@ from trainer.storage.atomic import link_or_copy, write_atomically
 OF_MACHINE = ("gpus", "intra_op_threads")
 OF_COMMAND = (  # sections and keys that tasks of a run may have each in its own way
     *("job", "task", "run", "plan", "mode", "chaos", "launch", "target", "container", "slurm", "kubernetes"),
-    *("json", "metrics", "loggers", "runs", "attach", "report", "console"),
+    *("json", "metrics", "loggers", "runs", "attach", "report", "console", "sweep"),
 )
 DESCRIBED = "trainer-"  # names of temporary folders begin so
 

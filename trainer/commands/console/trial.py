@@ -23,7 +23,7 @@ from trainer.plan import page
 # Sections that no override of the console may have changed, whatever chose them.
 FIXED = (
     *("slurm", "kubernetes", "security", "container", "plan", "metrics", "chaos"),
-    *("attach", "report", "runs", "console"),
+    *("attach", "report", "runs", "console", "sweep"),
 )
 
 

@@ -26,6 +26,7 @@ class Examined:
 
     config: RunConfig | None
     problems: list[Problem]
+    overrides: tuple[str, ...] = ()  # of this run alone, under --multirun
 
 
 def examine(

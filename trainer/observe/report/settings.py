@@ -13,7 +13,9 @@ from trainer.config.keys import shown
 from trainer.config.schema import RunConfig
 from trainer.plan.serialize import to_json
 
-OF_THE_COMMAND = ("mode", "run", "json", "runs", "attach", "report", "console", "metrics", "plan", "job", "task")
+OF_THE_COMMAND = (
+    *("mode", "run", "json", "runs", "attach", "report", "console", "sweep", "metrics", "plan", "job", "task"),
+)
 NOT_SHOWN = ("cluster.ps", "cluster.worker", "cluster.evaluator", "optimizer.given")  # others say the same
 NOTHING = "(not set)"
 

@@ -1,0 +1,228 @@
+"""Sweeps: what is tried, what is remembered, and that a sweep that is killed ends as if it had not been."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import math
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from trainer.commands.sweep import results, space
+from trainer.commands.sweep.space import Range
+from trainer.commands.sweep.trials import DONE, OtherSweepError, Settings, Sweep, rungs, survivors
+from trainer.config import arguments
+
+SEED = 3
+SMALL = ("model=mlp", "train.batch_size=64")
+
+
+def sweep(path: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """The command, run to its end."""
+    command = [sys.executable, "-m", "trainer", *words]
+    return subprocess.run(command, cwd=path, capture_output=True, text=True, timeout=280, check=False)
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with (path / "results.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# Spaces
+
+
+def test_a_space_has_lists_and_ranges():
+    given = {"a": [1, 2], "b": "log(1e-4, 1)", "c": "integer(2,8)", "d": "linear(0, 0.5)"}
+    found, problems = space.parse(given)
+    assert problems == []
+    assert found == {
+        "a": [1, 2],
+        "b": Range(1e-4, 1, is_log=True),
+        "c": Range(2, 8, is_integer=True),
+        "d": Range(0, 0.5),
+    }
+    assert not space.is_grid(found)
+    assert list(space.grid({"a": [1, 2], "b": ["x", "y"]})) == [
+        {"a": a, "b": b} for a, b in itertools.product([1, 2], ["x", "y"])
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("log(0, 1)", "is empty: LOW must be below HIGH, and above 0"),
+        ("linear(1, 1)", "is empty"),
+        ("integer(0.5, 2)", "limits that are no integers"),
+        ("log(a, b)", "a limit that is no number"),
+        ("often", "give a list of values, or log"),
+        ([], "needs values, each once"),
+        ([1, 1], "needs values, each once"),
+    ],
+)
+def test_a_space_that_makes_no_sense_is_a_problem(value, message):
+    _, (problem,) = space.parse({"optimizer.learning_rate": value})
+    assert problem.key == "sweep.space.optimizer.learning_rate"
+    assert message in problem.message
+
+
+def test_ranges_need_no_quotes_on_the_command_line():
+    typed = "sweep.space={optimizer.learning_rate: log(1e-4,1), model.options.width: [32,64]}"
+    (override,) = arguments.sort([typed]).overrides
+    assert override == 'sweep.space={optimizer.learning_rate: "log(1e-4,1)", model.options.width: [32,64]}'
+    assert arguments.sort([override]).overrides == (override,)
+
+
+def test_halving_trains_fewer_trials_for_more_steps():
+    assert rungs(300, 20, 3) == [(34, 20), (100, 7), (300, 3)]
+    assert rungs(300, 9, 3) == [(34, 9), (100, 3), (300, 1)]
+    assert rungs(300, 5, None) == [(300, 5)]
+    assert rungs(300, 1, 2) == [(300, 1)]
+
+
+# What is remembered
+
+
+def settings(**changes: object) -> Settings:
+    given = {"command": [], "space": {"a": [1, 2]}, "metric": "eval_loss", "is_lowest": True, "steps": 9, "trials": 4}
+    return Settings(**{**given, **changes})  # type: ignore[arg-type]
+
+
+def test_the_best_are_those_that_were_trained_longest_and_failures_are_last(tmp_path):
+    made = Sweep(tmp_path, settings(), {"a": [1, 2]})
+    for scores, state in (({3: 0.1}, DONE), ({3: 0.3, 9: 0.2}, DONE), ({}, "ended with 65: NaN"), ({3: 0.2}, DONE)):
+        made.add({"a": 1}).scores.update(scores)
+        made.trials[-1].state = state
+    made.remember()
+    again = Sweep(tmp_path, settings(), {"a": [1, 2]})
+    assert [one.number for one in again.ranked()] == [1, 0, 3, 2]
+    assert [one.number for one in survivors(again, 3, 2)] == [0, 3]
+    results.write(again)
+    assert [row["eval_loss"] for row in table(tmp_path)] == ["0.1", "0.2", "", "0.2"]
+    assert again.best() is again.trials[1]
+    assert math.isnan(again.trials[2].score)
+
+
+def test_a_folder_holds_one_sweep(tmp_path):
+    Sweep(tmp_path, settings(), {"a": [1, 2]})
+    with pytest.raises(OtherSweepError, match="has another sweep: trials was 4, and is 5"):
+        Sweep(tmp_path, settings(trials=5), {"a": [1, 2]})
+
+
+# Commands
+
+
+BAD = {
+    "no space": ((), "sweep.space: mode=sweep needs keys with values"),
+    "unknown key": (("sweep.space={optimizer.learning_rat: [1]}",), "optimizer.learning_rat"),
+    "bad value": (("sweep.space={train.batch_size: [8,0]}",), "train.batch_size: 0 is out of range"),
+    "bad range": (("sweep.space={optimizer.learning_rate: log(1,1)}",), "is empty: LOW must be below HIGH"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_sweep_that_cannot_work_starts_nothing(python, tmp_path, kind):
+    words, message = BAD[kind]
+    ended = python.run("-m", "trainer", "sweep", "run=sweeps/a", *words, cwd=tmp_path)
+    assert (ended.returncode, message in ended.stderr) == (2, True), ended.stderr
+    assert not (tmp_path / "sweeps").exists()
+
+
+@pytest.mark.cluster
+def test_every_combination_is_a_row_and_a_failure_is_a_result(tmp_path):
+    """The second learning rate diverges."""
+    words = ["-m", "optimizer.learning_rate=0.001,1e38", "model.options.width=8,16", *SMALL, "train.steps=4"]
+    ended = sweep(tmp_path, *words, "optimizer=sgd", "run=sweeps/a")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    rows = table(tmp_path / "sweeps/a")
+    assert [(row["optimizer.learning_rate"], row["model.options.width"]) for row in rows] == [
+        ("0.001", "8"),
+        ("0.001", "16"),
+        ("1e+38", "8"),
+        ("1e+38", "16"),
+    ]
+    assert [row["state"].partition(":")[0] for row in rows] == ["done", "done", "ended with 65", "ended with 65"]
+    best = min(rows[:2], key=lambda row: float(row["eval_loss"]))
+    assert os.readlink(tmp_path / "sweeps/a/best") == best["trial"]
+    (repeat,) = re.findall(r"^repeat +python -m (trainer .*)$", ended.stdout, re.MULTILINE)
+    assert f"model.options.width={best['model.options.width']}" in repeat
+    summary = json.loads((tmp_path / f"sweeps/a/{best['trial']}/summary.json").read_text())
+    assert summary["params_sha256"].startswith(best["params_sha256"])
+
+
+def drawn(*more: str) -> list[str]:
+    range_of_rates = "sweep.space={optimizer.learning_rate: log(1e-4,1), model.options.width: [8,16]}"
+    return ["sweep", range_of_rates, "sweep.metric=eval_accuracy", *SMALL, *more]
+
+
+@pytest.mark.cluster
+@pytest.mark.long
+def test_a_sweep_that_is_killed_again_and_again_ends_with_the_same_table(tmp_path):
+    """Ten times, at random moments; and the winner of the halving has the bits of an unbroken run."""
+    pytest.importorskip("optuna", reason="NO SWEEP THAT DRAWS VALUES WAS TESTED: pip install optuna")
+    words = drawn("sweep.trials=6", "sweep.halving=2", "train.steps=40", "checkpoint.every=5")
+    whole = sweep(tmp_path, *words, "run=sweeps/whole")
+    assert whole.returncode == 0, whole.stdout + whole.stderr
+    moments = random.Random(SEED)
+    for _ in range(10):
+        command = [sys.executable, "-m", "trainer", *words, "run=sweeps/killed"]
+        with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as killed:
+            time.sleep(moments.uniform(0.5, 5.0))
+            killed.send_signal(signal.SIGKILL)
+    ended = sweep(tmp_path, *words, "run=sweeps/killed")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert table(tmp_path / "sweeps/killed") == table(tmp_path / "sweeps/whole")
+    (repeat,) = re.findall(r"^repeat +python -m trainer (.*)$", ended.stdout, re.MULTILINE)
+    assert sweep(tmp_path, *repeat.split(), "run=alone").returncode == 0
+    sha256 = json.loads((tmp_path / "alone/summary.json").read_text())["params_sha256"]
+    best = json.loads((tmp_path / "sweeps/killed/best/summary.json").read_text())
+    assert (best["params_sha256"], best["steps"]) == (sha256, 40)
+
+
+@pytest.mark.cluster
+def test_ctrl_c_saves_the_trial_and_the_same_command_continues(tmp_path):
+    words = ["-m", "optimizer.learning_rate=0.001,0.01", *SMALL, "train.steps=400", "summary.every=1", "run=sweeps/a"]
+    command = [sys.executable, "-m", "trainer", *words]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True) as stopped:
+        history = tmp_path / "sweeps/a/0000/history.jsonl"
+        while not (history.exists() and history.read_text()):
+            assert stopped.poll() is None
+            time.sleep(0.05)
+        os.killpg(stopped.pid, signal.SIGINT)
+        assert "sweeps/a was stopped; the same command continues it" in stopped.stdout.read()
+    assert stopped.returncode == 130
+    ended = sweep(tmp_path, *words)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "resumes at step" in (tmp_path / "sweeps/a/logs/0000.log").read_text()
+    assert [row["steps"] for row in table(tmp_path / "sweeps/a")] == ["400", "400"]
+
+
+def test_values_are_drawn_from_the_seed_and_the_results_before_alone(tmp_path):
+    pytest.importorskip("optuna", reason="NO SWEEP THAT DRAWS VALUES WAS TESTED: pip install optuna")
+    from trainer.commands.sweep import sampler
+
+    found, _ = space.parse({"rate": "log(1e-4, 1)", "width": [8, 16], "depth": "integer(1,3)"})
+
+    def draw(seed: int, forget: bool) -> Sequence[dict[str, object]]:
+        made = Sweep(tmp_path / f"{seed}-{forget}", settings(space={}), found)
+        for _ in range(14):
+            if forget:  # as a command that is typed again
+                made = Sweep(made.path, made.settings, found)
+            trial = made.add(sampler.suggest(found, made.trials, is_lowest=True, seed=seed))
+            trial.scores[9], trial.state = abs(math.log10(trial.values["rate"]) + 2), DONE
+            made.remember()
+        return [one.values for one in made.trials]
+
+    assert draw(1, forget=False) == draw(1, forget=True) != draw(2, forget=False)
+    values = draw(1, forget=False)
+    assert {type(one["depth"]) for one in values} == {int}
+    assert all(1e-4 <= one["rate"] <= 1 and one["width"] in (8, 16) for one in values)

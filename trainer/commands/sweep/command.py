@@ -1,0 +1,110 @@
+"""mode=sweep: tries values of some keys; and --multirun, which tries every combination."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from trainer.commands.start import Start
+from trainer.commands.sweep import runner, sampler, space
+from trainer.commands.sweep.space import Range, Space, Values
+from trainer.commands.sweep.trials import Settings, Sweep, Trial
+from trainer.config import arguments, compose
+from trainer.config.schema import RunConfig
+from trainer.faults.problems import ConfigError, Problem
+from trainer.observe.machine import this_machine
+from trainer.plan import resolve, validate
+from trainer.storage import evaluations
+
+OWN = ("mode=", "sweep=", "sweep.", "run=")  # overrides that are not those of the trials
+TRIALS = 20  # unless the config says otherwise
+MOST_CHECKED = 100  # configs
+
+
+def check(config: RunConfig) -> list[Problem]:
+    """What is wrong with a sweep; each value is tried in a config, with the first values of the other keys."""
+    if not config.sweep.space:
+        remedy = "e.g. 'sweep.space={optimizer.learning_rate: [0.1, 0.01]}'"
+        return [Problem("sweep.space", "mode=sweep needs keys with values", remedy)]
+    found, problems = space.parse(config.sweep.space)
+    return problems or list(dict.fromkeys(one for values in _corners(found) for one in _problems_of(values)))
+
+
+def run(config: RunConfig, start: Start) -> int:
+    """Runs the trials that `sweep` describes; returns 0, or 130 or 143 if it was stopped.
+
+    Raises:
+        OtherSweepError: if the folder has another sweep.
+        NoOptunaError: if values are to be drawn and Optuna is not installed.
+    """
+    asked = config.sweep
+    found, _ = space.parse(asked.space)
+    settings = _settings(config, _common(), dict(asked.space), asked.trials or TRIALS)
+    settings = replace(settings, halving=asked.halving, seed=asked.seed)
+    if asked.trials is None and space.is_grid(found):
+        return _run_grid(config, settings, found)
+
+    def suggest(before: Sequence[Trial]) -> Values:
+        return sampler.suggest(found, before, is_lowest=settings.is_lowest, seed=asked.seed)
+
+    suggest([])  # fails now if it must
+    return runner.run(Sweep(_folder(config), settings, found), suggest)
+
+
+def run_combinations(jobs: Sequence[tuple[Sequence[str], RunConfig]]) -> int:
+    """Runs what --multirun asks for: (overrides, config) of each run, in order."""
+    common = [word for word in jobs[0][0] if all(word in words for words, _ in jobs)]
+    given = [dict(word.lstrip("+").split("=", 1) for word in words if word not in common) for words, _ in jobs]
+    found = {key: list(dict.fromkeys(values[key] for values in given)) for key in given[0]}
+    command = [word for word in common if not word.startswith(OWN)]
+    return _run_grid(jobs[0][1], _settings(jobs[0][1], command, found, len(jobs)), found)
+
+
+def _settings(config: RunConfig, command: list[str], found: dict[str, Any], trials: int) -> Settings:
+    metric = config.sweep.metric
+    is_lowest = evaluations.prefers_less(metric, config.evaluate.best_is)
+    return Settings(command, found, metric, is_lowest, config.train.steps, trials)
+
+
+def _run_grid(config: RunConfig, settings: Settings, found: Space) -> int:
+    combinations = list(space.grid(found))
+    sweep = Sweep(_folder(config), replace(settings, trials=len(combinations)), found)
+    return runner.run(sweep, lambda before: combinations[len(before)])
+
+
+def _common() -> list[str]:
+    """The overrides of this command that all trials have."""
+    return [word for word in arguments.sort(sys.argv[1:]).overrides if not word.startswith(OWN)]
+
+
+def _folder(config: RunConfig) -> Path:
+    """Of the sweep: the one that run=PATH names, or a new one."""
+    if config.run is not None:
+        return Path(config.run).resolve()
+    return Path("sweeps", f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}").resolve()
+
+
+def _corners(found: Space) -> Iterator[Values]:
+    """The first values, and each other value beside the first of the other keys."""
+    choices = {key: one.ends() if isinstance(one, Range) else one for key, one in found.items()}
+    first = {key: values[0] for key, values in choices.items()}
+    yield from islice((first | {key: value} for key, values in choices.items() for value in values), MOST_CHECKED)
+
+
+def _problems_of(values: Values) -> list[Problem]:
+    try:
+        compose.load(
+            [*_common(), *space.overrides(values)],
+            lambda config: resolve.resolve(config, os.environ),
+            lambda config: validate.validate(config, this_machine()),
+        )
+    except ConfigError as error:
+        return list(error.problems)
+    return []

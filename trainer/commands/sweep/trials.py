@@ -1,0 +1,142 @@
+"""The trials of a sweep: what each tries, what came of it, and the file that remembers it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainer.commands.sweep.space import Space, Values
+from trainer.faults.exit_codes import CONFIG, TrainerError
+from trainer.storage.atomic import write_atomically
+
+SETTINGS, TRIALS = "sweep.yaml", "trials.json"
+WAITING, DONE = "waiting", "done"  # states of a trial; others say why it has no score
+
+
+class OtherSweepError(TrainerError):
+    """The folder has another sweep."""
+
+    exit_code = CONFIG
+
+
+@dataclass
+class Trial:
+    """Values of the swept keys, and what runs with them have reached."""
+
+    number: int
+    values: Values
+    scores: dict[int, float] = field(default_factory=dict)  # by the steps that were trained
+    state: str = WAITING
+    params_sha256: str = ""
+
+    @property
+    def name(self) -> str:
+        """Of its run directory."""
+        return f"{self.number:04d}"
+
+    @property
+    def steps(self) -> int:
+        return max(self.scores, default=0)
+
+    @property
+    def score(self) -> float:
+        """After the most steps; NaN if there is none."""
+        return self.scores.get(self.steps, math.nan)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a sweep is; the same command continues it."""
+
+    command: list[str]  # overrides that all trials have
+    space: dict[str, Any]
+    metric: str
+    is_lowest: bool  # whether the lowest value of the metric is the best
+    steps: int  # of a whole trial
+    trials: int
+    halving: int | None = None
+    seed: int = 0
+
+
+class Sweep:
+    """A folder of trials."""
+
+    def __init__(self, path: Path, settings: Settings, space: Space) -> None:
+        """Opens the folder, or makes it; `space` is what the settings say of it.
+
+        Raises:
+            OtherSweepError: if it has another sweep.
+        """
+        self.path, self.settings, self.space = path, settings, space
+        path.mkdir(parents=True, exist_ok=True)
+        file, said = path / SETTINGS, asdict(settings)
+        if file.exists():
+            before = yaml.safe_load(file.read_text())
+            different = [key for key in said if before.get(key) != said[key]]
+            if different:
+                raise OtherSweepError(
+                    f"{path} has another sweep: {different[0]} was {before.get(different[0])}, and is "
+                    f"{said[different[0]]}; repeat its command, or choose another run=PATH"
+                )
+        else:
+            write_atomically(file, yaml.safe_dump(said, sort_keys=False))
+        self.trials = self._read()
+
+    def add(self, values: Values) -> Trial:
+        """A new trial, which is remembered before it starts."""
+        trial = Trial(len(self.trials), values)
+        self.trials.append(trial)
+        self.remember()
+        return trial
+
+    def remember(self) -> None:
+        write_atomically(self.path / TRIALS, json.dumps([asdict(one) for one in self.trials], indent=1))
+
+    def run_of(self, trial: Trial) -> Path:
+        return self.path / trial.name
+
+    def ranked(self) -> list[Trial]:
+        """The trials, the best first: those that were trained longest, and of these by their score."""
+        sign = 1 if self.settings.is_lowest else -1
+        return sorted(
+            self.trials,
+            key=lambda one: (not one.scores, -one.steps, sign * one.score if one.scores else 0.0, one.number),
+        )
+
+    def best(self) -> Trial | None:
+        first = next(iter(self.ranked()), None)
+        return first if first is not None and not math.isnan(first.score) else None
+
+    def _read(self) -> list[Trial]:
+        file = self.path / TRIALS
+        if not file.exists():
+            return []
+        read = [Trial(**one) for one in json.loads(file.read_text())]
+        for one in read:
+            one.scores = {int(steps): score for steps, score in one.scores.items()}
+        return read
+
+
+def rungs(steps: int, trials: int, factor: int | None) -> list[tuple[int, int]]:
+    """(steps, number of trials) of each round of successive halving; of one round without it."""
+    if factor is None:
+        return [(steps, trials)]
+    rounds = max(0, math.floor(math.log(trials) / math.log(factor) + 1e-9))
+    found = []
+    for k in range(rounds + 1):
+        found.append((max(1, math.ceil(steps / factor ** (rounds - k))), max(1, math.ceil(trials / factor**k))))
+    return found
+
+
+def survivors(sweep: Sweep, steps: int, count: int) -> Sequence[Trial]:
+    """The best of those that were trained for so many steps, in the order of their numbers."""
+    sign = 1 if sweep.settings.is_lowest else -1
+    reached = [one for one in sweep.trials if not math.isnan(one.scores.get(steps, math.nan))]
+    best = sorted(reached, key=lambda one: (sign * one.scores[steps], one.number))[:count]
+    return sorted(best, key=lambda one: one.number)
