@@ -226,3 +226,20 @@ def test_values_are_drawn_from_the_seed_and_the_results_before_alone(tmp_path):
     values = draw(1, forget=False)
     assert {type(one["depth"]) for one in values} == {int}
     assert all(1e-4 <= one["rate"] <= 1 and one["width"] in (8, 16) for one in values)
+
+
+def test_tensorboard_has_the_values_and_the_score_of_each_trial(tmp_path):
+    reason = "NO HPARAMS OF TensorBoard WERE TESTED: pip install tensorboard"
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason=reason)
+    from trainer.commands.sweep import hparams
+
+    made = Sweep(tmp_path, settings(space={"rate": [0.5, 1.0]}), {"rate": [0.5, 1.0]})
+    made.add({"rate": 0.5}).scores[9] = 0.25
+    made.add({"rate": 1.0}).state = "ended with 65: NaN"
+    hparams.write(made)
+    read = accumulator.EventAccumulator(str(tmp_path / "hparams/0000"))
+    read.Reload()
+    (score,) = read.Scalars("eval_loss")
+    assert (score.step, score.value) == (9, 0.25)
+    assert "hparams" in read.summary_metadata["_hparams_/session_start_info"].plugin_data.plugin_name
+    assert (tmp_path / "hparams/0001").is_dir()

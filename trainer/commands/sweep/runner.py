@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from trainer.commands.sweep import results, sampler, table
+from trainer.commands.sweep import hparams, results, sampler, table
 from trainer.commands.sweep.space import Values, overrides
 from trainer.commands.sweep.trials import DONE, WAITING, Sweep, Trial, rungs, survivors
 from trainer.config.arguments import program, quoted
@@ -133,6 +133,8 @@ def _conclude(sweep: Sweep) -> None:
         results.plot(sweep)
     except ImportError:
         print(f"no {results.PLOT} was drawn: pip install 'trainer[sweep]'")
+    with suppress(ImportError):
+        hparams.write(sweep)
     with suppress(sampler.NoOptunaError):
         is_lowest = sweep.settings.is_lowest
         sampler.write_journal(sweep.path / "study.log", sweep.path.name, sweep.space, sweep.trials, is_lowest=is_lowest)
