@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
+import site
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +15,8 @@ from pathlib import Path
 import pytest
 from engines import Engine, engine
 from runs import ON_HOSTS, Run, has_ended, wait_until
+
+import trainer
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
@@ -73,6 +79,33 @@ def test_a_killed_launcher_leaves_nothing_on_any_host_and_the_same_command_conti
     assert again.wait() == 0, again.output
     assert "resumes at step" in again.output
     assert again.summary()["params_sha256"] == expected
+
+
+OTHER_PYTHON = Path("/usr/bin/python3")  # of the system
+
+# Reaches the hosts as ssh does; node2 has another Python where this one is.
+REACH = """#!{python}
+import os, sys
+*words, command = sys.argv[1:]
+if "node2" in words:
+    command = command.replace("exec env ", "exec env PYTHONPATH={packages} ").replace("{python}", "{other}")
+os.execvp("ssh", ["ssh", *words, command])
+"""
+
+
+def test_a_host_with_another_python_is_named(ssh: Engine, on_hosts, tmp_path: Path):
+    said = subprocess.run([OTHER_PYTHON, "--version"], capture_output=True, text=True, check=False).stdout.split()
+    if said[-1:] in ([], [platform.python_version()]):
+        pytest.skip(f"NO OTHER PYTHON WAS TESTED: {OTHER_PYTHON} is the same, or does not exist")
+    packages = ":".join([str(Path(__file__).parents[2]), *site.getsitepackages()])
+    reach = tmp_path / "reach"
+    reach.write_text(REACH.format(python=sys.executable, packages=packages, other=OTHER_PYTHON))
+    reach.chmod(0o755)
+    _, _, options = ssh.environment()["SSH_COMMAND"].partition(" ")
+    run = on_hosts(*EXACT, "train.steps=10", f"launch.ssh={reach} {options}", hosts="node1,node2")
+    assert run.wait() == 2, run.output
+    assert f"node2 has trainer {trainer.__version__} (Python {said[-1]}," in run.output
+    assert "install the same versions on all hosts" in run.output
 
 
 @pytest.mark.parametrize(
