@@ -53,6 +53,7 @@ def test_digits_are_served_from_bytes_and_every_checkpoint_can_be_exported(
     assert evaluated(np.array(answer["probabilities"]), labels)[0] == pytest.approx(before["loss"], abs=1e-5)
 
 
+@pytest.mark.long
 def test_people_are_served_as_they_are_in_the_file_also_with_sparse_layers(finish: Callable[..., Run], tmp_path):
     run = finish(str(EXAMPLES / "census_sparse.yaml"), "cluster=1ps2w", "train.steps=40", f"run={tmp_path}/run")
     with gzip.open(EXAMPLES / "data/census/test.csv.gz", "rt") as file:

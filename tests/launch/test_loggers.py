@@ -77,6 +77,7 @@ def test_a_logger_that_hangs_or_fails_changes_nothing_and_is_named(plugin, tmp_p
     assert list(values(run.directory, "loss")) == [2, 4]
 
 
+@pytest.mark.long
 def test_a_run_is_logged_afterwards_from_where_a_logger_was(plugin, tmp_path, finish):
     run = finish(*SMALL, "train.steps=8", f"run={tmp_path}/run")
     plugin("def log(self, step, values): assert step < 4 or 'again' in open('how').read(), 'no quota'")
@@ -91,6 +92,7 @@ def test_a_run_is_logged_afterwards_from_where_a_logger_was(plugin, tmp_path, fi
     assert json.loads((run.directory / "loggers/mine.json").read_text())["steps"]["history.jsonl"] == 8
 
 
+@pytest.mark.long
 def test_a_logger_whose_package_is_missing_is_named(tmp_path, finish):
     if find_spec("mlflow"):
         pytest.skip("mlflow is installed")

@@ -21,6 +21,8 @@ from trainer.workload.data.examples import DataSet
 from trainer.workload.objective import Objective
 from trainer.workload.serving import ExportError
 
+pytestmark = pytest.mark.slow  # most start a process that imports TensorFlow
+
 SEED = 7
 
 
@@ -93,6 +95,7 @@ def test_texts_become_ids_and_classes_have_their_names(people, tmp_path):
     assert answer["label"] == [("<=50K", ">50K")[row.argmax()] for row in wanted]
 
 
+@pytest.mark.long
 def test_tables_are_in_pieces_and_never_a_variable_of_the_model(people, tmp_path, monkeypatch):
     dense = by_columns(people)
     with lookups.building(["embed-*"]):
@@ -111,6 +114,7 @@ def test_tables_are_in_pieces_and_never_a_variable_of_the_model(people, tmp_path
     np.testing.assert_allclose(answer["saved_model"]["probabilities"], wanted, atol=1e-5)
 
 
+@pytest.mark.long
 def test_several_outputs_keep_their_names(digits, tmp_path):
     keras.utils.set_random_seed(SEED)
     inputs = keras.Input((4, 4))
@@ -143,6 +147,7 @@ def test_a_model_that_cannot_be_exported_is_refused(digits, people):
         serving.check(objective_for(by_columns(people), people), people, ["litert"])
 
 
+@pytest.mark.long
 def test_formats_that_are_possible_pass_the_check(digits):
     serving.check(objective_for(classifier(), digits), digits, ["keras", "saved_model", "litert"])
 
