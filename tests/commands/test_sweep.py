@@ -125,6 +125,10 @@ BAD = {
     "no space": ((), "sweep.space: mode=sweep needs keys with values"),
     "unknown key": (("sweep.space={optimizer.learning_rat: [1]}",), "optimizer.learning_rat"),
     "bad value": (("sweep.space={train.batch_size: [8,0]}",), "train.batch_size: 0 is out of range"),
+    "two that set the steps": (
+        ("sweep.space={train.steps: [8,9]}", "sweep.halving=2"),
+        "sweep.space.train.steps: is what sweep.halving changes",
+    ),
     "bad range": (("sweep.space={optimizer.learning_rate: log(1,1)}",), "is empty: LOW must be below HIGH"),
 }
 

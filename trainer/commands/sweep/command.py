@@ -34,6 +34,8 @@ def check(config: RunConfig) -> list[Problem]:
         remedy = "e.g. 'sweep.space={optimizer.learning_rate: [0.1, 0.01]}'"
         return [Problem("sweep.space", "mode=sweep needs keys with values", remedy)]
     found, problems = space.parse(config.sweep.space)
+    if "train.steps" in found and config.sweep.halving is not None:
+        problems.append(Problem("sweep.space.train.steps", "is what sweep.halving changes", "leave one of both out"))
     return problems or list(dict.fromkeys(one for values in _corners(found) for one in _problems_of(values)))
 
 

@@ -35,7 +35,7 @@ def write(sweep: Sweep) -> None:
 def _row(trial: Trial) -> list[str]:
     score = "" if math.isnan(trial.score) else f"{trial.score:.9g}"
     values = map(shown, trial.values.values())
-    return [trial.name, *values, str(trial.steps), score, trial.state, trial.params_sha256[:12]]
+    return [trial.name, *values, str(trial.trained), score, trial.state, trial.params_sha256[:12]]
 
 
 def plot(sweep: Sweep) -> None:

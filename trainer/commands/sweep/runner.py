@@ -24,6 +24,7 @@ from trainer.launch.ending import shown
 from trainer.storage import lease
 from trainer.storage.run_directory import RunDirectory
 
+LASTING = (exit_codes.CONFIG, exit_codes.BAD_DATA)  # codes of trials that would fail again
 STOPPED = (exit_codes.INTERRUPTED, exit_codes.TERMINATED)
 POLL_SECS = 0.2
 WARM_MINUTES = "2"  # for which TensorFlow waits for the next trial, unless the environment says otherwise
@@ -39,6 +40,9 @@ def run(sweep: Sweep, suggest: Suggest) -> int:
     where it was, or is waited for if it still trains.
     """
     settings = sweep.settings
+    for trial in sweep.trials:
+        if trial.code not in (exit_codes.OK, *LASTING):
+            trial.state = WAITING  # once more
     rounds = rungs(settings.steps, settings.trials, settings.halving)
     for number, (steps, count) in enumerate(rounds):
         if number == 0:
@@ -80,7 +84,8 @@ def _run(sweep: Sweep, trial: Trial, steps: int) -> int:
         code = _call([sys.executable, "-m", "trainer", *command_of(sweep, trial, steps)], log)
     if code in STOPPED:
         return code
-    if code == 0:
+    trial.code = code
+    if code == exit_codes.OK:
         _take_score(sweep, trial, steps, json.loads(directory.summary.read_text()))
     else:
         trial.state = f"ended with {code}: {_reason(log.read_text(errors='replace').splitlines())}"
@@ -91,7 +96,7 @@ def _run(sweep: Sweep, trial: Trial, steps: int) -> int:
 
 def _take_score(sweep: Sweep, trial: Trial, steps: int, summary: Mapping[str, Any]) -> None:
     metric = sweep.settings.metric
-    trial.params_sha256, trial.state = summary["params_sha256"], DONE
+    trial.params_sha256, trial.trained, trial.state = summary["params_sha256"], summary["steps"], DONE
     if metric not in summary:
         names = ", ".join(name for name in summary if name.startswith("eval_")) or "none"
         trial.state = f"has no {metric}; its scores: {names}"

@@ -31,8 +31,10 @@ class Trial:
 
     number: int
     values: Values
-    scores: dict[int, float] = field(default_factory=dict)  # by the steps that were trained
+    scores: dict[int, float] = field(default_factory=dict)  # by the steps of a round
     state: str = WAITING
+    code: int = 0  # the exit code of its last run
+    trained: int = 0  # steps, which may be fewer than those of the round: it may have ended early
     params_sha256: str = ""
 
     @property
