@@ -38,7 +38,7 @@ def test_a_table_without_waits_says_so():
 
 
 # No data to learn from, and readers whose speed is that of the user's files.
-NOT_MEASURED = {"oracle", "npy", "csv", "parquet", "images", "tfds", "hf"}
+NOT_MEASURED = {"oracle", "npy", "csv", "criteo", "parquet", "images", "tfds", "hf"}
 
 
 def few(data: DataSet) -> DataSet:

@@ -98,15 +98,6 @@ OVERRIDES = [
     ("optimizer.learning_rate=nan", "optimizer.learning_rate: nan is not a finite number"),
     ("optimizer.learning_rate=inf", "optimizer.learning_rate: inf is not a finite number"),
     ("model.options.dropout=nan", "model.options.dropout: nan is not a finite number e.g. model.options.dropout=0.0"),
-    (
-        "export.formats=[saved_modell]",
-        "export.formats: unknown format 'saved_modell'; choose of keras, weights, saved_model, onnx, litert",
-    ),
-    ("loggers=[mlfow]", "loggers: unknown logger 'mlfow'; available: csv, mlflow, wandb e.g. loggers=[mlflow]"),
-    (
-        "export.checkpoint=first",
-        "export.checkpoint: 'first' is neither last nor best nor a step e.g. export.checkpoint=best",
-    ),
     ("seed=4294967296", "seed: 4294967296 is out of range; it must be at least 0 and below 2147483648"),
     ("model=cmm", "model=cmm: unknown model 'cmm'; available: cnn, ctr, mlp, oracle, resnet20 e.g. model=cnn"),
     ("data=mnits", "unknown data 'mnits'; available: cifar10, clicks, criteo, csv, fashion_mnist, hf, images, mnist,"),

@@ -120,7 +120,9 @@ def test_every_command_for_another_machine_can_be_planned(path, tmp_path: Path, 
         overrides = arguments.sort(typed).overrides
         folder = next((w.partition("=")[2] for w in words if w.startswith("--config-dir=")), None)
         config = load(overrides, lambda config: validate.validate(config, machine), config_dir=folder)
-        if not config.data.name.startswith(("npz", "tfrecord", "csv", "images")) and not EXAMPLE.search(command):
+        if not config.data.name.startswith(("npz", "tfrecord", "csv", "criteo", "images")) and not EXAMPLE.search(
+            command
+        ):
             question = Question.about(config.model, config.data, user=config.user, seed=config.seed)
             if repr(question) not in descriptions:
                 descriptions[repr(question)] = describe(question)

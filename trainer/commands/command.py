@@ -23,8 +23,8 @@ from trainer.plan.checks.loggers import check_loggers
 # Each module has run(config, start), which returns the exit code. By name: a command imports only what it needs.
 COMMANDS: Mapping[Mode, str] = {
     Mode.train: "trainer.commands.train",
-    Mode.sweep: "trainer.commands.sweep.command",
     Mode.plan: "trainer.commands.plan",
+    Mode.sweep: "trainer.commands.sweep.command",
     Mode.status: "trainer.commands.runs.status",
     Mode.stop: "trainer.commands.runs.stop",
     Mode["continue"]: "trainer.commands.runs.continue_run",

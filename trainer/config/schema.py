@@ -23,8 +23,8 @@ Mode = Enum(
     "Mode",
     {
         "train": "train",  # start the tasks, train, evaluate and export
-        "sweep": "sweep",  # train with several values of some keys; see sweep
         "plan": "plan",  # show what would run where; start nothing
+        "sweep": "sweep",  # train with several values of some keys; see sweep
         "status": "status",  # show how far the run in run=PATH is, and what each task does
         "stop": "stop",  # have the run in run=PATH save a checkpoint and end, and wait for that
         "continue": "continue",  # start the run in run=PATH again, with its own config, where it stopped

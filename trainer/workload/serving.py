@@ -7,7 +7,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,7 +60,7 @@ def write(
     Raises:
         ExportError: if the model cannot be written so.
     """
-    with tempfile.TemporaryDirectory(dir=folder, prefix="saved_model-") as scratch:
+    with tempfile.TemporaryDirectory(dir=folder, prefix="saved_model-") as scratch, _temporary_files_in(scratch):
         new = Path(scratch, VERSION)
         served = _write_saved_model(objective, data, new, tables)
         if "onnx" in formats:
@@ -72,6 +73,16 @@ def write(
             target.mkdir()
             new.rename(target / VERSION)
     return served
+
+
+@contextmanager
+def _temporary_files_in(folder: str) -> Iterator[None]:
+    """AutoGraph leaves files that it removes when a process ends by itself, which a task does not."""
+    before, tempfile.tempdir = tempfile.tempdir, folder
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 def check(objective: Objective, data: DataSet, formats: Sequence[str]) -> None:
@@ -106,11 +117,12 @@ def _write_saved_model(objective: Objective, data: DataSet, folder: Path, tables
     for one in (objective.model, *given.tables, *(piece for listed in pieces.values() for piece in listed)):
         archive.track(one)
     try:
-        function = archive.add_endpoint("serve", serve, input_signature=[signature])
+        function = tf.function(serve, input_signature=[signature], autograph=False)
         if _calls_python(function.get_concrete_function()):
             raise ExportError(
                 "a SavedModel cannot have what the model computes in Python (numpy_function, py_function)"
             )
+        archive.add_endpoint("serve", function)
         archive.write_out(str(folder), verbose=False)
     except (OSError, ExportError):
         raise
