@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 import time
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from trainer.config.arguments import program
 from trainer.launch.ending import shown
 from trainer.storage.run_directory import RunDirectory
 
@@ -50,7 +52,8 @@ class Loggers:
         return [why for name, process in self._processes.items() if (why := self._wait(name, process, deadline))]
 
     def _wait(self, name: str, process: subprocess.Popen[bytes], deadline: float) -> str:
-        again = f"python -m trainer log run={shown(self._directory.path)} 'loggers=[{name}]' goes on where it was"
+        command = [*program(), "log", f"run={shown(self._directory.path)}", f"loggers=[{name}]"]
+        again = f"{shlex.join(command)} goes on where it was"
         try:
             code = process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:

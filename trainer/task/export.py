@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from trainer.config.schema import RunConfig
-from trainer.config.words import size
 from trainer.engine.tables.memory import BlockMemory
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.plan.plan import Plan
@@ -57,13 +56,16 @@ def export_run(
     Raises:
         ExportError: if the model cannot be written in a served format.
     """
-    formats = config.export.formats or DEFAULT_FORMATS
-    model = _whole_model(config, plan, workload.objective)
+    formats: Sequence[str] = config.export.formats or DEFAULT_FORMATS
+    are_large = sum(4 * table.rows * table.width for table in plan.tables) > MODEL_NBYTES
+    if are_large and not config.export.formats:
+        _log.warning("the tables are over 2 GiB: export/tables has them; export.formats=[saved_model] writes the model")
+        formats = ()
+    model = None if are_large else _whole_model(config, plan, workload.objective)
     tables = export(snapshot, model, folder, rows, formats=formats)
     if not set(formats) & set(serving.FORMATS):
         return None
-    own = workload.model
-    _assign(own, snapshot)
+    _assign(workload.model, snapshot)
     mapped = {path: np.load(file, mmap_mode="r") for path, file in tables.items()}
     return serving.write(workload.objective, workload.data, folder, formats, mapped)
 
@@ -91,13 +93,8 @@ def export_checkpoint(directory: RunDirectory, source: Checkpoint, folder: Path,
 
 
 def _whole_model(config: RunConfig, plan: Plan, objective: Objective) -> Any:
-    """The model, with its tables as variables; None if these are too large for that."""
-    if plan.tables:
-        total = sum(4 * table.rows * table.width for table in plan.tables)
-        if total > MODEL_NBYTES:
-            _log.warning("no model.keras is written: the tables take %s; export/tables has them", size(total))
-            return None
-        objective = open_dense(config, plan)
+    """The model, with its tables as variables."""
+    objective = open_dense(config, plan) if plan.tables else objective
     return objective.model_to_save(compiled_optimizer.make(config.optimizer))
 
 
