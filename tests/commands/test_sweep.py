@@ -60,13 +60,13 @@ def test_a_space_has_lists_and_ranges():
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("log(0, 1)", "is empty: LOW must be below HIGH, and above 0"),
-        ("linear(1, 1)", "is empty"),
-        ("integer(0.5, 2)", "limits that are no integers"),
-        ("log(a, b)", "a limit that is no number"),
+        ("log(0, 1)", "is not a valid range: LOW must be below HIGH, and above 0"),
+        ("linear(1, 1)", "is not a valid range"),
+        ("integer(0.5, 2)", "limits that are not integers"),
+        ("log(a, b)", "a limit that is not a number"),
         ("often", "give a list of values, or log"),
-        ([], "needs values, each once"),
-        ([1, 1], "needs values, each once"),
+        ([], "needs a list of values without duplicates"),
+        ([1, 1], "needs a list of values without duplicates"),
     ],
 )
 def test_a_space_that_makes_no_sense_is_a_problem(value, message):
@@ -129,7 +129,7 @@ BAD = {
         ("sweep.space={train.steps: [8,9]}", "sweep.halving=2"),
         "sweep.space.train.steps: is what sweep.halving changes",
     ),
-    "bad range": (("sweep.space={optimizer.learning_rate: log(1,1)}",), "is empty: LOW must be below HIGH"),
+    "bad range": (("sweep.space={optimizer.learning_rate: log(1,1)}",), "is not a valid range: LOW must be below HIGH"),
 }
 
 
@@ -154,7 +154,7 @@ def test_every_combination_is_a_row_and_a_failure_is_a_result(tmp_path):
         ("1e+38", "8"),
         ("1e+38", "16"),
     ]
-    assert [row["state"].partition(":")[0] for row in rows] == ["done", "done", "ended with 65", "ended with 65"]
+    assert [row["state"].partition(":")[0] for row in rows] == ["done", "done", *["failed (exit code 65)"] * 2]
     best = min(rows[:2], key=lambda row: float(row["eval_loss"]))
     assert os.readlink(tmp_path / "sweeps/a/best") == best["trial"]
     (repeat,) = re.findall(r"^repeat +python -m (trainer .*)$", ended.stdout, re.MULTILINE)
@@ -203,7 +203,7 @@ def test_ctrl_c_saves_the_trial_and_the_same_command_continues(tmp_path):
             assert stopped.poll() is None
             time.sleep(0.05)
         os.killpg(stopped.pid, signal.SIGINT)
-        assert "sweeps/a was stopped; the same command continues it" in stopped.stdout.read()
+        assert "sweeps/a was stopped; the same command with run=sweeps/a continues it" in stopped.stdout.read()
     assert stopped.returncode == 130
     ended = sweep(tmp_path, *words)
     assert ended.returncode == 0, ended.stdout + ended.stderr

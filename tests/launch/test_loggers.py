@@ -59,7 +59,7 @@ def test_a_run_is_logged_and_logged_on_when_it_is_continued(start: Callable[...,
 
 
 BAD = {
-    "hangs": ("def start(self, run): time.sleep(600)", "logger mine was ended: it did not finish within 30 s of"),
+    "hangs": ("def start(self, run): time.sleep(600)", "logger mine was killed: it had not finished 30 s after"),
     "fails": ("def log(self, step, values): raise ValueError('no quota')", "logger mine failed: ValueError: no quota;"),
 }
 

@@ -12,7 +12,7 @@ from trainer.plan.checks import export, loggers
     ("config", "message"),
     [
         (ExportConfig(["saved_modell"]), "unknown format 'saved_modell'"),
-        (ExportConfig(checkpoint="first"), "'first' is neither last nor best nor a step"),
+        (ExportConfig(checkpoint="first"), "'first' must be last, best or a step"),
         (ExportConfig(["onnx"]), "onnx needs the package tf2onnx"),
     ],
 )

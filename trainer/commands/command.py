@@ -92,7 +92,7 @@ def validate(config: RunConfig) -> list[Problem]:
         if config.mode is Mode.export:
             problems += check_export(config.export)
         if config.mode is Mode.log:
-            none = Problem("loggers", "mode=log needs some", "e.g. loggers=[csv]")
+            none = Problem("loggers", "mode=log needs at least one logger", "e.g. loggers=[csv]")
             problems += check_loggers(config.loggers) if config.loggers else [none]
         return problems
     if config.mode is Mode.init:

@@ -462,7 +462,7 @@ class ExportConfig:
     # keras and saved_model, as far as the model can be written so
     formats: list[str] = field(default_factory=list)
     checkpoint: str = "last"  # of mode=export: last, best, or the step of one
-    to: str | None = None  # of mode=export: folder; default: export/ of the run
+    to: str | None = None  # of mode=export: folder; default: export-STEP in the run directory
 
 
 @dataclass

@@ -42,22 +42,22 @@ class Loggers:
             process.wait()
         self._stack.close()
 
-    def finish(self) -> list[str]:
-        """Has the loggers log the rest; returns a sentence about each that did not."""
+    def finish(self, timeout_secs: float | None = END_SECS) -> list[str]:
+        """Has the loggers log the rest, within this time; returns a sentence about each that did not."""
         for process in self._processes.values():
             assert process.stdin is not None
             with suppress(OSError):
                 process.stdin.close()
-        deadline = time.monotonic() + END_SECS
+        deadline = None if timeout_secs is None else time.monotonic() + timeout_secs
         return [why for name, process in self._processes.items() if (why := self._wait(name, process, deadline))]
 
-    def _wait(self, name: str, process: subprocess.Popen[bytes], deadline: float) -> str:
+    def _wait(self, name: str, process: subprocess.Popen[bytes], deadline: float | None) -> str:
         command = [*program(), "log", f"run={shown(self._directory.path)}", f"loggers=[{name}]"]
-        again = f"{shlex.join(command)} goes on where it was"
+        again = f"{shlex.join(command)} resumes it"
         try:
-            code = process.wait(max(0.0, deadline - time.monotonic()))
+            code = process.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            return f"logger {name} was ended: it did not finish within {END_SECS:.0f} s of the run; {again}"
+            return f"logger {name} was killed: it had not finished {END_SECS:.0f} s after the run ended; {again}"
         if code == 0:
             return ""
         said = self._log(name).read_text(errors="replace").strip().splitlines() or [f"exit code {code}"]

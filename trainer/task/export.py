@@ -50,24 +50,34 @@ def export_run(
 ) -> Served | None:
     """Writes a state in the formats of `export.formats`, and as params.npz (each parameter and frozen weight).
 
+    A format that was not asked for, and that the model cannot be written in, is skipped with a warning.
+
     Returns:
         What the served formats take and return; None if none was written.
 
     Raises:
-        ExportError: if the model cannot be written in a served format.
+        ExportError: if the model cannot be written in a format that was asked for.
     """
     formats: Sequence[str] = config.export.formats or DEFAULT_FORMATS
     are_large = sum(4 * table.rows * table.width for table in plan.tables) > MODEL_NBYTES
     if are_large and not config.export.formats:
         _log.warning("the tables are over 2 GiB: export/tables has them; export.formats=[saved_model] writes the model")
         formats = ()
+    if are_large and {"keras", "weights"} & set(formats):
+        _log.warning("the tables are over 2 GiB: no model.keras and no model.weights.h5 is written")
     model = None if are_large else _whole_model(config, plan, workload.objective)
     tables = export(snapshot, model, folder, rows, formats=formats)
     if not set(formats) & set(serving.FORMATS):
         return None
     _assign(workload.model, snapshot)
     mapped = {path: np.load(file, mmap_mode="r") for path, file in tables.items()}
-    return serving.write(workload.objective, workload.data, folder, formats, mapped)
+    try:
+        return serving.write(workload.objective, workload.data, folder, formats, mapped)
+    except serving.ExportError as error:
+        if config.export.formats:
+            raise
+        _log.warning("%s", error)
+        return None
 
 
 def export_checkpoint(directory: RunDirectory, source: Checkpoint, folder: Path, formats: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from trainer.workload.data.examples import leaves_of
 from trainer.workload.serving import Served
 
 FILES = {
-    "saved_model": "for TensorFlow Serving and `tf.saved_model.load`, from what a client has to probabilities",
+    "saved_model": "for TensorFlow Serving and `tf.saved_model.load`: raw examples in, predictions out",
     "model.onnx": "the same for ONNX Runtime",
     "model.tflite": "the same for LiteRT",
     "model.keras": "for `keras.models.load_model`: takes the features that it was trained on",

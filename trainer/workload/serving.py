@@ -16,6 +16,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from trainer.faults import exit_codes
+from trainer.faults.exit_codes import TrainerError
 from trainer.workload import lookups
 from trainer.workload.data.examples import DataSet, Nest, Preprocessing, leaves_of, map_nest
 from trainer.workload.error_text import first_line
@@ -35,8 +37,10 @@ PIECE_NBYTES = 2**30  # of a table, in one variable
 OPSET = 18  # of ONNX
 
 
-class ExportError(ValueError):
+class ExportError(TrainerError, ValueError):
     """A model that cannot be written in a format."""
+
+    exit_code = exit_codes.CONFIG
 
 
 class Served(NamedTuple):
@@ -91,6 +95,8 @@ def check(objective: Objective, data: DataSet, formats: Sequence[str]) -> None:
     Raises:
         ExportError: if one cannot be written.
     """
+    if not set(formats) & set(FORMATS):
+        return
     first = {table.path: np.zeros((1, table.width), np.float32) for table in tables_of(objective, data.spec)}
     with tempfile.TemporaryDirectory() as folder:
         write(objective, data, Path(folder), formats, first)
@@ -119,9 +125,7 @@ def _write_saved_model(objective: Objective, data: DataSet, folder: Path, tables
     try:
         function = tf.function(serve, input_signature=[signature], autograph=False)
         if _calls_python(function.get_concrete_function()):
-            raise ExportError(
-                "a SavedModel cannot have what the model computes in Python (numpy_function, py_function)"
-            )
+            raise ExportError("a SavedModel cannot contain Python code (numpy_function, py_function)")
         archive.add_endpoint("serve", function)
         archive.write_out(str(folder), verbose=False)
     except (OSError, ExportError):
@@ -154,13 +158,18 @@ def _named(returned: Nest, objective: Objective, classes: Sequence[str]) -> dict
             continue
         probabilities = activation(tf.cast(logits, tf.float32))
         found[key] = (probabilities, "probabilities")
-        is_class = activation is tf.nn.softmax and len(classes) == logits.shape[-1]
-        if not name and is_class:
-            found["label"] = (
-                tf.gather(tf.constant(list(classes)), tf.argmax(logits, -1)),
-                "name of the likeliest class",
-            )
+        if not name and (chosen := _likeliest(logits, len(classes))) is not None:
+            found["label"] = (tf.gather(tf.constant(list(classes)), chosen), "name of the most likely class")
     return found
+
+
+def _likeliest(logits: tf.Tensor, classes: int) -> tf.Tensor | None:
+    """[N] of int64; None if these are not logits [N, classes], or [N, 1] of two classes."""
+    if logits.shape.rank != 2 or classes == 0:
+        return None
+    if logits.shape[1] == classes:
+        return tf.argmax(logits, 1)
+    return tf.cast(logits[:, 0] > 0, tf.int64) if (logits.shape[1], classes) == (1, 2) else None
 
 
 def _loss_of(objective: Objective, output: str) -> keras.losses.Loss | None:

@@ -33,7 +33,7 @@ def run(config: RunConfig, start: Start) -> int:
     """
     directory = directory_of(config)
     source = _source(directory, config.export.checkpoint)
-    folder = Path(config.export.to).resolve() if config.export.to else directory.export
+    folder = Path(config.export.to).resolve() if config.export.to else directory.path / f"export-{source.step}"
     with progress.note(f"{shown(directory.path)}: exporting step {source.step}"), _without_greetings():
         from trainer.task.export import export_checkpoint
 
@@ -68,5 +68,6 @@ def _source(directory: RunDirectory, name: str) -> Checkpoint:
     step = max(paths, default=0) if name == "last" else int(name)
     if step not in paths:
         listed = ", ".join(map(str, sorted(paths))) or "none"
-        raise NoSuchCheckpointError(f"{shown(directory.path)} has no checkpoint of step {name}; it has {listed}")
+        which = "checkpoint" if name == "last" else f"checkpoint of step {name}"
+        raise NoSuchCheckpointError(f"{shown(directory.path)} has no {which}; it has {listed}")
     return checkpoint.read_manifest(paths[step])

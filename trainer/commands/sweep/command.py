@@ -17,7 +17,7 @@ from trainer.commands.sweep import runner, sampler, space
 from trainer.commands.sweep.space import Range, Space, Values
 from trainer.commands.sweep.trials import Settings, Sweep, Trial
 from trainer.config import arguments, compose
-from trainer.config.schema import RunConfig
+from trainer.config.schema import BestIs, RunConfig
 from trainer.faults.problems import ConfigError, Problem
 from trainer.observe.machine import this_machine
 from trainer.plan import resolve, validate
@@ -35,7 +35,7 @@ def check(config: RunConfig) -> list[Problem]:
         return [Problem("sweep.space", "mode=sweep needs keys with values", remedy)]
     found, problems = space.parse(config.sweep.space)
     if "train.steps" in found and config.sweep.halving is not None:
-        problems.append(Problem("sweep.space.train.steps", "is what sweep.halving changes", "leave one of both out"))
+        problems.append(Problem("sweep.space.train.steps", "is what sweep.halving changes", "remove one"))
     return problems or list(dict.fromkeys(one for values in _corners(found) for one in _problems_of(values)))
 
 
@@ -65,13 +65,14 @@ def run_combinations(jobs: Sequence[tuple[Sequence[str], RunConfig]]) -> int:
     common = [word for word in jobs[0][0] if all(word in words for words, _ in jobs)]
     given = [dict(word.lstrip("+").split("=", 1) for word in words if word not in common) for words, _ in jobs]
     found = {key: list(dict.fromkeys(values[key] for values in given)) for key in given[0]}
-    command = [word for word in common if not word.startswith(OWN)]
+    command = [*(word for word in common if not word.startswith(OWN)), *_flags()]
     return _run_grid(jobs[0][1], _settings(jobs[0][1], command, found, len(jobs)), found)
 
 
 def _settings(config: RunConfig, command: list[str], found: dict[str, Any], trials: int) -> Settings:
     metric = config.sweep.metric
-    is_lowest = evaluations.prefers_less(metric, config.evaluate.best_is)
+    is_own = metric == f"eval_{config.evaluate.best_metric}"
+    is_lowest = evaluations.prefers_less(metric, config.evaluate.best_is if is_own else BestIs.auto)
     return Settings(command, found, metric, is_lowest, config.train.steps, trials)
 
 
@@ -82,8 +83,15 @@ def _run_grid(config: RunConfig, settings: Settings, found: Space) -> int:
 
 
 def _common() -> list[str]:
-    """The overrides of this command that all trials have."""
-    return [word for word in arguments.sort(sys.argv[1:]).overrides if not word.startswith(OWN)]
+    """The overrides and flags of this command that all trials have."""
+    return [*(word for word in arguments.sort(sys.argv[1:]).overrides if not word.startswith(OWN)), *_flags()]
+
+
+def _flags() -> list[str]:
+    """Flags that choose files."""
+    given = arguments.sort(sys.argv[1:]).parse()
+    named = {"--config-dir": given.config_dir, "--config-name": given.config_name}
+    return [f"{flag}={value}" for flag, value in named.items() if value]
 
 
 def _folder(config: RunConfig) -> Path:
@@ -102,10 +110,13 @@ def _corners(found: Space) -> Iterator[Values]:
 
 def _problems_of(values: Values) -> list[Problem]:
     try:
+        given = arguments.sort(sys.argv[1:])
+        own = [word for word in given.overrides if not word.startswith(OWN)]
         compose.load(
-            [*_common(), *space.overrides(values)],
+            [*own, *space.overrides(values)],
             lambda config: resolve.resolve(config, os.environ),
             lambda config: validate.validate(config, this_machine()),
+            config_dir=given.parse().config_dir,
         )
     except ConfigError as error:
         return list(error.problems)

@@ -34,7 +34,7 @@ Suggest = Callable[[Sequence[Trial]], Values]  # the values of the next trial, a
 
 
 def run(sweep: Sweep, suggest: Suggest) -> int:
-    """Runs what is left of a sweep; returns 0, or 130 or 143 if it was stopped.
+    """Runs what is left of a sweep; returns 0, 130 or 143 if it was stopped, or a trial's code if none has a score.
 
     Every trial is remembered before it starts, and its score when it has one. A run that a killed sweep left goes on
     where it was, or is waited for if it still trains.
@@ -55,10 +55,10 @@ def run(sweep: Sweep, suggest: Suggest) -> int:
             code = _run(sweep, trial, steps)
             results.write(sweep)
             if code in STOPPED:
-                print(f"{shown(sweep.path)} was stopped; the same command continues it")
+                print(f"{shown(sweep.path)} was stopped; the same command with run={shown(sweep.path)} continues it")
                 return code
     _conclude(sweep)
-    return exit_codes.OK
+    return exit_codes.OK if sweep.best() else next((one.code for one in sweep.trials if one.code), exit_codes.BAD_DATA)
 
 
 def _first(sweep: Sweep, suggest: Suggest, count: int) -> Iterable[Trial]:
@@ -69,7 +69,7 @@ def _first(sweep: Sweep, suggest: Suggest, count: int) -> Iterable[Trial]:
 
 def command_of(sweep: Sweep, trial: Trial, steps: int) -> list[str]:
     """The overrides of a trial."""
-    own = [*sweep.settings.command, *overrides(trial.values), f"run={quoted(str(sweep.run_of(trial)))}"]
+    own = [*sweep.settings.command, *overrides(trial.values), f"run={quoted(str(sweep.run_of(trial)))}", "mode=train"]
     return own if steps == sweep.settings.steps else [*own, f"train.steps={steps}"]
 
 
@@ -81,23 +81,23 @@ def _run(sweep: Sweep, trial: Trial, steps: int) -> int:
     with table.shown(sweep, trial, steps):
         while lease.owner(directory) is not None:  # of a sweep that was killed
             time.sleep(POLL_SECS)
-        code = _call([sys.executable, "-m", "trainer", *command_of(sweep, trial, steps)], log)
-    if code in STOPPED:
-        return code
+        code, stopped_by = _call([sys.executable, "-m", "trainer", *command_of(sweep, trial, steps)], log)
+    if stopped_by and code != exit_codes.OK:
+        return 128 + stopped_by
     trial.code = code
     if code == exit_codes.OK:
         _take_score(sweep, trial, steps, json.loads(directory.summary.read_text()))
     else:
-        trial.state = f"ended with {code}: {_reason(log.read_text(errors='replace').splitlines())}"
+        trial.state = f"failed (exit code {code}): {_reason(log.read_text(errors='replace').splitlines())}"
     sweep.remember()
     print(table.line(sweep, trial, steps), flush=True)
-    return code
+    return 128 + stopped_by if stopped_by else code
 
 
 def _take_score(sweep: Sweep, trial: Trial, steps: int, summary: Mapping[str, Any]) -> None:
     metric = sweep.settings.metric
     trial.params_sha256, trial.trained, trial.state = summary["params_sha256"], summary["steps"], DONE
-    if metric not in summary:
+    if not isinstance(summary.get(metric), int | float):
         names = ", ".join(name for name in summary if name.startswith("eval_")) or "none"
         trial.state = f"has no {metric}; its scores: {names}"
     elif not math.isfinite(summary[metric]):
@@ -113,19 +113,24 @@ def _reason(lines: Sequence[str]) -> str:
     return (named[-1:] or said[-1:] or ["nothing was printed"])[0][:LONGEST]
 
 
-def _call(words: Sequence[str], log: Path) -> int:
-    """Runs a command, which is asked to stop when this process is; returns its exit code.
+def _call(words: Sequence[str], log: Path) -> tuple[int, int]:
+    """Runs a command, which is asked to stop when this process is; returns its exit code, and that signal or 0.
 
     Ctrl-C reaches both; the command then saves, and this process waits for it.
     """
+    received: list[int] = []
+
+    def pass_on(number: int, _: Any) -> None:
+        received.append(number)
+        if number == signal.SIGTERM:
+            child.terminate()
+
     environment = {"TRAINER_WARM_MINUTES": WARM_MINUTES} | os.environ
     with log.open("ab") as output, subprocess.Popen(words, stdout=output, stderr=output, env=environment) as child:
-        handlers = {
-            signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
-            signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: child.terminate()),
-        }
+        handlers = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            return child.wait()
+            code = child.wait()
+            return code, next(iter(received), 0)
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
@@ -146,7 +151,7 @@ def _conclude(sweep: Sweep) -> None:
     best, link = sweep.best(), sweep.path / "best"
     link.unlink(missing_ok=True)
     if best is None:
-        print(f"no trial has a {sweep.settings.metric}; see {shown(sweep.path)}/{results.PAGE}")
+        print(f"no trial has {sweep.settings.metric}; see {shown(sweep.path)}/{results.PAGE}")
         return
     link.symlink_to(best.name)
     print(f"results       {shown(sweep.path)}/{results.PAGE}")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.config import keys
+from trainer.config.arguments import quoted
 from trainer.faults.problems import Problem
 
 RANGE = re.compile(r"(log|linear|integer)\(\s*([^,()]+?)\s*,\s*([^,()]+?)\s*\)")
@@ -49,7 +50,7 @@ def parse(given: Mapping[str, Any]) -> tuple[Space, list[Problem]]:
 def _choices(value: Any) -> Sequence[Any] | Range:
     if isinstance(value, list | tuple):
         if not value or len(set(map(repr, value))) < len(value):
-            raise ValueError("needs values, each once")
+            raise ValueError("needs a list of values without duplicates")
         return list(value)
     found = RANGE.fullmatch(value.strip()) if isinstance(value, str) else None
     if found is None:
@@ -58,11 +59,13 @@ def _choices(value: Any) -> Sequence[Any] | Range:
     try:
         limits = float(low), float(high)
     except ValueError:
-        raise ValueError(f"{value} has a limit that is no number") from None
+        raise ValueError(f"{value} has a limit that is not a number") from None
     if not limits[0] < limits[1] or (kind == "log" and limits[0] <= 0):
-        raise ValueError(f"{value} is empty: LOW must be below HIGH{', and above 0' if kind == 'log' else ''}")
+        raise ValueError(
+            f"{value} is not a valid range: LOW must be below HIGH{', and above 0' if kind == 'log' else ''}"
+        )
     if kind == "integer" and not all(limit.is_integer() for limit in limits):
-        raise ValueError(f"{value} has limits that are no integers")
+        raise ValueError(f"{value} has limits that are not integers")
     return Range(*limits, is_log=kind == "log", is_integer=kind == "integer")
 
 
@@ -78,4 +81,4 @@ def is_grid(space: Space) -> bool:
 
 def overrides(values: Values) -> list[str]:
     """The values as they are typed."""
-    return [f"{key}={keys.shown(value)}" for key, value in values.items()]
+    return [f"{key}={quoted(value) if isinstance(value, str) else keys.shown(value)}" for key, value in values.items()]

@@ -36,7 +36,7 @@ def line(sweep: Sweep, trial: Trial, steps: int) -> str:
     """What came of a trial."""
     metric = sweep.settings.metric
     reached = f"{metric} {trial.scores[steps]:.6g}" if steps in trial.scores else trial.state
-    return f"{trial.name}  {' '.join(overrides(trial.values))}  step {steps}  {reached}"
+    return f"{trial.name}  {' '.join(overrides(trial.values))}  step {trial.trained or steps}  {reached}"
 
 
 def _table(sweep: Sweep, trial: Trial, steps: int) -> Table:

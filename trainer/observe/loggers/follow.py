@@ -21,6 +21,7 @@ from trainer.storage.json_lines import Tail
 from trainer.storage.run_directory import RunDirectory
 
 POLL_SECS = 1.0
+REMEMBER_EVERY = 100  # lines, of which as many may be logged again if this process is killed
 
 
 class Follower:
@@ -41,13 +42,17 @@ class Follower:
 
     def follow(self) -> None:
         """Logs what is new."""
-        before = dict(self._steps)
-        for file, step, values in self._lines():
-            if step > self._steps.get(file, 0):
-                self._logger.log(step, values)
-                self._steps[file] = step
-        if self._steps != before:
-            self._remember()
+        before, count = dict(self._steps), 0
+        try:
+            for file, step, values in self._lines():
+                if step > self._steps.get(file, -1):
+                    self._logger.log(step, values)
+                    self._steps[file], count = step, count + 1
+                    if count % REMEMBER_EVERY == 0:
+                        self._remember()
+        finally:
+            if self._steps != before:
+                self._remember()
 
     def finish(self) -> None:
         """Logs the rest and the summary."""

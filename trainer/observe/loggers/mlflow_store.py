@@ -43,4 +43,7 @@ class MlflowLogger:
         facts = {name: summary.get(name) for name in ("params_sha256", "steps", "restarts", "failed")}
         tags = [RunTag(name, str(value)) for name, value in facts.items() if value is not None]
         self._client.log_batch(self._id, tags=tags)
-        self._client.set_terminated(self._id, "FAILED" if summary.get("failed") else "FINISHED")
+        is_whole = "eval_loss" in summary
+        self._client.set_terminated(
+            self._id, "FAILED" if summary.get("failed") else "FINISHED" if is_whole else "KILLED"
+        )

@@ -16,9 +16,9 @@ def check_export(export: ExportConfig) -> Iterator[Problem]:
     """Formats that do not exist, or cannot be written here, and a checkpoint that cannot be one."""
     for name in export.formats:
         if name not in FORMATS:
-            yield Problem("export.formats", f"unknown format {name!r}", f"choose of {', '.join(FORMATS)}")
+            yield Problem("export.formats", f"unknown format {name!r}", f"choose from {', '.join(FORMATS)}")
     if "onnx" in export.formats and find_spec("tf2onnx") is None:
         yield Problem("export.formats", "onnx needs the package tf2onnx", "pip install 'trainer[onnx]'")
     if export.checkpoint not in NAMED and not export.checkpoint.isdecimal():
-        message = f"{export.checkpoint!r} is neither {' nor '.join(NAMED)} nor a step"
+        message = f"{export.checkpoint!r} must be last, best or a step"
         yield Problem("export.checkpoint", message, "e.g. export.checkpoint=best")

@@ -46,7 +46,6 @@ from trainer.task.pace import Every, Pace
 from trainer.task.tensorboard import Events
 from trainer.workload.build import Workload
 from trainer.workload.objective import Objective
-from trainer.workload.serving import ExportError, Served
 
 _log = logging.getLogger(__name__)
 
@@ -341,20 +340,23 @@ def finish(
     if context.plan.tables and not last_rows:
         path = context.directory.checkpoints / f"{snapshot.step:09d}"
         last_rows = table_files.loaded(path, context.plan.tables, seed=context.config.seed)
-    served = None
     if not stopped:
         context.status.state = "exporting"
         best = evaluations.best_result(context.directory) if context.config.evaluate.export_best else None
         if best:
             results["best"] = best
         state, rows = _load(context, best) if best else (snapshot, last_rows)
-        served = _export(context, workload, state, rows)
+        served = export_run(context.config, context.plan, workload, state, context.directory.export, rows)
         chief.hooks.call("on_end", snapshot.step, _logs(results))
     results["ended_early"] = None if stopped else context.status.ended_early
     summary = results | {"resumed_from": resumed_from, "params_sha256": params_sha256(snapshot, last_rows)}
     write_atomically(context.directory.summary, json.dumps(summary, indent=1))
     if not stopped:
-        model_card.write(context.directory.export, context.config, summary, served, context.directory.event_log)
+        facts = summary
+        if best:
+            scores = {f"eval_{name}": value for name, value in best.items() if name not in ("step", "path")}
+            facts = summary | scores | {"steps": state.step, "params_sha256": params_sha256(state, rows)}
+        model_card.write(context.directory.export, context.config, facts, served, context.directory.event_log)
     if chief.report.logs_progress:
         log_summary(summary)
 
@@ -389,12 +391,3 @@ def _save_and_evaluate(context: Context, chief: Chief, pace: Pace, *, stopped: b
     if table is not None:
         results["contributions"] = staleness.to_json(table)
     return snapshot, results
-
-
-def _export(context: Context, workload: Workload, state: Snapshot, rows: Sequence[BlockMemory]) -> Served | None:
-    """Exports a state; a format that the model cannot be written in does not spoil the run."""
-    try:
-        return export_run(context.config, context.plan, workload, state, context.directory.export, rows)
-    except ExportError as error:
-        _log.warning("%s", error)
-        return None

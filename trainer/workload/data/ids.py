@@ -55,6 +55,8 @@ def to_ids(
             f"{source}, column {name}: has numbers that are no integers, or missing ones, which cannot be ids; type "
             f"data.options.dtypes.{name}=string to take them as text"
         )
+    if column.dtype.kind == "b":
+        column = column.astype(np.int64)
     dtype = "string" if is_text(column) else "int64"
     values, places = np.unique(column.astype(str) if is_text(column) else column, return_inverse=True)
     if rule == VOCABULARY:

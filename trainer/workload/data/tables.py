@@ -52,7 +52,7 @@ def open_tables(path: str, evaluate: str | float | None, read: Read, roles: Role
     """
     evaluate = SHARE if evaluate is None else evaluate
     if roles.matrix and roles.ids:
-        raise DataError("data.options.matrix=true makes numbers of all features, which ids are not; remove one of both")
+        raise DataError("data.options.matrix=true makes numbers of all features, which ids are not; remove one of them")
     for column, dtype in roles.dtypes.items():
         if dtype not in DTYPES:
             raise DataError(f"data.options.dtypes.{column}={dtype}, it must be one of {', '.join(DTYPES)}")
