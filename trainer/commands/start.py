@@ -23,14 +23,19 @@ class Start:
     at: float  # Unix time, seconds
     early: ProcessTasks | None = None
 
-    def tasks(self, warm_minutes: float = 0.0) -> ProcessTasks:
-        """Returns the early nursery, else a new one; one that is to stay warm replaces one that is not."""
+    def tasks(self, warm_minutes: float | None = 0.0) -> ProcessTasks:
+        """Returns the early nursery, else a new one; one that is to stay warm replaces one that is not.
+
+        Args:
+            warm_minutes: None: what the environment says.
+        """
         from trainer.launch.processes.tasks import ProcessTasks
 
-        if self.early and (self.early.is_warm or not warm_minutes):
+        minutes = _warm_minutes([]) if warm_minutes is None else warm_minutes
+        if self.early and (self.early.is_warm or not minutes):
             return self.early
         self.discard()
-        return ProcessTasks(warm_minutes=warm_minutes)
+        return ProcessTasks(warm_minutes=minutes)
 
     def discard(self) -> None:
         """Ends the early nursery if no run has used it."""

@@ -35,7 +35,7 @@ def run(config: RunConfig, start: Start) -> int:
     if config.launch.name in ON_HOSTS:
         return _run_on_hosts(config, start)
     # Importing TensorFlow overlaps with planning.
-    with start.tasks(config.launch.warm_minutes or 0.0) as tasks, description_folder() as described:
+    with start.tasks(config.launch.warm_minutes) as tasks, description_folder() as described:
         made = plan.announce(config, described, tasks)
         return launcher.run(config, made, choose(config, described), tasks, started_at=start.at)
 

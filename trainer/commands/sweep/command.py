@@ -17,7 +17,7 @@ from trainer.commands.sweep import runner, sampler, space
 from trainer.commands.sweep.space import Range, Space, Values
 from trainer.commands.sweep.trials import Settings, Sweep, Trial
 from trainer.config import arguments, compose
-from trainer.config.schema import BestIs, RunConfig
+from trainer.config.schema import BestIs, Mode, RunConfig
 from trainer.faults.problems import ConfigError, Problem
 from trainer.observe.machine import this_machine
 from trainer.plan import resolve, validate
@@ -84,7 +84,9 @@ def _run_grid(config: RunConfig, settings: Settings, found: Space) -> int:
 
 def _common() -> list[str]:
     """The overrides and flags of this command that all trials have."""
-    return [*(word for word in arguments.sort(sys.argv[1:]).overrides if not word.startswith(OWN)), *_flags()]
+    given = arguments.sort(sys.argv[1:]).overrides
+    mode = [] if f"mode={Mode.sweep.value}" in given else [f"mode={Mode.train.value}"]  # else a file says it
+    return [*(word for word in given if not word.startswith(OWN)), *mode, *_flags()]
 
 
 def _flags() -> list[str]:

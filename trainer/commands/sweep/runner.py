@@ -69,7 +69,7 @@ def _first(sweep: Sweep, suggest: Suggest, count: int) -> Iterable[Trial]:
 
 def command_of(sweep: Sweep, trial: Trial, steps: int) -> list[str]:
     """The overrides of a trial."""
-    own = [*sweep.settings.command, *overrides(trial.values), f"run={quoted(str(sweep.run_of(trial)))}", "mode=train"]
+    own = [*sweep.settings.command, *overrides(trial.values), f"run={quoted(str(sweep.run_of(trial)))}"]
     return own if steps == sweep.settings.steps else [*own, f"train.steps={steps}"]
 
 
