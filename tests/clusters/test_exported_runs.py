@@ -70,3 +70,39 @@ def test_people_are_served_as_they_are_in_the_file_also_with_sparse_layers(finis
     loss = -np.where(earns, np.log(above), np.log1p(-above)).mean()
     assert run.summary()["eval_loss"] == pytest.approx(loss, abs=1e-5)
     assert run.summary()["eval_accuracy"] == pytest.approx(((above > 0.5) == earns).mean(), abs=1e-4)
+
+
+BREAKS_AT_THE_END = """
+from pathlib import Path
+
+import keras
+
+
+@keras.saving.register_keras_serializable()
+class Doubled(keras.layers.Layer):
+    def call(self, inputs):
+        if Path("{broken}").exists():
+            raise RuntimeError("out of order")
+        return 2 * inputs
+
+
+def model():
+    inputs = keras.Input((28, 28, 1))
+    return keras.Model(inputs, keras.layers.Dense(10)(Doubled()(keras.layers.Flatten()(inputs))))
+
+
+def on_step(step, logs):
+    Path("{broken}").touch()
+"""
+
+
+@pytest.mark.long
+def test_a_run_whose_model_cannot_be_exported_in_the_end_keeps_its_results(start: Callable[..., Run], tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text(BREAKS_AT_THE_END.format(broken=tmp_path / "broken"))
+    run = start(f"user={file}", "model=model", "cluster=local", "train.steps=3", "export.formats=[saved_model]")
+    assert run.wait() == 0, run.output
+    assert "TensorFlow cannot write a SavedModel: " in run.output
+    assert f"mode=export run={run.directory} tries again" in run.output
+    assert run.summary()["steps"] == 3
+    assert {path.name for path in (run.directory / "export").iterdir()} == {"README.md", "params.npz"}

@@ -19,9 +19,12 @@ from pathlib import Path
 import pytest
 
 from trainer.commands.sweep import results, space
+from trainer.commands.sweep.shares import Share, check, shares
 from trainer.commands.sweep.space import Range
-from trainer.commands.sweep.trials import DONE, OtherSweepError, Settings, Sweep, rungs, survivors
+from trainer.commands.sweep.trials import DONE, WAITING, OtherSweepError, Settings, Sweep, rungs, survivors
 from trainer.config import arguments
+from trainer.config.schema import Launch, LaunchConfig, RunConfig, SweepConfig
+from trainer.plan.devices import Machine
 
 SEED = 3
 SMALL = ("model=mlp", "train.batch_size=64")
@@ -112,10 +115,56 @@ def test_the_best_are_those_that_were_trained_longest_and_failures_are_last(tmp_
     assert math.isnan(again.trials[2].score)
 
 
-def test_a_folder_holds_one_sweep(tmp_path):
-    Sweep(tmp_path, settings(), {"a": [1, 2]})
+def test_a_folder_holds_one_sweep_but_a_wrong_metric_can_be_corrected(tmp_path):
+    made = Sweep(tmp_path, settings(metric="eval_los"), {"a": [1, 2]})
+    made.add({"a": 1}).state = "has no eval_los; its scores: eval_loss"
+    made.remember()
     with pytest.raises(OtherSweepError, match="has another sweep: trials was 4, and is 5"):
-        Sweep(tmp_path, settings(trials=5), {"a": [1, 2]})
+        Sweep(tmp_path, settings(trials=5, metric="eval_los"), {"a": [1, 2]})
+    corrected = Sweep(tmp_path, settings(), {"a": [1, 2]})
+    assert [one.state for one in corrected.trials] == [WAITING]
+    corrected.trials[0].scores[9] = 0.5
+    corrected.remember()
+    with pytest.raises(OtherSweepError, match="has another sweep: metric was eval_loss, and is eval_accuracy"):
+        Sweep(tmp_path, settings(metric="eval_accuracy", is_lowest=False), {"a": [1, 2]})
+
+
+# Shares of the machine
+
+
+def test_trials_at_the_same_time_have_shares_that_do_not_overlap(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 3, 4, 5, 6})
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    machine = Machine(cores=5, gpus=4)
+
+    def given(**asked: int) -> list[Share]:
+        return shares(RunConfig(sweep=SweepConfig(**asked)), machine)
+
+    assert given() == [Share()]
+    assert given(parallel=2, cores=2) == [Share(frozenset({2, 3}), ()), Share(frozenset({4, 5}), ())]
+    assert given(parallel=2, gpus=2) == [Share(frozenset({2, 3}), ("0", "1")), Share(frozenset({4, 5}), ("2", "3"))]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    assert [one.environment() for one in given(parallel=2, gpus=1)] == [
+        {"CUDA_VISIBLE_DEVICES": "5"},
+        {"CUDA_VISIBLE_DEVICES": "7"},
+    ]
+    assert Share(frozenset({0}), ()).environment() == {"CUDA_VISIBLE_DEVICES": "-1"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"parallel": 2}, "sweep.parallel: 2 trials at a time need a share each"),
+        ({"parallel": 3, "cores": 2}, "sweep.cores: 3 trials with 2 each need 6; this machine has 5"),
+        ({"parallel": 2, "gpus": 1}, "sweep.gpus: 2 trials with 1 each need 2; this machine has 1"),
+        ({"parallel": 2, "cores": 1, "launch": "ssh"}, "sweep.parallel: not with launch=ssh"),
+    ],
+)
+def test_a_machine_is_shared_out_only_as_far_as_it_reaches(asked, message):
+    launch = LaunchConfig(name=Launch(asked.get("launch", "local")))
+    asked = {name: value for name, value in asked.items() if name != "launch"}
+    (problem,) = check(RunConfig(sweep=SweepConfig(**asked), launch=launch), Machine(cores=5, gpus=1))
+    assert str(problem).startswith(message)
 
 
 # Commands
@@ -129,6 +178,14 @@ BAD = {
         ("sweep.space={train.steps: [8,9]}", "sweep.halving=2"),
         "sweep.space.train.steps: is what sweep.halving changes",
     ),
+    "no share": (
+        ("sweep.space={train.batch_size: [8,16]}", "sweep.parallel=2"),
+        "sweep.parallel: 2 trials at a time need a share each",
+    ),
+    "halving of combinations": (
+        ("-m", "train.batch_size=8,16", "sweep.halving=2"),
+        "sweep.halving: -m tries every combination",
+    ),
     "bad range": (("sweep.space={optimizer.learning_rate: log(1,1)}",), "is not a valid range: LOW must be below HIGH"),
 }
 
@@ -136,16 +193,17 @@ BAD = {
 @pytest.mark.parametrize("kind", BAD)
 def test_a_sweep_that_cannot_work_starts_nothing(python, tmp_path, kind):
     words, message = BAD[kind]
-    ended = python.run("-m", "trainer", "sweep", "run=sweeps/a", *words, cwd=tmp_path)
+    command = ["-m", "trainer", *([] if "-m" in words else ["sweep"]), "run=sweeps/a", *words]
+    ended = python.run(*command, cwd=tmp_path)
     assert (ended.returncode, message in ended.stderr) == (2, True), ended.stderr
     assert not (tmp_path / "sweeps").exists()
 
 
 @pytest.mark.cluster
 def test_every_combination_is_a_row_and_a_failure_is_a_result(tmp_path):
-    """The second learning rate diverges."""
+    """The second learning rate diverges. Two trials train at a time, on a core each."""
     words = ["-m", "optimizer.learning_rate=0.001,1e38", "model.options.width=8,16", *SMALL, "train.steps=4"]
-    ended = sweep(tmp_path, *words, "optimizer=sgd", "run=sweeps/a")
+    ended = sweep(tmp_path, *words, "optimizer=sgd", "run=sweeps/a", "sweep.parallel=2", "sweep.cores=1")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     rows = table(tmp_path / "sweeps/a")
     assert [(row["optimizer.learning_rate"], row["model.options.width"]) for row in rows] == [
@@ -161,6 +219,16 @@ def test_every_combination_is_a_row_and_a_failure_is_a_result(tmp_path):
     assert f"model.options.width={best['model.options.width']}" in repeat
     summary = json.loads((tmp_path / f"sweeps/a/{best['trial']}/summary.json").read_text())
     assert summary["params_sha256"].startswith(best["params_sha256"])
+    first, second = (times(tmp_path / "sweeps/a" / trial) for trial in ("0000", "0001"))
+    assert max(first[0], second[0]) < min(first[1], second[1])
+    (task,) = json.loads((tmp_path / "sweeps/a/0000/plan.json").read_text())["tasks"]
+    assert task["intra_op_threads"] == 1
+
+
+def times(run: Path) -> tuple[float, float]:
+    """Of the first and the last event of a run."""
+    found = [json.loads(line)["time"] for line in (run / "events.jsonl").read_text().splitlines()]
+    return found[0], found[-1]
 
 
 def drawn(*more: str) -> list[str]:
@@ -173,7 +241,8 @@ def drawn(*more: str) -> list[str]:
 def test_a_sweep_that_is_killed_again_and_again_ends_with_the_same_table(tmp_path):
     """Ten times, at random moments; and the winner of the halving has the bits of an unbroken run."""
     pytest.importorskip("optuna", reason="NO SWEEP THAT DRAWS VALUES WAS TESTED: pip install optuna")
-    words = drawn("sweep.trials=6", "sweep.halving=2", "train.steps=40", "checkpoint.every=5")
+    at_a_time = ["sweep.parallel=2", "sweep.cores=1"]
+    words = drawn("sweep.trials=6", "sweep.halving=2", "train.steps=40", "checkpoint.every=5", *at_a_time)
     whole = sweep(tmp_path, *words, "run=sweeps/whole")
     assert whole.returncode == 0, whole.stdout + whole.stderr
     moments = random.Random(SEED)
@@ -186,7 +255,8 @@ def test_a_sweep_that_is_killed_again_and_again_ends_with_the_same_table(tmp_pat
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert table(tmp_path / "sweeps/killed") == table(tmp_path / "sweeps/whole")
     (repeat,) = re.findall(r"^repeat +python -m trainer (.*)$", ended.stdout, re.MULTILINE)
-    assert sweep(tmp_path, *repeat.split(), "run=alone").returncode == 0
+    with Share(frozenset(sorted(os.sched_getaffinity(0))[:1])).inherited():
+        assert sweep(tmp_path, *repeat.split(), "run=alone").returncode == 0
     sha256 = json.loads((tmp_path / "alone/summary.json").read_text())["params_sha256"]
     best = json.loads((tmp_path / "sweeps/killed/best/summary.json").read_text())
     assert (best["params_sha256"], best["steps"]) == (sha256, 40)
@@ -222,7 +292,7 @@ def test_values_are_drawn_from_the_seed_and_the_results_before_alone(tmp_path):
         for _ in range(14):
             if forget:  # as a command that is typed again
                 made = Sweep(made.path, made.settings, found)
-            trial = made.add(sampler.suggest(found, made.trials, is_lowest=True, seed=seed))
+            trial = made.add(sampler.suggest(found, len(made.trials), made.trials, is_lowest=True, seed=seed))
             trial.scores[9], trial.state = abs(math.log10(trial.values["rate"]) + 2), DONE
             made.remember()
         return [one.values for one in made.trials]

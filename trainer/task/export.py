@@ -56,7 +56,7 @@ def export_run(
         What the served formats take and return; None if none was written.
 
     Raises:
-        ExportError: if the model cannot be written in a format that was asked for.
+        ExportError: if the model cannot be written in a format that was asked for; the other files are there.
     """
     formats: Sequence[str] = config.export.formats or DEFAULT_FORMATS
     are_large = sum(4 * table.rows * table.width for table in plan.tables) > MODEL_NBYTES

@@ -1,4 +1,4 @@
-"""A trained model as others serve it: from what a client has to probabilities, in the formats of other programs."""
+"""A trained model as other programs serve it: raw inputs in, probabilities out."""
 
 from __future__ import annotations
 
@@ -66,16 +66,21 @@ def write(
     """
     with tempfile.TemporaryDirectory(dir=folder, prefix="saved_model-") as scratch, _temporary_files_in(scratch):
         new = Path(scratch, VERSION)
-        served = _write_saved_model(objective, data, new, tables)
-        if "onnx" in formats:
-            _write_onnx(new, folder / "model.onnx")
-        if "litert" in formats:
-            _write_litert(new, folder / "model.tflite")
+        try:
+            served = _write_saved_model(objective, data, new, tables)
+        except (OSError, ExportError):
+            raise
+        except Exception as error:  # whatever the code of a model or of its data does
+            raise ExportError(f"TensorFlow cannot write a SavedModel: {first_line(error)}") from error
         if "saved_model" in formats:
             target = folder / "saved_model"
             shutil.rmtree(target, ignore_errors=True)
             target.mkdir()
-            new.rename(target / VERSION)
+            new = new.rename(target / VERSION)
+        if "onnx" in formats:
+            _write_onnx(new, folder / "model.onnx")
+        if "litert" in formats:
+            _write_litert(new, folder / "model.tflite")
     return served
 
 
@@ -122,16 +127,11 @@ def _write_saved_model(objective: Objective, data: DataSet, folder: Path, tables
     archive = keras.export.ExportArchive()
     for one in (objective.model, *given.tables, *(piece for listed in pieces.values() for piece in listed)):
         archive.track(one)
-    try:
-        function = tf.function(serve, input_signature=[signature], autograph=False)
-        if _calls_python(function.get_concrete_function()):
-            raise ExportError("a SavedModel cannot contain Python code (numpy_function, py_function)")
-        archive.add_endpoint("serve", function)
-        archive.write_out(str(folder), verbose=False)
-    except (OSError, ExportError):
-        raise
-    except Exception as error:  # whatever a model's code does
-        raise ExportError(f"TensorFlow cannot write a SavedModel: {first_line(error)}") from error
+    function = tf.function(serve, input_signature=[signature], autograph=False)
+    if _calls_python(function.get_concrete_function()):
+        raise ExportError("a SavedModel cannot contain Python code (numpy_function, py_function)")
+    archive.add_endpoint("serve", function)
+    archive.write_out(str(folder), verbose=False)
     return Served(given.spec, names, outputs, data.class_names)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.commands.start import Start
-from trainer.commands.sweep import runner, sampler, space
+from trainer.commands.sweep import runner, sampler, shares, space
 from trainer.commands.sweep.space import Range, Space, Values
 from trainer.commands.sweep.trials import Settings, Sweep, Trial
 from trainer.config import arguments, compose
@@ -36,6 +36,7 @@ def check(config: RunConfig) -> list[Problem]:
     found, problems = space.parse(config.sweep.space)
     if "train.steps" in found and config.sweep.halving is not None:
         problems.append(Problem("sweep.space.train.steps", "is what sweep.halving changes", "remove one"))
+    problems += shares.check(config, this_machine())
     return problems or list(dict.fromkeys(one for values in _corners(found) for one in _problems_of(values)))
 
 
@@ -49,24 +50,36 @@ def run(config: RunConfig, start: Start) -> int:
     asked = config.sweep
     found, _ = space.parse(asked.space)
     settings = _settings(config, _common(), dict(asked.space), asked.trials or TRIALS)
-    settings = replace(settings, halving=asked.halving, seed=asked.seed)
+    settings = replace(settings, halving=asked.halving, seed=asked.seed, parallel=asked.parallel)
     if asked.trials is None and space.is_grid(found):
         return _run_grid(config, settings, found)
 
-    def suggest(before: Sequence[Trial]) -> Values:
-        return sampler.suggest(found, before, is_lowest=settings.is_lowest, seed=asked.seed)
+    def suggest(number: int, before: Sequence[Trial]) -> Values:
+        return sampler.suggest(found, number, before, is_lowest=settings.is_lowest, seed=asked.seed)
 
-    suggest([])  # fails now if it must
-    return runner.run(Sweep(_folder(config), settings, found), suggest)
+    suggest(0, [])  # fails now if it must
+    return runner.run(Sweep(_folder(config), settings, found), suggest, shares.shares(config, this_machine()))
 
 
 def run_combinations(jobs: Sequence[tuple[Sequence[str], RunConfig]]) -> int:
-    """Runs what --multirun asks for: (overrides, config) of each run, in order."""
+    """Runs what --multirun asks for: (overrides, config) of each run, in order.
+
+    Raises:
+        ConfigError: if the config asks for what only mode=sweep does, or for shares that this machine does not have.
+    """
+    config = jobs[0][1]
+    problems = [
+        Problem(f"sweep.{name}", "-m tries every combination", f"mode=sweep with sweep.space, or no sweep.{name}")
+        for name in ("space", "trials", "halving")
+        if getattr(config.sweep, name)
+    ]
+    if problems := problems + shares.check(config, this_machine()):
+        raise ConfigError(problems)
     common = [word for word in jobs[0][0] if all(word in words for words, _ in jobs)]
     given = [dict(word.lstrip("+").split("=", 1) for word in words if word not in common) for words, _ in jobs]
     found = {key: list(dict.fromkeys(values[key] for values in given)) for key in given[0]}
     command = [*(word for word in common if not word.startswith(OWN)), *_flags()]
-    return _run_grid(jobs[0][1], _settings(jobs[0][1], command, found, len(jobs)), found)
+    return _run_grid(config, _settings(config, command, found, len(jobs)), found)
 
 
 def _settings(config: RunConfig, command: list[str], found: dict[str, Any], trials: int) -> Settings:
@@ -78,8 +91,10 @@ def _settings(config: RunConfig, command: list[str], found: dict[str, Any], tria
 
 def _run_grid(config: RunConfig, settings: Settings, found: Space) -> int:
     combinations = list(space.grid(found))
-    sweep = Sweep(_folder(config), replace(settings, trials=len(combinations)), found)
-    return runner.run(sweep, lambda before: combinations[len(before)])
+    sweep = Sweep(_folder(config), replace(settings, trials=len(combinations), parallel=1), found)
+    for values in combinations[len(sweep.trials) :]:
+        sweep.add(values)
+    return runner.run(sweep, lambda number, _: combinations[number], shares.shares(config, this_machine()))
 
 
 def _common() -> list[str]:

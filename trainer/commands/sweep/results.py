@@ -53,13 +53,12 @@ def plot(sweep: Sweep) -> None:
     figure = Figure(figsize=(max(6.0, 3.0 * len(keys)), 7.0), layout="constrained")
     parts: Any = figure.subfigures(2, 1)
     top, bottom = parts
-    for axes, key in zip(top.subplots(1, len(keys), squeeze=False, sharey=True)[0], keys, strict=True):
-        axis = _Axis(sweep.space[key], [one.values[key] for one in trials])
+    columns = [_Axis(sweep.space[key], [one.values[key] for one in trials]) for key in keys]
+    for axes, key, axis in zip(top.subplots(1, len(keys), squeeze=False, sharey=True)[0], keys, columns, strict=True):
         axes.scatter(axis.places, scores, alpha=0.7)
         axes.set_xticks(*axis.ticks)
         axes.set_xlabel(key)
     top.axes[0].set_ylabel(sweep.settings.metric)
-    columns = [_Axis(sweep.space[key], [one.values[key] for one in trials]) for key in keys]
     _draw_parallel(bottom.subplots(), [*keys, sweep.settings.metric], [*columns, _Axis(LINEAR, scores)], scores)
     figure.savefig(sweep.path / PLOT)
 

@@ -1,4 +1,4 @@
-"""Runs the trials of a sweep one after the other, each as the command that a person would type."""
+"""Runs the trials of a sweep, each as the command that a person would type."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trainer.commands.sweep import hparams, results, sampler, table
+from trainer.commands.sweep.shares import Share
 from trainer.commands.sweep.space import Values, overrides
 from trainer.commands.sweep.trials import DONE, WAITING, Sweep, Trial, rungs, survivors
 from trainer.config.arguments import program, quoted
@@ -25,46 +27,41 @@ from trainer.storage import lease
 from trainer.storage.run_directory import RunDirectory
 
 LASTING = (exit_codes.CONFIG, exit_codes.BAD_DATA)  # codes of trials that would fail again
-STOPPED = (exit_codes.INTERRUPTED, exit_codes.TERMINATED)
-POLL_SECS = 0.2
+POLL_SECS = 0.05
 WARM_MINUTES = "2"  # for which TensorFlow waits for the next trial, unless the environment says otherwise
 LONGEST = 200  # characters of a reason
 
-Suggest = Callable[[Sequence[Trial]], Values]  # the values of the next trial, after those before it
+Suggest = Callable[[int, Sequence[Trial]], Values]  # the values of a trial: its number, trials that have ended
 
 
-def run(sweep: Sweep, suggest: Suggest) -> int:
+def run(sweep: Sweep, suggest: Suggest, shares: Sequence[Share]) -> int:
     """Runs what is left of a sweep; returns 0, 130 or 143 if it was stopped, or a trial's code if none has a score.
 
     Every trial is remembered before it starts, and its score when it has one. A run that a killed sweep left goes on
     where it was, or is waited for if it still trains.
+
+    Args:
+        shares: of the machine, for as many trials at a time.
     """
     settings = sweep.settings
     for trial in sweep.trials:
         if trial.code not in (exit_codes.OK, *LASTING):
             trial.state = WAITING  # once more
     rounds = rungs(settings.steps, settings.trials, settings.halving)
-    for number, (steps, count) in enumerate(rounds):
-        if number == 0:
-            chosen: Iterable[Trial] = _first(sweep, suggest, count)
-        else:
-            chosen = survivors(sweep, rounds[number - 1][0], count)
-        for trial in chosen:
-            if steps in trial.scores or trial.state not in (WAITING, DONE):
-                continue
-            code = _run(sweep, trial, steps)
-            results.write(sweep)
-            if code in STOPPED:
-                print(f"{shown(sweep.path)} was stopped; the same command with run={shown(sweep.path)} continues it")
-                return code
+    runner = _Runner(sweep, shares)
+    with runner.until_stopped():
+        for number, (steps, count) in enumerate(rounds):
+            is_first = number == 0
+            chosen = runner.first(count, suggest) if is_first else survivors(sweep, rounds[number - 1][0], count)
+            for trial in chosen:
+                if steps not in trial.scores and trial.state in (WAITING, DONE):
+                    runner.start(trial, steps)
+            runner.wait_for(sweep.trials)
+    if runner.stopped_by:
+        print(f"{shown(sweep.path)} was stopped; the same command with run={shown(sweep.path)} continues it")
+        return 128 + runner.stopped_by
     _conclude(sweep)
     return exit_codes.OK if sweep.best() else next((one.code for one in sweep.trials if one.code), exit_codes.BAD_DATA)
-
-
-def _first(sweep: Sweep, suggest: Suggest, count: int) -> Iterable[Trial]:
-    """All trials of the first round, in order; those that are not there are made."""
-    for number in range(count):
-        yield sweep.trials[number] if number < len(sweep.trials) else sweep.add(suggest(sweep.trials))
 
 
 def command_of(sweep: Sweep, trial: Trial, steps: int) -> list[str]:
@@ -73,29 +70,125 @@ def command_of(sweep: Sweep, trial: Trial, steps: int) -> list[str]:
     return own if steps == sweep.settings.steps else [*own, f"train.steps={steps}"]
 
 
-def _run(sweep: Sweep, trial: Trial, steps: int) -> int:
-    """Trains a trial up to a step, and remembers its score; returns the exit code."""
-    directory = RunDirectory(sweep.run_of(trial))
-    log = sweep.path / "logs" / f"{trial.name}.log"
-    log.parent.mkdir(exist_ok=True)
-    with table.shown(sweep, trial, steps):
-        while lease.owner(directory) is not None:  # of a sweep that was killed
+@dataclass
+class _Running:
+    """A trial that trains; without a process it waits for one that a killed sweep left."""
+
+    trial: Trial
+    steps: int
+    share: Share
+    process: subprocess.Popen[bytes] | None = None
+
+
+class _Runner:
+    """Runs trials, as many at a time as there are shares, until this process is asked to stop."""
+
+    def __init__(self, sweep: Sweep, shares: Sequence[Share]) -> None:
+        self.stopped_by = 0  # the number of a signal
+        self._sweep = sweep
+        self._free = list(shares)
+        self._running: list[_Running] = []
+        (sweep.path / "logs").mkdir(exist_ok=True)
+
+    @contextmanager
+    def until_stopped(self) -> Iterator[None]:
+        """Shows the trials, and passes SIGTERM on to those that train. Ctrl-C reaches them by itself."""
+
+        def stop(number: int, _: Any) -> None:
+            self.stopped_by = self.stopped_by or number
+            if number == signal.SIGTERM:
+                for one in self._running:
+                    if one.process is not None:
+                        one.process.terminate()
+
+        handlers = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            with table.shown(self._sweep, lambda: [(one.trial, one.steps) for one in self._running]):
+                yield
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    def first(self, count: int, suggest: Suggest) -> Iterator[Trial]:
+        """All trials of the first round, in order; those that are not there are made.
+
+        With N trials at a time, trial n is drawn from the results of trials 0 to n - N, which have ended by then, and
+        no others: what is drawn does not depend on which trial is faster.
+        """
+        trials = self._sweep.trials
+        for number in range(count):
+            if number == len(trials):
+                known = trials[: max(0, number + 1 - self._sweep.settings.parallel)]
+                self.wait_for(known)
+                if self.stopped_by:
+                    return
+                self._sweep.add(suggest(number, known))
+            yield trials[number]
+
+    def start(self, trial: Trial, steps: int) -> None:
+        """Starts a trial as soon as a share is free, unless this process was asked to stop."""
+        self._wait(lambda: bool(self._free))
+        if self.stopped_by:
+            return
+        one = _Running(trial, steps, self._free.pop(0))
+        self._running.append(one)
+        if lease.owner(self._run_of(one)) is None:
+            self._spawn(one)
+        else:
+            print(f"{trial.name}  still trains for a sweep that was killed; waiting for it", flush=True)
+
+    def wait_for(self, trials: Sequence[Trial]) -> None:
+        """Waits until none of these trains."""
+        self._wait(lambda: not any(one.trial in trials for one in self._running))
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        while not condition():
             time.sleep(POLL_SECS)
-        code, stopped_by = _call([sys.executable, "-m", "trainer", *command_of(sweep, trial, steps)], log)
-    if stopped_by and code != exit_codes.OK:
-        return 128 + stopped_by
-    trial.code = code
-    if code == exit_codes.OK:
-        _take_score(sweep, trial, steps, json.loads(directory.summary.read_text()))
-    else:
-        trial.state = f"failed (exit code {code}): {_reason(log.read_text(errors='replace').splitlines())}"
-    sweep.remember()
-    print(table.line(sweep, trial, steps), flush=True)
-    return 128 + stopped_by if stopped_by else code
+            for one in list(self._running):
+                if one.process is not None:
+                    if (code := one.process.poll()) is not None:
+                        self._release(one)
+                        self._take(one, code)
+                elif self.stopped_by:
+                    self._release(one)
+                elif lease.owner(self._run_of(one)) is None:
+                    self._spawn(one)
+
+    def _spawn(self, one: _Running) -> None:
+        """Runs the command of a trial."""
+        words = [sys.executable, "-m", "trainer", *command_of(self._sweep, one.trial, one.steps)]
+        environment = {"TRAINER_WARM_MINUTES": WARM_MINUTES} | os.environ | one.share.environment()
+        with self._log(one.trial).open("ab") as output, one.share.inherited():
+            one.process = subprocess.Popen(words, stdout=output, stderr=output, env=environment)
+
+    def _release(self, one: _Running) -> None:
+        self._running.remove(one)
+        self._free.append(one.share)
+
+    def _take(self, one: _Running, code: int) -> None:
+        """Remembers what came of a trial that has ended."""
+        trial = one.trial
+        if code != exit_codes.OK and self.stopped_by:
+            return
+        trial.code = code
+        if code == exit_codes.OK:
+            summary = json.loads(self._run_of(one).summary.read_text())
+            _take_score(trial, one.steps, summary, self._sweep.settings.metric)
+        else:
+            lines = self._log(trial).read_text(errors="replace").splitlines()
+            trial.state = f"failed (exit code {code}): {_reason(lines)}"
+        self._sweep.remember()
+        print(table.line(self._sweep, trial, one.steps), flush=True)
+        results.write(self._sweep)
+
+    def _run_of(self, one: _Running) -> RunDirectory:
+        return RunDirectory(self._sweep.run_of(one.trial))
+
+    def _log(self, trial: Trial) -> Path:
+        return self._sweep.path / "logs" / f"{trial.name}.log"
 
 
-def _take_score(sweep: Sweep, trial: Trial, steps: int, summary: Mapping[str, Any]) -> None:
-    metric = sweep.settings.metric
+def _take_score(trial: Trial, steps: int, summary: Mapping[str, Any], metric: str) -> None:
     trial.params_sha256, trial.trained, trial.state = summary["params_sha256"], summary["steps"], DONE
     if not isinstance(summary.get(metric), int | float):
         names = ", ".join(name for name in summary if name.startswith("eval_")) or "none"
@@ -111,29 +204,6 @@ def _reason(lines: Sequence[str]) -> str:
     said = [line.strip() for line in lines if line.strip()]
     named = [line for line in said if line.startswith(("trainer: ", "failed"))]
     return (named[-1:] or said[-1:] or ["nothing was printed"])[0][:LONGEST]
-
-
-def _call(words: Sequence[str], log: Path) -> tuple[int, int]:
-    """Runs a command, which is asked to stop when this process is; returns its exit code, and that signal or 0.
-
-    Ctrl-C reaches both; the command then saves, and this process waits for it.
-    """
-    received: list[int] = []
-
-    def pass_on(number: int, _: Any) -> None:
-        received.append(number)
-        if number == signal.SIGTERM:
-            child.terminate()
-
-    environment = {"TRAINER_WARM_MINUTES": WARM_MINUTES} | os.environ
-    with log.open("ab") as output, subprocess.Popen(words, stdout=output, stderr=output, env=environment) as child:
-        handlers = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            code = child.wait()
-            return code, next(iter(received), 0)
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
 
 
 def _conclude(sweep: Sweep) -> None:
@@ -155,6 +225,6 @@ def _conclude(sweep: Sweep) -> None:
         return
     link.symlink_to(best.name)
     print(f"results       {shown(sweep.path)}/{results.PAGE}")
-    print(f"best          {shown(sweep.run_of(best))}, {sweep.settings.metric} {best.score:.6g} at step {best.steps}")
+    print(f"best          {shown(sweep.run_of(best))}, {sweep.settings.metric} {best.score:.6g} at step {best.trained}")
     again = [*program(), *sweep.settings.command, *overrides(best.values)]
     print(f"repeat        {shlex.join(again)}")

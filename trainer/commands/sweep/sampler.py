@@ -1,6 +1,6 @@
 """Asks Optuna for values.
 
-Trial n is drawn from the seed, n, and the results before it alone, so a sweep that was killed goes on as if it had not.
+A trial is drawn from the seed, its number and results alone, so a sweep that was killed goes on as if it had not been.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class NoOptunaError(TrainerError):
     exit_code = CONFIG
 
 
-def suggest(space: Space, before: Sequence[Trial], *, is_lowest: bool, seed: int) -> Values:
-    """The values of the next trial, by the tree-structured Parzen estimator."""
+def suggest(space: Space, number: int, before: Sequence[Trial], *, is_lowest: bool, seed: int) -> Values:
+    """The values of a trial, by the tree-structured Parzen estimator, from the results of others before it."""
     optuna = _optuna()
     distributions = _distributions(optuna, space)
-    sampler = optuna.samplers.TPESampler(seed=seed * 1_000_003 + len(before))
+    sampler = optuna.samplers.TPESampler(seed=seed * 1_000_003 + number)
     study = optuna.create_study(sampler=sampler, direction=_direction(is_lowest))
     for trial in before:
         study.add_trial(_frozen(optuna, trial, space))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from trainer.commands.sweep.space import overrides
-from trainer.commands.sweep.trials import DONE, Sweep, Trial
+from trainer.commands.sweep.trials import DONE, WAITING, Sweep, Trial
 from trainer.config.keys import shown as typed
 from trainer.launch.progress import is_interactive
 from trainer.storage.json_lines import last_line
@@ -21,14 +21,14 @@ PER_SECOND = 2
 
 
 @contextmanager
-def shown(sweep: Sweep, trial: Trial, steps: int) -> Iterator[None]:
-    """Shows the best trials and the one that trains, on a terminal."""
+def shown(sweep: Sweep, running: Callable[[], Sequence[tuple[Trial, int]]]) -> Iterator[None]:
+    """Shows the best trials and those that train (each with the steps of its round), on a terminal."""
     if not is_interactive():
         yield
         return
     from rich.live import Live
 
-    with Live(get_renderable=lambda: _table(sweep, trial, steps), refresh_per_second=PER_SECOND, transient=True):
+    with Live(get_renderable=lambda: _table(sweep, running()), refresh_per_second=PER_SECOND, transient=True):
         yield
 
 
@@ -39,21 +39,23 @@ def line(sweep: Sweep, trial: Trial, steps: int) -> str:
     return f"{trial.name}  {' '.join(overrides(trial.values))}  step {trial.trained or steps}  {reached}"
 
 
-def _table(sweep: Sweep, trial: Trial, steps: int) -> Table:
+def _table(sweep: Sweep, running: Sequence[tuple[Trial, int]]) -> Table:
     from rich.table import Table
 
     settings = sweep.settings
-    drawn = Table(title=f"{len(sweep.trials)} of {settings.trials} trials", title_justify="left")
+    ended = sum(one.state != WAITING for one in sweep.trials)
+    drawn = Table(title=f"{ended} of {settings.trials} trials", title_justify="left")
     for name in ("trial", *settings.space, "step", settings.metric):
         drawn.add_column(name, overflow="fold")
-    ranked = [one for one in sweep.ranked() if one is not trial]
+    ranked = [one for one in sweep.ranked() if one not in (trial for trial, _ in running)]
     for one in ranked[:MOST_ROWS]:
         reached = f"{one.score:.6g}" if one.state == DONE and one.scores else one.state
-        drawn.add_row(one.name, *map(typed, one.values.values()), str(one.steps), reached)
+        drawn.add_row(one.name, *map(typed, one.values.values()), str(one.trained), reached)
     if len(ranked) > MOST_ROWS:
         drawn.add_row("...", *[""] * len(settings.space), "", f"{len(ranked) - MOST_ROWS} more")
-    now = last_line(RunDirectory(sweep.run_of(trial)).history)
-    step, loss = now.get("step", 0), now.get("loss")
-    training = "starts" if loss is None else f"loss {loss:.4f}"
-    drawn.add_row(trial.name, *map(typed, trial.values.values()), f"{step}/{steps}", training, style="bold")
+    for trial, steps in running:
+        now = last_line(RunDirectory(sweep.run_of(trial)).history)
+        step, loss = now.get("step", 0), now.get("loss")
+        training = "starts" if loss is None else f"loss {loss:.4f}"
+        drawn.add_row(trial.name, *map(typed, trial.values.values()), f"{step}/{steps}", training, style="bold")
     return drawn

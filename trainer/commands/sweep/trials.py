@@ -64,6 +64,7 @@ class Settings:
     trials: int
     halving: int | None = None
     seed: int = 0
+    parallel: int = 1  # trials at a time: those beside each other are drawn without knowing of each other
 
 
 class Sweep:
@@ -73,22 +74,23 @@ class Sweep:
         """Opens the folder, or makes it; `space` is what the settings say of it.
 
         Raises:
-            OtherSweepError: if it has another sweep.
+            OtherSweepError: if it has another sweep. The metric may be another one as long as no trial has a score.
         """
         self.path, self.settings, self.space = path, settings, space
         path.mkdir(parents=True, exist_ok=True)
-        file, said = path / SETTINGS, asdict(settings)
-        if file.exists():
-            before = yaml.safe_load(file.read_text())
-            different = [key for key in said if before.get(key) != said[key]]
-            if different:
-                raise OtherSweepError(
-                    f"{path} has another sweep: {different[0]} was {before.get(different[0])}, and is "
-                    f"{said[different[0]]}; repeat its command, or choose another run=PATH"
-                )
-        else:
-            write_atomically(file, yaml.safe_dump(said, sort_keys=False))
         self.trials = self._read()
+        file, said = path / SETTINGS, asdict(settings)
+        before = asdict(Settings(**yaml.safe_load(file.read_text()))) if file.exists() else said
+        different = [key for key in said if before[key] != said[key]]
+        if different and not (set(different) <= {"metric", "is_lowest"} and not any(one.scores for one in self.trials)):
+            raise OtherSweepError(
+                f"{path} has another sweep: {different[0]} was {before[different[0]]}, and is "
+                f"{said[different[0]]}; repeat its command, or choose another run=PATH"
+            )
+        if different:
+            for trial in self.trials:
+                trial.state = WAITING
+        write_atomically(file, yaml.safe_dump(said, sort_keys=False))
 
     def add(self, values: Values) -> Trial:
         """A new trial, which is remembered before it starts."""
@@ -103,13 +105,16 @@ class Sweep:
     def run_of(self, trial: Trial) -> Path:
         return self.path / trial.name
 
+    def loss_of(self, trial: Trial, steps: int) -> float:
+        """The score after these steps, negated where the highest is the best; NaN if there is none."""
+        score = trial.scores.get(steps, math.nan)
+        return score if self.settings.is_lowest else -score
+
     def ranked(self) -> list[Trial]:
         """The trials, the best first: those that were trained longest, and of these by their score."""
-        sign = 1 if self.settings.is_lowest else -1
-        return sorted(
-            self.trials,
-            key=lambda one: (not one.scores, -one.steps, sign * one.score if one.scores else 0.0, one.number),
-        )
+        scored = [one for one in self.trials if one.scores]
+        best = sorted(scored, key=lambda one: (-one.steps, self.loss_of(one, one.steps), one.number))
+        return [*best, *(one for one in self.trials if not one.scores)]
 
     def best(self) -> Trial | None:
         first = next(iter(self.ranked()), None)
@@ -138,7 +143,6 @@ def rungs(steps: int, trials: int, factor: int | None) -> list[tuple[int, int]]:
 
 def survivors(sweep: Sweep, steps: int, count: int) -> Sequence[Trial]:
     """The best of those that were trained for so many steps, in the order of their numbers."""
-    sign = 1 if sweep.settings.is_lowest else -1
-    reached = [one for one in sweep.trials if not math.isnan(one.scores.get(steps, math.nan))]
-    best = sorted(reached, key=lambda one: (sign * one.scores[steps], one.number))[:count]
+    reached = [one for one in sweep.trials if steps in one.scores]
+    best = sorted(reached, key=lambda one: (sweep.loss_of(one, steps), one.number))[:count]
     return sorted(best, key=lambda one: one.number)

@@ -46,6 +46,7 @@ from trainer.task.pace import Every, Pace
 from trainer.task.tensorboard import Events
 from trainer.workload.build import Workload
 from trainer.workload.objective import Objective
+from trainer.workload.serving import ExportError
 
 _log = logging.getLogger(__name__)
 
@@ -346,7 +347,11 @@ def finish(
         if best:
             results["best"] = best
         state, rows = _load(context, best) if best else (snapshot, last_rows)
-        served = export_run(context.config, context.plan, workload, state, context.directory.export, rows)
+        try:
+            served = export_run(context.config, context.plan, workload, state, context.directory.export, rows)
+        except ExportError as error:  # training is done, and its results must be kept
+            served = None
+            _log.error("%s; mode=export run=%s tries again", error, context.directory.path)
         chief.hooks.call("on_end", snapshot.step, _logs(results))
     results["ended_early"] = None if stopped else context.status.ended_early
     summary = results | {"resumed_from": resumed_from, "params_sha256": params_sha256(snapshot, last_rows)}

@@ -85,7 +85,7 @@ def scaling(spec: Nest, scale: float) -> Preprocessing:
     """Multiplies all features, which become float32.
 
     Args:
-        spec: of what a client has.
+        spec: of raw inputs.
     """
     return Preprocessing(spec, partial(_scaled, scale=scale))
 

@@ -156,9 +156,9 @@ class Stream:
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How features are made of what a client has, as an exported model does it."""
+    """How features are made of raw inputs, as an exported model does it."""
 
-    spec: Nest  # of `ArraySpec`: what a client has
+    spec: Nest  # of `ArraySpec`: raw inputs
     apply: Callable[[Nest], Nest]  # tensors [N, ...]; traced in a graph
     tables: Sequence[Any] = ()  # lookup tables of TensorFlow that it uses
 

@@ -1,0 +1,78 @@
+"""Shares of this machine, on which the trials of a sweep run at the same time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from trainer.config.schema import Launch, RunConfig
+from trainer.faults.problems import Problem
+from trainer.plan.devices import Machine
+from trainer.plan.environment import VISIBLE, allotted_gpus
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one trial at a time may use; None: all that the sweep may."""
+
+    cores: frozenset[int] | None = None
+    gpus: tuple[str, ...] | None = None
+
+    def environment(self) -> dict[str, str]:
+        return {} if self.gpus is None else {VISIBLE: ",".join(self.gpus) or "-1"}
+
+    @contextmanager
+    def inherited(self) -> Iterator[None]:
+        """Processes that are started meanwhile may use these cores only."""
+        if self.cores is None:
+            yield
+            return
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, self.cores)
+        try:
+            yield
+        finally:
+            os.sched_setaffinity(0, before)
+
+
+def shares(config: RunConfig, machine: Machine) -> list[Share]:
+    """As many as `sweep.parallel`; cores that nobody shared out are divided equally."""
+    asked = config.sweep
+    if asked.parallel == 1 and asked.cores is None and asked.gpus is None:
+        return [Share()]
+    cores = sorted(os.sched_getaffinity(0))
+    of_each = asked.cores or max(1, machine.cores // asked.parallel)
+    gpus = allotted_gpus(os.environ) or [str(gpu) for gpu in range(machine.gpus)]
+    return [
+        Share(
+            frozenset(cores[number * of_each : (number + 1) * of_each]),
+            tuple(gpus[number * (asked.gpus or 0) :][: asked.gpus or 0]),
+        )
+        for number in range(asked.parallel)
+    ]
+
+
+def check(config: RunConfig, machine: Machine) -> list[Problem]:
+    """What is wrong with the shares that a sweep asks for."""
+    asked = config.sweep
+    if asked.parallel == 1 and asked.cores is None and asked.gpus is None:
+        return []
+    if config.launch.name is not Launch.local:
+        return [Problem("sweep.parallel", f"not with launch={config.launch.name.value}", "launch=local")]
+    if not hasattr(os, "sched_setaffinity"):
+        return [Problem("sweep.parallel", "this system cannot share out its cores", "sweep.parallel=1")]
+    if asked.cores is None and asked.gpus is None:
+        remedy = f"e.g. sweep.cores={max(1, machine.cores // asked.parallel)}, or sweep.gpus"
+        return [Problem("sweep.parallel", f"{asked.parallel} trials at a time need a share each", remedy)]
+    wanted = {"cores": (asked.cores or 1, machine.cores), "gpus": (asked.gpus or 0, machine.gpus)}
+    return [
+        Problem(
+            f"sweep.{name}",
+            f"{asked.parallel} trials with {of_each} each need {total}; this machine has {there}",
+            "fewer trials at a time, or less for each",
+        )
+        for name, (of_each, there) in wanted.items()
+        if (total := asked.parallel * of_each) > there
+    ]
