@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,12 +26,47 @@ MOVED = (69, 75, 143)  # codes of tasks that are started again
 TASKS = ("ps:0", "worker:0", "worker:1")
 
 
+class Address:
+    """An address that leads to one server, and then to another one, as those of pods do."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.leads_to = ("127.0.0.1", port)
+        self._listener = socket.socket()
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # a server listens on all others
+        self._listener.bind((host, port))
+        self._listener.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            with contextlib.suppress(OSError):  # nobody listens there
+                client, _ = self._listener.accept()
+                with contextlib.ExitStack() as closing:
+                    closing.callback(client.close)
+                    server = socket.create_connection(self.leads_to)
+                    closing.pop_all()
+                for pair in ((client, server), (server, client)):
+                    threading.Thread(target=self._pass_on, args=pair, daemon=True).start()
+
+    @staticmethod
+    def _pass_on(source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while received := source.recv(65536):
+                target.sendall(received)
+        for end in (source, target):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
 class Pods:
     """The tasks of 1ps2w, each a process of its own."""
 
-    def __init__(self, start: Callable[..., Run], *overrides: str) -> None:
-        ports = free_ports(3)
-        self._cluster = {"ps": [f"localhost:{ports[0]}"], "worker": [f"localhost:{port}" for port in ports[1:]]}
+    def __init__(self, start: Callable[..., Run], *overrides: str, last_host: str = "localhost") -> None:
+        """`last_host` is that of worker:1."""
+        self.ports = dict(zip(TASKS, free_ports(3), strict=True))
+        ps, chief, worker = self.ports.values()
+        workers = [f"localhost:{chief}", f"{last_host}:{worker}"]
+        self._cluster = {"ps": [f"localhost:{ps}"], "worker": workers}
         self._start, self._overrides = start, overrides
         self.current = {task: self.start(task) for task in TASKS}
         self.codes: list[int] = []  # of those that have ended with an error
@@ -40,7 +78,8 @@ class Pods:
     def start(self, task: str) -> Run:
         job, _, index = task.partition(":")
         role = {"cluster": self._cluster, "task": {"type": job, "index": int(index)}}
-        return self._start(*self._overrides, "run=scheduled", environment={"TF_CONFIG": json.dumps(role)})
+        environment = {"TF_CONFIG": json.dumps(role), "TF_GRPC_REUSE_PORT": "1"}
+        return self._start(*self._overrides, "run=scheduled", environment=environment)
 
     def signal(self, number: int, *tasks: str) -> None:
         for task in tasks:
@@ -125,6 +164,24 @@ def test_a_ps_does_not_outlive_a_chief_that_stays_away(start):
     assert pods.current["ps:0"].wait() == 69
     assert "worker:0 at localhost:" in pods.current["ps:0"].output
     assert "has not answered for 8 s" in pods.current["ps:0"].output
+
+
+@pytest.mark.long
+def test_a_ps_that_takes_another_task_for_a_worker_starts_again(start, unbroken: Run):
+    """The address of worker:1 leads to the chief after a kill, and connections to it hold."""
+    pods = Pods(start, *EXACT, last_host="127.0.0.2")
+    address = Address("127.0.0.2", pods.ports["worker:1"])
+    pods.chief.wait_for_step(FAULT_AT)
+    address.leads_to = ("127.0.0.1", pods.ports["worker:0"])
+    pods.signal(signal.SIGKILL, "worker:1")
+    assert pods.current["worker:1"].wait() == -signal.SIGKILL
+    again = pods.current["worker:1"] = pods.start("worker:1")
+    assert pods.current["ps:0"].wait() == 75
+    assert "a shard host is connected to another task in the place of worker:1" in pods.current["ps:0"].output
+    address.leads_to = ("127.0.0.1", pods.ports["worker:1"])
+    pods.finish()
+    assert "a shard host does not reach this task yet: worker:0 answers" in again.output
+    assert result(pods.chief) == result(unbroken)
 
 
 def test_a_finished_run_leaves_no_noise_of_tensorflow(start, unbroken: Run, tmp_path: Path):

@@ -117,7 +117,9 @@ def test_each_task_is_a_job_with_a_role_of_its_own(rendered):
     (container,) = pod["containers"]
     role = json.loads({one["name"]: one["value"] for one in container["env"]}["TF_CONFIG"])
     assert role["task"] == {"type": "worker", "index": 2}
-    assert role["cluster"]["ps"] == ["ps-0.digits-2ps4w1e:2222", "ps-1.digits-2ps4w1e:2222"]
+    assert role["cluster"]["ps"] == ["ps-0.digits-2ps4w1e:2222", "ps-1.digits-2ps4w1e:2223"]
+    assert role["cluster"]["evaluator"] == ["evaluator-0.digits-2ps4w1e:2228"]
+    assert [port["containerPort"] for port in container["ports"]] == [2226, 3226]
     assert container["command"] == [
         *("python3", "-m", "trainer", "cluster=2ps4w1e", "train.steps=300", *OPTIONS, "run=/runs/digits-2ps4w1e")
     ]
@@ -135,7 +137,8 @@ def test_a_jobset_has_a_child_for_each_task(rendered):
     assert index["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.labels['jobset.sigs.k8s.io/job-index']"
     role = json.loads(next(one["value"] for one in rest if one["name"] == "TF_CONFIG"))
     assert role["task"] == {"type": "worker", "index": "$(JOB_INDEX)"}
-    assert role["cluster"]["worker"][3] == "digits-2ps4w1e-worker-3-0.digits-2ps4w1e:2222"
+    assert role["cluster"]["worker"][3] == "digits-2ps4w1e-worker-3-0.digits-2ps4w1e:2224"
+    assert [port["containerPort"] for port in container["ports"]] == [2224, 3224]
     assert jobset["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "mine"
 
 

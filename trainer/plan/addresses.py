@@ -11,7 +11,7 @@ from trainer.faults.problems import Problem
 JOBS = ("ps", "worker", "evaluator")
 CONTROL_PORT_OFFSET = 1000  # the status page of a task with a fixed address listens this much above its TensorFlow port
 HIGHEST_PORT = 65535 - CONTROL_PORT_OFFSET
-USUAL_PORT = 2222
+USUAL_PORT = 2222  # of the first task where each has a host of its own, or the only one; see `port_of`
 
 
 def split(address: str) -> tuple[str, int]:
@@ -28,6 +28,16 @@ def split(address: str) -> tuple[str, int]:
     if not _is_port(port):
         raise ValueError(f"{address!r} has port {port!r}; a port is a number from 1 to {HIGHEST_PORT}")
     return host.strip("[]"), int(port)
+
+
+def port_of(number: int) -> int:
+    """The port of the task with this place in a plan, where each task has a host of its own.
+
+    Such hosts are pods and containers, which come back at another address and leave theirs to others. As no two tasks
+    of a run have the same port, an address that a task has left leads to no other task: connections to it fail, and the
+    name is asked for again.
+    """
+    return USUAL_PORT + number
 
 
 def _is_port(text: str) -> bool:

@@ -51,8 +51,8 @@ def resolve_hosts(config: RunConfig) -> list[Problem]:
 def each_alone(cluster: ClusterConfig) -> dict[str, list[str]]:
     """Addresses of tasks each of which has a host of its own, as pods do."""
     named: dict[str, list[str]] = {}
-    for job, index in tasks_of(cluster):
-        named.setdefault(job, []).append(addresses.join(f"{job}-{index}", USUAL_PORT))
+    for number, (job, index) in enumerate(tasks_of(cluster)):
+        named.setdefault(job, []).append(addresses.join(f"{job}-{index}", addresses.port_of(number)))
     return named
 
 

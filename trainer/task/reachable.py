@@ -1,6 +1,7 @@
 """Waits until the shard hosts reach this task, which may have come back at another address than they remember."""
 
 import logging
+import re
 import time
 
 import tensorflow as tf
@@ -10,6 +11,7 @@ from trainer.faults.exit_codes import UNAVAILABLE, TrainerError
 from trainer.task.context import Context
 
 RETRY_SECS = 1.0
+MISTAKEN_SECS = 5.0  # that a host reaches another task in the place of this one, after which it will not find it
 
 _log = logging.getLogger(__name__)
 v1 = tf.compat.v1
@@ -21,11 +23,18 @@ class UnreachableError(TrainerError):
     exit_code = UNAVAILABLE
 
 
+def answered_instead(message: str) -> str | None:
+    """The task that refused to hand out a tensor, as TensorFlow's error names it; None if it is another error."""
+    found = re.search(r"different device incarnation.*?/job:(\w+)/replica:0/task:(\d+)", message, re.DOTALL)
+    return f"{found[1]}:{found[2]}" if found else None
+
+
 def wait_until_reached(context: Context) -> None:
     """Has every shard host fetch a number from this task, until it succeeds.
 
     A host's connection to the task's last attempt may wait for minutes before it asks for the address again. Until then
-    every call that has it fetch a tensor from here fails.
+    every call that has it fetch a tensor from here fails. If another task listens at the old address by then, the host
+    stays connected to that one; this task then says so on its page, and the host leaves, to be started again.
 
     Raises:
         UnreachableError: if that takes longer than `timeouts.roll_call_secs`.
@@ -40,15 +49,21 @@ def wait_until_reached(context: Context) -> None:
                 fetched.append(number + 1.0)
     session = v1.Session(context.server.target, graph=graph, config=context.session_config(hosts))
     context.keep_open.append(session)
-    deadline, last = time.monotonic() + context.config.timeouts.roll_call_secs, ""
+    began, last = time.monotonic(), ""
     while True:
         try:
             session.run(fetched, {number: 0.0})
+            context.status.is_mistaken = False
             return
-        except tf.errors.UnavailableError as error:
+        except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
+            other = answered_instead(error.message)
+            if isinstance(error, tf.errors.AbortedError) and other in (None, context.task.name):
+                raise
             lines = error.message.splitlines()
-            reason = next((line for line in lines if "connect" in line), lines[0])
-            if time.monotonic() > deadline:
+            reason = f"{other} answers" if other else next((line for line in lines if "connect" in line), lines[0])
+            waited = time.monotonic() - began
+            context.status.is_mistaken = other is not None and waited > MISTAKEN_SECS
+            if waited > context.config.timeouts.roll_call_secs:
                 raise UnreachableError(f"a shard host does not reach this task: {reason}") from error
             if reason != last:
                 _log.info("a shard host does not reach this task yet: %s", reason)

@@ -20,6 +20,7 @@ from trainer.task.leave import leave
 CHIEF_SECS = 5.0  # for the chief to have been asked to stop too: then the whole run stops
 POLL_SECS = 0.25
 READ_SECS = 1.0
+WORKERS_SECS = 5.0  # between two looks at the pages of workers
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +65,28 @@ def save_before_hosts_leave(context: Context) -> None:
             time.sleep(POLL_SECS)
 
     _start("evictions", watch)
+
+
+def leave_if_mistaken(context: Context) -> None:
+    """Ends this shard host when a worker says that a host is connected to another task in its place.
+
+    Such a connection holds, so the worker would wait for ever. When a host leaves, all tasks do, and resume from the
+    newest checkpoint with new connections.
+    """
+
+    def watch() -> None:
+        before = None
+        while context.needs_hosts:
+            time.sleep(WORKERS_SECS)
+            if before != (before := context.status.step):
+                continue  # it gets on
+            for worker in context.plan.workers:
+                page = try_status(worker.control, READ_SECS)
+                if page and page["is_mistaken"]:
+                    _log.error("failed: a shard host is connected to another task in the place of %s", worker.name)
+                    leave(exit_codes.INCOMPLETE)
+
+    _start("mistaken", watch)
 
 
 class ChiefWatch:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from trainer.config.schema import RunConfig
-from trainer.plan.addresses import CONTROL_PORT_OFFSET, USUAL_PORT
+from trainer.plan.addresses import CONTROL_PORT_OFFSET, port_of
 from trainer.plan.description import FROZEN_FILE
 from trainer.plan.devices import of_task
 from trainer.plan.environment import CONTROL, QUIET
@@ -75,15 +75,15 @@ def inside(plan: Plan, *, on_hosts: bool = False) -> Plan:
         on_hosts: tasks use the networks of their hosts, at the addresses that the plan already has.
     """
 
-    def move(task: Task) -> Task:
+    def move(number: int, task: Task) -> Task:
         task = replace(task, gpus=tuple(range(len(task.gpus))))
         if on_hosts:
             return task
-        name = service_of(task)
-        address = f"{name}:{USUAL_PORT}" if task.address else ""
-        return replace(task, address=address, control=f"{name}:{USUAL_PORT + CONTROL_PORT_OFFSET}")
+        name, port = service_of(task), port_of(number)
+        address = f"{name}:{port}" if task.address else ""
+        return replace(task, address=address, control=f"{name}:{port + CONTROL_PORT_OFFSET}")
 
-    return replace(plan, tasks=tuple(map(move, plan.tasks)))
+    return replace(plan, tasks=tuple(move(number, task) for number, task in enumerate(plan.tasks)))
 
 
 def container_specs(

@@ -26,8 +26,8 @@ def objects(run: ScheduledRun, config: KubernetesConfig) -> list[Object]:
         # Names are there before the pods are ready, which they are when they have found each other.
         "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": labels(run)},
     }
-    host_of = {task.name: f"{task.name}.{run.name}" for task in run.tasks}
-    jobs = [_job(run, task, variables(scheduled.environment(run, task, host_of)), config) for task in run.tasks]
+    addresses = {task.name: f"{task.name}.{run.name}:{task.port}" for task in run.tasks}
+    jobs = [_job(run, task, variables(scheduled.environment(run, task, addresses)), config) for task in run.tasks]
     return [*user_code(run), service, network_policy(run), *jobs]
 
 

@@ -45,11 +45,16 @@ def objects(run: ScheduledRun, config: KubernetesConfig) -> list[Object]:
 
 
 def _replicated(run: ScheduledRun, job: str, config: KubernetesConfig) -> Object:
-    """A child job for each task of a job, of one pod each, so that one task is started again alone."""
-    host_of = {task.name: f"{run.name}-{task.job}-{task.index}-0.{run.name}" for task in run.tasks}
+    """A child job for each task of a job, of one pod each, so that one task is started again alone.
+
+    The children have the same pod, so the tasks of a job have the same port, that of the first. Kueue takes no more
+    than a few kinds of pods in a JobSet.
+    """
+    hosts = {task.name: f"{run.name}-{task.job}-{task.index}-0.{run.name}" for task in run.tasks}
+    addresses = {task.name: f"{hosts[task.name]}:{run.of_job(task.job)[0].port}" for task in run.tasks}
     tasks = run.of_job(job)
     index = {"name": INDEX, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{INDEX_LABEL}']"}}}
-    tf_config = scheduled.tf_config(run, host_of, job, f"$({INDEX})")
+    tf_config = scheduled.tf_config(run, addresses, job, f"$({INDEX})")
     pod = template(run, tasks[0], [index, *variables(QUIET | {"TF_CONFIG": tf_config})], config)
     pod["metadata"]["labels"] = labels(run)
     return {"name": job, "replicas": len(tasks), "template": {"spec": job_spec(pod)}}

@@ -15,14 +15,13 @@ from trainer.faults import exit_codes
 from trainer.launch.containers.spec import GPU_SHARED_MIB, NOBODY
 from trainer.launch.restarts import LASTING, LEFT_BEHIND
 from trainer.launch.schedulers.scheduled import RUNS, USER_CODE, ScheduledRun, ScheduledTask
-from trainer.plan.addresses import CONTROL_PORT_OFFSET, USUAL_PORT
+from trainer.plan.addresses import CONTROL_PORT_OFFSET
 
 RUN_LABEL, TASK_LABEL = "trainer/run", "trainer/task"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 ATTEMPTS = 6  # of a task whose end tells of a fault of its own
 CONTAINER = "task"
 LOST_SECS = 30  # without its node before a pod is replaced; all tasks wait for it. Kubernetes' default is 300
-STATUS_PORT = USUAL_PORT + CONTROL_PORT_OFFSET
 
 Object = dict[str, Any]
 
@@ -45,7 +44,10 @@ def template(run: ScheduledRun, task: ScheduledTask, environment: list[Object], 
         "image": task.image,
         "command": list(run.command),
         "env": environment,
-        "ports": [{"name": "grpc", "containerPort": USUAL_PORT}, {"name": "status", "containerPort": STATUS_PORT}],
+        "ports": [
+            {"name": "grpc", "containerPort": task.port},
+            {"name": "status", "containerPort": task.port + CONTROL_PORT_OFFSET},
+        ],
         "livenessProbe": {
             "httpGet": {"path": "/status", "port": "status"},
             "initialDelaySeconds": 120,

@@ -14,7 +14,7 @@ from pathlib import PurePath
 
 from trainer.config.schema import RunConfig
 from trainer.launch.containers.spec import CPU_IMAGE, GPU_IMAGE
-from trainer.plan.addresses import USUAL_PORT
+from trainer.plan.addresses import CONTROL_PORT_OFFSET, JOBS, split
 from trainer.plan.devices import of_task
 from trainer.plan.environment import QUIET
 from trainer.plan.plan import Plan, Task
@@ -33,6 +33,7 @@ class ScheduledTask:
     name: str  # worker-0
     job: str
     index: int
+    port: int  # of its TensorFlow server
     image: str
     gpus: int
     memory_mib: int | None
@@ -82,6 +83,7 @@ def _task(config: RunConfig, task: Task) -> ScheduledTask:
         name=f"{task.job}-{task.index}",
         job=task.job,
         index=task.index,
+        port=split(task.control)[1] - CONTROL_PORT_OFFSET,
         image=config.container.image or (GPU_IMAGE if task.gpus else CPU_IMAGE),
         gpus=len(task.gpus),
         memory_mib=of_task(config.container.memory_mib, task.job, task.index),
@@ -93,24 +95,20 @@ def _task(config: RunConfig, task: Task) -> ScheduledTask:
     )
 
 
-def tf_config(run: ScheduledRun, host_of: Mapping[str, str], job: str, index: int | str) -> str:
+def tf_config(run: ScheduledRun, addresses: Mapping[str, str], job: str, index: int | str) -> str:
     """TF_CONFIG of a task.
 
     Args:
-        host_of: host name by the name of a task.
+        addresses: "host:port" by the name of a task.
         index: a number, or a text that the scheduler replaces by one.
     """
-    cluster = {
-        name: [f"{host_of[task.name]}:{USUAL_PORT}" for task in run.of_job(name)]
-        for name in ("worker", "ps")
-        if run.of_job(name)
-    }
+    cluster = {name: [addresses[task.name] for task in run.of_job(name)] for name in JOBS if run.of_job(name)}
     return json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
 
 
-def environment(run: ScheduledRun, task: ScheduledTask, host_of: Mapping[str, str]) -> dict[str, str]:
+def environment(run: ScheduledRun, task: ScheduledTask, addresses: Mapping[str, str]) -> dict[str, str]:
     """Variables of a task that a scheduler starts at a name of its own."""
-    return QUIET | {"TF_CONFIG": tf_config(run, host_of, task.job, task.index)}
+    return QUIET | {"TF_CONFIG": tf_config(run, addresses, task.job, task.index)}
 
 
 def header(words: str, overrides: Sequence[str]) -> str:

@@ -18,8 +18,8 @@ def render(run: ScheduledRun, folder: str) -> dict[str, Any]:
     Args:
         folder: of all runs, which the hosts of the chief and of the evaluator share.
     """
-    host_of = {task.name: task.name for task in run.tasks}
-    services = {task.name: _service(run, task, scheduled.environment(run, task, host_of), folder) for task in run.tasks}
+    at = {task.name: f"{task.name}:{task.port}" for task in run.tasks}
+    services = {task.name: _service(run, task, scheduled.environment(run, task, at), folder) for task in run.tasks}
     file: dict[str, Any] = {
         "version": "3.9",
         "services": services,
