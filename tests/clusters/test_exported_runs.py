@@ -1,4 +1,4 @@
-"""What runs export gives other programs the run's own evaluation, from what a client has."""
+"""What runs export gives other programs the run's own evaluation, from raw inputs."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def test_digits_are_served_from_bytes_and_every_checkpoint_can_be_exported(
     images = read_idx(SHIPPED / "t10k-images-idx3-ubyte.gz", dimensions=3)[4::5][..., None]
     labels = read_idx(SHIPPED / "t10k-labels-idx1-ubyte.gz", dimensions=1)[4::5]
     summary = run.summary()
+    answers = served(tmp_path, folder, inputs=images)
     for kind, margin in (("saved_model", 1e-5), ("litert", 1e-4)):
-        answer = served(tmp_path, folder, inputs=images)[kind]
-        loss, accuracy = evaluated(np.array(answer["probabilities"]), labels)
+        loss, accuracy = evaluated(np.array(answers[kind]["probabilities"]), labels)
         assert abs(loss - summary["eval_loss"]) < margin
         assert accuracy == pytest.approx(summary["eval_accuracy"], abs=1e-6)
     assert f"`{summary['params_sha256']}`" in (folder / "README.md").read_text()

@@ -69,7 +69,7 @@ def test_a_run_resumes_on_another_cluster_with_the_same_bits(unbroken: Run, fini
     assert run.summary()["params_sha256"] == unbroken.summary()["params_sha256"]
 
 
-@pytest.mark.long(but=["async"])
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["async", "backup"])
 def test_a_run_that_waits_for_some_survives_kills_and_learns(start, tmp_path: Path, strategy: str):
     (tmp_path / "mine.py").write_text(USER_FILE)

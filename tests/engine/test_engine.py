@@ -38,7 +38,7 @@ from trainer.workload.data.pipeline import training_batches
 pytestmark = pytest.mark.cluster
 
 
-@pytest.mark.long(but=["2-clipped"])
+@pytest.mark.long
 @pytest.mark.parametrize("clip_norm", [None, 0.5], ids=["unclipped", "clipped"])
 @pytest.mark.parametrize("workers", [2, 3])
 def test_the_bits_do_not_depend_on_where_the_shards_are(workers, clip_norm):

@@ -87,7 +87,10 @@ CONFIGS = {
     "ftrl-everything": OptimizerConfig(Ftrl, 0.1, l1=0.01, **{**EVERYTHING, "schedule": EXPONENTIAL}),
 }
 SCHEDULES = {"exponential": EXPONENTIAL, "staircase": STAIRCASE, "cosine": COSINE, "cosine-warmup": WARMUP}
-IN_OTHERS = ("adafactor", "adafactor-other-constants", "lamb", "lamb-other-constants", "ftrl", "sgd-groups")  # rules
+IN_OTHERS = (  # rules
+    *("adafactor", "adafactor-other-constants", "adafactor-groups", "lamb", "lamb-other-constants", "ftrl"),
+    *("sgd-groups", "sgd-clip", "sgd-ema", "adamw"),
+)
 every_config = pytest.mark.parametrize(
     "name",
     [

@@ -11,6 +11,7 @@ from trainer.faults.exit_codes import UNAVAILABLE, TrainerError
 from trainer.task.context import Context
 
 RETRY_SECS = 1.0
+ANSWER_MS = 15_000  # for all hosts to answer
 MISTAKEN_SECS = 5.0  # that a host reaches another task in the place of this one, after which it will not find it
 
 _log = logging.getLogger(__name__)
@@ -47,7 +48,9 @@ def wait_until_reached(context: Context) -> None:
         for host in hosts:
             with tf.device(device_of(host)):
                 fetched.append(number + 1.0)
-    session = v1.Session(context.server.target, graph=graph, config=context.session_config(hosts))
+    config = context.session_config(hosts)
+    config.operation_timeout_in_ms = ANSWER_MS
+    session = v1.Session(context.server.target, graph=graph, config=config)
     context.keep_open.append(session)
     began, last = time.monotonic(), ""
     while True:
@@ -55,12 +58,11 @@ def wait_until_reached(context: Context) -> None:
             session.run(fetched, {number: 0.0})
             context.status.is_mistaken = False
             return
-        except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
+        except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError, tf.errors.AbortedError) as error:
             other = answered_instead(error.message)
             if isinstance(error, tf.errors.AbortedError) and other in (None, context.task.name):
                 raise
-            lines = error.message.splitlines()
-            reason = f"{other} answers" if other else next((line for line in lines if "connect" in line), lines[0])
+            reason = f"{other} answers" if other else _reason(error.message)
             waited = time.monotonic() - began
             context.status.is_mistaken = other is not None and waited > MISTAKEN_SECS
             if waited > context.config.timeouts.roll_call_secs:
@@ -69,3 +71,11 @@ def wait_until_reached(context: Context) -> None:
                 _log.info("a shard host does not reach this task yet: %s", reason)
                 last = reason
             time.sleep(RETRY_SECS)
+
+
+def _reason(message: str) -> str:
+    """The line of TensorFlow's error that says what went wrong."""
+    lines = [
+        line for line in message.splitlines() if line and not line.startswith(("Graph execution error", "From /job"))
+    ]
+    return next((line for line in lines if "connect" in line), lines[0] if lines else message)

@@ -95,12 +95,12 @@ def _train(context: Context, strategy: Any = None) -> bool:
     target = context.server.target if context.server else ""
     if plan.has_shard_hosts:
         context.roll_call(plan.hosts, until="is_ready")
+        if not context.shards:
+            watchdogs.watch_hosts(context)  # from here on: a session waits for ever for a host that was restarted
         if is_unsupervised(context):
             wait_until_reached(context)
     context.keep_open += [engine, evaluator]
     engine.connect(target, context.session_config(plan.hosts))
-    if plan.has_shard_hosts and not context.shards:
-        watchdogs.watch_hosts(context)
     pace = Pace()
     if not task.is_chief:
         return _step_to_the_end(context, engine, pace, engine.start()) and not _has_ended_early(context)
