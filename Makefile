@@ -25,10 +25,10 @@ test: .venv/dev ## Every promise tested once: modules, clusters, kills, and cont
 test-fast: .venv/dev ## The quick tests, which start no cluster
 	$(PYTEST) -m "not cluster and not slow and not long"
 
-test-rest: .venv/dev ## What `make test` leaves out: the other cases of its tests, and long ones; PART=3/8 for an eighth
+test-rest: .venv/extras ## What `make test` leaves out: the other cases of its tests, and long ones; PART=3/8 for an eighth
 	$(PYTEST) -m long $(if $(PART),--part $(PART))
 
-test-all: .venv/dev ## All tests
+test-all: .venv/extras ## All tests
 	$(PYTEST)
 
 PYTEST = $(BIN)/python -m pytest -n auto --dist worksteal
@@ -117,7 +117,10 @@ lock: .venv/dev ## Lock the requirements again, for every Python from 3.10 to 3.
 	$(LOCK) --group tensorboard -o requirements/tensorboard.txt
 	$(subst 3.10,3.11,$(LOCK)) --group docs -c requirements/cpu.txt -o requirements/docs.txt
 	$(LOCK) --extra cpu --group dev -c requirements/cpu.txt -o requirements/dev.txt pyproject.toml
+	$(LOCK) --extra cpu $(addprefix --extra ,$(OPTIONAL)) --group extras -c requirements/cpu.txt \
+	  -c requirements/dev.txt -o requirements/extras.txt pyproject.toml
 
+OPTIONAL := hf mlflow onnx parquet sweep tfds wandb
 LOCK := $(BIN)/uv pip compile -q --universal --generate-hashes --python-version 3.10 --no-annotate --no-header
 
 clean: ## Remove what these commands made, except runs/
@@ -136,6 +139,11 @@ clean: ## Remove what these commands made, except runs/
 
 .venv/dev: .venv/run requirements/dev.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	@touch $@
+
+# What users install to read, export and log in other ways, for the tests of it, all of which are long.
+.venv/extras: .venv/dev requirements/extras.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/extras.txt
 	@touch $@
 
 # Sphinx needs Python 3.11.

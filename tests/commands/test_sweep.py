@@ -281,6 +281,7 @@ def test_ctrl_c_saves_the_trial_and_the_same_command_continues(tmp_path):
     assert [row["steps"] for row in table(tmp_path / "sweeps/a")] == ["400", "400"]
 
 
+@pytest.mark.long
 def test_values_are_drawn_from_the_seed_and_the_results_before_alone(tmp_path):
     pytest.importorskip("optuna", reason="NO SWEEP THAT DRAWS VALUES WAS TESTED: pip install optuna")
     from trainer.commands.sweep import sampler
@@ -303,6 +304,7 @@ def test_values_are_drawn_from_the_seed_and_the_results_before_alone(tmp_path):
     assert all(1e-4 <= one["rate"] <= 1 and one["width"] in (8, 16) for one in values)
 
 
+@pytest.mark.long
 def test_tensorboard_has_the_values_and_the_score_of_each_trial(tmp_path):
     reason = "NO HPARAMS OF TensorBoard WERE TESTED: pip install tensorboard"
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason=reason)

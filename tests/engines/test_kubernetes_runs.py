@@ -85,7 +85,7 @@ def code_of(pod: dict[str, Any]) -> int | None:
     return status["state"].get("terminated", {}).get("exitCode")
 
 
-def test_a_run_survives_an_eviction_a_kill_and_a_lost_node(kubernetes, finish: Callable[..., Run], tmp_path: Path):
+def test_a_run_survives_evictions_a_kill_and_a_lost_node(kubernetes, finish: Callable[..., Run], tmp_path: Path):
     expected = finish(*OPTIONS, "run=here").summary()["params_sha256"]
     folder = tmp_path / "runs"
     folder.mkdir()
@@ -103,10 +103,14 @@ def test_a_run_survives_an_eviction_a_kill_and_a_lost_node(kubernetes, finish: C
     cluster.wait_for_step(cluster.last_step() + 300)
     assert [len(cluster.pods(task)) for task in ("ps-0", "worker-0")] == [1, 1]  # it left, and came back, alone
 
+    for task in ("worker-0", "ps-1"):  # the chief saves before it leaves; then all resume
+        cluster.kubectl("delete", "pod", "--wait=false", cluster.pods(task)[-1]["metadata"]["name"])
+        cluster.wait_for_step(cluster.last_step() + 200)
+
     pod = cluster.pods("ps-0")[-1]
     container = pod["status"]["containerStatuses"][0]["containerID"].removeprefix("docker://")
     kubernetes.call("docker", pod["spec"]["nodeName"], "kill", container)
-    wait_until(lambda: len(cluster.pods("ps-0")) > 1, poll_secs=0.5)
+    wait_until(lambda: cluster.pods("ps-0")[-1]["metadata"]["name"] != pod["metadata"]["name"], poll_secs=0.5)
     cluster.wait_for_step(cluster.last_step() + 100)
 
     node = cluster.pods("worker-2")[-1]["spec"]["nodeName"]

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -94,12 +93,13 @@ def test_a_run_is_logged_afterwards_from_where_a_logger_was(plugin, tmp_path, fi
 
 @pytest.mark.long
 def test_a_logger_whose_package_is_missing_is_named(tmp_path, finish):
-    if find_spec("mlflow"):
-        pytest.skip("mlflow is installed")
-    run = finish(*SMALL, "train.steps=2", f"run={tmp_path}/run", "loggers=[mlflow]")
+    (tmp_path / "mlflow.py").write_text("raise ModuleNotFoundError(\"No module named 'mlflow'\")")
+    overrides = [*SMALL, "train.steps=2", f"run={tmp_path}/run", "loggers=[mlflow]"]
+    run = finish(*overrides, environment={"PYTHONPATH": str(tmp_path)})
     assert "logger mlflow failed: ModuleNotFoundError: No module named 'mlflow'; python -m trainer log" in run.output
 
 
+@pytest.mark.long
 def test_mlflow_has_the_run(tmp_path, finish, monkeypatch):
     mlflow = pytest.importorskip("mlflow", reason="NO MLflow WAS TESTED: pip install mlflow-skinny")
     store = f"file:{tmp_path}/store"
@@ -117,6 +117,7 @@ def test_mlflow_has_the_run(tmp_path, finish, monkeypatch):
     assert losses == {line["step"]: line["loss"] for line in lines(run.directory / "history.jsonl")}
 
 
+@pytest.mark.long
 def test_wandb_has_the_run(tmp_path, finish):
     pytest.importorskip("wandb", reason="NO Weights & Biases WAS TESTED: pip install wandb")
     offline = {"WANDB_MODE": "offline"}

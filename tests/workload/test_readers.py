@@ -339,6 +339,7 @@ def test_a_package_that_is_missing_is_named_with_what_to_type(monkeypatch, tmp_p
         open_data(name, {"path": str(tmp_path)}, seed=0)
 
 
+@pytest.mark.long
 def test_parquet_files_have_columns_of_numbers_texts_and_lists(tmp_path):
     arrow = pytest.importorskip("pyarrow", reason="NO PARQUET WAS TESTED: pip install pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
@@ -374,6 +375,7 @@ def test_parquet_files_have_columns_of_numbers_texts_and_lists(tmp_path):
             read(columns=[column])
 
 
+@pytest.mark.long
 def test_folders_of_the_library_datasets_are_read(tmp_path):
     library = pytest.importorskip("datasets", reason="NO FOLDER OF datasets WAS TESTED: pip install datasets")
     features = {"text": library.Value("string"), "y": library.ClassLabel(names=["no", "yes"])}
@@ -391,6 +393,7 @@ def test_folders_of_the_library_datasets_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["tfrecord", "array_record"])
+@pytest.mark.long
 def test_folders_of_tensorflow_datasets_are_read(tmp_path, kind):
     library = pytest.importorskip(
         "tensorflow_datasets", reason="NO FOLDER OF TensorFlow Datasets WAS TESTED: pip install tensorflow-datasets"

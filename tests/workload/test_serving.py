@@ -152,6 +152,7 @@ def test_formats_that_are_possible_pass_the_check(digits):
     serving.check(objective_for(classifier(), digits), digits, ["keras", "saved_model", "litert"])
 
 
+@pytest.mark.long
 def test_onnx_gives_the_same(digits, tmp_path):
     pytest.importorskip("tf2onnx", reason="NO ONNX WAS TESTED: pip install tf2onnx onnx onnxruntime")
     runtime = pytest.importorskip("onnxruntime", reason="NO ONNX WAS TESTED: pip install tf2onnx onnx onnxruntime")
