@@ -126,7 +126,7 @@ def outcome(run: Run) -> dict[str, Any]:
     return found | {"evaluations": evaluations(run), "codes": {task["code"] for task in summary["tasks"].values()}}
 
 
-@pytest.mark.long(but=["1ps2w"])
+@pytest.mark.long
 @pytest.mark.parametrize("cluster", ["1ps2w", "2ps2w", "2w", "local", "2w strategy=all_reduce"])
 def test_kills_at_the_worst_moments_change_neither_a_rate_nor_the_end(begin: Make, cluster: str):
     words = f"cluster={cluster}".split()

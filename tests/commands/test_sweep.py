@@ -141,10 +141,13 @@ def test_trials_at_the_same_time_have_shares_that_do_not_overlap(monkeypatch):
         return shares(RunConfig(sweep=SweepConfig(**asked)), machine)
 
     assert given() == [Share()]
-    assert given(parallel=2, cores=2) == [Share(frozenset({2, 3}), ()), Share(frozenset({4, 5}), ())]
-    assert given(parallel=2, gpus=2) == [Share(frozenset({2, 3}), ("0", "1")), Share(frozenset({4, 5}), ("2", "3"))]
+    assert given(parallel=2, cores_per_trial=2) == [Share(frozenset({2, 3}), ()), Share(frozenset({4, 5}), ())]
+    assert given(parallel=2, gpus_per_trial=2) == [
+        Share(frozenset({2, 3}), ("0", "1")),
+        Share(frozenset({4, 5}), ("2", "3")),
+    ]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
-    assert [one.environment() for one in given(parallel=2, gpus=1)] == [
+    assert [one.environment() for one in given(parallel=2, gpus_per_trial=1)] == [
         {"CUDA_VISIBLE_DEVICES": "5"},
         {"CUDA_VISIBLE_DEVICES": "7"},
     ]
@@ -155,9 +158,12 @@ def test_trials_at_the_same_time_have_shares_that_do_not_overlap(monkeypatch):
     ("asked", "message"),
     [
         ({"parallel": 2}, "sweep.parallel: 2 trials at a time need a share each"),
-        ({"parallel": 3, "cores": 2}, "sweep.cores: 3 trials with 2 each need 6; this machine has 5"),
-        ({"parallel": 2, "gpus": 1}, "sweep.gpus: 2 trials with 1 each need 2; this machine has 1"),
-        ({"parallel": 2, "cores": 1, "launch": "ssh"}, "sweep.parallel: not with launch=ssh"),
+        (
+            {"parallel": 3, "cores_per_trial": 2},
+            "sweep.cores_per_trial: 3 trials with 2 each need 6; this machine has 5",
+        ),
+        ({"parallel": 2, "gpus_per_trial": 1}, "sweep.gpus_per_trial: 2 trials with 1 each need 2; this machine has 1"),
+        ({"parallel": 2, "cores_per_trial": 1, "launch": "ssh"}, "sweep.parallel: not with launch=ssh"),
     ],
 )
 def test_a_machine_is_shared_out_only_as_far_as_it_reaches(asked, message):
@@ -203,7 +209,7 @@ def test_a_sweep_that_cannot_work_starts_nothing(python, tmp_path, kind):
 def test_every_combination_is_a_row_and_a_failure_is_a_result(tmp_path):
     """The second learning rate diverges. Two trials train at a time, on a core each."""
     words = ["-m", "optimizer.learning_rate=0.001,1e38", "model.options.width=8,16", *SMALL, "train.steps=4"]
-    ended = sweep(tmp_path, *words, "optimizer=sgd", "run=sweeps/a", "sweep.parallel=2", "sweep.cores=1")
+    ended = sweep(tmp_path, *words, "optimizer=sgd", "run=sweeps/a", "sweep.parallel=2", "sweep.cores_per_trial=1")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     rows = table(tmp_path / "sweeps/a")
     assert [(row["optimizer.learning_rate"], row["model.options.width"]) for row in rows] == [
@@ -241,7 +247,7 @@ def drawn(*more: str) -> list[str]:
 def test_a_sweep_that_is_killed_again_and_again_ends_with_the_same_table(tmp_path):
     """Ten times, at random moments; and the winner of the halving has the bits of an unbroken run."""
     pytest.importorskip("optuna", reason="NO SWEEP THAT DRAWS VALUES WAS TESTED: pip install optuna")
-    at_a_time = ["sweep.parallel=2", "sweep.cores=1"]
+    at_a_time = ["sweep.parallel=2", "sweep.cores_per_trial=1"]
     words = drawn("sweep.trials=6", "sweep.halving=2", "train.steps=40", "checkpoint.every=5", *at_a_time)
     whole = sweep(tmp_path, *words, "run=sweeps/whole")
     assert whole.returncode == 0, whole.stdout + whole.stderr

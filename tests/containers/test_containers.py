@@ -237,6 +237,7 @@ def test_ctrl_c_saves_and_the_same_command_continues(launch, unbroken):
     assert again.summary()["params_sha256"] == unbroken("2ps2w")
 
 
+@pytest.mark.long
 def test_ctrl_c_stops_cluster_up_after_a_save(call):
     up = call("up", "cluster=1ps1w", *LONG, "run=up")
     up.wait_for_step(5)

@@ -88,8 +88,9 @@ CONFIGS = {
 }
 SCHEDULES = {"exponential": EXPONENTIAL, "staircase": STAIRCASE, "cosine": COSINE, "cosine-warmup": WARMUP}
 IN_OTHERS = (  # rules
-    *("adafactor", "adafactor-other-constants", "adafactor-groups", "lamb", "lamb-other-constants", "ftrl"),
-    *("sgd-groups", "sgd-clip", "sgd-ema", "adamw"),
+    *("adafactor", "adafactor-other-constants", "adafactor-groups", "lamb", "lamb-other-constants", "lamb-groups"),
+    *("sgd-groups", "sgd-clip", "sgd-ema", "sgd-momentum", "sgd-decay", "adam", "adam-warmup", "adam-clip", "adamw"),
+    *("rmsprop", "rmsprop-momentum", "adagrad", "lion", "ftrl"),
 )
 every_config = pytest.mark.parametrize(
     "name",

@@ -128,7 +128,10 @@ def test_a_worker_that_waits_for_nobody_clips_the_gradients_of_rows_too():
     assert np.sqrt(sum(np.square(one, dtype=np.float64).sum() for one in moved)) == pytest.approx(0.01, rel=1e-4)
 
 
-@pytest.mark.parametrize(("strategy", "options"), [("async", {"max_staleness": 0}), ("backup", {"quorum": 1})])
+@pytest.mark.long(but=["backup"])
+@pytest.mark.parametrize(
+    ("strategy", "options"), [("async", {"max_staleness": 0}), ("backup", {"quorum": 1})], ids=["async", "backup"]
+)
 def test_dropped_gradients_change_no_row_and_their_workers_get_the_rows_they_need(strategy, options):
     cluster = Cluster(workload("*"), ps=2, workers=3, optimizer=ADAGRAD, wire="memory", strategy=strategy, **options)
     cluster.train([_until_the_end] * 3)

@@ -164,7 +164,9 @@ def test_the_pushed_headers_are_ignored():
     assert update(flat, [pushed])[0].tobytes() == update(flat, [other])[0].tobytes()
 
 
-@pytest.mark.parametrize("clip_norm", [None, 1.0], ids=["unclipped", "clipped"])
+@pytest.mark.parametrize(
+    "clip_norm", [pytest.param(None, id="unclipped", marks=pytest.mark.long), pytest.param(1.0, id="clipped")]
+)
 @pytest.mark.parametrize("name", list(OptimizerName))
 def test_an_update_is_the_optimizers_on_the_mean(name, clip_norm):
     config = OptimizerConfig(name=name, learning_rate=0.01, momentum=0.9, ema=0.99, clip_norm=clip_norm)

@@ -80,11 +80,6 @@ class Cluster:
         return self.kubectl("get", "pods", "-o", "wide")
 
 
-def code_of(pod: dict[str, Any]) -> int | None:
-    (status,) = pod["status"].get("containerStatuses", [{"state": {}}])
-    return status["state"].get("terminated", {}).get("exitCode")
-
-
 def test_a_run_survives_evictions_a_kill_and_a_lost_node(kubernetes, finish: Callable[..., Run], tmp_path: Path):
     expected = finish(*OPTIONS, "run=here").summary()["params_sha256"]
     folder = tmp_path / "runs"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from trainer.config.schema import Launch, RunConfig
+from trainer.config.schema import Launch, RunConfig, SweepConfig
 from trainer.faults.problems import Problem
 from trainer.plan.devices import Machine
 from trainer.plan.environment import VISIBLE, allotted_gpus
@@ -38,41 +38,39 @@ class Share:
 
 
 def shares(config: RunConfig, machine: Machine) -> list[Share]:
-    """As many as `sweep.parallel`; cores that nobody shared out are divided equally."""
+    """As many as `sweep.parallel`."""
     asked = config.sweep
-    if asked.parallel == 1 and asked.cores is None and asked.gpus is None:
+    if not _shares_out(asked):
         return [Share()]
-    cores = sorted(os.sched_getaffinity(0))
-    of_each = asked.cores or max(1, machine.cores // asked.parallel)
-    gpus = allotted_gpus(os.environ) or [str(gpu) for gpu in range(machine.gpus)]
-    return [
-        Share(
-            frozenset(cores[number * of_each : (number + 1) * of_each]),
-            tuple(gpus[number * (asked.gpus or 0) :][: asked.gpus or 0]),
-        )
-        for number in range(asked.parallel)
-    ]
+    of_each = asked.cores_per_trial or max(1, machine.cores // asked.parallel), asked.gpus_per_trial or 0
+    cores, gpus = sorted(os.sched_getaffinity(0)), allotted_gpus(os.environ) or [*map(str, range(machine.gpus))]
+    parts = [[slice(number * each, (number + 1) * each) for each in of_each] for number in range(asked.parallel)]
+    return [Share(frozenset(cores[own_cores]), tuple(gpus[own_gpus])) for own_cores, own_gpus in parts]
 
 
 def check(config: RunConfig, machine: Machine) -> list[Problem]:
     """What is wrong with the shares that a sweep asks for."""
     asked = config.sweep
-    if asked.parallel == 1 and asked.cores is None and asked.gpus is None:
+    if not _shares_out(asked):
         return []
     if config.launch.name is not Launch.local:
         return [Problem("sweep.parallel", f"not with launch={config.launch.name.value}", "launch=local")]
     if not hasattr(os, "sched_setaffinity"):
         return [Problem("sweep.parallel", "this system cannot share out its cores", "sweep.parallel=1")]
-    if asked.cores is None and asked.gpus is None:
-        remedy = f"e.g. sweep.cores={max(1, machine.cores // asked.parallel)}, or sweep.gpus"
+    if asked.cores_per_trial is None and asked.gpus_per_trial is None:
+        remedy = f"e.g. sweep.cores_per_trial={max(1, machine.cores // asked.parallel)}, or sweep.gpus_per_trial"
         return [Problem("sweep.parallel", f"{asked.parallel} trials at a time need a share each", remedy)]
-    wanted = {"cores": (asked.cores or 1, machine.cores), "gpus": (asked.gpus or 0, machine.gpus)}
+    wanted = {"cores": (asked.cores_per_trial or 1, machine.cores), "gpus": (asked.gpus_per_trial or 0, machine.gpus)}
     return [
         Problem(
-            f"sweep.{name}",
+            f"sweep.{name}_per_trial",
             f"{asked.parallel} trials with {of_each} each need {total}; this machine has {there}",
             "fewer trials at a time, or less for each",
         )
         for name, (of_each, there) in wanted.items()
         if (total := asked.parallel * of_each) > there
     ]
+
+
+def _shares_out(asked: SweepConfig) -> bool:
+    return asked.parallel > 1 or asked.cores_per_trial is not None or asked.gpus_per_trial is not None
