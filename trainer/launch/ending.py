@@ -25,6 +25,7 @@ def done(directory: RunDirectory, summary: Mapping[str, Any], *, start: int, has
     steps, first = summary["steps"], summary["time_to_first_step_secs"]
     best, exported = summary.get("best"), [directory.export / name for name in MODELS]
     early = summary.get("ended_early")
+    again = shlex.join([*program(), "export", f"run={shown(directory.path)}"])
     rows = {
         "evaluation": ", ".join(f"{name} {value:.4f}" for name, value in summary.items() if name.startswith("eval_")),
         "learning rate": f"{rate:.6g} at the end" if (rate := summary.get("learning_rate")) is not None else None,
@@ -32,6 +33,7 @@ def done(directory: RunDirectory, summary: Mapping[str, Any], *, start: int, has
         "params_sha256": summary["params_sha256"],
         "run": shown(directory.path),
         "model": next((shown(path) for path in exported if path.exists()), None),
+        "not exported": f"{why}; to try again: {again}" if (why := summary.get("not_exported")) else None,
         "report": shown(directory.path / REPORT) if has_report else None,
         "train on": None if early else command(directory.path, resumes=True, more=[f"train.steps={2 * steps}"]),
         "TensorBoard": shlex.join(["tensorboard", "--logdir", shown(directory.path)])

@@ -350,8 +350,8 @@ def finish(
         try:
             served = export_run(context.config, context.plan, workload, state, context.directory.export, rows)
         except ExportError as error:  # training is done, and its results must be kept
-            served = None
-            _log.error("%s; mode=export run=%s tries again", error, context.directory.path)
+            served, results["not_exported"] = None, str(error)
+            _log.error("not exported: %s", error)
         chief.hooks.call("on_end", snapshot.step, _logs(results))
     results["ended_early"] = None if stopped else context.status.ended_early
     summary = results | {"resumed_from": resumed_from, "params_sha256": params_sha256(snapshot, last_rows)}
