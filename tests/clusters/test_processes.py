@@ -139,17 +139,16 @@ def test_a_cluster_computes_what_one_process_does(finish: Finish):
         assert np.linalg.norm(one[path] - two[path]) <= 1e-5 * np.linalg.norm(one[path]), path
 
 
-def test_a_checkpoint_resumes_on_a_cluster_of_any_shape(finish: Finish):
+def test_a_checkpoint_resumes_on_another_cluster_and_in_one_process(finish: Finish):
     common = ["model=mlp", "seed=3", "summary.every=1"]
     unbroken = finish("cluster=2ps2w", "train.steps=40", "run=unbroken", *common)
     finish("cluster=1ps2w", "train.steps=20", "run=first", *common)
     same = finish("cluster=2ps2w", "train.steps=40", "run=same", "resume=first", *common)
     assert same.summary()["params_sha256"] == unbroken.summary()["params_sha256"]
     assert _losses(same) == _losses(unbroken)[20:]
-    for size in ("1ps4w", "local"):
-        other = finish(f"cluster={size}", "train.steps=40", f"run={size}", "resume=first", *common)
-        assert other.summary()["steps"] == 40
-        np.testing.assert_allclose(_losses(other), _losses(unbroken)[20:], rtol=1e-3)
+    other = finish("cluster=local", "train.steps=40", "run=other", "resume=first", *common)
+    assert other.summary()["steps"] == 40
+    np.testing.assert_allclose(_losses(other), _losses(unbroken)[20:], rtol=1e-3)
 
 
 def _losses(run: Run) -> list[float]:

@@ -117,7 +117,7 @@ def result(run: Run) -> tuple[str, list[float]]:
     return run.summary()["params_sha256"], [line["loss"] for line in run.history()]
 
 
-@pytest.mark.long(but=["worker:0"])
+@pytest.mark.long
 @pytest.mark.parametrize("killed", ["worker:1", "worker:0", "ps:0"])
 def test_a_scheduler_that_starts_killed_tasks_again_finishes_the_run(start, unbroken: Run, killed: str):
     pods = Pods(start, *EXACT)

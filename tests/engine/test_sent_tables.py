@@ -40,6 +40,7 @@ def test_rows_that_are_sent_have_the_bits_of_those_in_memory(ps):
     assert sent(ps) == trained(ADAGRAD, "*")
 
 
+@pytest.mark.long
 def test_replicas_of_one_worker_get_their_own_rows():
     devices = ("/cpu:0", "/cpu:1")
     assert sent(2, devices=devices) == trained(ADAGRAD, "*", devices=devices)

@@ -160,6 +160,8 @@ class _Runner:
         environment = {"TRAINER_WARM_MINUTES": WARM_MINUTES} | os.environ | one.share.environment()
         with self._log(one.trial).open("ab") as output, one.share.inherited():
             one.process = subprocess.Popen(words, stdout=output, stderr=output, env=environment)
+        if self.stopped_by == signal.SIGTERM:  # before it could be passed on
+            one.process.terminate()
 
     def _release(self, one: _Running) -> None:
         self._running.remove(one)
