@@ -152,6 +152,7 @@ def test_trials_at_the_same_time_have_shares_that_do_not_overlap(monkeypatch):
         {"CUDA_VISIBLE_DEVICES": "7"},
     ]
     assert Share(frozenset({0}), ()).environment() == {"CUDA_VISIBLE_DEVICES": "-1"}
+    assert Share(frozenset({3, 2}), ("7",)).prefix() == ["env", "CUDA_VISIBLE_DEVICES=7", "taskset", "-c", "2,3"]
 
 
 @pytest.mark.parametrize(
@@ -221,7 +222,7 @@ def test_every_combination_is_a_row_and_a_failure_is_a_result(tmp_path):
     assert [row["state"].partition(":")[0] for row in rows] == ["done", "done", *["failed (exit code 65)"] * 2]
     best = min(rows[:2], key=lambda row: float(row["eval_loss"]))
     assert os.readlink(tmp_path / "sweeps/a/best") == best["trial"]
-    (repeat,) = re.findall(r"^repeat +python -m (trainer .*)$", ended.stdout, re.MULTILINE)
+    (repeat,) = re.findall(r"^repeat +taskset -c \d+ python -m (trainer .*)$", ended.stdout, re.MULTILINE)
     assert f"model.options.width={best['model.options.width']}" in repeat
     summary = json.loads((tmp_path / f"sweeps/a/{best['trial']}/summary.json").read_text())
     assert summary["params_sha256"].startswith(best["params_sha256"])
@@ -260,8 +261,8 @@ def test_a_sweep_that_is_killed_again_and_again_ends_with_the_same_table(tmp_pat
     ended = sweep(tmp_path, *words, "run=sweeps/killed")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert table(tmp_path / "sweeps/killed") == table(tmp_path / "sweeps/whole")
-    (repeat,) = re.findall(r"^repeat +python -m trainer (.*)$", ended.stdout, re.MULTILINE)
-    with Share(frozenset(sorted(os.sched_getaffinity(0))[:1])).inherited():
+    ((core, repeat),) = re.findall(r"^repeat +taskset -c (\d+) python -m trainer (.*)$", ended.stdout, re.MULTILINE)
+    with Share(frozenset({int(core)})).inherited():
         assert sweep(tmp_path, *repeat.split(), "run=alone").returncode == 0
     sha256 = json.loads((tmp_path / "alone/summary.json").read_text())["params_sha256"]
     best = json.loads((tmp_path / "sweeps/killed/best/summary.json").read_text())

@@ -60,7 +60,7 @@ def run(sweep: Sweep, suggest: Suggest, shares: Sequence[Share]) -> int:
     if runner.stopped_by:
         print(f"{shown(sweep.path)} was stopped; the same command with run={shown(sweep.path)} continues it")
         return 128 + runner.stopped_by
-    _conclude(sweep)
+    _conclude(sweep, shares[0])
     return exit_codes.OK if sweep.best() else next((one.code for one in sweep.trials if one.code), exit_codes.BAD_DATA)
 
 
@@ -208,8 +208,8 @@ def _reason(lines: Sequence[str]) -> str:
     return (named[-1:] or said[-1:] or ["nothing was printed"])[0][:LONGEST]
 
 
-def _conclude(sweep: Sweep) -> None:
-    """Draws the results, names the best trial, and links it."""
+def _conclude(sweep: Sweep, share: Share) -> None:
+    """Draws the results, names the best trial, and links it; `share` is that of a trial."""
     results.write(sweep)
     try:
         results.plot(sweep)
@@ -228,5 +228,5 @@ def _conclude(sweep: Sweep) -> None:
     link.symlink_to(best.name)
     print(f"results       {shown(sweep.path)}/{results.PAGE}")
     print(f"best          {shown(sweep.run_of(best))}, {sweep.settings.metric} {best.score:.6g} at step {best.trained}")
-    again = [*program(), *sweep.settings.command, *overrides(best.values)]
+    again = [*share.prefix(), *program(), *sweep.settings.command, *overrides(best.values)]
     print(f"repeat        {shlex.join(again)}")

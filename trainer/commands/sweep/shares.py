@@ -23,6 +23,11 @@ class Share:
     def environment(self) -> dict[str, str]:
         return {} if self.gpus is None else {VISIBLE: ",".join(self.gpus) or "-1"}
 
+    def prefix(self) -> list[str]:
+        """What a person types before a command for it to use this share."""
+        environment = ["env", f"{VISIBLE}={','.join(self.gpus)}"] if self.gpus else []
+        return [*environment, *(["taskset", "-c", ",".join(map(str, sorted(self.cores)))] if self.cores else [])]
+
     @contextmanager
     def inherited(self) -> Iterator[None]:
         """Processes that are started meanwhile may use these cores only."""
