@@ -26,10 +26,10 @@ test-fast: .venv/dev ## The quick tests, which start no cluster
 	$(PYTEST) -m "not cluster and not slow and not long"
 
 test-rest: .venv/extras ## What `make test` leaves out: the other cases of its tests, and long ones; PART=3/8 for an eighth
-	$(PYTEST) -m long $(if $(PART),--part $(PART))
+	TRAINER_TESTS_NEED_EXTRAS=1 $(PYTEST) -m long $(if $(PART),--part $(PART))
 
 test-all: .venv/extras ## All tests
-	$(PYTEST)
+	TRAINER_TESTS_NEED_EXTRAS=1 $(PYTEST)
 
 PYTEST = $(BIN)/python -m pytest -n auto --dist worksteal
 
@@ -141,7 +141,7 @@ clean: ## Remove what these commands made, except runs/
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
 	@touch $@
 
-# What users install to read, export and log in other ways, for the tests of it, all of which are long.
+# Optional packages (readers, exporters, loggers, sweeps); only long tests need them.
 .venv/extras: .venv/dev requirements/extras.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/extras.txt
 	@touch $@

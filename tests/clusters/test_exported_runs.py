@@ -101,12 +101,20 @@ def on_step(step, logs):
 
 @pytest.mark.long
 def test_a_run_whose_model_cannot_be_exported_in_the_end_keeps_its_results(start: Callable[..., Run], tmp_path):
-    file = tmp_path / "own.py"
+    """And the same command exports it once that is mended."""
+    file, folder = tmp_path / "own.py", tmp_path / "run/export"
     file.write_text(BREAKS_AT_THE_END.format(broken=tmp_path / "broken"))
-    run = start(f"user={file}", "model=model", "cluster=local", "train.steps=3", "export.formats=[saved_model]")
+    words = [f"user={file}", "model=model", "cluster=local", "train.steps=3", "export.formats=[saved_model]"]
+    run = start(*words, f"run={tmp_path}/run")
     assert run.wait() == 0, run.output
-    assert re.search(
-        r"^not exported +TensorFlow cannot write a SavedModel: .*; to try again: .* export run=", run.output, re.M
-    )
+    said = r"^not exported +TensorFlow cannot write a SavedModel: .*; to try again: python -m trainer .*run="
+    assert re.search(said, run.output, re.MULTILINE), run.output
     assert run.summary()["steps"] == 3
-    assert {path.name for path in (run.directory / "export").iterdir()} == {"README.md", "params.npz"}
+    assert {path.name for path in folder.iterdir()} == {"README.md", "params.npz"}
+
+    (tmp_path / "broken").unlink()
+    again = start(*words, f"run={tmp_path}/run")
+    assert again.wait() == 0, again.output
+    assert "not exported" not in again.output
+    assert again.summary()["params_sha256"] == run.summary()["params_sha256"]
+    assert {path.name for path in folder.iterdir()} == {"README.md", "params.npz", "saved_model"}

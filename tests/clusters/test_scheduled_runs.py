@@ -32,7 +32,9 @@ class Address:
     def __init__(self, host: str, port: int) -> None:
         self.leads_to = ("127.0.0.1", port)
         self._listener = socket.socket()
-        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # a server listens on all others
+        self._listener.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEPORT, 1
+        )  # TensorFlow's servers listen on every address
         self._listener.bind((host, port))
         self._listener.listen()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -177,7 +179,7 @@ def test_a_ps_that_takes_another_task_for_a_worker_starts_again(start, unbroken:
     assert pods.current["worker:1"].wait() == -signal.SIGKILL
     again = pods.current["worker:1"] = pods.start("worker:1")
     assert pods.current["ps:0"].wait() == 75
-    assert "a shard host is connected to another task in the place of worker:1" in pods.current["ps:0"].output
+    assert "a shard host is connected to another task instead of worker:1" in pods.current["ps:0"].output
     address.leads_to = ("127.0.0.1", pods.ports["worker:1"])
     pods.finish()
     assert "a shard host does not reach this task yet: worker:0 answers" in again.output

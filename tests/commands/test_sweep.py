@@ -17,11 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from extras import optional
 
-from trainer.commands.sweep import results, space
+from trainer.commands.sweep import results, runner, space
 from trainer.commands.sweep.shares import Share, check, shares
 from trainer.commands.sweep.space import Range
-from trainer.commands.sweep.trials import DONE, WAITING, OtherSweepError, Settings, Sweep, rungs, survivors
+from trainer.commands.sweep.trials import DONE, WAITING, OtherSweepError, Settings, Sweep, Trial, rungs, survivors
 from trainer.config import arguments
 from trainer.config.schema import Launch, LaunchConfig, RunConfig, SweepConfig
 from trainer.plan.devices import Machine
@@ -103,7 +104,8 @@ def settings(**changes: object) -> Settings:
 def test_the_best_are_those_that_were_trained_longest_and_failures_are_last(tmp_path):
     made = Sweep(tmp_path, settings(), {"a": [1, 2]})
     for scores, state in (({3: 0.1}, DONE), ({3: 0.3, 9: 0.2}, DONE), ({}, "ended with 65: NaN"), ({3: 0.2}, DONE)):
-        made.add({"a": 1}).scores.update(scores)
+        made.add({"a": 1})
+        made.trials[-1].scores.update(scores)
         made.trials[-1].state = state
     made.remember()
     again = Sweep(tmp_path, settings(), {"a": [1, 2]})
@@ -117,12 +119,14 @@ def test_the_best_are_those_that_were_trained_longest_and_failures_are_last(tmp_
 
 def test_a_folder_holds_one_sweep_but_a_wrong_metric_can_be_corrected(tmp_path):
     made = Sweep(tmp_path, settings(metric="eval_los"), {"a": [1, 2]})
-    made.add({"a": 1}).state = "has no eval_los; its scores: eval_loss"
+    made.add({"a": 1})
+    made.trials[0].state = "has no eval_los; its scores: eval_loss"
     made.remember()
     with pytest.raises(OtherSweepError, match="has another sweep: trials was 4, and is 5"):
         Sweep(tmp_path, settings(trials=5, metric="eval_los"), {"a": [1, 2]})
-    corrected = Sweep(tmp_path, settings(), {"a": [1, 2]})
-    assert [one.state for one in corrected.trials] == [WAITING]
+    for _ in range(2):  # a sweep that is killed before a trial has a score does not forget it
+        corrected = Sweep(tmp_path, settings(), {"a": [1, 2]})
+        assert [one.state for one in corrected.trials] == [WAITING]
     corrected.trials[0].scores[9] = 0.5
     corrected.remember()
     with pytest.raises(OtherSweepError, match="has another sweep: metric was eval_loss, and is eval_accuracy"):
@@ -155,16 +159,30 @@ def test_trials_at_the_same_time_have_shares_that_do_not_overlap(monkeypatch):
     assert Share(frozenset({3, 2}), ("7",)).prefix() == ["env", "CUDA_VISIBLE_DEVICES=7", "taskset", "-c", "2,3"]
 
 
+def test_what_is_drawn_does_not_depend_on_which_trial_is_faster(tmp_path, monkeypatch):
+    made, drawn = Sweep(tmp_path, settings(parallel=3), {}), []
+
+    def suggest(number: int, known: Sequence[Trial]) -> dict[str, object]:
+        drawn.append((number, [one.number for one in known]))
+        return {}
+
+    beside = runner._Runner(made, [Share()] * 3)
+    monkeypatch.setattr(beside, "wait_for", lambda known: drawn.append([one.number for one in known]))
+    assert [one.number for one in beside.first(5, suggest)] == [0, 1, 2, 3, 4]
+    assert drawn == [[], (0, []), [], (1, []), [], (2, []), [0], (3, [0]), [0, 1], (4, [0, 1])]
+
+
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"parallel": 2}, "sweep.parallel: 2 trials at a time need a share each"),
+        ({"parallel": 2}, "sweep.parallel: 2 trials at the same time need a share each"),
         (
             {"parallel": 3, "cores_per_trial": 2},
             "sweep.cores_per_trial: 3 trials with 2 each need 6; this machine has 5",
         ),
         ({"parallel": 2, "gpus_per_trial": 1}, "sweep.gpus_per_trial: 2 trials with 1 each need 2; this machine has 1"),
         ({"parallel": 2, "cores_per_trial": 1, "launch": "ssh"}, "sweep.parallel: not with launch=ssh"),
+        ({"cores_per_trial": 1, "launch": "docker"}, "sweep.cores_per_trial: not with launch=docker"),
     ],
 )
 def test_a_machine_is_shared_out_only_as_far_as_it_reaches(asked, message):
@@ -187,7 +205,7 @@ BAD = {
     ),
     "no share": (
         ("sweep.space={train.batch_size: [8,16]}", "sweep.parallel=2"),
-        "sweep.parallel: 2 trials at a time need a share each",
+        "sweep.parallel: 2 trials at the same time need a share each",
     ),
     "halving of combinations": (
         ("-m", "train.batch_size=8,16", "sweep.halving=2"),
@@ -247,7 +265,7 @@ def drawn(*more: str) -> list[str]:
 @pytest.mark.long
 def test_a_sweep_that_is_killed_again_and_again_ends_with_the_same_table(tmp_path):
     """Ten times, at random moments; and the winner of the halving has the bits of an unbroken run."""
-    pytest.importorskip("optuna", reason="NO SWEEP THAT DRAWS VALUES WAS TESTED: pip install optuna")
+    optional("optuna", "SWEEP THAT DRAWS VALUES")
     at_a_time = ["sweep.parallel=2", "sweep.cores_per_trial=1"]
     words = drawn("sweep.trials=6", "sweep.halving=2", "train.steps=40", "checkpoint.every=5", *at_a_time)
     whole = sweep(tmp_path, *words, "run=sweeps/whole")
@@ -290,7 +308,7 @@ def test_ctrl_c_saves_the_trial_and_the_same_command_continues(tmp_path):
 
 @pytest.mark.long
 def test_values_are_drawn_from_the_seed_and_the_results_before_alone(tmp_path):
-    pytest.importorskip("optuna", reason="NO SWEEP THAT DRAWS VALUES WAS TESTED: pip install optuna")
+    optional("optuna", "SWEEP THAT DRAWS VALUES")
     from trainer.commands.sweep import sampler
 
     found, _ = space.parse({"rate": "log(1e-4, 1)", "width": [8, 16], "depth": "integer(1,3)"})
@@ -300,7 +318,8 @@ def test_values_are_drawn_from_the_seed_and_the_results_before_alone(tmp_path):
         for _ in range(14):
             if forget:  # as a command that is typed again
                 made = Sweep(made.path, made.settings, found)
-            trial = made.add(sampler.suggest(found, len(made.trials), made.trials, is_lowest=True, seed=seed))
+            made.add(sampler.suggest(found, len(made.trials), made.trials, is_lowest=True, seed=seed))
+            trial = made.trials[-1]
             trial.scores[9], trial.state = abs(math.log10(trial.values["rate"]) + 2), DONE
             made.remember()
         return [one.values for one in made.trials]
@@ -313,13 +332,12 @@ def test_values_are_drawn_from_the_seed_and_the_results_before_alone(tmp_path):
 
 @pytest.mark.long
 def test_tensorboard_has_the_values_and_the_score_of_each_trial(tmp_path):
-    reason = "NO HPARAMS OF TensorBoard WERE TESTED: pip install tensorboard"
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason=reason)
+    accumulator = optional("tensorboard.backend.event_processing.event_accumulator", "PAGE OF TensorBoard")
     from trainer.commands.sweep import hparams
 
     made = Sweep(tmp_path, settings(space={"rate": [0.5, 1.0]}), {"rate": [0.5, 1.0]})
-    made.add({"rate": 0.5}).scores[9] = 0.25
-    made.add({"rate": 1.0}).state = "ended with 65: NaN"
+    made.add({"rate": 0.5}, {"rate": 1.0})
+    made.trials[0].scores[9], made.trials[1].state = 0.25, "ended with 65: NaN"
     hparams.write(made)
     read = accumulator.EventAccumulator(str(tmp_path / "hparams/0000"))
     read.Reload()

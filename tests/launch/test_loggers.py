@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from extras import optional
 from runs import Run
 
 pytestmark = pytest.mark.cluster
@@ -101,7 +102,7 @@ def test_a_logger_whose_package_is_missing_is_named(tmp_path, finish):
 
 @pytest.mark.long
 def test_mlflow_has_the_run(tmp_path, finish, monkeypatch):
-    mlflow = pytest.importorskip("mlflow", reason="NO MLflow WAS TESTED: pip install mlflow-skinny")
+    mlflow = optional("mlflow", "MLflow")
     store = f"file:{tmp_path}/store"
     environment = {"MLFLOW_TRACKING_URI": store, "MLFLOW_EXPERIMENT_NAME": "mine", "MLFLOW_ALLOW_FILE_STORE": "true"}
     for steps in (8, 12):
@@ -119,7 +120,7 @@ def test_mlflow_has_the_run(tmp_path, finish, monkeypatch):
 
 @pytest.mark.long
 def test_wandb_has_the_run(tmp_path, finish):
-    pytest.importorskip("wandb", reason="NO Weights & Biases WAS TESTED: pip install wandb")
+    optional("wandb", "Weights & Biases")
     offline = {"WANDB_MODE": "offline"}
     run = finish(*SMALL, f"run={tmp_path}/run", "train.steps=4", "loggers=[wandb]", environment=offline)
     assert "\nlogger " not in run.output, run.output

@@ -87,7 +87,7 @@ def test_the_status_page_describes_the_task_in_json(serve):
         "state": "training",
         "is_listening": False,
         "is_stopping": False,
-        "is_mistaken": False,
+        "is_replaced": False,
         "ended_early": None,
         "is_ready": False,
         "generation": 0,

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from extras import optional
 
 from trainer.workload.data import DataError, DataSet, find_data_error, open_data
 from trainer.workload.data.examples import Batch, describe_nest
@@ -341,8 +342,8 @@ def test_a_package_that_is_missing_is_named_with_what_to_type(monkeypatch, tmp_p
 
 @pytest.mark.long
 def test_parquet_files_have_columns_of_numbers_texts_and_lists(tmp_path):
-    arrow = pytest.importorskip("pyarrow", reason="NO PARQUET WAS TESTED: pip install pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
+    arrow = optional("pyarrow", "PARQUET")
+    parquet = optional("pyarrow.parquet", "PARQUET")
     columns = {
         "number": arrow.array([1.0, None, 3.0]),
         "count": arrow.array([1, 2, 3], arrow.int32()),
@@ -377,7 +378,7 @@ def test_parquet_files_have_columns_of_numbers_texts_and_lists(tmp_path):
 
 @pytest.mark.long
 def test_folders_of_the_library_datasets_are_read(tmp_path):
-    library = pytest.importorskip("datasets", reason="NO FOLDER OF datasets WAS TESTED: pip install datasets")
+    library = optional("datasets", "FOLDER OF datasets")
     features = {"text": library.Value("string"), "y": library.ClassLabel(names=["no", "yes"])}
     rows = {"text": [f"t{number}" for number in range(10)], "y": [number % 2 for number in range(10)]}
     whole = library.Dataset.from_dict(rows, features=library.Features(features))
@@ -395,9 +396,7 @@ def test_folders_of_the_library_datasets_are_read(tmp_path):
 @pytest.mark.parametrize("kind", ["tfrecord", "array_record"])
 @pytest.mark.long
 def test_folders_of_tensorflow_datasets_are_read(tmp_path, kind):
-    library = pytest.importorskip(
-        "tensorflow_datasets", reason="NO FOLDER OF TensorFlow Datasets WAS TESTED: pip install tensorflow-datasets"
-    )
+    library = optional("tensorflow_datasets", "FOLDER OF TensorFlow Datasets")
     types = library.features
 
     class Numbers(library.core.GeneratorBasedBuilder, skip_registration=True):

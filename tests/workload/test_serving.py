@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from clients import served
+from extras import optional
 
 from trainer.config.schema import ModelConfig
 from trainer.plan.description import Question
@@ -48,7 +49,7 @@ def classifier() -> keras.Model:
 
 def test_pictures_are_scaled_and_logits_become_probabilities(digits, tmp_path):
     model = classifier()
-    found = serving.write(objective_for(model, digits), digits, tmp_path, ["saved_model", "litert"], {})
+    found = serving.write(objective_for(model, digits), digits, tmp_path, ["saved_model", "litert"], {}).served
     images = np.random.default_rng(1).integers(0, 256, (5, 4, 4), np.uint8)
     wanted = tf.nn.softmax(model(images / np.float32(255))).numpy()
     answers = served(tmp_path, tmp_path, inputs=images)
@@ -154,8 +155,8 @@ def test_formats_that_are_possible_pass_the_check(digits):
 
 @pytest.mark.long
 def test_onnx_gives_the_same(digits, tmp_path):
-    pytest.importorskip("tf2onnx", reason="NO ONNX WAS TESTED: pip install tf2onnx onnx onnxruntime")
-    runtime = pytest.importorskip("onnxruntime", reason="NO ONNX WAS TESTED: pip install tf2onnx onnx onnxruntime")
+    optional("tf2onnx", "ONNX")
+    runtime = optional("onnxruntime", "ONNX")
     model = classifier()
     serving.write(objective_for(model, digits), digits, tmp_path, ["onnx"], {})
     session = runtime.InferenceSession(tmp_path / "model.onnx")

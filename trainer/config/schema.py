@@ -610,7 +610,8 @@ class SweepConfig:
     # successive halving: each round trains the best 1/N of the trials N times as long; default: all to the end
     halving: int | None = field(default=None, metadata=limits(at_least=2))
     seed: int = field(default=0, metadata=limits(at_least=0))  # random seed of the values that are drawn
-    parallel: int = field(default=1, metadata=limits(at_least=1))  # trials at a time; the next two say what each has
+    # trials that train at the same time; more than 1 needs cores_per_trial or gpus_per_trial
+    parallel: int = field(default=1, metadata=limits(at_least=1))
     cores_per_trial: int | None = field(default=None, metadata=limits(at_least=1))  # default: an equal share
     gpus_per_trial: int | None = field(default=None, metadata=limits(at_least=1))  # default: none
 

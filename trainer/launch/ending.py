@@ -25,7 +25,7 @@ def done(directory: RunDirectory, summary: Mapping[str, Any], *, start: int, has
     steps, first = summary["steps"], summary["time_to_first_step_secs"]
     best, exported = summary.get("best"), [directory.export / name for name in MODELS]
     early = summary.get("ended_early")
-    again = shlex.join([*program(), "export", f"run={shown(directory.path)}"])
+    again = command(directory.path, resumes=True)
     rows = {
         "evaluation": ", ".join(f"{name} {value:.4f}" for name, value in summary.items() if name.startswith("eval_")),
         "learning rate": f"{rate:.6g} at the end" if (rate := summary.get("learning_rate")) is not None else None,

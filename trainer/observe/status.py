@@ -40,7 +40,7 @@ class Status:
     is_listening: bool = False  # its TensorFlow server accepts sessions
     is_stopping: bool = False  # it was asked to stop
     ended_early: str | None = None  # why; only the chief ends a run before its last step
-    is_mistaken: bool = False  # a shard host is connected to another task in its place
+    is_replaced: bool = False  # a shard host is connected to another task instead of this one
     is_ready: bool = False  # its shard too, if it holds one, can be loaded
     generation: int = 0  # of the state it works on; 0: none yet
     step: int = 0  # global step

@@ -11,7 +11,7 @@ from trainer.faults.problems import Problem
 JOBS = ("ps", "worker", "evaluator")
 CONTROL_PORT_OFFSET = 1000  # the status page of a task with a fixed address listens this much above its TensorFlow port
 HIGHEST_PORT = 65535 - CONTROL_PORT_OFFSET
-USUAL_PORT = 2222  # of the first task where each has a host of its own, or the only one; see `port_of`
+USUAL_PORT = 2222  # the first one that tasks are given
 
 
 def split(address: str) -> tuple[str, int]:
@@ -33,9 +33,8 @@ def split(address: str) -> tuple[str, int]:
 def port_of(number: int) -> int:
     """The port of the task with this place in a plan, where each task has a host of its own.
 
-    Such hosts are pods and containers, which come back at another address and leave theirs to others. As no two tasks
-    of a run have the same port, an address that a task has left leads to no other task: connections to it fail, and the
-    name is asked for again.
+    Pods and containers come back at another address and leave theirs to others. With a port for each task, an address
+    that a task has left leads to no other one: connecting fails, and the name is resolved again.
     """
     return USUAL_PORT + number
 

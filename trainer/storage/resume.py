@@ -71,7 +71,8 @@ def describe_finished(config: RunConfig) -> str | None:
         before = directory.read_config()
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    is_complete = summary.get("failed") is None and has_left and directory.export.is_dir()
+    is_exported = directory.export.is_dir() and not summary.get("not_exported")
+    is_complete = summary.get("failed") is None and has_left and is_exported
     is_of_this_model = before.model.name == config.model.name and _is_same_optimizer(before.optimizer, config.optimizer)
     is_same = (before.evaluate, before.train.steps) == (config.evaluate, config.train.steps)
     if not is_complete or not is_of_this_model or not (step == config.train.steps or (early and is_same)):

@@ -22,7 +22,7 @@ from trainer.workload import compiled_optimizer, loss_scale, serving, trial, wei
 from trainer.workload.build import Workload, open_dense, open_workload
 from trainer.workload.error_text import first_line
 from trainer.workload.objective import Objective
-from trainer.workload.serving import Served
+from trainer.workload.serving import Written
 from trainer.workload.step import is_seed
 
 DEFAULT_FORMATS = ("keras", "saved_model")
@@ -47,16 +47,11 @@ def export_run(
     snapshot: Snapshot,
     folder: Path,
     rows: Sequence[BlockMemory] = (),
-) -> Served | None:
+) -> Written:
     """Writes a state in the formats of `export.formats`, and as params.npz (each parameter and frozen weight).
 
-    A format that was not asked for, and that the model cannot be written in, is skipped with a warning.
-
-    Returns:
-        What the served formats take and return; None if none was written.
-
-    Raises:
-        ExportError: if the model cannot be written in a format that was asked for; the other files are there.
+    A format that was not asked for, and that the model cannot be written in, is skipped with a warning; one that was
+    asked for is a failure.
     """
     formats: Sequence[str] = config.export.formats or DEFAULT_FORMATS
     are_large = sum(4 * table.rows * table.width for table in plan.tables) > MODEL_NBYTES
@@ -67,17 +62,14 @@ def export_run(
         _log.warning("the tables are over 2 GiB: no model.keras and no model.weights.h5 is written")
     model = None if are_large else _whole_model(config, plan, workload.objective)
     tables = export(snapshot, model, folder, rows, formats=formats)
-    if not set(formats) & set(serving.FORMATS):
-        return None
     _assign(workload.model, snapshot)
     mapped = {path: np.load(file, mmap_mode="r") for path, file in tables.items()}
-    try:
-        return serving.write(workload.objective, workload.data, folder, formats, mapped)
-    except serving.ExportError as error:
-        if config.export.formats:
-            raise
-        _log.warning("%s", error)
-        return None
+    written = serving.write(workload.objective, workload.data, folder, formats, mapped)
+    if config.export.formats:
+        return written
+    for failure in written.failures:
+        _log.warning("%s", failure)
+    return Written(written.served)
 
 
 def export_checkpoint(directory: RunDirectory, source: Checkpoint, folder: Path, formats: Sequence[str]) -> None:
@@ -96,10 +88,12 @@ def export_checkpoint(directory: RunDirectory, source: Checkpoint, folder: Path,
     rows = table_files.loaded(source.path, plan.tables, seed=config.seed) if plan.tables else ()
     workload = open_workload(config, plan, directory.frozen)
     trial.run(workload.objective, workload.data, has_values=True, batch=0)
-    served = export_run(config, plan, workload, snapshot, folder, rows)
+    served, failures = export_run(config, plan, workload, snapshot, folder, rows)
     facts = {"steps": source.step, "cluster": plan.cluster, "strategy": plan.strategy}
     facts |= evaluations.results(directory, source.step) | {"params_sha256": params_sha256(snapshot, rows)}
     model_card.write(folder, config, facts, served, directory.event_log)
+    if failures:
+        raise serving.ExportError("; ".join(failures))
 
 
 def _whole_model(config: RunConfig, plan: Plan, objective: Objective) -> Any:

@@ -13,7 +13,7 @@ from trainer.task import watchdogs
 from trainer.task.assemble import make_host
 from trainer.task.context import Context, collect_garbage_from_now_on
 from trainer.task.leave import leave, log_failure
-from trainer.task.unsupervised import ChiefWatch, is_unsupervised, leave_if_mistaken
+from trainer.task.unsupervised import ChiefWatch, is_unsupervised, leave_if_workers_are_replaced
 
 # After the last goodbye: a worker's session tidies up behind it, and TensorFlow would log an error, `Cleanup partition
 # error: UNAVAILABLE`, if it found this server gone.
@@ -48,7 +48,7 @@ def start(context: Context) -> list[ShardHost]:
             _start_thread(f"rows of shard {host.shard.index}", partial(host.rows.serve, host.session))
     watchdogs.watch_hosts(context)
     if is_unsupervised(context):
-        leave_if_mistaken(context)
+        leave_if_workers_are_replaced(context)
     context.status.is_ready = True
     context.status.state = "waiting"
     first, *others = hosts

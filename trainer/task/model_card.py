@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,16 @@ def write(folder: Path, config: RunConfig, facts: Mapping[str, Any], served: Ser
     """
     text = "\n".join(_page(folder, config, facts, served, event_log)) + "\n"
     write_atomically(folder / "README.md", text)
+
+
+def remove_files(folder: Path) -> None:
+    """Removes an earlier export."""
+    for name in FILES:
+        path = folder / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _page(

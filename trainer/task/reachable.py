@@ -12,7 +12,7 @@ from trainer.task.context import Context
 
 RETRY_SECS = 1.0
 ANSWER_MS = 15_000  # for all hosts to answer
-MISTAKEN_SECS = 5.0  # that a host reaches another task in the place of this one, after which it will not find it
+REPLACED_SECS = 5.0  # of answers from another task, after which the host will not find this one by itself
 
 _log = logging.getLogger(__name__)
 v1 = tf.compat.v1
@@ -25,7 +25,7 @@ class UnreachableError(TrainerError):
 
 
 def answered_instead(message: str) -> str | None:
-    """The task that refused to hand out a tensor, as TensorFlow's error names it; None if it is another error."""
+    """The task that answered instead of this one, as TensorFlow's error names it; None for any other error."""
     found = re.search(r"different device incarnation.*?/job:(\w+)/replica:0/task:(\d+)", message, re.DOTALL)
     return f"{found[1]}:{found[2]}" if found else None
 
@@ -52,20 +52,21 @@ def wait_until_reached(context: Context) -> None:
     config.operation_timeout_in_ms = ANSWER_MS
     session = v1.Session(context.server.target, graph=graph, config=config)
     context.keep_open.append(session)
-    began, last = time.monotonic(), ""
+    began, replaced_since, last = time.monotonic(), None, ""
     while True:
         try:
             session.run(fetched, {number: 0.0})
-            context.status.is_mistaken = False
+            context.status.is_replaced = False
             return
         except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError, tf.errors.AbortedError) as error:
             other = answered_instead(error.message)
             if isinstance(error, tf.errors.AbortedError) and other in (None, context.task.name):
                 raise
             reason = f"{other} answers" if other else _reason(error.message)
-            waited = time.monotonic() - began
-            context.status.is_mistaken = other is not None and waited > MISTAKEN_SECS
-            if waited > context.config.timeouts.roll_call_secs:
+            now = time.monotonic()
+            replaced_since = (replaced_since or now) if other else None
+            context.status.is_replaced = replaced_since is not None and now - replaced_since > REPLACED_SECS
+            if now - began > context.config.timeouts.roll_call_secs:
                 raise UnreachableError(f"a shard host does not reach this task: {reason}") from error
             if reason != last:
                 _log.info("a shard host does not reach this task yet: %s", reason)

@@ -67,26 +67,28 @@ def save_before_hosts_leave(context: Context) -> None:
     _start("evictions", watch)
 
 
-def leave_if_mistaken(context: Context) -> None:
-    """Ends this shard host when a worker says that a host is connected to another task in its place.
+def leave_if_workers_are_replaced(context: Context) -> None:
+    """Ends this shard host when a worker reports that a host is connected to another task instead of that worker.
 
-    Such a connection holds, so the worker would wait for ever. When a host leaves, all tasks do, and resume from the
-    newest checkpoint with new connections.
+    Such a connection stays open, so the worker would wait for ever. When a host leaves, all tasks do, and resume from
+    the newest checkpoint with new connections.
     """
+    waits_for_all = context.plan.effective_strategy.waits_for_all
 
     def watch() -> None:
-        before = None
+        step = None
         while context.needs_hosts:
             time.sleep(WORKERS_SECS)
-            if before != (before := context.status.step):
-                continue  # it gets on
+            before, step = step, context.status.step
+            if waits_for_all and before != step:
+                continue  # so every worker takes part
             for worker in context.plan.workers:
                 page = try_status(worker.control, READ_SECS)
-                if page and page["is_mistaken"]:
-                    _log.error("failed: a shard host is connected to another task in the place of %s", worker.name)
+                if page and page["is_replaced"]:
+                    _log.error("failed: a shard host is connected to another task instead of %s", worker.name)
                     leave(exit_codes.INCOMPLETE)
 
-    _start("mistaken", watch)
+    _start("workers", watch)
 
 
 class ChiefWatch:

@@ -52,36 +52,47 @@ class Served(NamedTuple):
     classes: tuple[str, ...]  # names, where they are known
 
 
+class Written(NamedTuple):
+    """What came of an export in the served formats."""
+
+    served: Served | None = None  # None if nothing was written
+    failures: tuple[str, ...] = ()  # why formats were not written
+
+
 def write(
     objective: Objective, data: DataSet, folder: Path, formats: Sequence[str], tables: Mapping[str, np.ndarray]
-) -> Served:
+) -> Written:
     """Writes `saved_model/1`, `model.onnx` and `model.tflite`, those of them that are asked for.
 
     Args:
         objective: of the model, with the values to export.
         tables: rows of its sparse layers, by path.
-
-    Raises:
-        ExportError: if the model cannot be written so.
     """
+    if not set(formats) & set(FORMATS):
+        return Written()
     with tempfile.TemporaryDirectory(dir=folder, prefix="saved_model-") as scratch, _temporary_files_in(scratch):
         new = Path(scratch, VERSION)
         try:
             served = _write_saved_model(objective, data, new, tables)
-        except (OSError, ExportError):
+        except OSError:
             raise
+        except ExportError as error:
+            return Written(failures=(str(error),))
         except Exception as error:  # whatever the code of a model or of its data does
-            raise ExportError(f"TensorFlow cannot write a SavedModel: {first_line(error)}") from error
+            return Written(failures=(f"TensorFlow cannot write a SavedModel: {first_line(error)}",))
         if "saved_model" in formats:
             target = folder / "saved_model"
             shutil.rmtree(target, ignore_errors=True)
             target.mkdir()
             new = new.rename(target / VERSION)
-        if "onnx" in formats:
-            _write_onnx(new, folder / "model.onnx")
-        if "litert" in formats:
-            _write_litert(new, folder / "model.tflite")
-    return served
+        failures = []
+        for name, convert, file in (("onnx", _write_onnx, "model.onnx"), ("litert", _write_litert, "model.tflite")):
+            try:
+                if name in formats:
+                    convert(new, folder / file)
+            except ExportError as error:
+                failures.append(str(error))
+    return Written(served, tuple(failures))
 
 
 @contextmanager
@@ -104,7 +115,8 @@ def check(objective: Objective, data: DataSet, formats: Sequence[str]) -> None:
         return
     first = {table.path: np.zeros((1, table.width), np.float32) for table in tables_of(objective, data.spec)}
     with tempfile.TemporaryDirectory() as folder:
-        write(objective, data, Path(folder), formats, first)
+        if failures := write(objective, data, Path(folder), formats, first).failures:
+            raise ExportError("; ".join(failures))
 
 
 def _write_saved_model(objective: Objective, data: DataSet, folder: Path, tables: Mapping[str, np.ndarray]) -> Served:

@@ -21,6 +21,7 @@ from trainer.config.schema import BestIs, Mode, RunConfig
 from trainer.faults.problems import ConfigError, Problem
 from trainer.observe.machine import this_machine
 from trainer.plan import resolve, validate
+from trainer.plan.devices import Machine
 from trainer.storage import evaluations
 
 OWN = ("mode=", "sweep=", "sweep.", "run=")  # overrides that are not those of the trials
@@ -36,8 +37,11 @@ def check(config: RunConfig) -> list[Problem]:
     found, problems = space.parse(config.sweep.space)
     if "train.steps" in found and config.sweep.halving is not None:
         problems.append(Problem("sweep.space.train.steps", "is what sweep.halving changes", "remove one"))
-    problems += shares.check(config, this_machine())
-    return problems or list(dict.fromkeys(one for values in _corners(found) for one in _problems_of(values)))
+    machine = this_machine()
+    if problems := problems + shares.check(config, machine):
+        return problems
+    own = shares.machine_of(config.sweep, machine)
+    return list(dict.fromkeys(one for values in _corners(found) for one in _problems_of(values, own)))
 
 
 def run(config: RunConfig, start: Start) -> int:
@@ -58,7 +62,7 @@ def run(config: RunConfig, start: Start) -> int:
         return sampler.suggest(found, number, before, is_lowest=settings.is_lowest, seed=asked.seed)
 
     suggest(0, [])  # fails now if it must
-    return runner.run(Sweep(_folder(config), settings, found), suggest, shares.shares(config, this_machine()))
+    return runner.run(Sweep(_folder(config), settings, found), shares.shares(config, this_machine()), suggest)
 
 
 def run_combinations(jobs: Sequence[tuple[Sequence[str], RunConfig]]) -> int:
@@ -86,15 +90,15 @@ def _settings(config: RunConfig, command: list[str], found: dict[str, Any], tria
     metric = config.sweep.metric
     is_own = metric == f"eval_{config.evaluate.best_metric}"
     is_lowest = evaluations.prefers_less(metric, config.evaluate.best_is if is_own else BestIs.auto)
-    return Settings(command, found, metric, is_lowest, config.train.steps, trials)
+    own = shares.machine_of(config.sweep, this_machine()).cores if shares.are_asked_for(config.sweep) else None
+    return Settings(command, found, metric, is_lowest, config.train.steps, trials, cores=own)
 
 
 def _run_grid(config: RunConfig, settings: Settings, found: Space) -> int:
     combinations = list(space.grid(found))
     sweep = Sweep(_folder(config), replace(settings, trials=len(combinations), parallel=1), found)
-    for values in combinations[len(sweep.trials) :]:
-        sweep.add(values)
-    return runner.run(sweep, lambda number, _: combinations[number], shares.shares(config, this_machine()))
+    sweep.add(*combinations[len(sweep.trials) :])
+    return runner.run(sweep, shares.shares(config, this_machine()))
 
 
 def _common() -> list[str]:
@@ -125,14 +129,15 @@ def _corners(found: Space) -> Iterator[Values]:
     yield from islice((first | {key: value} for key, values in choices.items() for value in values), MOST_CHECKED)
 
 
-def _problems_of(values: Values) -> list[Problem]:
+def _problems_of(values: Values, machine: Machine) -> list[Problem]:
+    """What is wrong with the config of a trial with these values; `machine` is as a trial sees it."""
     try:
         given = arguments.sort(sys.argv[1:])
         own = [word for word in given.overrides if not word.startswith(OWN)]
         compose.load(
             [*own, *space.overrides(values)],
             lambda config: resolve.resolve(config, os.environ),
-            lambda config: validate.validate(config, this_machine()),
+            lambda config: validate.validate(config, machine),
             config_dir=given.parse().config_dir,
         )
     except ConfigError as error:

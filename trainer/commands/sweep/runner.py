@@ -31,17 +31,20 @@ POLL_SECS = 0.05
 WARM_MINUTES = "2"  # for which TensorFlow waits for the next trial, unless the environment says otherwise
 LONGEST = 200  # characters of a reason
 
-Suggest = Callable[[int, Sequence[Trial]], Values]  # the values of a trial: its number, trials that have ended
+Suggest = Callable[
+    [int, Sequence[Trial]], Values
+]  # (number of the trial, earlier trials that have ended) -> its values
 
 
-def run(sweep: Sweep, suggest: Suggest, shares: Sequence[Share]) -> int:
+def run(sweep: Sweep, shares: Sequence[Share], suggest: Suggest | None = None) -> int:
     """Runs what is left of a sweep; returns 0, 130 or 143 if it was stopped, or a trial's code if none has a score.
 
     Every trial is remembered before it starts, and its score when it has one. A run that a killed sweep left goes on
     where it was, or is waited for if it still trains.
 
     Args:
-        shares: of the machine, for as many trials at a time.
+        shares: of the machine, for as many trials at the same time.
+        suggest: draws the values of trials that the sweep does not have yet.
     """
     settings = sweep.settings
     for trial in sweep.trials:
@@ -50,6 +53,7 @@ def run(sweep: Sweep, suggest: Suggest, shares: Sequence[Share]) -> int:
     rounds = rungs(settings.steps, settings.trials, settings.halving)
     runner = _Runner(sweep, shares)
     with runner.until_stopped():
+        runner.wait_for_leftovers()
         for number, (steps, count) in enumerate(rounds):
             is_first = number == 0
             chosen = runner.first(count, suggest) if is_first else survivors(sweep, rounds[number - 1][0], count)
@@ -72,7 +76,7 @@ def command_of(sweep: Sweep, trial: Trial, steps: int) -> list[str]:
 
 @dataclass
 class _Running:
-    """A trial that trains; without a process it waits for one that a killed sweep left."""
+    """A trial that trains; without a process it waits for another that uses its directory."""
 
     trial: Trial
     steps: int
@@ -106,18 +110,32 @@ class _Runner:
             with table.shown(self._sweep, lambda: [(one.trial, one.steps) for one in self._running]):
                 yield
         finally:
+            for one in self._running:  # none, unless the sweep itself has failed
+                if one.process is not None:
+                    one.process.terminate()
+                    one.process.wait()
             for number, handler in handlers.items():
                 signal.signal(number, handler)
 
-    def first(self, count: int, suggest: Suggest) -> Iterator[Trial]:
+    def wait_for_leftovers(self) -> None:
+        """Waits for trials that a killed sweep left: they use shares that nobody gave them here."""
+        for trial in self._sweep.trials:
+            said = False
+            while not self.stopped_by and lease.owner(RunDirectory(self._sweep.run_of(trial))) is not None:
+                if not said:
+                    print(f"{trial.name}  is still training for a sweep that was killed; waiting for it", flush=True)
+                said = True
+                time.sleep(POLL_SECS)
+
+    def first(self, count: int, suggest: Suggest | None) -> Iterator[Trial]:
         """All trials of the first round, in order; those that are not there are made.
 
-        With N trials at a time, trial n is drawn from the results of trials 0 to n - N, which have ended by then, and
-        no others: what is drawn does not depend on which trial is faster.
+        With N trials at the same time, trial n is drawn from the results of trials 0 to n - N, which have ended by
+        then, and no others: what is drawn does not depend on which trial is faster.
         """
         trials = self._sweep.trials
         for number in range(count):
-            if number == len(trials):
+            if number == len(trials) and suggest is not None:
                 known = trials[: max(0, number + 1 - self._sweep.settings.parallel)]
                 self.wait_for(known)
                 if self.stopped_by:
@@ -128,14 +146,9 @@ class _Runner:
     def start(self, trial: Trial, steps: int) -> None:
         """Starts a trial as soon as a share is free, unless this process was asked to stop."""
         self._wait(lambda: bool(self._free))
-        if self.stopped_by:
-            return
-        one = _Running(trial, steps, self._free.pop(0))
-        self._running.append(one)
-        if lease.owner(self._run_of(one)) is None:
-            self._spawn(one)
-        else:
-            print(f"{trial.name}  still trains for a sweep that was killed; waiting for it", flush=True)
+        if not self.stopped_by:
+            self._running.append(_Running(trial, steps, self._free.pop(0)))
+            self._spawn(self._running[-1])
 
     def wait_for(self, trials: Sequence[Trial]) -> None:
         """Waits until none of these trains."""
@@ -146,7 +159,9 @@ class _Runner:
             time.sleep(POLL_SECS)
             for one in list(self._running):
                 if one.process is not None:
-                    if (code := one.process.poll()) is not None:
+                    if (code := one.process.poll()) == exit_codes.RUN_IN_USE:
+                        one.process = None  # a killed sweep had only just started it
+                    elif code is not None:
                         self._release(one)
                         self._take(one, code)
                 elif self.stopped_by:
@@ -160,7 +175,7 @@ class _Runner:
         environment = {"TRAINER_WARM_MINUTES": WARM_MINUTES} | os.environ | one.share.environment()
         with self._log(one.trial).open("ab") as output, one.share.inherited():
             one.process = subprocess.Popen(words, stdout=output, stderr=output, env=environment)
-        if self.stopped_by == signal.SIGTERM:  # before it could be passed on
+        if self.stopped_by:  # meanwhile
             one.process.terminate()
 
     def _release(self, one: _Running) -> None:

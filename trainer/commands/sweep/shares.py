@@ -1,11 +1,12 @@
-"""Shares of this machine, on which the trials of a sweep run at the same time."""
+"""Shares of this machine, for trials of a sweep that run at the same time."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from trainer.config.schema import Launch, RunConfig, SweepConfig
 from trainer.faults.problems import Problem
@@ -25,7 +26,7 @@ class Share:
 
     def prefix(self) -> list[str]:
         """What a person types before a command for it to use this share."""
-        environment = ["env", f"{VISIBLE}={','.join(self.gpus)}"] if self.gpus else []
+        environment = ["env", *(f"{name}={value}" for name, value in self.environment().items())] if self.gpus else []
         return [*environment, *(["taskset", "-c", ",".join(map(str, sorted(self.cores)))] if self.cores else [])]
 
     @contextmanager
@@ -45,37 +46,62 @@ class Share:
 def shares(config: RunConfig, machine: Machine) -> list[Share]:
     """As many as `sweep.parallel`."""
     asked = config.sweep
-    if not _shares_out(asked):
+    if not are_asked_for(asked):
         return [Share()]
-    of_each = asked.cores_per_trial or max(1, machine.cores // asked.parallel), asked.gpus_per_trial or 0
+    one = machine_of(asked, machine)
     cores, gpus = sorted(os.sched_getaffinity(0)), allotted_gpus(os.environ) or [*map(str, range(machine.gpus))]
-    parts = [[slice(number * each, (number + 1) * each) for each in of_each] for number in range(asked.parallel)]
-    return [Share(frozenset(cores[own_cores]), tuple(gpus[own_gpus])) for own_cores, own_gpus in parts]
+    return [
+        Share(frozenset(_nth(cores, one.cores, number)), tuple(_nth(gpus, one.gpus, number)))
+        for number in range(asked.parallel)
+    ]
+
+
+def are_asked_for(asked: SweepConfig) -> bool:
+    return _key(asked) is not None
+
+
+def machine_of(asked: SweepConfig, machine: Machine) -> Machine:
+    """The machine as a trial sees it."""
+    if not are_asked_for(asked):
+        return machine
+    cores = asked.cores_per_trial or max(1, machine.cores // asked.parallel)
+    return replace(machine, cores=cores, gpus=asked.gpus_per_trial or 0)
 
 
 def check(config: RunConfig, machine: Machine) -> list[Problem]:
     """What is wrong with the shares that a sweep asks for."""
-    asked = config.sweep
-    if not _shares_out(asked):
+    asked, key = config.sweep, _key(config.sweep)
+    if key is None:
         return []
     if config.launch.name is not Launch.local:
-        return [Problem("sweep.parallel", f"not with launch={config.launch.name.value}", "launch=local")]
+        return [Problem(key, f"not with launch={config.launch.name.value}", "leave it out, or launch=local")]
     if not hasattr(os, "sched_setaffinity"):
-        return [Problem("sweep.parallel", "this system cannot share out its cores", "sweep.parallel=1")]
+        return [Problem(key, "this system cannot share out its cores", "leave it out")]
     if asked.cores_per_trial is None and asked.gpus_per_trial is None:
         remedy = f"e.g. sweep.cores_per_trial={max(1, machine.cores // asked.parallel)}, or sweep.gpus_per_trial"
-        return [Problem("sweep.parallel", f"{asked.parallel} trials at a time need a share each", remedy)]
+        return [Problem(key, f"{asked.parallel} trials at the same time need a share each", remedy)]
+    if config.device.gpus and asked.gpus_per_trial is None:
+        message = "device.gpus gives the trials GPUs, and none are shared out"
+        return [Problem("sweep.gpus_per_trial", message, "e.g. sweep.gpus_per_trial=1")]
     wanted = {"cores": (asked.cores_per_trial or 1, machine.cores), "gpus": (asked.gpus_per_trial or 0, machine.gpus)}
     return [
         Problem(
             f"sweep.{name}_per_trial",
             f"{asked.parallel} trials with {of_each} each need {total}; this machine has {there}",
-            "fewer trials at a time, or less for each",
+            "fewer trials at the same time, or less for each",
         )
         for name, (of_each, there) in wanted.items()
         if (total := asked.parallel * of_each) > there
     ]
 
 
-def _shares_out(asked: SweepConfig) -> bool:
-    return asked.parallel > 1 or asked.cores_per_trial is not None or asked.gpus_per_trial is not None
+def _key(asked: SweepConfig) -> str | None:
+    """The key that asks for shares; None if none does."""
+    if asked.parallel > 1:
+        return "sweep.parallel"
+    given = {"sweep.cores_per_trial": asked.cores_per_trial, "sweep.gpus_per_trial": asked.gpus_per_trial}
+    return next((key for key, value in given.items() if value is not None), None)
+
+
+def _nth(listed: Sequence[Any], each: int, number: int) -> Sequence[Any]:
+    return listed[number * each : (number + 1) * each]

@@ -1,4 +1,4 @@
-"""The trials of a sweep on a terminal, while one of them trains."""
+"""The trials of a sweep on a terminal, while some of them train."""
 
 from __future__ import annotations
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from trainer.commands.sweep.space import Space, Values
-from trainer.faults.exit_codes import CONFIG, TrainerError
+from trainer.faults.exit_codes import CONFIG, OK, TrainerError
 from trainer.storage.atomic import write_atomically
 
 SETTINGS, TRIALS = "sweep.yaml", "trials.json"
@@ -64,7 +64,11 @@ class Settings:
     trials: int
     halving: int | None = None
     seed: int = 0
-    parallel: int = 1  # trials at a time: those beside each other are drawn without knowing of each other
+    parallel: int = 1  # trials at the same time, where values are drawn: each is drawn without those beside it
+    cores: int | None = None  # of each trial, on which its threads and so its bits depend; None: all
+
+
+DEFAULTS = {one.name: one.default for one in fields(Settings)}
 
 
 class Sweep:
@@ -80,24 +84,23 @@ class Sweep:
         path.mkdir(parents=True, exist_ok=True)
         self.trials = self._read()
         file, said = path / SETTINGS, asdict(settings)
-        before = asdict(Settings(**yaml.safe_load(file.read_text()))) if file.exists() else said
-        different = [key for key in said if before[key] != said[key]]
+        before = yaml.safe_load(file.read_text()) if file.exists() else said
+        different = [key for key in said if before.get(key, DEFAULTS.get(key)) != said[key]]
         if different and not (set(different) <= {"metric", "is_lowest"} and not any(one.scores for one in self.trials)):
             raise OtherSweepError(
-                f"{path} has another sweep: {different[0]} was {before[different[0]]}, and is "
+                f"{path} has another sweep: {different[0]} was {before.get(different[0])}, and is "
                 f"{said[different[0]]}; repeat its command, or choose another run=PATH"
             )
         if different:
             for trial in self.trials:
-                trial.state = WAITING
+                trial.state = WAITING if trial.code == OK else trial.state
+            self.remember()
         write_atomically(file, yaml.safe_dump(said, sort_keys=False))
 
-    def add(self, values: Values) -> Trial:
-        """A new trial, which is remembered before it starts."""
-        trial = Trial(len(self.trials), values)
-        self.trials.append(trial)
+    def add(self, *values: Values) -> None:
+        """Adds a trial for each of these values, which are remembered before it starts."""
+        self.trials += [Trial(number, one) for number, one in enumerate(values, len(self.trials))]
         self.remember()
-        return trial
 
     def remember(self) -> None:
         write_atomically(self.path / TRIALS, json.dumps([asdict(one) for one in self.trials], indent=1))

@@ -14,7 +14,7 @@ from pathlib import PurePath
 
 from trainer.config.schema import RunConfig
 from trainer.launch.containers.spec import CPU_IMAGE, GPU_IMAGE
-from trainer.plan.addresses import CONTROL_PORT_OFFSET, JOBS, split
+from trainer.plan.addresses import JOBS, port_of
 from trainer.plan.devices import of_task
 from trainer.plan.environment import QUIET
 from trainer.plan.plan import Plan, Task
@@ -69,7 +69,9 @@ def describe(config: RunConfig, plan: Plan, overrides: Sequence[str]) -> Schedul
     if gpus := {len(task.gpus) for task in plan.workers if task.gpus}:
         own.append(f"device.gpus={{worker:[{','.join(map(str, range(max(gpus))))}]}}")  # counted from 0 in each pod
     command = (*COMMAND, *own, f"run={RUNS}/{name}")
-    return ScheduledRun(name, tuple(_task(config, task) for task in plan.tasks), command, config.user)
+    return ScheduledRun(
+        name, tuple(_task(config, task, port_of(n)) for n, task in enumerate(plan.tasks)), command, config.user
+    )
 
 
 def name_of(config: RunConfig) -> str:
@@ -78,12 +80,12 @@ def name_of(config: RunConfig) -> str:
     return re.sub(r"[^a-z0-9-]+", "-", given.lower()).strip("-")[:LONGEST_NAME].strip("-") or "run"
 
 
-def _task(config: RunConfig, task: Task) -> ScheduledTask:
+def _task(config: RunConfig, task: Task, port: int) -> ScheduledTask:
     return ScheduledTask(
         name=f"{task.job}-{task.index}",
         job=task.job,
         index=task.index,
-        port=split(task.control)[1] - CONTROL_PORT_OFFSET,
+        port=port,
         image=config.container.image or (GPU_IMAGE if task.gpus else CPU_IMAGE),
         gpus=len(task.gpus),
         memory_mib=of_task(config.container.memory_mib, task.job, task.index),

@@ -45,8 +45,9 @@ from trainer.task.metrics import MetricResults
 from trainer.task.pace import Every, Pace
 from trainer.task.tensorboard import Events
 from trainer.workload.build import Workload
+from trainer.workload.error_text import first_line
 from trainer.workload.objective import Objective
-from trainer.workload.serving import ExportError
+from trainer.workload.serving import Written
 
 _log = logging.getLogger(__name__)
 
@@ -347,11 +348,9 @@ def finish(
         if best:
             results["best"] = best
         state, rows = _load(context, best) if best else (snapshot, last_rows)
-        try:
-            served = export_run(context.config, context.plan, workload, state, context.directory.export, rows)
-        except ExportError as error:  # training is done, and its results must be kept
-            served, results["not_exported"] = None, str(error)
-            _log.error("not exported: %s", error)
+        served, failures = _export(context, workload, state, rows)
+        if failures:
+            results["not_exported"] = "; ".join(failures)
         chief.hooks.call("on_end", snapshot.step, _logs(results))
     results["ended_early"] = None if stopped else context.status.ended_early
     summary = results | {"resumed_from": resumed_from, "params_sha256": params_sha256(snapshot, last_rows)}
@@ -364,6 +363,21 @@ def finish(
         model_card.write(context.directory.export, context.config, facts, served, context.directory.event_log)
     if chief.report.logs_progress:
         log_summary(summary)
+
+
+def _export(context: Context, workload: Workload, state: Snapshot, rows: Sequence[BlockMemory]) -> Written:
+    """Exports a state; whatever the code of a model does then, training is done, and its results are kept."""
+    model_card.remove_files(context.directory.export)  # of a run that had fewer steps
+    try:
+        written = export_run(context.config, context.plan, workload, state, context.directory.export, rows)
+    except OSError:
+        raise
+    except Exception as error:
+        _log.exception("the export has failed")
+        written = Written(failures=(f"{type(error).__name__}: {first_line(error)}",))
+    for failure in written.failures:
+        _log.error("not exported: %s", failure)
+    return written
 
 
 def _load(context: Context, best: Mapping[str, Any]) -> tuple[Snapshot, Sequence[BlockMemory]]:
