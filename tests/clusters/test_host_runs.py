@@ -61,6 +61,7 @@ def test_the_bits_are_those_of_one_machine_after_a_killed_worker_a_killed_ps_and
     assert run.pids() == []
 
 
+@pytest.mark.long
 def test_ctrl_c_saves_and_a_killed_launcher_of_the_run_that_is_continued_leaves_nothing(on_hosts, start):
     run = on_hosts(*EXACT, "train.steps=100000")
     run.wait_for_step(5)

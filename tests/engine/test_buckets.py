@@ -109,7 +109,7 @@ def wait_until_it_pulls(engine: ShardedEngine) -> None:
     wait_until(lambda: min(engine.session.run(sizes)) == 0)
 
 
-@pytest.mark.long(but=["1-another worker"])
+@pytest.mark.long
 @pytest.mark.cluster
 @pytest.mark.parametrize("worker", [0, 1], ids=["the chief", "another worker"])
 @pytest.mark.parametrize("pushes", [0, 1, 2, 3])

@@ -56,7 +56,7 @@ def test_rounded_rows_have_the_same_bits_wherever_they_are_and_whoever_dies():
     assert params_sha256(snapshot, rows_of(cluster)) == one != sent(1)
 
 
-@pytest.mark.long(but=["memory"])
+@pytest.mark.long
 @pytest.mark.parametrize("wire", ["memory", "float32"])
 def test_a_quorum_of_all_has_the_bits_of_sync(wire):
     assert sent(2, wire=wire, strategy="backup", quorum=2) == trained(ADAGRAD, "*")

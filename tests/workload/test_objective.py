@@ -43,6 +43,12 @@ def keras_results(model: keras.Model) -> dict[str, float]:
     return {name: float(value) for name, value in model.get_metrics_result().items()}
 
 
+@pytest.mark.long(
+    but=[
+        *("softmax", "dicts and texts", "two outputs", "labels by name, outputs in a list", "compute_loss", "masks"),
+        *("frozen weights", "weights", "binary, of logits"),
+    ]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_evaluation_equals_keras_s(kind):
     one = workload(kind)

@@ -119,6 +119,7 @@ def test_a_model_that_counts_nothing_is_refused(options):
 # ---- what is expected
 
 
+@pytest.mark.long(but=["11-6-20"])
 @pytest.mark.parametrize(("steps", "batch_size", "examples"), [(3, 4, 10), (7, 12, 12), (11, 6, 20)])
 def test_expected_counts_follow_the_order_of_the_data(steps, batch_size, examples):
     used = [
