@@ -99,6 +99,40 @@ def on_step(step, logs):
 """
 
 
+CANNOT_BE_MADE_AGAIN = """
+from pathlib import Path
+
+import keras
+
+PATH = Path("{broken}")
+
+
+def model():
+    if PATH.exists():
+        raise RuntimeError("out of order")
+    inputs = keras.Input((28, 28, 1))
+    first = keras.ops.cast(keras.layers.Flatten()(inputs)[:, 0], "int32")
+    return keras.Model(inputs, keras.layers.Dense(10)(keras.layers.Embedding(2, 4, name="pixel")(first)))
+
+
+def on_step(step, logs):
+    PATH.touch()
+"""
+
+
+@pytest.mark.long
+def test_a_run_whose_model_cannot_be_made_again_in_the_end_keeps_its_results(start: Callable[..., Run], tmp_path):
+    """A model with tables is, as a whole, for its export."""
+    file, folder = tmp_path / "own.py", tmp_path / "run/export"
+    file.write_text(CANNOT_BE_MADE_AGAIN.format(broken=tmp_path / "broken"))
+    words = [f"user={file}", "model=model", "placement.sparse=[pixel]", "cluster=local", "train.steps=3"]
+    run = start(*words, f"run={tmp_path}/run")
+    assert run.wait() == 0, run.output
+    assert re.search(r"^not exported +RuntimeError: out of order; to try again", run.output, re.MULTILINE), run.output
+    assert run.summary()["steps"] == 3
+    assert {path.name for path in folder.iterdir()} == {"README.md"}
+
+
 @pytest.mark.long
 def test_a_run_whose_model_cannot_be_exported_in_the_end_keeps_its_results(start: Callable[..., Run], tmp_path):
     """And the same command exports it once that is mended."""

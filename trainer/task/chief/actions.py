@@ -367,6 +367,7 @@ def finish(
 
 def _export(context: Context, workload: Workload, state: Snapshot, rows: Sequence[BlockMemory]) -> Written:
     """Exports a state; whatever the code of a model does then, training is done, and its results are kept."""
+    context.directory.export.mkdir(parents=True, exist_ok=True)
     model_card.remove_files(context.directory.export)  # of a run that had fewer steps
     try:
         written = export_run(context.config, context.plan, workload, state, context.directory.export, rows)
@@ -374,7 +375,7 @@ def _export(context: Context, workload: Workload, state: Snapshot, rows: Sequenc
         raise
     except Exception as error:
         _log.exception("the export has failed")
-        written = Written(failures=(f"{type(error).__name__}: {first_line(error)}",))
+        written = Written(failures=(first_line(error),))
     for failure in written.failures:
         _log.error("not exported: %s", failure)
     return written
