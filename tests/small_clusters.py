@@ -30,7 +30,7 @@ from trainer.engine.sharded.host import OnUpdate, ShardHost
 from trainer.engine.sharded.worker import ShardedEngine
 from trainer.engine.sharded.worker_graph import WorkerSpec
 from trainer.engine.tables.host import TableHost
-from trainer.engine.tables.memory import mapped, private
+from trainer.engine.tables.mapping import mapped, private
 from trainer.engine.tables.messages import SentTables
 from trainer.engine.tables.payloads import Mailboxes, Payloads
 from trainer.engine.tables.touches import Touches

@@ -31,6 +31,7 @@ from trainer.engine.sharded.worker import ShardedEngine
 from trainer.plan.forecast import traffic
 from trainer.plan.forecast.traffic import Message
 from trainer.plan.plan import Plan
+from trainer.plan.tables import SparsePattern
 from trainer.workload import lookups
 from trainer.workload import step as replica
 from trainer.workload.build import Workload
@@ -328,7 +329,7 @@ def workload_of_rows() -> Workload:
     keras.utils.set_random_seed(7)
     ids = {"a": np.tile(np.arange(5), (96, 1)), "b": np.full((96, 1), 7)}
     data = from_arrays((ids, np.arange(96) % 3), (ids, np.arange(96) % 3), source="test")
-    with lookups.building(["*"]):
+    with lookups.building([SparsePattern("*")]):
         given = {name: keras.Input(one.shape[1:], dtype="int64", name=name) for name, one in ids.items()}
         found = [
             keras.layers.Flatten()(keras.layers.Embedding(20, 2, name="narrow")(given["a"])),

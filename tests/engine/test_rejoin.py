@@ -36,7 +36,7 @@ def dying(cluster: Cluster, worker: int, last: Callable[[ShardedEngine], Any], r
         engine.session.run(last(engine), engine._asking(False, 0))
         successor = cluster.successor(worker)
         results["generation"] = successor.held()
-        outcome = to_the_end(successor)
+        outcome = to_the_end(successor, cluster.steps)
         results["missed"] = successor.missed
         return outcome
 

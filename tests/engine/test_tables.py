@@ -18,9 +18,10 @@ from trainer.engine import optimizers
 from trainer.engine.tables import exact_sum
 from trainer.engine.tables.first_values import first_values
 from trainer.engine.tables.host import TableHost
-from trainer.engine.tables.memory import BlockMemory, private, sum_pushed
+from trainer.engine.tables.mapping import private
+from trainer.engine.tables.memory import BlockMemory, sum_pushed
 from trainer.engine.tables.touches import check_ids
-from trainer.plan.tables import FirstValues, Table, TableLayout, blocks_of
+from trainer.plan.tables import FirstValues, SparsePattern, Table, TableLayout, blocks_of
 from trainer.task import table_files
 from trainer.task.export import params_sha256
 from trainer.workload import lookups, step
@@ -79,9 +80,9 @@ def reduced() -> keras.Model:
     return keras.Model({"user": user, "words": words, "x": x}, keras.layers.Dense(4, name="logits")(hidden))
 
 
-def workload(*patterns: str, make: Callable[[], keras.Model] = model) -> Workload:
+def workload(*patterns: str | SparsePattern, make: Callable[[], keras.Model] = model) -> Workload:
     keras.utils.set_random_seed(SEED)
-    with lookups.building(patterns):
+    with lookups.building([SparsePattern(one) if isinstance(one, str) else one for one in patterns]):
         built = make()
     data = clicks()
     objective = make_objective(built, data.spec, Wanted("sparse_categorical_crossentropy"))
@@ -338,13 +339,14 @@ def test_a_subclass_that_looks_rows_up_by_itself_cannot_be_sparse():
         def call(self, inputs):
             return keras.ops.take(self.embeddings, inputs, axis=0)
 
-    with lookups.building(["table"]), pytest.raises(ValueError, match=r"table has a call that does not use super\(\)"):
+    says = r"table has a call that does not use super\(\)"
+    with lookups.building([SparsePattern("table")]), pytest.raises(ValueError, match=says):
         Own(10, 2, name="table")(keras.Input((), dtype="int64"))
 
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_a_layer_that_cannot_be_sparse_says_why(what):
-    with lookups.building(["table"]), pytest.raises(ValueError, match=f"layer table has {what}"):
+    with lookups.building([SparsePattern("table")]), pytest.raises(ValueError, match=f"layer table has {what}"):
         keras.layers.Embedding(10, 2, name="table", **REFUSED[what])(keras.Input((), dtype="int64"))
 
 

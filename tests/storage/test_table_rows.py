@@ -39,7 +39,7 @@ def save(folder: Path, step: int, ids: np.ndarray, base: Checkpoint | None, keep
 def content(source: Checkpoint) -> dict[int, tuple[float, float]]:
     found = {}
     for _, rows in table_rows.read(source, BLOCKS[0], SLOTS):
-        pairs = zip(rows.values[:, 0].tolist(), rows.slots["accumulator"][:, 0].tolist(), strict=True)
+        pairs = zip(rows.values[:, 0].tolist(), rows.saved["accumulator"][:, 0].tolist(), strict=True)
         found |= zip(rows.ids.tolist(), pairs, strict=True)
     return found
 
@@ -68,8 +68,8 @@ def test_unchanged_parts_are_linked(tmp_path):
     assert len(names) == 3
     assert all((first.path / name).samefile(second.path / name) for name in names)
     assert [part._asdict() for part in parts_of(second)] == [
-        {"step": 10, "width": 3, "rows": 50},
-        {"step": 20, "width": 3, "rows": 5},
+        {"step": 10, "width": 3, "rows": 50, "block": "3"},
+        {"step": 20, "width": 3, "rows": 5, "block": "3"},
     ]
 
 

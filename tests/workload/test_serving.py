@@ -13,13 +13,16 @@ from clients import served
 from extras import optional
 
 from trainer.config.schema import ModelConfig
+from trainer.engine.tables.first_values import first_values
 from trainer.plan.description import Question
-from trainer.workload import describe, lookups, serving, step
+from trainer.plan.tables import Growing, SparsePattern
+from trainer.workload import describe, lookups, served_tables, serving, step
 from trainer.workload.compiling import Wanted, make_objective
 from trainer.workload.data import open_data
 from trainer.workload.data.arrays import from_arrays
 from trainer.workload.data.examples import DataSet
 from trainer.workload.objective import Objective
+from trainer.workload.served_tables import TableValues
 from trainer.workload.serving import ExportError
 
 pytestmark = pytest.mark.slow  # most start a process that imports TensorFlow
@@ -97,17 +100,31 @@ def test_texts_become_ids_and_classes_have_their_names(people, tmp_path):
 
 
 @pytest.mark.long
-def test_tables_are_in_pieces_and_never_a_variable_of_the_model(people, tmp_path, monkeypatch):
+@pytest.mark.parametrize("grows", [False, True])
+def test_tables_are_in_pieces_and_never_a_variable_of_the_model(people, tmp_path, monkeypatch, grows):
+    """Rows of a table that grows are found by their ids; others have the values that they would begin with."""
     dense = by_columns(people)
-    with lookups.building(["embed-*"]):
+    pattern = SparsePattern("embed-*", 10**6, Growing(1, None)) if grows else SparsePattern("embed-*")
+    with lookups.building([pattern]):
         sparse = by_columns(people)
     for variable, value in zip(sparse.trainable_variables, dense.trainable_variables[-2:], strict=True):
         variable.assign(value)
-    tables = {one.path: one.numpy() for one in dense.trainable_variables[:-2]}
-    monkeypatch.setattr(serving, "PIECE_NBYTES", 3 * 4 * 4)  # three rows
-    serving.write(objective_for(sparse, people), people, tmp_path, ["saved_model"], tables)
+    objective, tables = objective_for(sparse, people), []
+    variables = {one.path: one for one in dense.trainable_variables[:-2]}
+    for table in step.tables_of(objective, people.spec):
+        values = variables[table.path].numpy()
+        if grows:
+            known = np.arange(0, len(values), 2)
+            others = np.arange(1, len(values), 2)
+            tables.append(TableValues(table, values[known], known, SEED))
+            values[others] = first_values(table, others, seed=SEED)
+            variables[table.path].assign(values)
+        else:
+            tables.append(TableValues(table, values))
+    monkeypatch.setattr(served_tables, "PIECE_NBYTES", 3 * 4 * 4)  # three rows
+    serving.write(objective, people, tmp_path, ["saved_model"], tables)
     loaded = tf.train.list_variables(str(tmp_path / "saved_model/1/variables/variables"))
-    assert sum(shape == [3, 4] for _, shape in loaded) == sum(len(one) // 3 for one in tables.values())
+    assert sum(shape == [3, 4] for _, shape in loaded) == sum(len(one.values) // 3 for one in tables)
     raw = {"town": [["Rome"], ["Bern"], ["Oslo"]], "job": [["cook"], ["smith"], ["none"]], "age": [[40], [50], [3]]}
     ids = people.preprocessing().apply({name: tf.constant(one) for name, one in raw.items()})
     wanted = tf.nn.softmax(dense(ids | {"age": tf.constant(raw["age"], tf.int64)})).numpy()

@@ -22,6 +22,7 @@ from trainer.plan.devices import Machine
 from trainer.plan.make import make_plan, with_other_ps
 from trainer.plan.plan import Plan
 from trainer.plan.resolve import resolve_optimizer
+from trainer.plan.tables import sparse_patterns
 from trainer.storage import initial, threads
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def _question(config: RunConfig, store: Path | None = None) -> Question:
         precision=config.train.precision.value,
         freezes=freezing(config.optimizer),
     )
-    question = replace(question, sparse=tuple(config.placement.sparse), formats=tuple(config.export.formats))
+    question = replace(question, sparse=sparse_patterns(config.placement), formats=tuple(config.export.formats))
     if config.user is not None:
         question = replace(
             question, batch=config.train.batch_size // batch_parts(config.cluster, config.device, config.train)

@@ -419,6 +419,19 @@ class PlacementConfig:
     # the rows that it touches. Slots of the optimizer move with their row, so those of adam and rmsprop, and momentum,
     # decay only when it is touched; with sgd and adagrad the result is that of a dense layer
     sparse: list[str] = field(default_factory=list)
+    # patterns of Embedding layers whose ids are any int64 -> the ids that they have room for, whatever input_dim is.
+    # A row begins when a step first has its id
+    growing: dict[str, int] = field(default_factory=dict)
+    # of a pattern in growing -> the updates that must have had an id, the one at hand among them, before its row is
+    # trained; default: 1
+    min_count: dict[str, int] = field(default_factory=dict)
+    # of a pattern in growing -> steps without an id after which its row is evicted; default: it stays
+    max_age: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def has_sparse(self) -> bool:
+        """Whether rows of some layers stay on the hosts."""
+        return bool(self.sparse or self.growing)
 
 
 @dataclass

@@ -11,7 +11,6 @@ from trainer.engine.compute import Replica, Requests, compute, in_step
 from trainer.engine.instruments import GraphClock
 from trainer.engine.optimizers import clip_scale
 from trainer.engine.session_engine import SessionEngine
-from trainer.engine.sharded.resources import GENERATION_STRIDE
 from trainer.engine.step_result import StepResult
 from trainer.engine.tables.host import TableHost
 from trainer.engine.tables.worker import TableWorker
@@ -113,7 +112,7 @@ class LocalEngine(SessionEngine):
         slots = {name: slot.read_value() for name, slot in self._slots.items()}
         tags, header = packing.tags_of(flat, shard), packing.header_of(flat, shard)
         generation, step = tf.unstack(tf.cast(tags, tf.int64))
-        tag = generation * GENERATION_STRIDE + step
+        tag = generation * packing.GENERATION_STRIDE + step
         computed = []
         for replica, batches in zip(replicas, self._batches, strict=True):
             rows = self._tables[0].rows_of_step([batches.derived], tag, ())[0] if self._tables else ()

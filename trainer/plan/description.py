@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 from trainer.config.schema import DataConfig, ModelConfig
 from trainer.faults.exit_codes import TrainerError
 from trainer.plan.layout import FrozenWeights, Parameter
-from trainer.plan.tables import Table
+from trainer.plan.tables import SparsePattern, Table
 
-FORMAT = 9  # of the cached file; raise it when Description changes
+FORMAT = 10  # of the cached file; raise it when Description changes
 
 # What describing a model leaves for the tasks, in the run directory.
 FROZEN_FILE = "frozen.npz"  # what training never changes; a checkpoint has it too
@@ -77,7 +77,7 @@ class Question:
     frozen: str | None = None  # FROZEN_FILE of the checkpoint to resume from, whose values are taken
     store: str | None = None  # folder for FROZEN_FILE and INITIAL_FILE; none: they are not written
     batch: int = 0  # examples that a replica computes at once; 0: unknown
-    sparse: tuple[str, ...] = ()  # patterns of layers
+    sparse: tuple[SparsePattern, ...] = ()
     formats: tuple[str, ...] = ()  # of an export that must be possible
 
     @classmethod

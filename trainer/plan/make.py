@@ -31,7 +31,7 @@ from trainer.plan.plan import Group, Plan, Task
 from trainer.plan.resolve import is_taken
 from trainer.plan.shared_memory import wire_of
 from trainer.plan.strategy import Strategy, strategy_of
-from trainer.plan.tables import TableLayout, blocks_of
+from trainer.plan.tables import TableLayout, blocks_of, sparse_patterns
 
 PS_AT_MOST = 16  # that are tried
 KEYS = "remove it from compile(); the config has optimizer.clip_norm, optimizer.schedule and optimizer.groups"
@@ -60,7 +60,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         *_check_pins(config.placement.pins, description, len(hosts)),
         *_check_groups(config.optimizer, description),
         *check_parts(config.placement, config.optimizer),
-        *check_sparse(config.placement.sparse, description),
+        *check_sparse(sparse_patterns(config.placement), description),
     ]
     if problems:
         raise ConfigError(problems)

@@ -177,8 +177,8 @@ def _tables(plan: Plan, width: int) -> Iterator[Table]:
     table = _table("tables", "rows of", "rows", "floats", "bytes", "touched", is_wide=width >= WIDE_COLUMNS)
     for one in plan.tables:
         touched = min(one.rows, plan.global_batch * one.lookups)
-        nbytes = size(one.rows * layout.row_nbytes[one.width])
-        table.add_row(escape(one.path), f"{one.rows:,}", str(one.width), nbytes, f"at most {touched:,} a step")
+        nbytes, rows = size(layout.rows_nbytes(one)), f"{'up to ' if one.growing else ''}{one.rows:,}"
+        table.add_row(escape(one.path), rows, str(one.width), nbytes, f"at most {touched:,} a step")
     yield table
 
 

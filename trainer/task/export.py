@@ -13,6 +13,7 @@ from trainer.config.schema import RunConfig
 from trainer.engine.tables.memory import BlockMemory
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.plan.plan import Plan
+from trainer.plan.tables import Table
 from trainer.storage import checkpoint, evaluations
 from trainer.storage.checkpoint import Checkpoint
 from trainer.storage.run_directory import RunDirectory
@@ -22,6 +23,7 @@ from trainer.workload import compiled_optimizer, loss_scale, serving, trial, wei
 from trainer.workload.build import Workload, open_dense, open_workload
 from trainer.workload.error_text import first_line
 from trainer.workload.objective import Objective
+from trainer.workload.served_tables import TableValues
 from trainer.workload.serving import Written
 from trainer.workload.step import is_seed
 
@@ -32,9 +34,14 @@ _log = logging.getLogger(__name__)
 
 
 def params_sha256(snapshot: Snapshot, rows: Sequence[BlockMemory] = ()) -> str:
-    """SHA-256 over the little-endian float32 bytes of all parameters, tables and state, in the order of their paths."""
+    """SHA-256 over the little-endian float32 bytes of all parameters, tables and state, in the order of their paths.
+
+    Of a table that grows, over the ids that it has rows for, as int64, and then these.
+    """
     digest, own, tables = hashlib.sha256(), _of_model(snapshot), table_files.tables_in(rows)
     for path in sorted(own.keys() | tables.keys()):
+        if path in tables and (ids := table_files.ids_of(rows, tables[path])) is not None:
+            digest.update(np.ascontiguousarray(ids, "<i8").tobytes())
         for values in table_files.values_of(rows, tables[path]) if path in tables else (own[path],):
             digest.update(np.ascontiguousarray(values, "<f4").tobytes())
     return digest.hexdigest()
@@ -54,17 +61,20 @@ def export_run(
     asked for is a failure.
     """
     formats: Sequence[str] = config.export.formats or DEFAULT_FORMATS
-    are_large = sum(4 * table.rows * table.width for table in plan.tables) > MODEL_NBYTES
+    grow = [table.path for table in plan.tables if table.growing]
+    are_large = not grow and sum(4 * table.rows * table.width for table in plan.tables) > MODEL_NBYTES
     if are_large and not config.export.formats:
         _log.warning("the tables are over 2 GiB: export/tables has them; export.formats=[saved_model] writes the model")
         formats = ()
     if are_large and {"keras", "weights"} & set(formats):
         _log.warning("the tables are over 2 GiB: no model.keras and no model.weights.h5 is written")
-    model = None if are_large else _whole_model(config, plan, workload.objective)
-    tables = export(snapshot, model, folder, rows, formats=formats)
+    if grow and {"keras", "weights"} & set(config.export.formats):
+        _log.warning("no model.keras and no model.weights.h5 is written: rows of %s are found by any id", grow[0])
+    model = None if are_large or grow else _whole_model(config, plan, workload.objective)
+    files = export(snapshot, model, folder, rows, formats=formats)
     _assign(workload.model, snapshot)
-    mapped = {path: np.load(file, mmap_mode="r") for path, file in tables.items()}
-    written = serving.write(workload.objective, workload.data, folder, formats, mapped)
+    tables = [_mapped(table, files[table.path], config.seed) for table in plan.tables]
+    written = serving.write(workload.objective, workload.data, folder, formats, tables)
     if config.export.formats:
         return written
     for failure in written.failures:
@@ -113,10 +123,10 @@ def export(
     """Writes params.npz, and model.keras or model.weights.h5 (averaged parameters, where there are any).
 
     A model that Keras cannot save and load again as a whole, for want of a `get_config`, is written as
-    model.weights.h5. Each table is a file in tables/.
+    model.weights.h5. Each table is a file in tables/, and the ids of one that grows are another.
 
     Args:
-        model: to be saved, with its tables as variables; None: they are too large.
+        model: to be saved, with its tables as variables; None: they are too large, or grow.
         rows: of tables.
 
     Returns:
@@ -164,12 +174,26 @@ def _export_tables(rows: Sequence[BlockMemory], folder: Path) -> dict[str, Path]
     for path, table in table_files.tables_in(rows).items():
         folder.mkdir(exist_ok=True)
         written[path] = folder / f"{path.replace('/', '.')}.npy"
+        ids = table_files.ids_of(rows, table)
+        if ids is not None:
+            np.save(_ids_beside(written[path]), ids)
         with written[path].open("wb") as file:
-            header = {"descr": "<f4", "fortran_order": False, "shape": (table.rows, table.width)}
+            count = table.rows if ids is None else len(ids)
+            header = {"descr": "<f4", "fortran_order": False, "shape": (count, table.width)}
             np.lib.format.write_array_header_1_0(file, header)
             for values in table_files.values_of(rows, table):
                 file.write(np.ascontiguousarray(values, "<f4").tobytes())
     return written
+
+
+def _mapped(table: Table, file: Path, seed: int) -> TableValues:
+    """What `_export_tables` wrote."""
+    ids = np.load(_ids_beside(file)) if table.growing else None
+    return TableValues(table, np.load(file, mmap_mode="r"), ids, seed)
+
+
+def _ids_beside(file: Path) -> Path:
+    return file.with_suffix(".ids.npy")
 
 
 def _of_model(snapshot: Snapshot) -> dict[str, Any]:

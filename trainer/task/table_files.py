@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer.engine.tables.memory import BlockMemory, private
+from trainer.engine.tables.growing import GrowingMemory
+from trainer.engine.tables.mapping import private
+from trainer.engine.tables.memory import BlockMemory
 from trainer.plan.tables import Table, TableLayout, blocks_of
 from trainer.storage import checkpoint, table_rows
 from trainer.storage.checkpoint import Checkpoint
@@ -20,10 +22,9 @@ def load(path: str | Path, memory: Sequence[BlockMemory], host: int) -> None:
     """Gives the rows of a host the values that a checkpoint has."""
     source = checkpoint.read_manifest(Path(path))
     for block in memory:
-        for step, rows in table_rows.read(source, block.block, list(block.slots)):
-            is_own = rows.ids % block.block.hosts == host
-            places = block.block.place_of(rows.ids[is_own])
-            block.put(places, rows.values[is_own], {name: one[is_own] for name, one in rows.slots.items()}, step)
+        for part_step, rows in table_rows.read(source, block.block, list(block.slots)):
+            block.load(host, rows.ids, rows.values, rows.saved, part_step, source.step)
+        block.arrays["steps"][host] = source.step
 
 
 def loaded(path: str | Path, tables: Sequence[Table], *, seed: int) -> list[BlockMemory]:
@@ -44,9 +45,9 @@ def changed_rows(memory: Sequence[BlockMemory], step: int, base: Checkpoint | No
     """Copies of the rows that were changed after another checkpoint, which has the others; no host may be updating."""
     found = []
     for block in memory:
-        places = np.flatnonzero(block.updated > (base.step if base else 0))
-        slots = {name: np.take(values, places, axis=0) for name, values in block.slots.items()}
-        found.append(Rows(block.block.row_at(places), np.take(block.rows, places, axis=0), slots))
+        rows = block.changed_after(base.step if base else 0)
+        ids = block.block.row_at(block.places_at(rows))
+        found.append(Rows(ids, np.take(block.rows, rows, axis=0), block.saved_at(rows)))
     return ChangedRows(step, [block.block for block in memory], found, list(memory[0].slots), base)
 
 
@@ -56,21 +57,36 @@ def received_rows(
     step: int,
     base: Checkpoint | None,
 ) -> ChangedRows:
-    """The same of rows that hosts have sent: (places, values, slots) of each block."""
+    """The same of rows that hosts have sent: (places, values, what else is saved of them) of each block."""
     found = [
-        Rows(block.row_at(places), values, slots)
-        for block, (places, values, slots) in zip(layout.blocks, rows, strict=True)
+        Rows(block.row_at(places), values, saved)
+        for block, (places, values, saved) in zip(layout.blocks, rows, strict=True)
     ]
     return ChangedRows(step, layout.blocks, found, layout.slots, base)
 
 
 def values_of(memory: Sequence[BlockMemory], table: Table) -> Iterator[np.ndarray]:
-    """[n, width] of a table's rows, in order, some at a time."""
-    block = next(one for one in memory if table.path in one.block.begins)
+    """[n, width] of a table's rows, some at a time: in order, or, of one that grows, those of `ids_of`."""
+    block = _block_of(memory, table)
+    if isinstance(block, GrowingMemory):
+        trained = block.trained()
+        for begin in range(0, len(trained), AT_ONCE):
+            yield np.take(block.rows, trained[begin : begin + AT_ONCE], axis=0)
+        return
     first = block.block.begins[table.path]
     for begin in range(0, table.rows, AT_ONCE):
         rows = np.arange(first + begin, first + min(begin + AT_ONCE, table.rows), dtype=np.int64)
         yield np.take(block.rows, block.block.place_of(rows), axis=0)
+
+
+def ids_of(memory: Sequence[BlockMemory], table: Table) -> np.ndarray | None:
+    """[n] int64, rising: the ids that a table which grows has trained and not evicted; None: it does not grow."""
+    block = _block_of(memory, table)
+    return block.block.row_at(block.places_at(block.trained())) if isinstance(block, GrowingMemory) else None
+
+
+def _block_of(memory: Sequence[BlockMemory], table: Table) -> BlockMemory:
+    return next(one for one in memory if table.path in one.block.begins)
 
 
 def tables_in(memory: Sequence[BlockMemory]) -> dict[str, Table]:

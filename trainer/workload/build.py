@@ -17,6 +17,7 @@ from trainer.config.groups import freezing
 from trainer.config.schema import RunConfig
 from trainer.plan.layout import Parameter
 from trainer.plan.plan import Plan
+from trainer.plan.tables import SparsePattern, sparse_patterns
 from trainer.workload import frozen as frozen_weights
 from trainer.workload import lookups, loss_scale, step, weights
 from trainer.workload.adapting import Adapting
@@ -55,7 +56,7 @@ def build_model(
     with_values: bool = True,
     freezes: Sequence[Mapping[str, Any]] = (),
     adapting: Adapting | None = None,
-    sparse: Sequence[str] = (),
+    sparse: Sequence[SparsePattern] = (),
 ) -> keras.Model:
     """Builds the model of that name for a data set, with its first weights drawn from `seed`.
 
@@ -65,7 +66,7 @@ def build_model(
             a user's model are: its function may read or replace them.
         freezes: which parameters are frozen, as `config.groups.freezing` gives them.
         adapting: what layers learn when the function adapts them; they do it anew without it.
-        sparse: patterns of the Embedding layers whose rows are not in the model.
+        sparse: the Embedding layers whose rows are not in the model.
 
     Raises:
         ValueError: if there is none, it does not take these options, it does not return a Keras model, or the model
@@ -195,7 +196,7 @@ def open_workload(config: RunConfig, plan: Plan, file: Path | None = None, *, wi
         with_values=with_values or bool(plan.frozen.paths),
         freezes=freezing(config.optimizer),
         adapting=adapting,
-        sparse=config.placement.sparse,
+        sparse=sparse_patterns(config.placement),
     )
     if frozen:
         weights.assign(model, frozen.weights)
@@ -209,8 +210,8 @@ def open_workload(config: RunConfig, plan: Plan, file: Path | None = None, *, wi
 
 
 def open_dense(config: RunConfig, plan: Plan) -> Objective:
-    """The objective of a model with sparse layers as it is without `placement.sparse`: with all its variables."""
-    dense = replace(config, placement=replace(config.placement, sparse=[]))
+    """The objective of a model with sparse layers as it is without them: with all its variables."""
+    dense = replace(config, placement=replace(config.placement, sparse=[], growing={}))
     return open_workload(dense, plan).objective
 
 

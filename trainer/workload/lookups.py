@@ -1,4 +1,4 @@
-"""Keras Embedding layers whose rows lie on the shard hosts: `placement.sparse` names them.
+"""Keras Embedding layers whose rows lie on the shard hosts: `placement.sparse` and `placement.growing` name them.
 
 Such a layer is an ordinary `keras.layers.Embedding` that has no variable. A model with some is met twice in a step:
 first on the features alone, to record which ids it looks up (TensorFlow prunes what these do not depend on), then with
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from trainer.plan.tables import FirstValues, Table
+from trainer.plan.tables import FirstValues, Growing, SparsePattern, Table
 
 VARIABLE = "embeddings"  # the name that Keras gives to the variable of the layer
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
@@ -36,14 +36,15 @@ class _Sparse(NamedTuple):
     rows: int
     width: int
     first: FirstValues
+    growing: Growing | None
 
 
 _meet: ContextVar[Callable[[_Sparse, tf.Tensor], tf.Tensor] | None] = ContextVar("meet", default=None)
 
 
 @contextmanager
-def building(patterns: Sequence[str]) -> Iterator[None]:
-    """Embedding layers that are built within, and whose paths a pattern matches (fnmatch), get no variable.
+def building(patterns: Sequence[SparsePattern]) -> Iterator[None]:
+    """Embedding layers that are built within, and whose paths a pattern matches, get no variable.
 
     Raises:
         ValueError: in the code within, for a layer that cannot be sparse.
@@ -54,8 +55,9 @@ def building(patterns: Sequence[str]) -> Iterator[None]:
     build = keras.layers.Embedding.build
 
     def build_or_mark(layer: keras.layers.Embedding, input_shape: Any = None) -> None:
-        if any(fnmatchcase(layer.path, pattern) for pattern in patterns):
-            _mark(layer)
+        own = next((one for one in patterns if fnmatchcase(layer.path, one.pattern)), None)
+        if own is not None:
+            _mark(layer, own)
         else:
             build(layer, input_shape)
 
@@ -85,7 +87,7 @@ def tables_of(model: keras.Model, lookups: Sequence[Lookup]) -> tuple[Table, ...
             )
         counts[one.path] = counts.get(one.path, 0) + each.num_elements()
     return tuple(
-        Table(one.path, one.rows, one.width, one.first, counts.get(one.path, 0))
+        Table(one.path, one.rows, one.width, one.first, counts.get(one.path, 0), one.growing)
         for one in dict.fromkeys(_sparse_of(layer) for layer in _layers(model))
     )
 
@@ -163,7 +165,7 @@ def _sparse_of(layer: keras.Layer) -> _Sparse:
     return sparse
 
 
-def _mark(layer: keras.layers.Embedding) -> None:
+def _mark(layer: keras.layers.Embedding, pattern: SparsePattern) -> None:
     """Makes a layer one without a variable.
 
     Raises:
@@ -179,10 +181,10 @@ def _mark(layer: keras.layers.Embedding) -> None:
     }
     for what, is_asked in asked.items():
         if is_asked:
-            raise ValueError(
-                f"layer {layer.path} has {what}, which no sparse layer can have; leave it out of placement.sparse"
-            )
-    sparse = _Sparse(f"{layer.path}/{VARIABLE}", layer.input_dim, layer.output_dim, _first_values(layer))
+            key = "placement.growing" if pattern.growing else "placement.sparse"
+            raise ValueError(f"layer {layer.path} has {what}, which no sparse layer can have; leave it out of {key}")
+    path, rows = f"{layer.path}/{VARIABLE}", pattern.rows or layer.input_dim
+    sparse = _Sparse(path, rows, layer.output_dim, _first_values(layer), pattern.growing)
     layer._embeddings = None
     layer.built = True
     object.__setattr__(layer, "_sparse_table", sparse)

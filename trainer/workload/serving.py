@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,12 +18,14 @@ import tensorflow as tf
 
 from trainer.faults import exit_codes
 from trainer.faults.exit_codes import TrainerError
+from trainer.plan.tables import Table
 from trainer.workload import lookups
 from trainer.workload.data.examples import DataSet, Nest, Preprocessing, leaves_of, map_nest
 from trainer.workload.error_text import first_line
 from trainer.workload.keras_names import LOGITS
 from trainer.workload.objective import Objective
 from trainer.workload.output_checks import BINARY, function_of, option_of
+from trainer.workload.served_tables import ServedTable, TableValues
 from trainer.workload.step import tables_of
 
 SOFTMAX = (
@@ -33,7 +35,6 @@ SOFTMAX = (
 )
 FORMATS = ("saved_model", "onnx", "litert")
 VERSION = "1"  # folder of a SavedModel, as TensorFlow Serving expects
-PIECE_NBYTES = 2**30  # of a table, in one variable
 OPSET = 18  # of ONNX
 
 
@@ -60,13 +61,13 @@ class Written(NamedTuple):
 
 
 def write(
-    objective: Objective, data: DataSet, folder: Path, formats: Sequence[str], tables: Mapping[str, np.ndarray]
+    objective: Objective, data: DataSet, folder: Path, formats: Sequence[str], tables: Sequence[TableValues]
 ) -> Written:
     """Writes `saved_model/1`, `model.onnx` and `model.tflite`, those of them that are asked for.
 
     Args:
         objective: of the model, with the values to export.
-        tables: rows of its sparse layers, by path.
+        tables: rows of its sparse layers.
     """
     if not set(formats) & set(FORMATS):
         return Written()
@@ -113,21 +114,25 @@ def check(objective: Objective, data: DataSet, formats: Sequence[str]) -> None:
     """
     if not set(formats) & set(FORMATS):
         return
-    first = {table.path: np.zeros((1, table.width), np.float32) for table in tables_of(objective, data.spec)}
+    first = [_one_row(table) for table in tables_of(objective, data.spec)]
     with tempfile.TemporaryDirectory() as folder:
         if failures := write(objective, data, Path(folder), formats, first).failures:
             raise ExportError("; ".join(failures))
 
 
-def _write_saved_model(objective: Objective, data: DataSet, folder: Path, tables: Mapping[str, np.ndarray]) -> Served:
+def _one_row(table: Table) -> TableValues:
+    return TableValues(table, np.zeros((1, table.width), np.float32), np.zeros(1, np.int64) if table.growing else None)
+
+
+def _write_saved_model(objective: Objective, data: DataSet, folder: Path, tables: Sequence[TableValues]) -> Served:
     given = data.preprocessing() if data.preprocessing else Preprocessing(data.spec.features, lambda nest: nest)
-    pieces = {path: _pieces(values) for path, values in tables.items()}
+    served = {one.table.path: ServedTable(one) for one in tables}
     outputs: dict[str, str] = {}
 
     def serve(inputs: Nest) -> dict[str, tf.Tensor]:
         features = objective.inputs(given.apply(inputs))
         looked_up = lookups.recorded(lambda: objective.model(features, training=False)) if tables else []
-        with lookups.given([_gather(pieces[one.path], one.ids) for one in looked_up]):
+        with lookups.given([served[one.path].look_up(one.ids) for one in looked_up]):
             returned = objective.model(features, training=False)
         found = _named(returned, objective, data.class_names)
         outputs.update({name: what for name, (_, what) in found.items()})
@@ -137,7 +142,7 @@ def _write_saved_model(objective: Objective, data: DataSet, folder: Path, tables
     rest = iter(names.values())
     signature = map_nest(lambda one: tf.TensorSpec([None, *one.shape], one.dtype, next(rest)), given.spec)
     archive = keras.export.ExportArchive()
-    for one in (objective.model, *given.tables, *(piece for listed in pieces.values() for piece in listed)):
+    for one in (objective.model, *given.tables, *(piece for table in served.values() for piece in table.variables)):
         archive.track(one)
     function = tf.function(serve, input_signature=[signature], autograph=False)
     if _calls_python(function.get_concrete_function()):
@@ -199,23 +204,6 @@ def _activation(loss: keras.losses.Loss | None) -> Callable[[tf.Tensor], tf.Tens
         return None
     function = function_of(loss)
     return tf.nn.softmax if function in SOFTMAX else tf.nn.sigmoid if function in BINARY else None
-
-
-def _pieces(values: np.ndarray) -> list[tf.Variable]:
-    """A table as variables of a limited size, each made before the next is read."""
-    rows = max(1, PIECE_NBYTES // (4 * values.shape[1]))
-    return [tf.Variable(values[begin : begin + rows], trainable=False) for begin in range(0, len(values), rows)]
-
-
-def _gather(pieces: Sequence[tf.Variable], ids: tf.Tensor) -> tf.Tensor:
-    """[*ids, width], the rows of a table."""
-    found, begin = None, 0
-    for piece in pieces:
-        rows = piece.shape[0]
-        own = tf.gather(piece, tf.clip_by_value(ids - begin, 0, rows - 1))
-        found = own if found is None else tf.where((ids >= begin)[..., None], own, found)
-        begin += rows
-    return found
 
 
 def _write_onnx(saved_model: Path, file: Path) -> None:

@@ -22,7 +22,7 @@ import tensorflow as tf
 from trainer.engine.devices import device_of
 from trainer.engine.sharded import staleness
 from trainer.engine.sharded.host import OnUpdate, ShardHost
-from trainer.engine.sharded.resources import GENERATION_STRIDE, HOLD, JOIN, STOP_PUSH, Log, drain
+from trainer.engine.sharded.resources import HOLD, JOIN, STOP_PUSH, Log, drain
 from trainer.engine.update import STOP
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.shared_memory import message_of
@@ -196,7 +196,7 @@ class ArrivalsHost(ShardHost):
 
     def _next_tag(self) -> int:
         self._handed += 1
-        return self._generation * GENERATION_STRIDE + self._handed
+        return self._generation * packing.GENERATION_STRIDE + self._handed
 
     def _answer_by_dropping(self, worker: int) -> None:
         self._run_drop[worker]()

@@ -15,7 +15,7 @@ from trainer.config.schema import OptimizerConfig
 from trainer.engine.devices import device_of
 from trainer.engine.instruments import failpoint, run_traced
 from trainer.engine.optimizers import clip_scale
-from trainer.engine.sharded.resources import GENERATION_STRIDE, cut_message, share, tag_of
+from trainer.engine.sharded.resources import cut_message, share, tag_of
 from trainer.engine.tables.host import Collected, TableHost
 from trainer.engine.tables.messages import RowServer
 from trainer.engine.tables.payloads import Payloads
@@ -99,7 +99,7 @@ class ShardHost(ABC):
 
     def read_tag(self) -> tuple[int, int]:
         """(generation, step) of the shard."""
-        return divmod(int(self._read_tag()), GENERATION_STRIDE)
+        return divmod(int(self._read_tag()), packing.GENERATION_STRIDE)
 
     @abstractmethod
     def serve(self, steps: int, on_update: OnUpdate) -> None:
@@ -138,7 +138,7 @@ class ShardHost(ABC):
             tag = tf.identity(tag)
         first, *others = self.shared.tokens.values()
         handed = [first.enqueue(tag)]
-        with tf.control_dependencies(failpoint("token", tag % GENERATION_STRIDE, handed)):
+        with tf.control_dependencies(failpoint("token", tag % packing.GENERATION_STRIDE, handed)):
             return tf.group(*handed, *(tokens.enqueue(tag) for tokens in others))
 
     def give_rows(self, worker: int) -> list[tf.Operation]:
@@ -180,7 +180,7 @@ class ShardHost(ABC):
             scaled = is_scaled(self.shards)
             is_bad, reductions = judge(flat, packed, self.shard, self.wire, scaled=scaled, chosen=chosen)
             take = self.rows.pushed if self.rows else None
-            tag = generation * GENERATION_STRIDE + step
+            tag = generation * packing.GENERATION_STRIDE + step
             collected = self.tables.collect(tag, is_bad, packed, workers=workers, take=take)
         self._exchange = exchange
         if exchange is not None and collected is not None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from trainer.engine.sharded.resources import GENERATION_STRIDE, JOIN, Link, tag_of, take
+from trainer.engine.sharded.resources import JOIN, Link, tag_of, take
 from trainer.engine.step_result import StepResult
 from trainer.engine.vectors import packing
 from trainer.plan.strategy import Strategy
@@ -59,7 +59,7 @@ class Rejoin:
         """
         generation, step = min((state.now.generation, state.now.step) for state in states)
         if not all(session.run(self._is_first)):
-            self._tag, self.is_due = generation * GENERATION_STRIDE + step, True
+            self._tag, self.is_due = generation * packing.GENERATION_STRIDE + step, True
             with session.graph.as_default():
                 taken = [_take_place(link, self._tag_feed) for link in self._links]
             session.run(taken, {self._tag_feed: self._tag})
@@ -131,7 +131,7 @@ def _pull_without_token(link: Link, tag: tf.Tensor) -> tf.Tensor:
         now = link.shared.flat.read_value()
         with tf.control_dependencies([now]):
             before = link.shared.before.read_value()
-        step = tf.cast(tag % GENERATION_STRIDE, tf.int32)
+        step = tf.cast(tag % packing.GENERATION_STRIDE, tf.int32)
         chosen = tf.where(tf.equal(packing.tags_of(now, link.shard)[1], step), now, before)
         with tf.control_dependencies([seen]):
             return link.wire.pack_flat(tf.identity(chosen), link.shard)

@@ -18,7 +18,6 @@ from trainer.plan.layout import Shard
 
 v1 = tf.compat.v1
 
-GENERATION_STRIDE = 2**32  # a tag is generation * stride + step, or another number that grows within the generation
 SPARE_TOKENS = 8  # a returned or stale token never blocks a host
 SPARE_PUSHES = 8  # of workers that died while they pushed; a crash loop ends before there are as many
 ARRIVAL = 4  # numbers of an arrival: worker, generation, step, what it is
@@ -28,7 +27,7 @@ PUSH, STOP_PUSH, HOLD, JOIN = range(4)  # HOLD: the chief asks for a copy of the
 def tag_of(vector: tf.Tensor, shard: Shard) -> tf.Tensor:
     """The generation and step of a shard's vector as one number that grows with both."""
     generation, step = tf.unstack(tf.cast(packing.tags_of(vector, shard), tf.int64))
-    return generation * GENERATION_STRIDE + step
+    return generation * packing.GENERATION_STRIDE + step
 
 
 class Resizable:

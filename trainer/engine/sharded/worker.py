@@ -18,7 +18,6 @@ import tensorflow as tf
 from trainer.engine.session_engine import SessionEngine
 from trainer.engine.sharded.prefetch import Prefetch
 from trainer.engine.sharded.rejoin import ShardState
-from trainer.engine.sharded.resources import GENERATION_STRIDE
 from trainer.engine.sharded.staleness import Table
 from trainer.engine.sharded.worker_graph import (
     LoadGraph,
@@ -29,8 +28,8 @@ from trainer.engine.sharded.worker_graph import (
     build_snapshot,
 )
 from trainer.engine.step_result import StepResult
+from trainer.engine.tables.memory import NO_TAG
 from trainer.engine.tables.messages import SentTables
-from trainer.engine.tables.worker import NO_TAG
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.faults.exit_codes import IncompleteError
@@ -90,7 +89,7 @@ class ShardedEngine(SessionEngine):
         else:
             self._take_place()
             step = self.peek().step
-        self._first_tag = self.generation * GENERATION_STRIDE + step
+        self._first_tag = self.generation * packing.GENERATION_STRIDE + step
         first = step // self._spec.workers if self._spec.strategy.waits_for_one else step  # of this worker's own steps
         for batches in self._built.batches:
             self.session.run(batches.initializer, batches.feed_from(first))
@@ -199,7 +198,7 @@ class ShardedEngine(SessionEngine):
         spec, places, self._next_places = self._spec, self._next_places, None
         assert isinstance(spec.tables, SentTables)
         assert self._built.question is not None
-        tag = self._first_tag if spec.strategy.waits_for_all else int(NO_TAG)
+        tag = self._first_tag if spec.strategy.waits_for_all else NO_TAG
         payloads = spec.tables.first_payloads(self.session, self._built.question, places, tag)
         sizes = [spec.wire.shape(shard)[0] for shard in spec.shards]
         return [

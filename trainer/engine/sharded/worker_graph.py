@@ -21,7 +21,7 @@ from trainer.engine.devices import device_of
 from trainer.engine.instruments import GraphClock, failpoint
 from trainer.engine.sharded.prefetch import PrefetchGraph, build_prefetch
 from trainer.engine.sharded.rejoin import Rejoin, build_join, is_other
-from trainer.engine.sharded.resources import GENERATION_STRIDE, HOLD, PUSH, STOP_PUSH, Link, cut_message, share, take
+from trainer.engine.sharded.resources import HOLD, PUSH, STOP_PUSH, Link, cut_message, share, take
 from trainer.engine.tables.messages import Question, SentTables
 from trainer.engine.tables.worker import Tables
 from trainer.engine.update import BAD, REDUCTIONS, STOP
@@ -253,7 +253,7 @@ def _build_step(
             headers = [packing.header(tags[0][0], tags[0][1])] * len(shards)
         rows: Sequence[Sequence[tf.Tensor]] = [()] * len(replicas)
         if spec.tables is not None:
-            tag = tf.cast(tags[0][0], tf.int64) * GENERATION_STRIDE + tf.cast(tags[0][1], tf.int64)
+            tag = tf.cast(tags[0][0], tf.int64) * packing.GENERATION_STRIDE + tf.cast(tags[0][1], tf.int64)
             rows = spec.tables.rows_of_step([one.derived for one in batches], tag, payloads)
         clip = spec.optimizer if strategy.waits_for_one and spec.optimizer.clip_norm is not None else None
         write = partial(wire.write_gradients, worker=spec.worker, computed_on=[one.trainable for one in vectors])

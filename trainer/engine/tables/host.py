@@ -14,6 +14,7 @@ from trainer.config.schema import ROW_ACCUMULATOR, OptimizerConfig
 from trainer.engine import optimizers
 from trainer.engine.tables import exact_sum
 from trainer.engine.tables.memory import BlockMemory, Pushed, sum_pushed
+from trainer.engine.vectors.packing import GENERATION_STRIDE
 from trainer.plan.tables import HALVES, POWERS
 
 # All rows that an update changes make one vector, whose size is a power of two from this on: each is compiled once.
@@ -24,11 +25,11 @@ Take = Callable[[int], Sequence[Pushed]]  # what a worker has pushed, by block
 
 
 class Before(NamedTuple):
-    """Rows of a block before an update changed them."""
+    """Rows of a block, as they were or are."""
 
     places: np.ndarray  # [n] int64
     values: np.ndarray  # [n, width]
-    slots: dict[str, np.ndarray]
+    saved: dict[str, np.ndarray]  # what a checkpoint has of them beside the values, [n, k] each
 
 
 class Collected(NamedTuple):
@@ -65,8 +66,8 @@ class TableHost:
         )
         self._is_rowwise = ROW_ACCUMULATOR in self._fills
         self._kept: list[list[Before]] | None = None  # by block: the rows that updates have changed since `hold`
-        self._is_kept: list[np.ndarray] = []  # by block, [held] bool: those that are there
-        self._changed: list[Pushed] = []  # by block, in the update that is under way: places, and values before
+        self._is_kept: list[np.ndarray] = []  # by block, [held] bool: those that are there, or did not exist at `hold`
+        self._changed: list[Pushed] = []  # by block, in the update that is under way: rows, and values before
         self._apply = tf.function(
             lambda *inputs: optimizers.apply(self._optimizer, *inputs), jit_compile=True, autograph=False
         )
@@ -94,19 +95,28 @@ class TableHost:
 
     def changed(self, step: int) -> list[Before]:
         """By block, the rows that were changed after a step: as they were at `hold`, or else are now."""
-        found = []
         with self.lock:
-            for number, block in enumerate(self.memory):
-                first = self._host * block.block.held
-                places = first + np.flatnonzero(block.updated[first : first + block.block.held] > step)
-                slots = {name: np.take(one, places, axis=0) for name, one in block.slots.items()}
-                found.append(Before(places, np.take(block.rows, places, axis=0), slots))
-                for before in self._kept[number] if self._kept else []:
-                    at = np.searchsorted(places, before.places)
-                    found[-1].values[at] = before.values
-                    for name, values in before.slots.items():
-                        found[-1].slots[name][at] = values
-        return found
+            return [self._changed_in(number, step) for number in range(len(self.memory))]
+
+    def _changed_in(self, number: int, step: int) -> Before:
+        block = self.memory[number]
+        rows = block.changed_after(step, self._host)
+        if self._kept is None:
+            return _copied(block, rows)
+        is_new = self._is_kept[number][rows - self._host * block.block.held]
+        parts = [_copied(block, rows[~is_new]), *self._kept[number]]
+        places, values = (np.concatenate(arrays) for arrays in list(zip(*parts, strict=True))[:2])
+        saved = {name: np.concatenate([part.saved[name] for part in parts]) for name in parts[0].saved}
+        return Before(places, values, saved)
+
+    def _keep(self, number: int, rows: np.ndarray) -> None:
+        """Keeps what rows are before they change for the first time since `hold`."""
+        block, is_kept = self.memory[number], self._is_kept[number]
+        first = self._host * block.block.held
+        rows = rows[~is_kept[rows - first]]
+        assert self._kept is not None
+        self._kept[number].append(_copied(block, rows))
+        is_kept[rows - first] = True
 
     def collect(
         self,
@@ -182,10 +192,13 @@ class TableHost:
             pushed = [one[number] for one in of_workers]
             empty = (np.zeros(0, np.int64), np.zeros((0, block.block.width), np.float32))
             places, total = sum_pushed(pushed) if pushed else empty
-            values = np.take(block.rows, places, axis=0)
+            values = block.values(places, int(tag))
             block.keep(self._host, int(tag), places, values)
-            self._changed.append((places, values))
-            slots = [np.take(block.slots[name], places, axis=0) for name in self._slots]
+            with self.lock:
+                rows, is_trained = self._take_up(number, places, int(tag % GENERATION_STRIDE))
+            rows, values, total = rows[is_trained], values[is_trained], total[is_trained]
+            self._changed.append((rows, values))
+            slots = [np.take(block.slots[name], rows, axis=0) for name in self._slots]
             gradient = total / np.float32(len(workers)) if len(workers) > 1 else total
             parts.append([values, gradient, *slots])
             if self._clips:
@@ -200,6 +213,16 @@ class TableHost:
                 vector[at:end] = one.ravel()
             at = end
         return vectors
+
+    def _take_up(self, number: int, places: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray | slice]:
+        """The rows at places that an update changes, and which of them are to be trained."""
+        block = self.memory[number]
+        if self._kept is None:
+            return block.take_up(self._host, places, step, self._fills, lambda _: None)
+        self._keep(number, block.find(places))
+        rows, is_trained = block.take_up(self._host, places, step, self._fills, partial(self._keep, number))
+        self._is_kept[number][rows - self._host * block.block.held] = True
+        return rows, is_trained
 
     def _own_square_sums(self) -> np.ndarray:
         return np.stack([block.arrays["squares"][self._host] for block in self.memory])
@@ -218,12 +241,12 @@ class TableHost:
     def _update_rowwise(self, step: np.ndarray, rate: np.ndarray, gradients: np.ndarray) -> None:
         """Adagrad with one accumulator for each row, the mean of whose squares it grows by."""
         config, at = self._optimizer, 0
-        for number, (places, values) in enumerate(self._changed):
+        for number, (rows, values) in enumerate(self._changed):
             block, end = self.memory[number], at + values.size
             gradient = gradients[at:end].reshape(values.shape)
-            accumulator = np.take(block.slots[ROW_ACCUMULATOR], places, axis=0)
+            accumulator = np.take(block.slots[ROW_ACCUMULATOR], rows, axis=0)
             squares = gradient * gradient
-            total = np.zeros(len(places), np.float32)
+            total = np.zeros(len(rows), np.float32)
             for column in range(values.shape[1]):  # each row alone, in this order
                 total += squares[:, column]
             accumulator += (total / np.float32(values.shape[1]))[:, None]
@@ -234,12 +257,11 @@ class TableHost:
 
     def _put(self, number: int, moved: np.ndarray, slots: dict[str, np.ndarray], step: int) -> None:
         """Writes the rows that are being changed of the block with this number."""
-        block, (places, values) = self.memory[number], self._changed[number]
+        block, (rows, _) = self.memory[number], self._changed[number]
         with self.lock:
-            if self._kept is not None:
-                is_new = ~self._is_kept[number][places - self._host * block.block.held]
-                new = places[is_new]
-                before = {name: np.take(one, new, axis=0) for name, one in block.slots.items()}
-                self._kept[number].append(Before(new, values[is_new], before))
-                self._is_kept[number][new - self._host * block.block.held] = True
-            block.put(places, moved, slots, step)
+            block.put(rows, moved, slots, step)
+            block.arrays["steps"][self._host] = step
+
+
+def _copied(block: BlockMemory, rows: np.ndarray) -> Before:
+    return Before(block.places_at(rows), np.take(block.rows, rows, axis=0), block.saved_at(rows))

@@ -1,4 +1,4 @@
-"""The arrays of tables, over memory that all tasks of a machine map, or that one process has for itself.
+"""The arrays of a block of tables, and who reads and writes them.
 
 Who writes what, and when:
 
@@ -11,22 +11,20 @@ may be updating, first takes the rows and then, if the tag says so, puts back th
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from trainer.engine.tables.first_values import first_values
-from trainer.plan.tables import Block, TableLayout
+from trainer.plan.tables import Block
 
+NO_TAG = -2  # of no step: rows are read as they are
+
+OnEvict = Callable[[np.ndarray], None]
 Pushed = tuple[np.ndarray, np.ndarray]  # places [n] int64, sorted and each once; the gradients of their rows [n, width]
 
 LOAD_ROWS = 2**18  # at once
-POPULATE_READ = 22  # of madvise, since Linux 5.14
 
 
 @dataclass(frozen=True)
@@ -39,13 +37,13 @@ class BlockMemory:
     updated: np.ndarray
     arrays: dict[str, np.ndarray]  # the others of `regions`
 
-    def read(self, places: np.ndarray, tag: int) -> np.ndarray:
+    def read(self, places: np.ndarray, tag: int = NO_TAG) -> np.ndarray:
         """[n, width] the rows at places [n] as they were at a step, which no host is more than one update past.
 
         Args:
             tag: the generation and step, as one number.
         """
-        rows = np.take(self.rows, places, axis=0)
+        rows = self.values(places, tag)
         for host in np.flatnonzero(self.arrays["before_tag"] == tag):
             count = int(self.arrays["before_count"][host])
             changed = self.arrays["before_places"][host, :count]
@@ -53,6 +51,10 @@ class BlockMemory:
             is_changed = np.take(changed, at, mode="clip") == places if count else np.zeros(len(places), bool)
             rows[is_changed] = self.arrays["before_rows"][host, at[is_changed]]
         return rows
+
+    def values(self, places: np.ndarray, tag: int) -> np.ndarray:
+        """[n, width] the rows at places [n] as they are, where no host has begun the update from the state of `tag`."""
+        return np.take(self.rows, places, axis=0)
 
     def write_push(self, worker: int, places: np.ndarray, rows: np.ndarray) -> None:
         """Leaves a worker's gradients [n, width] of the rows at sorted places [n] for the hosts."""
@@ -73,18 +75,62 @@ class BlockMemory:
         self.arrays["before_count"][host] = count
         self.arrays["before_tag"][host] = tag
 
-    def put(self, places: np.ndarray, rows: np.ndarray, slots: dict[str, np.ndarray], step: int) -> None:
-        """Writes rows [n, width] and their slots at places [n], which have changed in the update to `step`."""
-        _put(self.rows, places, rows)
+    # What follows is about rows by their number in the arrays; where tables do not grow, that is the place.
+
+    def find(self, places: np.ndarray) -> np.ndarray:
+        """[k <= n] The rows that places [n] of a host have already."""
+        return places
+
+    def take_up(
+        self, host: int, places: np.ndarray, step: int, fills: Mapping[str, float], on_evict: OnEvict
+    ) -> tuple[np.ndarray, np.ndarray | slice]:
+        """The rows of places [n] that a host updates from a step: (of all, which of them are to be trained).
+
+        Args:
+            fills: what slots begin with.
+            on_evict: called with rows before they lose what they are.
+        """
+        return places, slice(None)
+
+    def places_at(self, rows: np.ndarray) -> np.ndarray:
+        """The places that rows [n] have."""
+        return rows
+
+    def changed_after(self, step: int, host: int | None = None) -> np.ndarray:
+        """[n] The rows, of a host or of all, that were changed after a step."""
+        begin, end = (0, len(self.updated)) if host is None else self._own(host)
+        return begin + np.flatnonzero(self.updated[begin:end] > step)
+
+    def saved_at(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """What a checkpoint has of rows [n] beside their values: [n, k] each."""
+        return {name: np.take(values, rows, axis=0) for name, values in self.slots.items()}
+
+    def put(self, at: np.ndarray, rows: np.ndarray, slots: Mapping[str, np.ndarray], step: int) -> None:
+        """Writes rows [n, width] and their slots, which have changed in the update to `step`."""
+        _put(self.rows, at, rows)
         for name, values in slots.items():
-            _put(self.slots[name], places, values)
-        self.updated[places] = step
+            _put(self.slots[name], at, values)
+        self.updated[at] = step
+
+    def load(
+        self, host: int, ids: np.ndarray, rows: np.ndarray, saved: Mapping[str, np.ndarray], part_step: int, step: int
+    ) -> None:
+        """Writes those of rows [n, width] that a host holds, with what was saved of them.
+
+        Args:
+            part_step: after which these have not changed any more.
+            step: of the checkpoint.
+        """
+        is_own = ids % self.block.hosts == host
+        slots = {name: one[is_own] for name, one in saved.items()}
+        self.put(self.block.place_of(ids[is_own]), rows[is_own], slots, part_step)
 
     def begin(self, host: int, fills: Mapping[str, float], *, seed: int) -> None:
         """Gives all rows of a host, and their slots, their first values."""
-        block, first = self.block, host * self.block.held
-        own = slice(first, first + block.held)
+        block, (first, end) = self.block, self._own(host)
+        own = slice(first, end)
         self.updated[own] = 0
+        self.arrays["steps"][host] = 0
         self.arrays["before_tag"][host] = -1
         for name, fill in fills.items():
             self.slots[name][own] = fill
@@ -96,57 +142,14 @@ class BlockMemory:
                 values = first_values(table, numbers * block.hosts + host - begin, seed=seed)
                 self.rows[first + at : first + at + len(values)] = values
 
-
-def cut(buffer: Any, layout: TableLayout, offset: int = 0) -> list[BlockMemory]:
-    """The arrays in a buffer that has the layout from an offset on, by block."""
-    found: list[dict[str, np.ndarray]] = [{} for _ in layout.blocks]
-    for region in layout.regions():
-        count = region.nbytes // np.dtype(region.dtype).itemsize
-        array = np.frombuffer(buffer, region.dtype, count, offset + region.offset)
-        found[region.block][region.name] = array.reshape(region.shape)
-    return [
-        BlockMemory(
-            block,
-            arrays.pop("rows"),
-            {slot: arrays.pop(f"slots/{slot}") for slot in layout.slots},
-            arrays.pop("updated"),
-            arrays,
-        )
-        for block, arrays in zip(layout.blocks, found, strict=True)
-    ]
-
-
-def private(layout: TableLayout) -> list[BlockMemory]:
-    """The arrays in memory of this process; what is never written to takes none."""
-    if not layout.blocks:
-        return []
-    memory = mmap.mmap(-1, layout.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):  # rows are read in no order: with larger pages fewer addresses are looked up
-        with contextlib.suppress(OSError):  # a kernel may have none
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return cut(memory, layout)
-
-
-def mapped(path: str, layout: TableLayout, offset: int) -> list[BlockMemory]:
-    """The arrays in a file that others map too."""
-    if not layout.blocks:
-        return []
-    with open(path, "r+b") as file:
-        return cut(mmap.mmap(file.fileno(), offset + layout.nbytes), layout, offset)
-
-
-def map_rows(memory: Sequence[BlockMemory]) -> None:
-    """Has the kernel map all rows that others have written into this process, which else it does one page at a time."""
-    madvise = ctypes.CDLL(None).madvise
-    for block in memory:
-        for array in (block.rows, *block.slots.values(), block.updated):
-            # A kernel that does not know the advice leaves it at that.
-            madvise(ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes), POPULATE_READ)
+    def _own(self, host: int) -> tuple[int, int]:
+        """The first row of a host, and the end of its rows."""
+        return host * self.block.held, (host + 1) * self.block.held
 
 
 def cuts_of(places: np.ndarray, block: Block) -> np.ndarray:
     """[hosts + 1] int64: where the places of each host begin, among sorted places [n]."""
-    return np.searchsorted(places, np.arange(block.hosts + 1) * block.held)
+    return np.append(np.searchsorted(places, block.first_places), len(places))
 
 
 def sum_pushed(pushed: Sequence[Pushed]) -> Pushed:

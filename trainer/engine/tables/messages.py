@@ -22,12 +22,12 @@ import tensorflow as tf
 
 from trainer.engine.devices import device_of
 from trainer.engine.tables.host import TableHost
-from trainer.engine.tables.memory import BlockMemory, Pushed, cuts_of
+from trainer.engine.tables.memory import NO_TAG, BlockMemory, Pushed, cuts_of
 from trainer.engine.tables.payloads import PUSH, ROWS, Payloads, Places
 from trainer.engine.tables.touches import Derived, Touches
-from trainer.engine.tables.worker import NO_TAG, Tables, by_block
+from trainer.engine.tables.worker import Tables, by_block
 from trainer.plan.layout import Shard
-from trainer.plan.tables import slot_width
+from trainer.plan.tables import slot_dtype, slot_width
 
 v1 = tf.compat.v1
 
@@ -80,7 +80,7 @@ class RowServer:
 
         def copied() -> np.ndarray:
             asked = self._asked.get(worker, ())
-            rows = [np.take(block.rows, places, axis=0) for block, places in self._by_block(asked)]
+            rows = [block.values(places, NO_TAG) for block, places in self._by_block(asked)]
             return self._payloads.send(ROWS, worker, self._host, self._payloads.write_rows(asked, rows))
 
         return tf.ensure_shape(tf.numpy_function(copied, [], tf.as_dtype(self._payloads.numbers)), [None])
@@ -91,8 +91,8 @@ class RowServer:
             return b""
         if what == CHANGED:
             parts: list[Any] = []
-            for places, values, slots in self._tables.changed(int(tag)):
-                parts += [np.int64(len(places)), places.astype(np.int64), values, *slots.values()]
+            for places, values, saved in self._tables.changed(int(tag)):
+                parts += [np.int64(len(places)), places.astype(np.int64), values, *saved.values()]
             return b"".join(one.tobytes() for one in parts)
         exact = self._payloads.exact()
         _, asked = exact.read_push(np.frombuffer(_bytes(question), np.uint8))
@@ -128,7 +128,7 @@ class SentTables(Tables):
     def read(self, derived: Derived) -> list[tf.Tensor]:
         distinct = list(self.touches.places(derived))
         questions = _tensors(lambda *places: self._questions([places]), distinct, [tf.string] * len(self._shards))
-        answers = self._ask(READ, tf.constant(NO_TAG), questions)
+        answers = self._ask(READ, tf.constant(NO_TAG, tf.int64), questions)
 
         def rows(*inputs: Any) -> list[np.ndarray]:
             sent = [_bytes(one) for one in inputs[self._each :]]
@@ -196,10 +196,10 @@ class SentTables(Tables):
 
     def release(self) -> list[tf.Tensor]:
         """Tells every host that it need not keep the rows of the last snapshot any longer."""
-        return self._ask(RELEASE, tf.constant(NO_TAG), [tf.constant("")] * len(self._shards))
+        return self._ask(RELEASE, tf.constant(NO_TAG, tf.int64), [tf.constant("")] * len(self._shards))
 
     def read_changed(self, answers: Sequence[bytes]) -> list[tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]]:
-        """(places, values, slots) of each block, of all hosts."""
+        """(places, values, what else is saved of them) of each block, of all hosts."""
         at, found = [0] * len(answers), []
 
         def take(host: int, dtype: Any, *shape: int) -> np.ndarray:
@@ -208,12 +208,13 @@ class SentTables(Tables):
             return array
 
         for block in self._payloads.blocks:
-            parts, widths = [], [block.width, *(slot_width(slot, block.width) for slot in self._slots)]
+            parts, names = [], block.saved(self._slots)
+            kinds = [("float32", block.width), *((slot_dtype(name), slot_width(name, block.width)) for name in names)]
             for host in range(len(answers)):
                 count = int(take(host, np.int64, 1)[0])
-                parts.append([take(host, np.int64, count), *(take(host, np.float32, count, one) for one in widths)])
-            places, values, *slots = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-            found.append((places, values, dict(zip(self._slots, slots, strict=True))))
+                parts.append([take(host, np.int64, count), *(take(host, kind, count, width) for kind, width in kinds)])
+            places, values, *saved = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+            found.append((places, values, dict(zip(names, saved, strict=True))))
         return found
 
     def _ask(self, what: int, tag: tf.Tensor, questions: Sequence[tf.Tensor]) -> list[tf.Tensor]:

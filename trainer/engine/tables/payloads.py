@@ -185,5 +185,5 @@ def _listed(places: np.ndarray, block: Block) -> list[np.ndarray]:
 
 
 def _kind(block: Block) -> Any:
-    """Of places in messages: 4 bytes, unless the block has too many."""
-    return np.int32 if block.hosts * block.held < 2**31 else np.int64
+    """Of places in messages: 4 bytes, unless the block has too many, or grows."""
+    return np.int32 if block.growing is None and block.hosts * block.held < 2**31 else np.int64

@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer.engine.tables.memory import BlockMemory, Pushed, sum_pushed
-from trainer.engine.tables.touches import Derived, Touches
-
-NO_TAG = np.int64(-2)  # of no step: rows are read as they are
+from trainer.engine.tables.memory import NO_TAG, BlockMemory, Pushed, sum_pushed
+from trainer.engine.tables.touches import Derived, Touched, Touches
 
 Gradients = Sequence[Sequence[tf.Tensor]]  # by replica and lookup
 
@@ -85,7 +83,7 @@ class TableWorker(Tables):
         self._memory, self.touches, self._worker = memory, touches, worker
 
     def read(self, derived: Derived) -> list[tf.Tensor]:
-        return self._read(derived, tf.constant(NO_TAG))
+        return self._read(derived, tf.constant(NO_TAG, tf.int64))
 
     def rows_of_step(
         self, derived: Sequence[Derived], tag: tf.Tensor, payloads: Sequence[tf.Tensor]
@@ -114,12 +112,15 @@ class TableWorker(Tables):
         return tf.numpy_function(write, self._sums(derived, gradients), [])
 
     def _read(self, derived: Derived, tag: tf.Tensor) -> list[tf.Tensor]:
-        def values(block: BlockMemory, places: tf.Tensor) -> tf.Tensor:
+        def values(block: BlockMemory, touched: Touched) -> tf.Tensor:
+            # Rows are found by their ids only once each; where they need not be found, one copy is less.
+            is_found = block.block.growing is not None
+            places = touched.distinct if is_found else touched.places
             rows = tf.numpy_function(lambda at, tag: block.read(at, int(tag)), [places, tag], tf.float32)
-            return tf.ensure_shape(rows, [*places.shape, block.block.width])
+            rows = tf.ensure_shape(rows, [*places.shape, block.block.width])
+            return tf.gather(rows, touched.which) if is_found else rows
 
-        pairs = zip(self._memory, derived.blocks, strict=True)
-        return self.touches.cut(derived, [values(block, touched.places) for block, touched in pairs])
+        return self.touches.cut(derived, list(map(values, self._memory, derived.blocks)))
 
 
 def by_block(flat: Sequence[np.ndarray], blocks: int) -> list[list[Pushed]]:

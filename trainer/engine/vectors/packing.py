@@ -8,6 +8,8 @@ import tensorflow as tf
 
 from trainer.plan.layout import LANES, METRICS, TAGS, Shard, Slice
 
+GENERATION_STRIDE = 2**32  # a tag is generation * stride + step, or another number that grows within the generation
+
 Tensors = Mapping[str, tf.Tensor]  # by parameter path
 Arrays = Mapping[str, np.ndarray]
 Vector = TypeVar("Vector", tf.Tensor, np.ndarray)

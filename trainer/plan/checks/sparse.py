@@ -5,22 +5,23 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
 from trainer.config.groups import has_rates
-from trainer.config.schema import RunConfig, SparseConfig
+from trainer.config.schema import PlacementConfig, RunConfig, SparseConfig
 from trainer.config.words import size
 from trainer.faults.problems import Problem
 from trainer.plan.description import Description
 from trainer.plan.devices import Machine
 from trainer.plan.strategy import strategy_of
-from trainer.plan.tables import TableLayout
+from trainer.plan.tables import SparsePattern, TableLayout
 
-KEY = "placement.sparse"
+KEY, GROWING = "placement.sparse", "placement.growing"
 LARGE_NBYTES = 2**24  # of embeddings of which a step should not move all
 FEW = 4  # rows for each that a step touches
 
 
 def check_sparse_run(config: RunConfig) -> Iterator[Problem]:
     """Yields what a run with sparse layers cannot have."""
-    if not config.placement.sparse:
+    yield from _check_growing(config.placement)
+    if not config.placement.has_sparse:
         if config.optimizer.sparse != SparseConfig():
             message = "no layer is sparse, so nothing has a rule of its own"
             yield Problem("optimizer.sparse", message, f"type '{KEY}=[PATTERN]' too")
@@ -40,18 +41,30 @@ def check_sparse_run(config: RunConfig) -> Iterator[Problem]:
             yield Problem(key, "is not available with sparse layers (placement.sparse)", "leave out one of them")
 
 
-def check_sparse(patterns: Sequence[str], description: Description) -> Iterator[Problem]:
+def _check_growing(placement: PlacementConfig) -> Iterator[Problem]:
+    """Yields what is wrong with layers that grow."""
+    for key in ("growing", "min_count", "max_age"):
+        for pattern, value in getattr(placement, key).items():
+            if value < 1:
+                yield Problem(f"placement.{key}", f"{pattern} has {value}", f"e.g. 'placement.{key}={{{pattern}:1}}'")
+            if pattern not in placement.growing:
+                known = ", ".join(placement.growing) or "no layer"
+                remedy = f"give it rows, e.g. '{GROWING}={{{pattern}:1000000}}'"
+                yield Problem(f"placement.{key}", f"{pattern!r} is not in {GROWING}, which has {known}", remedy)
+
+
+def check_sparse(patterns: Sequence[SparsePattern], description: Description) -> Iterator[Problem]:
     """Yields the patterns that match no Embedding layer of the model."""
-    for pattern in patterns:
+    for pattern, rows, _ in patterns:
         if any(fnmatchcase(path, pattern) for path in description.lookups):
             continue
-        known = list(description.lookups)
+        key, known = KEY if rows is None else GROWING, list(description.lookups)
         if not known:
-            yield Problem(KEY, "the model has no Embedding layer", "leave it out")
+            yield Problem(key, "the model has no Embedding layer", "leave it out")
             return
         near = (difflib.get_close_matches(pattern, known, n=1, cutoff=0.3) or known)[0]
         message = f"{pattern!r} matches no Embedding layer; the model has {', '.join(known)}"
-        yield Problem(KEY, message, f"e.g. '{KEY}=[{near}]'")
+        yield Problem(key, message, f"e.g. '{key}={f'[{near}]' if rows is None else f'{{{near}:{rows}}}'}'")
 
 
 def check_memory(tables: TableLayout, machine: Machine) -> Iterator[Problem]:

@@ -18,7 +18,8 @@ from trainer.engine.engine import Engine
 from trainer.engine.sharded import staleness
 from trainer.engine.sharded.worker import ShardedEngine
 from trainer.engine.step_result import StepResult
-from trainer.engine.tables.memory import BlockMemory, map_rows
+from trainer.engine.tables.mapping import map_rows
+from trainer.engine.tables.memory import BlockMemory
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.faults.exit_codes import NotFiniteError
 from trainer.observe.status import Status

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from trainer.engine.tables.memory import private
+from trainer.engine.tables.mapping import private
 from trainer.engine.tables.touches import Touches
 from trainer.engine.tables.worker import TableWorker
 from trainer.observe.peers import PeerError, read_status

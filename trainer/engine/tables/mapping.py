@@ -1,0 +1,66 @@
+"""The memory of tables: that all tasks of a machine map, or that one process has for itself."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from trainer.engine.tables.growing import GrowingMemory
+from trainer.engine.tables.memory import BlockMemory
+from trainer.plan.tables import GrowingBlock, TableLayout
+
+POPULATE_READ = 22  # of madvise, since Linux 5.14
+
+
+def cut(buffer: Any, layout: TableLayout, offset: int = 0) -> list[BlockMemory]:
+    """The arrays in a buffer that has the layout from an offset on, by block."""
+    found: list[dict[str, np.ndarray]] = [{} for _ in layout.blocks]
+    for region in layout.regions():
+        count = region.nbytes // np.dtype(region.dtype).itemsize
+        array = np.frombuffer(buffer, region.dtype, count, offset + region.offset)
+        found[region.block][region.name] = array.reshape(region.shape)
+    memory: list[BlockMemory] = []
+    for block, arrays in zip(layout.blocks, found, strict=True):
+        slots = {slot: arrays.pop(f"slots/{slot}") for slot in layout.slots}
+        own = arrays.pop("rows"), slots, arrays.pop("updated"), arrays
+        if isinstance(block, GrowingBlock):
+            memory.append(GrowingMemory(block, *own))
+        else:
+            memory.append(BlockMemory(block, *own))
+    return memory
+
+
+def private(layout: TableLayout) -> list[BlockMemory]:
+    """The arrays in memory of this process; what is never written to takes none."""
+    if not layout.blocks:
+        return []
+    memory = mmap.mmap(-1, layout.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # rows are read in no order: with larger pages fewer addresses are looked up
+        with contextlib.suppress(OSError):  # a kernel may have none
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return cut(memory, layout)
+
+
+def mapped(path: str, layout: TableLayout, offset: int) -> list[BlockMemory]:
+    """The arrays in a file that others map too."""
+    if not layout.blocks:
+        return []
+    with open(path, "r+b") as file:
+        return cut(mmap.mmap(file.fileno(), offset + layout.nbytes), layout, offset)
+
+
+def map_rows(memory: Sequence[BlockMemory]) -> None:
+    """Has the kernel map all rows that others have written into this process, which else it does one page at a time.
+
+    Not those of tables that grow: it would make pages for rows that nobody has written.
+    """
+    madvise = ctypes.CDLL(None).madvise
+    for block in (one for one in memory if one.block.growing is None):
+        for array in (block.rows, *block.slots.values(), block.updated):
+            # A kernel that does not know the advice leaves it at that.
+            madvise(ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes), POPULATE_READ)
