@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 from clients import served
@@ -71,6 +72,10 @@ def test_people_are_served_as_they_are_in_the_file_also_with_sparse_layers(finis
     loss = -np.where(earns, np.log(above), np.log1p(-above)).mean()
     assert run.summary()["eval_loss"] == pytest.approx(loss, abs=1e-5)
     assert run.summary()["eval_accuracy"] == pytest.approx(((above > 0.5) == earns).mean(), abs=1e-4)
+    model = keras.models.load_model(run.directory / "export/model.keras")
+    tables = {path.name: np.load(path) for path in (run.directory / "export/tables").iterdir()}
+    for name, values in tables.items():
+        assert np.array_equal(model.get_layer(name.partition(".")[0]).embeddings.numpy(), values)
 
 
 BREAKS_AT_THE_END = """

@@ -1,14 +1,19 @@
-"""Runs with sparse layers: the same bits on every cluster, after every kill, unbroken, resumed and exported."""
+"""Runs with sparse layers: the same bits on every cluster, after every kill, unbroken, resumed and exported.
+
+One of the layers grows: its ids are any int64, and its rows come and go.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+import runpy
 import signal
 from pathlib import Path
 
-import keras
 import numpy as np
 import pytest
+from clients import served
 from runs import Run
 from test_faults import signal_tasks
 
@@ -22,6 +27,7 @@ import numpy as np
 def ratings():
     drawn = np.random.default_rng(0)
     ids = {"user": drawn.integers(0, 3000, 6000), "item": drawn.integers(0, 500, (6000, 3))}
+    ids["tag"] = drawn.geometric(0.01, 6000) * np.int64(0x5851F42D4C957F2D)  # it wraps around
     likes = (ids["user"] + ids["item"][:, 0]) % 2
     return {"train": ({name: one[:5000] for name, one in ids.items()}, likes[:5000]),
             "evaluate": ({name: one[5000:] for name, one in ids.items()}, likes[5000:])}
@@ -30,12 +36,16 @@ def ratings():
 def factors():
     user = keras.Input((), dtype="int64", name="user")
     item = keras.Input((3,), dtype="int64", name="item")
+    tag = keras.Input((), dtype="int64", name="tag")
     of_user = keras.layers.Embedding(3000, 8, name="user_table")(user)
     of_items = keras.layers.Flatten()(keras.layers.Embedding(500, 8, name="item_table")(item))
-    hidden = keras.layers.Dense(16, activation="relu", name="hidden")(keras.layers.Concatenate()([of_user, of_items]))
-    return keras.Model({"user": user, "item": item}, keras.layers.Dense(2, name="logits")(hidden))
+    of_tag = keras.layers.Embedding(1, 8, name="tag_names")(tag)
+    parts = keras.layers.Concatenate()([of_user, of_items, of_tag])
+    hidden = keras.layers.Dense(16, activation="relu", name="hidden")(parts)
+    return keras.Model({"user": user, "item": item, "tag": tag}, keras.layers.Dense(2, name="logits")(hidden))
 """
 RUN = ["user=mine.py", "model=factors", "data=ratings", "placement.sparse=['*_table']", "train.batch_size=32"]
+RUN += ["placement.growing={tag_names:300}", "placement.min_count={tag_names:2}", "placement.max_age={tag_names:15}"]
 RUN += ["optimizer=adagrad", "optimizer.learning_rate=0.1", "seed=3", "checkpoint.every=40", "summary.every=1"]
 STEPS = 400
 
@@ -90,31 +100,55 @@ def test_a_run_that_waits_for_some_survives_kills_and_learns(start, tmp_path: Pa
     assert np.isfinite(rows).all()
 
 
-def test_what_is_exported_has_the_rows(unbroken: Run):
+def test_what_is_exported_has_the_rows(unbroken: Run, tmp_path: Path):
     export, summary = unbroken.directory / "export", unbroken.summary()
-    tables = {path.name: np.load(path, mmap_mode="r") for path in (export / "tables").iterdir()}
-    shapes = {name: one.shape for name, one in tables.items()}
-    assert shapes == {"user_table.embeddings.npy": (3000, 8), "item_table.embeddings.npy": (500, 8)}
-    model = keras.models.load_model(export / "model.keras")
-    for name in ("user_table", "item_table"):
-        assert np.array_equal(model.get_layer(name).embeddings.numpy(), tables[f"{name}.embeddings.npy"])
-    drawn = np.random.default_rng(0)  # as in the user's file
-    ids = {"user": drawn.integers(0, 3000, 6000), "item": drawn.integers(0, 500, (6000, 3))}
-    likes = ((ids["user"] + ids["item"][:, 0]) % 2)[5000:]
-    logits = model.predict({name: one[5000:] for name, one in ids.items()}, verbose=0)
+    tables = {path.name.removesuffix(".npy"): np.load(path) for path in (export / "tables").iterdir()}
+    grown = summary["rows"]["tag_names/embeddings"]
+    assert 50 < grown < 300
+    assert {name: one.shape for name, one in tables.items()} == {
+        "user_table.embeddings": (3000, 8),
+        "item_table.embeddings": (500, 8),
+        "tag_names.embeddings": (grown, 8),
+        "tag_names.embeddings.ids": (grown,),
+    }
+    assert (np.diff(tables["tag_names.embeddings.ids"]) > 0).all()
+    data, likes = runpy.run_path(str(unbroken.directory.parent / "mine.py"))["ratings"]()["evaluate"]
+    assert not np.isin(data["tag"], tables["tag_names.embeddings.ids"]).all()
+    answer = served(tmp_path, export, **data)["saved_model"]["probabilities"]
     lines = [json.loads(line) for line in (unbroken.directory / "evaluations.jsonl").read_text().splitlines()]
     assert lines[-1]["step"] == STEPS
-    assert np.mean(logits.argmax(axis=1) == likes) == pytest.approx(lines[-1]["accuracy"], abs=1e-6)
+    assert np.mean(np.argmax(answer, axis=1) == likes) == pytest.approx(lines[-1]["accuracy"], abs=1e-6)
+    loss = -np.log(np.take_along_axis(np.array(answer), likes[:, None], 1)).mean()
+    assert loss == pytest.approx(lines[-1]["loss"], abs=1e-6)
     assert len(lines) == STEPS // 40
     assert summary["steps"] == STEPS
 
 
-def test_an_id_without_a_row_ends_the_run_with_a_sentence(start, tmp_path: Path):
-    (tmp_path / "mine.py").write_text(USER_FILE.replace("Embedding(3000", "Embedding(2000"))
-    run = start(*RUN, "cluster=1ps2w", "train.steps=20")
+@pytest.mark.parametrize(
+    ("old", "new", "options", "says"),
+    [
+        (
+            "Embedding(3000",
+            "Embedding(2000",
+            [],
+            r"user_table/embeddings: example \d+ of a batch has the id \d+, but the "
+            r"table has the rows 0..1999; correct the data, or input_dim of the layer",
+        ),
+        (
+            "",
+            "",
+            ["placement.growing={tag_names:50}", "placement.max_age={}"],
+            "tag_names/embeddings has no row for "
+            r"another id: it has room for 50; give its layer more with placement.growing=\{tag_names:100\}, or evict",
+        ),
+    ],
+    ids=["id", "room"],
+)
+def test_an_id_without_a_row_ends_the_run_with_a_sentence(start, tmp_path: Path, old, new, options, says):
+    (tmp_path / "mine.py").write_text(USER_FILE.replace(old, new))
+    run = start(*RUN, "cluster=1ps2w", "train.steps=40", *options)
     assert run.wait() == 65
-    assert "user_table/embeddings: example" in run.output
-    assert "the table has the rows 0..1999; correct the data, or input_dim of the layer" in run.output
+    assert re.search(says, run.output), run.output
 
 
 @pytest.mark.long

@@ -55,6 +55,16 @@ def test_a_run_that_was_resumed_says_how_many_steps_it_made_now(directory):
     assert first.startswith("done: 300 steps (68 of them now) in 28.8 s")
 
 
+def test_the_rows_of_tables_that_grow_are_counted(directory):
+    def rows(**tables: int) -> str:
+        lines = ending.done(directory, SUMMARY | {"rows": tables}, start=0, has_report=False).splitlines()
+        return next((line for line in lines if line.startswith("rows")), "")
+
+    assert rows() == ""
+    assert rows(a=1200, b=3) == "rows          a 1,200, b 3"
+    assert rows(a=1200, b=3, c=4, d=5) == "rows          1,212 in 4 tables that grow"
+
+
 def test_a_run_that_ended_early_says_why_and_not_how_to_train_on(directory):
     text = ending.done(directory, SUMMARY | {"ended_early": "accuracy has not improved"}, start=0, has_report=False)
     assert text.startswith("ended early: accuracy has not improved\ndone: 300 steps")

@@ -9,11 +9,12 @@ from quick_config import load
 
 from trainer.faults.problems import ConfigError
 from trainer.plan import resolve, validate
+from trainer.plan.checks.sparse import check_patterns
 from trainer.plan.description import Description
 from trainer.plan.devices import Machine
 from trainer.plan.layout import Parameter
 from trainer.plan.make import make_plan
-from trainer.plan.tables import FirstValues, Table
+from trainer.plan.tables import FirstValues, Growing, SparsePattern, Table, sparse_patterns
 
 MACHINE = Machine(cores=4, gpus=0, memory_bytes=2**30)
 SPARSE = ["placement.sparse=[user]", "cluster=2ps2w", "optimizer=adagrad"]
@@ -47,8 +48,8 @@ def test_every_strategy_with_hosts_and_one_process_can_have_them():
     assert problems("strategy.wire=float32") == []
 
 
-def described(rows: int, **options: object) -> Description:
-    table = Table("user/embeddings", rows, 16, FirstValues(-0.05, 0.05), 3)
+def described(rows: int, growing: Growing | None = None, **options: object) -> Description:
+    table = Table("user/embeddings", rows, 16, FirstValues(-0.05, 0.05), 3, growing)
     parameters = (Parameter("dense/kernel", (16, 2), True),)
     return Description(parameters, 2, 8000, 2000, **{"tables": (table,), "lookups": {"user": 3}, **options})
 
@@ -72,13 +73,57 @@ def test_a_plan_knows_what_lies_where():
     ("description", "says"),
     [
         (described(10**9), r"1,000,000,000 rows with their slots take \d+\.\d+ GiB, and this machine has 1\.00 GiB"),
-        (described(100, lookups={"item": 1}), "'user' matches no Embedding layer; the model has item"),
-        (described(100, lookups={}), "the model has no Embedding layer"),
+        (
+            described(10**7, growing=Growing(1, None)),
+            r"10,000,000 rows with their slots take 1\.\d+ GiB, and this machine has 1\.00 GiB",
+        ),
     ],
 )
 def test_a_model_that_does_not_fit_is_a_problem(description, says):
     with pytest.raises(ConfigError, match=says):
         make_plan(load(SPARSE), description, MACHINE)
+
+
+@pytest.mark.parametrize(
+    ("options", "layers", "says"),
+    [
+        (
+            ["placement.sparse=[user]"],
+            ["item"],
+            "placement.sparse: 'user' matches no Embedding layer; the model has item",
+        ),
+        (["placement.growing={user:9}"], ["use"], "e.g. 'placement.growing={use:9}'"),
+        (["placement.growing={user:9}"], [], "placement.growing: the model has no Embedding layer"),
+    ],
+)
+def test_a_pattern_that_matches_no_layer_is_a_problem(options, layers, says):
+    (problem,) = check_patterns(sparse_patterns(load(options).placement), layers)
+    assert says in str(problem)
+
+
+def test_the_first_pattern_that_matches_a_layer_counts():
+    options = ["placement.sparse=['*']", "placement.growing={user:9,item:7}", "placement.min_count={item:2}"]
+    user, item, rest = sparse_patterns(load(options).placement)
+    assert user == SparsePattern("user", 9, Growing(1, None))
+    assert item == SparsePattern("item", 7, Growing(2, None))
+    assert rest == SparsePattern("*")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["placement.growing={user:0}"], "placement.growing: user has 0"),
+        (["placement.min_count={item:2}"], "'item' is not in placement.growing, which has user"),
+        (["placement.max_age={user:-1}"], "placement.max_age: user has -1"),
+        (["strategy=all_reduce"], "placement.growing: rows of sparse layers are held by shard hosts"),
+    ],
+)
+def test_what_layers_that_grow_cannot_have_is_a_problem(options, says):
+    growing = ["placement.growing={user:9}", *options]
+    config = load(["cluster=2ps2w", "optimizer=adagrad", *growing])
+    resolve.resolve(config, {})
+    found = [str(one) for one in validate.validate(config, MACHINE)]
+    assert any(says in problem for problem in found), found
 
 
 @pytest.mark.parametrize(("rows", "lookups", "is_named"), [(10**6, 1, True), (10**6, 1000, False), (1000, 1, False)])

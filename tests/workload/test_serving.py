@@ -184,6 +184,16 @@ def test_onnx_gives_the_same(digits, tmp_path):
     np.testing.assert_allclose(found, tf.nn.softmax(model(images / np.float32(255))), atol=1e-5)
 
 
+def test_a_pattern_of_layers_is_checked_before_anything_is_computed(tmp_path):
+    (tmp_path / "people.csv").write_text(PEOPLE)
+    options = {"path": str(tmp_path / "people.csv"), "label": "income", "ids": {"town": 2**63 - 1, "job": 9}}
+    grows = (SparsePattern("town", 100, Growing(1, None)),)
+    asked = Question(asdict(ModelConfig("ctr")), {"name": "csv", "options": options}, None, SEED, sparse=grows)
+    problem = describe.answer(asked)["problem"]
+    assert problem["message"] == "'town' matches no Embedding layer; the model has field-town, field-job"
+    assert problem["remedy"] == "e.g. 'placement.growing={field-town:100}'"
+
+
 def test_an_export_that_would_fail_is_refused_before_anything_starts(tmp_path):
     (tmp_path / "people.csv").write_text(PEOPLE)
     options = {"path": str(tmp_path / "people.csv"), "label": "income", "ids": {"town": 9, "job": 9}}

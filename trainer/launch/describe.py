@@ -5,14 +5,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from trainer.faults.problems import ConfigError, Problem
 from trainer.plan.description import Description, DescriptionError, Question
 from trainer.plan.downloads import is_missing
-from trainer.plan.serialize import from_json
+from trainer.plan.serialize import from_json, to_json
 from trainer.storage.atomic import write_atomically
 
 
@@ -52,7 +51,7 @@ def _read(answer: Any) -> Description:
 def _ask_new_process(question: Question) -> dict[str, Any]:
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
     child = subprocess.run(
-        [sys.executable, "-m", "trainer.launch.describe", json.dumps(asdict(question))],
+        [sys.executable, "-m", "trainer.launch.describe", json.dumps(to_json(question))],
         capture_output=True,
         text=True,
         env=environment,
@@ -92,5 +91,5 @@ def _write_cache(path: Path, text: str) -> None:
 if __name__ == "__main__":
     from trainer.workload.describe import answer
 
-    print("\n" + json.dumps(answer(Question(**json.loads(sys.argv[1])))), flush=True)
+    print("\n" + json.dumps(answer(from_json(Question, json.loads(sys.argv[1])))), flush=True)
     os._exit(0)  # without waiting for threads that a user's file has started

@@ -12,6 +12,7 @@ from trainer.observe.report.page import REPORT
 from trainer.storage.run_directory import RunDirectory
 
 LABEL_COLUMNS = 13
+NAMED_TABLES = 3  # at most; of more, the sum is printed
 MODELS = ("model.keras", "saved_model", "model.weights.h5", "params.npz")  # of export/; the first that exists is named
 
 
@@ -30,6 +31,7 @@ def done(directory: RunDirectory, summary: Mapping[str, Any], *, start: int, has
         "evaluation": ", ".join(f"{name} {value:.4f}" for name, value in summary.items() if name.startswith("eval_")),
         "learning rate": f"{rate:.6g} at the end" if (rate := summary.get("learning_rate")) is not None else None,
         "best": _describe_best(best) if best else None,
+        "rows": _describe_rows(summary.get("rows", {})),
         "params_sha256": summary["params_sha256"],
         "run": shown(directory.path),
         "model": next((shown(path) for path in exported if path.exists()), None),
@@ -45,6 +47,13 @@ def done(directory: RunDirectory, summary: Mapping[str, Any], *, start: int, has
     lines = [f"ended early: {early}"] if early else []
     lines += [f"done: {steps} steps{now} {took}, {summary['examples_per_second']:,.0f} examples/s"]
     return "\n".join([*lines, *(f"{label:<{LABEL_COLUMNS}} {text}" for label, text in rows.items() if text)])
+
+
+def _describe_rows(tables: Mapping[str, int]) -> str:
+    """Of tables that grow."""
+    if len(tables) > NAMED_TABLES:
+        return f"{sum(tables.values()):,} in {len(tables)} tables that grow"
+    return ", ".join(f"{path} {count:,}" for path, count in tables.items())
 
 
 def _describe_best(best: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ from trainer.config.schema import (
 from trainer.faults.problems import ConfigError, Problem
 from trainer.plan import addresses
 from trainer.plan.checks.gpu_memory import warn_of_gpu_memory
-from trainer.plan.checks.sparse import check_memory, check_sparse, warn_of_dense
+from trainer.plan.checks.sparse import check_memory, warn_of_dense
 from trainer.plan.checks.strategy import batch_parts, check_parts
 from trainer.plan.description import Description
 from trainer.plan.devices import THIS_HOST, Machine, for_tasks, tasks_here
@@ -31,7 +31,7 @@ from trainer.plan.plan import Group, Plan, Task
 from trainer.plan.resolve import is_taken
 from trainer.plan.shared_memory import wire_of
 from trainer.plan.strategy import Strategy, strategy_of
-from trainer.plan.tables import TableLayout, blocks_of, sparse_patterns
+from trainer.plan.tables import TableLayout, blocks_of
 
 PS_AT_MOST = 16  # that are tried
 KEYS = "remove it from compile(); the config has optimizer.clip_norm, optimizer.schedule and optimizer.groups"
@@ -60,7 +60,6 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         *_check_pins(config.placement.pins, description, len(hosts)),
         *_check_groups(config.optimizer, description),
         *check_parts(config.placement, config.optimizer),
-        *check_sparse(sparse_patterns(config.placement), description),
     ]
     if problems:
         raise ConfigError(problems)

@@ -85,6 +85,11 @@ def ids_of(memory: Sequence[BlockMemory], table: Table) -> np.ndarray | None:
     return block.block.row_at(block.places_at(block.trained())) if isinstance(block, GrowingMemory) else None
 
 
+def trained_rows(memory: Sequence[BlockMemory]) -> dict[str, int]:
+    """How many rows each table that grows has trained and not evicted."""
+    return {block.block.tables[0].path: len(block.trained()) for block in memory if isinstance(block, GrowingMemory)}
+
+
 def _block_of(memory: Sequence[BlockMemory], table: Table) -> BlockMemory:
     return next(one for one in memory if table.path in one.block.begins)
 

@@ -9,6 +9,7 @@ from typing import Any
 from trainer.faults import exit_codes
 from trainer.faults.exit_codes import exit_code_of
 from trainer.faults.problems import ConfigError, Problem
+from trainer.plan.checks.sparse import check_patterns
 from trainer.plan.description import FROZEN_FILE, INITIAL_FILE, Description, Question
 from trainer.plan.serialize import to_json
 from trainer.workload.error_text import one_paragraph
@@ -65,6 +66,8 @@ def _describe(question: Question) -> Description:
             adapting=adapting,
             sparse=question.sparse,
         )
+    if faults := [*check_patterns(question.sparse, lookups.embeddings(model))]:
+        raise ConfigError(faults)
     if not model.trainable_variables and not lookups.has_tables(model):
         reason = ": optimizer.groups freezes them" if question.freezes else ""
         raise ValueError(f"model {named['name']} has no trainable variables{reason}, so there is nothing to train")

@@ -94,7 +94,7 @@ def tables_of(model: keras.Model, lookups: Sequence[Lookup]) -> tuple[Table, ...
 
 def counted(model: keras.Model, call: Callable[[], Any]) -> dict[str, int]:
     """How many ids an example looks up in a call, by path of Embedding layer, dense ones too; 0: nobody knows."""
-    layers = [layer for layer in model._flatten_layers(include_self=False) if isinstance(layer, keras.layers.Embedding)]
+    layers = _embeddings(model)
     counts = dict.fromkeys((layer.path for layer in layers), 0)
 
     def counting(layer: keras.layers.Embedding) -> Callable[[Any], Any]:
@@ -119,6 +119,11 @@ def counted(model: keras.Model, call: Callable[[], Any]) -> dict[str, int]:
             else:
                 object.__setattr__(layer, "call", own)
     return counts
+
+
+def embeddings(model: keras.Model) -> list[str]:
+    """The paths of all Embedding layers, sparse and dense."""
+    return [layer.path for layer in _embeddings(model)]
 
 
 def has_tables(model: keras.Model) -> bool:
@@ -154,6 +159,10 @@ def given(rows: Sequence[tf.Tensor]) -> Iterator[None]:
     finally:
         _meet.reset(token)
     assert next(rest, None) is None, "fewer lookups than were recorded"
+
+
+def _embeddings(model: keras.Model) -> list[keras.Layer]:
+    return [layer for layer in model._flatten_layers(include_self=False) if isinstance(layer, keras.layers.Embedding)]
 
 
 def _layers(model: keras.Model) -> list[keras.Layer]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ from trainer.engine.tables.host import TableHost
 from trainer.engine.tables.memory import NO_TAG, BlockMemory, Pushed, cuts_of
 from trainer.engine.tables.payloads import PUSH, ROWS, Payloads, Places
 from trainer.engine.tables.touches import Derived, Touches
-from trainer.engine.tables.worker import Tables, by_block
+from trainer.engine.tables.worker import Tables, by_block, tensors_of
 from trainer.plan.layout import Shard
 from trainer.plan.tables import slot_dtype, slot_width
 
@@ -127,14 +127,14 @@ class SentTables(Tables):
 
     def read(self, derived: Derived) -> list[tf.Tensor]:
         distinct = list(self.touches.places(derived))
-        questions = _tensors(lambda *places: self._questions([places]), distinct, [tf.string] * len(self._shards))
+        questions = tensors_of(lambda *places: self._questions([places]), distinct, [tf.string] * len(self._shards))
         answers = self._ask(READ, tf.constant(NO_TAG, tf.int64), questions)
 
         def rows(*inputs: Any) -> list[np.ndarray]:
             sent = [_bytes(one) for one in inputs[self._each :]]
             return self._exact_rows(sent, [inputs[: self._each]])
 
-        return self._given([derived], _tensors(rows, [*distinct, *answers], [tf.float32] * self._each))[0]
+        return self._given([derived], tensors_of(rows, [*distinct, *answers], [tf.float32] * self._each))[0]
 
     def rows_of_step(
         self, derived: Sequence[Derived], tag: tf.Tensor, payloads: Sequence[tf.Tensor]
@@ -148,7 +148,7 @@ class SentTables(Tables):
             ]
             return self._payloads.read_rows(sent, self._by_replica(inputs[: len(distinct)]))
 
-        return self._given(derived, _tensors(rows, [*distinct, *payloads], [tf.float32] * len(distinct)))
+        return self._given(derived, tensors_of(rows, [*distinct, *payloads], [tf.float32] * len(distinct)))
 
     def leave(
         self, mean: Sequence[tf.Tensor], upcoming: Sequence[Any], scale: tf.Tensor | None = None
@@ -163,7 +163,7 @@ class SentTables(Tables):
             return [self._payloads.send(PUSH, self._worker, host, one) for host, one in enumerate(written)]
 
         kinds = [tf.as_dtype(self._payloads.numbers)] * len(self._shards)
-        written = _tensors(write, [1.0 if scale is None else scale, *mean, *next_places], kinds)
+        written = tensors_of(write, [1.0 if scale is None else scale, *mean, *next_places], kinds)
         return [tf.ensure_shape(one, [None]) for one in written]
 
     def question(self) -> Question:
@@ -275,13 +275,6 @@ def _answers(shard: Shard, worker: int) -> Any:
     with tf.device(device_of(shard.host)):
         name = f"shard{shard.index}/answers{worker}"
         return v1.FIFOQueue(SPARE, [tf.int64, tf.string], [[], []], shared_name=name)
-
-
-def _tensors(function: Callable[..., Any], inputs: Sequence[Any], kinds: Sequence[tf.DType]) -> list[tf.Tensor]:
-    """`tf.numpy_function`, whose list of one is not a list."""
-    outputs = tf.numpy_function(function, inputs, kinds)
-    found = outputs if isinstance(outputs, list) else [outputs]
-    return [tf.ensure_shape(one, []) if one.dtype == tf.string else one for one in found]
 
 
 def _bytes(message: Any) -> bytes:

@@ -47,7 +47,7 @@ class Touches:
         lookups = self._record(batch.features)
         self._paths = [one.path for one in lookups]
         ids = tuple(one.ids for one in lookups)
-        return Derived(ids, tuple(self._find(block, [ids[i] for i in self._own(block)]) for block in self._blocks))
+        return Derived(ids, self._find(ids))
 
     @staticmethod
     def places(derived: Derived) -> tuple[tf.Tensor, ...]:
@@ -83,23 +83,32 @@ class Touches:
         """The lookups of a block's tables, by number; the last first, as gradients of a dense table are summed."""
         return [number for number, path in reversed(list(enumerate(self._paths))) if path in block.begins]
 
-    def _find(self, block: Block, ids: Sequence[tf.Tensor]) -> Touched:
-        tables = [table for number in self._own(block) for table in block.tables if table.path == self._paths[number]]
+    def _find(self, ids: Sequence[tf.Tensor]) -> tuple[Touched, ...]:
+        """The rows of each block, from the ids of each lookup; in one call of Python, because there may be many."""
+        tables = {table.path: table for block in self._blocks for table in block.tables}
 
-        def find(*given: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-            rows = []
-            for table, own in zip(tables, given, strict=True):
-                if table.growing is None:
-                    check_ids(own, table.rows, table.path)
-                rows.append(own.ravel() + block.begins[table.path])
-            places = block.place_of(np.concatenate(rows))
-            distinct, which = np.unique(places, return_inverse=True)
-            return places, distinct, which.ravel().astype(np.int32)
+        def find(*given: np.ndarray) -> list[np.ndarray]:
+            found = []
+            for block in self._blocks:
+                rows = []
+                for number in self._own(block):
+                    table, own = tables[self._paths[number]], given[number]
+                    if table.growing is None:
+                        check_ids(own, table.rows, table.path)
+                    rows.append(own.ravel() + block.begins[table.path])
+                places = block.place_of(np.concatenate(rows))
+                distinct, which = np.unique(places, return_inverse=True)
+                found += [places, distinct, which.ravel().astype(np.int32)]
+            return found
 
-        sizes = [one.shape.num_elements() for one in ids]
-        count = None if None in sizes else sum(size or 0 for size in sizes)
-        found = tf.numpy_function(find, ids, [tf.int64, tf.int64, tf.int32])
-        return Touched(*map(tf.ensure_shape, found, [[count], [None], [count]]))
+        found = tf.numpy_function(find, ids, [tf.int64, tf.int64, tf.int32] * len(self._blocks))
+        touched = []
+        for number, block in enumerate(self._blocks):
+            sizes = [ids[one].shape.num_elements() for one in self._own(block)]
+            count = None if None in sizes else sum(size or 0 for size in sizes)
+            own = found[3 * number : 3 * number + 3]
+            touched.append(Touched(*map(tf.ensure_shape, own, [[count], [None], [count]])))
+        return tuple(touched)
 
 
 def check_ids(ids: np.ndarray, rows: int, path: str) -> None:

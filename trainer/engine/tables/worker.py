@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from trainer.engine.tables.memory import NO_TAG, BlockMemory, Pushed, sum_pushed
-from trainer.engine.tables.touches import Derived, Touched, Touches
+from trainer.engine.tables.touches import Derived, Touches
 
 Gradients = Sequence[Sequence[tf.Tensor]]  # by replica and lookup
 
@@ -112,15 +112,26 @@ class TableWorker(Tables):
         return tf.numpy_function(write, self._sums(derived, gradients), [])
 
     def _read(self, derived: Derived, tag: tf.Tensor) -> list[tf.Tensor]:
-        def values(block: BlockMemory, touched: Touched) -> tf.Tensor:
-            # Rows are found by their ids only once each; where they need not be found, one copy is less.
-            is_found = block.block.growing is not None
-            places = touched.distinct if is_found else touched.places
-            rows = tf.numpy_function(lambda at, tag: block.read(at, int(tag)), [places, tag], tf.float32)
-            rows = tf.ensure_shape(rows, [*places.shape, block.block.width])
-            return tf.gather(rows, touched.which) if is_found else rows
+        def read(tag: np.ndarray, *places: np.ndarray) -> list[np.ndarray]:
+            return [block.read(own, int(tag)) for block, own in zip(self._memory, places, strict=True)]
 
-        return self.touches.cut(derived, list(map(values, self._memory, derived.blocks)))
+        # Rows of tables that grow must be found, each once; of others every position copies its own.
+        grow = [block.block.growing is not None for block in self._memory]
+        wanted = [one.distinct if found else one.places for one, found in zip(derived.blocks, grow, strict=True)]
+        rows = tensors_of(read, [tag, *wanted], [tf.float32] * len(wanted))
+        for number, block in enumerate(self._memory):
+            own = tf.ensure_shape(rows[number], [*wanted[number].shape, block.block.width])
+            rows[number] = tf.gather(own, derived.blocks[number].which) if grow[number] else own
+        return self.touches.cut(derived, rows)
+
+
+def tensors_of(
+    function: Callable[..., Sequence[Any]], inputs: Sequence[Any], kinds: Sequence[tf.DType]
+) -> list[tf.Tensor]:
+    """What `tf.numpy_function` returns, as a list also where it is one."""
+    outputs = tf.numpy_function(function, inputs, kinds)
+    found = outputs if isinstance(outputs, list) else [outputs]
+    return [tf.ensure_shape(one, []) if one.dtype == tf.string else one for one in found]
 
 
 def by_block(flat: Sequence[np.ndarray], blocks: int) -> list[list[Pushed]]:

@@ -27,6 +27,7 @@ from typing import Any, Protocol
 from trainer.launch.processes import isolation
 from trainer.plan.description import Question
 from trainer.plan.environment import VISIBLE, allotted_gpus, visible_gpus
+from trainer.plan.serialize import from_json
 from trainer.workload import describe
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -139,7 +140,7 @@ class _Nursery:
 
     def _describe(self, question: dict[str, Any]) -> None:
         def answer() -> int:
-            self._report({"event": "described", **describe.answer(Question(**question))})
+            self._report({"event": "described", **describe.answer(from_json(Question, question))})
             return 0
 
         self._children[self._fork(answer)] = "describe"

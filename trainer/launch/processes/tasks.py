@@ -11,11 +11,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from trainer.launch.processes import warm
 from trainer.plan.environment import MEMORY, QUIET
+from trainer.plan.serialize import to_json
 
 if TYPE_CHECKING:
     from trainer.plan.description import Question
@@ -86,7 +86,7 @@ class ProcessTasks:
 
     def describe(self, question: Question) -> dict[str, Any]:
         """Describes a model, which a fork of the nursery builds."""
-        self._request({"do": "describe", "question": asdict(question)})
+        self._request({"do": "describe", "question": to_json(question)})
         while True:
             for event in self._receive(None):
                 if event["event"] == "described":

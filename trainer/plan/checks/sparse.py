@@ -27,9 +27,10 @@ def check_sparse_run(config: RunConfig) -> Iterator[Problem]:
             yield Problem("optimizer.sparse", message, f"type '{KEY}=[PATTERN]' too")
         return
     strategy, optimizer = strategy_of(config.strategy, config.cluster), config.optimizer
+    key_of_layers = KEY if config.placement.sparse else GROWING
     if strategy.has_ring:
         message = f"rows of sparse layers are held by shard hosts, which {strategy.name} does not have"
-        yield Problem(KEY, message, "type strategy=sync, or leave it out")
+        yield Problem(key_of_layers, message, "type strategy=sync, or leave it out")
     faults = {
         "optimizer.ema": optimizer.ema is not None,
         "optimizer.groups": has_rates(optimizer),
@@ -38,7 +39,7 @@ def check_sparse_run(config: RunConfig) -> Iterator[Problem]:
     }
     for key, is_given in faults.items():
         if is_given:
-            yield Problem(key, "is not available with sparse layers (placement.sparse)", "leave out one of them")
+            yield Problem(key, f"is not available with sparse layers ({key_of_layers})", "leave out one of them")
 
 
 def _check_growing(placement: PlacementConfig) -> Iterator[Problem]:
@@ -53,12 +54,12 @@ def _check_growing(placement: PlacementConfig) -> Iterator[Problem]:
                 yield Problem(f"placement.{key}", f"{pattern!r} is not in {GROWING}, which has {known}", remedy)
 
 
-def check_sparse(patterns: Sequence[SparsePattern], description: Description) -> Iterator[Problem]:
-    """Yields the patterns that match no Embedding layer of the model."""
+def check_patterns(patterns: Sequence[SparsePattern], known: Sequence[str]) -> Iterator[Problem]:
+    """Yields the patterns that match no Embedding layer of a model, whose paths are known."""
     for pattern, rows, _ in patterns:
-        if any(fnmatchcase(path, pattern) for path in description.lookups):
+        if any(fnmatchcase(path, pattern) for path in known):
             continue
-        key, known = KEY if rows is None else GROWING, list(description.lookups)
+        key = KEY if rows is None else GROWING
         if not known:
             yield Problem(key, "the model has no Embedding layer", "leave it out")
             return

@@ -354,6 +354,8 @@ def finish(
             results["not_exported"] = "; ".join(failures)
         chief.hooks.call("on_end", snapshot.step, _logs(results))
     results["ended_early"] = None if stopped else context.status.ended_early
+    if grown := table_files.trained_rows(last_rows):
+        results["rows"] = grown
     summary = results | {"resumed_from": resumed_from, "params_sha256": params_sha256(snapshot, last_rows)}
     write_atomically(context.directory.summary, json.dumps(summary, indent=1))
     if not stopped:
