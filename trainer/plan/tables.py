@@ -29,8 +29,8 @@ PAGE = 4096  # bytes; regions begin at a multiple of it
 HALVES, POWERS = 2, 640  # of an exact sum
 NBYTES = {"float32": 4, "int32": 4, "int64": 8}
 LEAST_PLACE = -(2**63)  # of a table that grows
-# What a table that grows keeps of each row beside the slots of the optimizer: updates that had its id, as far as they
-# are counted (0: it has none), and the step after which the last of them was made.
+# What a table that grows keeps of each row beside the slots of the optimizer: how many updates had its id (0: the row is
+# free), and the step after which the last of them was made.
 COUNT, UPDATED = "count", "updated"
 
 
@@ -265,7 +265,7 @@ class TableLayout:
         Of a table that grows the places that are pushed are scrambled ids, and rows are counted host by host:
 
         place               [rows] of the id that each row has
-        count               [rows] updates that had this id, up to `min_count`; 0: the row is free
+        count               [rows] updates that had this id; 0: the row is free
         index               [hosts, size] the row of an id, counted from 1 within its host; 0: none
         used                [hosts] rows that were ever taken
         sweeps              [hosts] how often a sweep of evicted rows has begun or ended; odd: it is under way

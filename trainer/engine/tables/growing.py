@@ -2,9 +2,9 @@
 
 A host gives rows to ids in the order in which they come, and finds them by an index with open addressing and linear
 probing (Knuth, The Art of Computer Programming, volume 3, algorithm 6.4 L). Nothing that is computed depends on which
-row an id has. An id without a row has its first values, which follow from the seed; so has one that was not seen for
-`max_age` steps, whether its row was already taken from it or not: rows are taken back, in a sweep, when a host has no
-other, and it does not matter when that is.
+row an id has. An id without a row has its first values, which follow from the seed. So has an id that was not seen for
+`max_age` steps, even if its row is still there: rows are taken back in a sweep, when a host has no other, and when that
+happens changes nothing.
 
 A worker that joins may read while a host updates. A new row has its place before the index leads to it; a row that is
 touched is among `before_*`; and a reading during which a sweep began or ended is made again.
@@ -26,6 +26,7 @@ from trainer.plan.tables import COUNT, UPDATED, Growing, GrowingBlock
 from trainer.workload.data.examples import DataError
 
 NO_ROW = -1
+MOST = 2**31 - 1  # that are counted
 ALMOST_FULL = 0.9
 WAIT_SECS = 0.001  # for the end of a sweep
 
@@ -69,7 +70,7 @@ class GrowingMemory(BlockMemory):
         fresh = rows[np.concatenate([begins_anew, new])]
         self._begin_rows(fresh, fills)
         self.updated[fresh] = step + 1
-        counts = np.minimum(self.arrays[COUNT][rows] + 1, self.growing.min_count)
+        counts = np.minimum(self.arrays[COUNT][rows], MOST - 1) + 1
         self.arrays[COUNT][rows] = counts
         return rows, counts >= self.growing.min_count
 
@@ -110,7 +111,7 @@ class GrowingMemory(BlockMemory):
         at[new] = self._enter(host, places[new], step, lambda _: None)
         slots = {name: values[is_own] for name, values in saved.items() if name in self.slots}
         self.put(at, rows[is_own], slots, part_step)
-        self.arrays[COUNT][at] = np.minimum(saved[COUNT][is_own, 0], self.growing.min_count)
+        self.arrays[COUNT][at] = saved[COUNT][is_own, 0]
         self.updated[at] = saved[UPDATED][is_own, 0]
 
     def begin(self, host: int, fills: Mapping[str, float], *, seed: int) -> None:
