@@ -29,8 +29,8 @@ PAGE = 4096  # bytes; regions begin at a multiple of it
 HALVES, POWERS = 2, 640  # of an exact sum
 NBYTES = {"float32": 4, "int32": 4, "int64": 8}
 LEAST_PLACE = -(2**63)  # of a table that grows
-# What a table that grows keeps of each row beside the slots of the optimizer: how many updates had its id (0: the row is
-# free), and the step after which the last of them was made.
+# What a table that grows keeps of each row beside the slots of the optimizer: how many updates had its id (0: the row
+# is free), and the step after which the last of them was made.
 COUNT, UPDATED = "count", "updated"
 
 
