@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from runs import LONGEST_SECS, Run
+from runs import LONGEST_SECS, Run, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = [
@@ -110,16 +110,18 @@ while True:
 
 @pytest.mark.long
 def test_the_launcher_of_containers_on_two_hosts_survives_a_kill_and_a_lost_host(other_engine, tmp_path, start, finish):
-    options = [*SHORT, "train.steps=400", "checkpoint.every=50"]
+    options = [*SHORT, "train.steps=800", "checkpoint.every=50"]
     sockets = {HERE: "/var/run/docker.sock", THERE: other_engine.removeprefix("unix://")}
     forward = tmp_path / "forward.py"
     forward.write_text(FORWARD.format(sockets=sockets))
     hosts = [f"cluster.hosts=[{HERE},{THERE}]", f"launch.ssh={sys.executable} {forward}"]
     run = start(*options, "launch=docker", *hosts)
+    events = run.directory / "events.jsonl"
     run.wait_for_step(60)
     containers = command("docker", "ps", "-q", "--filter", "label=trainer.task=worker:1", DOCKER_HOST=other_engine)
     command("docker", "kill", *containers.split(), DOCKER_HOST=other_engine)
-    run.wait_for_step(120)
+    wait_until(lambda: '"task": "worker:1", "attempt": 1' in events.read_text(), explain=run.kill_and_explain)
+    run.wait_for_step(run.history()[-1]["step"] + 50)
     for pid in pids_of(f"{forward} .*{THERE}"):
         os.kill(pid, signal.SIGKILL)
     assert run.wait() == 0, run.output
