@@ -27,7 +27,7 @@ from small_clusters import (
 
 from trainer.config.schema import OptimizerConfig, OptimizerName
 from trainer.engine.sharded import staleness
-from trainer.engine.sharded.resources import share
+from trainer.engine.sharded.resources import PUSH, share
 from trainer.engine.sharded.worker import ShardedEngine
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.snapshot import Snapshot
@@ -104,14 +104,47 @@ def test_duplicates_and_messages_of_an_older_generation_are_ignored():
     assert digest(last) == expected
 
 
+def test_a_worker_that_pushes_twice_counts_once_in_a_quorum():
+    """As the process of a lost host may, after its successor; what it pushes second is garbage here."""
+    cluster, has_pushed_twice = Cluster(plain, ps=2, workers=2, strategy="backup", quorum=2), threading.Event()
+    ghost = _ghost(cluster, replica_index=0)
+
+    def with_ghost(engine: ShardedEngine) -> Any:
+        step = engine.start()
+        while step < STEPS:
+            result = engine.step()
+            if not has_pushed_twice.is_set():
+                ghost(generation=1, step=step)
+                has_pushed_twice.set()
+            step = result.step + 1
+        engine.peek()
+        last = engine.snapshot()
+        engine.leave()
+        return last
+
+    def second(engine: ShardedEngine) -> Any:
+        assert has_pushed_twice.wait(60)
+        return to_the_end(engine)
+
+    last, _ = cluster.train([with_ghost, second])
+    assert max(np.abs(one).max() for slot in last.slots.values() for one in slot.values()) < GARBAGE**0.5
+    assert cluster.hosts[0].counts[:, 0].tolist() == [STEPS, STEPS]
+    assert cluster.hosts[0].counts[0, staleness.DROPPED] > 0
+
+
 def _ghost(cluster: Cluster, replica_index: int) -> Callable[..., None]:
-    """Pushes garbage under a given tag to every shard, as a replica."""
+    """Pushes garbage under a given tag to every shard, as a replica; announced, where pushes are."""
+    has_log = not cluster.strategy.waits_for_all
     with tf.Graph().as_default() as graph:
-        feeds, pushes = [], []
-        for shard in cluster.shards:
-            shared = share(shard, ["momentum", "velocity"], cluster.workers, has_log=False)
+        feeds, pushes, announced = [], [], []
+        tags = tf.compat.v1.placeholder(tf.int32, [2])
+        shares = [share(shard, ["momentum", "velocity"], cluster.workers, has_log=has_log) for shard in cluster.shards]
+        for shard, shared in zip(cluster.shards, shares, strict=True):
             feeds.append(tf.compat.v1.placeholder(tf.float32, [shard.size]))
             pushes.append(shared.pushes[replica_index].enqueue(feeds[-1]))
+        if has_log:
+            with tf.control_dependencies(pushes):
+                announced.append(shares[0].log.arrivals.enqueue(tf.concat([[replica_index], tags, [PUSH]], 0)))
     session = tf.compat.v1.Session(cluster.servers["worker:0"].target, graph=graph, config=cluster._config("worker:0"))
 
     def push(*, generation: int, step: int) -> None:
@@ -119,14 +152,17 @@ def _ghost(cluster: Cluster, replica_index: int) -> Callable[..., None]:
             feed: _garbage(shard, generation=generation, step=step)
             for feed, shard in zip(feeds, cluster.shards, strict=True)
         }
-        session.run(pushes, values)
+        session.run([*pushes, *announced], {tags: [generation, step], **values})
 
     return push
 
 
+GARBAGE = 1e9
+
+
 def _garbage(shard: Shard, *, generation: int, step: int) -> np.ndarray:
     pieces = (*shard.trainable, *shard.state)
-    values = {piece.path: np.full(piece.shape, 1e9, np.float32) for piece in pieces}
+    values = {piece.path: np.full(piece.shape, GARBAGE, np.float32) for piece in pieces}
     return packing.to_flat(shard, values, generation=generation, step=step)
 
 
