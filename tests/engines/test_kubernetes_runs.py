@@ -65,7 +65,8 @@ class Cluster:
         return max((json.loads(line)["step"] for line in lines if line.endswith("}")), default=0)
 
     def wait_for_step(self, step: int) -> None:
-        wait_until(lambda: self.last_step() >= step, progress=self.last_step, explain=self.explain, poll_secs=0.5)
+        # Kubernetes waits longer before each new pod of a task, 80 s after the fourth; then only pods move.
+        wait_until(lambda: self.last_step() >= step, progress=self.state, explain=self.explain, poll_secs=0.5)
 
     def succeeded(self) -> int:
         return sum(
