@@ -131,11 +131,11 @@ def test_ids_that_a_table_has_rows_for_are_trained_as_there():
     )
     growing.train([to_the_end] * 2)
     (table,) = table_files.tables_in(rows_of(growing)).values()
-    ids = table_files.ids_of(growing.tables, table)
+    ids, parts = table_files.rows_of(growing.tables, table)
     assert len(ids) > 20
     (fixed_table,) = table_files.tables_in(fixed.tables).values()
-    values = np.concatenate(list(table_files.values_of(fixed.tables, fixed_table)))
-    assert np.array_equal(values[ids], np.concatenate(list(table_files.values_of(growing.tables, table))))
+    values = np.concatenate(list(table_files.rows_of(fixed.tables, fixed_table)[1]))
+    assert np.array_equal(values[ids], np.concatenate(list(parts)))
 
 
 class Reference:

@@ -127,7 +127,7 @@ def test_a_worker_that_waits_for_nobody_clips_the_gradients_of_rows_too():
     moved = [snapshot.parameters[path] - value for path, value in before.items()]
     memory = rows_of(cluster)
     tables = table_files.tables_in(memory).values()
-    moved += [one - np.float32(0.05) for t in tables for one in table_files.values_of(memory, t)]
+    moved += [one - np.float32(0.05) for t in tables for one in table_files.rows_of(memory, t)[1]]
     assert np.sqrt(sum(np.square(one, dtype=np.float64).sum() for one in moved)) == pytest.approx(0.01, rel=1e-4)
 
 

@@ -158,7 +158,7 @@ def test_a_norm_is_that_of_dense_gradients():
     _, snapshot = cluster.train([lambda engine: to_the_end(engine, 1)] * 2)[0]
     tables = table_files.tables_in(cluster.tables).values()
     moved = [snapshot.parameters[path] - value for path, value in before.items()]
-    moved += [one - np.float32(0.05) for t in tables for one in table_files.values_of(cluster.tables, t)]
+    moved += [one - np.float32(0.05) for t in tables for one in table_files.rows_of(cluster.tables, t)[1]]
     assert np.sqrt(sum(np.square(one, dtype=np.float64).sum() for one in moved)) == pytest.approx(0.01, rel=1e-4)
 
 
@@ -208,7 +208,7 @@ def test_a_batch_in_parts_has_the_gradients_of_the_whole():
         cluster = Cluster(workload("*"), ps=1, workers=2, optimizer=sgd, wire="memory", accumulate=accumulate)
         cluster.train([to_the_end] * 2)
         tables = table_files.tables_in(cluster.tables).values()
-        found.append(np.concatenate([one.ravel() for t in tables for one in table_files.values_of(cluster.tables, t)]))
+        found.append(np.concatenate([one.ravel() for t in tables for one in table_files.rows_of(cluster.tables, t)[1]]))
     np.testing.assert_allclose(found[1], found[0], atol=1e-6)
     assert np.ptp(found[0]) > 0.01
 
@@ -237,7 +237,7 @@ def test_a_row_is_updated_only_when_it_is_touched_and_then_as_a_dense_one(config
         rule = optimizers.apply(config, fed[0], dict(zip(config.slots(), fed[2:], strict=True)), fed[1], step)
         with tf.compat.v1.Session() as session:
             session.run(loads)
-            expected = np.concatenate(list(table_files.values_of(memory, table)))
+            expected = np.concatenate(list(table_files.rows_of(memory, table)[1]))
             slots = {name: np.full_like(expected, fill) for name, fill in config.slots().items()}
             for number in range(100):
                 total, touched = np.zeros_like(expected), set()
@@ -254,7 +254,7 @@ def test_a_row_is_updated_only_when_it_is_touched_and_then_as_a_dense_one(config
                 for name, values in slots_of.items():
                     slots[name][own] = values
                 session.run(updates, {step: number})
-                found = np.concatenate(list(table_files.values_of(memory, table)))
+                found = np.concatenate(list(table_files.rows_of(memory, table)[1]))
                 np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
@@ -273,7 +273,7 @@ def test_rowwise_adagrad_keeps_the_mean_of_the_squares_of_a_row():
         loads = [host.load(tf.constant("")) for host in hosts]
         with tf.compat.v1.Session() as session:
             session.run(loads)
-            expected = np.concatenate(list(table_files.values_of(memory, table))).astype(np.float64)
+            expected = np.concatenate(list(table_files.rows_of(memory, table)[1])).astype(np.float64)
             accumulator = np.full(9, 0.1)
             for number in range(100):
                 rows = np.unique(drawn.integers(0, 9, 4))
@@ -284,7 +284,7 @@ def test_rowwise_adagrad_keeps_the_mean_of_the_squares_of_a_row():
                 session.run(updates, {at: number})
                 accumulator[rows] += np.square(gradients).mean(axis=1)
                 expected[rows] -= 0.1 * gradients / np.sqrt(accumulator[rows] + 1e-7)[:, None]
-            found = np.concatenate(list(table_files.values_of(memory, table)))
+            found = np.concatenate(list(table_files.rows_of(memory, table)[1]))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     one = trained(config, "*")
     assert [trained(config, "*", ps=2), local(config)] == [one] * 2

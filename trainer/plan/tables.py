@@ -47,6 +47,10 @@ class Growing(NamedTuple):
     min_count: int  # updates that must have had an id, the one at hand among them, before its row is trained
     max_age: int | None  # steps without an id after which its row is evicted; None: it stays
 
+    def is_evicted(self, updated: np.ndarray, step: int | np.ndarray) -> np.ndarray:
+        """[n] bool: which rows are evicted at a step; `updated` [n]: the step of each row's last update."""
+        return step - updated.astype("int64") > (math.inf if self.max_age is None else self.max_age)
+
 
 def first_key(path: str, seed: int) -> int:
     """A number of 64 bits, from which the first values of a table's rows follow."""

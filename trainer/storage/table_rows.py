@@ -147,12 +147,12 @@ class ChangedRows:
 
     def _remaining(self, ids: np.ndarray, sources: Sequence[Rows], block: Block) -> np.ndarray:
         """Those of all ids in sources whose rows are not evicted."""
-        if block.growing is None or block.growing.max_age is None:
+        if block.growing is None:
             return ids
         updated = np.zeros(len(ids), np.int64)
         for source in sources:  # the last counts
             updated[np.searchsorted(ids, source.ids)] = source.saved[UPDATED][:, 0]
-        return ids[self.step - updated <= block.growing.max_age]
+        return ids[~block.growing.is_evicted(updated, self.step)]
 
 
 def parts_of(checkpoint: Checkpoint) -> list[Part]:

@@ -40,9 +40,10 @@ def params_sha256(snapshot: Snapshot, rows: Sequence[BlockMemory] = ()) -> str:
     """
     digest, own, tables = hashlib.sha256(), _of_model(snapshot), table_files.tables_in(rows)
     for path in sorted(own.keys() | tables.keys()):
-        if path in tables and (ids := table_files.ids_of(rows, tables[path])) is not None:
+        ids, parts = table_files.rows_of(rows, tables[path]) if path in tables else (None, [own[path]])
+        if ids is not None:
             digest.update(np.ascontiguousarray(ids, "<i8").tobytes())
-        for values in table_files.values_of(rows, tables[path]) if path in tables else (own[path],):
+        for values in parts:
             digest.update(np.ascontiguousarray(values, "<f4").tobytes())
     return digest.hexdigest()
 
@@ -69,7 +70,7 @@ def export_run(
     if are_large and {"keras", "weights"} & set(formats):
         _log.warning("the tables are over 2 GiB: no model.keras and no model.weights.h5 is written")
     if grow and {"keras", "weights"} & set(config.export.formats):
-        _log.warning("no model.keras and no model.weights.h5 is written: rows of %s are found by any id", grow[0])
+        _log.warning("no model.keras and no model.weights.h5 is written: %s grows, which no Keras layer does", grow[0])
     model = None if are_large or grow else _whole_model(config, plan, workload.objective)
     files = export(snapshot, model, folder, rows, formats=formats)
     _assign(workload.model, snapshot)
@@ -174,14 +175,14 @@ def _export_tables(rows: Sequence[BlockMemory], folder: Path) -> dict[str, Path]
     for path, table in table_files.tables_in(rows).items():
         folder.mkdir(exist_ok=True)
         written[path] = folder / f"{path.replace('/', '.')}.npy"
-        ids = table_files.ids_of(rows, table)
+        ids, parts = table_files.rows_of(rows, table)
         if ids is not None:
             np.save(_ids_beside(written[path]), ids)
         with written[path].open("wb") as file:
             count = table.rows if ids is None else len(ids)
             header = {"descr": "<f4", "fortran_order": False, "shape": (count, table.width)}
             np.lib.format.write_array_header_1_0(file, header)
-            for values in table_files.values_of(rows, table):
+            for values in parts:
                 file.write(np.ascontiguousarray(values, "<f4").tobytes())
     return written
 

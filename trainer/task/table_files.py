@@ -65,33 +65,36 @@ def received_rows(
     return ChangedRows(step, layout.blocks, found, layout.slots, base)
 
 
-def values_of(memory: Sequence[BlockMemory], table: Table) -> Iterator[np.ndarray]:
-    """[n, width] of a table's rows, some at a time: in order, or, of one that grows, those of `ids_of`."""
-    block = _block_of(memory, table)
-    if isinstance(block, GrowingMemory):
-        trained = block.trained()
-        for begin in range(0, len(trained), AT_ONCE):
-            yield np.take(block.rows, trained[begin : begin + AT_ONCE], axis=0)
-        return
+def rows_of(memory: Sequence[BlockMemory], table: Table) -> tuple[np.ndarray | None, Iterator[np.ndarray]]:
+    """(ids, values) of a table's rows, in the order of their ids.
+
+    `values`: [n, width], some at a time. `ids`: int64, those that a table which grows has trained and not evicted; None
+    if it does not grow, and has a row for each.
+    """
+    block = next(one for one in memory if table.path in one.block.begins)
+    if not isinstance(block, GrowingMemory):
+        return None, _all_values(block, table)
+    trained = block.trained()
+    ids = block.block.row_at(block.places_at(trained))
+    order = np.argsort(ids)
+    return ids[order], _values_at(block, trained[order])
+
+
+def _all_values(block: BlockMemory, table: Table) -> Iterator[np.ndarray]:
     first = block.block.begins[table.path]
     for begin in range(0, table.rows, AT_ONCE):
         rows = np.arange(first + begin, first + min(begin + AT_ONCE, table.rows), dtype=np.int64)
         yield np.take(block.rows, block.block.place_of(rows), axis=0)
 
 
-def ids_of(memory: Sequence[BlockMemory], table: Table) -> np.ndarray | None:
-    """[n] int64, rising: the ids that a table which grows has trained and not evicted; None: it does not grow."""
-    block = _block_of(memory, table)
-    return block.block.row_at(block.places_at(block.trained())) if isinstance(block, GrowingMemory) else None
+def _values_at(block: BlockMemory, rows: np.ndarray) -> Iterator[np.ndarray]:
+    for begin in range(0, len(rows), AT_ONCE):
+        yield np.take(block.rows, rows[begin : begin + AT_ONCE], axis=0)
 
 
 def trained_rows(memory: Sequence[BlockMemory]) -> dict[str, int]:
     """How many rows each table that grows has trained and not evicted."""
     return {block.block.tables[0].path: len(block.trained()) for block in memory if isinstance(block, GrowingMemory)}
-
-
-def _block_of(memory: Sequence[BlockMemory], table: Table) -> BlockMemory:
-    return next(one for one in memory if table.path in one.block.begins)
 
 
 def tables_in(memory: Sequence[BlockMemory]) -> dict[str, Table]:

@@ -89,22 +89,19 @@ class GrowingMemory(BlockMemory):
         return super().saved_at(rows) | {name: np.take(values, rows)[:, None] for name, values in own.items()}
 
     def trained(self) -> np.ndarray:
-        """[n] The rows that were trained and are not evicted, in the order of their ids."""
+        """[n] The rows that were trained and are not evicted."""
         found = []
         for host in self._hosts():
             begin, end = self._used(host)
             rows = begin + np.flatnonzero(self.arrays[COUNT][begin:end] >= self.growing.min_count)
             found.append(rows[~self._is_too_old(rows, int(self.arrays["steps"][host]))])
-        rows = np.concatenate(found)
-        return rows[np.argsort(self.block.row_at(self.places_at(rows)))]
+        return np.concatenate(found)
 
     def load(
         self, host: int, ids: np.ndarray, rows: np.ndarray, saved: Mapping[str, np.ndarray], part_step: int, step: int
     ) -> None:
         places = self.block.place_of(ids)
-        is_own = self._hosts_of(places) == host
-        if self.growing.max_age is not None:
-            is_own &= step - saved[UPDATED][:, 0] <= self.growing.max_age
+        is_own = (self._hosts_of(places) == host) & ~self.growing.is_evicted(saved[UPDATED][:, 0], step)
         places = places[is_own]
         at = self._rows_of(places)
         new = np.flatnonzero(at == NO_ROW)
@@ -137,9 +134,7 @@ class GrowingMemory(BlockMemory):
 
     def _is_too_old(self, rows: np.ndarray, step: int | np.ndarray) -> np.ndarray:
         """[n] bool: which rows are evicted at a step."""
-        if self.growing.max_age is None:
-            return np.zeros(len(rows), bool)
-        return step - np.take(self.updated, rows, mode="clip").astype(np.int64) > self.growing.max_age
+        return self.growing.is_evicted(np.take(self.updated, rows, mode="clip"), step)
 
     def _rows_of(self, places: np.ndarray) -> np.ndarray:
         """[n] The row of each place, or NO_ROW."""
