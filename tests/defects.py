@@ -71,7 +71,7 @@ DEFECTS = (
     Defect(
         "a request to stop is forgotten by the next update",
         "engine/update.py",
-        "stop = tf.maximum(before[STOP], now[STOP])",
+        "stop = tf.maximum(before[STOP] + tf.sign(before[STOP]), now[STOP])",
         "stop = now[STOP]",
     ),
     # plan/
@@ -123,8 +123,8 @@ DEFECTS = (
     Defect(
         "a later checkpoint of the same accuracy is the best",
         "storage/evaluations.py",
-        "one.accuracy > other.accuracy",
-        "one.accuracy >= other.accuracy",
+        "else new > old",
+        "else new >= old",
     ),
     Defect(
         "folders that another process is filling are removed",
