@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -52,13 +53,25 @@ def test_everything_ran_where_it_was_planned(finish: Callable[..., Run], name):
     assert _devices_in_events(run) >= {"/cpu:0", "/cpu:1", "/cpu:2"} if name == "local" else _devices_in_events(run)
 
 
-def _devices_in_events(run: Run) -> set[str]:
+@pytest.mark.long(but=["sync"])
+@pytest.mark.parametrize("name", ["sync", "all_reduce", "local"])
+def test_a_deterministic_run_has_no_operation_that_tensorflow_refuses_then(finish: Callable[..., Run], name):
+    command, _ = PLACED[name]
+    operations = {node.op for node in _nodes_in_events(finish(*command, *SHORT, "device.deterministic=true"))}
+    assert "PyFunc" in operations
+    assert "Timestamp" not in operations
+
+
+def _nodes_in_events(run: Run) -> list[Any]:
     (events,) = (run.directory / "events").iterdir()
     graph = tf.compat.v1.GraphDef()
     for event in tf.compat.v1.train.summary_iterator(str(events)):
         graph.MergeFromString(event.graph_def)
-    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-    return {node.device for node in nodes} - {""}
+    return [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+
+
+def _devices_in_events(run: Run) -> set[str]:
+    return {node.device for node in _nodes_in_events(run)} - {""}
 
 
 def test_a_run_that_went_elsewhere_fails_with_what_did(start: Callable[..., Run], tmp_path: Path):

@@ -15,6 +15,7 @@ from tensorflow.python.eager import context
 
 from trainer.config.schema import OptimizerConfig
 from trainer.engine.compute import Replica, Requests, in_step, mean_computed, run_step
+from trainer.engine.instruments import now
 from trainer.engine.step_result import StepResult
 from trainer.engine.update import is_scaled, make_update, squares_order
 from trainer.engine.vectors import packing
@@ -166,8 +167,7 @@ class AllReduceEngine:
             shard = self._shard
             with tf.device("/cpu:0"):
                 batches = [_Batch(*iterator.get_next()) for iterator in iterators]
-                with tf.control_dependencies([tensor for one in batches for tensor in one.batch.tensors]):
-                    began = tf.timestamp()
+                began = now([tensor for one in batches for tensor in one.batch.tensors])
             flat = self._flat.read_value()
             tags = packing.tags_of(flat, shard)
             generation, step = tf.unstack(tf.cast(tags, tf.int64))
@@ -178,16 +178,16 @@ class AllReduceEngine:
                 ]
             )
             values = tf.nest.flatten(outcome)
-            with tf.control_dependencies(values), tf.device("/cpu:0"):
-                computed = tf.timestamp()
+            with tf.device("/cpu:0"):
+                computed = now(values)
             # TensorFlow sends the last first, which is the order in which the backward pass finishes.
             means = tf.nest.pack_sequence_as(
                 outcome, [total / self._strategy.num_replicas_in_sync for total in self._sum(values)]
             )
             packed = packing.pack(shard, means.gradients, means.state, means.metrics, packing.header_of(flat, shard))
             updated = self._update(flat, packed, generation, step)
-            with tf.control_dependencies(updated), tf.device("/cpu:0"):
-                ended = tf.timestamp()
+            with tf.device("/cpu:0"):
+                ended = now(updated)
             metrics = packing.metrics_of(flat, shard)
             return tf.expand_dims(tags, 0), metrics, began, computed, ended, packed[: shard.trainable_size]
 

@@ -1,9 +1,12 @@
 """What a step's graph contains for observers: time stamps of its phases, failpoints, a record of what ran where."""
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework.config import is_op_determinism_enabled
 
 from trainer.faults import failpoints
 from trainer.observe.placement.executed import Executed, executed
@@ -32,7 +35,7 @@ class GraphClock:
         """
         if not self._is_wanted:
             return []
-        at = _now(after)
+        at = now(after)
         if on is None:
             self._ends[phase] = at
         else:
@@ -48,13 +51,20 @@ class GraphClock:
         """Stamps the arrival of a worker's gradient; returns the stamp, for what must wait for it."""
         if not self._is_wanted:
             return []
-        self._arrived[worker] = _now(after)
+        self._arrived[worker] = now(after)
         return [self._arrived[worker]]
 
 
-def _now(after: Sequence[Any]) -> tf.Tensor:
+def now(after: Sequence[Any]) -> tf.Tensor:
+    """[] float64: the Unix time, in seconds, when some operations are done."""
     with tf.control_dependencies(list(after)):
-        return tf.timestamp()
+        if not is_op_determinism_enabled():
+            return tf.timestamp()
+        return tf.ensure_shape(tf.numpy_function(_time, [], tf.float64), [])  # TensorFlow refuses tf.timestamp then
+
+
+def _time() -> np.float64:
+    return np.float64(time.time())
 
 
 def failpoint(name: str, step: tf.Tensor, after: Sequence[Any] = ()) -> list[tf.Operation]:

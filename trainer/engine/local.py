@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from trainer.config.schema import OptimizerConfig
 from trainer.engine.compute import Replica, Requests, compute, in_step
-from trainer.engine.instruments import GraphClock
+from trainer.engine.instruments import GraphClock, now
 from trainer.engine.optimizers import clip_scale
 from trainer.engine.session_engine import SessionEngine
 from trainer.engine.step_result import StepResult
@@ -104,8 +104,7 @@ class LocalEngine(SessionEngine):
     ) -> tuple[list[Any], tf.Tensor]:
         """Returns ([tags, metrics, time of the batches, time when computed, [no pushes, *stamps]], mean gradient)."""
         shard = self._shard
-        with tf.control_dependencies([tensor for batches in self._batches for tensor in batches.batch.tensors]):
-            began_at = tf.timestamp()
+        began_at = now([tensor for batches in self._batches for tensor in batches.batch.tensors])
         self._clock.end_at("input", began_at)
         with tf.control_dependencies([began_at]):  # not before, so that waiting for a batch is timed alone
             flat = self._flat.read_value()
@@ -123,8 +122,7 @@ class LocalEngine(SessionEngine):
         if self._tables:
             of_rows = [one.rows for one in computed]
             left = [self._tables[0].leave_each([one.derived for one in self._batches], of_rows)]
-        with tf.control_dependencies([*packed, *left]):
-            computed_at = tf.timestamp()
+        computed_at = now([*packed, *left])
         self._clock.end_at("compute", computed_at)
         order, scaled = squares_order([shard]), is_scaled([shard])
         squares: list[tf.Tensor] = []

@@ -65,6 +65,8 @@ def run_task(config: RunConfig, plan: Plan, directory: RunDirectory, job: str, i
 
 
 def _run(config: RunConfig, plan: Plan, directory: RunDirectory, task: Task) -> NoReturn:
+    if config.device.deterministic:
+        tf.config.experimental.enable_op_determinism()  # of the process: before it builds a graph
     context = _make_context(config, plan, directory, task)
     _serve_status(context)
     if task.job != "evaluator":

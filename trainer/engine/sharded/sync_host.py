@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.engine.devices import device_of
-from trainer.engine.instruments import GraphClock, failpoint
+from trainer.engine.instruments import GraphClock, failpoint, now
 from trainer.engine.sharded.host import OnUpdate, ShardHost
 from trainer.engine.sharded.resources import take
 from trainer.engine.vectors import packing
@@ -73,7 +73,7 @@ class SyncHost(ShardHost):
         step = packing.tags_of(self.shared.flat.read_value(), self.shard)[1]
         with tf.control_dependencies([*packed, *arrived, *failpoint("take", step, packed)]):
             packed = [self.read_push(one, worker) for worker, one in enumerate(packed)]
-            taken_at = tf.timestamp()
+            taken_at = now([])
         clock.end_at("wait", taken_at)
         step, assigned = self.update(packed, workers=list(range(self.workers)), exchange=self.exchange(mine))
         applied = clock.end("apply", [*assigned, taken_at])

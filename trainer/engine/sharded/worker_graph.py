@@ -18,7 +18,7 @@ import tensorflow as tf
 from trainer.config.schema import OptimizerConfig
 from trainer.engine.compute import Replica, Requests, compute, in_step, mean_over_replicas, pack_float32
 from trainer.engine.devices import device_of
-from trainer.engine.instruments import GraphClock, failpoint
+from trainer.engine.instruments import GraphClock, failpoint, now
 from trainer.engine.sharded.prefetch import PrefetchGraph, build_prefetch
 from trainer.engine.sharded.rejoin import Rejoin, build_join, is_other
 from trainer.engine.sharded.resources import HOLD, PUSH, STOP_PUSH, Link, cut_message, share, take
@@ -238,8 +238,7 @@ def _build_step(
         vectors = [wire.read_parameters(message, shard) for message, shard in zip(pulled, shards, strict=True)]
         tags = tf.stack([packing.tags_of(one, shard) for one, shard in zip(vectors, shards, strict=True)])
         # Not after the messages themselves: where they are fed, that would still wait for a token.
-        with tf.control_dependencies([tags]):
-            pulled_at = tf.timestamp()
+        pulled_at = now([tags])
         clock.end_at("pull", pulled_at)
         clock.end("input", [tensor for one in batches for tensor in one.batch.tensors])
         headers = [packing.header_of(one, shard) for one, shard in zip(vectors, shards, strict=True)]
@@ -273,8 +272,7 @@ def _build_step(
         left: list[Any] = []
         if spec.tables is not None:
             left = spec.tables.leave(means, [one.upcoming for one in batches], scale)
-        with tf.control_dependencies([*packed, *left]):
-            computed_at = tf.timestamp()
+        computed_at = now([*packed, *left])
         clock.end_at("compute", computed_at)
         metrics = [packing.metrics_of(one, shard) for one, shard in zip(vectors, shards, strict=True)]
         metrics = _common_metrics(strategy, metrics)
