@@ -126,6 +126,10 @@ def test_a_quorum_that_cannot_be_met_is_refused(quorum):
         planned("cluster=1ps4w", f"strategy.quorum={quorum}")
 
 
+def test_a_quorum_may_be_all():
+    assert planned("cluster=1ps4w", "strategy=backup", "strategy.quorum=4").quorum == 4
+
+
 def test_a_quorum_below_all_is_not_sync():
     with pytest.raises(ConfigError, match="sync does not use it; backup does, and waits for 3 of the 4 replicas"):
         planned("cluster=1ps4w", "strategy.quorum=3")
