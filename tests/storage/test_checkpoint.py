@@ -341,6 +341,7 @@ def test_no_file_points_at_the_newest_so_none_can_mislead(directory, name, conte
 
 def test_a_checkpoint_beyond_the_last_step_is_refused(directory):
     save(directory.checkpoints, 200)
+    assert resume.find("auto", directory, steps=200).step == 200
     with pytest.raises(
         CheckpointError,
         match="000000200: checkpoint is at step 200, but train.steps is 150; use train.steps=200 or more",
