@@ -63,6 +63,7 @@ class Script:
         self._events: list[dict[str, Any]] = []
         self.attempts = dict.fromkeys(TASKS, 0)
         self.started: dict[str, float] = {}  # when a task's last attempt was
+        self.answers_after: dict[str, float] = {}  # seconds from its start
         self.ended: dict[str, float] = {}  # when its first attempt was
         self.asked: list[int] = []  # the attempts of tasks that were asked to stop
         self.signals: Signals | None = None  # gets a Ctrl-C at `stopped_at`
@@ -97,6 +98,8 @@ class Script:
         """The status page of a task; none while it is frozen, and none when it has ended."""
         pid, name = next(((pid, name) for pid, name in self._pids.items() if control == name), (0, ""))
         if not pid or (name == self._frozen and pid < 2000 and self._now() > self._frozen_at):
+            return None
+        if self.clock.now - self.started[name] < self.answers_after.get(name, 0.0):
             return None
         self._seen.setdefault(name, self.clock.now)
         job, _, index = name.partition(":")
@@ -133,6 +136,13 @@ def test_the_pause_before_a_restart_begins_when_the_task_ends(tmp_path, monkeypa
     script = Script(None, 0.0, dict.fromkeys(TASKS, (4.0, exit_codes.OK)) | {"worker:0": (0.5, -signal.SIGKILL)})
     supervise(script, tmp_path / "run", monkeypatch, delay_secs=1.0)
     assert 1.0 <= script.started["worker:0"] - script.ended["worker:0"] < 1.1
+
+
+def test_a_task_that_starts_need_not_answer_before_the_roll_call_ends(tmp_path, monkeypatch):
+    script = Script(None, 0.0, dict.fromkeys(TASKS, (1.0, exit_codes.OK)))
+    script.answers_after = {"worker:1": 4 * HEARTBEAT_SECS}
+    assert supervise(script, tmp_path / "run", monkeypatch).restarts == {}
+    assert script.attempts == dict.fromkeys(TASKS, 1)
 
 
 @pytest.mark.parametrize("code", [exit_codes.UNAVAILABLE, exit_codes.INCOMPLETE])
