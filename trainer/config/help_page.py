@@ -62,7 +62,7 @@ KEYS = {
     "device.memory_fraction": "share of each GPU by job or task, in (0, 1]; or memory_mib, or growth",
     "device.replicas": "devices of a worker's replicas, e.g. [/gpu:0,/gpu:1]",
     "device.layers": "pattern of layer paths -> device, e.g. {dense*:/gpu:1}",
-    "device.deterministic": "GPU kernels that give the same bits in every run; slower",
+    "device.deterministic": "the same bits in every run on GPUs too; steps may be slower",
     "device.log_placement": "record where everything ran; fail if not as planned",
     "profile": "record where the time of each step goes, as a trace of all tasks",
     "timeouts.roll_call_secs": "deadline for all tasks to come up",

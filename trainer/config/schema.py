@@ -400,7 +400,7 @@ class DeviceConfig:
     replicas: list[str] = field(default_factory=list)
     parameters: str = "/cpu:0"  # device that holds parameters and updates them
     layers: dict[str, str] = field(default_factory=dict)  # pattern of layer paths (fnmatch) -> device in the replica
-    deterministic: bool = False  # GPU kernels that give the same bits in every run; slower
+    deterministic: bool = False  # the same bits in every run on GPUs too; steps may be slower
     log_placement: bool = False  # record where everything ran; fail if not as planned
 
 
