@@ -149,9 +149,5 @@ def finish(start: Callable[..., Run]) -> Callable[..., Run]:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One more than the cores, because tests also wait for clusters; each and its clusters may take some GiB.
-
-    With all tests, those of other engines keep one more busy, which mostly waits for their machines.
-    """
-    waits = "TRAINER_ENGINES" in os.environ and not config.option.markexpr
-    return min((os.cpu_count() or 1) + 1 + waits, MOST_WORKERS)
+    """One more than the cores, because tests also wait for clusters; each and its clusters may take some GiB."""
+    return min((os.cpu_count() or 1) + 1, MOST_WORKERS)
