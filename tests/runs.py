@@ -38,11 +38,13 @@ def wait_until(
     progress: Callable[[], Any] = lambda: None,
     explain: Callable[[], str] = lambda: "",
     poll_secs: float = 0.02,
+    stalled_secs: float = STALLED_SECS,
 ) -> Any:
-    """Returns what `is_so` does as soon as that is true; fails with an explanation when nothing has moved for 90 s.
+    """Returns what `is_so` does as soon as that is true; fails with an explanation when nothing moves any more.
 
     Args:
         progress: returns something else whenever something has moved.
+        stalled_secs: without progress, until it fails.
     """
     began = looked = moved = time.monotonic()
     last = None
@@ -52,8 +54,8 @@ def wait_until(
             looked = now
             if (present := progress()) != last:
                 last, moved = present, now
-        if now - moved > STALLED_SECS:
-            pytest.fail(f"no progress for {STALLED_SECS:.0f} s\n{explain()}")
+        if now - moved > stalled_secs:
+            pytest.fail(f"no progress for {stalled_secs:.0f} s\n{explain()}")
         if now - began > LONGEST_SECS:
             pytest.fail(f"not within {LONGEST_SECS:.0f} s\n{explain()}")
         time.sleep(poll_secs)

@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.docker, pytest.
 ROOT = Path(__file__).parents[2]
 NAME = "digits-2ps4w"
 OPTIONS = [*ON_HOSTS, "train.steps=4000", "checkpoint.every=100"]
+STALLED_SECS = 420.0  # Kubernetes waits longer before each new pod of a task, at last 360 s; then nothing moves
 VOLUME = """
 apiVersion: v1
 kind: PersistentVolume
@@ -64,9 +65,11 @@ class Cluster:
         lines = path.read_text().splitlines() if path.exists() else []
         return max((json.loads(line)["step"] for line in lines if line.endswith("}")), default=0)
 
+    def wait_for(self, is_so: Callable[[], Any]) -> None:
+        wait_until(is_so, progress=self.state, explain=self.explain, poll_secs=0.5, stalled_secs=STALLED_SECS)
+
     def wait_for_step(self, step: int) -> None:
-        # Kubernetes waits longer before each new pod of a task, 80 s after the fourth; then only pods move.
-        wait_until(lambda: self.last_step() >= step, progress=self.state, explain=self.explain, poll_secs=0.5)
+        self.wait_for(lambda: self.last_step() >= step)
 
     def succeeded(self) -> int:
         return sum(
@@ -78,7 +81,8 @@ class Cluster:
         return self.last_step(), self.kubectl("get", "pods", "-o", "custom-columns=:.metadata.name,:.status.phase")
 
     def explain(self) -> str:
-        return self.kubectl("get", "pods", "-o", "wide")
+        logs = self.kubectl("logs", "-l", "trainer/run", "--prefix", "--timestamps", "--tail=30", "--max-log-requests=99")
+        return self.kubectl("get", "pods", "-o", "wide") + logs
 
 
 def test_a_run_survives_evictions_a_kill_and_a_lost_node(kubernetes, finish: Callable[..., Run], tmp_path: Path):
@@ -106,7 +110,7 @@ def test_a_run_survives_evictions_a_kill_and_a_lost_node(kubernetes, finish: Cal
     pod = cluster.pods("ps-0")[-1]
     container = pod["status"]["containerStatuses"][0]["containerID"].removeprefix("docker://")
     kubernetes.call("docker", pod["spec"]["nodeName"], "kill", container)
-    wait_until(lambda: cluster.pods("ps-0")[-1]["metadata"]["name"] != pod["metadata"]["name"], poll_secs=0.5)
+    cluster.wait_for(lambda: cluster.pods("ps-0")[-1]["metadata"]["name"] != pod["metadata"]["name"])
     cluster.wait_for_step(cluster.last_step() + 100)
 
     node = cluster.pods("worker-2")[-1]["spec"]["nodeName"]
@@ -114,5 +118,5 @@ def test_a_run_survives_evictions_a_kill_and_a_lost_node(kubernetes, finish: Cal
     # As a cloud's controller does for a machine that is gone; without one, it takes Kubernetes minutes.
     cluster.kubectl("delete", "node", node)
     cluster.kubectl("delete", "pods", f"--field-selector=spec.nodeName={node}", "--force", "--grace-period=0")
-    wait_until(lambda: cluster.succeeded() == 6, progress=cluster.state, explain=cluster.explain, poll_secs=1)
+    cluster.wait_for(lambda: cluster.succeeded() == 6)
     assert json.loads((cluster.directory / "summary.json").read_text())["params_sha256"] == expected

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.slow
 
 VERSIONS = ("1.31", "1.34", "1.37")
 GIVEN_UP = [2, 65, 66, 73, 74, 76]  # exit codes of what would fail again
+PATIENCE = "timeouts.roll_call_secs=600"  # Kubernetes' longest delay before it starts a task again is 360 s
 OPTIONS = ["container.memory_mib={worker:2048}", "container.cpus={ps:0.5}", "kubernetes.queue=mine", "name=digits"]
 
 
@@ -121,11 +122,19 @@ def test_each_task_is_a_job_with_a_role_of_its_own(rendered):
     assert role["cluster"]["evaluator"] == ["evaluator-0.digits-2ps4w1e:2228"]
     assert [port["containerPort"] for port in container["ports"]] == [2226, 3226]
     assert container["command"] == [
-        *("python3", "-m", "trainer", "cluster=2ps4w1e", "train.steps=300", *OPTIONS, "run=/runs/digits-2ps4w1e")
+        *("python3", "-m", "trainer", "cluster=2ps4w1e", "train.steps=300", *OPTIONS, PATIENCE),
+        "run=/runs/digits-2ps4w1e",
     ]
     (service,) = by_kind(objects, "Service")
     assert service["spec"]["clusterIP"] == "None"
     assert service["spec"]["publishNotReadyAddresses"] is True
+
+
+def test_a_deadline_that_is_given_stays(rendered):
+    given = "timeouts.roll_call_secs=30"
+    for job in job_specs(rendered("kubernetes_jobs", given)):
+        (container,) = job["template"]["spec"]["containers"]
+        assert [word for word in container["command"] if "roll_call_secs" in word] == [given]
 
 
 def test_a_jobset_has_a_child_for_each_task(rendered):

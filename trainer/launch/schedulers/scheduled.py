@@ -23,6 +23,8 @@ RUNS = "/runs"  # where tasks see the folder of all runs
 USER_CODE = "/trainer/user"  # where they see the file of user=
 COMMAND = ("python3", "-m", "trainer")
 NOT_OF_TASKS = re.compile(r"\+*(mode|target|run|user|launch|cluster\.hosts|device\.gpus|plan\.json)=.*")
+ROLL_CALL = "timeouts.roll_call_secs"
+PATIENCE_SECS = 600  # of tasks for each other: Kubernetes starts a task again after up to 360 s, and may pull its image
 LONGEST_NAME = 40  # of a run: with that of a task behind it, a host name has 63 characters at most
 
 
@@ -64,6 +66,8 @@ def describe(config: RunConfig, plan: Plan, overrides: Sequence[str]) -> Schedul
     """
     name = name_of(config)
     own = [text for text in overrides if not NOT_OF_TASKS.fullmatch(text)]
+    if not any(text.lstrip("+").startswith(f"{ROLL_CALL}=") for text in own):
+        own.append(f"{ROLL_CALL}={max(PATIENCE_SECS, config.timeouts.roll_call_secs):g}")
     if config.user is not None:
         own.append(f"user={USER_CODE}/{PurePath(config.user).name}")
     if gpus := {len(task.gpus) for task in plan.workers if task.gpus}:
