@@ -81,7 +81,9 @@ class Cluster:
         return self.last_step(), self.kubectl("get", "pods", "-o", "custom-columns=:.metadata.name,:.status.phase")
 
     def explain(self) -> str:
-        logs = self.kubectl("logs", "-l", "trainer/run", "--prefix", "--timestamps", "--tail=30", "--max-log-requests=99")
+        logs = self.kubectl(
+            "logs", "-l", "trainer/run", "--prefix", "--timestamps", "--tail=30", "--max-log-requests=99"
+        )
         return self.kubectl("get", "pods", "-o", "wide") + logs
 
 
