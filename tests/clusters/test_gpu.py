@@ -19,6 +19,7 @@ SHORT = ["seed=1", "train.steps=25", "summary.every=1"]
 CUDA_MIB = 1000  # that a process takes beside the memory of TensorFlow
 STRATEGIES = {
     "local": [],
+    "local, parameters on the CPU": ["device.parameters=/cpu:0"],
     "sync": ["cluster=2ps2w"],
     "sync, shards on the workers": ["cluster=2w"],
     "async": ["cluster=2ps2w", "strategy=async"],
@@ -89,7 +90,7 @@ def test_how_a_replica_computes_is_its_own_affair(start: Start, knob):
 @several
 def test_replicas_on_several_gpus_have_the_bits_of_as_many_workers(start: Start):
     both = ["device.deterministic=true", "device.gpus={worker:[0,1]}", "device.replicas=[/gpu:0,/gpu:1]"]
-    inside = run_on_gpu(start, "run=inside", *both, *SHORT).summary()
+    inside = run_on_gpu(start, "run=inside", "device.parameters=/cpu:0", *both, *SHORT).summary()
     between = run_on_gpu(start, "run=between", "cluster=1ps2w", "device.deterministic=true", *SHORT).summary()
     assert inside["params_sha256"] == between["params_sha256"]
 

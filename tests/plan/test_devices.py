@@ -12,11 +12,12 @@ from forks import Forks
 from quick_config import load
 
 from trainer.commands import command
+from trainer.config.schema import DeviceConfig
 from trainer.faults.problems import ConfigError
 from trainer.observe import machine
 from trainer.plan import validate
 from trainer.plan.description import Description
-from trainer.plan.devices import Machine
+from trainer.plan.devices import Machine, parameters_of
 from trainer.plan.layout import Parameter
 from trainer.plan.make import make_plan
 from trainer.plan.placement import place
@@ -484,6 +485,28 @@ def test_every_replica_can_wait_in_a_thread_of_its_own():
 def test_a_task_has_the_cpus_that_its_config_names():
     plan = planned("device.replicas=[/cpu:0,/cpu:1]", "+device.layers={dense:/cpu:2}", "device.parameters=/cpu:3")
     assert by_task(plan, "cpus") == {"ps:0": 4, "worker:0": 3, "worker:1": 3}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "device"),
+    [
+        (["cluster=local"], "/gpu:0"),
+        (["cluster=local", "device.replicas=[/gpu:1,/gpu:0]"], "/gpu:1"),
+        (["cluster=local", "device.replicas=[/cpu:0]"], "/cpu:0"),
+        (["cluster=local", "device.parameters=/cpu:0"], "/cpu:0"),
+        (["cluster=1w"], "/cpu:0"),  # which other workers may join
+        (["cluster=1ps1w"], "/cpu:0"),
+        (["cluster=2w", "strategy=all_reduce", "+device.memory_fraction.worker=0.4"], "/cpu:0"),
+    ],
+)
+def test_parameters_stay_on_a_gpu_if_one_process_alone_uses_them(overrides, device):
+    assert planned("+device.gpus.worker=[0,1]", *overrides, on=TWO_GPUS).parameters == device
+
+
+def test_parameters_stay_on_the_cpu_beside_rows_of_tables():
+    device = DeviceConfig(gpus={"worker": [0]})
+    assert parameters_of(device, is_one_process=True, has_tables=False) == "/gpu:0"
+    assert parameters_of(device, is_one_process=True, has_tables=True) == "/cpu:0"
 
 
 # What TensorFlow gets.

@@ -398,7 +398,8 @@ class DeviceConfig:
     soft_placement: dict[str, bool] = by_task()  # use the CPU if a kernel is missing; default: true
     # devices of a worker's replicas, e.g. [/gpu:0,/gpu:1]; default: one replica, on its first GPU or on the CPU
     replicas: list[str] = field(default_factory=list)
-    parameters: str = "/cpu:0"  # device that holds parameters and updates them
+    # device that holds parameters and updates them; auto: /cpu:0, but the GPU of a run of one process without tables
+    parameters: str = AUTO
     layers: dict[str, str] = field(default_factory=dict)  # pattern of layer paths (fnmatch) -> device in the replica
     deterministic: bool = False  # the same bits in every run on GPUs too; steps may be slower
     log_placement: bool = False  # record where everything ran; fail if not as planned

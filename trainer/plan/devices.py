@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.config.schema import ClusterConfig, DeviceConfig, Launch, Mode
+from trainer.config.schema import AUTO, ClusterConfig, DeviceConfig, Launch, Mode
 from trainer.plan import addresses
 
 THIS_HOST = "127.0.0.1"  # of tasks without an address
@@ -127,10 +127,19 @@ def replicas_of(device: DeviceConfig, job: str, index: int) -> tuple[str, ...]:
     return tuple(device.replicas) or (f"{GPU}0" if of_task(device.gpus, job, index) else f"{CPU}0",)
 
 
+def parameters_of(device: DeviceConfig, *, is_one_process: bool, has_tables: bool) -> str:
+    """The device of the parameters on each host; where nothing else needs them, they stay on the GPU that uses them."""
+    if device.parameters != AUTO:
+        return device.parameters
+    first = replicas_of(device, "worker", 0)[0]
+    return first if first.startswith(GPU) and is_one_process and not has_tables else f"{CPU}0"
+
+
 def uses(cluster: ClusterConfig, device: DeviceConfig, job: str, index: int) -> dict[str, tuple[str, ...]]:
     """Devices a task needs, by the key that names them."""
+    holder = "ps" if cluster.ps else "worker"
     return {
         "device.replicas": replicas_of(device, job, index),
-        "device.parameters": (device.parameters,) if job == ("ps" if cluster.ps else "worker") else (),
+        "device.parameters": (device.parameters,) if job == holder and device.parameters != AUTO else (),
         "device.layers": tuple(device.layers.values()) if job == "worker" else (),
     }

@@ -24,7 +24,7 @@ from trainer.plan.checks.gpu_memory import warn_of_gpu_memory
 from trainer.plan.checks.sparse import check_memory, warn_of_dense
 from trainer.plan.checks.strategy import batch_parts, check_parts
 from trainer.plan.description import Description
-from trainer.plan.devices import THIS_HOST, Machine, for_tasks, tasks_here
+from trainer.plan.devices import THIS_HOST, Machine, for_tasks, parameters_of, tasks_here
 from trainer.plan.layout import Shard, Slice
 from trainer.plan.placement import SMALL_NBYTES, best_match, pin_faults, place
 from trainer.plan.plan import Group, Plan, Task
@@ -98,7 +98,9 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
             *warn_of_gpu_memory(config.cluster, config.device, machine, here),
         ),
         quorum=config.strategy.quorum if strategy.waits_for_quorum else None,
-        parameters=config.device.parameters,
+        parameters=parameters_of(
+            config.device, is_one_process=strategy.is_one_process, has_tables=bool(description.tables)
+        ),
         layers=_pin_layers(config.device.layers, description.layers),
         wire=wire_of(config, shards, has_tables=bool(description.tables)),
         objective=description.objective,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from trainer.config.schema import ClusterConfig, DeviceConfig
+from trainer.config.schema import AUTO, ClusterConfig, DeviceConfig
 from trainer.config.words import count
 from trainer.faults.problems import Problem
 from trainer.plan.addresses import JOBS
@@ -136,7 +136,7 @@ def _check_memory_keys(cluster: ClusterConfig, device: DeviceConfig) -> Iterator
 def _check_names(device: DeviceConfig) -> Iterator[Problem]:
     """Devices inside a task are written in one form, and a replica has one to itself."""
     named = [("device.replicas", name) for name in dict.fromkeys(device.replicas)]
-    named += [("device.parameters", device.parameters)]
+    named += [("device.parameters", device.parameters)] if device.parameters != AUTO else []
     named += [(f"device.layers.{pattern}", name) for pattern, name in device.layers.items()]
     for key, name in named:
         match = NAME.fullmatch(name)
