@@ -41,6 +41,9 @@ def within(request: pytest.FixtureRequest) -> list[str]:
     return request.param
 
 
+WITHOUT_CAPABILITIES = pytest.mark.parametrize("within", [UNPRIVILEGED], ids=["without capabilities"], indirect=True)
+
+
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """A run that is not isolated."""
@@ -111,6 +114,7 @@ def test_a_scan_of_listening_sockets_shows_no_difference(start: Start):
 
 
 @pytest.mark.long
+@WITHOUT_CAPABILITIES
 def test_tasks_that_are_killed_come_back(start: Start, within: list[str], shared: Run):
     run = start(*EXACT, "cluster=2ps2w", "train.steps=60", within=within)
     run.wait_for_step(15)
@@ -138,6 +142,7 @@ def test_ctrl_c_saves_and_a_killed_launcher_leaves_nothing(start: Start, within:
 
 
 @pytest.mark.long
+@WITHOUT_CAPABILITIES
 def test_faults_of_tasks_and_links_change_no_bit(start: Start, within: list[str]):
     faults = "kill worker:1 @15; cut worker:1->ps:0 @40 for 2s; kill ps:0 @80"
     run = start("cluster=1ps2w", f'chaos.schedule="{faults}"', "security.isolate=always", *CHAOS, within=within)
@@ -149,6 +154,7 @@ def test_faults_of_tasks_and_links_change_no_bit(start: Start, within: list[str]
 
 
 @pytest.mark.long
+@WITHOUT_CAPABILITIES
 def test_an_evaluator_a_profile_and_all_reduce_need_no_other_network(start: Start, within: list[str]):
     run = start(*EXACT, "cluster=1ps2w1e", "train.steps=30", "profile=true", within=within)
     assert run.wait() == 0, run.output

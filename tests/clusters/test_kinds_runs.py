@@ -21,15 +21,7 @@ def overrides_of(kind: str) -> list[str]:
 
 
 # Those that differ in what processes exchange, save or read; tests/engine has all kinds on every cluster.
-AS_RUNS = [
-    "dicts and texts",
-    "two outputs",
-    "compute_loss",
-    "a class",
-    "masked steps",
-    "frozen weights",
-    "a call that keeps training",
-]
+AS_RUNS = ["dicts and texts", "two outputs", "a class", "masked steps", "frozen weights"]
 
 
 @pytest.mark.long

@@ -12,6 +12,7 @@ from kinds import KINDS, for_keras, workload
 from small_clusters import BATCH, SEED, Cluster, digest, make_local, to_the_end
 
 from trainer.config.schema import OptimizerConfig, OptimizerName
+from trainer.engine.vectors.snapshot import Snapshot
 from trainer.workload.build import Workload
 from trainer.workload.data.examples import Batch, leaves_of
 from trainer.workload.data.pipeline import training_batches
@@ -27,15 +28,22 @@ PER_REPLICA = {  # kinds that compute a mean over what a replica has, so that on
 train = functools.partial(to_the_end, steps=STEPS)
 
 
-@pytest.mark.long(but=["a tensor used three times"])
+@pytest.mark.long(but=["a tensor used three times", "frozen weights"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_of_model_gets_the_same_bits_on_any_cluster_and_is_trained_as_in_one_process(kind):
+    """Also if it is saved on one cluster and goes on on another."""
     one = workload(kind)
-    results = [Cluster(one, ps=ps, workers=2, steps=STEPS, optimizer=SGD).train([train] * 2)[0] for ps in (1, 2, 0)]
-    losses, last = results[0]
+
+    def trained(ps: int, steps: int, start: Snapshot | None = None) -> tuple[list[float], Snapshot]:
+        cluster = Cluster(one, ps=ps, workers=2, steps=steps, optimizer=SGD, start=start)
+        return cluster.train([functools.partial(to_the_end, steps=steps)] * 2)[0]
+
+    losses, last = trained(1, STEPS)
     assert np.isfinite(losses).all()
     assert len(set(losses)) > 1
-    assert [(losses, digest(last))] * 3 == [(losses, digest(last)) for losses, last in results]
+    first_losses, saved = trained(2, STOP)
+    other_losses, other = trained(0, STEPS, saved)
+    assert (first_losses + other_losses, digest(other)) == (losses, digest(last))
     replicas = 2 if kind in PER_REPLICA else 1
     expected_losses, expected = train(make_local(one, SGD, count=replicas, steps=STEPS))
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
@@ -74,14 +82,3 @@ def drawn(one: Workload) -> list[Batch]:
         tensors = [tensor for _, tensor in leaves_of(batches.batch)]
         read = [iter(session.run(tensors)) for _ in range(STEPS)]
     return [batches.batch.map(lambda _, arrays=arrays: tf.constant(next(arrays))) for arrays in read]
-
-
-@pytest.mark.long(but=["frozen weights"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_kind_of_model_goes_on_with_the_same_bits_on_another_cluster(kind):
-    one = workload(kind)
-    until = functools.partial(to_the_end, steps=STOP)
-    _, unbroken = Cluster(one, ps=1, workers=2, steps=STEPS).train([train] * 2)[0]
-    _, saved = Cluster(one, ps=2, workers=2, steps=STOP).train([until] * 2)[0]
-    _, last = Cluster(one, ps=0, workers=2, steps=STEPS, start=saved).train([train] * 2)[0]
-    assert digest(last) == digest(unbroken)

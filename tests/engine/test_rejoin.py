@@ -63,10 +63,18 @@ def test_a_successor_leaves_the_same_bits_whenever_a_worker_dies(moment: str, wo
 
 
 @pytest.mark.long(but=["with its tokens-backup-memory", "after its pushes-async-memory"])
-@pytest.mark.parametrize("wire", ["float32", "memory"])
-@pytest.mark.parametrize("strategy", ["async", "backup"])
 @pytest.mark.parametrize(
-    "moment", ["before its tokens", "with its tokens", "with unannounced pushes", "after its pushes"]
+    ("moment", "strategy", "wire"),
+    [
+        ("before its tokens", "async", "memory"),
+        ("before its tokens", "backup", "float32"),
+        ("with its tokens", "async", "float32"),
+        ("with its tokens", "backup", "memory"),
+        ("with unannounced pushes", "async", "float32"),
+        ("with unannounced pushes", "backup", "memory"),
+        ("after its pushes", "async", "memory"),
+        ("after its pushes", "backup", "float32"),
+    ],
 )
 def test_under_async_and_backup_a_successor_gets_one_token(strategy: str, moment: str, wire: str):
     cluster = Cluster(plain, ps=2, workers=3, strategy=strategy, quorum=2, wire=wire)

@@ -107,8 +107,7 @@ def trained(ps: int, wire: str, build=with_everything, **options) -> tuple[list[
 
 @pytest.mark.long(but=["0.5-1"])
 @pytest.mark.cluster
-@pytest.mark.parametrize("ps", [0, 1, 2])
-@pytest.mark.parametrize("clip_norm", [None, 0.5])
+@pytest.mark.parametrize(("clip_norm", "ps"), [(0.5, 0), (0.5, 1), (None, 2)])
 def test_no_bit_depends_on_whether_vectors_travel(ps, clip_norm):
     losses, last = unbroken(with_everything, clip_norm=clip_norm)
     assert trained(ps, "memory", clip_norm=clip_norm) == (losses, digest(last))
@@ -146,8 +145,7 @@ def test_nor_under_other_options(options):
 
 @pytest.mark.long(but=["async-0"])
 @pytest.mark.cluster
-@pytest.mark.parametrize("ps", [0, 1])
-@pytest.mark.parametrize("strategy", ["async", "backup"])
+@pytest.mark.parametrize(("strategy", "ps"), [("async", 0), ("backup", 1)])
 def test_a_worker_alone_trains_the_same_under_async_and_backup(ps, strategy):
     def train(wire: str) -> tuple[list[float], str]:
         cluster = Cluster(with_everything, ps=ps, workers=1, strategy=strategy, quorum=1, wire=wire)

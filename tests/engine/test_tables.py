@@ -176,8 +176,15 @@ def test_sums_of_squares_are_exact():
 
 
 @pytest.mark.long(but=["after its push to the first shard-float32"])
-@pytest.mark.parametrize("wire", ["memory", "float32"])
-@pytest.mark.parametrize("moment", ["before its tokens", "after its push to the first shard", "after both pushes"])
+@pytest.mark.parametrize(
+    ("moment", "wire"),
+    [
+        ("before its tokens", "memory"),
+        ("after its push to the first shard", "memory"),
+        ("after its push to the first shard", "float32"),
+        ("after both pushes", "float32"),
+    ],
+)
 def test_a_successor_leaves_the_same_bits_whenever_a_worker_dies(moment, wire):
     adagrad = OPTIMIZERS["adagrad"]
     cluster = Cluster(workload("*"), ps=2, workers=2, optimizer=adagrad, wire=wire)

@@ -109,13 +109,10 @@ def test_a_fetched_message_reads_as_its_trainable_region():
 
 @pytest.mark.long
 @pytest.mark.cluster
-@pytest.mark.parametrize("clip_norm", [None, 0.5])
-def test_bfloat16_bits_do_not_depend_on_where_the_shards_are(clip_norm):
+def test_bfloat16_bits_do_not_depend_on_where_the_shards_are():
     digests = {
         where: digest(
-            Cluster(with_everything, ps=where, workers=3, clip_norm=clip_norm, wire="bfloat16").train([to_the_end] * 3)[
-                0
-            ][1]
+            Cluster(with_everything, ps=where, workers=3, clip_norm=0.5, wire="bfloat16").train([to_the_end] * 3)[0][1]
         )
         for where in (0, 1, 3)
     }
