@@ -31,6 +31,7 @@ from trainer.engine.sharded.worker import ShardedEngine
 from trainer.engine.sharded.worker_graph import WorkerSpec
 from trainer.engine.tables.host import TableHost
 from trainer.engine.tables.mapping import mapped, private
+from trainer.engine.tables.memory import BlockMemory
 from trainer.engine.tables.messages import SentTables
 from trainer.engine.tables.payloads import Mailboxes, Payloads
 from trainer.engine.tables.touches import Touches
@@ -44,7 +45,8 @@ from trainer.plan.placement import place
 from trainer.plan.plan import Plan, Task
 from trainer.plan.shared_memory import tables_offset
 from trainer.plan.strategy import STRATEGIES
-from trainer.plan.tables import TableLayout, blocks_of
+from trainer.plan.tables import Table, TableLayout, blocks_of
+from trainer.task import table_files
 from trainer.task.assemble import HOSTS
 from trainer.task.request_ids import make_unique
 from trainer.task.server import session_config, start_server
@@ -413,3 +415,8 @@ def digest(snapshot: Snapshot) -> str:
     for _, value in sorted(snapshot.to_tensors().items()):
         sha.update(value.tobytes())
     return sha.hexdigest()
+
+
+def values_of(memory: Sequence[BlockMemory], table: Table) -> np.ndarray:
+    """All rows of a table, [rows, width]."""
+    return np.concatenate(list(table_files.rows_of(memory, table)[1]))

@@ -172,8 +172,7 @@ def test_a_run_continues_with_other_metrics(begin: Make):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "cluster",
-    ["local", "2w strategy=async", "2ps3w strategy=backup strategy.quorum=2", "2w strategy=all_reduce", "1ps2w1e"],
+    "cluster", ["local", "2ps3w strategy=backup strategy.quorum=2", "2w strategy=all_reduce", "1ps2w1e"]
 )
 def test_a_hook_ends_a_run_under_any_strategy_and_a_rate_falls(begin: Make, cluster: str):
     """One replica more may be a step ahead where nobody waits."""

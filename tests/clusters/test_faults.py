@@ -125,11 +125,8 @@ def test_a_shard_that_is_lost_before_the_first_checkpoint_starts_the_run_anew(st
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "strategy", [["async", "train.steps=600"], ["backup", "strategy.quorum=2"]], ids=lambda s: s[0]
-)
-def test_where_nobody_waits_a_lost_shard_is_loaded_from_the_newest_checkpoint_too(start, strategy):
-    run = start(*EXACT, "cluster=2ps3w", f"strategy={strategy[0]}", *strategy[1:])
+def test_where_nobody_waits_a_lost_shard_is_loaded_from_the_newest_checkpoint_too(start):
+    run = start(*EXACT, "cluster=2ps3w", "strategy=async", "train.steps=600")
     run.wait_for_step(FAULT_AT)
     signal_tasks(run, signal.SIGKILL, "ps:1")
     assert run.wait() == 0, run.output
@@ -138,11 +135,10 @@ def test_where_nobody_waits_a_lost_shard_is_loaded_from_the_newest_checkpoint_to
 
 
 @pytest.mark.long(but=["all_reduce"])
-@pytest.mark.parametrize("strategy", ["async", "backup", "all_reduce"])
+@pytest.mark.parametrize("strategy", ["async", "all_reduce"])  # backup: test_table_runs.py
 def test_a_killed_worker_of_another_strategy_comes_back(start, unbroken, strategy: str):
-    options = ["strategy.quorum=2"] if strategy == "backup" else []
     cluster = "3w" if strategy == "all_reduce" else "2ps3w"
-    overrides = (f"cluster={cluster}", f"strategy={strategy}", *options)
+    overrides = (f"cluster={cluster}", f"strategy={strategy}")
     run = start(*EXACT, *overrides, *([] if strategy == "all_reduce" else ["train.steps=600"]))
     run.wait_for_step(FAULT_AT)
     signal_tasks(run, signal.SIGKILL, "worker:1")

@@ -127,6 +127,7 @@ def test_tasks_that_are_killed_come_back(start: Start, within: list[str], shared
 
 
 @pytest.mark.long  # runs of this user are isolated wherever that is possible, so test_ends.py does the same
+@WITHOUT_CAPABILITIES
 def test_ctrl_c_saves_and_a_killed_launcher_leaves_nothing(start: Start, within: list[str]):
     run = start(*EXACT, "cluster=2ps2w", "train.steps=100000", within=within)
     run.wait_for_step(5)

@@ -21,7 +21,7 @@ def overrides_of(kind: str) -> list[str]:
 
 
 # Those that differ in what processes exchange, save or read; tests/engine has all kinds on every cluster.
-AS_RUNS = ["dicts and texts", "two outputs", "a class", "masked steps", "frozen weights"]
+AS_RUNS = ["dicts and texts", "two outputs", "masked steps", "frozen weights"]
 
 
 @pytest.mark.long

@@ -135,7 +135,7 @@ def test_a_stream_continues_with_the_same_bits(start, finish, user, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("cluster", ["1ps2w", "1ps2w1e", "2w strategy=async"])
+@pytest.mark.parametrize("cluster", ["1ps2w", "1ps2w1e"])
 def test_a_run_that_no_longer_improves_ends_early_and_can_go_on(start, finish, user, cluster):
     more = ["evaluate.every=10", "evaluate.patience=2", "evaluate.best_metric=loss", "evaluate.min_delta=10"]
     size, *strategy = cluster.split()

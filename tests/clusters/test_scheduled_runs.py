@@ -71,7 +71,7 @@ class Pods:
         self._cluster = {"ps": [f"localhost:{ps}"], "worker": workers}
         self._start, self._overrides = start, overrides
         self.current = {task: self.start(task) for task in TASKS}
-        self.codes: list[int] = []  # of those that have ended with an error
+        self.ended: list[tuple[str, int, str]] = []  # what ended with an error: task, code and output
 
     @property
     def chief(self) -> Run:
@@ -87,18 +87,27 @@ class Pods:
         for task in tasks:
             os.kill(self.current[task].process.pid, number)
 
-    def finish(self, at_most: int = 6) -> None:
+    def wait_for_end_of(self, task: str) -> tuple[int, str]:
+        """Starts again what ends with an error, until this task does; returns its code and its output."""
+        self._keep(lambda: any(ended == task for ended, *_ in self.ended))
+        return next((code, output) for ended, code, output in self.ended if ended == task)
+
+    def finish(self) -> None:
         """Starts again what ends with an error, until all have ended with 0."""
+        self._keep(lambda: all(pod.process.poll() == 0 for pod in self.current.values()))
 
-        def have_finished() -> bool:
+    def _keep(self, until: Callable[[], bool], at_most: int = 6) -> None:
+        def is_so() -> bool:
             for task in [task for task, pod in self.current.items() if pod.process.poll()]:
-                self.codes.append(self.current[task].wait())
-                assert self.codes[-1] in (-signal.SIGKILL, *MOVED), self.current[task].output
-                assert len(self.codes) <= at_most, self.codes
+                code = self.current[task].wait()
+                self.ended.append((task, code, self.current[task].output))
+                assert code in (-signal.SIGKILL, *MOVED), self.ended[-1]
+                assert len(self.ended) <= at_most, self.ended
                 self.current[task] = self.start(task)
-            return all(pod.process.poll() == 0 for pod in self.current.values())
+            return until()
 
-        wait_until(have_finished, progress=self.chief.progress, explain=self.explain, poll_secs=0.1)
+        progress = lambda: (len(self.ended), self.chief.progress())  # noqa: E731
+        wait_until(is_so, progress=progress, explain=self.explain, poll_secs=0.1)
 
     def wait_for_ends(self) -> dict[str, int]:
         return {task: pod.wait() for task, pod in self.current.items()}
@@ -177,12 +186,14 @@ def test_a_ps_that_takes_another_task_for_a_worker_starts_again(start, unbroken:
     address.leads_to = ("127.0.0.1", pods.ports["worker:0"])
     pods.signal(signal.SIGKILL, "worker:1")
     assert pods.current["worker:1"].wait() == -signal.SIGKILL
-    again = pods.current["worker:1"] = pods.start("worker:1")
-    assert pods.current["ps:0"].wait() == 75
-    assert "a shard host is connected to another task instead of worker:1" in pods.current["ps:0"].output
+    pods.current["worker:1"] = pods.start("worker:1")
+    code, output = pods.wait_for_end_of("ps:0")
+    assert code == 75
+    assert "a shard host is connected to another task instead of worker:1" in output
     address.leads_to = ("127.0.0.1", pods.ports["worker:1"])
     pods.finish()
-    assert "a shard host does not reach this task yet: worker:0 answers" in again.output
+    of_worker = [output for task, _, output in pods.ended if task == "worker:1"]
+    assert any("a shard host does not reach this task yet: worker:0 answers" in output for output in of_worker)
     assert result(pods.chief) == result(unbroken)
 
 

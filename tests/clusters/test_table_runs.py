@@ -80,11 +80,15 @@ def test_a_run_resumes_on_another_cluster_with_the_same_bits(unbroken: Run, fini
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("strategy", ["async", "backup"])
-def test_a_run_that_waits_for_some_survives_kills_and_learns(start, tmp_path: Path, strategy: str):
+def test_a_run_that_waits_for_some_survives_kills_and_learns(start, tmp_path: Path):
     (tmp_path / "mine.py").write_text(USER_FILE)
-    quorum = {"backup": ["strategy.quorum=1"], "async": []}[strategy]
-    options = [f"strategy={strategy}", *quorum, "optimizer.learning_rate=0.2", "train.steps=900", "evaluate.every=300"]
+    options = [
+        "strategy=backup",
+        "strategy.quorum=1",
+        "optimizer.learning_rate=0.2",
+        "train.steps=900",
+        "evaluate.every=300",
+    ]
     run = start(*RUN, "cluster=2ps2w", *options)
     for task, step in (("worker:1", 100), ("worker:0", 250), ("ps:1", 450)):
         run.wait_for_step(step)

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from small_clusters import SEED, Cluster, make_local, to_the_end
+from small_clusters import SEED, Cluster, make_local, to_the_end, values_of
 from test_rejoin import AT_STEPS, dying
 from test_tables import rows_of
 from test_tables import workload as sparse_workload
@@ -134,7 +134,7 @@ def test_ids_that_a_table_has_rows_for_are_trained_as_there():
     ids, parts = table_files.rows_of(growing.tables, table)
     assert len(ids) > 20
     (fixed_table,) = table_files.tables_in(fixed.tables).values()
-    values = np.concatenate(list(table_files.rows_of(fixed.tables, fixed_table)[1]))
+    values = values_of(fixed.tables, fixed_table)
     assert np.array_equal(values[ids], np.concatenate(list(parts)))
 
 

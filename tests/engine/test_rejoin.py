@@ -43,9 +43,18 @@ def dying(cluster: Cluster, worker: int, last: Callable[[ShardedEngine], Any], r
     return run
 
 
-@pytest.mark.long(but=["the chief-before its tokens", "another worker-after both pushes"])
-@pytest.mark.parametrize("moment", AT_STEPS)
-@pytest.mark.parametrize("worker", [0, 1], ids=["the chief", "another worker"])
+@pytest.mark.long(but=["0-before its tokens", "1-after both pushes"])
+@pytest.mark.parametrize(
+    ("worker", "moment"),
+    [
+        (0, "before its tokens"),
+        (1, "with its tokens"),
+        (0, "after its push to the first shard"),
+        (1, "after its push to the first shard"),
+        (0, "after its push to the second shard"),
+        (1, "after both pushes"),
+    ],
+)
 def test_a_successor_leaves_the_same_bits_whenever_a_worker_dies(moment: str, worker: int):
     expected_losses, expected = unbroken(with_everything)
     cluster, successor = Cluster(with_everything, ps=2, workers=2), {}

@@ -12,7 +12,6 @@ import pytest
 import tensorflow as tf
 from small_clusters import STEPS, Cluster, digest, plain, to_the_end, unbroken, with_everything
 
-from trainer.config.schema import OptimizerName
 from trainer.engine.sharded.worker import ShardedEngine
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.shared_memory import MemoryWire
@@ -135,9 +134,8 @@ def in_bfloat16() -> keras.Model:
         {"devices": ("/cpu:0", "/cpu:1")},
         {"parameters_on": "/cpu:1"},
         {"buckets": 2},
-        {"optimizer": OptimizerName.sgd},
     ],
-    ids=["bfloat16", "compiled replicas", "two replicas a worker", "parameters on another device", "buckets", "sgd"],
+    ids=["bfloat16", "compiled replicas", "two replicas a worker", "parameters on another device", "buckets"],
 )
 def test_nor_under_other_options(options):
     assert trained(1, "memory", **options) == trained(1, "float32", **options)

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from small_clusters import SEED, Cluster, make_local, to_the_end
+from small_clusters import SEED, Cluster, make_local, to_the_end, values_of
 from test_rejoin import AT_STEPS, dying
 
 from trainer.config.schema import OptimizerConfig, OptimizerName, RowRule, SparseConfig
@@ -244,7 +244,7 @@ def test_a_row_is_updated_only_when_it_is_touched_and_then_as_a_dense_one(config
         rule = optimizers.apply(config, fed[0], dict(zip(config.slots(), fed[2:], strict=True)), fed[1], step)
         with tf.compat.v1.Session() as session:
             session.run(loads)
-            expected = np.concatenate(list(table_files.rows_of(memory, table)[1]))
+            expected = values_of(memory, table)
             slots = {name: np.full_like(expected, fill) for name, fill in config.slots().items()}
             for number in range(100):
                 total, touched = np.zeros_like(expected), set()
@@ -261,7 +261,7 @@ def test_a_row_is_updated_only_when_it_is_touched_and_then_as_a_dense_one(config
                 for name, values in slots_of.items():
                     slots[name][own] = values
                 session.run(updates, {step: number})
-                found = np.concatenate(list(table_files.rows_of(memory, table)[1]))
+                found = values_of(memory, table)
                 np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
@@ -280,7 +280,7 @@ def test_rowwise_adagrad_keeps_the_mean_of_the_squares_of_a_row():
         loads = [host.load(tf.constant("")) for host in hosts]
         with tf.compat.v1.Session() as session:
             session.run(loads)
-            expected = np.concatenate(list(table_files.rows_of(memory, table)[1])).astype(np.float64)
+            expected = values_of(memory, table).astype(np.float64)
             accumulator = np.full(9, 0.1)
             for number in range(100):
                 rows = np.unique(drawn.integers(0, 9, 4))
@@ -291,7 +291,7 @@ def test_rowwise_adagrad_keeps_the_mean_of_the_squares_of_a_row():
                 session.run(updates, {at: number})
                 accumulator[rows] += np.square(gradients).mean(axis=1)
                 expected[rows] -= 0.1 * gradients / np.sqrt(accumulator[rows] + 1e-7)[:, None]
-            found = np.concatenate(list(table_files.rows_of(memory, table)[1]))
+            found = values_of(memory, table)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     one = trained(config, "*")
     assert [trained(config, "*", ps=2), local(config)] == [one] * 2
