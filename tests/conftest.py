@@ -87,7 +87,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @functools.lru_cache(maxsize=1)  # once a module
 def _spare_collector(_: Path) -> None:
-    """Exempts what there is, TensorFlow above all, from all later collections of garbage: a tenth of the tests' time."""
+    """Exempts what there is, TensorFlow above all, from all later collections of garbage."""
     gc.collect()
     gc.freeze()
 
