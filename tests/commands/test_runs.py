@@ -78,7 +78,6 @@ import sys, time
 from pathlib import Path
 from trainer.storage import lease
 from trainer.storage.run_directory import RunDirectory
-from trainer.task.chief.asked import Questions
 until = time.monotonic() + 1
 while time.monotonic() < until:
     lease.owner(RunDirectory(Path(sys.argv[1])))
