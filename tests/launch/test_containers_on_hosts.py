@@ -23,8 +23,8 @@ REFUSES = "import sys; sys.exit('gpu2: Permission denied (publickey).')"
 LEADS_NOWHERE = """
 import socket, sys, time
 here = sys.argv[sys.argv.index("-L") + 1].split(":")[0]
-socket.socket(socket.AF_UNIX).bind(here)
 print("channel 0: open failed: connect failed: No such file or directory", file=sys.stderr, flush=True)
+socket.socket(socket.AF_UNIX).bind(here)  # last: it is what the test waits for
 time.sleep(60)
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tempfile
 import time
@@ -56,8 +57,9 @@ class Tunnel:
         """What ssh said last, until this is closed."""
         if self._stderr.closed:
             return ""
-        self._stderr.seek(0)
-        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
+        size = os.fstat(self._stderr.fileno()).st_size
+        text = os.pread(self._stderr.fileno(), size, 0)  # ssh writes where this file's position is: leave it alone
+        lines = text.decode(errors="replace").strip().splitlines()
         return "; ".join(line.strip() for line in lines[-ERROR_LINES:])
 
     def close(self) -> None:
