@@ -32,6 +32,7 @@ test-all: .venv/extras ## All tests
 	TRAINER_TESTS_NEED_EXTRAS=1 $(PYTEST)
 
 PYTEST = $(BIN)/python -m pytest -n auto --dist worksteal
+unexport PYTHONDONTWRITEBYTECODE # tests start hundreds of processes: compiled once
 
 chaos: CLUSTER = 2ps3w
 chaos: .venv/run ## N runs of each kind of fault on CLUSTER (20, 2ps3w); each must give the same bits as an unbroken run

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import runpy
+import shutil
 import signal
 from pathlib import Path
 
@@ -72,10 +73,16 @@ def test_kills_of_every_task_change_nothing(unbroken: Run, start, tmp_path: Path
     assert set(run.summary()["restarts_of"]) >= {"worker:0", "worker:1", "ps:1"}
 
 
-def test_a_run_resumes_on_another_cluster_with_the_same_bits(unbroken: Run, finish, tmp_path: Path):
+@pytest.mark.long(but=["3ps2w"])
+@pytest.mark.parametrize(("size", "wire"), [("2w", "float32"), ("3ps2w", "memory")], ids=["2w", "3ps2w"])
+def test_a_run_resumes_on_another_cluster_with_the_same_bits(
+    unbroken: Run, finish, tmp_path: Path, size: str, wire: str
+):
     (tmp_path / "mine.py").write_text(USER_FILE)
-    for size, steps, wire in (("2w", 110, "float32"), ("3ps2w", STEPS, "memory")):
-        run = finish(*RUN, f"cluster={size}", f"train.steps={steps}", f"strategy.wire={wire}")
+    *_, last = sorted((unbroken.directory / "checkpoints").iterdir())
+    shutil.copytree(unbroken.directory, tmp_path / "first", ignore=lambda folder, names: {last.name} & set(names))
+    run = finish(*RUN, f"cluster={size}", f"train.steps={STEPS}", f"strategy.wire={wire}", "resume=first", "run=other")
+    assert "resumes at step 360" in run.output
     assert run.summary()["params_sha256"] == unbroken.summary()["params_sha256"]
 
 

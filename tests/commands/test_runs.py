@@ -31,6 +31,7 @@ from trainer.task.chief.asked import Questions
 
 MODEL = Description((Parameter("dense/kernel", (784, 128), True),), 10, 8000, 2000)
 OVERRIDES = ["cluster=1ps2w", "model=mlp", "model.options.width=16", "train.batch_size=48", "summary.every=1"]
+SLOW = "import time\ndef on_step(step, logs): time.sleep(0.03)"  # else it makes thousands of steps meanwhile
 
 
 def make_run(path: Path, *overrides: str, summary: dict | None = None, started_at: float | None = None) -> Path:
@@ -193,7 +194,8 @@ def test_a_run_without_a_launcher_is_stopped_where_it_was_started(python, tmp_pa
 @pytest.mark.cluster
 def test_a_run_is_looked_at_saved_stopped_and_continued_to_the_bits_of_an_unbroken_one(start, finish, python, tmp_path):
     """Its events, and its report, tell of all that."""
-    run = start(*OVERRIDES, "train.steps=1000000", "checkpoint.every=1000000")
+    (tmp_path / "mine.py").write_text(SLOW)
+    run = start(*OVERRIDES, "user=mine.py", "train.steps=1000000", "checkpoint.every=1000000")
     run.wait_for_step(20)
     facts = json.loads(trainer(python, tmp_path, "status", "run=run", "--json").stdout)
     assert (facts["state"], facts["phase"], facts["cluster"]) == ("running", "training", "1ps2w")
