@@ -28,7 +28,7 @@ from trainer.faults.problems import ConfigError
 
 pytestmark = pytest.mark.slow
 
-PEERS = [name for name, contestant in CONTESTANTS.items() if not contestant.is_ours]
+PEERS = {contestant.peer: name for name, contestant in CONTESTANTS.items() if not contestant.is_ours}  # by program
 OURS = [name for name, contestant in CONTESTANTS.items() if contestant.is_ours]
 COUNTS = """
 import sys, time
@@ -423,9 +423,9 @@ def test_windows_alternate_and_measure_both(counting: Running, tmp_path: Path):
     assert all(window.examples_per_sec > 0 and "process" in window.cpu_ms for window in (*ours, *others))
 
 
-@pytest.mark.long(but=["keras_fit"])
+@pytest.mark.long(but=["keras_fit_xla"])
 @pytest.mark.cluster
-@pytest.mark.parametrize("name", [name for name in PEERS if f"{name}_tuned" not in PEERS and not name[-1].isdigit()])
+@pytest.mark.parametrize("name", PEERS.values())
 def test_every_peer_starts_and_counts_its_steps(name, tmp_path: Path):
     with Running(CONTESTANTS[name], "noop", tmp_path, cores=2) as peer:
         peer.wait_for_first_step(LONGEST_SECS)

@@ -106,8 +106,10 @@ class Pods:
                 self.current[task] = self.start(task)
             return until()
 
-        progress = lambda: (len(self.ended), self.chief.progress())  # noqa: E731
-        wait_until(is_so, progress=progress, explain=self.explain, poll_secs=0.1)
+        wait_until(is_so, progress=self.progress, explain=self.explain, poll_secs=0.1)
+
+    def progress(self) -> object:
+        return len(self.ended), self.chief.progress()
 
     def wait_for_ends(self) -> dict[str, int]:
         return {task: pod.wait() for task, pod in self.current.items()}

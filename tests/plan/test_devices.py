@@ -359,7 +359,7 @@ def test_localhost_and_the_loopback_address_are_one_host():
 def test_a_device_has_one_spelling(name, meant):
     answer = problems("cluster=local", f"device.parameters='{name}'", on=TWO_GPUS)
     assert answer == (
-        f"device.parameters: '{name}' is not a device; available: /cpu:0, /cpu:1, ... and /gpu:0, /gpu:1, ...\n"
+        f"device.parameters: '{name}' is not a device; available: auto, /cpu:0, /cpu:1, ... and /gpu:0, /gpu:1, ...\n"
         f"    write {meant}"
     )
 

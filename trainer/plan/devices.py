@@ -127,10 +127,15 @@ def replicas_of(device: DeviceConfig, job: str, index: int) -> tuple[str, ...]:
     return tuple(device.replicas) or (f"{GPU}0" if of_task(device.gpus, job, index) else f"{CPU}0",)
 
 
+def named_parameters(device: DeviceConfig) -> tuple[str, ...]:
+    """The device that device.parameters names, if it names one."""
+    return () if device.parameters == AUTO else (device.parameters,)
+
+
 def parameters_of(device: DeviceConfig, *, is_one_process: bool, has_tables: bool) -> str:
     """The device of the parameters on each host; where nothing else needs them, they stay on the GPU that uses them."""
-    if device.parameters != AUTO:
-        return device.parameters
+    if named := named_parameters(device):
+        return named[0]
     first = replicas_of(device, "worker", 0)[0]
     return first if first.startswith(GPU) and is_one_process and not has_tables else f"{CPU}0"
 
@@ -140,6 +145,6 @@ def uses(cluster: ClusterConfig, device: DeviceConfig, job: str, index: int) -> 
     holder = "ps" if cluster.ps else "worker"
     return {
         "device.replicas": replicas_of(device, job, index),
-        "device.parameters": (device.parameters,) if job == holder and device.parameters != AUTO else (),
+        "device.parameters": named_parameters(device) if job == holder else (),
         "device.layers": tuple(device.layers.values()) if job == "worker" else (),
     }

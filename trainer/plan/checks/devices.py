@@ -11,7 +11,7 @@ from trainer.config.words import count
 from trainer.faults.problems import Problem
 from trainer.plan.addresses import JOBS
 from trainer.plan.checks.gpu_memory import check_gpu_memory
-from trainer.plan.devices import GPU, Machine, key_of, of_task, tasks_of, uses
+from trainer.plan.devices import GPU, Machine, key_of, named_parameters, of_task, tasks_of, uses
 
 BY_TASK = ("gpus", "memory_fraction", "memory_mib", "growth", "intra_op_threads", "inter_op_threads", "soft_placement")
 MEMORY = ("memory_fraction", "memory_mib", "growth")  # one of them at most
@@ -136,12 +136,13 @@ def _check_memory_keys(cluster: ClusterConfig, device: DeviceConfig) -> Iterator
 def _check_names(device: DeviceConfig) -> Iterator[Problem]:
     """Devices inside a task are written in one form, and a replica has one to itself."""
     named = [("device.replicas", name) for name in dict.fromkeys(device.replicas)]
-    named += [("device.parameters", device.parameters)] if device.parameters != AUTO else []
+    named += [("device.parameters", name) for name in named_parameters(device)]
     named += [(f"device.layers.{pattern}", name) for pattern, name in device.layers.items()]
     for key, name in named:
         match = NAME.fullmatch(name)
         if match is None:
-            message = f"{name!r} is not a device; available: /cpu:0, /cpu:1, ... and /gpu:0, /gpu:1, ..."
+            first = f"{AUTO}, " if key == "device.parameters" else ""
+            message = f"{name!r} is not a device; available: {first}/cpu:0, /cpu:1, ... and /gpu:0, /gpu:1, ..."
             yield Problem(key, message, f"write {_nearest(name)}")
         elif match[1] == "cpu" and int(match[2]) >= MAX_CPUS:
             message = f"{name} is out of range; a task has /cpu:0 to /cpu:{MAX_CPUS - 1}"
