@@ -65,8 +65,12 @@ def sockets_of(pid: int) -> dict[int, tuple[str, str]]:
 
 def inodes_of(pids: list[int]) -> set[int]:
     """Inodes of the sockets that processes have open."""
-    links = [os.readlink(path) for pid in pids for path in Path(f"/proc/{pid}/fd").iterdir()]
-    return {int(link[8:-1]) for link in links if link.startswith("socket:[")}
+    found = set()
+    for path in [path for pid in pids for path in Path(f"/proc/{pid}/fd").iterdir()]:
+        with contextlib.suppress(FileNotFoundError):  # it has just been closed
+            if (link := os.readlink(path)).startswith("socket:["):
+                found.add(int(link[8:-1]))
+    return found
 
 
 def task_addresses(run: Run) -> list[tuple[str, int]]:
