@@ -136,7 +136,7 @@ def test_kills_at_the_worst_moments_change_neither_a_rate_nor_the_end(begin: Mak
     assert expected.summary()["ended_early"].startswith("loss has not improved in 4 evaluations; it was ")
     kills = "in-evaluation after-evaluation at-the-end" + (" ps" if "ps" in cluster else "")
     broken = done(begin(*words, *DECIDED, kills=kills))
-    assert sorted(path.name for path in broken.directory.parent.iterdir()) == sorted([*kills.split(), "own.py", "run"])
+    assert {*kills.split()} <= {path.name for path in broken.directory.parent.iterdir()}  # each has happened
     assert outcome(broken) == outcome(expected)
     for run in (expected, broken):
         assert sorted(set(told(run, "evaluated"))) == [10, 20, 30, 40, 50]
