@@ -146,18 +146,12 @@ def test_kills_at_the_worst_moments_change_neither_a_rate_nor_the_end(begin: Mak
 
 
 @pytest.mark.long
-def test_clusters_of_any_shape_reduce_the_rate_at_the_same_step(begin: Make):
-    runs = [done(begin(f"cluster={cluster}", *DECIDED)) for cluster in ("1ps2w", "2ps2w", "2w")]
-    assert outcome(runs[0]) == outcome(runs[1]) == outcome(runs[2])
-
-
-@pytest.mark.long
-def test_a_run_that_is_stopped_and_continued_reduces_the_rate_at_the_same_steps(begin: Make):
+def test_a_run_that_is_continued_on_another_cluster_reduces_the_rate_at_the_same_steps(begin: Make):
     """By its last step, which is then put off."""
     expected = done(begin("cluster=2w", *DECIDED))
     first = done(begin("cluster=2w", *DECIDED, "train.steps=25"))
     assert evaluations(first)[-1][0] == 25
-    longer = done(begin("cluster=2w", *DECIDED, again=first))
+    longer = done(begin("cluster=2ps2w", *DECIDED, again=first))
     assert outcome(longer) | {"evaluations": ()} == outcome(expected) | {"evaluations": ()}
 
 

@@ -27,15 +27,15 @@ AS_RUNS = ["dicts and texts", "two outputs", "masked steps", "frozen weights"]
 @pytest.mark.long
 @pytest.mark.parametrize("kind", AS_RUNS)
 def test_a_kind_of_model_is_the_same_after_a_kill_and_a_resume(start, finish, tmp_path: Path, kind: str):
-    given = [*overrides_of(kind), "checkpoint.every=30", "summary.every=1"]
-    unbroken = finish(*given, "cluster=1ps2w", "train.steps=110", f"run={tmp_path / 'unbroken'}")
-    killed = start(*given, "cluster=2w", "train.steps=90")
+    given = [*overrides_of(kind), "checkpoint.every=10", "summary.every=1"]
+    unbroken = finish(*given, "cluster=1ps2w", "train.steps=40", f"run={tmp_path / 'unbroken'}")
+    killed = start(*given, "cluster=2w", "train.steps=30")
     killed.wait_for_step(10)
     os.kill(killed.last_pid("worker:1"), signal.SIGKILL)
     assert killed.wait() == 0, killed.output
     assert "worker:1 died (SIGKILL)" in killed.output
-    resumed = finish(*given, "cluster=2ps2w", "train.steps=110", f"run={killed.directory}")
-    assert "resumes at step 90" in resumed.output
+    resumed = finish(*given, "cluster=2ps2w", "train.steps=40", f"run={killed.directory}")
+    assert "resumes at step 30" in resumed.output
     assert resumed.summary()["params_sha256"] == unbroken.summary()["params_sha256"]
     both = [[(line["step"], line["loss"]) for line in run.history()] for run in (unbroken, resumed)]
     assert both[0] == both[1]

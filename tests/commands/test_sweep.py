@@ -278,14 +278,14 @@ def drawn(*more: str) -> list[str]:
 @pytest.mark.cluster
 @pytest.mark.long
 def test_a_sweep_that_is_killed_again_and_again_ends_with_the_same_table(tmp_path):
-    """Five times, at random moments; and the winner of the halving has the bits of an unbroken run."""
+    """Three times, at random moments; and the winner of the halving has the bits of an unbroken run."""
     optional("optuna", "SWEEP THAT DRAWS VALUES")
     at_a_time = ["sweep.parallel=2", "sweep.cores_per_trial=1"]
-    words = drawn("sweep.trials=6", "sweep.halving=2", "train.steps=40", "checkpoint.every=5", *at_a_time)
+    words = drawn("sweep.trials=4", "sweep.halving=2", "train.steps=40", "checkpoint.every=5", *at_a_time)
     whole = sweep(tmp_path, *words, "run=sweeps/whole")
     assert whole.returncode == 0, whole.stdout + whole.stderr
     moments = random.Random(SEED)
-    for _ in range(5):
+    for _ in range(3):
         command = [sys.executable, "-m", "trainer", *words, "run=sweeps/killed"]
         with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as killed:
             time.sleep(moments.uniform(0.5, 5.0))

@@ -135,17 +135,18 @@ def find_containers(run: Path, task: str) -> list[str]:
 
 @pytest.mark.long
 def test_containers_compute_the_bits_of_processes_and_the_caller_owns_the_run(launch, unbroken):
-    run = launch(*EXACT, "cluster=2ps4w")
+    run = launch(*EXACT, "cluster=2ps2w1e")
     assert run.wait() == 0, run.output
     summary = run.summary()
-    assert summary["params_sha256"] == unbroken("2ps4w")
+    assert summary["params_sha256"] == unbroken("2ps2w")
     assert (summary["run_dir"], summary["restarts"]) == (str(run.directory), 0)
     assert {task["code"] for task in summary["tasks"].values()} == {0}
     assert {path.stat().st_uid for path in [run.directory, *run.directory.rglob("*")]} == {os.getuid()}
     assert [log.name for log in run.logs()] == [
-        *("ps-0.log", "ps-1.log", "worker-0.log", "worker-1.log", "worker-2.log", "worker-3.log")
+        *("evaluator-0.log", "ps-0.log", "ps-1.log", "worker-0.log", "worker-1.log")
     ]
-    assert all(f" done at step {STEPS}" in log.read_text() for log in run.logs())
+    trained = [log for log in run.logs() if not log.name.startswith("evaluator")]
+    assert all(f" done at step {STEPS}" in log.read_text() for log in trained)
 
 
 def test_cluster_up_computes_the_bits_of_processes_and_the_caller_owns_the_run(call, unbroken):
@@ -162,7 +163,7 @@ def test_cluster_up_computes_the_bits_of_processes_and_the_caller_owns_the_run(c
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("extra", [["cluster=2w"], ["cluster=2ps2w1e"], ["cluster=2w", "strategy=all_reduce"], []])
+@pytest.mark.parametrize("extra", [["cluster=2w"], ["cluster=2w", "strategy=all_reduce"], []])
 def test_every_kind_of_cluster_runs_in_containers(launch, extra):
     run = launch(*EXACT, "train.steps=20", *extra)
     assert run.wait() == 0, run.output
@@ -223,12 +224,15 @@ def test_a_container_that_runs_out_of_memory_is_reported(call, tmp_path):
 
 
 @pytest.mark.long
-def test_ctrl_c_saves_and_the_same_command_continues(launch, unbroken):
-    run = launch(*EXACT, "cluster=2ps2w")
-    run.wait_for_step(20)
-    os.kill(run.process.pid, signal.SIGINT)
-    assert run.wait() == 130
-    assert "checkpoint saved. To continue: " in run.output
+def test_the_same_command_continues_after_ctrl_c_and_after_its_launcher_was_killed(launch, unbroken):
+    stopped = launch(*EXACT, "cluster=2ps2w")
+    stopped.wait_for_step(15)
+    os.kill(stopped.process.pid, signal.SIGINT)
+    assert stopped.wait() == 130
+    assert "checkpoint saved. To continue: " in stopped.output
+    dead = launch(*EXACT, "cluster=2ps2w")
+    dead.wait_for_step(stopped.summary()["steps"] + 5)
+    dead.end()  # its containers train on; the next run removes them
     again = launch(*EXACT, "cluster=2ps2w")
     assert again.wait() == 0, again.output
     assert again.summary()["params_sha256"] == unbroken("2ps2w")
@@ -259,16 +263,6 @@ def test_mode_clean_removes_the_containers_of_a_killed_launcher_and_keeps_a_live
     assert {f"{dead.directory}" in docker("inspect", name) for _, name in objects_of_runs_in(tmp_path)} == {False}
     os.kill(live.process.pid, signal.SIGTERM)
     assert live.wait() == 143
-
-
-@pytest.mark.long
-def test_a_run_in_the_directory_of_a_killed_launcher_removes_its_containers(launch, unbroken):
-    dead = launch(*EXACT, "cluster=2ps2w")
-    dead.wait_for_step(15)
-    dead.end()
-    again = launch(*EXACT, "cluster=2ps2w")
-    assert again.wait() == 0, again.output
-    assert again.summary()["params_sha256"] == unbroken("2ps2w")
 
 
 @pytest.mark.long

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.docker, pytest.
 
 ROOT = Path(__file__).parents[2]
 NAME = "digits-2ps4w"
-OPTIONS = [*ON_HOSTS, "train.steps=3000", "checkpoint.every=100"]
+OPTIONS = [*ON_HOSTS, "train.steps=2400", "checkpoint.every=100"]
 STALLED_SECS = 420.0  # Kubernetes waits longer before each new pod of a task, at last 360 s; then nothing moves
 VOLUME = """
 apiVersion: v1
@@ -105,9 +105,9 @@ def test_a_run_survives_evictions_a_kill_and_a_lost_node(kubernetes, finish: Cal
     cluster.wait_for_step(cluster.last_step() + 300)
     assert [len(cluster.pods(task)) for task in ("ps-0", "worker-0")] == [1, 1]  # it left, and came back, alone
 
-    for task in ("worker-0", "ps-1"):  # the chief saves before it leaves; then all resume
-        cluster.kubectl("delete", "pod", "--wait=false", cluster.pods(task)[-1]["metadata"]["name"])
-        cluster.wait_for_step(cluster.last_step() + 200)
+    # The chief saves before it leaves; then all resume.
+    cluster.kubectl("delete", "pod", "--wait=false", cluster.pods("worker-0")[-1]["metadata"]["name"])
+    cluster.wait_for_step(cluster.last_step() + 200)
 
     pod = cluster.pods("ps-0")[-1]
     container = pod["status"]["containerStatuses"][0]["containerID"].removeprefix("docker://")
@@ -115,6 +115,7 @@ def test_a_run_survives_evictions_a_kill_and_a_lost_node(kubernetes, finish: Cal
     cluster.wait_for(lambda: cluster.pods("ps-0")[-1]["metadata"]["name"] != pod["metadata"]["name"])
     cluster.wait_for_step(cluster.last_step() + 100)
 
+    assert cluster.succeeded() == 0  # else the rest would show nothing
     node = cluster.pods("worker-2")[-1]["spec"]["nodeName"]
     kubernetes.call("stop", node)
     # As a cloud's controller does for a machine that is gone; without one, it takes Kubernetes minutes.
