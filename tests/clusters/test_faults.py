@@ -137,7 +137,7 @@ def test_where_nobody_waits_a_lost_shard_is_loaded_from_the_newest_checkpoint_to
 @pytest.mark.long(but=["all_reduce"])
 @pytest.mark.parametrize("strategy", ["async", "all_reduce"])  # backup: test_table_runs.py
 def test_a_killed_worker_of_another_strategy_comes_back(start, unbroken, strategy: str):
-    cluster = "3w" if strategy == "all_reduce" else "2ps3w"
+    cluster = "2w" if strategy == "all_reduce" else "2ps3w"
     overrides = (f"cluster={cluster}", f"strategy={strategy}")
     run = start(*EXACT, *overrides, *([] if strategy == "all_reduce" else ["train.steps=600"]))
     run.wait_for_step(FAULT_AT)

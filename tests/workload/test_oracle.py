@@ -181,9 +181,9 @@ def test_parameters_without_counts_are_a_problem():
 # ---- real runs
 
 
-@pytest.mark.long(but=["2ps4w"])
+@pytest.mark.long  # test_check.py has one process, and 2ps2w
 @pytest.mark.cluster
-@pytest.mark.parametrize("cluster", ["local", "2ps4w", "4w"])
+@pytest.mark.parametrize("cluster", ["2ps4w", "4w"])
 def test_a_run_uses_every_example_exactly_as_often_as_the_order_has_it(finish: Callable[..., Run], cluster: str):
     run = finish(f"cluster={cluster}", *EXACT, "train.steps=41", "seed=3")
     expected = expected_counts(3, 41, 48, 96)
