@@ -211,14 +211,32 @@ def cabled(address: str, link: str) -> Iterator[str]:
 @contextmanager
 def running(command: Sequence[str], output: Any) -> Iterator[subprocess.Popen[bytes]]:
     """A process that ends with this block, and with this process."""
-    process = subprocess.Popen(
-        command, stdout=output, stderr=output, start_new_session=True, preexec_fn=_end_with_parent
-    )
+    with _signals_put_off():
+        process = subprocess.Popen(
+            command, stdout=output, stderr=output, start_new_session=True, preexec_fn=_end_with_parent
+        )
     try:
         yield process
     finally:
         process.kill()
         process.wait()
+
+
+@contextmanager
+def _signals_put_off() -> Iterator[None]:
+    """Around a fork Python calls functions of its own, and ignores an exception there: a Ctrl-C would be lost."""
+    came: list[int] = []
+    handlers = {
+        number: signal.signal(number, lambda number, _: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    for put_off in came:
+        signal.raise_signal(put_off)
 
 
 def _end_with_parent() -> None:
