@@ -10,7 +10,6 @@ ends it. Beside each step stands what `mode=plan plan.link_gbps=...` expects.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import shutil
@@ -24,6 +23,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench import processes
 from bench.growth import RESULTS, machine, planned
 from bench.steady import ALONE, START_SECS, RunError
 from trainer.config.compose import load
@@ -45,7 +45,6 @@ VARIANTS: dict[str, list[str]] = {
 EXAMPLES = 32  # of a replica
 WORKLOAD = ["model=cnn", "data=mnist_10k", "placement.max_part_mib=2"]  # or one bucket would hold nearly all
 WARM_STEPS, STEPS, WINDOW_SECS = 3, 12, 30.0
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class LinkRow(NamedTuple):
@@ -211,36 +210,12 @@ def cabled(address: str, link: str) -> Iterator[str]:
 @contextmanager
 def running(command: Sequence[str], output: Any) -> Iterator[subprocess.Popen[bytes]]:
     """A process that ends with this block, and with this process."""
-    with _signals_put_off():
-        process = subprocess.Popen(
-            command, stdout=output, stderr=output, start_new_session=True, preexec_fn=_end_with_parent
-        )
+    process = processes.start(command, stdout=output, stderr=output, start_new_session=True)
     try:
         yield process
     finally:
         process.kill()
         process.wait()
-
-
-@contextmanager
-def _signals_put_off() -> Iterator[None]:
-    """Around a fork Python calls functions of its own, and ignores an exception there: a Ctrl-C would be lost."""
-    came: list[int] = []
-    handlers = {
-        number: signal.signal(number, lambda number, _: came.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    for put_off in came:
-        signal.raise_signal(put_off)
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def run(*command: str) -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
+
+from trainer.launch.processes.nursery import die_with_parent
 
 GONE_SECS = 20.0
 
@@ -30,6 +34,30 @@ def loopback(pid: int) -> tuple[int, int]:
 def without_warm_process(folder: Path) -> dict[str, str]:
     """Environment of a command that starts its own nursery: a warm process's would not be among its descendants."""
     return {"XDG_RUNTIME_DIR": str(folder), "TRAINER_WARM_MINUTES": "0"}
+
+
+def start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Starts a process that the kernel kills when this one dies; the options are those of subprocess.Popen."""
+    parent = os.getpid()
+    with _signals_put_off():
+        return subprocess.Popen(command, preexec_fn=lambda: die_with_parent(parent), **options)
+
+
+@contextlib.contextmanager
+def _signals_put_off() -> Iterator[None]:
+    """Around a fork Python calls functions of its own, and ignores an exception there: a Ctrl-C would be lost."""
+    came: list[int] = []
+    handlers = {
+        number: signal.signal(number, lambda number, _: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    for put_off in came:
+        signal.raise_signal(put_off)
 
 
 def tree(root: int) -> list[int]:

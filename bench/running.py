@@ -12,7 +12,6 @@ from typing import Any
 
 from bench import counter, processes
 from bench.contestants import ROOT, Contestant
-from trainer.launch.processes.nursery import die_with_parent
 from trainer.observe.peers import read_status
 from trainer.plan.environment import QUIET
 
@@ -46,9 +45,8 @@ class Running:
         self.command = ["python", *contestant.command(workload, Path("RUN"), cores)]  # for who wants to type it
         self.first_step_secs: float | None = None  # from the command
         self.started_at = time.time()
-        bench = os.getpid()
         with (directory / LOG).open("wb") as log:
-            self._process = subprocess.Popen(
+            self._process = processes.start(
                 [sys.executable, *contestant.command(workload, directory, cores)],
                 cwd=ROOT,
                 env=os.environ
@@ -59,7 +57,6 @@ class Running:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C reaches the bench alone
-                preexec_fn=lambda: die_with_parent(bench),
             )
 
     def __enter__(self) -> Running:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from trainer.launch.processes.nursery import die_with_parent
+from bench import processes
 from trainer.launch.processes.ports import HeldPorts
 from trainer.launch.processes.tasks import REUSE_PORT
 from trainer.plan.environment import QUIET
@@ -35,24 +34,17 @@ def start(module: str, tasks: Sequence[str], *, quiet_servers: bool) -> NoReturn
     Args:
         quiet_servers: gives them few gRPC threads, as the trainer gives its own tasks.
     """
-    launcher = os.getpid()
     environment = os.environ | REUSE_PORT | (QUIET if quiet_servers else {})
     with HeldPorts(len(tasks)) as held:
         ports = ",".join(map(str, held.ports))
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", module, *sys.argv[1:], f"--ports={ports}", f"--task={task}"],
-                env=environment,
-                preexec_fn=lambda: die_with_parent(launcher),
-            )
-            for task in tasks
-        ]
-        while all(process.poll() is None for process in processes):
+        command = [sys.executable, "-m", module, *sys.argv[1:], f"--ports={ports}"]
+        started = [processes.start([*command, f"--task={task}"], env=environment) for task in tasks]
+        while all(process.poll() is None for process in started):
             time.sleep(LOOK_EVERY_SECS)
-    for process in processes:
+    for process in started:
         if process.poll() is None:
             process.kill()
-    sys.exit(max(abs(process.wait()) for process in processes))
+    sys.exit(max(abs(process.wait()) for process in started))
 
 
 def addresses(tasks: Sequence[str], ports: str) -> dict[str, list[str]]:

@@ -28,19 +28,20 @@ STRATEGIES = {
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["async", "backup"])  # the others have the bits of the main job, or nearly
 def test_every_strategy_learns_to_read_digits_through_a_kill_of_everything(start, name):
-    """300 steps; at about the 150th the launcher and all its tasks are killed, and the same command goes on."""
-    command = [*STRATEGIES[name], "model=mlp", "train.steps=300", "seed=1", "summary.every=5", "checkpoint.every=60"]
+    """600 steps; at about the 300th the launcher and all its tasks are killed, and the same command goes on."""
+    command = [*STRATEGIES[name], "model=mlp", "train.steps=600", "seed=1", "summary.every=5", "checkpoint.every=60"]
     run = start(*command)
-    run.wait_for_step(150)
+    run.wait_for_step(300)
     os.killpg(run.process.pid, signal.SIGKILL)
     run.process.wait(30)
+    newest = max(path for path in (run.directory / "checkpoints").iterdir() if path.name.isdigit())
+    assert 200 <= int(newest.name) < 600
     again = start(*command)
     assert again.wait() == 0, again.output
     summary = again.summary()
-    # Where nobody waits, a checkpoint may be of a step or two before the chief's.
-    assert 115 <= int(Path(summary["resumed_from"]).name) <= 180
-    assert summary["steps"] == 300
-    assert summary["eval_accuracy"] >= 0.93  # sync: 0.947; these, six runs of them: 0.937 to 0.948
+    assert summary["resumed_from"] == str(newest)
+    assert summary["steps"] == 600
+    assert summary["eval_accuracy"] >= 0.93  # 22 runs beside others: 0.9425 to 0.956
     assert again.pids() == []
 
 
@@ -98,8 +99,8 @@ def test_a_quorum_of_all_is_sync(finish: Finish):
 
 
 KNOBS = {
-    "bfloat16": ["train.precision=mixed_bfloat16"],
-    "all at once": ["train.jit=true", "train.precision=mixed_float16", "train.accumulate=2"],
+    "bfloat16": ["model=cnn", "train.precision=mixed_bfloat16"],
+    "all at once": ["model=mlp", "train.jit=true", "train.precision=mixed_float16", "train.accumulate=2"],
 }
 EVERYWHERE = {
     "local": ["cluster=local"],
@@ -115,7 +116,7 @@ EVERYWHERE = {
 def test_how_a_replica_computes_is_its_own_affair(finish: Finish, knob):
     """Each knob trains under each strategy; those that wait for all agree to the knob's rounding."""
     strategies = EVERYWHERE if knob == "all at once" else ("local", "sync", "all_reduce")
-    common = ["model=mlp", "train.steps=12", "train.batch_size=64", "seed=1", "summary.every=1", *KNOBS[knob]]
+    common = ["train.steps=12", "train.batch_size=64", "seed=1", "summary.every=1", *KNOBS[knob]]
     losses = {name: _losses(finish(*EVERYWHERE[name], f"run={name}", *common)) for name in strategies}
     assert all(series[-1] < 2.0 for series in losses.values()), losses  # 2.3 before the first update
     for name in ("sync", "all_reduce"):

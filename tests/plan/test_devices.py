@@ -352,8 +352,9 @@ def test_localhost_and_the_loopback_address_are_one_host():
         ("gpu1", "/gpu:1"),
         ("/cpu", "/cpu:0"),
         ("/cpu:01", "/cpu:1"),
-        ("/tpu:0", "/cpu:0"),
-        ("", "/cpu:0"),
+        ("/tpu:0", "auto"),
+        ("auto0", "auto"),
+        ("", "auto"),
     ],
 )
 def test_a_device_has_one_spelling(name, meant):

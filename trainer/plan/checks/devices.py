@@ -143,7 +143,7 @@ def _check_names(device: DeviceConfig) -> Iterator[Problem]:
         if match is None:
             first = f"{AUTO}, " if key == "device.parameters" else ""
             message = f"{name!r} is not a device; available: {first}/cpu:0, /cpu:1, ... and /gpu:0, /gpu:1, ..."
-            yield Problem(key, message, f"write {_nearest(name)}")
+            yield Problem(key, message, f"write {_nearest(name) or (AUTO if first else '/cpu:0')}")
         elif match[1] == "cpu" and int(match[2]) >= MAX_CPUS:
             message = f"{name} is out of range; a task has /cpu:0 to /cpu:{MAX_CPUS - 1}"
             yield Problem(key, message, f"e.g. /cpu:{MAX_CPUS - 1}")
@@ -176,10 +176,10 @@ def _more(device: DeviceConfig, job: str, index: int, number: int) -> str:
     return f"add {_assignment('device.gpus', key, wanted)}"
 
 
-def _nearest(name: str) -> str:
-    """The device that was probably meant: `device:CPU:1`, `gpu1`, `/GPU:0`."""
+def _nearest(name: str) -> str | None:
+    """The device that was probably meant: `device:CPU:1`, `gpu1`, `/GPU:0`; none if no kind of device is in it."""
     match = re.search(r"(cpu|gpu)\D*(\d{0,4})$", name, re.ASCII | re.IGNORECASE)
-    return f"/{match[1].lower()}:{int(match[2] or 0)}" if match else "/cpu:0"
+    return f"/{match[1].lower()}:{int(match[2] or 0)}" if match else None
 
 
 def _entries(device: DeviceConfig, settings: Iterable[str]) -> list[tuple[str, str, Any]]:
