@@ -1,3 +1,5 @@
 """A declarative trainer for distributed TensorFlow: exact parameter-server training from Hydra configs."""
 
-__version__ = "0.1.0"
+from trainer.config.versions import VERSION as __version__
+
+__all__ = ["__version__"]

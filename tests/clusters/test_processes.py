@@ -41,9 +41,14 @@ def normed(input_shape, classes, *, width=24):
 
 @pytest.fixture(scope="module")
 def main_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """The run of the main job, which has ended; its temporary files were to be in the folder `scratch` beside it."""
+    """The run of the main job, which has ended; its temporary files were to be in the folder `scratch` beside it.
+
+    The folder `trainer` there, as beside a checkout, hides nothing, though `python -m` finds it before an editable
+    install and takes it for a package.
+    """
     folder = tmp_path_factory.mktemp("main")
-    (folder / "scratch").mkdir()
+    for name in ("scratch", "trainer"):
+        (folder / name).mkdir()
     overrides = ["cluster=2ps4w", "train.steps=160", "seed=1", "summary.histogram_every=100"]
     run = Run(overrides, folder, {"TMPDIR": str(folder / "scratch")})
     assert run.wait() == 0, run.output

@@ -2,30 +2,31 @@
 
 import hashlib
 import platform
-from importlib import metadata
 from pathlib import Path
 
-import trainer
-
+VERSION = "0.1.0"  # trainer.__version__
+# Not from trainer.__file__: a folder `trainer` in the current one, a checkout say, can pass for the package.
+PACKAGE = Path(__file__).parents[1]
 LIBRARIES = {"TensorFlow": ("tensorflow", "tensorflow-cpu"), "Keras": ("keras",), "Hydra": ("hydra-core",)}
 
 
 def describe() -> str:
     """trainer 0.1.0 (Python 3.11.2, TensorFlow 2.21.0, Keras 3.15.0, Hydra 1.3.8)."""
     libraries = [f"{name} {_installed(distributions)}" for name, distributions in LIBRARIES.items()]
-    return f"trainer {trainer.__version__} ({', '.join([f'Python {platform.python_version()}', *libraries])})"
+    return f"trainer {VERSION} ({', '.join([f'Python {platform.python_version()}', *libraries])})"
 
 
 def code_hash() -> str:
     """A digest of the trainer's own modules, wherever they are installed."""
     digest = hashlib.sha256()
-    package = Path(trainer.__file__).parent
-    for path in sorted(package.rglob("*.py")):
-        digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
+    for path in sorted(PACKAGE.rglob("*.py")):
+        digest.update(str(path.relative_to(PACKAGE)).encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
 def _installed(distributions: tuple[str, ...]) -> str:
+    from importlib import metadata  # here, because every command imports this module, and few need that one
+
     for name in distributions:
         try:
             return metadata.version(name)

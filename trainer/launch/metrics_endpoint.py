@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import trainer
 from trainer.config.schema import MetricsConfig, RunConfig
+from trainer.config.versions import VERSION
 from trainer.faults import exit_codes
 from trainer.faults.exit_codes import TrainerError
 from trainer.launch.attempts import Attempts
@@ -51,7 +51,7 @@ class MetricsEndpoint:
             "strategy": plan.strategy,
             "model": config.model.name,
             "data": config.data.name,
-            "version": trainer.__version__,
+            "version": VERSION,
         }
         self._server = None if config.metrics.port is None else _listen(config.metrics, self._text)
         own = None if self._server is None else _target(config.metrics.host, self._server.server_address[1])

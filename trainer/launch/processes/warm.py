@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import trainer
+from trainer.config.versions import PACKAGE
 
 START_SECS = 20.0  # for a new process to listen; it imports TensorFlow after that
 # Variables that are read while libraries are imported, or before; all others are those of the command.
@@ -104,7 +104,7 @@ def end(warm: Warm) -> bool:
 
 def code_version() -> str:
     """A hash of the trainer's code and of the folders that hold its libraries."""
-    files = sorted(Path(trainer.__file__).parent.rglob("*.py"))
+    files = sorted(PACKAGE.rglob("*.py"))
     folders = [Path(entry) for entry in sys.path[1:]]
     return _hash([(str(path), path.stat().st_mtime_ns) for path in (*files, *folders) if path.exists()])
 
