@@ -95,7 +95,7 @@ def keras_model() -> Any:
     data = open_data_set(
         "clicks", {"rows": CLICKS_ROWS, "train_examples": 2, "evaluate_examples": 1}, seed=SEED, user_file=None
     )
-    return build_model("ctr", {"rows": CLICKS_ROWS, "width": CLICKS_WIDTH}, data, seed=SEED, user_file=None)
+    return build_model("ctr", {"width": CLICKS_WIDTH}, data, seed=SEED, user_file=None)
 
 
 def keras_batches(*, batch: int) -> tf.data.Dataset:

@@ -188,7 +188,7 @@ def test_workloads_have_the_parameters_they_promise(workload, tensors, nbytes):
     assert (len(model.trainable_variables), 4 * model.count_params()) == (tensors, nbytes)
 
 
-def test_both_forms_of_clicks_are_the_same_model(monkeypatch: pytest.MonkeyPatch):
+def test_all_forms_of_clicks_are_the_same_model(monkeypatch: pytest.MonkeyPatch):
     import numpy as np
     import tensorflow as tf
 
@@ -209,6 +209,9 @@ def test_both_forms_of_clicks_are_the_same_model(monkeypatch: pytest.MonkeyPatch
     drawn_batch = next(iter(clicks.batches(batch=64, tuned=False)))
     assert int(tf.reduce_max(drawn_batch.ids)) < 100
     assert drawn_batch.ids.shape == (64, clicks.FIELDS)
+    model = clicks.keras_model()
+    assert model.count_params() == table.size + sum(np.prod(shape) for shape in clicks.dense_shapes())
+    assert model(next(iter(clicks.keras_batches(batch=64)))[0]).shape == (64, 1)
 
 
 # Options
