@@ -39,13 +39,13 @@ def without_warm_process(folder: Path) -> dict[str, str]:
 def start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     """Starts a process that the kernel kills when this one dies; the options are those of subprocess.Popen."""
     parent = os.getpid()
-    with _signals_put_off():
+    with _deferred_signals():
         return subprocess.Popen(command, preexec_fn=lambda: die_with_parent(parent), **options)
 
 
 @contextlib.contextmanager
-def _signals_put_off() -> Iterator[None]:
-    """Around a fork Python calls functions of its own, and ignores an exception there: a Ctrl-C would be lost."""
+def _deferred_signals() -> Iterator[None]:
+    """Around a fork Python calls functions of its own, and an exception there is ignored: a Ctrl-C would be lost."""
     came: list[int] = []
     handlers = {
         number: signal.signal(number, lambda number, _: came.append(number))
@@ -56,8 +56,8 @@ def _signals_put_off() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    for put_off in came:
-        signal.raise_signal(put_off)
+    for number in came:
+        signal.raise_signal(number)
 
 
 def tree(root: int) -> list[int]:

@@ -1,7 +1,7 @@
 """What `--version` prints, and what two machines must have alike; no library is imported for it."""
 
 import hashlib
-import platform
+import sys
 from pathlib import Path
 
 VERSION = "0.1.0"  # trainer.__version__
@@ -13,7 +13,7 @@ LIBRARIES = {"TensorFlow": ("tensorflow", "tensorflow-cpu"), "Keras": ("keras",)
 def describe() -> str:
     """trainer 0.1.0 (Python 3.11.2, TensorFlow 2.21.0, Keras 3.15.0, Hydra 1.3.8)."""
     libraries = [f"{name} {_installed(distributions)}" for name, distributions in LIBRARIES.items()]
-    return f"trainer {VERSION} ({', '.join([f'Python {platform.python_version()}', *libraries])})"
+    return f"trainer {VERSION} ({', '.join([f'Python {sys.version.split()[0]}', *libraries])})"
 
 
 def code_hash() -> str:
