@@ -56,8 +56,8 @@ def _deferred_signals() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    for number in came:
-        signal.raise_signal(number)
+    for put_off in came:
+        signal.raise_signal(put_off)
 
 
 def tree(root: int) -> list[int]:
