@@ -45,10 +45,11 @@ def _serve(listener: socket.socket, path: Path, code: str) -> None:
             used_at = time.monotonic()
         if warm.code_version() == code and time.monotonic() < used_at + 60 * minutes:
             continue
-        with warm.locked(path.parent):  # commands connect with the lock held
-            if not select.select([listener], [], [], 0)[0]:
-                path.unlink(missing_ok=True)
-                return
+        with warm.locked(path.parent):  # commands connect with the lock held: none has found the socket after this
+            path.unlink(missing_ok=True)
+        while select.select([listener], [], [], 0)[0]:  # but some may have before
+            _answer(listener, nurseries)
+        return
 
 
 def _answer(listener: socket.socket, nurseries: set[int]) -> float | None:
