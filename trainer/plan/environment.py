@@ -7,8 +7,11 @@ QUIET = {
     "grpc_proxy": "",  # with http_proxy set, TensorFlow's gRPC would hang
     "TF_GRPC_WORKER_CACHE_QUEUES": "4",  # threads; 64 by default
     "OPENBLAS_NUM_THREADS": "1",  # numpy makes its threads at import, and they do not survive a fork
-    # Vectors of parameters come and go at each step. By default glibc gives such memory back to the kernel, which then
-    # clears every page of it again, which takes a good part of a step. It reads these at the start of a process.
+    # Vectors of parameters come and go at each step. By default such memory goes back to the kernel, which then clears
+    # every page of it again, which takes a good part of a step. So TensorFlow gets the allocator that it has for GPUs,
+    # whose limit would be 64 GiB, and glibc keeps what is freed; it reads its variables at the start of a process.
+    "TF_CPU_ALLOCATOR_USE_BFC": "true",
+    "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(2**24),
     "MALLOC_MMAP_THRESHOLD_": str(2**30),  # bytes; what is smaller comes from memory that is not given back
     "MALLOC_TRIM_THRESHOLD_": str(2**30),  # bytes that may be free before some are given back
 }
