@@ -59,6 +59,12 @@ def test_one_worker_and_one_ps_in_numbers():
     assert parts.total == pytest.approx(sum(parts))
 
 
+def test_a_backward_pass_has_twice_the_operations_of_a_forward_pass():
+    """The gradients of a layer's weights are one product, and those of its input another."""
+    config = load(["optimizer=adam"])
+    assert Workload.of(MODEL, config.optimizer, config.plan, cores=4) == workload(flops=3 * MODEL.flops)
+
+
 def test_the_work_of_a_step_is_known_task_by_task():
     work = step_time.work_of(planned("cluster=1ps2w", *MESSAGES), WORKLOAD)
     assert work["worker:0"] == {
