@@ -12,7 +12,7 @@ from typing import NoReturn
 from bench import processes
 from trainer.launch.processes.ports import HeldPorts
 from trainer.launch.processes.tasks import REUSE_PORT
-from trainer.plan.environment import QUIET
+from trainer.plan.environment import for_tasks
 
 LOOK_EVERY_SECS = 0.05
 
@@ -28,13 +28,13 @@ def arguments(description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def start(module: str, tasks: Sequence[str], *, quiet_servers: bool) -> NoReturn:
+def start(module: str, tasks: Sequence[str], *, is_tuned: bool) -> NoReturn:
     """Starts a process for each task, with the command line of this one, and ends as the first of them does.
 
     Args:
-        quiet_servers: gives them few gRPC threads, as the trainer gives its own tasks.
+        is_tuned: gives them the environment of the trainer's own tasks.
     """
-    environment = os.environ | REUSE_PORT | (QUIET if quiet_servers else {})
+    environment = os.environ | REUSE_PORT | (for_tasks(os.environ) if is_tuned else {})
     with HeldPorts(len(tasks)) as held:
         ports = ",".join(map(str, held.ports))
         command = [sys.executable, "-m", module, *sys.argv[1:], f"--ports={ports}"]

@@ -24,7 +24,7 @@ def main() -> NoReturn:
     parser.add_argument("--pack-bytes", type=int, default=TUNED_PACK_BYTES, help="of a tuned one")
     options = parser.parse_args()
     if options.task is None:
-        start("bench.peers.multi_worker", TASKS, quiet_servers=options.tuned)
+        start("bench.peers.multi_worker", TASKS, is_tuned=options.tuned)
     play(options)
 
 

@@ -31,7 +31,7 @@ def main() -> NoReturn:
     parser.add_argument("--tuned", action="store_true", help="of clicks: one variable, whole batches, distinct ids")
     options = parser.parse_args()
     if options.task is None:
-        start("bench.peers.parameter_server", TASKS, quiet_servers=True)
+        start("bench.peers.parameter_server", TASKS, is_tuned=True)
     play(options)
 
 

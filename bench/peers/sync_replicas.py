@@ -26,7 +26,7 @@ def main() -> NoReturn:
     parser.add_argument("--tuned", action="store_true")
     options = parser.parse_args()
     if options.task is None:
-        start("bench.peers.sync_replicas", TASKS, quiet_servers=options.tuned)
+        start("bench.peers.sync_replicas", TASKS, is_tuned=options.tuned)
     play(options)
 
 

@@ -14,7 +14,7 @@ from trainer.launch.processes import launcher
 from trainer.observe.machine import this_machine
 from trainer.plan import slurm
 from trainer.plan.devices import ON_HOSTS
-from trainer.plan.environment import QUIET
+from trainer.plan.environment import for_tasks
 from trainer.storage.lease import Lease
 from trainer.storage.resume import check_exists, describe_finished
 from trainer.storage.run_directory import choose, description_folder
@@ -83,7 +83,7 @@ def _run_task(config: RunConfig) -> NoReturn:
     """Runs the task that the config, or TF_CONFIG, names as this process."""
     assert config.job is not None
     assert config.task is not None
-    for name, value in QUIET.items():
+    for name, value in for_tasks(os.environ).items():
         os.environ.setdefault(name, value)
     with description_folder() as described:  # the task removes it: it never returns
         machine = replace(this_machine(), cores_of_task=slurm.cpus_of_task(os.environ))

@@ -5,6 +5,7 @@ and no port is published. A task runs as an unprivileged user without capabiliti
 """
 
 import hashlib
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from trainer.config.schema import RunConfig
 from trainer.plan.addresses import CONTROL_PORT_OFFSET, port_of
 from trainer.plan.description import FROZEN_FILE
 from trainer.plan.devices import of_task
-from trainer.plan.environment import CONTROL, QUIET
+from trainer.plan.environment import CONTROL, for_tasks
 from trainer.plan.plan import Plan, Task
 
 INSIDE = "/trainer/run"  # the run directory, as tasks see it
@@ -105,7 +106,7 @@ def container_specs(
             image=config.container.image or (GPU_IMAGE if task.gpus else CPU_IMAGE),
             is_our_image=config.container.image is None,
             arguments=(INSIDE, task.job, str(task.index)),
-            environment={CONTROL: task_inside.control} | task_inside.environment() | QUIET,
+            environment={CONTROL: task_inside.control} | task_inside.environment() | for_tasks(os.environ),
             mounts=tuple(_mounts(config, plan, task, run, inputs)),
             gpus=task.gpus,
             memory_mib=of_task(config.container.memory_mib, task.job, task.index),

@@ -17,7 +17,7 @@ from typing import Any
 
 from trainer.launch.hosts.order import HostFacts, Order
 from trainer.launch.processes.tasks import REUSE_PORT
-from trainer.plan.environment import QUIET
+from trainer.plan.environment import for_tasks
 
 CLOSE_SECS = 5.0  # for a nursery to end its tasks and itself
 IMPORT_SECS = 30.0  # for one that imports TensorFlow, and notices then
@@ -114,6 +114,6 @@ class Connection:
 def _command_line(order: Order) -> str:
     """What a shell on the host runs: the same Python in the same directory."""
     own = {name: value for name, value in os.environ.items() if CARRIED.fullmatch(name)}
-    settings = [f"{name}={shlex.quote(value)}" for name, value in (own | QUIET | REUSE_PORT).items()]
+    settings = [f"{name}={shlex.quote(value)}" for name, value in (own | for_tasks(os.environ) | REUSE_PORT).items()]
     nursery = [sys.executable, "-m", "trainer.launch.hosts.host_nursery", json.dumps(asdict(order))]
     return f"cd {shlex.quote(os.getcwd())} && exec env {' '.join(settings)} {shlex.join(nursery)}"

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainer.launch.processes import warm
-from trainer.plan.environment import MEMORY, QUIET
+from trainer.plan.environment import MEMORY, for_tasks
 from trainer.plan.serialize import to_json
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class ProcessTasks:
         # Inherited by the tasks: from another user namespace they could not open it by this process's path.
         self.memory = os.memfd_create("trainer") if hasattr(os, "memfd_create") else None
         memory = {MEMORY: f"/proc/self/fd/{self.memory}"}
-        environment = os.environ | QUIET | REUSE_PORT | memory | {"CUDA_VISIBLE_DEVICES": "-1"}
+        environment = os.environ | for_tasks(os.environ) | REUSE_PORT | memory | {"CUDA_VISIBLE_DEVICES": "-1"}
         self._nursery: subprocess.Popen[bytes] | None = None
         warm_nursery = warm.connect(warm_minutes, environment, self._stderr, self.memory) if fork else None
         self._control = warm_nursery or self._start_nursery(environment)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from trainer.config.schema import KubernetesConfig
 from trainer.launch.schedulers import scheduled
 from trainer.launch.schedulers.pods import (
@@ -15,7 +17,7 @@ from trainer.launch.schedulers.pods import (
     variables,
 )
 from trainer.launch.schedulers.scheduled import ScheduledRun
-from trainer.plan.environment import QUIET
+from trainer.plan.environment import for_tasks
 
 INDEX = "JOB_INDEX"  # variable with the number of a child job among those of its kind
 INDEX_LABEL = "jobset.sigs.k8s.io/job-index"
@@ -55,6 +57,6 @@ def _replicated(run: ScheduledRun, job: str, config: KubernetesConfig) -> Object
     tasks = run.of_job(job)
     index = {"name": INDEX, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{INDEX_LABEL}']"}}}
     tf_config = scheduled.tf_config(run, addresses, job, f"$({INDEX})")
-    pod = template(run, tasks[0], [index, *variables(QUIET | {"TF_CONFIG": tf_config})], config)
+    pod = template(run, tasks[0], [index, *variables(for_tasks(os.environ) | {"TF_CONFIG": tf_config})], config)
     pod["metadata"]["labels"] = labels(run)
     return {"name": job, "replicas": len(tasks), "template": {"spec": job_spec(pod)}}

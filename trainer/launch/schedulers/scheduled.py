@@ -6,6 +6,7 @@ No launcher follows such a run: every task finds its role in TF_CONFIG, and the 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from trainer.config.schema import RunConfig
 from trainer.launch.containers.spec import CPU_IMAGE, GPU_IMAGE
 from trainer.plan.addresses import JOBS, port_of
 from trainer.plan.devices import of_task
-from trainer.plan.environment import QUIET
+from trainer.plan.environment import for_tasks
 from trainer.plan.plan import Plan, Task
 
 RUNS = "/runs"  # where tasks see the folder of all runs
@@ -114,7 +115,7 @@ def tf_config(run: ScheduledRun, addresses: Mapping[str, str], job: str, index: 
 
 def environment(run: ScheduledRun, task: ScheduledTask, addresses: Mapping[str, str]) -> dict[str, str]:
     """Variables of a task that a scheduler starts at a name of its own."""
-    return QUIET | {"TF_CONFIG": tf_config(run, addresses, task.job, task.index)}
+    return for_tasks(os.environ) | {"TF_CONFIG": tf_config(run, addresses, task.job, task.index)}
 
 
 def header(words: str, overrides: Sequence[str]) -> str:
