@@ -1,18 +1,16 @@
 """One process with Keras's `fit`, over all cores.
 
-As written, `compile` leaves the choice of XLA to Keras, which takes it on a GPU; `--jit` has it on the CPU too, with
-the kernels that the trainer's tasks use.
+As written, `compile` leaves the choice of XLA to Keras, which takes it on a GPU; `--jit` has it on the CPU too, in the
+environment of the trainer's tasks.
 """
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from bench.contestants import CLICKS, CLICKS_TIMES, GLOBAL_BATCH, LEARNING_RATE
 from bench.counter import Counter
-from bench.peers.cluster import arguments
-from trainer.plan.environment import DEFAULTS
+from bench.peers.cluster import arguments, start
 
 STEPS = 1_000_000_000
 
@@ -21,8 +19,8 @@ def main() -> None:
     parser = arguments("Keras fit")
     parser.add_argument("--jit", action="store_true")
     options = parser.parse_args()
-    if options.jit:
-        os.environ.update(DEFAULTS)
+    if options.jit and not options.task:
+        start("bench.peers.keras_fit", ["worker:0"], is_tuned=True)
     import keras
 
     jit = True if options.jit else "auto"

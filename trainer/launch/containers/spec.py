@@ -1,4 +1,4 @@
-"""Specifies what the container of each task may see and do, for the Compose file and for the Docker launcher. Pure.
+"""Specifies what the container of each task may see and do, for the Compose file and for the Docker launcher.
 
 TensorFlow's gRPC has no authentication, so the network is the border: it is internal, the host has no address on it,
 and no port is published. A task runs as an unprivileged user without capabilities, on a read-only root file system.

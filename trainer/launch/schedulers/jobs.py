@@ -1,4 +1,4 @@
-"""A run as a headless service and one job for each task, which any Kubernetes has. Pure."""
+"""A run as a headless service and one job for each task, which any Kubernetes has."""
 
 from __future__ import annotations
 

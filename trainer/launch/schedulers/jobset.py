@@ -1,4 +1,4 @@
-"""A run as a JobSet, for a cluster that has its controller. Pure."""
+"""A run as a JobSet, for a cluster that has its controller."""
 
 from __future__ import annotations
 

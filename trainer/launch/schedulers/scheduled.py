@@ -1,4 +1,4 @@
-"""What a scheduler needs to start a run: its tasks by name, and the command that each of them is. Pure.
+"""What a scheduler needs to start a run: its tasks by name, and the command that each of them is.
 
 No launcher follows such a run: every task finds its role in TF_CONFIG, and the scheduler starts again what ends.
 """

@@ -1,4 +1,4 @@
-"""Renders a run as a stack of Docker Swarm, with a service that is a job for each task. Pure."""
+"""Renders a run as a stack of Docker Swarm, with a service that is a job for each task."""
 
 from __future__ import annotations
 
