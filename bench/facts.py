@@ -43,8 +43,15 @@ def load() -> float:
 
 
 def _commit() -> str | None:
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
+    """The commit, with "-dirty" where files other than results differ from it."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        commit = _git("rev-parse", "--short", "HEAD")
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)bench/results")
     except (OSError, subprocess.CalledProcessError):  # no git, or no repository
         return None
+    return f"{commit}-dirty" if changed else commit
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(ROOT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
