@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
     for item in items:
         if item.get_closest_marker("cluster"):  # its runs have deadlines of their own
-            item.add_marker(pytest.mark.timeout(2 * LONGEST_SECS))
+            item.add_marker(pytest.mark.timeout(3 * LONGEST_SECS))
     # One after the other they take long, because there is one engine of a kind on a machine: they begin first.
     items.sort(key=lambda item: item.path.parent.name != "engines")
     has_engine = bool(os.environ.get(NEEDS_DOCKER)) or _has_engine()

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from runs import LONGEST_SECS
 
 FOLDER = os.environ.get("TRAINER_ENGINES")
-UP_SECS = 240
 
 
 class Engine:
@@ -29,7 +29,7 @@ class Engine:
 
     def call(self, *words: str) -> str:
         ended = subprocess.run(
-            ["bash", self.script, *words], capture_output=True, text=True, timeout=UP_SECS, check=False
+            ["bash", self.script, *words], capture_output=True, text=True, timeout=LONGEST_SECS, check=False
         )
         assert ended.returncode == 0, ended.stdout + ended.stderr
         return ended.stdout

@@ -14,7 +14,7 @@ import pytest
 from engines import Engine, engine
 from runs import ON_HOSTS, Command, Run, wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.docker, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.docker]
 
 ROOT = Path(__file__).parents[2]
 NAME = "digits-2ps4w"
