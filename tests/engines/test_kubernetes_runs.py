@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.docker]
 
 ROOT = Path(__file__).parents[2]
 NAME = "digits-2ps4w"
-OPTIONS = [*ON_HOSTS, "train.steps=2400", "checkpoint.every=100"]
+OPTIONS = [*ON_HOSTS, "train.steps=1800", "checkpoint.every=100"]
 STALLED_SECS = 420.0  # Kubernetes waits longer before each new pod of a task, at last 360 s; then nothing moves
 VOLUME = """
 apiVersion: v1
