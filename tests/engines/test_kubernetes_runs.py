@@ -103,6 +103,7 @@ def test_a_run_survives_evictions_a_kill_and_a_lost_node(kubernetes, finish: Cal
 
     cluster.kubectl("delete", "pod", "--wait=false", cluster.pods("worker-1")[-1]["metadata"]["name"])
     cluster.wait_for_step(cluster.last_step() + 300)
+    # It left, and came back, alone.
     left_alone = [len(cluster.pods(task)) for task in ("ps-0", "worker-0")]
     assert left_alone == [1, 1], cluster.explain()
 
