@@ -129,7 +129,9 @@ def test_scores_of_another_past_do_not_count(finish: Finish):
     anew = finish(*SMALL, "cluster=1ps1w1e", "train.steps=20", "resume=never", "run=mine")
     assert [line["step"] for line in evaluations(anew)] == [10, 20]
     (aside,) = anew.directory.glob("before-*")
-    assert {"best", "checkpoints", "evaluations.jsonl", "events"} <= set(names(aside))
+    assert {"best", "checkpoints", "config.yaml", "evaluations.jsonl", "events", "export", "summary.json"} <= set(
+        names(aside)
+    )
     best = anew.summary()["best"]["path"]
     other = finish(*SMALL, "cluster=1ps1w", "train.steps=25", f"resume={Path(best).parent}", "run=other")
     assert other.summary()["resumed_from"] == best

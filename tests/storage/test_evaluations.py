@@ -208,13 +208,22 @@ def test_a_summary_of_a_run_that_stopped_before_its_score_has_none(directory):
 # ---- another past
 
 
-def test_a_run_that_starts_anew_sets_scores_and_the_best_aside(directory):
+def test_a_run_that_starts_anew_sets_aside_what_the_earlier_one_made(directory):
     evaluations.keep_as_best(directory.best, save(directory, 10), scored(10))
     directory.evaluations.write_text(LINES)
-    resume.set_aside(directory)
+    directory.export.mkdir()
+    directory.config.write_text("seed: 1")
+    resume.set_aside(directory, directory.config)
     (aside,) = directory.path.iterdir()
     assert aside.name.startswith("before-")
-    assert names(aside) == ["best", "checkpoints", "evaluations.jsonl"]
+    assert names(aside) == ["best", "checkpoints", "config.yaml", "evaluations.jsonl", "export"]
+
+
+def test_a_run_that_made_nothing_leaves_nothing_to_set_aside(directory):
+    directory.path.mkdir(exist_ok=True)
+    directory.config.write_text("seed: 1")
+    resume.set_aside(directory, directory.config)
+    assert names(directory.path) == ["config.yaml"]
 
 
 def test_scores_and_a_best_that_are_newer_than_the_start_do_not_count(directory):

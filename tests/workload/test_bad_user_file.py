@@ -91,7 +91,7 @@ ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
         "Y[20] = 4",
         {},
         CONFIG,
-        r"the data has labels 0..4, but the model has 2 outputs: end it with 5, e.g. Dense\(spec.classes\)",
+        r"the data has labels 0..4, but the model has 2 outputs: end it with 5, e.g. Dense\(classes\)",
     ),
     "nothing to train": (
         "def model():\n    return keras.Sequential([keras.Input((6,)), layers.Flatten()])",

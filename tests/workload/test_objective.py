@@ -347,6 +347,7 @@ def test_metrics_of_the_user_have_their_names():
         ("small", "weighted", {"class_weight": {2: 1.0}}, r"class_weight=\{2: 1.0\} is not a mapping .*0..1"),
         ("small", "weighted", {"class_weight": {"a": "b"}}, "is not a mapping from classes"),
         ("two_outputs", "two_targets", {"class_weight": {1: 2.0}}, "class_weight needs one array of labels, .*weights"),
+        ("mlp", "two_targets", {}, 'number of classes is unknown: add "classes": N to what the function of the data'),
         ("autoencoder", "weighted", {"loss": "mse"}, "cannot be computed: ValueError: .*shape"),
     ],
 )

@@ -413,6 +413,15 @@ def test_a_source_that_cannot_be_used_is_refused(source, message):
         opened(source())
 
 
+def from_generator() -> tf.data.Dataset:
+    def examples() -> Iterator[Any]:
+        yield from zip(X[:30], Y[:30], strict=True)
+        raise ValueError("bad record 30")
+
+    specs = tf.TensorSpec(X.shape[1:], X.dtype), tf.TensorSpec((), Y.dtype)
+    return tf.data.Dataset.from_generator(examples, output_signature=specs).batch(10)
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
@@ -424,6 +433,7 @@ def test_a_source_that_cannot_be_used_is_refused(source, message):
             lambda: lambda context: itertools.repeat((X[:8], Y[:8])),
             "gives batches of 8 .*left out: replica 0 of 1 needs 12; make bat",
         ),
+        (from_generator, r"test_sources.py, line \d+: InvalidArgumentError: ValueError: bad record 30$"),
         (lambda: dataset().map(too_large), "train: InvalidArgumentError: .*assertion failed: .x is large"),
         (lambda: lambda context: [(X[:12], Y[:12]), None], "mine, train: gives a NoneType instead of a batch"),
         (

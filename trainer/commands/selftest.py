@@ -16,5 +16,6 @@ def run(config: RunConfig, start: Start) -> int:
     with tempfile.TemporaryDirectory(prefix="trainer-selftest-") as directory:
         config.run = f"{directory}/run"
         code = train.run(config, start)
-    print("selftest: passed" if code == exit_codes.OK else f"selftest: failed with {code}")
+    outcome = "passed" if code == exit_codes.OK else f"failed with {code}"
+    print(f"selftest: {outcome}; its run directory is removed")
     return code

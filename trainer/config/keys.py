@@ -174,7 +174,8 @@ def describe(kind: Any) -> str:
     if get_origin(kind) in (Union, types.UnionType):
         return " or ".join("null" if part is type(None) else describe(part) for part in get_args(kind))
     if get_origin(kind) is list:
-        return f"a list [a,b], each {describe(get_args(kind)[0])}"
+        values = describe(get_args(kind)[0])
+        return "a list [a,b]" + (f", each {values}" if values else "")
     if get_origin(kind) is dict:
         values = describe(get_args(kind)[1])
         return "a mapping {name:value}" + (f", each value {values}" if values else "")

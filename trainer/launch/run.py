@@ -90,7 +90,8 @@ def _prepare(config: RunConfig, plan: Plan, directory: RunDirectory, events: Eve
     """Decides where the run resumes and writes the inputs of its tasks; returns the step that it starts from."""
     checkpoint = resume.find(config.resume, directory, steps=plan.steps)
     if checkpoint is None:
-        resume.set_aside(directory, directory.loggers)
+        d = directory
+        resume.set_aside(d, d.config, d.plan, d.summary, d.loggers, d.profile, d.path / page.REPORT)
     else:
         resume.check_model(checkpoint, config, plan)
     how = f"resumes at step {checkpoint.step}" if checkpoint else ""

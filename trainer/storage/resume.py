@@ -114,16 +114,16 @@ def check_model(source: Checkpoint, config: RunConfig, plan: Plan) -> None:
 
 
 def set_aside(directory: RunDirectory, *more: Path) -> None:
-    """Moves away the files of an earlier run, and `more`, for one that starts from step 0 in its directory."""
+    """Moves away what an earlier run has made, and `more` with it, for one that starts from step 0 in its directory."""
     d = directory
-    written = (d.checkpoints, d.history, d.events, d.evaluations, d.best, d.rollbacks, *more)
-    existing = [path for path in written if path.exists()]
-    if not existing:
+    made = (d.checkpoints, d.history, d.events, d.evaluations, d.best, d.rollbacks, d.export)
+    if not any(path.exists() for path in made):
         return
     aside = directory.path / f"before-{time.strftime('%Y%m%d-%H%M%S')}"
     aside.mkdir()
-    for path in existing:
-        path.rename(aside / path.name)
+    for path in (*made, *more):
+        if path.exists():
+            path.rename(aside / path.name)
     _log.info("starting from step 0; moved the files of an earlier run to %s", aside)
 
 

@@ -77,6 +77,11 @@ def build_model(
     if function is None:
         near = difflib.get_close_matches(name, MODELS, n=1) or list(MODELS)[:1]
         raise ValueError(f"model.name={name} is not a model; available: {', '.join(MODELS)}; did you mean {near[0]}?")
+    if of_user is None and not data.spec.classes:
+        raise ValueError(
+            f"model {name} has an output for each class, but the number of classes is unknown: "
+            'add "classes": N to what the function of the data returns'
+        )
     arguments = _arguments(function, data.spec)
     given = {TRAIN: feature_batches(data.train, data.spec.features, seed=seed)} if TRAIN in _required(function) else {}
     try:

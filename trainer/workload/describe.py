@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from trainer.config import user_file
 from trainer.faults import exit_codes
 from trainer.faults.exit_codes import exit_code_of
 from trainer.faults.problems import ConfigError, Problem
@@ -33,7 +34,10 @@ def answer(question: Question) -> dict[str, Any]:
         if _place_in(question.user, error) is not None:
             return _failure(error, question.user)  # an error of the user's code, not of the command
         key = f"model={question.model['name']} data={question.data['name']}"
+        own = [name for name in (question.model["name"], question.data["name"]) if _is_users(question.user, name)]
         remedy = "python -m trainer --help lists the names, conf/ their options"
+        if own:
+            remedy = f"see {' and '.join(own)} in {question.user}"
         return {"problem": {"key": key, "message": str(error), "remedy": remedy}}
     except (Exception, SystemExit) as error:  # a user's function may raise anything
         return _failure(error, question.user)
@@ -124,6 +128,10 @@ def _store(folder: Path, frozen: Any, initial: Mapping[str, Any]) -> None:
         write(folder / FROZEN_FILE, frozen)
     if initial:
         np.savez(folder / INITIAL_FILE, **initial)
+
+
+def _is_users(user: str | None, name: str) -> bool:
+    return user is not None and name in user_file.definitions(user)
 
 
 def _place_in(user: str | None, error: BaseException | None) -> tuple[traceback.FrameSummary, BaseException] | None:

@@ -47,7 +47,7 @@ def check_classes(use: Use, classes: int) -> None:
         binary = "; or name the loss of a single output, binary_crossentropy" if (given, needed) == (1, 2) else ""
         raise Mismatch(
             f"the data has labels 0..{needed - 1}, but the model has {outputs}{_in(use)}: end it with {needed}, "
-            f"e.g. Dense(spec.classes){binary}"
+            f"e.g. Dense(classes){binary}"
         )
 
 

@@ -145,12 +145,12 @@ def check_batch(cluster: ClusterConfig, device: DeviceConfig, train: TrainConfig
     replicas = parts // accumulate if accumulate > 0 else 0
     if batch > 0 and parts > 0 and batch % parts:
         lower, upper = batch // parts * parts, -(-batch // parts) * parts
-        sizes = f"{lower} or {upper}" if lower else f"{upper}"
+        nearest = f"nearest sizes are {lower} or {upper}" if lower else f"smallest size is {upper}"
         yield Problem(
             "train.batch_size",
             f"{batch} examples cannot be divided evenly among {replicas} replicas"
             + (f" in {accumulate} parts" if accumulate > 1 else "")
-            + f"; the nearest sizes are {sizes}",
+            + f"; the {nearest}",
             f"type train.batch_size={upper}",
         )
 

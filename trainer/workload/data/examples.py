@@ -232,13 +232,19 @@ def users_code(source: str, *, alone: bool = True) -> Iterator[None]:
     except DataError:
         raise
     except (Exception, SystemExit) as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        package = str(Path(__file__).parents[2])
-        own = [one for one in frames if "site-packages" not in one.filename and not one.filename.startswith(package)]
+        frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+        # A generator that TensorFlow calls raises in a thread of its own: its traceback is in the error's text.
+        own = _users(frames) or _users(re.findall(r'File "(.+)", line (\d+)', str(error)))
         if not own and not alone:
             raise
-        place = f"{own[-1].filename}, line {own[-1].lineno}: " if own else ""
+        place = "{}, line {}: ".format(*own[-1]) if own else ""
         raise DataError(f"{source}: {place}{_described(error)}") from error
+
+
+def _users(frames: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Those of (file, line) that are not of this package or an installed one."""
+    package = str(Path(__file__).parents[2])
+    return [one for one in frames if "site-packages" not in one[0] and not one[0].startswith(package)]
 
 
 def _described(error: BaseException) -> str:
