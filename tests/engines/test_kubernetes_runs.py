@@ -35,7 +35,11 @@ spec: {accessModes: [ReadWriteMany], storageClassName: "", resources: {requests:
 
 @pytest.fixture
 def kubernetes() -> Iterator[Engine]:
-    with engine("kubernetes") as started:
+    with engine("kubernetes", nodes=1) as started:
+        # One node after the other: each kubelet opens /var/run/dockershim.sock in place of the one before, and one that
+        # starts meanwhile would connect to another node's engine. The two then end each other's pods.
+        for count in (2, 3):
+            started.call("up", str(count))
         subprocess.run([ROOT / "compose/cluster.sh", "image", "cpu"], check=True, capture_output=True)
         started.call("load", "trainer:cpu")
         yield started
@@ -45,15 +49,18 @@ class Cluster:
     """The pods of a run."""
 
     def __init__(self, engine: Engine, folder: Path) -> None:
-        self._environment = os.environ | engine.environment()
+        self._engine, self._environment = engine, os.environ | engine.environment()
         self.directory = folder / NAME
 
     def kubectl(self, *words: str, given: str | None = None) -> str:
-        ended = subprocess.run(
-            ["kubectl", *words], env=self._environment, input=given, capture_output=True, text=True, check=False
-        )
+        ended = self._run(*words, given=given)
         assert ended.returncode == 0, ended.stdout + ended.stderr
         return ended.stdout
+
+    def _run(self, *words: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["kubectl", *words], env=self._environment, input=given, capture_output=True, text=True, check=False
+        )
 
     def pods(self, task: str) -> list[dict[str, Any]]:
         """The pods that a task has and had, the newest last."""
@@ -81,10 +88,15 @@ class Cluster:
         return self.last_step(), self.kubectl("get", "pods", "-o", "custom-columns=:.metadata.name,:.status.phase")
 
     def explain(self) -> str:
-        logs = self.kubectl(
-            "logs", "-l", "trainer/run", "--prefix", "--timestamps", "--tail=30", "--max-log-requests=99"
-        )
-        return self.kubectl("get", "pods", "-o", "wide") + logs
+        """The pods, the containers of each node's engine, and the ends of the logs."""
+        said = [self.kubectl("get", "pods", "-o", "wide")]
+        for node in self.kubectl("get", "nodes", "-o", "name").split():
+            name = node.removeprefix("node/")
+            said += [node, self._engine.call("docker", name, "ps", "--all", "--format", "{{.Names}} {{.Status}}")]
+        for pod in self.kubectl("get", "pods", "-o", "name").split():
+            logs = self._run("logs", pod, "--timestamps", "--tail=30")  # a pod may have none any more
+            said += [pod, logs.stdout + logs.stderr]
+        return "\n".join(said)
 
 
 def test_a_run_survives_evictions_a_kill_and_a_lost_node(kubernetes, finish: Callable[..., Run], tmp_path: Path):
