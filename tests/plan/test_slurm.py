@@ -22,20 +22,6 @@ STEP = {
 }
 
 
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        ("node1", ["node1"]),
-        ("node[1-3]", ["node1", "node2", "node3"]),
-        ("node[1-2,07],gpu1", ["node1", "node2", "node07", "gpu1"]),
-        ("rack[08-10]-gpu,login", ["rack08-gpu", "rack09-gpu", "rack10-gpu", "login"]),
-        ("", []),
-    ],
-)
-def test_lists_of_nodes_are_expanded(names: str, expected: list[str]):
-    assert slurm.expand(names) == expected
-
-
 @pytest.mark.parametrize(("text", "expected"), [("2(x3)", [2, 2, 2]), ("4,1(x2)", [4, 1, 1]), ("16", [16])])
 def test_counts_are_expanded(text: str, expected: list[int]):
     assert slurm.expand_counts(text) == expected
@@ -140,6 +126,17 @@ def threads_of(config: RunConfig, machine: Machine) -> set[int]:
 def test_a_step_that_does_not_fit_is_refused(overrides, environ, message):
     with pytest.raises(ConfigError, match=message):
         role(0, *overrides, **environ)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [{"SLURM_STEP_NODELIST": "node[1-3"}, {"SLURM_STEP_NODELIST": "node[1-4]"}, {"SLURM_STEP_TASKS_PER_NODE": "2(x2)"}],
+)
+def test_a_step_whose_lists_cannot_be_read_is_refused(environ):
+    with pytest.raises(ConfigError) as caught:
+        role(0, **environ)
+    (problem,) = caught.value.problems
+    assert problem.key.startswith("SLURM_STEP_")
 
 
 def test_one_process_of_a_step_is_no_role():

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.config.schema import ClusterConfig, RunConfig
-from trainer.faults.problems import Problem
+from trainer.faults.problems import ConfigError, Problem
 from trainer.plan import addresses, environment
 from trainer.plan.addresses import CONTROL_PORT_OFFSET
 from trainer.plan.devices import key_of, tasks_of
+from trainer.plan.host_list import expand
 
 KEY = "SLURM_STEP_ID"
+NODES, NODES_OF_STEP, TASKS_PER_NODE = "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE"
 # Ports of a step, whose processes cannot agree on free ones: 20 on each node, and as many 1,000 above for status pages.
 FIRST_PORT, PORTS_OF_STEP, STEPS_IN_ROW, ROWS = 15000, 20, 50, 8
 RANKED = ("worker", "ps", "evaluator")  # ranks of a step in this order: the first group of a step has the GPUs
@@ -32,7 +34,7 @@ def is_step(environ: Mapping[str, str]) -> bool:
 
 def nodes(environ: Mapping[str, str]) -> list[str]:
     """The nodes of the allocation that this process runs in; none without one."""
-    return expand(environ.get("SLURM_JOB_NODELIST", "")) if "SLURM_JOB_ID" in environ else []
+    return expand(environ.get(NODES, ""), NODES) if "SLURM_JOB_ID" in environ else []
 
 
 def hosts(environ: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -46,19 +48,6 @@ def cpus_of_nodes(environ: Mapping[str, str]) -> list[int]:
     return expand_counts(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
 
 
-def expand(names: str) -> list[str]:
-    """ "node[1-3,07],gpu1" -> ["node1", "node2", "node3", "node07", "gpu1"]."""
-    expanded = []
-    for head, ranges, tail in re.findall(r"([^,\[\]]+)(?:\[([^\]]*)\])?([^,\[\]]*)", names):
-        if not ranges:
-            expanded.append(head + tail)
-            continue
-        for part in ranges.split(","):
-            low, _, high = part.partition("-")
-            expanded += [f"{head}{n:0{len(low)}d}{tail}" for n in range(int(low), int(high or low) + 1)]
-    return expanded
-
-
 def expand_counts(text: str) -> list[int]:
     """ "2(x3),1" -> [2, 2, 2, 1]."""
     parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
@@ -67,8 +56,11 @@ def expand_counts(text: str) -> list[int]:
 
 def places(environ: Mapping[str, str]) -> list[Place]:
     """Where every rank of a step runs; none if the step is distributed in a way that its environment does not tell."""
-    named, counted = environ["SLURM_STEP_NODELIST"], environ["SLURM_STEP_TASKS_PER_NODE"]
-    counts = [*zip(expand(named), expand_counts(counted), strict=True)]
+    listed, counted = expand(environ[NODES_OF_STEP], NODES_OF_STEP), expand_counts(environ[TASKS_PER_NODE])
+    if len(listed) != len(counted):
+        message = f"{environ[TASKS_PER_NODE]!r} is not a number of tasks for each of {environ[NODES_OF_STEP]}"
+        raise ConfigError([Problem(TASKS_PER_NODE, message, 'e.g. "2(x3),1" for four nodes')])
+    counts = [*zip(listed, counted, strict=True)]
     distribution = environ.get("SLURM_DISTRIBUTION", "block").partition(":")[0].partition(",")[0]
     if distribution == "cyclic":
         rounds = range(max((count for _, count in counts), default=0))
