@@ -281,8 +281,7 @@ class Cluster:
             return None
         if self.tables:
             return TableWorker(self.tables, touches, index)
-        options = {"worker": index, "workers": self.workers}
-        return SentTables(self.payloads, self.layout.slots, self.shards, touches, **options)
+        return SentTables(self.payloads, self.layout.slots, self.shards, touches, worker=index)
 
     def _connect(self, one: ShardHost | ShardedEngine, name: str) -> None:
         one.connect(self.servers[name].target, self._config(name))

@@ -93,6 +93,21 @@ def test_workers_that_are_killed_or_frozen_come_back_and_not_a_step_is_lost(star
     assert run.summary()["restarts_of"] == {"worker:0": 1, "worker:1": 1, "worker:2": 1}
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("task", ["worker:0", "worker:1"])
+def test_a_worker_that_is_killed_whenever_it_has_joined_delays_the_run_and_changes_nothing(start, unbroken, task):
+    often = ["restart.max=20", "restart.delay_secs=0"]
+    run = start(*EXACT, *often, "cluster=1ps2w")
+    run.wait_for_step(FAULT_AT)
+    for kills in range(1, 13):
+        signal_tasks(run, signal.SIGKILL, task)
+        if kills < 12:
+            wait_until(lambda: sum(event["event"] == "join" for event in events(run, task)) > kills)  # noqa: B023
+    assert run.wait() == 0, run.output
+    assert_same(run, unbroken("cluster=1ps2w"))
+    assert run.summary()["restarts_of"] == {task: 12}
+
+
 @pytest.mark.long(but=["a ps, then everything"])
 @pytest.mark.parametrize(
     ("cluster", "faults"),

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from small_clusters import STEPS, Cluster, digest, plain, to_the_end, unbroken, with_everything
 
+from trainer.engine.sharded.resources import HOLD, JOIN, Link
 from trainer.engine.sharded.worker import ShardedEngine
 from trainer.faults.exit_codes import IncompleteError
 
@@ -96,6 +98,57 @@ def test_under_async_and_backup_a_successor_gets_one_token(strategy: str, moment
     results = cluster.train([to_the_end, dying(cluster, 1, parts[moment], {}), to_the_end])
     assert all(last.step >= STEPS for _, last in results)
     assert all(np.isfinite(value).all() for value in results[0][1].parameters.values())
+
+
+DEATHS = 12  # in a row, more than a queue might have spare room for
+
+
+def looping(die: Callable[[ShardedEngine], Any], deaths: int = DEATHS) -> Any:
+    """A worker whose successors do no more than to take its place and what `die` does, until one trains to the end."""
+
+    def run(engine: ShardedEngine) -> Any:
+        engine.start()
+        for _ in range(DIES_AT):
+            engine.step()
+        for _ in range(deaths):
+            engine.start()
+            die(engine)
+        return to_the_end(engine)
+
+    return run
+
+
+@pytest.mark.long(but=["1"])
+@pytest.mark.parametrize("worker", [0, 1])
+def test_a_worker_may_die_any_number_of_times_as_soon_as_it_starts(worker: int):
+    _, expected = unbroken(plain)
+    functions: list[Any] = [to_the_end, to_the_end]
+    functions[worker] = looping(lambda engine: engine.peek())
+    results = Cluster(plain, ps=2, workers=2).train(functions)
+    assert {digest(last) for _, last in results} == {digest(expected)}
+
+
+def test_pushes_of_the_first_bucket_that_dead_workers_left_do_not_keep_the_second_one_back():
+    _, expected = unbroken(plain, clip_norm=0.5)  # the host of the first bucket waits for the second one's norm
+    dies = looping(lambda engine: engine.session.run(engine._step[4][0][0], engine._asking(False, 0)), deaths=2)
+    results = Cluster(plain, ps=1, workers=2, clip_norm=0.5, buckets=2).train([to_the_end, dies])
+    assert {digest(last) for _, last in results} == {digest(expected)}
+
+
+@pytest.mark.long(but=["async"])
+@pytest.mark.parametrize("strategy", ["async", "backup"])
+def test_under_async_and_backup_hosts_answer_any_number_of_workers_that_died(strategy: str):
+    def die(engine: ShardedEngine) -> None:
+        with engine.graph.as_default():
+            engine.session.run([ask(link, kind) for link in engine._built.links[:asked] for kind in (JOIN, HOLD)])
+
+    def ask(link: Link, kind: int) -> Any:
+        with tf.device(link.device):
+            return link.shared.log.arrivals.enqueue(tf.stack([link.worker, 0, 1, kind]))
+
+    asked = 2 if strategy == "async" else 1  # under backup the first shard's host asks the others
+    results = Cluster(plain, ps=2, workers=3, strategy=strategy, quorum=2).train([looping(die), to_the_end, to_the_end])
+    assert all(last.step >= STEPS for _, last in results)
 
 
 def test_a_state_that_some_shards_have_and_others_lack_is_an_error():

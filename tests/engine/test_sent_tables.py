@@ -9,10 +9,11 @@ import pytest
 import tensorflow as tf
 import test_tables
 from small_clusters import STEPS, Cluster, to_the_end
-from test_rejoin import AT_STEPS, dying
+from test_rejoin import AT_STEPS, dying, looping
 from test_tables import OPTIMIZERS, clicks, rows_of, trained, workload
 
 from trainer.config.schema import OptimizerConfig, OptimizerName
+from trainer.engine.tables import messages
 from trainer.engine.tables.host import TableHost
 from trainer.engine.tables.mapping import private
 from trainer.engine.tables.payloads import Payloads
@@ -54,6 +55,17 @@ def test_rounded_rows_have_the_same_bits_wherever_they_are_and_whoever_dies():
     moment = AT_STEPS["after its push to the first shard"]
     _, (_, snapshot) = cluster.train([dying(cluster, 0, moment, {}), to_the_end])
     assert params_sha256(snapshot, rows_of(cluster)) == one != sent(1)
+
+
+def test_hosts_answer_the_questions_of_any_number_of_workers_that_died():
+    def die(engine: Any) -> None:
+        (link,) = engine._built.links
+        with engine.graph.as_default():
+            engine.session.run(messages._asks(link.shard).enqueue([link.worker, messages.RELEASE, 0, 1, ""]))
+
+    cluster = Cluster(workload("*"), ps=1, workers=2, optimizer=ADAGRAD)
+    _, (_, snapshot) = cluster.train([to_the_end, looping(die)])
+    assert params_sha256(snapshot, rows_of(cluster)) == trained(ADAGRAD, "*")
 
 
 @pytest.mark.long

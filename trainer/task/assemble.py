@@ -143,8 +143,7 @@ def _table_worker(context: Context, touches: Touches) -> Tables | None:
         return None
     payloads = _payloads(context)
     assert payloads is not None
-    options = {"worker": context.task.index, "workers": len(plan.workers)}
-    return SentTables(payloads, plan.slots, plan.shards, touches, **options)
+    return SentTables(payloads, plan.slots, plan.shards, touches, worker=context.task.index)
 
 
 def _payloads(context: Context) -> Payloads | None:

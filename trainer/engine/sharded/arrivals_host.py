@@ -20,9 +20,10 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from trainer.engine.devices import device_of
+from trainer.engine.queues import drain
 from trainer.engine.sharded import staleness
 from trainer.engine.sharded.host import OnUpdate, ShardHost
-from trainer.engine.sharded.resources import HOLD, JOIN, STOP_PUSH, Log, drain
+from trainer.engine.sharded.resources import HOLD, JOIN, STOP_PUSH, Log
 from trainer.engine.update import STOP
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.shared_memory import message_of

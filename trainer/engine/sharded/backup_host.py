@@ -63,7 +63,7 @@ class BackupHost(ArrivalsHost):
         if self.shard.index > 0:
             return self.log.order.dequeue()
         arrival = self.log.arrivals.dequeue()
-        passed = [log_queue(shard, "order", self.workers).enqueue(arrival) for shard in self.shards[1:]]
+        passed = [log_queue(shard, "order").enqueue(arrival) for shard in self.shards[1:]]
         with tf.control_dependencies(passed):
             return tf.identity(arrival)
 

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from trainer.engine.sharded.resources import JOIN, Link, tag_of, take
+from trainer.engine.queues import take
+from trainer.engine.sharded.resources import JOIN, Link, tag_of
 from trainer.engine.step_result import StepResult
 from trainer.engine.vectors import packing
 from trainer.plan.strategy import Strategy

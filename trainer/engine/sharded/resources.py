@@ -3,7 +3,7 @@
 They have names: every graph, in any process, that makes a resource by that name gets the same one.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from trainer.engine.devices import device_of
 from trainer.engine.instruments import GraphClock
+from trainer.engine.queues import UNBOUNDED, take
 from trainer.engine.sharded.staleness import COLUMNS
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.wire import FLOAT32, VectorWire
@@ -18,8 +19,6 @@ from trainer.plan.layout import Shard
 
 v1 = tf.compat.v1
 
-SPARE_TOKENS = 8  # a returned or stale token never blocks a host
-SPARE_PUSHES = 8  # of workers that died while they pushed; a crash loop ends before there are as many
 ARRIVAL = 4  # numbers of an arrival: worker, generation, step, what it is
 PUSH, STOP_PUSH, HOLD, JOIN = range(4)  # HOLD: the chief asks for a copy of the state, the step is the ticket
 
@@ -103,8 +102,8 @@ def share(
         initializer = v1.zeros_initializer() if dtype == tf.float32 else v1.constant_initializer(first)
         return v1.get_variable(f"{prefix}/{name}", shape, dtype, initializer, use_resource=True)
 
-    def queue(name: str, capacity: int, dtypes: list[tf.DType], shapes: list[list[int]] | None) -> Any:
-        return v1.FIFOQueue(capacity, dtypes, shapes, shared_name=f"{prefix}/{name}")
+    def queue(name: str, dtypes: list[tf.DType], shapes: list[list[int]] | None, room: int = UNBOUNDED) -> Any:
+        return v1.FIFOQueue(room, dtypes, shapes, shared_name=f"{prefix}/{name}")
 
     def vectors(name: str) -> tuple[Any, dict[str, Any]]:
         with tf.device(device_of(shard.host, parameters)):
@@ -114,9 +113,9 @@ def share(
     def log() -> Log:
         flat, held = vectors("held/")
         counts = variable("contributions", [workers, COLUMNS], tf.int64)
-        arrivals, order = (log_queue(shard, name, workers) for name in ("arrivals", "order"))
-        joined = {w: queue(f"joined{w}", SPARE_TOKENS, [tf.int64], [[]]) for w in numbers}
-        copied = {w: queue(f"held{w}", SPARE_TOKENS, [tf.int64], [[]]) for w in numbers}
+        arrivals, order = (log_queue(shard, name) for name in ("arrivals", "order"))
+        joined = {w: queue(f"joined{w}", [tf.int64], [[]]) for w in numbers}
+        copied = {w: queue(f"held{w}", [tf.int64], [[]]) for w in numbers}
         return Log(arrivals, order, copied, flat, held, counts, joined)
 
     def sent() -> dict[int, Any]:
@@ -126,8 +125,9 @@ def share(
             return {w: variable(f"sent{w}", message_shape, wire.dtype) for w in numbers}
         return dict.fromkeys(numbers, variable("sent", message_shape, wire.dtype))
 
-    # Under sync a push that a dead worker left behind is taken, and dropped, as soon as the host waits for that worker.
-    spare = SPARE_PUSHES if has_log else 1
+    # Vectors are large. Under sync a worker waits for room until the host, which needs the others for that, has taken
+    # and dropped what a predecessor left; with a log the host has discarded that before the worker may push.
+    room = UNBOUNDED if has_log else 1
     shapes = [[shard.size], *([shard.slot_size(slot)] for slot in slots), *([[]] if has_tables else [])]
     loaded = [*[tf.float32] * (1 + len(slots)), *([tf.string] if has_tables else [])]
     with tf.device(device_of(shard.host)):
@@ -142,10 +142,10 @@ def share(
             before=before,
             slots=kept,
             seen={w: variable(f"seen{w}", [], tf.int64, -1) for w in numbers},
-            pushes={w: queue(f"intake{w}", spare, [wire.dtype], pushed_shapes) for w in numbers},
-            tokens={w: queue(f"tokens{w}", SPARE_TOKENS, [tf.int64], [[]]) for w in numbers},
-            loads=queue("loads", 1, loaded, shapes),
-            goodbyes=queue("goodbyes", 2 * workers, [tf.int32], [[]]),
+            pushes={w: queue(f"intake{w}", [wire.dtype], pushed_shapes, room) for w in numbers},
+            tokens={w: queue(f"tokens{w}", [tf.int64], [[]]) for w in numbers},
+            loads=queue("loads", loaded, shapes, room=1),
+            goodbyes=queue("goodbyes", [tf.int32], [[]]),
             log=log() if has_log else None,
             rows={w: Resizable(f"{prefix}/rows{w}", wire.dtype) for w in numbers} if sends_rows else {},
         )
@@ -197,24 +197,7 @@ class Link:
         return take(self.tokens, lambda tag: tag <= self.seen.read_value())
 
 
-def log_queue(shard: Shard, name: str, workers: int) -> Any:
+def log_queue(shard: Shard, name: str) -> Any:
     """A queue of arrivals on a shard's host."""
-    # Each worker has at most one push under way and the chief one request, so none waits for room.
-    capacity = 2 * workers + 2
     with tf.device(device_of(shard.host)):
-        return v1.FIFOQueue(capacity, [tf.int32], [[ARRIVAL]], shared_name=f"shard{shard.index}/{name}")
-
-
-def drain(queue: Any) -> tf.Operation:
-    """Empties a queue that no other operation takes from."""
-
-    def drop_one(left: tf.Tensor) -> tuple[tf.Tensor]:
-        with tf.control_dependencies(tf.nest.flatten(queue.dequeue())):
-            return (left - 1,)
-
-    return tf.while_loop(lambda left: left > 0, drop_one, (queue.size(),), parallel_iterations=1)[0].op
-
-
-def take(queue: Any, stale: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
-    """Takes from a queue, dropping what is stale."""
-    return tf.while_loop(stale, lambda _: (queue.dequeue(),), (queue.dequeue(),), parallel_iterations=1)[0]
+        return v1.FIFOQueue(UNBOUNDED, [tf.int32], [[ARRIVAL]], shared_name=f"shard{shard.index}/{name}")

@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from trainer.engine.devices import device_of
 from trainer.engine.instruments import GraphClock, failpoint, now
+from trainer.engine.queues import take
 from trainer.engine.sharded.host import OnUpdate, ShardHost
-from trainer.engine.sharded.resources import take
 from trainer.engine.vectors import packing
 from trainer.observe.profile.stamps import Stamps
 

@@ -19,9 +19,10 @@ from trainer.config.schema import OptimizerConfig
 from trainer.engine.compute import Replica, Requests, compute, in_step, mean_over_replicas, pack_float32
 from trainer.engine.devices import device_of
 from trainer.engine.instruments import GraphClock, failpoint, now
+from trainer.engine.queues import take
 from trainer.engine.sharded.prefetch import PrefetchGraph, build_prefetch
 from trainer.engine.sharded.rejoin import Rejoin, build_join, is_other
-from trainer.engine.sharded.resources import HOLD, PUSH, STOP_PUSH, Link, cut_message, share, take
+from trainer.engine.sharded.resources import HOLD, PUSH, STOP_PUSH, Link, cut_message, share
 from trainer.engine.tables.messages import Question, SentTables
 from trainer.engine.tables.worker import Tables
 from trainer.engine.update import BAD, REDUCTIONS, STOP
@@ -159,7 +160,19 @@ def build_load(links: Sequence[Link], *, has_tables: bool = False) -> LoadGraph:
     ]
     for of_shard in feeds if has_tables else []:
         of_shard.append(v1.placeholder(tf.string, []))
-    return LoadGraph(feeds, [link.shared.loads.enqueue(fed) for link, fed in zip(links, feeds, strict=True)])
+    return LoadGraph(feeds, [_load(link, fed) for link, fed in zip(links, feeds, strict=True)])
+
+
+def _load(link: Link, fed: Sequence[tf.Tensor]) -> tf.Operation:
+    """Sends a host its state, unless that of a chief which has died meanwhile still waits there."""
+    loads = link.shared.loads
+
+    def send() -> tf.Tensor:
+        with tf.control_dependencies([loads.enqueue(fed)]):
+            return tf.constant(True)
+
+    with tf.device(link.device):
+        return tf.cond(loads.size() > 0, lambda: tf.constant(False), send).op
 
 
 def build_snapshot(spec: WorkerSpec, graph: WorkerGraph) -> SnapshotGraph:
@@ -291,10 +304,10 @@ def push(
     arrived: list[tf.Tensor] = []
     pushed: list[tf.Operation] = []
     reached: list[tf.Operation] = []
-    last: dict[str, tf.Operation] = {}  # by host
+    last: dict[str, tf.Tensor] = {}  # by host: not the push itself, which may wait for room until another is made
     for link, message in zip(links, messages, strict=True):
         host = link.shard.host
-        if host in last:  # one bucket after the other: side by side all would come late
+        if host in last:  # one bucket arrives after the other: side by side all would come late
             with tf.device(spec.here), tf.control_dependencies([last[host]]):
                 message = tf.identity(message)
         if len(pushed) == 1:
@@ -303,7 +316,7 @@ def push(
             arrived.append(tf.identity(message))  # here, so that what is read of it below is not sent on its own
             with tf.control_dependencies(clock.end("push", [arrived[-1]], on=host)):
                 pushed.append(link.shared.pushes[spec.worker].enqueue(arrived[-1]))
-            last[host] = pushed[-1]
+            last[host] = arrived[-1]
     announced = []
     for number, (link, message) in enumerate(zip(links, arrived, strict=True)):
         # Under backup the first shard's host informs the others, and no sooner than all have the vector.

@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.engine.devices import device_of
+from trainer.engine.queues import UNBOUNDED
 from trainer.engine.tables.host import TableHost
 from trainer.engine.tables.memory import NO_TAG, BlockMemory, Pushed, cuts_of
 from trainer.engine.tables.payloads import PUSH, ROWS, Payloads, Places
@@ -34,7 +35,6 @@ v1 = tf.compat.v1
 # What is asked for: the rows at places; all rows that changed after a step, as `TableHost.changed` has them; nothing,
 # but that no more will be asked about the state that was held.
 READ, CHANGED, RELEASE = range(3)
-SPARE = 8  # messages that a queue has room for: of processes that died
 
 
 class RowServer:
@@ -45,7 +45,7 @@ class RowServer:
         self._tables, self._host, self._payloads = tables, shard.index, payloads
         self._pushed: dict[int, list[Pushed]] = {}  # by worker, of each block: what the next update may take
         self._asked: dict[int, Places] = {}  # by worker: what it needs with its next token
-        worker, what, tag, ticket, places = _asks(shard, workers).dequeue()
+        worker, what, tag, ticket, places = _asks(shard).dequeue()
         answer = tf.numpy_function(self._answer, [what, tag, places], tf.string)
         answer.set_shape([])
 
@@ -108,22 +108,11 @@ class SentTables(Tables):
     """A worker's side, of tables that other tasks hold."""
 
     def __init__(
-        self,
-        payloads: Payloads,
-        slots: Sequence[str],
-        shards: Sequence[Shard],
-        touches: Touches,
-        *,
-        worker: int,
-        workers: int,
+        self, payloads: Payloads, slots: Sequence[str], shards: Sequence[Shard], touches: Touches, *, worker: int
     ) -> None:
-        """Adds nothing yet.
-
-        Args:
-            workers: of the run; this is the one with the number `worker`.
-        """
+        """Adds nothing yet, for the worker with this number."""
         self._payloads, self._slots, self._shards, self.touches = payloads, slots, shards, touches
-        self._worker, self._workers, self._each = worker, workers, len(payloads.blocks)
+        self._worker, self._each = worker, len(payloads.blocks)
 
     def read(self, derived: Derived) -> list[tf.Tensor]:
         distinct = list(self.touches.places(derived))
@@ -225,7 +214,7 @@ class SentTables(Tables):
         for shard, question in zip(self._shards, questions, strict=True):
             queue = _answers(shard, self._worker)
             with tf.device(device_of(shard.host)):
-                asked = _asks(shard, self._workers).enqueue([self._worker, what, tag, ticket, question])
+                asked = _asks(shard).enqueue([self._worker, what, tag, ticket, question])
                 with tf.control_dependencies([asked]):
                     first = queue.dequeue()
                 answer = tf.while_loop(
@@ -263,18 +252,18 @@ class Question(NamedTuple):
     answers: list[tf.Tensor]
 
 
-def _asks(shard: Shard, workers: int) -> Any:
+def _asks(shard: Shard) -> Any:
     """The questions to a host: worker, what, tag, ticket, places."""
     with tf.device(device_of(shard.host)):
         kinds = [tf.int32, tf.int32, tf.int64, tf.int64, tf.string]
-        return v1.FIFOQueue(4 * workers + SPARE, kinds, shared_name=f"shard{shard.index}/asks")
+        return v1.FIFOQueue(UNBOUNDED, kinds, shared_name=f"shard{shard.index}/asks")
 
 
 def _answers(shard: Shard, worker: int) -> Any:
     """The answers of a host to a worker: ticket, rows."""
     with tf.device(device_of(shard.host)):
         name = f"shard{shard.index}/answers{worker}"
-        return v1.FIFOQueue(SPARE, [tf.int64, tf.string], [[], []], shared_name=name)
+        return v1.FIFOQueue(UNBOUNDED, [tf.int64, tf.string], [[], []], shared_name=name)
 
 
 def _bytes(message: Any) -> bytes:
