@@ -602,7 +602,7 @@ def trainer(tmp_path, python):
             {},
             "cluster=2ps: '2ps' is not a cluster size: it has no workers\n    cluster=2ps1w\n"
             "train.stpes=5: unknown key train.stpes; "
-            "train has steps, batch_size, accumulate, precision, jit, on_not_finite\n"
+            "train has steps, batch_size, epochs, accumulate, precision, jit, on_not_finite\n"
             "    did you mean train.steps=5?\n",
             id="two faults",
         ),

@@ -132,6 +132,36 @@ def test_an_experiment_file_sets_choices_and_values(tmp_path):
     assert (config.train.steps, config.train.batch_size, config.optimizer.learning_rate) == (7, 8, 0.001)
 
 
+LENGTHS = [  # what a file says, what is typed, and what counts: (steps, epochs); None: they contradict each other
+    ("", "train.epochs=5", (300, 5)),
+    ("", "train={epochs:5}", (300, 5)),
+    ("", "train.steps=7 train.epochs=null", (7, None)),
+    ("", "train.steps=7 train.epochs=5", None),
+    ("", "train={steps:7,epochs:5}", None),
+    ("", "train={steps:7} train.epochs=5", None),
+    ("train: {epochs: 5}", "", (300, 5)),
+    ("train: {steps: 7, epochs: 5}", "", None),
+    ("train: {steps: 7}", "train.epochs=5", (7, 5)),
+    ("train: {epochs: 5}", "train.steps=7", (7, None)),
+    ("defaults: [/experiment/digits]\ntrain: {epochs: 5}", "", (300, 5)),
+    ("train: {steps: 7, epochs: 5}", "train.epochs=6", (7, 6)),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("file", "typed", "lengths"), LENGTHS)
+def test_a_run_has_steps_or_epochs_and_what_is_typed_replaces_what_a_file_says(here, file, typed, lengths):
+    (here / "mine.yaml").write_text(file)
+    words = [*(["experiment=mine.yaml"] if file else []), *typed.split()]
+    if lengths is None:
+        with pytest.raises(ConfigError) as caught:
+            load(words)
+        assert [one.key.rpartition(" ")[2] for one in caught.value.problems] == ["train.epochs"]
+    else:
+        train = load(words).train
+        assert (train.steps, train.epochs) == lengths
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "path",

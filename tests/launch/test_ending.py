@@ -38,8 +38,14 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     return RunDirectory(Path("runs/x").resolve())
 
 
+def done(
+    directory: RunDirectory, summary: dict[str, Any], *, start: int, has_report: bool, longer: str = "train.steps=600"
+) -> str:
+    return ending.done(directory, summary, start=start, longer=longer, has_report=has_report)
+
+
 def test_a_run_that_is_done_says_what_it_reached_where_it_is_and_what_to_type_next(directory):
-    assert ending.done(directory, SUMMARY, start=0, has_report=False).splitlines() == [
+    assert done(directory, SUMMARY, start=0, has_report=False).splitlines() == [
         "done: 300 steps in 28.8 s (first step after 6.5 s), 3,511 examples/s",
         "evaluation    eval_loss 0.1208, eval_accuracy 0.9695",
         "params_sha256 c0ffee",
@@ -51,13 +57,19 @@ def test_a_run_that_is_done_says_what_it_reached_where_it_is_and_what_to_type_ne
 
 
 def test_a_run_that_was_resumed_says_how_many_steps_it_made_now(directory):
-    first = ending.done(directory, SUMMARY, start=232, has_report=True).splitlines()[0]
+    first = done(directory, SUMMARY, start=232, has_report=True).splitlines()[0]
     assert first.startswith("done: 300 steps (68 of them now) in 28.8 s")
+
+
+def test_a_run_of_epochs_is_continued_for_as_many_again(directory, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/trainer", "train.epochs=5"])
+    lines = done(directory, SUMMARY, start=0, longer="train.epochs=10", has_report=False).splitlines()
+    assert "train on      trainer run=runs/x train.epochs=10" in lines
 
 
 def test_the_rows_of_tables_that_grow_are_counted(directory):
     def rows(**tables: int) -> str:
-        lines = ending.done(directory, SUMMARY | {"rows": tables}, start=0, has_report=False).splitlines()
+        lines = done(directory, SUMMARY | {"rows": tables}, start=0, has_report=False).splitlines()
         return next((line for line in lines if line.startswith("rows")), "")
 
     assert rows() == ""
@@ -66,7 +78,7 @@ def test_the_rows_of_tables_that_grow_are_counted(directory):
 
 
 def test_a_run_that_ended_early_says_why_and_not_how_to_train_on(directory):
-    text = ending.done(directory, SUMMARY | {"ended_early": "accuracy has not improved"}, start=0, has_report=False)
+    text = done(directory, SUMMARY | {"ended_early": "accuracy has not improved"}, start=0, has_report=False)
     assert text.startswith("ended early: accuracy has not improved\ndone: 300 steps")
     assert "train on" not in text
 
@@ -74,7 +86,7 @@ def test_a_run_that_ended_early_says_why_and_not_how_to_train_on(directory):
 def test_an_evaluator_s_best_checkpoint_and_a_saved_model_are_named(directory):
     Path("runs/x/export/model.keras").rename("runs/x/export/saved_model")
     best = {"step": 200, "accuracy": 0.97, "path": str(directory.path / "best" / "000000200")}
-    text = ending.done(directory, SUMMARY | {"best": best}, start=0, has_report=True)
+    text = done(directory, SUMMARY | {"best": best}, start=0, has_report=True)
     assert "best          step 200, accuracy 0.9700, runs/x/best/000000200\n" in text
     assert "model         runs/x/export/saved_model\n" in text
 

@@ -152,6 +152,16 @@ def test_the_live_line_shows_bar_steps_times_loss_metrics_rate_and_epoch():
     ]
 
 
+@pytest.mark.parametrize(
+    ("step", "epoch"), [(1, "1/5"), (31, "1/5"), (32, "2/5"), (62, "2/5"), (63, "3/5"), (156, "5/5"), (157, "5/5")]
+)
+def test_the_epoch_is_shown_where_epochs_were_asked_for(step, epoch):
+    course = Course(157, epoch_steps=31.25, epochs=5)
+    where = Standing(step, 1.0, loss=0.5)
+    assert f"step {step}/157, epoch {epoch}, " in view.line(TASKS, course, where)
+    assert f"epoch {epoch}" in "\n".join(text.plain for text in screen.header(TASKS, course, where, 120))
+
+
 def test_the_live_line_takes_two_lines_of_a_narrow_terminal_and_a_table_fewer_columns():
     assert drawn(TASKS, 60, left_secs=130.0)[:3] == [
         "━━━━──────────────────────────────  41/300  14%  0:21 < 2:10",

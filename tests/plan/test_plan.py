@@ -14,13 +14,13 @@ import pytest
 from quick_config import load
 
 from trainer.faults.problems import ConfigError
-from trainer.plan import validate
+from trainer.plan import page, validate
 from trainer.plan.description import CompiledOptimizer, Description
 from trainer.plan.devices import Machine
 from trainer.plan.layout import FrozenWeights, Parameter
 from trainer.plan.make import make_plan
 from trainer.plan.plan import Group, Plan
-from trainer.plan.resolve import resolve_optimizer
+from trainer.plan.resolve import resolve_optimizer, resolve_steps
 
 MACHINE = Machine(cores=8, gpus=0)
 MODEL = Description(
@@ -354,6 +354,30 @@ def test_the_plan_says_where_the_optimizer_comes_from(model, typed, origin, warn
     plan = make_plan(config, model, MACHINE)
     assert plan.optimizer == f"optimizer: {origin}"
     assert [str(one).partition("\n")[0] for one in plan.warnings if "compile()" in str(one)] == warnings
+
+
+@pytest.mark.parametrize(
+    ("epochs", "examples", "batch", "steps", "said"),
+    [
+        (5, 8000, 256, 157, "5 epochs of 8,000 examples and 192 of the next"),
+        (1, 8000, 256, 32, "1 epoch of 8,000 examples and 192 of the next"),
+        (4, 8000, 256, 125, "4 epochs of 8,000 examples\n"),
+        (1, 256, 256, 1, "1 epoch of 256 examples\n"),
+        (3, 257, 256, 4, "3 epochs of 257 examples and 253 of the next"),
+    ],
+)
+def test_epochs_become_steps_when_the_examples_are_counted(epochs, examples, batch, steps, said, capsys):
+    config = load([f"train.epochs={epochs}", f"train.batch_size={batch}"])
+    assert not resolve_steps(config.train, examples)
+    plan = make_plan(config, replace(MODEL, train_examples=examples), MACHINE)
+    assert (config.train.steps, plan.steps, plan.epochs) == (steps, steps, epochs)
+    page.show(plan)
+    assert f"steps: {steps}, {said}" in capsys.readouterr().out
+
+
+def test_a_stream_has_no_epochs():
+    train = load(["train.epochs=5"]).train
+    assert [one.key for one in resolve_steps(train, 0)] == ["train.epochs"]
 
 
 def test_the_keys_of_the_config_must_fit_the_optimizer_of_the_model():

@@ -233,6 +233,19 @@ def test_a_run_that_is_to_go_on_or_is_another_model_s_is_not_finished(directory,
     assert describe_finished(load(["cluster=1ps2w", f"run={directory.path}", *changed])) is None
 
 
+@pytest.mark.parametrize(
+    ("changed", "answer"),
+    [
+        ([], "already finished: 300 of 300 steps, eval_accuracy 0.9695\nto train on: train.epochs=10"),
+        (["train.epochs=6"], None),
+        (["train.batch_size=128"], None),
+    ],
+)
+def test_a_run_of_epochs_is_finished_until_there_are_more(directory, changed, answer):
+    finish(directory, "train.epochs=5")
+    assert describe_finished(load(["cluster=1ps2w", f"run={directory.path}", "train.epochs=5", *changed])) == answer
+
+
 def test_a_run_that_ended_early_is_finished_until_its_steps_or_its_patience_change(directory):
     config = finish(directory, "train.steps=500", "evaluate.patience=3", "evaluate.every=10", ended_early="no better")
     answer = "already finished: 300 of 500 steps, eval_accuracy 0.9695 (no better)\nto train on: change "

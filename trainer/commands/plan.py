@@ -21,7 +21,7 @@ from trainer.plan.description import FROZEN_FILE, Description, Question
 from trainer.plan.devices import Machine
 from trainer.plan.make import make_plan, with_other_ps
 from trainer.plan.plan import Plan
-from trainer.plan.resolve import resolve_optimizer
+from trainer.plan.resolve import resolve_optimizer, resolve_steps
 from trainer.plan.tables import sparse_patterns
 from trainer.storage import initial, threads
 
@@ -85,9 +85,10 @@ def announce(config: RunConfig, store: Path, tasks: ProcessTasks | None = None, 
 def _describe(
     config: RunConfig, store: Path | None = None, child: Callable[[Question], dict[str, Any]] | None = None
 ) -> Description:
-    """Describes the model, and completes the config with the optimizer that it was compiled with."""
+    """Describes the model, and completes the config: its optimizer is the compiled one, its epochs are steps."""
     description = describe(_question(config, store), child)
-    if problems := resolve_optimizer(config.optimizer, description.compiled_optimizer):
+    problems = resolve_optimizer(config.optimizer, description.compiled_optimizer)
+    if problems := problems + resolve_steps(config.train, description.train_examples):
         raise ConfigError(problems)
     return description
 

@@ -41,6 +41,7 @@ KEYS = {
     "resume": "auto, never, or a checkpoint's path",
     "seed": "random seed for weights, data order and dropout",
     "train.steps": "updates of the parameters",
+    "train.epochs": "passes over the training data, instead of steps",
     "train.batch_size": "examples in one update, over all replicas",
     "optimizer.learning_rate": "peak learning rate; the schedule scales it",
     "optimizer.schedule.name": "constant, exponential or cosine",

@@ -440,6 +440,8 @@ class PlacementConfig:
 class TrainConfig:
     steps: int = field(default=300, metadata=limits(at_least=1))  # global steps: updates of the parameters
     batch_size: int = field(default=256, metadata=limits(at_least=1))  # examples in one step, over all replicas
+    # passes over the training data, instead of steps; examples of the next pass fill up the last batch
+    epochs: int | None = field(default=None, metadata=limits(at_least=1))
     # microbatches of a replica, computed one after the other to save memory
     accumulate: int = field(default=1, metadata=limits(at_least=1))
     precision: Precision = Precision.float32

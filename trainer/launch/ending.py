@@ -16,11 +16,12 @@ NAMED_TABLES = 3  # at most; of more, the sum is printed
 MODELS = ("model.keras", "saved_model", "model.weights.h5", "params.npz")  # of export/; the first that exists is named
 
 
-def done(directory: RunDirectory, summary: Mapping[str, Any], *, start: int, has_report: bool) -> str:
+def done(directory: RunDirectory, summary: Mapping[str, Any], *, start: int, longer: str, has_report: bool) -> str:
     """The result of a run that has made its last step, aligned, with the next commands.
 
     Args:
         start: global step that this launch of the run began at.
+        longer: the setting that trains on.
         has_report: whether its report is written.
     """
     steps, first = summary["steps"], summary["time_to_first_step_secs"]
@@ -37,7 +38,7 @@ def done(directory: RunDirectory, summary: Mapping[str, Any], *, start: int, has
         "model": next((shown(path) for path in exported if path.exists()), None),
         "not exported": f"{why}; to try again: {again}" if (why := summary.get("not_exported")) else None,
         "report": shown(directory.path / REPORT) if has_report else None,
-        "train on": None if early else command(directory.path, resumes=True, more=[f"train.steps={2 * steps}"]),
+        "train on": None if early else command(directory.path, resumes=True, more=[longer]),
         "TensorBoard": shlex.join(["tensorboard", "--logdir", shown(directory.path)])
         if directory.events.exists()
         else "",

@@ -53,7 +53,7 @@ def supervise(
         events = EventLog(directory.event_log)
         start = _prepare(config, plan_of_tasks or plan, directory, events)
         loggers = stack.enter_context(Loggers(config.loggers, directory))
-        course = Course(plan.steps, start, plan.train_examples / plan.global_batch)
+        course = Course(plan.steps, start, plan.epoch_steps, plan.epochs)
         history = None
         if config.summary.lines:
             history = HistoryLines(directory.history, start=start, steps=plan.steps, batch=plan.update_batch)
@@ -78,7 +78,9 @@ def supervise(
         last = ending.stopped(directory, summary)
         code = 128 + signals.numbers[0] if signals.numbers else exit_codes.TERMINATED
     else:
-        last, code = ending.done(directory, summary, start=start, has_report=config.report.at_end), exit_codes.OK
+        longer = resume.twice(config.train, summary["steps"])
+        last = ending.done(directory, summary, start=start, longer=longer, has_report=config.report.at_end)
+        code = exit_codes.OK
     events.write(event_log.END, last, code=code)
     if config.report.at_end:
         _write_report(directory)

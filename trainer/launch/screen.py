@@ -48,7 +48,7 @@ def header(
     rate = stands.examples_per_second
     rest = [*stands.values(), *([f"{rate:,.0f} examples/s"] if rate else [])]
     if course.epoch_steps:
-        rest.append(f"epoch {stands.step / course.epoch_steps:.2f}")
+        rest.append(course.epoch(stands.step) or f"epoch {stands.step / course.epoch_steps:.2f}")
     phase = [] if stands.phase == "training" else [stands.phase]
     one, two = GAP.join([*first, *phase, *rest]), GAP.join([*first, *phase])
     fits_one = len(one) + len(GAP) + MIN_BAR <= width

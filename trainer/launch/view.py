@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,13 @@ class Course:
     steps: int
     start: int = 0  # global step that it (re)starts at
     epoch_steps: float = 0.0  # steps in one epoch; 0: nobody knows
+    epochs: int | None = None  # where these were asked for, rather than steps
+
+    def epoch(self, step: int) -> str:
+        """The epoch that a step belongs to, of those asked for: epoch 2/5; empty where steps were asked for."""
+        if not self.epochs:
+            return ""
+        return f"epoch {min(math.ceil(max(step, 1) / self.epoch_steps), self.epochs)}/{self.epochs}"
 
 
 @dataclass(frozen=True)
@@ -116,7 +124,8 @@ def line(tasks: Sequence[TaskView], course: Course, stands: Standing) -> str:
     workers = [task for task in tasks if task.job == "worker" and task.page]
     evaluators = [f"{task.name} at step {task.page['step']}" for task in tasks if task.job == "evaluator" and task.page]
     slowest = slowest_of(workers)
-    parts = [f"step {stands.step}/{course.steps}", *stands.values(), f"{stands.examples_per_second:,.0f} examples/s"]
+    steps = [f"step {stands.step}/{course.steps}", *filter(None, [course.epoch(stands.step)])]
+    parts = [*steps, *stands.values(), f"{stands.examples_per_second:,.0f} examples/s"]
     if slowest and slowest.page:
         parts.append(f"slowest {slowest.name} (waits {slowest.page['wait_fraction']:.0%})")
     left = [] if stands.left_secs is None else [f"{duration(stands.left_secs)} left"]

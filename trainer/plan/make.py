@@ -111,6 +111,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         initial=description.initial,
         tables=description.tables,
         slots=tuple(config.optimizer.row_slots()) if description.tables else (),
+        epochs=config.train.epochs,
     )
 
 

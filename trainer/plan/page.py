@@ -202,8 +202,10 @@ def _traffic(plan: Plan) -> str:
     batch = f"batch: {plan.global_batch} global, {plan.replica_batch} per replica x {count(plan.replicas, 'replica')}"
     steps = f"steps: {plan.steps}"
     if plan.train_examples:
-        epochs = plan.steps * plan.global_batch / plan.train_examples
-        steps += f", {epochs:.2f} epochs of {plan.train_examples:,} examples"
+        epochs = count(plan.epochs, "epoch") if plan.epochs else f"{plan.steps / plan.epoch_steps:.2f} epochs"
+        steps += f", {epochs} of {plan.train_examples:,} examples"
+        if plan.epochs and (rest := plan.steps * plan.global_batch - plan.epochs * plan.train_examples):
+            steps += f" and {rest:,} of the next, which fill up the last batch"
     steps += f"\norder of examples: {OWN_ORDER if plan.is_stream else ORDER}"
     if plan.frozen.paths:
         weights = f"{count(len(plan.frozen.paths), 'variable')}, {size(plan.frozen.nbytes)}"

@@ -96,6 +96,7 @@ class Plan:
     initial: str = ""  # what was loaded of `model.init`, and what was not
     tables: tuple[Table, ...] = ()  # whose rows stay on the hosts
     slots: tuple[str, ...] = ()  # that the optimizer keeps of each row
+    epochs: int | None = None  # that the steps were counted from
 
     @cached_property
     def workers(self) -> tuple[Task, ...]:
@@ -149,6 +150,11 @@ class Plan:
     @property
     def wire_format(self) -> WireFormat:
         return WIRES[self.wire]
+
+    @property
+    def epoch_steps(self) -> float:
+        """Steps in one pass over the training data; 0: nobody knows."""
+        return self.train_examples / self.global_batch
 
     @property
     def replica_batch(self) -> int:

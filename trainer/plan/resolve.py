@@ -14,6 +14,7 @@ from trainer.config.schema import (
     ScheduleConfig,
     ScheduleName,
     Target,
+    TrainConfig,
 )
 from trainer.faults.problems import Problem
 from trainer.plan import environment, slurm
@@ -37,7 +38,7 @@ def resolve(config: RunConfig, environ: Mapping[str, str]) -> list[Problem]:
     if config.mode is Mode.selftest:
         size = parse_size(SELFTEST_CLUSTER)
         config.cluster = ClusterConfig(name=SELFTEST_CLUSTER, ps=size.ps, worker=size.worker)
-        config.train.steps, config.train.batch_size = SELFTEST_STEPS, SELFTEST_BATCH
+        config.train.steps, config.train.epochs, config.train.batch_size = SELFTEST_STEPS, None, SELFTEST_BATCH
     problems = _resolve_role(config, environ)
     if config.launch.name is Launch.slurm and config.job is None and not config.cluster.hosts:
         config.cluster.hosts = slurm.hosts(environ)
@@ -73,6 +74,25 @@ def resolve_optimizer(section: OptimizerConfig, compiled: CompiledOptimizer | No
             elif key not in section.given:
                 setattr(section, key, value)
     return [*check_limits(section, "optimizer."), *check_optimizer(section)]
+
+
+def resolve_steps(train: TrainConfig, examples: int) -> list[Problem]:
+    """Counts the steps of `train.epochs`, the last of which may reach into one epoch more.
+
+    Args:
+        examples: to train on; 0: nobody knows.
+
+    Returns:
+        What is wrong with counting in epochs.
+    """
+    if train.epochs is None:
+        return []
+    if not examples:
+        message = "the training data is a stream, and nobody knows how many examples an epoch of it has"
+        remedy = "type train.steps=N instead; N = epochs x examples / train.batch_size"
+        return [Problem("train.epochs", message, remedy)]
+    train.steps = -(-train.epochs * examples // train.batch_size)
+    return []
 
 
 def check_optimizer(section: OptimizerConfig) -> Iterator[Problem]:

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from trainer.config.schema import OptimizerConfig, RunConfig
+from trainer.config.schema import OptimizerConfig, RunConfig, TrainConfig
 from trainer.plan.layout import Parameter
 from trainer.plan.plan import Plan
 from trainer.storage import checkpoint
@@ -74,15 +74,28 @@ def describe_finished(config: RunConfig) -> str | None:
     is_exported = directory.export.is_dir() and not summary.get("not_exported")
     is_complete = summary.get("failed") is None and has_left and is_exported
     is_of_this_model = before.model.name == config.model.name and _is_same_optimizer(before.optimizer, config.optimizer)
-    is_same = (before.evaluate, before.train.steps) == (config.evaluate, config.train.steps)
-    if not is_complete or not is_of_this_model or not (step == config.train.steps or (early and is_same)):
+    steps = _steps(config.train, before.train)
+    is_same = (before.evaluate, before.train.steps) == (config.evaluate, steps)
+    if not is_complete or not is_of_this_model or not (step == steps or (early and is_same)):
         return None
     if not (directory.checkpoints / f"{step:09d}").is_dir():
         return None
     named = "".join(f", {name} {value:.4f}" for name, value in summary.items() if name.startswith("eval_"))
-    more = "change evaluate.patience or train.steps" if early else f"train.steps={2 * step}"
+    more = "change evaluate.patience or train.steps" if early else twice(config.train, step)
     why = f" ({early})" if early else ""
-    return f"already finished: {step} of {config.train.steps} steps{named}{why}\nto train on: {more}"
+    return f"already finished: {step} of {steps} steps{named}{why}\nto train on: {more}"
+
+
+def _steps(now: TrainConfig, before: TrainConfig) -> int | None:
+    """The steps of a config without a plan; of as many epochs as before, what these came to; None: not known."""
+    if now.epochs is None:
+        return now.steps
+    return before.steps if (now.epochs, now.batch_size) == (before.epochs, before.batch_size) else None
+
+
+def twice(train: TrainConfig, steps: int) -> str:
+    """The setting by which a run that has made these steps trains for as long again."""
+    return f"train.steps={2 * steps}" if train.epochs is None else f"train.epochs={2 * train.epochs}"
 
 
 def _is_same_optimizer(before: OptimizerConfig, now: OptimizerConfig) -> bool:

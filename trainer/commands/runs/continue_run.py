@@ -39,10 +39,11 @@ def run(config: RunConfig, start: Start) -> int:
         stored.cluster.addresses = {}  # they follow from the hosts
     if stored.launch.name is Launch.slurm:
         stored.cluster.hosts = []  # the nodes of a job that has ended
-    for word in sys.argv[1:]:
-        name = word.partition("=")[0].lstrip("+")
-        if name not in OF_THIS_COMMAND:
-            _change(stored, name, config)
+    changed = [name for word in sys.argv[1:] if (name := word.partition("=")[0].lstrip("+")) not in OF_THIS_COMMAND]
+    for name in changed:
+        _change(stored, name, config)
+    if "train.steps" in changed:
+        stored.train.epochs = None
     stored.mode, stored.run, stored.resume = Mode.train, str(directory.path), "auto"
     _go_to_its_folder(directory)
     problems = resolve.resolve(stored, os.environ)

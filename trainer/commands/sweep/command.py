@@ -35,8 +35,11 @@ def check(config: RunConfig) -> list[Problem]:
         remedy = "e.g. 'sweep.space={optimizer.learning_rate: [0.1, 0.01]}'"
         return [Problem("sweep.space", "mode=sweep needs keys with values", remedy)]
     found, problems = space.parse(config.sweep.space)
-    if "train.steps" in found and config.sweep.halving is not None:
-        problems.append(Problem("sweep.space.train.steps", "is what sweep.halving changes", "remove one"))
+    if config.sweep.halving is not None:
+        changed = [name for name in ("train.steps", "train.epochs") if name in found]
+        problems += [Problem(f"sweep.space.{name}", "is what sweep.halving changes", "remove one") for name in changed]
+        if config.train.epochs is not None:
+            problems.append(Problem("train.epochs", "sweep.halving divides steps", "type train.steps=N instead"))
     machine = this_machine()
     if problems := problems + shares.check(config, machine):
         return problems

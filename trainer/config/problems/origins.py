@@ -1,12 +1,14 @@
 """Where a value of the config stands: the file and the line that give it."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.default_element import GroupDefault, ResultDefault
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import OverrideParseException
 from hydra.types import RunMode
 from omegaconf import MISSING, DictConfig, OmegaConf
 
@@ -50,11 +52,40 @@ def given(line: sources.CommandLine, group: str) -> list[str]:
     return sorted(found)
 
 
+def last_set(line: sources.CommandLine, names: Container[str]) -> set[str]:
+    """Those of some keys that were typed; if none was, those that the last file with one of them sets."""
+    if typed := {key for text in line.overrides for key in _keys_of(text) if key in names}:
+        return typed
+    loader = sources.loader(line)
+    for default in reversed(_files(loader, line.config_name, _choices(line, loader))):
+        set_here = {".".join(path) for _, path, value in values(loader, default) if value not in (MISSING, None)}
+        if in_file := {key for key in set_here if key in names}:
+            return in_file
+    return set()
+
+
+def _keys_of(override: str) -> Iterator[str]:
+    """The keys to which an override gives a value; several of `train={steps: 5, batch_size: 8}`."""
+    try:
+        parsed = OverridesParser.create().parse_overrides([override])[0]
+    except (OverrideParseException, RecursionError):
+        return
+    for path, value in keys.flatten(tuple(parsed.key_or_group.split(".")), parsed.value()):
+        if value is not None:
+            yield ".".join(path)
+
+
+def _choices(line: sources.CommandLine, loader: ConfigLoaderImpl) -> list[str]:
+    """The overrides that choose a file of a group."""
+    texts = [text.lstrip("+~") for text in line.overrides]
+    pairs = [(text, *text.partition("=")[::2]) for text in texts]
+    return [text for text, key, value in pairs if loader.repository.group_exists(key) and value[:1] != "{"]
+
+
 def _in_files(line: sources.CommandLine, group: str) -> Iterator[str]:
     """The same, of files that are not the shipped defaults."""
     loader, shipped = sources.loader(line), sources.conf_dir()
-    choices = [text.lstrip("+") for text in line.overrides if loader.repository.group_exists(text.partition("=")[0])]
-    for default in _files(loader, line.config_name, choices):
+    for default in _files(loader, line.config_name, _choices(line, loader)):
         path = str(default.config_path)
         loaded = loader.repository.load_config(path)
         file = sources.file_of(loaded, path) if loaded else None
@@ -79,9 +110,9 @@ def _located(problem: Problem, places: Mapping[str, str]) -> Problem:
 def _places(line: sources.CommandLine) -> dict[str, str]:
     """File, line and key by key, of the last file that sets it; keys that were typed are not among them."""
     loader = sources.loader(line)
-    typed = [text.lstrip("+~").partition("=") for text in line.overrides]
-    choices = [f"{key}={value}" for key, _, value in typed if loader.repository.group_exists(key) and value[:1] != "{"]
-    set_here = [key for key, _, value in typed if f"{key}={value}" not in choices]
+    choices = _choices(line, loader)
+    typed = [text.lstrip("+~") for text in line.overrides]
+    set_here = [text.partition("=")[0] for text in typed if text not in choices]
     places = {
         ".".join(path[:end]): where
         for default in _files(loader, line.config_name, choices)

@@ -15,9 +15,11 @@ from trainer.config import keys, sources, user_file, yaml_files
 from trainer.config.groups import check_groups
 from trainer.config.limits import check_limits
 from trainer.config.problems.functions import check_functions
-from trainer.config.problems.origins import given
-from trainer.config.schema import AUTO, NAME, RunConfig
+from trainer.config.problems.origins import given, last_set
+from trainer.config.schema import AUTO, NAME, RunConfig, TrainConfig
 from trainer.faults.problems import Problem
+
+LENGTHS = ("train.steps", "train.epochs")
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ def examine(
     assert isinstance(config, RunConfig)
     config.optimizer.given = given(line, "optimizer")
     problems += [*check_limits(config), *_check_name(config.name), *_check_run(config.run)]
+    problems += _check_length(config.train, line)
     problems += [*_check_part(config.placement.max_part_mib), *check_groups(config.optimizer)]
     chosen = {group: choices.get(group) for group in user_file.GROUPS if group not in unknown}
     problems += check_functions(config, chosen, line)
@@ -142,6 +145,18 @@ def _check_run(run: str | None) -> Iterator[Problem]:
     elif not path.name or "\0" in run:
         message = f"'{run}' does not name a directory of its own; a run writes and cleans up there"
         yield Problem("run", message, "e.g. run=runs/first, or leave run out")
+
+
+def _check_length(train: TrainConfig, line: sources.CommandLine) -> Iterator[Problem]:
+    """Epochs or steps: what is typed replaces what a file says, and both in one place are refused."""
+    if train.epochs is None:
+        return
+    lengths = last_set(line, LENGTHS)
+    if lengths == {"train.steps"}:
+        train.epochs = None
+    elif len(lengths) > 1:
+        message = f"is set beside train.steps={train.steps}, and both say how long to train"
+        yield Problem("train.epochs", message, f"leave one out, e.g. train.epochs={train.epochs} alone")
 
 
 def _check_part(given: str | None) -> Iterator[Problem]:
