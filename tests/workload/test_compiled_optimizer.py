@@ -7,8 +7,16 @@ from typing import Any
 import keras
 import pytest
 from keras import optimizers
-from keras.optimizers.schedules import CosineDecay, ExponentialDecay, PiecewiseConstantDecay
+from keras.optimizers.schedules import (
+    CosineDecay,
+    CosineDecayRestarts,
+    ExponentialDecay,
+    LearningRateSchedule,
+    PiecewiseConstantDecay,
+    PolynomialDecay,
+)
 from keras_optimizers import keras_optimizer
+from quick_config import load
 
 from trainer.config.schema import OptimizerConfig, OptimizerName
 from trainer.plan.description import CompiledOptimizer
@@ -70,22 +78,60 @@ def test_a_model_that_names_no_optimizer_has_none():
     assert compiled_optimizer.read(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])) is None
 
 
-def test_what_has_no_key_is_left_out():
-    found = compiled(optimizers.Adam(PiecewiseConstantDecay([5], [0.1, 0.2]), clipvalue=0.5, amsgrad=True))
-    assert found.left_out == ("amsgrad=True", "clipvalue=0.5", "learning_rate=PiecewiseConstantDecay")
-    assert "learning_rate" not in found.settings
-    late = compiled(optimizers.SGD(CosineDecay(0.1, 80, warmup_target=0.2, warmup_steps=10)))
-    assert late.left_out == ("learning_rate=CosineDecay with a warm-up that does not begin at 0",)
+class Own(optimizers.SGD):
+    """May do anything."""
 
 
-def test_another_optimizer_has_no_settings():
-    class Own(optimizers.SGD):
-        """May do anything."""
+class Noam(LearningRateSchedule):
+    """The schedule of the Transformer."""
 
-    assert [compiled(one) for one in (optimizers.Nadam(), Own())] == [
-        CompiledOptimizer("nadam", None, ()),
-        CompiledOptimizer("own", None, ()),
-    ]
+    def __call__(self, step: Any) -> Any:
+        return 0.25 / keras.ops.sqrt(keras.ops.cast(step + 1, "float32"))
+
+
+EXCLUDING = optimizers.AdamW(0.01, weight_decay=0.02)
+EXCLUDING.exclude_from_weight_decay(var_names=["bias"])
+LATE = CosineDecay(0.125, 80, warmup_target=0.2, warmup_steps=10)
+
+# What compile() is given: which keys of the config replace what has no key, and what is to be typed, among others.
+LEFT_OUT: dict[str, tuple[Any, list[str], str]] = {
+    "steps of a tenth": (optimizers.SGD(PiecewiseConstantDecay([5], [0.5, 0.25])), ["learning_rate"], "rate=0.5"),
+    "linear": (optimizers.AdamW(PolynomialDecay(0.5, 40, 0.0)), ["learning_rate"], "optimizer.learning_rate=0.5"),
+    "a late warm-up": (optimizers.SGD(LATE), ["learning_rate"], "optimizer.learning_rate=0.125"),
+    "restarts": (optimizers.SGD(CosineDecayRestarts(0.5, 40)), ["learning_rate"], "optimizer.learning_rate=0.5"),
+    "a schedule of one's own": (optimizers.Adam(Noam()), ["learning_rate"], "optimizer.learning_rate=0.25"),
+    "a function": (optimizers.Adam(lambda: 0.5), ["learning_rate"], "optimizer.learning_rate=0.5"),
+    "clipnorm": (optimizers.SGD(0.1, clipnorm=0.01), ["clip_norm"], "optimizer.clip_norm="),
+    "several": (optimizers.Adam(Noam(), clipvalue=0.5, amsgrad=True), ["learning_rate", "clip_norm", "name"], ""),
+    "accumulation": (optimizers.Adam(0.5, gradient_accumulation_steps=4), ["name"], "train.accumulate=4"),
+    "a fixed loss scale": (optimizers.Adam(0.5, loss_scale_factor=8.0), ["name"], "optimizer.learning_rate=0.5"),
+    "a default that is true": (optimizers.Adafactor(0.5, relative_step=False), ["name"], "optimizer=adafactor"),
+    "an average that overwrites": (optimizers.SGD(0.5, use_ema=True, ema_overwrite_frequency=9), ["ema"], "ema=0.99"),
+    "no decay of some": (EXCLUDING, ["weight_decay"], "optimizer.weight_decay=0.02"),
+    "a loss scale": (optimizers.LossScaleOptimizer(optimizers.SGD(0.5), initial_scale=8.0), ["name"], ""),
+    "nadam": (optimizers.Nadam(0.5), ["name"], "optimizer=adam optimizer.learning_rate=0.5"),
+    "nadam by its name": ("nadam", ["name"], "optimizer=adam optimizer.learning_rate=0.001"),
+    "a subclass": (Own(ExponentialDecay(0.5, 30, 0.75)), ["name"], "optimizer=sgd optimizer.learning_rate=0.5"),
+    "muon": (optimizers.Muon(0.5), ["name"], "optimizer=adamw"),
+}
+
+
+@pytest.mark.parametrize("case", LEFT_OUT)
+def test_what_cannot_be_reproduced_is_refused_unless_the_config_replaces_it(case):
+    optimizer, keys, typed = LEFT_OUT[case]
+    found = compiled(optimizer)
+    problems = resolve_optimizer(load([]).optimizer, found)
+    assert [problem.key for problem in problems] == [f"optimizer.{key}" for key in keys]
+    assert typed in problems[0].remedy
+    replaced = {"name": "optimizer=adam", "learning_rate": "optimizer.learning_rate=0.1"}
+    chosen = [replaced.get(key, f"optimizer.{key}=0.5") for key in keys]
+    assert resolve_optimizer(load(chosen).optimizer, found) == []
+
+
+def test_what_changes_nothing_is_no_reason_to_refuse():
+    scaled = optimizers.LossScaleOptimizer(optimizers.SGD(0.3))
+    for optimizer in (scaled, optimizers.SGD(0.3, ema_overwrite_frequency=5), optimizers.SGD(0.3, clipnorm=0.0)):
+        assert compiled(optimizer).left_out == ()
 
 
 def test_the_loss_scale_of_keras_is_not_part_of_it():

@@ -21,19 +21,27 @@ from trainer.faults.exit_codes import TrainerError
 from trainer.plan.layout import FrozenWeights, Parameter
 from trainer.plan.tables import SparsePattern, Table
 
-FORMAT = 10  # of the cached file; raise it when Description changes
+FORMAT = 11  # of the cached file; raise it when Description changes
 
 # What describing a model leaves for the tasks, in the run directory.
 FROZEN_FILE = "frozen.npz"  # what training never changes; a checkpoint has it too
 INITIAL_FILE = "initial.npz"  # parameters and state, where `model.init` names some
 
 
+class LeftOut(NamedTuple):
+    """What an optimizer of compile() has and the config has no key for."""
+
+    text: str
+    key: str  # of the config's optimizer, that replaces it
+    remedy: str
+
+
 class CompiledOptimizer(NamedTuple):
     """What the model's compile() was given."""
 
     name: str  # of its class, in lower case
-    settings: Mapping[str, Any] | None  # keys of the config's optimizer with their values; None: it is not one of ours
-    left_out: tuple[str, ...]  # what the config has no keys for
+    settings: Mapping[str, Any]  # keys of the config's optimizer with their values
+    left_out: tuple[LeftOut, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,6 @@ from trainer.plan.strategy import Strategy, strategy_of
 from trainer.plan.tables import TableLayout, blocks_of
 
 PS_AT_MOST = 16  # that are tried
-KEYS = "remove it from compile(); the config has optimizer.clip_norm, optimizer.schedule and optimizer.groups"
 ANY_PORT = 0  # chosen when the tasks start
 
 
@@ -90,7 +89,6 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         shards=shards,
         train_examples=description.train_examples,
         warnings=(
-            *_warn_of_optimizer(config.optimizer, description),
             *_warn_of_model(description),
             *warn_of_dense(description, config.train.batch_size),
             *_warn_of_sums(tasks, description),
@@ -250,22 +248,6 @@ def _describe_optimizer(section: OptimizerConfig, description: Description) -> s
     else:
         origin = "from the config" if others or "name" in section.given else "by default"
     return f"optimizer: {section.describe()}, {origin}"
-
-
-def _warn_of_optimizer(section: OptimizerConfig, description: Description) -> Iterator[Problem]:
-    """A model's own optimizer does not train it, or not with all that it has."""
-    compiled = description.compiled_optimizer
-    if compiled is None or "name" in section.given:
-        return
-    if is_taken(section, compiled):
-        for text in compiled.left_out:
-            rate = f"; the learning rate is {section.learning_rate:g}" if text.startswith("learning_rate=") else ""
-            message = f"compile() was given {compiled.name} with {text}, which is left out{rate}"
-            yield Problem("optimizer", message, KEYS)
-    else:
-        instead = f"{section.name.value} with learning rate {section.learning_rate:g} trains the model"
-        message = f"compile() was given {compiled.name}, which is not available; {instead}"
-        yield Problem("optimizer", message, "choose another with optimizer=NAME and optimizer.learning_rate=RATE")
 
 
 def _warn_of_sums(tasks: Sequence[Task], description: Description) -> Iterator[Problem]:

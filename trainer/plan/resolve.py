@@ -68,7 +68,9 @@ def resolve_optimizer(section: OptimizerConfig, compiled: CompiledOptimizer | No
         What is wrong with the two together.
     """
     if compiled is not None and is_taken(section, compiled):
-        for key, value in {"name": OptimizerName(compiled.name), **(compiled.settings or {})}.items():
+        if left_out := [*_check_left_out(section, compiled)]:
+            return left_out
+        for key, value in {"name": OptimizerName(compiled.name), **compiled.settings}.items():
             if key == "schedule" and key not in section.given:
                 section.schedule = ScheduleConfig(**{**value, "name": ScheduleName(value["name"])})
             elif key not in section.given:
@@ -95,6 +97,14 @@ def resolve_steps(train: TrainConfig, examples: int) -> list[Problem]:
     return []
 
 
+def _check_left_out(section: OptimizerConfig, compiled: CompiledOptimizer) -> Iterator[Problem]:
+    """Nothing that compile() was given may be left out, unless the config replaces it."""
+    for left_out in compiled.left_out:
+        if left_out.key not in section.given:
+            message = f"compile() was given {left_out.text}, which cannot be reproduced here"
+            yield Problem(f"optimizer.{left_out.key}", message, left_out.remedy)
+
+
 def check_optimizer(section: OptimizerConfig) -> Iterator[Problem]:
     """The keys must be those that the optimizer and its schedule read, and fit its rate."""
     yield from check_read(section, "optimizer.")
@@ -107,5 +117,5 @@ def check_optimizer(section: OptimizerConfig) -> Iterator[Problem]:
 
 
 def is_taken(section: OptimizerConfig, compiled: CompiledOptimizer | None) -> bool:
-    """Whether the model's own optimizer trains it: it is one of ours, and the config does not choose one."""
-    return compiled is not None and compiled.settings is not None and "name" not in section.given
+    """Whether the model's own optimizer trains it: the config does not choose one."""
+    return compiled is not None and "name" not in section.given

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import keras
 import numpy as np
 from keras.optimizers import schedules
 
-from trainer.config.schema import OptimizerConfig
-from trainer.plan.description import CompiledOptimizer
+from trainer.config.schema import OptimizerConfig, ScheduleName
+from trainer.plan.description import CompiledOptimizer, LeftOut
+from trainer.workload.loss_scale import FIRST, GROWTH_STEPS
 
 # Keys of the config by attribute of the optimizer, where they differ.
 KEYS = {
@@ -32,8 +33,9 @@ ATTRIBUTES: Mapping[type, tuple[str, ...]] = {
     keras.optimizers.Lamb: ADAM,
     keras.optimizers.Ftrl: ("learning_rate_power", "initial_accumulator_value", "beta", *list(KEYS)[1:]),
 }
-# Attributes that the config has no key for, if they are set.
-WITHOUT_KEY = ("amsgrad", "clipnorm", "clipvalue", "ema_overwrite_frequency", "gradient_accumulation_steps")
+COMMON = ("name", "learning_rate", "weight_decay", "global_clipnorm", "use_ema", "ema_momentum")  # read in any class
+EXCLUDED = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern")  # by exclude_from_weight_decay
+NEAREST = {"adadelta": "adagrad", "adamax": "adam", "muon": "adamw", "nadam": "adam"}  # to classes without a name here
 
 
 @contextmanager
@@ -56,20 +58,67 @@ def read(model: keras.Model) -> CompiledOptimizer | None:
     """The optimizer that a model was compiled with; none, where `compile` names none."""
     if not model.compiled or model.optimizer is None or not getattr(model, "_names_optimizer", True):
         return None
-    optimizer = model.optimizer
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):  # by Keras, for mixed_float16
-        optimizer = optimizer.inner_optimizer
-    attributes, name = ATTRIBUTES.get(type(optimizer)), type(optimizer).__name__
+    optimizer, scale = model.optimizer, None
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):  # by Keras, for mixed_float16, or by the user
+        optimizer, scale = optimizer.inner_optimizer, optimizer
+    attributes, name = ATTRIBUTES.get(type(optimizer)), type(optimizer).__name__.lower()
+    rate, left_out = _read_rate(optimizer._learning_rate)
     if attributes is None:
-        return CompiledOptimizer(name.lower(), None, ())
+        return CompiledOptimizer(name, {}, (_of_another_class(optimizer, rate),))
     settings = {KEYS.get(attribute, attribute): _plain(getattr(optimizer, attribute)) for attribute in attributes}
     settings |= {"weight_decay": _plain(optimizer.weight_decay or 0.0), "clip_norm": _plain(optimizer.global_clipnorm)}
     settings["ema"] = _plain(optimizer.ema_momentum) if optimizer.use_ema else None
-    left_out = [f"{one}={getattr(optimizer, one)}" for one in WITHOUT_KEY if getattr(optimizer, one, None)]
-    rate, unknown = _read_rate(optimizer._learning_rate)
-    if getattr(optimizer, "_exclude_from_weight_decay", None) is not None:
-        left_out.append("exclude_from_weight_decay (optimizer.groups can say it)")
-    return CompiledOptimizer(name.lower(), settings | rate, (*left_out, *unknown))
+    left_out += [*_without_key(optimizer, attributes, _typed(name, rate)), *_of_scale(scale)]
+    return CompiledOptimizer(name, settings | rate, tuple(left_out))
+
+
+def _of_another_class(optimizer: keras.optimizers.Optimizer, rate: Mapping[str, Any]) -> LeftOut:
+    kind = type(optimizer)
+    base = next((base.__name__.lower() for base in kind.__mro__ if base in ATTRIBUTES), None)
+    nearest = base or NEAREST.get(kind.__name__.lower(), "adam")
+    names = ", ".join(sorted(kind.__name__.lower() for kind in ATTRIBUTES))
+    remedy = f"type {_typed(nearest, rate)} to train with {nearest} instead; available: {names}"
+    return LeftOut(f"the optimizer {kind.__name__}", "name", remedy)
+
+
+def _without_key(optimizer: Any, attributes: Collection[str], instead: str) -> Iterator[LeftOut]:
+    """What differs from the defaults of the class and is in no key."""
+    for name, default in type(optimizer)().get_config().items():
+        value = getattr(optimizer, name, default)
+        is_read = name in COMMON or name in attributes or (name == "ema_overwrite_frequency" and not optimizer.use_ema)
+        if is_read or value == default or not (value or default):
+            continue
+        if name in ("clipnorm", "clipvalue"):
+            limit = value if name == "clipnorm" else "NUMBER"
+            remedy = f"type optimizer.clip_norm={limit} to limit the norm of the whole gradient instead"
+            yield LeftOut(f"{name}={value}", "clip_norm", remedy)
+        elif name == "ema_overwrite_frequency":
+            remedy = f"type optimizer.ema={optimizer.ema_momentum} to average without overwriting the weights"
+            yield LeftOut(f"{name}={value}", "ema", remedy)
+        elif name == "gradient_accumulation_steps":
+            remedy = f"remove it; type a train.batch_size {value} times as large, and train.accumulate={value}"
+            yield LeftOut(f"{name}={value}", "name", remedy)
+        else:
+            yield LeftOut(f"{name}={value}", "name", f"remove it, or type {instead} to train without it")
+    if optimizer.weight_decay and any(getattr(optimizer, name, None) for name in EXCLUDED):
+        decay = f"optimizer.weight_decay={_plain(optimizer.weight_decay)}"
+        remedy = f"type {decay} 'optimizer.groups=[{{match: [PATTERN], weight_decay: 0}}]' instead"
+        yield LeftOut("exclude_from_weight_decay", "weight_decay", remedy)
+
+
+def _of_scale(scale: keras.optimizers.LossScaleOptimizer | None) -> Iterator[LeftOut]:
+    """A loss scale that does not move as the one of train.precision=mixed_float16."""
+    if scale is not None and (scale.initial_scale, scale.dynamic_growth_steps) != (FIRST[0], GROWTH_STEPS):
+        text = f"LossScaleOptimizer(initial_scale={scale.initial_scale:g}, "
+        text += f"dynamic_growth_steps={scale.dynamic_growth_steps})"
+        yield LeftOut(text, "name", "give compile() its inner optimizer; train.precision=mixed_float16 scales the loss")
+
+
+def _typed(name: str, rate: Mapping[str, Any]) -> str:
+    """What chooses an optimizer with the learning rate and the schedule of another."""
+    schedule = rate.get("schedule", {})
+    keys = {"learning_rate": rate.get("learning_rate", "RATE")} | {f"schedule.{key}": schedule[key] for key in schedule}
+    return " ".join([f"optimizer={name}", *(f"optimizer.{key}={str(keys[key]).lower()}" for key in keys)])
 
 
 def make(section: OptimizerConfig) -> keras.optimizers.Optimizer:
@@ -81,7 +130,7 @@ def make(section: OptimizerConfig) -> keras.optimizers.Optimizer:
     return kind(section.learning_rate, name=section.name.value, **settings)
 
 
-def _read_rate(rate: Any) -> tuple[dict[str, Any], list[str]]:
+def _read_rate(rate: Any) -> tuple[dict[str, Any], list[LeftOut]]:
     """(settings, what has no key) of a learning rate or its schedule."""
     if type(rate) is schedules.ExponentialDecay:
         keys = {"decay_steps": rate.decay_steps, "decay_rate": _plain(rate.decay_rate), "staircase": rate.staircase}
@@ -95,10 +144,19 @@ def _read_rate(rate: Any) -> tuple[dict[str, Any], list[str]]:
         }
         return _scheduled(rate.warmup_target if warms_up else rate.initial_learning_rate, "cosine", keys), []
     if callable(rate):
-        text = f"learning_rate={type(rate).__name__}"
-        warms_up = type(rate) is schedules.CosineDecay
-        return {}, [f"{text} with a warm-up that does not begin at 0" if warms_up else text]
+        names = ", ".join(name.value for name in ScheduleName)
+        remedy = f"type optimizer.learning_rate={_first_of(rate)}, and optimizer.schedule.name with one of {names}"
+        text = f"learning_rate={getattr(rate, '__name__', type(rate).__name__)}"
+        late = " with a warm-up that does not begin at 0" if type(rate) is schedules.CosineDecay else ""
+        return {}, [LeftOut(text + late, "learning_rate", remedy)]
     return {"learning_rate": _plain(rate)}, []
+
+
+def _first_of(rate: Any) -> Any:
+    """The rate of the first step, if it can be computed."""
+    with suppress(Exception):  # it is the user's code
+        return _plain(rate(0) if isinstance(rate, schedules.LearningRateSchedule) else rate())
+    return "RATE"
 
 
 def _scheduled(peak: Any, name: str, keys: Mapping[str, Any]) -> dict[str, Any]:
