@@ -118,8 +118,8 @@ def gradients() -> list[list[np.ndarray]]:
     ]
 
 
-def keras_result(name: str) -> dict[str, list[np.ndarray]]:
-    """The parameters, and their averages if there are any, after 100 steps of Keras; each group has an optimizer."""
+def keras_result(name: str, *, steps: int = STEPS, unreached: tuple[str, ...] = ()) -> dict[str, list[np.ndarray]]:
+    """The parameters, and their averages if there are any, after the steps of Keras; each group has an optimizer."""
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": True})  # other tests switch it off
     config, values = CONFIGS[name], start()
     members: dict[Settings, list[int]] = {}
@@ -132,8 +132,8 @@ def keras_result(name: str) -> dict[str, list[np.ndarray]]:
         optimizer = keras_optimizer(replace(config, **rates))
         optimizer.build(variables)
         update = tf.function(optimizer.apply)  # as in `fit` with jit_compile=False
-        for gradient in gradients():
-            update([tf.constant(gradient[i]) for i in own])
+        for gradient in gradients()[:steps]:
+            update([None if f"parameter{i}" in unreached else tf.constant(gradient[i]) for i in own])
         kept = {"parameters": variables}
         if optimizer.use_ema:
             kept["ema"] = optimizer._model_variables_moving_average
@@ -152,14 +152,14 @@ def pack(values: list[np.ndarray], members: tuple[int, ...]) -> np.ndarray:
     return np.concatenate([np.zeros(0, np.float32), *pieces])
 
 
-def laid_out(members: tuple[int, ...]) -> Shard:
+def laid_out(members: tuple[int, ...], unreached: tuple[str, ...] = ()) -> Shard:
     """The shard that holds some of the parameters."""
     offsets = np.cumsum([0, *(padded(math.prod(SHAPES[i])) for i in members)]).tolist()
     pieces = [
         Slice(f"parameter{i}", SHAPES[i], offset, math.prod(SHAPES[i]), padded(math.prod(SHAPES[i])))
         for i, offset in zip(members, offsets, strict=False)
     ]
-    return Shard(0, "ps:0", tuple(pieces), ())
+    return Shard(0, "ps:0", tuple(pieces), (), unreached=unreached)
 
 
 @dataclass
@@ -168,15 +168,16 @@ class Trained:
 
     config: OptimizerConfig
     members: tuple[int, ...]
+    unreached: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.parameters = tf.constant(pack(start(), self.members))
-        self.shard, begin = laid_out(self.members), self.config.slots()
+        self.shard, begin = laid_out(self.members, self.unreached), self.config.slots()
         self.slots = {name: tf.fill([self.shard.slot_size(name)], value) for name, value in begin.items()}
         places = [(piece.offset, piece.size) for piece in self.shard.trainable]
         self.square_sums = tf.function(lambda g: optimizers.square_sums(g, places), jit_compile=True)
         self.apply = make_apply(self.config, self.shard)
-        self.update = tf.function(self._update, jit_compile=not is_in_stages(self.config), autograph=False)
+        self.update = tf.function(self._update, jit_compile=not is_in_stages(self.config, self.shard), autograph=False)
 
     def _update(self, parameters, slots, gradient, sums, step):
         gradient *= optimizers.clip_scale(self.config, sums)
@@ -186,11 +187,14 @@ class Trained:
         return packing.from_flat(pieces, vector.numpy())
 
 
-def trained(name: str, spread: tuple[tuple[int, ...], ...]) -> tuple[Trained, ...]:
-    """The shards after 100 steps of our own."""
+def trained(
+    name: str, spread: tuple[tuple[int, ...], ...], *, steps: int = STEPS, unreached: tuple[str, ...] = ()
+) -> tuple[Trained, ...]:
+    """The shards after steps of our own."""
     config = CONFIGS[name]
-    shards = tuple(Trained(config, members) for members in spread)
-    for step, gradient in enumerate(gradients()):
+    shards = tuple(Trained(config, members, unreached) for members in spread)
+    for step, whole in enumerate(gradients()[:steps]):
+        gradient = [value * (f"parameter{i}" not in unreached) for i, value in enumerate(whole)]
         flat = [tf.constant(pack(gradient, shard.members)) for shard in shards]
         sums = np.zeros(len(SHAPES), np.float32)  # by path, whichever shard they come from
         for shard, vector in zip(shards, flat, strict=True):
@@ -230,6 +234,32 @@ def test_hundred_updates_equal_keras_and_have_the_same_bits_on_three_shards(name
         what: [v.tobytes() for v in values] for what, values in ours.items()
     }
     assert set(shard.slots) == set(CONFIGS[name].slots())
+    check_padding(shard)
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+@pytest.mark.slow(but=["ftrl", "sgd-everything"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("sgd-everything", "adamw-everything", "rmsprop-everything", "adagrad-everything", "lion-everything"),
+        *("adam-groups", "adafactor-everything", "lamb-everything", "ftrl", "ftrl-everything"),
+    ],
+)
+def test_what_the_loss_does_not_reach_stays_as_it_is_as_in_keras(name):
+    steps, unreached = 5, ("parameter1", "parameter2")
+    (shard,) = one = trained(name, ONE_SHARD, steps=steps, unreached=unreached)
+    ours, spread = result(one), result(trained(name, THREE_SHARDS, steps=steps, unreached=unreached))
+    for what, expected in keras_result(name, steps=steps, unreached=unreached).items():
+        for value, wanted in zip(ours[what], expected, strict=True):
+            np.testing.assert_allclose(value, wanted, rtol=1e-6, atol=1e-6 * np.abs(wanted).max(), err_msg=what)
+    for what, values in ours.items():
+        assert [value.tobytes() for value in values] == [value.tobytes() for value in spread[what]]
+    for what, first in {**CONFIGS[name].slots(), "parameters": None, "ema": None}.items():
+        vector, pieces = shard.slots.get(what, shard.parameters), shard.shard.slot_pieces(what)
+        held = {path: value for path, value in shard.unpacked(vector, pieces).items() if path in unreached}
+        for path, value in held.items():
+            assert (value == (start()[int(path[-1])] if first is None else first)).all(), (what, path)
     check_padding(shard)
 
 

@@ -292,6 +292,26 @@ def test_a_sum_over_examples_gets_a_warning_where_replicas_are_averaged():
     assert not any(warning.key == "model" for warning in planned(model=summed).warnings)
 
 
+def test_parameters_that_the_loss_does_not_reach_are_known_to_every_shard_and_said():
+    reached = planned("cluster=2ps2w")
+    path = reached.shards[0].trainable[0].path
+    plan = planned("cluster=2ps2w", model=replace(MODEL, unreached=(path,)))
+    assert [shard.unreached for shard in plan.shards] == [(path,)] * 2
+    assert [path in warning.message for warning in plan.warnings if warning.key == "model"] == [True]
+    assert not any(warning.key == "model" for warning in reached.warnings)
+
+
+@pytest.mark.parametrize("cluster", ["cluster=1ps2w", "cluster=2w", "cluster=2w strategy=all_reduce"])
+def test_layers_that_talk_to_other_replicas_are_refused_where_there_are_some(cluster):
+    model = replace(MODEL, exchanging=("layer norm",))
+    assert planned(model=model).shards
+    assert planned("train.accumulate=2", model=model).shards
+    with pytest.raises(ConfigError) as raised:
+        planned(*cluster.split(), model=model)
+    (problem,) = raised.value.problems
+    assert (problem.key, "layer norm" in problem.message) == ("cluster", True)
+
+
 def test_a_shard_without_parameters_gets_a_warning():
     plan = planned("cluster=3ps2w", "placement.max_part_mib=null")
     assert any("ps:2 holds no parameter" in str(warning) for warning in plan.warnings)

@@ -19,6 +19,7 @@ import tensorflow as tf
 from trainer.config.schema import OptimizerConfig, OptimizerName, ScheduleConfig, ScheduleName
 
 PAD = 16  # floats: 64 bytes, so that a parameter's slice of the vector is a view and fills whole vector registers
+EMA = "ema"  # the slot with the moving average of the parameters
 LANES = 8  # partial sums of a parameter's squares: three times as fast as a single sum, and 8 divides PAD
 
 Tensor: TypeAlias = tf.Tensor
@@ -117,7 +118,7 @@ def averages(config: OptimizerConfig, slots: Slots, parameters: Tensor, step: Te
     if config.ema is None:
         return {}
     momentum = tf.where(step > 0, tf.constant(config.ema, tf.float32), 0.0)
-    return {"ema": momentum * slots["ema"] + (1 - momentum) * parameters}
+    return {EMA: momentum * slots[EMA] + (1 - momentum) * parameters}
 
 
 def square_sums(gradient: Tensor, offsets_and_sizes: Sequence[tuple[int, int]]) -> Tensor:

@@ -1,6 +1,6 @@
 """Builds the update of a shard's parameters: in one pass over them, or in stages that are compiled one by one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import tensorflow as tf
@@ -9,8 +9,8 @@ from trainer.config.groups import has_rates, settings_of
 from trainer.config.schema import OptimizerConfig
 from trainer.engine import optimizers
 from trainer.engine.measuring import MEASURING_RULES, compiled, expand
-from trainer.engine.optimizers import Change, Rates, Slots, Tensor
-from trainer.plan.layout import Shard
+from trainer.engine.optimizers import EMA, Change, Rates, Slots, Tensor
+from trainer.plan.layout import Shard, Slice
 
 # (parameters, slots, gradient, step, reductions of the rate), as optimizers.apply has them
 Apply = Callable[[Tensor, Slots, Tensor, Tensor, Tensor | float], Change]
@@ -22,8 +22,39 @@ def make_apply(config: OptimizerConfig, shard: Shard) -> Apply:
 
     Make it once: what it compiles is compiled anew for another. Its gradient must be zero in the padding.
     """
-    if not is_in_stages(config):
+    if not is_in_stages(config, shard):
         return partial(optimizers.apply, config)
+    apply = _apply_in_stages(config, shard)
+    return _leave_unreached(apply, shard) if shard.unreached else apply
+
+
+def is_in_stages(config: OptimizerConfig, shard: Shard) -> bool:
+    """Whether an update, in every shard, is compiled in stages; others are one pass, for their caller to compile."""
+    return config.name in MEASURING_RULES or has_rates(config) or bool(shard.unreached)
+
+
+def _leave_unreached(apply: Apply, shard: Shard) -> Apply:
+    """Makes an update leave parameters without a gradient, and their slots, as they are, as Keras's optimizers do.
+
+    Not within what is compiled: a choice there makes XLA contract other sums, with other bits.
+    """
+
+    def keep(before: Tensor, after: Tensor, pieces: Sequence[Slice]) -> Tensor:
+        is_kept = [piece.path in shard.unreached for piece in pieces]
+        return tf.where(expand(list(map(tf.constant, is_kept)), pieces), before, after) if any(is_kept) else after
+
+    def apply_to_reached(
+        parameters: Tensor, slots: Slots, gradient: Tensor, step: Tensor, reductions: Tensor | float
+    ) -> Change:
+        moved, updated = apply(parameters, slots, gradient, step, reductions)
+        before = {**slots, EMA: parameters}  # what never moves is its own average
+        kept = {name: keep(before[name], slot, shard.slot_pieces(name)) for name, slot in updated.items()}
+        return keep(parameters, moved, shard.trainable), kept
+
+    return apply_to_reached
+
+
+def _apply_in_stages(config: OptimizerConfig, shard: Shard) -> Apply:
     make_rates = _make_rates(config, shard) if has_rates(config) else lambda step, reductions: None
     if config.name in MEASURING_RULES:
         return _apply_measuring(config, shard, make_rates)
@@ -33,11 +64,6 @@ def make_apply(config: OptimizerConfig, shard: Shard) -> Apply:
         return one_pass(parameters, slots, gradient, step, reductions, make_rates(step, reductions))
 
     return apply
-
-
-def is_in_stages(config: OptimizerConfig) -> bool:
-    """Whether an update is compiled in stages; others are one pass, for their caller to compile."""
-    return config.name in MEASURING_RULES or has_rates(config)
 
 
 def _make_rates(config: OptimizerConfig, shard: Shard) -> MakeRates:

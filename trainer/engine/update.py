@@ -46,7 +46,7 @@ def make_update(
     def squares_of(gradient: Tensor) -> Tensor:
         return optimizers.square_sums(gradient, [(piece.offset, piece.padded) for piece in shard.trainable])
 
-    apply_optimizer, in_stages = make_apply(config, shard), is_in_stages(config)
+    apply_optimizer, in_stages = make_apply(config, shard), is_in_stages(config, shard)
 
     def in_one_pass(function: Callable[..., Any]) -> Callable[..., Any]:
         return function if in_stages else tf.function(function, jit_compile=True, autograph=False)
@@ -82,7 +82,7 @@ def make_update(
     def leave_out(flat: Tensor, slots: Slots, rest: Tensor, generation: Tensor, step: Tensor) -> Updated:
         parameters, unmoved = flat[: shard.trainable_size], dict(slots)
         if config.ema is not None:  # the next update would start the average from zeros
-            unmoved["ema"] = tf.where(step > 0, slots["ema"], parameters)
+            unmoved[optimizers.EMA] = tf.where(step > 0, slots[optimizers.EMA], parameters)
         before, now = packing.metrics_of(flat, shard), packing.metrics_of(TrainableAndRest(parameters, rest), shard)
         bad = tf.where(now[BAD] > 0, tf.cast(step + 1, tf.float32), before[BAD])
         loss = tf.where(tf.math.is_finite(now[LOSS]), now[LOSS], before[LOSS])  # its readers expect a number

@@ -56,6 +56,8 @@ class Description:
     is_divided: bool = False  # one pass over it is for all replicas
     model_batch: int = 0  # examples that the model takes at once; 0: any number
     layers: tuple[str, ...] = ()  # paths, of layers inside layers too
+    unreached: tuple[str, ...] = ()  # trainable parameters that have no gradient: the loss does not depend on them
+    exchanging: tuple[str, ...] = ()  # layers and losses that exchange values with other replicas
     is_summed: bool = False  # the loss of a batch is a sum over its examples, not a mean
     sums: int = 0  # floats of the metrics' variables
     metrics: tuple[str, ...] = ()  # their names, as evaluations have them beside the loss

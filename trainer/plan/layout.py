@@ -80,6 +80,7 @@ class Shard:
     state: tuple[Slice, ...]
     sums: int = 0  # floats behind METRICS that updates add up: variables of Keras metrics, on the first shard only
     sums_every: int = 1  # steps after which they begin again at zero
+    unreached: tuple[str, ...] = ()  # trainable parameters of the model that its loss does not reach
 
     @cached_property
     def trainable_size(self) -> int:

@@ -5,6 +5,7 @@ import copy
 import difflib
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from trainer.config.cluster_size import ClusterSize
@@ -54,6 +55,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         *_check_examples(config, description),
         *_check_model_batch(config, description),
         *_check_division(tasks, description),
+        *_check_exchanges(tasks, description),
         *_check_layers(config.device.layers, description),
         *_check_best_metric(config.evaluate.best_metric, description),
         *_check_pins(config.placement.pins, description, len(hosts)),
@@ -70,7 +72,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
     )
     if faults := [*check_memory(tables, machine)]:
         raise ConfigError(faults)
-    shards = place(
+    placed = place(
         description.parameters,
         hosts,
         pins=config.placement.pins,
@@ -80,6 +82,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         sums=description.sums,
         sums_every=config.summary.every,
     )
+    shards = tuple(replace(shard, unreached=description.unreached) for shard in placed)
     return Plan(
         cluster=config.cluster.name,
         strategy=strategy.name,
@@ -190,6 +193,17 @@ def _check_division(tasks: Sequence[Task], description: Description) -> Iterator
         )
 
 
+def _check_exchanges(tasks: Sequence[Task], description: Description) -> Iterator[Problem]:
+    """A replica step is a function of its own batch; only one replica alone has all that there is to exchange."""
+    replicas = sum(len(task.replicas) for task in tasks)
+    if description.exchanging and replicas > 1:
+        message = (
+            f"exchanged between replicas by {', '.join(description.exchanging)}, e.g. because of synchronized=True: "
+            f"values of a batch, which only one replica alone has, and this run has {replicas}"
+        )
+        yield Problem("cluster", message, "type cluster=local, or train without it, e.g. with synchronized=False")
+
+
 def _check_best_metric(name: str | None, description: Description) -> Iterator[Problem]:
     names = ("loss", *description.metrics)
     if name is not None and name not in names:
@@ -260,6 +274,9 @@ def _warn_of_sums(tasks: Sequence[Task], description: Description) -> Iterator[P
 
 
 def _warn_of_model(description: Description) -> Iterator[Problem]:
+    if description.unreached:
+        message = f"the loss does not depend on {', '.join(description.unreached)}, which training leaves as they are"
+        yield Problem("model", message, "give each output that is to be trained a loss in compile()")
     for message, remedy in description.doubts:
         yield Problem("model", message, remedy)
     for path in description.not_adapted:

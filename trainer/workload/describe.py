@@ -44,7 +44,7 @@ def answer(question: Question) -> dict[str, Any]:
 
 
 def _describe(question: Question) -> Description:
-    from trainer.workload import build, compiled_optimizer, frozen, lookups, serving, step, trial, weights
+    from trainer.workload import build, compiled_optimizer, frozen, lookups, probe, serving, step, trial, weights
     from trainer.workload.adapting import Adapting, not_adapted
     from trainer.workload.compiling import Wanted
     from trainer.workload.data.examples import Stream, count_of
@@ -92,6 +92,9 @@ def _describe(question: Question) -> Description:
     values = frozen.Frozen(frozen.values_of(model, unchanged), adapting.states)
     if question.store:
         _store(Path(question.store), values, step.initial_values(model, unchanged) if initial else {})
+    # The loss of a built-in model that nobody has chosen another for reaches all of it, and exchanges nothing.
+    is_own = has_values or user is not None or wanted.loss is not None or bool(wanted.loss_options)
+    probed = probe.probe(objective, data_set.spec, batch=model_batch) if is_own else probe.Probed()
     flops = flops_of(model, data_set.spec.features)
     return Description(
         parameters=tuple(build.parameters_of(model, question.precision, unchanged)),
@@ -102,6 +105,8 @@ def _describe(question: Question) -> Description:
         is_divided=isinstance(data_set.train, Stream) and data_set.train.is_divided,
         model_batch=model_batch,
         layers=tuple(step.layers_of(model)),
+        unreached=probed.unreached,
+        exchanging=probed.exchanging,
         is_summed=objective.is_summed,
         sums=objective.size,
         metrics=objective.metric_names(),

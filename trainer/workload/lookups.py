@@ -130,13 +130,15 @@ def has_tables(model: keras.Model) -> bool:
     return any(_layers(model))
 
 
-def recorded(call: Callable[[], Any]) -> list[Lookup]:
-    """The lookups that happen in a call, in their order; each gets rows of zeros."""
+def recorded(call: Callable[[], Any], watch: Callable[[tf.Tensor], None] = lambda rows: None) -> list[Lookup]:
+    """The lookups that happen in a call, in their order; each gets rows of zeros, which `watch` is given before."""
     lookups: list[Lookup] = []
 
     def record(layer: _Sparse, ids: tf.Tensor) -> tf.Tensor:
         lookups.append(Lookup(layer.path, tf.cast(ids, tf.int64)))
-        return _zeros(layer, ids)
+        rows = _zeros(layer, ids)
+        watch(rows)
+        return rows
 
     token = _meet.set(record)
     try:

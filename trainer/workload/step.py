@@ -123,11 +123,7 @@ def make_step(
             # A layer's name may be one that is not allowed for a root scope.
             with tf.GradientTape() as tape, tf.name_scope("model"):
                 tape.watch(watched)
-                features, others = objective.inputs(batch.features), _non_trainable(model, state, seed)
-                with lookups.given(rows):
-                    outputs, rest, own = _call(model, weights, others, features, training=True)
-                known = zip(_variables(model), [*weights, *rest], strict=True)
-                value, sums = objective.compute(known, batch, outputs, own, training=True)
+                value, sums, rest = compute_loss(objective, weights, state, seed, batch, rows)
                 scaled = value if loss_scale is None else value * loss_scale
             gradients = tape.gradient(scaled, watched, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
@@ -162,6 +158,23 @@ def make_step(
         return StepOutput(gradients, moved, value, sums, *checked, of_rows)
 
     return step
+
+
+def compute_loss(
+    objective: Objective, weights: Sequence[tf.Tensor], state: Tensors, seed: tf.Tensor, batch: Batch, rows: Rows = ()
+) -> tuple[tf.Tensor, tf.Tensor, Sequence[tf.Tensor]]:
+    """The loss of a batch in training, what it adds to the metrics, and the values of the other variables after it.
+
+    Args:
+        weights: values of the model's trainable variables, in their order.
+    """
+    model = objective.model
+    features, others = objective.inputs(batch.features), _non_trainable(model, state, seed)
+    with lookups.given(rows):
+        outputs, rest, own = _call(model, weights, others, features, training=True)
+    known = zip(_variables(model), [*weights, *rest], strict=True)
+    value, sums = objective.compute(known, batch, outputs, own, training=True)
+    return value, sums, rest
 
 
 def _call(
