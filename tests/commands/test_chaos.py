@@ -10,8 +10,9 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from random import random
 from typing import Any
 
 import pytest
@@ -776,11 +777,15 @@ def test_a_run_may_end_while_a_link_is_slow():
     assert report.judge(0, [slow], [Recovery(slow, 40, None, 0)], load("cluster=2ps3w")) == []
 
 
-def leave_run(folder: Path, digest: str, losses: list[float]) -> Path:
+def leave_run(folder: Path, digest: str, losses: list[float], accuracies: Sequence[float] = ()) -> Path:
     folder.mkdir()
     (folder / "summary.json").write_text(json.dumps({"params_sha256": digest}))
-    lines = [{"step": step, "loss": loss, "examples_per_second": 7} for step, loss in enumerate(losses, 1)]
-    (folder / "history.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    measured = [{"accuracy": value} for value in accuracies] or [{}] * len(losses)
+    rows = [
+        {"step": step, "loss": loss, **more} for step, (loss, more) in enumerate(zip(losses, measured, strict=True), 1)
+    ]
+    for name, of_machine in (("history.jsonl", "examples_per_second"), ("evaluations.jsonl", "seconds")):
+        (folder / name).write_text("".join(f"{json.dumps({**row, of_machine: random()})}\n" for row in rows))
     return folder
 
 
@@ -790,17 +795,27 @@ def test_runs_with_the_same_bits_do_not_differ(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("digest", "losses", "difference"),
+    ("digest", "losses", "accuracies", "differences"),
     [
-        ("decaf", [0.3, 0.2, 0.1], "params_sha256 is decaf..., but the unbroken run has c0ffee..."),
-        ("c0ffee", [0.3, 0.20000001, 0.1], "history.jsonl differs in 1 line, first at step 2"),
-        ("c0ffee", [0.3, 0.2], "history.jsonl differs in 1 line, first at step 3"),
+        ("decaf", [0.3, 0.2], [0.4, 0.5], ["params_sha256 is decaf..., but the unbroken run has c0ffee..."]),
+        ("c0ffee", [0.3, 0.20000001], [0.4, 0.5], ["{} differs in 1 line, first at step 2"]),
+        ("c0ffee", [0.3, 0.2], [0.0, 0.5], ["{} differs in 1 line, first at step 1"]),
+        ("c0ffee", [0.3], [0.4], ["{} differs in 1 line, first at step 2"]),
     ],
-    ids=["parameters", "a loss", "a line is missing"],
+    ids=["parameters", "a loss", "a metric", "a line is missing"],
 )
-def test_the_difference_of_two_runs_is_named(digest, losses, difference, tmp_path: Path):
-    unbroken = leave_run(tmp_path / "unbroken", "c0ffee", [0.3, 0.2, 0.1])
-    assert report.differences(unbroken, leave_run(tmp_path / "other", digest, losses)) == [difference]
+def test_the_difference_of_two_runs_is_named(digest, losses, accuracies, differences, tmp_path: Path):
+    unbroken = leave_run(tmp_path / "unbroken", "c0ffee", [0.3, 0.2], [0.4, 0.5])
+    files = ("history.jsonl", "evaluations.jsonl") if "{}" in differences[0] else ("",)
+    expected = [text.format(file) for file in files for text in differences]
+    assert report.differences(unbroken, leave_run(tmp_path / "other", digest, losses, accuracies)) == expected
+
+
+def test_a_step_that_was_reported_twice_is_a_difference(tmp_path: Path):
+    one, other = (leave_run(tmp_path / name, "c0ffee", [0.3, 0.2]) for name in "ab")
+    with (other / "history.jsonl").open("a") as file:
+        file.write('{"step": 2, "loss": 0.2}\n')
+    assert report.differences(one, other) == ["history.jsonl differs in 1 line, first at step 2"]
 
 
 def outcome(kind: str, number: int, measured: list[Recovery], problems: tuple[str, ...] = ()) -> FaultOutcome:

@@ -13,12 +13,14 @@ from trainer.commands.chaos.schedule import Fault, FaultTargets
 from trainer.config.schema import RunConfig
 from trainer.config.words import count
 from trainer.faults import exit_codes
+from trainer.storage import json_lines
 
 # What a recovery may take; see also `allowed_secs`.
 BOOT_SECS = 10.0  # of a task, on a loaded machine
 LOAD_SECS = 1.0  # of a checkpoint
 SLACK_SECS = 2.0
 TOO_SLOW = 2.0  # times what is allowed
+OF_MACHINE = ("examples_per_second", "seconds")  # what lines of a run do not owe to config, seed and data
 HARMLESS = ("delay", "throttle")  # faults that a run may end under
 
 HEADINGS = {
@@ -97,22 +99,26 @@ def with_steps_lost(measured: Sequence[Recovery], run: Path) -> list[Recovery]:
 
 
 def differences(unbroken: Path, other: Path) -> list[str]:
-    """In what two run directories differ: the parameters at the end, or a loss on the way."""
+    """In what two run directories differ: the parameters at the end, or a value that was reported on the way."""
     found = []
     before, after = (json.loads((path / "summary.json").read_text()).get("params_sha256") for path in (unbroken, other))
     if before != after:
         found.append(f"params_sha256 is {str(after)[:12]}..., but the unbroken run has {str(before)[:12]}...")
-    before, after = _losses(unbroken), _losses(other)
-    if before != after:
-        steps = sorted(step for step in {*before, *after} if before.get(step) != after.get(step))
-        where = f"first at step {steps[0]}" if steps else "in their order"
-        found.append(f"history.jsonl differs in {count(len(steps), 'line')}, {where}")
+    for name in ("history.jsonl", "evaluations.jsonl"):
+        before, after = _values_by_step(unbroken / name), _values_by_step(other / name)
+        if before != after:
+            steps = sorted(step for step in {*before, *after} if before.get(step) != after.get(step))
+            found.append(f"{name} differs in {count(len(steps), 'line')}, first at step {steps[0]}")
     return found
 
 
-def _losses(run: Path) -> dict[int, float]:
-    lines = (run / "history.jsonl").read_text().splitlines()
-    return {values["step"]: values["loss"] for values in map(json.loads, lines)}
+def _values_by_step(path: Path) -> dict[int, list[dict[str, float]]]:
+    """What a run reported of each step, without what depends on the machine; a step has one line."""
+    values: dict[int, list[dict[str, float]]] = {}
+    for line in json_lines.lines(path):
+        timeless = {name: value for name, value in line.items() if name not in OF_MACHINE}
+        values.setdefault(line["step"], []).append(timeless)
+    return values
 
 
 def rows(outcomes: Sequence[FaultOutcome], config: RunConfig) -> list[dict[str, Any]]:

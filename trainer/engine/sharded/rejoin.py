@@ -56,7 +56,8 @@ class Rejoin:
             states: of loaded shards.
 
         Returns:
-            The lowest step, and the last updates up to it, which a predecessor may not have recorded.
+            The lowest step, and the last updates up to it, which a predecessor may not have recorded; where some
+            shards are ahead, it had recorded all but the last.
         """
         generation, step = min((state.now.generation, state.now.step) for state in states)
         if not all(session.run(self._is_first)):
@@ -64,9 +65,10 @@ class Rejoin:
             with session.graph.as_default():
                 taken = [_take_place(link, self._tag_feed) for link in self._links]
             session.run(taken, {self._tag_feed: self._tag})
-        now = next(state.now for state in states if state.now.step == step)
-        earlier = [s.before for s in states if (s.before.generation, s.before.step) == (generation, step - 1)]
-        return step, [*earlier[:1], now]
+        # Of the first shard, which alone has the sums of metrics: where it is one update ahead, from the one before.
+        first = states[0]
+        last = {result.step: result for result in (first.before, first.now) if result.generation == generation}
+        return step, [last[missed] for missed in (step - 1, step) if missed in last]
 
     def pull(self, session: Any) -> list[np.ndarray]:
         """Reads the vectors that the step computes on, without tokens; packed."""

@@ -218,13 +218,14 @@ class ChiefEvaluation:
         before, self.status.state = self.status.state, "evaluating"
         began = time.monotonic()
         scores = self.evaluator.score(snapshot)
+        self.events.scalars(snapshot.step, {f"evaluation/{name}": value for name, value in scores.items()})
+        self.events.flush()
         if snapshot.step > self.lines.last_step:  # else it was evaluated before
             evaluation = Evaluation(snapshot.step, scores, round(time.monotonic() - began, 3))
             if self.keep:
                 self.keep(snapshot, evaluation)
             self.lines.write(snapshot.step, {**scores, "seconds": evaluation.seconds})  # last: it is not made again
         self.status.state = before
-        self.events.scalars(snapshot.step, {f"evaluation/{name}": value for name, value in scores.items()})
         return {f"eval_{name}": value for name, value in scores.items()}
 
     def is_missing(self, step: int, every: int) -> bool:
@@ -320,6 +321,9 @@ def assemble(
         evaluation.run_and_log(engine.snapshot())
         engine.release()
         judge.poll(start.step)
+    if start.is_adopted and Every(config.summary.histogram_every, start=start.step - 1).is_due(start.step):
+        report.write_parameters(engine.snapshot())  # which an earlier chief may not have drawn
+        engine.release()
     between = [lambda _: writer.poll(), _on_snapshot(engine, actions)]
     if judge.is_needed:
         between.append(judge.poll)

@@ -70,6 +70,7 @@ class Report:
 
     def write_parameters(self, snapshot: Snapshot) -> None:
         self.events.histograms(snapshot.step, {f"parameters/{k}": v for k, v in snapshot.parameters.items()})
+        self.events.flush()
 
     def close(self) -> None:
         self._history.close()
@@ -89,10 +90,11 @@ class Report:
         self._values = values = {"loss": result.loss, **metrics, "learning_rate": learning_rate}
         self._log_progress({**values, "step": result.step, "examples_per_second": rate}, now)
         try:
-            self._history.write(result.step, values | {"examples_per_second": round(rate, 1)})
             self.events.scalars(result.step, values | {"examples_per_second": rate})
             self._write_contributions(result.step)
             self.events.flush()
+            # Last: a step without a line is reported again, by a chief that takes over.
+            self._history.write(result.step, values | {"examples_per_second": round(rate, 1)})
         except (OSError, tf.errors.ResourceExhaustedError) as error:
             if self._config.checkpoint.on_error is not SaveErrorPolicy("continue"):
                 raise

@@ -199,9 +199,9 @@ class CheckpointScorer:
     def _write(self, evaluation: Evaluation) -> None:
         assert self._scored is not None
         step = evaluation.step
-        self._lines.write(step, {**evaluation.scores, "seconds": evaluation.seconds})
         self._events.scalars(step, {f"evaluation/{name}": value for name, value in evaluation.scores.items()})
         self._events.flush()
+        self._lines.write(step, {**evaluation.scores, "seconds": evaluation.seconds})
         self._scored.add(step)
         self._status.step, self._status.loss = step, evaluation.scores["loss"]
 
