@@ -36,6 +36,7 @@ KINDS = {  # model and data, options of the model, what the config names
     "weights": ("small", "weighted", {}, {}),
     "options of a loss": ("small", "weighted", {}, {"loss": "SparseCategoricalCrossentropy"}),
     "binary, of logits": ("binary", "far", {}, {}),
+    "names used twice": ("same_names", "pairs", {}, {}),
     "a tensor used three times": ("with_three_way_skip", "far", {}, {}),
 }
 

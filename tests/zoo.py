@@ -301,6 +301,19 @@ def towers():
     return keras.Model([one, two], [tower(one), tower(two)])
 
 
+def same_names():
+    """Two towers with layers of the same names, each with a batch norm, and one of these names beside them."""
+
+    def tower(name):
+        x = keras.Input((6,))
+        hidden = layers.BatchNormalization(name="norm")(layers.Dense(8, "relu", name="hidden")(x))
+        return keras.Model(x, layers.Dense(4, name="out")(hidden), name=name)
+
+    one, two = keras.Input((6,)), keras.Input((6,))
+    both = layers.Concatenate()([tower("left")(one), tower("right")(two)])
+    return keras.Model([one, two], layers.Dense(2, name="out")(both))
+
+
 class Block(layers.Layer):
     """Takes no `training`; what is in it gets that of the model."""
 

@@ -126,18 +126,6 @@ ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
         CONFIG,
         "variable '.*kernel' is float64; a model's trainable variables must be float32",
     ),
-    "one name twice": (
-        "class Twins(layers.Layer):\n"
-        "    def build(self, shape):\n"
-        "        self.a, self.b = (self.add_weight(shape=(6, 2), name='w') for _ in range(2))\n"
-        "    def call(self, x):\n"
-        "        return x @ self.a + x @ self.b\n"
-        "def model():\n"
-        "    return keras.Sequential([keras.Input((6,)), Twins()])",
-        {},
-        CONFIG,
-        "two variables of the model are named '.*twins.*/w'; give",
-    ),
     "train_step": (
         "class model(keras.Model):\n    def train_step(self, data):\n        return {}",
         {},

@@ -286,21 +286,6 @@ def test_parameters_are_in_creation_order_without_seed_generators():
     ]
 
 
-def test_two_variables_of_one_name_are_refused():
-    class Twins(keras.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one, self.two = (keras.layers.Dense(3, name="dense") for _ in range(2))
-
-        def call(self, features: Any) -> Any:
-            return self.one(features) + self.two(features)
-
-    model = Twins()
-    model(FEATURES)
-    with pytest.raises(ValueError, match="two variables of the model are named '.*dense/kernel'; give its layers"):
-        replica.parameters_of(model)
-
-
 def test_a_variable_that_is_not_float32_is_refused():
     inputs = keras.Input((4,))
     model = keras.Model(inputs, keras.layers.Dense(3, dtype="float64", name="wide")(inputs))

@@ -23,9 +23,9 @@ from trainer.workload import compiled_optimizer, loss_scale, serving, trial, wei
 from trainer.workload.build import Workload, open_dense, open_workload
 from trainer.workload.error_text import first_line
 from trainer.workload.objective import Objective
+from trainer.workload.paths import Paths
 from trainer.workload.served_tables import TableValues
 from trainer.workload.serving import Written
-from trainer.workload.step import is_seed
 
 DEFAULT_FORMATS = ("keras", "saved_model")
 MODEL_NBYTES = 2**31  # of tables that a model.keras may have
@@ -140,7 +140,8 @@ def export(
         np.savez(folder / "params.npz", **dict(sorted(own.items())))
         return tables
     known = own.keys() | tables.keys()
-    frozen = {v.path: np.asarray(v.numpy()) for v in model.variables if v.path not in known and not is_seed(v)}
+    variables = Paths(model).named(model.variables)
+    frozen = {path: np.asarray(v.numpy()) for path, v in variables.items() if path not in known}
     named: dict[str, Any] = dict(sorted((own | frozen).items()))
     np.savez(folder / "params.npz", **named)
     _assign(model, snapshot, {path: np.load(file) for path, file in tables.items()})

@@ -17,6 +17,7 @@ import tensorflow as tf
 from keras.src.layers.preprocessing.index_lookup import IndexLookup
 
 from trainer.workload.data.examples import DataError
+from trainer.workload.paths import Paths
 
 State = Mapping[str, np.ndarray]  # what a layer has learned, by name
 
@@ -82,11 +83,11 @@ class Adapting:
 
 def not_adapted(model: keras.Model) -> list[str]:
     """The paths of layers that normalize by a mean and a variance, and have learned none."""
-    layers = model._flatten_layers(include_self=False)
+    layers, paths = model._flatten_layers(include_self=False), Paths(model)
     own = [
         one for one in layers if isinstance(one, keras.layers.Normalization) and one.built and one.input_mean is None
     ]
-    return [one.path for one in own if not one.adapt_mean.numpy().any() and (one.adapt_variance.numpy() == 1).all()]
+    return [paths[one] for one in own if not one.adapt_mean.numpy().any() and (one.adapt_variance.numpy() == 1).all()]
 
 
 def _learned(layer: Any) -> dict[str, np.ndarray]:

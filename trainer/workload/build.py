@@ -110,6 +110,7 @@ def build_model(
                 model(map_nest(_one_example, data.spec.features))  # `build` would not build a subclassed model's layers
     finally:
         keras.config.set_dtype_policy(before)
+    lookups.separate(model)
     frozen_weights.freeze(model, freezes)
     return model
 

@@ -21,6 +21,7 @@ from trainer.workload import step
 from trainer.workload.adapting import State
 from trainer.workload.data.examples import Spec, map_nest
 from trainer.workload.objective import Objective
+from trainer.workload.paths import Paths
 from trainer.workload.weights import read_npz
 
 WEIGHTS, ADAPTED = "frozen/", "adapted/"  # names in the file begin so
@@ -39,13 +40,13 @@ def freeze(model: keras.Model, freezing: Sequence[Mapping[str, Any]]) -> None:
     A layer with all of its weights frozen is a frozen layer: a BatchNorm then computes with its statistics, and keeps
     them.
     """
-    paths = {v.path for v in model.trainable_variables if is_frozen(v.path, freezing)}
-    for layer in model._flatten_layers() if paths else ():
-        own = {v.path for v in layer.trainable_variables}
-        if own and own <= paths:
+    frozen = {id(v) for path, v in Paths(model).named(model.trainable_variables).items() if is_frozen(path, freezing)}
+    for layer in model._flatten_layers() if frozen else ():
+        own = {id(v) for v in layer.trainable_variables}
+        if own and own <= frozen:
             layer.trainable = False
     for variable in model.trainable_variables:
-        if variable.path in paths:
+        if id(variable) in frozen:
             variable.trainable = False
 
 
@@ -55,7 +56,7 @@ def find(objective: Objective, spec: Spec) -> list[str]:
     Raises:
         ValueError: if it gives a trainable variable another value.
     """
-    model = objective.model
+    model, paths = objective.model, Paths(objective.model)
     options = {"training": True} if step.takes_training(model) else {}
     unchanged: list[str] = []
 
@@ -65,31 +66,31 @@ def find(objective: Objective, spec: Spec) -> list[str]:
         known = [*parameters, *state]
         with objective.in_graph(), keras.StatelessScope(state_mapping=known, collect_losses=True) as scope:
             model(objective.inputs(features), **options)
-        unchanged.extend(v.path for v, given in state if scope.get_current_value(v) is given and not step.is_seed(v))
-        _check_not_assigned([v for v, given in parameters if scope.get_current_value(v) is not given])
+        unchanged.extend(paths.named(v for v, given in state if scope.get_current_value(v) is given))
+        _check_not_assigned([paths[v] for v, given in parameters if scope.get_current_value(v) is not given])
 
-    if any(not step.is_seed(v) for v in model.non_trainable_variables):
+    if paths.named(model.non_trainable_variables):
         specs = [
             [tf.TensorSpec(v.shape, v.dtype) for v in variables]
             for variables in (model.trainable_variables, model.non_trainable_variables)
         ]
         features = map_nest(lambda one: tf.TensorSpec([None, *one.shape], one.dtype), spec.features)
         tf.function(forward, autograph=False).get_concrete_function(*specs, features)
-    return [v.path for v in model.variables if v.path in unchanged]
+    return [path for path in paths.named(model.variables) if path in unchanged]
 
 
-def _check_not_assigned(variables: Sequence[keras.Variable]) -> None:
+def _check_not_assigned(paths: Sequence[str]) -> None:
     """Training changes trainable variables by their gradients; what a layer assigns would be lost."""
-    if variables:
+    if paths:
         raise ValueError(
-            f"a layer assigns the trainable variable {variables[0].path} when it is called, as SpectralNormalization "
+            f"a layer assigns the trainable variable {paths[0]} when it is called, as SpectralNormalization "
             "does, which is lost where gradients of several workers are averaged; leave this layer out"
         )
 
 
 def values_of(model: keras.Model, paths: Collection[str]) -> dict[str, np.ndarray]:
     """The values of the variables of these paths, in the model's order."""
-    return {v.path: np.asarray(v.numpy()) for v in model.variables if v.path in paths}
+    return {path: np.asarray(v.numpy()) for path, v in Paths(model).named(model.variables).items() if path in paths}
 
 
 def describe(values: Mapping[str, np.ndarray], adapted: Sequence[State] = ()) -> FrozenWeights:

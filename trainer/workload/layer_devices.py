@@ -8,6 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from trainer.workload.paths import Paths
+
 
 @contextmanager
 def pinned(
@@ -25,7 +27,7 @@ def pinned(
             so their names alone do not identify the layer.
     """
     called: MutableMapping[str, str] = {} if scopes is None else scopes
-    layers = [layer for layer in model._flatten_layers(include_self=False) if layer.path]
+    layers, paths = [layer for layer in model._flatten_layers(include_self=False) if layer.path], Paths(model)
 
     def place(operation: tf.Operation) -> str:
         device = tf.DeviceSpec.from_string(operation.device)
@@ -37,7 +39,7 @@ def pinned(
         return str(device.to_string())
 
     placed = tf.compat.v1.device(place) if devices else nullcontext()
-    with replaced_calls(layers, lambda layer: _call_on(devices.get(layer.path), layer, called)), placed:
+    with replaced_calls(layers, lambda layer: _call_on(devices.get(paths[layer]), layer, paths[layer], called)), placed:
         yield
 
 
@@ -59,12 +61,14 @@ def replaced_calls(
                 object.__setattr__(layer, "call", call)
 
 
-def _call_on(device: str | None, layer: keras.Layer, called: MutableMapping[str, str]) -> Callable[..., tf.Tensor]:
+def _call_on(
+    device: str | None, layer: keras.Layer, path: str, called: MutableMapping[str, str]
+) -> Callable[..., tf.Tensor]:
     call = layer.call
 
     @functools.wraps(call)
     def on_device(*args: object, **options: object) -> tf.Tensor:
-        called[tf.compat.v1.get_default_graph().get_name_scope()] = layer.path
+        called[tf.compat.v1.get_default_graph().get_name_scope()] = path
         with nullcontext() if device is None else tf.device(device):
             return call(*args, **options)
 

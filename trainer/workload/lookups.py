@@ -7,6 +7,7 @@ the rows of these ids given, in the order of its lookups. The gradient of a row 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -17,6 +18,7 @@ import keras
 import tensorflow as tf
 
 from trainer.plan.tables import FirstValues, Growing, SparsePattern, Table
+from trainer.workload.paths import Paths
 
 VARIABLE = "embeddings"  # the name that Keras gives to the variable of the layer
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
@@ -94,15 +96,15 @@ def tables_of(model: keras.Model, lookups: Sequence[Lookup]) -> tuple[Table, ...
 
 def counted(model: keras.Model, call: Callable[[], Any]) -> dict[str, int]:
     """How many ids an example looks up in a call, by path of Embedding layer, dense ones too; 0: nobody knows."""
-    layers = _embeddings(model)
-    counts = dict.fromkeys((layer.path for layer in layers), 0)
+    layers, paths = _embeddings(model), Paths(model)
+    counts = dict.fromkeys((paths[layer] for layer in layers), 0)
 
     def counting(layer: keras.layers.Embedding) -> Callable[[Any], Any]:
         look_up = layer.call
 
         def count(inputs: Any, *args: Any, **kwargs: Any) -> Any:
             each = tf.TensorShape(inputs.shape[1:])
-            counts[layer.path] += (each.num_elements() or 0) if each.is_fully_defined() else 0
+            counts[paths[layer]] += (each.num_elements() or 0) if each.is_fully_defined() else 0
             return look_up(inputs, *args, **kwargs)
 
         return count
@@ -122,8 +124,18 @@ def counted(model: keras.Model, call: Callable[[], Any]) -> dict[str, int]:
 
 
 def embeddings(model: keras.Model) -> list[str]:
-    """The paths of all Embedding layers, sparse and dense."""
-    return [layer.path for layer in _embeddings(model)]
+    """The paths of all Embedding layers, sparse and dense, that they are built with: patterns are for these."""
+    return list(dict.fromkeys(layer.path for layer in _embeddings(model)))
+
+
+def separate(model: keras.Model) -> None:
+    """Gives the tables of layers that were built with the same path, in different nested models, paths of their own."""
+    paths = Counter(_sparse_of(layer).path for layer in _layers(model))
+    unique = Paths(model) if len(paths) < paths.total() else None
+    for layer in _layers(model):
+        sparse = _sparse_of(layer)
+        if unique and paths[sparse.path] > 1:
+            object.__setattr__(layer, "_sparse_table", sparse._replace(path=f"{unique[layer]}/{VARIABLE}"))
 
 
 def has_tables(model: keras.Model) -> bool:

@@ -24,6 +24,7 @@ from trainer.workload.layer_devices import pinned
 from trainer.workload.loss_scale import LOWEST
 from trainer.workload.objective import Objective
 from trainer.workload.ordered_sums import keep_written, ordered_sums
+from trainer.workload.paths import Paths, is_seed
 from trainer.workload.seeded_draws import seeded_draws
 
 CURRENT = "current_call_ctx"  # Keras's name of the context in which layers find what outer layers were given
@@ -42,20 +43,17 @@ def parameters_of(model: keras.Model, frozen: Collection[str] = ()) -> list[Para
         frozen: paths of variables that are neither.
 
     Raises:
-        ValueError: if two variables share a path, or one cannot be kept as float32, or has a constraint.
+        ValueError: if a variable cannot be kept as float32, or has a constraint.
     """
     trainable = {id(v) for v in model.trainable_variables}
-    variables = [v for v in model.variables if not is_seed(v)]
-    paths = [v.path for v in variables]
-    if twice := [path for path in paths if paths.count(path) > 1]:
-        raise ValueError(f"two variables of the model are named {twice[0]!r}; give its layers different names")
-    for v in variables:
+    variables = Paths(model).named(model.variables)
+    for path, v in variables.items():
         if id(v) in trainable and v.dtype != "float32":
-            raise ValueError(f"variable {v.path!r} is {v.dtype}; a model's trainable variables must be float32")
+            raise ValueError(f"variable {path!r} is {v.dtype}; a model's trainable variables must be float32")
         if id(v) in trainable and v.constraint is not None:
             name = type(v.constraint).__name__
-            raise ValueError(f"variable {v.path!r} has a constraint, {name}, which is not applied; leave it out")
-    return [Parameter(v.path, tuple(v.shape), id(v) in trainable) for v in variables if v.path not in frozen]
+            raise ValueError(f"variable {path!r} has a constraint, {name}, which is not applied; leave it out")
+    return [Parameter(path, tuple(v.shape), id(v) in trainable) for path, v in variables.items() if path not in frozen]
 
 
 def batch_of(model: keras.Model) -> int:
@@ -65,13 +63,14 @@ def batch_of(model: keras.Model) -> int:
 
 def layers_of(model: keras.Model) -> list[str]:
     """The paths of a model's layers, nested ones included, in creation order; inputs have none."""
-    return [layer.path for layer in model._flatten_layers(include_self=False) if layer.path]
+    paths = Paths(model)
+    return [paths[layer] for layer in model._flatten_layers(include_self=False) if layer.path]
 
 
 def initial_values(model: keras.Model, frozen: Collection[str] = ()) -> dict[str, np.ndarray]:
     """The current values of `parameters_of`, by path: arrays of float32."""
-    variables = [v for v in model.variables if not is_seed(v) and v.path not in frozen]
-    return {v.path: np.asarray(v.numpy(), np.float32) for v in variables}
+    variables = Paths(model).named(model.variables)
+    return {path: np.asarray(v.numpy(), np.float32) for path, v in variables.items() if path not in frozen}
 
 
 class StepOutput(NamedTuple):
@@ -109,9 +108,9 @@ def make_step(
     [] keeps small gradients in the range of float16: the loss is multiplied by it, the gradients are divided. `rows`
     are what the lookups of sparse layers are given, in their order.
     """
-    model = objective.model
+    model, paths = objective.model, Paths(objective.model)
     keep_written(fuses=not _has_bfloat16(model))
-    trainable = [v.path for v in model.trainable_variables]
+    trainable = [paths[v] for v in model.trainable_variables]
 
     def whole(
         parameters: Tensors, state: Tensors, seed: tf.Tensor, batch: Batch, rows: Rows, loss_scale: tf.Tensor | None
@@ -130,9 +129,9 @@ def make_step(
         if loss_scale is not None:
             dense = [gradient / loss_scale for gradient in dense]
         moved = {
-            v.path: tf.cast(new, tf.float32)
+            paths[v]: tf.cast(new, tf.float32)
             for v, new in zip(model.non_trainable_variables, rest, strict=True)
-            if not is_seed(v) and v.path not in objective.frozen
+            if not is_seed(v) and paths[v] not in objective.frozen
         }
         return dict(zip(trainable, dense, strict=False)), moved, value, sums, dense[len(trainable) :]
 
@@ -151,7 +150,7 @@ def make_step(
 
         run = with_frozen if accumulate == 1 else _in_parts(with_frozen, accumulate, objective.size)
         own = {  # without a loss scale
-            v.path: state[v.path] for v in model.non_trainable_variables if not is_seed(v) and v.path not in frozen
+            path: state[path] for path in paths.named(model.non_trainable_variables) if path not in frozen
         }
         gradients, moved, value, sums, of_rows = run(parameters, own, seed, batch, rows, loss_scale)
         checked = _check_finite([*gradients.values(), *of_rows], value, loss_scale)
@@ -258,11 +257,11 @@ def _has_bfloat16(model: keras.Model) -> bool:
 
 def make_evaluation(objective: Objective) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
     """Makes evaluate(parameters, state, batch, rows=()) -> (loss, the mean over the batch; sums of the metrics [K])."""
-    model = objective.model
+    model, paths = objective.model, Paths(objective.model)
     keep_written(fuses=not _has_bfloat16(model))
 
     def evaluate(parameters: Tensors, state: Tensors, batch: Batch, rows: Rows = ()) -> tuple[tf.Tensor, tf.Tensor]:
-        weights = [parameters[v.path] for v in model.trainable_variables]
+        weights = [parameters[paths[v]] for v in model.trainable_variables]
         no_seed = tf.zeros([2], tf.int64)
         with tf.name_scope("model"), objective.in_graph(), ordered_sums(), seeded_draws(no_seed):
             features, others = objective.inputs(batch.features), _non_trainable(model, state, no_seed)
@@ -308,7 +307,7 @@ def lookup_counts(objective: Objective, spec: Spec) -> dict[str, int]:
 def _call_with_zeros(objective: Objective, features: Nest) -> None:
     """Calls a model for what its layers do with the features, whatever the weights."""
     model, no_seed = objective.model, tf.zeros([2], tf.int64)
-    state = {v.path: tf.zeros(v.shape) for v in model.non_trainable_variables}
+    state = {path: tf.zeros(v.shape) for path, v in Paths(model).named(model.non_trainable_variables).items()}
     weights = [tf.zeros(v.shape) for v in model.trainable_variables]
     with objective.in_graph(), seeded_draws(no_seed):
         _call(model, weights, _non_trainable(model, state, no_seed), objective.inputs(features), training=True)
@@ -323,23 +322,23 @@ def _trace(function: Callable[[Nest], None], spec: Spec) -> None:
 def trace(objective: Objective, spec: Spec) -> None:
     """Traces an evaluation of examples that look like `spec`, without computing it: the objective's size follows."""
     model, batch = objective.model, Batch(spec.features, spec.labels, spec.weights)
-    values = {v.path: tf.TensorSpec(v.shape, v.dtype) for v in _variables(model)}
+    values = {path: tf.TensorSpec(v.shape, v.dtype) for path, v in Paths(model).named(_variables(model)).items()}
     fed = batch.map(lambda one: tf.TensorSpec([None, *one.shape], one.dtype))
     tf.function(make_evaluation(objective), autograph=False).get_concrete_function(values, values, fed)
 
 
 def adds_losses(objective: Objective, spec: Spec) -> bool:
     """Whether layers add losses when the model is called, beside those of their weights."""
-    model, seed, counts = objective.model, tf.zeros([2], tf.int64), []
+    model, paths, seed, counts = objective.model, Paths(objective.model), tf.zeros([2], tf.int64), []
 
     def call(values: Tensors, features: Nest) -> None:
-        weights = [values[v.path] for v in model.trainable_variables]
+        weights = [values[paths[v]] for v in model.trainable_variables]
         with objective.in_graph(), seeded_draws(seed):
             rest = _non_trainable(model, values, seed)
             *_, losses = _call(model, weights, rest, objective.inputs(features), training=True)
         counts.append(len(losses) - len(model._get_regularization_losses()))
 
-    values = {v.path: tf.TensorSpec(v.shape, v.dtype) for v in _variables(model)}
+    values = {path: tf.TensorSpec(v.shape, v.dtype) for path, v in Paths(model).named(_variables(model)).items()}
     fed = map_nest(lambda one: tf.TensorSpec([None, *one.shape], one.dtype), spec.features)
     tf.function(call, autograph=False).get_concrete_function(values, fed)
     return counts[0] > 0
@@ -354,10 +353,6 @@ def _variables(model: keras.Model) -> list[keras.Variable]:
     return [*model.trainable_variables, *model.non_trainable_variables]
 
 
-def is_seed(variable: keras.Variable) -> bool:
-    return variable.path.endswith("seed_generator_state")
-
-
 def _as(value: tf.Tensor, dtype: str) -> tf.Tensor:
     """State of another type than float32; the mean of the replicas' counters is rounded."""
     if value.dtype == dtype:
@@ -367,11 +362,11 @@ def _as(value: tf.Tensor, dtype: str) -> tf.Tensor:
 
 def _non_trainable(model: keras.Model, state: Tensors, seed: tf.Tensor) -> list[tf.Tensor]:
     """Values for the model's non-trainable variables; each seed generator gets its own state, drawn from `seed`."""
-    values = []
+    values, paths = [], Paths(model)
     for number, variable in enumerate(model.non_trainable_variables):
         if is_seed(variable):
             folded = tf.random.experimental.stateless_fold_in(seed, number)
             values.append(tf.cast(tf.bitwise.bitwise_and(folded, 0x7FFFFFFF), variable.dtype))
         else:
-            values.append(_as(state[variable.path], variable.dtype))
+            values.append(_as(state[paths[variable]], variable.dtype))
     return values

@@ -20,9 +20,9 @@ from keras.src.saving import saving_lib
 
 from trainer.config.words import count, some
 from trainer.faults.problems import ConfigError, Problem
-from trainer.workload import step
 from trainer.workload.data.examples import DataError
 from trainer.workload.error_text import first_line
+from trainer.workload.paths import Paths, is_seed
 
 PREFIXES = ("parameters/", "state/", "frozen/", "slots/ema/")  # of names in a checkpoint; a later one wins
 TENSORS = "tensors.npz"  # of a checkpoint
@@ -72,9 +72,9 @@ def load(model: keras.Model, files: Sequence[str]) -> str:
 
 def assign(model: keras.Model, values: Mapping[str, np.ndarray]) -> None:
     """Gives the variables of these paths their values, and has layers follow that keep what they computed of them."""
-    for variable in model.variables:
-        if variable.path in values:
-            value = values[variable.path]
+    for path, variable in Paths(model).named(model.variables).items():
+        if path in values:
+            value = values[path]
             variable.assign(value if "float" in variable.dtype else np.rint(value))
     for layer in model._flatten_layers(include_self=False):
         if isinstance(layer, keras.layers.Normalization) and layer.built and layer.input_mean is None:
@@ -102,7 +102,7 @@ def _read_arrays(files: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def _load_arrays(model: keras.Model, values: Mapping[str, np.ndarray]) -> Loaded:
-    shapes = {v.path: tuple(v.shape) for v in model.variables if not step.is_seed(v)}
+    shapes = {path: tuple(v.shape) for path, v in Paths(model).named(model.variables).items()}
     loaded = [path for path, shape in shapes.items() if path in values and values[path].shape == shape]
     misfits = [
         _misfit(path, values[path].shape, shape)
@@ -159,7 +159,7 @@ class _Values(saving_lib.NpzIOStore):  # type: ignore[misc]
 
 
 def _load_h5(model: keras.Model, file: str) -> Loaded:
-    recorder = _Recorder()
+    recorder, paths_of_model = _Recorder(), Paths(model)
     saving_lib._save_state(model, recorder, None, "", set())
     saved = {
         place: values
@@ -175,7 +175,7 @@ def _load_h5(model: keras.Model, file: str) -> Loaded:
         values = {}
         for place, layer in ours.items():
             shapes = theirs[places[place]].shapes if place in places else {}
-            paths = {key: _path_of(value, f"{layer.name}/{key}") for key, value in saved[place].items()}
+            paths = {key: _path_of(value, paths_of_model, f"{layer.name}/{key}") for key, value in saved[place].items()}
             if shapes == layer.shapes:
                 values[place] = {key: opened[f"{places[place]}/vars/{key}"][()] for key in shapes}
                 loaded += paths.values()
@@ -190,11 +190,11 @@ def _load_h5(model: keras.Model, file: str) -> Loaded:
 
 
 def _is_seed(value: Any) -> bool:
-    return isinstance(value, keras.Variable) and step.is_seed(value)
+    return isinstance(value, keras.Variable) and is_seed(value)
 
 
-def _path_of(value: Any, otherwise: str) -> str:
-    return value.path if isinstance(value, keras.Variable) else otherwise
+def _path_of(value: Any, paths: Paths, otherwise: str) -> str:
+    return paths[value] if isinstance(value, keras.Variable) else otherwise
 
 
 def _shapes(values: Mapping[str, Any]) -> Shapes:

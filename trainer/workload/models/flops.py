@@ -19,6 +19,7 @@ from keras.src.layers.convolutional.base_separable_conv import BaseSeparableConv
 
 from trainer.workload.data.examples import Nest, map_nest
 from trainer.workload.layer_devices import replaced_calls
+from trainer.workload.paths import Paths
 
 Shapes = tuple[tuple[int, ...], ...]  # without the examples' dimension
 
@@ -40,14 +41,14 @@ class _Call(NamedTuple):
 
 def flops_of(model: keras.Model, features: Nest) -> Flops:
     """Counts the forward pass of one example, of arrays like `features`."""
-    calls = _calls_in_graph(model)
+    calls, paths = _calls_in_graph(model), Paths(model)
     try:
         calls = _traced_calls(model, features) if calls is None else calls
     except Exception:  # of a layer's code, e.g. of one that takes batches of one size only
         layers = model._flatten_layers(include_self=False)
-        return Flops(0, tuple(layer.path for layer in layers if _own_weights(layer)))
+        return Flops(0, tuple(paths[layer] for layer in layers if _own_weights(layer)))
     counted = [(call.layer, _forward(call)) for call in calls]
-    uncounted = dict.fromkeys(layer.path for layer, flops in counted if flops is None)
+    uncounted = dict.fromkeys(paths[layer] for layer, flops in counted if flops is None)
     return Flops(sum(flops or 0 for _, flops in counted), tuple(uncounted))
 
 
