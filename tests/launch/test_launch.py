@@ -236,6 +236,15 @@ if __name__ == "__main__":
 """
 
 
+def test_what_a_task_has_started_ends_with_it(tasks, start, tmp_path):
+    """Also where it has left the task's session, and ignores what it can."""
+    apart = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    code = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {apart!r}], start_new_session=True"
+    start("worker:0", f"{code}, env={{}}); print(p.pid, flush=True)")
+    next_event(tasks, "exited")
+    wait_for_end(int((tmp_path / "task.log").read_text()))
+
+
 def test_killing_the_launcher_ends_nursery_and_tasks(tmp_path):
     environment = json.dumps(stand_in(tmp_path, SLEEP))
     with subprocess.Popen(
@@ -322,6 +331,34 @@ def test_a_fork_of_the_nursery_describes_a_model(forking):
     result = forking.describe(Question.about(ModelConfig("mlp", {"depth": 0}), data, user=None, seed=0))
     description = from_json(Description, result["description"])
     assert [(p.path, p.shape) for p in description.parameters] == [("logits/kernel", (4, 2)), ("logits/bias", (2,))]
+
+
+ENDS = {  # what a model's function does -> what the answer must say, where the function does not return
+    "os._exit(0)": "exit code 0",
+    "os._exit(3)": "exit code 3",
+    "os.kill(os.getpid(), 9)": "SIGKILL",
+    "ctypes.string_at(0)": "mine.py, line 3, in model: ",
+    "sys.exit(0)": "mine.py, line 3, in model: SystemExit",
+    "os.fork()": "",
+    "multiprocessing.get_context('fork').Process(target=time.sleep, args=(60,)).start()": "",
+    'print(\'{"event": "described", "answer": {}}\', flush=True)': "",
+    "time.sleep(1.5)": "",
+}
+
+
+@pytest.mark.slow
+def test_a_description_comes_or_is_known_not_to_come_whatever_the_users_code_does(forking, tmp_path):
+    lines = []
+    for number, (does, failure) in enumerate(ENDS.items()):
+        user = tmp_path / str(number) / "mine.py"
+        user.parent.mkdir()
+        body = f"def model():\n    {does}\n    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])\n"
+        user.write_text(f"import ctypes, keras, multiprocessing, os, sys, time\n{body}")
+        data = DataConfig("synthetic", {"train_examples": 30, "evaluate_examples": 10, "shape": [4], "classes": 2})
+        question = Question.about(ModelConfig("model"), data, user=str(user), seed=0)
+        result = forking.describe(question, lambda line, _: lines.append(line))
+        assert (failure in result["failure"], result["exit_code"]) == (True, 65) if failure else "description" in result
+    assert "mine.py, line 3, in model" in lines
 
 
 @pytest.mark.slow

@@ -397,3 +397,14 @@ def show_two_lines(path: Path) -> None:
             with path.open("a") as file:
                 file.write(history_line(step))
             shown.show(TASKS)
+
+
+def test_what_keeps_a_command_busy_is_said_early_and_then_ever_more_seldom(capsys):
+    with progress.note("planning") as shown:
+        for secs in range(100):
+            shown.runs("mine.py, line 3", secs)
+        for secs in range(12):
+            shown.runs("", secs)
+    said = capsys.readouterr().out.splitlines()
+    assert [int(re.search(r" (\d+) s", text)[1]) for text in said if "mine.py, line 3" in text] == [2, 10, 40, 70]
+    assert len(said) == 4  # the built-in models take seconds too

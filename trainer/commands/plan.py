@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainer.commands.start import Start
 from trainer.config.groups import freezing
@@ -13,11 +13,11 @@ from trainer.config.schema import Launch, RunConfig
 from trainer.faults import exit_codes
 from trainer.faults.problems import ConfigError
 from trainer.launch import progress
-from trainer.launch.describe import describe
+from trainer.launch.describe import Child, describe
 from trainer.launch.processes import isolation
 from trainer.observe.machine import this_machine
 from trainer.plan.checks.strategy import batch_parts
-from trainer.plan.description import FROZEN_FILE, Description, Question
+from trainer.plan.description import FROZEN_FILE, Description, Question, Waits
 from trainer.plan.devices import Machine
 from trainer.plan.make import make_plan, with_other_ps
 from trainer.plan.plan import Plan
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from trainer.launch.processes.tasks import ProcessTasks
 
 WHAT_IS_TRAINED = ("model", "optimizer")  # a run repeats the warnings about these; mode=plan has them all
+PLANNING = "planning: TensorFlow builds the model once"
 ISOLATED = "isolated: the tasks get a network of their own, which no other program reaches"
 
 
@@ -38,7 +39,8 @@ def run(config: RunConfig, start: Start) -> int:
     from trainer.plan.forecast import step_time
 
     threads.take_from_earlier(config)
-    description, machine = _describe(config), this_machine()
+    with progress.note(PLANNING) as note:
+        description, machine = _describe(config, waits=note.runs), this_machine()
     made = make_plan(config, description, machine)
     workload = step_time.Workload.of(description, config.optimizer, config.plan, cores=machine.cores)
     not_isolated = isolation.why_not(config)
@@ -52,23 +54,28 @@ def run(config: RunConfig, start: Start) -> int:
 
 
 def make(
-    config: RunConfig, store: Path | None = None, tasks: ProcessTasks | None = None, machine: Machine | None = None
+    config: RunConfig,
+    store: Path | None = None,
+    tasks: ProcessTasks | None = None,
+    machine: Machine | None = None,
+    waits: Waits = lambda *_: None,
 ) -> Plan:
     """Describes the model, in a process of `tasks` if one is given, and makes the plan.
 
     Args:
         store: a folder for what describing the model leaves for the tasks.
         machine: that the tasks run on; None: this one.
+        waits: as in `describe`.
     """
     threads.take_from_earlier(config)
-    child = tasks.describe if tasks and tasks.can_describe else None
-    return make_plan(config, _describe(config, store, child), machine or this_machine())
+    child = partial(tasks.describe, waits=waits) if tasks else None
+    return make_plan(config, _describe(config, store, child, waits), machine or this_machine())
 
 
 def announce(config: RunConfig, store: Path, tasks: ProcessTasks | None = None, machine: Machine | None = None) -> Plan:
     """Makes the plan of a run, prints it in one line, and writes it where `plan.json` says; the rest as in `make`."""
-    with progress.note("planning: TensorFlow builds the model once"):
-        made = make(config, store, tasks, machine)
+    with progress.note(PLANNING) as note:
+        made = make(config, store, tasks, machine, note.runs)
     if config.plan.json is not None:
         from trainer.plan import page
 
@@ -83,10 +90,10 @@ def announce(config: RunConfig, store: Path, tasks: ProcessTasks | None = None, 
 
 
 def _describe(
-    config: RunConfig, store: Path | None = None, child: Callable[[Question], dict[str, Any]] | None = None
+    config: RunConfig, store: Path | None = None, child: Child | None = None, waits: Waits = lambda *_: None
 ) -> Description:
     """Describes the model, and completes the config: its optimizer is the compiled one, its epochs are steps."""
-    description = describe(_question(config, store), child)
+    description = describe(_question(config, store), child, waits)
     problems = resolve_optimizer(config.optimizer, description.compiled_optimizer)
     if problems := problems + resolve_steps(config.train, description.train_examples):
         raise ConfigError(problems)

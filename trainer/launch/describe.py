@@ -2,24 +2,27 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from trainer.faults.problems import ConfigError, Problem
-from trainer.plan.description import Description, DescriptionError, Question
+from trainer.plan.description import Description, DescriptionError, Question, Waits
 from trainer.plan.downloads import is_missing
-from trainer.plan.serialize import from_json, to_json
+from trainer.plan.serialize import from_json
 from trainer.storage.atomic import write_atomically
 
+Child = Callable[[Question], dict[str, Any]]
 
-def describe(question: Question, child: Callable[[Question], dict[str, Any]] | None = None) -> Description:
+
+def describe(question: Question, child: Child | None = None, waits: Waits = lambda *_: None) -> Description:
     """Returns the description in the cache, else asks a child process that imports TensorFlow, and downloads data.
 
     Args:
-        child: runs `answer` in a process with TensorFlow; by default a new one.
+        child: runs `answer` in a process with TensorFlow.
+        waits: called each second, where there is no `child`, with the line of the user's code that runs, and with how
+            many seconds the process has taken.
 
     Raises:
         ConfigError: if the model or the data set refuses its options.
@@ -33,7 +36,7 @@ def describe(question: Question, child: Callable[[Question], dict[str, Any]] | N
                 return description
     except (OSError, ValueError, KeyError, TypeError):
         pass  # missing, or from another version: ask again
-    result = (child or _ask_new_process)(question)
+    result = child(question) if child else _ask_new_process(question, waits)
     if "problem" in result:
         raise ConfigError([Problem(**result["problem"])])
     if "failure" in result:
@@ -48,19 +51,11 @@ def _read(answer: Any) -> Description:
     return description
 
 
-def _ask_new_process(question: Question) -> dict[str, Any]:
-    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
-    child = subprocess.run(
-        [sys.executable, "-m", "trainer.launch.describe", json.dumps(to_json(question))],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-    if child.returncode != 0:
-        return {"failure": f"describing the model failed:\n{child.stderr[-2000:]}", "exit_code": 70}
-    result: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
-    return result
+def _ask_new_process(question: Question, waits: Waits) -> dict[str, Any]:
+    from trainer.launch.processes.tasks import ProcessTasks
+
+    with ProcessTasks() as tasks:
+        return tasks.describe(question, waits)
 
 
 def _is_cacheable(question: Question) -> bool:
@@ -86,10 +81,3 @@ def _write_cache(path: Path, text: str) -> None:
         write_atomically(path, text)
     except OSError as error:
         print(f"trainer: the model's description is not cached: {error}", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    from trainer.workload.describe import answer
-
-    print("\n" + json.dumps(answer(from_json(Question, json.loads(sys.argv[1])))), flush=True)
-    os._exit(0)  # without waiting for threads that a user's file has started

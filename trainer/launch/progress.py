@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 LINE_EVERY_SECS = 5.0
+USERS_SECS, OWN_SECS = 2.0, 10.0  # after which a command says that it is busy with the user's code, with its own
+NOTE_EVERY_SECS = 30.0  # between two lines about that, at most
 NOT_CI = ("", "0", "false", "False")  # values of $CI where somebody looks at the terminal
 
 
@@ -81,16 +84,43 @@ def is_interactive() -> bool:
 
 
 @contextmanager
-def note(text: str) -> Iterator[None]:
-    """Shows what a command is busy with until it is done; only on a terminal."""
-    if not is_interactive():
-        yield
-        return
-    print(text, end="", flush=True)
+def note(text: str) -> Iterator[Note]:
+    """Shows on a terminal what a command is busy with until it is done; elsewhere only what takes long."""
+    shown = Note(text)
     try:
-        yield
+        yield shown
     finally:
-        print(f"\r{' ' * len(text)}\r", end="", flush=True)
+        shown.erase()
+
+
+class Note:
+    """What a command is busy with."""
+
+    def __init__(self, text: str) -> None:
+        """Shows the text on a terminal."""
+        self._is_live, self._width, self._due_secs = is_interactive(), 0, 0.0
+        self._draw(text)
+
+    def runs(self, line: str, secs: float) -> None:
+        """Says which line of the user's code has kept the command busy, and for how long; ever more seldom in a log."""
+        if secs < (USERS_SECS if line else OWN_SECS):
+            return
+        text = f"planning has taken {secs:.0f} s{f', the user file runs: {line}' if line else ''}"
+        if self._is_live:
+            self._draw(text)
+        elif secs >= self._due_secs:
+            self._due_secs = secs + min(NOTE_EVERY_SECS, 4 * secs)
+            print(text, flush=True)
+
+    def erase(self) -> None:
+        self._draw("")
+        self._draw("", end="\r")
+
+    def _draw(self, text: str, end: str = "") -> None:
+        if self._is_live:
+            text = text[: shutil.get_terminal_size().columns - 1]  # of two lines only one could be drawn again
+            print(f"\r{text:<{self._width}}", end=end, flush=True)
+            self._width = len(text)
 
 
 class Progress:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from glob import glob
 from importlib import metadata
@@ -34,6 +34,9 @@ class LeftOut(NamedTuple):
     text: str
     key: str  # of the config's optimizer, that replaces it
     remedy: str
+
+
+Waits = Callable[[str, float], None]  # takes the line of the user's code that runs, and for how many seconds
 
 
 class CompiledOptimizer(NamedTuple):

@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -188,6 +189,7 @@ def open_workload(config: RunConfig, plan: Plan, file: Path | None = None, *, wi
     Raises:
         DataError: if that is not what was planned.
     """
+    process = os.getpid()
     frozen = frozen_weights.read(file) if plan.frozen.sha256 and file and file.exists() else None
     adapting = Adapting(frozen.adapted if frozen else None)
     data = open_data_set(config.data.name, config.data.options, seed=config.seed, user_file=config.user)
@@ -204,6 +206,8 @@ def open_workload(config: RunConfig, plan: Plan, file: Path | None = None, *, wi
         adapting=adapting,
         sparse=sparse_patterns(config.placement),
     )
+    if os.getpid() != process:
+        os._exit(0)  # a copy of the task, which the user's code has forked and let return
     if frozen:
         weights.assign(model, frozen.weights)
     wanted = Wanted.of(asdict(named))

@@ -8,6 +8,7 @@ GPU, and CUDA_VISIBLE_DEVICES can still be set in the child. Where forking is no
 starts plain processes. When the launcher dies in any way, the nursery ends its tasks and itself.
 """
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -20,17 +21,15 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainer.launch.processes import isolation
-from trainer.plan.description import Question
+from trainer.launch.processes import describing, isolation
 from trainer.plan.environment import VISIBLE, allotted_gpus, visible_gpus
-from trainer.plan.serialize import from_json
-from trainer.workload import describe
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+END_SECS = 10.0  # for processes that were killed to end
 PLANNING_TIMES = 30  # as long as otherwise a launcher may be silent before its first task: it builds the model
 
 
@@ -111,17 +110,10 @@ class _Nursery:
             config = self._read_config(run)
             pid = self._fork(run_task)
         else:
-            nursery = os.getpid()
             with open(log, "ab") as output:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "trainer.task", run, job, str(index)],
-                    env=os.environ | environment,
-                    stdout=output,
-                    stderr=output,
-                    preexec_fn=lambda: _prepare_child(nursery),  # the nursery has no thread that could hold a lock
+                pid = self._spawn(
+                    "trainer.task", run, job, str(index), env=os.environ | environment, stdout=output, stderr=output
                 )
-            pid = process.pid
-            self._plain[pid] = process
         self._children[pid] = name
         self._report({"event": "started", "name": name, "pid": pid})
 
@@ -138,12 +130,29 @@ class _Nursery:
         except Exception:  # the task tries again itself, and reports the error
             return None
 
-    def _describe(self, question: dict[str, Any]) -> None:
-        def answer() -> int:
-            self._report({"event": "described", **describe.answer(from_json(Question, question))})
+    def _describe(self, question: dict[str, Any], name: str) -> None:
+        def work() -> int:
+            describing.answer(question, name, self._report)
             return 0
 
-        self._children[self._fork(answer)] = "describe"
+        if self._can_fork:
+            pid = self._fork(work)
+        else:
+            control = self._control.fileno()
+            arguments = json.dumps(question), name, str(control)
+            pid = self._spawn("trainer.launch.processes.describing", *arguments, pass_fds=[control])
+        self._children[pid] = name
+
+    def _spawn(self, module: str, *arguments: str, **options: Any) -> int:
+        """Starts a process that is no fork of this one."""
+        nursery = os.getpid()
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            preexec_fn=lambda: _prepare_child(nursery),  # the nursery has no thread that could hold a lock
+            **options,
+        )
+        self._plain[process.pid] = process
+        return process.pid
 
     def _isolate(self) -> None:
         isolation.enter()
@@ -169,20 +178,51 @@ class _Nursery:
             os._exit(code)
 
     def _reap(self) -> None:
-        for pid in list(self._children):
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                code = os.waitstatus_to_exitcode(status)
-                if pid in self._plain:
-                    self._plain.pop(pid).returncode = code  # reaped here, not by subprocess
-                self._report({"event": "exited", "name": self._children.pop(pid), "pid": pid, "code": code})
+        """Reports the children that have ended, and ends what these have left behind."""
+        for pid, code in _ended_children():
+            if pid in self._plain:
+                self._plain.pop(pid).returncode = code  # reaped here, not by subprocess
+            if (name := self._children.pop(pid, None)) is not None:
+                self._report({"event": "exited", "name": name, "pid": pid, "code": code})
+        for pid in _children() - self._children.keys():
+            os.kill(pid, signal.SIGKILL)
 
     def _end_all(self) -> None:
-        for pid in self._children:
-            os.kill(pid, signal.SIGKILL)
+        """Ends the tasks, and the processes that their code has started: those become children of this one."""
+        deadline = time.monotonic() + END_SECS  # what hangs in a driver or a file system may do so for ever
+        while (alive := _children() | self._children.keys()) and time.monotonic() < deadline:
+            for pid in alive:
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+            for pid, _ in _ended_children():
+                self._children.pop(pid, None)
 
     def _report(self, event: dict[str, Any]) -> None:
         self._control.sendall(json.dumps(event).encode() + b"\n")
+
+
+def _ended_children() -> Iterator[tuple[int, int]]:
+    """The process id and exit code of each child that has ended; it is then forgotten."""
+    with contextlib.suppress(ChildProcessError):  # there is none
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            yield ended[0], os.waitstatus_to_exitcode(ended[1])
+
+
+def _children() -> set[int]:
+    """The children of this process that are alive; where there is no /proc, none."""
+    children = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            state, parent, *_ = path.read_text().rpartition(")")[2].split()
+            if int(parent) == os.getpid() and state != "Z":
+                children.add(int(path.parent.name))
+    return children
+
+
+def _adopt_orphans() -> None:
+    """On Linux, makes this process the parent of its children's children once their parents have ended."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _prepare_child(nursery: int) -> None:
@@ -236,6 +276,7 @@ def serve(control: Control, *, can_fork: bool, silent_secs: float | None = None,
         silent_secs: also ends when the launcher has sent nothing for so long.
         allotted: the GPUs of this host that the tasks may use, as CUDA_VISIBLE_DEVICES has them; empty: all.
     """
+    _adopt_orphans()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to the whole group, it stops the tasks, which need the nursery
     try:
         _Nursery(control, can_fork=can_fork, silent_secs=silent_secs, allotted=allotted).serve()

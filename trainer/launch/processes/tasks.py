@@ -5,20 +5,24 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import selectors
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer.faults import exit_codes
 from trainer.launch.processes import warm
 from trainer.plan.environment import MEMORY, for_tasks
 from trainer.plan.serialize import to_json
 
 if TYPE_CHECKING:
-    from trainer.plan.description import Question
+    from trainer.plan.description import Question, Waits
 
 REUSE_PORT = {"TF_GRPC_REUSE_PORT": "1"}  # the launcher holds the port
 
@@ -30,7 +34,7 @@ class ProcessTasks:
         """Has a warm process fork a nursery, or starts one; `warm_minutes` as in `warm.connect`."""
         # The nursery's output: TensorFlow's greetings, and the reason if it fails.
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `__exit__`)
-        self._fork, self._pending = fork, b""
+        self._fork, self._pending, self._questions = fork, b"", 0
         self._is_isolated, self._isolated_pid = False, 0
         # Inherited by the tasks: from another user namespace they could not open it by this process's path.
         self.memory = os.memfd_create("trainer") if hasattr(os, "memfd_create") else None
@@ -84,15 +88,45 @@ class ProcessTasks:
         if self.memory is not None:
             os.close(self.memory)
 
-    def describe(self, question: Question) -> dict[str, Any]:
-        """Describes a model, which a fork of the nursery builds."""
-        self._request({"do": "describe", "question": to_json(question)})
+    def describe(self, question: Question, waits: Waits = lambda *_: None) -> dict[str, Any]:
+        """Describes a model, which a child of the nursery builds.
+
+        Args:
+            waits: called each second with the line of the user's code that runs, and for how long the child has run.
+        """
+        self._questions += 1
+        name = f"describe {self._questions}"  # an earlier child, or what one has left behind, may still report
+        self._request({"do": "describe", "question": to_json(question), "name": name})
         while True:
             for event in self._receive(None):
+                if event.get("name") != name:
+                    continue
+                if event["event"] == "exited":
+                    return self._failure(question, event["code"])
                 if event["event"] == "described":
-                    return {key: value for key, value in event.items() if key != "event"}
-                if event["event"] == "exited" and event["name"] == "describe" and event["code"] != 0:
-                    return {"failure": f"describing the model ended with {event['code']}", "exit_code": 70}
+                    answer: dict[str, Any] = event["answer"]
+                    return answer
+                waits(event["line"], event["secs"])
+
+    def _failure(self, question: Question, code: int) -> dict[str, Any]:
+        """The answer of a child that has ended without one."""
+        ended = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"left with exit code {code} (os._exit?)"
+        text = f"the process that builds the model and opens the data {ended}"
+        if place := self._crash(question.user):
+            text = f"{place}: {text}"
+        elif question.user is not None:
+            text = f"{question.user}: {text}"
+        is_users = question.user is not None
+        return {"failure": text, "exit_code": exit_codes.BAD_DATA if is_users else exit_codes.INTERNAL}
+
+    def _crash(self, user: str | None) -> str:
+        """The innermost line of the user's code in the stack that a crash has written; empty if there is none."""
+        if user is None:
+            return ""
+        self._stderr.seek(0)
+        stack = self._stderr.read().decode(errors="replace").rpartition("Fatal Python error")[2]
+        place = re.search(rf'File "({re.escape(str(Path(user).resolve().parent))}/[^/"]+)", (line \d+) in (\S+)', stack)
+        return f"{place[1]}, {place[2]}, in {place[3]}" if place else ""
 
     def isolate(self) -> None:
         """Gives the tasks that start from now on a network of their own; see `isolation`."""
@@ -105,10 +139,6 @@ class ProcessTasks:
         while not self._isolated_pid:
             self._receive(None)
         return self._isolated_pid
-
-    @property
-    def can_describe(self) -> bool:
-        return self._fork
 
     def start(self, name: str, *, run: str, environment: Mapping[str, str], log: str) -> None:
         """Starts a task, e.g. "worker:3"; an event has its process id."""

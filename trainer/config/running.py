@@ -1,0 +1,17 @@
+"""Which line of the user's code a process runs."""
+
+import os
+import sys
+
+
+def running_line(user: str | None, thread: int) -> str:
+    """The innermost line of the user's file, or of a file beside it, that a thread is in; empty if it is in none."""
+    folder = os.path.dirname(os.path.abspath(user)) if user is not None else None
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        code = frame.f_code
+        if os.path.dirname(os.path.abspath(code.co_filename)) == folder:
+            where = "" if code.co_name == "<module>" else f", in {code.co_name}"
+            return f"{os.path.basename(code.co_filename)}, line {frame.f_lineno}{where}"
+        frame = frame.f_back
+    return ""
