@@ -70,6 +70,7 @@ class Description:
     compiled_optimizer: CompiledOptimizer | None = None
     objective: str = ""  # loss and metrics, and where they come from
     doubts: tuple[tuple[str, str], ...] = ()  # (message, remedy) of what the model is trained with all the same
+    warnings: tuple[str, ...] = ()  # of Python and Keras, from the user's code
     flops: int = 0  # floating-point operations of one example's forward pass
     uncounted: tuple[str, ...] = ()  # layers not in `flops`, because their operations cannot be counted
     tables: tuple[Table, ...] = ()  # of sparse layers

@@ -279,6 +279,8 @@ def _warn_of_model(description: Description) -> Iterator[Problem]:
         yield Problem("model", message, "give each output that is to be trained a loss in compile()")
     for message, remedy in description.doubts:
         yield Problem("model", message, remedy)
+    for text in description.warnings:
+        yield Problem("model", text, 'to hide it: warnings.filterwarnings("ignore", ...) in the code that warns')
     for path in description.not_adapted:
         message = f"layer {path} has adapted to no data, so it changes nothing"
         yield Problem("model", message, "give the model's function an argument train, and call adapt(train)")

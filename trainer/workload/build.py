@@ -19,8 +19,8 @@ from trainer.config.schema import RunConfig
 from trainer.plan.layout import Parameter
 from trainer.plan.plan import Plan
 from trainer.plan.tables import SparsePattern, sparse_patterns
+from trainer.workload import dtype_policy, lookups, loss_scale, step, weights
 from trainer.workload import frozen as frozen_weights
-from trainer.workload import lookups, loss_scale, step, weights
 from trainer.workload.adapting import Adapting
 from trainer.workload.compiling import Wanted, make_objective
 from trainer.workload.data import DATA_SETS, DataError, DataSet, open_data
@@ -32,7 +32,6 @@ from trainer.workload.objective import Objective, no_values
 SAME_WEIGHTS = "its function must return the same ones in every task, e.g. load them from one file"
 TRAIN = "train"  # an argument of a model's function: the features to adapt layers to
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-SCALED = "mixed_float16"  # the precision that needs a loss scale
 
 
 def open_data_set(name: str, options: Mapping[str, Any], *, seed: int, user_file: str | None) -> DataSet:
@@ -53,7 +52,7 @@ def build_model(
     *,
     seed: int,
     user_file: str | None,
-    precision: str = "float32",
+    precision: str = dtype_policy.FLOAT32,
     with_values: bool = True,
     freezes: Sequence[Mapping[str, Any]] = (),
     adapting: Adapting | None = None,
@@ -91,26 +90,17 @@ def build_model(
         allowed = [one for one in list(inspect.signature(function).parameters)[len(arguments) :] if one not in given]
         raise ValueError(f"model.options of {name}: {error}; allowed: {', '.join(allowed) or 'none'}") from error
     keras.utils.set_random_seed(seed)
-    before = keras.config.dtype_policy()
-    if before.name not in ("float32", precision):
-        keras.config.set_dtype_policy("float32")
-        raise ValueError(
-            f"{user_file} sets the dtype policy {before.name}, but train.precision={precision} is in force; "
-            f"type train.precision={before.name} instead"
-        )
-    keras.config.set_dtype_policy(precision)
-    try:
+    with dtype_policy.in_force(precision, user_file):
         values = nullcontext() if with_values or of_user else no_values()
         with values, (adapting or Adapting()).during(), lookups.building(sparse):
             model = function(*arguments, **given, **options)
         if not isinstance(model, keras.Model):
             raise ValueError(f"model {name} returned a {type(model).__name__}; return a keras.Model")
         _check_trains_as_keras(model)
-        if not model.built:
+        if not all(layer.built for layer in model._flatten_layers()):
             with lookups.building(sparse):
                 model(map_nest(_one_example, data.spec.features))  # `build` would not build a subclassed model's layers
-    finally:
-        keras.config.set_dtype_policy(before)
+    dtype_policy.check_layers(model, precision)
     lookups.separate(model)
     frozen_weights.freeze(model, freezes)
     return model
@@ -241,12 +231,14 @@ def open_objective(
 
 def parameters_of(model: keras.Model, precision: str, frozen: Collection[str] = ()) -> list[Parameter]:
     """The parameters of a model, without its frozen weights, and those of its training."""
-    return [*step.parameters_of(model, frozen), *([loss_scale.PARAMETER] if precision == SCALED else [])]
+    return [*step.parameters_of(model, frozen), *([loss_scale.PARAMETER] if precision == dtype_policy.SCALED else [])]
 
 
 def initial_values(model: keras.Model, precision: str, frozen: Collection[str] = ()) -> dict[str, Any]:
     """The initial values of `parameters_of`, by path."""
-    own = {loss_scale.PARAMETER.path: np.array(loss_scale.FIRST, np.float32)} if precision == SCALED else {}
+    own = (
+        {loss_scale.PARAMETER.path: np.array(loss_scale.FIRST, np.float32)} if precision == dtype_policy.SCALED else {}
+    )
     return step.initial_values(model, frozen) | own
 
 

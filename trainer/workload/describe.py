@@ -2,7 +2,7 @@
 
 import traceback
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from trainer.faults.problems import ConfigError, Problem
 from trainer.plan.checks.sparse import check_patterns
 from trainer.plan.description import FROZEN_FILE, INITIAL_FILE, Description, Question
 from trainer.plan.serialize import to_json
+from trainer.workload import user_warnings
 from trainer.workload.error_text import one_paragraph
 
 
@@ -25,7 +26,9 @@ def answer(question: Question) -> dict[str, Any]:
     from trainer.workload.data import DataError
 
     try:
-        return {"description": to_json(_describe(question))}
+        with user_warnings.recorded(question.user) as told:
+            description = _describe(question)
+        return {"description": to_json(replace(description, warnings=tuple(told)))}
     except DataError as error:
         return {"failure": str(error), "exit_code": error.exit_code}
     except ConfigError as error:

@@ -18,7 +18,7 @@ from keras.src.backend.common import global_state
 from keras.src.losses import loss as keras_loss
 from keras.src.losses.loss import squeeze_or_expand_to_same_rank
 
-from trainer.workload import eager
+from trainer.workload import eager, inputs
 from trainer.workload.data.examples import Batch, Nest
 
 Known = Iterable[tuple[keras.Variable, tf.Tensor]]  # values of a model's variables
@@ -93,9 +93,8 @@ class Objective:
         return self.model
 
     def inputs(self, features: Nest) -> Nest:
-        """Features as the model takes them: several as a list, where it was made with one."""
-        is_list = isinstance(getattr(self.model, "_inputs_struct", None), list)
-        return list(features) if is_list and isinstance(features, tuple) else features
+        """Features as the model takes them."""
+        return inputs.chosen(self.model, features)
 
     @property
     def compiled_loss(self) -> Any:

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.workload import step
+from trainer.workload import inputs, step
 from trainer.workload.data import DataSet
 from trainer.workload.data.examples import (
     ArraySpec,
@@ -25,10 +25,11 @@ from trainer.workload.data.examples import (
     map_nest,
 )
 from trainer.workload.error_text import one_paragraph
-from trainer.workload.objective import Objective, Use
+from trainer.workload.objective import Doubt, Objective, Use
 from trainer.workload.output_checks import Mismatch, check_classes, contradiction, is_doubtful
 
 EXAMPLES = 7  # of the batch; no size that somebody would write into a model, which would hide that it takes no other
+UNUSED, REMEDY = "feature {} is no input of the model, and is not used", "leave it out of the data to say so"
 FAR = -3.0  # times the weights, for outputs that are far from these
 
 
@@ -47,6 +48,9 @@ def run(objective: Objective, data: DataSet, *, has_values: bool, batch: int = 0
     """
     is_soft = tf.config.get_soft_device_placement()
     tf.config.set_soft_device_placement(True)  # a layer may name a device that only tasks have
+    objective.doubts += [
+        Doubt(UNUSED.format(name), REMEDY) for name in inputs.unused(objective.model, data.spec.features)
+    ]
     try:
         if has_values:
             return _compute_sized(objective, data, batch)

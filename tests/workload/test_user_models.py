@@ -1,0 +1,241 @@
+"""What is found out about a user's model before the start: its precision, its inputs, its warnings, and its layers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from trainer.config import user_file
+from trainer.config.schema import ModelConfig
+from trainer.plan.description import Question
+from trainer.workload import describe, inputs
+
+BAD_DATA, CONFIG = 65, 2
+HEAD = """\
+import warnings
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers, ops
+
+X = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+Y = X[:, :1]
+
+
+def data():
+    return {"train": (X, Y), "evaluate": (X[:16], Y[:16])}
+
+
+def compiled(inputs, outputs):
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", "mse")
+    return model
+
+
+"""
+
+
+@pytest.fixture(autouse=True)
+def _forget_the_file() -> Iterator[None]:
+    before = list(sys.path)
+    yield
+    sys.path[:] = before
+    user_file._load.cache_clear()
+
+
+def answer(folder: Path, text: str, precision: str = "float32") -> dict[str, Any]:
+    (folder / "mine.py").write_text(HEAD + text)
+    named, data = asdict(ModelConfig("model")), {"name": "data", "options": {}}
+    return describe.answer(Question(named, data, str(folder / "mine.py"), 0, precision))
+
+
+def outcome_of(result: dict[str, Any]) -> tuple[int, str]:
+    """The exit code, and the words of a refusal."""
+    if problem := result.get("problem"):
+        return CONFIG, " ".join(problem.values())
+    return (result["exit_code"], result["failure"]) if "failure" in result else (0, "")
+
+
+def half(body: str) -> str:
+    return f"def model():\n    x = keras.Input((4,))\n{body}\n    return compiled(x, layers.Dense(1)(x))"
+
+
+IN_FLOAT16 = (
+    "def model():\n    x = keras.Input((4,))\n"
+    "    return compiled(x, layers.Dense(1, dtype='float32')(layers.Dense(3, dtype={}, name='half')(x)))"
+)
+# The end of a file, train.precision, the exit code, and words of the refusal: a key, a value or a name.
+PRECISIONS: dict[str, tuple[str, str, int, list[str]]] = {
+    "policy in the function": (
+        half("    keras.config.set_dtype_policy('mixed_float16')"),
+        "float32",
+        CONFIG,
+        ["train.precision", "train.precision=mixed_float16"],
+    ),
+    "that policy in force": (half("    keras.config.set_dtype_policy('mixed_float16')"), "mixed_float16", 0, []),
+    "policy as an object": (
+        half("    keras.config.set_dtype_policy(keras.DTypePolicy('mixed_bfloat16'))"),
+        "mixed_float16",
+        CONFIG,
+        ["train.precision=mixed_bfloat16"],
+    ),
+    "policy of the data": (
+        half("") + "\nkeras.config.set_dtype_policy('mixed_float16')",
+        "mixed_bfloat16",
+        CONFIG,
+        ["train.precision=mixed_float16"],
+    ),
+    "policy taken back": (
+        "def model():\n    x = keras.Input((4,))\n"
+        "    keras.config.set_dtype_policy('mixed_float16')\n"
+        "    y = layers.Dense(3, name='half')(x)\n"
+        "    keras.config.set_dtype_policy('float32')\n"
+        "    return compiled(x, layers.Dense(1)(y))",
+        "float32",
+        CONFIG,
+        ["train.precision=mixed_float16", "half"],
+    ),
+    "floatx": (half("    keras.config.set_floatx('float64')"), "float32", CONFIG, ["train.precision", "float64"]),
+    "floatx of the file": ("keras.config.set_floatx('float16')\n" + half(""), "float32", CONFIG, ["float16"]),
+    "a policy that is not offered": (
+        half("    keras.config.set_dtype_policy('float64')"),
+        "float32",
+        CONFIG,
+        ["float64"],
+    ),
+    "float16 in a layer": (
+        IN_FLOAT16.format("'mixed_float16'"),
+        "float32",
+        CONFIG,
+        ["layer half", "train.precision=mixed_float16"],
+    ),
+    "float16 beside bfloat16": (
+        IN_FLOAT16.format("keras.DTypePolicy('mixed_float16')"),
+        "mixed_bfloat16",
+        CONFIG,
+        ["layer half"],
+    ),
+    "float16 with a loss scale": (IN_FLOAT16.format("'mixed_float16'"), "mixed_float16", 0, []),
+    "bfloat16 needs no loss scale": (IN_FLOAT16.format("'mixed_bfloat16'"), "float32", 0, []),
+    "float16 inside of a layer": (
+        "class Outer(layers.Layer):\n"
+        "    def __init__(self):\n        super().__init__()\n"
+        "        self.inner = layers.Dense(3, dtype='mixed_float16', name='half')\n"
+        "    def call(self, x):\n        return ops.cast(self.inner(x), 'float32')\n"
+        "def model():\n    x = keras.Input((4,))\n    return compiled(x, layers.Dense(1)(Outer()(x)))",
+        "float32",
+        CONFIG,
+        ["half", "train.precision=mixed_float16"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PRECISIONS)
+def test_a_model_computes_in_the_precision_of_the_run(tmp_path, case):
+    text, precision, code, words = PRECISIONS[case]
+    found, said = outcome_of(answer(tmp_path, text, precision))
+    assert (found, [word for word in words if word not in said]) == (code, []), said
+    assert (keras.config.dtype_policy().name, keras.config.floatx()) == ("float32", "float32")
+
+
+WARNINGS = {
+    "python": ("warnings.warn('half of the rows')\n" + half(""), ["mine.py, line 21: UserWarning: half of the rows"]),
+    "numpy, in a loop": (
+        half("    for _ in range(3):\n        np.log(-np.ones(2))"),
+        ["mine.py, line 24: RuntimeWarning: invalid value encountered in log"],
+    ),
+    "keras": ("def model():\n    return compiled(x := keras.Input((4,)), layers.Dense(1, input_shape=(4,))(x))", None),
+    "old names of libraries": (half("    warnings.warn('old', DeprecationWarning)"), []),
+    "hidden by the user": ("warnings.filterwarnings('ignore')\nwarnings.warn('half')\n" + half(""), []),
+    "none": (half(""), []),
+}
+
+
+@pytest.mark.parametrize("case", WARNINGS)
+def test_the_warnings_of_a_users_code_are_told_once(tmp_path, case):
+    text, expected = WARNINGS[case]
+    told = answer(tmp_path, text)["description"]["warnings"]
+    if expected is None:
+        assert len(told) == 1
+        assert "mine.py, line 22" in told[0]
+        assert "input_shape" in told[0]
+    else:
+        assert told == expected
+
+
+def weighted(structure: str) -> str:
+    """A model of `zeta` and of a hundredth of `mid`, whose inputs have a structure."""
+    return (
+        f"def model():\n    zeta, mid = (keras.Input((2,), name=name) for name in ('zeta', 'mid'))\n"
+        f"    return compiled({structure}, layers.Dense(1)(zeta + mid * 0.01))"
+    )
+
+
+A, B, C = "np.ones((64, 2))", "np.ones((64, 2)) * 2", "np.ones((64, 2)) * 3"
+BY_NAME, LISTED = "{'zeta': zeta, 'mid': mid}", "[zeta, mid]"
+# The structure of the inputs, the features, the exit code, and the name of a feature that is told.
+FEATURES: dict[str, tuple[str, str, int, str]] = {
+    "one more": (BY_NAME, f"{{'alpha': {A}, 'mid': {B}, 'zeta': {C}}}", 0, "feature alpha"),
+    "one more, for a list": (LISTED, f"{{'alpha': {A}, 'mid': {B}, 'zeta': {C}}}", 0, "feature alpha"),
+    "one more at the end": (BY_NAME, f"{{'zz': {A}, 'mid': {B}, 'zeta': {C}}}", 0, "feature zz"),
+    "in another order": (BY_NAME, f"{{'mid': {B}, 'zeta': {C}}}", 0, ""),
+    "in another order, for a list": (LISTED, f"{{'zeta': {C}, 'mid': {B}}}", 0, ""),
+    "by place": (LISTED, f"({C}, {B})", 0, ""),
+    "another name": (BY_NAME, f"{{'alpha': {A}, 'mid': {B}}}", CONFIG, "zeta"),
+    "another name, for a list": (LISTED, f"{{'alpha': {A}, 'mid': {B}}}", CONFIG, "zeta"),
+    "too few": (BY_NAME, f"{{'zeta': {C}}}", CONFIG, "mid"),
+    "nested": (f"{{'of': {BY_NAME}}}", f"{{'of': {{'alpha': {A}, 'mid': {B}, 'zeta': {C}}}}}", 0, "feature of/alpha"),
+    "nested, too few": (f"{{'of': {BY_NAME}}}", f"{{'of': {{'mid': {B}}}}}", CONFIG, "of/zeta"),
+}
+
+
+@pytest.mark.parametrize("case", FEATURES)
+def test_features_are_matched_with_inputs_by_their_names(tmp_path, case):
+    structure, features, code, name = FEATURES[case]
+    text = f"def data():\n    return {{part: ({features}, Y) for part in ('train', 'evaluate')}}\n" + weighted(
+        structure
+    )
+    result = answer(tmp_path, text)
+    found, said = outcome_of(result)
+    told = said or " ".join(doubt for doubt, _ in result["description"]["doubts"])
+    assert (found, name in told, told == "") == (code, True, name == ""), said
+    if code == 0:
+        made = user_file.load(tmp_path / "mine.py")
+        model = made.model()
+        model.set_weights([np.ones((2, 1)), np.zeros(1)])
+        outputs = model(inputs.chosen(model, made.data()["train"][0]))
+        assert np.allclose(outputs, 2 * (3 + 0.02))
+
+
+def test_a_model_inside_of_another_must_not_guess_either(tmp_path):
+    text = (
+        "class Net(keras.Model):\n    def __init__(self):\n        super().__init__()\n"
+        "        each = {name: keras.Input((2,), name=name) for name in 'bc'}\n"
+        "        self.net = keras.Model(each, layers.Dense(1)(layers.Concatenate()([each['b'], each['c']])))\n"
+        "    def call(self, x):\n        return self.net({'a': x[:, :2], 'b': x[:, 1:3], 'c': x[:, 2:]})\n"
+        "def model():\n    made = Net()\n    made.compile('sgd', 'mse')\n    return made"
+    )
+    code, said = outcome_of(answer(tmp_path, text))
+    assert code == BAD_DATA
+    assert "in call" in said
+    assert "'a'" in said
+
+
+def test_a_model_that_says_it_is_built_is_built(tmp_path):
+    text = (
+        "class Net(keras.Model):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.net = keras.Sequential([layers.Dense(3, name='a'), layers.Dense(1, name='b')])\n"
+        "    def call(self, x):\n        return self.net(x)\n"
+        "def model():\n    made = Net()\n    made.compile('sgd', 'mse')\n    made.build((None, 4))\n    return made"
+    )
+    paths = [one["path"] for one in answer(tmp_path, text)["description"]["parameters"]]
+    assert [path.split("/", 1)[1] for path in paths] == [
+        f"sequential/{layer}/{name}" for layer in "ab" for name in ("kernel", "bias")
+    ]

@@ -1,0 +1,61 @@
+"""What a model computes in: Keras's dtype policy, which `train.precision` sets, and what a user's code says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import keras
+
+from trainer.config.schema import Precision
+from trainer.faults.problems import ConfigError, Problem
+
+FLOAT32 = Precision.float32.value
+SCALED = Precision.mixed_float16.value  # needs a loss scale
+KEY = "train.precision"
+
+
+@contextmanager
+def in_force(precision: str, user_file: str | None) -> Iterator[None]:
+    """Within, layers without a dtype policy of their own get that of `precision`; after it, the earlier one again.
+
+    Raises:
+        ConfigError: if the user's code, before or within, sets another one or another floatx.
+    """
+    _check_globals((FLOAT32, precision), precision, user_file)
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(precision)
+    try:
+        yield
+        _check_globals((precision,), precision, user_file)
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def check_layers(model: keras.Model, precision: str) -> None:
+    """Refuses layers that compute in float16 where no loss scale keeps small gradients from vanishing.
+
+    Raises:
+        ConfigError: for the first of them.
+    """
+    for layer in [*model._flatten_layers(include_self=False), model] if precision != SCALED else []:
+        if layer.compute_dtype == "float16":
+            message = f"layer {layer.path or layer.name} computes in float16, and {precision} has no loss scale"
+            raise ConfigError([Problem(KEY, message, f"type {KEY}={SCALED}, or leave the layer's dtype out")])
+
+
+def _check_globals(allowed: tuple[str, ...], precision: str, user_file: str | None) -> None:
+    """Refuses what the user's code has set for all layers, and takes it back."""
+    policy, floatx = keras.config.dtype_policy().name, keras.config.floatx()
+    if floatx == FLOAT32 and policy in allowed:
+        return
+    keras.config.set_floatx(FLOAT32)
+    keras.config.set_dtype_policy(FLOAT32)
+    name = policy if policy not in allowed else floatx
+    what = "the dtype policy" if policy not in allowed else "floatx to"
+    is_known = name in [each.value for each in Precision]
+    remedy = (
+        f"type {KEY}={name} instead" if is_known else f"leave it out; {KEY} has {', '.join(p.value for p in Precision)}"
+    )
+    message = f"{user_file or 'keras.json'} sets {what} {name}, but {KEY}={precision} is in force"
+    raise ConfigError([Problem(KEY, message, remedy)])
