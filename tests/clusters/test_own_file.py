@@ -18,7 +18,8 @@ import tensorflow as tf
 from keras import layers
 
 X = np.random.default_rng(0).normal(3, 2, (1000, 6)).astype("float32")
-Y = (X[:, 0] > 3).astype("int64")
+NUMBERS = {name: number for number, name in enumerate({"large", "small"})}  # in the order of a set
+Y = np.where(X[:, 0] > 3, NUMBERS["large"], NUMBERS["small"])
 
 
 class Rows:
@@ -38,8 +39,8 @@ def rows():
 
 
 def stream():
-    lookup = layers.StringLookup(vocabulary=["small", "large"], num_oov_indices=0)  # in each task
-    sizes = np.array(["small", "large"])[Y]
+    lookup = layers.StringLookup(vocabulary=list(NUMBERS), num_oov_indices=0)  # in each task
+    sizes = np.array(list(NUMBERS))[Y]
     train = tf.data.Dataset.from_tensor_slices((X, sizes)).shuffle(1000).batch(50).map(lambda x, y: (x, lookup(y)))
     return {"train": train, "evaluate": (X[:200], Y[:200])}
 
@@ -110,6 +111,15 @@ def test_a_hook_ends_a_run_and_the_same_command_finds_it_finished(start, finish,
     assert again.wait() == 0, again.output
     assert f"already finished: {summary['steps']} of 500 steps, eval_loss " in again.output
     assert {file: file.stat().st_mtime_ns for file in run.directory.rglob("*") if file.is_file()} == before
+
+
+def test_data_that_differ_between_processes_end_a_run_before_its_first_step(start, user):
+    file = USER_FILE.replace("default_rng(0)", "default_rng()")
+    run = start(user(file), *OWN, "data=arrays", "train.steps=5")
+    assert run.wait() == 65, run.output
+    line = file[: file.index("default_rng()")].count("\n") + 1
+    assert f"line {line}: np.random.default_rng(...)" in run.output
+    assert not list(run.directory.glob("checkpoints/0*"))
 
 
 @pytest.mark.long

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,9 +20,11 @@ import numpy as np
 import pytest
 from quick_config import load
 
+from trainer.plan.fingerprint import OtherDataError, PartFingerprint
 from trainer.plan.layout import Parameter
 from trainer.plan.placement import place
 from trainer.plan.plan import Plan
+from trainer.plan.serialize import to_json
 from trainer.storage import checkpoint, checkpoint_writer, resume
 from trainer.storage.atomic import remove_folder
 from trainer.storage.checkpoint import CheckpointError
@@ -406,6 +409,27 @@ def test_a_checkpoint_of_a_model_of_other_sizes_is_refused_before_tasks_start(tm
     resume.check_model(found, config, plan(*parameters))
     with pytest.raises(CheckpointError, match=r"kernel \(there \(2, 3\), here \(2, 4\)\).*run=PATH"):
         resume.check_model(found, config, plan(Parameter("dense/kernel", (2, 4), True), parameters[1]))
+
+
+def test_a_run_continues_with_the_data_that_it_had(tmp_path):
+    """Unless it is told to start from the checkpoint all the same; runs of versions that took no fingerprint go on."""
+    first, other = (Plan("test", "sync", 1, 1, (), (), 1, (), fingerprint=fingerprint(sample)) for sample in "ab")
+    saved = checkpoint.read_manifest(
+        checkpoint_writer.write(tmp_path, 1, 1, {"data": to_json(first.fingerprint)}, {}, keep=1)
+    )
+    resume.check_data(saved, load([]), first)
+    with pytest.raises(OtherDataError) as raised:
+        resume.check_data(saved, load([]), other)
+    assert raised.value.exit_code == 65
+    assert f"resume={saved.path}" in str(raised.value)
+    resume.check_data(saved, load([f"resume={saved.path}"]), other)
+    resume.check_data(replace(saved, facts={}), load([]), other)
+    with pytest.raises(CheckpointError, match="facts/data"):
+        resume.check_data(replace(saved, facts={"data": {"train": 7}}), load([]), first)
+
+
+def fingerprint(sample: str) -> dict[str, PartFingerprint]:
+    return {"train": PartFingerprint(10, "features float32 [2]", sample)}
 
 
 COMMANDS = {

@@ -75,6 +75,7 @@ def write(
         checkpoint = resume.find(config.resume, directory, steps=plan.steps)
         if checkpoint is not None:
             resume.check_model(checkpoint, config, plan)
+            resume.check_data(checkpoint, config, plan)
         directory.write_inputs(config, inside(plan, on_hosts=bool(hosts)))
         for host in dict.fromkeys(container.host for container in specs):
             of_host = [container for container in specs if container.host == host]

@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NoReturn
 
@@ -14,7 +15,7 @@ from trainer.launch.processes import launcher
 from trainer.observe.machine import this_machine
 from trainer.plan import slurm
 from trainer.plan.devices import ON_HOSTS
-from trainer.plan.environment import for_tasks
+from trainer.plan.environment import HASH_SEED, for_tasks
 from trainer.storage.lease import Lease
 from trainer.storage.resume import check_exists, describe_finished
 from trainer.storage.run_directory import choose, description_folder
@@ -83,8 +84,7 @@ def _run_task(config: RunConfig) -> NoReturn:
     """Runs the task that the config, or TF_CONFIG, names as this process."""
     assert config.job is not None
     assert config.task is not None
-    for name, value in for_tasks(os.environ).items():
-        os.environ.setdefault(name, value)
+    _restart_with(for_tasks(os.environ) | os.environ | {HASH_SEED: for_tasks(os.environ)[HASH_SEED]})
     with description_folder() as described:  # the task removes it: it never returns
         machine = replace(this_machine(), cores_of_task=slurm.cpus_of_task(os.environ))
         made = plan.make(config, described, machine=machine)
@@ -98,3 +98,9 @@ def _run_task(config: RunConfig) -> NoReturn:
         with Lease(directory):
             directory.write_inputs(config, made)
             process.run_task(config, made, directory, task.job, task.index)
+
+
+def _restart_with(environment: Mapping[str, str]) -> None:
+    """Runs this command anew, in this process, unless it has this environment, which Python reads when it starts."""
+    if environment != os.environ:
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)

@@ -96,6 +96,7 @@ def _prepare(config: RunConfig, plan: Plan, directory: RunDirectory, events: Eve
         resume.set_aside(d, d.config, d.plan, d.summary, d.loggers, d.profile, d.path / page.REPORT)
     else:
         resume.check_model(checkpoint, config, plan)
+        resume.check_data(checkpoint, config, plan)
     how = f"resumes at step {checkpoint.step}" if checkpoint else ""
     print(", ".join(filter(None, [ending.shown(directory.path), how])), flush=True)
     directory.write_inputs(config, plan)

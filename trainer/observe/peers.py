@@ -12,11 +12,19 @@ from trainer.faults import exit_codes
 from trainer.faults.exit_codes import TrainerError
 from trainer.observe.page_server import short_name
 from trainer.observe.status import Status
+from trainer.plan.fingerprint import USUAL, OtherDataError
 from trainer.plan.plan import Task
 
 REPORT_EVERY_SECS = 10.0
 POLL_SECS = 0.05
 POLLED_AT_ONCE = 32
+COMPARED = {  # fields of the status page that all tasks have alike, in words
+    "config_hash": "config",
+    "tensorflow": "TensorFlow",
+    "launch": "run",
+    "frozen": "set of frozen weights",
+    "data": "data set",
+}
 UNIX = "unix:"  # prefix of an address that is the path of a socket
 
 
@@ -97,6 +105,7 @@ def roll_call(
 
     Raises:
         PeerError: at the deadline, or as soon as a peer of another run, config or TensorFlow answers.
+        OtherDataError: as soon as a peer answers whose plan was made for other data.
     """
     missing = {peer.name: (peer, "not polled yet") for peer in peers}
     began = reported = now()
@@ -132,9 +141,9 @@ def _why_missing(me: Status, peer: Task, until: str, may_be_silent: bool) -> str
         return str(error)
     if (page["job"], page["index"]) != (peer.job, peer.index):
         return f"it is still {page['job']}:{page['index']}"
-    compared = {"config_hash": "config", "tensorflow": "TensorFlow", "launch": "run", "frozen": "set of frozen weights"}
-    for key, what in compared.items():
-        mine = getattr(me, key)
-        if page[key] and mine and page[key] != mine:
-            raise PeerError(f"{peer.name} at {peer.control} has another {what} ({page[key]}, here {mine})")
+    for key, what in COMPARED.items():
+        mine, theirs = getattr(me, key), page.get(key, "")
+        if theirs and mine and theirs != mine:
+            text = f"{peer.name} at {peer.control} has another {what} ({theirs}, here {mine})"
+            raise OtherDataError(f"{text}; {USUAL}") if key == "data" else PeerError(text)
     return None if page[until] else f"starting ({page['state']})"

@@ -34,6 +34,7 @@ class Status:
     config_hash: str
     tensorflow: str = ""  # version
     frozen: str = ""  # digest of what training never changes
+    data: str = ""  # digest of the fingerprint of the data
     launch: str = ""  # the run directory, where one launcher gave it to all tasks
     # starting, building, roll call, waiting, training, saving, serving, evaluating, exporting, done
     state: str = "starting"

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from trainer.config.schema import DataConfig, ModelConfig
 from trainer.faults.exit_codes import TrainerError
+from trainer.plan.fingerprint import Fingerprint
 from trainer.plan.layout import FrozenWeights, Parameter
 from trainer.plan.tables import SparsePattern, Table
 
@@ -75,6 +76,7 @@ class Description:
     uncounted: tuple[str, ...] = ()  # layers not in `flops`, because their operations cannot be counted
     tables: tuple[Table, ...] = ()  # of sparse layers
     lookups: Mapping[str, int] = field(default_factory=dict)  # by Embedding layer: ids of an example; 0: unknown
+    fingerprint: Fingerprint = field(default_factory=dict)  # of the data
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,10 @@ QUIET = {
 # for neural networks, such as AVX-512 VNNI; with AVX2 alone they are 1.1 to 1.8 times as fast as its others.
 DEFAULTS = {"TF_ENABLE_ONEDNN_OPTS": "1"}
 
+# Python orders the members of a set of texts by a hash that differs between processes, unless this is a number. It is
+# the same for all seeds of runs: labels that are numbered in the order of a set must not change when the seed does.
+HASH_SEED = "PYTHONHASHSEED"
+
 CONTROL = "TRAINER_CONTROL"  # "host:port" of the task's status page, for a health check
 # Set where a task must stop by itself if the launcher dies: the path of a Unix socket where the page is served too, for
 # a launcher on another network; empty: the launcher reads it at the task's address.
@@ -33,7 +37,12 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"  # a scheduler that shares out GPUs sets it, an
 
 def for_tasks(environ: Mapping[str, str]) -> dict[str, str]:
     """Variables of every task's process, where the command has this environment."""
-    return QUIET | {name: environ.get(name, value) for name, value in DEFAULTS.items()}
+    hash_seed = environ.get(HASH_SEED, "")
+    return (
+        QUIET
+        | {name: environ.get(name, value) for name, value in DEFAULTS.items()}
+        | {HASH_SEED: hash_seed if hash_seed.isdigit() else "0"}
+    )
 
 
 def allotted_gpus(environ: Mapping[str, str]) -> list[str]:

@@ -113,6 +113,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         tables=description.tables,
         slots=tuple(config.optimizer.row_slots()) if description.tables else (),
         epochs=config.train.epochs,
+        fingerprint=description.fingerprint,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from trainer.faults.problems import Problem
 from trainer.plan.environment import VISIBLE, visible_gpus
+from trainer.plan.fingerprint import Fingerprint
 from trainer.plan.layout import WIRES, FrozenWeights, Shard, WireFormat
 from trainer.plan.serialize import from_json, to_json
 from trainer.plan.strategy import STRATEGIES, Strategy
@@ -97,6 +98,7 @@ class Plan:
     tables: tuple[Table, ...] = ()  # whose rows stay on the hosts
     slots: tuple[str, ...] = ()  # that the optimizer keeps of each row
     epochs: int | None = None  # that the steps were counted from
+    fingerprint: Fingerprint = field(default_factory=dict)  # of the data that each task must have
 
     @cached_property
     def workers(self) -> tuple[Task, ...]:

@@ -2,7 +2,7 @@
 
 import types
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -24,8 +24,10 @@ def to_json(value: Any) -> Any:
 def from_json(kind: Any, value: Any) -> Any:
     """What `to_json` wrote, as a value of a type: a dataclass, a named tuple, or what their fields may be.
 
+    A field that is missing has its default; other keys are ignored.
+
     Raises:
-        KeyError: if a field is missing; other keys are ignored.
+        KeyError: if a field without a default is missing.
     """
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):  # X | None
@@ -35,10 +37,20 @@ def from_json(kind: Any, value: Any) -> Any:
     if origin is Mapping or origin is dict:
         return {key: from_json(arguments[1], one) for key, one in value.items()}
     if is_dataclass(kind) or hasattr(kind, "_asdict"):
-        return kind(**{name: from_json(hint, value[name]) for name, hint in _hints(kind).items()})
+        names = [name for name in _hints(kind) if name in value or name not in _defaulted(kind)]
+        return kind(**{name: from_json(_hints(kind)[name], value[name]) for name in names})
     return value
 
 
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind)
+
+
+@cache
+def _defaulted(kind: Any) -> frozenset[str]:
+    """The fields of a dataclass or named tuple that have a default."""
+    if is_dataclass(kind):
+        has_default = [field for field in fields(kind) if (field.default, field.default_factory) != (MISSING, MISSING)]
+        return frozenset(field.name for field in has_default)
+    return frozenset(kind._field_defaults)

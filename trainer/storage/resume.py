@@ -7,8 +7,11 @@ import time
 from pathlib import Path
 
 from trainer.config.schema import OptimizerConfig, RunConfig, TrainConfig
+from trainer.config.unrepeatable import suspects
+from trainer.plan.fingerprint import Fingerprint, check_same, describe_source
 from trainer.plan.layout import Parameter
 from trainer.plan.plan import Plan
+from trainer.plan.serialize import from_json
 from trainer.storage import checkpoint
 from trainer.storage.checkpoint import Checkpoint, CheckpointError
 from trainer.storage.history import History
@@ -124,6 +127,29 @@ def check_model(source: Checkpoint, config: RunConfig, plan: Plan) -> None:
         from trainer.storage import table_rows  # imports numpy, which other launches do not need
 
         table_rows.check_fits(source, plan.table_layout.blocks, plan.slots)
+
+
+def check_data(source: Checkpoint, config: RunConfig, plan: Plan) -> None:
+    """Compares the data with those that the run had when it saved a checkpoint, if it continues from one of its own.
+
+    Raises:
+        OtherDataError: if they differ.
+        CheckpointError: if the checkpoint's manifest is damaged.
+    """
+    if config.resume != "auto":
+        return
+    try:
+        before: Fingerprint = from_json(Fingerprint, source.facts.get("data", {}))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(source.path, "its manifest is damaged: facts/data") from error
+    check_same(
+        before,
+        plan.fingerprint,
+        source=describe_source(config.data.name, config.user),
+        whose=f"the run had when it saved {source.path}",
+        suspects=suspects(config.user),
+        remedy=f"type resume={source.path} to continue with other data, or run=PATH for another run",
+    )
 
 
 def set_aside(directory: RunDirectory, *more: Path) -> None:

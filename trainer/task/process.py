@@ -21,6 +21,7 @@ from trainer.observe.profile.record import Recorder
 from trainer.observe.status import Status
 from trainer.plan import addresses
 from trainer.plan.environment import LAUNCHER, LINKS
+from trainer.plan.fingerprint import digest
 from trainer.plan.plan import Plan, Task
 from trainer.storage.journal import Journal
 from trainer.storage.rollbacks import count_rollbacks
@@ -86,7 +87,13 @@ def _run(config: RunConfig, plan: Plan, directory: RunDirectory, task: Task) -> 
 def _make_context(config: RunConfig, plan: Plan, directory: RunDirectory, task: Task) -> Context:
     run = str(directory.path)
     status = Status(
-        task.job, task.index, run, config_hash(config), tensorflow=tf.version.VERSION, frozen=plan.frozen.sha256
+        task.job,
+        task.index,
+        run,
+        config_hash(config),
+        tensorflow=tf.version.VERSION,
+        frozen=plan.frozen.sha256,
+        data=digest(plan.fingerprint),
     )
     if config.job is None:
         status.launch = run

@@ -13,9 +13,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from trainer.config import unrepeatable
 from trainer.config import user_file as user
 from trainer.config.groups import freezing
 from trainer.config.schema import RunConfig
+from trainer.plan import fingerprint
 from trainer.plan.layout import Parameter
 from trainer.plan.plan import Plan
 from trainer.plan.tables import SparsePattern, sparse_patterns
@@ -25,6 +27,7 @@ from trainer.workload.adapting import Adapting
 from trainer.workload.compiling import Wanted, make_objective
 from trainer.workload.data import DATA_SETS, DataError, DataSet, open_data
 from trainer.workload.data.examples import ArraySpec, Spec, map_nest
+from trainer.workload.data.fingerprint import fingerprint_of
 from trainer.workload.data.pipeline import feature_batches
 from trainer.workload.models import MODELS
 from trainer.workload.objective import Objective, no_values
@@ -41,8 +44,10 @@ def open_data_set(name: str, options: Mapping[str, Any], *, seed: int, user_file
         ValueError: if there is none, or it does not take these options.
         DataError: if the data cannot be trained on.
     """
+    keras.utils.set_random_seed(seed)  # the user's file may draw numbers when it is imported
+    function = _user_function(user_file, name, DATA_SETS)
     keras.utils.set_random_seed(seed)  # a pipeline that shuffles without a seed does so alike in every task
-    return open_data(name, options, seed=seed, user_function=_user_function(user_file, name, DATA_SETS))
+    return open_data(name, options, seed=seed, user_function=function)
 
 
 def build_model(
@@ -170,19 +175,25 @@ class Workload(NamedTuple):
     frozen: Mapping[str, np.ndarray]
 
 
-def open_workload(config: RunConfig, plan: Plan, file: Path | None = None, *, with_values: bool = True) -> Workload:
+def open_workload(
+    config: RunConfig, plan: Plan, file: Path | None = None, *, with_values: bool = True, trains: bool = True
+) -> Workload:
     """The model, the data and the objective of a run; `with_values` as in `build_model`.
 
     Args:
         file: what training never changes, if it was written; else the model's function is taken at its word.
+        trains: whether the data must be those of the plan.
 
     Raises:
-        DataError: if that is not what was planned.
+        DataError: if what training never changes is not what was planned.
+        OtherDataError: if the data are not.
     """
     process = os.getpid()
     frozen = frozen_weights.read(file) if plan.frozen.sha256 and file and file.exists() else None
     adapting = Adapting(frozen.adapted if frozen else None)
     data = open_data_set(config.data.name, config.data.options, seed=config.seed, user_file=config.user)
+    if trains:
+        _check_planned_data(config, plan, data)
     named = config.model
     model = build_model(
         named.name,
@@ -209,10 +220,20 @@ def open_workload(config: RunConfig, plan: Plan, file: Path | None = None, *, wi
     return Workload(model, data, objective, values)
 
 
+def _check_planned_data(config: RunConfig, plan: Plan, data: DataSet) -> None:
+    fingerprint.check_same(
+        plan.fingerprint,
+        fingerprint_of(data),
+        source=fingerprint.describe_source(config.data.name, config.user),
+        whose="the plan was made for",
+        suspects=unrepeatable.suspects(config.user),
+    )
+
+
 def open_dense(config: RunConfig, plan: Plan) -> Objective:
     """The objective of a model with sparse layers as it is without them: with all its variables."""
     dense = replace(config, placement=replace(config.placement, sparse=[], growing={}))
-    return open_workload(dense, plan).objective
+    return open_workload(dense, plan, trains=False).objective
 
 
 def open_objective(

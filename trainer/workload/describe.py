@@ -51,16 +51,18 @@ def _describe(question: Question) -> Description:
     from trainer.workload.adapting import Adapting, not_adapted
     from trainer.workload.compiling import Wanted
     from trainer.workload.data.examples import Stream, count_of
+    from trainer.workload.data.fingerprint import fingerprint_of
     from trainer.workload.models import MODELS
     from trainer.workload.models.flops import flops_of
 
     named, data, user = question.model, question.data, question.user
-    build.check_hooks(user)
     has_values = question.freezes != [] or (user is not None and named["name"] not in MODELS)
     stored = frozen.read(Path(question.frozen)) if question.frozen else None
     adapting = Adapting(stored.adapted if stored else None)
     with compiled_optimizer.noted():
         data_set = build.open_data_set(data["name"], data["options"], seed=question.seed, user_file=user)
+        fingerprint = fingerprint_of(data_set)  # before anything draws random numbers: a task does the same
+        build.check_hooks(user)
         model = build.build_model(
             named["name"],
             named["options"],
@@ -123,6 +125,7 @@ def _describe(question: Question) -> Description:
         uncounted=flops.uncounted,
         tables=step.tables_of(objective, data_set.spec),
         lookups=step.lookup_counts(objective, data_set.spec),
+        fingerprint=fingerprint,
     )
 
 

@@ -24,6 +24,7 @@ from trainer.engine.vectors.snapshot import Snapshot
 from trainer.faults.exit_codes import NotFiniteError
 from trainer.observe.status import Status
 from trainer.plan.environment import REPORTS_PROGRESS
+from trainer.plan.serialize import to_json
 from trainer.storage import checkpoint, checkpoint_writer, evaluations
 from trainer.storage.atomic import write_atomically
 from trainer.storage.checkpoint import Checkpoint, CheckpointError
@@ -147,6 +148,7 @@ class Saver:
             "replicas": plan.replicas,
             "global_batch": plan.global_batch,
             "frozen": plan.frozen.sha256,
+            "data": to_json(plan.fingerprint),
         }
         if snapshot.loss is not None:
             reductions = {"reductions": snapshot.reductions} if snapshot.reductions else {}

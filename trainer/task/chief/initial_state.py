@@ -96,6 +96,7 @@ def first_snapshot(
     else:
         checkpoint.check_fits(source, expected, frozen=plan.frozen.sha256)
         table_rows.check_fits(source, plan.table_layout.blocks, plan.slots)
+        resume.check_data(source, config, plan)
         state = Snapshot.from_tensors(source.step, checkpoint.load(source))
         metrics = _metrics_in(source)
         has_ended = source.path.parent == directory.checkpoints and source.facts.get("ended") == what_may_end(config)

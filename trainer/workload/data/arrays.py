@@ -119,7 +119,7 @@ def _examples(batch: Batch, scale: float | None, source: str) -> Examples:
             features = _scaled(features, scale=scale)
         return Batch(features, labels, weights)
 
-    return Examples(len(leaves[0][1]), held, fetch)
+    return Examples(len(leaves[0][1]), held, fetch, batch)
 
 
 def _is_small(array: np.ndarray) -> bool:

@@ -126,6 +126,7 @@ class Examples:
     count: int
     arrays: tuple[np.ndarray, ...]  # from which `fetch` gathers; fed to the graph once
     fetch: Callable[..., Any]
+    whole: Batch | None = None  # all of them as arrays [count, ...], in memory or mapped, where there are such
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,7 @@ class Stream:
     spec: Batch  # nests of `ArraySpec`
     source: str  # its origin, for messages
     is_divided: bool = False  # one pass is for all replicas; passes may differ, so no process may need two at once
+    first: Batch | None = None  # of a pass: what `spec` was read from
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def open_stream(
     if known is not None:
         shapes = iter([tuple(one.shape[1:]) for _, one in leaves_of(split(known))])
         spec = spec.map(lambda one: _with_open_sizes(one, next(shapes)))
-    return Opened(Stream(batches, spec, name, is_divided), spec)
+    return Opened(Stream(batches, spec, name, is_divided, first), spec)
 
 
 def _with_open_sizes(spec: ArraySpec, shape: tuple[int | None, ...]) -> ArraySpec:
