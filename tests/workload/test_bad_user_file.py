@@ -520,26 +520,17 @@ def test_small_logits_are_no_probabilities(tmp_path):
     assert "description" in answer(tmp_path, text, {"loss": "binary_crossentropy"})
 
 
-@pytest.mark.parametrize(
-    ("model", "named"),
-    [
-        # a sigmoid that is resized overshoots
-        ("layers.Dense(36, 'sigmoid'), layers.Reshape((6, 6, 1)), layers.Resizing(9, 9, 'bicubic')", {"options": {}}),
-        # no weight that is trained changes what is returned
-        ("layers.Dense(2, trainable=False), layers.Lambda(lambda x: ops.sum(x * x, -1, True) * 1e-3)", {}),
-    ],
-    ids=["resized", "frozen"],
-)
-def test_outputs_near_0_and_1_are_not_refused(tmp_path, model, named):
+def test_outputs_near_0_and_1_are_not_refused(tmp_path):
+    """A sigmoid that is resized overshoots."""
     text = (
-        "Y = (np.ones((64, 9, 9, 1)) if 'options' in NAMED else Y).astype('float32')\n"
+        "Y = np.ones((64, 9, 9, 1), 'float32')\n"
         "def model():\n"
-        f"    model = keras.Sequential([keras.Input((6,)), {model}, layers.Dense(1, trainable=False)][:-1])\n"
-        "    model.compile('adam', keras.losses.BinaryCrossentropy(from_logits='options' not in NAMED))\n"
-        "    model.add_weight(shape=(), name='spare')\n"
+        "    model = keras.Sequential([keras.Input((6,)), layers.Dense(36, 'sigmoid'), layers.Reshape((6, 6, 1))])\n"
+        "    model.add(layers.Resizing(9, 9, 'bicubic'))\n"
+        "    model.compile('adam', keras.losses.BinaryCrossentropy())\n"
         "    return model"
     )
-    result = answer(tmp_path, f"NAMED = {named}\n{text}")
+    result = answer(tmp_path, text)
     assert "description" in result, result
 
 
