@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from trainer.faults import exit_codes
 from trainer.launch.attempts import Attempts
 from trainer.plan.plan import Task
 from trainer.storage.run_directory import RunDirectory
@@ -41,3 +44,16 @@ def test_a_page_of_the_earlier_attempt_is_not_the_new_ones(tmp_path: Path):
     second = attempts.current["worker:1"]
     assert not second.is_mine({"pid": 7, "started_at": 1.0})
     assert second.is_mine({"pid": 7, "started_at": 2.0})
+
+
+@pytest.mark.parametrize(("code", "becomes"), [(exit_codes.FINISHED, 0), (0, exit_codes.BAD_DATA), (3, 3), (-9, -9)])
+def test_a_task_that_leaves_with_0_was_ended_by_the_users_code(tmp_path: Path, code: int, becomes: int):
+    class Starter:
+        def events(self, timeout_secs: float) -> list[dict[str, Any]]:
+            return [{"event": kind, "name": "worker:1", "pid": 7, "code": code} for kind in ("started", "exited")]
+
+    starter: Any = Starter()
+    attempts = Attempts([WORKER], RunDirectory(tmp_path), starter)
+    attempts.poll(0)
+    assert attempts.current["worker:1"].code == becomes
+    assert attempts.current["worker:1"].has_failed == (becomes != 0)

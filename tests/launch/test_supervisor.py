@@ -112,6 +112,7 @@ class Script:
     def _end(self, pid: int, code: int) -> None:
         if (name := self._pids.pop(pid, None)) is not None:
             self.ended.setdefault(name, self.clock.now)
+            code = code or exit_codes.FINISHED
             self._events.append({"event": "exited", "name": name, "pid": pid, "code": code})
 
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from trainer.faults import exit_codes
 from trainer.observe.machine import oom_kills
+from trainer.plan.environment import SUPERVISED
 from trainer.plan.plan import Task
 from trainer.storage import event_log
 from trainer.storage.event_log import EventLog
@@ -18,6 +19,7 @@ from trainer.storage.run_directory import RunDirectory
 from trainer.task.log import STARTED
 
 LOG_LINES = 20
+ENDED_EARLY = "its process was ended with exit code 0 before its work was done, by code of the user's (os._exit?)"
 WORKING = ("training", "saving", "serving", "evaluating", "exporting", "done")  # states that end at a step boundary
 
 
@@ -136,7 +138,7 @@ class Attempts:
         task = before.task
         self.current[name] = Attempt(task, number, earlier=before.process)
         log = str(self._directory.path / task.log)
-        environment = task.environment(os.environ) | dict(environment)
+        environment = task.environment(os.environ) | {SUPERVISED: "1"} | dict(environment)
         self._starter.start(name, run=str(self._directory.path), environment=environment, log=log)
         self.journal.write("start", task=name, attempt=number)
         self.events.write(event_log.START, task=name, attempt=number)
@@ -150,6 +152,10 @@ class Attempts:
             elif attempt and event["event"] == "exited" and event["pid"] == attempt.pid:
                 attempt.code, attempt.ended_at = event["code"], time.monotonic()
                 attempt.end_reason = attempt.end_reason or event.get("why")
+                if attempt.code == exit_codes.FINISHED:
+                    attempt.code = exit_codes.OK
+                elif attempt.code == exit_codes.OK:
+                    attempt.code, attempt.end_reason = exit_codes.BAD_DATA, ENDED_EARLY
                 self.journal.write("exit", task=attempt.task.name, code=attempt.code)
                 self._explain_oom_kill(attempt)
                 why = attempt.why if attempt.code else ""

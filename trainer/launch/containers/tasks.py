@@ -36,7 +36,7 @@ from trainer.launch.containers.spec import (
     project_of,
 )
 from trainer.observe.peers import UNIX
-from trainer.plan.environment import LAUNCHER
+from trainer.plan.environment import LAUNCHER, SUPERVISED
 
 SOCKETS = "/trainer/sockets"  # in a container
 SOCKETS_LABEL = "trainer.sockets"  # path on the host, to be removed with the container
@@ -218,7 +218,7 @@ class ContainerTasks:
         os.chown(sockets, *user_of_tasks())
         alias = self._client.api.create_endpoint_config(aliases=[spec.service])
         return {
-            "environment": {**spec.environment, LAUNCHER: f"{SOCKETS}/page"},
+            "environment": {**spec.environment, SUPERVISED: "1", LAUNCHER: f"{SOCKETS}/page"},
             "mounts": [*_mounts(spec), DockerMount(SOCKETS, str(sockets), type="bind")],
             "network": self._project,
             "networking_config": {self._project: alias},
@@ -226,7 +226,7 @@ class ContainerTasks:
 
     def _of_host(self, spec: ContainerSpec) -> dict[str, Any]:
         """The network of the host, where the launcher reads the page at the task's address."""
-        environment = {**spec.environment, LAUNCHER: ""}
+        environment = {**spec.environment, SUPERVISED: "1", LAUNCHER: ""}
         return {"environment": environment, "mounts": _mounts(spec), "network_mode": "host"}
 
     def _signal(self, name: str, number: int) -> None:
