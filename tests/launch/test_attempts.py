@@ -9,6 +9,7 @@ import pytest
 
 from trainer.faults import exit_codes
 from trainer.launch.attempts import Attempts
+from trainer.plan.environment import FINISHED
 from trainer.plan.plan import Task
 from trainer.storage.run_directory import RunDirectory
 
@@ -46,7 +47,7 @@ def test_a_page_of_the_earlier_attempt_is_not_the_new_ones(tmp_path: Path):
     assert second.is_mine({"pid": 7, "started_at": 2.0})
 
 
-@pytest.mark.parametrize(("code", "becomes"), [(exit_codes.FINISHED, 0), (0, exit_codes.BAD_DATA), (3, 3), (-9, -9)])
+@pytest.mark.parametrize(("code", "becomes"), [(FINISHED, 0), (0, exit_codes.BAD_DATA), (3, 3), (-9, -9)])
 def test_a_task_that_leaves_with_0_was_ended_by_the_users_code(tmp_path: Path, code: int, becomes: int):
     class Starter:
         def events(self, timeout_secs: float) -> list[dict[str, Any]]:

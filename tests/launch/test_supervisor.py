@@ -19,6 +19,7 @@ from trainer.launch.signals import Signals
 from trainer.launch.supervisor import Supervisor
 from trainer.launch.view import Course
 from trainer.observe.status import Status
+from trainer.plan.environment import FINISHED
 from trainer.plan.layout import Shard
 from trainer.plan.plan import Plan, Task
 from trainer.storage.run_directory import RunDirectory
@@ -112,7 +113,7 @@ class Script:
     def _end(self, pid: int, code: int) -> None:
         if (name := self._pids.pop(pid, None)) is not None:
             self.ended.setdefault(name, self.clock.now)
-            code = code or exit_codes.FINISHED
+            code = code or FINISHED
             self._events.append({"event": "exited", "name": name, "pid": pid, "code": code})
 
 
@@ -170,6 +171,21 @@ def test_a_frozen_evaluator_is_no_cause_for_a_worker_to_leave(tmp_path, monkeypa
     output = capsys.readouterr().out
     assert output.index("worker:0 left (a peer or a port") < output.index("evaluator:0 died (silent")
     assert (outcome.failed, outcome.restarts) == (None, {"worker:0": 1, "evaluator:0": 1})
+
+
+def test_an_evaluator_that_is_asked_to_stop_stops_nobody_else(tmp_path, monkeypatch):
+    exits = dict.fromkeys(TASKS, (8.0, exit_codes.OK)) | {"evaluator:0": (0.5, exit_codes.TERMINATED)}
+    script = Script(None, 0.0, exits)
+    outcome = supervise(script, tmp_path / "run", monkeypatch)
+    assert (outcome.failed, outcome.restarts, script.asked) == (None, {"evaluator:0": 1}, [])
+
+
+def test_an_evaluator_that_is_asked_to_stop_with_all_others_is_not_restarted(tmp_path, monkeypatch):
+    monkeypatch.setattr(RunDirectory, "has_loaded", lambda self: True)
+    script = Script(None, 0.0, {"evaluator:0": (0.5, exit_codes.TERMINATED)})
+    script.stopped_at = 0.7
+    outcome = supervise(script, tmp_path / "run", monkeypatch)
+    assert (outcome.failed, outcome.restarts, script.asked) == (None, {}, [1] * (len(TASKS) - 1))
 
 
 def test_a_run_stops_only_after_a_pending_restart(tmp_path, monkeypatch):

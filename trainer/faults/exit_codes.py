@@ -10,8 +10,6 @@ RUN_IN_USE = 73
 STORAGE = 74
 INCOMPLETE = 75  # a part of the state is lost, or was rolled back: all tasks must restart from a checkpoint
 CHECKPOINT = 76
-# Between a task and its launcher, which makes 0 of it: a task that ends with 0 itself was ended by the user's code.
-FINISHED = 80
 INTERRUPTED = 130
 TERMINATED = 143
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from trainer.faults import exit_codes
 from trainer.observe.machine import oom_kills
-from trainer.plan.environment import SUPERVISED
+from trainer.plan.environment import FINISHED, SUPERVISED
 from trainer.plan.plan import Task
 from trainer.storage import event_log
 from trainer.storage.event_log import EventLog
@@ -89,6 +89,16 @@ class Attempt:
         return self.code not in (None, exit_codes.OK, exit_codes.TERMINATED) and self.restarts_at is None
 
     @property
+    def has_stopped(self) -> bool:
+        """Whether it ended as somebody asked, and is not about to be restarted."""
+        return self.code == exit_codes.TERMINATED and self.restarts_at is None
+
+    @property
+    def trains(self) -> bool:
+        """Whether others wait for its task; for an evaluator nobody does."""
+        return self.task.job != "evaluator"
+
+    @property
     def is_stopping(self) -> bool:
         """Whether somebody asked it to stop."""
         return self.code == exit_codes.TERMINATED or (self.page is not None and self.page["is_stopping"])
@@ -96,7 +106,7 @@ class Attempt:
     @property
     def can_stop(self) -> bool:
         """Whether it would obey a signal to stop at a step boundary; an evaluator need not."""
-        is_ready = self.code is not None or self.state in WORKING or self.task.job == "evaluator"
+        is_ready = self.code is not None or self.state in WORKING or not self.trains
         return self.restarts_at is None and is_ready
 
 
@@ -152,7 +162,7 @@ class Attempts:
             elif attempt and event["event"] == "exited" and event["pid"] == attempt.pid:
                 attempt.code, attempt.ended_at = event["code"], time.monotonic()
                 attempt.end_reason = attempt.end_reason or event.get("why")
-                if attempt.code == exit_codes.FINISHED:
+                if attempt.code == FINISHED:
                     attempt.code = exit_codes.OK
                 elif attempt.code == exit_codes.OK:
                     attempt.code, attempt.end_reason = exit_codes.BAD_DATA, ENDED_EARLY

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.config.schema import RunConfig
-from trainer.launch.attempts import Attempts, Failure, RunOutcome, Starter
+from trainer.launch.attempts import Attempt, Attempts, Failure, RunOutcome, Starter
 from trainer.launch.fault_hooks import FaultHooks, RunView
 from trainer.launch.metrics_endpoint import MetricsEndpoint
 from trainer.launch.progress import Progress
@@ -112,7 +112,7 @@ class Supervisor:
 
     def _handle_failures(self) -> Failure | None:
         """Has failed tasks restarted; returns the failure that ends the run, if one does."""
-        failed = self.attempts.failed()
+        failed = self._failed()
         if self._restarts.is_ending_all or not failed:
             return None
         if may_be_left_behind(attempt.code or 0 for attempt in failed.values()) and self._silence.is_host_silent():
@@ -121,7 +121,21 @@ class Supervisor:
         while time.monotonic() < settled_at:
             self.attempts.poll(max(0.0, settled_at - time.monotonic()))
         has_stepped = self._first_step_at is not None
-        return self._restarts.handle(self.attempts.failed(), has_stepped=has_stepped, is_stopping=self._was_asked)
+        if not (failed := self._failed()):
+            return None  # the whole run was asked to stop, and not an evaluator alone
+        return self._restarts.handle(failed, has_stepped=has_stepped, is_stopping=self._was_asked)
+
+    def _failed(self) -> dict[str, Attempt]:
+        """The attempts that have failed; one of an evaluator also if it stopped and nobody else was asked to."""
+        failed = self.attempts.failed()
+        if self._signals.numbers or self._is_stopping():
+            return failed
+        stopped = (attempt for attempt in self.attempts if attempt.has_stopped and not attempt.trains)
+        return failed | {attempt.task.name: attempt for attempt in stopped}
+
+    def _is_stopping(self) -> bool:
+        """Whether the run is to stop; that an evaluator was asked to is no reason."""
+        return self._stop_by is not None or any(one.is_stopping for one in self.attempts if one.trains)
 
     def _obey_requests(self) -> None:
         """Does what other commands ask of the run, or of one of its tasks."""
@@ -157,7 +171,7 @@ class Supervisor:
         """Signals the tasks once no restart is pending: the others could not finish the step that they wait in."""
         if self._restarts.is_ending_all or self._is_killing:
             return
-        if self._stop_by is None and any(attempt.is_stopping for attempt in self.attempts):
+        if self._stop_by is None and self._is_stopping():
             self._ask_to_stop("One task was asked to stop, so all are stopping")
         if self._stop_by is None or self._was_asked or self.attempts.failed():
             return

@@ -28,7 +28,10 @@ CONTROL = "TRAINER_CONTROL"  # "host:port" of the task's status page, for a heal
 # Set where a task must stop by itself if the launcher dies: the path of a Unix socket where the page is served too, for
 # a launcher on another network; empty: the launcher reads it at the task's address.
 LAUNCHER = "TRAINER_LAUNCHER"
-SUPERVISED = "TRAINER_SUPERVISED"  # set where a launcher reads the exit code: it is FINISHED where others end with 0
+# Set where a launcher reads the exit code. A task that has finished then ends with FINISHED: if it ends with 0, code of
+# the user's has ended it.
+SUPERVISED = "TRAINER_SUPERVISED"
+FINISHED = 80
 REPORTS_PROGRESS = "TRAINER_REPORTS_PROGRESS"  # set where no launcher shows the progress: the chief does, in its log
 LINKS = "TRAINER_LINKS"  # JSON {task: {"address": ..., "control": ...}}: where this task reaches others
 MEMORY = "TRAINER_MEMORY"  # path of the memory file that the tasks of a machine share, as a task sees it

@@ -20,7 +20,7 @@ from trainer.observe.peers import UNIX, PeerError
 from trainer.observe.profile.record import Recorder
 from trainer.observe.status import Status
 from trainer.plan import addresses
-from trainer.plan.environment import LAUNCHER, LINKS, SUPERVISED
+from trainer.plan.environment import FINISHED, LAUNCHER, LINKS, SUPERVISED
 from trainer.plan.fingerprint import digest
 from trainer.plan.plan import Plan, Task
 from trainer.storage.journal import Journal
@@ -81,7 +81,7 @@ def _run(config: RunConfig, plan: Plan, directory: RunDirectory, task: Task) -> 
     context.status.state = "done"
     _log.info("done at step %d", context.status.step)
     # Not after a return: it would release the context, and so close its sessions, which can wait for ever for a peer.
-    finished = exit_codes.FINISHED if SUPERVISED in os.environ else exit_codes.OK
+    finished = FINISHED if SUPERVISED in os.environ else exit_codes.OK
     leave(exit_codes.TERMINATED if stopped or context.stop.requested else finished)
 
 
