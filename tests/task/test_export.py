@@ -19,6 +19,7 @@ from trainer.task.export import export, params_sha256
 from trainer.workload import compiled_optimizer
 from trainer.workload.build import Workload
 from trainer.workload.data.arrays import from_arrays
+from trainer.workload.keras_file import needs_of
 
 CROSSENTROPY = "sparse_categorical_crossentropy"
 
@@ -118,6 +119,67 @@ def test_a_model_that_cannot_be_loaded_again_is_saved_as_weights(tmp_path):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, name="logits"), Scaled()])
     export(LINEAR, model, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.weights.h5", "params.npz"]
+
+
+FACTOR = 3.0
+FREE = keras.layers.Lambda(lambda x: x * FACTOR, output_shape=(3,))  # needs a global of this file
+CLOSED = keras.layers.Lambda(lambda x: x * 3.0)
+
+
+def tripled(x):
+    return 3.0 * x
+
+
+@keras.saving.register_keras_serializable("mine")
+class Tripled(keras.layers.Layer):
+    def call(self, x):
+        return 3.0 * x
+
+
+class Unlucky(keras.layers.Layer):
+    def call(self, x):
+        return x
+
+    def get_config(self):
+        return {} if self.built is None else {"words": Path("/no/such/vocabulary").read_text()}
+
+
+class Leaving(keras.layers.Layer):
+    def call(self, x):
+        return x
+
+    def get_config(self):
+        raise SystemExit(0)
+
+
+def mean_of_squares(labels, outputs):
+    return keras.ops.mean(keras.ops.square(labels - outputs), -1)
+
+
+# The end of a model, its loss, and what the file needs to be loaded; None: it is not written.
+ENDS: dict[str, tuple[keras.layers.Layer, Any, tuple[tuple[str, ...], bool] | None]] = {
+    "of Keras": (keras.layers.Activation("relu"), "mse", ((), False)),
+    "lambda with a global": (FREE, "mse", None),
+    "lambda alone": (CLOSED, "mse", ((), True)),
+    "named function in a Lambda": (keras.layers.Lambda(tripled), "mse", (("tripled",), False)),
+    "own activation": (keras.layers.Activation(tripled), "mse", (("tripled",), False)),
+    "registered class": (Tripled(), "mse", (("mine>Tripled",), False)),
+    "own loss": (keras.layers.Activation("relu"), mean_of_squares, (("mean_of_squares",), False)),
+    "reads a file that is gone": (Unlucky(), "mse", None),
+    "leaves": (Leaving(), "mse", None),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_model_is_written_whole_if_it_loads_with_what_its_card_names(end, tmp_path):
+    layer, loss, needs = ENDS[end]
+    inputs = keras.Input((2,))
+    model = keras.Model(inputs, layer(keras.layers.Dense(3, name="logits")(inputs)))
+    model.compile("sgd", loss)
+    export(LINEAR, model, tmp_path, objects={"tripled": tripled, "mean_of_squares": mean_of_squares})
+    assert (tmp_path / "model.weights.h5").exists() == (needs is None)
+    assert (tuple(needs_of(tmp_path / "model.keras")) if (tmp_path / "model.keras").exists() else None) == needs
+    assert "mine>Tripled" in keras.saving.get_custom_objects()
 
 
 def test_a_model_that_was_compiled_keeps_its_loss_and_the_optimizer_that_trained_it(tmp_path):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from trainer.config import user_file
 from trainer.config.schema import RunConfig
 from trainer.engine.tables.memory import BlockMemory
 from trainer.engine.vectors.snapshot import Snapshot
@@ -19,9 +20,10 @@ from trainer.storage.checkpoint import Checkpoint
 from trainer.storage.run_directory import RunDirectory
 from trainer.task import model_card, table_files
 from trainer.task.evaluator.score import evaluated
-from trainer.workload import compiled_optimizer, loss_scale, serving, trial, weights
+from trainer.workload import compiled_optimizer, keras_file, loss_scale, serving, trial, weights
 from trainer.workload.build import Workload, open_dense, open_workload
-from trainer.workload.error_text import first_line
+from trainer.workload.data.examples import is_of_storage
+from trainer.workload.error_text import one_paragraph
 from trainer.workload.objective import Objective
 from trainer.workload.paths import Paths
 from trainer.workload.served_tables import TableValues
@@ -72,7 +74,8 @@ def export_run(
     if grow and {"keras", "weights"} & set(config.export.formats):
         _log.warning("no model.keras and no model.weights.h5 is written: %s grows, which no Keras layer does", grow[0])
     model = None if are_large or grow else _whole_model(config, plan, workload.objective)
-    files = export(snapshot, model, folder, rows, formats=formats)
+    objects = user_file.definitions(config.user) if config.user else {}
+    files = export(snapshot, model, folder, rows, formats=formats, objects=objects)
     _assign(workload.model, snapshot)
     tables = [_mapped(table, files[table.path], config.seed) for table in plan.tables]
     written = serving.write(workload.objective, workload.data, folder, formats, tables)
@@ -120,15 +123,18 @@ def export(
     rows: Sequence[BlockMemory] = (),
     *,
     formats: Sequence[str] = DEFAULT_FORMATS,
+    objects: Mapping[str, Any] | None = None,
 ) -> dict[str, Path]:
     """Writes params.npz, and model.keras or model.weights.h5 (averaged parameters, where there are any).
 
-    A model that Keras cannot save and load again as a whole, for want of a `get_config`, is written as
-    model.weights.h5. Each table is a file in tables/, and the ids of one that grows are another.
+    A model that Keras cannot save and load again as a whole, for want of a `get_config` or because the code of a Lambda
+    layer needs more than itself, is written as model.weights.h5. Each table is a file in tables/, and the ids of one
+    that grows are another.
 
     Args:
         model: to be saved, with its tables as variables; None: they are too large, or grow.
         rows: of tables.
+        objects: what the user's file defines, by name.
 
     Returns:
         The files of tables by path.
@@ -145,7 +151,7 @@ def export(
     named: dict[str, Any] = dict(sorted((own | frozen).items()))
     np.savez(folder / "params.npz", **named)
     _assign(model, snapshot, {path: np.load(file) for path, file in tables.items()})
-    has_keras = "keras" in formats and _save_keras(model, folder / "model.keras")
+    has_keras = "keras" in formats and _save_keras(model, folder / "model.keras", objects or {})
     if "weights" in formats or ("keras" in formats and not has_keras):
         model.save_weights(folder / "model.weights.h5")
     return tables
@@ -155,17 +161,17 @@ def _assign(model: Any, snapshot: Snapshot, tables: Mapping[str, np.ndarray] | N
     weights.assign(model, evaluated(snapshot) | snapshot.state | dict(tables or {}))
 
 
-def _save_keras(model: Any, file: Path) -> bool:
+def _save_keras(model: Any, file: Path, objects: Mapping[str, Any]) -> bool:
     """Whether Keras can save the model and load it again."""
     try:
         model.save(file)
-        if warning := weights.check_loads(file, model):
+        if warning := keras_file.check_loads(file, model, objects):
             _log.warning(warning)
-    except OSError:
-        raise
-    except Exception as error:  # whatever a layer's get_config does: training is done
+    except (Exception, SystemExit) as error:  # whatever a layer's get_config does: training is done
+        if is_of_storage(error):
+            raise
         file.unlink(missing_ok=True)
-        _log.warning("Keras cannot load this model from a model.keras (%s); see model.weights.h5", first_line(error))
+        _log.warning("Keras cannot load this model from a model.keras (%s); see model.weights.h5", one_paragraph(error))
         return False
     return True
 

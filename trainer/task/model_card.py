@@ -14,13 +14,15 @@ from trainer.plan.serialize import to_json
 from trainer.storage.atomic import write_atomically
 from trainer.storage.json_lines import lines
 from trainer.workload.data.examples import leaves_of
+from trainer.workload.keras_file import needs_of
 from trainer.workload.serving import Served
 
+KERAS = "model.keras"
 FILES = {
     "saved_model": "for TensorFlow Serving and `tf.saved_model.load`: raw examples in, predictions out",
     "model.onnx": "the same for ONNX Runtime",
     "model.tflite": "the same for LiteRT",
-    "model.keras": "for `keras.models.load_model`: takes the features that it was trained on",
+    KERAS: "for `keras.models.load_model`: takes the features that it was trained on",
     "model.weights.h5": "for `load_weights` of the same model",
     "params.npz": "each parameter and frozen weight by its path",
     "tables": "an array for each embedding whose rows lay on the shard hosts",
@@ -36,6 +38,7 @@ def write(folder: Path, config: RunConfig, facts: Mapping[str, Any], served: Ser
         served: what the served formats take and return, if there are any.
         event_log: of the run, which names its commands.
     """
+    folder.mkdir(parents=True, exist_ok=True)  # code of a model may have removed it
     text = "\n".join(_page(folder, config, facts, served, event_log)) + "\n"
     write_atomically(folder / "README.md", text)
 
@@ -55,9 +58,10 @@ def _page(
 ) -> Iterator[str]:
     yield f"# {config.name}: {config.model.name}, trained on {config.data.name}"
     yield ""
-    yield from _table(
-        ("file", "what it is"), [(f"`{name}`", what) for name, what in FILES.items() if (folder / name).exists()]
-    )
+    files = {name: what for name, what in FILES.items() if (folder / name).exists()}
+    if KERAS in files:
+        files[KERAS] += needs_of(folder / KERAS).describe()
+    yield from _table(("file", "what it is"), [(f"`{name}`", what) for name, what in files.items()])
     if served is not None:
         yield from _of_served(served)
     yield "## Result"

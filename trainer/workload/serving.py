@@ -20,7 +20,7 @@ from trainer.faults import exit_codes
 from trainer.faults.exit_codes import TrainerError
 from trainer.plan.tables import Table
 from trainer.workload import lookups
-from trainer.workload.data.examples import DataSet, Nest, Preprocessing, leaves_of, map_nest
+from trainer.workload.data.examples import DataSet, Nest, Preprocessing, is_of_storage, leaves_of, map_nest
 from trainer.workload.error_text import first_line
 from trainer.workload.keras_names import LOGITS
 from trainer.workload.objective import Objective
@@ -75,11 +75,11 @@ def write(
         new = Path(scratch, VERSION)
         try:
             served = _write_saved_model(objective, data, new, tables)
-        except OSError:
-            raise
         except ExportError as error:
             return Written(failures=(str(error),))
-        except Exception as error:  # whatever the code of a model or of its data does
+        except (Exception, SystemExit) as error:  # whatever the code of a model or of its data does
+            if is_of_storage(error):
+                raise
             return Written(failures=(f"TensorFlow cannot write a SavedModel: {first_line(error)}",))
         if "saved_model" in formats:
             target = folder / "saved_model"

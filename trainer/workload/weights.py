@@ -21,7 +21,6 @@ from keras.src.saving import saving_lib
 from trainer.config.words import count, some
 from trainer.faults.problems import ConfigError, Problem
 from trainer.workload.data.examples import DataError
-from trainer.workload.error_text import first_line
 from trainer.workload.paths import Paths, is_seed
 
 PREFIXES = ("parameters/", "state/", "frozen/", "slots/ema/")  # of names in a checkpoint; a later one wins
@@ -255,21 +254,3 @@ def _open_h5(file: str) -> Iterator[h5py.File]:
         return
     with zipfile.ZipFile(file) as archive, archive.open(IN_KERAS) as inner, h5py.File(inner, "r") as opened:
         yield opened
-
-
-def check_loads(path: Path, model: keras.Model) -> str:
-    """Loads a model that was saved, if it has classes of its own; raises what Keras does.
-
-    Returns:
-        What to know before one loads it, if anything.
-    """
-    kinds = {type(layer) for layer in model._flatten_layers()}
-    own = {kind.__name__: kind for kind in kinds if not kind.__module__.startswith("keras.")}
-    if not own:
-        return ""
-    try:
-        keras.models.load_model(path, custom_objects=own, safe_mode=False)
-    except Exception as error:  # of many types
-        keras.models.load_model(path, custom_objects=own, safe_mode=False, compile=False)
-        return f"load {path.name} with compile=False: its loss cannot be loaded ({first_line(error)})"
-    return ""

@@ -47,6 +47,7 @@ from trainer.task.metrics import MetricResults
 from trainer.task.pace import Every, Pace
 from trainer.task.tensorboard import Events
 from trainer.workload.build import Workload
+from trainer.workload.data.examples import is_of_storage
 from trainer.workload.error_text import first_line
 from trainer.workload.objective import Objective
 from trainer.workload.serving import Written
@@ -380,9 +381,9 @@ def _export(context: Context, workload: Workload, state: Snapshot, rows: Sequenc
     model_card.remove_files(context.directory.export)  # of a run that had fewer steps
     try:
         written = export_run(context.config, context.plan, workload, state, context.directory.export, rows)
-    except OSError:
-        raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        if is_of_storage(error):
+            raise
         _log.exception("the export has failed")
         written = Written(failures=(first_line(error),))
     for failure in written.failures:

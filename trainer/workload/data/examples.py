@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -244,10 +245,16 @@ def users_code(source: str, *, alone: bool = True) -> Iterator[None]:
         raise DataError(f"{source}: {place}{_described(error)}") from error
 
 
+def is_of_storage(error: BaseException) -> bool:
+    """Whether writing or reading a file failed, and not in code of the user's."""
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    return isinstance(error, OSError) and not _users(frames)
+
+
 def _users(frames: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """Those of (file, line) that are not of this package or an installed one."""
-    package = str(Path(__file__).parents[2])
-    return [one for one in frames if "site-packages" not in one[0] and not one[0].startswith(package)]
+    """Those of (file, line) that are not of this package, an installed one or Python's library."""
+    others = (str(Path(__file__).parents[2]), sysconfig.get_path("stdlib"), "<")
+    return [one for one in frames if "site-packages" not in one[0] and not one[0].startswith(others)]
 
 
 def _described(error: BaseException) -> str:
