@@ -11,11 +11,12 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from trainer.config import user_file
 from trainer.config.schema import ModelConfig
 from trainer.plan.description import Question
-from trainer.workload import describe, inputs
+from trainer.workload import describe, eager, inputs
 
 BAD_DATA, CONFIG = 65, 2
 HEAD = """\
@@ -239,3 +240,87 @@ def test_a_model_that_says_it_is_built_is_built(tmp_path):
     assert [path.split("/", 1)[1] for path in paths] == [
         f"sequential/{layer}/{name}" for layer in "ab" for name in ("kernel", "bias")
     ]
+
+
+WORDS = """\
+def data():
+    words = np.array(["cat", "dog", "cow", "emu"] * 16)
+    return {part: (words, (words == "dog").astype("float32")[:, None]) for part in ("train", "evaluate")}
+
+KEYS = tf.constant(["cat", "dog", "cow"])
+FILL = tf.lookup.KeyValueTensorInitializer(KEYS, tf.range(3, dtype=tf.int64))
+TABLE = tf.lookup.StaticHashTable(FILL, 4)
+BUCKETS = tf.lookup.StaticVocabularyTable(FILL, 2)
+HELD = {"animals": [TABLE]}
+CHANGED = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, 4)
+CHANGED.insert(KEYS, tf.range(3, dtype=tf.int64))
+DENSE = tf.lookup.experimental.DenseHashTable(tf.string, tf.int64, 4, "", "$")
+DENSE.insert(KEYS, tf.range(3, dtype=tf.int64))
+VECTORS = tf.lookup.experimental.MutableHashTable(tf.string, tf.float32, tf.zeros([5]))
+VECTORS.insert(KEYS, tf.eye(3, 5))
+NOT_TRACKED = keras.Variable(np.ones(5), name="outside")
+VARIABLE = tf.Variable(tf.ones([5]))
+GENERATOR = tf.random.Generator.from_seed(1)
+SEEDS = keras.random.SeedGenerator(1)
+
+class Looks(layers.Layer):
+    def call(self, x, training=False):
+        return function(x, training)
+    def compute_output_shape(self, shape):
+        return (*shape, 5)
+
+def ids(x):
+    return tf.one_hot(TABLE.lookup(x), 5)
+
+def model():
+    x = keras.Input((), dtype="string")
+    return compiled(x, layers.Dense(1)(Looks(name="looks")(x)))
+
+def function(x, training):
+    return {}
+"""
+# What a layer returns; what it uses that a graph cannot, or nothing.
+RESOURCES = {
+    "a table": ("ids(x)", ""),
+    "spare buckets": ("tf.one_hot(BUCKETS.lookup(x), 5)", ""),
+    "a table in a dict": ("tf.one_hot(HELD['animals'][0][x], 5)", ""),
+    "a mutable table": ("tf.one_hot(CHANGED.lookup(x), 5)", ""),
+    "a dense table": ("tf.one_hot(DENSE.lookup(x), 5)", ""),
+    "a table of vectors": ("VECTORS.lookup(x)", ""),
+    "sparse keys": ("tf.one_hot(tf.sparse.to_dense(TABLE.lookup(tf.sparse.from_dense(x[:, None])))[:, 0], 5)", ""),
+    "a size": ("ids(x) * tf.cast(TABLE.size(), tf.float32)", ""),
+    "tf.Variable": ("ids(x) * VARIABLE", "tf.Variable"),
+    "tf.Variable in training only": ("ids(x) * VARIABLE if training else ids(x)", "tf.Variable"),
+    "tf.Variable that is counted": ("ids(x) + 0 * tf.reduce_sum(VARIABLE.assign_add(tf.ones([5])))", "tf.Variable"),
+    "a variable of no layer": ("ids(x) * NOT_TRACKED", "add_weight"),
+    "a generator": ("ids(x) + GENERATOR.normal([5]) if training else ids(x)", "tf.random.Generator"),
+    "the global generator": ("ids(x) + tf.random.get_global_generator().normal([5])", "tf.random.Generator"),
+    "seeds of no layer": ("ids(x) + keras.random.normal((5,), seed=SEEDS)", "SeedGenerator"),
+    "a table that is written": ("CHANGED.insert(x, tf.zeros_like(TABLE[x])) or ids(x)", "table"),
+    "numpy": ("ids(x) if isinstance(x, keras.KerasTensor) else ids(tf.constant(x.numpy()))", "numpy"),
+    "a branch": ("ids(x) * (1.0 if isinstance(x, keras.KerasTensor) or tf.size(x) > 2 else 2.0)", "bool"),
+}
+
+
+@pytest.mark.parametrize("case", RESOURCES)
+def test_what_fails_in_a_graph_alone_is_found_before_the_start(tmp_path, case):
+    returned, uses = RESOURCES[case]
+    code, said = outcome_of(answer(tmp_path, WORDS.replace("    return {}\n", f"    return {returned}\n")))
+    assert code == (BAD_DATA if uses else 0), said
+    assert uses in said
+    if uses:
+        assert "mine.py, line " in said
+        assert uses in ("numpy", "bool") or "layer looks uses" in said
+
+
+@pytest.mark.parametrize("case", [case for case, (_, uses) in RESOURCES.items() if not uses])
+def test_a_table_gives_in_a_graph_what_it_gives_in_eager_mode(tmp_path, case):
+    text = WORDS.replace("    return {}\n", f"    return {RESOURCES[case][0]}\n")
+    (tmp_path / "mine.py").write_text(HEAD + text)
+    made = user_file.load(tmp_path / "mine.py")
+    words = tf.constant(["emu", "cat", "cow", "hen", "dog"])
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session, eager.in_graph():
+        traced = session.run(
+            tf.function(lambda x: made.function(x, False), autograph=False)(tf.constant(words.numpy()))
+        )
+    assert np.array_equal(traced, made.function(words, False))

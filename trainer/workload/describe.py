@@ -14,7 +14,7 @@ from trainer.plan.checks.sparse import check_patterns
 from trainer.plan.description import FROZEN_FILE, INITIAL_FILE, Description, Question
 from trainer.plan.serialize import to_json
 from trainer.workload import user_warnings
-from trainer.workload.error_text import one_paragraph
+from trainer.workload.error_text import one_paragraph, words_of
 
 
 def answer(question: Question) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def answer(question: Question) -> dict[str, Any]:
         remedy = "python -m trainer --help lists the names, conf/ their options"
         if own:
             remedy = f"see {' and '.join(own)} in {question.user}"
-        return {"problem": {"key": key, "message": str(error), "remedy": remedy}}
+        return {"problem": {"key": key, "message": words_of(error), "remedy": remedy}}
     except (Exception, SystemExit) as error:  # a user's function may raise anything
         return _failure(error, question.user)
 

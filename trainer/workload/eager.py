@@ -4,48 +4,63 @@ A graph uses what the layers computed when they were made: tensors, and lookup t
 tensors; in a v1 graph it would tell whether both are the same object, and `labels != 0` would be True.
 
 A layer may keep both (`self.scale = ops.ones(...)`, `StringLookup(vocabulary=...)`). They belong to TensorFlow's eager
-mode, and a v1 graph cannot refer to them, so tensors become constants of the graph, and a table becomes a call of
-Python on a copy of its entries.
+mode, and a v1 graph cannot refer to them, so tensors become constants of the graph, and a lookup becomes a call of
+Python on a copy of the table's entries. What else belongs to eager mode, such as a `tf.Variable`, is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.layers.preprocessing.index_lookup import IndexLookup
+from tensorflow.python.eager.context import eager_mode
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.framework.override_binary_operator import maybe_promote_tensors
 from tensorflow.python.ops import gen_math_ops
+
+TABLES = (tf.lookup.StaticHashTable, tf.lookup.experimental.MutableHashTable, tf.lookup.experimental.DenseHashTable)
+# What a graph cannot refer to, and what to write instead.
+RESOURCES: dict[tuple[type, ...], tuple[str, str]] = {
+    (tf.random.Generator,): ("a tf.random.Generator", "draw with keras.random and a keras.random.SeedGenerator"),
+    (keras.random.SeedGenerator,): ("a SeedGenerator that no layer has", "make it an attribute of the layer"),
+    (keras.Variable,): ("a variable that is not the model's", "make it with add_weight of a layer, or keep it in one"),
+    TABLES: ("a table that it writes to", "keep counts in a variable, made with add_weight"),
+    (tf.Variable,): ("a tf.Variable, which Keras neither trains nor saves", "make it with add_weight of a layer"),
+}
+UNKNOWN = ("a resource of TensorFlow's eager mode", "make it with add_weight of a layer, or in call")
 
 
 class Table:
     """Stands in for the lookup table of a layer."""
 
     def __init__(self, table: Any) -> None:
-        """Copies the entries; in eager mode."""
-        keys, values = (one.numpy() for one in table.export())
+        """Copies the entries, also while a graph is built."""
+        with eager_mode():
+            keys, values = (one.numpy() for one in table.export())
         self._dtypes = table.key_dtype, table.value_dtype
         if self._dtypes[0] == tf.string:
             keys = keys.astype(np.bytes_)
-        order = np.argsort(keys, kind="stable")
-        self._keys, self._values = keys[order], values[order]
         self._default = np.asarray(table._default_value, self._dtypes[1].as_numpy_dtype)
+        keys = keys.reshape(len(keys))  # a DenseHashTable has them in a column
+        order = np.argsort(keys, kind="stable")
+        self._keys, self._values = keys[order], values.reshape(len(keys), *self._default.shape)[order]
 
     def lookup(self, keys: Any) -> Any:
         """The value of each key, or the default."""
         if isinstance(keys, tf.RaggedTensor):
             return tf.ragged.map_flat_values(self.lookup, keys)
+        if isinstance(keys, tf.SparseTensor):
+            return tf.SparseTensor(keys.indices, self.lookup(keys.values), keys.dense_shape)
         with tf.device("/cpu:0"):
             found = tf.numpy_function(self._find, [tf.cast(keys, self._dtypes[0])], self._dtypes[1])
-        found.set_shape(keys.shape)
+        found.set_shape([*keys.shape, *self._default.shape])
         return found
-
-    __getitem__ = lookup
 
     def size(self) -> int:
         return len(self._keys)
@@ -53,9 +68,10 @@ class Table:
     def _find(self, keys: np.ndarray) -> np.ndarray:
         keys = keys.astype(np.bytes_) if self._dtypes[0] == tf.string else keys
         if not len(self._keys):
-            return np.broadcast_to(self._default, keys.shape).copy()
+            return np.broadcast_to(self._default, keys.shape + self._default.shape).copy()
         at = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
-        return np.where(self._keys[at] == keys, self._values[at], self._default)
+        is_there = (self._keys[at] == keys).reshape(keys.shape + (1,) * self._default.ndim)
+        return np.where(is_there, self._values[at], self._default)
 
 
 COMPARISONS = {"__eq__": gen_math_ops.equal, "__ne__": gen_math_ops.not_equal}
@@ -74,50 +90,73 @@ def _by_element(compare: Callable[..., Any], otherwise: Callable[..., Any]) -> C
     return operator
 
 
-class Held(NamedTuple):
-    """A table of a layer, and what stands in for it."""
-
-    layer: keras.Layer
-    attribute: str
-    table: Any
-    copy: Table
-
-    def use(self, table: Any) -> None:
-        self.layer.__dict__[self.attribute] = table  # Keras would track another attribute
+_copies: WeakKeyDictionary[Any, Table] = WeakKeyDictionary()
 
 
-def tables_of(model: keras.Model) -> list[Held]:
-    """The tables of a model's layers: those of Keras's, and a `tf.lookup.StaticHashTable` of the user's."""
-    return [
-        Held(layer, name, value, Table(value))
-        for layer in model._flatten_layers()
-        for name, value in vars(layer).items()
-        if isinstance(value, tf.lookup.StaticHashTable) or (name == "lookup_table" and isinstance(layer, IndexLookup))
-    ]
+def _of_copy(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of tables that asks a copy where a graph uses a table of eager mode."""
+
+    def ask(table: Any, *arguments: Any, **options: Any) -> Any:
+        is_of_graph = tf.executing_eagerly() or not isinstance(table.resource_handle, tf.__internal__.EagerTensor)
+        if is_of_graph or len(arguments) > 1 or options.keys() - {"keys", "name"}:
+            return method(table, *arguments, **options)
+        if table not in _copies:
+            _copies[table] = Table(table)
+        return getattr(_copies[table], method.__name__)(*arguments, *filter(None, [options.get("keys")]))
+
+    return ask
+
+
+def _capture_constants(graph: FuncGraph, tensor: Any, *arguments: Any, **options: Any) -> Any:
+    if not isinstance(tensor, tf.__internal__.EagerTensor):
+        return _capture(graph, tensor, *arguments, **options)
+    if tensor.dtype in (tf.resource, tf.variant):
+        raise ValueError(_refusal())
+    with graph.as_default(), tf.control_dependencies(None):
+        return tf.constant(tensor.numpy())
+
+
+def _refusal() -> str:
+    """Who uses what of eager mode, from the code that is running."""
+    user, used = caller(), set()
+    frame = inspect.currentframe()
+    while frame is not None and not isinstance(frame.f_locals.get("self"), keras.Layer):
+        used |= {kinds for kinds in RESOURCES if isinstance(frame.f_locals.get("self"), kinds)}
+        frame = frame.f_back
+    what, remedy = next((RESOURCES[kinds] for kinds in RESOURCES if kinds in used), UNKNOWN)
+    return f"{user} uses {what}; {remedy}"
+
+
+def caller() -> str:
+    """The innermost layer, loss or metric that is being called."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        each = frame.f_locals.get("self")
+        if isinstance(each, keras.Layer):
+            return f"layer {each.path or each.name}"
+        if isinstance(each, keras.losses.Loss | keras.metrics.Metric):
+            return f"{type(each).__name__} {each.name}"
+        frame = frame.f_back
+    return "the model"
+
+
+_capture = FuncGraph.capture
 
 
 @contextmanager
-def in_graph(tables: Sequence[Held]) -> Iterator[None]:
-    """Within, functions that are traced take tensors of eager mode as constants, and layers use copies of tables."""
-    capture = FuncGraph.capture
-    comparisons = {name: getattr(tf.Tensor, name) for name in COMPARISONS}
-
-    def capture_constants(graph: FuncGraph, tensor: Any, *args: Any, **options: Any) -> Any:
-        if not isinstance(tensor, tf.__internal__.EagerTensor) or tensor.dtype in (tf.resource, tf.variant):
-            return capture(graph, tensor, *args, **options)
-        with graph.as_default(), tf.control_dependencies(None):
-            return tf.constant(tensor.numpy())
-
-    FuncGraph.capture = capture_constants
-    for name, function in comparisons.items():
-        setattr(tf.Tensor, name, _by_element(COMPARISONS[name], function))
+def in_graph() -> Iterator[None]:
+    """Within, functions that are traced take tensors of eager mode as constants, and look up copies of its tables."""
+    replaced: list[tuple[type, str, Any]] = [(FuncGraph, "capture", _capture_constants)]
+    replaced += [(tf.Tensor, name, _by_element(COMPARISONS[name], getattr(tf.Tensor, name))) for name in COMPARISONS]
+    replaced += [(kind, name, _of_copy(getattr(kind, name))) for kind in TABLES for name in ("lookup", "size")]
+    before = [(owner, name, vars(owner).get(name)) for owner, name, _ in replaced]
+    for owner, name, function in replaced:
+        setattr(owner, name, function)
     try:
-        for held in tables:
-            held.use(held.copy)
         yield
     finally:
-        FuncGraph.capture = capture
-        for name, function in comparisons.items():
-            setattr(tf.Tensor, name, function)
-        for held in tables:
-            held.use(held.table)
+        for owner, name, function in before:
+            if function is None:  # it was inherited
+                delattr(owner, name)
+            else:
+                setattr(owner, name, function)

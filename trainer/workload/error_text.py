@@ -6,6 +6,7 @@ NOISE = re.compile(
     r"\x1b\[\d+m"  # Keras's colours
     r"|\{\{[^}]*\}\} ?"  # names of nodes
     r"| \[Op:\w+\].*"
+    r"|Tried to convert '\w+' to a tensor and failed. Error: "
     r"|Exception encountered when calling .*"
     r"|Could not automatically infer the output shape.*"
 )
@@ -14,9 +15,13 @@ ARGUMENTS = re.compile(r"^\s*Arguments received by .*", re.MULTILINE | re.DOTALL
 
 def one_paragraph(error: BaseException) -> str:
     """The type and the text of an error, without where Keras met it and with what."""
-    plain = NOISE.sub("", ARGUMENTS.sub("", str(error)))
-    words = " ".join(plain.split())
+    words = words_of(error)
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
+
+
+def words_of(error: BaseException) -> str:
+    """The text of an error alone, as `one_paragraph` has it."""
+    return " ".join(NOISE.sub("", ARGUMENTS.sub("", str(error))).split())
 
 
 def first_line(error: BaseException) -> str:

@@ -80,7 +80,6 @@ class Objective:
         self.model, self.text, self._whole_loss, self._size = model, text, whole_loss, size
         self._is_given_compiled, self.is_given_loss = is_given_compiled, is_given_loss
         self.doubts: list[Doubt] = []  # what is odd, and trained as Keras does
-        self._tables = eager.tables_of(model)
 
     def model_to_save(self, optimizer: keras.optimizers.Optimizer) -> keras.Model:
         """The model; Keras would save a loss with it, and only one that its author chose can be loaded again.
@@ -103,7 +102,7 @@ class Objective:
 
     def in_graph(self) -> AbstractContextManager[None]:
         """Within, functions that are traced can use what the model's layers computed when they were made."""
-        return eager.in_graph(self._tables)
+        return eager.in_graph()
 
     @property
     def is_summed(self) -> bool:

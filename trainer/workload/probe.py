@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import keras
 import tensorflow as tf
 
 from trainer.workload import lookups, step
 from trainer.workload.data.examples import Batch, Spec
+from trainer.workload.eager import caller
 from trainer.workload.objective import Objective
 from trainer.workload.seeded_draws import seeded_draws
 
@@ -86,7 +85,7 @@ def _noting_exchanges(note: Callable[[str], None]) -> Iterator[None]:
 
     def noting(exchange: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            note(_caller())
+            note(caller())
             return exchange(*arguments, **options)
 
         return call
@@ -98,16 +97,3 @@ def _noting_exchanges(note: Callable[[str], None]) -> Iterator[None]:
     finally:
         for name, exchange in before.items():
             setattr(context, name, exchange)
-
-
-def _caller() -> str:
-    """The innermost layer, loss or metric that is being called."""
-    frame = inspect.currentframe()
-    while frame is not None:
-        caller = frame.f_locals.get("self")
-        if isinstance(caller, keras.Layer):
-            return f"layer {caller.path or caller.name}"
-        if isinstance(caller, keras.losses.Loss | keras.metrics.Metric):
-            return f"{type(caller).__name__} {caller.name}"
-        frame = frame.f_back
-    return "the model"

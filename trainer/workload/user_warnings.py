@@ -31,7 +31,7 @@ def recorded(user_file: str | None) -> Iterator[list[str]]:
         place = _place_in(folder)
         is_of_user = (place is not None and category is not FutureWarning) or Path(filename).parent == folder
         if not issubclass(category, NOT_FOR_USERS) and (is_of_user or KERAS in filename):
-            text = one_paragraph(category(message))
+            text = one_paragraph(message) if isinstance(message, Warning) else f"{category.__name__}: {message}"
             texts[f"{place}: {text}" if place else text] = None
 
     told: list[str] = []
