@@ -15,6 +15,11 @@ import pytest
 from clients import served
 from runs import Run
 
+from trainer.commands.runs import checkpoints
+from trainer.config.schema import DataConfig
+from trainer.storage.run_directory import RunDirectory
+from trainer.task.evaluator import offline
+from trainer.workload.data.examples import DataError
 from trainer.workload.data.idx import SHIPPED, read_idx
 
 pytestmark = pytest.mark.cluster
@@ -47,9 +52,29 @@ def test_digits_are_served_from_bytes_and_every_checkpoint_can_be_exported(
         assert accuracy == pytest.approx(summary["eval_accuracy"], abs=1e-6)
     assert f"`{summary['params_sha256']}`" in (folder / "README.md").read_text()
 
+    directory, log = RunDirectory(run.directory), run.directory / "evaluations.jsonl"
+    command = ["-m", "trainer", "evaluate", f"run={run.directory}", "--json"]
+    scores = json.loads(python.run(*command, cwd=tmp_path).stdout)  # the same bits
+    assert (scores["eval_loss"], scores["eval_accuracy"]) == (summary["eval_loss"], summary["eval_accuracy"])
+    assert (scores["step"], scores["examples"], scores["data"]) == (20, 2000, "mnist_10k")
+    np.savez(
+        tmp_path / "new.npz",
+        x_train=images[:1] / np.float32(255),
+        y_train=labels[:1],
+        **{"x_test": images[:7] / np.float32(255), "y_test": labels[:7]},
+    )
+    other = offline.OtherData(DataConfig("npz", {"path": str(tmp_path / "new.npz")}), None)
+    outputs = list(offline.predict(directory, checkpoints.named(directory, "last"), other, 4))
+    assert [len(one["probabilities"]) for one in outputs] == [4, 3]
+    predicted = np.concatenate([one["probabilities"] for one in outputs])
+    assert np.abs(predicted - np.array(answers["saved_model"]["probabilities"])[:7]).max() < 1e-5
+    wrong = offline.OtherData(DataConfig("synthetic", {"shape": [4]}), None)
+    with pytest.raises(DataError):
+        offline.evaluate(directory, checkpoints.named(directory, "10"), wrong, None)
+
     command = ["-m", "trainer", "export", f"run={run.directory}", "export.checkpoint=10", f"export.to={tmp_path}/at-10"]
     assert "at-10/saved_model\n" in python.run(*command, cwd=tmp_path).stdout
-    lines = (run.directory / "evaluations.jsonl").read_text().splitlines()
+    lines = log.read_text().splitlines()
     before = next(line for line in map(json.loads, lines) if line["step"] == 10)
     answer = served(tmp_path, tmp_path / "at-10", inputs=images)["saved_model"]
     assert evaluated(np.array(answer["probabilities"]), labels)[0] == pytest.approx(before["loss"], abs=1e-5)

@@ -16,7 +16,11 @@ from forks import Forks
 from quick_config import load
 from runs import wait_until
 
+from trainer.commands import command
+from trainer.commands.runs import evaluate
+from trainer.config import arguments
 from trainer.engine.vectors.snapshot import Snapshot
+from trainer.faults.problems import ConfigError
 from trainer.observe import runs
 from trainer.observe.live import NotRunningError, attach
 from trainer.plan.description import Description
@@ -179,6 +183,59 @@ def test_what_cannot_be_done_is_refused_with_what_to_type(python, tmp_path, word
     done = trainer(python, tmp_path, *words)
     assert (done.returncode, done.stdout) == (code, "")
     assert says in done.stderr
+
+
+TRAINED_ON = {"path": "a.csv", "label": "y", "evaluate": 0.1, "matrix": True}
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        ("", None),
+        ("checkpoint=best evaluate.batch_size=3", None),
+        ("data=csv", TRAINED_ON),
+        ("data=csv data.options.path=a.csv", TRAINED_ON),
+        ("data=csv data.options.path=b.csv", TRAINED_ON | {"evaluate": "b.csv"}),
+        ("data=csv data.options.evaluate=b.csv", TRAINED_ON | {"evaluate": "b.csv"}),
+        ("data=csv data.options.path=b.csv data.options.evaluate=0.5", TRAINED_ON | {"path": "b.csv", "evaluate": 0.5}),
+        (
+            "data=csv data.options.path=b.csv data.options.label=null",
+            TRAINED_ON | {"path": "b.csv", "evaluate": "b.csv", "label": None},
+        ),
+        ("data=npz data.options.path=b.npz", {"path": "b.npz", "scale": None, "classes": None}),
+    ],
+)
+def test_other_data_has_the_options_of_the_run_but_for_what_is_typed(tmp_path, monkeypatch, words, options):
+    stored = [f"data.options.{name}={value}" for name, value in TRAINED_ON.items()]
+    path = make_run(tmp_path / "run", "data=csv", *stored)
+    typed = ["evaluate", f"run={path}", *words.split()]
+    monkeypatch.setattr(sys, "argv", ["trainer", *typed])
+    config = load(arguments.sort(typed).overrides, command.resolve, command.validate)
+    other = evaluate.other_data(config, RunDirectory(path))
+    if options is None:
+        assert other is None
+    else:
+        shown = other.data.options
+        assert {name: shown[name] for name in options} == options
+    assert config.export.checkpoint == ("best" if "checkpoint=best" in words else "last")
+
+
+@pytest.mark.parametrize(
+    ("words", "keys"),
+    [
+        ("evaluate", ["run"]),
+        ("predict run=r", ["export.to"]),
+        ("predict run=r to=out.parquet", ["export.to"]),
+        ("predict run=r to=out.npz checkpoint=newest", ["export.checkpoint"]),
+        ("evaluate run=r to=out.npz", ["export.to"]),
+        ("mode=evaluate run=r checkpoint=newest", ["export.checkpoint"]),
+        ("export run=r checkpoint=newest", ["export.checkpoint"]),
+    ],
+)
+def test_a_checkpoint_and_a_file_are_named_in_words_that_the_command_knows(words, keys):
+    with pytest.raises(ConfigError) as caught:
+        load(arguments.sort(words.split()).overrides, command.resolve, command.validate)
+    assert [one.key for one in caught.value.problems] == keys
 
 
 def test_a_run_without_a_launcher_is_stopped_where_it_was_started(python, tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from trainer.faults.problems import Problem
 from trainer.observe.machine import this_machine
 from trainer.plan import resolve as plan_resolve
 from trainer.plan import validate as plan_validate
-from trainer.plan.checks.export import check_export
+from trainer.plan.checks.export import check_export, check_file
 from trainer.plan.checks.loggers import check_loggers
 
 # Each module has run(config, start), which returns the exit code. By name: a command imports only what it needs.
@@ -33,6 +33,8 @@ COMMANDS: Mapping[Mode, str] = {
     Mode.runs: "trainer.commands.runs.table",
     Mode.report: "trainer.commands.runs.report",
     Mode.export: "trainer.commands.runs.export",
+    Mode.evaluate: "trainer.commands.runs.evaluate",
+    Mode.predict: "trainer.commands.runs.predict",
     Mode.log: "trainer.commands.runs.log",
     Mode.console: "trainer.commands.console.server",
     Mode.doctor: "trainer.commands.doctor.probe",
@@ -52,6 +54,8 @@ OF_A_RUN = (
     Mode.save,
     Mode.report,
     Mode.export,
+    Mode.evaluate,
+    Mode.predict,
     Mode.log,
     Mode.check,
 )  # its config is in its directory
@@ -89,8 +93,10 @@ def validate(config: RunConfig) -> list[Problem]:
     if config.mode in OF_A_RUN:
         missing = Problem("run", f"mode={config.mode.value} needs the directory of a run", "e.g. run=runs/mine")
         problems = [] if config.run else [missing]
-        if config.mode is Mode.export:
+        if config.mode in (Mode.export, Mode.evaluate, Mode.predict):
             problems += check_export(config.export)
+        if config.mode in (Mode.evaluate, Mode.predict):
+            problems += check_file(config.export.to, writes=config.mode is Mode.predict)
         if config.mode is Mode.log:
             none = Problem("loggers", "mode=log needs at least one logger", "e.g. loggers=[csv]")
             problems += check_loggers(config.loggers) if config.loggers else [none]

@@ -22,6 +22,7 @@ from trainer.faults.problems import Problem
 PLAIN_PATH = re.compile(r"[\w./-]+", re.ASCII)  # others are quoted for Hydra
 # Numbers from which a sweep draws: Hydra would take them for calls of functions that it does not know.
 RANGE = re.compile(r"""(?<!["'\w])(?:log|linear|integer)\([^()]*\)""")
+OF_EXPORT = ("export", "evaluate", "predict")  # modes with the keys of export, of which two need no section
 NOT_SUGGESTED = ("--experimental-rerun", "--shell-completion")
 
 
@@ -69,7 +70,7 @@ def sort(arguments: Sequence[str]) -> Arguments:
             faults.append(_unknown(text, name, value, known))
     message = f"is a second experiment beside {''.join(paths[:1])}"
     faults += [Problem(path, message, "give one, and other settings as key=value") for path in paths[1:]]
-    overrides, contradictions = _with_mode(_with_project(overrides))
+    overrides, contradictions = _with_mode(_with_section(_with_project(overrides)))
     return Arguments(
         (*overrides, *(f"experiment={quoted(path)}" for path in paths[:1])), tuple(flags), (*faults, *contradictions)
     )
@@ -97,6 +98,13 @@ def _with_project(overrides: list[str]) -> list[str]:
     if overrides[:1] == ["init"] and len(overrides) > 1 and "=" not in overrides[1]:
         return ["init", f"project={quoted(overrides[1])}", *overrides[2:]]
     return overrides
+
+
+def _with_section(overrides: list[str]) -> list[str]:
+    """What `to=` and `checkpoint=` are short for behind a command that reads a checkpoint."""
+    if not any(text.removeprefix("mode=") in OF_EXPORT for text in overrides):
+        return overrides
+    return [f"export.{text}" if text.startswith(("to=", "checkpoint=")) else text for text in overrides]
 
 
 def _is_path(text: str) -> bool:

@@ -34,6 +34,8 @@ Mode = Enum(
         "console": "console",  # a web page of the runs of a folder, from which they are watched and steered
         "report": "report",  # write report.html for the run in run=PATH, beside others named by report.beside
         "export": "export",  # write the model of the run in run=PATH for other programs; see export
+        "evaluate": "evaluate",  # compute the loss and the metrics of a checkpoint of the run in run=PATH; see export
+        "predict": "predict",  # write the outputs of a checkpoint of the run in run=PATH to a file; see export
         "log": "log",  # hand the run in run=PATH to loggers
         "doctor": "doctor",  # check this machine and say how to fix it
         "check": "check",  # verify a finished run: each step counted every replica once
@@ -473,13 +475,16 @@ class CheckpointConfig:
 
 @dataclass
 class ExportConfig:
-    """What a run is exported to at its end, and what mode=export writes."""
+    """What a run is exported to at its end, and what mode=export, evaluate and predict read and write."""
 
     # keras, weights, saved_model, onnx, litert; those that are named must be possible, or nothing starts. Default:
     # keras and saved_model, as far as the model can be written so
     formats: list[str] = field(default_factory=list)
-    checkpoint: str = "last"  # of mode=export: last, best, or the step of one
-    to: str | None = None  # of mode=export: folder; default: export-STEP in the run directory
+    # of mode=export, evaluate and predict: last, best, or the step of one; behind the command, checkpoint= is enough
+    checkpoint: str = "last"
+    # of mode=export: folder, default: export-STEP in the run directory; of mode=predict: file, .npz, .csv or .jsonl.
+    # Behind the command, to= is enough
+    to: str | None = None
 
 
 @dataclass

@@ -26,7 +26,7 @@ from trainer.workload.keras_names import LOGITS
 from trainer.workload.objective import Objective
 from trainer.workload.output_checks import BINARY, function_of, option_of
 from trainer.workload.served_tables import ServedTable, TableValues
-from trainer.workload.step import tables_of
+from trainer.workload.step import make_forward, tables_of
 
 SOFTMAX = (
     keras.losses.sparse_categorical_crossentropy,
@@ -122,6 +122,18 @@ def check(objective: Objective, data: DataSet, formats: Sequence[str]) -> None:
 
 def _one_row(table: Table) -> TableValues:
     return TableValues(table, np.zeros((1, table.width), np.float32), np.zeros(1, np.int64) if table.growing else None)
+
+
+def make_prediction(objective: Objective, classes: Sequence[str]) -> Callable[..., dict[str, tf.Tensor]]:
+    """Makes predict(parameters, state, batch, rows=()) -> what an exported model returns for the features, by name."""
+    forward = make_forward(objective)
+
+    def predict(*given: Any) -> dict[str, tf.Tensor]:
+        named = {name: tensor for name, (tensor, _) in _named(forward(*given)[0], objective, classes).items()}
+        # numpy has no bfloat16
+        return {name: tf.cast(one, tf.float32) if one.dtype == tf.bfloat16 else one for name, one in named.items()}
+
+    return predict
 
 
 def _write_saved_model(objective: Objective, data: DataSet, folder: Path, tables: Sequence[TableValues]) -> Served:

@@ -255,20 +255,33 @@ def _has_bfloat16(model: keras.Model) -> bool:
     return any(layer.compute_dtype == "bfloat16" for layer in model._flatten_layers())
 
 
-def make_evaluation(objective: Objective) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
-    """Makes evaluate(parameters, state, batch, rows=()) -> (loss, the mean over the batch; sums of the metrics [K])."""
+def make_forward(objective: Objective) -> Callable[..., tuple[Nest, list[tf.Tensor], list[tf.Tensor]]]:
+    """Makes forward(parameters, state, batch, rows=()) -> (outputs, values of all variables, losses of the layers)."""
     model, paths = objective.model, Paths(objective.model)
     keep_written(fuses=not _has_bfloat16(model))
 
-    def evaluate(parameters: Tensors, state: Tensors, batch: Batch, rows: Rows = ()) -> tuple[tf.Tensor, tf.Tensor]:
+    def forward(
+        parameters: Tensors, state: Tensors, batch: Batch, rows: Rows = ()
+    ) -> tuple[Nest, list[tf.Tensor], list[tf.Tensor]]:
         weights = [parameters[paths[v]] for v in model.trainable_variables]
         no_seed = tf.zeros([2], tf.int64)
         with tf.name_scope("model"), objective.in_graph(), ordered_sums(), seeded_draws(no_seed):
             features, others = objective.inputs(batch.features), _non_trainable(model, state, no_seed)
             with lookups.given(rows):
                 outputs, rest, own = _call(model, weights, others, features, training=False)
-        known = zip(_variables(model), [*weights, *rest], strict=True)
-        with objective.in_graph(), ordered_sums(), seeded_draws(no_seed):
+        return outputs, [*weights, *rest], own
+
+    return forward
+
+
+def make_evaluation(objective: Objective) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
+    """Makes evaluate(parameters, state, batch, rows=()) -> (loss, the mean over the batch; sums of the metrics [K])."""
+    forward = make_forward(objective)
+
+    def evaluate(parameters: Tensors, state: Tensors, batch: Batch, rows: Rows = ()) -> tuple[tf.Tensor, tf.Tensor]:
+        outputs, values, own = forward(parameters, state, batch, rows)
+        with objective.in_graph(), ordered_sums(), seeded_draws(tf.zeros([2], tf.int64)):
+            known = zip(_variables(objective.model), values, strict=True)
             return objective.compute(known, batch, outputs, own, training=False)
 
     return evaluate

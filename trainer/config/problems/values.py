@@ -16,9 +16,10 @@ from trainer.config.groups import check_groups
 from trainer.config.limits import check_limits
 from trainer.config.problems.functions import check_functions
 from trainer.config.problems.origins import given, last_set
-from trainer.config.schema import AUTO, NAME, RunConfig, TrainConfig
+from trainer.config.schema import AUTO, NAME, Mode, RunConfig, TrainConfig
 from trainer.faults.problems import Problem
 
+OF_ANOTHER_RUN = (Mode.evaluate, Mode.predict)  # which may have the options of the data
 LENGTHS = ("train.steps", "train.epochs")
 
 
@@ -71,7 +72,8 @@ def _unset(composed: DictConfig, choices: Mapping[str, Any]) -> Iterator[Problem
         group, _, option = key.partition(".options.")
         if option:
             choice = f"{group}={choices.get(group)}"
-            yield Problem(key, f"is not set, and {choice} needs it", f"add {key}={_hint(group, choices, option)}")
+            if group != "data" or composed.mode not in OF_ANOTHER_RUN:
+                yield Problem(key, f"is not set, and {choice} needs it", f"add {key}={_hint(group, choices, option)}")
             options = OmegaConf.select(composed, key.rpartition(".")[0])
             with open_dict(options):
                 del options[key.rpartition(".")[2]]

@@ -10,6 +10,7 @@ from trainer.faults.problems import Problem
 
 FORMATS = ("keras", "weights", "saved_model", "onnx", "litert")
 NAMED = ("last", "best")
+FILES = (".npz", ".csv", ".jsonl")  # that predictions are written to
 
 
 def check_export(export: ExportConfig) -> Iterator[Problem]:
@@ -22,3 +23,12 @@ def check_export(export: ExportConfig) -> Iterator[Problem]:
     if export.checkpoint not in NAMED and not export.checkpoint.isdecimal():
         message = f"{export.checkpoint!r} must be last, best or a step"
         yield Problem("export.checkpoint", message, "e.g. export.checkpoint=best")
+
+
+def check_file(to: str | None, *, writes: bool) -> Iterator[Problem]:
+    """The file that mode=predict writes, and mode=evaluate does not."""
+    if writes and (to is None or not to.endswith(FILES)):
+        message = "mode=predict needs the file to write" if to is None else f"{to} ends in none of {', '.join(FILES)}"
+        yield Problem("export.to", message, "e.g. to=predictions.npz")
+    elif to is not None and not writes:
+        yield Problem("export.to", "mode=evaluate writes no file", "leave it out; --json prints all as JSON")

@@ -10,23 +10,17 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import tensorflow as tf
 
-from trainer.engine.tables.mapping import private
-from trainer.engine.tables.touches import Touches
-from trainer.engine.tables.worker import TableWorker
 from trainer.observe.peers import PeerError, read_status
 from trainer.plan.plan import Task
-from trainer.plan.tables import TableLayout, blocks_of
 from trainer.storage import checkpoint, checkpoint_writer
 from trainer.storage.run_directory import RunDirectory
 from trainer.task.context import Context, collect_garbage_from_now_on
-from trainer.task.evaluator.score import CheckpointScorer, Identity, identity_of, make_evaluator
+from trainer.task.evaluator.score import CheckpointScorer, Identity, identity_of, make_evaluator, tables_for
 from trainer.workload.build import open_workload
-from trainer.workload.step import lookups_of
 
 POLL_SECS = 0.2
 CHIEF_POLL_SECS = 1.0
@@ -77,9 +71,8 @@ def _make_scorer(context: Context) -> CheckpointScorer:
     workload = open_workload(context.config, context.plan, context.directory.frozen)
     context.directory.discard_described()
     plan, device = context.plan, "/gpu:0" if context.task.gpus else "/cpu:0"
-    rows = private(TableLayout(blocks_of(plan.tables, 1), (), 1, 0))
-    touches = Touches([block.block for block in rows], partial(lookups_of, workload.objective))
-    evaluator = make_evaluator(context.config, workload, device, TableWorker(rows, touches) if rows else None)
+    rows, tables = tables_for(plan, workload)
+    evaluator = make_evaluator(context.config, workload, device, tables)
     evaluator.connect("", context.session_config([]))
     frozen = plan.frozen.sha256
     return CheckpointScorer(

@@ -1,9 +1,11 @@
 """Scores parameters on the examples that are not trained on, and the checkpoints of a run."""
 
+import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,14 @@ import tensorflow as tf
 
 from trainer.config.schema import RunConfig
 from trainer.engine.frozen import Copy
+from trainer.engine.tables.mapping import private
 from trainer.engine.tables.memory import BlockMemory
-from trainer.engine.tables.worker import Tables
+from trainer.engine.tables.touches import Touches
+from trainer.engine.tables.worker import Tables, TableWorker
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.observe.status import Status
+from trainer.plan.plan import Plan
+from trainer.plan.tables import TableLayout, blocks_of
 from trainer.storage import checkpoint, evaluations, table_rows
 from trainer.storage.checkpoint import Checkpoint, CheckpointError
 from trainer.storage.evaluations import Evaluation
@@ -27,6 +33,8 @@ from trainer.workload import step
 from trainer.workload.build import Workload, parameters_of
 from trainer.workload.data.examples import users_code
 from trainer.workload.data.pipeline import evaluation_batches, nothing
+from trainer.workload.objective import Objective
+from trainer.workload.step import lookups_of
 
 v1 = tf.compat.v1
 
@@ -35,17 +43,26 @@ Identity = tuple[int, int]  # of a checkpoint's folder: it changes when the same
 _log = logging.getLogger(__name__)
 
 
-class Evaluator:
-    """A graph of its own that holds one copy of the parameters."""
+class ModelCopy:
+    """A graph of its own that holds one copy of the parameters, and computes something of each batch to evaluate on."""
 
-    def __init__(self, workload: Workload, *, batch_size: int, device: str, tables: Tables | None = None) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        make: Callable[[Objective], Callable[..., Any]],
+        *,
+        batch_size: int,
+        device: str,
+        tables: Tables | None = None,
+    ) -> None:
         """Builds the graph.
 
         Args:
-            tables: read rows as they are when `score` is called.
+            make: makes a function of (parameters, state, batch, rows), as `step.make_evaluation` does.
+            tables: read rows as they are when the batches are computed.
         """
         objective = workload.objective
-        self._metrics, self._frozen = MetricResults(objective), Copy(workload.frozen)
+        self._frozen = Copy(workload.frozen)
         with tf.Graph().as_default() as self._graph, tf.device(device):
             self._variables = {  # by number, because a path may hold what the name of a variable may not
                 p.path: v1.get_variable(
@@ -59,30 +76,43 @@ class Evaluator:
             self._batches = evaluation_batches(workload.data.evaluate, batch_size=batch_size, derive=derive)
             values = {path: v.read_value() for path, v in self._variables.items()}
             state = values | self._frozen.tensors("frozen")
-            evaluate = tf.function(step.make_evaluation(objective), autograph=False)
+            compute = tf.function(make(objective), autograph=False)
             batch = self._batches.batch
             given = tables.read(self._batches.derived) if tables else ()
             with users_code("evaluation", alone=False):
-                self._score = [*evaluate(values, state, batch, given), tf.shape(batch.tensors[0])[0]]
+                self._results = compute(values, state, batch, given), tf.shape(batch.tensors[0])[0]
 
     def connect(self, target: str, session_config: Any) -> None:
         """Opens the session on the task's own devices."""
         self._session = v1.Session(target, graph=self._graph, config=session_config)
         self._frozen.load(self._session)
 
-    def score(self, snapshot: Snapshot) -> dict[str, float]:
-        """The loss and the metrics over all examples; of the averaged parameters where the optimizer keeps them."""
+    def results(self, snapshot: Snapshot) -> Iterator[tuple[Any, int]]:
+        """What is computed of each batch, and its size; of the averaged parameters where the optimizer keeps them."""
         values = evaluated(snapshot) | snapshot.state
         self._session.run(self._assign, {feed: values[path] for path, feed in self._feeds.items()})
         self._session.run(self._batches.initializer, self._batches.feed_dict)
+        with contextlib.suppress(tf.errors.OutOfRangeError):
+            while True:
+                yield self._session.run(self._results)
+
+
+class Evaluator(ModelCopy):
+    """Computes the loss and the metrics."""
+
+    def __init__(self, workload: Workload, *, batch_size: int, device: str, tables: Tables | None = None) -> None:
+        self._metrics = MetricResults(workload.objective)
+        self.examples = 0  # of the last evaluation
+        super().__init__(workload, step.make_evaluation, batch_size=batch_size, device=device, tables=tables)
+
+    def score(self, snapshot: Snapshot) -> dict[str, float]:
+        """The loss and the metrics over all examples."""
         losses = count = 0.0
         sums: Any = 0.0
-        while True:
-            try:
-                loss, more, size = self._session.run(self._score)
-            except tf.errors.OutOfRangeError:
-                return {"loss": float(losses / count)} | self._metrics(sums)
+        for (loss, more), size in self.results(snapshot):
             losses, sums, count = losses + float(loss) * size, sums + more, count + size
+        self.examples = int(count)
+        return {"loss": float(losses / count)} | self._metrics(sums)
 
 
 def make_evaluator(config: RunConfig, workload: Workload, device: str, tables: Tables | None = None) -> Evaluator:
@@ -118,10 +148,7 @@ class CheckpointScorer:
         self._rows, self._seed = rows, config.seed
         self._directory, self._evaluator, self._status = directory, evaluator, status
         self._evaluate = config.evaluate
-        self._expected = {
-            f"{'parameters' if p.trainable else 'state'}/{p.path}": p.shape
-            for p in parameters_of(workload.model, config.train.precision.value, workload.objective.frozen)
-        }
+        self._expected = expected_shapes(config, workload)
         self._frozen = frozen
         self._scored: set[int] | None = None  # steps
         self._damaged: set[Identity | None] = set()
@@ -157,7 +184,7 @@ class CheckpointScorer:
             _log.warning("skipping a damaged checkpoint: %s: %s", error.path, error.problem)
             self._damaged.add(identity)
             return
-        checkpoint.check_fits(_without_slots(source), self._expected, frozen=self._frozen)
+        checkpoint.check_fits(without_slots(source), self._expected, frozen=self._frozen)
         table_rows.check_fits(source, [block.block for block in self._rows], None)
         table_files.load_into(self._rows, path, seed=self._seed)
         scores = self._evaluator.score(Snapshot.from_tensors(source.step, tensors))
@@ -206,7 +233,22 @@ class CheckpointScorer:
         self._status.step, self._status.loss = step, evaluation.scores["loss"]
 
 
-def _without_slots(source: Checkpoint) -> Checkpoint:
+def expected_shapes(config: RunConfig, workload: Workload) -> dict[str, tuple[int, ...]]:
+    """The shapes of a model's tensors in a checkpoint, without slots."""
+    return {
+        f"{'parameters' if p.trainable else 'state'}/{p.path}": p.shape
+        for p in parameters_of(workload.model, config.train.precision.value, workload.objective.frozen)
+    }
+
+
+def tables_for(plan: Plan, workload: Workload) -> tuple[list[BlockMemory], TableWorker | None]:
+    """Memory for the rows of all tables in this process, and what reads it for an evaluator; none without tables."""
+    rows = private(TableLayout(blocks_of(plan.tables, 1), (), 1, 0))
+    touches = Touches([block.block for block in rows], partial(lookups_of, workload.objective))
+    return rows, TableWorker(rows, touches) if rows else None
+
+
+def without_slots(source: Checkpoint) -> Checkpoint:
     """The part of a checkpoint that its score depends on."""
     return replace(source, tensors={n: shape for n, shape in source.tensors.items() if not n.startswith("slots/")})
 

@@ -194,14 +194,14 @@ def _check_all_finite(array: np.ndarray, name: str) -> None:
 def check_alike(train: Batch, evaluate: Batch, source: str) -> None:
     """Raises DataError unless the examples of both parts look the same."""
     for name, one, other in zip(Batch._fields, train, evaluate, strict=True):
-        if not _are_alike(one, other):
+        if not are_alike(one, other):
             raise DataError(
                 f"{source}, {name}: an example to train on is {describe_nest(one)}, one to evaluate on is "
                 f"{describe_nest(other)}; both must be the same"
             )
 
 
-def _are_alike(one: Nest, other: Nest) -> bool:
+def are_alike(one: Nest, other: Nest) -> bool:
     """Whether two specs are the same, but for sizes that are open in one of them."""
     if map_nest(lambda _: 0, one) != map_nest(lambda _: 0, other):
         return False

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from trainer.workload.data.convert import is_text
-from trainer.workload.data.examples import ArraySpec, DataError, Nest, Preprocessing
+from trainer.workload.data.examples import ArraySpec, DataError, DataSet, Nest, Preprocessing
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -82,6 +83,17 @@ def _hashed(texts: tf.Tensor, count: int) -> tf.Tensor:
     import tensorflow as tf
 
     return tf.strings.to_hash_bucket_fast(texts, count)
+
+
+def numberings_of(data: DataSet) -> dict[str, Any]:
+    """How the ids of a data set follow from values, by feature; two of them can be compared."""
+    made = data.preprocessing
+    if not isinstance(made, partial) or made.func is not preprocessing:
+        return {}
+    return {
+        name: (one.count, one.dtype, None if one.vocabulary is None else one.vocabulary.tolist())
+        for name, one in made.args[1].items()
+    }
 
 
 def preprocessing(features: Mapping[str, ArraySpec], numberings: Mapping[str, Numbering]) -> Preprocessing:

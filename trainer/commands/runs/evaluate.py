@@ -1,0 +1,82 @@
+"""mode=evaluate: computes the loss and the metrics of a checkpoint, on the data of its run or on other data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from trainer.commands.runs import checkpoints
+from trainer.commands.runs.named import directory_of
+from trainer.commands.start import Start
+from trainer.config.output import print_json
+from trainer.config.schema import DataConfig, RunConfig
+from trainer.config.words import count
+from trainer.faults import exit_codes
+from trainer.launch import progress
+from trainer.launch.ending import LABEL_COLUMNS, shown
+from trainer.storage import evaluations
+from trainer.storage.run_directory import RunDirectory
+
+OPTION = "data.options."
+IN_PARTS = ("csv", "parquet", "images", "criteo")  # data sets that evaluate on a share of their files by default
+
+if TYPE_CHECKING:
+    from trainer.task.evaluator.offline import OtherData
+
+
+def run(config: RunConfig, start: Start) -> int:
+    """Prints the scores; returns 0.
+
+    Raises:
+        NoSuchCheckpointError: if the run has no such checkpoint.
+        CheckpointError: if it is damaged, or of another model.
+        DataError: if the data cannot be evaluated on.
+    """
+    directory = directory_of(config)
+    source = checkpoints.named(directory, config.export.checkpoint)
+    with progress.note(f"{shown(directory.path)}: evaluating step {source.step}"), checkpoints.as_task(gpus(directory)):
+        from trainer.task.evaluator import offline
+
+        other = other_data(config, directory)
+        scores, examples = offline.evaluate(directory, source, other, checkpoints.batch_size(config))
+    data = other.data.name if other else directory.read_config().data.name
+    facts: dict[str, Any] = {"run": str(directory.path), "step": source.step, "checkpoint": str(source.path)}
+    facts |= {"data": data, "examples": examples} | {f"eval_{name}": value for name, value in scores.items()}
+    if config.json:
+        print_json(facts)
+        return exit_codes.OK
+    print(f"{shown(source.path)}: {count(examples, 'example')} of {data}")
+    print(f"{'evaluation':<{LABEL_COLUMNS}} {evaluations.describe(scores)}")
+    return exit_codes.OK
+
+
+def gpus(directory: RunDirectory) -> tuple[int, ...]:
+    """Those of the task that evaluates in the run."""
+    plan = directory.read_plan()
+    task = next((task for task in plan.tasks if task.job == "evaluator"), plan.task("worker", 0))
+    return tuple(task.gpus)
+
+
+def other_data(config: RunConfig, directory: RunDirectory) -> OtherData | None:
+    """The data that was typed; of a data set that the run has, what was not typed is as in the run."""
+    from trainer.task.evaluator.offline import OtherData
+
+    typed, stored = checkpoints.typed_keys(), directory.read_config()
+    if not any(key.partition(".")[0] in ("data", "user") for key in typed):
+        return None
+    user, names = config.user or stored.user, [key.removeprefix(OPTION) for key in typed if key.startswith(OPTION)]
+    given = {name: config.data.options[name] for name in names if name in config.data.options}
+    is_same = config.data.name == stored.data.name and user == stored.user
+    options = _of_whole_files(config.data.name, given, stored.data.options if is_same else {})
+    return OtherData(DataConfig(config.data.name, (stored if is_same else config).data.options | options), user)
+
+
+def _of_whole_files(name: str, given: dict[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by which files that are named by their path alone are evaluated on, instead of a share of them.
+
+    The files of the run stay the path, because they say how texts are numbered, unless the new ones lack the label.
+    """
+    path = given.get("path")
+    if name not in IN_PARTS or path is None or "evaluate" in given or path == stored.get("path"):
+        return given
+    return given | {"evaluate": path, "path": path if "label" in given else stored.get("path", path)}

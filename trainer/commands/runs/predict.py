@@ -1,0 +1,43 @@
+"""mode=predict: writes the outputs of a checkpoint's model, for the data of its run or for other data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainer.commands.runs import checkpoints
+from trainer.commands.runs.evaluate import gpus, other_data
+from trainer.commands.runs.named import directory_of
+from trainer.commands.start import Start
+from trainer.config.output import print_json
+from trainer.config.schema import RunConfig
+from trainer.faults import exit_codes
+from trainer.launch import progress
+from trainer.launch.ending import shown
+
+
+def run(config: RunConfig, start: Start) -> int:
+    """Prints what was written; returns 0.
+
+    Raises:
+        NoSuchCheckpointError: if the run has no such checkpoint.
+        CheckpointError: if it is damaged, or of another model.
+        DataError: if the data does not fit the model.
+        ConfigError: if the file cannot hold the outputs.
+        OSError: if it cannot be written.
+    """
+    assert config.export.to is not None  # it was checked
+    directory, file = directory_of(config), Path(config.export.to).resolve()
+    source = checkpoints.named(directory, config.export.checkpoint)
+    note = f"{shown(directory.path)}: predicting with step {source.step}"
+    with progress.note(note), checkpoints.as_task(gpus(directory)):
+        from trainer.storage import predictions
+        from trainer.task.evaluator import offline
+
+        other = other_data(config, directory)
+        outputs = offline.predict(directory, source, other, checkpoints.batch_size(config))
+        shapes = predictions.write(file, outputs)
+    if config.json:
+        print_json({"run": str(directory.path), "step": source.step, "file": str(file), "outputs": shapes})
+        return exit_codes.OK
+    print(f"{shown(file)}: {', '.join(f'{name} {shape}' for name, shape in shapes.items())}")
+    return exit_codes.OK

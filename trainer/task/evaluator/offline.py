@@ -1,0 +1,141 @@
+"""Evaluates a checkpoint of a run, or predicts with it, in a process that is no task of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from trainer.config.schema import DataConfig, RunConfig
+from trainer.engine.vectors.snapshot import Snapshot
+from trainer.plan.plan import Plan, Task
+from trainer.storage import checkpoint, table_rows
+from trainer.storage.checkpoint import Checkpoint
+from trainer.storage.run_directory import RunDirectory
+from trainer.task import table_files
+from trainer.task.evaluator.score import Evaluator, ModelCopy, expected_shapes, tables_for, without_slots
+from trainer.task.server import can_fuse, session_config
+from trainer.workload import step
+from trainer.workload.build import Workload, open_data_set, open_workload
+from trainer.workload.data.arrays import are_alike
+from trainer.workload.data.examples import DataError, DataSet, describe_nest
+from trainer.workload.data.ids import numberings_of
+from trainer.workload.serving import make_prediction
+
+
+class OtherData(NamedTuple):
+    """Data instead of the run's."""
+
+    data: DataConfig
+    user: str | None  # the file that has its function
+
+
+def evaluator_of(plan: Plan) -> Task:
+    """The task whose threads and devices the run's own evaluations have."""
+    return next((task for task in plan.tasks if task.job == "evaluator"), plan.task("worker", 0))
+
+
+def evaluate(
+    directory: RunDirectory, source: Checkpoint, other: OtherData | None, batch_size: int | None
+) -> tuple[dict[str, float], int]:
+    """The loss and the metrics of a checkpoint, and the number of examples.
+
+    Args:
+        other: data to evaluate on; None: the run's.
+        batch_size: examples at once; None: as in the run.
+
+    Raises:
+        CheckpointError: if the checkpoint is damaged, or of another model.
+        DataError: if the data cannot be evaluated on.
+    """
+    opened = _Opened(directory, source, other, needs_labels=True)
+    evaluator = Evaluator(opened.workload, batch_size=batch_size or opened.batch_size, **opened.options)
+    opened.connect(evaluator)
+    return evaluator.score(opened.snapshot), evaluator.examples
+
+
+def predict(
+    directory: RunDirectory, source: Checkpoint, other: OtherData | None, batch_size: int | None
+) -> Iterator[dict[str, np.ndarray]]:
+    """The outputs of a checkpoint's model by name, batch by batch, in the order of the data; the rest as `evaluate`."""
+    opened = _Opened(directory, source, other, needs_labels=False)
+    step.trace(opened.workload.objective, opened.spec)  # builds the loss, which says what the outputs are
+    names = opened.class_names
+    copy = ModelCopy(
+        opened.workload,
+        lambda objective: make_prediction(objective, names),
+        batch_size=batch_size or opened.batch_size,
+        **opened.options,
+    )
+    opened.connect(copy)
+    for outputs, _ in copy.results(opened.snapshot):
+        yield {name: _as_text(values, names) for name, values in outputs.items()}
+
+
+class _Opened:
+    """A run's model with the values of a checkpoint, and the data to compute it for."""
+
+    def __init__(
+        self, directory: RunDirectory, source: Checkpoint, other: OtherData | None, *, needs_labels: bool
+    ) -> None:
+        config, plan = directory.read_config(), directory.read_plan()
+        if config.device.deterministic:
+            tf.config.experimental.enable_op_determinism()
+        task = evaluator_of(plan)
+        self._session_config = session_config(task, peers=[], fuses=can_fuse(config.train))
+        # The first session decides the size of this process's thread pools.
+        self._devices = tf.compat.v1.Session(graph=tf.Graph(), config=self._session_config)
+        workload = open_workload(config, plan, directory.frozen)
+        checkpoint.check_fits(without_slots(source), expected_shapes(config, workload), frozen=plan.frozen.sha256)
+        rows, tables = tables_for(plan, workload)
+        if rows:
+            table_rows.check_fits(source, [block.block for block in rows], None)
+            table_files.load_into(rows, source.path, seed=config.seed)
+        self.class_names, self.spec = workload.data.class_names, workload.data.spec
+        self.workload = workload._replace(data=_opened_data(config, workload, other, needs_labels=needs_labels))
+        self.snapshot = Snapshot.from_tensors(source.step, checkpoint.load(source))
+        self.batch_size = config.evaluate.batch_size
+        has_gpu = bool(task.gpus and tf.config.list_physical_devices("GPU"))
+        self.options: dict[str, Any] = {"device": "/gpu:0" if has_gpu else "/cpu:0", "tables": tables}
+
+    def connect(self, copy: ModelCopy) -> None:
+        """Gives a copy of the model its session."""
+        copy.connect("", self._session_config)
+
+
+def _opened_data(config: RunConfig, workload: Workload, other: OtherData | None, *, needs_labels: bool) -> DataSet:
+    """The data to compute the model for.
+
+    Raises:
+        DataError: if its examples do not look like the run's, or numbers mean other values.
+    """
+    if other is None:
+        return workload.data
+    data = open_data_set(other.data.name, other.data.options, seed=config.seed, user_file=other.user)
+    source = f"data set {other.data.name}"
+    for part in ("features", "labels") if needs_labels else ("features",):
+        own, theirs = getattr(workload.data.spec, part), getattr(data.spec, part)
+        if not are_alike(own, theirs):
+            raise DataError(
+                f"{source}, {part}: an example is {describe_nest(theirs)}, one of the run is {describe_nest(own)}; "
+                "both must be the same"
+            )
+    remedy = "keep the data.options.path of the run, and name the new files by data.options.evaluate"
+    ours, names = numberings_of(workload.data), numberings_of(data)
+    for name in ours:
+        if ours[name] != names.get(name):
+            raise DataError(f"{source}: the values of {name} have other ids than in the run; {remedy}")
+    if workload.data.class_names != data.class_names and (needs_labels or data.class_names):
+        run, now = (", ".join(one.class_names) or "numbers" for one in (workload.data, data))
+        raise DataError(f"{source}: the classes are {now}; in the run they are {run}; {remedy}")
+    return data
+
+
+def _as_text(values: np.ndarray, names: tuple[str, ...]) -> np.ndarray:
+    """Names of classes as text of one width, so that batches can be put together; other values as they are."""
+    if values.dtype != object:
+        return values
+    texts = np.array([one.decode() for one in values.ravel()]).reshape(values.shape)
+    return texts.astype(f"<U{max(map(len, names))}") if names else texts
