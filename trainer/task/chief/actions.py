@@ -324,7 +324,11 @@ def assemble(
         evaluation.run_and_log(engine.snapshot())
         engine.release()
         judge.poll(start.step)
-    if start.is_adopted and Every(config.summary.histogram_every, start=start.step - 1).is_due(start.step):
+    if (
+        start.is_adopted
+        and start.step
+        and Every(config.summary.histogram_every, start=start.step - 1).is_due(start.step)
+    ):
         report.write_parameters(engine.snapshot())  # which an earlier chief may not have drawn
         engine.release()
     between = [lambda _: writer.poll(), _on_snapshot(engine, actions)]
