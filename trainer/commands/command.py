@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 from trainer.commands.start import Start
-from trainer.config import compose
+from trainer.config import compose, shell
 from trainer.config.schema import Launch, Mode, RunConfig
 from trainer.faults import exit_codes
 from trainer.faults.problems import Problem
@@ -143,5 +143,5 @@ def guarded(command: Callable[[], int], mode: Mode) -> int:
         code = exit_codes.exit_code_of(error)
         if code == exit_codes.INTERNAL and not isinstance(error, exit_codes.TrainerError):
             traceback.print_exc()
-        print(f"trainer: {error}", file=sys.stderr)
+        print(shell.printable(f"trainer: {error}"), file=sys.stderr)
         return code

@@ -1,6 +1,5 @@
 """mode=render: writes the files from which Docker Compose starts a run, or prints them."""
 
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ import yaml
 
 from trainer.commands.plan import make
 from trainer.commands.start import Start
+from trainer.config import shell
 from trainer.config.schema import RunConfig, Target
 from trainer.faults import exit_codes
 from trainer.launch.containers import compose_file
@@ -92,7 +92,7 @@ def _file(host: str | None) -> str:
 
 
 def _text(specs: Sequence[ContainerSpec], plan: Plan, *, name: str, user: tuple[int, int]) -> str:
-    overrides = shlex.join(argument for argument in sys.argv[1:] if argument != "mode=render")
+    overrides = shell.joined(argument for argument in sys.argv[1:] if argument != "mode=render")
     return compose_file.render(
         specs, name=name, words=f"{plan.cluster}: {plan.describe()}", overrides=overrides, user=user
     )
@@ -101,7 +101,7 @@ def _text(specs: Sequence[ContainerSpec], plan: Plan, *, name: str, user: tuple[
 def _commands(path: str, specs: Sequence[ContainerSpec]) -> list[str]:
     hosts = list(dict.fromkeys(container.host for container in specs if container.host))
     if not hosts:
-        return [f"{path}/compose.yaml", f"start it: {UP.format(shlex.quote(f'{path}/compose.yaml'))}"]
+        return [f"{path}/compose.yaml", f"start it: {UP.format(shell.joined([f'{path}/compose.yaml']))}"]
     folder = path.rpartition("/")[2]
     images = " and ".join(sorted({container.image for container in specs}))
     lines = [
@@ -109,10 +109,10 @@ def _commands(path: str, specs: Sequence[ContainerSpec]) -> list[str]:
         "and start all of them:",
     ]
     for host in hosts:
-        up = UP.format(shlex.quote(f"{folder}/{_file(host)}"))
+        up = UP.format(shell.joined([f"{folder}/{_file(host)}"]))
         command = f"TRAINER_UID=$(id -u) TRAINER_GID=$(id -g) {up}"
         to = f"[{host}]" if ":" in host else host
-        lines.append(f"    scp -r {shlex.quote(path)} {to}: && ssh -t {host} {shlex.quote(command)}")
+        lines.append(f"    scp -r {shell.joined([path])} {to}: && ssh -t {host} {shell.joined([command])}")
     return [*lines, f"{_chiefs_host(specs)} has the chief, and keeps the results"]
 
 

@@ -14,12 +14,11 @@ from pathlib import Path
 
 from hydra._internal.utils import get_args_parser
 
-from trainer.config import keys
+from trainer.config import keys, shell
 from trainer.config.problems.explain import meant
 from trainer.config.schema import Mode
 from trainer.faults.problems import Problem
 
-PLAIN_PATH = re.compile(r"[\w./-]+", re.ASCII)  # others are quoted for Hydra
 # Numbers from which a sweep draws: Hydra would take them for calls of functions that it does not know.
 RANGE = re.compile(r"""(?<!["'\w])(?:log|linear|integer)\([^()]*\)""")
 OF_EXPORT = ("export", "evaluate", "predict")  # modes with the keys of export, of which two need no section
@@ -71,9 +70,8 @@ def sort(arguments: Sequence[str]) -> Arguments:
     message = f"is a second experiment beside {''.join(paths[:1])}"
     faults += [Problem(path, message, "give one, and other settings as key=value") for path in paths[1:]]
     overrides, contradictions = _with_mode(_with_section(_with_project(overrides)))
-    return Arguments(
-        (*overrides, *(f"experiment={quoted(path)}" for path in paths[:1])), tuple(flags), (*faults, *contradictions)
-    )
+    experiments = [shell.override("experiment", path) for path in paths[:1]]
+    return Arguments((*overrides, *experiments), tuple(flags), (*faults, *contradictions))
 
 
 def _with_mode(overrides: list[str]) -> tuple[list[str], list[Problem]]:
@@ -96,7 +94,7 @@ def _with_mode(overrides: list[str]) -> tuple[list[str], list[Problem]]:
 def _with_project(overrides: list[str]) -> list[str]:
     """The word behind `init` is the folder of a project."""
     if overrides[:1] == ["init"] and len(overrides) > 1 and "=" not in overrides[1]:
-        return ["init", f"project={quoted(overrides[1])}", *overrides[2:]]
+        return ["init", shell.override("project", overrides[1]), *overrides[2:]]
     return overrides
 
 
@@ -116,12 +114,6 @@ def program() -> list[str]:
     """The words by which this program was called."""
     name = Path(sys.argv[0]).name
     return ["python", "-m", "trainer"] if name == "__main__.py" else [name]
-
-
-def quoted(path: str) -> str:
-    """A path as the value of an override."""
-    escaped = path.replace("'", "\\'")
-    return path if PLAIN_PATH.fullmatch(path) else f"'{escaped}'"
 
 
 def _values(action: argparse.Action, equals: str, waiting: deque[str]) -> list[str]:

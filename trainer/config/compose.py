@@ -26,6 +26,7 @@ from trainer.config.problems.explain import Explainer, in_own_words
 from trainer.config.problems.origins import located
 from trainer.config.problems.values import Examined, examine
 from trainer.config.schema import Mode, RunConfig
+from trainer.config.shell import printable
 from trainer.config.sources import CommandLine
 from trainer.faults import exit_codes
 from trainer.faults.problems import ConfigError, Problem
@@ -65,7 +66,7 @@ def run(main: Callable[[RunConfig], int], *steps: Step, several: Several | None 
         is_plain = not given.flags and not any("hydra" in text for text in line.overrides)
         runs = _checked(line, steps, _compose_one if is_plain else _compose_with_hydra, several=several)
     except ConfigError as error:
-        print(error, file=sys.stderr)
+        print(printable(str(error)), file=sys.stderr)
         sys.exit(exit_codes.CONFIG)
     if several is not None and _are_trials(runs):
         sys.exit(several(runs))

@@ -1,11 +1,11 @@
 """What is printed when a run ends: how it ended, where its results are, and what to type next."""
 
-import shlex
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from trainer.config import shell
 from trainer.config.arguments import program
 from trainer.launch.attempts import Failure
 from trainer.observe.report.page import REPORT
@@ -39,7 +39,7 @@ def done(directory: RunDirectory, summary: Mapping[str, Any], *, start: int, lon
         "not exported": f"{why}; to try again: {again}" if (why := summary.get("not_exported")) else None,
         "report": shown(directory.path / REPORT) if has_report else None,
         "train on": None if early else command(directory.path, resumes=True, more=[longer]),
-        "TensorBoard": shlex.join(["tensorboard", "--logdir", shown(directory.path)])
+        "TensorBoard": shell.joined(["tensorboard", "--logdir", shown(directory.path)])
         if directory.events.exists()
         else "",
     }
@@ -87,11 +87,11 @@ def failed(directory: RunDirectory, failure: Failure) -> str:
         f"the end of {shown(directory.path / failure.task.log)}:",
         *(f"    {text}" for text in failure.tail),
     ]
-    return "\n".join(lines)
+    return shell.printable("\n".join(lines))
 
 
 def command(run: Path, *, resumes: bool, more: Iterable[str] = ()) -> str:
     """The command that was typed, with this run directory; one that resumes finds its checkpoint there."""
     replaced = ("mode=train", "run=", *["resume="] * resumes, *(f"{text.partition('=')[0]}=" for text in more))
     words = [word for word in sys.argv[1:] if not word.startswith(replaced)]
-    return shlex.join([*program(), *words, f"run={shown(run)}", *more])
+    return shell.joined([*program(), *words, shell.override("run", shown(run)), *more])

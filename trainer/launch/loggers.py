@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import subprocess
 import sys
 import time
@@ -10,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from trainer.config import shell
 from trainer.config.arguments import program
 from trainer.launch.ending import shown
 from trainer.storage.run_directory import RunDirectory
@@ -52,8 +52,8 @@ class Loggers:
         return [why for name, process in self._processes.items() if (why := self._wait(name, process, deadline))]
 
     def _wait(self, name: str, process: subprocess.Popen[bytes], deadline: float | None) -> str:
-        command = [*program(), "log", f"run={shown(self._directory.path)}", f"loggers=[{name}]"]
-        again = f"{shlex.join(command)} resumes it"
+        command = [*program(), "log", shell.override("run", shown(self._directory.path)), f"loggers=[{name}]"]
+        again = f"{shell.joined(command)} resumes it"
         try:
             code = process.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:

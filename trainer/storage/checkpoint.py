@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer.config import shell
 from trainer.config.words import some
 from trainer.faults import exit_codes
 from trainer.faults.exit_codes import TrainerError
@@ -81,7 +82,9 @@ def read_manifest(path: Path) -> Checkpoint:
         CheckpointError: if the folder, its manifest or its tensors are missing, damaged, a link, or of another size.
     """
     if path.is_symlink():
-        raise CheckpointError(path, "it is a link", f"name the folder itself: resume={path.resolve()}")
+        raise CheckpointError(
+            path, "it is a link", f"name the folder itself: {shell.typed('resume', str(path.resolve()))}"
+        )
     if not path.is_dir():
         raise CheckpointError(path, "it is not a directory" if path.exists() else "it does not exist")
     with _reading(path, MANIFEST) as file:

@@ -16,6 +16,7 @@ from typing import Any, cast
 import yaml
 from omegaconf import OmegaConf
 
+from trainer.config import shell
 from trainer.config.schema import RunConfig
 from trainer.plan.description import FROZEN_FILE, INITIAL_FILE
 from trainer.plan.plan import Plan
@@ -115,7 +116,7 @@ class RunDirectory:
         return generation["loaded"], generation["launched_at"]
 
     def read_config(self) -> RunConfig:
-        merged = OmegaConf.merge(typed_config(), OmegaConf.load(self.config))
+        merged = OmegaConf.merge(typed_config(), _literal(yaml.safe_load(self.config.read_text())))
         return cast(RunConfig, OmegaConf.to_object(merged))
 
     def read_plan(self) -> Plan:
@@ -127,6 +128,15 @@ def description_folder() -> Iterator[Path]:
     """A folder for what describing a model leaves, until the run directory has it."""
     with tempfile.TemporaryDirectory(prefix=DESCRIBED) as folder:
         yield Path(folder)
+
+
+def _literal(value: Any) -> Any:
+    """What a run's config holds, in which nothing is a reference any more."""
+    if isinstance(value, dict):
+        return {name: _literal(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_literal(item) for item in value]
+    return shell.literal(value) if isinstance(value, str) else value
 
 
 @cache

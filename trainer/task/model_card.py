@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.config import versions
+from trainer.config import shell, versions
 from trainer.config.schema import RunConfig
 from trainer.plan.serialize import to_json
 from trainer.storage.atomic import write_atomically
@@ -73,7 +72,7 @@ def _page(
     yield "## Origin"
     yield ""
     chosen = to_json(config)
-    commands = dict.fromkeys(shlex.join(event["command"]) for event in lines(event_log) if "command" in event)
+    commands = dict.fromkeys(shell.joined(event["command"]) for event in lines(event_log) if "command" in event)
     yield from _table(
         ("", ""),
         [

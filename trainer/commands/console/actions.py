@@ -9,7 +9,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from trainer.config.arguments import quoted
+from trainer.config import shell
 from trainer.observe import runs
 from trainer.storage import requests
 from trainer.storage.requests import Request
@@ -61,7 +61,7 @@ def continue_run(path: Path) -> None:
     facts = runs.read(path)
     if facts.state in (runs.RUNNING, runs.DONE):
         raise RefusedError(f"the run is {facts.state}")
-    start_launcher(["continue", f"run={quoted(str(path))}"], path)
+    start_launcher(["continue", shell.override("run", str(path))], path)
 
 
 def start_launcher(words: list[str], path: Path) -> None:

@@ -28,7 +28,7 @@ from trainer.commands.console import actions, form, pages
 from trainer.commands.console.actions import RefusedError
 from trainer.commands.console.guard import Guard
 from trainer.commands.console.pages import Folder, NoSuchRunError
-from trainer.config.arguments import quoted
+from trainer.config import shell
 from trainer.config.schema import ConsoleConfig
 from trainer.faults.problems import Problem
 from trainer.storage.requests import Request as RunRequest
@@ -103,7 +103,7 @@ class Console:
             return self._form(draft)
         path = form.choose_directory(draft, self.folder)
         try:
-            await run_in_threadpool(actions.start_launcher, [*draft.overrides, f"run={quoted(str(path))}"], path)
+            await run_in_threadpool(actions.start_launcher, [*draft.overrides, shell.override("run", str(path))], path)
         except OSError as error:
             draft.add("", Problem(str(path), str(error.strerror), "choose another runs.folder"))
             return self._form(draft)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import shlex
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from urllib.parse import quote, urlencode
 
 from trainer.commands.console.actions import OUTPUT, exit_code
 from trainer.commands.runs.table import ORDERS
+from trainer.config import shell
 from trainer.config.schema import RunOrder
 from trainer.launch.view import duration
 from trainer.observe import runs
@@ -203,7 +203,7 @@ def _starting(folder: Folder, name: str) -> str | None:
 
 def new(draft: Any, fields: Sequence[Any]) -> str:
     """The form that starts a run, with what is wrong with what was typed, and its plan."""
-    command = shlex.join(["python", "-m", "trainer", *draft.overrides])
+    command = shell.joined(["python", "-m", "trainer", *draft.overrides])
     return template("new.html.j2", PACKAGE).render(draft=draft, fields=fields, command=command)
 
 

@@ -2,12 +2,11 @@
 
 import os
 import re
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 from trainer.commands.start import Start
-from trainer.config import json_schema
+from trainer.config import json_schema, shell
 from trainer.config.schema import RunConfig
 from trainer.faults import exit_codes
 from trainer.faults.problems import ConfigError, Problem
@@ -49,7 +48,7 @@ def run(config: RunConfig, start: Start) -> int:
     except OSError as error:
         raise ConfigError([_cannot(folder, error)]) from error
     print(f"{folder}: {', '.join(sorted(os.listdir(folder)))}")
-    print(NEXT.format(shlex.quote(str(folder))))
+    print(NEXT.format(shell.joined([str(folder)])))
     return exit_codes.OK
 
 

@@ -1,6 +1,5 @@
 """mode=status: shows how far a run is, and what each of its tasks does."""
 
-import shlex
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -12,6 +11,8 @@ from rich.table import Table
 
 from trainer.commands.runs.named import directory_of
 from trainer.commands.start import Start
+from trainer.config import shell
+from trainer.config.arguments import program
 from trainer.config.output import Output, print_json
 from trainer.config.schema import RunConfig
 from trainer.config.words import count
@@ -66,7 +67,7 @@ def describe(facts: RunFacts, status: Mapping[str, Any]) -> Iterator[str]:
     if facts.checkpoints:
         yield f"newest of {count(len(facts.checkpoints), 'checkpoint')}: step {facts.checkpoints[-1]}"
     if facts.checkpoints and facts.state in (runs.STOPPED, runs.DIED):
-        yield f"to continue: python -m trainer continue {shlex.quote(f'run={shown(Path(facts.path))}')}"
+        yield f"to continue: {shell.joined([*program(), 'continue', shell.override('run', shown(Path(facts.path)))])}"
     if facts.is_running:
         if facts.launcher:
             yield f"launcher: process {facts.launcher['pid']} on {facts.launcher['host']}"

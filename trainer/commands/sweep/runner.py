@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -20,7 +19,8 @@ from trainer.commands.sweep import hparams, results, sampler, table
 from trainer.commands.sweep.shares import Share
 from trainer.commands.sweep.space import Values, overrides
 from trainer.commands.sweep.trials import DONE, WAITING, Sweep, Trial, rungs, survivors
-from trainer.config.arguments import program, quoted
+from trainer.config import shell
+from trainer.config.arguments import program
 from trainer.faults import exit_codes
 from trainer.launch.ending import shown
 from trainer.storage import lease
@@ -62,7 +62,8 @@ def run(sweep: Sweep, shares: Sequence[Share], suggest: Suggest | None = None) -
                     runner.start(trial, steps)
             runner.wait_for(sweep.trials)
     if runner.stopped_by:
-        print(f"{shown(sweep.path)} was stopped; the same command with run={shown(sweep.path)} continues it")
+        again = shell.typed("run", shown(sweep.path))
+        print(f"{shown(sweep.path)} was stopped; the same command with {again} continues it")
         return 128 + runner.stopped_by
     _conclude(sweep, shares[0])
     return exit_codes.OK if sweep.best() else next((one.code for one in sweep.trials if one.code), exit_codes.BAD_DATA)
@@ -70,7 +71,7 @@ def run(sweep: Sweep, shares: Sequence[Share], suggest: Suggest | None = None) -
 
 def command_of(sweep: Sweep, trial: Trial, steps: int) -> list[str]:
     """The overrides of a trial."""
-    own = [*sweep.settings.command, *overrides(trial.values), f"run={quoted(str(sweep.run_of(trial)))}"]
+    own = [*sweep.settings.command, *overrides(trial.values), shell.override("run", str(sweep.run_of(trial)))]
     return own if steps == sweep.settings.steps else [*own, f"train.steps={steps}"]
 
 
@@ -244,4 +245,4 @@ def _conclude(sweep: Sweep, share: Share) -> None:
     print(f"results       {shown(sweep.path)}/{results.PAGE}")
     print(f"best          {shown(sweep.run_of(best))}, {sweep.settings.metric} {best.score:.6g} at step {best.trained}")
     again = [*share.prefix(), *program(), *sweep.settings.command, *overrides(best.values)]
-    print(f"repeat        {shlex.join(again)}")
+    print(f"repeat        {shell.joined(again)}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.config import keys
-from trainer.config.arguments import quoted
+from trainer.config.shell import quoted
 from trainer.faults.problems import Problem
 
 RANGE = re.compile(r"(log|linear|integer)\(\s*([^,()]+?)\s*,\s*([^,()]+?)\s*\)")

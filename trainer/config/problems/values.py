@@ -11,12 +11,13 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError, OmegaConfBaseException
 
-from trainer.config import keys, sources, user_file, yaml_files
+from trainer.config import keys, shell, sources, user_file, yaml_files
 from trainer.config.groups import check_groups
 from trainer.config.limits import check_limits
 from trainer.config.problems.functions import check_functions
 from trainer.config.problems.origins import given, last_set
 from trainer.config.schema import AUTO, NAME, Mode, RunConfig, TrainConfig
+from trainer.config.shell import CONTROL
 from trainer.faults.problems import Problem
 
 OF_ANOTHER_RUN = (Mode.evaluate, Mode.predict)  # which may have the options of the data
@@ -48,7 +49,7 @@ def examine(
     config = OmegaConf.to_object(composed)
     assert isinstance(config, RunConfig)
     config.optimizer.given = given(line, "optimizer")
-    problems += [*check_limits(config), *_check_name(config.name), *_check_run(config.run)]
+    problems += [*_check_characters(raw, ()), *check_limits(config), *_check_name(config.name), *_check_run(config.run)]
     problems += _check_length(config.train, line)
     problems += [*_check_part(config.placement.max_part_mib), *check_groups(config.optimizer)]
     chosen = {group: choices.get(group) for group in user_file.GROUPS if group not in unknown}
@@ -135,15 +136,35 @@ def _check_name(name: str) -> Iterator[Problem]:
         yield Problem("name", f"'{name}' must be 1 to 63 characters from a-z, 0-9 and -", f"e.g. name={nearest}")
 
 
+def _check_characters(value: Any, path: tuple[str, ...]) -> Iterator[Problem]:
+    """Control characters, which a terminal or the reader of a rendered file would obey; options may have them."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            if name != "options":
+                yield from _check_characters(item, (*path, str(name)))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _check_characters(item, path)
+    elif isinstance(value, str) and (control := CONTROL.search(value)):
+        message = f"'{value}' has the control character {shell.printable(ascii(control[0]))[1:-1]}"
+        yield Problem(".".join(path), message, "leave it out; of a file or folder, rename it")
+
+
 def _check_run(run: str | None) -> Iterator[Problem]:
     """A run directory is created, locked and cleaned, so the user must name it in full."""
     if run is None:
         return
     path = PurePath(run)
     if ".." in path.parts:
-        yield Problem("run", f"'{run}' contains '..', which a run directory must not", f"run={Path(run).resolve()}")
+        yield Problem(
+            "run",
+            f"'{run}' contains '..', which a run directory must not",
+            shell.typed("run", str(Path(run).resolve())),
+        )
     elif run.startswith("~"):
-        yield Problem("run", f"'{run}' starts with ~, which only a shell expands", f"run={Path(run).expanduser()}")
+        yield Problem(
+            "run", f"'{run}' starts with ~, which only a shell expands", shell.typed("run", str(Path(run).expanduser()))
+        )
     elif not path.name or "\0" in run:
         message = f"'{run}' does not name a directory of its own; a run writes and cleans up there"
         yield Problem("run", message, "e.g. run=runs/first, or leave run out")

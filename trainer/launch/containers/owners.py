@@ -2,11 +2,11 @@
 
 import contextlib
 import os
-import shlex
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from trainer.config import shell
 from trainer.faults.problems import ConfigError, Problem
 from trainer.launch.containers.spec import NOBODY
 from trainer.plan.checks.containers import check_paths
@@ -31,7 +31,8 @@ def check_readable(inputs: Sequence[str]) -> None:
     closed = [path for path in inputs if not _is_open(Path(path))]
     if closed:
         message = f"{', '.join(closed)} cannot be read by user {NOBODY}, who runs what root starts"
-        raise ConfigError([Problem("launch", message, f"type chmod -R o+rX {shlex.join(closed)}, or use another user")])
+        remedy = f"type chmod -R o+rX {shell.joined(closed)}, or use another user"
+        raise ConfigError([Problem("launch", message, remedy)])
 
 
 def _is_open(path: Path) -> bool:

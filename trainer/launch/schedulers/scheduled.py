@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from trainer.config import shell
 from trainer.config.schema import RunConfig
 from trainer.launch.containers.spec import CPU_IMAGE, GPU_IMAGE
 from trainer.plan.addresses import JOBS, port_of
@@ -120,4 +120,4 @@ def environment(run: ScheduledRun, task: ScheduledTask, addresses: Mapping[str, 
 
 def header(words: str, overrides: Sequence[str]) -> str:
     """The first lines of a rendered file."""
-    return f"# {words}\n# Made by `python -m trainer {shlex.join(overrides)}`.\n"
+    return f"# {words}\n# Made by `python -m trainer {shell.joined(overrides)}`.\n"

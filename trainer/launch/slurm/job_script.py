@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from trainer.config import shell
 from trainer.config.schema import RunConfig
 from trainer.plan.devices import tasks_of
 
@@ -35,8 +36,8 @@ def render(config: RunConfig, command: Sequence[str], run: Path) -> str:
         command: of the launcher in the job.
         run: the run directory, which all nodes share.
     """
-    options = "".join(f"#SBATCH {shlex.quote(option)}\n" for option in _options(config, run))
-    return f"#!/bin/bash\n{options}{BODY.format(command=shlex.join(command), requeue=config.slurm.requeue)}"
+    options = "".join(f"#SBATCH {shell.joined([option])}\n" for option in _options(config, run))
+    return f"#!/bin/bash\n{options}{BODY.format(command=shell.joined(command), requeue=config.slurm.requeue)}"
 
 
 def _options(config: RunConfig, run: Path) -> Iterator[str]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainer.config import shell
 from trainer.config.schema import RunConfig
 from trainer.faults import exit_codes
 from trainer.faults.exit_codes import TrainerError
@@ -51,7 +52,8 @@ def run(config: RunConfig, overrides: Sequence[str], directory: RunDirectory) ->
     try:
         return _follow(job, folder / f"{job}.out", printed)
     except KeyboardInterrupt:
-        print(f"\njob {job} goes on; to follow it, type the same command with run={shown(directory.path)}")
+        again = shell.typed("run", shown(directory.path))
+        print(f"\njob {job} goes on; to follow it, type the same command with {again}")
         print(f"to stop it, which saves: scancel {job}")
         return exit_codes.INTERRUPTED
 
@@ -60,7 +62,7 @@ def _submit(config: RunConfig, overrides: Sequence[str], run: Path) -> int:
     folder = run / "slurm"
     folder.mkdir(parents=True, exist_ok=True)
     own = [text for text in overrides if not text.startswith("run=")]
-    command = [sys.executable, "-m", "trainer", *own, f"run={run}"]
+    command = [sys.executable, "-m", "trainer", *own, shell.override("run", str(run))]
     write_atomically(folder / "job.sh", job_script.render(config, command, run))
     answer = _slurm("sbatch", "--parsable", str(folder / "job.sh"))
     job = int(answer.partition(";")[0])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.config import shell
 from trainer.config.schema import RunConfig
 from trainer.config.words import count
 from trainer.faults import exit_codes
@@ -244,7 +244,7 @@ def _events(run: Record) -> list[dict[str, Any]]:
 
 def _commands(run: Record) -> list[str]:
     """The commands that launched the run, in order, each once."""
-    return list(dict.fromkeys(shlex.join(event["command"]) for event in run.events if "command" in event))
+    return list(dict.fromkeys(shell.joined(event["command"]) for event in run.events if "command" in event))
 
 
 def _describe_event(event: Mapping[str, Any]) -> str:
