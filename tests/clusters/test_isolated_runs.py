@@ -186,16 +186,20 @@ def test_where_the_system_refuses_runs_are_as_before_unless_they_must_be_isolate
 
 
 @pytest.mark.long
-def test_code_of_the_user_keeps_its_network_and_that_is_said_once(start: Start, within: list[str], tmp_path: Path):
+def test_code_of_the_user_keeps_its_network_and_a_machine_is_told_once(start: Start, within: list[str], tmp_path: Path):
     (tmp_path / "mine.py").write_text(
         "import keras\n"
         "def mine(input_shape, classes):\n"
         "    return keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(classes)])\n"
     )
     typed = ["user=mine.py", "model=mine", "cluster=1ps1w", "train.steps=10"]
+    within = [*within, "env", f"XDG_CACHE_HOME={tmp_path}"]
     run = start(*typed, "run=mine", within=within)
     assert run.wait() == 0, run.output
     assert run.output.count("not isolated: the code of user= may need a network") == 1
+    again = start(*typed, "run=again", within=within)
+    assert again.wait() == 0, again.output
+    assert "not isolated" not in again.output
     assert run.plan()["tasks"][0]["control"].startswith("127.0.0.1:")
     must = start(*typed, "security.isolate=always", "run=must", within=within)
     assert must.wait() == 0, must.output

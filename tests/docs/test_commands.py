@@ -292,3 +292,20 @@ def test_sphinx_builds_the_pages_without_a_warning(tmp_path: Path):
     for file in tmp_path.rglob("*.html"):
         loaded = r'<(?:script|img|iframe)[^>]*src="(?:https?:)?//|<link[^>]*href="(?:https?:)?//'
         assert not re.search(loaded, file.read_text()), file
+
+
+def test_make_check_is_as_good_after_make_train(tmp_path: Path):
+    """The folder of runs has the name of a module of the tests."""
+    for folder in ("runs", "trainer", "tests"):
+        (tmp_path / folder).mkdir()
+    for name in ("pyproject.toml", "trainer/__init__.py", "tests/runs.py"):
+        shutil.copyfile(ROOT / name, tmp_path / name)
+    (tmp_path / "tests/test_it.py").write_text("import pytest\nfrom runs import Run\n\nimport trainer\n")
+    checked = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--no-cache", "--select", "I", "."],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout

@@ -270,3 +270,17 @@ def test_a_run_whose_export_checkpoint_or_summary_is_missing_is_not_finished(dir
     directory.export.mkdir()
     directory.summary.write_text("{")
     assert describe_finished(config) is None
+
+
+def test_what_killed_writers_left_is_removed_by_the_next_launch(directory: RunDirectory):
+    """Whatever process has the number of a writer by now."""
+    alive, config = os.getpid(), load([])
+    left = [f"checkpoints/.000000050.tmp-{alive}/tensors.npz", "best/.000000010.tmp-99999999/manifest.json"]
+    left += [f".summary.json.{alive}", ".config.yaml.7", ".history.jsonl.1234567"]
+    kept = ["checkpoints/000000045/manifest.json", "best/000000010/manifest.json", ".gitignore", ".notes.md.1"]
+    for name in (*left, *kept):
+        (directory.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory.path / name).touch()
+    directory.write_inputs(config, planned(config))
+    assert [name for name in (*left, *kept) if (directory.path / name).exists()] == kept
+    assert [path.name for path in (directory.path / "checkpoints").iterdir()] == ["000000045"]

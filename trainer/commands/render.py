@@ -18,7 +18,7 @@ from trainer.launch.containers.spec import NOBODY, ContainerSpec, container_spec
 from trainer.launch.schedulers import jobs, jobset, scheduled, stack_file
 from trainer.plan.hosts import host_by_task
 from trainer.plan.plan import Plan
-from trainer.storage import resume
+from trainer.storage import foreign, resume
 from trainer.storage.atomic import write_atomically
 from trainer.storage.lease import Lease
 from trainer.storage.run_directory import RunDirectory, choose, description_folder
@@ -35,6 +35,7 @@ def run(config: RunConfig, start: Start) -> int:
     if config.run is None:
         return show(config, make(config), inputs, hosts)
     check_readable([*inputs, *config.container.mounts])
+    foreign.check(Path(config.run).resolve())
     with description_folder() as described:
         return write(config, make(config, described), choose(config, described), inputs, hosts)
 

@@ -54,11 +54,12 @@ def start_early(arguments: Sequence[str]) -> ProcessTasks | None:
     is_one_task = "TF_CONFIG" in os.environ or os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1"
     if is_one_task or is_elsewhere or names_another_mode:
         return None
+    from trainer.faults.problems import ConfigError
     from trainer.launch.processes.tasks import ProcessTasks
 
     try:
         return ProcessTasks(warm_minutes=_warm_minutes(arguments))
-    except OSError:  # reported when a run needs it
+    except (OSError, ConfigError):  # reported when a run needs it
         return None
 
 

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import NoReturn
 
 from trainer.commands import plan
@@ -14,8 +15,10 @@ from trainer.faults import exit_codes
 from trainer.launch.processes import launcher
 from trainer.observe.machine import this_machine
 from trainer.plan import slurm
+from trainer.plan.checks.installed import require_tensorflow
 from trainer.plan.devices import ON_HOSTS
 from trainer.plan.environment import HASH_SEED, for_tasks
+from trainer.storage import foreign
 from trainer.storage.lease import Lease
 from trainer.storage.resume import check_exists, describe_finished
 from trainer.storage.run_directory import choose, description_folder
@@ -29,6 +32,7 @@ def run(config: RunConfig, start: Start) -> int:
         print(finished)
         return exit_codes.OK
     check_exists(config.resume)
+    _check_directory(config)
     if config.launch.name is Launch.docker:
         return _run_containers(config, start)
     if config.launch.name is Launch.slurm and not config.cluster.hosts:
@@ -39,6 +43,11 @@ def run(config: RunConfig, start: Start) -> int:
     with start.tasks(config.launch.warm_minutes) as tasks, description_folder() as described:
         made = plan.announce(config, described, tasks)
         return launcher.run(config, made, choose(config, described), tasks, started_at=start.at)
+
+
+def _check_directory(config: RunConfig) -> None:
+    if config.run is not None:
+        foreign.check(Path(config.run).resolve())
 
 
 def _run_containers(config: RunConfig, start: Start) -> int:
@@ -84,6 +93,7 @@ def _run_task(config: RunConfig) -> NoReturn:
     """Runs the task that the config, or TF_CONFIG, names as this process."""
     assert config.job is not None
     assert config.task is not None
+    require_tensorflow()
     _restart_with(for_tasks(os.environ) | os.environ | {HASH_SEED: for_tasks(os.environ)[HASH_SEED]})
     with description_folder() as described:  # the task removes it: it never returns
         machine = replace(this_machine(), cores_of_task=slurm.cpus_of_task(os.environ))
@@ -95,6 +105,7 @@ def _run_task(config: RunConfig) -> NoReturn:
 
         if not task.is_chief:  # only the chief writes
             process.run_task(config, made, directory, task.job, task.index)
+        _check_directory(config)
         with Lease(directory):
             directory.write_inputs(config, made)
             process.run_task(config, made, directory, task.job, task.index)

@@ -70,8 +70,12 @@ def _is_cacheable(question: Question) -> bool:
 
 
 def _cache_file(question: Question) -> Path:
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "trainer" / "models" / f"{question.key()}.json"
+    return cache_folder() / "models" / f"{question.key()}.json"
+
+
+def cache_folder() -> Path:
+    """Where this user's commands on this machine leave what the next ones may use."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainer"
 
 
 def _write_cache(path: Path, text: str) -> None:

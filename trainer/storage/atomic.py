@@ -4,12 +4,13 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from trainer.faults.failpoints import reach
 
 UNFINISHED = re.compile(r"\.\d{9,}\.tmp-(\d{1,10})")  # the step of a checkpoint, and its writer's process id
+UNWRITTEN = re.compile(r"\.[a-z]+\.(?:json|jsonl|yaml|html)\.\d{1,10}")  # a file of `write_atomically`
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -53,6 +54,15 @@ def remove_leftovers(folder: Path) -> None:
         writer = UNFINISHED.fullmatch(path.name)
         if writer and (int(writer[1]) == os.getpid() or not _is_alive(int(writer[1]))):
             _delete(path)
+
+
+def remove_all_leftovers(run: Path) -> None:
+    """Deletes what writers of a run directory left behind that were killed, where all have ended."""
+    for folder in (run, run / "checkpoints", run / "best"):
+        with suppress(OSError):  # there is none, or what is wrong with it is said when it is used
+            for path in folder.iterdir():
+                if UNFINISHED.fullmatch(path.name) or UNWRITTEN.fullmatch(path.name):
+                    _delete(path)
 
 
 def write_synced(file: Path, text: str) -> None:

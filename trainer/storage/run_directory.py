@@ -22,7 +22,7 @@ from trainer.plan.description import FROZEN_FILE, INITIAL_FILE
 from trainer.plan.plan import Plan
 from trainer.plan.serialize import to_json
 from trainer.storage import threads
-from trainer.storage.atomic import link_or_copy, write_atomically
+from trainer.storage.atomic import link_or_copy, remove_all_leftovers, write_atomically
 
 OF_MACHINE = ("gpus", "intra_op_threads")
 OF_COMMAND = (  # sections and keys that tasks of a run may have each in its own way
@@ -63,6 +63,7 @@ class RunDirectory:
 
     def write_inputs(self, config: RunConfig, plan: Plan) -> None:
         """Writes the config and the plan for the tasks, and removes an earlier run's reports."""
+        remove_all_leftovers(self.path)  # the caller holds the lease, and no task has been started
         self.logs.mkdir(parents=True, exist_ok=True)
         self.summary.unlink(missing_ok=True)
         self.status.unlink(missing_ok=True)

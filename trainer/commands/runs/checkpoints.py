@@ -12,6 +12,7 @@ from trainer.faults import exit_codes
 from trainer.faults.exit_codes import TrainerError
 from trainer.launch.ending import shown
 from trainer.observe.machine import this_machine
+from trainer.plan.checks.installed import require_tensorflow
 from trainer.plan.environment import VISIBLE, for_tasks, visible_gpus
 from trainer.storage import checkpoint, evaluations
 from trainer.storage.checkpoint import Checkpoint
@@ -53,6 +54,7 @@ def as_task(gpus: Sequence[int] = ()) -> Iterator[None]:
     Args:
         gpus: that the task has; this process takes them if this machine has as many.
     """
+    require_tensorflow()
     here = gpus if gpus and this_machine().gpus > max(gpus) else ()
     os.environ |= for_tasks(os.environ) | {VISIBLE: visible_gpus(here, os.environ)}
     sys.stderr.flush()

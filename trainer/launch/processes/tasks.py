@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.faults import exit_codes
 from trainer.launch.processes import warm
+from trainer.plan.checks.installed import require_tensorflow
 from trainer.plan.environment import MEMORY, for_tasks
 from trainer.plan.serialize import to_json
 
@@ -32,6 +33,7 @@ class ProcessTasks:
 
     def __init__(self, *, fork: bool = sys.platform != "darwin", warm_minutes: float = 0.0) -> None:
         """Has a warm process fork a nursery, or starts one; `warm_minutes` as in `warm.connect`."""
+        require_tensorflow()
         # The nursery's output: TensorFlow's greetings, and the reason if it fails.
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `__exit__`)
         self._fork, self._pending, self._questions = fork, b"", 0

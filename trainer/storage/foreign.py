@@ -1,0 +1,57 @@
+"""Tells the directory of a run from a folder that something else has filled, and whose files a run would replace."""
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainer.config.shell import typed
+from trainer.config.words import some
+from trainer.faults.problems import ConfigError, Problem
+from trainer.plan.description import FROZEN_FILE, INITIAL_FILE
+
+# What a run writes or moves away; some are made before its config is there.
+FILES = (
+    *("config.yaml", "plan.json", "summary.json", "report.html", "history.jsonl", "events.jsonl", "prometheus.json"),
+    *("evaluations.jsonl", "rollbacks.jsonl", "generation.json", "status.json", "placement.json", "placement.html"),
+    *(FROZEN_FILE, INITIAL_FILE),
+)
+FOLDERS = ("checkpoints", "events", "export", "best", "journal", "loggers", "profile", "requests", "placement")
+NAMED_AT_MOST = 3
+
+
+def check(run: Path) -> None:
+    """Raises a ConfigError if a folder was never a run's, but has files or folders by the names of a run's."""
+    taken = [name for name in (*FILES, *(f"{name}/" for name in FOLDERS)) if (run / name).exists()]
+    if not taken or was_run(run):
+        return
+    message = f"{run} is not the directory of a run, and has {some(taken, NAMED_AT_MOST)}, which a run would replace"
+    raise ConfigError([Problem("run", message, f"choose another folder, e.g. {typed('run', str(run / 'run'))}")])
+
+
+def was_run(path: Path) -> bool:
+    """Whether a run has worked in a folder, also one whose config was damaged or removed since."""
+    config, plan, generation = _yaml(path / "config.yaml"), _json(path / "plan.json"), _json(path / "generation.json")
+    return (
+        {"cluster", "train", "model"} <= config.keys()
+        or {"tasks", "shards"} <= plan.keys()
+        or "loaded" in generation
+        or any((path / "checkpoints").glob("[0-9]" * 9 + "*/manifest.json"))
+        or any((path / "journal").glob("worker-*.jsonl"))
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    with suppress(OSError, ValueError, RecursionError):
+        if path.is_file() and isinstance(value := json.loads(path.read_bytes()), dict):
+            return value
+    return {}
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    with suppress(OSError, ValueError, RecursionError, yaml.YAMLError):
+        if path.is_file() and isinstance(value := yaml.safe_load(path.read_bytes()), dict):
+            return value
+    return {}
