@@ -14,7 +14,7 @@ from quick_config import load
 from runs import REFUSED, UNPRIVILEGED, can_be_unprivileged
 
 from trainer.faults.problems import ConfigError
-from trainer.launch.processes import isolation, launcher
+from trainer.launch.processes import isolation
 from trainer.plan.devices import Machine
 from trainer.plan.validate import validate
 
@@ -90,14 +90,6 @@ def test_code_of_the_user_may_need_a_network(tmp_path):
     assert why_not(user_file(tmp_path), pages=tmp_path / "pages") == isolation.USER_CODE
     assert not (tmp_path / "pages").exists()
     assert why_not(user_file(tmp_path), "security.isolate=always") == ""
-
-
-def test_what_a_machine_was_told_is_no_news(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert [launcher._is_news("this"), launcher._is_news("this"), launcher._is_news("that")] == [True, False, True]
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # nothing can be noted
-    assert [launcher._is_news("this"), launcher._is_news("this")] == [True, True]
 
 
 @pytest.mark.usefixtures("_refused")

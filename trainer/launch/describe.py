@@ -1,7 +1,6 @@
 """Describes a model: from the cache, else by a child process that imports TensorFlow."""
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from trainer.faults.problems import ConfigError, Problem
 from trainer.plan.description import Description, DescriptionError, Question, Waits
 from trainer.plan.downloads import is_missing
 from trainer.plan.serialize import from_json
+from trainer.storage import cache
 from trainer.storage.atomic import write_atomically
 
 Child = Callable[[Question], dict[str, Any]]
@@ -70,12 +70,7 @@ def _is_cacheable(question: Question) -> bool:
 
 
 def _cache_file(question: Question) -> Path:
-    return cache_folder() / "models" / f"{question.key()}.json"
-
-
-def cache_folder() -> Path:
-    """Where this user's commands on this machine leave what the next ones may use."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainer"
+    return cache.folder() / "models" / f"{question.key()}.json"
 
 
 def _write_cache(path: Path, text: str) -> None:

@@ -1,13 +1,11 @@
 """Runs a plan as processes on this machine."""
 
 import itertools
-import socket
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 
 from trainer.config.schema import RunConfig
 from trainer.faults.problems import ConfigError, Problem
-from trainer.launch.describe import cache_folder
 from trainer.launch.fault_hooks import FaultHooks
 from trainer.launch.processes import isolation
 from trainer.launch.processes.memory_file import lay_out
@@ -20,6 +18,7 @@ from trainer.plan import addresses
 from trainer.plan.devices import THIS_HOST
 from trainer.plan.make import ANY_PORT
 from trainer.plan.plan import Plan, Task
+from trainer.storage import cache
 from trainer.storage.lease import Lease
 from trainer.storage.run_directory import RunDirectory
 
@@ -42,7 +41,7 @@ def run(
     with Lease(directory), ExitStack() as stack:
         stack.callback(isolation.remove_sockets, directory.pages)
         reason = isolation.why_not(config, directory.pages)
-        if reason == isolation.USER_CODE and _is_news("not-isolated"):
+        if reason == isolation.USER_CODE and cache.is_news("not-isolated"):
             print(f"not isolated: {reason}", flush=True)
         if reason:
             plan = _with_ports(plan, stack.enter_context(HeldPorts(2 * len(plan.tasks))))
@@ -54,17 +53,6 @@ def run(
             sizes = plan.shards, plan.effective_strategy, len(plan.workers)
             stack.enter_context(lay_out(tasks.memory, *sizes, plan.table_layout))
         return supervise(config, plan, directory, tasks, started_at=started_at, faults=faults)
-
-
-def _is_news(what: str) -> bool:
-    """Whether nobody was told of something on this machine yet; where that cannot be noted, it always is."""
-    note = cache_folder() / "told" / f"{what}-{socket.gethostname()}"
-    with suppress(OSError):
-        if note.exists():
-            return False
-        note.parent.mkdir(parents=True, exist_ok=True)
-        note.touch()
-    return True
 
 
 def _in_own_network(plan: Plan, directory: RunDirectory) -> Plan:

@@ -67,6 +67,7 @@ class Report:
     def write_gradients(self, result: StepResult) -> None:
         if result.gradients is not None:
             self.events.histograms(result.step, {f"gradients/{k}": v for k, v in result.gradients.items()})
+            self.events.flush()
 
     def write_parameters(self, snapshot: Snapshot) -> None:
         self.events.histograms(snapshot.step, {f"parameters/{k}": v for k, v in snapshot.parameters.items()})
