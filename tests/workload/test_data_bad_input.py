@@ -127,21 +127,6 @@ def test_a_target_that_is_not_finite_is_refused():
         from_arrays((X, [0, np.nan, 0, 0]), (X, [0.0] * 4), source="mine")
 
 
-@pytest.mark.parametrize(
-    ("returned", "given"),
-    [
-        pytest.param([1, 2], "a list", id="list"),
-        pytest.param({"train": (X, Y), "test": (X, Y)}, r"a dict of \['test', 'train'\]", id="other keys"),
-        pytest.param(None, "a NoneType", id="nothing"),
-    ],
-)
-def test_a_function_of_the_user_must_return_pairs_of_arrays(returned, given):
-    with pytest.raises(
-        DataError, match=f'data set mine: its function returned {given}; return {{"train": .x, y., "eval'
-    ):
-        open_data("mine", {}, seed=0, user_function=lambda: returned)
-
-
 # .npz files
 
 

@@ -324,3 +324,85 @@ def test_a_table_gives_in_a_graph_what_it_gives_in_eager_mode(tmp_path, case):
             tf.function(lambda x: made.function(x, False), autograph=False)(tf.constant(words.numpy()))
         )
     assert np.array_equal(traced, made.function(words, False))
+
+
+INTEGERS = (
+    "def data():\n    make = lambda: tf.data.Dataset.from_tensor_slices((X, np.arange(64) %% 3)).batch(16)\n"
+    "    return {'train': make(), 'evaluate': make()%s}\n"
+)
+ENDS = "    x = keras.Input({})\n    return keras.Model(x, layers.Dense({})(x))"
+# The signature of a model and its end, keys of the data beside the parts, the exit code, and what is named.
+SIGNATURES = {
+    "both": ("input_shape, classes", ENDS.format("input_shape", "classes"), ", 'classes': 3", 0, ""),
+    "the shape alone": ("input_shape", ENDS.format("input_shape", "3"), "", 0, ""),
+    "the classes alone": ("classes", ENDS.format("(4,)", "classes"), ", 'classes': 3", 0, ""),
+    "in another order": ("classes, input_shape", ENDS.format("input_shape", "classes"), ", 'classes': 3", 0, ""),
+    "other names": ("shape, count", ENDS.format("shape", "count"), ", 'classes': 3", 0, ""),
+    "the spec": ("spec", ENDS.format("spec.input_shape", "3"), "", 0, ""),
+    "the spec and classes": ("spec, classes", ENDS.format("spec.input_shape", "classes"), ", 'classes': 3", 0, ""),
+    "unknown classes": ("input_shape, classes", ENDS.format("input_shape", "classes"), "", CONFIG, '"classes": '),
+    "unknown classes by place": ("shape, count", ENDS.format("shape", "count"), "", CONFIG, '"classes": '),
+}
+
+
+@pytest.mark.parametrize("case", SIGNATURES)
+def test_a_model_gets_what_its_arguments_name(tmp_path, case):
+    arguments, end, classes, code, name = SIGNATURES[case]
+    found, said = outcome_of(answer(tmp_path, f"{INTEGERS % classes}def model({arguments}):\n{end}"))
+    assert (found, name in said) == (code, True), said
+
+
+# What a file sets beside its model, how the model is compiled, and where loss and metrics come from.
+NOT_HOOKS = {
+    "a list of metrics": ("metrics = [keras.metrics.MeanAbsoluteError(name='far')]", "'mse', metrics=metrics", "far"),
+    "a metric": ("metrics = keras.metrics.MeanAbsoluteError(name='far')", "'mse', metrics=[metrics]", "far"),
+    "a function of a metric": (
+        "def metrics(y, outputs):\n    return ops.abs(y - outputs)",
+        "'mse', metrics=[metrics]",
+        "",
+    ),
+    "names of metrics": ("metrics = ['mae']", "'mse', metrics=metrics", "mae"),
+    "an unused list": ("metrics = ['mae']", "'mse'", ""),
+    "a loss": ("loss = keras.losses.MeanSquaredError()", "loss", ""),
+    "the name of a loss": ("loss = 'mse'", "loss", ""),
+    "another loss": ("loss = keras.losses.MeanAbsoluteError(name='other')", "'mse'", ""),
+    "a number": ("on_step = 100\non_end = None", "'mse'", ""),
+}
+
+
+@pytest.mark.parametrize("case", NOT_HOOKS)
+def test_a_name_that_is_no_hook_is_not_one(tmp_path, case):
+    text, compiled, metric = NOT_HOOKS[case]
+    made = "def model():\n    made = keras.Sequential([keras.Input((4,)), layers.Dense(1)])\n"
+    result = answer(tmp_path, f"{text}\n{made}    made.compile('sgd', {compiled})\n    return made")
+    assert outcome_of(result)[0] == 0, result
+    loss, metrics = result["description"]["objective"].split("; ")
+    assert loss.endswith("from compile()")
+    assert "other" not in loss
+    assert "from compile()" in metrics or metrics == "metrics: none"
+    assert metric in metrics
+
+
+def test_a_function_metrics_with_arguments_is_refused_unless_compile_has_it(tmp_path):
+    code, said = outcome_of(answer(tmp_path, "def metrics(y, outputs):\n    return y\n" + half("")))
+    assert code == CONFIG
+    assert "metrics()" in said
+
+
+def test_shapes_of_unknown_rank_are_refused_with_what_to_add(tmp_path):
+    text = (
+        "def part():\n    rows = tf.data.Dataset.from_tensor_slices((X, Y))\n"
+        "    return rows.map(lambda *row: tf.py_function(lambda *x: x, row, [tf.float32] * 2)).batch(8)\n"
+        "def data():\n    return {'train': part(), 'evaluate': part()}\n"
+    )
+    code, said = outcome_of(answer(tmp_path, text + half("")))
+    assert code == BAD_DATA
+    assert "tf.ensure_shape(x, [None, 4])" in said
+
+
+def test_columns_can_become_a_matrix(tmp_path):
+    file = tmp_path / "table.csv"
+    file.write_text("a,b,y\n" + "1.0,2.0,0\n3.0,4.0,1\n" * 8)
+    options = {"path": str(file), "label": "y"}
+    question = Question(asdict(ModelConfig("mlp")), {"name": "csv", "options": options}, None, 0)
+    assert "data.options.matrix=true" in describe.answer(question)["problem"]["remedy"]

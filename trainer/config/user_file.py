@@ -46,7 +46,9 @@ def candidates(path: str | Path) -> dict[str, list[str]]:
         elif isinstance(node, ast.FunctionDef) and node.name not in (*BY_NAME, *GROUPS):
             arguments = [*node.args.posonlyargs, *node.args.args]
             required = [one.arg for one in arguments[: len(arguments) - len(node.args.defaults)]]
-            if required in (["spec"], ["input_shape", "classes"]) or (not required and "model" in node.name):
+            if required in (["spec"], ["input_shape"], ["input_shape", "classes"]) or (
+                not required and "model" in node.name
+            ):
                 found["model"].append(node.name)
             elif not required and "data" in node.name:
                 found["data"].append(node.name)
@@ -129,6 +131,7 @@ def definitions(path: str | Path) -> dict[str, Any]:
         for name, value in vars(module).items()
         if not name.startswith("_")
         and not isinstance(value, ModuleType)
+        and (name not in BY_NAME or callable(value))  # metrics = [...] is no function of that name
         and (name in found or getattr(value, "__module__", module.__name__) == module.__name__)
     }
 

@@ -143,13 +143,22 @@ def check_hooks(user_file: str | None) -> None:
 
 
 def _arguments(function: Callable[..., Any], spec: Spec) -> list[Any]:
-    """What a model's function is called with besides its options: nothing, the spec, or input_shape and classes."""
+    """What a model's function is called with besides its options, by the names of its arguments, or else their number.
+
+    Raises:
+        ValueError: if it takes what is not known of the data.
+    """
     required = [name for name, kind in _required(function).items() if kind in POSITIONAL and name != TRAIN]
     if inspect.isclass(function) and required != ["spec"]:
         return []
-    if len(required) < 2:
-        return [spec] * len(required)
-    return [spec.input_shape, spec.classes]
+    if not set(required) <= {"spec", "input_shape", "classes"}:
+        required = ["spec"] if len(required) == 1 else ["input_shape", "classes"]
+    if "classes" in required and spec.classes == 0 and spec.labels is not None:
+        raise ValueError(
+            "the function of the model takes the number of classes, which a stream does not show; return it with the "
+            'data: {"classes": NUMBER, "train": ..., "evaluate": ...}'
+        )
+    return [spec if name == "spec" else getattr(spec, name) for name in required]
 
 
 def _required(function: Callable[..., Any]) -> dict[str, Any]:

@@ -151,14 +151,15 @@ def _is_loss(function: Any, model: keras.Model) -> bool:
     Raises:
         ValueError: if it does not take them, and there is no other loss.
     """
-    if any(one is function for one in keras.tree.flatten(_compiled_loss(model))):
+    has_another = _compiled_loss(model) is not None or type(model).compute_loss is not keras.Model.compute_loss
+    if _is_among(function, _compiled_loss(model)) or (isinstance(function, keras.losses.Loss) and has_another):
         return False
     if inspect.isclass(function) or not callable(function):
         return inspect.isclass(function) and issubclass(function, keras.losses.Loss)
     try:
         inspect.signature(function).bind("labels", "outputs")
     except TypeError as error:
-        if _compiled_loss(model) is not None or type(model).compute_loss is not keras.Model.compute_loss:
+        if has_another:
             return False
         raise ValueError(f"loss of the user's file is called as loss(y, outputs): {error}") from error
     return True
@@ -201,14 +202,14 @@ def _choose_metrics(model: keras.Model, wanted: Wanted, functions: Mapping[str, 
     if wanted.metrics is not None:
         metrics = _map_metrics(lambda one: make_metric(one, functions), wanted.metrics)
         return Chosen(metrics, f"{_names(wanted.metrics) or 'none'} {FROM_CONFIG}")
-    if "metrics" in functions:
+    compiled = model._compile_metrics._user_metrics if model.compiled and model._compile_metrics is not None else None
+    if inspect.isroutine(functions.get("metrics")) and not _is_among(functions["metrics"], compiled):
         made = _made_metrics(functions["metrics"])
         if isinstance(made, dict) and all(isinstance(one, keras.metrics.Metric) for one in made.values()):
             for name, one in made.items():
                 one.name = name
             made = list(made.values())
         return Chosen(made, f"{_names(made)} {FROM_FILE}")
-    compiled = model._compile_metrics._user_metrics if model.compiled and model._compile_metrics is not None else None
     if compiled or loss.text.endswith(FROM_COMPILE):
         return Chosen(compiled, f"{_names(compiled)} {FROM_COMPILE}" if compiled else "none")
     for kind, accuracy in ACCURACIES.items():
@@ -219,7 +220,15 @@ def _choose_metrics(model: keras.Model, wanted: Wanted, functions: Mapping[str, 
     return Chosen(None, "none")
 
 
+def _is_among(function: Any, nest: Any) -> bool:
+    return any(one is function for one in keras.tree.flatten(nest))
+
+
 def _made_metrics(function: Callable[[], Any]) -> Any:
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise ValueError(f"metrics of the user's file is called as metrics(): {error}") from error
     made = function()
     if isinstance(made, list | tuple | dict):
         return made

@@ -1,5 +1,6 @@
 """Describes a model and its data to the planner, in a process that may import TensorFlow."""
 
+import inspect
 import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -24,6 +25,7 @@ def answer(question: Question) -> dict[str, Any]:
         {"description": ...}, or {"problem": ...} of the config, or {"failure": text, "exit_code": ...}.
     """
     from trainer.workload.data import DataError
+    from trainer.workload.data.examples import SeveralInputsError
 
     try:
         with user_warnings.recorded(question.user) as told:
@@ -41,6 +43,8 @@ def answer(question: Question) -> dict[str, Any]:
         remedy = "python -m trainer --help lists the names, conf/ their options"
         if own:
             remedy = f"see {' and '.join(own)} in {question.user}"
+        if isinstance(error, SeveralInputsError) and _can_be_a_matrix(question.data["name"]):
+            remedy = "type data.options.matrix=true to have the columns as one array"
         return {"problem": {"key": key, "message": words_of(error), "remedy": remedy}}
     except (Exception, SystemExit) as error:  # a user's function may raise anything
         return _failure(error, question.user)
@@ -120,7 +124,7 @@ def _describe(question: Question) -> Description:
         not_adapted=tuple(not_adapted(model)) if has_values else (),
         compiled_optimizer=optimizer,
         objective=objective.text,
-        doubts=tuple((one.message, one.remedy) for one in objective.doubts),
+        doubts=(*data_set.doubts, *((one.message, one.remedy) for one in objective.doubts)),
         flops=flops.forward,
         uncounted=flops.uncounted,
         tables=step.tables_of(objective, data_set.spec),
@@ -139,6 +143,12 @@ def _store(folder: Path, frozen: Any, initial: Mapping[str, Any]) -> None:
         write(folder / FROZEN_FILE, frozen)
     if initial:
         np.savez(folder / INITIAL_FILE, **initial)
+
+
+def _can_be_a_matrix(data: str) -> bool:
+    from trainer.workload.data import DATA_SETS
+
+    return data in DATA_SETS and "matrix" in inspect.signature(DATA_SETS[data]).parameters
 
 
 def _is_users(user: str | None, name: str) -> bool:

@@ -35,6 +35,10 @@ class MissingInputError(DataError):
     exit_code = exit_codes.INPUT_MISSING
 
 
+class SeveralInputsError(ValueError):
+    """A model that takes one array, and data that has several."""
+
+
 def map_nest(function: Callable[[Any], Any], nest: Nest) -> Nest:
     """The same nest with a function applied to everything in it but None."""
     if isinstance(nest, dict):
@@ -102,7 +106,7 @@ class Spec:
         """
         if isinstance(self.features, ArraySpec):
             return self.features.shape or (1,)
-        raise ValueError(f"the data has several inputs: {describe_nest(self.features)}; this model takes one")
+        raise SeveralInputsError(f"the data has several inputs: {describe_nest(self.features)}; this model takes one")
 
 
 def describe_nest(specs: Nest) -> str:
@@ -175,6 +179,7 @@ class DataSet:
     spec: Spec
     preprocessing: Callable[[], Preprocessing] | None = None  # makes its tables; None: a client has the features
     class_names: tuple[str, ...] = ()  # of integer labels
+    doubts: tuple[tuple[str, str], ...] = ()  # (message, remedy) of what is trained on all the same
 
 
 def read_rows(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from trainer.workload.data.examples import (
     users_code,
 )
 from trainer.workload.data.py_dataset import batches_of_py_dataset, is_py_dataset
+from trainer.workload.data.returned import parts_of
 from trainer.workload.data.stream_sources import (
     Opened,
     batches_of_dataset,
@@ -46,24 +48,22 @@ def open_parts(opened: Any, source: str, *, seed: int) -> DataSet:
     """What a user's function returned, as a data set.
 
     Args:
-        opened: {"train": SOURCE, "evaluate": SOURCE}, and if need be "classes".
+        opened: {"train": SOURCE, "evaluate": SOURCE}, and if need be "classes"; returned.py has what else is taken.
         source: its origin, for messages.
         seed: of the run.
 
     Raises:
         DataError: if it is something else, or cannot be trained on.
     """
-    if not isinstance(opened, dict) or not {"train", "evaluate"} <= opened.keys():
-        given = f"a dict of {sorted(opened)}" if isinstance(opened, dict) else f"a {type(opened).__name__}"
-        remedy = 'return {"train": (x, y), "evaluate": (x, y)}; weights may follow: (x, y, weights)'
-        raise DataError(f"{source}: its function returned {given}; {remedy}")
-    parts = {part: opened[part] for part in ("train", "evaluate")}
+    returned = parts_of(opened, source)
+    parts = {"train": returned.train, "evaluate": returned.evaluate}
     parts = {part: (given,) if isinstance(given, np.ndarray | dict) else given for part, given in parts.items()}
     for part, given in parts.items():
         _check_is_not_batches(given, f"{source}, {part}")
-    classes = _count_of_classes(opened.get("classes"), source)
+    classes = _count_of_classes(returned.classes, source)
     if all(map(is_arrays, parts.values())):
-        return from_arrays(*parts.values(), source=source, classes=classes)
+        made = from_arrays(*parts.values(), source=source, classes=classes)
+        return replace(made, doubts=returned.doubts)
     sources = {
         part: open_source(given, f"{source}, {part}", seed=seed, must_end=part == "evaluate")
         for part, given in parts.items()
@@ -72,7 +72,8 @@ def open_parts(opened: Any, source: str, *, seed: int) -> DataSet:
     spec = min((one.spec for one in sources.values()), key=_known_sizes)  # open sizes are open in both
     if classes is None and isinstance(spec.labels, ArraySpec) and spec.labels.dtype.startswith("float"):
         classes = (spec.labels.shape or (1,))[-1]
-    return DataSet(sources["train"].examples, sources["evaluate"].examples, Spec(*spec, classes=classes or 0))
+    seen = Spec(*spec, classes=classes or 0)
+    return DataSet(sources["train"].examples, sources["evaluate"].examples, seen, doubts=returned.doubts)
 
 
 def _known_sizes(spec: Batch) -> int:

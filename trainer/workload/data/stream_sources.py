@@ -49,9 +49,21 @@ def open_stream(
         raise DataError(f"{name}: has no batches; at least one is needed")
     spec = spec_of(first)
     if known is not None:
+        _check_ranks(known, spec, name)
         shapes = iter([tuple(one.shape[1:]) for _, one in leaves_of(split(known))])
         spec = spec.map(lambda one: _with_open_sizes(one, next(shapes)))
     return Opened(Stream(batches, spec, name, is_divided, first), spec)
+
+
+def _check_ranks(known: Any, spec: Batch, name: str) -> None:
+    """Refuses shapes of which TensorFlow does not know the rank; `spec` is what the first batch looks like."""
+    for (leaf, each), (_, seen) in zip(leaves_of(split(known)), leaves_of(spec), strict=True):
+        if each.shape.rank is None:
+            shape = [None, *seen.shape]
+            raise DataError(
+                f"{name}: TensorFlow does not know the shape of {leaf}, as after tf.py_function; the first batch has "
+                f"{shape}: map the batches with tf.ensure_shape(x, {shape})"
+            )
 
 
 def _with_open_sizes(spec: ArraySpec, shape: tuple[int | None, ...]) -> ArraySpec:
