@@ -60,7 +60,7 @@ OVERRIDES = [
     ("lr=0.1", "unknown key lr did you mean optimizer.learning_rate=0.1?"),
     ("optimizer.rate=0.1", "did you mean optimizer.learning_rate=0.1?"),
     ("clustr=4w", "unknown key clustr did you mean cluster=4w?"),
-    ("gpus=2", "unknown key gpus did you mean device.gpus={worker:[0]}?"),
+    ("gpus=2", "unknown key gpus type device.gpus={worker:[0,1]}"),
     ("batch_size=64", "did you mean train.batch_size=64?"),
     ("zzz=1", "unknown key zzz; the config has mode, launch, target, name, run,"),
     ("train={stpes:5}", "unknown key train.stpes"),

@@ -17,6 +17,7 @@ from hydra._internal.utils import get_args_parser
 from trainer.config import keys, shell
 from trainer.config.problems.explain import meant
 from trainer.config.schema import Mode
+from trainer.config.synonyms import COMMANDS
 from trainer.faults.problems import Problem
 
 # Numbers from which a sweep draws: Hydra would take them for calls of functions that it does not know.
@@ -32,6 +33,7 @@ class Arguments:
     overrides: tuple[str, ...]
     flags: tuple[str, ...]  # of Hydra, with their values
     faults: tuple[Problem, ...]
+    notes: tuple[str, ...] = ()  # what was typed and does not count
 
     def parse(self) -> argparse.Namespace:
         """Parses them with Hydra's own parser."""
@@ -69,9 +71,27 @@ def sort(arguments: Sequence[str]) -> Arguments:
             faults.append(_unknown(text, name, value, known))
     message = f"is a second experiment beside {''.join(paths[:1])}"
     faults += [Problem(path, message, "give one, and other settings as key=value") for path in paths[1:]]
+    overrides, notes = _last(overrides)
     overrides, contradictions = _with_mode(_with_section(_with_project(overrides)))
     experiments = [shell.override("experiment", path) for path in paths[:1]]
-    return Arguments((*overrides, *experiments), tuple(flags), (*faults, *contradictions))
+    return Arguments((*overrides, *experiments), tuple(flags), (*faults, *contradictions), tuple(notes))
+
+
+def _last(overrides: list[str]) -> tuple[list[str], list[str]]:
+    """The overrides without those that a later one of the same key replaces, and what to say of these.
+
+    So a script may append what it was given. Values in braces are put together, and only Hydra knows its own keys.
+    """
+    left: dict[str, str] = {}
+    notes = []
+    for number, text in enumerate(overrides):
+        key, equals, value = text.partition("=")
+        replaces = equals and not value.startswith("{") and not key.startswith(("+", "~", "hydra."))
+        place = key if replaces else f"{number} {text}"
+        if (earlier := left.pop(place, text)) != text:
+            notes.append(f"{key} is given twice: {text} counts, not {earlier}")
+        left[place] = text
+    return list(left.values()), notes
 
 
 def _with_mode(overrides: list[str]) -> tuple[list[str], list[Problem]]:
@@ -84,8 +104,10 @@ def _with_mode(overrides: list[str]) -> tuple[list[str], list[Problem]]:
         problems = [Problem(f"{first} {others[0]}", message, f"type {first} or {others[0]}")] if others else []
         return [f"mode={first}", *(text for text in rest if not text.startswith("mode="))], problems
     if first.isalpha() and meant(first) is None:
-        near = difflib.get_close_matches(first.lower(), modes, n=1)
-        remedy = f"did you mean {near[0]}?" if near else "see python -m trainer --help"
+        near = [COMMANDS.get(first.lower()), *difflib.get_close_matches(first.lower(), modes, n=1)]
+        flag = f"--{first.lower()}" if near[0] == "" else "--help"
+        name = next(filter(None, near), None)
+        remedy = f"did you mean {name}?" if name else f"see python -m trainer {flag}"
         message = f"unknown command; available: {', '.join(modes)}, and settings are key=value"
         return rest, [Problem(first, message, remedy)]
     return overrides, []
@@ -131,6 +153,8 @@ def _fault(action: argparse.Action, name: str, typed: Sequence[str]) -> Problem 
     if action.nargs is None and not value:
         return Problem(name, "needs a value", f"e.g. {name} {next(iter(action.choices or ['VALUE']))}")
     if value and action.choices is not None and value not in action.choices:
+        if value.endswith((".yaml", ".yml")):
+            return Problem(" ".join(typed), f"{name} prints a config", f"type {value}, without a flag, to use it")
         allowed = [str(choice) for choice in action.choices]
         near = (*difflib.get_close_matches(value, allowed, n=1), allowed[0])[0]
         return Problem(" ".join(typed), f"{value!r} is not one of {', '.join(allowed)}", f"e.g. {name} {near}")
@@ -140,6 +164,8 @@ def _fault(action: argparse.Action, name: str, typed: Sequence[str]) -> Problem 
 def _unknown(text: str, name: str, value: str, known: Iterable[str]) -> Problem:
     key = name.lstrip("-").replace("-", "_")
     where = text if not value or "=" in text else f"{text} {value}"
+    if (setting := keys.meant(key, value)) is not None:
+        return Problem(where, "is not a flag; settings are key=value", f"type {setting}")
     near = keys.nearest(key, keys.declared())
     if near is not None and not value and keys.hint(near.split(".")) is bool:
         value = "true"

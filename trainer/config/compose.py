@@ -47,6 +47,8 @@ def run(main: Callable[[RunConfig], int], *steps: Step, several: Several | None 
     if "--version" in given.flags:
         print(versions.describe())
         sys.exit(0)
+    for note in given.notes:
+        print(f"note: {note}", file=sys.stderr)
     sys.argv[1:] = given.in_order()  # for Hydra
     flags = given.parse()
     if flags.shell_completion and (shell := completion.queried(given.overrides)) is not None:

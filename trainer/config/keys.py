@@ -13,6 +13,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from trainer.config import synonyms
 from trainer.config.schema import RunConfig
 from trainer.faults.problems import Problem
 
@@ -91,6 +92,10 @@ def fault(where: str, path: tuple[str, ...], value: Any, schema: Any) -> Problem
     """The problem of a value that `where`, an override or a file, gives a key; `schema` takes a valid value."""
     kind = hint(path)
     if kind is None:
+        if hint(".".join(path).split(".")) is not None:  # a file says train.steps: 5
+            return Problem(
+                where, "has a dot in its name; in a file sections are nested", f"write {_nested(path, value)}"
+            )
         return unknown(where, ".".join(path), value, declared())
     if kind is Any:
         return None
@@ -104,6 +109,12 @@ def fault(where: str, path: tuple[str, ...], value: Any, schema: Any) -> Problem
     return None
 
 
+def _nested(path: Sequence[str], value: Any) -> str:
+    """A key as a file has it: train: {steps: 5}."""
+    first, *rest = ".".join(path).split(".")
+    return f"{first}: {{{_nested(rest, value)}}}" if rest else f"{first}: {shown(value)}"
+
+
 def unknown(where: str, key: str, value: Any, known: Iterable[str], program: str = "trainer --cfg job") -> Problem:
     """The problem of an unknown key, with the nearest known one."""
     known = list(known)
@@ -113,13 +124,23 @@ def unknown(where: str, key: str, value: Any, known: Iterable[str], program: str
         section = section.rpartition(".")[0]
     prefix = f"{section}." if section else ""
     names = [name[len(prefix) :] for name in known if name.startswith(prefix) and "." not in name[len(prefix) :]]
-    near = nearest(key, known)
     message = f"unknown key {key}"
+    if (setting := meant(key, value)) is not None:
+        return Problem(where, message, f"type {setting}")
+    near = nearest(key, known)
     if section or near is None:
         message += f"; {section or 'the config'} has {', '.join(names) or 'no keys'}"
     if near is None:
         return Problem(where, message, f"python -m {program} lists all keys")
     return Problem(where, message, f"did you mean {typed(near, value)}?")
+
+
+def meant(key: str, value: Any) -> str | None:
+    """The setting that is meant by a word of another program; None: there is none."""
+    setting = synonyms.meant(key, value)
+    if setting is None or hint(setting.split(".")) is None:
+        return setting
+    return typed(setting, value) if value not in (None, "") else example(setting)
 
 
 def typed(key: str, value: Any) -> str:
@@ -159,7 +180,8 @@ def wrong_type(where: str, key: str, value: Any, kind: Any) -> Problem:
     """The problem of a value that its key cannot hold."""
     if dataclasses.is_dataclass(kind):
         names = ", ".join(field.name for field in dataclasses.fields(kind))
-        return Problem(where, f"{key} is a section with {names}", f"e.g. {example(key)}")
+        other = f", or {typed(synonyms.OF_SECTIONS[key], value)}" if key in synonyms.OF_SECTIONS else ""
+        return Problem(where, f"{key} is a section with {names}", f"e.g. {example(key)}{other}")
     better = example(key)
     if isinstance(value, float) and value.is_integer() and int in (kind, *get_args(kind)):
         better = f"{key}={int(value)}"

@@ -80,7 +80,9 @@ class CheckedFiles(FileConfigSource):
             raise ConfigError(faults)
         try:
             result = _with_user_file_beside(super().load_config(config_path), path)
-            return _with_users_defaults(result) if path == conf_dir() / "config.yaml" else result
+            if path == conf_dir() / "config.yaml":
+                return _with_users_defaults(result)
+            return _with_choices(result) if config_path.startswith(EXPERIMENT) else result
         except (yaml.YAMLError, ValueError, OmegaConfBaseException) as error:
             message = f"cannot be read: {str(error).splitlines()[0]}"
             raise ConfigError([Problem(yaml_files.shown(path), message, "correct that key")]) from error
@@ -256,6 +258,20 @@ def _with_user_file_beside(result: ConfigResult, path: Path) -> ConfigResult:
         user = config.get("user")
         if isinstance(user, str) and (path.parent / user).is_file():
             config.user = yaml_files.shown(path.parent / user)
+    return result
+
+
+def _with_choices(result: ConfigResult) -> ConfigResult:
+    """Takes `optimizer: adamw` in an experiment for what Hydra writes as `override /optimizer: adamw`."""
+    config = result.config
+    assert isinstance(config, DictConfig)
+    groups = {path.name for path in conf_dir().iterdir() if path.is_dir()} - {"experiment"}
+    written = [name for name in config if name in groups and not OmegaConf.is_interpolation(config, name)]
+    chosen = [name for name in written if isinstance(config[name], str)]
+    if chosen:
+        defaults = OmegaConf.to_container(config.get("defaults", OmegaConf.create(["_self_"])))
+        assert isinstance(defaults, list)
+        config.defaults = [*defaults, *({f"override /{name}": config.pop(name)} for name in chosen)]
     return result
 
 
