@@ -21,7 +21,7 @@ from trainer.plan import fingerprint
 from trainer.plan.layout import Parameter
 from trainer.plan.plan import Plan
 from trainer.plan.tables import SparsePattern, sparse_patterns
-from trainer.workload import dtype_policy, lookups, loss_scale, step, weights
+from trainer.workload import dtype_policy, labels, lookups, loss_scale, step, weights
 from trainer.workload import frozen as frozen_weights
 from trainer.workload.adapting import Adapting
 from trainer.workload.compiling import Wanted, make_objective
@@ -226,7 +226,7 @@ def open_workload(
     values = frozen_weights.values_of(model, planned.paths)
     if frozen_weights.describe(values, adapting.states) != planned:
         raise DataError(f"model {named.name}: its frozen weights differ from the planned ones; {SAME_WEIGHTS}")
-    return Workload(model, data, objective, values)
+    return Workload(model, labels.for_loss(objective, data), objective, values)
 
 
 def _check_planned_data(config: RunConfig, plan: Plan, data: DataSet) -> None:

@@ -16,6 +16,7 @@ from trainer.workload import step
 from trainer.workload.data.examples import ArraySpec, Nest, Spec, describe_nest
 from trainer.workload.keras_names import LOGITS, make_loss, make_losses, make_metric
 from trainer.workload.objective import Objective
+from trainer.workload.output_checks import IGNORE
 
 ACCURACY = "accuracy"
 INTEGERS = "sparse_categorical_crossentropy"  # the loss for classes, unless another is named
@@ -216,6 +217,8 @@ def _choose_metrics(model: keras.Model, wanted: Wanted, functions: Mapping[str, 
         if isinstance(loss.value, kind):
             is_binary = kind is keras.losses.BinaryCrossentropy and not _is_of_logits(loss.value)
             made = keras.metrics.BinaryAccuracy(name=ACCURACY) if is_binary else accuracy()
+            if (ignored := getattr(loss.value, IGNORE, None)) is not None:
+                made = _AccuracyOfLabelled(ignored)
             return Chosen([made], f"{ACCURACY}, {BY_DEFAULT}")
     return Chosen(None, "none")
 
@@ -273,6 +276,23 @@ def _is_of_logits(loss: Any) -> bool:
 def _binary_accuracy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     logits, labels = (tf.reshape(tf.cast(one, tf.float32), [-1]) for one in (logits, labels))
     return tf.cast(tf.equal(logits > 0, labels > 0.5), tf.float32)
+
+
+class _AccuracyOfLabelled(keras.metrics.SparseCategoricalAccuracy):  # type: ignore[misc]
+    """The accuracy on what has a label."""
+
+    def __init__(self, ignored: int) -> None:
+        super().__init__(name=ACCURACY)
+        self._ignored = ignored
+
+    def update_state(self, labels: tf.Tensor, logits: tf.Tensor, sample_weight: tf.Tensor | None = None) -> None:
+        labels = tf.reshape(labels, tf.shape(logits)[:-1])
+        weights = tf.cast(tf.not_equal(labels, tf.cast(self._ignored, labels.dtype)), tf.float32)
+        if sample_weight is not None:
+            more = tf.cast(sample_weight, tf.float32)
+            ones = [1] * (weights.shape.rank - more.shape.rank)
+            weights *= tf.reshape(more, [*tf.unstack(tf.shape(more)), *ones])
+        super().update_state(labels, logits, weights)
 
 
 ACCURACIES: Mapping[type, Callable[[], keras.metrics.Metric]] = {  # of logits, by loss

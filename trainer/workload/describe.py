@@ -66,6 +66,7 @@ def _describe(question: Question) -> Description:
     with compiled_optimizer.noted():
         data_set = build.open_data_set(data["name"], data["options"], seed=question.seed, user_file=user)
         fingerprint = fingerprint_of(data_set)  # before anything draws random numbers: a task does the same
+        has_values = has_values or bool(data_set.faults)  # the loss of such labels is computed
         build.check_hooks(user)
         model = build.build_model(
             named["name"],

@@ -300,8 +300,9 @@ def _weighted_by_class(
         classes = tf.squeeze(labels, -1)
     elif last is not None and (labels.dtype.is_floating or (is_like_outputs and outputs.shape[-1] == last)):
         classes = tf.argmax(labels, -1)
-    named = [*by_class, 1.0]  # the last is for those that are not named
-    of_class = tf.gather(tf.constant(named, tf.float32), tf.minimum(tf.cast(classes, tf.int64), len(by_class)))
+    named, numbers = [*by_class, 1.0], tf.cast(classes, tf.int64)  # the last is for those that are not named
+    is_named = (numbers >= 0) & (numbers < len(by_class))
+    of_class = tf.gather(tf.constant(named, tf.float32), tf.where(is_named, numbers, len(by_class)))
     return of_class if weights is None else of_class * tf.cast(weights, tf.float32)
 
 

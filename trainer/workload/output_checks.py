@@ -13,6 +13,7 @@ from trainer.workload.keras_names import LOGITS
 from trainer.workload.objective import Doubt, Use
 
 NEAR = 1e-3  # to 1, of a sum of probabilities
+IGNORE = "ignore_class"  # an option of a loss: the class that stands for no label
 FAR_OFF = 1.0  # from 0..1
 BINARY = (keras.losses.binary_crossentropy, keras.losses.binary_focal_crossentropy)
 
@@ -38,16 +39,17 @@ def check_classes(use: Use, classes: int) -> None:
     """
     if function_of(use.loss) is not keras.losses.sparse_categorical_crossentropy:
         return
-    if option_of(use.loss, "ignore_class") is not None:
-        return
-    needed = classes or int(tf.reduce_max(tf.cast(use.labels, tf.int64))) + 1
+    ignored, labels = option_of(use.loss, IGNORE), np.asarray(use.labels, np.int64)
+    present = labels[labels != ignored]
+    is_known = classes > 0 and ignored != classes - 1  # else the highest of them stands for no label
+    needed = classes if is_known else int(present.max(initial=-1)) + 1
     given = use.outputs.shape[-1] if use.outputs.shape.rank else needed
     if given < needed:
         outputs = "1 output" if given == 1 else f"{given} outputs"
         binary = "; or name the loss of a single output, binary_crossentropy" if (given, needed) == (1, 2) else ""
         raise Mismatch(
             f"the data has labels 0..{needed - 1}, but the model has {outputs}{_in(use)}: end it with {needed}, "
-            f"e.g. Dense(classes){binary}"
+            f"e.g. Dense(classes){binary}{f'; the loss leaves out labels of {ignored} alone' if ignored else ''}"
         )
 
 

@@ -11,12 +11,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.workload import inputs, step
-from trainer.workload.data import DataSet
+from trainer.workload import inputs, labels, step
+from trainer.workload.data import DataError, DataSet
 from trainer.workload.data.examples import (
     ArraySpec,
     Batch,
     Examples,
+    LabelFault,
     Nest,
     Spec,
     Stream,
@@ -52,12 +53,16 @@ def run(objective: Objective, data: DataSet, *, has_values: bool, batch: int = 0
         Doubt(UNUSED.format(name), REMEDY) for name in inputs.unused(objective.model, data.spec.features)
     ]
     try:
+        data, tried = labels.for_loss(objective, data), labels.check(objective, data.faults)
         if has_values:
-            return _compute_sized(objective, data, batch)
+            size = _compute_sized(objective, data, batch)
+            for fault in tried:
+                _try_labels(objective, data, fault, size or EXAMPLES)
+            return size
         step.trace(objective, data.spec)
         return 0
     except (ValueError, TypeError, KeyError, tf.errors.OpError) as error:
-        if isinstance(error, Mismatch) or error.__traceback__ is None:
+        if isinstance(error, Mismatch | DataError) or error.__traceback__ is None:
             raise
         raise ValueError(f"{objective.text}; it cannot be computed: {one_paragraph(error)}") from error
     finally:
@@ -99,6 +104,16 @@ def _compute(objective: Objective, data: DataSet, count: int) -> None:
         _check_sums(objective.results(2 * sums), objective.results(twice))
 
 
+def _try_labels(objective: Objective, data: DataSet, fault: LabelFault, count: int) -> None:
+    """Computes the loss of examples that begin with one whose labels may be none."""
+    examples = data.train if fault.part == "train" else data.evaluate
+    batch = _first_batch(examples, count, begin=fault.example)
+    outputs = objective.model(objective.inputs(batch.features))
+    known = [(v, tf.convert_to_tensor(v.value)) for v in objective.model.variables]
+    compute = partial(objective.compute, known, batch, own=objective.model.losses, training=True)
+    labels.check_tried(fault, outputs, lambda outputs: compute(outputs=outputs))
+
+
 def _compute_checked(
     compute: Callable[..., tuple[tf.Tensor, tf.Tensor]], outputs: Nest, objective: Objective, batch: Batch, spec: Spec
 ) -> tf.Tensor:
@@ -128,13 +143,14 @@ def _compute_checked(
     return sums
 
 
-def _first_batch(examples: Examples | Stream, count: int) -> Batch:
+def _first_batch(examples: Examples | Stream, count: int, *, begin: int = 0) -> Batch:
+    """The first examples, or those from another on."""
     if isinstance(examples, Stream):
         batches = examples.open(StreamContext(0, 1, count, 0, 0, is_training=False))
         return next(iter(batches)).map(tf.constant)
     count = min(count, examples.count)
     arrays = tuple(tf.constant(array) for array in examples.arrays)
-    return Batch(*examples.fetch(tf.range(count, dtype=tf.int64), arrays))
+    return Batch(*examples.fetch((tf.range(count, dtype=tf.int64) + begin) % examples.count, arrays))
 
 
 def _values_of_metrics(model: keras.Model) -> list[tuple[keras.Variable, np.ndarray]]:

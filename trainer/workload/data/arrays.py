@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainer.workload.data.convert import as_arrays, check_finite, is_text, native, spec_of
+from trainer.workload.data.convert import LEAVE_OUT, REPLACE, as_arrays, check_finite, is_text, native, spec_of
 from trainer.workload.data.examples import (
     ArraySpec,
     Batch,
     DataError,
     DataSet,
     Examples,
+    LabelFault,
     Nest,
+    Opened,
     Preprocessing,
     Spec,
     describe_nest,
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 SMALL_NBYTES = 64 * 2**20  # arrays up to this size are copied to memory that TensorFlow gathers from
 ALIGNMENT_BYTES = 64  # of arrays that TensorFlow uses in place; it copies others, and both copies stay in memory
+LABELS = "labels"  # the field of a batch
 ROWS = 4096  # examples checked at a time, so that checks need little memory
 
 
@@ -55,12 +58,13 @@ def from_arrays(
         ids: how many ids there are, by the name of the feature, where features are a dict.
 
     Raises:
-        DataError: if there are no examples, shapes or lengths differ, a value is not a finite number, or a label is not
-            in 0..classes-1.
+        DataError: if there are no examples, shapes or lengths differ, or a feature or weight is not a finite number.
+            What is wrong with labels is for the loss to judge: see `DataSet.faults`.
     """
     parts = {"train": train, "evaluate": evaluate}
     batches = {part: Batch(*given) for part, given in parts.items()}
     checked = {part: _checked(batch, f"{source}, {part}") for part, batch in batches.items()}
+    faults = [label_fault(batch.labels, part, f"{source}, {part}") for part, batch in checked.items()]
     specs = {part: spec_of(batch) for part, batch in checked.items()}
     check_alike(specs["train"], specs["evaluate"], source)
     labels = {part: batch.labels for part, batch in checked.items()}
@@ -68,8 +72,7 @@ def from_arrays(
         for part in parts:
             _check_no_text(labels[part], f"{source}, {part} labels")
         classes = classes or _count_classes(labels)
-        for part in parts:
-            _check_range(labels[part], classes, f"{source}, {part} labels")
+        faults += [_no_class(labels[part], classes, part, f"{source}, {part}") for part in parts]
     spec, preprocessing = Spec(*specs["train"], classes=classes or 0), None
     if scale is not None:
         preprocessing = partial(scaling, spec.features, scale)
@@ -78,7 +81,7 @@ def from_arrays(
         known = {name: one._replace(ids=ids.get(name)) for name, one in spec.features.items()}
         spec = replace(spec, features=known)
     to_train, to_evaluate = (_examples(batch, scale, f"{source}, {part}") for part, batch in checked.items())
-    return DataSet(to_train, to_evaluate, spec, preprocessing)
+    return DataSet(to_train, to_evaluate, spec, preprocessing, faults=tuple(filter(None, faults)))
 
 
 def scaling(spec: Nest, scale: float) -> Preprocessing:
@@ -96,10 +99,10 @@ def _scaled(features: Nest, *, scale: float) -> Nest:
     return map_nest(lambda one: tf.cast(one, tf.float32) * scale, features)
 
 
-def open_arrays(given: Sequence[Nest], source: str) -> tuple[Examples, Batch]:
-    """One part alone: its examples, and what they look like."""
+def open_arrays(given: Sequence[Nest], source: str) -> Opened:
+    """Opens one part alone."""
     batch = _checked(Batch(*given), source)
-    return _examples(batch, None, source), spec_of(batch)
+    return Opened(_examples(batch, None, source), spec_of(batch), label_fault(batch.labels, "", source))
 
 
 def _examples(batch: Batch, scale: float | None, source: str) -> Examples:
@@ -109,31 +112,35 @@ def _examples(batch: Batch, scale: float | None, source: str) -> Examples:
     is_held = [_is_small(array) for _, array in leaves]
     read = [(name, array) for name, array in leaves if not _is_small(array)]
 
-    def fetch(indices: tf.Tensor, tensors: tuple[tf.Tensor, ...]) -> Batch:
+    def fetch(indices: tf.Tensor, tensors: tuple[tf.Tensor, ...], *, checks_labels: bool = True) -> Batch:
         import tensorflow as tf
 
-        of_held, of_read = iter(tensors), iter(_read(read, indices, source) if read else [])
+        of_read = iter(_read(read, indices, source, checks_labels=checks_labels) if read else [])
+        of_held = iter(tensors)
         gathered = iter([tf.gather(next(of_held), indices) if one else next(of_read) for one in is_held])
         features, labels, weights = batch.map(lambda _: next(gathered))
         if scale is not None:
             features = _scaled(features, scale=scale)
         return Batch(features, labels, weights)
 
-    return Examples(len(leaves[0][1]), held, fetch, batch)
+    return Examples(len(leaves[0][1]), held, fetch, batch, partial(fetch, checks_labels=False))
 
 
 def _is_small(array: np.ndarray) -> bool:
     return array.nbytes <= SMALL_NBYTES
 
 
-def _read(arrays: list[tuple[str, np.ndarray]], indices: tf.Tensor, source: str) -> list[tf.Tensor]:
+def _read(
+    arrays: list[tuple[str, np.ndarray]], indices: tf.Tensor, source: str, *, checks_labels: bool
+) -> list[tf.Tensor]:
     """The rows of arrays that are not in the graph."""
 
     def rows(numbers: np.ndarray) -> list[np.ndarray]:
         found = [native(array[numbers]) for _, array in arrays]
         for (name, array), values in zip(arrays, found, strict=True):
-            if is_mapped(array):  # nobody has read the file before
-                check_finite(values, f"{source} {name}", numbers)
+            is_label = name.partition("/")[0] == LABELS
+            if is_mapped(array) and (checks_labels or not is_label):  # nobody has read the file before
+                check_finite(values, f"{source} {name}", numbers, remedy=LEAVE_OUT if is_label else REPLACE)
         return found
 
     specs = leaves_of(spec_of(Batch(tuple(array for _, array in arrays))))
@@ -158,9 +165,8 @@ def _checked(batch: Batch, source: str) -> Batch:
     """
     checked = as_arrays(batch, source)
     for name, nest in checked._asdict().items():
-        for _, array in leaves_of(nest):
-            if _is_small(array) or not is_mapped(array):  # others are checked as they are read
-                _check_all_finite(array, f"{source} {name}")
+        for _, array in leaves_of(nest) if name != LABELS else ():
+            _check_all_finite(array, f"{source} {name}")
     lengths = {name: len(array) for name, array in leaves_of(checked)}
     if not lengths:
         raise DataError(f"{source}: there are no arrays; return features, e.g. numpy arrays [examples, ...]")
@@ -183,12 +189,23 @@ def _align(array: np.ndarray) -> np.ndarray:
     return aligned
 
 
-def _check_all_finite(array: np.ndarray, name: str) -> None:
-    if array.dtype.kind != "f":
+def label_fault(labels: Nest, part: str, source: str) -> LabelFault | None:
+    """The first label that is not finite; None if all are, or are checked as they are read."""
+    for name, array in leaves_of(labels, LABELS):
+        try:
+            _check_all_finite(array, f"{source} {name}", remedy=LEAVE_OUT)
+        except DataError as error:
+            finite = np.isfinite(native(array)).reshape(len(array), -1).all(axis=1)
+            return LabelFault(part, int(finite.argmin()), frozenset(), str(error))
+    return None
+
+
+def _check_all_finite(array: np.ndarray, name: str, *, remedy: str = REPLACE) -> None:
+    if array.dtype.kind != "f" or (is_mapped(array) and not _is_small(array)):  # these are checked as they are read
         return
     for row in range(0, len(array), ROWS):
         block = native(array[row : row + ROWS])
-        check_finite(block, name, np.arange(row, row + len(block)))
+        check_finite(block, name, np.arange(row, row + len(block)), remedy=remedy)
 
 
 def check_alike(train: Batch, evaluate: Batch, source: str) -> None:
@@ -225,17 +242,25 @@ def _check_no_text(labels: np.ndarray, name: str) -> None:
         raise DataError(f"{name} are text; give classes as integers, e.g. np.unique(y, return_inverse=True)[1]")
 
 
-def _check_range(labels: np.ndarray, classes: int, name: str) -> None:
-    """Integer labels must be classes; a model of one output tells two classes apart."""
+def _no_class(labels: np.ndarray, classes: int, part: str, source: str) -> LabelFault | None:
+    """The first of the integers that are no classes; a model of one output tells two classes apart."""
     last = max(classes, 2) - 1
     if labels.dtype.kind not in "biu":
-        return
+        return None
+    fault, values = None, set[int]()
     for row in range(0, len(labels), ROWS):
         block = labels[row : row + ROWS]
         bad = (block < 0) | (block > last)
-        if bad.any():
-            place = tuple(int(i) for i in np.argwhere(bad)[0])
-            raise DataError(
-                f"{name}: example {row + place[0]} has label {block[place]}, allowed: 0..{last}; "
-                "correct the label, or the number of classes; labels that are not classes must be floats"
-            )
+        if not bad.any():
+            continue
+        place = tuple(int(i) for i in np.argwhere(bad)[0])
+        values.update(map(int, np.unique(block[bad])))
+        fault = fault or LabelFault(
+            part,
+            row + place[0],
+            frozenset(),
+            f"{source} labels: example {row + place[0]} has label {block[place]}, allowed: 0..{last}; correct the "
+            f"label, or the number of classes; if it stands for no label, give the loss ignore_class={block[place]}; "
+            "labels that are not classes must be floats",
+        )
+    return fault and fault._replace(values=frozenset(values))

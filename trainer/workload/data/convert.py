@@ -9,6 +9,8 @@ import numpy as np
 from trainer.workload.data.examples import ArraySpec, Batch, DataError, Nest, map_nest
 
 ALLOWED = "allowed: numbers, booleans and text, e.g. x.astype('float32')"
+REPLACE = "remove such examples, or replace the values, e.g. np.nan_to_num(x)"
+LEAVE_OUT = "remove such examples, or use a loss that leaves out such labels"  # another value would be learned
 RAGGED = "is ragged: its examples have different sizes; pad or cut them, e.g. x.to_tensor()"
 NOT_DENSE = {
     "RaggedTensor": RAGGED,
@@ -47,7 +49,7 @@ def native(array: np.ndarray) -> np.ndarray:
         return array.astype(_native(array.dtype), copy=False)
 
 
-def check_finite(values: np.ndarray, name: str, numbers: np.ndarray | None = None) -> None:
+def check_finite(values: np.ndarray, name: str, numbers: np.ndarray | None = None, *, remedy: str = REPLACE) -> None:
     """Raises DataError if examples [B, ...] hold a value that is not finite; their numbers [B] tell which.
 
     Text and integers are never refused.
@@ -57,10 +59,7 @@ def check_finite(values: np.ndarray, name: str, numbers: np.ndarray | None = Non
     bad = ~np.isfinite(values).reshape(len(values), -1).all(axis=1)
     if bad.any():
         which = "an example" if numbers is None else f"example {numbers[bad.argmax()]}"
-        raise DataError(
-            f"{name}: {which} holds a value that is not finite as float32 (NaN or infinity); "
-            "remove such examples, or replace the values, e.g. np.nan_to_num(x)"
-        )
+        raise DataError(f"{name}: {which} holds a value that is not finite as float32 (NaN or infinity); {remedy}")
 
 
 def spec_of(batch: Batch) -> Batch:

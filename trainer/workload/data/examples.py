@@ -7,7 +7,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -120,6 +120,15 @@ def describe_nest(specs: Nest) -> str:
     return "none"
 
 
+class LabelFault(NamedTuple):
+    """Labels that only some losses take: numbers that are not finite, or integers that are no classes."""
+
+    part: str  # train or evaluate
+    example: int  # the first with such a label
+    values: frozenset[int]  # the integers; none: they are not finite
+    message: str
+
+
 @dataclass(frozen=True)
 class Examples:
     """Examples with random access.
@@ -132,6 +141,7 @@ class Examples:
     arrays: tuple[np.ndarray, ...]  # from which `fetch` gathers; fed to the graph once
     fetch: Callable[..., Any]
     whole: Batch | None = None  # all of them as arrays [count, ...], in memory or mapped, where there are such
+    fetch_any_labels: Callable[..., Any] | None = None  # as `fetch`, where that refuses labels that are not finite
 
 
 @dataclass(frozen=True)
@@ -158,7 +168,16 @@ class Stream:
     spec: Batch  # nests of `ArraySpec`
     source: str  # its origin, for messages
     is_divided: bool = False  # one pass is for all replicas; passes may differ, so no process may need two at once
+    takes_any_labels: bool = False  # also those that are not finite
     first: Batch | None = None  # of a pass: what `spec` was read from
+
+
+class Opened(NamedTuple):
+    """A source, and what its examples look like."""
+
+    examples: Examples | Stream
+    spec: Batch  # nests of `ArraySpec`
+    fault: LabelFault | None = None
 
 
 @dataclass(frozen=True)
@@ -180,6 +199,17 @@ class DataSet:
     preprocessing: Callable[[], Preprocessing] | None = None  # makes its tables; None: a client has the features
     class_names: tuple[str, ...] = ()  # of integer labels
     doubts: tuple[tuple[str, str], ...] = ()  # (message, remedy) of what is trained on all the same
+    faults: tuple[LabelFault, ...] = ()  # which the loss may take
+
+    def with_any_labels(self) -> DataSet:
+        """The same for a loss that says which labels are none: those that are not finite are read too."""
+        return replace(self, train=_with_any_labels(self.train), evaluate=_with_any_labels(self.evaluate))
+
+
+def _with_any_labels(examples: Examples | Stream) -> Examples | Stream:
+    if isinstance(examples, Stream):
+        return replace(examples, takes_any_labels=True)
+    return replace(examples, fetch=examples.fetch_any_labels or examples.fetch)
 
 
 def read_rows(

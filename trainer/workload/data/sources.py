@@ -5,11 +5,12 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainer.workload.data.arrays import check_alike, from_arrays, open_arrays
+from trainer.workload.data.arrays import check_alike, from_arrays, label_fault, open_arrays
 from trainer.workload.data.convert import spec_of, to_batch
 from trainer.workload.data.examples import (
     ArraySpec,
@@ -17,6 +18,7 @@ from trainer.workload.data.examples import (
     DataError,
     DataSet,
     Examples,
+    Opened,
     Spec,
     leaves_of,
     read_rows,
@@ -25,7 +27,6 @@ from trainer.workload.data.examples import (
 from trainer.workload.data.py_dataset import batches_of_py_dataset, is_py_dataset
 from trainer.workload.data.returned import parts_of
 from trainer.workload.data.stream_sources import (
-    Opened,
     batches_of_dataset,
     batches_of_function,
     batches_of_iterable,
@@ -72,8 +73,9 @@ def open_parts(opened: Any, source: str, *, seed: int) -> DataSet:
     spec = min((one.spec for one in sources.values()), key=_known_sizes)  # open sizes are open in both
     if classes is None and isinstance(spec.labels, ArraySpec) and spec.labels.dtype.startswith("float"):
         classes = (spec.labels.shape or (1,))[-1]
-    seen = Spec(*spec, classes=classes or 0)
-    return DataSet(sources["train"].examples, sources["evaluate"].examples, seen, doubts=returned.doubts)
+    faults = tuple(one.fault._replace(part=part) for part, one in sources.items() if one.fault)
+    train, evaluate = sources["train"].examples, sources["evaluate"].examples
+    return DataSet(train, evaluate, Spec(*spec, classes=classes or 0), faults=faults, doubts=returned.doubts)
 
 
 def _known_sizes(spec: Batch) -> int:
@@ -118,7 +120,7 @@ def open_source(source: Any, name: str, *, seed: int, must_end: bool = False) ->
         DataError: if it is not a source, or has no examples.
     """
     if is_arrays(source):
-        return Opened(*open_arrays(source, name))
+        return open_arrays(source, name)
     if isinstance(source, Examples):
         return Opened(source, _spec_of_examples(source))
     if is_dataset(source):
@@ -154,26 +156,28 @@ def _open_random_access(source: Any, name: str) -> Opened:
     if count == 0:
         raise DataError(f"{name}: has no examples; at least one is needed")
 
-    def read(indices: np.ndarray) -> Batch:
+    def read(indices: np.ndarray, *, checks_labels: bool) -> Batch:
         with users_code(name):
             items = [split(item) for item in _items(source, indices.tolist())]
         batch = to_batch(_stacked(items, name), name)
-        check_batch_finite(batch, name, indices)
+        check_batch_finite(batch, name, indices, checks_labels=checks_labels)
         return batch
 
-    first = read(np.zeros(1, np.int64))
+    first = read(np.zeros(1, np.int64), checks_labels=False)
     spec = spec_of(first)
 
-    def read_arrays(indices: np.ndarray) -> list[np.ndarray]:
-        batch = read(indices)
+    def read_arrays(indices: np.ndarray, *, checks_labels: bool) -> list[np.ndarray]:
+        batch = read(indices, checks_labels=checks_labels)
         check_like(batch, spec, name)
         return [array for _, array in leaves_of(batch)]
 
-    def fetch(indices: tf.Tensor, _: tuple[tf.Tensor, ...]) -> Batch:
-        rest = iter(read_rows(read_arrays, indices, [one for _, one in leaves_of(spec)]))
+    def fetch(indices: tf.Tensor, _: tuple[tf.Tensor, ...], *, checks_labels: bool = True) -> Batch:
+        read = partial(read_arrays, checks_labels=checks_labels)
+        rest = iter(read_rows(read, indices, [one for _, one in leaves_of(spec)]))
         return spec.map(lambda _: next(rest))
 
-    return Opened(Examples(count, (), fetch), spec)
+    examples = Examples(count, (), fetch, fetch_any_labels=partial(fetch, checks_labels=False))
+    return Opened(examples, spec, label_fault(first.labels, "", name))
 
 
 def _items(source: Any, indices: list[int]) -> Iterable[Any]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from trainer.workload.data.arrays import label_fault
 from trainer.workload.data.convert import refuse_not_dense, spec_of
 from trainer.workload.data.examples import (
     ArraySpec,
     Batch,
     DataError,
-    Examples,
+    Opened,
     Stream,
     StreamContext,
     leaves_of,
@@ -25,13 +26,6 @@ if TYPE_CHECKING:
 FIRST = StreamContext(
     replica=0, replicas=1, batch=8, seed=0, epoch=0, is_training=False
 )  # to see a stream's first batch
-
-
-class Opened(NamedTuple):
-    """A source, and what its examples look like."""
-
-    examples: Examples | Stream
-    spec: Batch  # nests of `ArraySpec`
 
 
 def open_stream(
@@ -52,7 +46,8 @@ def open_stream(
         _check_ranks(known, spec, name)
         shapes = iter([tuple(one.shape[1:]) for _, one in leaves_of(split(known))])
         spec = spec.map(lambda one: _with_open_sizes(one, next(shapes)))
-    return Opened(Stream(batches, spec, name, is_divided, first), spec)
+    fault = label_fault(first.labels, "", name)
+    return Opened(Stream(batches, spec, name, is_divided, first=first), spec, fault)
 
 
 def _check_ranks(known: Any, spec: Batch, name: str) -> None:

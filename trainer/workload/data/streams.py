@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.workload.data.convert import check_finite, spec_of, to_batch
+from trainer.workload.data.convert import LEAVE_OUT, check_finite, spec_of, to_batch
 from trainer.workload.data.examples import (
     ArraySpec,
     Batch,
@@ -90,7 +90,7 @@ def _read(stream: Stream, context: StreamContext) -> Iterator[Arrays]:
                 f"{context.replicas} needs {context.batch}; make batches of context.batch examples"
             )
         check_like(given, stream.spec, stream.source)
-        check_batch_finite(given, stream.source)
+        check_batch_finite(given, stream.source, checks_labels=not stream.takes_any_labels)
         yield arrays
 
 
@@ -110,9 +110,14 @@ def check_like(batch: Batch, spec: Batch, source: str) -> None:
         )
 
 
-def check_batch_finite(batch: Batch, source: str, numbers: np.ndarray | None = None) -> None:
-    for name, array in leaves_of(batch):
+def check_batch_finite(
+    batch: Batch, source: str, numbers: np.ndarray | None = None, *, checks_labels: bool = True
+) -> None:
+    """Raises DataError if an array holds a value that is not finite."""
+    for name, array in leaves_of(batch._replace(labels=None)):
         check_finite(array, f"{source} {name}", numbers)
+    for name, array in leaves_of(Batch(None, batch.labels)) if checks_labels else ():
+        check_finite(array, f"{source} {name}", numbers, remedy=LEAVE_OUT)
 
 
 def _fits(found: ArraySpec, spec: ArraySpec) -> bool:
