@@ -14,10 +14,12 @@ from trainer.launch.describe import describe
 from trainer.plan import description as describe_module
 from trainer.plan.description import Description, DescriptionError, Question
 from trainer.plan.downloads import mark_of
+from trainer.plan.fingerprint import PartFingerprint
 from trainer.plan.layout import Parameter
 from trainer.plan.serialize import from_json, to_json
 from trainer.workload.describe import answer
 
+DIGIT = "features uint8 [28, 28, 1], labels uint8 []"
 SMALL = Description((Parameter("dense/kernel", (4, 2), True), Parameter("norm/mean", (2,), False)), 2, 30, 10)
 
 
@@ -87,6 +89,10 @@ def test_a_child_process_builds_the_model_and_opens_the_data():
         metrics=("accuracy",),
         objective="loss: sparse_categorical_crossentropy of logits, by default; metrics: accuracy, by default",
         flops=2 * (26 * 26 * 32 * 9 + 26 * 26 * 32 * 128 + 128 * 10),
+        fingerprint={
+            "train": PartFingerprint(8000, DIGIT, "749c872b982b76ef42309ee50aefbe71"),
+            "evaluate": PartFingerprint(2000, DIGIT, "77a4cebbc221ebddc6270b0c9ad20c73"),
+        },
     )
 
 
