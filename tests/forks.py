@@ -66,6 +66,7 @@ def _run(arguments: list[str], cwd: str, environment: dict[str, str], streams: l
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
+    sys.orig_argv = [sys.executable, *arguments]
     kind, *rest = arguments
     if kind == "-m":
         sys.path[0] = cwd

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -69,3 +70,16 @@ def _warm_minutes(arguments: Sequence[str]) -> float:
     with contextlib.suppress(ValueError):
         return float([os.environ.get(WARM_MINUTES, "0"), *typed][-1])
     return 0.0
+
+
+def restart_as_task() -> None:
+    """Runs this command anew, in this process, with the environment of a task; some of it is read when Python starts.
+
+    Only the first time: then a user's code finds the same order of sets here as in the tasks of a run.
+    """
+    from trainer.plan.environment import HASH_SEED, for_tasks
+
+    of_tasks = for_tasks(os.environ)
+    environment = of_tasks | os.environ | {HASH_SEED: of_tasks[HASH_SEED]}
+    if environment != os.environ:
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)

@@ -3,13 +3,12 @@
 import gc
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 from trainer.commands import plan
-from trainer.commands.start import Start
+from trainer.commands.start import Start, restart_as_task
 from trainer.config.schema import Launch, RunConfig
 from trainer.faults import exit_codes
 from trainer.launch.processes import launcher
@@ -17,7 +16,6 @@ from trainer.observe.machine import this_machine
 from trainer.plan import slurm
 from trainer.plan.checks.installed import require_tensorflow
 from trainer.plan.devices import ON_HOSTS
-from trainer.plan.environment import HASH_SEED, for_tasks
 from trainer.storage import foreign
 from trainer.storage.lease import Lease
 from trainer.storage.resume import check_exists, describe_finished
@@ -94,7 +92,7 @@ def _run_task(config: RunConfig) -> NoReturn:
     assert config.job is not None
     assert config.task is not None
     require_tensorflow()
-    _restart_with(for_tasks(os.environ) | os.environ | {HASH_SEED: for_tasks(os.environ)[HASH_SEED]})
+    restart_as_task()
     with description_folder() as described:  # the task removes it: it never returns
         machine = replace(this_machine(), cores_of_task=slurm.cpus_of_task(os.environ))
         made = plan.make(config, described, machine=machine)
@@ -109,9 +107,3 @@ def _run_task(config: RunConfig) -> NoReturn:
         with Lease(directory):
             directory.write_inputs(config, made)
             process.run_task(config, made, directory, task.job, task.index)
-
-
-def _restart_with(environment: Mapping[str, str]) -> None:
-    """Runs this command anew, in this process, unless it has this environment, which Python reads when it starts."""
-    if environment != os.environ:
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)

@@ -13,7 +13,7 @@ from trainer.faults.exit_codes import TrainerError
 from trainer.launch.ending import shown
 from trainer.observe.machine import this_machine
 from trainer.plan.checks.installed import require_tensorflow
-from trainer.plan.environment import VISIBLE, for_tasks, visible_gpus
+from trainer.plan.environment import VISIBLE, visible_gpus
 from trainer.storage import checkpoint, evaluations
 from trainer.storage.checkpoint import Checkpoint
 from trainer.storage.run_directory import RunDirectory
@@ -49,14 +49,16 @@ def named(directory: RunDirectory, name: str) -> Checkpoint:
 
 @contextmanager
 def as_task(gpus: Sequence[int] = ()) -> Iterator[None]:
-    """Gives this process, which has yet to import TensorFlow, the environment of a task, and keeps greetings off.
+    """Gives this process, which `restart_as_task` has started and has yet to import TensorFlow, the GPUs of a task.
+
+    Within, nothing that TensorFlow or its converters write reaches the terminal.
 
     Args:
         gpus: that the task has; this process takes them if this machine has as many.
     """
     require_tensorflow()
     here = gpus if gpus and this_machine().gpus > max(gpus) else ()
-    os.environ |= for_tasks(os.environ) | {VISIBLE: visible_gpus(here, os.environ)}
+    os.environ[VISIBLE] = visible_gpus(here, os.environ)
     sys.stderr.flush()
     terminal = os.dup(2)
     with open(os.devnull, "wb") as nothing:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.commands.runs import checkpoints
 from trainer.commands.runs.named import directory_of
-from trainer.commands.start import Start
+from trainer.commands.start import Start, restart_as_task
 from trainer.config.output import print_json
 from trainer.config.schema import DataConfig, RunConfig
 from trainer.config.words import count
@@ -32,6 +32,7 @@ def run(config: RunConfig, start: Start) -> int:
         CheckpointError: if it is damaged, or of another model.
         DataError: if the data cannot be evaluated on.
     """
+    restart_as_task()
     directory = directory_of(config)
     source = checkpoints.named(directory, config.export.checkpoint)
     with progress.note(f"{shown(directory.path)}: evaluating step {source.step}"), checkpoints.as_task(gpus(directory)):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from trainer.commands.runs import checkpoints
 from trainer.commands.runs.named import directory_of
-from trainer.commands.start import Start
+from trainer.commands.start import Start, restart_as_task
 from trainer.config.schema import RunConfig
 from trainer.faults import exit_codes
 from trainer.launch import progress
@@ -19,6 +19,7 @@ def run(config: RunConfig, start: Start) -> int:
         CheckpointError: if it is damaged.
         ExportError: if the model cannot be written in a format.
     """
+    restart_as_task()
     directory = directory_of(config)
     source = checkpoints.named(directory, config.export.checkpoint)
     folder = Path(config.export.to).resolve() if config.export.to else directory.path / f"export-{source.step}"

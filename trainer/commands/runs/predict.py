@@ -7,7 +7,7 @@ from pathlib import Path
 from trainer.commands.runs import checkpoints
 from trainer.commands.runs.evaluate import gpus, other_data
 from trainer.commands.runs.named import directory_of
-from trainer.commands.start import Start
+from trainer.commands.start import Start, restart_as_task
 from trainer.config.output import print_json
 from trainer.config.schema import RunConfig
 from trainer.faults import exit_codes
@@ -26,6 +26,7 @@ def run(config: RunConfig, start: Start) -> int:
         OSError: if it cannot be written.
     """
     assert config.export.to is not None  # it was checked
+    restart_as_task()
     directory, file = directory_of(config), Path(config.export.to).resolve()
     source = checkpoints.named(directory, config.export.checkpoint)
     note = f"{shown(directory.path)}: predicting with step {source.step}"

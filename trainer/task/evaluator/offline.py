@@ -87,7 +87,7 @@ class _Opened:
         self._session_config = session_config(task, peers=[], fuses=can_fuse(config.train))
         # The first session decides the size of this process's thread pools.
         self._devices = tf.compat.v1.Session(graph=tf.Graph(), config=self._session_config)
-        workload = open_workload(config, plan, directory.frozen)
+        workload = open_workload(config, plan, directory.frozen, trains=other is None)
         checkpoint.check_fits(without_slots(source), expected_shapes(config, workload), frozen=plan.frozen.sha256)
         rows, tables = tables_for(plan, workload)
         if rows:
