@@ -216,7 +216,7 @@ def finish(directory: RunDirectory, *overrides: str, **summary: object) -> RunCo
 FINISHED = "already finished: 300 of 300 steps, eval_accuracy 0.9695\nto train on: train.steps=600"
 
 
-@pytest.mark.parametrize("changed", [[], ["launch=docker"], ["cluster=4w"], ["optimizer.learning_rate=0.5"]])
+@pytest.mark.parametrize("changed", [[], ["launch=docker"], ["cluster=4w"], ["summary.every=1"]])
 def test_a_finished_run_typed_again_says_so_and_what_to_type(directory, changed):
     finish(directory)
     typed = load(["cluster=1ps2w", f"run={directory.path}", *changed])
@@ -226,7 +226,11 @@ def test_a_finished_run_typed_again_says_so_and_what_to_type(directory, changed)
 
 
 @pytest.mark.parametrize(
-    "changed", [["train.steps=600"], ["train.steps=200"], ["resume=never"], ["model=mlp"], ["optimizer=sgd"]]
+    "changed",
+    [
+        *(["train.steps=600"], ["train.steps=200"], ["resume=never"], ["model=mlp"], ["optimizer=sgd"], ["seed=3"]),
+        *(["optimizer.learning_rate=0.5"], ["model.options.dropout=0.5"], ["data=clicks"]),
+    ],
 )
 def test_a_run_that_is_to_go_on_or_is_another_model_s_is_not_finished(directory, changed):
     finish(directory)

@@ -18,7 +18,7 @@ from trainer.launch.containers.spec import NOBODY, ContainerSpec, container_spec
 from trainer.launch.schedulers import jobs, jobset, scheduled, stack_file
 from trainer.plan.hosts import host_by_task
 from trainer.plan.plan import Plan
-from trainer.storage import foreign, resume
+from trainer.storage import changes, foreign, resume
 from trainer.storage.atomic import write_atomically
 from trainer.storage.lease import Lease
 from trainer.storage.run_directory import RunDirectory, choose, description_folder
@@ -76,6 +76,7 @@ def write(
         checkpoint = resume.find(config.resume, directory, steps=plan.steps)
         if checkpoint is not None:
             resume.check_model(checkpoint, config, plan)
+            changes.check(checkpoint, config, directory, steps=plan.steps)
             resume.check_data(checkpoint, config, plan)
         directory.write_inputs(config, inside(plan, on_hosts=bool(hosts)))
         for host in dict.fromkeys(container.host for container in specs):

@@ -5,7 +5,9 @@ The command line only reads the file (`functions`); tasks import it (`load`).
 
 import ast
 import functools
+import hashlib
 import importlib.util
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -66,6 +68,38 @@ def bound_names(path: str | Path) -> dict[str, int]:
             names = [one.asname or one.name for one in node.names] if isinstance(node, ast.ImportFrom) else []
         lines |= dict.fromkeys(names, node.lineno)
     return lines
+
+
+def digests(path: str | Path) -> dict[str, list[str]]:
+    """By file: digests of its text, and of its code without comments, which depends on the version of Python.
+
+    The file has the empty name, those that it imports from beside it the names of their paths from there.
+    """
+    path = Path(path).resolve()
+    sources, waiting = {}, [path]
+    while waiting:
+        source = waiting.pop()
+        if source not in sources:
+            tree = _parse(source)
+            code = f"{sys.version_info[:2]} {ast.dump(tree)}"
+            sources[source] = [hashlib.sha256(text).hexdigest()[:16] for text in (source.read_bytes(), code.encode())]
+            waiting += _imported(tree, source.parent, path.parent)
+    return {"" if one == path else os.path.relpath(one, path.parent): value for one, value in sources.items()}
+
+
+def _imported(tree: ast.Module, here: Path, top: Path) -> list[Path]:
+    """The files beside the user's that a file imports, anywhere in it."""
+    modules: list[tuple[Path, str]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules += [(top, one.name) for one in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            folder = here.joinpath(*[".."] * (node.level - 1)) if node.level else top
+            names = [node.module] if node.module else []
+            modules += [(folder, ".".join([*names, *more])) for more in ([], *([one.name] for one in node.names))]
+    files = [folder / name.replace(".", "/") for folder, name in modules if name]
+    found = [next(filter(Path.is_file, (one.with_suffix(".py"), one / "__init__.py")), None) for one in files]
+    return [one.resolve() for one in found if one is not None]
 
 
 def _functions(path: Path, importers: frozenset[Path]) -> dict[str, dict[str, Any]]:

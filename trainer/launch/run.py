@@ -21,7 +21,7 @@ from trainer.observe.profile import merge as profile
 from trainer.observe.report import page
 from trainer.observe.waits import Waits
 from trainer.plan.plan import Plan
-from trainer.storage import evaluations, event_log, resume
+from trainer.storage import changes, evaluations, event_log, resume
 from trainer.storage.atomic import write_atomically
 from trainer.storage.event_log import EventLog
 from trainer.storage.run_directory import RunDirectory
@@ -97,6 +97,8 @@ def _prepare(config: RunConfig, plan: Plan, directory: RunDirectory, events: Eve
     else:
         resume.check_model(checkpoint, config, plan)
         resume.check_data(checkpoint, config, plan)
+        if changed := changes.check(checkpoint, config, directory, steps=plan.steps):
+            print(changed, flush=True)
     how = f"resumes at step {checkpoint.step}" if checkpoint else ""
     print(", ".join(filter(None, [ending.shown(directory.path), how])), flush=True)
     directory.write_inputs(config, plan)

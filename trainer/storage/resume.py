@@ -5,17 +5,19 @@ import logging
 import os
 import time
 from pathlib import Path
+from typing import Any
 
-from trainer.config.schema import OptimizerConfig, RunConfig, TrainConfig
+from trainer.config.schema import RunConfig, TrainConfig
+from trainer.config.shell import typed
 from trainer.config.unrepeatable import suspects
 from trainer.plan.fingerprint import Fingerprint, check_same, describe_source
 from trainer.plan.layout import Parameter
 from trainer.plan.plan import Plan
 from trainer.plan.serialize import from_json
-from trainer.storage import checkpoint
+from trainer.storage import changes, checkpoint
 from trainer.storage.checkpoint import Checkpoint, CheckpointError
 from trainer.storage.history import History
-from trainer.storage.run_directory import RunDirectory
+from trainer.storage.run_directory import DAMAGED, RunDirectory
 
 _log = logging.getLogger(__name__)
 
@@ -68,19 +70,23 @@ def describe_finished(config: RunConfig) -> str | None:
         return None
     directory = RunDirectory(Path(config.run).resolve())
     try:
-        summary = json.loads(directory.summary.read_text())
-        step, early, tasks = summary["steps"], summary["ended_early"], summary["tasks"]
-        has_left = all(task["code"] == 0 for task in tasks.values()) if isinstance(tasks, dict) else True
-        before = directory.read_config()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return _describe_finished(config, directory, json.loads(directory.summary.read_bytes()))
+    except (OSError, *DAMAGED):
         return None
+
+
+def _describe_finished(config: RunConfig, directory: RunDirectory, summary: dict[str, Any]) -> str | None:
+    step, early, tasks = summary["steps"], summary["ended_early"], summary["tasks"]
+    has_left = all(task["code"] == 0 for task in tasks.values()) if isinstance(tasks, dict) else True
     is_exported = directory.export.is_dir() and not summary.get("not_exported")
     is_complete = summary.get("failed") is None and has_left and is_exported
-    is_of_this_model = before.model.name == config.model.name and _is_same_optimizer(before.optimizer, config.optimizer)
+    before = directory.read_config()
     steps = _steps(config.train, before.train)
     is_same = (before.evaluate, before.train.steps) == (config.evaluate, steps)
-    if not is_complete or not is_of_this_model or not (step == steps or (early and is_same)):
+    if not is_complete or not (step == steps or (early and is_same)):
         return None
+    if before.data != config.data or any(changes.changes(before, config, directory, is_resolved=False)):
+        return None  # what has changed is said, or refused, when the plan is made
     if not (directory.checkpoints / f"{step:09d}").is_dir():
         return None
     named = "".join(f", {name} {value:.4f}" for name, value in summary.items() if name.startswith("eval_"))
@@ -99,11 +105,6 @@ def _steps(now: TrainConfig, before: TrainConfig) -> int | None:
 def twice(train: TrainConfig, steps: int) -> str:
     """The setting by which a run that has made these steps trains for as long again."""
     return f"train.steps={2 * steps}" if train.epochs is None else f"train.epochs={2 * train.epochs}"
-
-
-def _is_same_optimizer(before: OptimizerConfig, now: OptimizerConfig) -> bool:
-    """Whether a finished run had this optimizer; where neither config names one, the model chooses, as it did."""
-    return before.name == now.name or "name" not in {*before.given, *now.given}
 
 
 def check_model(source: Checkpoint, config: RunConfig, plan: Plan) -> None:
@@ -148,7 +149,7 @@ def check_data(source: Checkpoint, config: RunConfig, plan: Plan) -> None:
         source=describe_source(config.data.name, config.user),
         whose=f"the run had when it saved {source.path}",
         suspects=suspects(config.user),
-        remedy=f"type resume={source.path} to continue with other data, or run=PATH for another run",
+        remedy=f"type {typed('resume', str(source.path))} to continue with other data, or run=PATH for another run",
     )
 
 

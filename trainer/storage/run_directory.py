@@ -3,33 +3,57 @@
 import filecmp
 import hashlib
 import json
+import logging
 import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import yaml
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from trainer.config import shell
+from trainer.config import shell, user_file
 from trainer.config.schema import RunConfig
+from trainer.faults import exit_codes
+from trainer.faults.exit_codes import TrainerError
 from trainer.plan.description import FROZEN_FILE, INITIAL_FILE
 from trainer.plan.plan import Plan
 from trainer.plan.serialize import to_json
 from trainer.storage import threads
 from trainer.storage.atomic import link_or_copy, remove_all_leftovers, write_atomically
 
+_log = logging.getLogger(__name__)
+
+Parsed = TypeVar("Parsed")
 OF_MACHINE = ("gpus", "intra_op_threads")
 OF_COMMAND = (  # sections and keys that tasks of a run may have each in its own way
     *("job", "task", "run", "plan", "mode", "chaos", "launch", "target", "container", "slurm", "kubernetes"),
     *("json", "metrics", "loggers", "runs", "attach", "report", "console", "sweep"),
 )
+MOST_GENERATIONS = 2**31  # a message has its generation in 32 bits
 DESCRIBED = "trainer-"  # names of temporary folders begin so
+
+
+# What reading a file raises that was damaged, or made by something else.
+DAMAGED = (
+    *(ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError),
+    *(yaml.YAMLError, OmegaConfBaseException),
+)
+
+
+class RunFileError(TrainerError, ValueError):
+    """A file of a run directory cannot be used: which, what is wrong, what to do."""
+
+    exit_code = exit_codes.BAD_DATA
+
+    def __init__(self, path: Path, problem: str, remedy: str) -> None:
+        super().__init__(f"{path}: {problem}; {remedy}")
 
 
 class RunDirectory:
@@ -41,6 +65,7 @@ class RunDirectory:
         self.lock = path / "lock"  # of the lease
         self.config = path / "config.yaml"
         self.plan = path / "plan.json"
+        self.code = path / "code.json"  # digests of the user's file and of those beside it
         self.status = path / "status.json"
         self.summary = path / "summary.json"
         self.history = path / "history.jsonl"
@@ -80,6 +105,10 @@ class RunDirectory:
         said["device"]["intra_op_threads"] = threads.of_jobs(config, plan)  # for whoever continues the run elsewhere
         write_atomically(self.config, yaml.safe_dump(said, sort_keys=False))
         write_atomically(self.plan, json.dumps(plan.to_json(), indent=1))
+        self.code.unlink(missing_ok=True)
+        if config.user is not None:
+            code = {"file": Path(config.user).name, "digests": user_file.digests(config.user)}
+            write_atomically(self.code, json.dumps(code, indent=1))
 
     def _take_described(self) -> None:
         """Replaces the files that describing the model left, for an earlier launch may have had others."""
@@ -111,17 +140,47 @@ class RunDirectory:
         return loaded + 1
 
     def _read_generation(self) -> tuple[int, int]:
-        if not self.generation.exists():
+        """(loaded, launched_at); where the file is damaged, the highest generation of the checkpoints."""
+        try:
+            generation = json.loads(self.generation.read_bytes())
+            loaded, launched_at = generation["loaded"], generation["launched_at"]
+            if type(loaded) is type(launched_at) is int and 0 <= launched_at <= loaded < MOST_GENERATIONS:
+                return loaded, launched_at
+        except FileNotFoundError:
             return 0, 0
-        generation = json.loads(self.generation.read_text())
-        return generation["loaded"], generation["launched_at"]
+        except DAMAGED:
+            pass
+        saved = [self._generation_of(path) for path in self.checkpoints.glob("*/manifest.json")]
+        _log.warning("%s is damaged; the checkpoints say which generation is the last", self.generation)
+        return max(saved, default=0), 0
+
+    def _generation_of(self, manifest: Path) -> int:
+        with suppress(OSError, *DAMAGED):
+            generation = json.loads(manifest.read_bytes())["generation"]
+            if type(generation) is int and 0 <= generation < MOST_GENERATIONS:
+                return generation
+        return 0
 
     def read_config(self) -> RunConfig:
-        merged = OmegaConf.merge(typed_config(), _literal(yaml.safe_load(self.config.read_text())))
-        return cast(RunConfig, OmegaConf.to_object(merged))
+        """Reads the config.
+
+        Raises:
+            RunFileError: if it is damaged.
+            OSError: if it is missing, or cannot be read.
+        """
+
+        def parse(text: bytes) -> RunConfig:
+            if not isinstance(value := yaml.safe_load(text), dict):
+                raise ValueError("it is empty" if value is None else "it has no keys")
+            return cast(RunConfig, OmegaConf.to_object(OmegaConf.merge(typed_config(), _literal(value))))
+
+        remedy = "give the run its settings again: type them with run=PATH, and it continues from its checkpoint"
+        return _parsed(self.config, parse, remedy)
 
     def read_plan(self) -> Plan:
-        return Plan.from_json(json.loads(self.plan.read_text()))
+        """Reads the plan; raises what `read_config` does."""
+        remedy = "type the run's command again, which writes it anew"
+        return _parsed(self.plan, lambda text: Plan.from_json(json.loads(text)), remedy)
 
 
 @contextmanager
@@ -129,6 +188,14 @@ def description_folder() -> Iterator[Path]:
     """A folder for what describing a model leaves, until the run directory has it."""
     with tempfile.TemporaryDirectory(prefix=DESCRIBED) as folder:
         yield Path(folder)
+
+
+def _parsed(path: Path, parse: Callable[[bytes], Parsed], remedy: str) -> Parsed:
+    try:
+        return parse(path.read_bytes())
+    except DAMAGED as error:
+        why = shell.printable(str(error).split("\n")[0]) if str(error) else type(error).__name__
+        raise RunFileError(path, f"it is damaged ({why})", remedy) from error
 
 
 def _literal(value: Any) -> Any:

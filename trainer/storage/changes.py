@@ -1,0 +1,107 @@
+"""What a run that continues has other than before, of all that decides its result; the data has a check of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trainer.config import keys, shell, user_file
+from trainer.config.schema import RunConfig
+from trainer.config.words import listed
+from trainer.plan.serialize import to_json
+from trainer.storage.checkpoint import Checkpoint, CheckpointError
+from trainer.storage.run_directory import RunDirectory, RunFileError
+
+DECIDING = (  # keys and sections
+    *("seed", "train.batch_size", "train.accumulate", "train.precision", "train.jit", "optimizer"),
+    *("model.name", "model.options", "model.loss", "model.loss_options", "model.loss_weights", "model.class_weight"),
+    *("strategy.name", "strategy.quorum", "strategy.max_staleness", "strategy.wire", "placement.sparse"),
+)
+OF_ANOTHER_MODEL = ("model.", "user")  # a state says nothing about what these keys make of it
+UNSAID = "optimizer.given"
+
+
+class Change(NamedTuple):
+    """A difference between a run as it was and as it is to go on."""
+
+    key: str
+    text: str
+
+
+def check(source: Checkpoint, config: RunConfig, directory: RunDirectory, *, steps: int) -> str:
+    """Says what has changed since a run was launched last; empty if nothing has, or the checkpoint was named.
+
+    Raises:
+        CheckpointError: if another model would continue, or no step is left and the result would be another's.
+    """
+    if config.resume != "auto":
+        return ""
+    try:
+        found = list(changes(directory.read_config(), config, directory))
+    except FileNotFoundError:
+        return ""  # its checkpoints alone are here
+    except RunFileError as error:
+        return f"warning: {error}; what has changed since is not known"
+    if not found:
+        return ""
+    text = "; ".join(change.text for change in found)
+    if source.step >= steps or any(change.key.startswith(OF_ANOTHER_MODEL) for change in found):
+        continues = f"{shell.typed('resume', str(source.path))} to continue all the same"
+        remedy = f"choose another run=PATH, start anew with resume=never, or type {continues}"
+        raise CheckpointError(source.path, f"its run is another one than this: {text}", remedy)
+    return f"warning: other than before: {text}"
+
+
+def changes(
+    before: RunConfig, now: RunConfig, directory: RunDirectory, *, is_resolved: bool = True
+) -> Iterator[Change]:
+    """The differences that decide the result.
+
+    Args:
+        is_resolved: the optimizer is completed by what the model was compiled with; else only what is given counts.
+    """
+    old, new = _deciding(before), _deciding(now)
+    given = {f"optimizer.{name}".split(".")[1] for name in (*before.optimizer.given, *now.optimizer.given)}
+    for key in [*old, *(key for key in new if key not in old)]:
+        counts = is_resolved or not key.startswith("optimizer.") or key.split(".")[1] in given
+        if counts and old.get(key) != new.get(key):
+            yield Change(key, f"{key}={keys.shown(new.get(key))} instead of {keys.shown(old.get(key))}")
+    yield from _changed_code(directory, now.user)
+
+
+def _deciding(config: RunConfig) -> dict[str, Any]:
+    values = dict(_flat("", to_json(config)))
+    sections = tuple(f"{name}." for name in DECIDING)
+    return {k: v for k, v in values.items() if (k in DECIDING or k.startswith(sections)) and k != UNSAID}
+
+
+def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for name, item in value.items():
+            yield from _flat(f"{prefix}.{name}" if prefix else str(name), item)
+    else:
+        yield prefix, value
+
+
+def _changed_code(directory: RunDirectory, user: str | None) -> Iterator[Change]:
+    """Whether the user's code is not what it was; runs of older versions have not kept that."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        known = json.loads(directory.code.read_text())
+        main, before = str(known["file"]), dict(known["digests"])
+        if user is None:
+            yield Change("user", f"no user= instead of {main}")
+            return
+        now = user_file.digests(user)
+        changed = sorted(name for name in {*before, *now} if not _is_same(before.get(name), now.get(name)))
+        if changed and main != Path(user).name:
+            yield Change("user", f"user={Path(user).name} instead of {main}")
+        elif changed:
+            yield Change("code", f"{listed([name or main for name in changed])} changed")
+
+
+def _is_same(before: Any, now: Any) -> bool:
+    """Whether a file has the same text, or, read by the same Python, the same meaning."""
+    return before is not None and now is not None and bool({*before} & {*now})
