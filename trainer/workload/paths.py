@@ -67,7 +67,7 @@ def _places(model: keras.Model) -> dict[int, _Place]:
         names: set[str] = set()
         for layer in _inner(outer.layer):
             if id(layer) not in places:
-                unique = _free(layer.name, names)
+                unique = free_name(layer.name, names)
                 names.add(unique)
                 places[id(layer)] = _Place(layer, (*outer.names, layer.name), (*outer.unique, unique))
                 pending.append(places[id(layer)])
@@ -103,12 +103,12 @@ def _unique(named: Sequence[keras.Layer | keras.Variable], places: Mapping[int, 
     taken = set(paths.values())
     for one in named:
         if id(one) in places:
-            paths[id(one)] = _free(places[id(one)].complete(one.path), taken)
+            paths[id(one)] = free_name(places[id(one)].complete(one.path), taken)
             taken.add(paths[id(one)])
     return {id(one): paths[id(one)] for one in named}
 
 
-def _free(name: str, taken: set[str]) -> str:
+def free_name(name: str, taken: set[str]) -> str:
     """The name, or the first of name_1, name_2, ... that is not taken."""
     number, free = 0, name
     while free in taken:

@@ -25,6 +25,7 @@ from trainer.workload.error_text import first_line
 from trainer.workload.keras_names import LOGITS
 from trainer.workload.objective import Objective
 from trainer.workload.output_checks import BINARY, function_of, option_of
+from trainer.workload.served_names import input_names, output_names
 from trainer.workload.served_tables import ServedTable, TableValues
 from trainer.workload.step import make_forward, tables_of
 
@@ -150,7 +151,7 @@ def _write_saved_model(objective: Objective, data: DataSet, folder: Path, tables
         outputs.update({name: what for name, (_, what) in found.items()})
         return {name: tensor for name, (tensor, _) in found.items()}
 
-    names = {name: _plain(name) for name, _ in leaves_of(given.spec)}
+    names = input_names(objective.model, given.spec)
     rest = iter(names.values())
     signature = map_nest(lambda one: tf.TensorSpec([None, *one.shape], one.dtype, next(rest)), given.spec)
     archive = keras.export.ExportArchive()
@@ -170,18 +171,14 @@ def _calls_python(function: Any) -> bool:
     return any(node.op in ("PyFunc", "PyFuncStateless", "EagerPyFunc") for node in nodes)
 
 
-def _plain(name: str) -> str:
-    """A name of an input as programs take it; of a single array "inputs"."""
-    return re.sub(r"\W", "_", name) or "inputs"
-
-
 def _named(returned: Nest, objective: Objective, classes: Sequence[str]) -> dict[str, tuple[tf.Tensor, str]]:
     """Each output by name, with what it is; those whose loss takes logits become probabilities."""
     found: dict[str, tuple[tf.Tensor, str]] = {}
-    for name, logits in leaves_of(returned):
-        loss = _loss_of(objective, name)
-        activation = _activation(loss)
-        key = _plain(name) if name else ("probabilities" if activation else "outputs")
+    names = output_names(objective.model, returned)
+    for place, logits in leaves_of(returned):
+        name = names[place]
+        activation = _activation(_loss_of(objective, place, name))
+        key = name or ("probabilities" if activation else "outputs")
         if activation is None:
             found[key] = (logits, "as the model returns it")
             continue
@@ -201,11 +198,14 @@ def _likeliest(logits: tf.Tensor, classes: int) -> tf.Tensor | None:
     return tf.cast(logits[:, 0] > 0, tf.int64) if (logits.shape[1], classes) == (1, 2) else None
 
 
-def _loss_of(objective: Objective, output: str) -> keras.losses.Loss | None:
-    """The loss of an output of the model; None if there is none, or one of all outputs together."""
+def _loss_of(objective: Objective, place: str, name: str) -> keras.losses.Loss | None:
+    """The loss of an output of the model, by its place or, of a mapping of losses, by its name.
+
+    None if there is none, or one of all outputs together.
+    """
     compiled = objective.compiled_loss
     for path, loss, _, _ in compiled._flat_losses or () if compiled is not None else ():
-        if "/".join(map(str, path)) == output:
+        if "/".join(map(str, path)) in (place, name):
             return loss
     return None
 

@@ -1,0 +1,47 @@
+"""Names of the inputs and outputs of an exported model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import keras
+from keras.src.utils.naming import to_snake_case
+
+from trainer.workload.data.examples import Nest, leaves_of
+from trainer.workload.paths import free_name
+
+INPUT, OUTPUT = "input", "output"
+
+
+def input_names(model: keras.Model, nest: Nest) -> dict[str, str]:
+    """Names what an exported model takes, by its place in the nest; a single array is called inputs."""
+    return _names(nest, _listed(model, "inputs"), INPUT)
+
+
+def output_names(model: keras.Model, nest: Nest) -> dict[str, str]:
+    """Names what a model returns, by its place in the nest; a single tensor has an empty name."""
+    return {place: name if place else "" for place, name in _names(nest, _listed(model, "outputs"), OUTPUT).items()}
+
+
+def _names(nest: Nest, listed: Sequence[str], kind: str) -> dict[str, str]:
+    """Those of a mapping are its keys; those of a list are the model's, or numbers where nobody has chosen one."""
+    places = [place for place, _ in leaves_of(nest)]
+    if not isinstance(nest, list | tuple) or hasattr(nest, "_fields"):
+        chosen = places
+    elif len(listed) == len(places):
+        chosen = [name or f"{kind}_{place}" for name, place in zip(listed, places, strict=True)]
+    else:
+        chosen = [f"{kind}_{place}" for place in places]
+    names: dict[str, str] = {}
+    for place, name in zip(places, chosen, strict=True):
+        names[place] = free_name(re.sub(r"\W", "_", name) or f"{kind}s", set(names.values()))
+    return names
+
+
+def _listed(model: keras.Model, which: str) -> list[str]:
+    """The names of a functional model's inputs or outputs, in their order; empty are those that Keras has numbered."""
+    layers = [tensor._keras_history.operation for tensor in getattr(model, which, None) or ()]
+    return [
+        "" if re.fullmatch(rf"{to_snake_case(type(one).__name__)}(_\d+)?", one.name) else one.name for one in layers
+    ]
