@@ -13,6 +13,7 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -123,13 +124,15 @@ class Cluster:
         """
         self.workload = build if isinstance(build, Workload) else workload_of(build)
         self.model, self.data = self.workload.model, self.workload.data
+        is_counted = options.get("is_counted", False)
         is_name = isinstance(optimizer, OptimizerName)
         self.optimizer = OptimizerConfig(name=optimizer, clip_norm=clip_norm) if is_name else optimizer
         self.parameters = replica.parameters_of(self.model, self.workload.frozen)
         self.steps, self._start = steps, start
         hosts = [f"ps:{i}" for i in range(ps)] or [f"worker:{i}" for i in range(workers)]
         sums = self.workload.objective.size if isinstance(build, Workload) else 0
-        self.shards = place(self.parameters, hosts, pins={}, max_part_mib=max_part_mib, buckets=buckets, sums=sums)
+        shards = place(self.parameters, hosts, pins={}, max_part_mib=max_part_mib, buckets=buckets, sums=sums)
+        self.shards = tuple(replace(shard, is_counted=is_counted) for shard in shards)
         self.strategy = STRATEGIES[strategy]
         each = len(devices)
         self.layout = layout_of(self.workload, self.optimizer, len(hosts), workers, BATCH // workers // each * each)

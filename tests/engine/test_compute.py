@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +22,7 @@ from trainer.engine.compute import (
     mean_over_replicas,
     run_step,
 )
+from trainer.engine.update import divided
 from trainer.engine.vectors import packing
 from trainer.plan.layout import LANES, METRICS, Parameter, Shard
 from trainer.plan.placement import place
@@ -96,8 +98,8 @@ def test_a_push_is_the_mean_over_the_replicas():
 def test_the_metrics_are_means_on_every_shard():
     found = pushed([packed(1.0, loss=1.0, stop=1.0), packed(1.0, loss=4.0, overflow=1.0)])
     assert [metrics(vector, shard) for vector, shard in zip(found, two_shards(), strict=True)] == [
-        [2.5, 0.5, 0.5, 0.0, 0.0],
-        [2.5, 0.5, 0.5, 0.0, 0.0],
+        [2.5, 0.5, 0.5, 0.0, 0.0, 0.0],
+        [2.5, 0.5, 0.5, 0.0, 0.0, 0.0],
     ]
 
 
@@ -135,6 +137,19 @@ def test_a_single_replica_is_clipped_too():
     assert np.sqrt(np.sum(np.square([*found["a"], *found["b"]]))) == pytest.approx(1.0, rel=1e-6)
 
 
+def test_the_norm_of_a_counted_gradient_is_that_after_the_division():
+    counted = [replace(shard, is_counted=True) for shard in two_shards()]
+    of_replicas = [packed(4.0, divisor=1.0), packed(12.0, divisor=3.0)]
+    vectors, _ = mean_over_replicas(of_replicas, headers(), counted, clip=CLIP)
+    gradients = [divided(packing.halves(v, one), one).trainable for v, one in zip(vectors, counted, strict=True)]
+    plain = [
+        packing.halves(tf.constant(v), one).trainable
+        for v, one in zip(pushed([packed(4.0)], clip=CLIP), counted, strict=True)
+    ]
+    for found, expected in zip(gradients, plain, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
 def test_a_gradient_below_the_limit_keeps_its_bits():
     given = packed(1 / 1024)
     found = pushed([given], clip=CLIP)
@@ -144,7 +159,7 @@ def test_a_gradient_below_the_limit_keeps_its_bits():
 def test_state_and_metrics_are_not_clipped():
     found = pushed([packed(2.0, loss=64.0)], clip=CLIP)
     assert named(found)["mean"] == [10.0, 14.0]
-    assert metrics(found[0], two_shards()[0]) == [64.0, 0.0, 0.0, 0.0, 0.0]
+    assert metrics(found[0], two_shards()[0]) == [64.0, 0.0, 0.0, 0.0, 0.0, 0.0]
 
 
 def test_a_shard_with_nothing_to_train_is_clipped_with_the_others():
@@ -205,18 +220,18 @@ def test_a_step_draws_from_the_seed_the_step_and_the_replica(options):
 
 def test_the_metrics_have_their_order():
     _, _, metrics = computed()
-    assert metrics == [0.5, 1.0, 0.0, 0.0, 0.0, 3.0, 12.0]
+    assert metrics == [0.5, 1.0, 0.0, 0.0, 0.0, 1.0, 3.0, 12.0]
 
 
 def test_a_step_gets_the_loss_scale_and_reports_an_overflow():
     _, _, metrics = computed(scaled=True)
-    assert metrics == [0.5, 1.0, 64.0, 0.0, 0.0, 3.0, 12.0]
+    assert metrics == [0.5, 1.0, 64.0, 0.0, 0.0, 1.0, 3.0, 12.0]
 
 
 @pytest.mark.parametrize("options", [{}, {"jit": True}], ids=["plain", "compiled"])
 def test_a_bad_step_names_its_replica_and_its_gradient(options, caplog):
     _, _, metrics = computed(label=1.0, **options)
-    assert metrics == [0.5, 1.0, 0.0, 1.0, 0.0, 3.0, 12.0]
+    assert metrics == [0.5, 1.0, 0.0, 1.0, 0.0, 1.0, 3.0, 12.0]
     # The update that step 5 leads to.
     assert caplog.messages[-1] == "replica 2: the gradient of a is NaN or infinite at step 6"
 

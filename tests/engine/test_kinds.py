@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
+from typing import Any
 
 import keras
 import numpy as np
@@ -23,20 +25,20 @@ pytestmark = pytest.mark.cluster
 STEPS, STOP = 25, 10
 SGD = OptimizerConfig(name=OptimizerName.sgd, learning_rate=0.01)
 PER_REPLICA = {  # kinds that compute a mean over what a replica has, so that one process needs as many replicas
-    *("frozen weights", "layers without training", "a call that keeps training", "names used twice"),  # BatchNorm
-    "masked steps",  # of the steps that are not masked
+    *("frozen weights", "layers without training", "a call that keeps training", "names used twice")  # BatchNorm
 }
+COUNTED: Mapping[str, Any] = {"masked steps": {"counts": 1, "is_counted": True}}  # the loss is a mean over these steps
 train = functools.partial(to_the_end, steps=STEPS)
 
 
-@pytest.mark.long(but=["a tensor used three times", "frozen weights"])
+@pytest.mark.long(but=["a tensor used three times", "frozen weights", "masked steps"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_of_model_gets_the_same_bits_on_any_cluster_and_is_trained_as_in_one_process(kind):
     """Also if it is saved on one cluster and goes on on another."""
     one = workload(kind)
 
     def trained(ps: int, steps: int, start: Snapshot | None = None) -> tuple[list[float], Snapshot]:
-        cluster = Cluster(one, ps=ps, workers=2, steps=steps, optimizer=SGD, start=start)
+        cluster = Cluster(one, ps=ps, workers=2, steps=steps, optimizer=SGD, start=start, **COUNTED.get(kind, {}))
         return cluster.train([functools.partial(to_the_end, steps=steps)] * 2)[0]
 
     losses, last = trained(1, STEPS)

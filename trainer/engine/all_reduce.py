@@ -17,7 +17,7 @@ from trainer.config.schema import OptimizerConfig
 from trainer.engine.compute import Replica, Requests, in_step, mean_computed, run_step
 from trainer.engine.instruments import now
 from trainer.engine.step_result import StepResult
-from trainer.engine.update import is_scaled, make_update, squares_order
+from trainer.engine.update import divided, is_scaled, make_update, squares_order
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.observe.placement.executed import Executed, executed
@@ -189,7 +189,8 @@ class AllReduceEngine:
             with tf.device("/cpu:0"):
                 ended = now(updated)
             metrics = packing.metrics_of(flat, shard)
-            return tf.expand_dims(tags, 0), metrics, began, computed, ended, packed[: shard.trainable_size]
+            mean = divided(packing.halves(packed, shard), shard).trainable
+            return tf.expand_dims(tags, 0), metrics, began, computed, ended, mean
 
         return self._strategy.run(on_worker, (requests,))
 

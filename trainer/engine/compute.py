@@ -15,7 +15,7 @@ import tensorflow as tf
 from trainer.config.schema import OptimizerConfig
 from trainer.engine import optimizers
 from trainer.engine.frozen import Copy
-from trainer.engine.update import squares_order
+from trainer.engine.update import DIVISOR, squares_order
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.packing import Tensors, TrainableAndRest, halves, mean_of
 from trainer.engine.vectors.wire import FLOAT32
@@ -234,9 +234,11 @@ def _clipped(
         for mean, shard in zip(means, shards, strict=True)
     ]
     all_squares = tf.gather(tf.concat(squares, 0), squares_order(shards))
-    scale = optimizers.clip_scale(
-        config, all_squares if square is None else tf.concat([all_squares, tf.reshape(square, [1])], 0)
-    )
+    if square is not None:
+        all_squares = tf.concat([all_squares, tf.reshape(square, [1])], 0)
+    if shards[0].is_counted:  # the host will divide by it
+        all_squares /= tf.square(means[0][shards[0].metrics_offset + DIVISOR])
+    scale = optimizers.clip_scale(config, all_squares)
     return [
         tf.concat([mean[: shard.trainable_size] * scale, mean[shard.trainable_size :]], 0)
         for mean, shard in zip(means, shards, strict=True)

@@ -14,7 +14,7 @@ from trainer.engine.session_engine import SessionEngine
 from trainer.engine.step_result import StepResult
 from trainer.engine.tables.host import TableHost
 from trainer.engine.tables.worker import TableWorker
-from trainer.engine.update import is_scaled, judge, make_update, squares_order
+from trainer.engine.update import divided, is_scaled, judge, make_update, squares_order
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.engine.vectors.wire import FLOAT32
@@ -126,10 +126,12 @@ class LocalEngine(SessionEngine):
         self._clock.end_at("compute", computed_at)
         order, scaled = squares_order([shard]), is_scaled([shard])
         squares: list[tf.Tensor] = []
-        is_bad, reductions = judge(flat, packed, shard, FLOAT32, scaled=scaled)
+        is_bad, reductions, divisor = judge(flat, packed, shard, FLOAT32, scaled=scaled)
         collected = None
         if self._tables:
-            collected = self._tables[1].collect(tag, is_bad, [*packed, *left], workers=list(range(len(replicas))))
+            collected = self._tables[1].collect(
+                tag, is_bad, [*packed, *left], workers=list(range(len(replicas))), divisor=divisor
+            )
 
         def exchange(own: tf.Tensor) -> tf.Tensor:
             squares[:] = [tf.gather(own, order)]
@@ -152,4 +154,5 @@ class LocalEngine(SessionEngine):
         with tf.control_dependencies(assigned):
             metrics = packing.metrics_of(flat, shard)
             ends = [[], *self._clock.fetches]
-            return [tf.expand_dims(tags, 0), metrics, began_at, computed_at, ends], packing.mean_of(packed)
+            mean = divided(packing.halves(packing.mean_of(packed), shard), shard)
+            return [tf.expand_dims(tags, 0), metrics, began_at, computed_at, ends], mean.trainable

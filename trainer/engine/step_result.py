@@ -38,7 +38,7 @@ class StepResult(NamedTuple):
         """Reads the tags [shards, 2] and the metrics [metrics_size of the first shard] that a step fetched."""
         if not (tags == tags[0]).all():
             raise RuntimeError(f"the shards disagree: (generation, step) of each is {tags.tolist()}")
-        loss, stop, _, bad, reductions, *sums = metrics.tolist()
+        loss, stop, _, bad, reductions, _, *sums = metrics.tolist()
         generation, step = tags[0].tolist()
         more = {"is_last": stop > 1, "reductions": int(reductions)}
         return cls(generation, step, loss, stop > 0, int(bad), wait_secs, compute_secs, sums, **more)

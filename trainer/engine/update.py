@@ -23,8 +23,8 @@ Update = Callable[[Tensor, Slots, Sequence[Tensor], Tensor, Tensor, Tensor | Non
 # squares [k] of this shard's parameters -> squares [K] of all, in path order
 Exchange = Callable[[Tensor], Tensor]
 
-LOSS, STOP, OVERFLOW, BAD, REDUCTIONS = (
-    METRICS.index(name) for name in ("loss", "stop", "overflow", "bad", "reductions")
+LOSS, STOP, OVERFLOW, BAD, REDUCTIONS, DIVISOR = (
+    METRICS.index(name) for name in ("loss", "stop", "overflow", "bad", "reductions", "divisor")
 )
 
 
@@ -63,20 +63,22 @@ def make_update(
         metrics, state = _metrics(before, now, sums, bad=before[BAD]), _state(shard, flat, pushed.rest, made=True)
         return tf.concat([parameters, state, metrics, packing.header(generation, step + 1)], 0), moved
 
-    @tf.function(jit_compile=True, autograph=False)
-    def average(packed: Sequence[Tensor], chosen: Tensor | None) -> TrainableAndRest:
-        return wire.average(packed, shard, chosen)
+    def mean(packed: Sequence[Tensor], chosen: Tensor | None) -> TrainableAndRest:
+        return divided(wire.average(packed, shard, chosen), shard)
+
+    average = tf.function(mean, jit_compile=True, autograph=False)
 
     @tf.function(jit_compile=True, autograph=False)
     def average_rest(packed: Sequence[Tensor], chosen: Tensor | None) -> Tensor:
         # Compiled although it is small: TensorFlow itself would change the order of a chain of sums.
-        return mean_of([wire.unpack(one, shard).rest for one in packed], chosen)
+        rest = mean_of([wire.unpack(one, shard).rest for one in packed], chosen)
+        return divided(TrainableAndRest(tf.zeros([0]), rest), shard).rest
 
     @in_one_pass
     def average_and_apply(
         flat: Tensor, slots: Slots, packed: Sequence[Tensor], generation: Tensor, step: Tensor, chosen: Tensor | None
     ) -> Updated:
-        pushed = average(packed, chosen) if in_stages else wire.average(packed, shard, chosen)
+        pushed = average(packed, chosen) if in_stages else mean(packed, chosen)
         return apply(flat, slots, pushed, None, generation, step)
 
     def leave_out(flat: Tensor, slots: Slots, rest: Tensor, generation: Tensor, step: Tensor) -> Updated:
@@ -113,6 +115,16 @@ def make_update(
     return update
 
 
+def divided(mean: TrainableAndRest, shard: Shard) -> TrainableAndRest:
+    """The mean of what replicas pushed, divided by the mean divisor, if the shard is counted."""
+    if not shard.is_counted:
+        return mean
+    begin = shard.metrics_offset - shard.trainable_size
+    loss, divisor = begin + LOSS, mean.rest[begin + DIVISOR]
+    parts = [mean.rest[:loss], mean.rest[loss : loss + 1] / divisor, mean.rest[loss + 1 : begin + DIVISOR], [1.0]]
+    return TrainableAndRest(mean.trainable / divisor, tf.concat([*parts, mean.rest[begin + DIVISOR + 1 :]], 0))
+
+
 def judge(
     flat: Tensor,
     packed: Sequence[Tensor],
@@ -121,11 +133,12 @@ def judge(
     *,
     scaled: bool,
     chosen: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """([] bool, whether every shard leaves the update out; [] the reductions of the learning rate from it on)."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Whether every shard leaves the update out, the reductions of the learning rate from it on, and the divisor."""
     now = mean_of([wire.metrics_of(one, shard) for one in packed], chosen)
     is_bad = now[BAD] + now[OVERFLOW] > 0 if scaled else now[BAD] > 0
-    return is_bad, _reductions(packing.metrics_of(flat, shard), now)
+    divisor = now[DIVISOR] if shard.is_counted else tf.constant(1.0)
+    return is_bad, _reductions(packing.metrics_of(flat, shard), now), divisor
 
 
 def squares_order(shards: Sequence[Shard]) -> list[int]:
@@ -142,7 +155,7 @@ def is_scaled(shards: Sequence[Shard]) -> bool:
 def _metrics(before: Tensor, now: Tensor, sums: Tensor, *, bad: Tensor) -> Tensor:
     """[metrics_size] after an update. A request to stop stays, and grows by 1: after 2 updates all have stopped."""
     stop = tf.maximum(before[STOP] + tf.sign(before[STOP]), now[STOP])
-    return tf.concat([now[:STOP], [stop], now[STOP + 1 : BAD], [bad, _reductions(before, now)], sums], 0)
+    return tf.concat([now[:STOP], [stop], now[STOP + 1 : BAD], [bad, _reductions(before, now), now[DIVISOR]], sums], 0)
 
 
 def _reductions(before: Tensor, now: Tensor) -> Tensor:

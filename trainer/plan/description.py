@@ -22,7 +22,7 @@ from trainer.plan.fingerprint import Fingerprint
 from trainer.plan.layout import FrozenWeights, Parameter
 from trainer.plan.tables import SparsePattern, Table
 
-FORMAT = 11  # of the cached file; raise it when Description changes
+FORMAT = 12  # of the cached file; raise it when Description changes
 
 # What describing a model leaves for the tasks, in the run directory.
 FROZEN_FILE = "frozen.npz"  # what training never changes; a checkpoint has it too
@@ -62,6 +62,9 @@ class Description:
     layers: tuple[str, ...] = ()  # paths, of layers inside layers too
     unreached: tuple[str, ...] = ()  # trainable parameters that have no gradient: the loss does not depend on them
     exchanging: tuple[str, ...] = ()  # layers and losses that exchange values with other replicas
+    counts: int = 0  # how many different ones losses are means over, where parts of a batch may have more or less
+    is_one_mean: bool = True  # all losses have the same count
+    scalars: tuple[str, ...] = ()  # what returns a number for a batch, of which nobody knows what it is a mean over
     is_summed: bool = False  # the loss of a batch is a sum over its examples, not a mean
     sums: int = 0  # floats of the metrics' variables
     metrics: tuple[str, ...] = ()  # their names, as evaluations have them beside the loss

@@ -22,6 +22,7 @@ from trainer.config.schema import (
 from trainer.faults.problems import ConfigError, Problem
 from trainer.plan import addresses
 from trainer.plan.checks.gpu_memory import warn_of_gpu_memory
+from trainer.plan.checks.parts import averaged, check_exchanges, is_counted, warn_of_parts
 from trainer.plan.checks.sparse import check_memory, warn_of_dense
 from trainer.plan.checks.strategy import batch_parts, check_parts
 from trainer.plan.description import Description
@@ -55,7 +56,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         *_check_examples(config, description),
         *_check_model_batch(config, description),
         *_check_division(tasks, description),
-        *_check_exchanges(tasks, description),
+        *check_exchanges(tasks, description),
         *_check_layers(config.device.layers, description),
         *_check_best_metric(config.evaluate.best_metric, description),
         *_check_pins(config.placement.pins, description, len(hosts)),
@@ -82,7 +83,9 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         sums=description.sums,
         sums_every=config.summary.every,
     )
-    shards = tuple(replace(shard, unreached=description.unreached) for shard in placed)
+    replicas = averaged([task for task in tasks if task.job == "worker"], strategy)
+    counted = is_counted(replicas, description)
+    shards = tuple(replace(shard, unreached=description.unreached, is_counted=counted) for shard in placed)
     return Plan(
         cluster=config.cluster.name,
         strategy=strategy.name,
@@ -94,7 +97,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         warnings=(
             *_warn_of_model(description),
             *warn_of_dense(description, config.train.batch_size),
-            *_warn_of_sums(tasks, description),
+            *warn_of_parts(replicas, config.train.accumulate, description),
             *_warnings(shards, tasks, config.placement.pins, machine, can_cut=not config.optimizer.measures_parameters),
             *warn_of_gpu_memory(config.cluster, config.device, machine, here),
         ),
@@ -112,6 +115,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         initial=description.initial,
         tables=description.tables,
         slots=tuple(config.optimizer.row_slots()) if description.tables else (),
+        counts=description.counts if counted or config.train.accumulate > 1 else 0,
         epochs=config.train.epochs,
         fingerprint=description.fingerprint,
     )
@@ -194,17 +198,6 @@ def _check_division(tasks: Sequence[Task], description: Description) -> Iterator
         )
 
 
-def _check_exchanges(tasks: Sequence[Task], description: Description) -> Iterator[Problem]:
-    """A replica step is a function of its own batch; only one replica alone has all that there is to exchange."""
-    replicas = sum(len(task.replicas) for task in tasks)
-    if description.exchanging and replicas > 1:
-        message = (
-            f"exchanged between replicas by {', '.join(description.exchanging)}, e.g. because of synchronized=True: "
-            f"values of a batch, which only one replica alone has, and this run has {replicas}"
-        )
-        yield Problem("cluster", message, "type cluster=local, or train without it, e.g. with synchronized=False")
-
-
 def _check_best_metric(name: str | None, description: Description) -> Iterator[Problem]:
     names = ("loss", *description.metrics)
     if name is not None and name not in names:
@@ -263,15 +256,6 @@ def _describe_optimizer(section: OptimizerConfig, description: Description) -> s
     else:
         origin = "from the config" if others or "name" in section.given else "by default"
     return f"optimizer: {section.describe()}, {origin}"
-
-
-def _warn_of_sums(tasks: Sequence[Task], description: Description) -> Iterator[Problem]:
-    """A mean over replicas is that over all examples only if each replica's loss is a mean."""
-    replicas = sum(len(task.replicas) for task in tasks)
-    if description.is_summed and replicas > 1:
-        message = f"the loss is a sum over the examples of a replica, and an update averages {replicas} replicas"
-        remedy = f"multiply optimizer.learning_rate by {replicas} for the update of one process, or use a mean"
-        yield Problem("model", message, remedy)
 
 
 def _warn_of_model(description: Description) -> Iterator[Problem]:

@@ -99,6 +99,7 @@ class Plan:
     slots: tuple[str, ...] = ()  # that the optimizer keeps of each row
     epochs: int | None = None  # that the steps were counted from
     fingerprint: Fingerprint = field(default_factory=dict)  # of the data that each task must have
+    counts: int = 0  # how many different ones losses are means over, of which parts of a batch may have more or less
 
     @cached_property
     def workers(self) -> tuple[Task, ...]:

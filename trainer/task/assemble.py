@@ -187,6 +187,8 @@ def _make_replicas(context: Context, workload: Workload, touches: Touches) -> li
     step = replica.make_step(
         workload.objective,
         accumulate=config.train.accumulate,
+        counts=plan.counts,
+        is_counted=plan.shards[0].is_counted,
         layers={path: _full(plan, task, device) for path, device in plan.layers.items()},
         scopes=scopes,
         jit=config.train.jit,

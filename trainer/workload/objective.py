@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple
 
 import keras
@@ -19,6 +19,7 @@ from keras.src.losses import loss as keras_loss
 from keras.src.losses.loss import squeeze_or_expand_to_same_rank
 
 from trainer.workload import eager, inputs
+from trainer.workload.counts import Counting
 from trainer.workload.data.examples import Batch, Nest
 
 Known = Iterable[tuple[keras.Variable, tf.Tensor]]  # values of a model's variables
@@ -126,6 +127,7 @@ class Objective:
         training: bool,
         before: tf.Tensor | None = None,
         check: Callable[[Use], None] | None = None,
+        counting: Counting | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Computes (loss [], what the batch adds to the metrics' variables [size] float32).
 
@@ -135,6 +137,7 @@ class Objective:
             own: the losses that its layers added.
             before: sums [size] to which the batch is added; None: zeros.
             check: called before each loss of an output.
+            counting: notes what the losses are means over.
         """
         model, (features, labels, weights) = self.model, batch
         outputs = tf.nest.map_structure(_in_float32, outputs)
@@ -145,7 +148,7 @@ class Objective:
         counted = [(v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables]
         counted += [] if before is None else self._values(before)
         state = keras.StatelessScope(state_mapping=[*known, *counted])
-        with _undivided_losses(), _checked(model._compile_loss, check), state as scope:
+        with _undivided_losses(), _checked(model._compile_loss, check), self._counted(counting, own), state as scope:
             if self._whole_loss is None:
                 model._losses_override.extend(own)  # as Keras's trainer for JAX does
                 try:
@@ -153,12 +156,27 @@ class Objective:
                 finally:
                     model._losses_override.clear()
             else:
-                value = tf.reduce_mean(_call(self._whole_loss, labels, outputs, weights))
+                losses = _call(self._whole_loss, labels, outputs, weights)
+                if counting is not None and losses.shape.rank == 0:
+                    counting.unknown.append("the loss of the user's file")
+                value = tf.reduce_mean(losses)
                 value = sum((tf.reduce_sum(tf.cast(one, tf.float32)) for one in own), start=value)
             if self._metrics:  # one may make its variables only now
                 model.compute_metrics(features, labels, outputs, weights)
             sums = [tf.reshape(tf.cast(scope.get_current_value(v), tf.float32), [-1]) for v in self._variables]
         return tf.cast(value, tf.float32), tf.concat(sums, 0) if sums else tf.zeros([0])
+
+    def _counted(self, counting: Counting | None, own: Sequence[tf.Tensor]) -> AbstractContextManager[None]:
+        """Lets `counting` note the losses of single outputs, and what else the loss is made of."""
+        if counting is None:
+            return nullcontext()
+        model = self.model
+        if len(own) > sum(v.regularizer is not None for v in model.trainable_variables):
+            counting.unknown.append("what layers add to the loss when they are called")
+        if self._whole_loss is None and type(model).compute_loss is not keras.Model.compute_loss:
+            counting.unknown.append(f"compute_loss of {type(model).__name__}")
+            return nullcontext()
+        return nullcontext() if self.compiled_loss is None else counting.during(self.compiled_loss)
 
     def results(self, sums: tf.Tensor) -> dict[str, tf.Tensor]:
         """The metrics by name, from the sums [size] of what batches added to their variables."""

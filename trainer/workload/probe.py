@@ -9,9 +9,12 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from trainer.workload import lookups, step
+from trainer.workload.counts import Counting
 from trainer.workload.data.examples import Batch, Spec
 from trainer.workload.eager import caller
 from trainer.workload.objective import Objective
+from trainer.workload.parts import Tensors
+from trainer.workload.paths import Paths
 from trainer.workload.seeded_draws import seeded_draws
 
 EXCHANGES = ("all_reduce", "all_gather", "merge_call")  # of a tf.distribute.ReplicaContext
@@ -23,6 +26,9 @@ class Probed(NamedTuple):
 
     unreached: tuple[str, ...] = ()  # paths of trainable variables that the loss does not depend on
     exchanging: tuple[str, ...] = ()  # layers and losses that exchange values with other replicas
+    counts: int = 0  # how many different ones losses are means over, where parts of a batch may have more or less
+    is_one_mean: bool = True  # all losses have the same count
+    scalars: tuple[str, ...] = ()  # what returns a number for a batch, of which nobody knows what it is a mean over
 
 
 def probe(objective: Objective, spec: Spec, *, batch: int = 0) -> Probed:
@@ -34,11 +40,13 @@ def probe(objective: Objective, spec: Spec, *, batch: int = 0) -> Probed:
     Raises:
         ValueError: if the loss depends on no trainable variable, or not on the rows of a table.
     """
-    model = objective.model
+    model, paths = objective.model, Paths(objective.model)
+    trainable = [paths[v] for v in model.trainable_variables]
     gradients: dict[str, list[Any]] = {}
     exchanging: list[str] = []
+    counting = Counting()
 
-    def run(weights: list[tf.Tensor], state: step.Tensors, batch: Batch) -> None:
+    def run(weights: list[tf.Tensor], state: Tensors, batch: Batch) -> None:
         rows: list[tf.Tensor] = []
         seed = tf.zeros([2], tf.int64)
 
@@ -51,21 +59,25 @@ def probe(objective: Objective, spec: Spec, *, batch: int = 0) -> Probed:
             value: list[tf.Tensor] = []
             with _noting_exchanges(exchanging.append):  # not those of the gradients of such a layer
                 found = lookups.recorded(
-                    lambda: value.append(step.compute_loss(objective, weights, state, seed, batch)[0]), watch
+                    lambda: value.append(
+                        step.compute_loss(objective, weights, state, seed, batch, counting=counting)[0]
+                    ),
+                    watch,
                 )
-        paths = [*(v.path for v in model.trainable_variables), *(lookup.path for lookup in found)]
-        for path, gradient in zip(paths, tape.gradient(value[0], [*weights, *rows]), strict=True):
+        of_rows = [lookup.path for lookup in found]
+        for path, gradient in zip([*trainable, *of_rows], tape.gradient(value[0], [*weights, *rows]), strict=True):
             gradients.setdefault(path, []).append(gradient)
 
     weights = [tf.TensorSpec(v.shape, v.dtype) for v in model.trainable_variables]
-    state = {v.path: tf.TensorSpec(v.shape, v.dtype) for v in model.non_trainable_variables}
+    state = {paths[v]: tf.TensorSpec(v.shape, v.dtype) for v in model.non_trainable_variables}
     fed = Batch(spec.features, spec.labels, spec.weights).map(
         lambda one: tf.TensorSpec([batch or BATCH, *one.shape], one.dtype)
     )
     tf.function(run, autograph=False).get_concrete_function(weights, state, fed)
     unreached = tuple(path for path, of_path in gradients.items() if all(one is None for one in of_path))
-    _check_reach(gradients, unreached, trainable={v.path for v in model.trainable_variables})
-    return Probed(unreached, tuple(dict.fromkeys(exchanging)))
+    _check_reach(gradients, unreached, trainable=set(trainable))
+    is_one_mean = counting.size == (0 if counting.has_others else 1)
+    return Probed(unreached, tuple(dict.fromkeys(exchanging)), counting.size, is_one_mean, tuple(counting.unknown))
 
 
 def _check_reach(paths: Any, unreached: tuple[str, ...], *, trainable: set[str]) -> None:

@@ -19,21 +19,17 @@ from trainer.plan.layout import Parameter
 from trainer.plan.tables import Table
 from trainer.workload import lookups
 from trainer.workload.batch_norm import fused
+from trainer.workload.counts import LEAST, Counting, Share
 from trainer.workload.data.examples import Batch, Nest, Spec, map_nest
 from trainer.workload.layer_devices import pinned
 from trainer.workload.loss_scale import LOWEST
 from trainer.workload.objective import Objective
 from trainer.workload.ordered_sums import keep_written, ordered_sums
+from trainer.workload.parts import PassOutput, Rows, Tensors, in_parts
 from trainer.workload.paths import Paths, is_seed
 from trainer.workload.seeded_draws import seeded_draws
 
 CURRENT = "current_call_ctx"  # Keras's name of the context in which layers find what outer layers were given
-
-Tensors = Mapping[str, tf.Tensor]  # by parameter path
-Rows = Sequence[tf.Tensor]  # of tables: what each lookup of the model is given, [*ids, width]
-# (parameters, state, seed, batch, rows, loss scale) -> (gradients, state', loss, sums of the metrics [K], of the rows)
-PassOutput = tuple[Tensors, Tensors, tf.Tensor, tf.Tensor, Rows]
-Pass = Callable[[Tensors, Tensors, tf.Tensor, Batch, Rows, tf.Tensor | None], PassOutput]
 
 
 def parameters_of(model: keras.Model, frozen: Collection[str] = ()) -> list[Parameter]:
@@ -84,12 +80,15 @@ class StepOutput(NamedTuple):
     bad: tf.Tensor  # 1 if the loss is not finite, or a gradient that no lower loss scale would save; otherwise 0
     finite: tf.Tensor  # [1 + gradients + rows] bool: whether the loss is finite, and then each gradient
     rows: Rows = ()  # the gradients of the rows
+    divisor: tf.Tensor | float = 1.0  # by what loss and gradients were multiplied
 
 
 def make_step(
     objective: Objective,
     *,
     accumulate: int = 1,
+    counts: int = 0,
+    is_counted: bool = False,
     layers: Mapping[str, str] | None = None,
     scopes: MutableMapping[str, str] | None = None,
     jit: bool = False,
@@ -99,6 +98,8 @@ def make_step(
     Args:
         objective: a model, its loss and its metrics.
         accumulate: number of parts in which the batch is computed, one after another; the result is their mean.
+        counts: how many different ones losses are means over, of which parts of a batch may have more or less.
+        is_counted: whether loss and gradients are multiplied by the only one.
         layers: device by layer path; the backward pass of a layer runs where its forward pass does.
         scopes: receives the layer path of each name scope when a step is traced.
         jit: whether XLA compiles the step; BatchNorm is then Keras's own (see batch_norm.py).
@@ -112,17 +113,29 @@ def make_step(
     keep_written(fuses=not _has_bfloat16(model))
     trainable = [paths[v] for v in model.trainable_variables]
 
+    def count(parameters: Tensors, state: Tensors, seed: tf.Tensor, batch: Batch, rows: Rows) -> tf.Tensor:
+        weights, counting = [parameters[path] for path in trainable], Counting()
+        with objective.in_graph(), ordered_sums(), seeded_draws(seed), tf.name_scope("count"):
+            compute_loss(objective, weights, state, seed, batch, rows, counting=counting)
+        return counting.counts
+
     def whole(
-        parameters: Tensors, state: Tensors, seed: tf.Tensor, batch: Batch, rows: Rows, loss_scale: tf.Tensor | None
+        parameters: Tensors,
+        state: Tensors,
+        seed: tf.Tensor,
+        batch: Batch,
+        rows: Rows,
+        loss_scale: tf.Tensor | None,
+        share: Share | None,
     ) -> PassOutput:
         weights = [parameters[path] for path in trainable]
-        watched = [*weights, *rows]
+        watched, counting = [*weights, *rows], Counting(share) if counts else None
         kernels = nullcontext() if jit else fused(model)
         with kernels, pinned(model, layers or {}, scopes), objective.in_graph(), ordered_sums(), seeded_draws(seed):
             # A layer's name may be one that is not allowed for a root scope.
             with tf.GradientTape() as tape, tf.name_scope("model"):
                 tape.watch(watched)
-                value, sums, rest = compute_loss(objective, weights, state, seed, batch, rows)
+                value, sums, rest = compute_loss(objective, weights, state, seed, batch, rows, counting=counting)
                 scaled = value if loss_scale is None else value * loss_scale
             gradients = tape.gradient(scaled, watched, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         dense = [tf.convert_to_tensor(gradient) for gradient in gradients]
@@ -133,7 +146,8 @@ def make_step(
             for v, new in zip(model.non_trainable_variables, rest, strict=True)
             if not is_seed(v) and paths[v] not in objective.frozen
         }
-        return dict(zip(trainable, dense, strict=False)), moved, value, sums, dense[len(trainable) :]
+        of_weights, of_rows = dict(zip(trainable, dense, strict=False)), dense[len(trainable) :]
+        return PassOutput(of_weights, moved, value, sums, of_rows, counting.counts if counting else tf.zeros([0]))
 
     def step(
         parameters: Tensors,
@@ -145,34 +159,46 @@ def make_step(
     ) -> StepOutput:
         frozen = {path: state[path] for path in objective.frozen}
 
-        def with_frozen(parameters: Tensors, state: Tensors, *rest: Any) -> PassOutput:
-            return whole(parameters, {**state, **frozen}, *rest)
+        def with_frozen(function: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda parameters, state, *rest: function(parameters, {**state, **frozen}, *rest)
 
-        run = with_frozen if accumulate == 1 else _in_parts(with_frozen, accumulate, objective.size)
+        run = with_frozen(whole)
+        if accumulate > 1:
+            run = in_parts(run, accumulate, objective.size, with_frozen(count), counts)
         own = {  # without a loss scale
             path: state[path] for path in paths.named(model.non_trainable_variables) if path not in frozen
         }
-        gradients, moved, value, sums, of_rows = run(parameters, own, seed, batch, rows, loss_scale)
-        checked = _check_finite([*gradients.values(), *of_rows], value, loss_scale)
-        return StepOutput(gradients, moved, value, sums, *checked, of_rows)
+        output: PassOutput = run(parameters, own, seed, batch, rows, loss_scale, None)
+        checked = _check_finite([*output.gradients.values(), *output.rows], output.loss, loss_scale)
+        weight = tf.maximum(output.counts[0], LEAST) if is_counted else 1.0
+        output = output.times(weight) if is_counted else output
+        return StepOutput(output.gradients, output.state, output.loss, output.sums, *checked, output.rows, weight)
 
     return step
 
 
 def compute_loss(
-    objective: Objective, weights: Sequence[tf.Tensor], state: Tensors, seed: tf.Tensor, batch: Batch, rows: Rows = ()
+    objective: Objective,
+    weights: Sequence[tf.Tensor],
+    state: Tensors,
+    seed: tf.Tensor,
+    batch: Batch,
+    rows: Rows = (),
+    *,
+    counting: Counting | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor, Sequence[tf.Tensor]]:
     """The loss of a batch in training, what it adds to the metrics, and the values of the other variables after it.
 
     Args:
         weights: values of the model's trainable variables, in their order.
+        counting: as in `Objective.compute`.
     """
     model = objective.model
     features, others = objective.inputs(batch.features), _non_trainable(model, state, seed)
     with lookups.given(rows):
         outputs, rest, own = _call(model, weights, others, features, training=True)
     known = zip(_variables(model), [*weights, *rest], strict=True)
-    value, sums = objective.compute(known, batch, outputs, own, training=True)
+    value, sums = objective.compute(known, batch, outputs, own, training=True, counting=counting)
     return value, sums, rest
 
 
@@ -205,50 +231,6 @@ def _check_finite(
     overflows = tf.logical_not(tf.reduce_all(finite[1:]))
     is_bad = tf.logical_or(tf.logical_not(finite[0]), tf.logical_and(overflows, loss_scale <= LOWEST))
     return tf.cast(overflows, tf.float32), tf.cast(is_bad, tf.float32), finite
-
-
-def _in_parts(run: Pass, count: int, size: int) -> Pass:
-    """A pass over equal parts of the batch, one after another: the mean of their results, the state after the last.
-
-    Args:
-        size: of the sums of the metrics.
-    """
-
-    def run_in_parts(
-        parameters: Tensors, state: Tensors, seed: tf.Tensor, batch: Batch, rows: Rows, loss_scale: tf.Tensor | None
-    ) -> PassOutput:
-        def in_parts(values: tf.Tensor) -> tf.Tensor:
-            return tf.reshape(values, tf.concat([[count, -1], tf.shape(values)[1:]], 0))
-
-        parts, row_parts = batch.map(in_parts), list(map(in_parts, rows))
-
-        def run_part(part: tf.Tensor, state: Tensors) -> PassOutput:
-            drawn = tf.random.experimental.stateless_fold_in(seed, part)
-            own = parts.map(lambda values: values[part])
-            return run(parameters, state, drawn, own, [values[part] for values in row_parts], loss_scale)
-
-        def add(
-            part: tf.Tensor, gradients: Tensors, state: Tensors, loss: tf.Tensor, sums: tf.Tensor, of_rows: list[Any]
-        ) -> Any:
-            more, state, loss_of, sums_of, rows_of = run_part(part, state)
-            total = {path: gradient + more[path] for path, gradient in gradients.items()}
-            written = [array.write(part, values) for array, values in zip(of_rows, rows_of, strict=True)]
-            return part + 1, total, state, loss + loss_of, sums + sums_of, written
-
-        zeros = {path: tf.zeros_like(values) for path, values in parameters.items()}
-        arrays = [tf.TensorArray(tf.float32, count, element_shape=one.shape[1:]) for one in row_parts]
-        _, gradients, state, loss, sums, of_rows = tf.while_loop(
-            lambda part, *_: part < count,
-            add,
-            (tf.constant(0), zeros, dict(state), tf.constant(0.0), tf.zeros([size]), arrays),
-            parallel_iterations=1,
-            maximum_iterations=count,
-        )
-        means = {path: total / count for path, total in gradients.items()}
-        whole_rows = [tf.reshape(a.stack() / count, tf.shape(r)) for a, r in zip(of_rows, rows, strict=True)]
-        return means, state, loss / count, sums, whole_rows
-
-    return run_in_parts
 
 
 def _has_bfloat16(model: keras.Model) -> bool:

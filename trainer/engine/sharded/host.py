@@ -178,10 +178,10 @@ class ShardHost(ABC):
         collected, reductions = None, None
         if self.tables is not None:
             scaled = is_scaled(self.shards)
-            is_bad, reductions = judge(flat, packed, self.shard, self.wire, scaled=scaled, chosen=chosen)
+            is_bad, reductions, divisor = judge(flat, packed, self.shard, self.wire, scaled=scaled, chosen=chosen)
             take = self.rows.pushed if self.rows else None
             tag = generation * packing.GENERATION_STRIDE + step
-            collected = self.tables.collect(tag, is_bad, packed, workers=workers, take=take)
+            collected = self.tables.collect(tag, is_bad, packed, workers=workers, divisor=divisor, take=take)
         self._exchange = exchange
         if exchange is not None and collected is not None:
             tags = packing.tags_of(flat, self.shard)

@@ -220,8 +220,9 @@ class ShardedEngine(SessionEngine):
             self.session.run(self._built.prefetch.settled)
 
     def _name(self, packed: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-        shards = self._spec.shards
-        gradients = (self._spec.wire.trainable_in(one, shard) for one, shard in zip(packed, shards, strict=True))
+        shards, (*vectors, divisor) = self._spec.shards, packed
+        pairs = zip(vectors, shards, strict=True)
+        gradients = (self._spec.wire.trainable_in(vector, shard) / divisor for vector, shard in pairs)
         return packing.join(zip((shard.trainable for shard in shards), gradients, strict=True))
 
 

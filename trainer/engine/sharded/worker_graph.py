@@ -25,7 +25,7 @@ from trainer.engine.sharded.rejoin import Rejoin, build_join, is_other
 from trainer.engine.sharded.resources import HOLD, PUSH, STOP_PUSH, Link, cut_message, share
 from trainer.engine.tables.messages import Question, SentTables
 from trainer.engine.tables.worker import Tables
-from trainer.engine.update import BAD, REDUCTIONS, STOP
+from trainer.engine.update import BAD, DIVISOR, REDUCTIONS, STOP
 from trainer.engine.vectors import packing
 from trainer.engine.vectors.wire import FLOAT32, VectorWire
 from trainer.plan.layout import Shard
@@ -72,7 +72,7 @@ class StepGraph(NamedTuple):
 
     messages: list[tf.Tensor]  # pulled from each shard; where they are fed no token is waited for
     fetches: list[Any]  # [tags, metrics, time when pulled, time when computed, [pushes, *stamps]]
-    gradients: list[tf.Tensor]  # packed
+    gradients: list[tf.Tensor]  # packed, and then what they are to be divided by
 
 
 class LoadGraph(NamedTuple):
@@ -289,12 +289,14 @@ def _build_step(
         clock.end_at("compute", computed_at)
         metrics = [packing.metrics_of(one, shard) for one, shard in zip(vectors, shards, strict=True)]
         metrics = _common_metrics(strategy, metrics)
+        is_counted = shards[0].is_counted
+        divisor = wire.metrics_of(packed[0], shards[0])[DIVISOR] if is_counted else tf.constant(1.0)
         with tf.control_dependencies(left):
             announced = [wire.announce(vector, shard) for vector, shard in zip(packed, shards, strict=True)]
             if spec.sends_rows:
                 announced = [tf.concat(parts, 0) for parts in zip(announced, left, strict=True)]
     pushed = push(spec, links, announced, clock, tags=tags[0])
-    return StepGraph(messages, [tags, metrics, pulled_at, computed_at, [pushed, *clock.fetches]], packed)
+    return StepGraph(messages, [tags, metrics, pulled_at, computed_at, [pushed, *clock.fetches]], [*packed, divisor])
 
 
 def push(

@@ -125,6 +125,7 @@ class TableHost:
         after: Sequence[tf.Tensor | tf.Operation],
         *,
         workers: Any,
+        divisor: tf.Tensor | float = 1.0,
         take: Take | None = None,
     ) -> Collected:
         """Adds the first part of an update: the rows that were pushed for the step with this tag [] int64.
@@ -133,13 +134,14 @@ class TableHost:
             is_bad: [] bool, whether the update is left out.
             after: all pushes are there once these are.
             workers: [n] those whose gradients are averaged, in this order.
+            divisor: [] float32, of their mean.
             take: gives what they pushed, where that is not in memory which they share with this host.
         """
         with tf.control_dependencies(after):
-            tag, is_bad = tf.identity(tag), tf.identity(is_bad)
+            tag, is_bad, divisor = tf.identity(tag), tf.identity(is_bad), tf.identity(divisor)
         kinds = [tf.float32] * (2 + len(self._slots))
         collect = partial(self._collect, take or self._take)
-        values, gradient, *slots = tf.numpy_function(collect, [tag, is_bad, workers], kinds)
+        values, gradient, *slots = tf.numpy_function(collect, [tag, is_bad, workers, divisor], kinds)
         for one in (values, gradient, *slots):
             one.set_shape([None])
         return Collected(values, gradient, dict(zip(self._slots, slots, strict=True)))
@@ -183,7 +185,9 @@ class TableHost:
     def _take(self, worker: int) -> list[Pushed]:
         return [block.pushed(worker, self._host) for block in self.memory]
 
-    def _collect(self, take: Take, tag: np.ndarray, is_bad: np.ndarray, workers: np.ndarray) -> list[np.ndarray]:
+    def _collect(
+        self, take: Take, tag: np.ndarray, is_bad: np.ndarray, workers: np.ndarray, divisor: np.ndarray
+    ) -> list[np.ndarray]:
         """The values, the mean gradient and the slots of the rows to be changed, all as vectors of the same size."""
         self._changed = []
         parts: list[list[np.ndarray]] = []
@@ -200,6 +204,7 @@ class TableHost:
             self._changed.append((rows, values))
             slots = [np.take(block.slots[name], rows, axis=0) for name in self._slots]
             gradient = total / np.float32(len(workers)) if len(workers) > 1 else total
+            gradient = gradient if divisor == 1 else gradient / divisor
             parts.append([values, gradient, *slots])
             if self._clips:
                 block.arrays["squares"][self._host] = exact_sum.square_sums(gradient)

@@ -63,7 +63,7 @@ class Snapshot:
         }
         parameters = packing.join(zip(trainable, flats, strict=True))
         state = packing.join(zip((shard.state for shard in shards), flats, strict=True))
-        loss, stop, _, bad, reductions = flats[0][shards[0].metrics_offset :][: len(METRICS)].tolist()
+        loss, stop, _, bad, reductions, _ = flats[0][shards[0].metrics_offset :][: len(METRICS)].tolist()
         sums = tuple(packing.sums_in(flats[0], shards[0]).tolist())
         return cls(step, parameters, state, named, loss, sums, stop, int(reductions), int(bad))
 

@@ -1,0 +1,108 @@
+"""What losses are means over, where the parts of a batch may have more or less of it.
+
+A loss with a mask is a mean over the steps that it leaves, and one with the reduction `mean_with_sample_weight` over
+the sum of the weights. The mean over a batch is then not the mean of the means over its parts, but that of all parts
+weighted by their counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+from keras.src.losses import loss as keras_loss
+
+MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")  # reductions
+OF_PAIRS = (keras.losses.Circle,)  # losses that combine each example with the others of its batch
+LEAST = 1e-20  # stands for a count of zero: it weighs nothing beside others, and means of it alone are still defined
+
+
+class Share(NamedTuple):
+    """A part of a batch."""
+
+    parts: int  # of equal size
+    totals: tf.Tensor  # [counts] of all parts together
+
+
+class _Mean(NamedTuple):
+    """How a loss was reduced."""
+
+    amount: tf.Tensor | None  # []; None: it is the same for any batch of that size
+    key: Hashable = None  # the same if two losses count the same
+
+
+class Counting:
+    """Notes what the losses of a batch are means over."""
+
+    def __init__(self, share: Share | None = None) -> None:
+        """Begins.
+
+        Args:
+            share: of the batch in another one; its losses become such that their mean over the parts is that over all.
+        """
+        self._share = share
+        self._counts: dict[Hashable, tf.Tensor] = {}
+        self._last: _Mean | None = None
+        self.has_others = False  # whether a loss has no such count
+        self.unknown: list[str] = []  # losses of which nobody knows what they are means over
+
+    @property
+    def size(self) -> int:
+        """How many independent counts there are."""
+        return len(self._counts)
+
+    @property
+    def counts(self) -> tf.Tensor:
+        """[size] float32"""
+        return tf.stack(list(self._counts.values())) if self._counts else tf.zeros([0])
+
+    @contextmanager
+    def during(self, compiled: Any) -> Iterator[None]:
+        """Notes the losses that are called within, of a compiled one that was built."""
+        reduce, losses = keras_loss.reduce_weighted_values, compiled._flat_losses
+        keras_loss.reduce_weighted_values = self._noting(reduce)
+        compiled._flat_losses = [flat._replace(loss=self._shared(flat.loss)) for flat in losses]
+        try:
+            yield
+        finally:
+            keras_loss.reduce_weighted_values, compiled._flat_losses = reduce, losses
+
+    def _noting(self, reduce: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+        def call(values: Any, sample_weight: Any = None, mask: Any = None, **options: Any) -> tf.Tensor:
+            self._last = _mean(tf.convert_to_tensor(values), sample_weight, mask, options.get("reduction"))
+            return reduce(values, sample_weight=sample_weight, mask=mask, **options)
+
+        return call
+
+    def _shared(self, loss: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+        def call(*arguments: Any) -> tf.Tensor:
+            self._last = None
+            value = loss(*arguments)  # a loss may call others; it is reduced after them
+            mean = None if isinstance(loss, OF_PAIRS) else self._last
+            if mean is None:
+                self.unknown.append(f"the loss {getattr(loss, 'name', type(loss).__name__)}")
+            if mean is None or mean.amount is None:
+                self.has_others = True
+                return value
+            self._counts.setdefault(mean.key, mean.amount)
+            if self._share is None:
+                return value
+            total = self._share.totals[list(self._counts).index(mean.key)]
+            return value * tf.cast(tf.math.divide_no_nan(self._share.parts * mean.amount, total), value.dtype)
+
+        return call
+
+
+def _mean(values: tf.Tensor, weights: Any, mask: Any, reduction: str | None) -> _Mean | None:
+    """What `keras.src.losses.loss.reduce_weighted_values` divides by; None for a number that is not of examples."""
+    if values.shape.rank == 0:
+        return None
+    is_weighted = reduction == "mean_with_sample_weight" and weights is not None
+    if reduction not in MEANS or (mask is None and not is_weighted):
+        return _Mean(None)
+    merged = keras_loss.apply_mask(weights if is_weighted else None, mask, "float32", "sum")
+    count = tf.stop_gradient(tf.reduce_sum(tf.cast(merged, tf.float32)))
+    return _Mean(count, (id(mask), id(weights) if is_weighted else None))

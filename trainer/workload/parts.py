@@ -1,0 +1,98 @@
+"""Computes a batch in equal parts, one after another, to need less memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from trainer.workload.counts import Share
+from trainer.workload.data.examples import Batch
+
+Tensors = Mapping[str, tf.Tensor]  # by parameter path
+Rows = Sequence[tf.Tensor]  # of tables: what each lookup of the model is given, [*ids, width]
+
+
+class PassOutput(NamedTuple):
+    """What a forward and backward pass over a batch returns."""
+
+    gradients: Tensors
+    state: Tensors  # after it
+    loss: tf.Tensor
+    sums: tf.Tensor  # [K] what the batch adds to the metrics' variables
+    rows: Rows  # gradients
+    counts: tf.Tensor  # [counts] what the losses are means over
+
+    def times(self, weight: tf.Tensor) -> PassOutput:
+        """The same with loss and gradients multiplied by a weight []."""
+        gradients = {path: gradient * weight for path, gradient in self.gradients.items()}
+        rows = [gradient * weight for gradient in self.rows]
+        return self._replace(gradients=gradients, rows=rows, loss=self.loss * weight)
+
+
+# (parameters, state, seed, batch, rows, loss scale, share of the batch in another)
+Pass = Callable[[Tensors, Tensors, tf.Tensor, Batch, Rows, tf.Tensor | None, Share | None], PassOutput]
+CountPass = Callable[[Tensors, Tensors, tf.Tensor, Batch, Rows], tf.Tensor]  # -> [counts]
+
+
+def in_parts(run: Pass, parts: int, size: int, count: CountPass, counts: int) -> Pass:
+    """A pass over equal parts of the batch, one after another: the mean of their results, the state after the last.
+
+    Args:
+        size: of the sums of the metrics.
+        count: what the losses of a part are means over, where parts may have more or less of it.
+        counts: how many different ones; 0: none, and `count` is not called.
+    """
+
+    def run_in_parts(
+        parameters: Tensors,
+        state: Tensors,
+        seed: tf.Tensor,
+        batch: Batch,
+        rows: Rows,
+        loss_scale: tf.Tensor | None,
+        _: Share | None,
+    ) -> PassOutput:
+        def cut_all(values: tf.Tensor) -> tf.Tensor:
+            return tf.reshape(values, tf.concat([[parts, -1], tf.shape(values)[1:]], 0))
+
+        batches, row_parts = batch.map(cut_all), list(map(cut_all, rows))
+
+        def cut(part: tf.Tensor) -> tuple[tf.Tensor, Batch, Rows]:
+            drawn = tf.random.experimental.stateless_fold_in(seed, part)
+            return drawn, batches.map(lambda values: values[part]), [values[part] for values in row_parts]
+
+        def loop(body: Callable[..., Any], *values: Any) -> Any:
+            return tf.while_loop(
+                lambda part, *_: part < parts,
+                body,
+                (tf.constant(0), *values),
+                parallel_iterations=1,
+                maximum_iterations=parts,
+            )[1:]
+
+        def add_counts(part: tf.Tensor, totals: tf.Tensor) -> Any:
+            return part + 1, totals + count(parameters, state, *cut(part))
+
+        totals = loop(add_counts, tf.zeros([counts]))[0] if counts else tf.zeros([0])
+        share = Share(parts, totals) if counts else None
+
+        def add(
+            part: tf.Tensor, gradients: Tensors, state: Tensors, loss: tf.Tensor, sums: tf.Tensor, of_rows: list[Any]
+        ) -> Any:
+            more = run(parameters, state, *cut(part), loss_scale, share)
+            total = {path: gradient + more.gradients[path] for path, gradient in gradients.items()}
+            written = [array.write(part, values) for array, values in zip(of_rows, more.rows, strict=True)]
+            return part + 1, total, more.state, loss + more.loss, sums + more.sums, written
+
+        zeros = {path: tf.zeros_like(values) for path, values in parameters.items()}
+        arrays = [tf.TensorArray(tf.float32, parts, element_shape=one.shape[1:]) for one in row_parts]
+        gradients, state, loss, sums, of_rows = loop(
+            add, zeros, dict(state), tf.constant(0.0), tf.zeros([size]), arrays
+        )
+        means = {path: total / parts for path, total in gradients.items()}
+        whole_rows = [tf.reshape(a.stack() / parts, tf.shape(r)) for a, r in zip(of_rows, rows, strict=True)]
+        return PassOutput(means, state, loss / parts, sums, whole_rows, totals)
+
+    return run_in_parts
