@@ -315,7 +315,7 @@ ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
         "keras.config.set_dtype_policy('mixed_bfloat16')",
         {},
         CONFIG,
-        "mine.py sets the dtype policy mixed_bfloat16, but train.precision=float32 is in force; type train.precision=",
+        "mine.py sets the dtype policy mixed_bfloat16, but train.precision=float32",
     ),
     "one output for two classes": (
         "def model():\n    return keras.Sequential([keras.Input((6,)), layers.Dense(1)])",
@@ -399,7 +399,7 @@ ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
         "mine.py, line 18, in data: FileNotFoundError",
     ),
     "no data": ("def data():\n    pass", {}, BAD_DATA, "its function returned a NoneType; return .*train"),
-    "no part": ("def data():\n    return {'train': (X, Y)}", {}, BAD_DATA, r"returned a dict of \['train'\]; return "),
+    "no part": ("def data():\n    return {'a': (X, Y)}", {}, BAD_DATA, r"returned a dict of \['a'\]; return "),
     "data.options": ("", {"data_options": {"path": 3}}, CONFIG, "data.options of data: .*'path'; allowed: none"),
     "lengths": ("Y = Y[:16]", {}, BAD_DATA, r"features \[64, 6\], labels \[16\]; each needs one row per example"),
     "label too large": (

@@ -272,6 +272,10 @@ class Looks(layers.Layer):
 def ids(x):
     return tf.one_hot(TABLE.lookup(x), 5)
 
+@tf.function
+def traced(x):
+    return ids(x) if tf.size(x) > 1 else ids(x) * 2.0
+
 def model():
     x = keras.Input((), dtype="string")
     return compiled(x, layers.Dense(1)(Looks(name="looks")(x)))
@@ -288,6 +292,7 @@ RESOURCES = {
     "a dense table": ("tf.one_hot(DENSE.lookup(x), 5)", ""),
     "a table of vectors": ("VECTORS.lookup(x)", ""),
     "sparse keys": ("tf.one_hot(tf.sparse.to_dense(TABLE.lookup(tf.sparse.from_dense(x[:, None])))[:, 0], 5)", ""),
+    "a tf.function": ("traced(x)", ""),
     "a size": ("ids(x) * tf.cast(TABLE.size(), tf.float32)", ""),
     "tf.Variable": ("ids(x) * VARIABLE", "tf.Variable"),
     "tf.Variable in training only": ("ids(x) * VARIABLE if training else ids(x)", "tf.Variable"),
@@ -381,6 +386,29 @@ def test_a_name_that_is_no_hook_is_not_one(tmp_path, case):
     assert "other" not in loss
     assert "from compile()" in metrics or metrics == "metrics: none"
     assert metric in metrics
+
+
+def test_a_layer_may_have_a_tf_function(tmp_path):
+    """Its eager trace has captured the layer's variables, which a step replaces."""
+    text = (
+        "class Scale(layers.Layer):\n    def build(self, shape):\n        self.scale = self.add_weight(shape=(4,))\n"
+        "    @tf.function\n    def call(self, x):\n        return x * self.scale\n"
+        "def model():\n    x = keras.Input((4,))\n    return compiled(x, layers.Dense(1)(Scale()(x)))"
+    )
+    (tmp_path / "mine.py").write_text(HEAD + text)
+    made = user_file.load(tmp_path / "mine.py")
+    model = made.model()
+    model(made.X[:7])  # in eager mode, with batches like those of the step
+
+    def forward(values, features):
+        with eager.in_graph():
+            return model.stateless_call(values, [], features)[0]
+
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        values = [tf.constant(np.full(v.shape, 2, "float32")) for v in model.weights]
+        features = tf.constant(made.X[:7])
+        outputs = session.run(tf.function(forward, autograph=False)(values, features))
+    assert np.allclose(outputs, 4 * made.X[:7].sum(1, keepdims=True) + 2, atol=1e-5)
 
 
 def test_a_function_metrics_with_arguments_is_refused_unless_compile_has_it(tmp_path):

@@ -30,7 +30,7 @@ RESOURCES: dict[tuple[type, ...], tuple[str, str]] = {
     (tf.random.Generator,): ("a tf.random.Generator", "draw with keras.random and a keras.random.SeedGenerator"),
     (keras.random.SeedGenerator,): ("a SeedGenerator that no layer has", "make it an attribute of the layer"),
     (keras.Variable,): ("a variable that is not the model's", "make it with add_weight of a layer, or keep it in one"),
-    TABLES: ("a table that it writes to", "keep counts in a variable, made with add_weight"),
+    TABLES: ("a table that it makes or writes to in a step", "make it in __init__, and count in a variable"),
     (tf.Variable,): ("a tf.Variable, which Keras neither trains nor saves", "make it with add_weight of a layer"),
 }
 UNKNOWN = ("a resource of TensorFlow's eager mode", "make it with add_weight of a layer, or in call")
@@ -107,6 +107,11 @@ def _of_copy(method: Callable[..., Any]) -> Callable[..., Any]:
     return ask
 
 
+def _trace_anew(function: Any, *arguments: Any, **options: Any) -> Any:
+    """A `tf.function` of a layer's that eager mode has traced would use what it has captured there."""
+    return _call(function if tf.executing_eagerly() else function._clone(None), *arguments, **options)
+
+
 def _capture_constants(graph: FuncGraph, tensor: Any, *arguments: Any, **options: Any) -> Any:
     if not isinstance(tensor, tf.__internal__.EagerTensor):
         return _capture(graph, tensor, *arguments, **options)
@@ -140,13 +145,17 @@ def caller() -> str:
     return "the model"
 
 
-_capture = FuncGraph.capture
+FUNCTION = type(tf.function(lambda: None))
+_capture, _call = FuncGraph.capture, FUNCTION.__call__
 
 
 @contextmanager
 def in_graph() -> Iterator[None]:
     """Within, functions that are traced take tensors of eager mode as constants, and look up copies of its tables."""
-    replaced: list[tuple[type, str, Any]] = [(FuncGraph, "capture", _capture_constants)]
+    replaced: list[tuple[type, str, Any]] = [
+        (FuncGraph, "capture", _capture_constants),
+        (FUNCTION, "__call__", _trace_anew),
+    ]
     replaced += [(tf.Tensor, name, _by_element(COMPARISONS[name], getattr(tf.Tensor, name))) for name in COMPARISONS]
     replaced += [(kind, name, _of_copy(getattr(kind, name))) for kind in TABLES for name in ("lookup", "size")]
     before = [(owner, name, vars(owner).get(name)) for owner, name, _ in replaced]

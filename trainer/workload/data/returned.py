@@ -62,7 +62,8 @@ def _by_name(returned: Mapping[str, Any], source: str) -> dict[str, Any]:
     if EVALUATE not in parts and len(others) == 1:
         parts[EVALUATE] = parts.pop(others[0])
     if TRAIN not in parts or (EVALUATE not in parts and len(parts) > 1):
-        raise DataError(f"{source}: its function returned a dict of {sorted(map(str, returned))}; {REMEDY}")
+        which = f'; name one of {" and ".join(others)} "evaluate"' if len(others) > 1 else ""
+        raise DataError(f"{source}: its function returned a dict of {sorted(map(str, returned))}; {REMEDY}{which}")
     return {name: parts[name] for name in (TRAIN, EVALUATE) if name in parts}
 
 
