@@ -12,8 +12,8 @@ from trainer.faults.exit_codes import TrainerError
 from trainer.plan.serialize import to_json
 
 USUAL = (
-    "it must not depend on the process: on random numbers without a seed, the clock, the environment, threads, or the "
-    "order of os.listdir and glob; write what it draws to a file once, or seed it, e.g. numpy.random.default_rng(0)"
+    "data must not depend on the process: on random numbers without a seed, the clock, the environment, threads, or "
+    "the order of os.listdir and glob; write what it draws to a file once, or seed it, e.g. numpy.random.default_rng(0)"
 )
 
 
