@@ -91,6 +91,8 @@ class Noam(LearningRateSchedule):
 
 EXCLUDING = optimizers.AdamW(0.01, weight_decay=0.02)
 EXCLUDING.exclude_from_weight_decay(var_names=["bias"])
+PATCHED = optimizers.SGD(0.5)
+PATCHED.apply = lambda *_: None
 LATE = CosineDecay(0.125, 80, warmup_target=0.2, warmup_steps=10)
 
 # What compile() is given: which keys of the config replace what has no key, and what is to be typed, among others.
@@ -112,6 +114,7 @@ LEFT_OUT: dict[str, tuple[Any, list[str], str]] = {
     "nadam": (optimizers.Nadam(0.5), ["name"], "optimizer=adam optimizer.learning_rate=0.5"),
     "nadam by its name": ("nadam", ["name"], "optimizer=adam optimizer.learning_rate=0.001"),
     "a subclass": (Own(ExponentialDecay(0.5, 30, 0.75)), ["name"], "optimizer=sgd optimizer.learning_rate=0.5"),
+    "a method replaced": (PATCHED, ["name"], "optimizer=sgd optimizer.learning_rate=0.5"),
     "muon": (optimizers.Muon(0.5), ["name"], "optimizer=adamw"),
 }
 

@@ -215,6 +215,19 @@ def test_features_are_matched_with_inputs_by_their_names(tmp_path, case):
         assert np.allclose(outputs, 2 * (3 + 0.02))
 
 
+@pytest.mark.parametrize(("features", "code"), [("{'alpha': X[:, 2:], 'zeta': X[:, :2]}", 0), ("{'alpha': X}", CONFIG)])
+def test_one_input_takes_the_feature_of_its_name(tmp_path, features, code):
+    text = (
+        f"def data():\n    return {{part: ({features}, Y) for part in ('train', 'evaluate')}}\n"
+        "def model():\n    zeta = keras.Input((2,), name='zeta')\n    return compiled(zeta, layers.Dense(1)(zeta))"
+    )
+    result = answer(tmp_path, text)
+    assert outcome_of(result)[0] == code
+    if code == 0:
+        assert "feature alpha" in result["description"]["doubts"][0][0]
+        assert result["description"]["warnings"] == []
+
+
 def test_a_model_inside_of_another_must_not_guess_either(tmp_path):
     text = (
         "class Net(keras.Model):\n    def __init__(self):\n        super().__init__()\n"

@@ -120,6 +120,11 @@ def _check_trains_as_keras(model: keras.Model) -> None:
             f"{name} has a train_step of its own, which would not run: steps are computed on many workers; override "
             "compute_loss(x, y, y_pred, sample_weight) instead"
         )
+    for variable in model.trainable_variables:
+        if getattr(variable, "overwrite_with_gradient", False):
+            raise ValueError(
+                f"{variable.path} is replaced by its gradient, as after quantize(), which no update here does"
+            )
     for layer in model._flatten_layers(include_self=False):
         if isinstance(layer, keras.layers.RNN) and layer.stateful:
             raise ValueError(

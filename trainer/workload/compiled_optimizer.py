@@ -100,6 +100,9 @@ def _without_key(optimizer: Any, attributes: Collection[str], instead: str) -> I
             yield LeftOut(f"{name}={value}", "name", remedy)
         else:
             yield LeftOut(f"{name}={value}", "name", f"remove it, or type {instead} to train without it")
+    for name in vars(optimizer):
+        if callable(getattr(type(optimizer), name, None)):
+            yield LeftOut(f"an optimizer whose {name} is replaced", "name", f"type {instead} to train without it")
     if optimizer.weight_decay and any(getattr(optimizer, name, None) for name in EXCLUDED):
         decay = f"optimizer.weight_decay={_plain(optimizer.weight_decay)}"
         remedy = f"type {decay} 'optimizer.groups=[{{match: [PATTERN], weight_decay: 0}}]' instead"

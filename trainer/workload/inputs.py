@@ -19,6 +19,8 @@ def chosen(model: keras.Model, features: Nest) -> Nest:
     inputs = _inputs_of(model)
     if isinstance(inputs, list) and isinstance(features, tuple):
         return list(features)
+    if _is_input(inputs) and isinstance(features, dict):
+        return features.get(inputs.name, features)
     return _by_name(inputs, features)
 
 
@@ -29,8 +31,9 @@ def unused(model: keras.Model, features: Nest) -> list[str]:
         ValueError: if an input is none of the features.
     """
     inputs = _inputs_of(model)
-    if isinstance(inputs, list) and isinstance(features, dict) and all(map(_is_input, inputs)):
-        inputs = {each.name: each for each in inputs}  # as Keras takes them
+    listed = [inputs] if _is_input(inputs) else inputs
+    if isinstance(listed, list | tuple) and isinstance(features, dict) and all(map(_is_input, listed)):
+        inputs = {each.name: each for each in listed}  # as Keras takes them
     if missing := [*_missing(inputs, features)]:
         raise ValueError(
             f"the model has the input {missing[0]}, and the features are {describe_nest(features)}: give a feature "
