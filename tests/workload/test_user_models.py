@@ -245,13 +245,13 @@ def test_a_model_inside_of_another_must_not_guess_either(tmp_path):
 def test_a_model_that_says_it_is_built_is_built(tmp_path):
     text = (
         "class Net(keras.Model):\n    def __init__(self):\n        super().__init__()\n"
-        "        self.net = keras.Sequential([layers.Dense(3, name='a'), layers.Dense(1, name='b')])\n"
+        "        self.net = keras.Sequential([layers.Dense(3, name='a'), layers.Dense(1, name='b')], name='net')\n"
         "    def call(self, x):\n        return self.net(x)\n"
         "def model():\n    made = Net()\n    made.compile('sgd', 'mse')\n    made.build((None, 4))\n    return made"
     )
     paths = [one["path"] for one in answer(tmp_path, text)["description"]["parameters"]]
     assert [path.split("/", 1)[1] for path in paths] == [
-        f"sequential/{layer}/{name}" for layer in "ab" for name in ("kernel", "bias")
+        f"net/{layer}/{name}" for layer in "ab" for name in ("kernel", "bias")
     ]
 
 

@@ -17,7 +17,7 @@ from trainer.storage.run_directory import RunDirectory
 from trainer.task import table_files
 from trainer.task.evaluator.score import Evaluator, ModelCopy, expected_shapes, tables_for, without_slots
 from trainer.task.server import can_fuse, session_config
-from trainer.workload import step
+from trainer.workload import labels, step
 from trainer.workload.build import Workload, open_data_set, open_workload
 from trainer.workload.data.arrays import are_alike
 from trainer.workload.data.examples import DataError, DataSet, describe_nest
@@ -130,7 +130,9 @@ def _opened_data(config: RunConfig, workload: Workload, other: OtherData | None,
     if workload.data.class_names != data.class_names and (needs_labels or data.class_names):
         run, now = (", ".join(one.class_names) or "numbers" for one in (workload.data, data))
         raise DataError(f"{source}: the classes are {now}; in the run they are {run}; {remedy}")
-    return data
+    if needs_labels:
+        labels.check(workload.objective, data.faults)
+    return labels.for_loss(workload.objective, data)
 
 
 def _as_text(values: np.ndarray, names: tuple[str, ...]) -> np.ndarray:

@@ -209,9 +209,10 @@ def _check_all_finite(array: np.ndarray, name: str, *, remedy: str = REPLACE) ->
 
 
 def check_alike(train: Batch, evaluate: Batch, source: str) -> None:
-    """Raises DataError unless the examples of both parts look the same."""
+    """Raises DataError unless the examples of both parts look the same; one of them may have no weights."""
     for name, one, other in zip(Batch._fields, train, evaluate, strict=True):
-        if not are_alike(one, other):
+        is_without = name == "weights" and (one is None or other is None)
+        if not is_without and not are_alike(one, other):
             raise DataError(
                 f"{source}, {name}: an example to train on is {describe_nest(one)}, one to evaluate on is "
                 f"{describe_nest(other)}; both must be the same"

@@ -74,6 +74,7 @@ def open_parts(opened: Any, source: str, *, seed: int) -> DataSet:
     if classes is None and isinstance(spec.labels, ArraySpec) and spec.labels.dtype.startswith("float"):
         classes = (spec.labels.shape or (1,))[-1]
     faults = tuple(one.fault._replace(part=part) for part, one in sources.items() if one.fault)
+    spec = spec._replace(weights=sources["train"].spec.weights)  # the evaluation may have others, or none
     train, evaluate = sources["train"].examples, sources["evaluate"].examples
     return DataSet(train, evaluate, Spec(*spec, classes=classes or 0), faults=faults, doubts=returned.doubts)
 
