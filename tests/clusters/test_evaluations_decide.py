@@ -190,7 +190,7 @@ def test_a_hook_ends_a_run_under_any_strategy_and_a_rate_falls(begin: Make, clus
 def test_the_best_state_is_exported_and_another_run_can_export_it_too(begin: Make):
     """Its labels are those of the training turned round, so that its loss rises."""
     more = ["cluster=1ps2w", "evaluate.every=10", "evaluate.best_metric=loss", "train.steps=40"]
-    run = done(begin(*more, "evaluate.export_best=true", kills="in-evaluation after-evaluation", FLIPPED="yes"))
+    run = done(begin(*more, kills="in-evaluation after-evaluation", FLIPPED="yes"))
     step, loss = min(evaluations(run), key=lambda one: one[1])
     assert step < 40
     best = run.summary()["best"]

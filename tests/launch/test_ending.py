@@ -32,6 +32,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     monkeypatch.chdir(tmp_path)
     typed = ["/usr/bin/trainer", "mode=train", "cluster=2ps4w", "run=runs/x", "train.steps=300", "resume=never"]
     monkeypatch.setattr(sys, "argv", typed)
+    monkeypatch.setattr(ending, "find_spec", lambda name: None)
     for name in ("export", "events", "checkpoints"):
         Path("runs/x", name).mkdir(parents=True)
     Path("runs/x/export/model.keras").touch()
@@ -52,7 +53,7 @@ def test_a_run_that_is_done_says_what_it_reached_where_it_is_and_what_to_type_ne
         "run           runs/x",
         "model         runs/x/export/model.keras",
         "train on      trainer cluster=2ps4w run=runs/x train.steps=600",
-        "TensorBoard   tensorboard --logdir runs/x",
+        "TensorBoard   pip install tensorboard && tensorboard --logdir runs/x",
     ]
 
 
@@ -65,6 +66,13 @@ def test_a_run_of_epochs_is_continued_for_as_many_again(directory, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/usr/bin/trainer", "train.epochs=5"])
     lines = done(directory, SUMMARY, start=0, longer="train.epochs=10", has_report=False).splitlines()
     assert "train on      trainer run=runs/x train.epochs=10" in lines
+
+
+def test_tensorboard_where_it_is_installed_and_another_step_that_was_exported(directory, monkeypatch):
+    monkeypatch.setattr(ending, "find_spec", lambda name: name == "tensorboard")
+    lines = done(directory, SUMMARY | {"exported_step": 200}, start=0, has_report=False).splitlines()
+    assert "TensorBoard   tensorboard --logdir runs/x" in lines
+    assert "model         runs/x/export/model.keras, of step 200, the best" in lines
 
 
 def test_the_rows_of_tables_that_grow_are_counted(directory):

@@ -462,8 +462,14 @@ class EvaluateConfig:
     # evaluations in a row without a better best_metric after which training ends early; default: never
     patience: int | None = field(default=None, metadata=limits(at_least=1))
     min_delta: float = field(default=0.0, metadata=limits(at_least=0))  # a smaller change of best_metric is no better
-    # keep the best evaluated state in best/, and export it instead of the last; an evaluator task keeps it anyway
-    export_best: bool = False
+    # keep the best evaluated state in best/, and export it instead of the last; default: where evaluate.every is set.
+    # An evaluator task keeps it anyway, and the last state is exported
+    export_best: bool | None = None
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether the best of the states that the chief evaluates is kept and exported."""
+        return self.every > 0 if self.export_best is None else self.export_best
 
 
 @dataclass

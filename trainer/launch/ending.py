@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +36,11 @@ def done(directory: RunDirectory, summary: Mapping[str, Any], *, start: int, lon
         "rows": _describe_rows(summary.get("rows", {})),
         "params_sha256": summary["params_sha256"],
         "run": shown(directory.path),
-        "model": next((shown(path) for path in exported if path.exists()), None),
+        "model": next((_describe_model(path, summary) for path in exported if path.exists()), None),
         "not exported": f"{why}; to try again: {again}" if (why := summary.get("not_exported")) else None,
         "report": shown(directory.path / REPORT) if has_report else None,
         "train on": None if early else command(directory.path, resumes=True, more=[longer]),
-        "TensorBoard": shell.joined(["tensorboard", "--logdir", shown(directory.path)])
-        if directory.events.exists()
-        else "",
+        "TensorBoard": _tensorboard(directory) if directory.events.exists() else None,
     }
     now = f" ({steps - start:,} of them now)" if start else ""
     took = f"in {summary['seconds']:.1f} s{f' (first step after {first:.1f} s)' if first else ''}"
@@ -55,6 +54,17 @@ def _describe_rows(tables: Mapping[str, int]) -> str:
     if len(tables) > NAMED_TABLES:
         return f"{sum(tables.values()):,} in {len(tables)} tables that grow"
     return ", ".join(f"{path} {count:,}" for path, count in tables.items())
+
+
+def _describe_model(path: Path, summary: Mapping[str, Any]) -> str:
+    step = summary.get("exported_step", summary["steps"])
+    return shown(path) if step == summary["steps"] else f"{shown(path)}, of step {step}, the best"
+
+
+def _tensorboard(directory: RunDirectory) -> str:
+    """The command that shows the events, after the one that installs it where it is missing."""
+    command = shell.joined(["tensorboard", "--logdir", shown(directory.path)])
+    return command if find_spec("tensorboard") else f"pip install tensorboard && {command}"
 
 
 def _describe_best(best: Mapping[str, Any]) -> str:

@@ -35,7 +35,7 @@ def named(directory: RunDirectory, name: str) -> Checkpoint:
     if name == "best":
         best = evaluations.best(directory.best)
         if best is None:
-            how = "an evaluator task keeps it, or evaluate.export_best=true"
+            how = "an evaluator task keeps it, or evaluate.every=100"
             raise NoSuchCheckpointError(f"{shown(directory.path)} has no best checkpoint: {how}")
         return checkpoint.read_manifest(best[1])
     paths = {int(path.name): path for path in checkpoint.finished(directory.checkpoints)}

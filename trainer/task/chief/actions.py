@@ -279,7 +279,7 @@ def _make_evaluation(
 ) -> ChiefEvaluation:
     directory = context.directory
     lines = History(directory.evaluations, start=start.step)
-    if not context.config.evaluate.export_best:
+    if not context.config.evaluate.keeps_best:
         return ChiefEvaluation(evaluator, events, lines, context.status)
     evaluations.remove_best_after(directory.best, start.step)
     return ChiefEvaluation(evaluator, events, lines, context.status, saver.save_if_best)
@@ -356,10 +356,12 @@ def finish(
         last_rows = table_files.loaded(path, context.plan.tables, seed=context.config.seed)
     if not stopped:
         context.status.state = "exporting"
-        best = evaluations.best_result(context.directory) if context.config.evaluate.export_best else None
+        keeps_best = chief.evaluation is not None and chief.evaluation.keep is not None
+        best = evaluations.best_result(context.directory) if keeps_best else None
         if best:
             results["best"] = best
         state, rows = _load(context, best) if best else (snapshot, last_rows)
+        results["exported_step"] = state.step
         served, failures = _export(context, workload, state, rows)
         if failures:
             results["not_exported"] = "; ".join(failures)
