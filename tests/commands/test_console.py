@@ -28,7 +28,7 @@ from runs import wait_until
 from trainer.commands.console import actions, form
 from trainer.commands.console.app import make_app
 from trainer.commands.console.pages import Folder
-from trainer.config.schema import ConsoleConfig
+from trainer.config.schema import ConsoleConfig, OptimizerName
 from trainer.observe import runs
 from trainer.plan.description import Description
 from trainer.plan.devices import Machine
@@ -424,6 +424,33 @@ REFUSED = [
     ("experiment=/tmp/x.yaml", "experiment: cannot be a file here"),
     ("model._target_=os.system", "model._target_=os.system: names code to import"),
 ]
+
+
+def test_the_form_leaves_the_optimizer_to_the_model_and_takes_epochs(console, tmp_path):
+    folder, config = Folder(tmp_path / "runs"), ConsoleConfig()
+    draft = form.read({"epochs": "5"}, folder, config)
+    assert not [text for text in draft.overrides if text.startswith(("optimizer", "train.steps"))]
+    assert "train.epochs=5" in draft.overrides
+    directory = make_run(tmp_path / "runs" / "mine")
+    stored = directory.read_config()
+    stored.train.epochs = 3
+    stored.optimizer.name, stored.optimizer.learning_rate = OptimizerName.sgd, 0.5  # as compile() had them
+    directory.write_inputs(stored, directory.read_plan())
+    again = form.read(form.from_run("mine", folder), folder, config)
+    assert not [text for text in again.overrides if text.startswith("optimizer")]
+    assert load(again.overrides).train.epochs == 3
+
+
+def test_the_table_has_the_loss_of_each_run_as_a_line(console, tmp_path):
+    few, many = (make_run(tmp_path / "runs" / name) for name in ("few", "many"))
+    few.history.write_text('{"step": 10, "loss": 0.5}\n')
+    many.history.write_text("".join(f'{{"step": {step}, "loss": {1 / step}}}\n' for step in range(1, 9999)) + '{"step"')
+    page = console().get("/").text
+    (path,) = re.findall(r'<path d="M(.*?)"/>', page)
+    points = [tuple(map(float, text.split())) for text in path.split("L")]
+    assert 40 <= len(points) <= 70
+    assert points == sorted(points)
+    assert (points[0][1], points[-1][0]) == (2.0, 89.0)
 
 
 def test_what_names_a_command_or_a_place_elsewhere_is_refused(console):

@@ -33,12 +33,10 @@ def show(
 ) -> None:
     """Prints what would run where, and how long a step is expected to take; tables that fit the console's width."""
     console = console or Output()
-    console.print(f"[bold]{plan.cluster}[/bold]: {plan.describe()}")
-    console.print(plan.objective, markup=False)
-    console.print(plan.optimizer, markup=False)
-    console.print(_bits(plan), markup=False)
-    if plan.initial:
-        console.print(plan.initial, markup=False)
+    first, *head = _head(plan)
+    console.print(f"[bold]{plan.cluster}[/bold]: {first}")
+    for line in head:
+        console.print(line, markup=False)
     for table in (_tasks(plan, console.width), _shards(plan, console.width), *_groups(plan, console.width)):
         console.print(table)
     for table in _tables(plan, console.width):
@@ -48,6 +46,20 @@ def show(
         console.print(line, markup=False, soft_wrap=not console.is_terminal)
     for warning in plan.warnings:
         console.print(f"warning: {warning}", markup=False)
+
+
+def tables(plan: Plan) -> dict[str, Any]:
+    """What `show` prints, for a page: lines before the tables and after them, the tasks, and the warnings."""
+    rows = [_task(plan, task) for task in plan.tasks]
+    empty = [column for column in rows[0] if column == "log" or all(row[column] in ("", "none") for row in rows)]
+    tasks = [{column: text for column, text in row.items() if column not in empty} for row in rows]
+    head = [f"{plan.cluster}: {line}" if not number else line for number, line in enumerate(_head(plan))]
+    return {"head": head, "tasks": tasks, "traffic": _traffic(plan).splitlines(), "warnings": plan.warnings}
+
+
+def _head(plan: Plan) -> list[str]:
+    """What was chosen, and where it comes from."""
+    return [plan.describe(), plan.objective, plan.optimizer, _bits(plan), *([plan.initial] if plan.initial else [])]
 
 
 def write_json(plan: Plan, path: str, expected: Forecast | Unknown | None = None) -> None:
@@ -108,14 +120,14 @@ def _tasks(plan: Plan, width: int) -> Table:
     columns = [column for column in rows[0] if column not in left_out]
     table = _table("tasks", *columns, is_wide=is_wide)
     for row in rows:
-        table.add_row(*(row[column] for column in columns))
+        table.add_row(*(escape(row[column]) for column in columns))
     return table
 
 
 def _task(plan: Plan, task: Task) -> dict[str, str]:
     return {
         "task": task.name + (" (chief)" if task.is_chief else ""),
-        "address": escape(_address(task)),
+        "address": _address(task),
         "GPUs": ", ".join(map(str, task.gpus)) or "none",
         "GPU memory": _memory(task),
         "threads": f"{task.intra_op_threads} intra, {task.inter_op_threads} inter",

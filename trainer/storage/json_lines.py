@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+LINE_BYTES = 512  # more than most lines have
 TAIL_BYTES = 64 * 1024  # that hold a last line
 
 
@@ -17,6 +18,23 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
             with suppress(ValueError):
                 if isinstance(value := json.loads(line), dict):
                     yield value
+
+
+def sampled(path: Path, most: int) -> Iterator[dict[str, Any]]:
+    """Yields JSON objects of a file of lines: of a large file at most so many, from all over it, and its last one."""
+    with suppress(FileNotFoundError):
+        if (size := path.stat().st_size) <= most * LINE_BYTES:
+            yield from lines(path)
+            return
+        with path.open("rb") as file:
+            for number in range(most):
+                file.seek(number * size // most)
+                if number:
+                    file.readline()  # the rest of one
+                with suppress(ValueError):
+                    if isinstance(value := json.loads(file.readline()), dict):
+                        yield value
+        yield last_line(path)
 
 
 class Tail:

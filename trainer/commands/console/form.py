@@ -26,6 +26,7 @@ from trainer.config.keys import shown
 from trainer.config.schema import ConsoleConfig, Launch, StrategyName
 from trainer.faults.problems import Problem
 from trainer.observe.report import settings
+from trainer.plan.plan import Plan
 from trainer.storage.run_directory import RunDirectory
 
 PLAN_SECS = 120.0  # for TensorFlow to build the model once
@@ -61,10 +62,11 @@ def fields() -> list[Field]:
         Field("strategy", "strategy", "strategy", "auto", [str(one.value) for one in StrategyName]),
         Field("model", "model", "model", "cnn", _choices("model"), "or a function of the file named by user="),
         Field("data", "data", "data", "mnist_10k", _choices("data"), "or a function of that file"),
-        Field("optimizer", "optimizer", "optimizer", "adam", _choices("optimizer")),
+        Field("optimizer", "optimizer", "optimizer", "", ["", *_choices("optimizer")], "default: the model's, or adam"),
         Field("learning_rate", "learning rate", "optimizer.learning_rate", hint="default: the optimizer's"),
         Field("batch_size", "batch size", "train.batch_size", "256", hint="examples of an update, over all replicas"),
         Field("steps", "steps", "train.steps", "300"),
+        Field("epochs", "epochs", "train.epochs", hint="instead of steps"),
         Field("gpus", "GPUs of each worker", "device.gpus", "0"),
         Field("memory_fraction", "share of each GPU's memory", "device.memory_fraction", hint="(0, 1]; only with GPUs"),
     ]
@@ -81,7 +83,7 @@ class Draft:
     values: dict[str, str]
     overrides: list[str] = field(default_factory=list)
     problems: dict[str, list[Problem]] = field(default_factory=dict)  # by field; "" for those of no field
-    plan: str = ""  # as mode=plan prints it
+    plan: Plan | None = None
 
     def add(self, name: str, problem: Problem) -> None:
         self.problems.setdefault(name, []).append(problem)
@@ -98,11 +100,14 @@ def read(values: Mapping[str, str], folder: Folder, config: ConsoleConfig) -> Dr
     if not draft.problems:
         draft.overrides += _cluster(given)
     for name in ("name", "launch", "strategy", "model", "data", "optimizer"):
+        if name == "optimizer" and not given[name]:
+            continue
         if re.fullmatch(r"[\w.-]{1,64}", given[name]):
             draft.overrides.append(f"{name}={given[name]}")
         else:
             draft.add(name, Problem(name, f"{given[name]!r} is not a name", "letters, digits, _, . and -"))
-    numbers = [one for one in fields() if one.name in ("learning_rate", "batch_size", "steps")]
+    length = "epochs" if given["epochs"] else "steps"
+    numbers = [one for one in fields() if one.name in ("learning_rate", "batch_size", length)]
     draft.overrides += [f"{one.key}={given[one.name]}" for one in numbers if given[one.name]]
     for line in filter(None, map(str.strip, given["more"].splitlines())):
         problem = _refusal(line, folder, config)
@@ -180,7 +185,7 @@ def examine(draft: Draft, user_folder: str | None, *, with_plan: bool) -> None:
     for one in answer["problems"]:
         problem = Problem(**one)
         draft.add(_field_of(problem), problem)
-    draft.plan = answer["plan"]
+    draft.plan = None if answer["plan"] is None else Plan.from_json(answer["plan"])
 
 
 def _field_of(problem: Problem) -> str:
@@ -203,7 +208,8 @@ def from_run(name: str, folder: Folder) -> dict[str, str]:
         config = RunDirectory(folder.run(name)).read_config()
     except NoSuchRunError:
         return {}
-    changed = settings.changed(config)
+    chosen = config.optimizer.given  # the others are the model's own
+    changed = [row for row in settings.changed(config) if _is_chosen(row[0], chosen)]
     values = {
         "name": config.name,
         "ps": str(config.cluster.ps),
@@ -213,13 +219,19 @@ def from_run(name: str, folder: Folder) -> dict[str, str]:
         "strategy": str(config.strategy.name.value),
         "model": config.model.name,
         "data": config.data.name,
-        "optimizer": config.optimizer.name.value,
+        "optimizer": config.optimizer.name.value if "name" in chosen else "",
         "learning_rate": next((value for key, value, _ in changed if key == "optimizer.learning_rate"), ""),
         "batch_size": str(config.train.batch_size),
         "steps": str(config.train.steps),
+        "epochs": str(config.train.epochs or ""),
     }
     of_fields = [one.key for one in fields() if not one.key.startswith("device.")]  # which may differ by task
     own = ("cluster.name", "strategy.name", "launch.name", *of_fields)
     rows = [(key, value) for key, value, _ in changed if key not in own]
     more = [f"{key}={value}" for key, value in rows if key.partition(".")[0] in SECTIONS and value]
     return values | {"more": "\n".join(more)}
+
+
+def _is_chosen(key: str, of_optimizer: Sequence[str]) -> bool:
+    section, _, name = key.partition(".")
+    return section != "optimizer" or (name.partition(".")[0] or "name") in of_optimizer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import re
 import time
@@ -22,14 +23,16 @@ from trainer.config.schema import RunOrder
 from trainer.launch.view import duration
 from trainer.observe import runs
 from trainer.observe.html import template
+from trainer.observe.report import curves, settings
 from trainer.observe.report import page as report
-from trainer.observe.report import settings
 from trainer.observe.runs import RunFacts
+from trainer.plan import page as plan_page
 from trainer.plan.plan import Plan
-from trainer.storage import checkpoint, lease
+from trainer.storage import checkpoint, json_lines, lease
 from trainer.storage.run_directory import RunDirectory
 
 PACKAGE = "trainer.commands.console"
+SPARK_POINTS = 60  # of a curve in the table of runs
 ROWS = 100  # of a table of runs, on a page
 LOG_LINES = 500  # of a page of a log
 TAIL_BYTES = 512 * 1024  # of a log that are read where nothing is searched
@@ -135,7 +138,32 @@ def _row(name: str, facts: RunFacts) -> dict[str, Any]:
         "began": began,
         "took": "" if facts.seconds is None else duration(facts.seconds),
         "share": facts.step / facts.steps if facts.steps else 0.0,
+        "spark": _spark(Path(facts.path)),
     }
+
+
+def _spark(run: Path) -> str:
+    """The loss of a run as a small line."""
+    history = RunDirectory(run).history
+    try:
+        stat = history.stat()
+    except OSError:
+        return ""
+    return _spark_of(history, stat.st_ino, stat.st_size)
+
+
+@functools.lru_cache(maxsize=1024)
+def _spark_of(history: Path, inode: int, size: int) -> str:
+    lines = json_lines.sampled(history, SPARK_POINTS)
+    points = sorted((line["step"], line["loss"]) for line in lines if _is_number(line.get("loss")) and "step" in line)
+    try:
+        return curves.spark(points)
+    except OverflowError:  # numbers at the limit of floats
+        return ""
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def run_url(name: str) -> str:
@@ -204,7 +232,10 @@ def _starting(folder: Folder, name: str) -> str | None:
 def new(draft: Any, fields: Sequence[Any]) -> str:
     """The form that starts a run, with what is wrong with what was typed, and its plan."""
     command = shell.joined(["python", "-m", "trainer", *draft.overrides])
-    return template("new.html.j2", PACKAGE).render(draft=draft, fields=fields, command=command)
+    values = {"plan": None, "draft": draft, "fields": fields, "command": command}
+    if draft.plan is not None:
+        values |= {"plan": plan_page.tables(draft.plan), "shards": report.shards(draft.plan)}
+    return template("new.html.j2", PACKAGE).render(values)
 
 
 @functools.lru_cache(maxsize=64)

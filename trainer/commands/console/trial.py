@@ -7,10 +7,7 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from io import StringIO
 from pathlib import Path
-
-from rich.console import Console
 
 from trainer.commands import command
 from trainer.commands.plan import make
@@ -18,7 +15,6 @@ from trainer.config import compose
 from trainer.config.schema import RunConfig
 from trainer.faults.exit_codes import TrainerError
 from trainer.faults.problems import ConfigError, Problem
-from trainer.plan import page
 
 # Sections that no override of the console may have changed, whatever chose them.
 FIXED = (
@@ -29,14 +25,12 @@ FIXED = (
 
 def main() -> None:
     """Reads overrides and the folder of the user's files from stdin, as JSON; the last line that it prints answers."""
-    given, problems, plan = json.load(sys.stdin), [], ""
+    given, problems, plan = json.load(sys.stdin), [], None
     try:
         config = compose.load(given["overrides"], command.resolve, command.validate)
         problems = [asdict(problem) for problem in _forbidden(config, given["user_folder"])]
         if "--plan" in sys.argv[1:] and not problems:
-            text = StringIO()
-            page.show(make(config), console=Console(file=text, width=110, highlight=False))
-            plan = text.getvalue()
+            plan = make(config).to_json()
     except ConfigError as error:
         problems = [asdict(problem) for problem in error.problems]
     except TrainerError as error:

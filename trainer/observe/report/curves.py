@@ -9,6 +9,7 @@ from itertools import pairwise
 
 WIDTH, HEIGHT = 560, 250
 LEFT, RIGHT, TOP, BOTTOM = 56, 10, 10, 26  # margins, in which the numbers of the axes stand
+SPARK_WIDTH, SPARK_HEIGHT = 90, 22
 MAX_POINTS = 400  # of a curve; of more, the lowest and the highest of each stretch are drawn
 SMOOTHING = 0.9  # weight of the values before, of an exponential moving average
 FEW = 60  # points that are marked one by one
@@ -64,6 +65,16 @@ def draw(curves: Sequence[Curve], *, logarithmic: bool) -> Axes | None:
         return _place(shown, logarithmic=logarithmic)
     except OverflowError:  # numbers at the limit of floats
         return None
+
+
+def spark(points: Points) -> str:
+    """The path of a small curve without axes, in SPARK_WIDTH x SPARK_HEIGHT pixels; empty of fewer than two points."""
+    finite = Curve("", points).finite
+    if len(finite) < 2:
+        return ""
+    x_scale = _Scale([x for x, _ in finite], 1, SPARK_WIDTH - 1, logarithmic=False)
+    y_scale = _Scale([y for _, y in finite], SPARK_HEIGHT - 2, 2, logarithmic=False)
+    return "M" + "L".join(f"{x_scale(x):g} {y_scale(y):g}" for x, y in finite)
 
 
 def _place(shown: Sequence[tuple[Curve, Points]], *, logarithmic: bool) -> Axes:

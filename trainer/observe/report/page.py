@@ -124,7 +124,7 @@ def context(records: Sequence[Record], changed: Sequence[tuple[str, str, str]]) 
         "contributions": first.summary.get("contributions") or {},
         "events": _events(first),
         "more_events": max(0, len(first.events) - MAX_EVENTS),
-        "shards": _shards(first.plan),
+        "shards": shards(first.plan),
         "files": [name for name in FILES if (first.folder / name).exists()],
         "changed": changed,
         "differences": settings.differences([record.config for record in records]) if len(records) > 1 else [],
@@ -261,7 +261,7 @@ def _describe_event(event: Mapping[str, Any]) -> str:
     return ", ".join(filter(None, [str(event.get("cluster", "")), str(event.get("strategy", "")), text]))
 
 
-def _shards(plan: Plan) -> list[dict[str, Any]]:
+def shards(plan: Plan) -> list[dict[str, Any]]:
     """By host: its bytes and its share of all, with its parameters."""
     total = sum(4 * piece.size for shard in plan.shards for piece in (*shard.trainable, *shard.state)) or 1
     return [
