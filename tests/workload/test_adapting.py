@@ -47,7 +47,7 @@ def dataset(columns: dict[str, np.ndarray] = COLUMNS) -> tf.data.Dataset:
 
 
 def _opened(columns: dict[str, np.ndarray]) -> Any:
-    examples, spec = open_arrays((columns,), "test")
+    examples, spec, _ = open_arrays((columns,), "test")
     return examples, spec.features
 
 
@@ -148,7 +148,7 @@ def test_the_features_of_a_stream_are_those_of_one_epoch():
         yield from (Batch(np.full((2, 3), number, np.float32), np.zeros(2)) for number in range(4))
 
     stream = Stream(open_batches, Batch(None), "test")
-    _, spec = open_arrays((np.zeros((2, 3), np.float32),), "test")
+    spec = open_arrays((np.zeros((2, 3), np.float32),), "test").spec
     layer = layers.Normalization()
     layer.adapt(feature_batches(stream, spec.features, seed=1))
     np.testing.assert_allclose(np.ravel(layer.mean), [1.5, 1.5, 1.5])
