@@ -10,6 +10,7 @@ from trainer.commands.sweep.space import overrides
 from trainer.commands.sweep.trials import DONE, WAITING, Sweep, Trial
 from trainer.config.keys import shown as typed
 from trainer.launch.progress import is_interactive
+from trainer.observe.runs import read_status
 from trainer.storage.json_lines import last_line
 from trainer.storage.run_directory import RunDirectory
 
@@ -54,8 +55,9 @@ def _table(sweep: Sweep, running: Sequence[tuple[Trial, int]]) -> Table:
     if len(ranked) > MOST_ROWS:
         drawn.add_row("...", *[""] * len(settings.space), "", f"{len(ranked) - MOST_ROWS} more")
     for trial, steps in running:
-        now = last_line(RunDirectory(sweep.run_of(trial)).history)
+        directory = RunDirectory(sweep.run_of(trial))
+        now, total = last_line(directory.history), read_status(directory).get("steps", steps)  # epochs become steps
         step, loss = now.get("step", 0), now.get("loss")
         training = "starts" if loss is None else f"loss {loss:.4f}"
-        drawn.add_row(trial.name, *map(typed, trial.values.values()), f"{step}/{steps}", training, style="bold")
+        drawn.add_row(trial.name, *map(typed, trial.values.values()), f"{step}/{total}", training, style="bold")
     return drawn

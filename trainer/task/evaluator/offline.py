@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from trainer.task.server import can_fuse, session_config
 from trainer.workload import labels, step
 from trainer.workload.build import Workload, open_data_set, open_workload
 from trainer.workload.data.arrays import are_alike
-from trainer.workload.data.examples import DataError, DataSet, describe_nest
+from trainer.workload.data.examples import DataError, DataSet, Nest, describe_nest, find_data_error, map_nest
 from trainer.workload.data.ids import numberings_of
 from trainer.workload.serving import make_prediction
 
@@ -53,7 +54,8 @@ def evaluate(
     opened = _Opened(directory, source, other, needs_labels=True)
     evaluator = Evaluator(opened.workload, batch_size=batch_size or opened.batch_size, **opened.options)
     opened.connect(evaluator)
-    return evaluator.score(opened.snapshot), evaluator.examples
+    with _data_errors():
+        return evaluator.score(opened.snapshot), evaluator.examples
 
 
 def predict(
@@ -70,8 +72,18 @@ def predict(
         **opened.options,
     )
     opened.connect(copy)
-    for outputs, _ in copy.results(opened.snapshot):
-        yield {name: _as_text(values, names) for name, values in outputs.items()}
+    with _data_errors():
+        for outputs, _ in copy.results(opened.snapshot):
+            yield {name: _as_text(values, names) for name, values in outputs.items()}
+
+
+@contextmanager
+def _data_errors() -> Iterator[None]:
+    """Turns what TensorFlow raises where examples cannot be used into what is wrong with them."""
+    try:
+        yield
+    except (tf.errors.OpError, UnicodeDecodeError) as error:
+        raise find_data_error(error) or error from error
 
 
 class _Opened:
@@ -117,7 +129,7 @@ def _opened_data(config: RunConfig, workload: Workload, other: OtherData | None,
     source = f"data set {other.data.name}"
     for part in ("features", "labels") if needs_labels else ("features",):
         own, theirs = getattr(workload.data.spec, part), getattr(data.spec, part)
-        if not are_alike(own, theirs):
+        if not are_alike(*((own, theirs) if part == "features" else map(_of_any_width, (own, theirs)))):
             raise DataError(
                 f"{source}, {part}: an example is {describe_nest(theirs)}, one of the run is {describe_nest(own)}; "
                 "both must be the same"
@@ -133,6 +145,11 @@ def _opened_data(config: RunConfig, workload: Workload, other: OtherData | None,
     if needs_labels:
         labels.check(workload.objective, data.faults)
     return labels.for_loss(workload.objective, data)
+
+
+def _of_any_width(specs: Nest) -> Nest:
+    """Specs of labels in which all integers are of one type: a class has the same number in each."""
+    return map_nest(lambda one: one._replace(dtype="int64") if "int" in one.dtype else one, specs)
 
 
 def _as_text(values: np.ndarray, names: tuple[str, ...]) -> np.ndarray:
