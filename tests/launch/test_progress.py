@@ -20,6 +20,7 @@ from trainer.launch.view import Course, Standing, StepRate, TaskView
 from trainer.storage.history import History
 
 PAGE = {"step": 40, "examples_per_second": 0.0, "wait_fraction": 0.5, "loss": None, "metrics": {}, "missing": []}
+PAGE |= {"evaluated": 0, "data_secs": 0.0}
 PAGE |= {"memory_bytes": 300 * 2**20, "is_stopping": False, "stalled_secs": 0.0}
 
 
@@ -408,3 +409,14 @@ def test_what_keeps_a_command_busy_is_said_early_and_then_ever_more_seldom(capsy
     said = capsys.readouterr().out.splitlines()
     assert [int(re.search(r" (\d+) s", text)[1]) for text in said if "mine.py, line 3" in text] == [2, 10, 40, 70]
     assert len(said) == 4  # the built-in models take seconds too
+
+
+def test_a_line_says_what_a_run_waits_for_or_does_instead_of_training():
+    chief, other = ({"step": 41, "examples_per_second": 1.0}, {"step": 41, "examples_per_second": 1.0})
+    waiting = task("worker:1", view.WAITS_FOR_DATA, data_secs=72.0, **other)
+    assert "worker:1 waiting for data (1:12)" in line([task("worker:0", **chief), waiting])
+    evaluating = line([task("worker:0", "evaluating", evaluated=12_800, **chief), task("worker:1", **other)])
+    assert "evaluating (12,800 examples)" in evaluating
+    assert "examples/s" not in evaluating
+    scored = line([task("worker:0", **chief), task("evaluator:0", "evaluating", evaluated=64)])
+    assert "evaluator:0 at step 40, evaluating (64 examples)" in scored

@@ -99,6 +99,8 @@ def test_the_status_page_describes_the_task_in_json(serve):
         "missing": [],
         "stalled_secs": 0.0,
         "stuck": [],
+        "evaluated": 0,
+        "data_secs": 0.0,
         "step_secs": 0.0,
         "wait_secs": 0.0,
         "compute_secs": 0.0,

@@ -18,6 +18,7 @@ import tensorflow as tf
 from trainer.workload.data import DataError, DataSet, open_data
 from trainer.workload.data.examples import ArraySpec, Stream, StreamContext
 from trainer.workload.data.pipeline import evaluation_batches, training_batches, training_iterator
+from trainer.workload.data.sources import open_parts
 from trainer.workload.data.streams import training_arrays
 
 pytestmark = pytest.mark.slow
@@ -369,6 +370,33 @@ def test_data_to_evaluate_on_must_end(endless):
     assert opened(endless(), dataset())
     with pytest.raises(DataError, match=r"mine, evaluate: has no end, as after repeat\(\); .*dataset.take\(100\)"):
         opened(dataset(), endless())
+    assert open_parts({"train": dataset(), "evaluate": endless()}, "mine", seed=5, must_end=False)
+
+
+class Forever(keras.utils.PyDataset):
+    @property
+    def num_batches(self) -> None:
+        return None
+
+    def __getitem__(self, index: int) -> Any:
+        return np.full((4, 3), index, np.float32), np.zeros(4, np.int64)
+
+
+def test_an_evaluation_ends_after_its_steps_whatever_the_data_is():
+    with pytest.raises(
+        DataError, match=r"mine, evaluate: has no end, because its num_batches is None; .*evaluate.steps"
+    ):
+        opened(dataset(), Forever())
+    rows = np.arange(50, dtype=np.float32).reshape(25, 2), np.zeros(25, np.int64)
+    for source, sizes in ((Forever(), [10, 10]), (rows, [10, 10]), (dataset().repeat(), [10, 10])):
+        data = open_parts({"train": source, "evaluate": source}, "mine", seed=5, must_end=False)
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            batches, seen = evaluation_batches(data.evaluate, batch_size=10, steps=2), []
+            session.run(batches.initializer, batches.feed_dict)
+            with contextlib.suppress(tf.errors.OutOfRangeError):
+                while True:
+                    seen.append(len(session.run(batches.batch.labels)))
+        assert seen == sizes
 
 
 class Ragged(Rows):

@@ -110,7 +110,12 @@ def _question(config: RunConfig, store: Path | None = None) -> Question:
         precision=config.train.precision.value,
         freezes=freezing(config.optimizer),
     )
-    question = replace(question, sparse=sparse_patterns(config.placement), formats=tuple(config.export.formats))
+    question = replace(
+        question,
+        sparse=sparse_patterns(config.placement),
+        formats=tuple(config.export.formats),
+        evaluate_steps=config.evaluate.steps,
+    )
     if config.user is not None:
         question = replace(
             question, batch=config.train.batch_size // batch_parts(config.cluster, config.device, config.train)

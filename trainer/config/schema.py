@@ -455,6 +455,8 @@ class TrainConfig:
 class EvaluateConfig:
     every: int = field(default=0, metadata=limits(at_least=0))  # steps between evaluations; 0: once, at the end
     batch_size: int = field(default=500, metadata=limits(at_least=1))  # examples evaluated at once
+    # batches after which an evaluation ends, for data without an end; default: all
+    steps: int | None = field(default=None, metadata=limits(at_least=1))
     # the metric by which an evaluator task chooses the best checkpoint, and training ends early; default: accuracy, or
     # loss where there is none
     best_metric: str | None = None
@@ -509,6 +511,8 @@ class TimeoutsConfig:
     # restart a task that blocks a step for longer than this and 20 times the median step; a task's first step compiles
     # and may take ten times as long
     step_secs: float = field(default=60.0, metadata=limits(above=0))
+    # restart a task whose step has waited for its data for longer than this; default: never
+    data_secs: float | None = field(default=None, metadata=limits(above=0))
 
 
 @dataclass

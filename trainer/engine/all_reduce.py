@@ -15,6 +15,7 @@ from tensorflow.python.eager import context
 
 from trainer.config.schema import OptimizerConfig
 from trainer.engine.compute import Replica, Requests, in_step, mean_computed, run_step
+from trainer.engine.data_wait import DataWait
 from trainer.engine.instruments import now
 from trainer.engine.step_result import StepResult
 from trainer.engine.update import divided, is_scaled, make_update, squares_order
@@ -71,6 +72,9 @@ class AllReduceEngine:
 
     def connect(self, target: str, session_config: Any) -> None:
         """Makes this worker's copy; the strategy has connected the cluster, so the arguments are not used."""
+        with tf.device("/cpu:0"):
+            self._taken = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self._data_wait = DataWait(lambda: int(self._taken.numpy()))
         with tf.device(self._device):
             self._flat = tf.Variable(tf.zeros([self._shard.size]), trainable=False)
             self._slots = {
@@ -99,6 +103,7 @@ class AllReduceEngine:
 
     def step(self, *, stop: bool = False, reductions: int = 0, fetch_gradients: bool = False) -> StepResult:
         called_at = time.time()
+        self._data_wait.begin_step()
         if self.is_tracing:
             context.context().enable_graph_collection()
         outputs = self._run_step(self._iterators, self._asking(stop, reductions))
@@ -107,6 +112,7 @@ class AllReduceEngine:
             self.executed = executed(context.context().export_run_metadata(), self.graph.as_graph_def().library)
             context.context().disable_graph_collection()
         tags, metrics, began, computed, ended, gradients = outputs
+        self._data_wait.end_step()
         returned_at = time.time()
         result = StepResult.read(
             tags.numpy(), metrics.numpy(), wait_secs=float(ended - computed), compute_secs=float(computed - began)
@@ -117,6 +123,9 @@ class AllReduceEngine:
         if not fetch_gradients:
             return result
         return result._replace(gradients=packing.from_flat(self._shard.trainable, gradients.numpy()))
+
+    def data_wait_secs(self) -> float:
+        return self._data_wait.secs()
 
     def peek(self) -> StepResult:
         flat = self._flat.read_value()
@@ -167,7 +176,8 @@ class AllReduceEngine:
             shard = self._shard
             with tf.device("/cpu:0"):
                 batches = [_Batch(*iterator.get_next()) for iterator in iterators]
-                began = now([tensor for one in batches for tensor in one.batch.tensors])
+                with tf.control_dependencies([tensor for one in batches for tensor in one.batch.tensors]):
+                    began = now([self._taken.assign_add(1, read_value=False)])
             flat = self._flat.read_value()
             tags = packing.tags_of(flat, shard)
             generation, step = tf.unstack(tf.cast(tags, tf.int64))

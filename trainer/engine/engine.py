@@ -66,6 +66,9 @@ class Engine(Protocol):
             tf.errors.OutOfRangeError: after the last batch.
         """
 
+    def data_wait_secs(self) -> float:
+        """For how long the present step has waited for its batch; 0: it does not. Can be called from any thread."""
+
     def peek(self) -> StepResult:
         """Reads where the run stands, without a step. Blocks until this worker's pushes are applied or dropped."""
 

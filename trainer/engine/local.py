@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from trainer.config.schema import OptimizerConfig
 from trainer.engine.compute import Replica, Requests, compute, in_step
+from trainer.engine.data_wait import BatchCount
 from trainer.engine.instruments import GraphClock, now
 from trainer.engine.optimizers import clip_scale
 from trainer.engine.session_engine import SessionEngine
@@ -58,6 +59,7 @@ class LocalEngine(SessionEngine):
                     for name in self._fills
                 }
             self._batches = [replica.batches() for replica in replicas]
+            self._batch_count = BatchCount("/cpu:0")
             self._requests = Requests.placeholders()
             self._step, self._gradients = self._make_step(optimizer, replicas, parameters)
             flat = self._flat.read_value()
@@ -104,7 +106,8 @@ class LocalEngine(SessionEngine):
     ) -> tuple[list[Any], tf.Tensor]:
         """Returns ([tags, metrics, time of the batches, time when computed, [no pushes, *stamps]], mean gradient)."""
         shard = self._shard
-        began_at = now([tensor for batches in self._batches for tensor in batches.batch.tensors])
+        tensors = [tensor for batches in self._batches for tensor in batches.batch.tensors]
+        began_at = now([*tensors, self._batch_count.count(tensors)])
         self._clock.end_at("input", began_at)
         with tf.control_dependencies([began_at]):  # not before, so that waiting for a batch is timed alone
             flat = self._flat.read_value()

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.engine.compute import Replica, Requests
+from trainer.engine.data_wait import BatchCount, DataWait
 from trainer.engine.instruments import run_traced
 from trainer.engine.step_result import StepResult
 from trainer.observe.placement.executed import Executed
@@ -34,9 +35,12 @@ class SessionEngine:
     _averaged = 1  # workers whose gradients an update averages
     _step: list[Any]  # [tags, metrics, time when vectors and batches were here, time when computed, [pushes, *stamps]]
     _gradients: Any  # packed
+    _batch_count: BatchCount
 
     def connect(self, target: str, session_config: Any) -> None:
         self.session = v1.Session(target, graph=self.graph, config=session_config)
+        self.session.run(self._batch_count.initializer)
+        self._data_wait = DataWait(lambda: int(self.session.run(self._batch_count.read)))
         for replica in self.replicas:
             replica.frozen.load(self.session)
         self._run_step = self.session.make_callable(self._step)  # without feeds, which cost time at each step
@@ -49,6 +53,15 @@ class SessionEngine:
         """A snapshot is whole."""
 
     def step(self, *, stop: bool = False, reductions: int = 0, fetch_gradients: bool = False) -> StepResult:
+        self._data_wait.begin_step()
+        result = self._take_step(stop=stop, reductions=reductions, fetch_gradients=fetch_gradients)
+        self._data_wait.end_step()
+        return result
+
+    def data_wait_secs(self) -> float:
+        return self._data_wait.secs()
+
+    def _take_step(self, *, stop: bool, reductions: int, fetch_gradients: bool) -> StepResult:
         began = time.time()
         if self.is_tracing or stop or reductions or fetch_gradients:
             outputs = self._run(self._step, self._asking(stop, reductions), fetch_gradients=fetch_gradients)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from trainer.faults import exit_codes
 from trainer.observe.machine import oom_kills
+from trainer.observe.status import WAITS_FOR_DATA
 from trainer.plan.environment import FINISHED, SUPERVISED
 from trainer.plan.plan import Task
 from trainer.storage import event_log
@@ -20,7 +21,8 @@ from trainer.task.log import STARTED
 
 LOG_LINES = 20
 ENDED_EARLY = "its process was ended with exit code 0 before its work was done, by code of the user's (os._exit?)"
-WORKING = ("training", "saving", "serving", "evaluating", "exporting", "done")  # states that end at a step boundary
+# States that end at a step boundary.
+WORKING = ("training", WAITS_FOR_DATA, "saving", "serving", "evaluating", "exporting", "done")
 
 
 class Starter(Protocol):

@@ -12,6 +12,7 @@ from trainer.launch.attempts import Attempt, Attempts
 from trainer.launch.restarts import holds_state
 from trainer.observe.page_server import LAUNCHER
 from trainer.observe.peers import try_status
+from trainer.observe.status import WAITS_FOR_DATA
 from trainer.plan.plan import Plan
 
 FIRST_STEP_TAKES = 10  # times as long as other steps may: it compiles
@@ -19,7 +20,8 @@ SECS_PER_TASK = 0.001  # between two reads of a page, for each task of the run: 
 SILENT_SECS = 2.0  # a shorter silence is no cause for others to leave: far longer than between two pages
 STACKS_SECS = 0.5  # to write stacks
 STUCK_SECS = 3.0  # to write stacks, and for newer pages to arrive
-BEATING = ("waiting", "training", "saving", "serving", "evaluating")  # states in which a task must answer
+# States in which a task must answer.
+BEATING = ("waiting", "training", WAITS_FOR_DATA, "saving", "serving", "evaluating")
 BUSY = ("saving", "evaluating", "exporting")  # states in which a step may take any time
 
 
@@ -62,6 +64,7 @@ class SilenceWatch:
         self._polled_at = time.monotonic()
         self._stuck: dict[str, tuple[int, int]] = {}  # by task, its attempt's number and its step
         self._stuck_since = 0.0
+        self._had_no_data_at: dict[str, float] = {}  # by task whose step waited for its data: when it last did
 
     def poll(self) -> None:
         now, limit = time.monotonic(), self._timeouts.heartbeat_secs
@@ -93,7 +96,11 @@ class SilenceWatch:
     def _kill_stuck(self, alive: Mapping[str, Attempt], now: float) -> None:
         """Kills tasks that a step waits for too long, if it still does some moments later."""
         pages = [attempt.page for attempt in alive.values() if attempt.page]
+        self._had_no_data_at |= {name: now for name, one in alive.items() if one.state == WAITS_FOR_DATA}
+        had_no_data = {name for name, at in self._had_no_data_at.items() if now - at < self._timeouts.step_secs}
         names = {name for page in pages for name in page["stuck"] if name in alive and self._is_stuck(alive[name])}
+        names = set() if had_no_data and self._plan.effective_strategy.has_ring else names - had_no_data
+        names |= {name for name, one in alive.items() if self._waits_too_long_for_data(one)}
         if any(page["state"] in BUSY for page in pages):
             names = set()  # the others wait for that task, and will not in a moment
         stuck = {name: (alive[name].number, (alive[name].page or {})["step"]) for name in names}
@@ -104,7 +111,15 @@ class SilenceWatch:
                     self._attempts.signal(name, SIGUSR1)  # it writes the stacks of its threads into its log
         elif stuck and now - self._stuck_since > STUCK_SECS:
             for name in stuck:
-                self._attempts.kill(name, "a step waited too long for it (timeouts.step_secs; stacks are in the logs)")
+                key, for_what = "step_secs", "it"
+                if self._waits_too_long_for_data(alive[name]):
+                    key, for_what = "data_secs", "its data"
+                why = f"a step waited too long for {for_what} (timeouts.{key}; stacks are in the logs)"
+                self._attempts.kill(name, why)
+
+    def _waits_too_long_for_data(self, attempt: Attempt) -> bool:
+        limit = self._timeouts.data_secs
+        return limit is not None and attempt.state == WAITS_FOR_DATA and (attempt.page or {})["data_secs"] > limit
 
     def _is_stuck(self, attempt: Attempt) -> bool:
         """Whether a worker that a step waits for too long is in a state that should not take so long."""

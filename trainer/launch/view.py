@@ -10,15 +10,24 @@ from statistics import mean
 from typing import Any
 
 from trainer.config.words import some
+from trainer.observe.status import WAITS_FOR_DATA
 
 RATE_WINDOW_SECS = 30.0  # of the steps from which the time left is computed
 SILENT_SECS = 3.0  # a page is read twice a second
 BUSY_SECS = 10.0  # a task that starts answers late
 LATE_SECS = 5.0  # a worker that a step has waited for so long
+STEPPING = ("training", "stopping")  # phases of a run whose speed is shown
 MAX_METRICS = 3  # in a line
 MAX_NAMED = 8  # tasks of a line, before they are counted by state
 BROKEN, DELAYED, BUSY, WORKING, ENDED = "broken", "delayed", "busy", "working", "ended"  # what a state means
-MEANINGS = {"restarting": DELAYED, "done": ENDED, "stopped": ENDED, "training": WORKING, "serving": WORKING}
+MEANINGS = {
+    "restarting": DELAYED,
+    WAITS_FOR_DATA: DELAYED,
+    "done": ENDED,
+    "stopped": ENDED,
+    "training": WORKING,
+    "serving": WORKING,
+}
 
 
 @dataclass(frozen=True)
@@ -122,14 +131,35 @@ def line(tasks: Sequence[TaskView], course: Course, stands: Standing) -> str:
     if stands.phase == "starting":
         return f"starting: {_states(tasks)}"
     workers = [task for task in tasks if task.job == "worker" and task.page]
-    evaluators = [f"{task.name} at step {task.page['step']}" for task in tasks if task.job == "evaluator" and task.page]
-    slowest = slowest_of(workers)
     steps = [f"step {stands.step}/{course.steps}", *filter(None, [course.epoch(stands.step)])]
-    parts = [*steps, *stands.values(), f"{stands.examples_per_second:,.0f} examples/s"]
-    if slowest and slowest.page:
-        parts.append(f"slowest {slowest.name} (waits {slowest.page['wait_fraction']:.0%})")
+    evaluators = [_evaluator(task, task.page) for task in tasks if task.job == "evaluator" and task.page]
     left = [] if stands.left_secs is None else [f"{duration(stands.left_secs)} left"]
-    return ", ".join([*parts, *evaluators, *left])
+    return ", ".join([*steps, *stands.values(), *_doing(workers, stands), *evaluators, *left])
+
+
+def _doing(workers: Sequence[TaskView], stands: Standing) -> list[str]:
+    """How fast a run trains, and what for it waits; or what it does instead."""
+    if stands.phase not in STEPPING:
+        chief = next((task.page for task in workers if task.name == "worker:0"), None)
+        return [_evaluating(chief) if chief and stands.phase == "evaluating" else stands.phase]
+    parts = [f"{stands.examples_per_second:,.0f} examples/s"]
+    waiting = [task for task in workers if task.state == WAITS_FOR_DATA and task.page]
+    slowest = slowest_of(workers)
+    if waiting:
+        secs = max(task.page["data_secs"] for task in waiting if task.page)
+        parts.append(f"{some([task.name for task in waiting], MAX_METRICS)} {WAITS_FOR_DATA} ({duration(secs)})")
+    elif slowest and slowest.page:
+        parts.append(f"slowest {slowest.name} (waits {slowest.page['wait_fraction']:.0%})")
+    return parts
+
+
+def _evaluator(task: TaskView, page: Mapping[str, Any]) -> str:
+    doing = f", {_evaluating(page)}" if task.state == "evaluating" else ""
+    return f"{task.name} at step {page['step']}{doing}"
+
+
+def _evaluating(page: Mapping[str, Any]) -> str:
+    return f"evaluating ({page['evaluated']:,} examples)"
 
 
 def _states(tasks: Sequence[TaskView]) -> str:

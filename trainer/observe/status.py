@@ -21,6 +21,7 @@ from trainer.observe.page_server import Page, PageServer, PageServer6, UnixPageS
 
 ALONE_SECS = 60.0  # without such a request, after which a launcher counts as dead
 POLLS = 20  # in that time
+WAITS_FOR_DATA = "waiting for data"
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -36,7 +37,8 @@ class Status:
     frozen: str = ""  # digest of what training never changes
     data: str = ""  # digest of the fingerprint of the data
     launch: str = ""  # the run directory, where one launcher gave it to all tasks
-    # starting, building, roll call, waiting, training, saving, serving, evaluating, exporting, done
+    # starting, building, roll call, waiting, training, saving, serving, evaluating, exporting, done; the page says
+    # "waiting for data" instead of training where the step does that
     state: str = "starting"
     is_listening: bool = False  # its TensorFlow server accepts sessions
     is_stopping: bool = False  # it was asked to stop
@@ -50,6 +52,8 @@ class Status:
     missing: list[str] = field(default_factory=list)  # workers that a stalled step waits for
     stalled_secs: float = 0.0  # since the step last changed, when it stalls
     stuck: list[str] = field(default_factory=list)  # tasks that a step has waited for too long
+    evaluated: int = 0  # examples of the evaluation that it makes
+    data_secs: float = 0.0  # that the present step has waited for its batch, if it waits for it
     step_secs: float = 0.0  # that all steps of this process took; of these it
     wait_secs: float = 0.0  # waited for parameters or gradients, and
     compute_secs: float = 0.0  # computed the forward and backward pass
@@ -68,7 +72,8 @@ class Status:
 
     def to_json(self) -> dict[str, Any]:
         of_process = {"pid": os.getpid(), "memory_bytes": resident_bytes(), "cpu_secs": time.process_time()}
-        return dataclasses.asdict(self) | of_process | {"now": time.time()}
+        page = dataclasses.asdict(self) | of_process | {"now": time.time()}
+        return page | ({"state": WAITS_FOR_DATA} if self.state == "training" and self.data_secs else {})
 
     def pages(self) -> dict[str, Page]:
         """What this task answers, by path."""

@@ -98,6 +98,7 @@ class Question:
     batch: int = 0  # examples that a replica computes at once; 0: unknown
     sparse: tuple[SparsePattern, ...] = ()
     formats: tuple[str, ...] = ()  # of an export that must be possible
+    evaluate_steps: int | None = None  # batches after which an evaluation ends; None: the data must end
 
     @classmethod
     def about(

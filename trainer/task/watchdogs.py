@@ -6,9 +6,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+import tensorflow as tf
+
+from trainer.engine.engine import Engine
 from trainer.observe import heartbeats
 from trainer.observe.peers import read_status
 from trainer.observe.stall import STALL_SECS, Stall, describe
+from trainer.observe.status import Status
 from trainer.task.context import Context
 from trainer.task.leave import leave
 
@@ -50,6 +54,18 @@ def watch_steps(context: Context, step_of: Callable[[], int], missing: Callable[
             time.sleep(STEP_POLL_SECS)
 
     threading.Thread(target=watch, name="stalls", daemon=True).start()
+
+
+def watch_data(status: Status, engine: Engine) -> None:
+    """Reports on the status page how long the present step has waited for its batch."""
+
+    def watch() -> None:
+        with contextlib.suppress(tf.errors.OpError, RuntimeError):  # the engine is closed
+            while True:
+                status.data_secs = engine.data_wait_secs()
+                time.sleep(STEP_POLL_SECS)
+
+    threading.Thread(target=watch, name="data", daemon=True).start()
 
 
 def _poll(context: Context, stall: Stall, step_of: Callable[[], int], missing: Callable[[], list[int]] | None) -> None:

@@ -113,8 +113,7 @@ def _train(context: Context, strategy: Any = None) -> bool:
     chief = actions.assemble(context, engine, workload.objective, evaluator, start)
     stopped = _step_to_the_end(context, engine, pace, start.step, chief) and context.status.ended_early is None
     context.needs_hosts = False
-    actions.finish(context, chief, pace, workload, stopped=stopped, resumed_from=start.checkpoint)
-    return stopped
+    return actions.finish(context, chief, pace, workload, stopped=stopped, resumed_from=start.checkpoint)
 
 
 def _has_ended_early(context: Context) -> bool:
@@ -144,6 +143,7 @@ def _step_to_the_end(context: Context, engine: Engine, pace: Pace, start: int, c
     context.journal.write("join", step=start, replicas=plan.replica_numbers(context.task))
     if plan.effective_strategy.waits_for_one or not plan.has_shard_hosts:  # else its hosts know who is missing
         watchdogs.watch_steps(context, lambda: status.step, None)
+    watchdogs.watch_data(status, engine)
     context.stop.let_step_finish()
     status.generation, status.step, status.state = engine.generation, start, "training"
     collect_garbage_from_now_on()

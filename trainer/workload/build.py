@@ -37,8 +37,13 @@ TRAIN = "train"  # an argument of a model's function: the features to adapt laye
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def open_data_set(name: str, options: Mapping[str, Any], *, seed: int, user_file: str | None) -> DataSet:
+def open_data_set(
+    name: str, options: Mapping[str, Any], *, seed: int, user_file: str | None, evaluate_steps: int | None = None
+) -> DataSet:
     """Opens the data set of that name; a function of the user's file takes precedence over a built-in one.
+
+    Args:
+        evaluate_steps: batches after which an evaluation ends; None: the data must end.
 
     Raises:
         ValueError: if there is none, or it does not take these options.
@@ -47,7 +52,7 @@ def open_data_set(name: str, options: Mapping[str, Any], *, seed: int, user_file
     keras.utils.set_random_seed(seed)  # the user's file may draw numbers when it is imported
     function = _user_function(user_file, name, DATA_SETS)
     keras.utils.set_random_seed(seed)  # a pipeline that shuffles without a seed does so alike in every task
-    return open_data(name, options, seed=seed, user_function=function)
+    return open_data(name, options, seed=seed, user_function=function, must_end=evaluate_steps is None)
 
 
 def build_model(
@@ -205,7 +210,8 @@ def open_workload(
     process = os.getpid()
     frozen = frozen_weights.read(file) if plan.frozen.sha256 and file and file.exists() else None
     adapting = Adapting(frozen.adapted if frozen else None)
-    data = open_data_set(config.data.name, config.data.options, seed=config.seed, user_file=config.user)
+    options: dict[str, Any] = {"seed": config.seed, "user_file": config.user, "evaluate_steps": config.evaluate.steps}
+    data = open_data_set(config.data.name, config.data.options, **options)
     if trains:
         _check_planned_data(config, plan, data)
     named = config.model

@@ -64,7 +64,8 @@ def _describe(question: Question) -> Description:
     stored = frozen.read(Path(question.frozen)) if question.frozen else None
     adapting = Adapting(stored.adapted if stored else None)
     with compiled_optimizer.noted():
-        data_set = build.open_data_set(data["name"], data["options"], seed=question.seed, user_file=user)
+        options: dict[str, Any] = {"seed": question.seed, "user_file": user, "evaluate_steps": question.evaluate_steps}
+        data_set = build.open_data_set(data["name"], data["options"], **options)
         fingerprint = fingerprint_of(data_set)  # before anything draws random numbers: a task does the same
         has_values = has_values or bool(data_set.faults)  # the loss of such labels is computed
         build.check_hooks(user)

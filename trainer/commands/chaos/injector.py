@@ -8,10 +8,11 @@ from typing import Any, Protocol
 from trainer.commands.chaos.proxy import GOOD, Condition, Link, Links
 from trainer.commands.chaos.schedule import Fault
 from trainer.launch.fault_hooks import RunView
+from trainer.observe.status import WAITS_FOR_DATA
 from trainer.plan.plan import Plan
 
 SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
-AT_WORK = ("training", "serving", "evaluating", "done")  # states of a task that takes part
+AT_WORK = ("training", WAITS_FOR_DATA, "serving", "evaluating", "done")  # states of a task that takes part
 
 Progress = tuple[int, int]  # generation, global step: rises also where the step goes back
 

@@ -55,6 +55,7 @@ class ShardedEngine(SessionEngine):
     def __init__(self, spec: WorkerSpec) -> None:
         """Builds the worker's graph."""
         self._spec, self._built = spec, build_graph(spec)
+        self._batch_count = self._built.batch_count
         self.graph, self.replicas, self.scopes = self._built.graph, spec.replicas, spec.replicas[0].scopes
         self._requests, self._averaged = self._built.requests, spec.averaged
         self._step, self._gradients = self._built.step.fetches, self._built.step.gradients
@@ -97,16 +98,16 @@ class ShardedEngine(SessionEngine):
             self._next_places = self.session.run([batches.upcoming for batches in self._built.batches])
         return step
 
-    def step(self, *, stop: bool = False, reductions: int = 0, fetch_gradients: bool = False) -> StepResult:
+    def _take_step(self, *, stop: bool, reductions: int, fetch_gradients: bool) -> StepResult:
         if self._needs_place:
             self._take_place()
         if self._rejoin.is_due or self._next_places is not None:
             return self._first_step(self._asking(stop, reductions), fetch_gradients=fetch_gradients)
         if self._prefetch is None:
-            return super().step(stop=stop, reductions=reductions, fetch_gradients=fetch_gradients)
+            return super()._take_step(stop=stop, reductions=reductions, fetch_gradients=fetch_gradients)
         self._prefetch.start()
         try:
-            result = super().step(stop=stop, reductions=reductions, fetch_gradients=fetch_gradients)
+            result = super()._take_step(stop=stop, reductions=reductions, fetch_gradients=fetch_gradients)
         except tf.errors.OutOfRangeError:
             self._prefetch.check()
             raise

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from trainer.config.schema import OptimizerConfig
 from trainer.engine.compute import Replica, Requests, compute, in_step, mean_over_replicas, pack_float32
+from trainer.engine.data_wait import BatchCount
 from trainer.engine.devices import device_of
 from trainer.engine.instruments import GraphClock, failpoint, now
 from trainer.engine.queues import take
@@ -98,6 +99,7 @@ class WorkerGraph:
     graph: Any
     links: list[Link]
     batches: list[Any]  # by replica
+    batch_count: BatchCount
     requests: Requests
     step: StepGraph
     peek: list[tf.Tensor]  # [tags, metrics] when the next token is here
@@ -124,6 +126,8 @@ def build_graph(spec: WorkerSpec) -> WorkerGraph:
         links = [Link(*pair, spec.worker, spec.wire) for pair in zip(spec.shards, shared, strict=True)]
         with tf.device(spec.here):
             batches = [replica.batches() for replica in spec.replicas]
+            batch_count = BatchCount("/cpu:0")
+            counted = batch_count.count([tensor for one in batches for tensor in one.batch.tensors])
             requests = Requests.placeholders()
         prefetch = build_prefetch(links, spec.here) if has_prefetch else None
         messages = prefetch.messages if prefetch else [link.pull(clock) for link in links]
@@ -133,8 +137,9 @@ def build_graph(spec: WorkerSpec) -> WorkerGraph:
             graph=graph,
             links=links,
             batches=batches,
+            batch_count=batch_count,
             requests=requests,
-            step=_build_step(spec, links, messages, batches, requests, clock),
+            step=_build_step(spec, links, messages, batches, counted, requests, clock),
             peek=_build_peek(spec, links, waits=not has_prefetch),
             rejoin=Rejoin(links, spec.here),
             join=build_join(links, spec.strategy, ticket) if has_log else [],
@@ -237,6 +242,7 @@ def _build_step(
     links: Sequence[Link],
     messages: Sequence[tf.Tensor],
     batches: Sequence[Any],
+    counted: tf.Operation,
     requests: Requests,
     clock: GraphClock,
 ) -> StepGraph:
@@ -285,7 +291,7 @@ def _build_step(
         left: list[Any] = []
         if spec.tables is not None:
             left = spec.tables.leave(means, [one.upcoming for one in batches], scale)
-        computed_at = now([*packed, *left])
+        computed_at = now([*packed, *left, counted])
         clock.end_at("compute", computed_at)
         metrics = [packing.metrics_of(one, shard) for one, shard in zip(vectors, shards, strict=True)]
         metrics = _common_metrics(strategy, metrics)

@@ -34,6 +34,7 @@ from trainer.storage.rollbacks import record_rollback
 from trainer.storage.run_directory import RunDirectory
 from trainer.storage.table_rows import ChangedRows
 from trainer.task import model_card, table_files
+from trainer.task.beside import AbandonedError
 from trainer.task.chief.asked import Questions, SaveDue
 from trainer.task.chief.ending import Hooks
 from trainer.task.chief.initial_state import InitialState, what_may_end
@@ -80,7 +81,7 @@ class Saver:
         return self.context.config.checkpoint.on_error is SaveErrorPolicy("continue")
 
     def save_last(self, snapshot: Snapshot) -> None:
-        """Saves at the end of a run, which fails if this does.
+        """Saves the state that a run ends with, which fails if this does.
 
         Raises:
             NotFiniteError: if a parameter is NaN or infinite.
@@ -89,6 +90,12 @@ class Saver:
         if bad := _first_bad_parameter(snapshot, rows):
             raise NotFiniteError(f"parameter {bad} is not finite at step {snapshot.step}; it is not saved")
         self._save(snapshot, rows, None)
+
+    def save_unless_saved(self, snapshot: Snapshot) -> None:
+        """Does what `save_last` does, unless there is a checkpoint of that step."""
+        self.writer.wait()
+        if not (self.context.directory.checkpoints / f"{snapshot.step:09d}").is_dir():
+            self.save_last(snapshot)
 
     def save_if_best(self, snapshot: Snapshot, evaluation: Evaluation) -> None:
         """Keeps a sound state whose evaluation is the best so far."""
@@ -206,7 +213,7 @@ def _make_writer(
     return checkpoint_writer.Writer(directory.checkpoints, keep=keep, release=release, shared=shared)
 
 
-@dataclass(frozen=True)
+@dataclass
 class ChiefEvaluation:
     """Scores snapshots where no evaluator task does."""
 
@@ -214,19 +221,30 @@ class ChiefEvaluation:
     events: Events
     lines: History
     status: Status
-    keep: Callable[[Snapshot, Evaluation], None] | None = None  # the best
+    saver: Saver
+    keeps_best: bool
+    abandoned: Snapshot | None = None  # whose evaluation was not made, because the run is to stop
 
     def run(self, snapshot: Snapshot) -> dict[str, float]:
-        """Returns eval_loss and a score for each metric, which TensorBoard shows too."""
-        before, self.status.state = self.status.state, "evaluating"
+        """Returns eval_loss and a score for each metric, which TensorBoard shows too.
+
+        Raises:
+            AbandonedError: if the run is to stop before; it continues from this state.
+        """
+        before, self.status.state, self.status.evaluated = self.status.state, "evaluating", 0
         began = time.monotonic()
-        scores = self.evaluator.score(snapshot)
+        try:
+            scores = self.evaluator.score(snapshot, self._goes_on)
+        except AbandonedError:
+            self.abandoned = snapshot
+            _log.info("step %d: the evaluation is left to the run that continues", snapshot.step)
+            raise
         self.events.scalars(snapshot.step, {f"evaluation/{name}": value for name, value in scores.items()})
         self.events.flush()
         if snapshot.step > self.lines.last_step:  # else it was evaluated before
             evaluation = Evaluation(snapshot.step, scores, round(time.monotonic() - began, 3))
-            if self.keep:
-                self.keep(snapshot, evaluation)
+            if self.keeps_best:
+                self.saver.save_if_best(snapshot, evaluation)
             self.lines.write(snapshot.step, {**scores, "seconds": evaluation.seconds})  # last: it is not made again
         self.status.state = before
         return {f"eval_{name}": value for name, value in scores.items()}
@@ -235,8 +253,17 @@ class ChiefEvaluation:
         """Whether a state that a chief starts from was to be evaluated, and a predecessor died before it did."""
         return every > 0 and self.lines.last_step // every < step // every
 
+    def _goes_on(self, examples: int) -> bool:
+        self.status.evaluated = examples
+        return not self.status.is_stopping
+
     def run_and_log(self, snapshot: Snapshot) -> None:
-        scores = self.run(snapshot)
+        """Evaluates between two steps; a state that is left unevaluated is the one that the run continues from."""
+        try:
+            scores = self.run(snapshot)
+        except AbandonedError:
+            self.saver.save_unless_saved(snapshot)
+            return
         _log.info("step %d: %s", snapshot.step, ", ".join(f"{name} {value:.4f}" for name, value in scores.items()))
 
 
@@ -246,10 +273,14 @@ class Due(Protocol):
     def is_due(self, step: int) -> bool: ...
 
 
-def _on_snapshot(engine: Engine, actions: Sequence[tuple[Due, OnSnapshot]]) -> BetweenSteps:
-    """Gives one snapshot to all the actions that are due at a step."""
+def _on_snapshot(
+    engine: Engine, actions: Sequence[tuple[Due, OnSnapshot]], evaluation: ChiefEvaluation | None
+) -> BetweenSteps:
+    """Gives one snapshot to all the actions that are due at a step, up to the state that the run continues from."""
 
     def run_due(step: int) -> None:
+        if evaluation and evaluation.abandoned:
+            return
         due = [action for every, action in actions if every.is_due(step)]
         if due:
             snapshot = engine.snapshot()
@@ -279,10 +310,10 @@ def _make_evaluation(
 ) -> ChiefEvaluation:
     directory = context.directory
     lines = History(directory.evaluations, start=start.step)
-    if not context.config.evaluate.keeps_best:
-        return ChiefEvaluation(evaluator, events, lines, context.status)
-    evaluations.remove_best_after(directory.best, start.step)
-    return ChiefEvaluation(evaluator, events, lines, context.status, saver.save_if_best)
+    keeps_best = context.config.evaluate.keeps_best
+    if keeps_best:
+        evaluations.remove_best_after(directory.best, start.step)
+    return ChiefEvaluation(evaluator, events, lines, context.status, saver, keeps_best)
 
 
 def assemble(
@@ -331,7 +362,7 @@ def assemble(
     ):
         report.write_parameters(engine.snapshot())  # which an earlier chief may not have drawn
         engine.release()
-    between = [lambda _: writer.poll(), _on_snapshot(engine, actions)]
+    between = [lambda _: writer.poll(), _on_snapshot(engine, actions, evaluation)]
     if judge.is_needed:
         between.append(judge.poll)
     after: list[AfterStep] = [report.write_gradients, report.update]
@@ -347,16 +378,20 @@ def assemble(
 
 def finish(
     context: Context, chief: Chief, pace: Pace, workload: Workload, *, stopped: bool, resumed_from: str | None
-) -> None:
-    """Saves, leaves the engine, and writes the summary; evaluates and exports too unless the run was stopped."""
-    snapshot, results = _save_and_evaluate(context, chief, pace, stopped=stopped)
+) -> bool:
+    """Saves, leaves the engine, and writes the summary; evaluates and exports too unless the run was stopped.
+
+    Returns:
+        Whether it was stopped, or is now.
+    """
+    snapshot, results, stopped = _save_and_evaluate(context, chief, pace, stopped=stopped)
     last_rows = context.tables
-    if context.plan.tables and not last_rows:
+    if context.plan.tables and (not last_rows or stopped):  # which the step that stopped the run may have moved
         path = context.directory.checkpoints / f"{snapshot.step:09d}"
         last_rows = table_files.loaded(path, context.plan.tables, seed=context.config.seed)
     if not stopped:
         context.status.state = "exporting"
-        keeps_best = chief.evaluation is not None and chief.evaluation.keep is not None
+        keeps_best = chief.evaluation is not None and chief.evaluation.keeps_best
         best = evaluations.best_result(context.directory) if keeps_best else None
         if best:
             results["best"] = best
@@ -379,6 +414,7 @@ def finish(
         model_card.write(context.directory.export, context.config, facts, served, context.directory.event_log)
     if chief.report.logs_progress:
         log_summary(summary)
+    return stopped
 
 
 def _export(context: Context, workload: Workload, state: Snapshot, rows: Sequence[BlockMemory]) -> Written:
@@ -410,14 +446,23 @@ def _logs(results: Mapping[str, Any]) -> dict[str, float]:
     return {"loss": results["final_loss"], **scores}
 
 
-def _save_and_evaluate(context: Context, chief: Chief, pace: Pace, *, stopped: bool) -> tuple[Snapshot, dict[str, Any]]:
-    """Returns the last state, and what the summary says of it; leaves the engine last: others wait for this task."""
-    snapshot, table = chief.engine.snapshot(), chief.engine.contributions()
+def _save_and_evaluate(
+    context: Context, chief: Chief, pace: Pace, *, stopped: bool
+) -> tuple[Snapshot, dict[str, Any], bool]:
+    """Returns the last state, what the summary says of it, and whether the run was stopped.
+
+    The engine is left last: others wait for this task.
+    """
+    abandoned, table = chief.evaluation.abandoned if chief.evaluation else None, chief.engine.contributions()
+    snapshot, stopped = abandoned or chief.engine.snapshot(), stopped or abandoned is not None
     try:
-        chief.saver.save_last(snapshot)
+        if abandoned is None:
+            chief.saver.save_last(snapshot)
         results = summarize(context, snapshot.step, pace)
         if chief.evaluation and not stopped:
             results |= chief.evaluation.run(snapshot)
+    except AbandonedError:
+        stopped = True
     finally:
         chief.engine.leave()
     chief.saver.writer.close()
@@ -426,4 +471,4 @@ def _save_and_evaluate(context: Context, chief: Chief, pace: Pace, *, stopped: b
         chief.evaluation.lines.close()
     if table is not None:
         results["contributions"] = staleness.to_json(table)
-    return snapshot, results
+    return snapshot, results, stopped

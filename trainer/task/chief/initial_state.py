@@ -115,11 +115,10 @@ def first_snapshot(
 
 def what_may_end(config: RunConfig) -> dict[str, Any]:
     """The config that a run must still have to have ended early: it goes on when one of these changes."""
-    return {
-        "steps": config.train.steps,
-        **dataclasses.asdict(config.evaluate),
-        "best_is": config.evaluate.best_is.value,
-    }
+    decides = dataclasses.asdict(config.evaluate) | {"best_is": config.evaluate.best_is.value}
+    if (batches := decides.pop("steps")) is not None:
+        decides["batches"] = batches
+    return decides | {"steps": config.train.steps}
 
 
 def missed_at(source: Checkpoint, directory: RunDirectory) -> list[StepResult]:

@@ -7,6 +7,7 @@ them, so both need the same run directory: under a scheduler `run=PATH` names on
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable
@@ -15,9 +16,11 @@ from pathlib import Path
 import tensorflow as tf
 
 from trainer.observe.peers import PeerError, read_status
+from trainer.observe.status import WAITS_FOR_DATA
 from trainer.plan.plan import Task
 from trainer.storage import checkpoint, checkpoint_writer
 from trainer.storage.run_directory import RunDirectory
+from trainer.task.beside import AbandonedError
 from trainer.task.context import Context, collect_garbage_from_now_on
 from trainer.task.evaluator.score import CheckpointScorer, Identity, identity_of, make_evaluator, tables_for
 from trainer.workload.build import open_workload
@@ -25,7 +28,8 @@ from trainer.workload.build import open_workload
 POLL_SECS = 0.2
 CHIEF_POLL_SECS = 1.0
 GONE_SECS = 60.0  # without an answer: more than a busy chief needs, or one that a scheduler restarts
-BEGUN = ("training", "evaluating", "done")  # states of a chief that has moved away what it does not continue
+# States of a chief that has moved away what it does not continue.
+BEGUN = ("training", WAITS_FOR_DATA, "evaluating", "done")
 
 
 def run(context: Context) -> bool:
@@ -50,7 +54,7 @@ def run(context: Context) -> bool:
     stop.let_step_finish()
     while not stop.requested:
         for path in scorer.unscored(finder.find(chief_has_begun=chief.has_begun)):
-            if not stop.requested:
+            with contextlib.suppress(AbandonedError):
                 scorer.score(path)
         if scorer.last_step >= steps or stop.requested:
             break

@@ -111,6 +111,8 @@ class _Opened:
         self.batch_size = config.evaluate.batch_size
         has_gpu = bool(task.gpus and tf.config.list_physical_devices("GPU"))
         self.options: dict[str, Any] = {"device": "/gpu:0" if has_gpu else "/cpu:0", "tables": tables}
+        if other is None:
+            self.options["steps"] = config.evaluate.steps  # without which the run's data may have no end
 
     def connect(self, copy: ModelCopy) -> None:
         """Gives a copy of the model its session."""

@@ -27,6 +27,7 @@ from trainer.storage.evaluations import Evaluation
 from trainer.storage.history import History
 from trainer.storage.run_directory import RunDirectory
 from trainer.task import table_files
+from trainer.task.beside import run_beside
 from trainer.task.metrics import MetricResults
 from trainer.task.tensorboard import Events
 from trainer.workload import step
@@ -53,12 +54,14 @@ class ModelCopy:
         *,
         batch_size: int,
         device: str,
+        steps: int | None = None,
         tables: Tables | None = None,
     ) -> None:
         """Builds the graph.
 
         Args:
             make: makes a function of (parameters, state, batch, rows), as `step.make_evaluation` does.
+            steps: batches that are computed; None: all.
             tables: read rows as they are when the batches are computed.
         """
         objective = workload.objective
@@ -73,7 +76,9 @@ class ModelCopy:
             self._feeds = {path: v1.placeholder(tf.float32, v.shape) for path, v in self._variables.items()}
             self._assign = [v.assign(self._feeds[path], read_value=False) for path, v in self._variables.items()]
             derive = tables.touches.of if tables else nothing
-            self._batches = evaluation_batches(workload.data.evaluate, batch_size=batch_size, derive=derive)
+            self._batches = evaluation_batches(
+                workload.data.evaluate, batch_size=batch_size, steps=steps, derive=derive
+            )
             values = {path: v.read_value() for path, v in self._variables.items()}
             state = values | self._frozen.tensors("frozen")
             compute = tf.function(make(objective), autograph=False)
@@ -100,24 +105,37 @@ class ModelCopy:
 class Evaluator(ModelCopy):
     """Computes the loss and the metrics."""
 
-    def __init__(self, workload: Workload, *, batch_size: int, device: str, tables: Tables | None = None) -> None:
+    def __init__(self, workload: Workload, **options: Any) -> None:
         self._metrics = MetricResults(workload.objective)
-        self.examples = 0  # of the last evaluation
-        super().__init__(workload, step.make_evaluation, batch_size=batch_size, device=device, tables=tables)
+        self.examples = 0  # of the last evaluation, so far
+        super().__init__(workload, step.make_evaluation, **options)
 
-    def score(self, snapshot: Snapshot) -> dict[str, float]:
-        """The loss and the metrics over all examples."""
-        losses = count = 0.0
+    def score(self, snapshot: Snapshot, goes_on: Callable[[int], bool] = lambda _: True) -> dict[str, float]:
+        """The loss and the metrics over all examples.
+
+        Args:
+            goes_on: called now and then with the number of examples so far; whether to go on.
+
+        Raises:
+            AbandonedError: if not.
+        """
+        losses = 0.0
         sums: Any = 0.0
-        for (loss, more), size in self.results(snapshot):
-            losses, sums, count = losses + float(loss) * size, sums + more, count + size
-        self.examples = int(count)
-        return {"loss": float(losses / count)} | self._metrics(sums)
+        self.examples = 0
+
+        def add_all() -> None:
+            nonlocal losses, sums
+            for (loss, more), size in self.results(snapshot):
+                losses, sums, self.examples = losses + float(loss) * size, sums + more, self.examples + int(size)
+
+        run_beside(add_all, lambda: goes_on(self.examples))
+        return {"loss": float(losses / self.examples)} | self._metrics(sums)
 
 
 def make_evaluator(config: RunConfig, workload: Workload, device: str, tables: Tables | None = None) -> Evaluator:
     """The evaluator of a run's model on its data."""
-    return Evaluator(workload, batch_size=config.evaluate.batch_size, device=device, tables=tables)
+    batch_size, steps = config.evaluate.batch_size, config.evaluate.steps
+    return Evaluator(workload, batch_size=batch_size, device=device, steps=steps, tables=tables)
 
 
 def evaluated(snapshot: Snapshot) -> dict[str, Any]:
@@ -169,12 +187,13 @@ class CheckpointScorer:
         return [p for p in paths if int(p.name) not in scored and identity_of(p) not in self._damaged]
 
     def score(self, path: Path) -> None:
-        """Scores a checkpoint; skips a damaged one.
+        """Scores a checkpoint; skips a damaged one, and is abandoned where the task is asked to stop.
 
         Raises:
+            AbandonedError: in that case.
             CheckpointError: if it is of another model.
         """
-        self._status.state = "evaluating"
+        self._status.state, self._status.evaluated = "evaluating", 0
         began, identity = time.monotonic(), identity_of(path)
         try:
             source = checkpoint.read_manifest(path)
@@ -187,7 +206,7 @@ class CheckpointScorer:
         checkpoint.check_fits(without_slots(source), self._expected, frozen=self._frozen)
         table_rows.check_fits(source, [block.block for block in self._rows], None)
         table_files.load_into(self._rows, path, seed=self._seed)
-        scores = self._evaluator.score(Snapshot.from_tensors(source.step, tensors))
+        scores = self._evaluator.score(Snapshot.from_tensors(source.step, tensors), self._goes_on)
         evaluation = Evaluation(source.step, scores, round(time.monotonic() - began, 3))
         is_best = evaluations.is_better(evaluation, self._best, self._evaluate)
         if is_best:
@@ -195,6 +214,10 @@ class CheckpointScorer:
         self._write(evaluation)  # last: a step without a line is scored again
         note = ", the best so far" if is_best else ""
         _log.info("step %d: %s%s", source.step, evaluations.describe(scores), note)
+
+    def _goes_on(self, examples: int) -> bool:
+        self._status.evaluated = examples
+        return not self._status.is_stopping
 
     def close(self) -> None:
         if self._scored is not None:

@@ -43,7 +43,12 @@ __all__ = ["DATA_SETS", "DataError", "DataSet", "Examples", "MissingInputError",
 
 
 def open_data(
-    name: str, options: Mapping[str, Any], *, seed: int, user_function: Callable[..., Any] | None = None
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    seed: int,
+    user_function: Callable[..., Any] | None = None,
+    must_end: bool = True,
 ) -> DataSet:
     """Opens a data set.
 
@@ -53,6 +58,7 @@ def open_data(
         seed: of the run; given to a function that has an argument `seed`, unless the options have one.
         user_function: used instead of the table; returns a DataSet, or {"train": SOURCE, "evaluate": SOURCE} and if
             need be "classes"; sources.py has the kinds of sources.
+        must_end: whether an evaluation reads all of the examples.
 
     Raises:
         ValueError: if there is no such data set, or it does not take these options.
@@ -71,4 +77,6 @@ def open_data(
         allowed = ", ".join(parameters) or "none"
         raise ValueError(f"data.options of {name}: {error}; allowed: {allowed}") from error
     opened = function(**options)
-    return opened if isinstance(opened, DataSet) else open_parts(opened, f"data set {name}", seed=seed)
+    return (
+        opened if isinstance(opened, DataSet) else open_parts(opened, f"data set {name}", seed=seed, must_end=must_end)
+    )

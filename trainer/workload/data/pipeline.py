@@ -103,10 +103,15 @@ def _training_indices(
     )
 
 
-def evaluation_batches(examples: Examples | Stream, *, batch_size: int, derive: Derive = nothing) -> Batches:
+def evaluation_batches(
+    examples: Examples | Stream, *, batch_size: int, steps: int | None = None, derive: Derive = nothing
+) -> Batches:
     """All examples in their own order, `batch_size` at a time; the last batch may be smaller.
 
     Where it is not, the batches have a static shape, as in Keras, and a user's code may depend on it.
+
+    Args:
+        steps: batches after which it ends; None: all.
     """
     if isinstance(examples, Stream):
         stream = examples
@@ -114,7 +119,7 @@ def evaluation_batches(examples: Examples | Stream, *, batch_size: int, derive: 
         def all_of(*, start: int) -> Iterator[Arrays]:
             return evaluation_arrays(stream, batch=batch_size)
 
-        return _initializable(partial(_stream, stream, all_of, None), {}, derive, None, start=0, stop=ENDLESS)
+        return _initializable(partial(_stream, stream, all_of, None), {}, derive, None, start=0, stop=steps or ENDLESS)
 
     batch_size = min(batch_size, examples.count)
     is_even = examples.count % batch_size == 0
@@ -123,7 +128,8 @@ def evaluation_batches(examples: Examples | Stream, *, batch_size: int, derive: 
         chosen = tf.range(step * batch_size, tf.minimum((step + 1) * batch_size, examples.count))
         return tf.ensure_shape(chosen, [batch_size if is_even else None])
 
-    return _batches(examples, indices, derive, None, start=0, stop=-(-examples.count // batch_size))
+    count = -(-examples.count // batch_size)
+    return _batches(examples, indices, derive, None, start=0, stop=min(count, steps or count))
 
 
 def feature_batches(examples: Examples | Stream, specs: Nest, *, seed: int, batch_size: int = 128) -> tf.data.Dataset:

@@ -34,7 +34,7 @@ from trainer.workload.data.stream_sources import (
     is_dataset,
     open_stream,
 )
-from trainer.workload.data.streams import check_batch_finite, check_like, split
+from trainer.workload.data.streams import ENDS, check_batch_finite, check_like, split
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -45,13 +45,14 @@ KINDS = (
 )
 
 
-def open_parts(opened: Any, source: str, *, seed: int) -> DataSet:
+def open_parts(opened: Any, source: str, *, seed: int, must_end: bool = True) -> DataSet:
     """What a user's function returned, as a data set.
 
     Args:
         opened: {"train": SOURCE, "evaluate": SOURCE}, and if need be "classes"; returned.py has what else is taken.
         source: its origin, for messages.
         seed: of the run.
+        must_end: whether an evaluation reads all of the examples.
 
     Raises:
         DataError: if it is something else, or cannot be trained on.
@@ -66,7 +67,7 @@ def open_parts(opened: Any, source: str, *, seed: int) -> DataSet:
         made = from_arrays(*parts.values(), source=source, classes=classes)
         return replace(made, doubts=returned.doubts)
     sources = {
-        part: open_source(given, f"{source}, {part}", seed=seed, must_end=part == "evaluate")
+        part: open_source(given, f"{source}, {part}", seed=seed, must_end=must_end and part == "evaluate")
         for part, given in parts.items()
     }
     check_alike(sources["train"].spec, sources["evaluate"].spec, source)
@@ -128,6 +129,10 @@ def open_source(source: Any, name: str, *, seed: int, must_end: bool = False) ->
         check_dataset(source, name, must_end=must_end)
         return open_stream(batches_of_dataset(source, name), name, known=source.element_spec, is_divided=True)
     if is_py_dataset(source):
+        with users_code(name):
+            has_end = source.num_batches is not None
+        if must_end and not has_end:
+            raise DataError(f"{name}: has no end, because its num_batches is None; {ENDS}")
         return open_stream(batches_of_py_dataset(source, name, seed), name)
     if hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, str | dict):
         return _open_random_access(source, name)

@@ -24,7 +24,7 @@ from trainer.workload.data.examples import (
 
 MANY = 1000  # batches that are too small, one after the other, in data that may have no end
 WARN_EVERY_SECS = 60.0
-ENDS = "data to evaluate on must end, e.g. dataset.take(100)"
+ENDS = "type evaluate.steps=100 to evaluate on so many batches, or give data that ends, e.g. dataset.take(100)"
 
 _log = logging.getLogger(__name__)
 

@@ -1,0 +1,48 @@
+"""Tells for how long a step has waited for its batch, which nobody but the user's data can hurry."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+v1 = tf.compat.v1
+
+LONG_SECS = 1.0  # a step that takes less is not asked what it waits for
+
+
+class BatchCount:
+    """Counts the batches that have come to the steps of a graph."""
+
+    def __init__(self, device: str) -> None:
+        """Adds the count to the default v1 graph, in memory of the device."""
+        with tf.device(device):
+            self._count = v1.get_variable("batches_taken", [], tf.int64, v1.zeros_initializer(), use_resource=True)
+            self.read = self._count.read_value()
+        self.initializer = self._count.initializer
+
+    def count(self, tensors: Sequence[tf.Tensor]) -> tf.Operation:
+        """Counts one batch once all of it is here."""
+        with tf.control_dependencies(list(tensors)):
+            return self._count.assign_add(1, read_value=False)
+
+
+class DataWait:
+    """Follows the steps of an engine; any thread may ask."""
+
+    def __init__(self, taken: Callable[[], int]) -> None:
+        """Begins before the first step; `taken` reads how many batches the steps have got."""
+        self._taken = taken
+        self._steps = 0  # that have ended
+        self._began_at: float | None = None  # the present step, monotonic; none: no step runs
+
+    def begin_step(self) -> None:
+        self._began_at = time.monotonic()
+
+    def end_step(self) -> None:
+        self._began_at, self._steps = None, self._steps + 1
+
+    def secs(self) -> float:
+        """For how long the present step has waited for its batch; 0: it does not."""
+        began, steps = self._began_at, self._steps
+        secs = 0.0 if began is None else time.monotonic() - began
+        return secs if secs >= LONG_SECS and self._taken() == steps == self._steps else 0.0
