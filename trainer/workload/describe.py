@@ -54,6 +54,7 @@ def _describe(question: Question) -> Description:
     from trainer.workload import build, compiled_optimizer, frozen, lookups, probe, serving, step, trial, weights
     from trainer.workload.adapting import Adapting, not_adapted
     from trainer.workload.compiling import Wanted
+    from trainer.workload.data import pipeline_files
     from trainer.workload.data.examples import Stream, count_of
     from trainer.workload.data.fingerprint import fingerprint_of
     from trainer.workload.models import MODELS
@@ -63,7 +64,7 @@ def _describe(question: Question) -> Description:
     has_values = question.freezes != [] or (user is not None and named["name"] not in MODELS)
     stored = frozen.read(Path(question.frozen)) if question.frozen else None
     adapting = Adapting(stored.adapted if stored else None)
-    with compiled_optimizer.noted():
+    with compiled_optimizer.noted(), pipeline_files.noted() as written:
         options: dict[str, Any] = {"seed": question.seed, "user_file": user, "evaluate_steps": question.evaluate_steps}
         data_set = build.open_data_set(data["name"], data["options"], **options)
         fingerprint = fingerprint_of(data_set)  # before anything draws random numbers: a task does the same
@@ -113,6 +114,7 @@ def _describe(question: Question) -> Description:
         train_examples=count_of(data_set.train),
         evaluate_examples=count_of(data_set.evaluate),
         is_stream=isinstance(data_set.train, Stream),
+        written=tuple(dict.fromkeys(written)),
         is_divided=isinstance(data_set.train, Stream) and data_set.train.is_divided,
         model_batch=model_batch,
         layers=tuple(step.layers_of(model)),

@@ -18,7 +18,7 @@ from trainer.workload.data.examples import (
     leaves_of,
     users_code,
 )
-from trainer.workload.data.streams import ENDS, resized, rows, split, to_elements
+from trainer.workload.data.streams import ENDS, in_order, resized, rows, split, to_elements
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -152,7 +152,7 @@ def shared_out(batches: Callable[[int], Iterable[Any]], name: str) -> Callable[[
                     yield rows(batch, chosen)
                 first += count
 
-        return resized(own(), context.batch, name, joins=context.is_training)
+        return resized(own(), context.batch, name) if context.is_training else in_order(own(), context.batch)
 
     return open_batches
 

@@ -28,7 +28,10 @@ ENDS = "type evaluate.steps=100 to evaluate on so many batches, or give data tha
 
 _log = logging.getLogger(__name__)
 
+SHAPES_AT_MOST = 64  # of batches that wait for more examples like theirs
+
 Arrays = list[np.ndarray]  # of a batch, one after the other
+Shapes = tuple[tuple[tuple[int, ...], str], ...]  # and types, of the arrays of an example
 
 
 def training_arrays(
@@ -41,10 +44,10 @@ def training_arrays(
     """
     left = start
     for epoch in itertools.count():
-        is_empty, small = True, 0
+        is_empty, small, left_out = True, 0, 0
         for arrays in _read(stream, StreamContext(replica, replicas, batch, seed, epoch)):
             if len(arrays[0]) < batch:
-                small += 1
+                small, left_out = small + 1, left_out + len(arrays[0])
                 if small == MANY:
                     raise DataError(
                         f"{stream.source}: gives batches of {len(arrays[0])} examples, which are left out: replica "
@@ -56,6 +59,13 @@ def training_arrays(
                 left -= 1
                 continue
             yield arrays
+        if epoch == 0 and left_out >= batch:
+            _log.warning(
+                "%s: %d examples of a pass are left out: of their shapes there are too few for a batch of %d",
+                stream.source,
+                left_out,
+                batch,
+            )
         if is_empty:
             raise DataError(
                 f"{stream.source}: replica {replica} of {replicas} got no batch of {batch} examples in epoch {epoch}; "
@@ -164,19 +174,41 @@ def rows(batch: Batch, chosen: Any) -> Batch:
     return batch.map(lambda array: array[chosen])
 
 
-def resized(batches: Iterable[Batch], size: int, source: str, *, joins: bool = True) -> Iterator[Batch]:
-    """The same examples in batches of another size; the last one may be smaller.
+def resized(batches: Iterable[Batch], size: int, source: str) -> Iterator[Batch]:
+    """The same examples in batches of another size; those of different shapes, as of buckets, are kept apart.
+
+    The last batch of each shape may be smaller.
 
     Args:
         source: their origin, for messages.
-        joins: whether batches whose examples have different shapes are an error; else smaller ones are given.
     """
+    held: dict[Shapes, Batch] = {}
+    for batch in batches:
+        shapes = _shapes(batch)
+        whole = _joined(held.pop(shapes), batch) if shapes in held else batch
+        count = len(leaves_of(whole)[0][1])
+        for first in range(0, count - size + 1, size):
+            yield rows(whole, slice(first, first + size))
+        if count % size:
+            held[shapes] = rows(whole, slice(count - count % size, None))
+        if len(held) > SHAPES_AT_MOST:
+            raise DataError(
+                f"{source}: batches have more than {SHAPES_AT_MOST} different shapes, the last one "
+                f"{_describe(spec_of(batch))}, so they cannot be made into batches of another size; make batches of "
+                "train.batch_size examples, pad to fewer lengths, e.g. in buckets, or return a function (context) that "
+                "makes batches of context.batch examples"
+            )
+    yield from held.values()
+
+
+def in_order(batches: Iterable[Batch], size: int) -> Iterator[Batch]:
+    """The same examples in their order, in batches of at most another size; no batch has two shapes."""
     held: Batch | None = None
     for batch in batches:
-        if held is not None and not joins and spec_of(held) != spec_of(batch):
+        if held is not None and _shapes(held) != _shapes(batch):
             yield held
             held = None
-        held = batch if held is None else _joined(held, batch, source)
+        held = batch if held is None else _joined(held, batch)
         count = len(leaves_of(held)[0][1])
         for first in range(0, count - size + 1, size):
             yield rows(held, slice(first, first + size))
@@ -185,13 +217,11 @@ def resized(batches: Iterable[Batch], size: int, source: str, *, joins: bool = T
         yield held
 
 
-def _joined(one: Batch, other: Batch, source: str) -> Batch:
-    if spec_of(one) != spec_of(other):
-        raise DataError(
-            f"{source}: batches have different shapes, {_describe(spec_of(one))} and {_describe(spec_of(other))}, so "
-            "they cannot be made into batches of another size; make batches of train.batch_size examples, pad all "
-            "alike, or return a function (context) that makes batches of context.batch examples"
-        )
+def _shapes(batch: Batch) -> Shapes:
+    return tuple((array.shape[1:], array.dtype.str) for _, array in leaves_of(batch))
+
+
+def _joined(one: Batch, other: Batch) -> Batch:
     pairs = zip(leaves_of(one), leaves_of(other), strict=True)
     arrays = iter([np.concatenate([a, b]) for (_, a), (_, b) in pairs])
     return one.map(lambda _: next(arrays))

@@ -1,0 +1,144 @@
+"""Pipelines of tf.data as users write them: batches of several shapes and sizes, and files that they keep."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer.workload.data import DataError
+from trainer.workload.data.pipeline_files import noted
+from trainer.workload.data.sources import open_source
+from trainer.workload.data.streams import evaluation_arrays, training_arrays
+
+BATCH = 4
+
+
+def sentences(lengths: list[int]) -> tf.data.Dataset:
+    """Sentences of these lengths; the words of each are its number, from 1."""
+
+    def generate() -> Iterator[tuple[np.ndarray, np.int32]]:
+        for number, length in enumerate(lengths, 1):
+            yield np.full(length, number, np.int32), np.int32(number % 2)
+
+    spec = (tf.TensorSpec([None], tf.int32), tf.TensorSpec([], tf.int32))
+    return tf.data.Dataset.from_generator(generate, output_signature=spec)
+
+
+def bucketed(sizes: list[int], **options: Any) -> Callable[[tf.data.Dataset], tf.data.Dataset]:
+    return lambda one: one.bucket_by_sequence_length(lambda x, y: tf.shape(x)[0], [4, 8], sizes, **options)
+
+
+def padded(batch: int, length: int | None = None) -> Callable[[tf.data.Dataset], tf.data.Dataset]:
+    return lambda one: one.padded_batch(batch, padded_shapes=([length], []))
+
+
+LENGTHS = [int(length) for length in np.random.default_rng(0).integers(1, 11, 60)]
+# How batches are made, and how many examples of a pass are left out at most.
+PIPELINES: dict[str, tuple[Callable[[tf.data.Dataset], tf.data.Dataset], int]] = {
+    "buckets": (bucketed([4, 4, 4], pad_to_bucket_boundary=False), 60),
+    "buckets of other sizes": (bucketed([8, 4, 2]), 60),
+    "buckets of one length": (
+        lambda one: bucketed([3, 5, 7], pad_to_bucket_boundary=True)(one.filter(lambda x, y: tf.shape(x)[0] < 8)),
+        6,
+    ),
+    "padded to the longest": (padded(4), 12),
+    "padded alike": (padded(7, 10), 3),
+    "a remainder": (padded(16, 10), 3),
+    "batches that grow": (lambda one: one.padded_batch(3, ([10], [])).unbatch().padded_batch(5, ([10], [])), 3),
+}
+
+
+def numbers_in(arrays: list[np.ndarray]) -> list[int]:
+    return [int(row.max()) for row in arrays[0]]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_every_batch_is_whole_and_only_leftovers_are_left_out(pipeline, replicas):
+    make, at_most = PIPELINES[pipeline]
+    examples = open_source(make(sentences(LENGTHS)), "mine", seed=0).examples
+    seen: Counter[int] = Counter()
+    for replica in range(replicas):
+        passes = training_arrays(examples, seed=0, replica=replica, replicas=replicas, batch=BATCH, start=0)
+        own: Counter[int] = Counter()
+        for arrays in passes:
+            numbers = numbers_in(arrays)
+            assert len(numbers) == BATCH
+            if any(own[number] for number in numbers):  # the next pass
+                break
+            own.update(numbers)
+        seen.update(own)
+    assert set(seen.values()) == {1}
+    count = sum(length < 8 for length in LENGTHS) if "one length" in pipeline else len(LENGTHS)
+    assert count - len(seen) <= at_most * replicas
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_an_evaluation_leaves_nothing_out(pipeline):
+    make, _ = PIPELINES[pipeline]
+    examples = open_source(make(sentences(LENGTHS)), "mine", seed=0).examples
+    numbers = [number for arrays in evaluation_arrays(examples, batch=BATCH) for number in numbers_in(arrays)]
+    wanted = sum(length < 8 for length in LENGTHS) if "one length" in pipeline else len(LENGTHS)
+    assert len(numbers) == len(set(numbers)) == wanted
+
+
+def test_batches_of_which_each_has_a_shape_of_its_own_are_refused():
+    examples = open_source(padded(3)(sentences([*range(1, 400)])), "mine", seed=0).examples
+    with pytest.raises(DataError):
+        next(training_arrays(examples, seed=0, replica=0, replicas=1, batch=BATCH, start=0))
+
+
+def test_ragged_batches_are_refused():
+    with pytest.raises(DataError):
+        open_source(sentences(LENGTHS).ragged_batch(4), "mine", seed=0)
+
+
+# Files
+
+
+def numbers() -> tf.data.Dataset:
+    return tf.data.Dataset.range(10).batch(2)
+
+
+WRITTEN: dict[str, tuple[Callable[[str], Any], int]] = {
+    "cache": (lambda file: numbers().cache(file), 1),
+    "cache by name": (lambda file: numbers().map(lambda x: x).cache(filename=file).shuffle(3), 1),
+    "cache of a path": (lambda file: numbers().cache(Path(file)), 1),
+    "snapshot": (lambda file: numbers().snapshot(file), 1),
+    "save": (lambda file: numbers().save(file), 1),
+    "cache in memory": (lambda file: numbers().cache(), 0),
+    "cache in memory, by name": (lambda file: numbers().cache(filename=""), 0),
+    "load": (lambda file: numbers().prefetch(1), 0),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_files_that_a_pipeline_writes_are_noted(name, tmp_path: Path):
+    make, count = WRITTEN[name]
+    with noted() as files:
+        made = make(str(tmp_path / "kept"))
+        if "cache" in name:
+            assert next(iter(made)).shape == (2,)
+    assert len(files) == count
+    assert "cache" not in name or not any(tmp_path.iterdir())  # nothing is left for others to stumble over
+
+
+def test_a_cache_that_was_written_whole_may_be_read_by_all(tmp_path: Path):
+    file = str(tmp_path / "kept")
+    for _ in numbers().cache(file):
+        pass
+    with noted() as files:
+        assert len(list(numbers().cache(file))) == 5
+    assert files == []
+
+
+def test_a_cache_that_a_killed_process_left_half_written_is_refused(tmp_path: Path):
+    (tmp_path / "kept_0.lockfile").touch()
+    with noted(), pytest.raises(DataError):
+        numbers().cache(str(tmp_path / "kept"))

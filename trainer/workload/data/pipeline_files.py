@@ -1,0 +1,58 @@
+"""Files that a pipeline of tf.data writes as it is read, which no two processes may do at once."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.workload.data.examples import DataError
+
+COMPLETE = ".index"  # the end of a file that a cache has only once it has been written whole
+LOCK = "_0.lockfile"  # and of one that it has while it is written
+
+
+@contextmanager
+def noted() -> Iterator[list[str]]:
+    """Notes what pipelines that are made within write to, as `cache(FILENAME)` does; caches stay in memory.
+
+    A process that only looks at the first examples would leave a cache that others take for one that is being written.
+    """
+    files: list[str] = []
+    dataset = tf.data.Dataset
+    before = {name: vars(dataset)[name] for name in ("cache", "snapshot", "save")}
+
+    @functools.wraps(before["cache"])
+    def cache(self: Any, filename: Any = "", *args: Any, **options: Any) -> Any:
+        file = os.fspath(filename) if isinstance(filename, str | os.PathLike) else ""
+        if file and Path(file + LOCK).exists():
+            raise DataError(
+                f"cache({file!r}): {file}{LOCK} says that another process is writing it; wait until that has ended, or "
+                f"remove {file}_0* if it was killed"
+            )
+        if file and not Path(file + COMPLETE).exists():
+            files.append(f"cache({file!r})")
+            filename = ""
+        return before["cache"](self, filename, *args, **options)
+
+    for name, method in {"cache": cache, **{n: _noting(files, before[n]) for n in ("snapshot", "save")}}.items():
+        setattr(dataset, name, method)
+    try:
+        yield files
+    finally:
+        for name, method in before.items():
+            setattr(dataset, name, method)
+
+
+def _noting(files: list[str], method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(self: Any, path: Any, *args: Any, **options: Any) -> Any:
+        files.append(f"{method.__name__}({str(path)!r})")
+        return method(self, path, *args, **options)
+
+    return call
