@@ -4,7 +4,6 @@ import difflib
 import inspect
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +30,7 @@ from trainer.workload.data.fingerprint import fingerprint_of
 from trainer.workload.data.pipeline import feature_batches
 from trainer.workload.models import MODELS
 from trainer.workload.objective import Objective, no_values
+from trainer.workload.room import within_memory
 
 SAME_WEIGHTS = "its function must return the same ones in every task, e.g. load them from one file"
 TRAIN = "train"  # an argument of a model's function: the features to adapt layers to
@@ -101,14 +101,14 @@ def build_model(
         raise ValueError(f"model.options of {name}: {error}; allowed: {', '.join(allowed) or 'none'}") from error
     keras.utils.set_random_seed(seed)
     with dtype_policy.in_force(precision, user_file):
-        values = nullcontext() if with_values or of_user else no_values()
+        values = within_memory() if with_values or of_user else no_values()
         with values, (adapting or Adapting()).during(), lookups.building(sparse):
             model = function(*arguments, **given, **options)
         if not isinstance(model, keras.Model):
             raise ValueError(f"model {name} returned a {type(model).__name__}; return a keras.Model")
         _check_trains_as_keras(model)
         if not all(layer.built for layer in model._flatten_layers()):
-            with lookups.building(sparse):
+            with lookups.building(sparse), within_memory():
                 model(map_nest(_one_example, data.spec.features))  # `build` would not build a subclassed model's layers
     dtype_policy.check_layers(model, precision)
     lookups.separate(model)

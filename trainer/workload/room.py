@@ -1,0 +1,48 @@
+"""Refuses a model that is larger than this machine's memory before its variables are made."""
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+
+FLOAT_BYTES = 4
+
+
+def memory_bytes() -> int:
+    """The memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextmanager
+def within_memory() -> Iterator[None]:
+    """Layers that are built within must not have more variables than fit into memory.
+
+    Raises:
+        ValueError: in the code within, for the layer whose variable does not fit.
+    """
+    add_weight, limit, total = keras.layers.Layer.add_weight, memory_bytes(), 0
+
+    def add_if_it_fits(layer: keras.layers.Layer, shape: Any = None, *arguments: Any, **options: Any) -> Any:
+        nonlocal total
+        sizes = shape if isinstance(shape, tuple | list) else [shape or 1]
+        nbytes = FLOAT_BYTES * math.prod(int(size or 1) for size in sizes)
+        total += nbytes
+        if total > limit:
+            raise ValueError(
+                f"layer {layer.path}: a variable {list(sizes)} has {_gib(nbytes)}, and with it the model has "
+                f"{_gib(total)}; this machine's memory is {_gib(limit)}"
+            )
+        return add_weight(layer, shape, *arguments, **options)
+
+    keras.layers.Layer.add_weight = add_if_it_fits
+    try:
+        yield
+    finally:
+        keras.layers.Layer.add_weight = add_weight
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / 2**30:,.1f} GiB"
