@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -63,10 +64,23 @@ def test_replicas_inside_one_process_have_the_bits_of_as_many_workers(finish: Fi
     assert _losses(inside) == _losses(between)
 
 
+DIVIDED = """
+import tensorflow as tf
+
+
+def loss(labels, outputs):
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.cast(labels, tf.int32), outputs)
+    return tf.nn.compute_average_loss(losses)
+"""
+
+
 @pytest.mark.long
-def test_all_reduce_is_one_process_to_rounding(finish: Finish):
-    one = finish("cluster=local", "run=one", *SHORT)
-    four = finish("cluster=4w", "strategy=all_reduce", "run=four", *SHORT)
+def test_all_reduce_is_one_process_to_rounding(finish: Finish, tmp_path: Path):
+    """Also with a loss that divides by the replicas of a tf.distribute strategy."""
+    (tmp_path / "divided.py").write_text(DIVIDED)
+    given = [*SHORT, f"user={tmp_path / 'divided.py'}"]
+    one = finish("cluster=local", "run=one", *given)
+    four = finish("cluster=4w", "strategy=all_reduce", "run=four", *given)
     np.testing.assert_allclose(_losses(four), _losses(one), rtol=1e-4)
     expected, params = (np.load(run.directory / "export/params.npz") for run in (one, four))
     for path in expected.files:

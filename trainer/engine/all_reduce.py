@@ -171,25 +171,26 @@ class AllReduceEngine:
 
     def _make_step(self, iterators: Sequence[Any], requests: Requests) -> Any:
         """Returns (tags, metrics, times when the batches arrived, when computed and when updated, mean gradient)."""
+        shard = self._shard
+        with tf.device("/cpu:0"):
+            batches = [_Batch(*iterator.get_next()) for iterator in iterators]
+            with tf.control_dependencies([tensor for one in batches for tensor in one.batch.tensors]):
+                began = now([self._taken.assign_add(1, read_value=False)])
+        flat = self._flat.read_value()
+        tags = packing.tags_of(flat, shard)
+        generation, step = tf.unstack(tf.cast(tags, tf.int64))
+        # Outside of the strategy: a loss that divides by its replicas would be divided twice.
+        outcome = mean_computed(
+            [
+                run_step([packing.halves(flat, shard)], [shard], replica, in_step(batch, step), requests)
+                for replica, batch in zip(self._replicas, batches, strict=True)
+            ]
+        )
+        values = tf.nest.flatten(outcome)
+        with tf.device("/cpu:0"):
+            computed = now(values)
 
-        def on_worker(requests: Requests) -> Any:
-            shard = self._shard
-            with tf.device("/cpu:0"):
-                batches = [_Batch(*iterator.get_next()) for iterator in iterators]
-                with tf.control_dependencies([tensor for one in batches for tensor in one.batch.tensors]):
-                    began = now([self._taken.assign_add(1, read_value=False)])
-            flat = self._flat.read_value()
-            tags = packing.tags_of(flat, shard)
-            generation, step = tf.unstack(tf.cast(tags, tf.int64))
-            outcome = mean_computed(
-                [
-                    run_step([packing.halves(flat, shard)], [shard], replica, in_step(batch, step), requests)
-                    for replica, batch in zip(self._replicas, batches, strict=True)
-                ]
-            )
-            values = tf.nest.flatten(outcome)
-            with tf.device("/cpu:0"):
-                computed = now(values)
+        def on_worker(values: Sequence[tf.Tensor]) -> Any:
             # TensorFlow sends the last first, which is the order in which the backward pass finishes.
             means = tf.nest.pack_sequence_as(
                 outcome, [total / self._strategy.num_replicas_in_sync for total in self._sum(values)]
@@ -198,11 +199,10 @@ class AllReduceEngine:
             updated = self._update(flat, packed, generation, step)
             with tf.device("/cpu:0"):
                 ended = now(updated)
-            metrics = packing.metrics_of(flat, shard)
-            mean = divided(packing.halves(packed, shard), shard).trainable
-            return tf.expand_dims(tags, 0), metrics, began, computed, ended, mean
+            return ended, divided(packing.halves(packed, shard), shard).trainable
 
-        return self._strategy.run(on_worker, (requests,))
+        ended, gradients = self._strategy.run(on_worker, (values,))
+        return tf.expand_dims(tags, 0), packing.metrics_of(flat, shard), began, computed, ended, gradients
 
     def _update(
         self, flat: tf.Tensor, packed: tf.Tensor, generation: tf.Tensor, step: tf.Tensor

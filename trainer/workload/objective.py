@@ -15,7 +15,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras.src.backend.common import global_state
-from keras.src.losses import loss as keras_loss
 from keras.src.losses.loss import squeeze_or_expand_to_same_rank
 
 from trainer.workload import eager, inputs
@@ -148,7 +147,7 @@ class Objective:
         counted = [(v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables]
         counted += [] if before is None else self._values(before)
         state = keras.StatelessScope(state_mapping=[*known, *counted])
-        with _undivided_losses(), _checked(model._compile_loss, check), self._counted(counting, own), state as scope:
+        with _checked(model._compile_loss, check), self._counted(counting, own), state as scope:
             if self._whole_loss is None:
                 model._losses_override.extend(own)  # as Keras's trainer for JAX does
                 try:
@@ -261,20 +260,6 @@ def _checked(compiled: Any, check: Callable[[Use], None] | None) -> Iterator[Non
         yield
     finally:
         compiled._flat_losses = before
-
-
-@contextmanager
-def _undivided_losses() -> Iterator[None]:
-    """Keeps Keras from dividing losses by the workers of a tf.distribute strategy: the engine averages gradients."""
-    names = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
-    before = {name: getattr(keras_loss, name) for name in names}
-    try:
-        for name in names:
-            setattr(keras_loss, name, lambda value: value)
-        yield
-    finally:
-        for name, function in before.items():
-            setattr(keras_loss, name, function)
 
 
 def _flat(results: Mapping[str, Any]) -> dict[str, Any]:

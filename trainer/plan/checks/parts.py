@@ -13,8 +13,8 @@ def check_exchanges(tasks: Sequence[Task], description: Description) -> Iterator
     replicas = sum(len(task.replicas) for task in tasks)
     if description.exchanging and replicas > 1:
         message = (
-            f"exchanged between replicas by {', '.join(description.exchanging)}, e.g. because of synchronized=True: "
-            f"values of a batch, which only one replica alone has, and this run has {replicas}"
+            f"{', '.join(description.exchanging)}: exchanges values with other replicas while it computes, because of "
+            f"synchronized=True or a call of all_reduce, which works with one replica only; this run has {replicas}"
         )
         yield Problem("cluster", message, "type cluster=local, or train without it, e.g. with synchronized=False")
 
@@ -41,8 +41,8 @@ def warn_of_parts(replicas: int, accumulate: int, description: Description) -> I
         yield Problem("model", message, remedy)
     for scalar in description.scalars:
         message = (
-            f"{scalar}: one number for {parts} parts of a batch each, and an update takes their mean, which is that of "
-            "the whole batch only if each is a mean over as much"
+            f"{scalar}: returns one number for each of the {parts} parts of a batch, and an update takes their mean, "
+            "which is the whole batch's only if each number is a mean over equally much"
         )
         yield Problem("model", message, "return a loss for each example, [N], and no mean of your own")
     if replicas > 1 and description.counts and not description.is_one_mean:
