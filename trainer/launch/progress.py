@@ -5,7 +5,6 @@ Lines of the history, if wanted, replace the line every few seconds, and are pri
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -20,11 +19,13 @@ from typing import TYPE_CHECKING, Any
 from trainer.launch.signals import discard_output
 from trainer.launch.view import Course, Standing, StepRate, TaskView, line, standing
 from trainer.storage.history import describe as history_line
+from trainer.storage.json_lines import measured
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 LINE_EVERY_SECS = 5.0
+SHOWN = {"loss", "examples_per_second"}  # that a line of the history must have
 USERS_SECS, OWN_SECS = 2.0, 10.0  # after which a command says that it is busy with the user's code, with its own
 NOTE_EVERY_SECS = 30.0  # between two lines about that, at most
 NOT_CI = ("", "0", "false", "False")  # values of $CI where somebody looks at the terminal
@@ -58,8 +59,8 @@ class HistoryLines:
         return [history_line(values, self._steps, self._batch) for values in self._unseen(whole.splitlines())]
 
     def _unseen(self, lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
-        for values in map(json.loads, lines):
-            if values["step"] > self._last_step:
+        for values in map(measured, lines):
+            if values is not None and values.keys() >= SHOWN and values["step"] > self._last_step:
                 self._last_step = values["step"]
                 yield values
 

@@ -17,6 +17,7 @@ from trainer.launch.progress import HistoryLines, make_progress
 from trainer.launch.signals import Signals
 from trainer.launch.supervisor import Supervisor
 from trainer.launch.view import Course
+from trainer.observe import runs
 from trainer.observe.profile import merge as profile
 from trainer.observe.report import page
 from trainer.observe.waits import Waits
@@ -139,7 +140,7 @@ def _write_report(directory: RunDirectory) -> None:
 
 def _read_summary(directory: RunDirectory) -> dict[str, Any]:
     """What the chief wrote; empty if it did not get that far."""
-    return json.loads(directory.summary.read_text()) if directory.summary.exists() else {}
+    return runs.read_summary(directory)
 
 
 def _complete_summary(

@@ -8,22 +8,32 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from trainer.config.schema import RunState
+from trainer.config.yaml_files import MAX_BYTES
 from trainer.storage import checkpoint, lease
+from trainer.storage.checkpoint import CheckpointError
+from trainer.storage.damage import DAMAGED
 from trainer.storage.history import NOT_METRICS
-from trainer.storage.json_lines import last_line
+from trainer.storage.json_lines import last_measured
 from trainer.storage.run_directory import RunDirectory
 
+OPENS = re.compile(rb"[\[{]|(?<=- )- ")  # what begins a list or a mapping within a line
+MOST_OPEN = 1000
+MOST_STEPS = 2**63
+LAST_SECOND = 253_402_300_800  # the year 10000
 RUNNING, DONE, STOPPED, FAILED, DIED = STATES = tuple(state.value for state in RunState)
 CHIEF = "worker:0"
+FILES = ("config", "plan", "history", "evaluation", "summary", "status")  # that facts come from
 
 
 @dataclass(frozen=True)
@@ -85,23 +95,37 @@ def read(path: Path, *, is_over: bool = False) -> RunFacts:
     """
     directory = RunDirectory(path)
     owner = None if is_over else lease.owner(directory)
-    config, plan = _yaml(directory.config), _json(directory.plan)
-    status, summary = _json(directory.status), _json(directory.summary)
+    read = [_yaml(directory.config), read_json(directory.plan), last_measured(directory.history)]
+    read += [last_measured(directory.evaluations), read_json(directory.summary), read_json(directory.status)]
+    files = dict(zip(FILES, read, strict=True))
+    for damaged in chain.from_iterable(combinations(files, size) for size in range(len(files))):
+        with suppress(*DAMAGED):
+            return _facts(directory, owner, files | {name: {} for name in damaged})
+    return _facts(directory, owner, {name: {} for name in files})
+
+
+def _facts(directory: RunDirectory, owner: int | None, files: Mapping[str, Mapping[str, Any]]) -> RunFacts:
+    """What files tell together; those of a run that was killed may be empty.
+
+    Raises:
+        DAMAGED: if a value is not of the kind that the run writes.
+    """
+    config, plan, status, summary = (files[name] for name in ("config", "plan", "status", "summary"))
+    history, evaluation = files["history"], files["evaluation"]
     launcher = status.get("launcher")
     if launcher is not None and launcher["pid"] != owner:
         status, launcher = {} if owner is not None else status, None  # the status is of an earlier launch
     pages: Mapping[str, Any] = status.get("tasks", {})
-    history, evaluation = last_line(directory.history), last_line(directory.evaluations)
-    steps = int(plan.get("steps") or 0)
+    steps = _whole(plan.get("steps"))
     chief = pages.get(CHIEF, {})
-    step = max(summary.get("steps") or 0, history.get("step") or 0, chief.get("step") or 0)
+    step = max(_whole(summary.get("steps")), _whole(history.get("step")), _whole(chief.get("step")))
     state = _state(summary, step=step, steps=steps, is_owned=owner is not None)
     workers = [page for name, page in pages.items() if name.startswith("worker:")]
     rate = sum(page["examples_per_second"] for page in workers) if workers else history.get("examples_per_second")
-    began, now = status.get("started_at"), status.get("time")
+    began, now = _time(status.get("started_at")), _time(status.get("time"))
     metrics = {name: value for name, value in history.items() if name not in NOT_METRICS}
     return RunFacts(
-        path=str(path),
+        path=str(directory.path),
         state=state,
         phase=_phase(pages, chief) if state == RUNNING else state,
         cluster=str(plan.get("cluster", "")),
@@ -110,19 +134,51 @@ def read(path: Path, *, is_over: bool = False) -> RunFacts:
         data=str((config.get("data") or {}).get("name", "")),
         step=step,
         steps=steps,
-        loss=summary.get("final_loss", chief.get("loss") or history.get("loss")),
-        metrics=chief.get("metrics") or metrics,
+        loss=_number(summary.get("final_loss", chief.get("loss") or history.get("loss"))),
+        metrics={name: _known(value) for name, value in (chief.get("metrics") or metrics).items()},
         evaluation={f"eval_{n}": v for n, v in evaluation.items() if n not in ("step", "seconds")},
-        examples_per_second=summary.get("examples_per_second", rate),
+        examples_per_second=_number(summary.get("examples_per_second", rate)),
         started_at=began,
-        seconds=summary.get("seconds") or (round(now - began, 3) if now and began else None),
-        restarts=int(summary.get("restarts") or sum(a["restarts"] for a in status.get("attempts", {}).values())),
-        failed=summary.get("failed"),
-        params_sha256=summary.get("params_sha256"),
-        checkpoints=tuple(int(one.name) for one in checkpoint.finished(directory.checkpoints)),
+        seconds=_time(summary.get("seconds")) or (round(now - began, 3) if now and began else None),
+        restarts=_whole(summary.get("restarts") or sum(a["restarts"] for a in status.get("attempts", {}).values())),
+        failed=None if (failed := summary.get("failed")) is None else str(failed),
+        params_sha256=None if (sha256 := summary.get("params_sha256")) is None else str(sha256),
+        checkpoints=_checkpoints(directory),
         owner=owner,
         launcher=launcher,
     )
+
+
+def _whole(value: Any) -> int:
+    """A number of steps or restarts; 0 if there is none."""
+    if value is None:
+        return 0
+    if type(value) is not int or not 0 <= value < MOST_STEPS:
+        raise ValueError(f"{value!r} is no count")
+    return value
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else _known(value)
+
+
+def _known(value: Any) -> float:
+    if type(value) not in (int, float):
+        raise TypeError(f"{value!r} is no number")
+    return value
+
+
+def _time(value: Any) -> float | None:
+    """Seconds, also since 1970, as the clocks of people go."""
+    if value is not None and not 0 <= _known(value) < LAST_SECOND:
+        raise ValueError(f"{value!r} is no time")
+    return value
+
+
+def _checkpoints(directory: RunDirectory) -> tuple[int, ...]:
+    with suppress(OSError, CheckpointError):
+        return tuple(int(one.name) for one in checkpoint.finished(directory.checkpoints))
+    return ()
 
 
 def _state(summary: Mapping[str, Any], *, step: int, steps: int, is_owned: bool) -> str:
@@ -156,24 +212,29 @@ def disk_nbytes(path: Path) -> int:
 
 
 def read_status(directory: RunDirectory) -> dict[str, Any]:
-    """What the launcher last wrote of the tasks; empty where no launcher has."""
-    return _json(directory.status)
+    """What the launcher last wrote of the tasks; empty where no launcher has, or it is damaged."""
+    status = read_json(directory.status)
+    with suppress(*DAMAGED):
+        _facts(directory, 0, {name: {} for name in FILES} | {"status": status})
+        return status
+    return {}
 
 
 def read_summary(directory: RunDirectory) -> dict[str, Any]:
     """What is known of a run that has ended; empty of others."""
-    return _json(directory.summary)
+    return read_json(directory.summary)
 
 
-def _json(path: Path) -> dict[str, Any]:
-    with suppress(OSError, ValueError):
-        if isinstance(value := json.loads(path.read_text()), dict):
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file; empty where there is none, or it is damaged."""
+    with suppress(OSError, *DAMAGED):
+        if path.is_file() and isinstance(value := json.loads(path.read_bytes()), dict):
             return value
     return {}
 
 
 def _yaml(path: Path) -> dict[str, Any]:
-    with suppress(OSError, ValueError, yaml.YAMLError):
+    with suppress(OSError, *DAMAGED):
         return _parse_yaml(path, path.stat().st_mtime_ns)
     return {}
 
@@ -181,5 +242,8 @@ def _yaml(path: Path) -> dict[str, Any]:
 @functools.lru_cache(maxsize=2000)
 def _parse_yaml(path: Path, modified_ns: int) -> dict[str, Any]:
     """The mapping in a file, which is parsed once for as long as it stays as it is."""
-    value = yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    text = path.read_bytes()
+    if len(text) > MAX_BYTES or len(OPENS.findall(text)) > MOST_OPEN:  # libyaml would overflow its stack
+        raise ValueError(f"{path} is no config")
+    value = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return value if isinstance(value, dict) else {}

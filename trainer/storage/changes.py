@@ -13,7 +13,8 @@ from trainer.config.schema import RunConfig
 from trainer.config.words import listed
 from trainer.plan.serialize import to_json
 from trainer.storage.checkpoint import Checkpoint, CheckpointError
-from trainer.storage.run_directory import RunDirectory, RunFileError
+from trainer.storage.damage import RunFileError
+from trainer.storage.run_directory import RunDirectory
 
 DECIDING = (  # keys and sections
     *("seed", "train.batch_size", "train.accumulate", "train.precision", "train.jit", "optimizer"),
@@ -90,7 +91,9 @@ def _changed_code(directory: RunDirectory, user: str | None) -> Iterator[Change]
     """Whether the user's code is not what it was; runs of older versions have not kept that."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         known = json.loads(directory.code.read_text())
-        main, before = str(known["file"]), dict(known["digests"])
+        main, before = known["file"], known["digests"]
+        if not isinstance(main, str) or not all(isinstance(digest, list) for digest in before.values()):
+            return  # damaged
         if user is None:
             yield Change("user", f"no user= instead of {main}")
             return

@@ -22,6 +22,7 @@ from trainer.storage import checkpoint, checkpoint_writer
 from trainer.storage.atomic import remove_folder, write_atomically
 from trainer.storage.checkpoint import CheckpointError, Facts, Tensors
 from trainer.storage.checkpoint_writer import Release
+from trainer.storage.json_lines import is_measured, lines, parse
 from trainer.storage.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -53,17 +54,15 @@ def describe(scores: Mapping[str, float]) -> str:
 
 
 def read(path: Path) -> list[Evaluation]:
-    """Reads evaluations.jsonl but for a line that a crash cut off; nothing if there is no file."""
-    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-    return [evaluation for line in lines if (evaluation := _parse(line)) is not None]
+    """Reads evaluations.jsonl but for lines that are cut off or damaged; nothing if there is no file."""
+    return [evaluation for line in lines(path) if (evaluation := _evaluation(line)) is not None]
 
 
-def _parse(text: str) -> Evaluation | None:
-    try:
-        values = json.loads(text)
-        return Evaluation(values.pop("step"), scores=values, seconds=values.pop("seconds"))
-    except (ValueError, TypeError, KeyError, AttributeError):
+def _evaluation(values: Mapping[str, Any] | None) -> Evaluation | None:
+    if values is None or not is_measured(values) or not {"loss", "seconds"} <= values.keys():
         return None
+    scores = {name: value for name, value in values.items() if name not in ("step", "seconds")}
+    return Evaluation(values["step"], scores, values["seconds"])
 
 
 def is_better(one: Evaluation, other: Evaluation | None, config: EvaluateConfig) -> bool:
@@ -97,7 +96,7 @@ def best(folder: Path) -> tuple[Evaluation, Path] | None:
     for path in reversed(checkpoint.finished(folder)):
         try:
             checkpoint.read_manifest(path)
-            evaluation = _parse((path / NOTE).read_text())
+            evaluation = _evaluation(parse((path / NOTE).read_bytes()))
         except (CheckpointError, OSError):
             continue
         if evaluation is not None:

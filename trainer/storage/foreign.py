@@ -1,6 +1,7 @@
 """Tells the directory of a run from a folder that something else has filled, and whose files a run would replace."""
 
 import json
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from trainer.config.shell import typed
 from trainer.config.words import some
 from trainer.faults.problems import ConfigError, Problem
 from trainer.plan.description import FROZEN_FILE, INITIAL_FILE
+from trainer.storage.damage import RunFileError
 
 # What a run writes or moves away; some are made before its config is there.
 FILES = (
@@ -24,11 +26,25 @@ NAMED_AT_MOST = 3
 
 def check(run: Path) -> None:
     """Raises a ConfigError if a folder was never a run's, but has files or folders by the names of a run's."""
+    check_kinds(run)
     taken = [name for name in (*FILES, *(f"{name}/" for name in FOLDERS)) if (run / name).exists()]
     if not taken or was_run(run):
         return
     message = f"{run} is not the directory of a run, and has {some(taken, NAMED_AT_MOST)}, which a run would replace"
     raise ConfigError([Problem("run", message, f"choose another folder, e.g. {typed('run', str(run / 'run'))}")])
+
+
+def check_kinds(run: Path) -> None:
+    """Raises a RunFileError if something else stands where a run has its files and folders, or it may not use them."""
+    for name in (*FILES, *FOLDERS):
+        path, kind = run / name, "folder" if name in FOLDERS else "file"
+        if not os.path.lexists(path):
+            continue
+        is_kind = path.is_dir() if kind == "folder" else path.is_file()
+        if is_kind and os.access(path, os.R_OK | os.W_OK):
+            continue
+        problem = f"it cannot be read and written by this user ({kind})" if is_kind else f"it is no {kind}"
+        raise RunFileError(path, problem, f"move it away; a run has a {kind} of its own there")
 
 
 def was_run(path: Path) -> bool:

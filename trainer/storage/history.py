@@ -1,10 +1,15 @@
 """The series of a run: one JSON line per reported step in history.jsonl."""
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
+from trainer.config.words import count
+from trainer.storage import json_lines
 from trainer.storage.atomic import write_atomically
+
+_log = logging.getLogger(__name__)
 
 NOT_METRICS = ("step", "loss", "learning_rate", "examples_per_second")  # what else a line has
 MAX_METRICS = 3  # of a line for people
@@ -17,9 +22,12 @@ class History:
         """Opens the file of a run that (re)starts at global step `start`; removes lines of later steps."""
         self.last_step = 0
         if path.exists():
-            lines = [line for line in path.read_text().splitlines() if _step_of(line) <= start]
-            self.last_step = max((int(_step_of(line)) for line in lines), default=0)
-            write_atomically(path, "".join(f"{line}\n" for line in lines))
+            read = [(line, json_lines.measured(line)) for line in path.read_bytes().splitlines()]
+            kept = {line: values["step"] for line, values in read if values is not None and values["step"] <= start}
+            self.last_step = max(kept.values(), default=0)
+            write_atomically(path, "".join(f"{line.decode()}\n" for line in kept))
+            if damaged := sum(values is None for line, values in read[:-1] if line):  # the last one may be cut off
+                _log.warning("%s: %s cannot be read, and removed", path, count(damaged, "line"))
         self._file = path.open("a", buffering=1)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -37,11 +45,3 @@ def describe(values: Mapping[str, float], steps: int, batch: int, *, with_metric
     names = [name for name in values if name not in NOT_METRICS][:MAX_METRICS] if with_metrics else []
     metrics = [f", {name} {values[name]:.4f}" for name in names]
     return f"step {values['step']}/{steps}, loss {values['loss']:.4f}{''.join(metrics)}, {rate:,.0f} examples/s{pace}"
-
-
-def _step_of(line: str) -> float:
-    """The step of a line; infinity for one that a crash cut off."""
-    try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return float("inf")

@@ -16,8 +16,9 @@ from trainer.plan.plan import Plan
 from trainer.plan.serialize import from_json
 from trainer.storage import changes, checkpoint
 from trainer.storage.checkpoint import Checkpoint, CheckpointError
+from trainer.storage.damage import DAMAGED
 from trainer.storage.history import History
-from trainer.storage.run_directory import DAMAGED, RunDirectory
+from trainer.storage.run_directory import RunDirectory
 
 _log = logging.getLogger(__name__)
 

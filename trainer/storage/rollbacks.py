@@ -7,7 +7,7 @@ from pathlib import Path
 
 def count_rollbacks(path: Path) -> int:
     """How often a run has gone back; the file need not exist."""
-    return len(path.read_text().splitlines()) if path.exists() else 0
+    return len(path.read_bytes().splitlines()) if path.exists() else 0
 
 
 def record_rollback(path: Path, *, step: int, checkpoint: int | None) -> None:

@@ -8,29 +8,26 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import yaml
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from trainer.config import shell, user_file
 from trainer.config.schema import RunConfig
-from trainer.faults import exit_codes
-from trainer.faults.exit_codes import TrainerError
 from trainer.plan.description import FROZEN_FILE, INITIAL_FILE
 from trainer.plan.plan import Plan
 from trainer.plan.serialize import to_json
 from trainer.storage import threads
 from trainer.storage.atomic import link_or_copy, remove_all_leftovers, write_atomically
+from trainer.storage.damage import DAMAGED, parsed
 
 _log = logging.getLogger(__name__)
 
-Parsed = TypeVar("Parsed")
 OF_MACHINE = ("gpus", "intra_op_threads")
 OF_COMMAND = (  # sections and keys that tasks of a run may have each in its own way
     *("job", "task", "run", "plan", "mode", "chaos", "launch", "target", "container", "slurm", "kubernetes"),
@@ -38,22 +35,6 @@ OF_COMMAND = (  # sections and keys that tasks of a run may have each in its own
 )
 MOST_GENERATIONS = 2**31  # a message has its generation in 32 bits
 DESCRIBED = "trainer-"  # names of temporary folders begin so
-
-
-# What reading a file raises that was damaged, or made by something else.
-DAMAGED = (
-    *(ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError),
-    *(yaml.YAMLError, OmegaConfBaseException),
-)
-
-
-class RunFileError(TrainerError, ValueError):
-    """A file of a run directory cannot be used: which, what is wrong, what to do."""
-
-    exit_code = exit_codes.BAD_DATA
-
-    def __init__(self, path: Path, problem: str, remedy: str) -> None:
-        super().__init__(f"{path}: {problem}; {remedy}")
 
 
 class RunDirectory:
@@ -175,12 +156,12 @@ class RunDirectory:
             return cast(RunConfig, OmegaConf.to_object(OmegaConf.merge(typed_config(), _literal(value))))
 
         remedy = "give the run its settings again: type them with run=PATH, and it continues from its checkpoint"
-        return _parsed(self.config, parse, remedy)
+        return parsed(self.config, parse, remedy)
 
     def read_plan(self) -> Plan:
         """Reads the plan; raises what `read_config` does."""
         remedy = "type the run's command again, which writes it anew"
-        return _parsed(self.plan, lambda text: Plan.from_json(json.loads(text)), remedy)
+        return parsed(self.plan, lambda text: Plan.from_json(json.loads(text)), remedy)
 
 
 @contextmanager
@@ -188,14 +169,6 @@ def description_folder() -> Iterator[Path]:
     """A folder for what describing a model leaves, until the run directory has it."""
     with tempfile.TemporaryDirectory(prefix=DESCRIBED) as folder:
         yield Path(folder)
-
-
-def _parsed(path: Path, parse: Callable[[bytes], Parsed], remedy: str) -> Parsed:
-    try:
-        return parse(path.read_bytes())
-    except DAMAGED as error:
-        why = shell.printable(str(error).split("\n")[0]) if str(error) else type(error).__name__
-        raise RunFileError(path, f"it is damaged ({why})", remedy) from error
 
 
 def _literal(value: Any) -> Any:

@@ -8,6 +8,7 @@ from trainer.config.schema import RunConfig
 from trainer.plan.addresses import JOBS
 from trainer.plan.devices import of_task
 from trainer.plan.plan import Plan
+from trainer.storage.damage import DAMAGED
 
 
 def take_from_earlier(config: RunConfig) -> None:
@@ -18,9 +19,9 @@ def take_from_earlier(config: RunConfig) -> None:
     if (folder := _earlier(config)) is None:
         return
     try:
-        before = yaml.safe_load((folder / "config.yaml").read_text())
+        before = yaml.safe_load((folder / "config.yaml").read_bytes())
         threads, workers = before["device"]["intra_op_threads"], before["cluster"]["worker"]
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+    except (OSError, *DAMAGED):
         return
     if workers != config.cluster.worker or not isinstance(threads, dict):
         return

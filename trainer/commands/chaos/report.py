@@ -115,7 +115,7 @@ def differences(unbroken: Path, other: Path) -> list[str]:
 def _values_by_step(path: Path) -> dict[int, list[dict[str, float]]]:
     """What a run reported of each step, without what depends on the machine; a step has one line."""
     values: dict[int, list[dict[str, float]]] = {}
-    for line in json_lines.lines(path):
+    for line in json_lines.measured_lines(path):
         timeless = {name: value for name, value in line.items() if name not in OF_MACHINE}
         values.setdefault(line["step"], []).append(timeless)
     return values

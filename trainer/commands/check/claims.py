@@ -6,6 +6,7 @@ Each claim is one line: what was checked, or why it could not be, or what contra
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,12 +20,14 @@ from trainer.config.schema import OptimizerConfig, OptimizerName, RunConfig, Sch
 from trainer.config.words import count
 from trainer.faults import exit_codes
 from trainer.plan.plan import Plan
-from trainer.storage import checkpoint
+from trainer.storage import checkpoint, json_lines
 from trainer.storage.checkpoint import CheckpointError
+from trainer.storage.damage import DAMAGED, RunFileError
 from trainer.storage.run_directory import RunDirectory
 
 LAUNCHER = "launcher"
 NOT_RECORDED = "its tasks recorded no steps (summary.journal=true)"
+NO_CHECK = "so it cannot be checked; the run itself continues, if its command is typed again"
 NO_WAITING = "its workers do not wait for each other"
 
 
@@ -58,7 +61,8 @@ class RunRecord:
     @property
     def end(self) -> int:
         """The global step that the run ended at."""
-        return int(self.summary["steps"])
+        steps = self.summary["steps"]
+        return steps if type(steps) is int else 0
 
     @property
     def is_stopped(self) -> bool:
@@ -84,11 +88,11 @@ class RunRecord:
 
     def _read_lines(self, path: Path) -> list[Event]:
         events: list[Event] = []
-        for number, line in enumerate(path.read_text().splitlines() if path.exists() else (), 1):
-            try:
-                events.append(dict(json.loads(line)))
-            except (ValueError, TypeError):
+        for number, line in enumerate(path.read_bytes().splitlines() if path.is_file() else (), 1):
+            if (event := json_lines.parse(line)) is None:
                 self.damaged.append(f"line {number} of {path} is not a JSON object")
+            else:
+                events.append(event)
         return events
 
 
@@ -100,7 +104,13 @@ def run(config: RunConfig, start: Start) -> int:
         if not file.is_file():
             print(f"trainer: {file} does not exist; run=PATH must name the directory of a run", file=sys.stderr)
             return exit_codes.INPUT_MISSING
-    claims = examine(directory)
+    try:
+        claims = examine(directory)
+    except RunFileError:
+        raise
+    except DAMAGED as error:
+        problem = f"a line of its history or journals is none of a run's ({type(error).__name__}: {error})"
+        raise RunFileError(directory.path, problem, NO_CHECK) from error
     print(directory.path, *claims, sep="\n")
     problems = sum(len(claim.problems) for claim in claims)
     print(count(problems, "problem") if problems else "all checks passed")
@@ -243,4 +253,7 @@ def _adds_one(optimizer: OptimizerConfig, batch: int) -> bool:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.exists() else {}
+    with suppress(OSError, ValueError, RecursionError):
+        if isinstance(value := json.loads(path.read_bytes()), dict):
+            return value
+    return {}

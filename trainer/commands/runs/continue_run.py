@@ -69,6 +69,6 @@ def _change(stored: RunConfig, name: str, config: RunConfig) -> None:
 
 def _go_to_its_folder(directory: RunDirectory) -> None:
     """Changes to the folder in which the run was started: paths of its config may be relative to that."""
-    folder = runs.read_status(directory).get("launcher", {}).get("folder")
-    if folder and Path(folder).is_dir():
+    folder = (runs.read_status(directory).get("launcher") or {}).get("folder")
+    if isinstance(folder, str) and folder and Path(folder).is_dir():
         os.chdir(folder)

@@ -22,6 +22,7 @@ from trainer.launch.view import duration
 from trainer.observe import runs
 from trainer.observe.runs import RunFacts
 from trainer.observe.waits import UPDATE
+from trainer.storage.damage import DAMAGED
 from trainer.storage.run_directory import RunDirectory
 
 OLD_SECS = 10.0  # a launcher writes its status four times a second
@@ -42,10 +43,15 @@ def show(directory: RunDirectory, *, as_json: bool) -> None:
     output = Output()
     for line in describe(facts, status):
         output.print(line, markup=False, soft_wrap=True)
-    if status.get("attempts"):
-        output.print(_tasks(facts, status))
-    if any(row.keys() - {UPDATE} for row in status.get("waits", {}).values()):
-        output.print(_waits(status["waits"]))
+    try:
+        tables = [_tasks(facts, status)] if status.get("attempts") else []
+        if any(row.keys() - {UPDATE} for row in status.get("waits", {}).values()):
+            tables.append(_waits(status["waits"]))
+    except DAMAGED:
+        print(f"{shown(directory.status)} is damaged: what the tasks did last is not known")
+        return
+    for table in tables:
+        output.print(table)
 
 
 def describe(facts: RunFacts, status: Mapping[str, Any]) -> Iterator[str]:
@@ -73,7 +79,7 @@ def describe(facts: RunFacts, status: Mapping[str, Any]) -> Iterator[str]:
             yield f"launcher: process {facts.launcher['pid']} on {facts.launcher['host']}"
         else:
             yield f"no launcher: process {facts.owner} is its chief, or is about to start"
-        silent_secs = time.time() - status["time"] if facts.launcher and "time" in status else 0.0
+        silent_secs = time.time() - status["time"] if facts.launcher and status.get("time") else 0.0
         if silent_secs > OLD_SECS:
             yield f"warning: its launcher has written nothing for {duration(silent_secs)}; it may be frozen"
 

@@ -11,7 +11,7 @@ from trainer.commands.sweep.trials import DONE, WAITING, Sweep, Trial
 from trainer.config.keys import shown as typed
 from trainer.launch.progress import is_interactive
 from trainer.observe.runs import read_status
-from trainer.storage.json_lines import last_line
+from trainer.storage.json_lines import last_measured
 from trainer.storage.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def _table(sweep: Sweep, running: Sequence[tuple[Trial, int]]) -> Table:
         drawn.add_row("...", *[""] * len(settings.space), "", f"{len(ranked) - MOST_ROWS} more")
     for trial, steps in running:
         directory = RunDirectory(sweep.run_of(trial))
-        now, total = last_line(directory.history), read_status(directory).get("steps", steps)  # epochs become steps
+        now, total = last_measured(directory.history), read_status(directory).get("steps", steps)  # epochs become steps
         step, loss = now.get("step", 0), now.get("loss")
         training = "starts" if loss is None else f"loss {loss:.4f}"
         drawn.add_row(trial.name, *map(typed, trial.values.values()), f"{step}/{total}", training, style="bold")

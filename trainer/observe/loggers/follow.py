@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trainer.observe import loggers
+from trainer.observe import loggers, runs
 from trainer.observe.loggers import LoggedRun, Logger
 from trainer.observe.report.settings import flat
 from trainer.storage.atomic import write_atomically
@@ -32,10 +32,11 @@ class Follower:
         self._history, self._evaluations = Tail(self._directory.history), Tail(self._directory.evaluations)
         self._note = self._directory.loggers / f"{name}.json"
         self._note.parent.mkdir(exist_ok=True)
-        known = json.loads(self._note.read_text()) if self._note.exists() else {}
-        self._steps: dict[str, int] = known.get("steps", {})
-        config = self._directory.read_config()
-        self._run = LoggedRun(path.name, config.name, path, flat(config), known.get("state", {}))
+        known = runs.read_json(self._note)
+        steps = known.get("steps")
+        self._steps = {n: s for n, s in steps.items() if type(s) is int} if isinstance(steps, dict) else {}
+        config, state = self._directory.read_config(), known.get("state")
+        self._run = LoggedRun(path.name, config.name, path, flat(config), state if isinstance(state, dict) else {})
         self._logger: Logger = loggers.make(name)
         self._logger.start(self._run)
         self._remember()
@@ -57,8 +58,7 @@ class Follower:
     def finish(self) -> None:
         """Logs the rest and the summary."""
         self.follow()
-        summary = self._directory.summary
-        self._logger.finish(json.loads(summary.read_text()) if summary.exists() else {})
+        self._logger.finish(runs.read_summary(self._directory))
 
     def _lines(self) -> Iterator[tuple[str, int, dict[str, float]]]:
         for tail, prefix in ((self._history, ""), (self._evaluations, "eval_")):

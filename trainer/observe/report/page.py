@@ -5,12 +5,17 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
+from jinja2 import UndefinedError
+
 from trainer.config import shell
 from trainer.config.schema import RunConfig
+from trainer.config.shell import printable
 from trainer.config.words import count
 from trainer.faults import exit_codes
 from trainer.observe import runs
@@ -21,14 +26,16 @@ from trainer.observe.runs import RunFacts
 from trainer.observe.waits import UPDATE
 from trainer.plan.plan import Plan
 from trainer.storage.atomic import write_atomically
+from trainer.storage.damage import DAMAGED
 from trainer.storage.event_log import END, MESSAGE, RESTART, START
-from trainer.storage.json_lines import lines
+from trainer.storage.json_lines import lines, measured_lines
 from trainer.storage.run_directory import RunDirectory
 
 REPORT = "report.html"
 NOT_DRAWN = ("step", "seconds")  # of a line of history.jsonl or evaluations.jsonl
 TITLES = {"loss": "loss", "examples_per_second": "examples per second", "learning_rate": "learning rate"}
 NOT_FAILED = (None, exit_codes.OK, exit_codes.INTERRUPTED, exit_codes.TERMINATED)
+LEFT_OUT: dict[str, Any] = {"status": {}, "summary": {}, "events": ()}  # of a record, where a file has them damaged
 MAX_EVENTS = 200  # of a page; the last
 MAX_SHARD_ROWS = 200
 FILES = ("plan.json", "placement.html", "profile/trace.json")  # that the page links to, where the run has them
@@ -79,8 +86,8 @@ def read(path: Path, name: str, *, is_over: bool = False) -> Record:
         plan=directory.read_plan(),
         status=runs.read_status(directory),
         summary=runs.read_summary(directory),
-        history=list(lines(directory.history)),
-        evaluations=list(lines(directory.evaluations)),
+        history=list(measured_lines(directory.history)),
+        evaluations=list(measured_lines(directory.evaluations)),
         events=list(lines(directory.event_log)),
     )
 
@@ -98,8 +105,18 @@ def _name(path: Path, paths: Sequence[Path]) -> str:
 
 
 def render(records: Sequence[Record]) -> str:
-    """Renders the page; the first run is shown in full."""
-    return template("report/page.html.j2").render(context(records, settings.changed(records[0].config)))
+    """Renders the page; the first run is shown in full, but for a file of it that is damaged."""
+    first, *others = records
+    changed = settings.changed(first.config)
+    for damaged in chain.from_iterable(combinations(LEFT_OUT, size) for size in range(len(LEFT_OUT))):
+        shown = replace(first, **{name: LEFT_OUT[name] for name in damaged})
+        with suppress(*DAMAGED, UndefinedError):
+            return _render([shown, *others], changed)
+    return _render([replace(first, **LEFT_OUT), *others], changed)
+
+
+def _render(records: Sequence[Record], changed: Sequence[tuple[str, str, str]]) -> str:
+    return printable(template("report/page.html.j2").render(context(records, changed)))
 
 
 def context(records: Sequence[Record], changed: Sequence[tuple[str, str, str]]) -> dict[str, Any]:

@@ -1,0 +1,41 @@
+"""What is raised when a file of a run was damaged, or made by something else; and how that is said."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import yaml
+from omegaconf.errors import OmegaConfBaseException
+
+from trainer.config.shell import printable
+from trainer.faults import exit_codes
+from trainer.faults.exit_codes import TrainerError
+
+Parsed = TypeVar("Parsed")
+DAMAGED = (
+    *(ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError),
+    *(yaml.YAMLError, OmegaConfBaseException),
+)
+
+
+class RunFileError(TrainerError, ValueError):
+    """A file of a run directory cannot be used: which, what is wrong, what to do."""
+
+    exit_code = exit_codes.BAD_DATA
+
+    def __init__(self, path: Path, problem: str, remedy: str) -> None:
+        super().__init__(f"{path}: {problem}; {remedy}")
+
+
+def parsed(path: Path, parse: Callable[[bytes], Parsed], remedy: str) -> Parsed:
+    """What a file says.
+
+    Raises:
+        RunFileError: if it is damaged.
+        OSError: if it is missing, or cannot be read.
+    """
+    try:
+        return parse(path.read_bytes())
+    except DAMAGED as error:
+        why = printable(str(error).split("\n")[0]) or type(error).__name__
+        raise RunFileError(path, f"it is damaged ({why})", remedy) from error
