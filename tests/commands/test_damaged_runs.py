@@ -275,6 +275,7 @@ def test_an_intact_run_is_read_by_all(copied: Callable[[], RunDirectory], config
     assert codes == dict.fromkeys(READERS, exit_codes.OK) | NOT_RUNNING
 
 
+@pytest.mark.long(but=["config.yaml", "generation.json", "history.jsonl", "summary.json"])
 @pytest.mark.parametrize("file", FILES)
 def test_a_file_that_is_damaged_ends_no_command_with_a_traceback(file: str, copied, configs):
     for damage in DAMAGES.values():
@@ -287,6 +288,7 @@ def test_a_file_that_is_damaged_ends_no_command_with_a_traceback(file: str, copi
         assert {name: codes[name] for name in always} == dict.fromkeys(always, exit_codes.OK)
 
 
+@pytest.mark.long(but=["history.jsonl"])
 @pytest.mark.parametrize("file", [name for name in FILES if "/" not in name and name != "lock"])
 def test_something_else_in_the_place_of_a_file_is_named(file: str, copied, configs):
     for make in KINDS.values():

@@ -13,7 +13,7 @@ from trainer.config.schema import RunConfig
 from trainer.config.words import listed
 from trainer.plan.serialize import to_json
 from trainer.storage.checkpoint import Checkpoint, CheckpointError
-from trainer.storage.damage import RunFileError
+from trainer.storage.damage import DAMAGED, RunFileError
 from trainer.storage.run_directory import RunDirectory
 
 DECIDING = (  # keys and sections
@@ -89,7 +89,7 @@ def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def _changed_code(directory: RunDirectory, user: str | None) -> Iterator[Change]:
     """Whether the user's code is not what it was; runs of older versions have not kept that."""
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+    with suppress(OSError, *DAMAGED):
         known = json.loads(directory.code.read_text())
         main, before = known["file"], known["digests"]
         if not isinstance(main, str) or not all(isinstance(digest, list) for digest in before.values()):
