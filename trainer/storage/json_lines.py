@@ -45,20 +45,19 @@ def measured_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def sampled(path: Path, most: int) -> Iterator[dict[str, Any]]:
-    """Yields JSON objects of a file of lines: of a large file at most so many, from all over it, and its last one."""
-    with suppress(FileNotFoundError):
+    """Yields lines that are measured: of a large file at most so many, from all over it, and its last one."""
+    with suppress(OSError), _open(path) as file:
         if (size := path.stat().st_size) <= most * LINE_BYTES:
-            yield from lines(path)
+            yield from measured_lines(path)
             return
-        with path.open("rb") as file:
-            for number in range(most):
-                file.seek(number * size // most)
-                if number:
-                    file.readline()  # the rest of one
-                with suppress(ValueError):
-                    if isinstance(value := json.loads(file.readline()), dict):
-                        yield value
-        yield last_line(path)
+        for number in range(most):
+            file.seek(number * size // most)
+            if number:
+                file.readline()  # the rest of one
+            if (value := measured(file.readline())) is not None:
+                yield value
+    if last := last_measured(path):
+        yield last
 
 
 class Tail:
