@@ -396,7 +396,7 @@ def test_every_key_of_the_help_page_exists():
     ("typed", "candidates"),
     [
         ("cluster=", ["cluster=2ps4w", "cluster=4w", "cluster=local"]),
-        ("mode=p", ["mode=plan"]),
+        ("mode=p", ["mode=plan", "mode=predict"]),
         ("plan clu", ["cluster.", "cluster="]),
         ("se", ["security.", "seed=", "selftest"]),
         ("strategy=a", ["strategy=all_reduce", "strategy=async", "strategy=auto"]),
