@@ -116,8 +116,8 @@ def test_a_model_that_cannot_be_loaded_again_is_saved_as_weights(tmp_path):
         def call(self, x):
             return 2 * x
 
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, name="logits"), Scaled()])
-    export(LINEAR, model, tmp_path)
+    inputs = keras.Input((2,))
+    export(LINEAR, keras.Model(inputs, Scaled()(keras.layers.Dense(3, name="logits")(inputs))), tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.weights.h5", "params.npz"]
 
 

@@ -15,7 +15,7 @@ from keras import layers
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.plan.tables import SparsePattern
 from trainer.task.export import export
-from trainer.workload import frozen, lookups, step, weights
+from trainer.workload import build, frozen, lookups, step, weights
 from trainer.workload.layer_devices import pinned
 from trainer.workload.paths import Paths
 
@@ -193,3 +193,52 @@ def test_two_models_of_keras_are_told_apart():
     parameters = [p.path for p in step.parameters_of(model)]
     assert len(set(parameters)) == len(model.weights)
     assert {"near/Conv1/kernel", "far/Conv1/kernel", "near/bn_Conv1/gamma"} <= set(parameters)
+
+
+NAMELESS = """
+import keras
+import numpy as np
+from keras import layers
+
+outside = layers.Dense(3)
+
+
+def tower(x):
+    inputs = keras.Input(x.shape[1:])
+    return keras.Model(inputs, layers.Dense(4)(inputs))(x)
+
+
+def model(spec):
+    ids = keras.Input((2,), dtype="int32")
+    hidden = layers.Flatten()(layers.Embedding(9, 4, name="ids")(ids))
+    return keras.Model(ids, layers.Dense(1)(outside(tower(tower(hidden)))))
+
+
+def data():
+    x = np.zeros((10, 2), "int32")
+    return {"train": (x, x), "evaluate": (x, x)}
+"""
+
+
+def test_a_model_that_is_built_again_has_the_same_paths_but_for_what_lies_on_the_hosts(tmp_path):
+    """Its layers have no names of their own; the second one is what is exported."""
+    file = str(tmp_path / "nameless.py")
+    Path(file).write_text(NAMELESS)
+    data = build.open_data_set("data", {}, seed=1, user_file=file)
+    sparse, dense, again = (
+        build.build_model("model", {}, data, seed=1, user_file=file, sparse=patterns)
+        for patterns in ([SparsePattern("ids")], [], [])
+    )
+    paths = [list(Paths(model).named(model.variables)) for model in (sparse, dense, again)]
+    assert paths[0] == [path for path in paths[1] if path != "ids/embeddings"]
+    assert paths[1] == paths[2]
+    values = {path: np.ones(v.shape, np.float32) for path, v in Paths(sparse).named(sparse.variables).items()}
+    export(Snapshot(1, values, {}, {}), dense, tmp_path / "export", formats=["weights"])
+    assert np.asarray(dense.layers[-1].kernel).tolist() == [[1.0]] * 3
+
+
+def test_values_that_no_variable_takes_are_no_export(tmp_path):
+    model = towers("a", "b")
+    values = {path: np.asarray(v) for path, v in Paths(model).named(model.variables).items()}
+    with pytest.raises(ValueError, match="other/kernel"):
+        export(Snapshot(1, values | {"other/kernel": np.zeros(1, np.float32)}, {}, {}), model, tmp_path)

@@ -158,7 +158,15 @@ def export(
 
 
 def _assign(model: Any, snapshot: Snapshot, tables: Mapping[str, np.ndarray] | None = None) -> None:
-    weights.assign(model, evaluated(snapshot) | snapshot.state | dict(tables or {}))
+    """Gives a model all values of a snapshot.
+
+    Raises:
+        ValueError: if a value is of none of the model's variables.
+    """
+    values = _of_model(snapshot) | evaluated(snapshot) | dict(tables or {})
+    if strangers := values.keys() - Paths(model).named(model.variables):
+        raise ValueError(f"the model has no variable {min(strangers)}: its function makes other layers each time")
+    weights.assign(model, values)
 
 
 def _save_keras(model: Any, file: Path, objects: Mapping[str, Any]) -> bool:

@@ -30,6 +30,7 @@ from trainer.workload.data.fingerprint import fingerprint_of
 from trainer.workload.data.pipeline import feature_batches
 from trainer.workload.models import MODELS
 from trainer.workload.objective import Objective, no_values
+from trainer.workload.paths import name_alike
 from trainer.workload.room import within_memory
 
 SAME_WEIGHTS = "its function must return the same ones in every task, e.g. load them from one file"
@@ -100,6 +101,7 @@ def build_model(
         allowed = [one for one in list(inspect.signature(function).parameters)[len(arguments) :] if one not in given]
         raise ValueError(f"model.options of {name}: {error}; allowed: {', '.join(allowed) or 'none'}") from error
     keras.utils.set_random_seed(seed)
+    name_alike(function)
     with dtype_policy.in_force(precision, user_file):
         values = within_memory() if with_values or of_user else no_values()
         with values, (adapting or Adapting()).during(), lookups.building(sparse):

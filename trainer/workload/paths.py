@@ -6,13 +6,26 @@ layer is in, so that two towers may both have a "fc1/kernel": these become "quer
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import keras
+from keras.src.backend.common import global_state
 
+COUNTERS = "object_name_uids"  # Keras's name of the counters by which it names layers: dense, dense_1
 SEED = "seed_generator_state"  # the name of the variable of a seed generator
+
+
+_counters: dict[Callable[..., Any], dict[str, int]] = {}  # by function: before it was first called
+
+
+def name_alike(function: Callable[..., Any]) -> None:
+    """Has the layers that a function is about to make named as those that it made first in this process."""
+    counters = global_state.get_global_attribute(COUNTERS, defaultdict(int), set_to_default=True)
+    before = _counters.setdefault(function, dict(counters))
+    counters.clear()
+    counters.update(before)
 
 
 class Paths:
