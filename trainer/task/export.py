@@ -75,15 +75,13 @@ def export_run(
         _log.warning("no model.keras and no model.weights.h5 is written: %s grows, which no Keras layer does", grow[0])
     model = None if are_large or grow else _whole_model(config, plan, workload.objective)
     objects = user_file.definitions(config.user) if config.user else {}
-    files = export(snapshot, model, folder, rows, formats=formats, objects=objects)
+    files, not_whole = export(snapshot, model, folder, rows, formats=formats, objects=objects)
     _assign(workload.model, snapshot)
     tables = [_mapped(table, files[table.path], config.seed) for table in plan.tables]
-    written = serving.write(workload.objective, workload.data, folder, formats, tables)
+    served, failures, _ = serving.write(workload.objective, workload.data, folder, formats, tables)
     if config.export.formats:
-        return written
-    for failure in written.failures:
-        _log.warning("%s", failure)
-    return Written(written.served)
+        return Written(served, failures, not_whole)
+    return Written(served, skipped=(*not_whole, *failures))
 
 
 def export_checkpoint(directory: RunDirectory, source: Checkpoint, folder: Path, formats: Sequence[str]) -> None:
@@ -102,10 +100,12 @@ def export_checkpoint(directory: RunDirectory, source: Checkpoint, folder: Path,
     rows = table_files.loaded(source.path, plan.tables, seed=config.seed) if plan.tables else ()
     workload = open_workload(config, plan, directory.frozen, trains=False)
     trial.run(workload.objective, workload.data, has_values=True, batch=0)
-    served, failures = export_run(config, plan, workload, snapshot, folder, rows)
+    served, failures, skipped = export_run(config, plan, workload, snapshot, folder, rows)
     facts = {"steps": source.step, "cluster": plan.cluster, "strategy": plan.strategy}
     facts |= evaluations.results(directory, source.step) | {"params_sha256": params_sha256(snapshot, rows)}
     model_card.write(folder, config, facts, served, directory.event_log)
+    for reason in skipped:
+        _log.warning("%s", reason)
     if failures:
         raise serving.ExportError("; ".join(failures))
 
@@ -124,7 +124,7 @@ def export(
     *,
     formats: Sequence[str] = DEFAULT_FORMATS,
     objects: Mapping[str, Any] | None = None,
-) -> dict[str, Path]:
+) -> tuple[dict[str, Path], tuple[str, ...]]:
     """Writes params.npz, and model.keras or model.weights.h5 (averaged parameters, where there are any).
 
     A model that Keras cannot save and load again as a whole, for want of a `get_config` or because the code of a Lambda
@@ -137,24 +137,24 @@ def export(
         objects: what the user's file defines, by name.
 
     Returns:
-        The files of tables by path.
+        The files of tables by path; why there is no model.keras, if it was wanted.
     """
     folder.mkdir(parents=True, exist_ok=True)
     own = _of_model(snapshot)
     tables = _export_tables(rows, folder / "tables")
     if model is None:
         np.savez(folder / "params.npz", **dict(sorted(own.items())))
-        return tables
+        return tables, ()
     known = own.keys() | tables.keys()
     variables = Paths(model).named(model.variables)
     frozen = {path: np.asarray(v.numpy()) for path, v in variables.items() if path not in known}
     named: dict[str, Any] = dict(sorted((own | frozen).items()))
     np.savez(folder / "params.npz", **named)
     _assign(model, snapshot, {path: np.load(file) for path, file in tables.items()})
-    has_keras = "keras" in formats and _save_keras(model, folder / "model.keras", objects or {})
-    if "weights" in formats or ("keras" in formats and not has_keras):
+    why_not = _save_keras(model, folder / "model.keras", objects or {}) if "keras" in formats else None
+    if "weights" in formats or why_not:
         model.save_weights(folder / "model.weights.h5")
-    return tables
+    return tables, (why_not,) if why_not else ()
 
 
 def _assign(model: Any, snapshot: Snapshot, tables: Mapping[str, np.ndarray] | None = None) -> None:
@@ -169,8 +169,8 @@ def _assign(model: Any, snapshot: Snapshot, tables: Mapping[str, np.ndarray] | N
     weights.assign(model, values)
 
 
-def _save_keras(model: Any, file: Path, objects: Mapping[str, Any]) -> bool:
-    """Whether Keras can save the model and load it again."""
+def _save_keras(model: Any, file: Path, objects: Mapping[str, Any]) -> str | None:
+    """Saves a model if Keras can load it again; returns why it cannot."""
     try:
         model.save(file)
         if warning := keras_file.check_loads(file, model, objects):
@@ -179,9 +179,8 @@ def _save_keras(model: Any, file: Path, objects: Mapping[str, Any]) -> bool:
         if is_of_storage(error):
             raise
         file.unlink(missing_ok=True)
-        _log.warning("Keras cannot load this model from a model.keras (%s); see model.weights.h5", one_paragraph(error))
-        return False
-    return True
+        return f"no model.keras, which Keras could not load ({one_paragraph(error)}); see model.weights.h5"
+    return None
 
 
 def _export_tables(rows: Sequence[BlockMemory], folder: Path) -> dict[str, Path]:

@@ -59,6 +59,7 @@ class Written(NamedTuple):
 
     served: Served | None = None  # None if nothing was written
     failures: tuple[str, ...] = ()  # why formats were not written
+    skipped: tuple[str, ...] = ()  # the same of formats that nobody asked for
 
 
 def write(

@@ -397,9 +397,11 @@ def finish(
             results["best"] = best
         state, rows = _load(context, best) if best else (snapshot, last_rows)
         results["exported_step"] = state.step
-        served, failures = _export(context, workload, state, rows)
+        served, failures, skipped = _export(context, workload, state, rows)
         if failures:
             results["not_exported"] = "; ".join(failures)
+        if skipped:
+            results["export_skipped"] = "; ".join(skipped)
         chief.hooks.call("on_end", snapshot.step, _logs(results))
     results["ended_early"] = None if stopped else context.status.ended_early
     if grown := table_files.trained_rows(last_rows):
@@ -430,6 +432,8 @@ def _export(context: Context, workload: Workload, state: Snapshot, rows: Sequenc
         written = Written(failures=(first_line(error),))
     for failure in written.failures:
         _log.error("not exported: %s", failure)
+    for reason in written.skipped:
+        _log.warning("%s", reason)
     return written
 
 
