@@ -139,6 +139,8 @@ def looping(die: Callable[[ShardedEngine], Any], deaths: int = DEATHS) -> Any:
         engine.start()
         for _ in range(DIES_AT):
             engine.step()
+        # Where a shard is a step behind, a successor has to begin with what `die` passes over.
+        wait_until(lambda: all(state.now.step >= DIES_AT for state in engine._rejoin.read_states(engine.session)))
         for _ in range(deaths):
             engine.start()
             die(engine)
