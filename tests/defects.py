@@ -114,8 +114,8 @@ DEFECTS = (
     Defect(
         "the line of the step that a run starts from is lost",
         "storage/history.py",
-        "_step_of(line) <= start",
-        "_step_of(line) < start",
+        'values["step"] <= start',
+        'values["step"] < start',
     ),
     Defect(
         "a checkpoint of the last step is refused", "storage/resume.py", "source.step > steps", "source.step >= steps"

@@ -22,7 +22,7 @@ from trainer.engine.vectors.snapshot import Snapshot
 from trainer.launch.processes.ports import HeldPorts
 from trainer.observe.peers import PeerError
 from trainer.observe.status import Status
-from trainer.plan.layout import FrozenWeights, Shard
+from trainer.plan.layout import Shard
 from trainer.plan.plan import Plan, Task
 from trainer.storage import checkpoint, checkpoint_writer, evaluations
 from trainer.storage.checkpoint import CheckpointError
@@ -247,9 +247,7 @@ def chief_at(control: str) -> Task:
 def run(directory: RunDirectory, control: str, stop: Any = None, **overrides: str) -> Status:
     """Runs the task to its end; returns its status page."""
     chief = chief_at(control)
-    plan: Any = SimpleNamespace(
-        steps=STEPS, task=lambda *_: chief, tasks=[chief], shards=SHARDS, frozen=FrozenWeights(), tables=()
-    )
+    plan = Plan("local", "local", STEPS, 8, (chief,), SHARDS, 64, ())
     typed = [f"{key.replace('__', '.')}={value}" for key, value in overrides.items()]
     stop = stop or SimpleNamespace(requested=False, let_step_finish=lambda: None)
     context = Context(config(*typed), plan, directory, EVALUATOR, status(), stop, Journal(None))

@@ -54,6 +54,8 @@ def run(context: Context) -> bool:
     stop.let_step_finish()
     while not stop.requested:
         for path in scorer.unscored(finder.find(chief_has_begun=chief.has_begun)):
+            if stop.requested:
+                break
             with contextlib.suppress(AbandonedError):
                 scorer.score(path)
         if scorer.last_step >= steps or stop.requested:
