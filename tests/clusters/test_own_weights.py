@@ -62,7 +62,9 @@ def test_a_run_begins_with_given_values_and_resumes_when_their_sources_have_chan
     np.testing.assert_allclose(first["inputs/mean"], 3.0, atol=0.5)
     (tmp_path / "own.py").write_text(USER_FILE.replace("SHIFT = 0.0", "SHIFT = 50.0"))
     (tmp_path / "first.npz").unlink()
-    longer = start(*given, "cluster=2w", "train.steps=24", f"run={run.directory}")
+    # The values come from the checkpoint, whose data the file no longer gives; so it is named.
+    named = f"resume={run.directory / 'checkpoints' / '000000016'}"
+    longer = start(*given, "cluster=2w", "train.steps=24", f"run={run.directory}", named)
     assert longer.wait() == 0, longer.output
     assert "resumes at step 16" in longer.output
     second = exported(longer)

@@ -21,6 +21,7 @@ from trainer.workload import build, describe, step, trial
 from trainer.workload.compiling import Wanted
 from trainer.workload.data.examples import Batch
 from trainer.workload.objective import Objective, _weighted_by_class
+from trainer.workload.paths import Paths
 
 pytestmark = pytest.mark.slow
 
@@ -34,9 +35,9 @@ def examples(one: build.Workload, count: int) -> Batch:
 
 
 def values(model: keras.Model) -> tuple[dict[str, Any], dict[str, Any]]:
-    named = {v.path: tf.convert_to_tensor(v.value) for v in model.variables}
+    named = {path: tf.convert_to_tensor(v.value) for path, v in Paths(model).named(model.variables).items()}
     kinds = {p.path: p.trainable for p in step.parameters_of(model)}
-    return {p: v for p, v in named.items() if kinds.get(p)}, {p: v for p, v in named.items() if kinds.get(p) is False}
+    return {p: v for p, v in named.items() if kinds[p]}, {p: v for p, v in named.items() if not kinds[p]}
 
 
 def keras_results(model: keras.Model) -> dict[str, float]:
@@ -77,9 +78,10 @@ def test_a_step_equals_keras_s(kind):
     expected = tape.gradient(loss, [v.value for v in model.trainable_variables])
     model.compute_metrics(batch.features, batch.labels, outputs, batch.weights)
     assert float(output.loss) == pytest.approx(float(loss), rel=1e-6)
-    for variable, gradient in zip(one.model.trainable_variables, expected, strict=True):
+    paths = Paths(one.model).named(one.model.trainable_variables)
+    for (path, variable), gradient in zip(paths.items(), expected, strict=True):
         given = np.zeros(variable.shape) if gradient is None else tf.convert_to_tensor(gradient)
-        np.testing.assert_allclose(output.gradients[variable.path], given, rtol=1e-4, atol=1e-6, err_msg=variable.path)
+        np.testing.assert_allclose(output.gradients[path], given, rtol=1e-4, atol=1e-6, err_msg=path)
     results = {name: float(value) for name, value in one.objective.results(output.sums).items()}
     found = {name: value for name, value in keras_results(model).items() if name != "loss"}
     assert results == pytest.approx(found, rel=1e-6, abs=1e-6)
