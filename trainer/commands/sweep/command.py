@@ -12,6 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
 from trainer.commands.start import Start
 from trainer.commands.sweep import runner, sampler, shares, space
 from trainer.commands.sweep.space import Range, Space, Values
@@ -84,7 +86,9 @@ def run_combinations(jobs: Sequence[tuple[Sequence[str], RunConfig]]) -> int:
         raise ConfigError(problems)
     common = [word for word in jobs[0][0] if all(word in words for words, _ in jobs)]
     given = [dict(word.lstrip("+").split("=", 1) for word in words if word not in common) for words, _ in jobs]
-    found = {key: list(dict.fromkeys(values[key] for values in given)) for key in given[0]}
+    texts = {key: dict.fromkeys(values[key] for values in given) for key in given[0]}
+    parse = OverridesParser.create().parse_override
+    found = {key: [parse(f"{key}={text}").value() for text in texts[key]] for key in texts}
     command = [*(word for word in common if not word.startswith(OWN)), *_flags()]
     return _run_grid(config, _settings(config, command, found, len(jobs)), found)
 
