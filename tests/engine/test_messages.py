@@ -472,14 +472,15 @@ def test_a_step_of_a_real_run_is_one_call_of_each_worker(start, tmp_path: Path, 
     overrides += ["train.steps=32", "summary.every=1", "checkpoint.every=0"]
     run = start(*overrides, environment={"CALLS": str(tmp_path / "calls")})
     assert run.wait() == 0, run.output
+    a_step = f"MainThread, {STEP_FETCHES} fetched, acts"
     for task in ("worker:0", "worker:1"):
         lines = (tmp_path / "calls" / str(run.last_pid(task))).read_text().splitlines()
         of_steps, of_host = ([x for x in lines if x.startswith(thread)] for thread in ("MainThread, ", "shard host, "))
         # At first it polls until the state is loaded. Metrics are computed in this process, in a session of their own.
-        begun = itertools.dropwhile(lambda line: not line.endswith("acts"), of_steps)
+        begun = itertools.dropwhile(lambda line: line != a_step, of_steps)
         begun = (line for line in begun if line not in ("MainThread, session", "MainThread, 1 fetched, asks"))
         what, times = longest(begun)
-        assert what == f"MainThread, {STEP_FETCHES} fetched, acts"
+        assert what == a_step
         assert times in (31, 32)  # a worker that is early may join instead of taking its first token
         # The chief's others evaluate, and compute metrics of the training and of the evaluation.
         assert of_steps.count("MainThread, session") == (4 if task == "worker:0" else 1)
