@@ -35,11 +35,7 @@ spec: {accessModes: [ReadWriteMany], storageClassName: "", resources: {requests:
 
 @pytest.fixture
 def kubernetes() -> Iterator[Engine]:
-    with engine("kubernetes", nodes=1) as started:
-        # One node after the other: each kubelet opens /var/run/dockershim.sock in place of the one before, and one that
-        # starts meanwhile would connect to another node's engine. The two then end each other's pods.
-        for count in (2, 3):
-            started.call("up", str(count))
+    with engine("kubernetes", nodes=3) as started:
         subprocess.run([ROOT / "compose/cluster.sh", "image", "cpu"], check=True, capture_output=True)
         started.call("load", "trainer:cpu")
         yield started
