@@ -49,6 +49,8 @@ def other_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("engine")
     socket = f"/run/{NETWORK}.sock"
     command(str(ROOT / "compose/cluster.sh"), "image", "cpu")
+    subprocess.run(["ip", "netns", "delete", NETWORK], capture_output=True, check=False)  # of a test that was killed
+    subprocess.run(["ip", "link", "delete", "trainer-a"], capture_output=True, check=False)
     command("ip", "netns", "add", NETWORK)
     dockerd = None
     try:

@@ -6,7 +6,6 @@ Nothing is asked of the run's processes, so any host that shares the directory c
 from __future__ import annotations
 
 import functools
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ from trainer.config.schema import RunState
 from trainer.config.yaml_files import MAX_BYTES
 from trainer.storage import checkpoint, lease
 from trainer.storage.checkpoint import CheckpointError
-from trainer.storage.damage import DAMAGED
+from trainer.storage.damage import DAMAGED, read_json
 from trainer.storage.history import NOT_METRICS
 from trainer.storage.json_lines import last_measured
 from trainer.storage.run_directory import RunDirectory
@@ -225,17 +224,10 @@ def read_summary(directory: RunDirectory) -> dict[str, Any]:
     return read_json(directory.summary)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; empty where there is none, or it is damaged."""
-    with suppress(OSError, *DAMAGED):
-        if path.is_file() and isinstance(value := json.loads(path.read_bytes()), dict):
-            return value
-    return {}
-
-
 def _yaml(path: Path) -> dict[str, Any]:
     with suppress(OSError, *DAMAGED):
-        return _parse_yaml(path, path.stat().st_mtime_ns)
+        if path.is_file():  # a pipe would never end
+            return _parse_yaml(path, path.stat().st_mtime_ns)
     return {}
 
 

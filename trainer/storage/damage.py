@@ -1,8 +1,10 @@
 """What is raised when a file of a run was damaged, or made by something else; and how that is said."""
 
+import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import yaml
 from omegaconf.errors import OmegaConfBaseException
@@ -31,11 +33,21 @@ def parsed(path: Path, parse: Callable[[bytes], Parsed], remedy: str) -> Parsed:
     """What a file says.
 
     Raises:
-        RunFileError: if it is damaged.
+        RunFileError: if it is damaged, or no file.
         OSError: if it is missing, or cannot be read.
     """
+    if path.exists() and not path.is_file():  # a pipe would never end
+        raise RunFileError(path, "it is no file", remedy)
     try:
         return parse(path.read_bytes())
     except DAMAGED as error:
         why = printable(str(error).split("\n")[0]) or type(error).__name__
         raise RunFileError(path, f"it is damaged ({why})", remedy) from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file; empty where there is none, or it is damaged."""
+    with suppress(OSError, *DAMAGED):
+        if path.is_file() and isinstance(value := json.loads(path.read_bytes()), dict):
+            return value
+    return {}

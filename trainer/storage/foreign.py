@@ -1,6 +1,5 @@
 """Tells the directory of a run from a folder that something else has filled, and whose files a run would replace."""
 
-import json
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -12,13 +11,13 @@ from trainer.config.shell import typed
 from trainer.config.words import some
 from trainer.faults.problems import ConfigError, Problem
 from trainer.plan.description import FROZEN_FILE, INITIAL_FILE
-from trainer.storage.damage import RunFileError
+from trainer.storage.damage import RunFileError, read_json
 
 # What a run writes or moves away; some are made before its config is there.
 FILES = (
-    *("config.yaml", "plan.json", "summary.json", "report.html", "history.jsonl", "events.jsonl", "prometheus.json"),
+    *("config.yaml", "plan.json", "code.json", "summary.json", "report.html", "history.jsonl", "events.jsonl"),
     *("evaluations.jsonl", "rollbacks.jsonl", "generation.json", "status.json", "placement.json", "placement.html"),
-    *(FROZEN_FILE, INITIAL_FILE),
+    *("prometheus.json", FROZEN_FILE, INITIAL_FILE),
 )
 FOLDERS = ("checkpoints", "events", "export", "best", "journal", "loggers", "profile", "requests", "placement")
 NAMED_AT_MOST = 3
@@ -49,21 +48,14 @@ def check_kinds(run: Path) -> None:
 
 def was_run(path: Path) -> bool:
     """Whether a run has worked in a folder, also one whose config was damaged or removed since."""
-    config, plan, generation = _yaml(path / "config.yaml"), _json(path / "plan.json"), _json(path / "generation.json")
+    config, plan = _yaml(path / "config.yaml"), read_json(path / "plan.json")
     return (
         {"cluster", "train", "model"} <= config.keys()
         or {"tasks", "shards"} <= plan.keys()
-        or "loaded" in generation
+        or "loaded" in read_json(path / "generation.json")
         or any((path / "checkpoints").glob("[0-9]" * 9 + "*/manifest.json"))
         or any((path / "journal").glob("worker-*.jsonl"))
     )
-
-
-def _json(path: Path) -> dict[str, Any]:
-    with suppress(OSError, ValueError, RecursionError):
-        if path.is_file() and isinstance(value := json.loads(path.read_bytes()), dict):
-            return value
-    return {}
 
 
 def _yaml(path: Path) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Decides which checkpoint a run starts from, and moves aside what does not belong to it."""
 
-import json
 import logging
 import os
 import time
@@ -16,7 +15,7 @@ from trainer.plan.plan import Plan
 from trainer.plan.serialize import from_json
 from trainer.storage import changes, checkpoint
 from trainer.storage.checkpoint import Checkpoint, CheckpointError
-from trainer.storage.damage import DAMAGED
+from trainer.storage.damage import DAMAGED, read_json
 from trainer.storage.history import History
 from trainer.storage.run_directory import RunDirectory
 
@@ -71,7 +70,7 @@ def describe_finished(config: RunConfig) -> str | None:
         return None
     directory = RunDirectory(Path(config.run).resolve())
     try:
-        return _describe_finished(config, directory, json.loads(directory.summary.read_bytes()))
+        return _describe_finished(config, directory, read_json(directory.summary))
     except (OSError, *DAMAGED):
         return None
 

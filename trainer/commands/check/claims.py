@@ -3,10 +3,8 @@
 Each claim is one line: what was checked, or why it could not be, or what contradicts it. TensorFlow is not needed.
 """
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +20,7 @@ from trainer.faults import exit_codes
 from trainer.plan.plan import Plan
 from trainer.storage import checkpoint, json_lines
 from trainer.storage.checkpoint import CheckpointError
-from trainer.storage.damage import DAMAGED, RunFileError
+from trainer.storage.damage import DAMAGED, RunFileError, read_json
 from trainer.storage.run_directory import RunDirectory
 
 LAUNCHER = "launcher"
@@ -52,7 +50,7 @@ class RunRecord:
         self.directory = directory
         self.config: RunConfig = directory.read_config()
         self.plan: Plan = directory.read_plan()
-        self.summary: Mapping[str, Any] = _read_json(directory.summary)
+        self.summary: Mapping[str, Any] = read_json(directory.summary)
         self.damaged: list[str] = []  # lines that cannot be read
         self.history = self._read_lines(directory.history)
         names = [LAUNCHER, *(task.name for task in self.plan.tasks)]
@@ -83,7 +81,7 @@ class RunRecord:
     @cached_property
     def begin(self) -> int:
         """The global step that the last launch of the run began at."""
-        launched_at = _read_json(self.directory.generation).get("launched_at", 0)
+        launched_at = read_json(self.directory.generation).get("launched_at", 0)
         return next((step for generation, step in self.reloads.items() if generation > launched_at), 0)
 
     def _read_lines(self, path: Path) -> list[Event]:
@@ -250,10 +248,3 @@ def _adds_one(optimizer: OptimizerConfig, batch: int) -> bool:
     compared = ("name", "learning_rate", "momentum", "weight_decay", "clip_norm")
     is_constant = optimizer.schedule.name is ScheduleName.constant
     return is_constant and all(getattr(optimizer, name) == getattr(plain, name) for name in compared)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    with suppress(OSError, ValueError, RecursionError):
-        if isinstance(value := json.loads(path.read_bytes()), dict):
-            return value
-    return {}

@@ -17,6 +17,7 @@ from trainer.observe import loggers, runs
 from trainer.observe.loggers import LoggedRun, Logger
 from trainer.observe.report.settings import flat
 from trainer.storage.atomic import write_atomically
+from trainer.storage.damage import read_json
 from trainer.storage.json_lines import Tail
 from trainer.storage.run_directory import RunDirectory
 
@@ -32,7 +33,7 @@ class Follower:
         self._history, self._evaluations = Tail(self._directory.history), Tail(self._directory.evaluations)
         self._note = self._directory.loggers / f"{name}.json"
         self._note.parent.mkdir(exist_ok=True)
-        known = runs.read_json(self._note)
+        known = read_json(self._note)
         steps = known.get("steps")
         self._steps = {n: s for n, s in steps.items() if type(s) is int} if isinstance(steps, dict) else {}
         config, state = self._directory.read_config(), known.get("state")
