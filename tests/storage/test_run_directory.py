@@ -254,6 +254,8 @@ def test_a_run_that_ended_early_is_finished_until_its_steps_or_its_patience_chan
     config = finish(directory, "train.steps=500", "evaluate.patience=3", "evaluate.every=10", ended_early="no better")
     answer = "already finished: 300 of 500 steps, eval_accuracy 0.9695 (no better)\nto train on: change "
     assert str(describe_finished(config)).startswith(answer)
+    config.evaluate.export_best = False  # of no account for the end; older versions have kept another default
+    assert str(describe_finished(config)).startswith(answer)
     config.evaluate.patience = 5
     assert describe_finished(config) is None
 

@@ -102,6 +102,56 @@ def test_ragged_batches_are_refused():
 # Files
 
 
+def unordered(options: tf.data.Options) -> tf.data.Options:
+    options.deterministic = False
+    return options
+
+
+# Steps that do not keep the order of their elements, or do.
+PARALLEL: dict[str, tuple[Callable[[tf.data.Dataset], tf.data.Dataset], bool]] = {
+    "map": (lambda one: one.map(lambda x, y: (x, y), num_parallel_calls=2, deterministic=False).batch(4), False),
+    "batch": (lambda one: one.batch(4, num_parallel_calls=2, deterministic=False).prefetch(1), False),
+    "interleave": (
+        lambda one: one.interleave(
+            lambda x, y: tf.data.Dataset.from_tensors((x, y)), num_parallel_calls=2, deterministic=False
+        ).batch(4),
+        False,
+    ),
+    "inside of flat_map": (
+        lambda one: one.flat_map(
+            lambda x, y: tf.data.Dataset.from_tensors((x, y)).map(
+                lambda x, y: (x, y), num_parallel_calls=2, deterministic=False
+            )
+        ).batch(4),
+        False,
+    ),
+    "in one of two": (
+        lambda one: one.concatenate(one.map(lambda x, y: (x, y), num_parallel_calls=2, deterministic=False)).batch(4),
+        False,
+    ),
+    "options": (lambda one: one.batch(4).with_options(unordered(tf.data.Options())), False),
+    "in order": (
+        lambda one: (
+            one.interleave(lambda x, y: tf.data.Dataset.from_tensors((x, y)), num_parallel_calls=2)
+            .map(lambda x, y: (x, y), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+            .batch(4, num_parallel_calls=2)
+        ),
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PARALLEL)
+def test_a_pipeline_whose_order_threads_decide_is_refused(name):
+    make, is_ordered = PARALLEL[name]
+    source = make(tf.data.Dataset.from_tensor_slices((np.zeros((16, 3), np.float32), np.zeros(16, np.int64))))
+    if is_ordered:
+        assert open_source(source, "mine", seed=0).fault is None
+        return
+    with pytest.raises(DataError, match="deterministic=False"):
+        open_source(source, "mine", seed=0)
+
+
 def numbers() -> tf.data.Dataset:
     return tf.data.Dataset.range(10).batch(2)
 

@@ -3,6 +3,7 @@
 import logging
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,8 @@ def _describe_finished(config: RunConfig, directory: RunDirectory, summary: dict
     is_complete = summary.get("failed") is None and has_left and is_exported
     before = directory.read_config()
     steps = _steps(config.train, before.train)
-    is_same = (before.evaluate, before.train.steps) == (config.evaluate, steps)
+    evaluate = replace(before.evaluate, export_best=config.evaluate.export_best)  # it ends no run
+    is_same = (evaluate, before.train.steps) == (config.evaluate, steps)
     if not is_complete or not (step == steps or (early and is_same)):
         return None
     if before.data != config.data or any(changes.changes(before, config, directory, is_resolved=False)):

@@ -99,7 +99,8 @@ def first_snapshot(
         resume.check_data(source, config, plan)
         state = Snapshot.from_tensors(source.step, checkpoint.load(source))
         metrics = _metrics_in(source)
-        has_ended = source.path.parent == directory.checkpoints and source.facts.get("ended") == what_may_end(config)
+        is_own = source.path.parent == directory.checkpoints
+        has_ended = is_own and _decided(source.facts.get("ended")) == what_may_end(config)
         stop = source.facts.get("stop", 0.0) if has_ended else 0.0
         sums, reductions = tuple(metrics.get("sums", ())), metrics.get("reductions", 0)
         tables = str(source.path.resolve()) if plan.tables else ""
@@ -118,7 +119,12 @@ def what_may_end(config: RunConfig) -> dict[str, Any]:
     decides = dataclasses.asdict(config.evaluate) | {"best_is": config.evaluate.best_is.value}
     if (batches := decides.pop("steps")) is not None:
         decides["batches"] = batches
-    return decides | {"steps": config.train.steps}
+    return _decided(decides | {"steps": config.train.steps})
+
+
+def _decided(facts: Any) -> Any:
+    """Those of the facts that decide when a run ends; which of its states is exported does not."""
+    return {key: value for key, value in facts.items() if key != "export_best"} if isinstance(facts, dict) else facts
 
 
 def missed_at(source: Checkpoint, directory: RunDirectory) -> list[StepResult]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 FIRST = StreamContext(
     replica=0, replicas=1, batch=8, seed=0, epoch=0, is_training=False
 )  # to see a stream's first batch
+IGNORED = 1  # as TensorFlow numbers what becomes of generators and files when a dataset is serialized
 
 
 def open_stream(
@@ -98,6 +100,29 @@ def check_dataset(dataset: tf.data.Dataset, name: str, *, must_end: bool) -> Non
         refuse_not_dense(spec, name)
     if must_end and dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise DataError(f"{name}: has no end, as after repeat(); {ENDS}")
+    if dataset.options().deterministic is False or _has_unordered_step(dataset):
+        raise DataError(
+            f"{name}: deterministic=False lets threads decide the order of its elements, another one in each task and "
+            "each run; leave it out"
+        )
+
+
+def _has_unordered_step(dataset: tf.data.Dataset) -> bool:
+    """Whether a transformation was told not to keep the order, which no option of the whole overrides."""
+    import tensorflow as tf
+
+    steps = [dataset]
+    for step in steps:
+        steps += step._inputs()
+    if any(getattr(step, "_deterministic", "") == "false" for step in steps):
+        return True
+    if not any(re.search("Interleave|FlatMap", type(step).__name__) for step in steps):
+        return False
+    # These keep it, and what their functions make, in the graph alone.
+    serialized = tf.raw_ops.DatasetToGraphV2(input_dataset=dataset._variant_tensor, external_state_policy=IGNORED)
+    graph = tf.compat.v1.GraphDef.FromString(serialized.numpy())
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    return any("deterministic" in node.attr and node.attr["deterministic"].s == b"false" for node in nodes)
 
 
 def batches_of_dataset(source: Any, name: str) -> Callable[[StreamContext], Iterable[Batch]]:
