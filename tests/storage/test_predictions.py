@@ -67,3 +67,19 @@ def test_a_table_holds_no_images(tmp_path):
     with pytest.raises(ConfigError):
         predictions.write(tmp_path / "out.csv", [{"image": np.zeros((2, 3, 4))}])
     assert not list(tmp_path.iterdir())
+
+
+PADDED = [{"tags": np.zeros((2, 3), np.float32)}, {"tags": np.ones((1, 5), np.float32)}]  # of two lengths
+
+
+@pytest.mark.parametrize("ending", [".npz", ".csv"])
+def test_examples_of_several_shapes_are_not_written_as_if_they_had_one(tmp_path, ending):
+    with pytest.raises(ConfigError, match=r"(?s)tags has the shapes \[3\] and \[5\].*jsonl"):
+        predictions.write(tmp_path / f"out{ending}", PADDED)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_lines_hold_examples_of_several_shapes(tmp_path):
+    predictions.write(tmp_path / "out.jsonl", PADDED)
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [len(line["tags"]) for line in lines] == [3, 3, 5]

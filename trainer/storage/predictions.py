@@ -49,6 +49,21 @@ def _counted(batches: Iterable[Outputs], shapes: dict[str, list[int]]) -> Iterat
         yield outputs
 
 
+def _of_one_shape(batches: Iterable[Outputs]) -> Iterator[Outputs]:
+    """The same batches, whose examples must all have the shapes of the first: an array or a table has one.
+
+    Raises:
+        ConfigError: if others follow, as of padded batches.
+    """
+    first: dict[str, tuple[int, ...]] = {}
+    for outputs in batches:
+        for name, values in outputs.items():
+            if (shape := first.setdefault(name, values.shape[1:])) != values.shape[1:]:
+                message = f"{name} has the shapes {list(shape)} and {list(values.shape[1:])} for one example each"
+                raise ConfigError([Problem("export.to", message, "name a file that ends in .jsonl")])
+        yield outputs
+
+
 class _Part:
     """The values of one output, in a file of their own: in an archive those of an array follow each other."""
 
@@ -70,7 +85,7 @@ class _Part:
 
 def _write_npz(file: Path, batches: Iterable[Outputs]) -> None:
     parts: dict[str, _Part] = {}
-    for outputs in batches:
+    for outputs in _of_one_shape(batches):
         for name, values in outputs.items():
             if name not in parts:
                 parts[name] = _Part(file.with_name(f"part-{len(parts)}"), values)
@@ -85,7 +100,7 @@ def _write_csv(file: Path, batches: Iterable[Outputs]) -> None:
     """A column for each number of an example: NAME, or NAME_0, NAME_1 and so on."""
     with file.open("w", newline="") as opened:
         writer, is_first = csv.writer(opened), True
-        for outputs in batches:
+        for outputs in _of_one_shape(batches):
             if is_first:
                 writer.writerow([column for name, values in outputs.items() for column in _columns(name, values)])
                 is_first = False
