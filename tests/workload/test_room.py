@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from trainer.workload import room
 from trainer.workload.room import within_memory
@@ -31,3 +33,10 @@ def test_the_sum_of_all_variables_counts(monkeypatch: pytest.MonkeyPatch):
         hidden = keras.layers.Dense(5)(keras.Input((3,)))
         with pytest.raises(ValueError, match="layer"):
             keras.layers.Dense(5)(hidden)
+
+
+@pytest.mark.parametrize("shape", [(3, 4), [3, 4], tf.TensorShape([3, 4]), np.array([3, 4]), (), None])
+def test_shapes_of_variables_are_of_any_type_that_keras_takes(shape: object):
+    with within_memory():
+        variable = keras.layers.Layer().add_weight(shape)
+    assert variable.shape in ((3, 4), ())

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,12 +27,14 @@ def within_memory() -> Iterator[None]:
 
     def add_if_it_fits(layer: keras.layers.Layer, shape: Any = None, *arguments: Any, **options: Any) -> Any:
         nonlocal total
-        sizes = shape if isinstance(shape, tuple | list) else [shape or 1]
-        nbytes = FLOAT_BYTES * math.prod(int(size or 1) for size in sizes)
+        sizes = (
+            [int(size or 1) for size in shape] if isinstance(shape, Iterable) else []
+        )  # of any type that Keras takes
+        nbytes = FLOAT_BYTES * math.prod(sizes)
         total += nbytes
         if total > limit:
             raise ValueError(
-                f"layer {layer.path}: a variable {list(sizes)} has {_gib(nbytes)}, and with it the model has "
+                f"layer {layer.path}: a variable {sizes} has {_gib(nbytes)}, and with it the model has "
                 f"{_gib(total)}; this machine's memory is {_gib(limit)}"
             )
         return add_weight(layer, shape, *arguments, **options)
