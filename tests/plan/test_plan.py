@@ -520,3 +520,11 @@ def test_a_pipeline_that_writes_files_is_for_one_task(cluster):
     with pytest.raises(ConfigError) as caught:
         planned(f"cluster={cluster}", model=model)
     assert [problem.key for problem in caught.value.problems] == ["data.name"]
+
+
+def test_evaluations_between_steps_must_not_change_what_is_trained_on():
+    model = replace(MODEL, shares_order=True)
+    for typed in (["evaluate.every=0"], ["evaluate.every=5", "cluster=1ps1w1e"]):
+        planned(*typed, model=model)
+    with pytest.raises(ConfigError, match=r"evaluate.every: 5 evaluates between steps.*one shuffle"):
+        planned("evaluate.every=5", model=model)

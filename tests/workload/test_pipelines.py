@@ -12,8 +12,9 @@ import pytest
 import tensorflow as tf
 
 from trainer.workload.data import DataError
+from trainer.workload.data.examples import StreamContext
 from trainer.workload.data.pipeline_files import noted
-from trainer.workload.data.sources import open_source
+from trainer.workload.data.sources import SPLIT, open_parts, open_source
 from trainer.workload.data.streams import evaluation_arrays, training_arrays
 
 BATCH = 4
@@ -192,3 +193,38 @@ def test_a_cache_that_a_killed_process_left_half_written_is_refused(tmp_path: Pa
     (tmp_path / "kept_0.lockfile").touch()
     with noted(), pytest.raises(DataError):
         numbers().cache(str(tmp_path / "kept"))
+
+
+def shuffled(**options: Any) -> tf.data.Dataset:
+    numbers = np.arange(40, dtype=np.float32)
+    return tf.data.Dataset.from_tensor_slices((numbers, numbers)).shuffle(40, seed=1, **options)
+
+
+def halves(one: tf.data.Dataset) -> dict[str, tf.data.Dataset]:
+    return {"train": one.skip(8).batch(BATCH), "evaluate": one.take(8).batch(BATCH)}
+
+
+# Data, whether evaluations change the order of what is trained on, and whether that is a split of it.
+ORDERS: dict[str, tuple[Callable[[], Any], bool, bool]] = {
+    "split behind a shuffle": (lambda: halves(shuffled()), True, True),
+    "alone": (lambda: shuffled().batch(BATCH), True, False),
+    "split behind a fixed order": (lambda: halves(shuffled(reshuffle_each_iteration=False)), False, False),
+    "split behind a cache": (lambda: halves(shuffled().cache()), False, False),
+    "each shuffled": (lambda: {"train": shuffled().batch(4), "evaluate": shuffled().batch(4)}, False, False),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_it_is_known_whether_evaluations_change_the_order_of_what_is_trained_on(name):
+    make, shares_order, is_split = ORDERS[name]
+
+    def third_pass(*, evaluates: bool) -> list[float]:
+        data = open_parts(make(), name, seed=1)
+        assert (data.shares_order, SPLIT in data.doubts) == (shares_order, is_split)
+        for epoch in range(2):
+            list(data.train.open(StreamContext(0, 1, BATCH, 1, epoch)))
+            if evaluates:
+                list(data.evaluate.open(StreamContext(0, 1, BATCH, 0, 0, is_training=False)))
+        return [float(x) for one in data.train.open(StreamContext(0, 1, BATCH, 1, 2)) for x in one.features]
+
+    assert (third_pass(evaluates=True) != third_pass(evaluates=False)) == shares_order

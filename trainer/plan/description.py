@@ -22,7 +22,7 @@ from trainer.plan.fingerprint import Fingerprint
 from trainer.plan.layout import FrozenWeights, Parameter
 from trainer.plan.tables import SparsePattern, Table
 
-FORMAT = 12  # of the cached file; raise it when Description changes
+FORMAT = 13  # of the cached file; raise it when Description changes
 
 # What describing a model leaves for the tasks, in the run directory.
 FROZEN_FILE = "frozen.npz"  # what training never changes; a checkpoint has it too
@@ -58,6 +58,7 @@ class Description:
     evaluate_examples: int
     is_stream: bool = False  # the data has an order of its own
     is_divided: bool = False  # one pass over it is for all replicas
+    shares_order: bool = False  # an evaluation changes the order in which the examples to train on come
     written: tuple[str, ...] = ()  # files that a pipeline writes as it is read: cache('FILE')
     model_batch: int = 0  # examples that the model takes at once; 0: any number
     layers: tuple[str, ...] = ()  # paths, of layers inside layers too

@@ -58,6 +58,7 @@ def make_plan(config: RunConfig, description: Description, machine: Machine) -> 
         *_check_division(tasks, description),
         *check_exchanges(tasks, description),
         *_check_written(tasks, description),
+        *_check_order(config, tasks, description),
         *_check_layers(config.device.layers, description),
         *_check_best_metric(config.evaluate.best_metric, description),
         *_check_pins(config.placement.pins, description, len(hosts)),
@@ -206,6 +207,17 @@ def _check_written(tasks: Sequence[Task], description: Description) -> Iterator[
         message = f"the pipeline writes files as it is read, {', '.join(description.written)}, and {len(readers)} tasks"
         remedy = "use cache() without a file; or write one before, with dataset.save, and return tf.data.Dataset.load"
         yield Problem("data.name", f"{message} would write them at once", remedy)
+
+
+def _check_order(config: RunConfig, tasks: Sequence[Task], description: Description) -> Iterator[Problem]:
+    """What the chief reads to evaluate between two steps must not change what it trains on, unlike other workers."""
+    if description.shares_order and config.evaluate.every > 0 and all(task.job != "evaluator" for task in tasks):
+        message = (
+            f"{config.evaluate.every} evaluates between steps, and the data to train on and to evaluate on are behind "
+            "one shuffle(), which orders each pass anew: what is trained on would depend on the evaluations"
+        )
+        remedy = "give that shuffle() reshuffle_each_iteration=False, or each part one of its own; or evaluate.every=0"
+        yield Problem("evaluate.every", message, remedy)
 
 
 def _check_best_metric(name: str | None, description: Description) -> Iterator[Problem]:

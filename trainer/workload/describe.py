@@ -116,6 +116,7 @@ def _describe(question: Question) -> Description:
         is_stream=isinstance(data_set.train, Stream),
         written=tuple(dict.fromkeys(written)),
         is_divided=isinstance(data_set.train, Stream) and data_set.train.is_divided,
+        shares_order=data_set.shares_order,
         model_batch=model_batch,
         layers=tuple(step.layers_of(model)),
         **probed._asdict(),

@@ -200,6 +200,7 @@ class DataSet:
     class_names: tuple[str, ...] = ()  # of integer labels
     doubts: tuple[tuple[str, str], ...] = ()  # (message, remedy) of what is trained on all the same
     faults: tuple[LabelFault, ...] = ()  # which the loss may take
+    shares_order: bool = False  # a pass over the examples to evaluate on changes the order of those to train on
 
     def with_any_labels(self) -> DataSet:
         """The same for a loss that says which labels are none: those that are not finite are read too."""

@@ -33,12 +33,18 @@ from trainer.workload.data.stream_sources import (
     check_dataset,
     is_dataset,
     open_stream,
+    share_order,
 )
 from trainer.workload.data.streams import ENDS, check_batch_finite, check_like, split
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
+SPLIT = (
+    "the data to evaluate on is behind a shuffle() that it shares with the data to train on, which orders each pass "
+    "anew: it may be evaluated on examples that it was trained on",
+    "give the shuffle() before the split reshuffle_each_iteration=False, and shuffle what is trained on after it",
+)
 KINDS = (
     "(x, y[, weights]) of arrays, a tf.data.Dataset, an object with __len__ and __getitem__, an iterable of batches, "
     "or a function (context) that returns batches"
@@ -77,7 +83,10 @@ def open_parts(opened: Any, source: str, *, seed: int, must_end: bool = True) ->
     faults = tuple(one.fault._replace(part=part) for part, one in sources.items() if one.fault)
     spec = spec._replace(weights=sources["train"].spec.weights)  # the evaluation may have others, or none
     train, evaluate = sources["train"].examples, sources["evaluate"].examples
-    return DataSet(train, evaluate, Spec(*spec, classes=classes or 0), faults=faults, doubts=returned.doubts)
+    shares = share_order(returned.train, returned.evaluate)
+    doubts = (*returned.doubts, *([SPLIT] if shares and returned.train is not returned.evaluate else []))
+    named = Spec(*spec, classes=classes or 0)
+    return DataSet(train, evaluate, named, faults=faults, doubts=doubts, shares_order=shares)
 
 
 def _known_sizes(spec: Batch) -> int:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 FIRST = StreamContext(
     replica=0, replicas=1, batch=8, seed=0, epoch=0, is_training=False
 )  # to see a stream's first batch
+CACHE = "CacheDataset"  # TensorFlow's name of the class
 IGNORED = 1  # as TensorFlow numbers what becomes of generators and files when a dataset is serialized
 
 
@@ -123,6 +124,21 @@ def _has_unordered_step(dataset: tf.data.Dataset) -> bool:
     graph = tf.compat.v1.GraphDef.FromString(serialized.numpy())
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
     return any("deterministic" in node.attr and node.attr["deterministic"].s == b"false" for node in nodes)
+
+
+def share_order(train: Any, evaluate: Any) -> bool:
+    """Whether both are datasets behind one shuffle() that orders each pass anew: a pass over one moves the other's."""
+    if not is_dataset(train) or not is_dataset(evaluate):
+        return False
+    return bool(_reshuffling(train) & _reshuffling(evaluate))
+
+
+def _reshuffling(dataset: tf.data.Dataset) -> set[int]:
+    """The ids of such steps that no cache() stands before."""
+    steps = [dataset]
+    for step in steps:
+        steps += [] if type(step).__name__ == CACHE else step._inputs()
+    return {id(step) for step in steps if getattr(step, "_reshuffle_each_iteration", False)}
 
 
 def batches_of_dataset(source: Any, name: str) -> Callable[[StreamContext], Iterable[Batch]]:
