@@ -383,6 +383,15 @@ def test_epochs_become_steps_when_the_examples_are_counted(epochs, examples, bat
     assert f"steps: {steps}, {said}" in capsys.readouterr().out
 
 
+def test_an_epoch_of_workers_that_wait_for_nobody_has_all_examples(capsys):
+    config = load(["train.epochs=2", "train.batch_size=256", "cluster=1ps4w", "strategy=async"])
+    assert not resolve_steps(config.train, 8000, alone=4)  # updates of 64 examples each
+    plan = make_plan(config, replace(MODEL, train_examples=8000), MACHINE)
+    assert (plan.steps, plan.epoch_steps) == (250, 125)
+    page.show(plan)
+    assert "steps: 250, 2 epochs of 8,000 examples\n" in capsys.readouterr().out
+
+
 def test_a_stream_has_no_epochs():
     train = load(["train.epochs=5"]).train
     assert [one.key for one in resolve_steps(train, 0)] == ["train.epochs"]

@@ -22,6 +22,7 @@ from trainer.plan.devices import Machine
 from trainer.plan.make import make_plan, with_other_ps
 from trainer.plan.plan import Plan
 from trainer.plan.resolve import resolve_optimizer, resolve_steps
+from trainer.plan.strategy import strategy_of
 from trainer.plan.tables import sparse_patterns
 from trainer.storage import initial, threads
 
@@ -95,7 +96,8 @@ def _describe(
     """Describes the model, and completes the config: its optimizer is the compiled one, its epochs are steps."""
     description = describe(_question(config, store), child, waits)
     problems = resolve_optimizer(config.optimizer, description.compiled_optimizer)
-    if problems := problems + resolve_steps(config.train, description.train_examples):
+    alone = config.cluster.worker if strategy_of(config.strategy, config.cluster).waits_for_one else 1
+    if problems := problems + resolve_steps(config.train, description.train_examples, alone=alone):
         raise ConfigError(problems)
     return description
 

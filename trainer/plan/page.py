@@ -216,7 +216,7 @@ def _traffic(plan: Plan) -> str:
     if plan.train_examples:
         epochs = count(plan.epochs, "epoch") if plan.epochs else f"{plan.steps / plan.epoch_steps:.2f} epochs"
         steps += f", {epochs} of {plan.train_examples:,} examples"
-        if plan.epochs and (rest := plan.steps * plan.global_batch - plan.epochs * plan.train_examples):
+        if plan.epochs and (rest := plan.steps * plan.step_examples - plan.epochs * plan.train_examples):
             steps += f" and {rest:,} of the next, which fill up the last batch"
     steps += f"\norder of examples: {OWN_ORDER if plan.is_stream else ORDER}"
     if plan.frozen.paths:

@@ -157,7 +157,12 @@ class Plan:
     @property
     def epoch_steps(self) -> float:
         """Steps in one pass over the training data; 0: nobody knows."""
-        return self.train_examples / self.global_batch
+        return self.train_examples / self.step_examples
+
+    @property
+    def step_examples(self) -> int:
+        """Examples that a step takes from the data, also where some gradients of a batch are dropped."""
+        return self.update_batch if self.effective_strategy.waits_for_one else self.global_batch
 
     @property
     def replica_batch(self) -> int:

@@ -78,11 +78,12 @@ def resolve_optimizer(section: OptimizerConfig, compiled: CompiledOptimizer | No
     return [*check_limits(section, "optimizer."), *check_optimizer(section)]
 
 
-def resolve_steps(train: TrainConfig, examples: int) -> list[Problem]:
+def resolve_steps(train: TrainConfig, examples: int, *, alone: int = 1) -> list[Problem]:
     """Counts the steps of `train.epochs`, the last of which may reach into one epoch more.
 
     Args:
         examples: to train on; 0: nobody knows.
+        alone: workers each of whose gradients is an update, so that one takes a part of a batch.
 
     Returns:
         What is wrong with counting in epochs.
@@ -93,7 +94,7 @@ def resolve_steps(train: TrainConfig, examples: int) -> list[Problem]:
         message = "the training data is a stream, and nobody knows how many examples an epoch of it has"
         remedy = "type train.steps=N instead; N = epochs x examples / train.batch_size"
         return [Problem("train.epochs", message, remedy)]
-    train.steps = -(-train.epochs * examples // train.batch_size)
+    train.steps = -(-train.epochs * examples * alone // train.batch_size)
     return []
 
 
