@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -193,6 +195,22 @@ def test_a_cache_that_a_killed_process_left_half_written_is_refused(tmp_path: Pa
     (tmp_path / "kept_0.lockfile").touch()
     with noted(), pytest.raises(DataError):
         numbers().cache(str(tmp_path / "kept"))
+
+
+def test_evaluations_of_some_batches_leave_no_iterators_behind():
+    data = open_parts(
+        {"train": numbers().batch(1), "evaluate": numbers().repeat().batch(1)}, "", seed=1, must_end=False
+    )
+    before = iterators()
+    for _ in range(5):
+        for _ in itertools.islice(evaluation_arrays(data.evaluate, batch=1), 20):
+            pass
+    assert iterators() <= before + 1  # the one that only looked at the beginning may go on
+
+
+def iterators() -> int:
+    gc.collect()
+    return sum(type(one).__name__ == "OwnedIterator" for one in gc.get_objects())
 
 
 def shuffled(**options: Any) -> tf.data.Dataset:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 FIRST = StreamContext(
     replica=0, replicas=1, batch=8, seed=0, epoch=0, is_training=False
 )  # to see a stream's first batch
-CACHE = "CacheDataset"  # TensorFlow's name of the class
 IGNORED = 1  # as TensorFlow numbers what becomes of generators and files when a dataset is serialized
 
 
@@ -112,9 +111,7 @@ def _has_unordered_step(dataset: tf.data.Dataset) -> bool:
     """Whether a transformation was told not to keep the order, which no option of the whole overrides."""
     import tensorflow as tf
 
-    steps = [dataset]
-    for step in steps:
-        steps += step._inputs()
+    steps = _steps_of(dataset)
     if any(getattr(step, "_deterministic", "") == "false" for step in steps):
         return True
     if not any(re.search("Interleave|FlatMap", type(step).__name__) for step in steps):
@@ -126,6 +123,18 @@ def _has_unordered_step(dataset: tf.data.Dataset) -> bool:
     return any("deterministic" in node.attr and node.attr["deterministic"].s == b"false" for node in nodes)
 
 
+def _steps_of(dataset: tf.data.Dataset, *, behind_caches: bool = True) -> list[tf.data.Dataset]:
+    """A dataset and all that it is made of, or what of that is read anew in each pass."""
+    steps = [dataset]
+    for step in steps:
+        steps += step._inputs() if behind_caches or not _is_cache(step) else []
+    return steps
+
+
+def _is_cache(step: tf.data.Dataset) -> bool:
+    return type(step).__name__ == "CacheDataset"
+
+
 def share_order(train: Any, evaluate: Any) -> bool:
     """Whether both are datasets behind one shuffle() that orders each pass anew: a pass over one moves the other's."""
     if not is_dataset(train) or not is_dataset(evaluate):
@@ -135,9 +144,7 @@ def share_order(train: Any, evaluate: Any) -> bool:
 
 def _reshuffling(dataset: tf.data.Dataset) -> set[int]:
     """The ids of such steps that no cache() stands before."""
-    steps = [dataset]
-    for step in steps:
-        steps += [] if type(step).__name__ == CACHE else step._inputs()
+    steps = _steps_of(dataset, behind_caches=False)
     return {id(step) for step in steps if getattr(step, "_reshuffle_each_iteration", False)}
 
 
@@ -148,11 +155,11 @@ def batches_of_dataset(source: Any, name: str) -> Callable[[StreamContext], Iter
 def _passes(source: tf.data.Dataset) -> Callable[[int], Iterator[Any]]:
     """Passes over a dataset, of which one that only looked at its beginning is continued by the next.
 
-    None is given up on the way: as TensorFlow stops the threads of an iterator, a `cache()` after a `prefetch()` may
-    take what has come so far for all of the data, and later passes are short.
+    Where something is cached, none is given up on the way: as TensorFlow stops the threads of an iterator, a `cache()`
+    after a `prefetch()` may take what has come so far for all of the data, and later passes are short.
     """
     begun: list[tuple[list[Any], Any]] = []  # (elements that were read, the iterator)
-    left = []  # iterators that were read further
+    keeps, left = any(map(_is_cache, _steps_of(source))), []  # iterators that were read further
 
     def read(_: int) -> Iterator[Any]:
         seen, iterator = begun.pop() if begun else ([], source.as_numpy_iterator())
@@ -169,7 +176,7 @@ def _passes(source: tf.data.Dataset) -> Callable[[int], Iterator[Any]]:
         except GeneratorExit:
             if is_beginning:
                 begun.append((seen, iterator))
-            else:
+            elif keeps:
                 left.append(iterator)
             raise
 
