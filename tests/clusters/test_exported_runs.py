@@ -69,6 +69,7 @@ def test_digits_are_served_from_bytes_and_every_checkpoint_can_be_exported(
     predicted = np.concatenate([one["probabilities"] for one in outputs])
     assert np.abs(predicted - np.array(answers["saved_model"]["probabilities"])[:7]).max() < 1e-5
     assert offline.evaluate(directory, checkpoints.named(directory, "last"), other, None)[1] == 7
+    assert offline.evaluate(directory, checkpoints.named(directory, "last"), other, 2, steps=2)[1] == 4
     wrong = offline.OtherData(DataConfig("synthetic", {"shape": [4]}), None)
     with pytest.raises(DataError):
         offline.evaluate(directory, checkpoints.named(directory, "10"), wrong, None)

@@ -78,3 +78,8 @@ def typed_keys() -> list[str]:
 def batch_size(config: RunConfig) -> int | None:
     """The batch size that was typed; None: none."""
     return config.evaluate.batch_size if "evaluate.batch_size" in typed_keys() else None
+
+
+def batches(config: RunConfig) -> int | None:
+    """The number of batches that was typed; None: none."""
+    return config.evaluate.steps if "evaluate.steps" in typed_keys() else None

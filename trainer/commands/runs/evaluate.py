@@ -39,7 +39,9 @@ def run(config: RunConfig, start: Start) -> int:
         from trainer.task.evaluator import offline
 
         other = other_data(config, directory)
-        scores, examples = offline.evaluate(directory, source, other, checkpoints.batch_size(config))
+        scores, examples = offline.evaluate(
+            directory, source, other, checkpoints.batch_size(config), checkpoints.batches(config)
+        )
     data = other.data.name if other else directory.read_config().data.name
     facts: dict[str, Any] = {"run": str(directory.path), "step": source.step, "checkpoint": str(source.path)}
     facts |= {"data": data, "examples": examples} | {f"eval_{name}": value for name, value in scores.items()}

@@ -35,7 +35,7 @@ def run(config: RunConfig, start: Start) -> int:
         from trainer.task.evaluator import offline
 
         other = other_data(config, directory)
-        outputs = offline.predict(directory, source, other, checkpoints.batch_size(config))
+        outputs = offline.predict(directory, source, other, checkpoints.batch_size(config), checkpoints.batches(config))
         shapes = predictions.write(file, outputs)
     if config.json:
         print_json({"run": str(directory.path), "step": source.step, "file": str(file), "outputs": shapes})

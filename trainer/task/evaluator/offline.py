@@ -39,19 +39,24 @@ def evaluator_of(plan: Plan) -> Task:
 
 
 def evaluate(
-    directory: RunDirectory, source: Checkpoint, other: OtherData | None, batch_size: int | None
+    directory: RunDirectory,
+    source: Checkpoint,
+    other: OtherData | None,
+    batch_size: int | None,
+    steps: int | None = None,
 ) -> tuple[dict[str, float], int]:
     """The loss and the metrics of a checkpoint, and the number of examples.
 
     Args:
         other: data to evaluate on; None: the run's.
         batch_size: examples at once; None: as in the run.
+        steps: batches after which it ends; None: as in the run, or all of other data.
 
     Raises:
         CheckpointError: if the checkpoint is damaged, or of another model.
         DataError: if the data cannot be evaluated on.
     """
-    opened = _Opened(directory, source, other, needs_labels=True)
+    opened = _Opened(directory, source, other, steps, needs_labels=True)
     evaluator = Evaluator(opened.workload, batch_size=batch_size or opened.batch_size, **opened.options)
     opened.connect(evaluator)
     with _data_errors():
@@ -59,10 +64,14 @@ def evaluate(
 
 
 def predict(
-    directory: RunDirectory, source: Checkpoint, other: OtherData | None, batch_size: int | None
+    directory: RunDirectory,
+    source: Checkpoint,
+    other: OtherData | None,
+    batch_size: int | None,
+    steps: int | None = None,
 ) -> Iterator[dict[str, np.ndarray]]:
     """The outputs of a checkpoint's model by name, batch by batch, in the order of the data; the rest as `evaluate`."""
-    opened = _Opened(directory, source, other, needs_labels=False)
+    opened = _Opened(directory, source, other, steps, needs_labels=False)
     step.trace(opened.workload.objective, opened.spec)  # builds the loss, which says what the outputs are
     names = opened.class_names
     copy = ModelCopy(
@@ -90,7 +99,13 @@ class _Opened:
     """A run's model with the values of a checkpoint, and the data to compute it for."""
 
     def __init__(
-        self, directory: RunDirectory, source: Checkpoint, other: OtherData | None, *, needs_labels: bool
+        self,
+        directory: RunDirectory,
+        source: Checkpoint,
+        other: OtherData | None,
+        steps: int | None,
+        *,
+        needs_labels: bool,
     ) -> None:
         config, plan = directory.read_config(), directory.read_plan()
         if config.device.deterministic:
@@ -106,20 +121,23 @@ class _Opened:
             table_rows.check_fits(source, [block.block for block in rows], None)
             table_files.load_into(rows, source.path, seed=config.seed)
         self.class_names, self.spec = workload.data.class_names, workload.data.spec
-        self.workload = workload._replace(data=_opened_data(config, workload, other, needs_labels=needs_labels))
+        data = _opened_data(config, workload, other, steps, needs_labels=needs_labels)
+        self.workload = workload._replace(data=data)
         self.snapshot = Snapshot.from_tensors(source.step, checkpoint.load(source))
         self.batch_size = config.evaluate.batch_size
         has_gpu = bool(task.gpus and tf.config.list_physical_devices("GPU"))
         self.options: dict[str, Any] = {"device": "/gpu:0" if has_gpu else "/cpu:0", "tables": tables}
-        if other is None:
-            self.options["steps"] = config.evaluate.steps  # without which the run's data may have no end
+        # Without those of the run its data may have no end.
+        self.options["steps"] = steps or (config.evaluate.steps if other is None else None)
 
     def connect(self, copy: ModelCopy) -> None:
         """Gives a copy of the model its session."""
         copy.connect("", self._session_config)
 
 
-def _opened_data(config: RunConfig, workload: Workload, other: OtherData | None, *, needs_labels: bool) -> DataSet:
+def _opened_data(
+    config: RunConfig, workload: Workload, other: OtherData | None, steps: int | None, *, needs_labels: bool
+) -> DataSet:
     """The data to compute the model for.
 
     Raises:
@@ -127,7 +145,8 @@ def _opened_data(config: RunConfig, workload: Workload, other: OtherData | None,
     """
     if other is None:
         return workload.data
-    data = open_data_set(other.data.name, other.data.options, seed=config.seed, user_file=other.user)
+    options: dict[str, Any] = {"seed": config.seed, "user_file": other.user, "evaluate_steps": steps}
+    data = open_data_set(other.data.name, other.data.options, **options)
     source = f"data set {other.data.name}"
     for part in ("features", "labels") if needs_labels else ("features",):
         own, theirs = getattr(workload.data.spec, part), getattr(data.spec, part)
