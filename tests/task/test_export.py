@@ -19,7 +19,7 @@ from trainer.task.export import export, params_sha256
 from trainer.workload import compiled_optimizer
 from trainer.workload.build import Workload
 from trainer.workload.data.arrays import from_arrays
-from trainer.workload.keras_file import needs_of
+from trainer.workload.keras_file import check_loads, needs_of
 
 CROSSENTROPY = "sparse_categorical_crossentropy"
 
@@ -180,6 +180,13 @@ def test_a_model_is_written_whole_if_it_loads_with_what_its_card_names(end, tmp_
     assert bool(why_not) == (tmp_path / "model.weights.h5").exists() == (needs is None)
     assert (tuple(needs_of(tmp_path / "model.keras")) if (tmp_path / "model.keras").exists() else None) == needs
     assert "mine>Tripled" in keras.saving.get_custom_objects()
+
+
+def test_a_model_of_open_sizes_is_tried_with_some_that_are_large_enough(tmp_path):
+    pictures = keras.Input((None, None, 3))
+    model = keras.Model(pictures, keras.layers.MaxPooling2D()(keras.layers.Conv2D(4, 3)(Tripled()(pictures))))
+    model.save(tmp_path / "model.keras")
+    assert not check_loads(tmp_path / "model.keras", model, {})
 
 
 def test_a_model_that_was_compiled_keeps_its_loss_and_the_optimizer_that_trained_it(tmp_path):
