@@ -93,7 +93,7 @@ def announce(config: RunConfig, store: Path, tasks: ProcessTasks | None = None, 
 def _describe(
     config: RunConfig, store: Path | None = None, child: Child | None = None, waits: Waits = lambda *_: None
 ) -> Description:
-    """Describes the model, and completes the config: its optimizer is the compiled one, its epochs are steps."""
+    """Describes the model, and completes the config: takes over the compiled optimizer, and turns epochs into steps."""
     description = describe(_question(config, store), child, waits)
     problems = resolve_optimizer(config.optimizer, description.compiled_optimizer)
     alone = config.cluster.worker if strategy_of(config.strategy, config.cluster).waits_for_one else 1

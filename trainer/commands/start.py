@@ -73,9 +73,9 @@ def _warm_minutes(arguments: Sequence[str]) -> float:
 
 
 def restart_as_task() -> None:
-    """Runs this command anew, in this process, with the environment of a task; some of it is read when Python starts.
+    """Restarts this command in this process with the environment of a task, part of which Python reads at its start.
 
-    Only the first time: then a user's code finds the same order of sets here as in the tasks of a run.
+    Does so only once. The user's code then sees the same set order here as in the tasks of a run.
     """
     from trainer.plan.environment import HASH_SEED, for_tasks
 

@@ -22,7 +22,7 @@ from trainer.faults.problems import Problem
 
 # Numbers from which a sweep draws: Hydra would take them for calls of functions that it does not know.
 RANGE = re.compile(r"""(?<!["'\w])(?:log|linear|integer)\([^()]*\)""")
-OF_EXPORT = ("export", "evaluate", "predict")  # modes with the keys of export, of which two need no section
+OF_EXPORT = ("export", "evaluate", "predict")  # modes that use the section export; two of its keys need no prefix
 NOT_SUGGESTED = ("--experimental-rerun", "--shell-completion")
 
 
@@ -33,7 +33,7 @@ class Arguments:
     overrides: tuple[str, ...]
     flags: tuple[str, ...]  # of Hydra, with their values
     faults: tuple[Problem, ...]
-    notes: tuple[str, ...] = ()  # what was typed and does not count
+    notes: tuple[str, ...] = ()  # what was typed but has no effect
 
     def parse(self) -> argparse.Namespace:
         """Parses them with Hydra's own parser."""
@@ -78,9 +78,9 @@ def sort(arguments: Sequence[str]) -> Arguments:
 
 
 def _last(overrides: list[str]) -> tuple[list[str], list[str]]:
-    """The overrides without those that a later one of the same key replaces, and what to say of these.
+    """Returns the overrides without those that a later one of the same key replaces, and notes about the latter.
 
-    So a script may append what it was given. Values in braces are put together, and only Hydra knows its own keys.
+    A script may thus append its arguments. Values in braces are merged, and keys of Hydra are left to Hydra.
     """
     left: dict[str, str] = {}
     notes = []
@@ -89,7 +89,7 @@ def _last(overrides: list[str]) -> tuple[list[str], list[str]]:
         replaces = equals and not value.startswith("{") and not key.startswith(("+", "~", "hydra."))
         place = key if replaces else f"{number} {text}"
         if (earlier := left.pop(place, text)) != text:
-            notes.append(f"{key} is given twice: {text} counts, not {earlier}")
+            notes.append(f"{key} is given twice: using {text}, ignoring {earlier}")
         left[place] = text
     return list(left.values()), notes
 
@@ -121,7 +121,7 @@ def _with_project(overrides: list[str]) -> list[str]:
 
 
 def _with_section(overrides: list[str]) -> list[str]:
-    """What `to=` and `checkpoint=` are short for behind a command that reads a checkpoint."""
+    """Expands `to=` and `checkpoint=` after a command that reads a checkpoint."""
     if not any(text.removeprefix("mode=") in OF_EXPORT for text in overrides):
         return overrides
     return [f"export.{text}" if text.startswith(("to=", "checkpoint=")) else text for text in overrides]

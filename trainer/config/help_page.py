@@ -13,7 +13,7 @@ Trains a Keras model on a TensorFlow cluster of any size, declared in config.
   python -m trainer plan cluster=2ps4w                       show what would run where; start nothing
   python -m trainer runs                                     list the runs in runs/, under way and ended
   python -m trainer status run=runs/mine                     how far it is; save, stop and continue steer it
-  python -m trainer evaluate run=runs/mine checkpoint=best   its scores; data=... names other data
+  python -m trainer evaluate run=runs/mine checkpoint=best   its scores; data=... selects other data
   python -m trainer predict run=runs/mine to=out.npz         its outputs: .npz, .csv or .jsonl
   python -m trainer console                                  a web page of all runs, to watch and steer them
   python -m trainer check run=runs/mine                      verify a finished run from what it left

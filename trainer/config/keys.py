@@ -110,7 +110,7 @@ def fault(where: str, path: tuple[str, ...], value: Any, schema: Any) -> Problem
 
 
 def _nested(path: Sequence[str], value: Any) -> str:
-    """A key as a file has it: train: {steps: 5}."""
+    """Returns a key as it is written in a file: train: {steps: 5}."""
     first, *rest = ".".join(path).split(".")
     return f"{first}: {{{_nested(rest, value)}}}" if rest else f"{first}: {shown(value)}"
 
@@ -136,7 +136,7 @@ def unknown(where: str, key: str, value: Any, known: Iterable[str], program: str
 
 
 def meant(key: str, value: Any) -> str | None:
-    """The setting that is meant by a word of another program; None: there is none."""
+    """Returns the setting that corresponds to an option of another program, or None."""
     setting = synonyms.meant(key, value)
     if setting is None or hint(setting.split(".")) is None:
         return setting

@@ -1,11 +1,11 @@
-"""Which line of the user's code a process runs."""
+"""Finds the line of the user's code that a process is running."""
 
 import os
 import sys
 
 
 def running_line(user: str | None, thread: int) -> str:
-    """The innermost line of the user's file, or of a file beside it, that a thread is in; empty if it is in none."""
+    """Returns the innermost line of the user's file, or of a file in its folder, that a thread is running, or ""."""
     folder = os.path.dirname(os.path.abspath(user)) if user is not None else None
     frame = sys._current_frames().get(thread)
     while frame is not None:

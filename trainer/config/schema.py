@@ -455,7 +455,7 @@ class TrainConfig:
 class EvaluateConfig:
     every: int = field(default=0, metadata=limits(at_least=0))  # steps between evaluations; 0: once, at the end
     batch_size: int = field(default=500, metadata=limits(at_least=1))  # examples evaluated at once
-    # batches after which an evaluation ends, for data without an end; default: all
+    # number of batches in an evaluation, for data without an end; default: all
     steps: int | None = field(default=None, metadata=limits(at_least=1))
     # the metric by which an evaluator task chooses the best checkpoint, and training ends early; default: accuracy, or
     # loss where there is none
@@ -464,13 +464,13 @@ class EvaluateConfig:
     # evaluations in a row without a better best_metric after which training ends early; default: never
     patience: int | None = field(default=None, metadata=limits(at_least=1))
     min_delta: float = field(default=0.0, metadata=limits(at_least=0))  # a smaller change of best_metric is no better
-    # keep the best evaluated state in best/, and export it instead of the last; default: where evaluate.every is set.
-    # An evaluator task keeps it anyway, and the last state is exported
+    # keep the best evaluated state in best/, and export it instead of the last; default: if evaluate.every is set.
+    # With an evaluator task it is always kept, and the last state is exported
     export_best: bool | None = None
 
     @property
     def keeps_best(self) -> bool:
-        """Whether the best of the states that the chief evaluates is kept and exported."""
+        """Whether the chief keeps and exports the best state that it has evaluated."""
         return self.every > 0 if self.export_best is None else self.export_best
 
 
@@ -483,15 +483,15 @@ class CheckpointConfig:
 
 @dataclass
 class ExportConfig:
-    """What a run is exported to at its end, and what mode=export, evaluate and predict read and write."""
+    """The export at the end of a run, and what mode=export, evaluate and predict read and write."""
 
     # keras, weights, saved_model, onnx, litert; those that are named must be possible, or nothing starts. Default:
     # keras and saved_model, as far as the model can be written so
     formats: list[str] = field(default_factory=list)
-    # of mode=export, evaluate and predict: last, best, or the step of one; behind the command, checkpoint= is enough
+    # for mode=export, evaluate and predict: last, best or a step; after the command, checkpoint= is enough
     checkpoint: str = "last"
-    # of mode=export: folder, default: export-STEP in the run directory; of mode=predict: file, .npz, .csv or .jsonl.
-    # Behind the command, to= is enough
+    # for mode=export: folder, default: export-STEP in the run directory; for mode=predict: file, .npz, .csv or .jsonl.
+    # After the command, to= is enough
     to: str | None = None
 
 
@@ -511,7 +511,7 @@ class TimeoutsConfig:
     # restart a task that blocks a step for longer than this and 20 times the median step; a task's first step compiles
     # and may take ten times as long
     step_secs: float = field(default=60.0, metadata=limits(above=0))
-    # restart a task whose step has waited for its data for longer than this; default: never
+    # restart a task whose step has waited longer than this for its data; default: never
     data_secs: float | None = field(default=None, metadata=limits(above=0))
 
 

@@ -262,7 +262,7 @@ def _with_user_file_beside(result: ConfigResult, path: Path) -> ConfigResult:
 
 
 def _with_choices(result: ConfigResult) -> ConfigResult:
-    """Takes `optimizer: adamw` in an experiment for what Hydra writes as `override /optimizer: adamw`."""
+    """Treats `optimizer: adamw` in an experiment as Hydra's `override /optimizer: adamw`."""
     config = result.config
     assert isinstance(config, DictConfig)
     groups = {path.name for path in conf_dir().iterdir() if path.is_dir()} - {"experiment"}

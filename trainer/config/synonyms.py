@@ -1,11 +1,11 @@
-"""Words of other programs for what this config has under another name."""
+"""Maps option names of other programs to the keys of this config."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from trainer.config.cluster_size import ClusterSize
 
-# What is meant by words: a key, or a setting of its own, which has the value that was typed where it has {}.
+# For each word: a key, which takes the value that was typed, or a complete setting; {} stands for the value.
 MEANT = {
     "epoch epochs num_epochs n_epochs nb_epoch max_epochs num_train_epochs train_epochs": "train.epochs",
     "max_steps num_steps total_steps train_steps iterations num_iterations max_iter": "train.steps",
@@ -42,7 +42,7 @@ KEY_OF = {word: meant for words, meant in MEANT.items() for word in words.split(
 WORKERS = ("workers", "worker", "num_workers", "n_workers", "nodes", "num_nodes", "nnodes", "world_size", "replicas")
 SERVERS = ("ps", "num_ps", "parameter_servers")
 PRECISIONS = ("amp", "mixed_precision", "precision", "dtype")
-OF_SECTIONS = {"metrics": "model.metrics"}  # what a value for a whole section may be meant for
+OF_SECTIONS = {"metrics": "model.metrics"}  # the key that a value for a whole section may be meant for
 COMMANDS: Mapping[str, str] = {
     **dict.fromkeys(("fit", "start"), "train"),
     **dict.fromkeys(("eval", "test", "validate", "score"), "evaluate"),
@@ -54,7 +54,7 @@ COMMANDS: Mapping[str, str] = {
 
 
 def meant(word: str, value: Any) -> str | None:
-    """The key or the setting that is meant by a word that is none; None: nobody knows."""
+    """Returns the key or the setting that an unknown word stands for, or None."""
     word = word.lower().replace("-", "_")
     number = int(value) if str(value).isdecimal() else 0
     if word in WORKERS:

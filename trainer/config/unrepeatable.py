@@ -1,4 +1,4 @@
-"""Finds the calls of a user's file whose results may differ between processes, without executing any of it."""
+"""Finds the calls in a user's file whose results may differ between processes, without executing the file."""
 
 import ast
 import re
@@ -7,28 +7,28 @@ from pathlib import Path
 
 NAMED_AT_MOST = 3
 
-# Why a call may give something else elsewhere, by a pattern for the end of its name.
-WITHOUT_SEED: Mapping[str, str] = {  # only without arguments
+# By a pattern for the end of a call's name: why its result may differ between processes.
+WITHOUT_SEED: Mapping[str, str] = {  # only if called without arguments
     r"random\.default_rng|^default_rng": "a generator without a seed, e.g. numpy.random.default_rng(0)",
     r"RandomState|random\.Random|^Random|SeedSequence|PCG64|MT19937|Philox|SFC64": "a generator without a seed",
 }
 ALWAYS: Mapping[str, str] = {
-    r"SystemRandom|os\.urandom|^urandom|secrets\.\w+|uuid[14]|token_\w+": "random bytes of the system",
+    r"SystemRandom|os\.urandom|^urandom|secrets\.\w+|uuid[14]|token_\w+": "random bytes from the operating system",
     r"from_non_deterministic_state": "a generator without a seed, e.g. tf.random.Generator.from_seed(0)",
     r"(^|\.)(time|time_ns|perf_counter|monotonic|process_time)|\.(now|today|utcnow)|getm?c?time": "the clock",
     r"os\.getenv|^getenv|environ\.get|getpid|gethostname|gethostbyname|platform\.node|getuser|cpu_count": (
         "differs between processes or machines"
     ),
-    r"as_completed|ThreadPool\w*|Thread|ProcessPoolExecutor|imap_unordered|asyncio\.\w+": "threads end in any order",
+    r"as_completed|ThreadPool\w*|Thread|ProcessPoolExecutor|imap_unordered|asyncio\.\w+": "threads finish in any order",
 }
 UNSORTED = r"os\.listdir|^listdir|os\.scandir|^scandir|os\.walk|(^|\.)i?glob|rglob|iterdir"
 
 
 def suspects(path: str | Path | None) -> list[str]:
-    """What in a user's file may give other data in another process, with its lines: the first few of them.
+    """Lists what in a user's file may give different data in another process: the first few lines, with reasons.
 
     Returns:
-        "line 12: time.time(...): the clock", and the like; nothing for a file that cannot be read, or for none.
+        E.g. "line 12: time.time(...): the clock"; nothing if there is no file, or it cannot be read.
     """
     try:
         tree = ast.parse(Path(path).read_text(encoding="utf-8-sig")) if path else ast.Module([], [])
@@ -60,7 +60,7 @@ def _reasons(node: ast.Call | ast.Subscript, *, is_sorted: bool) -> Iterator[str
 
 
 def _name(node: ast.AST) -> str:
-    """The dotted name that is called, or indexed; its last part where it is a method of an expression."""
+    """Returns the dotted name that is called or indexed; for a method of an expression, only the last part."""
     target = node.func if isinstance(node, ast.Call) else node.value if isinstance(node, ast.Subscript) else None
     if isinstance(target, ast.Attribute):
         text = ast.unparse(target)

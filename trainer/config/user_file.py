@@ -71,9 +71,9 @@ def bound_names(path: str | Path) -> dict[str, int]:
 
 
 def digests(path: str | Path) -> dict[str, list[str]]:
-    """By file: digests of its text, and of its code without comments, which depends on the version of Python.
+    """Returns digests by file: of its text, and of its code without comments, which depends on the Python version.
 
-    The file has the empty name, those that it imports from beside it the names of their paths from there.
+    The key of the file itself is ""; files that it imports from its folder have their path relative to that folder.
     """
     path = Path(path).resolve()
     sources, waiting = {}, [path]
@@ -88,7 +88,7 @@ def digests(path: str | Path) -> dict[str, list[str]]:
 
 
 def _imported(tree: ast.Module, here: Path, top: Path) -> list[Path]:
-    """The files beside the user's that a file imports, anywhere in it."""
+    """Returns the files in the folder of the user's file that a file imports, anywhere in its code."""
     modules: list[tuple[Path, str]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -165,7 +165,7 @@ def definitions(path: str | Path) -> dict[str, Any]:
         for name, value in vars(module).items()
         if not name.startswith("_")
         and not isinstance(value, ModuleType)
-        and (name not in BY_NAME or callable(value))  # metrics = [...] is no function of that name
+        and (name not in BY_NAME or callable(value))  # metrics = [...] is not a hook of that name
         and (name in found or getattr(value, "__module__", module.__name__) == module.__name__)
     }
 

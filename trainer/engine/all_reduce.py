@@ -179,7 +179,7 @@ class AllReduceEngine:
         flat = self._flat.read_value()
         tags = packing.tags_of(flat, shard)
         generation, step = tf.unstack(tf.cast(tags, tf.int64))
-        # Outside of the strategy: a loss that divides by its replicas would be divided twice.
+        # Outside the strategy scope, or a loss that divides by its replicas would be divided twice.
         outcome = mean_computed(
             [
                 run_step([packing.halves(flat, shard)], [shard], replica, in_step(batch, step), requests)

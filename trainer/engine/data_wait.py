@@ -1,4 +1,4 @@
-"""Tells for how long a step has waited for its batch, which nobody but the user's data can hurry."""
+"""Measures how long a step has waited for its batch, which depends on the user's data only."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -7,11 +7,11 @@ import tensorflow as tf
 
 v1 = tf.compat.v1
 
-LONG_SECS = 1.0  # a step that takes less is not asked what it waits for
+LONG_SECS = 1.0  # shorter steps count as not waiting
 
 
 class BatchCount:
-    """Counts the batches that have come to the steps of a graph."""
+    """Counts the batches that the steps of a graph have received."""
 
     def __init__(self, device: str) -> None:
         """Adds the count to the default v1 graph, in memory of the device."""
@@ -21,19 +21,19 @@ class BatchCount:
         self.initializer = self._count.initializer
 
     def count(self, tensors: Sequence[tf.Tensor]) -> tf.Operation:
-        """Counts one batch once all of it is here."""
+        """Counts a batch as soon as all its tensors are available."""
         with tf.control_dependencies(list(tensors)):
             return self._count.assign_add(1, read_value=False)
 
 
 class DataWait:
-    """Follows the steps of an engine; any thread may ask."""
+    """Follows the steps of an engine; `secs` may be called from any thread."""
 
     def __init__(self, taken: Callable[[], int]) -> None:
-        """Begins before the first step; `taken` reads how many batches the steps have got."""
+        """Begins before the first step; `taken` returns how many batches the steps have received."""
         self._taken = taken
         self._steps = 0  # that have ended
-        self._began_at: float | None = None  # the present step, monotonic; none: no step runs
+        self._began_at: float | None = None  # of the current step, monotonic; None: no step runs
 
     def begin_step(self) -> None:
         self._began_at = time.monotonic()
@@ -42,7 +42,7 @@ class DataWait:
         self._began_at, self._steps = None, self._steps + 1
 
     def secs(self) -> float:
-        """For how long the present step has waited for its batch; 0: it does not."""
+        """Returns how long the current step has been waiting for its batch; 0 if it is not."""
         began, steps = self._began_at, self._steps
         secs = 0.0 if began is None else time.monotonic() - began
         return secs if secs >= LONG_SECS and self._taken() == steps == self._steps else 0.0

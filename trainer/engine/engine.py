@@ -67,7 +67,7 @@ class Engine(Protocol):
         """
 
     def data_wait_secs(self) -> float:
-        """For how long the present step has waited for its batch; 0: it does not. Can be called from any thread."""
+        """Returns how long the current step has been waiting for its batch; 0 if it is not. Safe from any thread."""
 
     def peek(self) -> StepResult:
         """Reads where the run stands, without a step. Blocks until this worker's pushes are applied or dropped."""

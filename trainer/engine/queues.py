@@ -1,12 +1,12 @@
-"""What the queues that tasks share have in common: their room, and how messages of processes that died are dropped."""
+"""Queues shared by tasks: their capacity, and how to drop messages of processes that have died."""
 
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-# The capacity of a queue of small messages: nobody knows how many processes will die and leave a message behind, and
-# whoever takes the next one drops those.
+# The capacity of a queue of small messages: any number of processes may die and leave a message behind, and `take`
+# drops those.
 UNBOUNDED = -1
 
 
@@ -21,5 +21,5 @@ def drain(queue: Any) -> tf.Operation:
 
 
 def take(queue: Any, stale: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
-    """Takes from a queue, dropping what is stale."""
+    """Takes the next message that is not stale from a queue, and drops the stale ones before it."""
     return tf.while_loop(stale, lambda _: (queue.dequeue(),), (queue.dequeue(),), parallel_iterations=1)[0]

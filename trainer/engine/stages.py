@@ -29,14 +29,14 @@ def make_apply(config: OptimizerConfig, shard: Shard) -> Apply:
 
 
 def is_in_stages(config: OptimizerConfig, shard: Shard) -> bool:
-    """Whether an update, in every shard, is compiled in stages; others are one pass, for their caller to compile."""
+    """Whether the update of every shard is compiled in stages; otherwise it is one pass, which the caller compiles."""
     return config.name in MEASURING_RULES or has_rates(config) or bool(shard.unreached)
 
 
 def _leave_unreached(apply: Apply, shard: Shard) -> Apply:
     """Makes an update leave parameters without a gradient, and their slots, as they are, as Keras's optimizers do.
 
-    Not within what is compiled: a choice there makes XLA contract other sums, with other bits.
+    Kept out of the compiled code: a select there changes which sums XLA contracts, and so the bits.
     """
 
     def keep(before: Tensor, after: Tensor, pieces: Sequence[Slice]) -> Tensor:
@@ -47,7 +47,7 @@ def _leave_unreached(apply: Apply, shard: Shard) -> Apply:
         parameters: Tensor, slots: Slots, gradient: Tensor, step: Tensor, reductions: Tensor | float
     ) -> Change:
         moved, updated = apply(parameters, slots, gradient, step, reductions)
-        before = {**slots, EMA: parameters}  # what never moves is its own average
+        before = {**slots, EMA: parameters}  # the average of a constant is the constant
         kept = {name: keep(before[name], slot, shard.slot_pieces(name)) for name, slot in updated.items()}
         return keep(parameters, moved, shard.trainable), kept
 

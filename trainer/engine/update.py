@@ -116,7 +116,7 @@ def make_update(
 
 
 def divided(mean: TrainableAndRest, shard: Shard) -> TrainableAndRest:
-    """The mean of what replicas pushed, divided by the mean divisor, if the shard is counted."""
+    """Returns the mean of what replicas pushed; if the shard is counted, divided by the mean divisor."""
     if not shard.is_counted:
         return mean
     begin = shard.metrics_offset - shard.trainable_size
@@ -134,7 +134,7 @@ def judge(
     scaled: bool,
     chosen: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Whether every shard leaves the update out, the reductions of the learning rate from it on, and the divisor."""
+    """Returns whether all shards skip the update, the learning rate reductions from then on, and the divisor."""
     now = mean_of([wire.metrics_of(one, shard) for one in packed], chosen)
     is_bad = now[BAD] + now[OVERFLOW] > 0 if scaled else now[BAD] > 0
     divisor = now[DIVISOR] if shard.is_counted else tf.constant(1.0)

@@ -20,7 +20,7 @@ from trainer.storage.run_directory import RunDirectory
 from trainer.task.log import STARTED
 
 LOG_LINES = 20
-ENDED_EARLY = "its process was ended with exit code 0 before its work was done, by code of the user's (os._exit?)"
+ENDED_EARLY = "its process ended with exit code 0 before its work was done; user code may have called os._exit"
 # States that end at a step boundary.
 WORKING = ("training", WAITS_FOR_DATA, "saving", "serving", "evaluating", "exporting", "done")
 
@@ -92,12 +92,12 @@ class Attempt:
 
     @property
     def has_stopped(self) -> bool:
-        """Whether it ended as somebody asked, and is not about to be restarted."""
+        """Whether it ended on request, and is not about to be restarted."""
         return self.code == exit_codes.TERMINATED and self.restarts_at is None
 
     @property
     def trains(self) -> bool:
-        """Whether others wait for its task; for an evaluator nobody does."""
+        """Whether other tasks wait for this one; none waits for an evaluator."""
         return self.task.job != "evaluator"
 
     @property

@@ -21,8 +21,8 @@ def describe(question: Question, child: Child | None = None, waits: Waits = lamb
 
     Args:
         child: runs `answer` in a process with TensorFlow.
-        waits: called each second, where there is no `child`, with the line of the user's code that runs, and with how
-            many seconds the process has taken.
+        waits: if there is no `child`, called each second with the line of the user's code that is running, and with the
+            seconds that the process has taken.
 
     Raises:
         ConfigError: if the model or the data set refuses its options.

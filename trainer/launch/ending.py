@@ -22,7 +22,7 @@ def done(directory: RunDirectory, summary: Mapping[str, Any], *, start: int, lon
 
     Args:
         start: global step that this launch of the run began at.
-        longer: the setting that trains on.
+        longer: the setting with which the run trains longer.
         has_report: whether its report is written.
     """
     steps, first = summary["steps"], summary["time_to_first_step_secs"]
@@ -63,7 +63,7 @@ def _describe_model(path: Path, summary: Mapping[str, Any]) -> str:
 
 
 def _tensorboard(directory: RunDirectory) -> str:
-    """The command that shows the events, after the one that installs it where it is missing."""
+    """Returns the command that shows the events; if TensorBoard is missing, preceded by its installation."""
     command = shell.joined(["tensorboard", "--logdir", shown(directory.path)])
     return command if find_spec("tensorboard") else f"pip install tensorboard && {command}"
 

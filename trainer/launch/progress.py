@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 LINE_EVERY_SECS = 5.0
-SHOWN = {"loss", "examples_per_second"}  # that a line of the history must have
-USERS_SECS, OWN_SECS = 2.0, 10.0  # after which a command says that it is busy with the user's code, with its own
-NOTE_EVERY_SECS = 30.0  # between two lines about that, at most
+SHOWN = {"loss", "examples_per_second"}  # keys that a history line must have
+USERS_SECS, OWN_SECS = 2.0, 10.0  # until a command says that it is busy with the user's code, with its own
+NOTE_EVERY_SECS = 30.0  # between two lines about that
 NOT_CI = ("", "0", "false", "False")  # values of $CI where somebody looks at the terminal
 
 
@@ -86,7 +86,7 @@ def is_interactive() -> bool:
 
 @contextmanager
 def note(text: str) -> Iterator[Note]:
-    """Shows on a terminal what a command is busy with until it is done; elsewhere only what takes long."""
+    """Shows on a terminal what a command is doing until it is done; elsewhere, only if it takes long."""
     shown = Note(text)
     try:
         yield shown
@@ -95,7 +95,7 @@ def note(text: str) -> Iterator[Note]:
 
 
 class Note:
-    """What a command is busy with."""
+    """A note of what a command is doing."""
 
     def __init__(self, text: str) -> None:
         """Shows the text on a terminal."""
@@ -103,10 +103,10 @@ class Note:
         self._draw(text)
 
     def runs(self, line: str, secs: float) -> None:
-        """Says which line of the user's code has kept the command busy, and for how long; ever more seldom in a log."""
+        """Reports the line of the user's code that is running, and for how long; in a log, less and less often."""
         if secs < (USERS_SECS if line else OWN_SECS):
             return
-        text = f"planning has taken {secs:.0f} s{f', the user file runs: {line}' if line else ''}"
+        text = f"planning has taken {secs:.0f} s{f'; running the user file: {line}' if line else ''}"
         if self._is_live:
             self._draw(text)
         elif secs >= self._due_secs:
@@ -119,7 +119,7 @@ class Note:
 
     def _draw(self, text: str, end: str = "") -> None:
         if self._is_live:
-            text = text[: shutil.get_terminal_size().columns - 1]  # of two lines only one could be drawn again
+            text = text[: shutil.get_terminal_size().columns - 1]  # only one line can be redrawn
             print(f"\r{text:<{self._width}}", end=end, flush=True)
             self._width = len(text)
 

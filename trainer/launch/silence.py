@@ -64,7 +64,7 @@ class SilenceWatch:
         self._polled_at = time.monotonic()
         self._stuck: dict[str, tuple[int, int]] = {}  # by task, its attempt's number and its step
         self._stuck_since = 0.0
-        self._had_no_data_at: dict[str, float] = {}  # by task whose step waited for its data: when it last did
+        self._had_no_data_at: dict[str, float] = {}  # by task: when its step last waited for data
 
     def poll(self) -> None:
         now, limit = time.monotonic(), self._timeouts.heartbeat_secs

@@ -122,11 +122,11 @@ class Supervisor:
             self.attempts.poll(max(0.0, settled_at - time.monotonic()))
         has_stepped = self._first_step_at is not None
         if not (failed := self._failed()):
-            return None  # the whole run was asked to stop, and not an evaluator alone
+            return None  # the whole run was asked to stop, not just an evaluator
         return self._restarts.handle(failed, has_stepped=has_stepped, is_stopping=self._was_asked)
 
     def _failed(self) -> dict[str, Attempt]:
-        """The attempts that have failed; one of an evaluator also if it stopped and nobody else was asked to."""
+        """Returns the failed attempts, including an evaluator that stopped although the run was not asked to."""
         failed = self.attempts.failed()
         if self._signals.numbers or self._is_stopping():
             return failed
@@ -134,7 +134,7 @@ class Supervisor:
         return failed | {attempt.task.name: attempt for attempt in stopped}
 
     def _is_stopping(self) -> bool:
-        """Whether the run is to stop; that an evaluator was asked to is no reason."""
+        """Whether the run was asked to stop; a request to an evaluator alone does not count."""
         return self._stop_by is not None or any(one.is_stopping for one in self.attempts if one.trains)
 
     def _obey_requests(self) -> None:

@@ -16,7 +16,7 @@ RATE_WINDOW_SECS = 30.0  # of the steps from which the time left is computed
 SILENT_SECS = 3.0  # a page is read twice a second
 BUSY_SECS = 10.0  # a task that starts answers late
 LATE_SECS = 5.0  # a worker that a step has waited for so long
-STEPPING = ("training", "stopping")  # phases of a run whose speed is shown
+STEPPING = ("training", "stopping")  # phases in which the speed of a run is shown
 MAX_METRICS = 3  # in a line
 MAX_NAMED = 8  # tasks of a line, before they are counted by state
 BROKEN, DELAYED, BUSY, WORKING, ENDED = "broken", "delayed", "busy", "working", "ended"  # what a state means
@@ -51,10 +51,10 @@ class Course:
     steps: int
     start: int = 0  # global step that it (re)starts at
     epoch_steps: float = 0.0  # steps in one epoch; 0: nobody knows
-    epochs: int | None = None  # where these were asked for, rather than steps
+    epochs: int | None = None  # if the config sets epochs rather than steps
 
     def epoch(self, step: int) -> str:
-        """The epoch that a step belongs to, of those asked for: epoch 2/5; empty where steps were asked for."""
+        """Returns the epoch of a step, e.g. epoch 2/5; empty if the config sets steps."""
         if not self.epochs:
             return ""
         return f"epoch {min(math.ceil(max(step, 1) / self.epoch_steps), self.epochs)}/{self.epochs}"
@@ -138,7 +138,7 @@ def line(tasks: Sequence[TaskView], course: Course, stands: Standing) -> str:
 
 
 def _doing(workers: Sequence[TaskView], stands: Standing) -> list[str]:
-    """How fast a run trains, and what for it waits; or what it does instead."""
+    """Describes how fast a run trains and what it waits for, or what it does instead."""
     if stands.phase not in STEPPING:
         chief = next((task.page for task in workers if task.name == "worker:0"), None)
         return [_evaluating(chief) if chief and stands.phase == "evaluating" else stands.phase]

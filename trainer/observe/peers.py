@@ -18,7 +18,7 @@ from trainer.plan.plan import Task
 REPORT_EVERY_SECS = 10.0
 POLL_SECS = 0.05
 POLLED_AT_ONCE = 32
-COMPARED = {  # fields of the status page that all tasks have alike, in words
+COMPARED = {  # fields of the status page that must be equal in all tasks, in words
     "config_hash": "config",
     "tensorflow": "TensorFlow",
     "launch": "run",
@@ -105,7 +105,7 @@ def roll_call(
 
     Raises:
         PeerError: at the deadline, or as soon as a peer of another run, config or TensorFlow answers.
-        OtherDataError: as soon as a peer answers whose plan was made for other data.
+        OtherDataError: as soon as a peer answers whose plan was made for different data.
     """
     missing = {peer.name: (peer, "not polled yet") for peer in peers}
     began = reported = now()
@@ -144,6 +144,6 @@ def _why_missing(me: Status, peer: Task, until: str, may_be_silent: bool) -> str
     for key, what in COMPARED.items():
         mine, theirs = getattr(me, key), page.get(key, "")
         if theirs and mine and theirs != mine:
-            text = f"{peer.name} at {peer.control} has another {what} ({theirs}, here {mine})"
+            text = f"{peer.name} at {peer.control} has a different {what} ({theirs}, here {mine})"
             raise OtherDataError(f"{text}; {USUAL}") if key == "data" else PeerError(text)
     return None if page[until] else f"starting ({page['state']})"

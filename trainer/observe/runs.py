@@ -26,13 +26,13 @@ from trainer.storage.history import NOT_METRICS
 from trainer.storage.json_lines import last_measured
 from trainer.storage.run_directory import RunDirectory
 
-OPENS = re.compile(rb"[\[{]|(?<=- )- ")  # what begins a list or a mapping within a line
+OPENS = re.compile(rb"[\[{]|(?<=- )- ")  # starts a list or a mapping within a line
 MOST_OPEN = 1000
 MOST_STEPS = 2**63
 LAST_SECOND = 253_402_300_800  # the year 10000
 RUNNING, DONE, STOPPED, FAILED, DIED = STATES = tuple(state.value for state in RunState)
 CHIEF = "worker:0"
-FILES = ("config", "plan", "history", "evaluation", "summary", "status")  # that facts come from
+FILES = ("config", "plan", "history", "evaluation", "summary", "status")  # from which facts are read
 
 
 @dataclass(frozen=True)
@@ -104,10 +104,10 @@ def read(path: Path, *, is_over: bool = False) -> RunFacts:
 
 
 def _facts(directory: RunDirectory, owner: int | None, files: Mapping[str, Mapping[str, Any]]) -> RunFacts:
-    """What files tell together; those of a run that was killed may be empty.
+    """Combines what the files say; those of a run that was killed may be empty.
 
     Raises:
-        DAMAGED: if a value is not of the kind that the run writes.
+        DAMAGED: if a value is not of the type that a run writes.
     """
     config, plan, status, summary = (files[name] for name in ("config", "plan", "status", "summary"))
     history, evaluation = files["history"], files["evaluation"]
@@ -149,11 +149,11 @@ def _facts(directory: RunDirectory, owner: int | None, files: Mapping[str, Mappi
 
 
 def _whole(value: Any) -> int:
-    """A number of steps or restarts; 0 if there is none."""
+    """Returns a number of steps or restarts; 0 if there is none."""
     if value is None:
         return 0
     if type(value) is not int or not 0 <= value < MOST_STEPS:
-        raise ValueError(f"{value!r} is no count")
+        raise ValueError(f"{value!r} is not a count")
     return value
 
 
@@ -163,14 +163,14 @@ def _number(value: Any) -> float | None:
 
 def _known(value: Any) -> float:
     if type(value) not in (int, float):
-        raise TypeError(f"{value!r} is no number")
+        raise TypeError(f"{value!r} is not a number")
     return value
 
 
 def _time(value: Any) -> float | None:
-    """Seconds, also since 1970, as the clocks of people go."""
+    """Returns a duration or a Unix time in seconds, before the year 10000."""
     if value is not None and not 0 <= _known(value) < LAST_SECOND:
-        raise ValueError(f"{value!r} is no time")
+        raise ValueError(f"{value!r} is not a time")
     return value
 
 
@@ -211,7 +211,7 @@ def disk_nbytes(path: Path) -> int:
 
 
 def read_status(directory: RunDirectory) -> dict[str, Any]:
-    """What the launcher last wrote of the tasks; empty where no launcher has, or it is damaged."""
+    """Returns the last status that the launcher wrote; empty if there is none, or it is damaged."""
     status = read_json(directory.status)
     with suppress(*DAMAGED):
         _facts(directory, 0, {name: {} for name in FILES} | {"status": status})
@@ -226,7 +226,7 @@ def read_summary(directory: RunDirectory) -> dict[str, Any]:
 
 def _yaml(path: Path) -> dict[str, Any]:
     with suppress(OSError, *DAMAGED):
-        if path.is_file():  # a pipe would never end
+        if path.is_file():  # reading a pipe would block
             return _parse_yaml(path, path.stat().st_mtime_ns)
     return {}
 
@@ -236,6 +236,6 @@ def _parse_yaml(path: Path, modified_ns: int) -> dict[str, Any]:
     """The mapping in a file, which is parsed once for as long as it stays as it is."""
     text = path.read_bytes()
     if len(text) > MAX_BYTES or len(OPENS.findall(text)) > MOST_OPEN:  # libyaml would overflow its stack
-        raise ValueError(f"{path} is no config")
+        raise ValueError(f"{path} is not a config")
     value = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return value if isinstance(value, dict) else {}

@@ -37,8 +37,8 @@ class Status:
     frozen: str = ""  # digest of what training never changes
     data: str = ""  # digest of the fingerprint of the data
     launch: str = ""  # the run directory, where one launcher gave it to all tasks
-    # starting, building, roll call, waiting, training, saving, serving, evaluating, exporting, done; the page says
-    # "waiting for data" instead of training where the step does that
+    # starting, building, roll call, waiting, training, saving, serving, evaluating, exporting, done; "waiting for
+    # data" takes the place of training while the step does that
     state: str = "starting"
     is_listening: bool = False  # its TensorFlow server accepts sessions
     is_stopping: bool = False  # it was asked to stop
@@ -52,8 +52,8 @@ class Status:
     missing: list[str] = field(default_factory=list)  # workers that a stalled step waits for
     stalled_secs: float = 0.0  # since the step last changed, when it stalls
     stuck: list[str] = field(default_factory=list)  # tasks that a step has waited for too long
-    evaluated: int = 0  # examples of the evaluation that it makes
-    data_secs: float = 0.0  # that the present step has waited for its batch, if it waits for it
+    evaluated: int = 0  # examples evaluated so far in the current evaluation
+    data_secs: float = 0.0  # for which the current step has been waiting for its batch; 0 if it is not
     step_secs: float = 0.0  # that all steps of this process took; of these it
     wait_secs: float = 0.0  # waited for parameters or gradients, and
     compute_secs: float = 0.0  # computed the forward and backward pass

@@ -30,14 +30,14 @@ INITIAL_FILE = "initial.npz"  # parameters and state, where `model.init` names s
 
 
 class LeftOut(NamedTuple):
-    """What an optimizer of compile() has and the config has no key for."""
+    """A setting of an optimizer of compile() for which the config has no key."""
 
     text: str
-    key: str  # of the config's optimizer, that replaces it
+    key: str  # the key of the section optimizer that replaces it
     remedy: str
 
 
-Waits = Callable[[str, float], None]  # takes the line of the user's code that runs, and for how many seconds
+Waits = Callable[[str, float], None]  # takes the running line of the user's code, and its seconds so far
 
 
 class CompiledOptimizer(NamedTuple):
@@ -64,9 +64,9 @@ class Description:
     layers: tuple[str, ...] = ()  # paths, of layers inside layers too
     unreached: tuple[str, ...] = ()  # trainable parameters that have no gradient: the loss does not depend on them
     exchanging: tuple[str, ...] = ()  # layers and losses that exchange values with other replicas
-    counts: int = 0  # how many different ones losses are means over, where parts of a batch may have more or less
-    is_one_mean: bool = True  # all losses have the same count
-    scalars: tuple[str, ...] = ()  # what returns a number for a batch, of which nobody knows what it is a mean over
+    counts: int = 0  # different counts that losses are divided by, if they may differ between parts of a batch
+    is_one_mean: bool = True  # whether all losses have the same count
+    scalars: tuple[str, ...] = ()  # what returns one number for a batch, with an unknown count
     is_summed: bool = False  # the loss of a batch is a sum over its examples, not a mean
     sums: int = 0  # floats of the metrics' variables
     metrics: tuple[str, ...] = ()  # their names, as evaluations have them beside the loss
@@ -100,7 +100,7 @@ class Question:
     batch: int = 0  # examples that a replica computes at once; 0: unknown
     sparse: tuple[SparsePattern, ...] = ()
     formats: tuple[str, ...] = ()  # of an export that must be possible
-    evaluate_steps: int | None = None  # batches after which an evaluation ends; None: the data must end
+    evaluate_steps: int | None = None  # number of batches in an evaluation; None: all of the data, which must end
 
     @classmethod
     def about(

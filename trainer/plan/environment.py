@@ -20,7 +20,7 @@ QUIET = {
 # for neural networks, such as AVX-512 VNNI; with AVX2 alone they are 1.1 to 1.8 times as fast as its others.
 DEFAULTS = {"TF_ENABLE_ONEDNN_OPTS": "1"}
 
-# Python orders the members of a set of texts by a hash that differs between processes, unless this is a number. It is
+# Python orders a set of strings by a hash that differs between processes, unless this is a number. It is
 # the same for all seeds of runs: labels that are numbered in the order of a set must not change when the seed does.
 HASH_SEED = "PYTHONHASHSEED"
 
@@ -28,8 +28,8 @@ CONTROL = "TRAINER_CONTROL"  # "host:port" of the task's status page, for a heal
 # Set where a task must stop by itself if the launcher dies: the path of a Unix socket where the page is served too, for
 # a launcher on another network; empty: the launcher reads it at the task's address.
 LAUNCHER = "TRAINER_LAUNCHER"
-# Set where a launcher reads the exit code. A task that has finished then ends with FINISHED: if it ends with 0, code of
-# the user's has ended it.
+# Set where a launcher reads the exit code. A task that has finished then exits with FINISHED: if it exits with 0, the
+# user's code has ended it.
 SUPERVISED = "TRAINER_SUPERVISED"
 FINISHED = 80
 REPORTS_PROGRESS = "TRAINER_REPORTS_PROGRESS"  # set where no launcher shows the progress: the chief does, in its log

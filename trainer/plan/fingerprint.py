@@ -1,4 +1,4 @@
-"""Tells whether a task reads the data that the plan was made for, by its lengths, its structure and a few examples."""
+"""Checks that a task reads the data that the plan was made for: its lengths, its structure and a few examples."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from trainer.plan.serialize import to_json
 
 USUAL = (
     "data must not depend on the process: on random numbers without a seed, the clock, the environment, threads, or "
-    "the order of os.listdir and glob; write what it draws to a file once, or seed it, e.g. numpy.random.default_rng(0)"
+    "the order of os.listdir and glob; save random values in a file, or use a seed, e.g. numpy.random.default_rng(0)"
 )
 
 
 @dataclass(frozen=True)
 class PartFingerprint:
-    """What identifies the examples of one part of a data set."""
+    """Identifies the examples of one part of a data set."""
 
-    examples: int  # 0: unknown, of a stream
+    examples: int  # 0: unknown, as for a stream
     structure: str  # of an example
-    sample: str  # digest of a fixed choice of examples
+    sample: str  # digest of a fixed sample of examples
 
 
 Fingerprint = Mapping[str, PartFingerprint]  # by part: train, evaluate
 
 
 class OtherDataError(TrainerError):
-    """The same config gives other data in another process."""
+    """The same config gives different data in another process."""
 
     exit_code = exit_codes.BAD_DATA
 
 
 def digest(fingerprint: Fingerprint) -> str:
-    """A short digest; empty for a plan that was made without fingerprints."""
+    """Returns a short digest; empty for a plan that was made without fingerprints."""
     text = json.dumps(to_json(fingerprint), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16] if fingerprint else ""
 
@@ -49,13 +49,13 @@ def describe_source(data: str, user: str | None) -> str:
 def check_same(
     expected: Fingerprint, actual: Fingerprint, *, source: str, whose: str, suspects: Sequence[str], remedy: str = ""
 ) -> None:
-    """Compares the data of this process with those of another one.
+    """Compares the data of this process with that of another one.
 
     Args:
-        expected: without any part, nothing is compared.
+        expected: nothing is compared if it has no parts.
         source: the data set, for the message.
-        whose: ends "differs from what ...".
-        suspects: what may be the cause, in the user's file.
+        whose: completes the sentence "differs from what ...".
+        suspects: possible causes in the user's file.
         remedy: what else to do.
 
     Raises:

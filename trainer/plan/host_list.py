@@ -5,7 +5,7 @@ import re
 
 from trainer.faults.problems import ConfigError, Problem
 
-NODES_AT_MOST = 65536  # of a list, as in Slurm
+NODES_AT_MOST = 65536  # in a list, as in Slurm
 TEXT, RANGES = r"[^\s,\[\]]+", r"\[[^\[\]]*\]"
 ITEM = re.compile(rf"(?:{TEXT}|{RANGES})+")
 RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
@@ -14,11 +14,11 @@ RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 def expand(names: str, key: str) -> list[str]:
     """Lists the nodes one by one: "node[1-2,07],gpu1" -> ["node1", "node2", "node07", "gpu1"].
 
-    Several brackets of a name give every combination, the last one counting fastest. Numbers are as wide as the first
-    of their range.
+    Several brackets in a name give every combination, the last varying fastest. Numbers are padded to the width of
+    the first in their range.
 
     Args:
-        key: the variable that has the list.
+        key: the variable that holds the list.
 
     Raises:
         ConfigError: if it is malformed.

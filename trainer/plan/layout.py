@@ -9,9 +9,9 @@ from typing import NamedTuple
 LANES = 16  # floats in 64 bytes
 TAGS = 2  # integers that identify the state of a vector: generation and step
 # The first lanes of the metrics region, in this order; the loss is a mean, the next three say that a replica did.
-# What is pulled has in `stop` more than 1 if nobody takes another step, in `bad` the newest step whose update was left
-# out because a loss or a gradient was not finite, and in `reductions` how often the learning rate was reduced. What is
-# pushed has in `divisor` by what its loss and gradients were multiplied: 1, unless the shard is counted.
+# In what is pulled, `stop` is above 1 if no task takes another step, `bad` is the newest step whose update was skipped
+# because a loss or a gradient was not finite, and `reductions` is how often the learning rate was reduced. In what is
+# pushed, `divisor` is the factor by which loss and gradients were multiplied: 1, unless the shard is counted.
 METRICS = ("loss", "stop", "overflow", "bad", "reductions", "divisor")
 HEADER = ("generation", "step")  # the first lanes of the header, int32 bits
 
@@ -82,7 +82,7 @@ class Shard:
     sums: int = 0  # floats behind METRICS that updates add up: variables of Keras metrics, on the first shard only
     sums_every: int = 1  # steps after which they begin again at zero
     unreached: tuple[str, ...] = ()  # trainable parameters of the model that its loss does not reach
-    is_counted: bool = False  # a mean over replicas counts each as often as what its loss is a mean over
+    is_counted: bool = False  # a mean over replicas weights each by the count that its loss is divided by
 
     @cached_property
     def trainable_size(self) -> int:

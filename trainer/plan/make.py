@@ -201,11 +201,11 @@ def _check_division(tasks: Sequence[Task], description: Description) -> Iterator
 
 
 def _check_written(tasks: Sequence[Task], description: Description) -> Iterator[Problem]:
-    """Each task reads the whole pipeline, so several would write the same files at once."""
+    """Refuses pipelines that write files if several tasks, which each read the whole pipeline, would write them."""
     readers = [task for task in tasks if task.job in ("worker", "evaluator")]
     if description.written and len(readers) > 1:
-        message = f"the pipeline writes files as it is read, {', '.join(description.written)}, and {len(readers)} tasks"
-        remedy = "use cache() without a file; or write one before, with dataset.save, and return tf.data.Dataset.load"
+        message = f"the pipeline writes files as it is read ({', '.join(description.written)}); {len(readers)} tasks"
+        remedy = "use cache() without a file, or write the data once with dataset.save and return tf.data.Dataset.load"
         yield Problem("data.name", f"{message} would write them at once", remedy)
 
 
@@ -282,7 +282,7 @@ def _describe_optimizer(section: OptimizerConfig, description: Description) -> s
 
 def _warn_of_model(description: Description) -> Iterator[Problem]:
     if description.unreached:
-        message = f"the loss does not depend on {', '.join(description.unreached)}, which training leaves as they are"
+        message = f"the loss does not depend on {', '.join(description.unreached)}, which training does not change"
         yield Problem("model", message, "give each output that is to be trained a loss in compile()")
     for message, remedy in description.doubts:
         yield Problem("model", message, remedy)

@@ -49,7 +49,7 @@ def show(
 
 
 def tables(plan: Plan) -> dict[str, Any]:
-    """What `show` prints, for a page: lines before the tables and after them, the tasks, and the warnings."""
+    """Returns what `show` prints, for a web page: lines around the tables, the tasks, and the warnings."""
     rows = [_task(plan, task) for task in plan.tasks]
     empty = [column for column in rows[0] if column == "log" or all(row[column] in ("", "none") for row in rows)]
     tasks = [{column: text for column, text in row.items() if column not in empty} for row in rows]
@@ -58,7 +58,7 @@ def tables(plan: Plan) -> dict[str, Any]:
 
 
 def _head(plan: Plan) -> list[str]:
-    """What was chosen, and where it comes from."""
+    """Returns the lines that say what was chosen, and where each choice comes from."""
     return [plan.describe(), plan.objective, plan.optimizer, _bits(plan), *([plan.initial] if plan.initial else [])]
 
 

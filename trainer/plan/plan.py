@@ -97,9 +97,9 @@ class Plan:
     initial: str = ""  # what was loaded of `model.init`, and what was not
     tables: tuple[Table, ...] = ()  # whose rows stay on the hosts
     slots: tuple[str, ...] = ()  # that the optimizer keeps of each row
-    epochs: int | None = None  # that the steps were counted from
-    fingerprint: Fingerprint = field(default_factory=dict)  # of the data that each task must have
-    counts: int = 0  # how many different ones losses are means over, of which parts of a batch may have more or less
+    epochs: int | None = None  # from which `steps` was computed
+    fingerprint: Fingerprint = field(default_factory=dict)  # of the data that each task must read
+    counts: int = 0  # different counts that losses are divided by, if they may differ between parts
 
     @cached_property
     def workers(self) -> tuple[Task, ...]:
@@ -156,7 +156,7 @@ class Plan:
 
     @property
     def epoch_steps(self) -> float:
-        """Steps in one pass over the training data; 0: nobody knows."""
+        """Returns the steps in one pass over the training data; 0 if unknown."""
         return self.train_examples / self.step_examples
 
     @property

@@ -79,19 +79,19 @@ def resolve_optimizer(section: OptimizerConfig, compiled: CompiledOptimizer | No
 
 
 def resolve_steps(train: TrainConfig, examples: int, *, alone: int = 1) -> list[Problem]:
-    """Counts the steps of `train.epochs`, the last of which may reach into one epoch more.
+    """Converts `train.epochs` to steps; the last step may reach into the next epoch.
 
     Args:
-        examples: to train on; 0: nobody knows.
+        examples: to train on; 0 if unknown.
         alone: workers each of whose gradients is an update, so that one takes a part of a batch.
 
     Returns:
-        What is wrong with counting in epochs.
+        Why the epochs cannot be converted, if so.
     """
     if train.epochs is None:
         return []
     if not examples:
-        message = "the training data is a stream, and nobody knows how many examples an epoch of it has"
+        message = "the training data is a stream, so the number of examples in an epoch is unknown"
         remedy = "type train.steps=N instead; N = epochs x examples / train.batch_size"
         return [Problem("train.epochs", message, remedy)]
     train.steps = -(-train.epochs * examples * alone // train.batch_size)
@@ -99,7 +99,7 @@ def resolve_steps(train: TrainConfig, examples: int, *, alone: int = 1) -> list[
 
 
 def _check_left_out(section: OptimizerConfig, compiled: CompiledOptimizer) -> Iterator[Problem]:
-    """Nothing that compile() was given may be left out, unless the config replaces it."""
+    """Refuses settings of compile() that would be left out, unless the config replaces them."""
     for left_out in compiled.left_out:
         if left_out.key not in section.given:
             message = f"compile() was given {left_out.text}, which cannot be reproduced here"
@@ -118,5 +118,5 @@ def check_optimizer(section: OptimizerConfig) -> Iterator[Problem]:
 
 
 def is_taken(section: OptimizerConfig, compiled: CompiledOptimizer | None) -> bool:
-    """Whether the model's own optimizer trains it: the config does not choose one."""
+    """Whether the model is trained by its own optimizer, because the config does not choose one."""
     return compiled is not None and "name" not in section.given

@@ -24,7 +24,7 @@ def to_json(value: Any) -> Any:
 def from_json(kind: Any, value: Any) -> Any:
     """What `to_json` wrote, as a value of a type: a dataclass, a named tuple, or what their fields may be.
 
-    A field that is missing has its default; other keys are ignored.
+    A missing field gets its default; unknown keys are ignored.
 
     Raises:
         KeyError: if a field without a default is missing.
@@ -49,7 +49,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 @cache
 def _defaulted(kind: Any) -> frozenset[str]:
-    """The fields of a dataclass or named tuple that have a default."""
+    """Returns the fields of a dataclass or named tuple that have a default."""
     if is_dataclass(kind):
         has_default = [field for field in fields(kind) if (field.default, field.default_factory) != (MISSING, MISSING)]
         return frozenset(field.name for field in has_default)

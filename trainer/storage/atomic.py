@@ -57,9 +57,9 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def remove_all_leftovers(run: Path) -> None:
-    """Deletes what writers of a run directory left behind that were killed, where all have ended."""
+    """Deletes files left behind by killed writers of a run directory; all writers must have ended."""
     for folder in (run, run / "checkpoints", run / "best"):
-        with suppress(OSError):  # there is none, or what is wrong with it is said when it is used
+        with suppress(OSError):  # no directory, or an error that is reported when it is used
             for path in folder.iterdir():
                 if UNFINISHED.fullmatch(path.name) or UNWRITTEN.fullmatch(path.name):
                     _delete(path)

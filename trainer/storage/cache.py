@@ -1,4 +1,4 @@
-"""The folder of a user's cache: what a command leaves for the next ones on this machine."""
+"""The user's cache folder: what a command leaves for later ones on this machine."""
 
 import os
 import socket
@@ -11,7 +11,7 @@ def folder() -> Path:
 
 
 def is_news(what: str) -> bool:
-    """Whether nobody was told of something on this machine yet; where that cannot be noted, it always is."""
+    """Whether something has not been reported on this machine yet; always true if that cannot be recorded."""
     note = folder() / "told" / f"{what}-{socket.gethostname()}"
     with suppress(OSError):
         if note.exists():

@@ -1,4 +1,4 @@
-"""What a run that continues has other than before, of all that decides its result; the data has a check of its own."""
+"""Finds changes that affect the result of a run that continues; the data has its own check."""
 
 from __future__ import annotations
 
@@ -21,48 +21,48 @@ DECIDING = (  # keys and sections
     *("model.name", "model.options", "model.loss", "model.loss_options", "model.loss_weights", "model.class_weight"),
     *("strategy.name", "strategy.quorum", "strategy.max_staleness", "strategy.wire", "placement.sparse"),
 )
-OF_ANOTHER_MODEL = ("model.", "user")  # a state says nothing about what these keys make of it
+OF_ANOTHER_MODEL = ("model.", "user")  # a checkpoint does not record what these keys decide
 UNSAID = "optimizer.given"
 
 
 class Change(NamedTuple):
-    """A difference between a run as it was and as it is to go on."""
+    """A difference between a run as it was and as it would continue."""
 
     key: str
     text: str
 
 
 def check(source: Checkpoint, config: RunConfig, directory: RunDirectory, *, steps: int) -> str:
-    """Says what has changed since a run was launched last; empty if nothing has, or the checkpoint was named.
+    """Describes what has changed since the last launch; empty if nothing has, or the checkpoint was named.
 
     Raises:
-        CheckpointError: if another model would continue, or no step is left and the result would be another's.
+        CheckpointError: if the model differs, or no step is left and the result would belong to other settings.
     """
     if config.resume != "auto":
         return ""
     try:
         found = list(changes(directory.read_config(), config, directory))
     except FileNotFoundError:
-        return ""  # its checkpoints alone are here
+        return ""  # there are only its checkpoints
     except RunFileError as error:
-        return f"warning: {error}; what has changed since is not known"
+        return f"warning: {error}; changes since the last launch are unknown"
     if not found:
         return ""
     text = "; ".join(change.text for change in found)
     if source.step >= steps or any(change.key.startswith(OF_ANOTHER_MODEL) for change in found):
-        continues = f"{shell.typed('resume', str(source.path))} to continue all the same"
-        remedy = f"choose another run=PATH, start anew with resume=never, or type {continues}"
-        raise CheckpointError(source.path, f"its run is another one than this: {text}", remedy)
-    return f"warning: other than before: {text}"
+        continues = f"{shell.typed('resume', str(source.path))} to continue anyway"
+        remedy = f"choose another run=PATH, start over with resume=never, or type {continues}"
+        raise CheckpointError(source.path, f"it belongs to a different run: {text}", remedy)
+    return f"warning: changed since the last launch: {text}"
 
 
 def changes(
     before: RunConfig, now: RunConfig, directory: RunDirectory, *, is_resolved: bool = True
 ) -> Iterator[Change]:
-    """The differences that decide the result.
+    """Yields the differences that affect the result.
 
     Args:
-        is_resolved: the optimizer is completed by what the model was compiled with; else only what is given counts.
+        is_resolved: the config includes the compiled optimizer; otherwise only settings that are given count.
     """
     old, new = _deciding(before), _deciding(now)
     given = {f"optimizer.{name}".split(".")[1] for name in (*before.optimizer.given, *now.optimizer.given)}
@@ -88,7 +88,7 @@ def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _changed_code(directory: RunDirectory, user: str | None) -> Iterator[Change]:
-    """Whether the user's code is not what it was; runs of older versions have not kept that."""
+    """Yields changes of the user's code; runs of older versions did not record it."""
     with suppress(OSError, *DAMAGED):
         known = json.loads(directory.code.read_text())
         main, before = known["file"], known["digests"]
@@ -106,5 +106,5 @@ def _changed_code(directory: RunDirectory, user: str | None) -> Iterator[Change]
 
 
 def _is_same(before: Any, now: Any) -> bool:
-    """Whether a file has the same text, or, read by the same Python, the same meaning."""
+    """Whether a file has the same text or, parsed by the same Python, the same code."""
     return before is not None and now is not None and bool({*before} & {*now})

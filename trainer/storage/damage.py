@@ -1,4 +1,4 @@
-"""What is raised when a file of a run was damaged, or made by something else; and how that is said."""
+"""Errors of files of a run that are damaged, or were written by something else, and their messages."""
 
 import json
 from collections.abc import Callable
@@ -21,7 +21,7 @@ DAMAGED = (
 
 
 class RunFileError(TrainerError, ValueError):
-    """A file of a run directory cannot be used: which, what is wrong, what to do."""
+    """A file of a run directory cannot be used: says which file, what is wrong, and what to do."""
 
     exit_code = exit_codes.BAD_DATA
 
@@ -30,14 +30,14 @@ class RunFileError(TrainerError, ValueError):
 
 
 def parsed(path: Path, parse: Callable[[bytes], Parsed], remedy: str) -> Parsed:
-    """What a file says.
+    """Reads and parses a file.
 
     Raises:
-        RunFileError: if it is damaged, or no file.
+        RunFileError: if it is damaged, or not a regular file.
         OSError: if it is missing, or cannot be read.
     """
-    if path.exists() and not path.is_file():  # a pipe would never end
-        raise RunFileError(path, "it is no file", remedy)
+    if path.exists() and not path.is_file():  # reading a pipe would block
+        raise RunFileError(path, "it is not a file", remedy)
     try:
         return parse(path.read_bytes())
     except DAMAGED as error:
@@ -46,7 +46,7 @@ def parsed(path: Path, parse: Callable[[bytes], Parsed], remedy: str) -> Parsed:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; empty where there is none, or it is damaged."""
+    """Reads the object in a file; empty if the file is missing or damaged."""
     with suppress(OSError, *DAMAGED):
         if path.is_file() and isinstance(value := json.loads(path.read_bytes()), dict):
             return value

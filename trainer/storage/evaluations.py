@@ -54,7 +54,7 @@ def describe(scores: Mapping[str, float]) -> str:
 
 
 def read(path: Path) -> list[Evaluation]:
-    """Reads evaluations.jsonl but for lines that are cut off or damaged; nothing if there is no file."""
+    """Reads evaluations.jsonl, except lines that are cut off or damaged; empty if there is no file."""
     return [evaluation for line in lines(path) if (evaluation := _evaluation(line)) is not None]
 
 

@@ -1,4 +1,4 @@
-"""Tells the directory of a run from a folder that something else has filled, and whose files a run would replace."""
+"""Distinguishes the directory of a run from other folders, whose files a run would replace."""
 
 import os
 from contextlib import suppress
@@ -13,7 +13,7 @@ from trainer.faults.problems import ConfigError, Problem
 from trainer.plan.description import FROZEN_FILE, INITIAL_FILE
 from trainer.storage.damage import RunFileError, read_json
 
-# What a run writes or moves away; some are made before its config is there.
+# What a run writes or moves away; some are written before its config.
 FILES = (
     *("config.yaml", "plan.json", "code.json", "summary.json", "report.html", "history.jsonl", "events.jsonl"),
     *("evaluations.jsonl", "rollbacks.jsonl", "generation.json", "status.json", "placement.json", "placement.html"),
@@ -24,7 +24,7 @@ NAMED_AT_MOST = 3
 
 
 def check(run: Path) -> None:
-    """Raises a ConfigError if a folder was never a run's, but has files or folders by the names of a run's."""
+    """Raises a ConfigError if a folder was never a run directory, but has files or folders with names that runs use."""
     check_kinds(run)
     taken = [name for name in (*FILES, *(f"{name}/" for name in FOLDERS)) if (run / name).exists()]
     if not taken or was_run(run):
@@ -34,7 +34,7 @@ def check(run: Path) -> None:
 
 
 def check_kinds(run: Path) -> None:
-    """Raises a RunFileError if something else stands where a run has its files and folders, or it may not use them."""
+    """Raises a RunFileError if a path that a run uses is of another kind, or this user may not read and write it."""
     for name in (*FILES, *FOLDERS):
         path, kind = run / name, "folder" if name in FOLDERS else "file"
         if not os.path.lexists(path):
@@ -42,12 +42,12 @@ def check_kinds(run: Path) -> None:
         is_kind = path.is_dir() if kind == "folder" else path.is_file()
         if is_kind and os.access(path, os.R_OK | os.W_OK):
             continue
-        problem = f"it cannot be read and written by this user ({kind})" if is_kind else f"it is no {kind}"
+        problem = f"this user cannot read and write this {kind}" if is_kind else f"it is not a {kind}"
         raise RunFileError(path, problem, f"move it away; a run has a {kind} of its own there")
 
 
 def was_run(path: Path) -> bool:
-    """Whether a run has worked in a folder, also one whose config was damaged or removed since."""
+    """Whether a run has used a folder, even if its config was damaged or removed since."""
     config, plan = _yaml(path / "config.yaml"), read_json(path / "plan.json")
     return (
         {"cluster", "train", "model"} <= config.keys()

@@ -27,7 +27,7 @@ class History:
             self.last_step = max(kept.values(), default=0)
             write_atomically(path, "".join(f"{line.decode()}\n" for line in kept))
             if damaged := sum(values is None for line, values in read[:-1] if line):  # the last one may be cut off
-                _log.warning("%s: %s cannot be read, and removed", path, count(damaged, "line"))
+                _log.warning("%s: removed %s that could not be read", path, count(damaged, "line"))
         self._file = path.open("a", buffering=1)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:

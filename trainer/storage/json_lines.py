@@ -1,4 +1,4 @@
-"""Reads files of JSON objects, one on each line, which others may be writing, and which may be damaged."""
+"""Reads files with one JSON object per line, which may be damaged, or being written by other processes."""
 
 import json
 import os
@@ -7,12 +7,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-LINE_BYTES = 512  # more than most lines have
+LINE_BYTES = 512  # more than the length of most lines
 TAIL_BYTES = 64 * 1024  # that hold a last line
 
 
 def parse(line: bytes) -> dict[str, Any] | None:
-    """The JSON object of a line; None for one that is being written, was cut off, or is something else."""
+    """Returns the JSON object in a line; None for a line that is incomplete or anything else."""
     with suppress(ValueError, RecursionError):
         if isinstance(value := json.loads(line.decode()), dict):
             return value
@@ -20,19 +20,19 @@ def parse(line: bytes) -> dict[str, Any] | None:
 
 
 def measured(line: bytes) -> dict[str, Any] | None:
-    """A line of numbers, at a step; None for any other."""
+    """Returns the values of a measurement, numbers at a step; None for any other line."""
     values = parse(line)
     return values if values is not None and is_measured(values) else None
 
 
 def is_measured(values: Mapping[str, Any]) -> bool:
-    """Whether values are numbers, and one of them a step."""
+    """Whether all values are numbers, and one is a step."""
     step = values.get("step")
     return type(step) is int and step >= 0 and all(type(value) in (int, float) for value in values.values())
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the JSON objects of a file of lines; what is none is left out, as are all where it cannot be read."""
+    """Yields the JSON objects of a file; skips other lines, and all lines of a file that cannot be read."""
     with suppress(OSError), _open(path) as file:
         for line in file:
             if (value := parse(line)) is not None:
@@ -40,12 +40,12 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def measured_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields those that are measured."""
+    """Yields the lines that are measurements."""
     return filter(is_measured, lines(path))
 
 
 def sampled(path: Path, most: int) -> Iterator[dict[str, Any]]:
-    """Yields lines that are measured: of a large file at most so many, from all over it, and its last one."""
+    """Yields measurements: from a large file at most `most`, evenly spread, and the last one."""
     with suppress(OSError), _open(path) as file:
         if (size := path.stat().st_size) <= most * LINE_BYTES:
             yield from measured_lines(path)
@@ -53,7 +53,7 @@ def sampled(path: Path, most: int) -> Iterator[dict[str, Any]]:
         for number in range(most):
             file.seek(number * size // most)
             if number:
-                file.readline()  # the rest of one
+                file.readline()  # the rest of a line
             if (value := measured(file.readline())) is not None:
                 yield value
     if last := last_measured(path):
@@ -67,7 +67,7 @@ class Tail:
         self.path, self._inode, self._offset = path, 0, 0
 
     def new(self) -> Iterator[dict[str, Any]]:
-        """Yields the lines that are complete and measured."""
+        """Yields the complete lines that are measurements."""
         with suppress(OSError), _open(self.path) as file:
             if (inode := os.fstat(file.fileno()).st_ino) != self._inode:
                 self._inode, self._offset = inode, 0
@@ -79,7 +79,7 @@ class Tail:
 
 
 def last_measured(path: Path) -> dict[str, Any]:
-    """The last line of a file that is measured; empty if there is none."""
+    """Returns the last measurement in a file; empty if there is none."""
     with suppress(OSError), _open(path) as file:
         file.seek(max(0, path.stat().st_size - TAIL_BYTES))
         for line in reversed(file.read().splitlines()):
@@ -89,10 +89,10 @@ def last_measured(path: Path) -> dict[str, Any]:
 
 
 def _open(path: Path) -> BinaryIO:
-    """Opens a plain file; a pipe would wait for its writer.
+    """Opens a regular file; opening a pipe would wait for its writer.
 
     Raises:
-        OSError: if there is none, or it cannot be read.
+        OSError: if the file is missing, or cannot be read.
     """
     if not path.is_file():
         raise FileNotFoundError(path)

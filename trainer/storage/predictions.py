@@ -1,6 +1,6 @@
 """Writes predictions, batch by batch: arrays of an .npz file, rows of a .csv file, or objects of a .jsonl file.
 
-A file takes its name when it is complete; until then, and if something fails, there is only what was there before.
+A file gets its name only when it is complete; until then, or if something fails, an older file of that name stays.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Outputs = Mapping[str, np.ndarray]  # of a batch, by name: [B, ...] each
 
 
 def write(path: Path, batches: Iterable[Outputs]) -> dict[str, list[int]]:
-    """Writes the outputs of all batches to a file of the kind that its name ends in.
+    """Writes the outputs of all batches to a file, in the format of its suffix.
 
     Returns:
         The shapes of the outputs by name.
@@ -65,7 +65,7 @@ def _of_one_shape(batches: Iterable[Outputs]) -> Iterator[Outputs]:
 
 
 class _Part:
-    """The values of one output, in a file of their own: in an archive those of an array follow each other."""
+    """The values of one output, collected in a temporary file: an archive stores each array contiguously."""
 
     def __init__(self, file: Path, values: np.ndarray) -> None:
         self._file, self._dtype, self._shape, self._count = file.open("w+b"), values.dtype, values.shape[1:], 0
@@ -97,7 +97,7 @@ def _write_npz(file: Path, batches: Iterable[Outputs]) -> None:
 
 
 def _write_csv(file: Path, batches: Iterable[Outputs]) -> None:
-    """A column for each number of an example: NAME, or NAME_0, NAME_1 and so on."""
+    """Writes a column for each number of an example: NAME, or NAME_0, NAME_1 and so on."""
     with file.open("w", newline="") as opened:
         writer, is_first = csv.writer(opened), True
         for outputs in _of_one_shape(batches):
@@ -111,13 +111,13 @@ def _write_csv(file: Path, batches: Iterable[Outputs]) -> None:
 def _columns(name: str, values: np.ndarray) -> list[str]:
     if values.ndim > 2:
         shape = list(values.shape[1:])
-        message = f"{name} has the shape {shape} for each example, and a table has one row"
-        raise ConfigError([Problem("export.to", message, "name a file that ends in .npz or .jsonl")])
+        message = f"{name} has shape {shape} for each example, which does not fit into one row of a table"
+        raise ConfigError([Problem("export.to", message, "use a file name that ends in .npz or .jsonl")])
     return [name] if values.ndim == 1 else [f"{name}_{number}" for number in range(values.shape[1])]
 
 
 def _write_jsonl(file: Path, batches: Iterable[Outputs]) -> None:
-    """Numbers that are not finite are null."""
+    """Writes an object for each example; numbers that are not finite become null."""
     with file.open("w") as opened:
         for outputs in batches:
             columns = {name: _plain(values) for name, values in outputs.items()}
@@ -126,7 +126,7 @@ def _write_jsonl(file: Path, batches: Iterable[Outputs]) -> None:
 
 
 def _plain(values: np.ndarray) -> list[Any]:
-    """Values for JSON; float32 with as few digits as tell them apart."""
+    """Returns values for JSON; float32 with the fewest digits that identify them."""
     if values.dtype.kind != "f":
         return list(values.tolist())
     numbers: Any = values.astype(str).astype(np.float64)

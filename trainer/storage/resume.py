@@ -83,12 +83,12 @@ def _describe_finished(config: RunConfig, directory: RunDirectory, summary: dict
     is_complete = summary.get("failed") is None and has_left and is_exported
     before = directory.read_config()
     steps = _steps(config.train, before.train)
-    evaluate = replace(before.evaluate, export_best=config.evaluate.export_best)  # it ends no run
+    evaluate = replace(before.evaluate, export_best=config.evaluate.export_best)  # it does not decide when a run ends
     is_same = (evaluate, before.train.steps) == (config.evaluate, steps)
     if not is_complete or not (step == steps or (early and is_same)):
         return None
     if before.data != config.data or any(changes.changes(before, config, directory, is_resolved=False)):
-        return None  # what has changed is said, or refused, when the plan is made
+        return None  # changes are reported or refused when the plan is made
     if not (directory.checkpoints / f"{step:09d}").is_dir():
         return None
     named = "".join(f", {name} {value:.4f}" for name, value in summary.items() if name.startswith("eval_"))
@@ -98,14 +98,14 @@ def _describe_finished(config: RunConfig, directory: RunDirectory, summary: dict
 
 
 def _steps(now: TrainConfig, before: TrainConfig) -> int | None:
-    """The steps of a config without a plan; of as many epochs as before, what these came to; None: not known."""
+    """Returns the steps of a config without a plan; for unchanged epochs, those of before; None if unknown."""
     if now.epochs is None:
         return now.steps
     return before.steps if (now.epochs, now.batch_size) == (before.epochs, before.batch_size) else None
 
 
 def twice(train: TrainConfig, steps: int) -> str:
-    """The setting by which a run that has made these steps trains for as long again."""
+    """Returns the setting that doubles the length of a run that has trained for these steps."""
     return f"train.steps={2 * steps}" if train.epochs is None else f"train.epochs={2 * train.epochs}"
 
 
@@ -133,7 +133,7 @@ def check_model(source: Checkpoint, config: RunConfig, plan: Plan) -> None:
 
 
 def check_data(source: Checkpoint, config: RunConfig, plan: Plan) -> None:
-    """Compares the data with those that the run had when it saved a checkpoint, if it continues from one of its own.
+    """Compares the data with that of a checkpoint of the run, if the run continues from one of its own checkpoints.
 
     Raises:
         OtherDataError: if they differ.

@@ -33,7 +33,7 @@ OF_COMMAND = (  # sections and keys that tasks of a run may have each in its own
     *("job", "task", "run", "plan", "mode", "chaos", "launch", "target", "container", "slurm", "kubernetes"),
     *("json", "metrics", "loggers", "runs", "attach", "report", "console", "sweep"),
 )
-MOST_GENERATIONS = 2**31  # a message has its generation in 32 bits
+MOST_GENERATIONS = 2**31  # a message stores its generation in 32 bits
 DESCRIBED = "trainer-"  # names of temporary folders begin so
 
 
@@ -46,7 +46,7 @@ class RunDirectory:
         self.lock = path / "lock"  # of the lease
         self.config = path / "config.yaml"
         self.plan = path / "plan.json"
-        self.code = path / "code.json"  # digests of the user's file and of those beside it
+        self.code = path / "code.json"  # digests of the user's file and of its imports from the same folder
         self.status = path / "status.json"
         self.summary = path / "summary.json"
         self.history = path / "history.jsonl"
@@ -121,7 +121,7 @@ class RunDirectory:
         return loaded + 1
 
     def _read_generation(self) -> tuple[int, int]:
-        """(loaded, launched_at); where the file is damaged, the highest generation of the checkpoints."""
+        """Returns (loaded, launched_at); if the file is damaged, from the highest generation of the checkpoints."""
         try:
             generation = json.loads(self.generation.read_bytes())
             loaded, launched_at = generation["loaded"], generation["launched_at"]
@@ -132,7 +132,7 @@ class RunDirectory:
         except DAMAGED:
             pass
         saved = [self._generation_of(path) for path in self.checkpoints.glob("*/manifest.json")]
-        _log.warning("%s is damaged; the checkpoints say which generation is the last", self.generation)
+        _log.warning("%s is damaged; reading the last generation from the checkpoints", self.generation)
         return max(saved, default=0), 0
 
     def _generation_of(self, manifest: Path) -> int:
@@ -155,12 +155,12 @@ class RunDirectory:
                 raise ValueError("it is empty" if value is None else "it has no keys")
             return cast(RunConfig, OmegaConf.to_object(OmegaConf.merge(typed_config(), _literal(value))))
 
-        remedy = "give the run its settings again: type them with run=PATH, and it continues from its checkpoint"
+        remedy = "type the settings of the run again, with run=PATH; it continues from its checkpoint"
         return parsed(self.config, parse, remedy)
 
     def read_plan(self) -> Plan:
         """Reads the plan; raises what `read_config` does."""
-        remedy = "type the run's command again, which writes it anew"
+        remedy = "type the command of the run again, which rewrites it"
         return parsed(self.plan, lambda text: Plan.from_json(json.loads(text)), remedy)
 
 
@@ -172,7 +172,7 @@ def description_folder() -> Iterator[Path]:
 
 
 def _literal(value: Any) -> Any:
-    """What a run's config holds, in which nothing is a reference any more."""
+    """Returns a value of a stored config, in which nothing is a reference any more."""
     if isinstance(value, dict):
         return {name: _literal(item) for name, item in value.items()}
     if isinstance(value, list):

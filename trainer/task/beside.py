@@ -1,4 +1,4 @@
-"""Work that can be abandoned while it blocks: the main thread only waits for it."""
+"""Runs work in another thread, so that it can be abandoned while it blocks."""
 
 import threading
 from collections.abc import Callable
@@ -7,14 +7,14 @@ POLL_SECS = 0.2
 
 
 class AbandonedError(Exception):
-    """The task was asked to stop before some work was done."""
+    """The task was asked to stop before its work was done."""
 
 
 def run_beside(work: Callable[[], None], may_go_on: Callable[[], bool]) -> None:
-    """Does some work in a thread of its own, and raises what it raises.
+    """Does some work in a separate thread, and raises what it raises.
 
     Raises:
-        AbandonedError: as soon as the work may not go on; its thread is left behind, and ends with the process.
+        AbandonedError: as soon as the work may not continue; its thread is left running, and ends with the process.
     """
     errors: list[BaseException] = []
     is_done = threading.Event()

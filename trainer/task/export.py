@@ -127,9 +127,9 @@ def export(
 ) -> tuple[dict[str, Path], tuple[str, ...]]:
     """Writes params.npz, and model.keras or model.weights.h5 (averaged parameters, where there are any).
 
-    A model that Keras cannot save and load again as a whole, for want of a `get_config` or because the code of a Lambda
-    layer needs more than itself, is written as model.weights.h5. Each table is a file in tables/, and the ids of one
-    that grows are another.
+    A model that Keras cannot save and load as a whole, because it has no `get_config` or a Lambda layer uses names
+    from outside, is written as model.weights.h5. Each table is a file in tables/; for a table that grows, its ids are
+    a second file.
 
     Args:
         model: to be saved, with its tables as variables; None: they are too large, or grow.
@@ -137,7 +137,7 @@ def export(
         objects: what the user's file defines, by name.
 
     Returns:
-        The files of tables by path; why there is no model.keras, if it was wanted.
+        The files of tables by path; why there is no model.keras, if one was requested.
     """
     folder.mkdir(parents=True, exist_ok=True)
     own = _of_model(snapshot)
@@ -158,28 +158,28 @@ def export(
 
 
 def _assign(model: Any, snapshot: Snapshot, tables: Mapping[str, np.ndarray] | None = None) -> None:
-    """Gives a model all values of a snapshot.
+    """Assigns all values of a snapshot to a model.
 
     Raises:
-        ValueError: if a value is of none of the model's variables.
+        ValueError: if a value belongs to none of the model's variables.
     """
     values = _of_model(snapshot) | evaluated(snapshot) | dict(tables or {})
     if strangers := values.keys() - Paths(model).named(model.variables):
-        raise ValueError(f"the model has no variable {min(strangers)}: its function makes other layers each time")
+        raise ValueError(f"the model has no variable {min(strangers)}: its function makes different layers each time")
     weights.assign(model, values)
 
 
 def _save_keras(model: Any, file: Path, objects: Mapping[str, Any]) -> str | None:
-    """Saves a model if Keras can load it again; returns why it cannot."""
+    """Saves a model if Keras can load it again; otherwise returns why it cannot."""
     try:
         model.save(file)
         if warning := keras_file.check_loads(file, model, objects):
             _log.warning(warning)
-    except (Exception, SystemExit) as error:  # whatever a layer's get_config does: training is done
+    except (Exception, SystemExit) as error:  # a layer's get_config may raise anything, and training is done
         if is_of_storage(error):
             raise
         file.unlink(missing_ok=True)
-        return f"no model.keras, which Keras could not load ({one_paragraph(error)}); see model.weights.h5"
+        return f"no model.keras: Keras could not load it ({one_paragraph(error)}); see model.weights.h5"
     return None
 
 

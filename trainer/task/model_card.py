@@ -37,7 +37,7 @@ def write(folder: Path, config: RunConfig, facts: Mapping[str, Any], served: Ser
         served: what the served formats take and return, if there are any.
         event_log: of the run, which names its commands.
     """
-    folder.mkdir(parents=True, exist_ok=True)  # code of a model may have removed it
+    folder.mkdir(parents=True, exist_ok=True)  # the model's code may have removed it
     text = "\n".join(_page(folder, config, facts, served, event_log)) + "\n"
     write_atomically(folder / "README.md", text)
 

@@ -57,7 +57,7 @@ def watch_steps(context: Context, step_of: Callable[[], int], missing: Callable[
 
 
 def watch_data(status: Status, engine: Engine) -> None:
-    """Reports on the status page how long the present step has waited for its batch."""
+    """Reports on the status page how long the current step has been waiting for its batch."""
 
     def watch() -> None:
         with contextlib.suppress(tf.errors.OpError, RuntimeError):  # the engine is closed

@@ -44,7 +44,7 @@ def open_data_set(
     """Opens the data set of that name; a function of the user's file takes precedence over a built-in one.
 
     Args:
-        evaluate_steps: batches after which an evaluation ends; None: the data must end.
+        evaluate_steps: number of batches in an evaluation; None: all of the data, which must end.
 
     Raises:
         ValueError: if there is none, or it does not take these options.
@@ -130,7 +130,7 @@ def _check_trains_as_keras(model: keras.Model) -> None:
     for variable in model.trainable_variables:
         if getattr(variable, "overwrite_with_gradient", False):
             raise ValueError(
-                f"{variable.path} is replaced by its gradient, as after quantize(), which no update here does"
+                f"{variable.path} is replaced by its gradient, as after quantize(), which is not supported"
             )
     for layer in model._flatten_layers(include_self=False):
         if isinstance(layer, keras.layers.RNN) and layer.stateful:
@@ -155,10 +155,10 @@ def check_hooks(user_file: str | None) -> None:
 
 
 def _arguments(function: Callable[..., Any], spec: Spec) -> list[Any]:
-    """What a model's function is called with besides its options, by the names of its arguments, or else their number.
+    """Returns the arguments of a model's function besides its options, chosen by their names, or else their number.
 
     Raises:
-        ValueError: if it takes what is not known of the data.
+        ValueError: if it takes something that is not known about the data.
     """
     required = [name for name, kind in _required(function).items() if kind in POSITIONAL and name != TRAIN]
     if inspect.isclass(function) and required != ["spec"]:
@@ -203,11 +203,11 @@ def open_workload(
 
     Args:
         file: what training never changes, if it was written; else the model's function is taken at its word.
-        trains: whether the data must be those of the plan.
+        trains: whether the data must be that of the plan.
 
     Raises:
         DataError: if what training never changes is not what was planned.
-        OtherDataError: if the data are not.
+        OtherDataError: if the data is not that of the plan.
     """
     process = os.getpid()
     frozen = frozen_weights.read(file) if plan.frozen.sha256 and file and file.exists() else None
@@ -230,7 +230,7 @@ def open_workload(
         sparse=sparse_patterns(config.placement),
     )
     if os.getpid() != process:
-        os._exit(0)  # a copy of the task, which the user's code has forked and let return
+        os._exit(0)  # a fork of the task by the user's code, which has returned
     if frozen:
         weights.assign(model, frozen.weights)
     wanted = Wanted.of(asdict(named))

@@ -33,9 +33,9 @@ ATTRIBUTES: Mapping[type, tuple[str, ...]] = {
     keras.optimizers.Lamb: ADAM,
     keras.optimizers.Ftrl: ("learning_rate_power", "initial_accumulator_value", "beta", *list(KEYS)[1:]),
 }
-COMMON = ("name", "learning_rate", "weight_decay", "global_clipnorm", "use_ema", "ema_momentum")  # read in any class
-EXCLUDED = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern")  # by exclude_from_weight_decay
-NEAREST = {"adadelta": "adagrad", "adamax": "adam", "muon": "adamw", "nadam": "adam"}  # to classes without a name here
+COMMON = ("name", "learning_rate", "weight_decay", "global_clipnorm", "use_ema", "ema_momentum")  # read for every class
+EXCLUDED = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern")  # set by exclude_from_weight_decay
+NEAREST = {"adadelta": "adagrad", "adamax": "adam", "muon": "adamw", "nadam": "adam"}  # for unsupported classes
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def read(model: keras.Model) -> CompiledOptimizer | None:
     if not model.compiled or model.optimizer is None or not getattr(model, "_names_optimizer", True):
         return None
     optimizer, scale = model.optimizer, None
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):  # by Keras, for mixed_float16, or by the user
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):  # wrapped by Keras for mixed_float16, or by the user
         optimizer, scale = optimizer.inner_optimizer, optimizer
     attributes, name = ATTRIBUTES.get(type(optimizer)), type(optimizer).__name__.lower()
     rate, left_out = _read_rate(optimizer._learning_rate)
@@ -82,7 +82,7 @@ def _of_another_class(optimizer: keras.optimizers.Optimizer, rate: Mapping[str, 
 
 
 def _without_key(optimizer: Any, attributes: Collection[str], instead: str) -> Iterator[LeftOut]:
-    """What differs from the defaults of the class and is in no key."""
+    """Yields settings that differ from the defaults of the class and have no key."""
     for name, default in type(optimizer)().get_config().items():
         value = getattr(optimizer, name, default)
         is_read = name in COMMON or name in attributes or (name == "ema_overwrite_frequency" and not optimizer.use_ema)
@@ -96,7 +96,7 @@ def _without_key(optimizer: Any, attributes: Collection[str], instead: str) -> I
             remedy = f"type optimizer.ema={optimizer.ema_momentum} to average without overwriting the weights"
             yield LeftOut(f"{name}={value}", "ema", remedy)
         elif name == "gradient_accumulation_steps":
-            remedy = f"remove it; type a train.batch_size {value} times as large, and train.accumulate={value}"
+            remedy = f"remove it; use a train.batch_size {value} times as large, and train.accumulate={value}"
             yield LeftOut(f"{name}={value}", "name", remedy)
         else:
             yield LeftOut(f"{name}={value}", "name", f"remove it, or type {instead} to train without it")
@@ -110,7 +110,7 @@ def _without_key(optimizer: Any, attributes: Collection[str], instead: str) -> I
 
 
 def _of_scale(scale: keras.optimizers.LossScaleOptimizer | None) -> Iterator[LeftOut]:
-    """A loss scale that does not move as the one of train.precision=mixed_float16."""
+    """Yields a loss scale that does not change as that of train.precision=mixed_float16."""
     if scale is not None and (scale.initial_scale, scale.dynamic_growth_steps) != (FIRST[0], GROWTH_STEPS):
         text = f"LossScaleOptimizer(initial_scale={scale.initial_scale:g}, "
         text += f"dynamic_growth_steps={scale.dynamic_growth_steps})"
@@ -118,7 +118,7 @@ def _of_scale(scale: keras.optimizers.LossScaleOptimizer | None) -> Iterator[Lef
 
 
 def _typed(name: str, rate: Mapping[str, Any]) -> str:
-    """What chooses an optimizer with the learning rate and the schedule of another."""
+    """Returns the overrides for an optimizer with the learning rate and the schedule of another."""
     schedule = rate.get("schedule", {})
     keys = {"learning_rate": rate.get("learning_rate", "RATE")} | {f"schedule.{key}": schedule[key] for key in schedule}
     return " ".join([f"optimizer={name}", *(f"optimizer.{key}={str(keys[key]).lower()}" for key in keys)])
@@ -150,13 +150,13 @@ def _read_rate(rate: Any) -> tuple[dict[str, Any], list[LeftOut]]:
         names = ", ".join(name.value for name in ScheduleName)
         remedy = f"type optimizer.learning_rate={_first_of(rate)}, and optimizer.schedule.name with one of {names}"
         text = f"learning_rate={getattr(rate, '__name__', type(rate).__name__)}"
-        late = " with a warm-up that does not begin at 0" if type(rate) is schedules.CosineDecay else ""
+        late = " with a warm-up that does not start at 0" if type(rate) is schedules.CosineDecay else ""
         return {}, [LeftOut(text + late, "learning_rate", remedy)]
     return {"learning_rate": _plain(rate)}, []
 
 
 def _first_of(rate: Any) -> Any:
-    """The rate of the first step, if it can be computed."""
+    """Returns the rate of the first step, if it can be computed."""
     with suppress(Exception):  # it is the user's code
         return _plain(rate(0) if isinstance(rate, schedules.LearningRateSchedule) else rate())
     return "RATE"

@@ -231,7 +231,7 @@ def _made_metrics(function: Callable[[], Any]) -> Any:
     try:
         inspect.signature(function).bind()
     except TypeError as error:
-        raise ValueError(f"metrics of the user's file is called as metrics(): {error}") from error
+        raise ValueError(f"metrics() of the user's file is called without arguments: {error}") from error
     made = function()
     if isinstance(made, list | tuple | dict):
         return made
@@ -279,7 +279,7 @@ def _binary_accuracy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
 
 
 class _AccuracyOfLabelled(keras.metrics.SparseCategoricalAccuracy):  # type: ignore[misc]
-    """The accuracy on what has a label."""
+    """The accuracy on examples that have a label."""
 
     def __init__(self, ignored: int) -> None:
         super().__init__(name=ACCURACY)

@@ -1,8 +1,8 @@
-"""What losses are means over, where the parts of a batch may have more or less of it.
+"""Finds the counts that losses are divided by, which may differ between the parts of a batch.
 
-A loss with a mask is a mean over the steps that it leaves, and one with the reduction `mean_with_sample_weight` over
-the sum of the weights. The mean over a batch is then not the mean of the means over its parts, but that of all parts
-weighted by their counts.
+A loss with a mask is divided by the number of unmasked steps, and one with the reduction `mean_with_sample_weight` by
+the sum of the weights. The mean over a batch is then not the plain mean of the means over its parts, but their mean
+weighted by the counts.
 """
 
 from __future__ import annotations
@@ -16,52 +16,52 @@ import tensorflow as tf
 from keras.src.losses import loss as keras_loss
 
 MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")  # reductions
-OF_PAIRS = (keras.losses.Circle,)  # losses that combine each example with the others of its batch
-LEAST = 1e-20  # stands for a count of zero: it weighs nothing beside others, and means of it alone are still defined
+OF_PAIRS = (keras.losses.Circle,)  # losses that compare each example with the others of its batch
+LEAST = 1e-20  # replaces a count of zero: negligible beside other counts, and a mean over it alone is still defined
 
 
 class Share(NamedTuple):
     """A part of a batch."""
 
-    parts: int  # of equal size
-    totals: tf.Tensor  # [counts] of all parts together
+    parts: int  # number of parts, of equal size
+    totals: tf.Tensor  # [counts] sums over all parts
 
 
 class _Mean(NamedTuple):
     """How a loss was reduced."""
 
-    amount: tf.Tensor | None  # []; None: it is the same for any batch of that size
-    key: Hashable = None  # the same if two losses count the same
+    amount: tf.Tensor | None  # [] the count; None: the same for all batches of that size
+    key: Hashable = None  # equal if two losses have the same count
 
 
 class Counting:
-    """Notes what the losses of a batch are means over."""
+    """Records the counts that the losses of a batch are divided by."""
 
     def __init__(self, share: Share | None = None) -> None:
-        """Begins.
+        """Starts without counts.
 
         Args:
-            share: of the batch in another one; its losses become such that their mean over the parts is that over all.
+            share: of this batch in a larger one; losses are scaled so that their mean over the parts is that over all.
         """
         self._share = share
         self._counts: dict[Hashable, tf.Tensor] = {}
         self._last: _Mean | None = None
         self.has_others = False  # whether a loss has no such count
-        self.unknown: list[str] = []  # losses of which nobody knows what they are means over
+        self.unknown: list[str] = []  # losses with an unknown count
 
     @property
     def size(self) -> int:
-        """How many independent counts there are."""
+        """Returns the number of different counts."""
         return len(self._counts)
 
     @property
     def counts(self) -> tf.Tensor:
-        """[size] float32"""
+        """Returns the counts, [size] float32."""
         return tf.stack(list(self._counts.values())) if self._counts else tf.zeros([0])
 
     @contextmanager
     def during(self, compiled: Any) -> Iterator[None]:
-        """Notes the losses that are called within, of a compiled one that was built."""
+        """Records the losses of a built `CompileLoss` that are called in this context."""
         reduce, losses = keras_loss.reduce_weighted_values, compiled._flat_losses
         keras_loss.reduce_weighted_values = self._noting(reduce)
         compiled._flat_losses = [flat._replace(loss=self._shared(flat.loss)) for flat in losses]
@@ -80,7 +80,7 @@ class Counting:
     def _shared(self, loss: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
         def call(*arguments: Any) -> tf.Tensor:
             self._last = None
-            value = loss(*arguments)  # a loss may call others; it is reduced after them
+            value = loss(*arguments)  # a loss may call other losses; its own reduction is the last
             mean = None if isinstance(loss, OF_PAIRS) else self._last
             if mean is None:
                 self.unknown.append(f"the loss {getattr(loss, 'name', type(loss).__name__)}")
@@ -97,7 +97,7 @@ class Counting:
 
 
 def _mean(values: tf.Tensor, weights: Any, mask: Any, reduction: str | None) -> _Mean | None:
-    """What `keras.src.losses.loss.reduce_weighted_values` divides by; None for a number that is not of examples."""
+    """Returns the divisor of `keras.src.losses.loss.reduce_weighted_values`; None for a single number."""
     if values.shape.rank == 0:
         return None
     is_weighted = reduction == "mean_with_sample_weight" and weights is not None

@@ -67,8 +67,8 @@ def _describe(question: Question) -> Description:
     with compiled_optimizer.noted(), pipeline_files.noted() as written:
         options: dict[str, Any] = {"seed": question.seed, "user_file": user, "evaluate_steps": question.evaluate_steps}
         data_set = build.open_data_set(data["name"], data["options"], **options)
-        fingerprint = fingerprint_of(data_set)  # before anything draws random numbers: a task does the same
-        has_values = has_values or bool(data_set.faults)  # the loss of such labels is computed
+        fingerprint = fingerprint_of(data_set)  # before random numbers are drawn, as in a task
+        has_values = has_values or bool(data_set.faults)  # the loss of such labels is tried
         build.check_hooks(user)
         model = build.build_model(
             named["name"],
@@ -104,7 +104,7 @@ def _describe(question: Question) -> Description:
     values = frozen.Frozen(frozen.values_of(model, unchanged), adapting.states)
     if question.store:
         _store(Path(question.store), values, step.initial_values(model, unchanged) if initial else {})
-    # The loss of a built-in model that nobody has chosen another for reaches all of it, and exchanges nothing.
+    # The default loss of a built-in model depends on all of its variables, and exchanges nothing.
     is_own = has_values or user is not None or wanted.loss is not None or bool(wanted.loss_options)
     probed = probe.probe(objective, data_set.spec, batch=model_batch) if is_own else probe.Probed()
     flops = flops_of(model, data_set.spec.features)

@@ -1,4 +1,4 @@
-"""What a model computes in: Keras's dtype policy, which `train.precision` sets, and what a user's code says of it."""
+"""Sets Keras's dtype policy from `train.precision`, and refuses user code that sets another one."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ KEY = "train.precision"
 
 @contextmanager
 def in_force(precision: str, user_file: str | None) -> Iterator[None]:
-    """Within, layers without a dtype policy of their own get that of `precision`; after it, the earlier one again.
+    """In this context, layers without their own dtype policy get that of `precision`; restores the earlier policy.
 
     Raises:
-        ConfigError: if the user's code, before or within, sets another one or another floatx.
+        ConfigError: if the user's code, before or in the context, sets another policy or another floatx.
     """
     _check_globals((FLOAT32, precision), precision, user_file)
     before = keras.config.dtype_policy()
@@ -33,10 +33,10 @@ def in_force(precision: str, user_file: str | None) -> Iterator[None]:
 
 
 def check_layers(model: keras.Model, precision: str) -> None:
-    """Refuses layers that compute in float16 where no loss scale keeps small gradients from vanishing.
+    """Refuses layers that compute in float16 if no loss scale keeps small gradients from vanishing.
 
     Raises:
-        ConfigError: for the first of them.
+        ConfigError: for the first such layer.
     """
     for layer in [*model._flatten_layers(include_self=False), model] if precision != SCALED else []:
         if layer.compute_dtype == "float16":
@@ -45,7 +45,7 @@ def check_layers(model: keras.Model, precision: str) -> None:
 
 
 def _check_globals(allowed: tuple[str, ...], precision: str, user_file: str | None) -> None:
-    """Refuses what the user's code has set for all layers, and takes it back."""
+    """Refuses a policy or floatx that the user's code has set globally, and resets it."""
     policy, floatx = keras.config.dtype_policy().name, keras.config.floatx()
     if floatx == FLOAT32 and policy in allowed:
         return

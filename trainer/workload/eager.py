@@ -4,8 +4,8 @@ A graph uses what the layers computed when they were made: tensors, and lookup t
 tensors; in a v1 graph it would tell whether both are the same object, and `labels != 0` would be True.
 
 A layer may keep both (`self.scale = ops.ones(...)`, `StringLookup(vocabulary=...)`). They belong to TensorFlow's eager
-mode, and a v1 graph cannot refer to them, so tensors become constants of the graph, and a lookup becomes a call of
-Python on a copy of the table's entries. What else belongs to eager mode, such as a `tf.Variable`, is refused.
+mode, and a v1 graph cannot refer to them, so tensors become constants of the graph, and a lookup becomes a call to
+Python on a copy of the table's entries. Anything else from eager mode, such as a `tf.Variable`, is refused.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ TABLES = (tf.lookup.StaticHashTable, tf.lookup.experimental.MutableHashTable, tf
 # What a graph cannot refer to, and what to write instead.
 RESOURCES: dict[tuple[type, ...], tuple[str, str]] = {
     (tf.random.Generator,): ("a tf.random.Generator", "draw with keras.random and a keras.random.SeedGenerator"),
-    (keras.random.SeedGenerator,): ("a SeedGenerator that no layer has", "make it an attribute of the layer"),
-    (keras.Variable,): ("a variable that is not the model's", "make it with add_weight of a layer, or keep it in one"),
-    TABLES: ("a table that it makes or writes to in a step", "make it in __init__, and count in a variable"),
-    (tf.Variable,): ("a tf.Variable, which Keras neither trains nor saves", "make it with add_weight of a layer"),
+    (keras.random.SeedGenerator,): ("a SeedGenerator that belongs to no layer", "make it an attribute of the layer"),
+    (keras.Variable,): ("a variable that is not the model's", "create it with add_weight, or keep it in a layer"),
+    TABLES: ("a table that it creates or writes to in a step", "create it in __init__, and count in a variable"),
+    (tf.Variable,): ("a tf.Variable, which Keras neither trains nor saves", "create it with add_weight of a layer"),
 }
-UNKNOWN = ("a resource of TensorFlow's eager mode", "make it with add_weight of a layer, or in call")
+UNKNOWN = ("a resource of TensorFlow's eager mode", "create it with add_weight of a layer, or in call")
 
 
 class Table:
     """Stands in for the lookup table of a layer."""
 
     def __init__(self, table: Any) -> None:
-        """Copies the entries, also while a graph is built."""
+        """Copies the entries, even while a graph is being built."""
         with eager_mode():
             keys, values = (one.numpy() for one in table.export())
         self._dtypes = table.key_dtype, table.value_dtype
@@ -94,7 +94,7 @@ _copies: WeakKeyDictionary[Any, Table] = WeakKeyDictionary()
 
 
 def _of_copy(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of tables that asks a copy where a graph uses a table of eager mode."""
+    """Wraps a method of tables: if a graph uses a table from eager mode, calls it on a copy."""
 
     def ask(table: Any, *arguments: Any, **options: Any) -> Any:
         is_of_graph = tf.executing_eagerly() or not isinstance(table.resource_handle, tf.__internal__.EagerTensor)
@@ -108,7 +108,7 @@ def _of_copy(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _trace_anew(function: Any, *arguments: Any, **options: Any) -> Any:
-    """A `tf.function` of a layer's that eager mode has traced would use what it has captured there."""
+    """Traces a `tf.function` again in a graph, because its eager trace refers to tensors captured there."""
     return _call(function if tf.executing_eagerly() else function._clone(None), *arguments, **options)
 
 
@@ -122,7 +122,7 @@ def _capture_constants(graph: FuncGraph, tensor: Any, *arguments: Any, **options
 
 
 def _refusal() -> str:
-    """Who uses what of eager mode, from the code that is running."""
+    """Says which layer uses which resource of eager mode, from the running code."""
     user, used = caller(), set()
     frame = inspect.currentframe()
     while frame is not None and not isinstance(frame.f_locals.get("self"), keras.Layer):
@@ -133,7 +133,7 @@ def _refusal() -> str:
 
 
 def caller() -> str:
-    """The innermost layer, loss or metric that is being called."""
+    """Returns the innermost layer, loss or metric that is being called."""
     frame = inspect.currentframe()
     while frame is not None:
         each = frame.f_locals.get("self")
@@ -151,7 +151,7 @@ _capture, _call = FuncGraph.capture, FUNCTION.__call__
 
 @contextmanager
 def in_graph() -> Iterator[None]:
-    """Within, functions that are traced take tensors of eager mode as constants, and look up copies of its tables."""
+    """In this context, traced functions use tensors of eager mode as constants, and copies of its tables."""
     replaced: list[tuple[type, str, Any]] = [
         (FuncGraph, "capture", _capture_constants),
         (FUNCTION, "__call__", _trace_anew),

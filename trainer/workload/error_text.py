@@ -20,7 +20,7 @@ def one_paragraph(error: BaseException) -> str:
 
 
 def words_of(error: BaseException) -> str:
-    """The text of an error alone, as `one_paragraph` has it."""
+    """Returns the text of an error without its type, formatted as by `one_paragraph`."""
     return " ".join(NOISE.sub("", ARGUMENTS.sub("", str(error))).split())
 
 

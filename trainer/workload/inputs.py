@@ -1,7 +1,7 @@
-"""Which features a model is called with: those that it has inputs for, by their names.
+"""Selects the features that a model is called with: those that it has inputs for, by name.
 
-Keras takes the entries of a mapping in the order of their sorted names, so one that the model has no input for would
-move all that follow it to other inputs.
+Keras takes the entries of a mapping in the order of their sorted names, so an entry without an input would shift all
+later ones to wrong inputs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from trainer.workload.data.examples import Nest, describe_nest
 
 
 def chosen(model: keras.Model, features: Nest) -> Nest:
-    """The features as a functional model takes them; any other gets them as they are."""
+    """Returns the features that a functional model takes; for other models, all of them unchanged."""
     inputs = _inputs_of(model)
     if isinstance(inputs, list) and isinstance(features, tuple):
         return list(features)
@@ -25,10 +25,10 @@ def chosen(model: keras.Model, features: Nest) -> Nest:
 
 
 def unused(model: keras.Model, features: Nest) -> list[str]:
-    """The names of features that the model has no input for: city, user/age.
+    """Lists the features that the model has no input for, e.g. city, user/age.
 
     Raises:
-        ValueError: if an input is none of the features.
+        ValueError: if an input has no feature.
     """
     inputs = _inputs_of(model)
     listed = [inputs] if _is_input(inputs) else inputs
@@ -36,14 +36,14 @@ def unused(model: keras.Model, features: Nest) -> list[str]:
         inputs = {each.name: each for each in listed}  # as Keras takes them
     if missing := [*_missing(inputs, features)]:
         raise ValueError(
-            f"the model has the input {missing[0]}, and the features are {describe_nest(features)}: give a feature "
-            "that name, or take it from the model"
+            f"the model has the input {missing[0]}, but the features are {describe_nest(features)}: give a feature "
+            "that name, or remove the input from the model"
         )
     return [*_unused(inputs, features)]
 
 
 def _inputs_of(model: keras.Model) -> Nest:
-    """The nest of tensors that a functional model was made with; none, where its `call` takes what it likes."""
+    """Returns the input tensors of a functional model as a nest; empty for a model with its own `call`."""
     return getattr(getattr(model, "_functional", None) or model, "_inputs_struct", None)
 
 

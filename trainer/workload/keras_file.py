@@ -1,4 +1,4 @@
-"""What `model.keras` needs to be loaded elsewhere, and whether it loads with that."""
+"""Finds what `model.keras` needs to be loaded elsewhere, and checks that it loads with that."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ LAMBDA, FUNCTION = "__lambda__", "function"  # class names that Keras gives to f
 
 
 class Needs(NamedTuple):
-    """What a file does not have itself."""
+    """What a file does not contain itself."""
 
     objects: tuple[str, ...]  # names of classes and functions that are not Keras's
-    is_unsafe: bool  # whether it has code, that of Lambda layers
+    is_unsafe: bool  # whether it contains code, from Lambda layers
 
     def describe(self) -> str:
-        """Says what to give to `load_model`; empty if nothing."""
+        """Says what `load_model` needs; empty if nothing."""
         objects = f"custom_objects with {', '.join(f'`{name}`' for name in self.objects)} of your code"
         given = [*([objects] if self.objects else []), *(["`safe_mode=False`"] if self.is_unsafe else [])]
         return f"; needs {' and '.join(given)}" if given else ""
 
 
 def needs_of(path: Path) -> Needs:
-    """Reads what a `.keras` file refers to; nothing is loaded."""
+    """Reads what a `.keras` file refers to, without loading it."""
     with zipfile.ZipFile(path) as archive:
         nodes = [*_nodes(json.loads(archive.read("config.json")))]
     names = [_name_of(node) for node in nodes]
@@ -40,18 +40,18 @@ def needs_of(path: Path) -> Needs:
 
 
 def check_loads(path: Path, model: keras.Model, objects: Mapping[str, Any]) -> str:
-    """Loads a model that was saved, with nothing that it does not need, if it has more than Keras's own classes.
+    """Loads a saved model with exactly what it needs, if it has more than Keras's own classes.
 
-    Keras gives the code of a Lambda layer no globals of the file that it is from, so a call shows whether it needs one.
+    Keras loads the code of a Lambda layer without the globals of its file; calling it shows whether it needs any.
 
     Args:
         objects: what the user's file defines, by name.
 
     Returns:
-        What to know before one loads it, if anything.
+        A note on how to load it, if needed.
 
     Raises:
-        Exception: of any type, if it cannot be loaded, or does not compute what the model does.
+        Exception: of any type, if it cannot be loaded, or computes something else than the model.
     """
     needs = needs_of(path)
     if not needs.describe():
@@ -62,7 +62,7 @@ def check_loads(path: Path, model: keras.Model, objects: Mapping[str, Any]) -> s
     with _nothing_registered():
         try:
             loaded, note = keras.models.load_model(path, custom_objects=custom, safe_mode=False), ""
-        except Exception as error:  # of many types
+        except Exception as error:  # loading runs code of any kind
             loaded = keras.models.load_model(path, custom_objects=custom, safe_mode=False, compile=False)
             note = f"load {path.name} with compile=False: its loss cannot be loaded ({first_line(error)})"
         _check_same(model, loaded)
@@ -70,7 +70,7 @@ def check_loads(path: Path, model: keras.Model, objects: Mapping[str, Any]) -> s
 
 
 def _nodes(config: Any) -> Iterator[dict[str, Any]]:
-    """The parts of a config that stand for an object."""
+    """Yields the parts of a config that describe an object."""
     if isinstance(config, dict):
         if "class_name" in config:
             yield config
@@ -82,7 +82,7 @@ def _nodes(config: Any) -> Iterator[dict[str, Any]]:
 
 
 def _name_of(node: Mapping[str, Any]) -> str:
-    """The name of an object that is not Keras's; empty for the others."""
+    """Returns the name of an object that is not Keras's; empty for others."""
     if node["class_name"] == FUNCTION:
         return str(node["config"])
     is_kerass = str(node.get("module") or "").partition(".")[0] in ("keras", "builtins")
@@ -91,7 +91,7 @@ def _name_of(node: Mapping[str, Any]) -> str:
 
 @contextmanager
 def _nothing_registered() -> Iterator[None]:
-    """Within, Keras finds no class or function that a user's code has registered."""
+    """In this context, Keras finds no class or function that the user's code has registered."""
     registry = keras.saving.get_custom_objects()
     before = dict(registry)
     registry.clear()
@@ -102,7 +102,7 @@ def _nothing_registered() -> Iterator[None]:
 
 
 def _check_same(model: keras.Model, loaded: keras.Model) -> None:
-    """Compares what both compute of ones, where a model shows what it takes, and can compute them."""
+    """Compares the outputs of both for inputs of ones, if the inputs are known and the model can take those."""
     if not getattr(model, "inputs", None):
         return
     for size in OPEN_SIZES:

@@ -1,4 +1,4 @@
-"""Judges labels with the loss that gets them: which are no numbers, or no classes, only the loss can tell."""
+"""Checks unusual labels with the loss: only the loss decides if one that is no number or no class is valid."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.workload.error_text import one_paragraph
 from trainer.workload.objective import Objective
 from trainer.workload.output_checks import IGNORE, function_of, option_of
 
-NUMBERS = (  # losses of Keras for which an integer is a number, and any will do
+NUMBERS = (  # losses of Keras that accept any integer as a number
     keras.losses.mean_squared_error,
     keras.losses.mean_absolute_error,
     keras.losses.mean_absolute_percentage_error,
@@ -27,15 +27,15 @@ NUMBERS = (  # losses of Keras for which an integer is a number, and any will do
 
 
 def for_loss(objective: Objective, data: DataSet) -> DataSet:
-    """The data as the loss is to get it: one that Keras does not have may leave out labels that are not finite."""
+    """Returns the data for the loss: one that is not Keras's may ignore labels that are not finite."""
     return data.with_any_labels() if _is_own(objective) else data
 
 
 def check(objective: Objective, faults: Iterable[LabelFault]) -> list[LabelFault]:
-    """Returns the faults that have to be tried, because the loss is one that Keras does not have.
+    """Returns the faults that have to be tried, because the loss is not one of Keras's.
 
     Raises:
-        DataError: for labels that the loss does not take.
+        DataError: for labels that the loss does not accept.
     """
     if _is_own(objective):
         return list(faults)
@@ -46,10 +46,10 @@ def check(objective: Objective, faults: Iterable[LabelFault]) -> list[LabelFault
 
 
 def check_tried(fault: LabelFault, outputs: Nest, compute: Callable[[Nest], tuple[tf.Tensor, tf.Tensor]]) -> None:
-    """Computes the loss and its gradient of examples with labels that may be none.
+    """Computes the loss and its gradient for examples whose labels may be invalid.
 
     Args:
-        compute: (loss, sums of the metrics) of outputs.
+        compute: returns (loss, sums of the metrics) for outputs.
 
     Raises:
         DataError: if one is not finite, or the loss or a metric cannot be computed.
@@ -62,30 +62,30 @@ def check_tried(fault: LabelFault, outputs: Nest, compute: Callable[[Nest], tupl
         gradients = [tf.convert_to_tensor(one) for one in tape.gradient(loss, flat) if one is not None]
     except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
         raise DataError(
-            f"{fault.message}; loss and metrics cannot be computed of it: {one_paragraph(error)}"
+            f"{fault.message}; loss and metrics cannot be computed for it: {one_paragraph(error)}"
         ) from error
     if not np.isfinite(loss).all():
-        raise DataError(f"{fault.message}; the loss of such examples is {float(loss)}")
+        raise DataError(f"{fault.message}; the loss for such examples is {float(loss)}")
     if not all(np.isfinite(one).all() for one in gradients):
         raise DataError(
-            f"{fault.message}; the loss of such examples is finite, but its gradient is not: replace these labels "
-            "before anything is computed of them, e.g. y = ops.where(ops.isnan(y), outputs, y)"
+            f"{fault.message}; the loss for such examples is finite, but its gradient is not: replace these labels "
+            "before they are used in a computation, e.g. y = ops.where(ops.isnan(y), outputs, y)"
         )
 
 
 class _Loss(NamedTuple):
     """A loss that a model was compiled with."""
 
-    function: Callable[..., Any] | None  # of keras.losses; None: it is another
-    ignored: int | None  # the class that it leaves out
+    function: Callable[..., Any] | None  # of keras.losses; None: another loss
+    ignored: int | None  # the class that it ignores
 
     def takes(self, values: Iterable[int]) -> bool:
-        """Whether it takes integers that are no classes."""
+        """Whether it accepts integers that are not classes."""
         return self.function in NUMBERS or (self.ignored is not None and set(values) == {self.ignored})
 
 
 def _is_own(objective: Objective) -> bool:
-    """Whether a loss is none of Keras's."""
+    """Whether a loss is not one of Keras's."""
     if type(objective.model).compute_loss is not keras.Model.compute_loss or objective.compiled_loss is None:
         return True
     return any(loss.function is None for loss in _losses(objective))

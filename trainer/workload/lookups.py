@@ -124,12 +124,12 @@ def counted(model: keras.Model, call: Callable[[], Any]) -> dict[str, int]:
 
 
 def embeddings(model: keras.Model) -> list[str]:
-    """The paths of all Embedding layers, sparse and dense, that they are built with: patterns are for these."""
+    """Returns the paths with which all Embedding layers, sparse and dense, are built; patterns match these."""
     return list(dict.fromkeys(layer.path for layer in _embeddings(model)))
 
 
 def separate(model: keras.Model) -> None:
-    """Gives the tables of layers that were built with the same path, in different nested models, paths of their own."""
+    """Gives tables of layers with the same path, in different nested models, unique paths."""
     paths = Counter(_sparse_of(layer).path for layer in _layers(model))
     unique = Paths(model) if len(paths) < paths.total() else None
     for layer in _layers(model):
@@ -143,7 +143,7 @@ def has_tables(model: keras.Model) -> bool:
 
 
 def recorded(call: Callable[[], Any], watch: Callable[[tf.Tensor], None] = lambda rows: None) -> list[Lookup]:
-    """The lookups that happen in a call, in their order; each gets rows of zeros, which `watch` is given before."""
+    """Returns the lookups of a call in their order; each gets rows of zeros, which are passed to `watch` first."""
     lookups: list[Lookup] = []
 
     def record(layer: _Sparse, ids: tf.Tensor) -> tf.Tensor:

@@ -92,7 +92,7 @@ class Objective:
         return self.model
 
     def inputs(self, features: Nest) -> Nest:
-        """Features as the model takes them."""
+        """Returns the features that the model takes."""
         return inputs.chosen(self.model, features)
 
     @property
@@ -136,7 +136,7 @@ class Objective:
             own: the losses that its layers added.
             before: sums [size] to which the batch is added; None: zeros.
             check: called before each loss of an output.
-            counting: notes what the losses are means over.
+            counting: records the counts that losses are divided by.
         """
         model, (features, labels, weights) = self.model, batch
         outputs = tf.nest.map_structure(_in_float32, outputs)
@@ -166,12 +166,12 @@ class Objective:
         return tf.cast(value, tf.float32), tf.concat(sums, 0) if sums else tf.zeros([0])
 
     def _counted(self, counting: Counting | None, own: Sequence[tf.Tensor]) -> AbstractContextManager[None]:
-        """Lets `counting` note the losses of single outputs, and what else the loss is made of."""
+        """Lets `counting` record the losses of single outputs, and the other parts of the loss."""
         if counting is None:
             return nullcontext()
         model = self.model
         if len(own) > sum(v.regularizer is not None for v in model.trainable_variables):
-            counting.unknown.append("what layers add to the loss when they are called")
+            counting.unknown.append("what layers add to the loss in call()")
         if self._whole_loss is None and type(model).compute_loss is not keras.Model.compute_loss:
             counting.unknown.append(f"compute_loss of {type(model).__name__}")
             return nullcontext()
@@ -303,7 +303,7 @@ def _weighted_by_class(
         classes = tf.squeeze(labels, -1)
     elif last is not None and (labels.dtype.is_floating or (is_like_outputs and outputs.shape[-1] == last)):
         classes = tf.argmax(labels, -1)
-    named, numbers = [*by_class, 1.0], tf.cast(classes, tf.int64)  # the last is for those that are not named
+    named, numbers = [*by_class, 1.0], tf.cast(classes, tf.int64)  # the last is for classes that are not named
     is_named = (numbers >= 0) & (numbers < len(by_class))
     of_class = tf.gather(tf.constant(named, tf.float32), tf.where(is_named, numbers, len(by_class)))
     return of_class if weights is None else of_class * tf.cast(weights, tf.float32)

@@ -13,7 +13,7 @@ from trainer.workload.keras_names import LOGITS
 from trainer.workload.objective import Doubt, Use
 
 NEAR = 1e-3  # to 1, of a sum of probabilities
-IGNORE = "ignore_class"  # an option of a loss: the class that stands for no label
+IGNORE = "ignore_class"  # an option of a loss: the class that means "no label"
 FAR_OFF = 1.0  # from 0..1
 BINARY = (keras.losses.binary_crossentropy, keras.losses.binary_focal_crossentropy)
 
@@ -41,7 +41,7 @@ def check_classes(use: Use, classes: int) -> None:
         return
     ignored, labels = option_of(use.loss, IGNORE), np.asarray(use.labels, np.int64)
     present = labels[labels != ignored]
-    is_known = classes > 0 and ignored != classes - 1  # else the highest of them stands for no label
+    is_known = classes > 0 and ignored != classes - 1  # otherwise the highest class means "no label"
     needed = classes if is_known else int(present.max(initial=-1)) + 1
     given = use.outputs.shape[-1] if use.outputs.shape.rank else needed
     if given < needed:
@@ -49,7 +49,7 @@ def check_classes(use: Use, classes: int) -> None:
         binary = "; or name the loss of a single output, binary_crossentropy" if (given, needed) == (1, 2) else ""
         raise Mismatch(
             f"the data has labels 0..{needed - 1}, but the model has {outputs}{_in(use)}: end it with {needed}, "
-            f"e.g. Dense(classes){binary}{f'; the loss leaves out labels of {ignored} alone' if ignored else ''}"
+            f"e.g. Dense(classes){binary}{f'; the loss ignores only the label {ignored}' if ignored else ''}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Computes a batch in equal parts, one after another, to need less memory."""
+"""Computes a batch in equal parts, one after another, to use less memory."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from trainer.workload.counts import Share
 from trainer.workload.data.examples import Batch
 
 Tensors = Mapping[str, tf.Tensor]  # by parameter path
-Rows = Sequence[tf.Tensor]  # of tables: what each lookup of the model is given, [*ids, width]
+Rows = Sequence[tf.Tensor]  # of tables: the result of each lookup of the model, [*ids, width]
 
 
 class PassOutput(NamedTuple):
-    """What a forward and backward pass over a batch returns."""
+    """The results of a forward and backward pass over a batch."""
 
     gradients: Tensors
-    state: Tensors  # after it
+    state: Tensors  # after the pass
     loss: tf.Tensor
     sums: tf.Tensor  # [K] what the batch adds to the metrics' variables
     rows: Rows  # gradients
-    counts: tf.Tensor  # [counts] what the losses are means over
+    counts: tf.Tensor  # [counts] that the losses are divided by
 
     def times(self, weight: tf.Tensor) -> PassOutput:
-        """The same with loss and gradients multiplied by a weight []."""
+        """Returns the same with loss and gradients multiplied by a weight []."""
         gradients = {path: gradient * weight for path, gradient in self.gradients.items()}
         rows = [gradient * weight for gradient in self.rows]
         return self._replace(gradients=gradients, rows=rows, loss=self.loss * weight)
@@ -37,12 +37,12 @@ CountPass = Callable[[Tensors, Tensors, tf.Tensor, Batch, Rows], tf.Tensor]  # -
 
 
 def in_parts(run: Pass, parts: int, size: int, count: CountPass, counts: int) -> Pass:
-    """A pass over equal parts of the batch, one after another: the mean of their results, the state after the last.
+    """Makes a pass over equal parts of the batch, one after another: mean of their results, state after the last.
 
     Args:
         size: of the sums of the metrics.
-        count: what the losses of a part are means over, where parts may have more or less of it.
-        counts: how many different ones; 0: none, and `count` is not called.
+        count: returns the counts of a part, if parts may differ in them.
+        counts: how many counts there are; 0: `count` is not called.
     """
 
     def run_in_parts(

@@ -1,6 +1,6 @@
-"""Unique paths of a model's variables and layers, by which plans, checkpoints, patterns and exports know them.
+"""Unique paths of a model's variables and layers, used by plans, checkpoints, patterns and exports.
 
-A path is Keras's own where nothing else in the model has it. Keras leaves out the names of the nested models that a
+Keras's own path is used if it is unique in the model. Keras leaves out the names of the nested models that a
 layer is in, so that two towers may both have a "fc1/kernel": these become "query/fc1/kernel" and "item/fc1/kernel".
 """
 
@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 import keras
 from keras.src.backend.common import global_state
 
-COUNTERS = "object_name_uids"  # Keras's name of the counters by which it names layers: dense, dense_1
+COUNTERS = "object_name_uids"  # Keras's name for the counters with which it names layers: dense, dense_1
 SEED = "seed_generator_state"  # the name of the variable of a seed generator
 
 
-_counters: dict[Callable[..., Any], dict[str, int]] = {}  # by function: before it was first called
+_counters: dict[Callable[..., Any], dict[str, int]] = {}  # by function: counters before its first call
 
 
 def name_alike(function: Callable[..., Any]) -> None:
-    """Has the layers that a function is about to make named as those that it made first in this process."""
+    """Makes Keras name the layers of the next call of a function like those of its first call in this process."""
     counters = global_state.get_global_attribute(COUNTERS, defaultdict(int), set_to_default=True)
     before = _counters.setdefault(function, dict(counters))
     counters.clear()
@@ -29,10 +29,10 @@ def name_alike(function: Callable[..., Any]) -> None:
 
 
 class Paths:
-    """The unique paths of a model's layers and variables, those of seed generators excepted."""
+    """The unique paths of a model's layers and variables, except those of seed generators."""
 
     def __init__(self, model: keras.Model) -> None:
-        """Reads the model as it is now; layers without a path, such as inputs, have none here either."""
+        """Reads the model as it is now; layers without a path, such as inputs, get none."""
         layers = [layer for layer in model._flatten_layers(include_self=False) if layer.path]
         variables = [v for v in model.variables if not is_seed(v)]
         shared_layers, shared_variables = _shared(layers), _shared(variables)
@@ -57,23 +57,23 @@ def is_seed(variable: keras.Variable) -> bool:
 
 
 class _Place(NamedTuple):
-    """Where in a model a layer is."""
+    """The position of a layer in a model."""
 
     layer: keras.Layer
     names: tuple[str, ...]  # of the model, of the layers around this one, and its own
-    unique: tuple[str, ...]  # the same, numbered where layers beside each other have the same name
+    unique: tuple[str, ...]  # the same, numbered where sibling layers have the same name
 
     def complete(self, path: str) -> str:
         """Adds to the path of the layer, or of one of its variables, the names that Keras leaves out."""
         parts = tuple(path.split("/"))
         sizes = range(min(len(parts), len(self.names)), 0, -1)
         overlap = next((size for size in sizes if self.names[-size:] == parts[:size]), 0)
-        begin = 0 if overlap == len(self.names) else 1  # the model's name is there only if Keras has put it there
+        begin = 0 if overlap == len(self.names) else 1  # the model's name is included only if Keras did so
         return "/".join([*self.unique[begin:], *parts[overlap:]])
 
 
 def _places(model: keras.Model) -> dict[int, _Place]:
-    """The place of each layer, by id: of one that is used in several, the outermost."""
+    """Returns the position of each layer by id; for a layer that is used several times, the outermost."""
     root = _Place(model, (model.name,), (model.name,))
     places, pending = {id(model): root}, [root]
     for outer in pending:
@@ -90,7 +90,7 @@ def _places(model: keras.Model) -> dict[int, _Place]:
 def _places_of(
     variables: Sequence[keras.Variable], shared: set[str], places: Mapping[int, _Place]
 ) -> dict[int, _Place]:
-    """The places of the layers that have variables with shared paths, by id of each variable of these layers."""
+    """Returns the positions of layers that have variables with shared paths, by the id of each of their variables."""
     known = {id(v) for v in variables}
     found: dict[int, _Place] = {}
     for place in places.values():
@@ -111,7 +111,7 @@ def _shared(paths: Sequence[keras.Layer | keras.Variable]) -> set[str]:
 
 
 def _unique(named: Sequence[keras.Layer | keras.Variable], places: Mapping[int, _Place]) -> dict[int, str]:
-    """Paths by id: Keras's own, but of what is in `places` the complete ones, numbered where even these are shared."""
+    """Returns paths by id: Keras's own, but complete ones for items in `places`, numbered if even these are shared."""
     paths = {id(one): one.path for one in named if id(one) not in places}
     taken = set(paths.values())
     for one in named:
@@ -122,7 +122,7 @@ def _unique(named: Sequence[keras.Layer | keras.Variable], places: Mapping[int, 
 
 
 def free_name(name: str, taken: set[str]) -> str:
-    """The name, or the first of name_1, name_2, ... that is not taken."""
+    """Returns the name, or the first of name_1, name_2, ... that is not taken."""
     number, free = 0, name
     while free in taken:
         number += 1

@@ -1,4 +1,4 @@
-"""Looks at how a model trains: traces a training pass, computes nothing, and notes what the plan must know of it."""
+"""Probes a model: traces a training pass, without computing it, and records what the plan must know about it."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from trainer.workload.paths import Paths
 from trainer.workload.seeded_draws import seeded_draws
 
 EXCHANGES = ("all_reduce", "all_gather", "merge_call")  # of a tf.distribute.ReplicaContext
-BATCH = 7  # examples, where a model takes any number
+BATCH = 7  # examples, if a model takes any number
 
 
 class Probed(NamedTuple):
-    """What a training pass does."""
+    """The facts about a training pass."""
 
     unreached: tuple[str, ...] = ()  # paths of trainable variables that the loss does not depend on
     exchanging: tuple[str, ...] = ()  # layers and losses that exchange values with other replicas
-    counts: int = 0  # how many different ones losses are means over, where parts of a batch may have more or less
-    is_one_mean: bool = True  # all losses have the same count
-    scalars: tuple[str, ...] = ()  # what returns a number for a batch, of which nobody knows what it is a mean over
+    counts: int = 0  # different counts that losses are divided by, if they may differ between parts of a batch
+    is_one_mean: bool = True  # whether all losses have the same count
+    scalars: tuple[str, ...] = ()  # what returns one number for a batch, with an unknown count
 
 
 def probe(objective: Objective, spec: Spec, *, batch: int = 0) -> Probed:
     """Traces the loss of a batch and its gradients.
 
     Args:
-        batch: the only number of examples that the model takes; 0: any.
+        batch: the number of examples that the model takes; 0: any.
 
     Raises:
-        ValueError: if the loss depends on no trainable variable, or not on the rows of a table.
+        ValueError: if the loss depends on no trainable variable, or does not depend on the rows of a table.
     """
     model, paths = objective.model, Paths(objective.model)
     trainable = [paths[v] for v in model.trainable_variables]
@@ -57,7 +57,7 @@ def probe(objective: Objective, spec: Spec, *, batch: int = 0) -> Probed:
         with objective.in_graph(), seeded_draws(seed), tf.GradientTape() as tape:
             tape.watch(weights)
             value: list[tf.Tensor] = []
-            with _noting_exchanges(exchanging.append):  # not those of the gradients of such a layer
+            with _noting_exchanges(exchanging.append):  # exchanges in gradients do not count
                 found = lookups.recorded(
                     lambda: value.append(
                         step.compute_loss(objective, weights, state, seed, batch, counting=counting)[0]
@@ -91,7 +91,7 @@ def _check_reach(paths: Any, unreached: tuple[str, ...], *, trainable: set[str])
 
 @contextmanager
 def _noting_exchanges(note: Callable[[str], None]) -> Iterator[None]:
-    """Calls `note` with who exchanges values between the replicas of a tf.distribute strategy."""
+    """Calls `note` with whatever exchanges values between the replicas of a tf.distribute strategy."""
     context = tf.distribute.ReplicaContext
     before = {name: getattr(context, name) for name in EXCHANGES}
 

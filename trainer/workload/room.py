@@ -12,16 +12,16 @@ FLOAT_BYTES = 4
 
 
 def memory_bytes() -> int:
-    """The memory of this machine."""
+    """Returns the size of this machine's memory."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 @contextmanager
 def within_memory() -> Iterator[None]:
-    """Layers that are built within must not have more variables than fit into memory.
+    """Refuses layers built in this context whose variables do not fit into memory.
 
     Raises:
-        ValueError: in the code within, for the layer whose variable does not fit.
+        ValueError: where the layer is built whose variable does not fit.
     """
     add_weight, limit, total = keras.layers.Layer.add_weight, memory_bytes(), 0
 
@@ -34,7 +34,7 @@ def within_memory() -> Iterator[None]:
         total += nbytes
         if total > limit:
             raise ValueError(
-                f"layer {layer.path}: a variable {sizes} has {_gib(nbytes)}, and with it the model has "
+                f"layer {layer.path}: a variable {sizes} takes {_gib(nbytes)}, and with it the model takes "
                 f"{_gib(total)}; this machine's memory is {_gib(limit)}"
             )
         return add_weight(layer, shape, *arguments, **options)

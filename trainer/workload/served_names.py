@@ -15,17 +15,17 @@ INPUT, OUTPUT = "input", "output"
 
 
 def input_names(model: keras.Model, nest: Nest) -> dict[str, str]:
-    """Names what an exported model takes, by its place in the nest; a single array is called inputs."""
+    """Returns names for the inputs of an exported model, by path in the nest; a single array is called inputs."""
     return _names(nest, _listed(model, "inputs"), INPUT)
 
 
 def output_names(model: keras.Model, nest: Nest) -> dict[str, str]:
-    """Names what a model returns, by its place in the nest; a single tensor has an empty name."""
+    """Returns names for the outputs of a model, by path in the nest; a single tensor has an empty name."""
     return {place: name if place else "" for place, name in _names(nest, _listed(model, "outputs"), OUTPUT).items()}
 
 
 def _names(nest: Nest, listed: Sequence[str], kind: str) -> dict[str, str]:
-    """Those of a mapping are its keys; those of a list are the model's, or numbers where nobody has chosen one."""
+    """Names the items of a mapping by its keys, and those of a list as the model does, or by number."""
     places = [place for place, _ in leaves_of(nest)]
     if not isinstance(nest, list | tuple) or hasattr(nest, "_fields"):
         chosen = places
@@ -40,7 +40,7 @@ def _names(nest: Nest, listed: Sequence[str], kind: str) -> dict[str, str]:
 
 
 def _listed(model: keras.Model, which: str) -> list[str]:
-    """The names of a functional model's inputs or outputs, in their order; empty are those that Keras has numbered."""
+    """Returns the names of a functional model's inputs or outputs in order; empty for those named by Keras."""
     layers = [tensor._keras_history.operation for tensor in getattr(model, which, None) or ()]
     return [
         "" if re.fullmatch(rf"{to_snake_case(type(one).__name__)}(_\d+)?", one.name) else one.name for one in layers

@@ -59,7 +59,7 @@ class Written(NamedTuple):
 
     served: Served | None = None  # None if nothing was written
     failures: tuple[str, ...] = ()  # why formats were not written
-    skipped: tuple[str, ...] = ()  # the same of formats that nobody asked for
+    skipped: tuple[str, ...] = ()  # the same for formats that were not requested
 
 
 def write(
@@ -79,7 +79,7 @@ def write(
             served = _write_saved_model(objective, data, new, tables)
         except ExportError as error:
             return Written(failures=(str(error),))
-        except (Exception, SystemExit) as error:  # whatever the code of a model or of its data does
+        except (Exception, SystemExit) as error:  # the code of a model or of its data may raise anything
             if is_of_storage(error):
                 raise
             return Written(failures=(f"TensorFlow cannot write a SavedModel: {first_line(error)}",))
@@ -200,9 +200,9 @@ def _likeliest(logits: tf.Tensor, classes: int) -> tf.Tensor | None:
 
 
 def _loss_of(objective: Objective, place: str, name: str) -> keras.losses.Loss | None:
-    """The loss of an output of the model, by its place or, of a mapping of losses, by its name.
+    """Returns the loss of an output of the model, by its path in the nest or, in a mapping of losses, by its name.
 
-    None if there is none, or one of all outputs together.
+    None if there is none, or one loss for all outputs together.
     """
     compiled = objective.compiled_loss
     for path, loss, _, _ in compiled._flat_losses or () if compiled is not None else ():

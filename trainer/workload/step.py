@@ -80,7 +80,7 @@ class StepOutput(NamedTuple):
     bad: tf.Tensor  # 1 if the loss is not finite, or a gradient that no lower loss scale would save; otherwise 0
     finite: tf.Tensor  # [1 + gradients + rows] bool: whether the loss is finite, and then each gradient
     rows: Rows = ()  # the gradients of the rows
-    divisor: tf.Tensor | float = 1.0  # by what loss and gradients were multiplied
+    divisor: tf.Tensor | float = 1.0  # factor by which loss and gradients were multiplied
 
 
 def make_step(
@@ -98,8 +98,8 @@ def make_step(
     Args:
         objective: a model, its loss and its metrics.
         accumulate: number of parts in which the batch is computed, one after another; the result is their mean.
-        counts: how many different ones losses are means over, of which parts of a batch may have more or less.
-        is_counted: whether loss and gradients are multiplied by the only one.
+        counts: how many different counts losses are divided by, if they may differ between parts of a batch.
+        is_counted: whether loss and gradients are multiplied by the single count.
         layers: device by layer path; the backward pass of a layer runs where its forward pass does.
         scopes: receives the layer path of each name scope when a step is traced.
         jit: whether XLA compiles the step; BatchNorm is then Keras's own (see batch_norm.py).
@@ -187,7 +187,7 @@ def compute_loss(
     *,
     counting: Counting | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor, Sequence[tf.Tensor]]:
-    """The loss of a batch in training, what it adds to the metrics, and the values of the other variables after it.
+    """Returns the training loss of a batch, what it adds to the metrics, and the other variables after it.
 
     Args:
         weights: values of the model's trainable variables, in their order.

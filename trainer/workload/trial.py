@@ -30,7 +30,7 @@ from trainer.workload.objective import Doubt, Objective, Use
 from trainer.workload.output_checks import Mismatch, check_classes, contradiction, is_doubtful
 
 EXAMPLES = 7  # of the batch; no size that somebody would write into a model, which would hide that it takes no other
-UNUSED, REMEDY = "feature {} is no input of the model, and is not used", "leave it out of the data to say so"
+UNUSED, REMEDY = "feature {} is not an input of the model, and is not used", "leave it out of the data to hide this"
 FAR = -3.0  # times the weights, for outputs that are far from these
 
 
@@ -105,7 +105,7 @@ def _compute(objective: Objective, data: DataSet, count: int) -> None:
 
 
 def _try_labels(objective: Objective, data: DataSet, fault: LabelFault, count: int) -> None:
-    """Computes the loss of examples that begin with one whose labels may be none."""
+    """Computes the loss of examples, the first of which has labels that may be invalid."""
     examples = data.train if fault.part == "train" else data.evaluate
     batch = _first_batch(examples, count, begin=fault.example)
     outputs = objective.model(objective.inputs(batch.features))
@@ -144,7 +144,7 @@ def _compute_checked(
 
 
 def _first_batch(examples: Examples | Stream, count: int, *, begin: int = 0) -> Batch:
-    """The first examples, or those from another on."""
+    """Returns the first examples, or those from index `begin` on."""
     if isinstance(examples, Stream):
         batches = examples.open(StreamContext(0, 1, count, 0, 0, is_training=False))
         return next(iter(batches)).map(tf.constant)

@@ -1,4 +1,4 @@
-"""Python's warnings from a user's code, and Keras's: recorded where the code runs, to be shown with the plan."""
+"""Records warnings that Python and Keras emit for a user's code, to show them with the plan."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any
 
 from trainer.workload.error_text import one_paragraph
 
-MOST = 20  # that are told
+MOST = 20  # warnings that are shown
 NOT_FOR_USERS = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
-KERAS = f"{os.sep}keras{os.sep}"  # in the paths of its files
-# Keras orders mappings by name, so other names are other inputs.
+KERAS = f"{os.sep}keras{os.sep}"  # part of the paths of its files
+# Keras orders mappings by name, so with other names inputs may be swapped.
 OTHER_NAMES = r"The structure of `inputs` doesn't match the expected structure\.\nExpected: \{.*\nReceived: inputs=\{"
 
 
 @contextmanager
 def recorded(user_file: str | None) -> Iterator[list[str]]:
-    """Within, notes each warning once, with the line of the user's that it came from.
+    """In this context, records each warning once, with the line of the user's code that caused it.
 
-    The list is complete at the end. Filters that the user's code or PYTHONWARNINGS sets are respected.
+    The list is complete when the context ends. Filters that the user's code or PYTHONWARNINGS sets are respected.
     """
     folder, texts = Path(user_file).resolve().parent if user_file else None, dict[str, None]()
 
@@ -46,7 +46,7 @@ def recorded(user_file: str | None) -> Iterator[list[str]]:
 
 
 def _place_in(folder: Path | None) -> str | None:
-    """The innermost line of a file in a folder that is running: mine.py, line 7."""
+    """Returns the innermost running line of a file in a folder, e.g. mine.py, line 7."""
     for frame, line in traceback.walk_stack(None):
         if folder is not None and Path(frame.f_code.co_filename).parent == folder:
             return f"{Path(frame.f_code.co_filename).name}, line {line}"

@@ -28,7 +28,7 @@ def check(config: RunConfig) -> Iterator[Problem]:
         message = f"{config.run} holds an earlier run; chaos needs a new directory"
         yield Problem("run", message, "choose another, or none")
     if config.train.epochs is not None:
-        yield Problem("train.epochs", "chaos names the moments of its faults by steps", "type train.steps=N instead")
+        yield Problem("train.epochs", "chaos schedules its faults by step", "type train.steps=N instead")
     fewest = random_faults.FIRST_STEP + random_faults.LAST_STEPS
     if chaos.random and config.train.steps < fewest:
         message = f"{config.train.steps} steps leave no room for a random fault"

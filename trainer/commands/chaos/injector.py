@@ -12,7 +12,7 @@ from trainer.observe.status import WAITS_FOR_DATA
 from trainer.plan.plan import Plan
 
 SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
-AT_WORK = ("training", WAITS_FOR_DATA, "serving", "evaluating", "done")  # states of a task that takes part
+AT_WORK = ("training", WAITS_FOR_DATA, "serving", "evaluating", "done")  # states of a task that is working
 
 Progress = tuple[int, int]  # generation, global step: rises also where the step goes back
 

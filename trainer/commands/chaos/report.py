@@ -20,7 +20,7 @@ BOOT_SECS = 10.0  # of a task, on a loaded machine
 LOAD_SECS = 1.0  # of a checkpoint
 SLACK_SECS = 2.0
 TOO_SLOW = 2.0  # times what is allowed
-OF_MACHINE = ("examples_per_second", "seconds")  # what lines of a run do not owe to config, seed and data
+OF_MACHINE = ("examples_per_second", "seconds")  # values that depend on the machine, not only on config, seed and data
 HARMLESS = ("delay", "throttle")  # faults that a run may end under
 
 HEADINGS = {
@@ -99,7 +99,7 @@ def with_steps_lost(measured: Sequence[Recovery], run: Path) -> list[Recovery]:
 
 
 def differences(unbroken: Path, other: Path) -> list[str]:
-    """In what two run directories differ: the parameters at the end, or a value that was reported on the way."""
+    """Lists the differences between two run directories: final parameters, and values reported during the runs."""
     found = []
     before, after = (json.loads((path / "summary.json").read_text()).get("params_sha256") for path in (unbroken, other))
     if before != after:
@@ -113,7 +113,7 @@ def differences(unbroken: Path, other: Path) -> list[str]:
 
 
 def _values_by_step(path: Path) -> dict[int, list[dict[str, float]]]:
-    """What a run reported of each step, without what depends on the machine; a step has one line."""
+    """Returns the values a run reported for each step, except those that depend on the machine; one line per step."""
     values: dict[int, list[dict[str, float]]] = {}
     for line in json_lines.measured_lines(path):
         timeless = {name: value for name, value in line.items() if name not in OF_MACHINE}

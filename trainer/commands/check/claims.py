@@ -107,7 +107,7 @@ def run(config: RunConfig, start: Start) -> int:
     except RunFileError:
         raise
     except DAMAGED as error:
-        problem = f"a line of its history or journals is none of a run's ({type(error).__name__}: {error})"
+        problem = f"a line of its history or journals was not written by a run ({type(error).__name__}: {error})"
         raise RunFileError(directory.path, problem, NO_CHECK) from error
     print(directory.path, *claims, sep="\n")
     problems = sum(len(claim.problems) for claim in claims)

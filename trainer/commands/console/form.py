@@ -208,7 +208,7 @@ def from_run(name: str, folder: Folder) -> dict[str, str]:
         config = RunDirectory(folder.run(name)).read_config()
     except NoSuchRunError:
         return {}
-    chosen = config.optimizer.given  # the others are the model's own
+    chosen = config.optimizer.given  # the other settings come from the model
     changed = [row for row in settings.changed(config) if _is_chosen(row[0], chosen)]
     values = {
         "name": config.name,

@@ -32,7 +32,7 @@ from trainer.storage import checkpoint, json_lines, lease
 from trainer.storage.run_directory import RunDirectory
 
 PACKAGE = "trainer.commands.console"
-SPARK_POINTS = 60  # of a curve in the table of runs
+SPARK_POINTS = 60  # in a curve of the table of runs
 ROWS = 100  # of a table of runs, on a page
 LOG_LINES = 500  # of a page of a log
 TAIL_BYTES = 512 * 1024  # of a log that are read where nothing is searched
@@ -143,7 +143,7 @@ def _row(name: str, facts: RunFacts) -> dict[str, Any]:
 
 
 def _spark(run: Path) -> str:
-    """The loss of a run as a small line."""
+    """Returns the path of a small loss curve."""
     history = RunDirectory(run).history
     try:
         stat = history.stat()
@@ -158,7 +158,7 @@ def _spark_of(history: Path, inode: int, size: int) -> str:
     points = sorted((line["step"], line["loss"]) for line in lines if _is_number(line.get("loss")) and "step" in line)
     try:
         return curves.spark(points)
-    except OverflowError:  # numbers at the limit of floats
+    except OverflowError:  # values near the limits of float64
         return ""
 
 

@@ -1,4 +1,4 @@
-"""The checkpoint of a run that a command names, and this process as one that computes with it."""
+"""Finds the checkpoint that a command names, and prepares this process to compute with it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from trainer.storage.run_directory import RunDirectory
 
 
 class NoSuchCheckpointError(TrainerError):
-    """export.checkpoint names none that the run has."""
+    """export.checkpoint names a checkpoint that the run does not have."""
 
     exit_code = exit_codes.INPUT_MISSING
 
 
 def named(directory: RunDirectory, name: str) -> Checkpoint:
-    """The checkpoint of a run that is its last, its best or that of a step.
+    """Returns the last or the best checkpoint of a run, or the checkpoint of a step.
 
     Raises:
         NoSuchCheckpointError: if the run has no such checkpoint.
@@ -49,12 +49,12 @@ def named(directory: RunDirectory, name: str) -> Checkpoint:
 
 @contextmanager
 def as_task(gpus: Sequence[int] = ()) -> Iterator[None]:
-    """Gives this process, which `restart_as_task` has started and has yet to import TensorFlow, the GPUs of a task.
+    """Gives this process the GPUs of a task; `restart_as_task` started it, and TensorFlow is not imported yet.
 
-    Within, nothing that TensorFlow or its converters write reaches the terminal.
+    Inside the context, output of TensorFlow and its converters does not reach the terminal.
 
     Args:
-        gpus: that the task has; this process takes them if this machine has as many.
+        gpus: those of the task; this process takes them if this machine has that many.
     """
     require_tensorflow()
     here = gpus if gpus and this_machine().gpus > max(gpus) else ()
@@ -71,12 +71,12 @@ def as_task(gpus: Sequence[int] = ()) -> Iterator[None]:
 
 
 def typed_keys() -> list[str]:
-    """The keys of the command line."""
+    """Returns the keys that were typed on the command line."""
     return [word.partition("=")[0].lstrip("+") for word in sys.argv[1:]]
 
 
 def batch_size(config: RunConfig) -> int | None:
-    """The batch size that was typed; None: none."""
+    """Returns the batch size that was typed, or None."""
     return config.evaluate.batch_size if "evaluate.batch_size" in typed_keys() else None
 
 

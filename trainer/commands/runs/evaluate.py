@@ -18,7 +18,7 @@ from trainer.storage import evaluations
 from trainer.storage.run_directory import RunDirectory
 
 OPTION = "data.options."
-IN_PARTS = ("csv", "parquet", "images", "criteo")  # data sets that evaluate on a share of their files by default
+IN_PARTS = ("csv", "parquet", "images", "criteo")  # data sets that evaluate on part of their files by default
 
 if TYPE_CHECKING:
     from trainer.task.evaluator.offline import OtherData
@@ -54,14 +54,14 @@ def run(config: RunConfig, start: Start) -> int:
 
 
 def gpus(directory: RunDirectory) -> tuple[int, ...]:
-    """Those of the task that evaluates in the run."""
+    """Returns the GPUs of the task that evaluates in the run."""
     plan = directory.read_plan()
     task = next((task for task in plan.tasks if task.job == "evaluator"), plan.task("worker", 0))
     return tuple(task.gpus)
 
 
 def other_data(config: RunConfig, directory: RunDirectory) -> OtherData | None:
-    """The data that was typed; of a data set that the run has, what was not typed is as in the run."""
+    """Returns the data that was typed; for the data set of the run, other options keep the values of the run."""
     from trainer.task.evaluator.offline import OtherData
 
     typed, stored = checkpoints.typed_keys(), directory.read_config()
@@ -75,9 +75,9 @@ def other_data(config: RunConfig, directory: RunDirectory) -> OtherData | None:
 
 
 def _of_whole_files(name: str, given: dict[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by which files that are named by their path alone are evaluated on, instead of a share of them.
+    """Returns options with which all examples of the files are evaluated on if only their path was typed.
 
-    The files of the run stay the path, because they say how texts are numbered, unless the new ones lack the label.
+    `path` keeps the files of the run, because they define the ids of texts, unless the new files lack the label.
     """
     path = given.get("path")
     if name not in IN_PARTS or path is None or "evaluate" in given or path == stored.get("path"):

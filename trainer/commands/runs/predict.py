@@ -25,7 +25,7 @@ def run(config: RunConfig, start: Start) -> int:
         ConfigError: if the file cannot hold the outputs.
         OSError: if it cannot be written.
     """
-    assert config.export.to is not None  # it was checked
+    assert config.export.to is not None  # checked earlier
     restart_as_task()
     directory, file = directory_of(config), Path(config.export.to).resolve()
     source = checkpoints.named(directory, config.export.checkpoint)

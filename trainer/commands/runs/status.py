@@ -48,7 +48,7 @@ def show(directory: RunDirectory, *, as_json: bool) -> None:
         if any(row.keys() - {UPDATE} for row in status.get("waits", {}).values()):
             tables.append(_waits(status["waits"]))
     except DAMAGED:
-        print(f"{shown(directory.status)} is damaged: what the tasks did last is not known")
+        print(f"{shown(directory.status)} is damaged: the last state of the tasks is unknown")
         return
     for table in tables:
         output.print(table)

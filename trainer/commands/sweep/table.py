@@ -56,7 +56,7 @@ def _table(sweep: Sweep, running: Sequence[tuple[Trial, int]]) -> Table:
         drawn.add_row("...", *[""] * len(settings.space), "", f"{len(ranked) - MOST_ROWS} more")
     for trial, steps in running:
         directory = RunDirectory(sweep.run_of(trial))
-        now, total = last_measured(directory.history), read_status(directory).get("steps", steps)  # epochs become steps
+        now, total = last_measured(directory.history), read_status(directory).get("steps", steps)  # epochs -> steps
         step, loss = now.get("step", 0), now.get("loss")
         training = "starts" if loss is None else f"loss {loss:.4f}"
         drawn.add_row(trial.name, *map(typed, trial.values.values()), f"{step}/{total}", training, style="bold")

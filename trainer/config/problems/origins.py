@@ -53,7 +53,7 @@ def given(line: sources.CommandLine, group: str) -> list[str]:
 
 
 def last_set(line: sources.CommandLine, names: Container[str]) -> set[str]:
-    """Those of some keys that were typed; if none was, those that the last file with one of them sets."""
+    """Returns the keys among `names` that were typed, or else those set by the last file that sets any of them."""
     if typed := {key for text in line.overrides for key in _keys_of(text) if key in names}:
         return typed
     loader = sources.loader(line)
@@ -65,7 +65,7 @@ def last_set(line: sources.CommandLine, names: Container[str]) -> set[str]:
 
 
 def _keys_of(override: str) -> Iterator[str]:
-    """The keys to which an override gives a value; several of `train={steps: 5, batch_size: 8}`."""
+    """Yields the keys that an override sets: several for `train={steps: 5, batch_size: 8}`."""
     try:
         parsed = OverridesParser.create().parse_overrides([override])[0]
     except (OverrideParseException, RecursionError):
@@ -76,7 +76,7 @@ def _keys_of(override: str) -> Iterator[str]:
 
 
 def _choices(line: sources.CommandLine, loader: ConfigLoaderImpl) -> list[str]:
-    """The overrides that choose a file of a group."""
+    """Returns the overrides that choose a file of a group."""
     texts = [text.lstrip("+~") for text in line.overrides]
     pairs = [(text, *text.partition("=")[::2]) for text in texts]
     return [text for text, key, value in pairs if loader.repository.group_exists(key) and value[:1] != "{"]

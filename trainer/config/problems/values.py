@@ -20,7 +20,7 @@ from trainer.config.schema import AUTO, NAME, Mode, RunConfig, TrainConfig
 from trainer.config.shell import CONTROL
 from trainer.faults.problems import Problem
 
-OF_ANOTHER_RUN = (Mode.evaluate, Mode.predict)  # which may have the options of the data
+OF_ANOTHER_RUN = (Mode.evaluate, Mode.predict)  # modes that may set options of the data
 LENGTHS = ("train.steps", "train.epochs")
 
 
@@ -137,7 +137,7 @@ def _check_name(name: str) -> Iterator[Problem]:
 
 
 def _check_characters(value: Any, path: tuple[str, ...]) -> Iterator[Problem]:
-    """Control characters, which a terminal or the reader of a rendered file would obey; options may have them."""
+    """Finds control characters, which terminals and readers of rendered files interpret; options may have them."""
     if isinstance(value, Mapping):
         for name, item in value.items():
             if name != "options":
@@ -147,7 +147,7 @@ def _check_characters(value: Any, path: tuple[str, ...]) -> Iterator[Problem]:
             yield from _check_characters(item, path)
     elif isinstance(value, str) and (control := CONTROL.search(value)):
         message = f"'{value}' has the control character {shell.printable(ascii(control[0]))[1:-1]}"
-        yield Problem(".".join(path), message, "leave it out; of a file or folder, rename it")
+        yield Problem(".".join(path), message, "remove it; if a file or folder has it in its name, rename it")
 
 
 def _check_run(run: str | None) -> Iterator[Problem]:
@@ -158,7 +158,7 @@ def _check_run(run: str | None) -> Iterator[Problem]:
     if ".." in path.parts:
         yield Problem(
             "run",
-            f"'{run}' contains '..', which a run directory must not",
+            f"'{run}' contains '..', which is not allowed in a run directory",
             shell.typed("run", str(Path(run).resolve())),
         )
     elif run.startswith("~"):
@@ -171,14 +171,14 @@ def _check_run(run: str | None) -> Iterator[Problem]:
 
 
 def _check_length(train: TrainConfig, line: sources.CommandLine) -> Iterator[Problem]:
-    """Epochs or steps: what is typed replaces what a file says, and both in one place are refused."""
+    """Resolves epochs against steps: what is typed replaces what a file sets; both in the same place are refused."""
     if train.epochs is None:
         return
     lengths = last_set(line, LENGTHS)
     if lengths == {"train.steps"}:
         train.epochs = None
     elif len(lengths) > 1:
-        message = f"is set beside train.steps={train.steps}, and both say how long to train"
+        message = f"is set together with train.steps={train.steps}, but only one of them may set the length of training"
         yield Problem("train.epochs", message, f"leave one out, e.g. train.epochs={train.epochs} alone")
 
 

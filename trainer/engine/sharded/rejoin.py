@@ -65,7 +65,7 @@ class Rejoin:
             with session.graph.as_default():
                 taken = [_take_place(link, self._tag_feed) for link in self._links]
             session.run(taken, {self._tag_feed: self._tag})
-        # Of the first shard, which alone has the sums of metrics: where it is one update ahead, from the one before.
+        # Only the first shard has the sums of metrics; if it is one update ahead, those of the update before count.
         first = states[0]
         last = {result.step: result for result in (first.before, first.now) if result.generation == generation}
         return step, [last[missed] for missed in (step - 1, step) if missed in last]

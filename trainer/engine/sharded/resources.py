@@ -125,8 +125,8 @@ def share(
             return {w: variable(f"sent{w}", message_shape, wire.dtype) for w in numbers}
         return dict.fromkeys(numbers, variable("sent", message_shape, wire.dtype))
 
-    # Vectors are large. Under sync a worker waits for room until the host, which needs the others for that, has taken
-    # and dropped what a predecessor left; with a log the host has discarded that before the worker may push.
+    # Vectors are large, so capacity is limited. Under sync a worker waits for space until the host, which also needs
+    # the other workers, has dropped what a predecessor left; with a log the host drops that before a worker may push.
     room = UNBOUNDED if has_log else 1
     shapes = [[shard.size], *([shard.slot_size(slot)] for slot in slots), *([[]] if has_tables else [])]
     loaded = [*[tf.float32] * (1 + len(slots)), *([tf.string] if has_tables else [])]

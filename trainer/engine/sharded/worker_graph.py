@@ -73,7 +73,7 @@ class StepGraph(NamedTuple):
 
     messages: list[tf.Tensor]  # pulled from each shard; where they are fed no token is waited for
     fetches: list[Any]  # [tags, metrics, time when pulled, time when computed, [pushes, *stamps]]
-    gradients: list[tf.Tensor]  # packed, and then what they are to be divided by
+    gradients: list[tf.Tensor]  # packed, followed by their divisor
 
 
 class LoadGraph(NamedTuple):
@@ -169,7 +169,7 @@ def build_load(links: Sequence[Link], *, has_tables: bool = False) -> LoadGraph:
 
 
 def _load(link: Link, fed: Sequence[tf.Tensor]) -> tf.Operation:
-    """Sends a host its state, unless that of a chief which has died meanwhile still waits there."""
+    """Sends a host its state, unless the state from a chief that has died is still queued there."""
     loads = link.shared.loads
 
     def send() -> tf.Tensor:
@@ -312,10 +312,10 @@ def push(
     arrived: list[tf.Tensor] = []
     pushed: list[tf.Operation] = []
     reached: list[tf.Operation] = []
-    last: dict[str, tf.Tensor] = {}  # by host: not the push itself, which may wait for room until another is made
+    last: dict[str, tf.Tensor] = {}  # by host; not the push itself, which may wait for space until another push
     for link, message in zip(links, messages, strict=True):
         host = link.shard.host
-        if host in last:  # one bucket arrives after the other: side by side all would come late
+        if host in last:  # buckets arrive one after the other; sent concurrently, all would arrive late
             with tf.device(spec.here), tf.control_dependencies([last[host]]):
                 message = tf.identity(message)
         if len(pushed) == 1:

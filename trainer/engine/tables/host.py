@@ -134,7 +134,7 @@ class TableHost:
             is_bad: [] bool, whether the update is left out.
             after: all pushes are there once these are.
             workers: [n] those whose gradients are averaged, in this order.
-            divisor: [] float32, of their mean.
+            divisor: [] float32, divides their mean.
             take: gives what they pushed, where that is not in memory which they share with this host.
         """
         with tf.control_dependencies(after):

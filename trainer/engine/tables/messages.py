@@ -110,7 +110,7 @@ class SentTables(Tables):
     def __init__(
         self, payloads: Payloads, slots: Sequence[str], shards: Sequence[Shard], touches: Touches, *, worker: int
     ) -> None:
-        """Adds nothing yet, for the worker with this number."""
+        """Creates the messages of the worker with this number; adds nothing to the graph yet."""
         self._payloads, self._slots, self._shards, self.touches = payloads, slots, shards, touches
         self._worker, self._each = worker, len(payloads.blocks)
 

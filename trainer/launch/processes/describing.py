@@ -1,4 +1,4 @@
-"""The process that describes a model: it reports which line of the user's code runs, and in the end its answer."""
+"""The process that describes a model: it reports the running line of the user's code, and finally its answer."""
 
 import faulthandler
 import json
@@ -21,10 +21,10 @@ Report = Callable[[dict[str, Any]], None]
 
 
 def answer(question: dict[str, Any], name: str, report: Report) -> None:
-    """Reports {"event": "described", ...}, and until then each second {"event": "describing", ...}.
+    """Reports {"event": "describing", ...} each second, and finally {"event": "described", ...}.
 
     Args:
-        name: of this process; in every report, because others may report to the same reader.
+        name: of this process; part of every report, because other processes may report to the same reader.
     """
     faulthandler.enable()
     asked, process, main = from_json(Question, question), os.getpid(), threading.get_ident()
@@ -38,7 +38,7 @@ def answer(question: dict[str, Any], name: str, report: Report) -> None:
     follower = threading.Thread(target=follow, daemon=True)
     follower.start()
     result = describe.answer(asked)
-    if os.getpid() == process:  # else this is a copy, which the user's code has forked
+    if os.getpid() == process:  # otherwise this is a fork made by the user's code
         is_over.set()
         follower.join()
         report({"event": "described", "name": name, "answer": result})
@@ -48,7 +48,7 @@ def main() -> None:
     """Answers the question in the first argument, under the name in the second, into the socket in the third."""
     control = socket.socket(fileno=int(sys.argv[3]))
     answer(json.loads(sys.argv[1]), sys.argv[2], lambda event: control.sendall(json.dumps(event).encode() + b"\n"))
-    os._exit(0)  # without waiting for threads that a user's file has started
+    os._exit(0)  # does not wait for threads started by the user's file
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from trainer.launch.processes import describing, isolation
 from trainer.plan.environment import VISIBLE, allotted_gpus, visible_gpus
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
-END_SECS = 10.0  # for processes that were killed to end
+END_SECS = 10.0  # for killed processes to disappear
 PLANNING_TIMES = 30  # as long as otherwise a launcher may be silent before its first task: it builds the model
 
 
@@ -144,7 +144,7 @@ class _Nursery:
         self._children[pid] = name
 
     def _spawn(self, module: str, *arguments: str, **options: Any) -> int:
-        """Starts a process that is no fork of this one."""
+        """Starts a process that is not a fork of this one."""
         nursery = os.getpid()
         process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
@@ -178,7 +178,7 @@ class _Nursery:
             os._exit(code)
 
     def _reap(self) -> None:
-        """Reports the children that have ended, and ends what these have left behind."""
+        """Reports the children that have ended, and kills the processes that they left behind."""
         for pid, code in _ended_children():
             if pid in self._plain:
                 self._plain.pop(pid).returncode = code  # reaped here, not by subprocess
@@ -188,8 +188,8 @@ class _Nursery:
             os.kill(pid, signal.SIGKILL)
 
     def _end_all(self) -> None:
-        """Ends the tasks, and the processes that their code has started: those become children of this one."""
-        deadline = time.monotonic() + END_SECS  # what hangs in a driver or a file system may do so for ever
+        """Ends the tasks and the processes that their code started, which become children of this process."""
+        deadline = time.monotonic() + END_SECS  # a process may hang in a driver or file system forever
         while (alive := _children() | self._children.keys()) and time.monotonic() < deadline:
             for pid in alive:
                 os.kill(pid, signal.SIGKILL)
@@ -202,14 +202,14 @@ class _Nursery:
 
 
 def _ended_children() -> Iterator[tuple[int, int]]:
-    """The process id and exit code of each child that has ended; it is then forgotten."""
-    with contextlib.suppress(ChildProcessError):  # there is none
+    """Yields the process id and exit code of each child that has ended, and reaps it."""
+    with contextlib.suppress(ChildProcessError):  # there are no children
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             yield ended[0], os.waitstatus_to_exitcode(ended[1])
 
 
 def _children() -> set[int]:
-    """The children of this process that are alive; where there is no /proc, none."""
+    """Returns the live children of this process; none on systems without /proc."""
     children = set()
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has just ended

@@ -94,10 +94,10 @@ class ProcessTasks:
         """Describes a model, which a child of the nursery builds.
 
         Args:
-            waits: called each second with the line of the user's code that runs, and for how long the child has run.
+            waits: called each second with the running line of the user's code, and the seconds that the child has run.
         """
         self._questions += 1
-        name = f"describe {self._questions}"  # an earlier child, or what one has left behind, may still report
+        name = f"describe {self._questions}"  # an earlier child or its own processes may still report
         self._request({"do": "describe", "question": to_json(question), "name": name})
         while True:
             for event in self._receive(None):
@@ -111,8 +111,8 @@ class ProcessTasks:
                 waits(event["line"], event["secs"])
 
     def _failure(self, question: Question, code: int) -> dict[str, Any]:
-        """The answer of a child that has ended without one."""
-        ended = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"left with exit code {code} (os._exit?)"
+        """Returns the answer for a child that ended without giving one."""
+        ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"returned exit code {code} (os._exit?)"
         text = f"the process that builds the model and opens the data {ended}"
         if place := self._crash(question.user):
             text = f"{place}: {text}"
@@ -122,7 +122,7 @@ class ProcessTasks:
         return {"failure": text, "exit_code": exit_codes.BAD_DATA if is_users else exit_codes.INTERNAL}
 
     def _crash(self, user: str | None) -> str:
-        """The innermost line of the user's code in the stack that a crash has written; empty if there is none."""
+        """Returns the innermost line of the user's code in the stack printed by a crash; empty if there is none."""
         if user is None:
             return ""
         self._stderr.seek(0)

@@ -68,7 +68,7 @@ def draw(curves: Sequence[Curve], *, logarithmic: bool) -> Axes | None:
 
 
 def spark(points: Points) -> str:
-    """The path of a small curve without axes, in SPARK_WIDTH x SPARK_HEIGHT pixels; empty of fewer than two points."""
+    """Returns the path of a small curve without axes, SPARK_WIDTH x SPARK_HEIGHT pixels; empty for under two points."""
     finite = Curve("", points).finite
     if len(finite) < 2:
         return ""

@@ -35,7 +35,7 @@ REPORT = "report.html"
 NOT_DRAWN = ("step", "seconds")  # of a line of history.jsonl or evaluations.jsonl
 TITLES = {"loss": "loss", "examples_per_second": "examples per second", "learning_rate": "learning rate"}
 NOT_FAILED = (None, exit_codes.OK, exit_codes.INTERRUPTED, exit_codes.TERMINATED)
-LEFT_OUT: dict[str, Any] = {"status": {}, "summary": {}, "events": ()}  # of a record, where a file has them damaged
+LEFT_OUT: dict[str, Any] = {"status": {}, "summary": {}, "events": ()}  # for damaged files
 MAX_EVENTS = 200  # of a page; the last
 MAX_SHARD_ROWS = 200
 FILES = ("plan.json", "placement.html", "profile/trace.json")  # that the page links to, where the run has them
@@ -105,7 +105,7 @@ def _name(path: Path, paths: Sequence[Path]) -> str:
 
 
 def render(records: Sequence[Record]) -> str:
-    """Renders the page; the first run is shown in full, but for a file of it that is damaged."""
+    """Renders the page; the first run is shown in full, except for files of it that are damaged."""
     first, *others = records
     changed = settings.changed(first.config)
     for damaged in chain.from_iterable(combinations(LEFT_OUT, size) for size in range(len(LEFT_OUT))):

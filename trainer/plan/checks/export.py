@@ -10,7 +10,7 @@ from trainer.faults.problems import Problem
 
 FORMATS = ("keras", "weights", "saved_model", "onnx", "litert")
 NAMED = ("last", "best")
-FILES = (".npz", ".csv", ".jsonl")  # that predictions are written to
+FILES = (".npz", ".csv", ".jsonl")  # formats of predictions
 
 
 def check_export(export: ExportConfig) -> Iterator[Problem]:
@@ -26,9 +26,9 @@ def check_export(export: ExportConfig) -> Iterator[Problem]:
 
 
 def check_file(to: str | None, *, writes: bool) -> Iterator[Problem]:
-    """The file that mode=predict writes, and mode=evaluate does not."""
+    """Checks the file that mode=predict writes; mode=evaluate writes none."""
     if writes and (to is None or not to.endswith(FILES)):
-        message = "mode=predict needs the file to write" if to is None else f"{to} ends in none of {', '.join(FILES)}"
+        message = "mode=predict needs a file to write to" if to is None else f"{to} ends in none of {', '.join(FILES)}"
         yield Problem("export.to", message, "e.g. to=predictions.npz")
     elif to is not None and not writes:
-        yield Problem("export.to", "mode=evaluate writes no file", "leave it out; --json prints all as JSON")
+        yield Problem("export.to", "mode=evaluate writes no file", "leave it out; --json prints the scores as JSON")

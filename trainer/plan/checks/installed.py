@@ -1,10 +1,10 @@
-"""Checks that the libraries which tasks and models need are there, without importing them."""
+"""Checks that the libraries of tasks and models are installed, without importing them."""
 
 from importlib.util import find_spec
 
 from trainer.faults.problems import ConfigError, Problem
 
-NEEDED = {"tensorflow": "tensorflow-cpu", "keras": "keras"}  # packages, and the distribution that has each
+NEEDED = {"tensorflow": "tensorflow-cpu", "keras": "keras"}  # package -> the distribution that provides it
 
 
 def require_tensorflow() -> None:
@@ -12,7 +12,7 @@ def require_tensorflow() -> None:
     missing = [name for name in NEEDED if find_spec(name) is None]
     if not missing:
         return
-    from trainer.plan.checks.versions import SUPPORTED  # imports packaging, which the usual start does not wait for
+    from trainer.plan.checks.versions import SUPPORTED  # here: the usual start need not import packaging
 
     wheels = " ".join(f'"{NEEDED[name]}{SUPPORTED[name]}"' for name in missing)
     remedy = f"type python -m pip install {wheels}; with GPUs tensorflow[and-cuda] instead of tensorflow-cpu"

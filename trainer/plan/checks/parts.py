@@ -1,4 +1,4 @@
-"""What it means for a model's loss that its batch is computed in parts: on several replicas, or one after the other."""
+"""Checks whether a loss may be computed on parts of a batch: on several replicas, or one part after the other."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,29 +9,29 @@ from trainer.plan.strategy import Strategy
 
 
 def check_exchanges(tasks: Sequence[Task], description: Description) -> Iterator[Problem]:
-    """A replica step is a function of its own batch; only one replica alone has all that there is to exchange."""
+    """Refuses exchanges between replicas unless there is only one: a replica step depends on its own batch only."""
     replicas = sum(len(task.replicas) for task in tasks)
     if description.exchanging and replicas > 1:
         message = (
-            f"{', '.join(description.exchanging)}: exchanges values with other replicas while it computes, because of "
-            f"synchronized=True or a call of all_reduce, which works with one replica only; this run has {replicas}"
+            f"{', '.join(description.exchanging)}: exchanges values with other replicas during a step, because of "
+            f"synchronized=True or a call to all_reduce, which works with one replica only; this run has {replicas}"
         )
         yield Problem("cluster", message, "type cluster=local, or train without it, e.g. with synchronized=False")
 
 
 def averaged(tasks: Sequence[Task], strategy: Strategy) -> int:
-    """Replicas of which an update takes the mean."""
+    """Returns the number of replicas over which an update averages."""
     replicas = [len(task.replicas) for task in tasks]
     return max(replicas) if strategy.waits_for_one else sum(replicas)
 
 
 def is_counted(replicas: int, description: Description) -> bool:
-    """Whether the mean over replicas must count each as often as what its loss is a mean over."""
+    """Whether the mean over replicas must weight each by the count that its loss is divided by."""
     return replicas > 1 and description.counts == 1 and description.is_one_mean
 
 
 def warn_of_parts(replicas: int, accumulate: int, description: Description) -> Iterator[Problem]:
-    """A mean over parts is that over all examples only if each part's loss is a mean, over as much as the others'."""
+    """Warns if the mean over parts is not that over all examples: losses that are no means, or of unequal counts."""
     parts = replicas * accumulate
     if parts == 1:
         return
@@ -42,12 +42,12 @@ def warn_of_parts(replicas: int, accumulate: int, description: Description) -> I
     for scalar in description.scalars:
         message = (
             f"{scalar}: returns one number for each of the {parts} parts of a batch, and an update takes their mean, "
-            "which is the whole batch's only if each number is a mean over equally much"
+            "which equals the value for the whole batch only if every number is a mean over the same count"
         )
-        yield Problem("model", message, "return a loss for each example, [N], and no mean of your own")
+        yield Problem("model", message, "return one loss per example, [N], instead of their mean")
     if replicas > 1 and description.counts and not description.is_one_mean:
         message = (
-            "the losses of several outputs are means over different counts, of masks or weights, and an update takes "
-            f"the mean over {replicas} replicas, as strategies of Keras do; the whole batch would count them otherwise"
+            "the losses of several outputs are divided by different counts of masks or weights, and an update takes "
+            f"the mean over {replicas} replicas, as with tf.distribute; the loss of the whole batch would differ"
         )
-        yield Problem("model", message, "type cluster=local train.accumulate=N, which counts each output on its own")
+        yield Problem("model", message, "type cluster=local train.accumulate=N, which weights each output by its count")

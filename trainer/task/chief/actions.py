@@ -81,7 +81,7 @@ class Saver:
         return self.context.config.checkpoint.on_error is SaveErrorPolicy("continue")
 
     def save_last(self, snapshot: Snapshot) -> None:
-        """Saves the state that a run ends with, which fails if this does.
+        """Saves the final state of a run; if this fails, so does the run.
 
         Raises:
             NotFiniteError: if a parameter is NaN or infinite.
@@ -223,13 +223,13 @@ class ChiefEvaluation:
     status: Status
     saver: Saver
     keeps_best: bool
-    abandoned: Snapshot | None = None  # whose evaluation was not made, because the run is to stop
+    abandoned: Snapshot | None = None  # not evaluated, because the run is to stop
 
     def run(self, snapshot: Snapshot) -> dict[str, float]:
         """Returns eval_loss and a score for each metric, which TensorBoard shows too.
 
         Raises:
-            AbandonedError: if the run is to stop before; it continues from this state.
+            AbandonedError: if the run has to stop before that; it will continue from this state.
         """
         before, self.status.state, self.status.evaluated = self.status.state, "evaluating", 0
         began = time.monotonic()
@@ -237,7 +237,7 @@ class ChiefEvaluation:
             scores = self.evaluator.score(snapshot, self._goes_on)
         except AbandonedError:
             self.abandoned = snapshot
-            _log.info("step %d: the evaluation is left to the run that continues", snapshot.step)
+            _log.info("step %d: not evaluated; the run evaluates it when it continues", snapshot.step)
             raise
         self.events.scalars(snapshot.step, {f"evaluation/{name}": value for name, value in scores.items()})
         self.events.flush()
@@ -258,7 +258,7 @@ class ChiefEvaluation:
         return not self.status.is_stopping
 
     def run_and_log(self, snapshot: Snapshot) -> None:
-        """Evaluates between two steps; a state that is left unevaluated is the one that the run continues from."""
+        """Evaluates between two steps; if abandoned, remembers the state, from which the run continues."""
         try:
             scores = self.run(snapshot)
         except AbandonedError:
@@ -276,7 +276,7 @@ class Due(Protocol):
 def _on_snapshot(
     engine: Engine, actions: Sequence[tuple[Due, OnSnapshot]], evaluation: ChiefEvaluation | None
 ) -> BetweenSteps:
-    """Gives one snapshot to all the actions that are due at a step, up to the state that the run continues from."""
+    """Runs all actions that are due at a step on one snapshot, up to the state from which the run continues."""
 
     def run_due(step: int) -> None:
         if evaluation and evaluation.abandoned:
@@ -360,7 +360,7 @@ def assemble(
         and start.step
         and Every(config.summary.histogram_every, start=start.step - 1).is_due(start.step)
     ):
-        report.write_parameters(engine.snapshot())  # which an earlier chief may not have drawn
+        report.write_parameters(engine.snapshot())  # an earlier chief may not have written them
         engine.release()
     between = [lambda _: writer.poll(), _on_snapshot(engine, actions, evaluation)]
     if judge.is_needed:
@@ -386,7 +386,7 @@ def finish(
     """
     snapshot, results, stopped = _save_and_evaluate(context, chief, pace, stopped=stopped)
     last_rows = context.tables
-    if context.plan.tables and (not last_rows or stopped):  # which the step that stopped the run may have moved
+    if context.plan.tables and (not last_rows or stopped):  # the step that stopped the run may have changed them
         path = context.directory.checkpoints / f"{snapshot.step:09d}"
         last_rows = table_files.loaded(path, context.plan.tables, seed=context.config.seed)
     if not stopped:
@@ -455,7 +455,7 @@ def _save_and_evaluate(
 ) -> tuple[Snapshot, dict[str, Any], bool]:
     """Returns the last state, what the summary says of it, and whether the run was stopped.
 
-    The engine is left last: others wait for this task.
+    Leaves the engine last, because other tasks wait for this one.
     """
     abandoned, table = chief.evaluation.abandoned if chief.evaluation else None, chief.engine.contributions()
     snapshot, stopped = abandoned or chief.engine.snapshot(), stopped or abandoned is not None

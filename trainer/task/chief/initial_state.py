@@ -123,7 +123,7 @@ def what_may_end(config: RunConfig) -> dict[str, Any]:
 
 
 def _decided(facts: Any) -> Any:
-    """Those of the facts that decide when a run ends; which of its states is exported does not."""
+    """Returns the facts that decide when a run ends; which state is exported is not one of them."""
     return {key: value for key, value in facts.items() if key != "export_best"} if isinstance(facts, dict) else facts
 
 

@@ -94,7 +94,7 @@ class Report:
             self.events.scalars(result.step, values | {"examples_per_second": rate})
             self._write_contributions(result.step)
             self.events.flush()
-            # Last: a step without a line is reported again, by a chief that takes over.
+            # Written last: a chief that takes over reports a step again if it has no line.
             self._history.write(result.step, values | {"examples_per_second": round(rate, 1)})
         except (OSError, tf.errors.ResourceExhaustedError) as error:
             if self._config.checkpoint.on_error is not SaveErrorPolicy("continue"):

@@ -28,7 +28,7 @@ from trainer.workload.build import open_workload
 POLL_SECS = 0.2
 CHIEF_POLL_SECS = 1.0
 GONE_SECS = 60.0  # without an answer: more than a busy chief needs, or one that a scheduler restarts
-# States of a chief that has moved away what it does not continue.
+# States of a chief that has already moved away the files that it does not continue.
 BEGUN = ("training", WAITS_FOR_DATA, "evaluating", "done")
 
 

@@ -1,4 +1,4 @@
-"""Evaluates a checkpoint of a run, or predicts with it, in a process that is no task of the run."""
+"""Evaluates a checkpoint of a run, or predicts with it, in a process that is not a task of the run."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from trainer.workload.serving import make_prediction
 
 
 class OtherData(NamedTuple):
-    """Data instead of the run's."""
+    """Data to use instead of the run's."""
 
     data: DataConfig
-    user: str | None  # the file that has its function
+    user: str | None  # the file that defines its function
 
 
 def evaluator_of(plan: Plan) -> Task:
-    """The task whose threads and devices the run's own evaluations have."""
+    """Returns the task whose threads and devices the run's own evaluations use."""
     return next((task for task in plan.tasks if task.job == "evaluator"), plan.task("worker", 0))
 
 
@@ -45,11 +45,11 @@ def evaluate(
     batch_size: int | None,
     steps: int | None = None,
 ) -> tuple[dict[str, float], int]:
-    """The loss and the metrics of a checkpoint, and the number of examples.
+    """Computes the loss and the metrics of a checkpoint; returns them and the number of examples.
 
     Args:
         other: data to evaluate on; None: the run's.
-        batch_size: examples at once; None: as in the run.
+        batch_size: examples in a batch; None: as in the run.
         steps: batches after which it ends; None: as in the run, or all of other data.
 
     Raises:
@@ -70,9 +70,9 @@ def predict(
     batch_size: int | None,
     steps: int | None = None,
 ) -> Iterator[dict[str, np.ndarray]]:
-    """The outputs of a checkpoint's model by name, batch by batch, in the order of the data; the rest as `evaluate`."""
+    """Yields the outputs of a checkpoint's model by name, batch by batch in the order of the data; see `evaluate`."""
     opened = _Opened(directory, source, other, steps, needs_labels=False)
-    step.trace(opened.workload.objective, opened.spec)  # builds the loss, which says what the outputs are
+    step.trace(opened.workload.objective, opened.spec)  # builds the loss, which decides what the outputs are
     names = opened.class_names
     copy = ModelCopy(
         opened.workload,
@@ -88,7 +88,7 @@ def predict(
 
 @contextmanager
 def _data_errors() -> Iterator[None]:
-    """Turns what TensorFlow raises where examples cannot be used into what is wrong with them."""
+    """Turns errors that TensorFlow raises for bad examples into a DataError."""
     try:
         yield
     except (tf.errors.OpError, UnicodeDecodeError) as error:
@@ -138,10 +138,10 @@ class _Opened:
 def _opened_data(
     config: RunConfig, workload: Workload, other: OtherData | None, steps: int | None, *, needs_labels: bool
 ) -> DataSet:
-    """The data to compute the model for.
+    """Returns the data to run the model on.
 
     Raises:
-        DataError: if its examples do not look like the run's, or numbers mean other values.
+        DataError: if its examples differ in structure from the run's, or their ids or classes in meaning.
     """
     if other is None:
         return workload.data
@@ -152,14 +152,14 @@ def _opened_data(
         own, theirs = getattr(workload.data.spec, part), getattr(data.spec, part)
         if not are_alike(*((own, theirs) if part == "features" else map(_of_any_width, (own, theirs)))):
             raise DataError(
-                f"{source}, {part}: an example is {describe_nest(theirs)}, one of the run is {describe_nest(own)}; "
+                f"{source}, {part}: an example is {describe_nest(theirs)}, but in the run it is {describe_nest(own)}; "
                 "both must be the same"
             )
-    remedy = "keep the data.options.path of the run, and name the new files by data.options.evaluate"
+    remedy = "keep the data.options.path of the run, and pass the new files as data.options.evaluate"
     ours, names = numberings_of(workload.data), numberings_of(data)
     for name in ours:
         if ours[name] != names.get(name):
-            raise DataError(f"{source}: the values of {name} have other ids than in the run; {remedy}")
+            raise DataError(f"{source}: the values of {name} have different ids than in the run; {remedy}")
     if workload.data.class_names != data.class_names and (needs_labels or data.class_names):
         run, now = (", ".join(one.class_names) or "numbers" for one in (workload.data, data))
         raise DataError(f"{source}: the classes are {now}; in the run they are {run}; {remedy}")
@@ -169,12 +169,12 @@ def _opened_data(
 
 
 def _of_any_width(specs: Nest) -> Nest:
-    """Specs of labels in which all integers are of one type: a class has the same number in each."""
+    """Returns specs of labels with one type for all integers: a class has the same number in each."""
     return map_nest(lambda one: one._replace(dtype="int64") if "int" in one.dtype else one, specs)
 
 
 def _as_text(values: np.ndarray, names: tuple[str, ...]) -> np.ndarray:
-    """Names of classes as text of one width, so that batches can be put together; other values as they are."""
+    """Returns class names as text of one width, so that batches can be concatenated; other values unchanged."""
     if values.dtype != object:
         return values
     texts = np.array([one.decode() for one in values.ravel()]).reshape(values.shape)

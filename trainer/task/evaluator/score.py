@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 class ModelCopy:
-    """A graph of its own that holds one copy of the parameters, and computes something of each batch to evaluate on."""
+    """A separate graph with one copy of the parameters, which computes something for each evaluation batch."""
 
     def __init__(
         self,
@@ -60,9 +60,9 @@ class ModelCopy:
         """Builds the graph.
 
         Args:
-            make: makes a function of (parameters, state, batch, rows), as `step.make_evaluation` does.
-            steps: batches that are computed; None: all.
-            tables: read rows as they are when the batches are computed.
+            make: builds a function of (parameters, state, batch, rows), as `step.make_evaluation` does.
+            steps: number of batches; None: all.
+            tables: give the rows as they are when a batch is computed.
         """
         objective = workload.objective
         self._frozen = Copy(workload.frozen)
@@ -93,7 +93,7 @@ class ModelCopy:
         self._frozen.load(self._session)
 
     def results(self, snapshot: Snapshot) -> Iterator[tuple[Any, int]]:
-        """What is computed of each batch, and its size; of the averaged parameters where the optimizer keeps them."""
+        """Yields each batch's result and size; with the averaged parameters if the optimizer keeps them."""
         values = evaluated(snapshot) | snapshot.state
         self._session.run(self._assign, {feed: values[path] for path, feed in self._feeds.items()})
         self._session.run(self._batches.initializer, self._batches.feed_dict)
@@ -111,13 +111,13 @@ class Evaluator(ModelCopy):
         super().__init__(workload, step.make_evaluation, **options)
 
     def score(self, snapshot: Snapshot, goes_on: Callable[[int], bool] = lambda _: True) -> dict[str, float]:
-        """The loss and the metrics over all examples.
+        """Returns the loss and the metrics over all examples.
 
         Args:
-            goes_on: called now and then with the number of examples so far; whether to go on.
+            goes_on: called now and then with the number of examples so far; returns whether to continue.
 
         Raises:
-            AbandonedError: if not.
+            AbandonedError: if `goes_on` returns False.
         """
         losses = 0.0
         sums: Any = 0.0
@@ -187,10 +187,10 @@ class CheckpointScorer:
         return [p for p in paths if int(p.name) not in scored and identity_of(p) not in self._damaged]
 
     def score(self, path: Path) -> None:
-        """Scores a checkpoint; skips a damaged one, and is abandoned where the task is asked to stop.
+        """Scores a checkpoint; skips a damaged one.
 
         Raises:
-            AbandonedError: in that case.
+            AbandonedError: if the task is asked to stop.
             CheckpointError: if it is of another model.
         """
         self._status.state, self._status.evaluated = "evaluating", 0
@@ -257,7 +257,7 @@ class CheckpointScorer:
 
 
 def expected_shapes(config: RunConfig, workload: Workload) -> dict[str, tuple[int, ...]]:
-    """The shapes of a model's tensors in a checkpoint, without slots."""
+    """Returns the shapes of a model's tensors in a checkpoint, without slots."""
     return {
         f"{'parameters' if p.trainable else 'state'}/{p.path}": p.shape
         for p in parameters_of(workload.model, config.train.precision.value, workload.objective.frozen)
@@ -265,7 +265,7 @@ def expected_shapes(config: RunConfig, workload: Workload) -> dict[str, tuple[in
 
 
 def tables_for(plan: Plan, workload: Workload) -> tuple[list[BlockMemory], TableWorker | None]:
-    """Memory for the rows of all tables in this process, and what reads it for an evaluator; none without tables."""
+    """Returns memory for the rows of all tables in this process, and its reader for an evaluator, if there are any."""
     rows = private(TableLayout(blocks_of(plan.tables, 1), (), 1, 0))
     touches = Touches([block.block for block in rows], partial(lookups_of, workload.objective))
     return rows, TableWorker(rows, touches) if rows else None

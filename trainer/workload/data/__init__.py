@@ -58,7 +58,7 @@ def open_data(
         seed: of the run; given to a function that has an argument `seed`, unless the options have one.
         user_function: used instead of the table; returns a DataSet, or {"train": SOURCE, "evaluate": SOURCE} and if
             need be "classes"; sources.py has the kinds of sources.
-        must_end: whether an evaluation reads all of the examples.
+        must_end: whether an evaluation reads all examples.
 
     Raises:
         ValueError: if there is no such data set, or it does not take these options.

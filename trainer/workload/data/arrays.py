@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 SMALL_NBYTES = 64 * 2**20  # arrays up to this size are copied to memory that TensorFlow gathers from
 ALIGNMENT_BYTES = 64  # of arrays that TensorFlow uses in place; it copies others, and both copies stay in memory
-LABELS = "labels"  # the field of a batch
+LABELS = "labels"  # a field of `Batch`
 ROWS = 4096  # examples checked at a time, so that checks need little memory
 
 
@@ -59,7 +59,7 @@ def from_arrays(
 
     Raises:
         DataError: if there are no examples, shapes or lengths differ, or a feature or weight is not a finite number.
-            What is wrong with labels is for the loss to judge: see `DataSet.faults`.
+            Faulty labels are left to the loss: see `DataSet.faults`.
     """
     parts = {"train": train, "evaluate": evaluate}
     batches = {part: Batch(*given) for part, given in parts.items()}
@@ -100,7 +100,7 @@ def _scaled(features: Nest, *, scale: float) -> Nest:
 
 
 def open_arrays(given: Sequence[Nest], source: str) -> Opened:
-    """Opens one part alone."""
+    """Opens a single part."""
     batch = _checked(Batch(*given), source)
     return Opened(_examples(batch, None, source), spec_of(batch), label_fault(batch.labels, "", source))
 
@@ -139,7 +139,7 @@ def _read(
         found = [native(array[numbers]) for _, array in arrays]
         for (name, array), values in zip(arrays, found, strict=True):
             is_label = name.partition("/")[0] == LABELS
-            if is_mapped(array) and (checks_labels or not is_label):  # nobody has read the file before
+            if is_mapped(array) and (checks_labels or not is_label):  # the file has not been read before
                 check_finite(values, f"{source} {name}", numbers, remedy=LEAVE_OUT if is_label else REPLACE)
         return found
 
@@ -190,7 +190,7 @@ def _align(array: np.ndarray) -> np.ndarray:
 
 
 def label_fault(labels: Nest, part: str, source: str) -> LabelFault | None:
-    """The first label that is not finite; None if all are, or are checked as they are read."""
+    """Returns the first label that is not finite; None if all are, or if they are checked when read."""
     for name, array in leaves_of(labels, LABELS):
         try:
             _check_all_finite(array, f"{source} {name}", remedy=LEAVE_OUT)
@@ -201,7 +201,7 @@ def label_fault(labels: Nest, part: str, source: str) -> LabelFault | None:
 
 
 def _check_all_finite(array: np.ndarray, name: str, *, remedy: str = REPLACE) -> None:
-    if array.dtype.kind != "f" or (is_mapped(array) and not _is_small(array)):  # these are checked as they are read
+    if array.dtype.kind != "f" or (is_mapped(array) and not _is_small(array)):  # these are checked when read
         return
     for row in range(0, len(array), ROWS):
         block = native(array[row : row + ROWS])
@@ -209,7 +209,7 @@ def _check_all_finite(array: np.ndarray, name: str, *, remedy: str = REPLACE) ->
 
 
 def check_alike(train: Batch, evaluate: Batch, source: str) -> None:
-    """Raises DataError unless the examples of both parts look the same; one of them may have no weights."""
+    """Raises DataError unless the examples of both parts have the same structure; one part may have no weights."""
     for name, one, other in zip(Batch._fields, train, evaluate, strict=True):
         is_without = name == "weights" and (one is None or other is None)
         if not is_without and not are_alike(one, other):
@@ -244,7 +244,7 @@ def _check_no_text(labels: np.ndarray, name: str) -> None:
 
 
 def _no_class(labels: np.ndarray, classes: int, part: str, source: str) -> LabelFault | None:
-    """The first of the integers that are no classes; a model of one output tells two classes apart."""
+    """Returns the first integer that is not a class; a model with one output has two classes."""
     last = max(classes, 2) - 1
     if labels.dtype.kind not in "biu":
         return None

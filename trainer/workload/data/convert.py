@@ -10,7 +10,7 @@ from trainer.workload.data.examples import ArraySpec, Batch, DataError, Nest, ma
 
 ALLOWED = "allowed: numbers, booleans and text, e.g. x.astype('float32')"
 REPLACE = "remove such examples, or replace the values, e.g. np.nan_to_num(x)"
-LEAVE_OUT = "remove such examples, or use a loss that leaves out such labels"  # another value would be learned
+LEAVE_OUT = "remove such examples, or use a loss that ignores such labels"  # replaced values would be learned
 RAGGED = "is ragged: its examples have different sizes; pad or cut them, e.g. x.to_tensor()"
 NOT_DENSE = {
     "RaggedTensor": RAGGED,

@@ -36,7 +36,7 @@ class MissingInputError(DataError):
 
 
 class SeveralInputsError(ValueError):
-    """A model that takes one array, and data that has several."""
+    """The model takes one array, but the data has several."""
 
 
 def map_nest(function: Callable[[Any], Any], nest: Nest) -> Nest:
@@ -121,11 +121,11 @@ def describe_nest(specs: Nest) -> str:
 
 
 class LabelFault(NamedTuple):
-    """Labels that only some losses take: numbers that are not finite, or integers that are no classes."""
+    """Labels that only some losses accept: numbers that are not finite, or integers that are not classes."""
 
     part: str  # train or evaluate
     example: int  # the first with such a label
-    values: frozenset[int]  # the integers; none: they are not finite
+    values: frozenset[int]  # the integers; empty: labels that are not finite
     message: str
 
 
@@ -140,8 +140,8 @@ class Examples:
     count: int
     arrays: tuple[np.ndarray, ...]  # from which `fetch` gathers; fed to the graph once
     fetch: Callable[..., Any]
-    whole: Batch | None = None  # all of them as arrays [count, ...], in memory or mapped, where there are such
-    fetch_any_labels: Callable[..., Any] | None = None  # as `fetch`, where that refuses labels that are not finite
+    whole: Batch | None = None  # all examples as arrays [count, ...], in memory or mapped, if they are arrays
+    fetch_any_labels: Callable[..., Any] | None = None  # like `fetch`, if that refuses labels that are not finite
 
 
 @dataclass(frozen=True)
@@ -168,12 +168,12 @@ class Stream:
     spec: Batch  # nests of `ArraySpec`
     source: str  # its origin, for messages
     is_divided: bool = False  # one pass is for all replicas; passes may differ, so no process may need two at once
-    takes_any_labels: bool = False  # also those that are not finite
-    first: Batch | None = None  # of a pass: what `spec` was read from
+    takes_any_labels: bool = False  # including those that are not finite
+    first: Batch | None = None  # batch of a pass, from which `spec` was read
 
 
 class Opened(NamedTuple):
-    """A source, and what its examples look like."""
+    """A source, and the structure of its examples."""
 
     examples: Examples | Stream
     spec: Batch  # nests of `ArraySpec`
@@ -198,12 +198,12 @@ class DataSet:
     spec: Spec
     preprocessing: Callable[[], Preprocessing] | None = None  # makes its tables; None: a client has the features
     class_names: tuple[str, ...] = ()  # of integer labels
-    doubts: tuple[tuple[str, str], ...] = ()  # (message, remedy) of what is trained on all the same
-    faults: tuple[LabelFault, ...] = ()  # which the loss may take
+    doubts: tuple[tuple[str, str], ...] = ()  # (message, remedy) of warnings
+    faults: tuple[LabelFault, ...] = ()  # which the loss may accept
     shares_order: bool = False  # a pass over the examples to evaluate on changes the order of those to train on
 
     def with_any_labels(self) -> DataSet:
-        """The same for a loss that says which labels are none: those that are not finite are read too."""
+        """Returns a data set that also reads labels that are not finite, for a loss that ignores them."""
         return replace(self, train=_with_any_labels(self.train), evaluate=_with_any_labels(self.evaluate))
 
 
@@ -282,13 +282,13 @@ def users_code(source: str, *, alone: bool = True) -> Iterator[None]:
 
 
 def is_of_storage(error: BaseException) -> bool:
-    """Whether writing or reading a file failed, and not in code of the user's."""
+    """Whether writing or reading a file failed outside the user's code."""
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     return isinstance(error, OSError) and not _users(frames)
 
 
 def _users(frames: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """Those of (file, line) that are not of this package, an installed one or Python's library."""
+    """Returns the (file, line) frames outside this package, installed packages and the standard library."""
     others = (str(Path(__file__).parents[2]), sysconfig.get_path("stdlib"), "<")
     return [one for one in frames if "site-packages" not in one[0] and not one[0].startswith(others)]
 

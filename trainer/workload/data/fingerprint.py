@@ -1,4 +1,4 @@
-"""Takes the fingerprint of a data set: of small arrays all examples count, of others a fixed choice of them."""
+"""Computes the fingerprint of a data set: from all examples of small arrays, from a fixed sample of others."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from trainer.plan.fingerprint import Fingerprint, PartFingerprint
 from trainer.workload.data.convert import is_text, spec_of
 from trainer.workload.data.examples import Batch, DataSet, Examples, Stream, count_of, describe_nest, leaves_of
 
-ALL_NBYTES = 4 * 2**20  # arrays that are digested as a whole, in a few milliseconds
+ALL_NBYTES = 4 * 2**20  # up to this size arrays are digested as a whole, in a few milliseconds
 SAMPLE_NBYTES = 2 * 2**20  # of larger arrays
-ROWS = (16, 1024)  # examples of larger arrays, at least and at most
-READ_ROWS = 16  # examples where each has to be read, or decoded
+ROWS = (16, 1024)  # sampled examples of larger arrays, at least and at most
+READ_ROWS = 16  # sampled examples if each has to be read or decoded
 TEXT_NBYTES = 64
 
 
 def fingerprint_of(data: DataSet) -> Fingerprint:
-    """The fingerprint of each part."""
+    """Returns the fingerprint of each part."""
     return {part: _of_part(examples) for part, examples in {"train": data.train, "evaluate": data.evaluate}.items()}
 
 
@@ -36,7 +36,7 @@ def _of_part(examples: Examples | Stream) -> PartFingerprint:
 
 
 def _of_arrays(whole: Batch) -> Batch:
-    """All examples of small arrays, and some of large ones."""
+    """Returns all examples of small arrays, and a sample of large ones."""
     arrays = [array for _, array in leaves_of(whole)]
     count, nbytes = len(arrays[0]), sum(map(_nbytes, arrays))
     if nbytes <= ALL_NBYTES:
@@ -46,23 +46,23 @@ def _of_arrays(whole: Batch) -> Batch:
 
 
 def _nbytes(array: np.ndarray) -> int:
-    """Bytes to digest; texts take longer than their bytes."""
+    """Returns the bytes to digest; text counts for more than its bytes, because it takes longer."""
     return array.size * TEXT_NBYTES if is_text(array) else array.nbytes
 
 
 def _spread(count: int, chosen: int) -> np.ndarray:
-    """The numbers of so many examples, spread evenly from the first to the last."""
+    """Returns `chosen` indices, spread evenly from the first example to the last."""
     return np.unique(np.linspace(0, count - 1, min(count, chosen)).astype(np.int64))
 
 
 def _fetched(examples: Examples) -> Batch | None:
-    """A few examples that have to be read; None if that fails, which training reports."""
+    """Reads a few examples; None if that fails, which training will report."""
     import tensorflow as tf
 
     arrays = tuple(tf.constant(array) for array in examples.arrays)
     try:
         batch = Batch(*examples.fetch(tf.constant(_spread(examples.count, READ_ROWS)), arrays))
-    except (tf.errors.OpError, UnicodeDecodeError):  # the latter from the bytes of a damaged record
+    except (tf.errors.OpError, UnicodeDecodeError):  # the latter for a damaged record
         return None
     return batch.map(lambda tensor: tensor.numpy())
 

@@ -86,7 +86,7 @@ def _hashed(texts: tf.Tensor, count: int) -> tf.Tensor:
 
 
 def numberings_of(data: DataSet) -> dict[str, Any]:
-    """How the ids of a data set follow from values, by feature; two of them can be compared."""
+    """Returns how values become ids in a data set, by feature, in a form that can be compared."""
     made = data.preprocessing
     if not isinstance(made, partial) or made.func is not preprocessing:
         return {}

@@ -111,7 +111,7 @@ def evaluation_batches(
     Where it is not, the batches have a static shape, as in Keras, and a user's code may depend on it.
 
     Args:
-        steps: batches after which it ends; None: all.
+        steps: number of batches; None: all.
     """
     if isinstance(examples, Stream):
         stream = examples

@@ -1,4 +1,4 @@
-"""Files that a pipeline of tf.data writes as it is read, which no two processes may do at once."""
+"""Finds files that a tf.data pipeline writes as it is read; two processes must not write them at the same time."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import tensorflow as tf
 
 from trainer.workload.data.examples import DataError
 
-COMPLETE = ".index"  # the end of a file that a cache has only once it has been written whole
-LOCK = "_0.lockfile"  # and of one that it has while it is written
+COMPLETE = ".index"  # suffix of a file that exists only if the cache is complete
+LOCK = "_0.lockfile"  # suffix of a file that exists while the cache is written
 
 
 @contextmanager
 def noted() -> Iterator[list[str]]:
-    """Notes what pipelines that are made within write to, as `cache(FILENAME)` does; caches stay in memory.
+    """Records the files of pipelines made in this context, e.g. `cache(FILENAME)`; caches stay in memory.
 
-    A process that only looks at the first examples would leave a cache that others take for one that is being written.
+    A process that reads only the first examples would leave a cache that others take for one being written.
     """
     files: list[str] = []
     dataset = tf.data.Dataset
@@ -32,7 +32,7 @@ def noted() -> Iterator[list[str]]:
         file = os.fspath(filename) if isinstance(filename, str | os.PathLike) else ""
         if file and Path(file + LOCK).exists():
             raise DataError(
-                f"cache({file!r}): {file}{LOCK} says that another process is writing it; wait until that has ended, or "
+                f"cache({file!r}): {file}{LOCK} shows that another process is writing it; wait until it is done, or "
                 f"remove {file}_0* if it was killed"
             )
         if file and not Path(file + COMPLETE).exists():

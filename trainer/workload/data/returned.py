@@ -1,4 +1,4 @@
-"""Which data is trained on and which is evaluated on, in what a user's function returned."""
+"""Finds the training and the evaluation data in what a user's function returned."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from trainer.workload.data.py_dataset import is_py_dataset
 from trainer.workload.data.stream_sources import is_dataset
 
 TRAIN, EVALUATE = "train", "evaluate"
-NAMES = ("test", "validation", "valid", "val", "eval", "dev")  # of the second, where it alone is there
-ARRAY = re.compile(r"(x|y|w|weights|sample_weight)_(\w+)", re.IGNORECASE)  # x_train
+NAMES = ("test", "validation", "valid", "val", "eval", "dev")  # of evaluation data, if only one of them is present
+ARRAY = re.compile(r"(x|y|w|weights|sample_weight)_(\w+)", re.IGNORECASE)  # e.g. x_train
 FIELDS = {"x": 0, "y": 1}
 REMEDY = 'return {"train": (x, y), "evaluate": (x, y)}; weights may follow: (x, y, weights)'
-ALONE = ("the data has nothing to evaluate on, so it is evaluated on what it is trained on", REMEDY)
+ALONE = ("the data has nothing to evaluate on, so the training examples are used", REMEDY)
 
 
 class Returned(NamedTuple):
-    """Sources of examples."""
+    """The sources of the examples."""
 
     train: Any
     evaluate: Any
@@ -30,13 +30,13 @@ class Returned(NamedTuple):
 
 
 def parts_of(returned: Any, source: str) -> Returned:
-    """Takes apart what can mean one thing only.
+    """Splits a returned value into sources, if it can mean one thing only.
 
     Args:
-        source: its origin, for messages.
+        source: names the data set in messages.
 
     Raises:
-        DataError: if it is none of these, or may mean several things.
+        DataError: if it has another form, or is ambiguous.
     """
     if isinstance(returned, Mapping):
         parts = _by_name(returned, source)
@@ -68,7 +68,7 @@ def _by_name(returned: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 
 def _joined(arrays: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """{"x_train": x, "y_train": y} as {"train": (x, y)}."""
+    """Turns {"x_train": x, "y_train": y} into {"train": (x, y)}."""
     parts: dict[str, list[Any]] = {}
     for name, value in arrays.items():
         field, part = name.lower().split("_", 1) if not name.lower().startswith("sample_") else ("w", name[14:].lower())
@@ -85,7 +85,7 @@ def _are_sources(values: Sequence[Any]) -> bool:
 
 
 def _is_pair(value: Any) -> bool:
-    """Whether it is (x, y) or (x, y, weights), all for the same examples."""
+    """Whether a value is (x, y) or (x, y, weights), with the same number of examples each."""
     if not isinstance(value, tuple | list) or not 2 <= len(value) <= len(Batch._fields):
         return False
     lengths = _lengths(value)
@@ -93,7 +93,7 @@ def _is_pair(value: Any) -> bool:
 
 
 def _are_pairs(values: Sequence[Any]) -> bool:
-    """Whether each is a pair, of other examples than the other: with as many, it may be (inputs, outputs)."""
+    """Whether all are pairs of different lengths; with equal lengths they may be (inputs, outputs)."""
     return all(map(_is_pair, values)) and len(_lengths(values)) == 2
 
 

@@ -55,10 +55,10 @@ def open_parts(opened: Any, source: str, *, seed: int, must_end: bool = True) ->
     """What a user's function returned, as a data set.
 
     Args:
-        opened: {"train": SOURCE, "evaluate": SOURCE}, and if need be "classes"; returned.py has what else is taken.
+        opened: {"train": SOURCE, "evaluate": SOURCE}, and, if needed, "classes"; returned.py lists other forms.
         source: its origin, for messages.
         seed: of the run.
-        must_end: whether an evaluation reads all of the examples.
+        must_end: whether an evaluation reads all examples.
 
     Raises:
         DataError: if it is something else, or cannot be trained on.
@@ -81,7 +81,7 @@ def open_parts(opened: Any, source: str, *, seed: int, must_end: bool = True) ->
     if classes is None and isinstance(spec.labels, ArraySpec) and spec.labels.dtype.startswith("float"):
         classes = (spec.labels.shape or (1,))[-1]
     faults = tuple(one.fault._replace(part=part) for part, one in sources.items() if one.fault)
-    spec = spec._replace(weights=sources["train"].spec.weights)  # the evaluation may have others, or none
+    spec = spec._replace(weights=sources["train"].spec.weights)  # the weights for evaluation may differ, or be missing
     train, evaluate = sources["train"].examples, sources["evaluate"].examples
     shares = share_order(returned.train, returned.evaluate)
     doubts = (*returned.doubts, *([SPLIT] if shares and returned.train is not returned.evaluate else []))

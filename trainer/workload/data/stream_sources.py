@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 FIRST = StreamContext(
     replica=0, replicas=1, batch=8, seed=0, epoch=0, is_training=False
 )  # to see a stream's first batch
-IGNORED = 1  # as TensorFlow numbers what becomes of generators and files when a dataset is serialized
+IGNORED = 1  # TensorFlow's value for ignoring generators and files when it serializes a dataset
 
 
 def open_stream(
@@ -53,7 +53,7 @@ def open_stream(
 
 
 def _check_ranks(known: Any, spec: Batch, name: str) -> None:
-    """Refuses shapes of which TensorFlow does not know the rank; `spec` is what the first batch looks like."""
+    """Refuses tensors whose rank TensorFlow does not know; `spec` is that of the first batch."""
     for (leaf, each), (_, seen) in zip(leaves_of(split(known)), leaves_of(spec), strict=True):
         if each.shape.rank is None:
             shape = [None, *seen.shape]
@@ -102,13 +102,13 @@ def check_dataset(dataset: tf.data.Dataset, name: str, *, must_end: bool) -> Non
         raise DataError(f"{name}: has no end, as after repeat(); {ENDS}")
     if dataset.options().deterministic is False or _has_unordered_step(dataset):
         raise DataError(
-            f"{name}: deterministic=False lets threads decide the order of its elements, another one in each task and "
-            "each run; leave it out"
+            f"{name}: deterministic=False lets threads decide the order of its elements, which then differs between "
+            "tasks and runs; leave it out"
         )
 
 
 def _has_unordered_step(dataset: tf.data.Dataset) -> bool:
-    """Whether a transformation was told not to keep the order, which no option of the whole overrides."""
+    """Whether a transformation has deterministic=False, which no option of the whole dataset overrides."""
     import tensorflow as tf
 
     steps = _steps_of(dataset)

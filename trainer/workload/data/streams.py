@@ -24,11 +24,11 @@ from trainer.workload.data.examples import (
 
 MANY = 1000  # batches that are too small, one after the other, in data that may have no end
 WARN_EVERY_SECS = 60.0
-ENDS = "type evaluate.steps=100 to evaluate on so many batches, or give data that ends, e.g. dataset.take(100)"
+ENDS = "type evaluate.steps=100 to evaluate on that many batches, or return data that ends, e.g. dataset.take(100)"
 
 _log = logging.getLogger(__name__)
 
-SHAPES_AT_MOST = 64  # of batches that wait for more examples like theirs
+SHAPES_AT_MOST = 64  # of batches that wait for more examples of their shape
 
 Arrays = list[np.ndarray]  # of a batch, one after the other
 Shapes = tuple[tuple[tuple[int, ...], str], ...]  # and types, of the arrays of an example
@@ -61,7 +61,7 @@ def training_arrays(
             yield arrays
         if epoch == 0 and left_out >= batch:
             _log.warning(
-                "%s: %d examples of a pass are left out: of their shapes there are too few for a batch of %d",
+                "%s: %d examples of a pass are left out: there are too few of their shapes for a batch of %d",
                 stream.source,
                 left_out,
                 batch,
@@ -175,7 +175,7 @@ def rows(batch: Batch, chosen: Any) -> Batch:
 
 
 def resized(batches: Iterable[Batch], size: int, source: str) -> Iterator[Batch]:
-    """The same examples in batches of another size; those of different shapes, as of buckets, are kept apart.
+    """Yields the same examples in batches of another size; different shapes, as from buckets, are not mixed.
 
     The last batch of each shape may be smaller.
 
@@ -193,7 +193,7 @@ def resized(batches: Iterable[Batch], size: int, source: str) -> Iterator[Batch]
             held[shapes] = rows(whole, slice(count - count % size, None))
         if len(held) > SHAPES_AT_MOST:
             raise DataError(
-                f"{source}: batches have more than {SHAPES_AT_MOST} different shapes, the last one "
+                f"{source}: batches have more than {SHAPES_AT_MOST} different shapes, the latest "
                 f"{_describe(spec_of(batch))}, so they cannot be made into batches of another size; make batches of "
                 "train.batch_size examples, pad to fewer lengths, e.g. in buckets, or return a function (context) that "
                 "makes batches of context.batch examples"
@@ -202,7 +202,7 @@ def resized(batches: Iterable[Batch], size: int, source: str) -> Iterator[Batch]
 
 
 def in_order(batches: Iterable[Batch], size: int) -> Iterator[Batch]:
-    """The same examples in their order, in batches of at most another size; no batch has two shapes."""
+    """Yields the same examples in their order, in batches of at most `size`; no batch has two shapes."""
     held: Batch | None = None
     for batch in batches:
         if held is not None and _shapes(held) != _shapes(batch):
