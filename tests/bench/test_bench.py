@@ -426,7 +426,7 @@ def test_windows_alternate_and_measure_both(counting: Running, tmp_path: Path):
     assert all(window.examples_per_sec > 0 and "process" in window.cpu_ms for window in (*ours, *others))
 
 
-@pytest.mark.long(but=["keras_fit_xla"])
+@pytest.mark.long
 @pytest.mark.cluster
 @pytest.mark.parametrize("name", PEERS.values())
 def test_every_peer_starts_and_counts_its_steps(name, tmp_path: Path):

@@ -51,6 +51,7 @@ def few(data: DataSet) -> DataSet:
     return replace(data, train=first(data.train), evaluate=first(data.evaluate))
 
 
+@pytest.mark.long
 def test_every_data_set_has_a_case_that_opens_and_holds_a_batch(tmp_path, monkeypatch):
     write_npz = bench_input.write_npz
     monkeypatch.setattr(bench_input, "write_npz", lambda path, count, shape: write_npz(path, BATCH, shape))

@@ -119,6 +119,7 @@ def test_the_cpu_time_of_a_process_is_measured():
     assert processes.cpu_secs(os.getpid()) - before == pytest.approx(0.1, abs=0.08)
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_a_run_is_measured_and_leaves_no_process():
     options, examples = growth.WORKLOADS["null"]

@@ -40,6 +40,7 @@ def assert_identical(run: Run, faults: int) -> None:
     assert "| schedule | 1 | 1 | 1 |" in (run.directory / "chaos.md").read_text()
 
 
+@pytest.mark.long
 def test_a_cluster_that_loses_its_chief_and_a_ps_ends_with_the_same_bits(start: Start):
     run = start("cluster=2ps2w", "train.steps=150", scheduled("kill chief in push @15; kill ps:0 @40"), *SHORT)
     assert_identical(run, faults=2)

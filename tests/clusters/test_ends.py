@@ -22,6 +22,7 @@ def _wait_until_gone(pids: list[int]) -> None:
     wait_until(lambda: all(map(has_ended, pids)))
 
 
+@pytest.mark.long
 def test_a_run_that_is_stopped_and_then_killed_ends_as_if_nothing_happened(start, finish: Finish):
     fast = [*FAST, "cluster=2ps2w"]
     run = start(*fast, "train.steps=100000", "run=broken")

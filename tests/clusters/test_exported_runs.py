@@ -33,6 +33,7 @@ def evaluated(probabilities: np.ndarray, labels: np.ndarray) -> tuple[float, flo
     return float(-np.log(own).mean()), float((probabilities.argmax(1) == labels).mean())
 
 
+@pytest.mark.long
 def test_digits_are_served_from_bytes_and_every_checkpoint_can_be_exported(
     finish: Callable[..., Run], python, tmp_path
 ):

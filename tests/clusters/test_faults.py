@@ -108,7 +108,7 @@ def test_a_worker_that_is_killed_whenever_it_has_joined_delays_the_run_and_chang
     assert run.summary()["restarts_of"] == {task: 12}
 
 
-@pytest.mark.long(but=["a ps, then everything"])
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("cluster", "faults"),
     [("2ps3w", [["ps:1"], ["ps", "worker"]]), ("2ps3w", [["ps"]]), ("3w", [["worker:1"]]), ("local", [["worker:0"]])],

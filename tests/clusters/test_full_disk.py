@@ -63,6 +63,7 @@ def test_a_run_whose_save_fails_ends_with_74_and_keeps_what_it_had(begun: Path):
     assert saved(begun) == ["000000005", "000000006"]
 
 
+@pytest.mark.long
 def test_a_run_that_may_fail_to_save_goes_on_until_its_last_save(begun: Path):
     ended = train(begun, "checkpoint.on_error=continue", most_bytes=TOO_LITTLE)
     assert ended.returncode == 74, ended.stdout

@@ -100,6 +100,7 @@ def test_nothing_outside_reaches_a_run_and_it_computes_the_same(start: Start, wi
     assert not (run.directory / "pages").exists()
 
 
+@pytest.mark.long
 def test_a_scan_of_listening_sockets_shows_no_difference(start: Start):
     """In a network where nobody else is, because other programs of this machine come and go."""
     alone = ["unshare", "--user", "--map-user=1234", "--map-group=1234", "--net"]

@@ -109,6 +109,7 @@ def _assert_tells_everything(run: Run, summary: dict) -> None:
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} \w+:\d ", line) for line in logs.splitlines())
 
 
+@pytest.mark.long
 def test_the_exported_model_scores_the_same_in_plain_keras(main_job: Run):
     code = f"""
 import keras, numpy, sys

@@ -140,6 +140,7 @@ def test_a_scheduler_that_starts_killed_tasks_again_finishes_the_run(start, unbr
     assert result(pods.chief) == result(unbroken)
 
 
+@pytest.mark.long
 def test_a_worker_that_is_evicted_leaves_alone_and_a_ps_after_a_save(start, unbroken: Run):
     pods = Pods(start, *LONG)
     pods.chief.wait_for_step(FAULT_AT)
@@ -199,6 +200,7 @@ def test_a_ps_that_takes_another_task_for_a_worker_starts_again(start, unbroken:
     assert result(pods.chief) == result(unbroken)
 
 
+@pytest.mark.long
 def test_a_finished_run_leaves_no_noise_of_tensorflow(start, unbroken: Run, tmp_path: Path):
     pods = Pods(start, *EXACT)
     assert pods.wait_for_ends() == dict.fromkeys(TASKS, 0)

@@ -73,7 +73,7 @@ def test_kills_of_every_task_change_nothing(unbroken: Run, start, tmp_path: Path
     assert set(run.summary()["restarts_of"]) >= {"worker:0", "worker:1", "ps:1"}
 
 
-@pytest.mark.long(but=["3ps2w"])
+@pytest.mark.long
 @pytest.mark.parametrize(("size", "wire"), [("2w", "float32"), ("3ps2w", "memory")], ids=["2w", "3ps2w"])
 def test_a_run_resumes_on_another_cluster_with_the_same_bits(
     unbroken: Run, finish, tmp_path: Path, size: str, wire: str

@@ -319,6 +319,7 @@ def test_no_directory_is_a_config_error():
     assert "run: mode=check needs the directory of a run\n    e.g. run=runs/mine" in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_a_complete_run_passes_and_every_damage_is_reported(finish: Callable[..., Run]):
     run = finish("cluster=2ps2w", *EXACT, *RECORDED, "train.steps=25")

@@ -303,6 +303,7 @@ def check_damaged(
     assert {name: code for name, code in codes.items() if name in always and code != exit_codes.OK} == {}
 
 
+@pytest.mark.long(but=["config.yaml", "status.json"])
 @pytest.mark.parametrize("file", [name for name in FILES if "/" not in name and name != "lock"])
 def test_something_else_in_the_place_of_a_file_is_named(file: str, copied, configs):
     for make in KINDS.values():

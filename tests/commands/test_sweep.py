@@ -215,6 +215,7 @@ BAD = {
 }
 
 
+@pytest.mark.long(but=["no share", "bad range"])
 @pytest.mark.parametrize("kind", BAD)
 def test_a_sweep_that_cannot_work_starts_nothing(python, tmp_path, kind):
     words, message = BAD[kind]

@@ -284,6 +284,7 @@ FILES = [
 ]
 
 
+@pytest.mark.long(but=["bad choice", "deep nesting", "control character"])
 @pytest.mark.parametrize(("content", "answer"), FILES)
 def test_an_invalid_file_is_explained(experiment, content, answer, tmp_path):
     assert answer in experiment(GLOBAL + content)

@@ -173,7 +173,7 @@ def test_every_kind_of_cluster_runs_in_containers(launch, extra):
 # Faults
 
 
-@pytest.mark.long(but=["worker:1"])
+@pytest.mark.long
 @pytest.mark.parametrize("task", ["worker:1", "ps:0"])
 def test_a_killed_container_is_restarted_and_the_bits_are_the_same(launch, unbroken, task):
     run = launch(*EXACT, "cluster=1ps2w")

@@ -103,6 +103,7 @@ def test_duplicates_and_messages_of_an_older_generation_are_ignored():
     assert digest(last) == expected
 
 
+@pytest.mark.long
 def test_a_worker_that_pushes_twice_counts_once_in_a_quorum():
     """As the process of a lost host may, after its successor; what it pushes second is garbage here."""
     cluster, has_pushed_twice = Cluster(plain, ps=2, workers=2, strategy="backup", quorum=2), threading.Event()
@@ -165,7 +166,7 @@ def _garbage(shard: Shard, *, generation: int, step: int) -> np.ndarray:
     return packing.to_flat(shard, values, generation=generation, step=step)
 
 
-@pytest.mark.long(but=["2"])
+@pytest.mark.long
 @pytest.mark.parametrize("buckets", [1, 2])
 def test_one_replica_that_asks_to_stop_stops_all_at_the_same_step(buckets: int):
     cluster = Cluster(plain, ps=1, workers=3, buckets=buckets)
@@ -343,6 +344,7 @@ def test_replicas_inside_a_worker_are_averaged_there_and_pushed_once():
     assert counts == {"/job:ps/replica:0/task:0": 1, "/job:worker/replica:0/task:0": 1}
 
 
+@pytest.mark.long
 def test_the_bits_do_not_depend_on_the_device_that_holds_the_parameters():
     here, there = (
         Cluster(plain, ps=1, workers=2, parameters_on=device).train([to_the_end] * 2)[0]
@@ -449,6 +451,7 @@ def test_an_update_waits_for_a_quorum_only(ps, clip_norm):
     assert len({digest(last) for _, _, last in results}) == 1
 
 
+@pytest.mark.long
 def test_late_gradients_are_counted_for_their_worker():
     cluster = Cluster(plain, ps=2, workers=3, strategy="backup", quorum=1)
     results = cluster.train([free_running] * 3)

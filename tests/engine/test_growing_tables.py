@@ -100,6 +100,7 @@ def expected() -> str:
     return params_sha256(snapshot, engine.table_memory)
 
 
+@pytest.mark.long(but=["3-float32"])
 @pytest.mark.cluster
 @pytest.mark.parametrize(("ps", "wire"), [(2, "memory"), (0, "memory"), (3, "float32")])
 def test_the_bits_do_not_depend_on_where_rows_are(expected, ps, wire):
@@ -117,6 +118,7 @@ def test_a_successor_leaves_the_same_bits_whenever_a_worker_dies(expected, momen
     assert params_sha256(snapshot, whole(cluster)) == expected
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_ids_that_a_table_has_rows_for_are_trained_as_there():
     """The same bits as in a table whose ids are 0..rows-1."""

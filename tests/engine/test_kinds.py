@@ -31,7 +31,7 @@ COUNTED: Mapping[str, Any] = {"masked steps": {"counts": 1, "is_counted": True}}
 train = functools.partial(to_the_end, steps=STEPS)
 
 
-@pytest.mark.long(but=["a tensor used three times", "frozen weights", "masked steps"])
+@pytest.mark.long(but=["masked steps"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_of_model_gets_the_same_bits_on_any_cluster_and_is_trained_as_in_one_process(kind):
     """Also if it is saved on one cluster and goes on on another."""

@@ -281,7 +281,7 @@ def test_every_message_over_a_bfloat16_wire_is_known(size, strategy):
     check_updates(steps, is_clipped=False)
 
 
-@pytest.mark.long(but=["2ps2w-sync"])
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("size", "strategy"), [("1ps2w", "sync"), ("2ps2w", "sync"), ("2w", "sync"), ("2ps2w", "async")]
 )
@@ -359,11 +359,13 @@ def workload_of_rows() -> Workload:
     return Workload(model, data, objective, {})
 
 
+@pytest.mark.long
 def test_replicas_of_one_worker_send_as_one():
     steps = train("1ps2w", devices=("/cpu:0", "/cpu:1"))
     check_steps(steps)
 
 
+@pytest.mark.long
 def test_parts_of_a_parameter_cost_no_message():
     whole, parts = train("2ps2w"), train("2ps2w", max_part_mib=0.002)
     assert any(piece.is_part for shard in parts.plan.shards for piece in shard.trainable)

@@ -222,6 +222,12 @@ def test_the_gradients_of_these_tests_reach_the_clip_norm_in_some_steps_only():
     assert 30 < sum(norm > CLIP for norm in norms) < 70
 
 
+@pytest.mark.long(
+    but=[
+        *("adam-other-constants-seed20", "adam-everything-seed20", "rmsprop-centered-seed20", "sgd-nesterov-seed20"),
+        *("lamb-everything-seed20", "ftrl-other-constants-seed20"),
+    ]
+)
 @pytest.mark.slow(but=["rmsprop-centered-seed20"])
 @every_config
 def test_hundred_updates_equal_keras_and_have_the_same_bits_on_three_shards(name):
@@ -238,7 +244,7 @@ def test_hundred_updates_equal_keras_and_have_the_same_bits_on_three_shards(name
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
-@pytest.mark.slow(but=["ftrl", "sgd-everything"])
+@pytest.mark.long(but=["adam-groups", "ftrl", "sgd-everything"])
 @pytest.mark.parametrize(
     "name",
     [

@@ -208,7 +208,7 @@ def test_squares_are_in_path_order_whatever_the_number_of_shards():
     assert squares(1) == [("dense/bias", 0), ("dense/kernel", 0), ("dense/kernel", 16), ("scale", 0)]
 
 
-@pytest.mark.slow(but=["None"])
+@pytest.mark.long(but=["None"])
 @pytest.mark.parametrize("clip_norm", [None, 0.5])
 def test_an_update_has_the_same_bits_wherever_the_parts_are(clip_norm):
     config = OptimizerConfig(name=OptimizerName.adam, clip_norm=clip_norm)

@@ -72,7 +72,7 @@ def dying(
     return run
 
 
-@pytest.mark.long(but=["0-after its push to the first shard", "1-after both pushes"])
+@pytest.mark.long(but=["0-after its push to the first shard"])
 @pytest.mark.parametrize(
     ("worker", "moment"),
     [
@@ -102,7 +102,7 @@ def test_a_successor_leaves_the_same_bits_whenever_a_worker_dies(moment: str, wo
     assert all(any(updates()[step][1:]) for step in steps)
 
 
-@pytest.mark.long(but=["with its tokens-backup-memory", "after its pushes-async-memory"])
+@pytest.mark.long(but=["with its tokens-backup-memory"])
 @pytest.mark.parametrize(
     ("moment", "strategy", "wire"),
     [
@@ -159,6 +159,7 @@ def test_a_worker_may_die_any_number_of_times_as_soon_as_it_starts(worker: int):
     assert {digest(last) for _, last in results} == {digest(expected)}
 
 
+@pytest.mark.long
 def test_pushes_of_the_first_bucket_that_dead_workers_left_do_not_keep_the_second_one_back():
     _, expected = unbroken(plain, clip_norm=0.5)  # the host of the first bucket waits for the second one's norm
     dies = looping(lambda engine: engine.session.run(engine._step[4][0][0], engine._asking(False, 0)), deaths=2)
@@ -166,7 +167,7 @@ def test_pushes_of_the_first_bucket_that_dead_workers_left_do_not_keep_the_secon
     assert {digest(last) for _, last in results} == {digest(expected)}
 
 
-@pytest.mark.long(but=["async"])
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["async", "backup"])
 def test_under_async_and_backup_hosts_answer_any_number_of_workers_that_died(strategy: str):
     def die(engine: ShardedEngine) -> None:

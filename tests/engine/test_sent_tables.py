@@ -57,6 +57,7 @@ def test_rounded_rows_have_the_same_bits_wherever_they_are_and_whoever_dies():
     assert params_sha256(snapshot, rows_of(cluster)) == one != sent(1)
 
 
+@pytest.mark.long
 def test_hosts_answer_the_questions_of_any_number_of_workers_that_died():
     def die(engine: Any) -> None:
         (link,) = engine._built.links
@@ -74,12 +75,13 @@ def test_a_quorum_of_all_has_the_bits_of_sync(wire):
     assert sent(2, wire=wire, strategy="backup", quorum=2) == trained(ADAGRAD, "*")
 
 
-@pytest.mark.long(but=["float32"])
+@pytest.mark.long
 @pytest.mark.parametrize("wire", ["memory", "float32"])
 def test_one_worker_that_waits_for_nobody_has_the_bits_of_sync(wire):
     assert sent(2, wire=wire, workers=1, strategy="async") == sent(1, workers=1)
 
 
+@pytest.mark.long
 def test_an_update_that_is_left_out_changes_no_row(monkeypatch: pytest.MonkeyPatch):
     """One example of the data is NaN, in two of eight batches."""
     data = clicks()
@@ -129,6 +131,7 @@ def test_rows_are_given_as_they_were_when_the_state_was_held():
             assert np.array_equal(now, memory.rows[now_places])
 
 
+@pytest.mark.long
 def test_a_worker_that_waits_for_nobody_clips_the_gradients_of_rows_too():
     """One step of sgd, which moves everything by the learning rate times the limit."""
     sgd = OptimizerConfig(name=OptimizerName.sgd, learning_rate=1.0, clip_norm=0.01)
@@ -143,7 +146,7 @@ def test_a_worker_that_waits_for_nobody_clips_the_gradients_of_rows_too():
     assert np.sqrt(sum(np.square(one, dtype=np.float64).sum() for one in moved)) == pytest.approx(0.01, rel=1e-4)
 
 
-@pytest.mark.long(but=["backup"])
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("strategy", "options"), [("async", {"max_staleness": 0}), ("backup", {"quorum": 1})], ids=["async", "backup"]
 )

@@ -124,7 +124,7 @@ def in_bfloat16() -> keras.Model:
         keras.config.set_dtype_policy(policy)
 
 
-@pytest.mark.long(but=["bfloat16"])
+@pytest.mark.long
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     "options",
@@ -141,7 +141,7 @@ def test_nor_under_other_options(options):
     assert trained(1, "memory", **options) == trained(1, "float32", **options)
 
 
-@pytest.mark.long(but=["async-0"])
+@pytest.mark.long
 @pytest.mark.cluster
 @pytest.mark.parametrize(("strategy", "ps"), [("async", 0), ("backup", 1)])
 def test_a_worker_alone_trains_the_same_under_async_and_backup(ps, strategy):
@@ -153,7 +153,7 @@ def test_a_worker_alone_trains_the_same_under_async_and_backup(ps, strategy):
     assert train("memory") == train("float32")
 
 
-@pytest.mark.long(but=["async"])
+@pytest.mark.long
 @pytest.mark.cluster
 @pytest.mark.parametrize("strategy", ["async", "backup"])
 def test_the_vector_of_a_worker_stays_while_others_continue(strategy):
@@ -182,7 +182,7 @@ def test_the_vector_of_a_worker_stays_while_others_continue(strategy):
     np.testing.assert_array_equal(before, after)
 
 
-@pytest.mark.long(but=["async-memory"])
+@pytest.mark.long
 @pytest.mark.cluster
 @pytest.mark.parametrize("wire", ["float32", "memory"])
 @pytest.mark.parametrize("strategy", ["async", "backup"])
@@ -212,6 +212,7 @@ def test_after_a_snapshot_a_worker_computes_on_the_newest_vector(strategy, wire)
     assert computed_on == before + 3
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_gradients_can_be_fetched(memory):
     cluster = Cluster(plain, ps=1, workers=1, wire="memory")

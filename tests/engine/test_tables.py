@@ -119,6 +119,7 @@ def test_sparse_rows_have_the_bits_of_dense_ones(name):
     assert trained(OPTIMIZERS[name], "*") == dense
 
 
+@pytest.mark.long
 def test_layers_that_combine_rows_have_the_bits_of_dense_ones():
     pytest.importorskip("keras_rs", reason="NO LAYER OF keras-rs WAS TESTED")  # now: its import draws random numbers
     adagrad = OPTIMIZERS["adagrad"]
@@ -134,6 +135,7 @@ def test_the_bits_do_not_depend_on_where_rows_are():
     assert local(adagrad) == one
 
 
+@pytest.mark.long
 def test_the_norm_of_clipped_gradients_does_not_depend_on_where_rows_are():
     clipped = dataclasses.replace(OPTIMIZERS["adagrad"], clip_norm=0.01)
     one = local(clipped)
@@ -150,6 +152,7 @@ def local(optimizer: OptimizerConfig) -> str:
     return params_sha256(snapshot, engine.table_memory)
 
 
+@pytest.mark.long
 def test_a_norm_is_that_of_dense_gradients():
     """A step of sgd whose gradients are clipped moves by the learning rate times the limit."""
     sgd = OptimizerConfig(name=OptimizerName.sgd, learning_rate=1.0, clip_norm=0.01)
@@ -204,6 +207,7 @@ def rows_of(cluster: Cluster) -> list[BlockMemory]:
     return whole
 
 
+@pytest.mark.long
 def test_replicas_of_one_worker_are_averaged_as_dense_ones():
     sgd, devices = OPTIMIZERS["sgd"], ("/cpu:0", "/cpu:1")
     assert trained(sgd, "*", devices=devices) == trained(sgd, devices=devices)
@@ -265,6 +269,7 @@ def test_a_row_is_updated_only_when_it_is_touched_and_then_as_a_dense_one(config
                 np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.long
 def test_rowwise_adagrad_keeps_the_mean_of_the_squares_of_a_row():
     """Against numpy, over 100 steps; and its bits do not depend on where rows are."""
     sparse = SparseConfig(name=RowRule.rowwise_adagrad, learning_rate=0.1)

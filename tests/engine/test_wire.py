@@ -119,6 +119,7 @@ def test_bfloat16_bits_do_not_depend_on_where_the_shards_are():
     assert len(set(digests.values())) == 1, digests
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_a_bfloat16_wire_trains_nearly_as_float32_does():
     exact, rounded = (unbroken(with_everything, wire=wire.name) for wire in BOTH)

@@ -176,6 +176,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     assert run(code, "").stdout.splitlines()[-1] == "-9"
 
 
+@pytest.mark.long
 def test_an_operation_of_a_graph_reaches_its_place_when_it_runs(tensorflow_python: Forks):
     environment = {failpoints.VARIABLE: "push:kill@3"}
     ended = tensorflow_python.run("-c", IN_A_GRAPH, cwd=ROOT, environment=environment)

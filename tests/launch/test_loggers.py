@@ -64,7 +64,7 @@ BAD = {
 }
 
 
-@pytest.mark.long(but=["fails"])
+@pytest.mark.long
 @pytest.mark.parametrize("kind", BAD)
 def test_a_logger_that_hangs_or_fails_changes_nothing_and_is_named(plugin, tmp_path, finish, kind):
     methods, message = BAD[kind]

@@ -489,6 +489,7 @@ def test_a_profile_changes_no_bit_and_has_every_step_of_every_row(finish, cluste
     assert describe(summary) in run.output
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_a_push_is_stamped_before_the_host_has_it_and_a_token_after_the_update(finish):
     run = finish(*SHORT, "cluster=2ps2w", "profile=true")
@@ -503,7 +504,7 @@ def test_a_push_is_stamped_before_the_host_has_it_and_a_token_after_the_update(f
     assert sum(told["updates"] for told in came_last.values()) == 11
 
 
-@pytest.mark.long(but=["each"])
+@pytest.mark.long
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     ("strategy", "most"),
@@ -520,6 +521,7 @@ def test_updates_tell_whose_gradients_are_in_them(finish, strategy: list[str], m
     assert bool(run.summary()["profile"]["came_last"]) is (most > 1)
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_all_reduce_has_the_phases_that_it_can_tell(finish):
     run = finish(*SHORT, "cluster=2w", "strategy=all_reduce", "profile=true")
@@ -549,6 +551,7 @@ def test_both_attempts_of_a_killed_worker_are_recorded(start):
     assert len(steps["worker:0"] - steps["worker:1"] - steps["worker:1, attempt 2"]) <= 1
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_a_run_that_was_killed_leaves_a_profile_to_be_merged_by_hand(start, capsys):
     run = start(*SHORT, "cluster=1ps2w", "train.steps=2000", "profile=true")

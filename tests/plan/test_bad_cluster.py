@@ -220,6 +220,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.long(but=["2ps", "duplicate", "TF_CONFIG contradicts", "GPU", "all at once", "many"])
 @pytest.mark.parametrize(("overrides", "environment", "answer"), COMMANDS)
 def test_a_bad_cluster_is_explained_by_the_command_which_starts_and_writes_nothing(
     tmp_path: Path, python: Forks, overrides: list[str], environment: dict[str, str], answer: list[str]

@@ -205,7 +205,7 @@ def test_a_run_that_skips_a_bad_update_ends_the_same_wherever_its_shards_are(fin
         assert counts == [1, 1]
 
 
-@pytest.mark.long(but=["1ps2w-async"])
+@pytest.mark.long
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     "options",
@@ -230,6 +230,7 @@ def test_every_strategy_skips_bad_updates(finish: Finish, fragile, options):
     assert np.isfinite(losses).all()
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_a_skipped_update_changes_nothing(finish: Finish, fragile):
     run = finish("cluster=1ps2w", *fragile, "train.on_not_finite=skip", "checkpoint.every=1", "checkpoint.keep=12")

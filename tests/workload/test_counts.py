@@ -201,7 +201,7 @@ def test_what_losses_are_means_over_is_found(name):
     assert len(probed.scalars) == case.scalars
 
 
-@pytest.mark.slow(but=["a mask", "two outputs with two masks", "a mean over weights", "a mask that leaves nothing"])
+@pytest.mark.long(but=["a mask", "two outputs with two masks", "a mean over weights", "a mask that leaves nothing"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_batch_in_parts_and_on_replicas_has_the_loss_and_the_gradients_of_the_whole(name):
     case = CASES[name]

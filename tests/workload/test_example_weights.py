@@ -35,6 +35,7 @@ def parts_with(kind: str, *, is_trained: bool) -> dict[str, Any]:
     return {"train": weighted, "evaluate": plain} if is_trained else {"train": plain, "evaluate": weighted}
 
 
+@pytest.mark.long(but=["in training-arrays", "in the evaluation-dataset", "in training-batches"])
 @pytest.mark.parametrize("kind", ["arrays", "dataset", "arrays and a dataset", "batches"])
 @pytest.mark.parametrize("is_trained", [True, False], ids=["in training", "in the evaluation"])
 def test_one_part_may_have_weights(kind, is_trained):

@@ -195,6 +195,7 @@ def test_a_run_uses_every_example_exactly_as_often_as_the_order_has_it(finish: C
         assert all((counts[name] == expected).all() for name in counts.files)  # to the last bit
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_each_of_two_shards_has_its_own_counts(finish: Callable[..., Run]):
     run = finish("cluster=2ps2w", *EXACT, "train.steps=5")
@@ -209,6 +210,7 @@ def test_a_model_of_fewer_examples_than_the_data_ends_the_run_with_a_message(sta
     assert "model.options.examples=50 is not data.options.examples" in run.output
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_the_exported_model_is_loaded_by_keras(finish: Callable[..., Run]):
     run = finish("cluster=local", *EXACT, "train.steps=4")

@@ -50,6 +50,7 @@ def classifier() -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Flatten()(inputs)))
 
 
+@pytest.mark.long
 def test_pictures_are_scaled_and_logits_become_probabilities(digits, tmp_path):
     model = classifier()
     found = serving.write(objective_for(model, digits), digits, tmp_path, ["saved_model", "litert"], {}).served
