@@ -290,6 +290,48 @@ def test_a_pass_of_a_py_dataset_depends_on_its_epoch_alone():
     assert first_numbers(again[0][1]) != first_numbers(again[4][1])
 
 
+def noisy_batches(size: int) -> Iterator[Any]:
+    """Changed by what is drawn from the global generators."""
+    order = np.random.permutation(COUNT)
+    for first in range(0, COUNT, size):
+        chosen = order[first : first + size]
+        yield np.stack([chosen, np.random.random(len(chosen)) + random.random()], 1), Y[chosen]
+
+
+class NoisyBatches:
+    def __iter__(self) -> Iterator[Any]:
+        return noisy_batches(10)
+
+
+class NoisyExamples:
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> Any:
+        return np.float32([index, np.random.random() + random.random()]), Y[index]
+
+
+@pytest.mark.parametrize("kind", ["examples", "an iterable", "a function", "a function that returns a list"])
+def test_what_a_source_draws_depends_on_the_place_of_a_batch_alone(kind):
+    """Whatever is read in between, such as an evaluation, and wherever a task begins."""
+    sources: dict[str, Any] = {
+        "examples": NoisyExamples(),
+        "an iterable": NoisyBatches(),
+        "a function": lambda context: noisy_batches(context.batch),
+        "a function that returns a list": lambda context: list(noisy_batches(context.batch)),
+    }
+    train = opened(sources[kind]).train
+    whole = read(train, stop=8)
+    np.random.random()
+    random.random()
+    other = read(train, stop=3)
+    later = read(train, start=3, stop=8)
+    for (_, one), (_, same) in zip(whole, [*other, *later], strict=True):
+        assert one.features.tolist() == same.features.tolist()
+    noise = [value for _, batch in whole for value in batch.features[:, 1].tolist()]
+    assert len(set(noise)) > 0.9 * len(noise)
+
+
 class InOrder(Shuffled):
     """What cannot be copied is shared, and large data too."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
-import random
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from trainer.workload.data.arrays import SMALL_NBYTES, is_mapped
+from trainer.workload.data.draws import drawn_from
 from trainer.workload.data.examples import Batch, StreamContext
 from trainer.workload.data.stream_sources import shared_out
 
@@ -34,7 +34,7 @@ def batches_of_py_dataset(source: Any, name: str, seed: int) -> Callable[[Stream
         if count is not None:
             order = np.random.default_rng([seed, epoch]).permutation(count).tolist()
         for index in order:
-            with _drawn_from(seed, epoch, index):
+            with drawn_from(seed, epoch, index):
                 batch = of_epoch[index]
             yield batch
 
@@ -69,7 +69,7 @@ class _Epochs:
 
     def _begin_next(self) -> None:
         one, epoch = _copied(self._latest), self._epoch + 1
-        with _drawn_from(self._seed, epoch):
+        with drawn_from(self._seed, epoch):
             if epoch > 0:
                 one.on_epoch_end()
             one.on_epoch_begin()
@@ -89,17 +89,3 @@ def _large_arrays(source: Any) -> dict[int, Any]:
     """Arrays that are not copied, by id: mapped files, and data; an order, which is shuffled, has one axis."""
     arrays = [one for one in vars(source).values() if isinstance(one, np.ndarray)]
     return {id(one): one for one in arrays if is_mapped(one) or (one.ndim > 1 and one.nbytes > SMALL_NBYTES)}
-
-
-@contextlib.contextmanager
-def _drawn_from(*numbers: int) -> Iterator[None]:
-    """Lets code that draws from the global generators draw the same in every task: each is elsewhere with its own."""
-    states = random.getstate(), np.random.get_state()
-    seed = int(np.random.SeedSequence(numbers).generate_state(1)[0])
-    random.seed(seed)
-    np.random.seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])

@@ -12,6 +12,7 @@ import numpy as np
 
 from trainer.workload.data.arrays import check_alike, from_arrays, label_fault, open_arrays
 from trainer.workload.data.convert import spec_of, to_batch
+from trainer.workload.data.draws import drawn_from
 from trainer.workload.data.examples import (
     ArraySpec,
     Batch,
@@ -144,11 +145,11 @@ def open_source(source: Any, name: str, *, seed: int, must_end: bool = False) ->
             raise DataError(f"{name}: has no end, because its num_batches is None; {ENDS}")
         return open_stream(batches_of_py_dataset(source, name, seed), name)
     if hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, str | dict):
-        return _open_random_access(source, name)
+        return _open_random_access(source, name, seed)
     if callable(source):
-        return open_stream(batches_of_function(source, name, must_end=must_end), name)
+        return open_stream(batches_of_function(source, name, seed=seed, must_end=must_end), name)
     if isinstance(source, Iterable) and iter(source) is not source and not isinstance(source, str | dict):
-        return open_stream(batches_of_iterable(source, name), name, is_divided=True)
+        return open_stream(batches_of_iterable(source, name, seed), name, is_divided=True)
     hint = (
         "; an iterator can be read only once: return a function (context) that makes it"
         if hasattr(source, "__next__")
@@ -165,14 +166,14 @@ def _spec_of_examples(examples: Examples) -> Batch:
     return batch.map(lambda one: ArraySpec(tuple(one.shape[1:]), one.dtype.name))
 
 
-def _open_random_access(source: Any, name: str) -> Opened:
+def _open_random_access(source: Any, name: str, seed: int) -> Opened:
     with users_code(name):
         count = len(source)
     if count == 0:
         raise DataError(f"{name}: has no examples; at least one is needed")
 
     def read(indices: np.ndarray, *, checks_labels: bool) -> Batch:
-        with users_code(name):
+        with users_code(name), drawn_from(seed, *map(int, indices)):
             items = [split(item) for item in _items(source, indices.tolist())]
         batch = to_batch(_stacked(items, name), name)
         check_batch_finite(batch, name, indices, checks_labels=checks_labels)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.workload.data.arrays import label_fault
 from trainer.workload.data.convert import refuse_not_dense, spec_of
+from trainer.workload.data.draws import drawn_from, seeded
 from trainer.workload.data.examples import (
     ArraySpec,
     Batch,
@@ -72,7 +73,7 @@ def _with_open_sizes(spec: ArraySpec, shape: tuple[int | None, ...]) -> ArraySpe
 
 
 def batches_of_function(
-    function: Callable[..., Any], name: str, *, must_end: bool
+    function: Callable[..., Any], name: str, *, seed: int, must_end: bool
 ) -> Callable[[StreamContext], Iterable[Batch]]:
     try:
         inspect.signature(function).bind(FIRST)
@@ -82,13 +83,14 @@ def batches_of_function(
         raise DataError(f"{name}: the function is called with one argument, the context ({error}); {remedy}") from error
 
     def open_batches(context: StreamContext) -> Iterator[Batch]:
-        batches = function(context)
+        with drawn_from(seed, context.epoch):
+            batches = function(context)
         if is_dataset(batches):
             check_dataset(batches, name, must_end=must_end)
             batches = batches.as_numpy_iterator()
         if not isinstance(batches, Iterable):
             raise DataError(f"{name}: the function returned a {type(batches).__name__}, not the batches of an epoch")
-        return to_elements(batches, name)
+        return to_elements(seeded(lambda: batches, seed, context.epoch), name)
 
     return open_batches
 
@@ -183,8 +185,8 @@ def _passes(source: tf.data.Dataset) -> Callable[[int], Iterator[Any]]:
     return read
 
 
-def batches_of_iterable(source: Iterable[Any], name: str) -> Callable[[StreamContext], Iterable[Batch]]:
-    return shared_out(lambda _: source, name)
+def batches_of_iterable(source: Iterable[Any], name: str, seed: int) -> Callable[[StreamContext], Iterable[Batch]]:
+    return shared_out(lambda epoch: seeded(lambda: source, seed, epoch), name)
 
 
 def shared_out(batches: Callable[[int], Iterable[Any]], name: str) -> Callable[[StreamContext], Iterable[Batch]]:
