@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engines import Engine, engine
@@ -21,6 +22,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.docker]
 ROOT = Path(__file__).parents[2]
 NODES = ("node1", "node2", "node3")
 OPTIONS = [*ON_HOSTS, "train.steps=600", "checkpoint.every=50"]
+RESTARTED_SECS = 300  # without a step: all tasks start again after a lost ps, six containers beside other tests
 
 
 @pytest.fixture(scope="module")
@@ -60,15 +62,16 @@ def test_a_stack_ends_with_the_bits_of_one_machine_after_a_killed_worker_and_a_k
     def explain() -> str:
         return swarm.call("docker", "node1", "stack", "ps", "--no-trunc", "digits")
 
+    waiting: dict[str, Any] = {"progress": last_step, "explain": explain, "stalled_secs": RESTARTED_SECS}
     for task, step in (("worker-1", 100), ("ps-1", 300)):
-        wait_until(lambda step=step: last_step() >= step, progress=last_step, explain=explain)
+        wait_until(lambda step=step: last_step() >= step, **waiting)
         kill(task)
 
     def replicas() -> list[str]:
         listed = swarm.call("docker", "node1", "service", "ls", "--format", "{{.Replicas}}").splitlines()
         return [one for one in listed if re.search(r"\(1/1 completed\)", one)]
 
-    wait_until(lambda: len(replicas()) == 6, progress=last_step, explain=explain, poll_secs=1)
+    wait_until(lambda: len(replicas()) == 6, poll_secs=1, **waiting)
     assert json.loads((directory / "summary.json").read_text())["params_sha256"] == expected
 
 
