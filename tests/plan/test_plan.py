@@ -385,7 +385,7 @@ def test_epochs_become_steps_when_the_examples_are_counted(epochs, examples, bat
 
 def test_an_epoch_of_workers_that_wait_for_nobody_has_all_examples(capsys):
     config = load(["train.epochs=2", "train.batch_size=256", "cluster=1ps4w", "strategy=async"])
-    assert not resolve_steps(config.train, 8000, alone=4)  # updates of 64 examples each
+    assert not resolve_steps(config.train, 8000, updates_of_batch=4)  # updates of 64 examples each
     plan = make_plan(config, replace(MODEL, train_examples=8000), MACHINE)
     assert (plan.steps, plan.epoch_steps) == (250, 125)
     page.show(plan)

@@ -22,7 +22,7 @@ from trainer.plan.devices import Machine
 from trainer.plan.make import make_plan, with_other_ps
 from trainer.plan.plan import Plan
 from trainer.plan.resolve import resolve_optimizer, resolve_steps
-from trainer.plan.strategy import strategy_of
+from trainer.plan.strategy import updates_of_batch
 from trainer.plan.tables import sparse_patterns
 from trainer.storage import initial, threads
 
@@ -96,8 +96,8 @@ def _describe(
     """Describes the model, and completes the config: takes over the compiled optimizer, and turns epochs into steps."""
     description = describe(_question(config, store), child, waits)
     problems = resolve_optimizer(config.optimizer, description.compiled_optimizer)
-    alone = config.cluster.worker if strategy_of(config.strategy, config.cluster).waits_for_one else 1
-    if problems := problems + resolve_steps(config.train, description.train_examples, alone=alone):
+    updates = updates_of_batch(config)
+    if problems := problems + resolve_steps(config.train, description.train_examples, updates_of_batch=updates):
         raise ConfigError(problems)
     return description
 

@@ -78,12 +78,12 @@ def resolve_optimizer(section: OptimizerConfig, compiled: CompiledOptimizer | No
     return [*check_limits(section, "optimizer."), *check_optimizer(section)]
 
 
-def resolve_steps(train: TrainConfig, examples: int, *, alone: int = 1) -> list[Problem]:
+def resolve_steps(train: TrainConfig, examples: int, *, updates_of_batch: int = 1) -> list[Problem]:
     """Converts `train.epochs` to steps; the last step may reach into the next epoch.
 
     Args:
         examples: to train on; 0 if unknown.
-        alone: workers each of whose gradients is an update, so that one takes a part of a batch.
+        updates_of_batch: updates that each batch makes.
 
     Returns:
         Why the epochs cannot be converted, if so.
@@ -94,7 +94,7 @@ def resolve_steps(train: TrainConfig, examples: int, *, alone: int = 1) -> list[
         message = "the training data is a stream, so the number of examples in an epoch is unknown"
         remedy = "type train.steps=N instead; N = epochs x examples / train.batch_size"
         return [Problem("train.epochs", message, remedy)]
-    train.steps = -(-train.epochs * examples * alone // train.batch_size)
+    train.steps = -(-train.epochs * examples * updates_of_batch // train.batch_size)
     return []
 
 

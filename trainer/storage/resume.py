@@ -3,17 +3,18 @@
 import logging
 import os
 import time
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trainer.config.schema import RunConfig, TrainConfig
+from trainer.config.schema import EvaluateConfig, RunConfig, TrainConfig
 from trainer.config.shell import typed
 from trainer.config.unrepeatable import suspects
 from trainer.plan.fingerprint import Fingerprint, check_same, describe_source
 from trainer.plan.layout import Parameter
 from trainer.plan.plan import Plan
 from trainer.plan.serialize import from_json
+from trainer.plan.strategy import updates_of_batch
 from trainer.storage import changes, checkpoint
 from trainer.storage.checkpoint import Checkpoint, CheckpointError
 from trainer.storage.damage import DAMAGED, read_json
@@ -82,9 +83,8 @@ def _describe_finished(config: RunConfig, directory: RunDirectory, summary: dict
     is_exported = directory.export.is_dir() and not summary.get("not_exported")
     is_complete = summary.get("failed") is None and has_left and is_exported
     before = directory.read_config()
-    steps = _steps(config.train, before.train)
-    evaluate = replace(before.evaluate, export_best=config.evaluate.export_best)  # it does not decide when a run ends
-    is_same = (evaluate, before.train.steps) == (config.evaluate, steps)
+    steps = _steps(config, before)
+    is_same = what_may_end(before.evaluate, before.train.steps) == what_may_end(config.evaluate, steps)
     if not is_complete or not (step == steps or (early and is_same)):
         return None
     if before.data != config.data or any(changes.changes(before, config, directory, is_resolved=False)):
@@ -97,11 +97,31 @@ def _describe_finished(config: RunConfig, directory: RunDirectory, summary: dict
     return f"already finished: {step} of {steps} steps{named}{why}\nto train on: {more}"
 
 
-def _steps(now: TrainConfig, before: TrainConfig) -> int | None:
+def _steps(now: RunConfig, before: RunConfig) -> int | None:
     """Returns the steps of a config without a plan; for unchanged epochs, those of before; None if unknown."""
-    if now.epochs is None:
-        return now.steps
-    return before.steps if (now.epochs, now.batch_size) == (before.epochs, before.batch_size) else None
+    if now.train.epochs is None:
+        return now.train.steps
+    (ours, theirs) = ((one.train.epochs, one.train.batch_size, updates_of_batch(one)) for one in (now, before))
+    return before.train.steps if ours == theirs else None
+
+
+def what_may_end(evaluate: EvaluateConfig, steps: int | None) -> dict[str, Any]:
+    """Returns what decides whether a run ends early: it goes on when one of these changes."""
+    decides = asdict(evaluate) | {"best_is": evaluate.best_is.value}
+    if (batches := decides.pop("steps")) is not None:
+        decides["batches"] = batches
+    return _without_export(decides | {"steps": steps})
+
+
+def has_ended(source: Checkpoint, config: RunConfig) -> bool:
+    """Whether a run ended early at this checkpoint, and nothing has changed that decided it."""
+    ended = source.facts.get("ended")
+    return isinstance(ended, dict) and _without_export(ended) == what_may_end(config.evaluate, config.train.steps)
+
+
+def _without_export(decides: dict[str, Any]) -> dict[str, Any]:
+    """Leaves out which state is exported, which ends no run and had another default in older versions."""
+    return {key: value for key, value in decides.items() if key != "export_best"}
 
 
 def twice(train: TrainConfig, steps: int) -> str:

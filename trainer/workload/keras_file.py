@@ -65,8 +65,10 @@ def check_loads(path: Path, model: keras.Model, objects: Mapping[str, Any]) -> s
         except Exception as error:  # loading runs code of any kind
             loaded = keras.models.load_model(path, custom_objects=custom, safe_mode=False, compile=False)
             note = f"load {path.name} with compile=False: its loss cannot be loaded ({first_line(error)})"
-        _check_same(model, loaded)
-    return note
+        _check_same_weights(model, loaded)
+        reason = _check_same_outputs(model, loaded)
+    not_compared = f"its weights are the model's, but its outputs were not compared: {reason}" if reason else ""
+    return "; ".join(filter(None, (note, not_compared)))
 
 
 def _nodes(config: Any) -> Iterator[dict[str, Any]]:
@@ -101,18 +103,24 @@ def _nothing_registered() -> Iterator[None]:
         registry.update(before)
 
 
-def _check_same(model: keras.Model, loaded: keras.Model) -> None:
-    """Compares the outputs of both for inputs of ones, if the inputs are known and the model can take those."""
-    if not getattr(model, "inputs", None):
-        return
-    for size in OPEN_SIZES:
+def _check_same_weights(model: keras.Model, loaded: keras.Model) -> None:
+    for value, other in zip(model.get_weights(), loaded.get_weights(), strict=True):
+        np.testing.assert_array_equal(other, value)
+
+
+def _check_same_outputs(model: keras.Model, loaded: keras.Model) -> str:
+    """Compares what both compute for inputs of ones, where the model declares its inputs; returns why it cannot."""
+    reason = ""
+    for size in OPEN_SIZES if getattr(model, "inputs", None) else ():
         try:
             of_model = _computed_of_ones(model, size)
-        except Exception:  # of many types, e.g. of a convolution for which they are too small
+        except Exception as error:  # of many types, e.g. of a convolution for which they are too small
+            reason = f"the model fails for inputs of ones ({first_line(error)})"
             continue
         for value, other in zip(of_model, _computed_of_ones(loaded, size), strict=True):
             np.testing.assert_allclose(np.asarray(other), np.asarray(value), rtol=1e-3, atol=1e-5)
-        return
+        return ""
+    return reason
 
 
 def _computed_of_ones(model: keras.Model, size: int) -> list[Any]:

@@ -25,7 +25,7 @@ from trainer.faults.exit_codes import NotFiniteError
 from trainer.observe.status import Status
 from trainer.plan.environment import REPORTS_PROGRESS
 from trainer.plan.serialize import to_json
-from trainer.storage import checkpoint, checkpoint_writer, evaluations
+from trainer.storage import checkpoint, checkpoint_writer, evaluations, resume
 from trainer.storage.atomic import write_atomically
 from trainer.storage.checkpoint import Checkpoint, CheckpointError
 from trainer.storage.evaluations import Evaluation
@@ -37,7 +37,7 @@ from trainer.task import model_card, table_files
 from trainer.task.beside import AbandonedError
 from trainer.task.chief.asked import Questions, SaveDue
 from trainer.task.chief.ending import Hooks
-from trainer.task.chief.initial_state import InitialState, what_may_end
+from trainer.task.chief.initial_state import InitialState
 from trainer.task.chief.judge import Judge
 from trainer.task.chief.report import Report, log_summary, summarize
 from trainer.task.context import Context
@@ -162,7 +162,7 @@ class Saver:
             reductions = {"reductions": snapshot.reductions} if snapshot.reductions else {}
             facts["metrics"] = {"loss": snapshot.loss, "sums": list(snapshot.sums), **reductions}
         if status.ended_early and snapshot.stop:  # so that an attempt that starts from here ends at the same step
-            facts |= {"ended": what_may_end(config), "stop": snapshot.stop}
+            facts |= {"ended": resume.what_may_end(config.evaluate, config.train.steps), "stop": snapshot.stop}
         return facts
 
     def roll_back(self, step: int) -> None:

@@ -1,6 +1,5 @@
 """The state that a run starts from: what the shard hosts still hold, a checkpoint, or the model's initial values."""
 
-import dataclasses
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -100,8 +99,7 @@ def first_snapshot(
         state = Snapshot.from_tensors(source.step, checkpoint.load(source))
         metrics = _metrics_in(source)
         is_own = source.path.parent == directory.checkpoints
-        has_ended = is_own and _decided(source.facts.get("ended")) == what_may_end(config)
-        stop = source.facts.get("stop", 0.0) if has_ended else 0.0
+        stop = source.facts.get("stop", 0.0) if is_own and resume.has_ended(source, config) else 0.0
         sums, reductions = tuple(metrics.get("sums", ())), metrics.get("reductions", 0)
         tables = str(source.path.resolve()) if plan.tables else ""
         state = replace(state, sums=sums, reductions=reductions, stop=stop, tables=tables)
@@ -112,19 +110,6 @@ def first_snapshot(
     elif config.resume != "auto":
         resume.set_aside_newer(directory, step=state.step)
     return state, source
-
-
-def what_may_end(config: RunConfig) -> dict[str, Any]:
-    """The config that a run must still have to have ended early: it goes on when one of these changes."""
-    decides = dataclasses.asdict(config.evaluate) | {"best_is": config.evaluate.best_is.value}
-    if (batches := decides.pop("steps")) is not None:
-        decides["batches"] = batches
-    return _decided(decides | {"steps": config.train.steps})
-
-
-def _decided(facts: Any) -> Any:
-    """Returns the facts that decide when a run ends; which state is exported is not one of them."""
-    return {key: value for key, value in facts.items() if key != "export_best"} if isinstance(facts, dict) else facts
 
 
 def missed_at(source: Checkpoint, directory: RunDirectory) -> list[StepResult]:

@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -33,10 +33,10 @@ def drawn_from(*numbers: int) -> Iterator[None]:
             np.random.set_state(states[1])
 
 
-def seeded(make: Callable[[], Iterable[Any]], *numbers: int) -> Iterator[Any]:
+def seeded(given: Iterable[Any], *numbers: int) -> Iterator[Any]:
     """Yields what an iterable has; what its code draws for each element depends on the numbers and its place."""
     with drawn_from(*numbers):
-        iterator = iter(make())
+        iterator = iter(given)
     for place in itertools.count():
         with drawn_from(*numbers, place):
             one = next(iterator, _END)

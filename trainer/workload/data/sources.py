@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import zlib
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -173,7 +174,7 @@ def _open_random_access(source: Any, name: str, seed: int) -> Opened:
         raise DataError(f"{name}: has no examples; at least one is needed")
 
     def read(indices: np.ndarray, *, checks_labels: bool) -> Batch:
-        with users_code(name), drawn_from(seed, *map(int, indices)):
+        with users_code(name), drawn_from(seed, zlib.crc32(indices.tobytes())):
             items = [split(item) for item in _items(source, indices.tolist())]
         batch = to_batch(_stacked(items, name), name)
         check_batch_finite(batch, name, indices, checks_labels=checks_labels)

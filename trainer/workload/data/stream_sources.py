@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from trainer.workload.data.arrays import label_fault
+from trainer.workload.data.arrays import SMALL_NBYTES, label_fault
 from trainer.workload.data.convert import refuse_not_dense, spec_of
 from trainer.workload.data.draws import drawn_from, seeded
 from trainer.workload.data.examples import (
@@ -90,7 +89,7 @@ def batches_of_function(
             batches = batches.as_numpy_iterator()
         if not isinstance(batches, Iterable):
             raise DataError(f"{name}: the function returned a {type(batches).__name__}, not the batches of an epoch")
-        return to_elements(seeded(lambda: batches, seed, context.epoch), name)
+        return to_elements(seeded(batches, seed, context.epoch), name)
 
     return open_batches
 
@@ -116,13 +115,19 @@ def _has_unordered_step(dataset: tf.data.Dataset) -> bool:
     steps = _steps_of(dataset)
     if any(getattr(step, "_deterministic", "") == "false" for step in steps):
         return True
-    if not any(re.search("Interleave|FlatMap", type(step).__name__) for step in steps):
-        return False
-    # These keep it, and what their functions make, in the graph alone.
-    serialized = tf.raw_ops.DatasetToGraphV2(input_dataset=dataset._variant_tensor, external_state_policy=IGNORED)
-    graph = tf.compat.v1.GraphDef.FromString(serialized.numpy())
-    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-    return any("deterministic" in node.attr and node.attr["deterministic"].s == b"false" for node in nodes)
+    functions = [step._map_func.function for step in steps if hasattr(step, "_map_func")]
+    graphs = [function.graph.as_graph_def() for function in functions]
+    if any("ParallelInterleave" in type(step).__name__ for step in steps):  # keeps it in the graph of the whole alone
+        tensors = [one for step in steps for one in getattr(step, "_tensors", ())]
+        tensors += [one for function in functions for one in function.captured_inputs if hasattr(one, "numpy")]
+        if sum(one.dtype.size * one.shape.num_elements() for one in tensors) <= SMALL_NBYTES:  # they are copied into it
+            whole = tf.raw_ops.DatasetToGraphV2(input_dataset=dataset._variant_tensor, external_state_policy=IGNORED)
+            graphs.append(tf.compat.v1.GraphDef.FromString(whole.numpy()))
+    return any(
+        "deterministic" in node.attr and node.attr["deterministic"].s == b"false"
+        for graph in graphs
+        for node in (*graph.node, *(inner for function in graph.library.function for inner in function.node_def))
+    )
 
 
 def _steps_of(dataset: tf.data.Dataset, *, behind_caches: bool = True) -> list[tf.data.Dataset]:
@@ -186,7 +191,7 @@ def _passes(source: tf.data.Dataset) -> Callable[[int], Iterator[Any]]:
 
 
 def batches_of_iterable(source: Iterable[Any], name: str, seed: int) -> Callable[[StreamContext], Iterable[Batch]]:
-    return shared_out(lambda epoch: seeded(lambda: source, seed, epoch), name)
+    return shared_out(lambda epoch: seeded(source, seed, epoch), name)
 
 
 def shared_out(batches: Callable[[int], Iterable[Any]], name: str) -> Callable[[StreamContext], Iterable[Batch]]:
