@@ -260,6 +260,15 @@ def test_a_run_that_ended_early_is_finished_until_its_steps_or_its_patience_chan
     assert describe_finished(config) is None
 
 
+def test_a_batch_makes_as_many_updates_of_an_async_run_as_there_are_workers(directory):
+    options = ["train.epochs=5", "strategy=async"]
+    finish(directory, *options)
+    config = load(["cluster=1ps2w", f"run={directory.path}", *options])
+    assert str(describe_finished(config)).startswith("already finished: 300 of 300 steps")
+    config.cluster.worker = 3
+    assert describe_finished(config) is None
+
+
 @pytest.mark.parametrize(
     "summary",
     [{"failed": "worker:0"}, {"tasks": {"worker:0": {"code": 143}}}, {"steps": 200}],

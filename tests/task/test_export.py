@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from objectives import objective_of
 
 from trainer.config.schema import OptimizerConfig, OptimizerName
@@ -187,6 +188,28 @@ def test_a_model_of_open_sizes_is_tried_with_some_that_are_large_enough(tmp_path
     model = keras.Model(pictures, keras.layers.MaxPooling2D()(keras.layers.Conv2D(4, 3)(Tripled()(pictures))))
     model.save(tmp_path / "model.keras")
     assert not check_loads(tmp_path / "model.keras", model, {})
+
+
+class PickyLayer(keras.layers.Layer):
+    """Cannot be called eagerly."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(name="scale", shape=(shape[-1],))
+
+    def call(self, inputs):
+        if tf.executing_eagerly():
+            raise ValueError("ones")
+        return inputs * self.scale
+
+
+def test_a_file_whose_outputs_cannot_be_compared_is_compared_by_its_weights(tmp_path):
+    inputs = keras.Input((2,))
+    model = keras.Model(inputs, PickyLayer()(inputs))
+    model.save(tmp_path / "model.keras")
+    assert "ones" in check_loads(tmp_path / "model.keras", model, {})
+    model.set_weights([np.float32([3, 4])])
+    with pytest.raises(AssertionError):
+        check_loads(tmp_path / "model.keras", model, {})
 
 
 def test_a_model_that_was_compiled_keeps_its_loss_and_the_optimizer_that_trained_it(tmp_path):
