@@ -535,5 +535,5 @@ def test_evaluations_between_steps_must_not_change_what_is_trained_on():
     model = replace(MODEL, shares_order=True)
     for typed in (["evaluate.every=0"], ["evaluate.every=5", "cluster=1ps1w1e"]):
         planned(*typed, model=model)
-    with pytest.raises(ConfigError, match=r"evaluate.every: 5 evaluates between steps.*one shuffle"):
+    with pytest.raises(ConfigError, match="evaluate.every"):
         planned("evaluate.every=5", model=model)

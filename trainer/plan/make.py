@@ -210,13 +210,13 @@ def _check_written(tasks: Sequence[Task], description: Description) -> Iterator[
 
 
 def _check_order(config: RunConfig, tasks: Sequence[Task], description: Description) -> Iterator[Problem]:
-    """What the chief reads to evaluate between two steps must not change what it trains on, unlike other workers."""
+    """Refuses evaluations between steps that would reorder the training examples on the chief alone."""
     if description.shares_order and config.evaluate.every > 0 and all(task.job != "evaluator" for task in tasks):
         message = (
-            f"{config.evaluate.every} evaluates between steps, and the data to train on and to evaluate on are behind "
-            "one shuffle(), which orders each pass anew: what is trained on would depend on the evaluations"
+            f"{config.evaluate.every} evaluates between steps, but training and evaluation data share a shuffle(), "
+            "which reorders every pass: the order of the training examples would depend on the evaluations"
         )
-        remedy = "give that shuffle() reshuffle_each_iteration=False, or each part one of its own; or evaluate.every=0"
+        remedy = "set its reshuffle_each_iteration=False, shuffle each part separately, or type evaluate.every=0"
         yield Problem("evaluate.every", message, remedy)
 
 

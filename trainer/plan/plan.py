@@ -161,7 +161,7 @@ class Plan:
 
     @property
     def step_examples(self) -> int:
-        """Examples that a step takes from the data, also where some gradients of a batch are dropped."""
+        """Returns the examples that a step takes from the data, including those whose gradients are dropped."""
         return self.update_batch if self.effective_strategy.waits_for_one else self.global_batch
 
     @property

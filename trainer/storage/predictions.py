@@ -50,7 +50,7 @@ def _counted(batches: Iterable[Outputs], shapes: dict[str, list[int]]) -> Iterat
 
 
 def _of_one_shape(batches: Iterable[Outputs]) -> Iterator[Outputs]:
-    """The same batches, whose examples must all have the shapes of the first: an array or a table has one.
+    """Yields the batches; all examples must have the shapes of the first, because an array or a table has one shape.
 
     Raises:
         ConfigError: if others follow, as of padded batches.
@@ -59,8 +59,8 @@ def _of_one_shape(batches: Iterable[Outputs]) -> Iterator[Outputs]:
     for outputs in batches:
         for name, values in outputs.items():
             if (shape := first.setdefault(name, values.shape[1:])) != values.shape[1:]:
-                message = f"{name} has the shapes {list(shape)} and {list(values.shape[1:])} for one example each"
-                raise ConfigError([Problem("export.to", message, "name a file that ends in .jsonl")])
+                message = f"{name} has examples of shape {list(shape)} and of shape {list(values.shape[1:])}"
+                raise ConfigError([Problem("export.to", message, "write a .jsonl file, e.g. to=predictions.jsonl")])
         yield outputs
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from trainer.workload.error_text import first_line
 
-OPEN_SIZES = (1, 64)  # that are tried
+OPEN_SIZES = (1, 64)  # tried in place of sizes that are None
 LAMBDA, FUNCTION = "__lambda__", "function"  # class names that Keras gives to functions
 
 
@@ -124,7 +124,7 @@ def _check_same_outputs(model: keras.Model, loaded: keras.Model) -> str:
 
 
 def _computed_of_ones(model: keras.Model, size: int) -> list[Any]:
-    """The outputs for one example; `size` stands for the sizes that are open."""
+    """Returns the outputs for one example; `size` replaces the open sizes."""
     outputs: list[Any] = keras.tree.flatten(model(keras.tree.map_structure(lambda one: _ones(one, size), model.input)))
     return outputs
 

@@ -81,5 +81,5 @@ def batch_size(config: RunConfig) -> int | None:
 
 
 def batches(config: RunConfig) -> int | None:
-    """The number of batches that was typed; None: none."""
+    """Returns the number of batches that was typed, or None."""
     return config.evaluate.steps if "evaluate.steps" in typed_keys() else None

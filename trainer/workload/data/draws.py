@@ -1,6 +1,6 @@
-"""Makes what user code draws from the global generators of numpy and `random` depend on the seed and its place alone.
+"""Seeds the global generators of numpy and `random` while user code reads data, by the run's seed and position.
 
-Otherwise it depends on what else the process has read: evaluations, other replicas, the steps before a task was killed.
+Otherwise what it draws depends on what the process has read before: evaluations, other replicas, earlier steps.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 _END = object()
-_lock = threading.RLock()  # data of training and of an evaluation are read in several threads
+_lock = threading.RLock()  # training and evaluation data are read in different threads
 
 
 @contextlib.contextmanager
 def drawn_from(*numbers: int) -> Iterator[None]:
-    """Seeds the generators with these numbers, none negative, for a while; no other thread reads data meanwhile."""
+    """Seeds the generators with these numbers (>= 0) inside the context, in which one thread at a time may be."""
     seed = int(np.random.SeedSequence(numbers).generate_state(1)[0])
     with _lock:
         states = random.getstate(), np.random.get_state()
@@ -34,11 +34,11 @@ def drawn_from(*numbers: int) -> Iterator[None]:
 
 
 def seeded(given: Iterable[Any], *numbers: int) -> Iterator[Any]:
-    """Yields what an iterable has; what its code draws for each element depends on the numbers and its place."""
+    """Yields from an iterable; what its code draws for an element depends on the numbers and the element's position."""
     with drawn_from(*numbers):
         iterator = iter(given)
-    for place in itertools.count():
-        with drawn_from(*numbers, place):
+    for position in itertools.count():
+        with drawn_from(*numbers, position):
             one = next(iterator, _END)
         if one is _END:
             return

@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 SPLIT = (
-    "the data to evaluate on is behind a shuffle() that it shares with the data to train on, which orders each pass "
-    "anew: it may be evaluated on examples that it was trained on",
-    "give the shuffle() before the split reshuffle_each_iteration=False, and shuffle what is trained on after it",
+    "the training and evaluation data share a shuffle(), which reorders every pass: evaluation examples may be among "
+    "those that were trained on",
+    "give the shuffle() before the split reshuffle_each_iteration=False, and shuffle the training data after it",
 )
 KINDS = (
     "(x, y[, weights]) of arrays, a tf.data.Dataset, an object with __len__ and __getitem__, an iterable of batches, "

@@ -131,7 +131,7 @@ def _has_unordered_step(dataset: tf.data.Dataset) -> bool:
 
 
 def _steps_of(dataset: tf.data.Dataset, *, behind_caches: bool = True) -> list[tf.data.Dataset]:
-    """A dataset and all that it is made of, or what of that is read anew in each pass."""
+    """Returns a dataset and all datasets that it is made of, or only those that every pass reads again."""
     steps = [dataset]
     for step in steps:
         steps += step._inputs() if behind_caches or not _is_cache(step) else []
@@ -143,14 +143,14 @@ def _is_cache(step: tf.data.Dataset) -> bool:
 
 
 def share_order(train: Any, evaluate: Any) -> bool:
-    """Whether both are datasets behind one shuffle() that orders each pass anew: a pass over one moves the other's."""
+    """Whether both are datasets that share a shuffle() which reorders every pass: reading one reorders the other."""
     if not is_dataset(train) or not is_dataset(evaluate):
         return False
     return bool(_reshuffling(train) & _reshuffling(evaluate))
 
 
 def _reshuffling(dataset: tf.data.Dataset) -> set[int]:
-    """The ids of such steps that no cache() stands before."""
+    """Returns the ids of such shuffles, except those whose order a cache() keeps."""
     steps = _steps_of(dataset, behind_caches=False)
     return {id(step) for step in steps if getattr(step, "_reshuffle_each_iteration", False)}
 
