@@ -21,7 +21,7 @@ from trainer.config.schema import RunConfig
 from trainer.config.sources import CommandLine
 
 GROUPS = {path.name for path in sources.conf_dir().iterdir() if path.is_dir()}
-WITHOUT_COPIES = ("user=", "experiment=")  # they bring choices of their own
+WITHOUT_COPIES = ("user=", "experiment=", "hydra")  # they bring choices of their own, or are Hydra's
 
 compose_with_hydra, _content = sources.compose, sources.content
 
@@ -36,14 +36,10 @@ def load(overrides: Sequence[str], *steps: compose.Step, config_dir: str | None 
 
 def compose_a_copy(line: CommandLine, overrides: Iterable[str]) -> tuple[DictConfig, dict[str, Any]]:
     """What sources.compose returns or raises."""
-    overrides = list(overrides)
-    try:
-        parsed = [_parse(text) for text in overrides]
-        composed, choices = _compose_once(tuple(str(one.input_line) for one in parsed if one.key_or_group in GROUPS))
-        config = copy.deepcopy(composed)
-        ConfigLoaderImpl._apply_overrides_to_config([one for one in parsed if one.key_or_group not in GROUPS], config)
-    except sources.ERRORS:
-        return compose_with_hydra(line, overrides)  # raises the error of the whole line
+    parsed = [_parse(text) for text in overrides]
+    composed, choices = _compose_once(tuple(str(one.input_line) for one in parsed if one.key_or_group in GROUPS))
+    config = copy.deepcopy(composed)
+    ConfigLoaderImpl._apply_overrides_to_config([one for one in parsed if one.key_or_group not in GROUPS], config)
     return config, dict(choices)
 
 

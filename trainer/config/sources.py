@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Any, get_origin
+from typing import Any
 
 import hydra
 import yaml
@@ -31,7 +31,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from trainer.config import help_page, keys, user_file, yaml_files
 from trainer.config.cluster_size import parse_size
-from trainer.config.schema import RunConfig
 from trainer.faults.problems import ConfigError, Problem
 
 ERRORS = (HydraException, OmegaConfBaseException, ValueError, TypeError, LookupError, OSError, RecursionError)
@@ -167,22 +166,12 @@ def register() -> None:
     """Makes known to Hydra what conf/config.yaml refers to, and the sources above."""
     hydra.version.setbase("1.3")
     setup_globals()
-    ConfigStore.instance().store(name="run_schema", node=schema())
+    ConfigStore.instance().store(name="run_schema", node=keys.schema())
     ConfigStore.instance().store(group="hydra/help", name="trainer", node={"template": help_page.template()})
     Plugins.instance().register(Generated)
     Plugins.instance().register(GivenFiles)
     Plugins.instance().register(Order)
     SourcesRegistry.instance().types["file"] = CheckedFiles  # register() would keep Hydra's own
-
-
-def schema() -> DictConfig:
-    """The typed, empty config; mappings except options take new keys without Hydra's `+`, sections do not."""
-    config = OmegaConf.structured(RunConfig)
-    assert isinstance(config, DictConfig)
-    for key in keys.declared():
-        if get_origin(keys.hint(key.split("."))) is dict and not key.endswith(".options"):
-            OmegaConf.set_struct(OmegaConf.select(config, key), False)
-    return config
 
 
 def loader(line: CommandLine) -> ConfigLoaderImpl:

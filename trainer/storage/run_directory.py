@@ -10,14 +10,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
 import yaml
 from omegaconf import OmegaConf
 
-from trainer.config import shell, user_file
+from trainer.config import keys, shell, user_file
 from trainer.config.schema import RunConfig
 from trainer.plan.description import FROZEN_FILE, INITIAL_FILE
 from trainer.plan.plan import Plan
@@ -153,7 +152,7 @@ class RunDirectory:
         def parse(text: bytes) -> RunConfig:
             if not isinstance(value := yaml.safe_load(text), dict):
                 raise ValueError("it is empty" if value is None else "it has no keys")
-            return cast(RunConfig, OmegaConf.to_object(OmegaConf.merge(typed_config(), _literal(value))))
+            return cast(RunConfig, OmegaConf.to_object(OmegaConf.merge(keys.schema(), _literal(value))))
 
         remedy = "type the settings of the run again, with run=PATH; it continues from its checkpoint"
         return parsed(self.config, parse, remedy)
@@ -178,12 +177,6 @@ def _literal(value: Any) -> Any:
     if isinstance(value, list):
         return [_literal(item) for item in value]
     return shell.literal(value) if isinstance(value, str) else value
-
-
-@cache
-def typed_config() -> Any:
-    """What a run's config is merged into, which makes its values Python's; never changed."""
-    return OmegaConf.structured(RunConfig)
 
 
 @contextmanager

@@ -35,7 +35,7 @@ class Explained:
 
     problems: list[Problem] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)  # keys and groups without the value that the user meant
-    composed: DictConfig = field(default_factory=sources.schema)
+    composed: DictConfig = field(default_factory=keys.schema)
     choices: dict[str, Any] | None = None  # none: nothing could be composed
     whole: bool = True  # whether every file could be read; else keys that belong together may be missing
 
@@ -52,7 +52,7 @@ class Explainer:
         self.line = line
         self.user_file_works = user_file_works  # whether the functions of the file named by `user` are known
         self.loader = sources.loader(line)
-        self.schema = sources.schema()  # takes every good value, so that the bad ones fail
+        self.schema = keys.schema()  # takes every good value, so that the bad ones fail
         self.checked: set[str] = set()  # files
         self.brought: dict[str, str] = {}  # choices by group that the last file tried brings with it
         self.assignments: list[tuple[str, tuple[str, ...], Any]] = []  # where, key, value; of files and overrides

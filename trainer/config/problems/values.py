@@ -116,7 +116,7 @@ def _stand_in(section: DictConfig, name: Any, key: str) -> None:
     """Replaces a bad value by its default; an entry of a mapping has none and is removed."""
     with open_dict(section):
         if dataclasses.is_dataclass(OmegaConf.get_type(section)):
-            section[name] = OmegaConf.select(sources.schema(), key)
+            section[name] = OmegaConf.select(keys.schema(), key)
         else:
             del section[name]
 
