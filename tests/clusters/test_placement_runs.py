@@ -50,7 +50,7 @@ def willful(input_shape, classes):
 """
 
 
-@pytest.mark.long(but=["sync", "all_reduce"])
+@pytest.mark.long(but=["sync"])
 @pytest.mark.parametrize("name", PLACED)
 def test_everything_ran_where_it_was_planned(finish: Callable[..., Run], name):
     """And where a run is deterministic, it has no operation that TensorFlow refuses then."""

@@ -150,6 +150,7 @@ def installed(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_a_project_of_the_installed_trainer_passes_its_own_test(installed: Path, tmp_path: Path):
     environment = os.environ | {"PYTHONPATH": str(installed), "PYTEST_ADDOPTS": ""}

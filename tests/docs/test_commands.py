@@ -155,6 +155,9 @@ def shortened(command: str) -> list[str]:
     return [w for w in words if w.partition("=")[0] not in SHORT] + [f"{key}={value}" for key, value in short.items()]
 
 
+MAIN_JOB = "python -m trainer cluster=2ps4w"
+
+
 def runs() -> Iterator[object]:
     """Each command to run, with those of its page that use the same run; what an earlier page runs is left out."""
     seen: set[tuple[str, ...]] = set()
@@ -167,7 +170,9 @@ def runs() -> Iterator[object]:
             if not keys <= seen:
                 in_containers = "launch=docker" in group[0]  # tests/containers runs the same
                 marks = [pytest.mark.docker] if in_containers else []
-                marks += [pytest.mark.long] if in_containers or path.name != "README.md" else []
+                is_the_main_job = group == [MAIN_JOB]  # tests/clusters runs it
+                is_long = in_containers or is_the_main_job or path.name != "README.md"
+                marks += [pytest.mark.long] if is_long else []
                 yield pytest.param(path, group, marks=marks, id=f"{name_of(path)}: {group[0]}")
             seen |= keys
 

@@ -261,7 +261,7 @@ def test_every_message_of_a_step_and_of_an_update_is_known(size, strategy, clip_
     check_updates(steps, is_clipped=clip_norm is not None)
 
 
-@pytest.mark.long(but=["2ps2w-None"])
+@pytest.mark.long
 @pytest.mark.parametrize(("size", "clip_norm"), [("2ps2w", None), ("2w", 1.0)])
 def test_every_message_under_backup_is_known(size, clip_norm):
     steps = train(size, strategy="backup", quorum=1, clip_norm=clip_norm)

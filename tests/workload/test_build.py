@@ -37,6 +37,7 @@ def gradients(model: keras.Model, values: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.slow(but=["mlp-options0"])
+@pytest.mark.long(but=["mlp-options0", "cnn-options1"])
 @pytest.mark.parametrize(("name", "options"), [("mlp", {}), ("cnn", {"dropout": 0.3}), ("resnet20", {})])
 def test_a_model_without_values_computes_the_same_gradients(name: str, options: dict[str, Any]):
     whole, bare = (build(name, with_values=having, **options) for having in (True, False))

@@ -115,7 +115,8 @@ def in_a_v1_graph(step: Callable[..., Any], *inputs: Any) -> Any:
         return session.run(tf.function(step, autograph=False)(*fed), feeds)
 
 
-HOW = [eagerly, traced, compiled, in_a_v1_graph]
+COMPILED = pytest.param(compiled, marks=pytest.mark.long)  # XLA takes seconds for each; `everything` is compiled always
+HOW = [eagerly, traced, COMPILED, in_a_v1_graph]
 
 
 def run(model: keras.Model, *, how: Callable[..., Any] = traced, seed: Any = SEED, loss: str = CROSSENTROPY) -> Any:
@@ -460,7 +461,7 @@ def test_a_model_of_mixed_precision_computes_in_it_and_keeps_float32(build, prec
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("precision", MIXED)
-@pytest.mark.parametrize("how", [eagerly, traced, compiled])
+@pytest.mark.parametrize("how", [eagerly, traced, COMPILED])
 def test_the_results_of_a_mixed_precision_step_are_float32(build, how, precision, accumulate):
     outcome = parted(build("normed", precision), how=how, accumulate=accumulate)
     numbers = outcome._replace(finite=(), divisor=())
@@ -468,7 +469,7 @@ def test_the_results_of_a_mixed_precision_step_are_float32(build, how, precision
 
 
 @pytest.mark.parametrize("precision", MIXED)
-@pytest.mark.parametrize("how", [eagerly, traced, compiled])
+@pytest.mark.parametrize("how", [eagerly, traced, COMPILED])
 def test_a_step_of_mixed_precision_is_close_to_one_of_float32(build, how, precision):
     expected = parted(build("normed", "float32"), how=how, accumulate=1)
     found = parted(build("normed", precision), how=how, accumulate=1)
