@@ -16,7 +16,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import pytest
-from runs import STALLED_SECS, has_ended
+from runs import STALLED_SECS, has_ended, wait_until
 
 from trainer.commands.start import start_early
 from trainer.config.schema import DataConfig, ModelConfig
@@ -243,6 +243,22 @@ def test_what_a_task_has_started_ends_with_it(tasks, start, tmp_path):
     start("worker:0", f"{code}, env={{}}); print(p.pid, flush=True)")
     next_event(tasks, "exited")
     wait_for_end(int((tmp_path / "task.log").read_text()))
+
+
+def test_a_daemon_of_a_task_does_not_end_with_another_task(tasks, start, tmp_path):
+    daemon = "if os.fork() == 0: print(os.getpid(), flush=True); time.sleep(60)"
+    start("worker:0", f"import time\nif os.fork() == 0:\n    {daemon}\n    os._exit(0)\n{SLEEP}")
+    task, log = next_event(tasks, "started")["pid"], tmp_path / "task.log"
+    wait_until(lambda: log.exists() and log.read_text().endswith("\n"))
+    pid = int(log.read_text())
+    start("worker:1", "os._exit(0)")
+    next_event(tasks, "exited")
+    start("worker:2", "os._exit(0)")  # by now the nursery has killed what the first left behind
+    next_event(tasks, "exited")
+    assert not has_ended(pid)
+    tasks.signal(task, signal.SIGKILL)
+    next_event(tasks, "exited")
+    wait_for_end(pid)
 
 
 def test_killing_the_launcher_ends_nursery_and_tasks(tmp_path):

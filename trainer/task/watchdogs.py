@@ -64,6 +64,7 @@ def watch_data(status: Status, engine: Engine) -> None:
             while True:
                 status.data_secs = engine.data_wait_secs()
                 time.sleep(STEP_POLL_SECS)
+        status.data_secs = 0.0
 
     threading.Thread(target=watch, name="data", daemon=True).start()
 

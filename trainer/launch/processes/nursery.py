@@ -227,6 +227,7 @@ def _adopt_orphans() -> None:
 
 def _prepare_child(nursery: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _adopt_orphans()  # so that a daemon of its code becomes the nursery's child, and ends, with the task only
     die_with_parent(nursery)
 
 
