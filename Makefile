@@ -19,8 +19,8 @@ help: ## List the targets
 train: .venv/run ## Train a CNN on handwritten digits with CLUSTER (2ps4w); ARGS="train.steps=500" for more
 	$(BIN)/python -m trainer cluster=$(CLUSTER) $(ARGS)
 
-test: .venv/dev ## Every promise tested once: modules, clusters, kills, and containers where an engine answers
-	$(PYTEST) -m "not long"
+test: $(if $(PART),.venv/extras,.venv/dev) ## Every promise tested once, in containers too where an engine answers; PART=3/16 adds a part of the rest
+	$(if $(PART),TRAINER_TESTS_NEED_EXTRAS=1) $(PYTEST) $(if $(PART),--part $(PART),-m "not long")
 
 test-fast: .venv/dev ## The quick tests, which start no cluster
 	$(PYTEST) -m "not cluster and not slow and not long"

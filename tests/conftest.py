@@ -32,7 +32,7 @@ NEEDS_DOCKER = "TRAINER_TESTS_NEED_DOCKER"  # set where tests of containers must
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--part", type=_part, metavar="K/N", help="of the chosen tests only the K-th of N parts")
+    parser.addoption("--part", type=_part, metavar="K/N", help="of the long tests only the K-th of N parts")
 
 
 def _part(text: str) -> tuple[int, int]:
@@ -48,7 +48,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _shorten(item)
     if part := config.getoption("part"):
         k, n = part
-        left_out = {item for item in items if zlib.crc32(item.nodeid.encode()) % n != k - 1}
+        long = filter(lambda item: item.get_closest_marker("long"), items)
+        left_out = {item for item in long if zlib.crc32(item.nodeid.encode()) % n != k - 1}
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
     for item in items:
