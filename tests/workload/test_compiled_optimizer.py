@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 from keras import optimizers
 from keras.optimizers.schedules import (
@@ -16,6 +17,7 @@ from keras.optimizers.schedules import (
     PolynomialDecay,
 )
 from keras_optimizers import keras_optimizer
+from omegaconf import OmegaConf
 from quick_config import load
 
 from trainer.config.schema import OptimizerConfig, OptimizerName
@@ -66,6 +68,15 @@ def test_every_optimizer_is_taken_with_all_that_it_has(optimizer):
     assert type(again) is type(optimizer)
     ours, theirs = again.get_config(), optimizer.get_config()
     assert [name for name in theirs if ours[name] != theirs[name] and name != "name"] == []
+
+
+@pytest.mark.parametrize("steps", [12.5, np.int64(20), np.float32(12.5)], ids=lambda steps: type(steps).__name__)
+def test_steps_of_a_schedule_are_any_number_and_a_task_reads_them_again(steps):
+    rate = CosineDecay(0.0, steps, warmup_target=0.1, warmup_steps=steps)
+    config = load([])
+    assert not resolve_optimizer(config.optimizer, compiled(optimizers.SGD(rate)))
+    again = OmegaConf.to_object(OmegaConf.structured(config.optimizer.schedule))
+    assert (again.decay_steps, again.warmup_steps) == (float(steps), float(steps))
 
 
 def test_an_optimizer_by_its_name_has_its_defaults():

@@ -136,16 +136,12 @@ def make(section: OptimizerConfig) -> keras.optimizers.Optimizer:
 def _read_rate(rate: Any) -> tuple[dict[str, Any], list[LeftOut]]:
     """(settings, what has no key) of a learning rate or its schedule."""
     if type(rate) is schedules.ExponentialDecay:
-        keys = {"decay_steps": rate.decay_steps, "decay_rate": _plain(rate.decay_rate), "staircase": rate.staircase}
-        return _scheduled(rate.initial_learning_rate, "exponential", keys), []
+        keys = {"decay_rate": _plain(rate.decay_rate), "staircase": rate.staircase}
+        return _scheduled(rate, rate.initial_learning_rate, "exponential", keys), []
     if type(rate) is schedules.CosineDecay and (not rate.warmup_target or rate.initial_learning_rate == 0):
         warms_up = bool(rate.warmup_target)
-        keys = {
-            "decay_steps": rate.decay_steps,
-            "final_fraction": _plain(rate.alpha),
-            "warmup_steps": rate.warmup_steps if warms_up else 0,
-        }
-        return _scheduled(rate.warmup_target if warms_up else rate.initial_learning_rate, "cosine", keys), []
+        keys = {"final_fraction": _plain(rate.alpha), "warmup_steps": _plain(rate.warmup_steps) if warms_up else 0}
+        return _scheduled(rate, rate.warmup_target if warms_up else rate.initial_learning_rate, "cosine", keys), []
     if callable(rate):
         names = ", ".join(name.value for name in ScheduleName)
         remedy = f"type optimizer.learning_rate={_first_of(rate)}, and optimizer.schedule.name with one of {names}"
@@ -162,8 +158,8 @@ def _first_of(rate: Any) -> Any:
     return "RATE"
 
 
-def _scheduled(peak: Any, name: str, keys: Mapping[str, Any]) -> dict[str, Any]:
-    return {"learning_rate": _plain(peak), "schedule": {"name": name, **keys}}
+def _scheduled(rate: Any, peak: Any, name: str, keys: Mapping[str, Any]) -> dict[str, Any]:
+    return {"learning_rate": _plain(peak), "schedule": {"name": name, "decay_steps": _plain(rate.decay_steps), **keys}}
 
 
 def _plain(value: Any) -> Any:
