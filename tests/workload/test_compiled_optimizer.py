@@ -100,6 +100,12 @@ class Noam(LearningRateSchedule):
         return 0.25 / keras.ops.sqrt(keras.ops.cast(step + 1, "float32"))
 
 
+def trained(optimizer: optimizers.Optimizer) -> optimizers.Optimizer:
+    """One that has made an update, as that of a model that was loaded."""
+    optimizer.apply([np.ones(2, "float32")], [keras.Variable(np.ones(2, "float32"))])
+    return optimizer
+
+
 EXCLUDING = optimizers.AdamW(0.01, weight_decay=0.02)
 EXCLUDING.exclude_from_weight_decay(var_names=["bias"])
 PATCHED = optimizers.SGD(0.5)
@@ -127,6 +133,8 @@ LEFT_OUT: dict[str, tuple[Any, list[str], str]] = {
     "a subclass": (Own(ExponentialDecay(0.5, 30, 0.75)), ["name"], "optimizer=sgd optimizer.learning_rate=0.5"),
     "a method replaced": (PATCHED, ["name"], "optimizer=sgd optimizer.learning_rate=0.5"),
     "muon": (optimizers.Muon(0.5), ["name"], "optimizer=adamw"),
+    "slots of an earlier training": (trained(optimizers.Adam(0.5)), ["name"], "optimizer=adam"),
+    "a schedule that has begun": (trained(optimizers.SGD(CosineDecay(0.5, 40))), ["name"], "optimizer=sgd"),
 }
 
 
@@ -144,7 +152,12 @@ def test_what_cannot_be_reproduced_is_refused_unless_the_config_replaces_it(case
 
 def test_what_changes_nothing_is_no_reason_to_refuse():
     scaled = optimizers.LossScaleOptimizer(optimizers.SGD(0.3))
-    for optimizer in (scaled, optimizers.SGD(0.3, ema_overwrite_frequency=5), optimizers.SGD(0.3, clipnorm=0.0)):
+    for optimizer in (
+        scaled,
+        optimizers.SGD(0.3, ema_overwrite_frequency=5),
+        optimizers.SGD(0.3, clipnorm=0.0),
+        trained(optimizers.SGD(0.3)),
+    ):
         assert compiled(optimizer).left_out == ()
 
 

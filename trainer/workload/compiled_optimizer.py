@@ -11,6 +11,7 @@ import numpy as np
 from keras.optimizers import schedules
 
 from trainer.config.schema import OptimizerConfig, ScheduleName
+from trainer.config.words import count
 from trainer.plan.description import CompiledOptimizer, LeftOut
 from trainer.workload.loss_scale import FIRST, GROWTH_STEPS
 
@@ -35,6 +36,7 @@ ATTRIBUTES: Mapping[type, tuple[str, ...]] = {
 }
 COMMON = ("name", "learning_rate", "weight_decay", "global_clipnorm", "use_ema", "ema_momentum")  # read for every class
 EXCLUDED = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern")  # set by exclude_from_weight_decay
+STATELESS = 2  # variables of an optimizer without slots: its updates and its learning rate
 NEAREST = {"adadelta": "adagrad", "adamax": "adam", "muon": "adamw", "nadam": "adam"}  # for unsupported classes
 
 
@@ -65,11 +67,20 @@ def read(model: keras.Model) -> CompiledOptimizer | None:
     rate, left_out = _read_rate(optimizer._learning_rate)
     if attributes is None:
         return CompiledOptimizer(name, {}, (_of_another_class(optimizer, rate),))
+    left_out += _updates_before(optimizer, _typed(name, rate))
     settings = {KEYS.get(attribute, attribute): _plain(getattr(optimizer, attribute)) for attribute in attributes}
     settings |= {"weight_decay": _plain(optimizer.weight_decay or 0.0), "clip_norm": _plain(optimizer.global_clipnorm)}
     settings["ema"] = _plain(optimizer.ema_momentum) if optimizer.use_ema else None
     left_out += [*_without_key(optimizer, attributes, _typed(name, rate)), *_of_scale(scale)]
     return CompiledOptimizer(name, settings | rate, tuple(left_out))
+
+
+def _updates_before(optimizer: Any, anew: str) -> Iterator[LeftOut]:
+    """Yields the state of an optimizer that has trained: its updates would go on from slots that begin anew here."""
+    updates = int(optimizer.iterations)
+    if updates and (len(optimizer.variables) > STATELESS or callable(optimizer._learning_rate)):
+        text = f"an optimizer that has made {count(updates, 'update')}, as of a loaded model"
+        yield LeftOut(text, "name", f"type {anew} to begin with a new one, or compile the model again")
 
 
 def _of_another_class(optimizer: keras.optimizers.Optimizer, rate: Mapping[str, Any]) -> LeftOut:
