@@ -132,6 +132,12 @@ ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
         CONFIG,
         r"model has a train_step of its own, which would not run: .* override compute_loss\(",
     ),
+    "test_step": (
+        "class model(keras.Model):\n    def test_step(self, data):\n        return {}",
+        {},
+        CONFIG,
+        r"model has a test_step of its own",
+    ),
     "two optimizers": (
         "class model(keras.Model):\n"
         "    def __init__(self):\n"
