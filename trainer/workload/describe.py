@@ -120,6 +120,7 @@ def _describe(question: Question) -> Description:
         model_batch=model_batch,
         layers=tuple(step.layers_of(model)),
         **probed._asdict(),
+        mixing=objective.mixing,
         is_summed=objective.is_summed,
         sums=objective.size,
         metrics=objective.metric_names(),

@@ -80,6 +80,7 @@ class Objective:
         self.model, self.text, self._whole_loss, self._size = model, text, whole_loss, size
         self._is_given_compiled, self.is_given_loss = is_given_compiled, is_given_loss
         self.doubts: list[Doubt] = []  # what is odd, and trained as Keras does
+        self.mixing: tuple[str, ...] = ()  # what computes an example with others of its batch
 
     def model_to_save(self, optimizer: keras.optimizers.Optimizer) -> keras.Model:
         """The model; Keras would save a loss with it, and only one that its author chose can be loaded again.

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.workload import inputs, labels, step
+from trainer.workload import inputs, labels, mixing, step
 from trainer.workload.data import DataError, DataSet
 from trainer.workload.data.examples import (
     ArraySpec,
@@ -72,17 +72,18 @@ def run(objective: Objective, data: DataSet, *, has_values: bool, batch: int = 0
 def _compute_sized(objective: Objective, data: DataSet, batch: int) -> int:
     """Tries a few examples, and batches of other sizes if the model cannot compute these; returns the only size."""
     try:
-        _compute(objective, data, EXAMPLES)
-        return 0
+        tried = _compute(objective, data, EXAMPLES)
     except Exception:  # of many types: the model may be anything
         for size in filter(None, (batch, step.batch_of(objective.model))):
             with suppress(Exception):
                 _compute(objective, data, size)
                 return size
         raise
+    objective.mixing = mixing.find(objective, tried)
+    return 0
 
 
-def _compute(objective: Objective, data: DataSet, count: int) -> None:
+def _compute(objective: Objective, data: DataSet, count: int) -> Batch:
     model, batch = objective.model, _first_batch(data.train, count)
     options = {"training": False} if step.takes_training(model) else {}
     before = _values_of_metrics(model)
@@ -102,6 +103,7 @@ def _compute(objective: Objective, data: DataSet, count: int) -> None:
     if _has_own_metrics(model):
         twice = compute(outputs=outputs, before=sums)[1]
         _check_sums(objective.results(2 * sums), objective.results(twice))
+    return batch
 
 
 def _try_labels(objective: Objective, data: DataSet, fault: LabelFault, count: int) -> None:

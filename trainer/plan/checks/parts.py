@@ -45,6 +45,14 @@ def warn_of_parts(replicas: int, accumulate: int, description: Description) -> I
             "which equals the value for the whole batch only if every number is a mean over the same count"
         )
         yield Problem("model", message, "return one loss per example, [N], instead of their mean")
+    for mixing in description.mixing:
+        message = (
+            f"{mixing}: depends on which examples are in one batch, and each of the {parts} parts of a batch is "
+            "computed alone, as with tf.distribute; the result for the whole batch would differ"
+        )
+        yield Problem(
+            "model", message, "type cluster=local and leave out train.accumulate, for the whole batch at once"
+        )
     if replicas > 1 and description.counts and not description.is_one_mean:
         message = (
             "the losses of several outputs are divided by different counts of masks or weights, and an update takes "
