@@ -126,6 +126,20 @@ ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
         CONFIG,
         "variable '.*kernel' is float64; a model's trainable variables must be float32",
     ),
+    "state that float32 cannot count": (
+        "class Far(layers.Layer):\n"
+        "    def build(self, shape):\n"
+        "        far = keras.initializers.Constant(2**25)\n"
+        "        self.seen = self.add_weight((), far, 'int64', trainable=False, name='seen')\n"
+        "    def call(self, x):\n"
+        "        self.seen.assign_add(1)\n"
+        "        return x\n"
+        "def model():\n"
+        "    return keras.Sequential([keras.Input((6,)), Far(name='far'), layers.Dense(2)])",
+        {},
+        CONFIG,
+        "far/seen",
+    ),
     "train_step": (
         "class model(keras.Model):\n    def train_step(self, data):\n        return {}",
         {},

@@ -31,6 +31,8 @@ from trainer.workload.seeded_draws import seeded_draws
 
 CURRENT = "current_call_ctx"  # Keras's name of the context in which layers find what outer layers were given
 
+EXACT = 2**24  # all whole numbers up to here are float32
+
 
 def parameters_of(model: keras.Model, frozen: Collection[str] = ()) -> list[Parameter]:
     """The trainable parameters and the state of a model, in creation order; seed generators are inputs, not state.
@@ -49,6 +51,16 @@ def parameters_of(model: keras.Model, frozen: Collection[str] = ()) -> list[Para
         if id(v) in trainable and v.constraint is not None:
             name = type(v.constraint).__name__
             raise ValueError(f"variable {path!r} has a constraint, {name}, which is not applied; leave it out")
+        if (
+            path not in frozen
+            and "int" in v.dtype
+            and v._value is not None
+            and np.abs(v.numpy()).max(initial=0) > EXACT
+        ):
+            message = (
+                f"variable {path!r} counts from over {EXACT:,}; state is kept as float32, which is exact up to there"
+            )
+            raise ValueError(f"{message}: begin at 0, and add the rest where it is used")
     return [Parameter(path, tuple(v.shape), id(v) in trainable) for path, v in variables.items() if path not in frozen]
 
 
