@@ -89,6 +89,15 @@ def test_a_model_that_names_no_optimizer_has_none():
     assert compiled_optimizer.read(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])) is None
 
 
+def test_a_model_that_is_loaded_has_the_optimizer_that_it_was_saved_with(tmp_path):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(optimizers.Adam(0.25), "mse")
+    model.save(tmp_path / "model.keras")
+    with compiled_optimizer.noted():
+        found = compiled_optimizer.read(keras.models.load_model(tmp_path / "model.keras"))
+    assert (found.name, found.settings["learning_rate"], found.left_out) == ("adam", 0.25, ())
+
+
 class Own(optimizers.SGD):
     """May do anything."""
 

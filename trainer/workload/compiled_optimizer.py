@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 from keras.optimizers import schedules
+from keras.src.trainers.trainer import Trainer
 
 from trainer.config.schema import OptimizerConfig, ScheduleName
 from trainer.config.words import count
@@ -42,25 +43,28 @@ NEAREST = {"adadelta": "adagrad", "adamax": "adam", "muon": "adamw", "nadam": "a
 
 @contextmanager
 def noted() -> Iterator[None]:
-    """Notes for `read` whether models that are compiled name an optimizer; Keras gives the others an RMSprop."""
-    compile_model = keras.Model.compile
+    """Notes for `read` whether models that are compiled name an optimizer; Keras gives the others an RMSprop.
+
+    Where it is defined: to load a compiled model, Keras asks if its class has another one.
+    """
+    compile_model = Trainer.compile
 
     def compile_and_note(model: keras.Model, *args: Any, **options: Any) -> None:
         model._names_optimizer = bool(args) or "optimizer" in options
         compile_model(model, *args, **options)
 
-    keras.Model.compile = compile_and_note
+    Trainer.compile = compile_and_note
     try:
         yield
     finally:
-        keras.Model.compile = compile_model
+        Trainer.compile = compile_model
 
 
 def read(model: keras.Model) -> CompiledOptimizer | None:
     """The optimizer that a model was compiled with; none, where `compile` names none."""
-    if not model.compiled or model.optimizer is None or not getattr(model, "_names_optimizer", True):
+    optimizer, scale = getattr(model, "optimizer", None), None  # a class that compiles in its own way loads without
+    if not model.compiled or optimizer is None or not getattr(model, "_names_optimizer", True):
         return None
-    optimizer, scale = model.optimizer, None
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):  # wrapped by Keras for mixed_float16, or by the user
         optimizer, scale = optimizer.inner_optimizer, optimizer
     attributes, name = ATTRIBUTES.get(type(optimizer)), type(optimizer).__name__.lower()
