@@ -31,8 +31,6 @@ from trainer.workload.seeded_draws import seeded_draws
 
 CURRENT = "current_call_ctx"  # Keras's name of the context in which layers find what outer layers were given
 
-EXACT = 2**24  # all whole numbers up to here are float32
-
 
 def parameters_of(model: keras.Model, frozen: Collection[str] = ()) -> list[Parameter]:
     """The trainable parameters and the state of a model, in creation order; seed generators are inputs, not state.
@@ -51,16 +49,6 @@ def parameters_of(model: keras.Model, frozen: Collection[str] = ()) -> list[Para
         if id(v) in trainable and v.constraint is not None:
             name = type(v.constraint).__name__
             raise ValueError(f"variable {path!r} has a constraint, {name}, which is not applied; leave it out")
-        if (
-            path not in frozen
-            and "int" in v.dtype
-            and v._value is not None
-            and np.abs(v.numpy()).max(initial=0) > EXACT
-        ):
-            message = (
-                f"variable {path!r} counts from over {EXACT:,}; state is kept as float32, which is exact up to there"
-            )
-            raise ValueError(f"{message}: begin at 0, and add the rest where it is used")
     return [Parameter(path, tuple(v.shape), id(v) in trainable) for path, v in variables.items() if path not in frozen]
 
 
@@ -316,7 +304,7 @@ def _call_with_zeros(objective: Objective, features: Nest) -> None:
     model, no_seed = objective.model, tf.zeros([2], tf.int64)
     state = {path: tf.zeros(v.shape) for path, v in Paths(model).named(model.non_trainable_variables).items()}
     weights = [tf.zeros(v.shape) for v in model.trainable_variables]
-    with objective.in_graph(), seeded_draws(no_seed):
+    with objective.in_graph(), seeded_draws(no_seed), tf.name_scope("model"):
         _call(model, weights, _non_trainable(model, state, no_seed), objective.inputs(features), training=True)
 
 
@@ -340,7 +328,7 @@ def adds_losses(objective: Objective, spec: Spec) -> bool:
 
     def call(values: Tensors, features: Nest) -> None:
         weights = [values[paths[v]] for v in model.trainable_variables]
-        with objective.in_graph(), seeded_draws(seed):
+        with objective.in_graph(), seeded_draws(seed), tf.name_scope("model"):
             rest = _non_trainable(model, values, seed)
             *_, losses = _call(model, weights, rest, objective.inputs(features), training=True)
         counts.append(len(losses) - len(model._get_regularization_losses()))
