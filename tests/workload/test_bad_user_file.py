@@ -152,6 +152,21 @@ ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
         CONFIG,
         r"model has a test_step of its own",
     ),
+    "a loss that assigns": (
+        "class Own(keras.Model):\n"
+        "    def build(self, shape):\n"
+        "        self.mean = self.add_weight((), 'zeros', trainable=False, name='mean')\n"
+        "        super().build(shape)\n"
+        "    def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):\n"
+        "        self.mean.assign(0.5)\n"
+        "        return ops.mean(y_pred)\n"
+        "def model():\n"
+        "    x = keras.Input((6,))\n"
+        "    return Own(x, layers.Dense(2)(x))",
+        {},
+        CONFIG,
+        "/mean",
+    ),
     "two optimizers": (
         "class model(keras.Model):\n"
         "    def __init__(self):\n"
