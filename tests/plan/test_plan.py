@@ -292,6 +292,18 @@ def test_a_sum_over_examples_gets_a_warning_where_replicas_are_averaged():
         assert [f"{parts} parts" in one.message for one in plan.warnings if one.key == "model"] == [True] * (parts > 1)
 
 
+def test_what_mixes_the_examples_of_a_batch_is_said_where_it_is_computed_in_parts():
+    mixing = replace(MODEL, mixing=("layer centered",))
+    for override, parts in (("cluster=1ps2w", 2), ("train.accumulate=4", 4), ("seed=1", 1)):
+        warnings = planned(override, model=mixing).warnings
+        said = [
+            "layer centered" in one.message and f"{parts} parts" in one.message
+            for one in warnings
+            if one.key == "model"
+        ]
+        assert said == [True] * (parts > 1)
+
+
 def test_parameters_that_the_loss_does_not_reach_are_known_to_every_shard_and_said():
     reached = planned("cluster=2ps2w")
     path = reached.shards[0].trainable[0].path

@@ -126,11 +126,46 @@ ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
         CONFIG,
         "variable '.*kernel' is float64; a model's trainable variables must be float32",
     ),
+    "state that float32 cannot count": (
+        "class Far(layers.Layer):\n"
+        "    def build(self, shape):\n"
+        "        far = keras.initializers.Constant(2**25)\n"
+        "        self.seen = self.add_weight((), far, 'int64', trainable=False, name='seen')\n"
+        "    def call(self, x):\n"
+        "        self.seen.assign_add(1)\n"
+        "        return x\n"
+        "def model():\n"
+        "    return keras.Sequential([keras.Input((6,)), Far(name='far'), layers.Dense(2)])",
+        {},
+        CONFIG,
+        "far/seen",
+    ),
     "train_step": (
         "class model(keras.Model):\n    def train_step(self, data):\n        return {}",
         {},
         CONFIG,
         r"model has a train_step of its own, which would not run: .* override compute_loss\(",
+    ),
+    "test_step": (
+        "class model(keras.Model):\n    def test_step(self, data):\n        return {}",
+        {},
+        CONFIG,
+        r"model has a test_step of its own",
+    ),
+    "a loss that assigns": (
+        "class Own(keras.Model):\n"
+        "    def build(self, shape):\n"
+        "        self.mean = self.add_weight((), 'zeros', trainable=False, name='mean')\n"
+        "        super().build(shape)\n"
+        "    def compute_loss(self, x, y, y_pred, sample_weight=None, training=True):\n"
+        "        self.mean.assign(0.5)\n"
+        "        return ops.mean(y_pred)\n"
+        "def model():\n"
+        "    x = keras.Input((6,))\n"
+        "    return Own(x, layers.Dense(2)(x))",
+        {},
+        CONFIG,
+        "/mean",
     ),
     "two optimizers": (
         "class model(keras.Model):\n"

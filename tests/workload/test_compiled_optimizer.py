@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 from keras import optimizers
 from keras.optimizers.schedules import (
@@ -16,6 +17,7 @@ from keras.optimizers.schedules import (
     PolynomialDecay,
 )
 from keras_optimizers import keras_optimizer
+from omegaconf import OmegaConf
 from quick_config import load
 
 from trainer.config.schema import OptimizerConfig, OptimizerName
@@ -68,6 +70,15 @@ def test_every_optimizer_is_taken_with_all_that_it_has(optimizer):
     assert [name for name in theirs if ours[name] != theirs[name] and name != "name"] == []
 
 
+@pytest.mark.parametrize("steps", [12.5, np.int64(20), np.float32(12.5)], ids=lambda steps: type(steps).__name__)
+def test_steps_of_a_schedule_are_any_number_and_a_task_reads_them_again(steps):
+    rate = CosineDecay(0.0, steps, warmup_target=0.1, warmup_steps=steps)
+    config = load([])
+    assert not resolve_optimizer(config.optimizer, compiled(optimizers.SGD(rate)))
+    again = OmegaConf.to_object(OmegaConf.structured(config.optimizer.schedule))
+    assert (again.decay_steps, again.warmup_steps) == (float(steps), float(steps))
+
+
 def test_an_optimizer_by_its_name_has_its_defaults():
     assert compiled("lion").settings["learning_rate"] == 0.001
     assert compiled(optimizer="lion") == compiled("lion")
@@ -76,6 +87,15 @@ def test_an_optimizer_by_its_name_has_its_defaults():
 def test_a_model_that_names_no_optimizer_has_none():
     assert compiled(loss="mse") is None
     assert compiled_optimizer.read(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])) is None
+
+
+def test_a_model_that_is_loaded_has_the_optimizer_that_it_was_saved_with(tmp_path):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(optimizers.Adam(0.25), "mse")
+    model.save(tmp_path / "model.keras")
+    with compiled_optimizer.noted():
+        found = compiled_optimizer.read(keras.models.load_model(tmp_path / "model.keras"))
+    assert (found.name, found.settings["learning_rate"], found.left_out) == ("adam", 0.25, ())
 
 
 class Own(optimizers.SGD):
@@ -87,6 +107,12 @@ class Noam(LearningRateSchedule):
 
     def __call__(self, step: Any) -> Any:
         return 0.25 / keras.ops.sqrt(keras.ops.cast(step + 1, "float32"))
+
+
+def trained(optimizer: optimizers.Optimizer) -> optimizers.Optimizer:
+    """One that has made an update, as that of a model that was loaded."""
+    optimizer.apply([np.ones(2, "float32")], [keras.Variable(np.ones(2, "float32"))])
+    return optimizer
 
 
 EXCLUDING = optimizers.AdamW(0.01, weight_decay=0.02)
@@ -116,6 +142,8 @@ LEFT_OUT: dict[str, tuple[Any, list[str], str]] = {
     "a subclass": (Own(ExponentialDecay(0.5, 30, 0.75)), ["name"], "optimizer=sgd optimizer.learning_rate=0.5"),
     "a method replaced": (PATCHED, ["name"], "optimizer=sgd optimizer.learning_rate=0.5"),
     "muon": (optimizers.Muon(0.5), ["name"], "optimizer=adamw"),
+    "slots of an earlier training": (trained(optimizers.Adam(0.5)), ["name"], "optimizer=adam"),
+    "a schedule that has begun": (trained(optimizers.SGD(CosineDecay(0.5, 40))), ["name"], "optimizer=sgd"),
 }
 
 
@@ -133,7 +161,12 @@ def test_what_cannot_be_reproduced_is_refused_unless_the_config_replaces_it(case
 
 def test_what_changes_nothing_is_no_reason_to_refuse():
     scaled = optimizers.LossScaleOptimizer(optimizers.SGD(0.3))
-    for optimizer in (scaled, optimizers.SGD(0.3, ema_overwrite_frequency=5), optimizers.SGD(0.3, clipnorm=0.0)):
+    for optimizer in (
+        scaled,
+        optimizers.SGD(0.3, ema_overwrite_frequency=5),
+        optimizers.SGD(0.3, clipnorm=0.0),
+        trained(optimizers.SGD(0.3)),
+    ):
         assert compiled(optimizer).left_out == ()
 
 

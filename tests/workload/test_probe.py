@@ -144,6 +144,11 @@ def test_who_talks_to_other_replicas_is_found(case):
     assert tuple(name.split("/")[-1] for name in found) == expected
 
 
+def test_names_that_keras_takes_inside_of_a_model_are_taken():
+    model = chain(layers.Dense(3, name="_hidden"), layers.Dense(1, name="_out"))
+    assert not probe(objective_of(model, ONE), ONE).unreached
+
+
 def of_ids(*, head_of: str) -> keras.Model:
     inputs = keras.Input((4,), dtype="int32")
     tables = {name: layers.Flatten()(layers.Embedding(9, 2, name=name)(inputs)) for name in ("used", "unused")}

@@ -171,6 +171,57 @@ def test_the_warnings_of_a_users_code_are_told_once(tmp_path, case):
         assert told == expected
 
 
+MASKED = "layers.Dense(1)(layers.Flatten()(layers.Masking()(layers.Reshape((2, 2))(x))))"
+
+
+def test_a_warning_of_layers_that_comes_again_when_they_are_called_is_told_once(tmp_path):
+    text = f"def model():\n    x = keras.Input((4,))\n    return compiled(x, {MASKED})"
+    (told,) = answer(tmp_path, text)["description"]["warnings"]
+    assert told.startswith("mine.py, line 23: UserWarning")
+
+
+OWN_METHODS = {
+    "fit": "def fit(self, *args):\n        return None",
+    "predict_step": "def predict_step(self, data):\n        return 2 * self(data)",
+}
+
+
+@pytest.mark.parametrize("method", OWN_METHODS)
+def test_methods_of_a_model_that_a_run_does_without_are_named(tmp_path, method):
+    text = f"class Own(keras.Model):\n    {OWN_METHODS[method]}\n" + half("").replace("compiled", "own")
+    text += "\ndef own(*args):\n    model = Own(*args)\n    model.compile('sgd', 'mse')\n    return model"
+    ((doubt, _),) = answer(tmp_path, text)["description"]["doubts"]
+    assert f"own {method}," in doubt
+
+
+def test_code_that_needs_values_of_tensors_is_told_that_a_step_is_a_graph(tmp_path):
+    text = "def loss(y, outputs):\n    return ops.mean(ops.abs(y - outputs), -1) * float(outputs.numpy().max())\n"
+    code, said = outcome_of(answer(tmp_path, text + half("")))
+    assert (code, "mine.py, line 22" in said, "run_eagerly" in said) == (BAD_DATA, True, True), said
+
+
+LABELS = "np.ones((64, 1))"
+# The labels, the outputs of the model, and the exit code; the names of the outputs are told.
+NAMES: dict[str, tuple[str, str, int]] = {
+    "the same": (f"{{'b': {LABELS}, 'a': {LABELS}}}", "[a, b]", 0),
+    "others": (f"{{'bb': {LABELS}, 'aa': {LABELS}}}", "[a, b]", CONFIG),
+    "others, by name": (f"{{'bb': {LABELS}, 'aa': {LABELS}}}", "{'a': a, 'b': b}", CONFIG),
+    "one more": (f"{{'b': {LABELS}, 'a': {LABELS}, 'c': {LABELS}}}", "[a, b]", CONFIG),
+}
+
+
+@pytest.mark.parametrize("case", NAMES)
+def test_labels_with_other_names_than_the_outputs_are_refused_with_their_names(tmp_path, case):
+    labels, outputs, code = NAMES[case]
+    text = (
+        f"def data():\n    return {{part: (X, {labels}) for part in ('train', 'evaluate')}}\n"
+        "def model():\n    x = keras.Input((4,))\n    a, b = (layers.Dense(1, name=name)(x) for name in ('a', 'b'))\n"
+        f"    return compiled(x, {outputs})"
+    )
+    found, said = outcome_of(answer(tmp_path, text))
+    assert (found, "a, b" in said) == (code, code != 0), said
+
+
 def weighted(structure: str) -> str:
     """A model of `zeta` and of a hundredth of `mid`, whose inputs have a structure."""
     return (

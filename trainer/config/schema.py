@@ -258,12 +258,12 @@ class ScheduleConfig:
     """Learning rate by global step."""
 
     name: ScheduleName = ScheduleName.constant
-    decay_steps: int = field(default=1000, metadata=limits(at_least=1))  # steps
+    decay_steps: float = field(default=1000, metadata=limits(at_least=1))  # steps
     # factor per decay_steps
     decay_rate: float = field(default=0.96, metadata=limits(above=0, at_most=1) | read_by("exponential"))
     staircase: bool = field(default=False, metadata=read_by("exponential"))  # decay only at whole intervals
     # steps from 0 to the peak rate
-    warmup_steps: int = field(default=0, metadata=limits(at_least=0) | read_by("cosine"))
+    warmup_steps: float = field(default=0, metadata=limits(at_least=0) | read_by("cosine"))
     # share of the peak rate that is left at the end
     final_fraction: float = field(default=0.0, metadata=limits(at_least=0, at_most=1) | read_by("cosine"))
 

@@ -22,7 +22,7 @@ from trainer.plan.fingerprint import Fingerprint
 from trainer.plan.layout import FrozenWeights, Parameter
 from trainer.plan.tables import SparsePattern, Table
 
-FORMAT = 13  # of the cached file; raise it when Description changes
+FORMAT = 14  # of the cached file; raise it when Description changes
 
 # What describing a model leaves for the tasks, in the run directory.
 FROZEN_FILE = "frozen.npz"  # what training never changes; a checkpoint has it too
@@ -67,6 +67,7 @@ class Description:
     counts: int = 0  # different counts that losses are divided by, if they may differ between parts of a batch
     is_one_mean: bool = True  # whether all losses have the same count
     scalars: tuple[str, ...] = ()  # what returns one number for a batch, with an unknown count
+    mixing: tuple[str, ...] = ()  # what computes an example with others of its batch
     is_summed: bool = False  # the loss of a batch is a sum over its examples, not a mean
     sums: int = 0  # floats of the metrics' variables
     metrics: tuple[str, ...] = ()  # their names, as evaluations have them beside the loss

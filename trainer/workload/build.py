@@ -35,6 +35,7 @@ from trainer.workload.room import within_memory
 
 SAME_WEIGHTS = "its function must return the same ones in every task, e.g. load them from one file"
 TRAIN = "train"  # an argument of a model's function: the features to adapt layers to
+STEPS = ("train_step", "test_step", "make_train_function", "make_test_function")  # what fit and evaluate run
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -122,11 +123,12 @@ def _check_trains_as_keras(model: keras.Model) -> None:
     name = type(model).__name__
     if sum(isinstance(value, keras.optimizers.Optimizer) for value in vars(model).values()) > 1:
         raise ValueError(f"{name} has several optimizers; models that need them, such as GANs, cannot be trained here")
-    if type(model).train_step is not keras.Model.train_step:
-        raise ValueError(
-            f"{name} has a train_step of its own, which would not run: steps are computed on many workers; override "
-            "compute_loss(x, y, y_pred, sample_weight) instead"
-        )
+    for step_of_keras in STEPS:
+        if getattr(type(model), step_of_keras) is not getattr(keras.Model, step_of_keras):
+            raise ValueError(
+                f"{name} has a {step_of_keras} of its own, which would not run: steps are computed on many workers; "
+                "override compute_loss(x, y, y_pred, sample_weight) or compute_metrics instead"
+            )
     for variable in model.trainable_variables:
         if getattr(variable, "overwrite_with_gradient", False):
             raise ValueError(

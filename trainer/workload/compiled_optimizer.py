@@ -9,8 +9,10 @@ from typing import Any
 import keras
 import numpy as np
 from keras.optimizers import schedules
+from keras.src.trainers.trainer import Trainer
 
 from trainer.config.schema import OptimizerConfig, ScheduleName
+from trainer.config.words import count
 from trainer.plan.description import CompiledOptimizer, LeftOut
 from trainer.workload.loss_scale import FIRST, GROWTH_STEPS
 
@@ -35,41 +37,54 @@ ATTRIBUTES: Mapping[type, tuple[str, ...]] = {
 }
 COMMON = ("name", "learning_rate", "weight_decay", "global_clipnorm", "use_ema", "ema_momentum")  # read for every class
 EXCLUDED = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern")  # set by exclude_from_weight_decay
+STATELESS = 2  # variables of an optimizer without slots: its updates and its learning rate
 NEAREST = {"adadelta": "adagrad", "adamax": "adam", "muon": "adamw", "nadam": "adam"}  # for unsupported classes
 
 
 @contextmanager
 def noted() -> Iterator[None]:
-    """Notes for `read` whether models that are compiled name an optimizer; Keras gives the others an RMSprop."""
-    compile_model = keras.Model.compile
+    """Notes for `read` whether models that are compiled name an optimizer; Keras gives the others an RMSprop.
+
+    Where it is defined: to load a compiled model, Keras asks if its class has another one.
+    """
+    compile_model = Trainer.compile
 
     def compile_and_note(model: keras.Model, *args: Any, **options: Any) -> None:
         model._names_optimizer = bool(args) or "optimizer" in options
         compile_model(model, *args, **options)
 
-    keras.Model.compile = compile_and_note
+    Trainer.compile = compile_and_note
     try:
         yield
     finally:
-        keras.Model.compile = compile_model
+        Trainer.compile = compile_model
 
 
 def read(model: keras.Model) -> CompiledOptimizer | None:
     """The optimizer that a model was compiled with; none, where `compile` names none."""
-    if not model.compiled or model.optimizer is None or not getattr(model, "_names_optimizer", True):
+    optimizer, scale = getattr(model, "optimizer", None), None  # a class that compiles in its own way loads without
+    if not model.compiled or optimizer is None or not getattr(model, "_names_optimizer", True):
         return None
-    optimizer, scale = model.optimizer, None
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):  # wrapped by Keras for mixed_float16, or by the user
         optimizer, scale = optimizer.inner_optimizer, optimizer
     attributes, name = ATTRIBUTES.get(type(optimizer)), type(optimizer).__name__.lower()
     rate, left_out = _read_rate(optimizer._learning_rate)
     if attributes is None:
         return CompiledOptimizer(name, {}, (_of_another_class(optimizer, rate),))
+    left_out += _updates_before(optimizer, _typed(name, rate))
     settings = {KEYS.get(attribute, attribute): _plain(getattr(optimizer, attribute)) for attribute in attributes}
     settings |= {"weight_decay": _plain(optimizer.weight_decay or 0.0), "clip_norm": _plain(optimizer.global_clipnorm)}
     settings["ema"] = _plain(optimizer.ema_momentum) if optimizer.use_ema else None
     left_out += [*_without_key(optimizer, attributes, _typed(name, rate)), *_of_scale(scale)]
     return CompiledOptimizer(name, settings | rate, tuple(left_out))
+
+
+def _updates_before(optimizer: Any, anew: str) -> Iterator[LeftOut]:
+    """Yields the state of an optimizer that has trained: its updates would go on from slots that begin anew here."""
+    updates = int(optimizer.iterations)
+    if updates and (len(optimizer.variables) > STATELESS or callable(optimizer._learning_rate)):
+        text = f"an optimizer that has made {count(updates, 'update')}, as of a loaded model"
+        yield LeftOut(text, "name", f"type {anew} to begin with a new one, or compile the model again")
 
 
 def _of_another_class(optimizer: keras.optimizers.Optimizer, rate: Mapping[str, Any]) -> LeftOut:
@@ -136,16 +151,12 @@ def make(section: OptimizerConfig) -> keras.optimizers.Optimizer:
 def _read_rate(rate: Any) -> tuple[dict[str, Any], list[LeftOut]]:
     """(settings, what has no key) of a learning rate or its schedule."""
     if type(rate) is schedules.ExponentialDecay:
-        keys = {"decay_steps": rate.decay_steps, "decay_rate": _plain(rate.decay_rate), "staircase": rate.staircase}
-        return _scheduled(rate.initial_learning_rate, "exponential", keys), []
+        keys = {"decay_rate": _plain(rate.decay_rate), "staircase": rate.staircase}
+        return _scheduled(rate, rate.initial_learning_rate, "exponential", keys), []
     if type(rate) is schedules.CosineDecay and (not rate.warmup_target or rate.initial_learning_rate == 0):
         warms_up = bool(rate.warmup_target)
-        keys = {
-            "decay_steps": rate.decay_steps,
-            "final_fraction": _plain(rate.alpha),
-            "warmup_steps": rate.warmup_steps if warms_up else 0,
-        }
-        return _scheduled(rate.warmup_target if warms_up else rate.initial_learning_rate, "cosine", keys), []
+        keys = {"final_fraction": _plain(rate.alpha), "warmup_steps": _plain(rate.warmup_steps) if warms_up else 0}
+        return _scheduled(rate, rate.warmup_target if warms_up else rate.initial_learning_rate, "cosine", keys), []
     if callable(rate):
         names = ", ".join(name.value for name in ScheduleName)
         remedy = f"type optimizer.learning_rate={_first_of(rate)}, and optimizer.schedule.name with one of {names}"
@@ -162,8 +173,8 @@ def _first_of(rate: Any) -> Any:
     return "RATE"
 
 
-def _scheduled(peak: Any, name: str, keys: Mapping[str, Any]) -> dict[str, Any]:
-    return {"learning_rate": _plain(peak), "schedule": {"name": name, **keys}}
+def _scheduled(rate: Any, peak: Any, name: str, keys: Mapping[str, Any]) -> dict[str, Any]:
+    return {"learning_rate": _plain(peak), "schedule": {"name": name, "decay_steps": _plain(rate.decay_steps), **keys}}
 
 
 def _plain(value: Any) -> Any:

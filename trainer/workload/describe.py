@@ -17,6 +17,8 @@ from trainer.plan.serialize import to_json
 from trainer.workload import user_warnings
 from trainer.workload.error_text import one_paragraph, words_of
 
+OF_GRAPHS = ("SymbolicTensor", "OperatorNotAllowedInGraphError")  # in errors of code that needs values of tensors
+
 
 def answer(question: Question) -> dict[str, Any]:
     """Builds the model, opens the data, and computes the loss of a batch.
@@ -120,6 +122,7 @@ def _describe(question: Question) -> Description:
         model_batch=model_batch,
         layers=tuple(step.layers_of(model)),
         **probed._asdict(),
+        mixing=objective.mixing,
         is_summed=objective.is_summed,
         sums=objective.size,
         metrics=objective.metric_names(),
@@ -173,4 +176,6 @@ def _failure(raised: BaseException, user: str | None) -> dict[str, Any]:
     own = _place_in(user, raised)
     place, error = own or (traceback.extract_tb(raised.__traceback__)[-1], raised)
     text = f"{place.filename}, line {place.lineno}, in {place.name}: {one_paragraph(error)}"
+    if any(one in text for one in OF_GRAPHS):
+        text += "; a step is a graph, whatever run_eagerly says: use keras.ops, not numpy, nor if and for on tensors"
     return {"failure": text, "exit_code": exit_code_of(error) if own is None else exit_codes.BAD_DATA}

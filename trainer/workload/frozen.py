@@ -24,6 +24,7 @@ from trainer.workload.objective import Objective
 from trainer.workload.paths import Paths
 from trainer.workload.weights import read_npz
 
+EXACT = 2**24  # all whole numbers up to here are float32
 WEIGHTS, ADAPTED = "frozen/", "adapted/"  # names in the file begin so
 
 
@@ -54,7 +55,7 @@ def find(objective: Objective, spec: Spec) -> list[str]:
     """The non-trainable variables that a step in training leaves as they are; the step is traced, not computed.
 
     Raises:
-        ValueError: if it gives a trainable variable another value.
+        ValueError: if it gives a trainable variable another value, or changes integers that float32 does not have.
     """
     model, paths = objective.model, Paths(objective.model)
     options = {"training": True} if step.takes_training(model) else {}
@@ -76,6 +77,7 @@ def find(objective: Objective, spec: Spec) -> list[str]:
         ]
         features = map_nest(lambda one: tf.TensorSpec([None, *one.shape], one.dtype), spec.features)
         tf.function(forward, autograph=False).get_concrete_function(*specs, features)
+    _check_exact({p: v for p, v in paths.named(model.non_trainable_variables).items() if p not in unchanged})
     return [path for path in paths.named(model.variables) if path in unchanged]
 
 
@@ -86,6 +88,15 @@ def _check_not_assigned(paths: Sequence[str]) -> None:
             f"a layer assigns the trainable variable {paths[0]} when it is called, as SpectralNormalization "
             "does, which is lost where gradients of several workers are averaged; leave this layer out"
         )
+
+
+def _check_exact(state: Mapping[str, keras.Variable]) -> None:
+    for path, v in state.items():
+        if "int" in v.dtype and np.abs(v.numpy()).max(initial=0) > EXACT:
+            message = (
+                f"variable {path!r} counts from over {EXACT:,}; state is kept as float32, which is exact up to there"
+            )
+            raise ValueError(f"{message}: begin at 0, and add the rest where it is used")
 
 
 def values_of(model: keras.Model, paths: Collection[str]) -> dict[str, np.ndarray]:

@@ -28,7 +28,7 @@ NUMBERS = (  # losses of Keras that accept any integer as a number
 
 def for_loss(objective: Objective, data: DataSet) -> DataSet:
     """Returns the data for the loss: one that is not Keras's may ignore labels that are not finite."""
-    return data.with_any_labels() if _is_own(objective) else data
+    return data.with_any_labels() if is_own(objective) else data
 
 
 def check(objective: Objective, faults: Iterable[LabelFault]) -> list[LabelFault]:
@@ -37,7 +37,7 @@ def check(objective: Objective, faults: Iterable[LabelFault]) -> list[LabelFault
     Raises:
         DataError: for labels that the loss does not accept.
     """
-    if _is_own(objective):
+    if is_own(objective):
         return list(faults)
     for fault in faults:
         if not fault.values or not all(loss.takes(fault.values) for loss in _losses(objective)):
@@ -84,7 +84,7 @@ class _Loss(NamedTuple):
         return self.function in NUMBERS or (self.ignored is not None and set(values) == {self.ignored})
 
 
-def _is_own(objective: Objective) -> bool:
+def is_own(objective: Objective) -> bool:
     """Whether a loss is not one of Keras's."""
     if type(objective.model).compute_loss is not keras.Model.compute_loss or objective.compiled_loss is None:
         return True

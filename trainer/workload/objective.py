@@ -20,6 +20,7 @@ from keras.src.losses.loss import squeeze_or_expand_to_same_rank
 from trainer.workload import eager, inputs
 from trainer.workload.counts import Counting
 from trainer.workload.data.examples import Batch, Nest
+from trainer.workload.paths import is_seed
 
 Known = Iterable[tuple[keras.Variable, tf.Tensor]]  # values of a model's variables
 WholeLoss = Callable[..., tf.Tensor]  # (labels, outputs[, weight]) -> [N] or []
@@ -80,6 +81,7 @@ class Objective:
         self.model, self.text, self._whole_loss, self._size = model, text, whole_loss, size
         self._is_given_compiled, self.is_given_loss = is_given_compiled, is_given_loss
         self.doubts: list[Doubt] = []  # what is odd, and trained as Keras does
+        self.mixing: tuple[str, ...] = ()  # what computes an example with others of its batch
 
     def model_to_save(self, optimizer: keras.optimizers.Optimizer) -> keras.Model:
         """The model; Keras would save a loss with it, and only one that its author chose can be loaded again.
@@ -138,7 +140,7 @@ class Objective:
             check: called before each loss of an output.
             counting: records the counts that losses are divided by.
         """
-        model, (features, labels, weights) = self.model, batch
+        model, (features, labels, weights), known = self.model, batch, list(known)
         outputs = tf.nest.map_structure(_in_float32, outputs)
         labels = _of_rank(labels, outputs)
         if training and self._class_weights:
@@ -148,6 +150,7 @@ class Objective:
         counted += [] if before is None else self._values(before)
         state = keras.StatelessScope(state_mapping=[*known, *counted])
         with _checked(model._compile_loss, check), self._counted(counting, own), state as scope:
+            before_loss = [(v, scope.get_current_value(v)) for v, _ in known]
             if self._whole_loss is None:
                 model._losses_override.extend(own)  # as Keras's trainer for JAX does
                 try:
@@ -162,6 +165,7 @@ class Objective:
                 value = sum((tf.reduce_sum(tf.cast(one, tf.float32)) for one in own), start=value)
             if self._metrics:  # one may make its variables only now
                 model.compute_metrics(features, labels, outputs, weights)
+            _check_assigns_nothing(scope, before_loss)
             sums = [tf.reshape(tf.cast(scope.get_current_value(v), tf.float32), [-1]) for v in self._variables]
         return tf.cast(value, tf.float32), tf.concat(sums, 0) if sums else tf.zeros([0])
 
@@ -217,6 +221,19 @@ class Objective:
                 _build_loss(loss, labels, outputs)
             if metrics is not None and not metrics.built:
                 metrics.build(labels, outputs)
+
+
+def _check_assigns_nothing(scope: keras.StatelessScope, known: Known) -> None:
+    """What a layer assigns in the call of the model is kept, and what a loss assigns is not.
+
+    Raises:
+        ValueError: if a loss assigns a variable of the model, itself or by calling the model once more.
+    """
+    for variable, given in known:
+        if not is_seed(variable) and scope.get_current_value(variable) is not given:
+            raise ValueError(
+                f"the loss assigns {variable.path}, which is lost: assign it in the call of a layer instead"
+            )
 
 
 class _Built(Exception):

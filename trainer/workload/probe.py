@@ -54,7 +54,7 @@ def probe(objective: Objective, spec: Spec, *, batch: int = 0) -> Probed:
             tape.watch(looked_up)
             rows.append(looked_up)
 
-        with objective.in_graph(), seeded_draws(seed), tf.GradientTape() as tape:
+        with objective.in_graph(), seeded_draws(seed), tf.GradientTape() as tape, tf.name_scope("model"):
             tape.watch(weights)
             value: list[tf.Tensor] = []
             with _noting_exchanges(exchanging.append):  # exchanges in gradients do not count

@@ -304,7 +304,7 @@ def _call_with_zeros(objective: Objective, features: Nest) -> None:
     model, no_seed = objective.model, tf.zeros([2], tf.int64)
     state = {path: tf.zeros(v.shape) for path, v in Paths(model).named(model.non_trainable_variables).items()}
     weights = [tf.zeros(v.shape) for v in model.trainable_variables]
-    with objective.in_graph(), seeded_draws(no_seed):
+    with objective.in_graph(), seeded_draws(no_seed), tf.name_scope("model"):
         _call(model, weights, _non_trainable(model, state, no_seed), objective.inputs(features), training=True)
 
 
@@ -328,7 +328,7 @@ def adds_losses(objective: Objective, spec: Spec) -> bool:
 
     def call(values: Tensors, features: Nest) -> None:
         weights = [values[paths[v]] for v in model.trainable_variables]
-        with objective.in_graph(), seeded_draws(seed):
+        with objective.in_graph(), seeded_draws(seed), tf.name_scope("model"):
             rest = _non_trainable(model, values, seed)
             *_, losses = _call(model, weights, rest, objective.inputs(features), training=True)
         counts.append(len(losses) - len(model._get_regularization_losses()))

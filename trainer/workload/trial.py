@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.workload import inputs, labels, step
+from trainer.workload import inputs, labels, mixing, step
 from trainer.workload.data import DataError, DataSet
 from trainer.workload.data.examples import (
     ArraySpec,
@@ -31,6 +31,7 @@ from trainer.workload.output_checks import Mismatch, check_classes, contradictio
 
 EXAMPLES = 7  # of the batch; no size that somebody would write into a model, which would hide that it takes no other
 UNUSED, REMEDY = "feature {} is not an input of the model, and is not used", "leave it out of the data to hide this"
+UNCALLED = ("fit", "evaluate", "predict", "predict_step")  # methods of Keras that a run does without
 FAR = -3.0  # times the weights, for outputs that are far from these
 
 
@@ -52,6 +53,12 @@ def run(objective: Objective, data: DataSet, *, has_values: bool, batch: int = 0
     objective.doubts += [
         Doubt(UNUSED.format(name), REMEDY) for name in inputs.unused(objective.model, data.spec.features)
     ]
+    kind = type(objective.model)
+    objective.doubts += [
+        Doubt(f"{kind.__name__} has its own {name}, which is never called", "put what it does into call, or the data")
+        for name in UNCALLED
+        if getattr(kind, name) is not getattr(keras.Model, name)
+    ]
     try:
         data, tried = labels.for_loss(objective, data), labels.check(objective, data.faults)
         if has_values:
@@ -72,17 +79,18 @@ def run(objective: Objective, data: DataSet, *, has_values: bool, batch: int = 0
 def _compute_sized(objective: Objective, data: DataSet, batch: int) -> int:
     """Tries a few examples, and batches of other sizes if the model cannot compute these; returns the only size."""
     try:
-        _compute(objective, data, EXAMPLES)
-        return 0
+        tried = _compute(objective, data, EXAMPLES)
     except Exception:  # of many types: the model may be anything
         for size in filter(None, (batch, step.batch_of(objective.model))):
             with suppress(Exception):
                 _compute(objective, data, size)
                 return size
         raise
+    objective.mixing = mixing.find(objective, tried)
+    return 0
 
 
-def _compute(objective: Objective, data: DataSet, count: int) -> None:
+def _compute(objective: Objective, data: DataSet, count: int) -> Batch:
     model, batch = objective.model, _first_batch(data.train, count)
     options = {"training": False} if step.takes_training(model) else {}
     before = _values_of_metrics(model)
@@ -95,13 +103,26 @@ def _compute(objective: Objective, data: DataSet, count: int) -> None:
     except (ValueError, TypeError, KeyError, tf.errors.InvalidArgumentError) as error:
         if isinstance(error, Mismatch):
             raise
-        given = f"labels {describe_nest(_specs(batch.labels))}, outputs {describe_nest(_specs(outputs))}"
-        raise Mismatch(f"{objective.text}; it cannot be computed of {given}: {one_paragraph(error)}") from error
+        named = _by_output(model, outputs)
+        given = f"labels {describe_nest(_specs(batch.labels))}, outputs {describe_nest(_specs(named))}"
+        remedy = ""
+        if isinstance(batch.labels, dict) and isinstance(named, dict) and batch.labels.keys() != named.keys():
+            remedy = f"give the labels the names of the outputs with a loss, of {', '.join(named)}, and no others"
+        message = f"{objective.text}; it cannot be computed of {given}: {one_paragraph(error)}"
+        raise Mismatch(message, remedy) from error
     _check_metrics(model)
     _check_results(objective.results(sums))
     if _has_own_metrics(model):
         twice = compute(outputs=outputs, before=sums)[1]
         _check_sums(objective.results(2 * sums), objective.results(twice))
+    return batch
+
+
+def _by_output(model: keras.Model, outputs: Nest) -> Nest:
+    """Several outputs by the names that labels and losses may have, if the model has names for them."""
+    names = getattr(model, "output_names", None) or ()
+    is_listed = isinstance(outputs, list | tuple) and len(outputs) == len(names) == len(set(names))
+    return dict(zip(names, outputs, strict=True)) if is_listed else outputs
 
 
 def _try_labels(objective: Objective, data: DataSet, fault: LabelFault, count: int) -> None:

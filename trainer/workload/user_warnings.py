@@ -32,7 +32,8 @@ def recorded(user_file: str | None) -> Iterator[list[str]]:
         is_of_user = (place is not None and category is not FutureWarning) or Path(filename).parent == folder
         if not issubclass(category, NOT_FOR_USERS) and (is_of_user or KERAS in filename):
             text = one_paragraph(message) if isinstance(message, Warning) else f"{category.__name__}: {message}"
-            texts[f"{place}: {text}" if place else text] = None
+            if place or not any(told.endswith(text) for told in texts):  # Keras repeats one when the model is called
+                texts[f"{place}: {text}" if place else text] = None
 
     told: list[str] = []
     with warnings.catch_warnings():

@@ -44,7 +44,16 @@ def warn_of_parts(replicas: int, accumulate: int, description: Description) -> I
             f"{scalar}: returns one number for each of the {parts} parts of a batch, and an update takes their mean, "
             "which equals the value for the whole batch only if every number is a mean over the same count"
         )
-        yield Problem("model", message, "return one loss per example, [N], instead of their mean")
+        remedy = f"return one loss per example, [N]; multiply what is a sum, as activity_regularizer is, by {parts}"
+        yield Problem("model", message, remedy)
+    for mixing in description.mixing:
+        message = (
+            f"{mixing}: depends on which examples are in one batch, and each of the {parts} parts of a batch is "
+            "computed alone, as with tf.distribute; the result for the whole batch would differ"
+        )
+        yield Problem(
+            "model", message, "type cluster=local and leave out train.accumulate, for the whole batch at once"
+        )
     if replicas > 1 and description.counts and not description.is_one_mean:
         message = (
             "the losses of several outputs are divided by different counts of masks or weights, and an update takes "

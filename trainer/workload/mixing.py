@@ -1,0 +1,129 @@
+"""Finds what computes an example with others of its batch: parts of the batch then give another result than the whole.
+
+Two batches are computed that differ in their last examples. What has other values for the first ones, mixes examples.
+BatchNormalization is left out: it is known to do so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from trainer.workload import labels, step
+from trainer.workload.counts import Counting
+from trainer.workload.data.examples import Batch
+from trainer.workload.objective import Objective
+from trainer.workload.paths import Paths
+
+Noted = list[tuple[str, list[np.ndarray]]]  # what was called, in the order in which it ended, and its outputs
+Call = Callable[..., Any]
+
+
+def find(objective: Objective, batch: Batch) -> tuple[str, ...]:
+    """Names what mixes examples, and state that is no mean: layer center, the loss std, the state seen/total."""
+    found: list[str] = []
+    for find_some in (_in_calls, _loss):
+        with suppress(Exception):  # of many types; nothing is known then
+            found += find_some(objective, batch)
+    return tuple(found)
+
+
+def _in_calls(objective: Objective, batch: Batch) -> Iterator[str]:
+    """The first layer that mixes examples, if the outputs depend on that; state that is not the mean over parts."""
+    size = len(batch.tensors[0])
+    kept = -(-size // 2)
+    first, state = _call(objective, batch, range(size))
+    other, _ = _call(objective, batch, [*range(kept), *range(size - kept)])
+    differing = [
+        name
+        for (name, own), (_, others) in zip(first, other, strict=True)
+        if any(
+            _differ(one[:kept], another[:kept]) for one, another in zip(own, others, strict=True) if len(one) == size
+        )
+    ]
+    if differing and differing[-1] == first[-1][0]:  # the model itself ends last
+        yield f"layer {differing[0]}"
+    if state:
+        parts = [(len(rows), _call(objective, batch, rows)[1]) for rows in (range(kept), range(kept, size))]
+        for path, value in state.items():
+            if _differ(value, np.asarray(sum(count * values[path] for count, values in parts)) / size):
+                yield f"the state {path}"
+
+
+def _loss(objective: Objective, batch: Batch) -> Iterator[str]:
+    """The loss, if it is one of the user's whose mean over a batch is not that of the means over its parts."""
+    size, counting = len(batch.tensors[0]), Counting()
+    if objective.is_summed or not labels.is_own(objective):
+        return
+    model, options = objective.model, {"training": False} if step.takes_training(objective.model) else {}
+    outputs = model(objective.inputs(batch.features), **options)
+    known = [(v, tf.convert_to_tensor(v.value)) for v in model.variables]
+
+    def value(rows: Sequence[int]) -> float:
+        compute = partial(objective.compute, known, _rows(batch, rows), own=[], training=True, counting=counting)
+        return len(rows) * float(compute(outputs=tf.nest.map_structure(lambda one: tf.gather(one, rows), outputs))[0])
+
+    whole = value(range(size))
+    if counting.size or counting.unknown:
+        return
+    if _differ(np.array(whole), np.array(value(range(size // 2)) + value(range(size // 2, size)))):
+        yield objective.text.partition(";")[0].replace("loss: ", "the loss ", 1)
+
+
+def _call(objective: Objective, batch: Batch, rows: Sequence[int]) -> tuple[Noted, dict[str, np.ndarray]]:
+    """Calls the model in training: what was called, and the state that it has changed; draws the same numbers again."""
+    noted: Noted = []
+    model, paths = objective.model, Paths(objective.model)
+    options = {"training": True} if step.takes_training(model) else {}
+    tf.random.set_seed(0)
+    with keras.StatelessScope() as scope, _noting(noted):
+        model(objective.inputs(_rows(batch, rows).features), **options)
+    changed = {path: scope.get_current_value(v) for path, v in paths.named(model.non_trainable_variables).items()}
+    return noted, {path: np.asarray(value, np.float64) for path, value in changed.items() if value is not None}
+
+
+@contextmanager
+def _noting(noted: Noted) -> Iterator[None]:
+    """Notes the outputs of layers and operations; BatchNormalization computes as in inference."""
+
+    def noting(call: Call) -> Call:
+        def call_and_note(operation: Any, *args: Any, **options: Any) -> Any:
+            outputs = call(operation, *args, **options)
+            flat = [one.numpy() for one in tf.nest.flatten(outputs) if isinstance(one, tf.Tensor) and one.shape.rank]
+            noted.append((getattr(operation, "path", None) or operation.name, flat))
+            return outputs
+
+        return call_and_note
+
+    norm = keras.layers.BatchNormalization
+    normalize = norm.call
+    replaced: list[tuple[type, str, Call]] = [
+        (keras.Operation, "__call__", noting(keras.Operation.__call__)),
+        (keras.Layer, "__call__", noting(keras.Layer.__call__)),
+        (norm, "call", lambda layer, inputs, training=None, mask=None: normalize(layer, inputs, False, mask)),
+    ]
+    before = [getattr(kind, name) for kind, name, _ in replaced]
+    for kind, name, function in replaced:
+        setattr(kind, name, function)
+    try:
+        yield
+    finally:
+        for (kind, name, _), function in zip(replaced, before, strict=True):
+            setattr(kind, name, function)
+
+
+def _rows(batch: Batch, rows: Sequence[int]) -> Batch:
+    return batch.map(lambda values: tf.gather(values, list(rows)))
+
+
+def _differ(one: np.ndarray, other: np.ndarray) -> bool:
+    if one.dtype.kind not in "fV":  # bfloat16 has no kind of its own
+        return not np.array_equal(one, other)
+    one, other = one.astype(np.float64), other.astype(np.float64)
+    return not np.allclose(one, other, rtol=1e-3, atol=1e-3 * float(np.abs(one).max(initial=0.0)), equal_nan=True)
