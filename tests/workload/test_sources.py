@@ -332,6 +332,28 @@ def test_what_a_source_draws_depends_on_the_place_of_a_batch_alone(kind):
     assert len(set(noise)) > 0.9 * len(noise)
 
 
+class Once:
+    """Goes on where it has ended, as an open file does."""
+
+    def __init__(self) -> None:
+        self.batches = iter(Loader())
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.batches
+
+
+def test_nothing_is_lost_of_an_iterable_that_can_be_read_once():
+    data = opened(Once(), Loader())
+    batches = data.train.open(StreamContext(0, 1, 10, 0, 0))
+    assert [row[0] for batch in batches for row in batch.features.tolist()] == X[:, 0].tolist()
+
+
+def test_a_function_that_returns_one_iterator_for_all_passes_is_refused():
+    batches = iter(Loader())
+    with pytest.raises(DataError):
+        opened(lambda context: batches)
+
+
 class InOrder(Shuffled):
     """What cannot be copied is shared, and large data too."""
 

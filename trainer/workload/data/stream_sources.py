@@ -84,6 +84,10 @@ def batches_of_function(
     def open_batches(context: StreamContext) -> Iterator[Batch]:
         with drawn_from(seed, context.epoch):
             batches = function(context)
+        if context is FIRST and hasattr(batches, "__next__") and function(context) is batches:
+            raise DataError(
+                f"{name}: the function returns the same iterator again, which can be read once; make one at each call"
+            )
         if is_dataset(batches):
             check_dataset(batches, name, must_end=must_end)
             batches = batches.as_numpy_iterator()
@@ -156,20 +160,26 @@ def _reshuffling(dataset: tf.data.Dataset) -> set[int]:
 
 
 def batches_of_dataset(source: Any, name: str) -> Callable[[StreamContext], Iterable[Batch]]:
-    return shared_out(_passes(source), name)
+    keeps = any(map(_is_cache, _steps_of(source)))
+    return shared_out(_passes(lambda _: source.as_numpy_iterator(), keeps), name)
 
 
-def _passes(source: tf.data.Dataset) -> Callable[[int], Iterator[Any]]:
-    """Passes over a dataset, of which one that only looked at its beginning is continued by the next.
+def _passes(begin: Callable[[int], Iterator[Any]], keeps: bool = False) -> Callable[[int], Iterator[Any]]:
+    """Passes over a source, of which one that only looked at its beginning is continued by the next of its epoch.
 
-    Where something is cached, none is given up on the way: as TensorFlow stops the threads of an iterator, a `cache()`
-    after a `prefetch()` may take what has come so far for all of the data, and later passes are short.
+    So nothing is lost of a source that can be read only once.
+
+    Args:
+        begin: makes the iterator of an epoch.
+        keeps: whether none is given up on the way, as where something is cached: as TensorFlow stops the threads of an
+            iterator, a `cache()` after a `prefetch()` may take what has come so far for all of the data, and later
+            passes are short.
     """
-    begun: list[tuple[list[Any], Any]] = []  # (elements that were read, the iterator)
-    keeps, left = any(map(_is_cache, _steps_of(source))), []  # iterators that were read further
+    begun: dict[int, tuple[list[Any], Any]] = {}  # by epoch: elements that were read, the iterator
+    left: list[Any] = []  # iterators that were read further
 
-    def read(_: int) -> Iterator[Any]:
-        seen, iterator = begun.pop() if begun else ([], source.as_numpy_iterator())
+    def read(epoch: int) -> Iterator[Any]:
+        seen, iterator = begun.pop(epoch, None) or ([], begin(epoch))
         is_beginning = True
         try:
             yield from list(seen)
@@ -182,7 +192,7 @@ def _passes(source: tf.data.Dataset) -> Callable[[int], Iterator[Any]]:
                 yield element
         except GeneratorExit:
             if is_beginning:
-                begun.append((seen, iterator))
+                begun[epoch] = seen, iterator
             elif keeps:
                 left.append(iterator)
             raise
@@ -191,7 +201,7 @@ def _passes(source: tf.data.Dataset) -> Callable[[int], Iterator[Any]]:
 
 
 def batches_of_iterable(source: Iterable[Any], name: str, seed: int) -> Callable[[StreamContext], Iterable[Batch]]:
-    return shared_out(lambda epoch: seeded(source, seed, epoch), name)
+    return shared_out(_passes(lambda epoch: seeded(source, seed, epoch)), name)
 
 
 def shared_out(batches: Callable[[int], Iterable[Any]], name: str) -> Callable[[StreamContext], Iterable[Batch]]:
