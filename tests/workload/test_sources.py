@@ -7,6 +7,7 @@ import functools
 import itertools
 import random
 import threading
+import types
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -311,14 +312,47 @@ class NoisyExamples:
         return np.float32([index, np.random.random() + random.random()]), Y[index]
 
 
-@pytest.mark.parametrize("kind", ["examples", "an iterable", "a function", "a function that returns a list"])
+class OwnNoise:
+    """Of generators that belong to an object, to another one inside it, and to its class."""
+
+    numbers = random.Random(1)
+
+    def __init__(self) -> None:
+        self.generator = np.random.default_rng(2)
+        self.inner = types.SimpleNamespace(state=np.random.RandomState(3))
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> Any:
+        noise = self.generator.random() + self.inner.state.random() + self.numbers.random()
+        return np.float32([index, noise]), Y[index]
+
+
+def batches_of_file(context: StreamContext) -> Iterator[Any]:
+    for _ in range(10):
+        yield GENERATOR_OF_FILE.random((context.batch, 2)), Y[: context.batch]
+
+
+GENERATOR_OF_FILE = np.random.default_rng(4)
+NOISY = ["examples", "an iterable", "a function", "a function that returns a list"]
+OWN = ["examples with generators", "a function with a generator", "a file with a generator"]
+
+
+@pytest.mark.parametrize("kind", [*NOISY, *OWN])
 def test_what_a_source_draws_depends_on_the_place_of_a_batch_alone(kind):
     """Whatever is read in between, such as an evaluation, and wherever a task begins."""
+    generator = np.random.default_rng(5)
     sources: dict[str, Any] = {
         "examples": NoisyExamples(),
         "an iterable": NoisyBatches(),
         "a function": lambda context: noisy_batches(context.batch),
         "a function that returns a list": lambda context: list(noisy_batches(context.batch)),
+        "examples with generators": OwnNoise(),
+        "a function with a generator": lambda context: (
+            (generator.random((context.batch, 2)), Y[: context.batch]) for _ in range(10)
+        ),
+        "a file with a generator": batches_of_file,
     }
     train = opened(sources[kind]).train
     whole = read(train, stop=8)

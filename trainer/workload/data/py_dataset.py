@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from trainer.workload.data.arrays import SMALL_NBYTES, is_mapped
-from trainer.workload.data.draws import drawn_from
+from trainer.workload.data.draws import drawn_from, generators_of
 from trainer.workload.data.examples import Batch, StreamContext
 from trainer.workload.data.stream_sources import shared_out
 
@@ -29,12 +29,13 @@ def batches_of_py_dataset(source: Any, name: str, seed: int) -> Callable[[Stream
 
     def batches(epoch: int) -> Iterator[Any]:
         of_epoch = epochs.at(epoch)
+        own = generators_of(of_epoch)
         count = of_epoch.num_batches
         order: Iterable[int] = itertools.count()  # without an end
         if count is not None:
             order = np.random.default_rng([seed, epoch]).permutation(count).tolist()
         for index in order:
-            with drawn_from(seed, epoch, index):
+            with drawn_from(seed, epoch, index, own=own):
                 batch = of_epoch[index]
             yield batch
 
@@ -69,7 +70,7 @@ class _Epochs:
 
     def _begin_next(self) -> None:
         one, epoch = _copied(self._latest), self._epoch + 1
-        with drawn_from(self._seed, epoch):
+        with drawn_from(self._seed, epoch, own=generators_of(one)):
             if epoch > 0:
                 one.on_epoch_end()
             one.on_epoch_begin()

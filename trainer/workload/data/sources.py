@@ -13,7 +13,7 @@ import numpy as np
 
 from trainer.workload.data.arrays import check_alike, from_arrays, label_fault, open_arrays
 from trainer.workload.data.convert import spec_of, to_batch
-from trainer.workload.data.draws import drawn_from
+from trainer.workload.data.draws import drawn_from, generators_of
 from trainer.workload.data.examples import (
     ArraySpec,
     Batch,
@@ -172,9 +172,10 @@ def _open_random_access(source: Any, name: str, seed: int) -> Opened:
         count = len(source)
     if count == 0:
         raise DataError(f"{name}: has no examples; at least one is needed")
+    own = generators_of(source)
 
     def read(indices: np.ndarray, *, checks_labels: bool) -> Batch:
-        with users_code(name), drawn_from(seed, zlib.crc32(indices.tobytes())):
+        with users_code(name), drawn_from(seed, zlib.crc32(indices.tobytes()), own=own):
             items = [split(item) for item in _items(source, indices.tolist())]
         batch = to_batch(_stacked(items, name), name)
         check_batch_finite(batch, name, indices, checks_labels=checks_labels)

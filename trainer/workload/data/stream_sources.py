@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.workload.data.arrays import SMALL_NBYTES, label_fault
 from trainer.workload.data.convert import refuse_not_dense, spec_of
-from trainer.workload.data.draws import drawn_from, seeded
+from trainer.workload.data.draws import drawn_from, generators_of, seeded
 from trainer.workload.data.examples import (
     ArraySpec,
     Batch,
@@ -81,8 +81,10 @@ def batches_of_function(
         remedy = f"write def {called if called.isidentifier() else 'batches'}(context)"
         raise DataError(f"{name}: the function is called with one argument, the context ({error}); {remedy}") from error
 
+    own = generators_of(function)
+
     def open_batches(context: StreamContext) -> Iterator[Batch]:
-        with drawn_from(seed, context.epoch):
+        with drawn_from(seed, context.epoch, own=own):
             batches = function(context)
         if context is FIRST and hasattr(batches, "__next__") and function(context) is batches:
             raise DataError(
@@ -93,7 +95,7 @@ def batches_of_function(
             batches = batches.as_numpy_iterator()
         if not isinstance(batches, Iterable):
             raise DataError(f"{name}: the function returned a {type(batches).__name__}, not the batches of an epoch")
-        return to_elements(seeded(batches, seed, context.epoch), name)
+        return to_elements(seeded(batches, seed, context.epoch, own=own), name)
 
     return open_batches
 
@@ -201,7 +203,8 @@ def _passes(begin: Callable[[int], Iterator[Any]], keeps: bool = False) -> Calla
 
 
 def batches_of_iterable(source: Iterable[Any], name: str, seed: int) -> Callable[[StreamContext], Iterable[Batch]]:
-    return shared_out(_passes(lambda epoch: seeded(source, seed, epoch)), name)
+    own = generators_of(source)
+    return shared_out(_passes(lambda epoch: seeded(source, seed, epoch, own=own)), name)
 
 
 def shared_out(batches: Callable[[int], Iterable[Any]], name: str) -> Callable[[StreamContext], Iterable[Batch]]:
