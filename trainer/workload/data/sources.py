@@ -36,6 +36,7 @@ from trainer.workload.data.stream_sources import (
     is_dataset,
     open_stream,
     share_order,
+    share_state,
 )
 from trainer.workload.data.streams import ENDS, check_batch_finite, check_like, split
 
@@ -85,9 +86,10 @@ def open_parts(opened: Any, source: str, *, seed: int, must_end: bool = True) ->
     faults = tuple(one.fault._replace(part=part) for part, one in sources.items() if one.fault)
     spec = spec._replace(weights=sources["train"].spec.weights)  # the weights for evaluation may differ, or be missing
     train, evaluate = sources["train"].examples, sources["evaluate"].examples
-    shares = share_order(returned.train, returned.evaluate)
-    doubts = (*returned.doubts, *([SPLIT] if shares and returned.train is not returned.evaluate else []))
+    is_split = returned.train is not returned.evaluate and share_order(returned.train, returned.evaluate)
+    doubts = (*returned.doubts, *([SPLIT] if is_split else []))
     named = Spec(*spec, classes=classes or 0)
+    shares = share_state(returned.train, returned.evaluate)
     return DataSet(train, evaluate, named, faults=faults, doubts=doubts, shares_order=shares)
 
 

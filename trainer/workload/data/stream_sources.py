@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 FIRST = StreamContext(
     replica=0, replicas=1, batch=8, seed=0, epoch=0, is_training=False
 )  # to see a stream's first batch
+# Operations of TensorFlow that change a state.
+CHANGES = re.compile("Assign|Multinomial|Parameterized|Random|Rng|SampleDistorted|Stateful(?!Partitioned)|Truncated")
 IGNORED = 1  # TensorFlow's value for ignoring generators and files when it serializes a dataset
 
 
@@ -92,7 +95,7 @@ def batches_of_function(
             )
         if is_dataset(batches):
             check_dataset(batches, name, must_end=must_end)
-            batches = batches.as_numpy_iterator()
+            batches = _in_sequence(batches).as_numpy_iterator()
         if not isinstance(batches, Iterable):
             raise DataError(f"{name}: the function returned a {type(batches).__name__}, not the batches of an epoch")
         return to_elements(seeded(batches, seed, context.epoch, own=own), name)
@@ -119,9 +122,9 @@ def _has_unordered_step(dataset: tf.data.Dataset) -> bool:
     import tensorflow as tf
 
     steps = _steps_of(dataset)
+    functions = _functions_of(steps)
     if any(getattr(step, "_deterministic", "") == "false" for step in steps):
         return True
-    functions = [step._map_func.function for step in steps if hasattr(step, "_map_func")]
     graphs = [function.graph.as_graph_def() for function in functions]
     if any("ParallelInterleave" in type(step).__name__ for step in steps):  # keeps it in the graph of the whole alone
         tensors = [one for step in steps for one in getattr(step, "_tensors", ())]
@@ -129,11 +132,43 @@ def _has_unordered_step(dataset: tf.data.Dataset) -> bool:
         if sum(one.dtype.size * one.shape.num_elements() for one in tensors) <= SMALL_NBYTES:  # they are copied into it
             whole = tf.raw_ops.DatasetToGraphV2(input_dataset=dataset._variant_tensor, external_state_policy=IGNORED)
             graphs.append(tf.compat.v1.GraphDef.FromString(whole.numpy()))
-    return any(
-        "deterministic" in node.attr and node.attr["deterministic"].s == b"false"
-        for graph in graphs
-        for node in (*graph.node, *(inner for function in graph.library.function for inner in function.node_def))
+    nodes = (node for graph in graphs for node in _nodes_of(graph))
+    return any("deterministic" in node.attr and node.attr["deterministic"].s == b"false" for node in nodes)
+
+
+def _in_sequence(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """The same dataset, whose elements draw random numbers and change variables one after the other.
+
+    In parallel calls, threads would decide which element draws which number.
+    """
+    import tensorflow as tf
+    from tensorflow.python.data.ops.dataset_ops import _VariantDataset
+
+    if not any(True for _ in _changing(_steps_of(dataset))):
+        return dataset
+    rewritten = tf.raw_ops.OptimizeDatasetV2(
+        input_dataset=dataset._variant_tensor,
+        optimizations_enabled=["make_deterministic"],
+        optimizations_disabled=[],
+        optimizations_default=[],
+        **dataset._flat_structure,
     )
+    return _VariantDataset(rewritten, dataset.element_spec)
+
+
+def _changing(steps: Iterable[tf.data.Dataset]) -> Iterator[Any]:
+    """Yields the functions of steps of which each call changes a state: of a generator or a variable."""
+    for function in _functions_of(steps):
+        if any(CHANGES.match(node.op) for node in _nodes_of(function.graph.as_graph_def())):
+            yield function
+
+
+def _functions_of(steps: Iterable[tf.data.Dataset]) -> list[Any]:
+    return [one.function for step in steps for one in step._functions()]
+
+
+def _nodes_of(graph: Any) -> tuple[Any, ...]:
+    return (*graph.node, *(inner for function in graph.library.function for inner in function.node_def))
 
 
 def _steps_of(dataset: tf.data.Dataset, *, behind_caches: bool = True) -> list[tf.data.Dataset]:
@@ -155,6 +190,21 @@ def share_order(train: Any, evaluate: Any) -> bool:
     return bool(_reshuffling(train) & _reshuffling(evaluate))
 
 
+def share_state(train: Any, evaluate: Any) -> bool:
+    """Whether both are datasets, and reading one changes what the other gives, e.g. by a generator of both."""
+    if not is_dataset(train) or not is_dataset(evaluate):
+        return False
+    return share_order(train, evaluate) or bool(_changed(train) & _changed(evaluate))
+
+
+def _changed(dataset: tf.data.Dataset) -> set[int]:
+    """Returns the ids of generators and variables that every pass changes."""
+    steps = _steps_of(dataset)
+    captured = [one for function in _changing(steps) for one in function.captured_inputs]
+    drawn = [step for step in steps if getattr(step, "_rerandomize", False)]
+    return {*map(id, drawn), *(id(one) for one in captured if one.dtype.name == "resource")}
+
+
 def _reshuffling(dataset: tf.data.Dataset) -> set[int]:
     """Returns the ids of such shuffles, except those whose order a cache() keeps."""
     steps = _steps_of(dataset, behind_caches=False)
@@ -162,8 +212,8 @@ def _reshuffling(dataset: tf.data.Dataset) -> set[int]:
 
 
 def batches_of_dataset(source: Any, name: str) -> Callable[[StreamContext], Iterable[Batch]]:
-    keeps = any(map(_is_cache, _steps_of(source)))
-    return shared_out(_passes(lambda _: source.as_numpy_iterator(), keeps), name)
+    in_sequence, keeps = _in_sequence(source), any(map(_is_cache, _steps_of(source)))
+    return shared_out(_passes(lambda _: in_sequence.as_numpy_iterator(), keeps), name)
 
 
 def _passes(begin: Callable[[int], Iterator[Any]], keeps: bool = False) -> Callable[[int], Iterator[Any]]:
