@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -180,6 +181,44 @@ def test_threads_do_not_decide_which_element_draws_which_number(kind):
         return [float(x) for batch in batches for x in batch.features[:, 0]]
 
     assert drawn(8) == drawn(None)
+
+
+def shuffled_by_numpy() -> tf.data.Dataset:
+    def generate() -> Iterator[tuple[np.float32, np.int64]]:
+        for number in np.random.permutation(40):
+            yield np.float32(number), np.int64(0)
+
+    spec = (tf.TensorSpec([], tf.float32), tf.TensorSpec([], tf.int64))
+    return tf.data.Dataset.from_generator(generate, output_signature=spec).batch(BATCH).prefetch(2)
+
+
+def noisy_by_numpy() -> tf.data.Dataset:
+    def noisy(x: np.ndarray) -> np.ndarray:
+        return x + np.float32(np.random.random() + random.random())
+
+    rows = tf.data.Dataset.from_tensor_slices((np.zeros(40, np.float32), np.zeros(40, np.int64)))
+    noise = rows.map(lambda x, y: (tf.numpy_function(noisy, [x], tf.float32), y), num_parallel_calls=4)
+    return noise.map(lambda x, y: (tf.ensure_shape(x, []), y)).batch(BATCH).prefetch(2)
+
+
+@pytest.mark.parametrize("make", [shuffled_by_numpy, noisy_by_numpy])
+def test_what_python_draws_in_a_pipeline_depends_on_the_place_of_a_batch_alone(make):
+    """Whatever is drawn and evaluated in between."""
+
+    def drawn(*, evaluates: bool) -> list[list[float]]:
+        data = open_parts({"train": make(), "evaluate": make()}, "", seed=1)
+        passes = []
+        for epoch in range(2):
+            batches = data.train.open(StreamContext(0, 1, BATCH, 1, epoch))
+            passes.append([float(x) for batch in batches for x in batch.features])
+            if evaluates:
+                np.random.random(), random.random()
+                list(data.evaluate.open(StreamContext(0, 1, BATCH, 0, 0, is_training=False)))
+        return passes
+
+    first, second = drawn(evaluates=True)
+    assert drawn(evaluates=False) == [first, second]
+    assert first != second
 
 
 def numbers() -> tf.data.Dataset:

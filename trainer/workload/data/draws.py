@@ -45,6 +45,21 @@ def drawn_from(*numbers: int, own: Sequence[Any] = ()) -> Iterator[None]:
                 _restore(one, state)
 
 
+@contextlib.contextmanager
+def noticed_draws() -> Iterator[list[bool]]:
+    """Fills the list if something, in whatever thread, draws from the global generators inside the context."""
+    drawn: list[bool] = []
+    with drawn_from(0):
+        before = random.getstate(), _plain(np.random.get_state())
+        yield drawn
+        if (random.getstate(), _plain(np.random.get_state())) != before:
+            drawn.append(True)
+
+
+def _plain(state: Any) -> str:
+    return f"{state[1].tobytes().hex()} {state[2:]}"
+
+
 def generators_of(source: Any) -> list[Any]:
     """Finds the generators that an object, a class, a closure or the file that defines one of them holds."""
     code = source if hasattr(source, "__closure__") else type(source)

@@ -140,7 +140,7 @@ def open_source(source: Any, name: str, *, seed: int, must_end: bool = False) ->
         return Opened(source, _spec_of_examples(source))
     if is_dataset(source):
         check_dataset(source, name, must_end=must_end)
-        return open_stream(batches_of_dataset(source, name), name, known=source.element_spec, is_divided=True)
+        return open_stream(batches_of_dataset(source, name, seed), name, known=source.element_spec, is_divided=True)
     if is_py_dataset(source):
         with users_code(name):
             has_end = source.num_batches is not None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from trainer.workload.data.arrays import SMALL_NBYTES, label_fault
 from trainer.workload.data.convert import refuse_not_dense, spec_of
-from trainer.workload.data.draws import drawn_from, generators_of, seeded
+from trainer.workload.data.draws import drawn_from, generators_of, noticed_draws, seeded
 from trainer.workload.data.examples import (
     ArraySpec,
     Batch,
@@ -95,7 +96,7 @@ def batches_of_function(
             )
         if is_dataset(batches):
             check_dataset(batches, name, must_end=must_end)
-            batches = _in_sequence(batches).as_numpy_iterator()
+            batches = _Iterators(batches, seed).begin(context.epoch)
         if not isinstance(batches, Iterable):
             raise DataError(f"{name}: the function returned a {type(batches).__name__}, not the batches of an epoch")
         return to_elements(seeded(batches, seed, context.epoch, own=own), name)
@@ -136,15 +137,18 @@ def _has_unordered_step(dataset: tf.data.Dataset) -> bool:
     return any("deterministic" in node.attr and node.attr["deterministic"].s == b"false" for node in nodes)
 
 
-def _in_sequence(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def _in_sequence(dataset: tf.data.Dataset, *, always: bool = False) -> tf.data.Dataset:
     """The same dataset, whose elements draw random numbers and change variables one after the other.
 
     In parallel calls, threads would decide which element draws which number.
+
+    Args:
+        always: whether it does so in Python, which the dataset does not show; nothing is read ahead then.
     """
     import tensorflow as tf
     from tensorflow.python.data.ops.dataset_ops import _VariantDataset
 
-    if not any(True for _ in _changing(_steps_of(dataset))):
+    if not always and not any(True for _ in _changing(_steps_of(dataset))):
         return dataset
     rewritten = tf.raw_ops.OptimizeDatasetV2(
         input_dataset=dataset._variant_tensor,
@@ -153,7 +157,12 @@ def _in_sequence(dataset: tf.data.Dataset) -> tf.data.Dataset:
         optimizations_default=[],
         **dataset._flat_structure,
     )
-    return _VariantDataset(rewritten, dataset.element_spec)
+    options = tf.data.Options()
+    if always:  # other rewrites would read ahead again
+        options.experimental_optimization.apply_default_optimizations = False
+        options.experimental_optimization.inject_prefetch = False
+        options.autotune.enabled = False
+    return _VariantDataset(rewritten, dataset.element_spec).with_options(options)
 
 
 def _changing(steps: Iterable[tf.data.Dataset]) -> Iterator[Any]:
@@ -211,9 +220,28 @@ def _reshuffling(dataset: tf.data.Dataset) -> set[int]:
     return {id(step) for step in steps if getattr(step, "_reshuffle_each_iteration", False)}
 
 
-def batches_of_dataset(source: Any, name: str) -> Callable[[StreamContext], Iterable[Batch]]:
-    in_sequence, keeps = _in_sequence(source), any(map(_is_cache, _steps_of(source)))
-    return shared_out(_passes(lambda _: in_sequence.as_numpy_iterator(), keeps), name)
+def batches_of_dataset(source: Any, name: str, seed: int) -> Callable[[StreamContext], Iterable[Batch]]:
+    return shared_out(_passes(_Iterators(source, seed).begin, any(map(_is_cache, _steps_of(source)))), name)
+
+
+class _Iterators:
+    """Begins the passes over a dataset, of which the first shows whether its Python code draws random numbers."""
+
+    def __init__(self, source: tf.data.Dataset, seed: int) -> None:
+        self._source, self._given, self._seed = _in_sequence(source), source, seed
+        self._draws: bool | None = None
+
+    def begin(self, epoch: int) -> Iterator[Any]:
+        iterator: Iterator[Any] = iter(()) if self._draws else self._source.as_numpy_iterator()
+        if self._draws is None:
+            with noticed_draws() as draws:
+                begun = list(itertools.islice(iterator, 1))
+            self._draws = bool(draws)
+            iterator = itertools.chain(begun, iterator)
+        if self._draws:  # threads of TensorFlow would draw ahead of time, and at the same time as others
+            self._source = _in_sequence(self._given, always=True)
+            iterator = seeded(self._source.as_numpy_iterator(), self._seed, epoch)
+        return iterator
 
 
 def _passes(begin: Callable[[int], Iterator[Any]], keeps: bool = False) -> Callable[[int], Iterator[Any]]:
