@@ -382,6 +382,13 @@ def test_nothing_is_lost_of_an_iterable_that_can_be_read_once():
     assert [row[0] for batch in batches for row in batch.features.tolist()] == X[:, 0].tolist()
 
 
+def test_batches_without_examples_that_never_end_are_refused():
+    empty = itertools.repeat((X[:0], Y[:0]))
+    assert opened(lambda context: itertools.chain(itertools.islice(empty, 5), Loader())).train.first is not None
+    with pytest.raises(DataError):
+        opened(lambda context: itertools.chain(empty, Loader()))
+
+
 def test_a_function_that_returns_one_iterator_for_all_passes_is_refused():
     batches = iter(Loader())
     with pytest.raises(DataError):
