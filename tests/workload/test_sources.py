@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import random
+import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
@@ -380,6 +381,20 @@ def test_nothing_is_lost_of_an_iterable_that_can_be_read_once():
     data = opened(Once(), Loader())
     batches = data.train.open(StreamContext(0, 1, 10, 0, 0))
     assert [row[0] for batch in batches for row in batch.features.tolist()] == X[:, 0].tolist()
+
+
+class Huge(Sequence):
+    """Its length stands for no end."""
+
+    def __len__(self) -> int:
+        return sys.maxsize
+
+
+def test_a_py_dataset_of_a_huge_length_has_no_end():
+    batches = opened(Huge(), Loader()).train.open(StreamContext(0, 1, 8, 0, 0))
+    assert first_numbers(next(iter(batches))) == list(range(8))
+    with pytest.raises(DataError, match="evaluate.steps"):
+        opened(Loader(), Huge())
 
 
 def test_batches_without_examples_that_never_end_are_refused():

@@ -16,11 +16,18 @@ from trainer.workload.data.draws import drawn_from, generators_of
 from trainer.workload.data.examples import Batch, StreamContext
 from trainer.workload.data.stream_sources import shared_out
 
+BATCHES_AT_MOST = 10**8  # in an epoch whose order is shuffled, which takes 8 bytes each and more
+
 
 def is_py_dataset(source: Any) -> bool:
     import keras
 
     return isinstance(source, keras.utils.PyDataset)
+
+
+def has_end(source: Any) -> bool:
+    """Whether the number of batches is known, and no huge number that stands for none."""
+    return source.num_batches is not None and source.num_batches <= BATCHES_AT_MOST
 
 
 def batches_of_py_dataset(source: Any, name: str, seed: int) -> Callable[[StreamContext], Iterable[Batch]]:
@@ -30,10 +37,9 @@ def batches_of_py_dataset(source: Any, name: str, seed: int) -> Callable[[Stream
     def batches(epoch: int) -> Iterator[Any]:
         of_epoch = epochs.at(epoch)
         own = generators_of(of_epoch)
-        count = of_epoch.num_batches
-        order: Iterable[int] = itertools.count()  # without an end
-        if count is not None:
-            order = np.random.default_rng([seed, epoch]).permutation(count).tolist()
+        order: Iterable[int] = itertools.count()
+        if has_end(of_epoch):
+            order = np.random.default_rng([seed, epoch]).permutation(of_epoch.num_batches).tolist()
         for index in order:
             with drawn_from(seed, epoch, index, own=own):
                 batch = of_epoch[index]

@@ -26,7 +26,7 @@ from trainer.workload.data.examples import (
     read_rows,
     users_code,
 )
-from trainer.workload.data.py_dataset import batches_of_py_dataset, is_py_dataset
+from trainer.workload.data.py_dataset import batches_of_py_dataset, has_end, is_py_dataset
 from trainer.workload.data.returned import parts_of
 from trainer.workload.data.stream_sources import (
     batches_of_dataset,
@@ -143,9 +143,9 @@ def open_source(source: Any, name: str, *, seed: int, must_end: bool = False) ->
         return open_stream(batches_of_dataset(source, name, seed), name, known=source.element_spec, is_divided=True)
     if is_py_dataset(source):
         with users_code(name):
-            has_end = source.num_batches is not None
-        if must_end and not has_end:
-            raise DataError(f"{name}: has no end, because its num_batches is None; {ENDS}")
+            ends = has_end(source)
+        if must_end and not ends:
+            raise DataError(f"{name}: has no end, because its num_batches is {source.num_batches}; {ENDS}")
         return open_stream(batches_of_py_dataset(source, name, seed), name)
     if hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, str | dict):
         return _open_random_access(source, name, seed)
