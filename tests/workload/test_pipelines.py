@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -165,6 +166,61 @@ def test_large_tensors_of_a_pipeline_are_not_copied_to_look_at_its_order(monkeyp
         open_source(PARALLEL["inside of flat_map"][0](rows), "mine", seed=0)
 
 
+def jittered(calls: int | None) -> tf.data.Dataset:
+    tf.random.set_seed(1)
+    rows = tf.data.Dataset.from_tensor_slices((np.zeros((3000, 2), np.float32), np.zeros(3000, np.int64)))
+    return rows.map(lambda x, y: (x + tf.random.normal([2]), y), num_parallel_calls=calls).batch(4)
+
+
+@pytest.mark.parametrize("kind", ["a dataset", "a function that returns one"])
+def test_threads_do_not_decide_which_element_draws_which_number(kind):
+    def drawn(calls: int | None) -> list[float]:
+        source = jittered(calls)
+        train = open_source(source if kind == "a dataset" else lambda _: source, "mine", seed=0).examples
+        batches = itertools.islice(train.open(StreamContext(0, 1, BATCH, 0, 0)), 3000 // BATCH)
+        return [float(x) for batch in batches for x in batch.features[:, 0]]
+
+    assert drawn(8) == drawn(None)
+
+
+def shuffled_by_numpy() -> tf.data.Dataset:
+    def generate() -> Iterator[tuple[np.float32, np.int64]]:
+        for number in np.random.permutation(40):
+            yield np.float32(number), np.int64(0)
+
+    spec = (tf.TensorSpec([], tf.float32), tf.TensorSpec([], tf.int64))
+    return tf.data.Dataset.from_generator(generate, output_signature=spec).batch(BATCH).prefetch(2)
+
+
+def noisy_by_numpy() -> tf.data.Dataset:
+    def noisy(x: np.ndarray) -> np.ndarray:
+        return x + np.float32(np.random.random() + random.random())
+
+    rows = tf.data.Dataset.from_tensor_slices((np.zeros(40, np.float32), np.zeros(40, np.int64)))
+    noise = rows.map(lambda x, y: (tf.numpy_function(noisy, [x], tf.float32), y), num_parallel_calls=4)
+    return noise.map(lambda x, y: (tf.ensure_shape(x, []), y)).batch(BATCH).prefetch(2)
+
+
+@pytest.mark.parametrize("make", [shuffled_by_numpy, noisy_by_numpy])
+def test_what_python_draws_in_a_pipeline_depends_on_the_place_of_a_batch_alone(make):
+    """Whatever is drawn and evaluated in between."""
+
+    def drawn(*, evaluates: bool) -> list[list[float]]:
+        data = open_parts({"train": make(), "evaluate": make()}, "", seed=1)
+        passes = []
+        for epoch in range(2):
+            batches = data.train.open(StreamContext(0, 1, BATCH, 1, epoch))
+            passes.append([float(x) for batch in batches for x in batch.features])
+            if evaluates:
+                np.random.random(), random.random()
+                list(data.evaluate.open(StreamContext(0, 1, BATCH, 0, 0, is_training=False)))
+        return passes
+
+    first, second = drawn(evaluates=True)
+    assert drawn(evaluates=False) == [first, second]
+    assert first != second
+
+
 def numbers() -> tf.data.Dataset:
     return tf.data.Dataset.range(10).batch(2)
 
@@ -232,12 +288,40 @@ def halves(one: tf.data.Dataset) -> dict[str, tf.data.Dataset]:
     return {"train": one.skip(8).batch(BATCH), "evaluate": one.take(8).batch(BATCH)}
 
 
+def drawn(generator: Any = None, **options: Any) -> tf.data.Dataset:
+    """Batches that a generator of TensorFlow makes; without one, a dataset of random numbers does."""
+    if generator is None:
+        rows = tf.data.Dataset.random(seed=1, **options).take(40).map(lambda one: tf.cast(one % 1000, tf.float32))
+    else:
+        rows = tf.data.Dataset.range(40).map(lambda _: generator.uniform([]), num_parallel_calls=2)
+    return rows.map(lambda one: (one, one)).batch(BATCH)
+
+
+def of_one_generator() -> dict[str, tf.data.Dataset]:
+    generator = tf.random.Generator.from_seed(1)
+    return {"train": drawn(generator), "evaluate": drawn(generator)}
+
+
+def counted() -> tf.data.Dataset:
+    count = tf.Variable(0.0)
+    return tf.data.Dataset.range(40).map(lambda _: (count.assign_add(1.0), count)).batch(BATCH)
+
+
 # Data, whether evaluations change the order of what is trained on, and whether that is a split of it.
 ORDERS: dict[str, tuple[Callable[[], Any], bool, bool]] = {
     "split behind a shuffle": (lambda: halves(shuffled()), True, True),
     "alone": (lambda: shuffled().batch(BATCH), True, False),
     "split behind a fixed order": (lambda: halves(shuffled(reshuffle_each_iteration=False)), False, False),
     "split behind a cache": (lambda: halves(shuffled().cache()), False, False),
+    "one generator": (of_one_generator, True, False),
+    "a generator each": (
+        lambda: {part: drawn(tf.random.Generator.from_seed(1)) for part in ("train", "evaluate")},
+        False,
+        False,
+    ),
+    "random numbers": (lambda: drawn(rerandomize_each_iteration=True), True, False),
+    "the same random numbers": (drawn, False, False),
+    "a variable": (counted, True, False),
     "each shuffled": (lambda: {"train": shuffled().batch(4), "evaluate": shuffled().batch(4)}, False, False),
 }
 

@@ -6,7 +6,9 @@ import contextlib
 import functools
 import itertools
 import random
+import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -311,14 +313,47 @@ class NoisyExamples:
         return np.float32([index, np.random.random() + random.random()]), Y[index]
 
 
-@pytest.mark.parametrize("kind", ["examples", "an iterable", "a function", "a function that returns a list"])
+class OwnNoise:
+    """Of generators that belong to an object, to another one inside it, and to its class."""
+
+    numbers = random.Random(1)
+
+    def __init__(self) -> None:
+        self.generator = np.random.default_rng(2)
+        self.inner = types.SimpleNamespace(state=np.random.RandomState(3))
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> Any:
+        noise = self.generator.random() + self.inner.state.random() + self.numbers.random()
+        return np.float32([index, noise]), Y[index]
+
+
+def batches_of_file(context: StreamContext) -> Iterator[Any]:
+    for _ in range(10):
+        yield GENERATOR_OF_FILE.random((context.batch, 2)), Y[: context.batch]
+
+
+GENERATOR_OF_FILE = np.random.default_rng(4)
+NOISY = ["examples", "an iterable", "a function", "a function that returns a list"]
+OWN = ["examples with generators", "a function with a generator", "a file with a generator"]
+
+
+@pytest.mark.parametrize("kind", [*NOISY, *OWN])
 def test_what_a_source_draws_depends_on_the_place_of_a_batch_alone(kind):
     """Whatever is read in between, such as an evaluation, and wherever a task begins."""
+    generator = np.random.default_rng(5)
     sources: dict[str, Any] = {
         "examples": NoisyExamples(),
         "an iterable": NoisyBatches(),
         "a function": lambda context: noisy_batches(context.batch),
         "a function that returns a list": lambda context: list(noisy_batches(context.batch)),
+        "examples with generators": OwnNoise(),
+        "a function with a generator": lambda context: (
+            (generator.random((context.batch, 2)), Y[: context.batch]) for _ in range(10)
+        ),
+        "a file with a generator": batches_of_file,
     }
     train = opened(sources[kind]).train
     whole = read(train, stop=8)
@@ -330,6 +365,49 @@ def test_what_a_source_draws_depends_on_the_place_of_a_batch_alone(kind):
         assert one.features.tolist() == same.features.tolist()
     noise = [value for _, batch in whole for value in batch.features[:, 1].tolist()]
     assert len(set(noise)) > 0.9 * len(noise)
+
+
+class Once:
+    """Goes on where it has ended, as an open file does."""
+
+    def __init__(self) -> None:
+        self.batches = iter(Loader())
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.batches
+
+
+def test_nothing_is_lost_of_an_iterable_that_can_be_read_once():
+    data = opened(Once(), Loader())
+    batches = data.train.open(StreamContext(0, 1, 10, 0, 0))
+    assert [row[0] for batch in batches for row in batch.features.tolist()] == X[:, 0].tolist()
+
+
+class Huge(Sequence):
+    """Its length stands for no end."""
+
+    def __len__(self) -> int:
+        return sys.maxsize
+
+
+def test_a_py_dataset_of_a_huge_length_has_no_end():
+    batches = opened(Huge(), Loader()).train.open(StreamContext(0, 1, 8, 0, 0))
+    assert first_numbers(next(iter(batches))) == list(range(8))
+    with pytest.raises(DataError, match="evaluate.steps"):
+        opened(Loader(), Huge())
+
+
+def test_batches_without_examples_that_never_end_are_refused():
+    empty = itertools.repeat((X[:0], Y[:0]))
+    assert opened(lambda context: itertools.chain(itertools.islice(empty, 5), Loader())).train.first is not None
+    with pytest.raises(DataError):
+        opened(lambda context: itertools.chain(empty, Loader()))
+
+
+def test_a_function_that_returns_one_iterator_for_all_passes_is_refused():
+    batches = iter(Loader())
+    with pytest.raises(DataError):
+        opened(lambda context: batches)
 
 
 class InOrder(Shuffled):

@@ -58,7 +58,7 @@ class Description:
     evaluate_examples: int
     is_stream: bool = False  # the data has an order of its own
     is_divided: bool = False  # one pass over it is for all replicas
-    shares_order: bool = False  # an evaluation changes the order of the training examples
+    shares_order: bool = False  # an evaluation changes the training examples, or their order
     written: tuple[str, ...] = ()  # files that a pipeline writes as it is read: cache('FILE')
     model_batch: int = 0  # examples that the model takes at once; 0: any number
     layers: tuple[str, ...] = ()  # paths, of layers inside layers too

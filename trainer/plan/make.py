@@ -210,13 +210,16 @@ def _check_written(tasks: Sequence[Task], description: Description) -> Iterator[
 
 
 def _check_order(config: RunConfig, tasks: Sequence[Task], description: Description) -> Iterator[Problem]:
-    """Refuses evaluations between steps that would reorder the training examples on the chief alone."""
+    """Refuses evaluations between steps that would reorder or change the training examples on the chief alone."""
     if description.shares_order and config.evaluate.every > 0 and all(task.job != "evaluator" for task in tasks):
         message = (
-            f"{config.evaluate.every} evaluates between steps, but training and evaluation data share a shuffle(), "
-            "which reorders every pass: the order of the training examples would depend on the evaluations"
+            f"{config.evaluate.every} evaluates between steps, but training and evaluation data share a shuffle(), a "
+            "generator or a variable that every pass changes: the training examples would depend on the evaluations"
         )
-        remedy = "set its reshuffle_each_iteration=False, shuffle each part separately, or type evaluate.every=0"
+        remedy = (
+            "set reshuffle_each_iteration=False of the shuffle(), give each part a generator or variable of its own, "
+            "or type evaluate.every=0"
+        )
         yield Problem("evaluate.every", message, remedy)
 
 

@@ -200,7 +200,7 @@ class DataSet:
     class_names: tuple[str, ...] = ()  # of integer labels
     doubts: tuple[tuple[str, str], ...] = ()  # (message, remedy) of warnings
     faults: tuple[LabelFault, ...] = ()  # which the loss may accept
-    shares_order: bool = False  # an evaluation changes the order of the training examples
+    shares_order: bool = False  # an evaluation changes the training examples, or their order
 
     def with_any_labels(self) -> DataSet:
         """Returns a data set that also reads labels that are not finite, for a loss that ignores them."""

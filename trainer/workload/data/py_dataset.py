@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 
 from trainer.workload.data.arrays import SMALL_NBYTES, is_mapped
-from trainer.workload.data.draws import drawn_from
+from trainer.workload.data.draws import drawn_from, generators_of
 from trainer.workload.data.examples import Batch, StreamContext
 from trainer.workload.data.stream_sources import shared_out
+
+BATCHES_AT_MOST = 10**8  # in an epoch whose order is shuffled, which takes 8 bytes each and more
 
 
 def is_py_dataset(source: Any) -> bool:
@@ -23,18 +25,23 @@ def is_py_dataset(source: Any) -> bool:
     return isinstance(source, keras.utils.PyDataset)
 
 
+def has_end(source: Any) -> bool:
+    """Whether the number of batches is known, and no huge number that stands for none."""
+    return source.num_batches is not None and source.num_batches <= BATCHES_AT_MOST
+
+
 def batches_of_py_dataset(source: Any, name: str, seed: int) -> Callable[[StreamContext], Iterable[Batch]]:
     """The batches of each epoch, shuffled, shared out among the replicas."""
     epochs = _Epochs(source, seed)
 
     def batches(epoch: int) -> Iterator[Any]:
         of_epoch = epochs.at(epoch)
-        count = of_epoch.num_batches
-        order: Iterable[int] = itertools.count()  # without an end
-        if count is not None:
-            order = np.random.default_rng([seed, epoch]).permutation(count).tolist()
+        own = generators_of(of_epoch)
+        order: Iterable[int] = itertools.count()
+        if has_end(of_epoch):
+            order = np.random.default_rng([seed, epoch]).permutation(of_epoch.num_batches).tolist()
         for index in order:
-            with drawn_from(seed, epoch, index):
+            with drawn_from(seed, epoch, index, own=own):
                 batch = of_epoch[index]
             yield batch
 
@@ -69,7 +76,7 @@ class _Epochs:
 
     def _begin_next(self) -> None:
         one, epoch = _copied(self._latest), self._epoch + 1
-        with drawn_from(self._seed, epoch):
+        with drawn_from(self._seed, epoch, own=generators_of(one)):
             if epoch > 0:
                 one.on_epoch_end()
             one.on_epoch_begin()

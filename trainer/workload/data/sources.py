@@ -13,7 +13,7 @@ import numpy as np
 
 from trainer.workload.data.arrays import check_alike, from_arrays, label_fault, open_arrays
 from trainer.workload.data.convert import spec_of, to_batch
-from trainer.workload.data.draws import drawn_from
+from trainer.workload.data.draws import drawn_from, generators_of
 from trainer.workload.data.examples import (
     ArraySpec,
     Batch,
@@ -26,7 +26,7 @@ from trainer.workload.data.examples import (
     read_rows,
     users_code,
 )
-from trainer.workload.data.py_dataset import batches_of_py_dataset, is_py_dataset
+from trainer.workload.data.py_dataset import batches_of_py_dataset, has_end, is_py_dataset
 from trainer.workload.data.returned import parts_of
 from trainer.workload.data.stream_sources import (
     batches_of_dataset,
@@ -36,6 +36,7 @@ from trainer.workload.data.stream_sources import (
     is_dataset,
     open_stream,
     share_order,
+    share_state,
 )
 from trainer.workload.data.streams import ENDS, check_batch_finite, check_like, split
 
@@ -85,9 +86,10 @@ def open_parts(opened: Any, source: str, *, seed: int, must_end: bool = True) ->
     faults = tuple(one.fault._replace(part=part) for part, one in sources.items() if one.fault)
     spec = spec._replace(weights=sources["train"].spec.weights)  # the weights for evaluation may differ, or be missing
     train, evaluate = sources["train"].examples, sources["evaluate"].examples
-    shares = share_order(returned.train, returned.evaluate)
-    doubts = (*returned.doubts, *([SPLIT] if shares and returned.train is not returned.evaluate else []))
+    is_split = returned.train is not returned.evaluate and share_order(returned.train, returned.evaluate)
+    doubts = (*returned.doubts, *([SPLIT] if is_split else []))
     named = Spec(*spec, classes=classes or 0)
+    shares = share_state(returned.train, returned.evaluate)
     return DataSet(train, evaluate, named, faults=faults, doubts=doubts, shares_order=shares)
 
 
@@ -138,12 +140,12 @@ def open_source(source: Any, name: str, *, seed: int, must_end: bool = False) ->
         return Opened(source, _spec_of_examples(source))
     if is_dataset(source):
         check_dataset(source, name, must_end=must_end)
-        return open_stream(batches_of_dataset(source, name), name, known=source.element_spec, is_divided=True)
+        return open_stream(batches_of_dataset(source, name, seed), name, known=source.element_spec, is_divided=True)
     if is_py_dataset(source):
         with users_code(name):
-            has_end = source.num_batches is not None
-        if must_end and not has_end:
-            raise DataError(f"{name}: has no end, because its num_batches is None; {ENDS}")
+            ends = has_end(source)
+        if must_end and not ends:
+            raise DataError(f"{name}: has no end, because its num_batches is {source.num_batches}; {ENDS}")
         return open_stream(batches_of_py_dataset(source, name, seed), name)
     if hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, str | dict):
         return _open_random_access(source, name, seed)
@@ -172,9 +174,10 @@ def _open_random_access(source: Any, name: str, seed: int) -> Opened:
         count = len(source)
     if count == 0:
         raise DataError(f"{name}: has no examples; at least one is needed")
+    own = generators_of(source)
 
     def read(indices: np.ndarray, *, checks_labels: bool) -> Batch:
-        with users_code(name), drawn_from(seed, zlib.crc32(indices.tobytes())):
+        with users_code(name), drawn_from(seed, zlib.crc32(indices.tobytes()), own=own):
             items = [split(item) for item in _items(source, indices.tolist())]
         batch = to_batch(_stacked(items, name), name)
         check_batch_finite(batch, name, indices, checks_labels=checks_labels)

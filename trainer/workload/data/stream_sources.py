@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from trainer.workload.data.arrays import SMALL_NBYTES, label_fault
 from trainer.workload.data.convert import refuse_not_dense, spec_of
-from trainer.workload.data.draws import drawn_from, seeded
+from trainer.workload.data.draws import drawn_from, generators_of, noticed_draws, seeded
 from trainer.workload.data.examples import (
     ArraySpec,
     Batch,
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 FIRST = StreamContext(
     replica=0, replicas=1, batch=8, seed=0, epoch=0, is_training=False
 )  # to see a stream's first batch
+# Operations of TensorFlow that change a state.
+CHANGES = re.compile("Assign|Multinomial|Parameterized|Random|Rng|SampleDistorted|Stateful(?!Partitioned)|Truncated")
 IGNORED = 1  # TensorFlow's value for ignoring generators and files when it serializes a dataset
 
 
@@ -81,15 +85,21 @@ def batches_of_function(
         remedy = f"write def {called if called.isidentifier() else 'batches'}(context)"
         raise DataError(f"{name}: the function is called with one argument, the context ({error}); {remedy}") from error
 
+    own = generators_of(function)
+
     def open_batches(context: StreamContext) -> Iterator[Batch]:
-        with drawn_from(seed, context.epoch):
+        with drawn_from(seed, context.epoch, own=own):
             batches = function(context)
+        if context is FIRST and hasattr(batches, "__next__") and function(context) is batches:
+            raise DataError(
+                f"{name}: the function returns the same iterator again, which can be read once; make one at each call"
+            )
         if is_dataset(batches):
             check_dataset(batches, name, must_end=must_end)
-            batches = batches.as_numpy_iterator()
+            batches = _Iterators(batches, seed).begin(context.epoch)
         if not isinstance(batches, Iterable):
             raise DataError(f"{name}: the function returned a {type(batches).__name__}, not the batches of an epoch")
-        return to_elements(seeded(batches, seed, context.epoch), name)
+        return to_elements(seeded(batches, seed, context.epoch, own=own), name)
 
     return open_batches
 
@@ -113,9 +123,9 @@ def _has_unordered_step(dataset: tf.data.Dataset) -> bool:
     import tensorflow as tf
 
     steps = _steps_of(dataset)
+    functions = _functions_of(steps)
     if any(getattr(step, "_deterministic", "") == "false" for step in steps):
         return True
-    functions = [step._map_func.function for step in steps if hasattr(step, "_map_func")]
     graphs = [function.graph.as_graph_def() for function in functions]
     if any("ParallelInterleave" in type(step).__name__ for step in steps):  # keeps it in the graph of the whole alone
         tensors = [one for step in steps for one in getattr(step, "_tensors", ())]
@@ -123,11 +133,51 @@ def _has_unordered_step(dataset: tf.data.Dataset) -> bool:
         if sum(one.dtype.size * one.shape.num_elements() for one in tensors) <= SMALL_NBYTES:  # they are copied into it
             whole = tf.raw_ops.DatasetToGraphV2(input_dataset=dataset._variant_tensor, external_state_policy=IGNORED)
             graphs.append(tf.compat.v1.GraphDef.FromString(whole.numpy()))
-    return any(
-        "deterministic" in node.attr and node.attr["deterministic"].s == b"false"
-        for graph in graphs
-        for node in (*graph.node, *(inner for function in graph.library.function for inner in function.node_def))
+    nodes = (node for graph in graphs for node in _nodes_of(graph))
+    return any("deterministic" in node.attr and node.attr["deterministic"].s == b"false" for node in nodes)
+
+
+def _in_sequence(dataset: tf.data.Dataset, *, always: bool = False) -> tf.data.Dataset:
+    """The same dataset, whose elements draw random numbers and change variables one after the other.
+
+    In parallel calls, threads would decide which element draws which number.
+
+    Args:
+        always: whether it does so in Python, which the dataset does not show; nothing is read ahead then.
+    """
+    import tensorflow as tf
+    from tensorflow.python.data.ops.dataset_ops import _VariantDataset
+
+    if not always and not any(True for _ in _changing(_steps_of(dataset))):
+        return dataset
+    rewritten = tf.raw_ops.OptimizeDatasetV2(
+        input_dataset=dataset._variant_tensor,
+        optimizations_enabled=["make_deterministic"],
+        optimizations_disabled=[],
+        optimizations_default=[],
+        **dataset._flat_structure,
     )
+    options = tf.data.Options()
+    if always:  # other rewrites would read ahead again
+        options.experimental_optimization.apply_default_optimizations = False
+        options.experimental_optimization.inject_prefetch = False
+        options.autotune.enabled = False
+    return _VariantDataset(rewritten, dataset.element_spec).with_options(options)
+
+
+def _changing(steps: Iterable[tf.data.Dataset]) -> Iterator[Any]:
+    """Yields the functions of steps of which each call changes a state: of a generator or a variable."""
+    for function in _functions_of(steps):
+        if any(CHANGES.match(node.op) for node in _nodes_of(function.graph.as_graph_def())):
+            yield function
+
+
+def _functions_of(steps: Iterable[tf.data.Dataset]) -> list[Any]:
+    return [one.function for step in steps for one in step._functions()]
+
+
+def _nodes_of(graph: Any) -> tuple[Any, ...]:
+    return (*graph.node, *(inner for function in graph.library.function for inner in function.node_def))
 
 
 def _steps_of(dataset: tf.data.Dataset, *, behind_caches: bool = True) -> list[tf.data.Dataset]:
@@ -149,27 +199,67 @@ def share_order(train: Any, evaluate: Any) -> bool:
     return bool(_reshuffling(train) & _reshuffling(evaluate))
 
 
+def share_state(train: Any, evaluate: Any) -> bool:
+    """Whether both are datasets, and reading one changes what the other gives, e.g. by a generator of both."""
+    if not is_dataset(train) or not is_dataset(evaluate):
+        return False
+    return share_order(train, evaluate) or bool(_changed(train) & _changed(evaluate))
+
+
+def _changed(dataset: tf.data.Dataset) -> set[int]:
+    """Returns the ids of generators and variables that every pass changes."""
+    steps = _steps_of(dataset)
+    captured = [one for function in _changing(steps) for one in function.captured_inputs]
+    drawn = [step for step in steps if getattr(step, "_rerandomize", False)]
+    return {*map(id, drawn), *(id(one) for one in captured if one.dtype.name == "resource")}
+
+
 def _reshuffling(dataset: tf.data.Dataset) -> set[int]:
     """Returns the ids of such shuffles, except those whose order a cache() keeps."""
     steps = _steps_of(dataset, behind_caches=False)
     return {id(step) for step in steps if getattr(step, "_reshuffle_each_iteration", False)}
 
 
-def batches_of_dataset(source: Any, name: str) -> Callable[[StreamContext], Iterable[Batch]]:
-    return shared_out(_passes(source), name)
+def batches_of_dataset(source: Any, name: str, seed: int) -> Callable[[StreamContext], Iterable[Batch]]:
+    return shared_out(_passes(_Iterators(source, seed).begin, any(map(_is_cache, _steps_of(source)))), name)
 
 
-def _passes(source: tf.data.Dataset) -> Callable[[int], Iterator[Any]]:
-    """Passes over a dataset, of which one that only looked at its beginning is continued by the next.
+class _Iterators:
+    """Begins the passes over a dataset, of which the first shows whether its Python code draws random numbers."""
 
-    Where something is cached, none is given up on the way: as TensorFlow stops the threads of an iterator, a `cache()`
-    after a `prefetch()` may take what has come so far for all of the data, and later passes are short.
+    def __init__(self, source: tf.data.Dataset, seed: int) -> None:
+        self._source, self._given, self._seed = _in_sequence(source), source, seed
+        self._draws: bool | None = None
+
+    def begin(self, epoch: int) -> Iterator[Any]:
+        iterator: Iterator[Any] = iter(()) if self._draws else self._source.as_numpy_iterator()
+        if self._draws is None:
+            with noticed_draws() as draws:
+                begun = list(itertools.islice(iterator, 1))
+            self._draws = bool(draws)
+            iterator = itertools.chain(begun, iterator)
+        if self._draws:  # threads of TensorFlow would draw ahead of time, and at the same time as others
+            self._source = _in_sequence(self._given, always=True)
+            iterator = seeded(self._source.as_numpy_iterator(), self._seed, epoch)
+        return iterator
+
+
+def _passes(begin: Callable[[int], Iterator[Any]], keeps: bool = False) -> Callable[[int], Iterator[Any]]:
+    """Passes over a source, of which one that only looked at its beginning is continued by the next of its epoch.
+
+    So nothing is lost of a source that can be read only once.
+
+    Args:
+        begin: makes the iterator of an epoch.
+        keeps: whether none is given up on the way, as where something is cached: as TensorFlow stops the threads of an
+            iterator, a `cache()` after a `prefetch()` may take what has come so far for all of the data, and later
+            passes are short.
     """
-    begun: list[tuple[list[Any], Any]] = []  # (elements that were read, the iterator)
-    keeps, left = any(map(_is_cache, _steps_of(source))), []  # iterators that were read further
+    begun: dict[int, tuple[list[Any], Any]] = {}  # by epoch: elements that were read, the iterator
+    left: list[Any] = []  # iterators that were read further
 
-    def read(_: int) -> Iterator[Any]:
-        seen, iterator = begun.pop() if begun else ([], source.as_numpy_iterator())
+    def read(epoch: int) -> Iterator[Any]:
+        seen, iterator = begun.pop(epoch, None) or ([], begin(epoch))
         is_beginning = True
         try:
             yield from list(seen)
@@ -182,7 +272,7 @@ def _passes(source: tf.data.Dataset) -> Callable[[int], Iterator[Any]]:
                 yield element
         except GeneratorExit:
             if is_beginning:
-                begun.append((seen, iterator))
+                begun[epoch] = seen, iterator
             elif keeps:
                 left.append(iterator)
             raise
@@ -191,7 +281,8 @@ def _passes(source: tf.data.Dataset) -> Callable[[int], Iterator[Any]]:
 
 
 def batches_of_iterable(source: Iterable[Any], name: str, seed: int) -> Callable[[StreamContext], Iterable[Batch]]:
-    return shared_out(lambda epoch: seeded(source, seed, epoch), name)
+    own = generators_of(source)
+    return shared_out(_passes(lambda epoch: seeded(source, seed, epoch, own=own)), name)
 
 
 def shared_out(batches: Callable[[int], Iterable[Any]], name: str) -> Callable[[StreamContext], Iterable[Batch]]:

@@ -22,7 +22,7 @@ from trainer.workload.data.examples import (
     users_code,
 )
 
-MANY = 1000  # batches that are too small, one after the other, in data that may have no end
+MANY = 1000  # batches that are too small or empty, one after the other, in data that may have no end
 WARN_EVERY_SECS = 60.0
 ENDS = "type evaluate.steps=100 to evaluate on that many batches, or return data that ends, e.g. dataset.take(100)"
 
@@ -142,6 +142,7 @@ def _describe(spec: Batch) -> str:
 
 def to_elements(given: Iterable[Any], source: str) -> Iterator[Batch]:
     """The batches that a pipeline gave: (x, y[, weights]), or x alone; empty ones are left out."""
+    empty = 0
     for one in given:
         batch = split(one).map(lambda value: value.numpy() if hasattr(value, "numpy") else value)
         leaves = leaves_of(batch)
@@ -149,7 +150,10 @@ def to_elements(given: Iterable[Any], source: str) -> Iterator[Batch]:
             raise DataError(f"{source}: gives a {type(one).__name__} instead of a batch")
         if any(np.ndim(leaf) == 0 for _, leaf in leaves):
             raise DataError(f"{source}: gives single examples; make batches of them, e.g. dataset.batch(32)")
-        if all(len(leaf) == 0 for _, leaf in leaves):
+        empty = empty + 1 if all(len(leaf) == 0 for _, leaf in leaves) else 0
+        if empty == MANY:
+            raise DataError(f"{source}: has given {MANY} batches without examples, one after the other")
+        if empty:
             continue
         yield _checked(to_batch(batch, source), source)
 
