@@ -201,7 +201,18 @@ def noisy_by_numpy() -> tf.data.Dataset:
     return noise.map(lambda x, y: (tf.ensure_shape(x, []), y)).batch(BATCH).prefetch(2)
 
 
-@pytest.mark.parametrize("make", [shuffled_by_numpy, noisy_by_numpy])
+OF_THE_FILE = np.random.default_rng(5)
+
+
+def shuffled_by_its_own() -> tf.data.Dataset:
+    def generate() -> Iterator[tuple[np.float32, np.int64]]:
+        yield from ((np.float32(number), np.int64(0)) for number in OF_THE_FILE.permutation(40))
+
+    spec = (tf.TensorSpec([], tf.float32), tf.TensorSpec([], tf.int64))
+    return tf.data.Dataset.from_generator(generate, output_signature=spec).batch(BATCH).prefetch(2)
+
+
+@pytest.mark.parametrize("make", [shuffled_by_numpy, shuffled_by_its_own, noisy_by_numpy])
 def test_what_python_draws_in_a_pipeline_depends_on_the_place_of_a_batch_alone(make):
     """Whatever is drawn and evaluated in between."""
 
@@ -219,6 +230,24 @@ def test_what_python_draws_in_a_pipeline_depends_on_the_place_of_a_batch_alone(m
     first, second = drawn(evaluates=True)
     assert drawn(evaluates=False) == [first, second]
     assert first != second
+
+
+@pytest.mark.parametrize("make", [shuffled_by_numpy, shuffled_by_its_own])
+def test_what_python_draws_before_a_cache_does_not_depend_on_the_epoch_that_fills_it(make):
+    def order(epoch: int) -> list[float]:
+        train = open_source(make().cache(), "mine", seed=1).examples
+        return [float(x) for batch in train.open(StreamContext(0, 1, BATCH, 1, epoch)) for x in batch.features]
+
+    assert order(0) == order(3)
+
+
+def test_python_that_draws_before_and_after_a_cache_is_refused():
+    def noisy(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return x + tf.cast(tf.numpy_function(np.random.random, [], tf.float64), tf.float32), y
+
+    data = shuffled_by_numpy().cache().map(noisy)
+    with pytest.raises(DataError, match="cache"):
+        open_source(data, "mine", seed=1)
 
 
 def numbers() -> tf.data.Dataset:

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import pickle
 import random
-import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from types import CellType, ModuleType
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 EMPTY = CellType()  # of a closure whose variable has no value yet
+HEAP_TYPE = 1 << 9  # a flag of classes that Python code defines
+DEPTH, MOST = 5, 5000  # objects in a row, and in all, that are looked into
 _END = object()
 _lock = threading.RLock()  # training and evaluation data are read in different threads
 
@@ -50,29 +52,44 @@ def noticed_draws() -> Iterator[list[bool]]:
     """Fills the list if something, in whatever thread, draws from the global generators inside the context."""
     drawn: list[bool] = []
     with drawn_from(0):
-        before = random.getstate(), _plain(np.random.get_state())
+        before = pickle.dumps((random.getstate(), np.random.get_state()))
         yield drawn
-        if (random.getstate(), _plain(np.random.get_state())) != before:
+        if pickle.dumps((random.getstate(), np.random.get_state())) != before:
             drawn.append(True)
 
 
-def _plain(state: Any) -> str:
-    return f"{state[1].tobytes().hex()} {state[2:]}"
+def generators_of(*sources: Any) -> list[Any]:
+    """Finds the generators that objects and functions use, up to DEPTH objects further in.
+
+    Looks into attributes, classes and closures, and at the names in the files of functions.
+    """
+    seen: dict[int, Any] = {}
+    level = list(sources)
+    for _ in range(DEPTH):
+        new = {id(one): one for one in level if id(one) not in seen}
+        new = dict(itertools.islice(new.items(), MOST - len(seen)))
+        seen |= new
+        level = [inner for one in new.values() if not isinstance(one, GENERATORS) for inner in _held_by(one)]
+    return [one for one in seen.values() if isinstance(one, GENERATORS) and not isinstance(one, random.SystemRandom)]
 
 
-def generators_of(source: Any) -> list[Any]:
-    """Finds the generators that an object, a class, a closure or the file that defines one of them holds."""
-    code = source if hasattr(source, "__closure__") else type(source)
-    held = [source, code, getattr(source, "__self__", None), sys.modules.get(code.__module__)]
-    held += [inner for one in held[:3] for inner in _held_by(one) if not isinstance(inner, ModuleType)]
-    found = {id(one): one for outer in held for one in _held_by(outer) if isinstance(one, GENERATORS)}
-    return [one for one in found.values() if not isinstance(one, random.SystemRandom)]
+def _held_by(one: Any) -> Iterator[Any]:
+    if isinstance(one, ModuleType):
+        yield from (inner for inner in vars(one).values() if isinstance(inner, GENERATORS))
+        return
+    yield from getattr(one, "__dict__", {}).values()
+    yield from (kind for kind in type(one).__mro__ if kind.__flags__ & HEAP_TYPE)
+    yield from (getattr(one, name, None) for name in ("__self__", "__func__", "func"))  # of methods and partials
+    if isinstance(one, FunctionType):
+        yield from (cell.cell_contents for cell in one.__closure__ or () if cell != EMPTY)
+        yield from (one.__globals__[name] for name in _names_in(one.__code__) if name in one.__globals__)
 
 
-def _held_by(one: Any) -> list[Any]:
-    cells = getattr(one, "__closure__", None) or ()
-    inner = [cell.cell_contents for cell in cells if cell != EMPTY]
-    return [*getattr(one, "__dict__", {}).values(), *inner]
+def _names_in(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names_in(inner)
 
 
 def _state(one: Any) -> Any:
