@@ -232,24 +232,6 @@ def test_what_python_draws_in_a_pipeline_depends_on_the_place_of_a_batch_alone(m
     assert first != second
 
 
-@pytest.mark.parametrize("make", [shuffled_by_numpy, shuffled_by_its_own])
-def test_what_python_draws_before_a_cache_does_not_depend_on_the_epoch_that_fills_it(make):
-    def order(epoch: int) -> list[float]:
-        train = open_source(make().cache(), "mine", seed=1).examples
-        return [float(x) for batch in train.open(StreamContext(0, 1, BATCH, 1, epoch)) for x in batch.features]
-
-    assert order(0) == order(3)
-
-
-def test_python_that_draws_before_and_after_a_cache_is_refused():
-    def noisy(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return x + tf.cast(tf.numpy_function(np.random.random, [], tf.float64), tf.float32), y
-
-    data = shuffled_by_numpy().cache().map(noisy)
-    with pytest.raises(DataError, match="cache"):
-        open_source(data, "mine", seed=1)
-
-
 def numbers() -> tf.data.Dataset:
     return tf.data.Dataset.range(10).batch(2)
 

@@ -96,7 +96,7 @@ def batches_of_function(
             )
         if is_dataset(batches):
             check_dataset(batches, name, must_end=must_end)
-            batches = _Iterators(batches, name, seed, keeps=False).begin(context.epoch)
+            batches = _Iterators(batches, seed).begin(context.epoch)
         if not isinstance(batches, Iterable):
             raise DataError(f"{name}: the function returned a {type(batches).__name__}, not the batches of an epoch")
         return to_elements(seeded(batches, seed, context.epoch, own=own), name)
@@ -221,29 +221,18 @@ def _reshuffling(dataset: tf.data.Dataset) -> set[int]:
 
 
 def batches_of_dataset(source: Any, name: str, seed: int) -> Callable[[StreamContext], Iterable[Batch]]:
-    return shared_out(
-        _passes(_Iterators(source, name, seed, keeps=True).begin, any(map(_is_cache, _steps_of(source)))), name
-    )
+    return shared_out(_passes(_Iterators(source, seed).begin, any(map(_is_cache, _steps_of(source)))), name)
 
 
 class _Iterators:
     """Begins the passes over a dataset; what its Python code draws depends on the seed, epoch and position alone."""
 
-    def __init__(self, source: tf.data.Dataset, name: str, seed: int, *, keeps: bool) -> None:
-        """Looks at the steps of a dataset.
-
-        Args:
-            keeps: whether all epochs read this dataset, and so what the first has cached.
-        """
-        self._given, self._name, self._seed = source, name, seed
-        steps, again = _steps_of(source), _steps_of(source, behind_caches=not keeps)
-        self._again = _python_in(again)  # what is called in every pass
-        self._once = _python_in([step for step in steps if step not in again])
-        self._own = generators_of(*self._again, *self._once)
-        self._source = _in_sequence(source)
-        self._draws: bool | None = None if self._again or self._once else False  # None: not known yet
-        if self._own:
-            self._follow_draws()
+    def __init__(self, source: tf.data.Dataset, seed: int) -> None:
+        self._given, self._seed = source, seed
+        python = _python_in(_steps_of(source))
+        self._own = generators_of(*python)
+        self._draws: bool | None = bool(self._own) or (None if python else False)  # None: the first pass shows it
+        self._source = _in_sequence(source, always=bool(self._own))
 
     def begin(self, epoch: int) -> Iterator[Any]:
         if self._draws is None:
@@ -253,19 +242,10 @@ class _Iterators:
             self._draws = bool(drawn)
             if not drawn:
                 return itertools.chain(begun, iterator)
-            self._follow_draws()
+            self._source = _in_sequence(self._given, always=True)
         if not self._draws:
             return self._source.as_numpy_iterator()
-        return seeded(self._source.as_numpy_iterator(), self._seed, 0 if self._once else epoch, own=self._own)
-
-    def _follow_draws(self) -> None:
-        """Calls Python in sequence from now on: threads would draw ahead of time, and at the same time as others."""
-        if self._once and self._again:
-            raise DataError(
-                f"{self._name}: Python code before and after a cache() may draw random numbers, so a run that resumes "
-                "would cache others; have it on one side of the cache()"
-            )
-        self._draws, self._source = True, _in_sequence(self._given, always=True)
+        return seeded(self._source.as_numpy_iterator(), self._seed, epoch, own=self._own)
 
 
 def _python_in(steps: Iterable[tf.data.Dataset]) -> list[Any]:
