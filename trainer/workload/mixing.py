@@ -21,6 +21,7 @@ from trainer.workload.data.examples import Batch
 from trainer.workload.objective import Objective
 from trainer.workload.paths import Paths
 
+OF_KERAS = ("keras.src.layers.", "keras.src.models.")  # modules
 Noted = list[tuple[str, list[np.ndarray]]]  # what was called, in the order in which it ended, and its outputs
 Call = Callable[..., Any]
 
@@ -36,6 +37,8 @@ def find(objective: Objective, batch: Batch) -> tuple[str, ...]:
 
 def _in_calls(objective: Objective, batch: Batch) -> Iterator[str]:
     """The first layer that mixes examples, if the outputs depend on that; state that is not the mean over parts."""
+    if not _may_mix(objective.model):
+        return
     size = len(batch.tensors[0])
     kept = -(-size // 2)
     first, state = _call(objective, batch, range(size))
@@ -54,6 +57,15 @@ def _in_calls(objective: Objective, batch: Batch) -> Iterator[str]:
         for path, value in state.items():
             if _differ(value, np.asarray(sum(count * values[path] for count, values in parts)) / size):
                 yield f"the state {path}"
+
+
+def _may_mix(model: keras.Model) -> bool:
+    """Whether something in a model is no layer of Keras, which compute each example alone: a Lambda, an operation."""
+    for layer in model._flatten_layers():
+        is_of_keras = type(layer).__module__.startswith(OF_KERAS) and not isinstance(layer, keras.layers.Lambda)
+        if not is_of_keras or not all(isinstance(one, keras.Layer) for one in getattr(layer, "operations", ())):
+            return True
+    return False
 
 
 def _loss(objective: Objective, batch: Batch) -> Iterator[str]:
