@@ -77,7 +77,8 @@ class SilenceWatch:
             patience = limit if attempt.state in BEATING else max(limit, self._timeouts.roll_call_secs)
             silent_secs = now - attempt.heard_at
             if silent_secs > patience + STACKS_SECS:
-                self._attempts.kill(name, f"silent for {patience:g} s")
+                key = "heartbeat_secs" if patience == limit else "roll_call_secs"
+                self._attempts.kill(name, f"silent for longer than timeouts.{key}={patience:g}")
             elif silent_secs > patience and attempt.page and not attempt.was_asked:  # without a page it still starts
                 attempt.was_asked = True
                 self._attempts.signal(name, SIGUSR2)  # it writes stacks, even if a thread holds the interpreter
