@@ -83,7 +83,7 @@ def _updates_before(optimizer: Any, anew: str) -> Iterator[LeftOut]:
     """Yields the state of an optimizer that has trained: its updates would go on from slots that begin anew here."""
     updates = int(optimizer.iterations)
     if updates and (len(optimizer.variables) > STATELESS or callable(optimizer._learning_rate)):
-        text = f"an optimizer that has made {count(updates, 'update')}, as of a loaded model"
+        text = f"an optimizer that has already made {count(updates, 'update')}, e.g. one of a loaded model"
         yield LeftOut(text, "name", f"type {anew} to begin with a new one, or compile the model again")
 
 

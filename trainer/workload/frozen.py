@@ -93,10 +93,10 @@ def _check_not_assigned(paths: Sequence[str]) -> None:
 def _check_exact(state: Mapping[str, keras.Variable]) -> None:
     for path, v in state.items():
         if "int" in v.dtype and np.abs(v.numpy()).max(initial=0) > EXACT:
-            message = (
-                f"variable {path!r} counts from over {EXACT:,}; state is kept as float32, which is exact up to there"
+            raise ValueError(
+                f"variable {path!r} has whole numbers above {EXACT:,}, but state is stored as float32, which is exact "
+                "only up to that; start it at 0 and add the offset where it is used"
             )
-            raise ValueError(f"{message}: begin at 0, and add the rest where it is used")
 
 
 def values_of(model: keras.Model, paths: Collection[str]) -> dict[str, np.ndarray]:

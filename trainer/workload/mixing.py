@@ -1,4 +1,6 @@
-"""Finds what computes an example with others of its batch: parts of the batch then give another result than the whole.
+"""Finds layers and losses whose result for one example depends on the other examples of its batch.
+
+Computed on parts of the batch, they give another result than on the whole.
 
 Two batches are computed that differ in their last examples. What has other values for the first ones, mixes examples.
 BatchNormalization is left out: it is known to do so.
@@ -27,7 +29,7 @@ Call = Callable[..., Any]
 
 
 def find(objective: Objective, batch: Batch) -> tuple[str, ...]:
-    """Names what mixes examples, and state that is no mean: layer center, the loss std, the state seen/total."""
+    """Returns what mixes examples, and state that is no mean: layer center, the loss std, the state seen/total."""
     found: list[str] = []
     for find_some in (_in_calls, _loss):
         with suppress(Exception):  # of many types; nothing is known then
@@ -36,7 +38,7 @@ def find(objective: Objective, batch: Batch) -> tuple[str, ...]:
 
 
 def _in_calls(objective: Objective, batch: Batch) -> Iterator[str]:
-    """The first layer that mixes examples, if the outputs depend on that; state that is not the mean over parts."""
+    """Yields the first layer that mixes examples, if the outputs depend on it, and state that is no mean over parts."""
     if not _may_mix(objective.model):
         return
     size = len(batch.tensors[0])
@@ -69,7 +71,7 @@ def _may_mix(model: keras.Model) -> bool:
 
 
 def _loss(objective: Objective, batch: Batch) -> Iterator[str]:
-    """The loss, if it is one of the user's whose mean over a batch is not that of the means over its parts."""
+    """Yields the loss, if it is the user's own and its mean over a batch is not that of the means over its parts."""
     size, counting = len(batch.tensors[0]), Counting()
     if objective.is_summed or not labels.is_own(objective):
         return

@@ -48,11 +48,11 @@ def warn_of_parts(replicas: int, accumulate: int, description: Description) -> I
         yield Problem("model", message, remedy)
     for mixing in description.mixing:
         message = (
-            f"{mixing}: depends on which examples are in one batch, and each of the {parts} parts of a batch is "
-            "computed alone, as with tf.distribute; the result for the whole batch would differ"
+            f"{mixing}: its result for an example depends on the others of the batch, and each of the {parts} parts of "
+            "a batch is computed separately, as under tf.distribute; the whole batch at once would give another result"
         )
         yield Problem(
-            "model", message, "type cluster=local and leave out train.accumulate, for the whole batch at once"
+            "model", message, "to compute the whole batch at once, type cluster=local without train.accumulate"
         )
     if replicas > 1 and description.counts and not description.is_one_mean:
         message = (

@@ -258,7 +258,7 @@ def _python_in(steps: Iterable[tf.data.Dataset]) -> list[Any]:
 
 
 def _passes(begin: Callable[[int], Iterator[Any]], keeps: bool = False) -> Callable[[int], Iterator[Any]]:
-    """Passes over a source, of which one that only looked at its beginning is continued by the next of its epoch.
+    """Makes passes over a source; one that has only read the beginning of an epoch is continued by the next over it.
 
     So nothing is lost of a source that can be read only once.
 

@@ -152,7 +152,7 @@ def to_elements(given: Iterable[Any], source: str) -> Iterator[Batch]:
             raise DataError(f"{source}: gives single examples; make batches of them, e.g. dataset.batch(32)")
         empty = empty + 1 if all(len(leaf) == 0 for _, leaf in leaves) else 0
         if empty == MANY:
-            raise DataError(f"{source}: has given {MANY} batches without examples, one after the other")
+            raise DataError(f"{source}: gave {MANY} empty batches in a row")
         if empty:
             continue
         yield _checked(to_batch(batch, source), source)
