@@ -51,6 +51,13 @@ ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
     "import": ("import no_such", {}, BAD_DATA, "mine.py, line 17, in <module>: ModuleNotFoundError: No module named"),
     "raises": ("raise OSError('no GPU')", {}, BAD_DATA, "mine.py, line 17, in <module>: OSError: no GPU"),
     "leaves": ("import sys\nsys.exit('bye')", {}, BAD_DATA, "mine.py, line 18, in <module>: SystemExit: bye"),
+    "metrics in the place of loss_weights": (
+        "def model():\n    m = keras.Sequential([keras.Input((6,)), layers.Dense(1)])\n"
+        "    m.compile('adam', 'mse', ['mae'])\n    return m",
+        {},
+        CONFIG,
+        "loss_weights",
+    ),
     "imports itself": (
         "import around",
         {},
@@ -206,12 +213,7 @@ ROWS: dict[str, tuple[str, dict[str, Any], int, str]] = {
         r"loss of the user's file returned the shape \[3, 4\] for 7 examples; return \[N\] or a scalar",
     ),
     "no loss": ("def loss(y, outputs):\n    pass", {}, CONFIG, "returned None for 7 examples; return .N. or a scalar"),
-    "labels of another loss": (
-        "Y = np.eye(2)[Y]",
-        {"loss": CLASSES},
-        CONFIG,
-        r"cannot be computed of labels float32 \[2\], outputs float32 \[2\]: ",
-    ),
+    "labels of another loss": ("Y = np.eye(2)[Y]", {"loss": CLASSES}, CONFIG, "categorical_crossentropy"),
     "loss of no output": (TWO_OUTPUTS, {"loss": {"a": CLASSES, "c": "mse"}}, CONFIG, "cannot be computed .*'c'"),
     "weight of no output": (
         TWO_OUTPUTS,
@@ -521,6 +523,14 @@ def test_a_model_may_be_imported_from_a_file_beside_it(tmp_path):
     named = {"name": "model", "options": {"width": 3}, "loss": CLASSES}
     parameters = answer(tmp_path, "from beside_it import other as model", named)["description"]["parameters"]
     assert [one["shape"] for one in parameters] == [[6, 3], [3]]
+
+
+def test_labels_and_outputs_that_are_broadcast_are_doubted(tmp_path):
+    text = "def data():\n    return {part: (X, X[:, :2]) for part in ('train', 'evaluate')}\n"
+    text += "def model():\n    return keras.Sequential([keras.Input((6,)), layers.Dense(WIDTH)])\n"
+    settings = {"name": "model", "loss": "mse", "metrics": ["mae"]}
+    doubts = [answer(tmp_path, text.replace("WIDTH", width), settings)["description"]["doubts"] for width in ("1", "2")]
+    assert list(map(len, doubts)) == [1, 0]
 
 
 def test_what_keras_clips_is_trained_with_a_warning_if_the_author_of_the_model_chose_the_loss(tmp_path):

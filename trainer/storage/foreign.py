@@ -42,8 +42,11 @@ def check_kinds(run: Path) -> None:
         is_kind = path.is_dir() if kind == "folder" else path.is_file()
         if is_kind and os.access(path, os.R_OK | os.W_OK):
             continue
-        problem = f"this user cannot read and write this {kind}" if is_kind else f"it is not a {kind}"
-        raise RunFileError(path, problem, f"move it away; a run has a {kind} of its own there")
+        if is_kind:
+            raise RunFileError(
+                path, f"no permission to read and write this {kind}", "change it, or choose another run=PATH"
+            )
+        raise RunFileError(path, f"it is not a {kind}", f"move it away; a run has a {kind} of its own there")
 
 
 def was_run(path: Path) -> bool:

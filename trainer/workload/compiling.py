@@ -76,6 +76,11 @@ def make_objective(
     weights = wanted.loss_weights
     if weights is None and compiled_by_user and model._compile_loss is not None:
         weights = model._compile_loss._user_loss_weights
+        if any(isinstance(one, str) for one in keras.tree.flatten(weights)):
+            raise ValueError(
+                f"compile() got loss_weights={weights}, which must be numbers; its third argument without a name is "
+                "loss_weights: type compile(optimizer, loss, metrics=[...])"
+            )
     weighted = model._compile_metrics._user_weighted_metrics if compiled_by_user and model._compile_metrics else None
     text = f"loss: {loss.text}; metrics: {metrics.text}"
     text += f"; weighted metrics: {_names(weighted)} {FROM_COMPILE}" if weighted else ""

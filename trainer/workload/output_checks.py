@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.losses.loss import squeeze_or_expand_to_same_rank
 
 from trainer.workload.keras_names import LOGITS
 from trainer.workload.objective import Doubt, Use
@@ -15,6 +16,11 @@ from trainer.workload.objective import Doubt, Use
 NEAR = 1e-3  # to 1, of a sum of probabilities
 IGNORE = "ignore_class"  # an option of a loss: the class that means "no label"
 FAR_OFF = 1.0  # from 0..1
+OF_PAIRS = (  # compare each label with the output at its place
+    *(keras.losses.mean_squared_error, keras.losses.mean_absolute_error, keras.losses.mean_absolute_percentage_error),
+    *(keras.losses.mean_squared_logarithmic_error, keras.losses.huber, keras.losses.log_cosh, keras.losses.poisson),
+    *(keras.losses.hinge, keras.losses.squared_hinge),
+)
 BINARY = (keras.losses.binary_crossentropy, keras.losses.binary_focal_crossentropy)
 
 
@@ -39,6 +45,11 @@ def check_classes(use: Use, classes: int) -> None:
     """
     if function_of(use.loss) is not keras.losses.sparse_categorical_crossentropy:
         return
+    if use.labels.shape == use.outputs.shape and use.labels.shape.rank > 1 and use.labels.shape[-1] > 1:
+        raise Mismatch(
+            f"{use.loss.name} takes the number of a class, but the labels{_in(use)} have the shape of the outputs",
+            "name categorical_crossentropy instead, or give labels.argmax(-1)",
+        )
     ignored, labels = option_of(use.loss, IGNORE), np.asarray(use.labels, np.int64)
     present = labels[labels != ignored]
     is_known = classes > 0 and ignored != classes - 1  # otherwise the highest class means "no label"
@@ -51,6 +62,20 @@ def check_classes(use: Use, classes: int) -> None:
             f"the data has labels 0..{needed - 1}, but the model has {outputs}{_in(use)}: end it with {needed}, "
             f"e.g. Dense(classes){binary}{f'; the loss ignores only the label {ignored}' if ignored else ''}"
         )
+
+
+def broadcast(use: Use) -> Doubt | None:
+    """What to know of labels and outputs of different shapes, if the loss compares each with several of the other."""
+    if function_of(use.loss) not in OF_PAIRS:
+        return None
+    labels, outputs = squeeze_or_expand_to_same_rank(use.labels, use.outputs)
+    if labels.shape == outputs.shape:
+        return None
+    given, returned = (list(one.shape[1:]) for one in (labels, outputs))
+    message = (
+        f"{use.loss.name}: labels of shape {given} and outputs{_in(use)} of shape {returned} are broadcast, as in Keras"
+    )
+    return Doubt(message, "let the last layer return the shape of the labels")
 
 
 def is_doubtful(use: Use) -> bool:

@@ -27,7 +27,7 @@ from trainer.workload.data.examples import (
 )
 from trainer.workload.error_text import one_paragraph
 from trainer.workload.objective import Doubt, Objective, Use
-from trainer.workload.output_checks import Mismatch, check_classes, contradiction, is_doubtful
+from trainer.workload.output_checks import Mismatch, broadcast, check_classes, contradiction, is_doubtful
 
 EXAMPLES = 7  # of the batch; no size that somebody would write into a model, which would hide that it takes no other
 UNUSED, REMEDY = "feature {} is not an input of the model, and is not used", "leave it out of the data to hide this"
@@ -144,6 +144,7 @@ def _compute_checked(
 
     def check(use: Use) -> None:
         check_classes(use, classes)
+        objective.doubts += filter(None, [broadcast(use)])
         first.append(use)
 
     def check_again(use: Use) -> None:

@@ -23,12 +23,14 @@ def check(config: RunConfig) -> list[Problem]:
     try:
         held = sorted(os.listdir(folder)) if folder.exists() else []
     except NotADirectoryError:
-        return [Problem("project", f"{folder} is a file", "give a folder that does not exist yet")]
+        return [Problem("project", f"{folder} is a file", "name a folder that does not exist yet")]
     except OSError as error:
         return [_cannot(folder, error)]
     if held:
         message = f"{folder} is not empty: it holds {', '.join(held[:3])}{', ...' if len(held) > 3 else ''}"
-        return [Problem("project", message, "give a folder that does not exist yet, e.g. trainer init my_project")]
+        return [
+            Problem("project", message, f"name a folder that does not exist yet, e.g. trainer init {config.project}_2")
+        ]
     return []
 
 

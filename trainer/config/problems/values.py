@@ -20,6 +20,7 @@ from trainer.config.schema import AUTO, NAME, Mode, RunConfig, TrainConfig
 from trainer.config.shell import CONTROL
 from trainer.faults.problems import Problem
 
+OF_RUNS = (PurePath("runs"), PurePath("sweeps"))  # where runs without `run=` and sweeps have their directories
 OF_ANOTHER_RUN = (Mode.evaluate, Mode.predict)  # modes that may set options of the data
 LENGTHS = ("train.steps", "train.epochs")
 
@@ -165,8 +166,8 @@ def _check_run(run: str | None) -> Iterator[Problem]:
         yield Problem(
             "run", f"'{run}' starts with ~, which only a shell expands", shell.typed("run", str(Path(run).expanduser()))
         )
-    elif not path.name or "\0" in run:
-        message = f"'{run}' does not name a directory of its own; a run writes and cleans up there"
+    elif not path.name or "\0" in run or path in OF_RUNS:
+        message = f"'{run}' is not a directory for one run alone; a run writes and deletes files in its directory"
         yield Problem("run", message, "e.g. run=runs/first, or leave run out")
 
 

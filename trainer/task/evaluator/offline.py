@@ -146,8 +146,11 @@ def _opened_data(
     if other is None:
         return workload.data
     options: dict[str, Any] = {"seed": config.seed, "user_file": other.user, "evaluate_steps": steps}
-    data = open_data_set(other.data.name, other.data.options, **options)
     source = f"data set {other.data.name}"
+    try:
+        data = open_data_set(other.data.name, other.data.options, **options)
+    except ValueError as error:
+        raise DataError(f"{source}: {error}") from error
     for part in ("features", "labels") if needs_labels else ("features",):
         own, theirs = getattr(workload.data.spec, part), getattr(data.spec, part)
         if not are_alike(*((own, theirs) if part == "features" else map(_of_any_width, (own, theirs)))):
