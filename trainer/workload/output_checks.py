@@ -43,7 +43,7 @@ def check_classes(use: Use, classes: int) -> None:
     Args:
         classes: of the data; 0: unknown, or there are several arrays of labels.
     """
-    if function_of(use.loss) is not keras.losses.sparse_categorical_crossentropy:
+    if function_of(use.loss) is not keras.losses.sparse_categorical_crossentropy or not _are_tensors(use):
         return
     if use.labels.shape == use.outputs.shape and use.labels.shape.rank > 1 and use.labels.shape[-1] > 1:
         raise Mismatch(
@@ -64,9 +64,14 @@ def check_classes(use: Use, classes: int) -> None:
         )
 
 
+def _are_tensors(use: Use) -> bool:
+    """Whether there are labels and outputs; names that do not match give the loss something else."""
+    return isinstance(use.labels, tf.Tensor) and isinstance(use.outputs, tf.Tensor)
+
+
 def broadcast(use: Use) -> Doubt | None:
     """What to know of labels and outputs of different shapes, if the loss compares each with several of the other."""
-    if function_of(use.loss) not in OF_PAIRS:
+    if function_of(use.loss) not in OF_PAIRS or not _are_tensors(use):
         return None
     labels, outputs = squeeze_or_expand_to_same_rank(use.labels, use.outputs)
     if labels.shape == outputs.shape:

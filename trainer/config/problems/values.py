@@ -50,7 +50,7 @@ def examine(
     config = OmegaConf.to_object(composed)
     assert isinstance(config, RunConfig)
     config.optimizer.given = given(line, "optimizer")
-    problems += [*_check_characters(raw, ()), *check_limits(config), *_check_name(config.name), *_check_run(config.run)]
+    problems += [*_check_characters(raw, ()), *check_limits(config), *_check_name(config.name), *_check_run(config)]
     problems += _check_length(config.train, line)
     problems += [*_check_part(config.placement.max_part_mib), *check_groups(config.optimizer)]
     chosen = {group: choices.get(group) for group in user_file.GROUPS if group not in unknown}
@@ -151,8 +151,9 @@ def _check_characters(value: Any, path: tuple[str, ...]) -> Iterator[Problem]:
         yield Problem(".".join(path), message, "remove it; if a file or folder has it in its name, rename it")
 
 
-def _check_run(run: str | None) -> Iterator[Problem]:
+def _check_run(config: RunConfig) -> Iterator[Problem]:
     """A run directory is created, locked and cleaned, so the user must name it in full."""
+    run = config.run
     if run is None:
         return
     path = PurePath(run)
@@ -166,7 +167,7 @@ def _check_run(run: str | None) -> Iterator[Problem]:
         yield Problem(
             "run", f"'{run}' starts with ~, which only a shell expands", shell.typed("run", str(Path(run).expanduser()))
         )
-    elif not path.name or "\0" in run or path in OF_RUNS:
+    elif not path.name or "\0" in run or (path in OF_RUNS and config.mode is Mode.train):
         message = f"'{run}' is not a directory for one run alone; a run writes and deletes files in its directory"
         yield Problem("run", message, "e.g. run=runs/first, or leave run out")
 
