@@ -148,7 +148,7 @@ def _in_sequence(dataset: tf.data.Dataset, *, always: bool = False) -> tf.data.D
     import tensorflow as tf
     from tensorflow.python.data.ops.dataset_ops import _VariantDataset
 
-    if not always and not any(True for _ in _changing(_steps_of(dataset))):
+    if not always and next(_changing(_steps_of(dataset)), None) is None:
         return dataset
     rewritten = tf.raw_ops.OptimizeDatasetV2(
         input_dataset=dataset._variant_tensor,
