@@ -12,18 +12,9 @@ import tensorflow as tf
 from trainer.workload.data.examples import DataError, DataSet, LabelFault, Nest
 from trainer.workload.error_text import one_paragraph
 from trainer.workload.objective import Objective
-from trainer.workload.output_checks import IGNORE, function_of, option_of
+from trainer.workload.output_checks import IGNORE, OF_ANY_NUMBERS, function_of, option_of
 
-NUMBERS = (  # losses of Keras that accept any integer as a number
-    keras.losses.mean_squared_error,
-    keras.losses.mean_absolute_error,
-    keras.losses.mean_absolute_percentage_error,
-    keras.losses.huber,
-    keras.losses.log_cosh,
-    keras.losses.cosine_similarity,
-    keras.losses.hinge,
-    keras.losses.squared_hinge,
-)
+NUMBERS = (*OF_ANY_NUMBERS, keras.losses.cosine_similarity)  # losses of Keras that accept any integer as a number
 
 
 def for_loss(objective: Objective, data: DataSet) -> DataSet:

@@ -16,11 +16,12 @@ from trainer.workload.objective import Doubt, Use
 NEAR = 1e-3  # to 1, of a sum of probabilities
 IGNORE = "ignore_class"  # an option of a loss: the class that means "no label"
 FAR_OFF = 1.0  # from 0..1
-OF_PAIRS = (  # compare each label with the output at its place
+OF_ANY_NUMBERS = (
     *(keras.losses.mean_squared_error, keras.losses.mean_absolute_error, keras.losses.mean_absolute_percentage_error),
-    *(keras.losses.mean_squared_logarithmic_error, keras.losses.huber, keras.losses.log_cosh, keras.losses.poisson),
-    *(keras.losses.hinge, keras.losses.squared_hinge),
+    *(keras.losses.huber, keras.losses.log_cosh, keras.losses.hinge, keras.losses.squared_hinge),
 )
+# Losses that compare each label with the output at its place.
+OF_PAIRS = (*OF_ANY_NUMBERS, keras.losses.mean_squared_logarithmic_error, keras.losses.poisson)
 BINARY = (keras.losses.binary_crossentropy, keras.losses.binary_focal_crossentropy)
 
 
