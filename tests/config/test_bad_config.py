@@ -179,6 +179,8 @@ OVERRIDES = [
     ("model.options._target_=os.system", "names code to import, but a config is plain data"),
     ("+hydra.callbacks.x={_target_:os.system}", "names code to import"),
     ("train.steps=1,2", "has several values give one, e.g. train.steps=1, or add --multirun"),
+    ("optimizer.learning_rate=0,001", "give one, e.g. optimizer.learning_rate=0.001"),
+    ("train.steps=10,000", "give one, e.g. train.steps=10000"),
     ("plan", "plan: is not key=value mode=plan"),
     ("2ps4w", "2ps4w: is not key=value cluster=2ps4w"),
     ("cluster", "cluster: is not key=value e.g. cluster=2ps4w"),

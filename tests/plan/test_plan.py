@@ -370,6 +370,13 @@ def test_the_plan_says_where_the_optimizer_comes_from(model, typed, origin):
     assert make_plan(config, model, MACHINE).optimizer == f"optimizer: {origin}"
 
 
+@pytest.mark.parametrize(("optimizer", "says_more"), [("adam", True), ("sgd", False)])
+def test_the_plan_says_that_gradients_of_an_id_are_summed_first(optimizer, says_more):
+    config = load([f"optimizer={optimizer}"])
+    without = make_plan(config, MODEL, MACHINE).optimizer
+    assert (make_plan(config, replace(MODEL, lookups={"embedding": 1}), MACHINE).optimizer != without) is says_more
+
+
 def test_what_compile_has_and_the_config_has_not_is_refused():
     section = load(["optimizer.learning_rate=0.1"]).optimizer
     model = with_own_optimizer("sgd", SCHEDULED, CLIPPED)

@@ -15,6 +15,7 @@ from trainer.config.schema import (
     ClusterConfig,
     DeviceConfig,
     OptimizerConfig,
+    OptimizerName,
     PlacementConfig,
     PlacementName,
     RunConfig,
@@ -280,7 +281,11 @@ def _describe_optimizer(section: OptimizerConfig, description: Description) -> s
         origin = "from compile()" + (f"; {', '.join(others)} from the config" if others else "")
     else:
         origin = "from the config" if others or "name" in section.given else "by default"
-    return f"optimizer: {section.describe()}, {origin}"
+    text = f"optimizer: {section.describe()}, {origin}"
+    if description.lookups and section.name not in (OptimizerName.sgd, OptimizerName.lion):
+        # Keras on TensorFlow squares each of them alone; Keras on JAX and PyTorch does as here.
+        text += "; gradients of an id that a batch has more than once are summed, then squared"
+    return text
 
 
 def _warn_of_model(description: Description) -> Iterator[Problem]:

@@ -6,6 +6,7 @@ values can be checked.
 
 import difflib
 import itertools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,7 +93,7 @@ class Explainer:
             elif not override.is_sweep_override():
                 yield override
             elif not self.line.multirun:
-                remedy = f"give one, e.g. {key}={value.partition(',')[0]}, or add --multirun to run each"
+                remedy = f"give one, e.g. {key}={_one_of(value)}, or add --multirun to run each"
                 self.result.drop(text, Problem(text, "has several values", remedy))
             elif override.is_choice_sweep():
                 for choice in itertools.islice(override.sweep_string_iterator(), MAX_SWEEP):
@@ -244,6 +245,13 @@ def _parse(text: str) -> Override | None:
         return OverridesParser.create().parse_overrides([text])[0]
     except (OverrideParseException, RecursionError):
         return None
+
+
+def _one_of(values: str) -> str:
+    """What may have been meant by values with commas between them: 0,001 is 0.001, 10,000 is 10000; else the first."""
+    if re.fullmatch(r"0,\d+", values):
+        return values.replace(",", ".")
+    return values.replace(",", "") if re.fullmatch(r"[1-9]\d{0,2}(,\d{3})+", values) else values.partition(",")[0]
 
 
 def _unreadable(text: str) -> Problem:
