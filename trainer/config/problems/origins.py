@@ -34,7 +34,10 @@ def values(loader: ConfigLoaderImpl, default: ResultDefault) -> Iterator[tuple[s
 
 def located(problems: Sequence[Problem], line: sources.CommandLine) -> list[Problem]:
     """The problems, with the file and the line before each key whose value a file gives."""
-    if not any(_is_setting(problem.key) for problem in problems):
+    typed = {text.lstrip("+~").partition("=")[0] for text in line.overrides}
+    if not any(
+        _is_setting(key) and key not in typed for key in (problem.key.partition("[")[0] for problem in problems)
+    ):
         return list(problems)
     places = _places(line)
     return [_located(problem, places) if _is_setting(problem.key) else problem for problem in problems]
