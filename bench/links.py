@@ -160,7 +160,7 @@ def step_secs(tasks: Sequence[subprocess.Popen[bytes]], chief: str, logs: Path) 
             ]
             raise RunError("; ".join(ends))
         try:
-            return int(read_status(chief, timeout_secs=10.0)["step"])
+            return read_status(chief, timeout_secs=10.0).step
         except (OSError, ValueError):  # not there yet
             return 0
 

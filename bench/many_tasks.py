@@ -36,7 +36,7 @@ from trainer.launch.signals import Signals
 from trainer.launch.supervisor import Supervisor
 from trainer.launch.view import Course
 from trainer.observe.peers import roll_call
-from trainer.observe.status import Status
+from trainer.observe.task_page import TaskPage, TaskState
 from trainer.plan.plan import Plan
 from trainer.storage.run_directory import RunDirectory
 
@@ -150,7 +150,7 @@ class StandInStarter(Starter):
 def stand_ins(plan: Plan) -> Iterator[dict[str, str]]:
     """A process that serves the status page of every task, each at an address of its own."""
     ours, theirs = multiprocessing.Pipe()
-    statuses = [Status(task.job, task.index, "/run", "0" * 16) for task in plan.tasks]
+    statuses = [TaskPage(task.job, task.index, "/run", "0" * 16) for task in plan.tasks]
     process = multiprocessing.Process(target=_serve, args=(theirs, statuses), daemon=True)
     process.start()
     try:
@@ -160,7 +160,7 @@ def stand_ins(plan: Plan) -> Iterator[dict[str, str]]:
         process.join()
 
 
-def _serve(pipe: Any, statuses: list[Status]) -> None:
+def _serve(pipe: Any, statuses: list[TaskPage]) -> None:
     """Answers every request at a socket with the page of its task."""
     selector, began = selectors.DefaultSelector(), time.monotonic()
     ports = []
@@ -177,15 +177,15 @@ def _serve(pipe: Any, statuses: list[Status]) -> None:
             with connection:
                 connection.recv(4096)
                 step = int((time.monotonic() - began) * STEPS_PER_SECOND)
-                page = key.data.to_json() | {"state": "training", "step": step, "is_ready": True, "is_listening": True}
-                page |= {"first_step_at": time.time(), "examples_per_second": 1.0, "loss": 1.0}
-                body = json.dumps(page).encode()
+                page = replace(key.data, state=TaskState.training, step=step, is_ready=True, is_listening=True)
+                page = replace(page, first_step_at=time.time(), examples_per_second=1.0, loss=1.0).as_of_now()
+                body = json.dumps(page.to_json()).encode()
                 connection.sendall(b"HTTP/1.0 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
 
 
 def _time_roll_call(plan: Plan) -> float:
     began = time.monotonic()
-    me = Status("worker", 0, "/run", "0" * 16)
+    me = TaskPage("worker", 0, "/run", "0" * 16)
     roll_call(me, plan.tasks[1:], until="is_ready", deadline_secs=60, report=lambda text: None)
     return time.monotonic() - began
 

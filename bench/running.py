@@ -13,6 +13,8 @@ from typing import Any
 from bench import counter, processes
 from bench.contestants import ROOT, Contestant
 from trainer.observe.peers import read_status
+from trainer.observe.runs import pages_of
+from trainer.observe.task_page import TaskPage
 from trainer.plan.environment import QUIET
 
 LOG = "bench.log"
@@ -88,9 +90,9 @@ class Running:
         if not self.contestant.is_ours:
             return counter.read(self._directory)
         page = self.page(task)
-        return (page["step"], page["first_step_at"]) if page else (0, None)
+        return (page.step, page.first_step_at) if page else (0, None)
 
-    def page(self, task: str) -> dict[str, Any] | None:
+    def page(self, task: str) -> TaskPage | None:
         """The status page of a task of ours; none while it does not answer."""
         try:
             tasks = json.loads((self._directory / "plan.json").read_text())["tasks"]
@@ -149,10 +151,10 @@ class Running:
         if not self.contestant.is_ours:
             return {}
         try:
-            pages = json.loads((self._directory / "status.json").read_text())["tasks"]
+            pages = pages_of(json.loads((self._directory / "status.json").read_text()))
         except (OSError, ValueError):
             return {}
-        return {page["pid"]: name for name, page in pages.items()}
+        return {page.pid: name for name, page in pages.items()}
 
     def _name(self, pid: int, *, alone: bool) -> str:
         if pid == self.pid:

@@ -7,7 +7,6 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bench.config import BenchConfig
 from bench.contestants import Contestant
@@ -51,19 +50,20 @@ class _AsTyped(Contestant):
 
 def _replace(running: Running, task: str, deadline_secs: float) -> float:
     """Kills a task; returns the seconds from then to the first step of the one that takes its place."""
-    before = _first_step(running, task, deadline_secs, but=0)
+    pid, _ = _first_step(running, task, deadline_secs, but=0)
     time.sleep(TRAINS_SECS)
     died_at = time.time()
-    os.kill(before["pid"], signal.SIGKILL)
-    return float(_first_step(running, task, deadline_secs, but=before["pid"])["first_step_at"]) - died_at
+    os.kill(pid, signal.SIGKILL)
+    _, first_step_at = _first_step(running, task, deadline_secs, but=pid)
+    return first_step_at - died_at
 
 
-def _first_step(running: Running, task: str, deadline_secs: float, *, but: int) -> dict[str, Any]:
-    """The page of a task that has made a step, and is not the process `but`."""
+def _first_step(running: Running, task: str, deadline_secs: float, *, but: int) -> tuple[int, float]:
+    """Waits for a step of a task that is not the process `but`; returns its pid, and when that was (Unix time, s)."""
     deadline = time.monotonic() + deadline_secs
-    while (page := running.page(task)) is None or page["pid"] == but or page["first_step_at"] is None:
+    while (page := running.page(task)) is None or page.pid == but or page.first_step_at is None:
         running.check()
         if time.monotonic() > deadline:
             raise running.error(f"waited {deadline_secs:g} s for the first step of {task}")
         time.sleep(POLL_SECS)
-    return page
+    return page.pid, page.first_step_at

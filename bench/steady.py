@@ -12,10 +12,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bench import processes
 from trainer.observe.peers import read_status
+from trainer.observe.task_page import TaskPage
 
 START_SECS = 300.0
 # Only steps: no checkpoints, hardly a line of history, and timeouts that a busy machine does not exceed.
@@ -61,7 +62,7 @@ class SteadyRun:
                 output = (self.directory.parent / "output").read_text(errors="replace").strip().splitlines()
                 raise RunError(" ".join(output[-3:]) or "it printed nothing")
             try:
-                if self._pages()["worker:0"]["step"] >= step:
+                if self._pages()["worker:0"].step >= step:
                     return
             except (OSError, ValueError, KeyError):  # it has not started yet
                 pass
@@ -74,20 +75,20 @@ class SteadyRun:
         after = self._poll()
         cpu = {name: after[1][name] - before[1][name] for name in after[1]}
         pages = self._pages()
-        waited = pages["worker:0"]["wait_fraction"] * (after[2] - before[2])
+        waited = pages["worker:0"].wait_fraction * (after[2] - before[2])
         return Sample(after[0] - before[0], after[2] - before[2], cpu, waited)
 
     def received_nbytes(self) -> int:
         """Bytes that crossed the loopback interface of its network."""
-        return processes.loopback(self._pages()["worker:0"]["pid"])[0]
+        return processes.loopback(self._pages()["worker:0"].pid)[0]
 
     def _poll(self) -> tuple[int, dict[str, float], float]:
         pages = self._pages()
-        cpu = {name: processes.cpu_secs(page["pid"]) for name, page in pages.items()}
-        self.pids |= {page["pid"] for page in pages.values()}
-        return pages["worker:0"]["step"], cpu, time.monotonic()
+        cpu = {name: processes.cpu_secs(page.pid) for name, page in pages.items()}
+        self.pids |= {page.pid for page in pages.values()}
+        return pages["worker:0"].step, cpu, time.monotonic()
 
-    def _pages(self) -> dict[str, Any]:
+    def _pages(self) -> dict[str, TaskPage]:
         if not self._controls:
             plan = json.loads((self.directory / "plan.json").read_text())
             self._controls = {task["name"]: task["control"] for task in plan["tasks"]}

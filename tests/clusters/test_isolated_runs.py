@@ -92,7 +92,7 @@ def test_nothing_outside_reaches_a_run_and_it_computes_the_same(start: Start, wi
             with socket.socket() as probe:
                 assert probe.connect_ex((host, port)) != 0
     pages = {task["name"]: read_status(task["control"], timeout_secs=10) for task in run.plan()["tasks"]}
-    assert {page["pid"] for page in pages.values()} == set(pids)
+    assert {page.pid for page in pages.values()} == set(pids)
     assert run.wait() == 0, run.output
     assert run.summary()["params_sha256"] == shared.summary()["params_sha256"]
     assert [line["loss"] for line in run.history()] == [line["loss"] for line in shared.history()]

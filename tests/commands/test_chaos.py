@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import re
 import signal
@@ -13,10 +14,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import random
-from typing import Any
 
 import pytest
 import quick_config
+from pages import page
 
 from trainer.commands.chaos import check, random_faults, report
 from trainer.commands.chaos.injector import FaultInjector, Recovery, Scheduled
@@ -27,6 +28,7 @@ from trainer.commands.chaos.soak import Resources, Timed
 from trainer.config.schema import RunConfig
 from trainer.faults.problems import ConfigError
 from trainer.launch.fault_hooks import RunView
+from trainer.observe.task_page import TaskPage
 from trainer.plan.plan import Plan, Task
 
 pytestmark = pytest.mark.slow
@@ -439,14 +441,14 @@ class Cluster:
         self.now = 100.0
         self.signals: list[tuple[str, int]] = []
         self.pids = {name: pid for pid, name in enumerate(CLUSTER.tasks, 1)}
-        self.pages: dict[str, dict[str, Any]] = {}
+        self.pages: dict[str, TaskPage] = {}
         self.lives = dict.fromkeys(self.pids, 0)
         self.step(0)
 
     def step(self, step: int, *, generation: int = 1) -> None:
         """All tasks that are alive are at a step."""
         for name in self.pids:
-            self.pages[name] = {"step": step, "generation": generation, "state": "training", "memory_bytes": 2**20}
+            self.pages[name] = page(name, "training", step=step, generation=generation, memory_bytes=2**20)
 
     def end(self, *names: str) -> None:
         for name in names:
@@ -456,11 +458,11 @@ class Cluster:
         for name in names:
             self.lives[name] += 1
             self.pids[name] = 100 * self.lives[name] + CLUSTER.tasks.index(name)
-            self.pages[name] = {"step": 0, "generation": 0, "state": "roll call", "memory_bytes": 2**20}
+            self.pages[name] = page(name, "roll call", memory_bytes=2**20)
 
     def shown_to(self, injector: FaultInjector, *, after: float = 1.0) -> None:
         self.now += after
-        pages = {name: dict(page) for name, page in self.pages.items()}
+        pages = {name: dataclasses.replace(page) for name, page in self.pages.items()}
         injector.act(
             RunView(self.now, pages, dict(self.pids), dict(self.lives), lambda *sent: self.signals.append(sent))
         )
@@ -538,7 +540,7 @@ def test_steps_are_lost_if_a_later_generation_begins_before_the_fault(cluster: C
 def test_a_page_from_before_the_fault_loses_no_steps(cluster: Cluster):
     injector = injector_of("kill worker:2 @50")
     cluster.step(50)
-    cluster.pages["worker:1"]["step"] = 48
+    cluster.pages["worker:1"].step = 48
     cluster.shown_to(injector)
     cluster.shown_to(injector)
     assert injector.recoveries()[0].steps_lost == 0
@@ -701,7 +703,7 @@ def samples(
     second = 0
     resources = Resources(count_files=lambda pid: files(second))
     for second in range(seconds):
-        cluster.pages["worker:1"]["memory_bytes"] = int(memory(second) * 2**20)
+        cluster.pages["worker:1"].memory_bytes = int(memory(second) * 2**20)
         cluster.now += 1
         resources.poll(RunView(cluster.now, cluster.pages, cluster.pids, cluster.lives, lambda *sent: None))
     return resources.growth()

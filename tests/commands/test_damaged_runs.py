@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pages import page
 from quick_config import load
 
 from trainer.commands.check import claims
@@ -157,8 +158,9 @@ def intact(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     directory.write_inputs(config, _plan("1ps1w"))
     directory.next_generation()
     line = {"step": STEP, "loss": 0.5, "accuracy": 0.5, "learning_rate": 0.001, "examples_per_second": 10.0}
-    page = {"job": "worker", "step": STEP, "state": "training", "is_stopping": False, "metrics": {}, "loss": 0.5}
-    page |= {"examples_per_second": 1.0, "wait_fraction": 0.1, "memory_bytes": 1}
+    shown = page(
+        state="training", step=STEP, loss=0.5, examples_per_second=1.0, wait_fraction=0.1, memory_bytes=1
+    ).to_json()
     attempt = {"restarts": 0, "code": None, "host": "here", "pid": 1, "metrics": "", "log": ""}
     files: dict[str, list[Any]] = {
         "history.jsonl": [line | {"step": 5}, line],
@@ -172,7 +174,7 @@ def intact(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
             {
                 "launcher": {"pid": 1, "host": "here", "command": ["trainer"], "folder": str(folder)},
                 **{"started_at": 1.0, "time": 2.0, "steps": 300, "versions": "1", "waits": {"worker:0": {"ps:0": 1.0}}},
-                **{"tasks": {"worker:0": page}, "states": {"worker:0": "x"}, "attempts": {"worker:0": attempt}},
+                **{"tasks": {"worker:0": shown}, "states": {"worker:0": "x"}, "attempts": {"worker:0": attempt}},
             }
         ],
         "loggers/csv.json": [{"steps": {"history.jsonl": 5}, "state": {}}],

@@ -9,6 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
+import pages
 import pytest
 from runs import free_ports
 
@@ -17,7 +18,7 @@ from trainer.launch.containers.docker_errors import DockerError, explain
 from trainer.observe import health, status
 from trainer.observe.page_server import LAUNCHER
 from trainer.observe.peers import UNIX, read_status
-from trainer.observe.status import Status
+from trainer.observe.task_page import TaskPage
 
 pytestmark = pytest.mark.slow
 
@@ -89,28 +90,28 @@ def test_without_docker_nothing_is_started(host, message, tmp_path: Path):
 
 
 @pytest.fixture
-def page(tmp_path: Path) -> Status:
-    shown = Status("ps", 0, "", "c0ffee")
+def page(tmp_path: Path) -> TaskPage:
+    shown = pages.page("ps:0")
     status.serve_at(shown, str(tmp_path / "page"))
     return shown
 
 
 def test_a_page_is_read_from_a_socket(page, tmp_path):
     page.step = 7
-    assert read_status(f"{UNIX}{tmp_path}/page", timeout_secs=5)["step"] == 7
+    assert read_status(f"{UNIX}{tmp_path}/page", timeout_secs=5).step == 7
 
 
 def test_a_restarted_task_takes_over_its_socket(page, tmp_path):
-    again = Status("ps", 0, "", "c0ffee", step=9)
+    again = pages.page("ps:0", step=9)
     status.serve_at(again, str(tmp_path / "page"))
-    assert read_status(f"{UNIX}{tmp_path}/page", timeout_secs=5)["step"] == 9
+    assert read_status(f"{UNIX}{tmp_path}/page", timeout_secs=5).step == 9
 
 
 def test_a_socket_may_have_a_longer_path_than_the_system_takes(tmp_path):
     folder = tmp_path / ("long" * 50)
     folder.mkdir()
-    status.serve_at(Status("ps", 0, "", "c0ffee", step=3), str(folder / "page"))
-    assert read_status(f"{UNIX}{folder}/page", timeout_secs=5)["step"] == 3
+    status.serve_at(pages.page("ps:0", step=3), str(folder / "page"))
+    assert read_status(f"{UNIX}{folder}/page", timeout_secs=5).step == 3
 
 
 def test_a_task_that_does_not_answer_is_silent_even_if_many_ask(tmp_path):
@@ -129,7 +130,7 @@ def test_a_socket_where_nobody_answers_is_an_error(tmp_path):
 
 def test_a_task_whose_page_is_no_longer_read_notices_that_its_launcher_has_died(tmp_path):
     alone = threading.Event()
-    status.serve_at(Status("ps", 0, "", "c0ffee"), str(tmp_path / "page"), alone=alone.set, alone_secs=0.4)
+    status.serve_at(pages.page("ps:0"), str(tmp_path / "page"), alone=alone.set, alone_secs=0.4)
     assert not alone.wait(1)  # nobody has read it yet
     for _ in range(10):
         read_status(f"{UNIX}{tmp_path}/page", timeout_secs=5, reader=LAUNCHER)
@@ -139,7 +140,7 @@ def test_a_task_whose_page_is_no_longer_read_notices_that_its_launcher_has_died(
 
 
 def test_a_container_is_healthy_while_its_task_answers():
-    status.serve(Status("ps", 0, "", "c0ffee"), "127.0.0.1", port := free_ports(1)[0])
+    status.serve(pages.page("ps:0"), "127.0.0.1", port := free_ports(1)[0])
     assert health.is_healthy(f"127.0.0.1:{port}")
     assert not health.is_healthy("127.0.0.1:1")
     assert health.is_healthy(None)  # of a container without a task

@@ -99,9 +99,9 @@ def test_a_port_that_another_run_holds_cannot_be_held():
 
 PAGE = """
 import sys, time
-from trainer.observe import status
+from trainer.observe import status, task_page
 
-status.serve(status.Status("ps", 0, "", "c0ffee"), "127.0.0.1", int(sys.argv[1]))
+status.serve(task_page.TaskPage("ps", 0, "", "c0ffee"), "127.0.0.1", int(sys.argv[1]))
 print("ready", flush=True)
 time.sleep(60)
 """

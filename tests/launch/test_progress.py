@@ -13,21 +13,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pages import page
 from rich.console import Console
 
 from trainer.launch import progress, screen, view
 from trainer.launch.view import Course, Standing, StepRate, TaskView
+from trainer.observe.task_page import TaskState
 from trainer.storage.history import History
 
-PAGE = {"step": 40, "examples_per_second": 0.0, "wait_fraction": 0.5, "loss": None, "metrics": {}, "missing": []}
-PAGE |= {"evaluated": 0, "data_secs": 0.0}
-PAGE |= {"memory_bytes": 300 * 2**20, "is_stopping": False, "stalled_secs": 0.0}
 
-
-def task(name: str, state: str = "training", *, silent_secs: float = 0.0, **page: Any) -> TaskView:
-    """A task that answers, with a page that differs from PAGE in this."""
-    job, _, index = name.partition(":")
-    return TaskView(name, state, PAGE | {"job": job, "index": int(index)} | page, silent_secs)
+def task(
+    name: str, state: str = "training", *, silent_secs: float = 0.0, code: int | None = None, **told: Any
+) -> TaskView:
+    """A task that answers; at step 40, unless its page tells something else."""
+    shown = page(name, state, **{"step": 40, "wait_fraction": 0.5, "memory_bytes": 300 * 2**20, **told})
+    return TaskView(name, shown.state, shown, silent_secs, code)
 
 
 def cluster(ps: int, workers: int) -> list[TaskView]:
@@ -111,16 +111,16 @@ def test_a_line_names_an_evaluator_with_its_step():
 
 @pytest.mark.parametrize("step", [0, 232])
 def test_a_line_before_the_first_step_of_this_launch_shows_the_state_of_each_task(step):
-    tasks = [TaskView("ps:0", "starting"), task("worker:0", "roll call", step=step)]
+    tasks = [TaskView("ps:0", TaskState.starting), task("worker:0", "roll call", step=step)]
     assert line(tasks, start=step) == "starting: ps:0 starting, worker:0 roll call"
 
 
 def test_a_line_before_the_first_step_counts_the_tasks_of_a_large_cluster_by_state():
     tasks = [
-        *(TaskView(f"ps:{i}", "waiting") for i in range(4)),
-        *(TaskView(f"worker:{i}", "starting") for i in range(16)),
+        *(TaskView(f"ps:{i}", TaskState.waiting) for i in range(4)),
+        *(TaskView(f"worker:{i}", TaskState.starting) for i in range(16)),
     ]
-    tasks[-1] = TaskView("worker:15", "roll call")
+    tasks[-1] = TaskView("worker:15", TaskState.roll_call)
     assert line(tasks) == "starting: ps 4 waiting; worker 15 starting, 1 roll call"
 
 
@@ -197,9 +197,9 @@ def test_twenty_tasks_fit_a_terminal_of_24_lines():
 
 def test_of_a_cluster_that_does_not_fit_jobs_and_tasks_that_need_attention_are_shown():
     tasks = cluster(4, 32)
-    tasks[7] = TaskView("worker:3", "restarting")
+    tasks[7] = TaskView("worker:3", TaskState.restarting)
     tasks[8] = task("worker:4", step=41, silent_secs=7.0)
-    tasks[9] = TaskView("worker:5", "ended (70)", tasks[9].page)
+    tasks[9] = TaskView("worker:5", TaskState.ended, tasks[9].page, code=70)
     tasks[10] = task("worker:6", "starting", step=0)
     tasks[0] = task("ps:0", "serving", missing=["worker:7"], stalled_secs=12.0)
     assert [re.split("  +", text) for text in drawn(tasks)[2:]] == [
@@ -234,7 +234,7 @@ def test_while_a_cluster_starts_each_job_has_a_row_and_those_that_are_awaited_ar
         *(task(f"ps:{i}", "waiting", step=0) for i in range(4)),
         *(task(f"worker:{i}", "roll call", step=0, silent_secs=7.0) for i in range(15)),  # each imports, or compiles
     ]
-    lines = drawn([*tasks, TaskView("worker:15", "starting")])
+    lines = drawn([*tasks, TaskView("worker:15", TaskState.starting)])
     assert lines[0] == "starting  0:21  waiting for worker:15"
     assert [re.split("  +", text)[:2] for text in lines[2:]] == [
         ["4 ps", "4 waiting"],
@@ -247,7 +247,7 @@ def test_a_run_whose_workers_compute_their_first_step_says_so():
 
 
 def test_a_chief_that_evaluates_and_a_run_that_stops_say_so():
-    tasks = [task("worker:0", "evaluating", step=300, loss=0.5), TaskView("worker:1", "done", TASKS[2].page)]
+    tasks = [task("worker:0", "evaluating", step=300, loss=0.5), TaskView("worker:1", TaskState.done, TASKS[2].page)]
     assert "  300/300  100%  0:21  evaluating  loss 0.5000" in drawn(tasks)[0]
     assert "  stopping  loss" in drawn([task("worker:0", step=300, loss=0.5, is_stopping=True)])[0]
 
@@ -258,17 +258,17 @@ def test_a_task_that_is_done_shows_the_last_step_although_its_page_is_older():
 
 
 def test_of_a_run_that_is_over_only_what_went_wrong_stays():
-    tasks = [task("worker:0", "done", step=300), TaskView("worker:1", "ended (70)")]
+    tasks = [task("worker:0", "done", step=300), TaskView("worker:1", TaskState.ended, code=70)]
     assert [text.split("  ")[0] for text in drawn(tasks, is_over=True)][1:] == ["task", "worker:1"]
     assert len(drawn(tasks[:1], is_over=True)) == 1
 
 
 @pytest.mark.parametrize(
     ("state", "colour"),
-    [("training", "32"), ("ended (70)", "1;31"), ("restarting", "33"), ("evaluating", "36"), ("done", "2")],
+    [("training", "32"), ("ended", "1;31"), ("restarting", "33"), ("evaluating", "36"), ("done", "2")],
 )
 def test_colours_have_a_meaning(state, colour):
-    assert f"\x1b[{colour}m{state}" in drawn([TASKS[1], task("worker:1", state)], colours=True)[-1]
+    assert f"\x1b[{colour}m{state}" in drawn([TASKS[1], task("worker:1", state, code=70)], colours=True)[-1]
 
 
 def test_no_color_is_honoured(monkeypatch):
@@ -304,9 +304,9 @@ def test_without_a_terminal_a_line_without_control_codes_is_shown_every_five_sec
     clock = iter([100.0, 100.0, 104.9, 105.0, 109.9])
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     with progress.make_progress(Course(300)) as lines:
-        for state in ("at 104.9", "at 105.0", "at 109.9"):
-            lines.show([TaskView("ps:0", state)])
-    assert capsys.readouterr().out == "starting: ps:0 at 105.0\n"
+        for at in ("104.9", "105.0", "109.9"):
+            lines.show([TaskView(at, TaskState.starting)])
+    assert capsys.readouterr().out == "starting: 105.0 starting\n"
 
 
 def test_a_run_whose_output_nobody_reads_any_more_is_stopped_as_by_a_terminal_that_closes(monkeypatch):
@@ -393,7 +393,7 @@ def test_lines_of_the_history_are_printed_above_the_table_of_a_terminal(tmp_path
 def show_two_lines(path: Path) -> None:
     history = progress.HistoryLines(path, start=0, steps=300, batch=400)
     with progress.make_progress(Course(300), history) as shown:
-        shown.show([TaskView("ps:0", "serving")])
+        shown.show([TaskView("ps:0", TaskState.serving)])
         for step in (10, 20):
             with path.open("a") as file:
                 file.write(history_line(step))
@@ -413,7 +413,7 @@ def test_what_keeps_a_command_busy_is_said_early_and_then_ever_more_seldom(capsy
 
 def test_a_line_says_what_a_run_waits_for_or_does_instead_of_training():
     chief, other = ({"step": 41, "examples_per_second": 1.0}, {"step": 41, "examples_per_second": 1.0})
-    waiting = task("worker:1", view.WAITS_FOR_DATA, data_secs=72.0, **other)
+    waiting = task("worker:1", "waiting for data", data_secs=72.0, **other)
     assert "worker:1 waiting for data (1:12)" in line([task("worker:0", **chief), waiting])
     evaluating = line([task("worker:0", "evaluating", evaluated=12_800, **chief), task("worker:1", **other)])
     assert "evaluating (12,800 examples)" in evaluating

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from signal import SIGKILL
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pages import page
 from quick_config import load
 
 from trainer.launch import silence
 from trainer.launch.attempts import Attempts
 from trainer.launch.silence import SilenceWatch
-from trainer.observe.status import Status
 from trainer.plan.layout import Shard
 from trainer.plan.plan import Plan, Task
 from trainer.storage.run_directory import RunDirectory
@@ -38,11 +39,10 @@ def killed(path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, *options:
     for second in range(20):
         clock.now += 1.0
         for index, attempt in enumerate(attempts):
-            status = Status(
-                "worker", index, "", "", state="training", stuck=["worker:0", "worker:1"], first_step_at=1.0
-            )
-            status.data_secs = data_secs.get(f"w{index}", 0.0) and data_secs[f"w{index}"] + second
-            attempt.pid, attempt.page, attempt.heard_at, attempt.began_at = index, status.to_json(), clock.now, 0.0
+            waits = data_secs.get(f"w{index}", 0.0) and data_secs[f"w{index}"] + second
+            shown = page(f"worker:{index}", "training", stuck=["worker:0", "worker:1"], first_step_at=1.0)
+            attempt.page = replace(shown, data_secs=waits).as_of_now()
+            attempt.pid, attempt.heard_at, attempt.began_at = index, clock.now, 0.0
         watch.poll()
     return {f"w{pid}" for pid in sent}
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pages import page
 from quick_config import load
 
 from trainer.faults import exit_codes
@@ -18,7 +19,7 @@ from trainer.launch.progress import make_progress
 from trainer.launch.signals import Signals
 from trainer.launch.supervisor import Supervisor
 from trainer.launch.view import Course
-from trainer.observe.status import Status
+from trainer.observe.task_page import TaskPage
 from trainer.plan.environment import FINISHED
 from trainer.plan.layout import Shard
 from trainer.plan.plan import Plan, Task
@@ -95,7 +96,7 @@ class Script:
         events, self._events = self._events, []
         return events
 
-    def page(self, control: str, timeout_secs: float, reader: str) -> dict[str, Any] | None:
+    def page(self, control: str, timeout_secs: float, reader: str) -> TaskPage | None:
         """The status page of a task; none while it is frozen, and none when it has ended."""
         pid, name = next(((pid, name) for pid, name in self._pids.items() if control == name), (0, ""))
         if not pid or (name == self._frozen and pid < 2000 and self._now() > self._frozen_at):
@@ -103,9 +104,8 @@ class Script:
         if self.clock.now - self.started[name] < self.answers_after.get(name, 0.0):
             return None
         self._seen.setdefault(name, self.clock.now)
-        job, _, index = name.partition(":")
-        page = Status(job, int(index), "run", "hash", tensorflow="2").to_json()
-        return page | {"pid": pid, "state": "serving" if job == "ps" else "training", "step": 7, "first_step_at": 1.0}
+        state = "serving" if name.startswith("ps") else "training"
+        return page(name, state, pid=pid, step=7, first_step_at=1.0)
 
     def _now(self) -> float:
         return self.clock.now - max(self._seen.values()) if len(self._seen) == len(TASKS) else -1.0

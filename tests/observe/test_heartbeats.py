@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pages import page
+
 from trainer.observe.heartbeats import Heartbeats
 from trainer.observe.stall import Stall, describe
 from trainer.plan.plan import Task
@@ -16,13 +18,13 @@ def heartbeats() -> Heartbeats:
 def test_a_peer_that_answers_now_and_then_counts_as_up():
     beats = heartbeats()
     assert beats.hear("ps:0", None, 114.0) is None
-    assert beats.hear("ps:0", {"started_at": 5.0}, 115.0) is None
+    assert beats.hear("ps:0", page("ps:0", started_at=5.0), 115.0) is None
     assert beats.hear("ps:0", None, 129.0) is None
 
 
 def test_a_peer_that_is_silent_for_longer_is_given_up_and_the_link_is_named():
     beats = heartbeats()
-    assert beats.hear("ps:0", {"started_at": 5.0}, 101.0) is None
+    assert beats.hear("ps:0", page("ps:0", started_at=5.0), 101.0) is None
     assert beats.hear("ps:0", None, 117.0) == (
         69,
         "ps:0 at 127.0.0.1:2 has not answered for 16 s: it has died or is frozen, or the link worker:1 -> ps:0 is cut",
@@ -31,15 +33,15 @@ def test_a_peer_that_is_silent_for_longer_is_given_up_and_the_link_is_named():
 
 def test_a_peer_that_was_started_again_has_lost_what_it_held():
     beats = heartbeats()
-    assert beats.hear("ps:0", {"started_at": 5.0}, 101.0) is None
-    assert beats.hear("ps:0", {"started_at": 9.0}, 102.0) == (75, "ps:0 was restarted and has lost its state")
+    assert beats.hear("ps:0", page("ps:0", started_at=5.0), 101.0) is None
+    assert beats.hear("ps:0", page("ps:0", started_at=9.0), 102.0) == (75, "ps:0 was restarted and has lost its state")
 
 
 def test_where_no_state_was_loaded_none_is_lost():
     beats = heartbeats()
-    assert beats.hear("ps:0", {"started_at": 5.0}, 101.0, loses=False) is None
-    assert beats.hear("ps:0", {"started_at": 9.0}, 102.0, loses=False) is None
-    assert beats.hear("ps:0", {"started_at": 9.0}, 103.0) is None
+    assert beats.hear("ps:0", page("ps:0", started_at=5.0), 101.0, loses=False) is None
+    assert beats.hear("ps:0", page("ps:0", started_at=9.0), 102.0, loses=False) is None
+    assert beats.hear("ps:0", page("ps:0", started_at=9.0), 103.0) is None
 
 
 def test_a_median_is_of_one_step_although_many_pass_between_two_looks():

@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 import yaml
+from pages import page
 from prometheus_client.parser import text_string_to_metric_families
 from runs import wait_until
 
 from trainer.launch.processes.ports import HeldPorts
 from trainer.observe import metrics
-from trainer.observe.metrics import STEP_BUCKETS, RunMetrics, count_step
-from trainer.observe.status import Status
+from trainer.observe.metrics import RunMetrics
+from trainer.observe.task_page import STEP_BUCKETS, TaskPage
 
 MONITORING = Path(__file__).resolve().parents[2] / "compose" / "monitoring"
 MISSING = "is missing: apt-get install prometheus"
@@ -36,15 +37,15 @@ CONTRIBUTIONS = {
 }
 
 
-def pages() -> list[dict[str, Any]]:
+def pages() -> list[TaskPage]:
     """Of a ps and a worker that has made three steps."""
-    trains = Status("worker", 1, '/runs/a "b"', "c0ffee", state="training", step=9, steps=3, examples=192, loss=0.5)
+    trains = page("worker:1", "training", run='/runs/a "b"', step=9, steps=3, examples=192, loss=0.5)
     trains.metrics = {"accuracy": 0.75, "auc": float("nan")}
     trains.contributions, trains.dropped_as = CONTRIBUTIONS, "stale"
     trains.step_secs, trains.wait_secs, trains.compute_secs = 61.5, 1.0, 60.25
     for secs in (0.001, 0.4, 61.0):
-        count_step(trains.step_buckets, secs)
-    return [Status("ps", 0, '/runs/a "b"', "c0ffee", state="serving").to_json(), trains.to_json()]
+        trains.count_step(secs)
+    return [page("ps:0", "serving", run='/runs/a "b"'), trains.as_of_now()]
 
 
 OF_RUN = RunMetrics('/runs/a "b"', {"cluster": "1ps2w"}, {("worker:0", "SIGKILL"): 2}, 40)

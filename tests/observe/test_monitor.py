@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from pages import page
 
 from trainer.faults.exit_codes import TrainerError
 from trainer.launch.processes.ports import HeldPorts
 from trainer.observe import status as status_page
 from trainer.observe.peers import UNIX, PeerError, read_status, roll_call
-from trainer.observe.status import Status
+from trainer.observe.task_page import TaskPage
 from trainer.plan.plan import Task
 from trainer.storage.history import History
 from trainer.task.tensorboard import Events
@@ -37,10 +38,10 @@ def held() -> Iterator[Callable[[], int]]:
 
 
 @pytest.fixture
-def serve(held: Callable[[], int]) -> Callable[[Status], str]:
+def serve(held: Callable[[], int]) -> Callable[[TaskPage], str]:
     """serve(status) -> "host:port" of its page."""
 
-    def serve_one(status: Status) -> str:
+    def serve_one(status: TaskPage) -> str:
         port = held()
         status_page.serve(status, "127.0.0.1", port)
         return f"127.0.0.1:{port}"
@@ -48,8 +49,8 @@ def serve(held: Callable[[], int]) -> Callable[[Status], str]:
     return serve_one
 
 
-def worker(index: int, **told: Any) -> Status:
-    return Status("worker", index, "runs/x", told.pop("config_hash", "c0ffee"), tensorflow="2.21.0", **told)
+def worker(index: int, **told: Any) -> TaskPage:
+    return page(f"worker:{index}", tensorflow="2.21.0", **told)
 
 
 def peer(index: int, control: str) -> Task:
@@ -122,7 +123,7 @@ def test_the_page_follows_the_task(serve):
     status = worker(0, step=1)
     control = serve(status)
     status.step = 2
-    assert read_status(control, timeout_secs=5)["step"] == 2
+    assert read_status(control, timeout_secs=5).step == 2
 
 
 def test_another_path_is_not_found_and_names_those_that_exist(serve):
@@ -159,7 +160,7 @@ def test_a_silent_client_does_not_block_the_page(serve):
     control = serve(worker(0))
     host, _, port = control.rpartition(":")
     with socket.create_connection((host, int(port))):
-        assert read_status(control, timeout_secs=2)["index"] == 0
+        assert read_status(control, timeout_secs=2).index == 0
 
 
 def test_a_taken_port_is_an_error():

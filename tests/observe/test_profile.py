@@ -9,10 +9,12 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pages import page
 from runs import Run, free_ports
 
 from trainer.config import help_page
@@ -25,7 +27,7 @@ from trainer.observe.profile.merge import describe, merge
 from trainer.observe.profile.record import REPLICA, SHARD, Recorder
 from trainer.observe.profile.stamps import Stamps
 from trainer.observe.profile.trace import trace
-from trainer.observe.status import Status, serve
+from trainer.observe.status import serve
 from trainer.plan.plan import Plan, Task
 from trainer.storage.run_directory import RunDirectory
 
@@ -50,9 +52,9 @@ def test_clocks_that_may_be_one_are_taken_for_one(secs: float, applied: float):
 
 
 def test_each_better_estimate_of_the_chiefs_clock_is_reported(monkeypatch):
-    status, (port,) = Status("worker", 0, "runs/x", "c0ffee"), free_ports(1)
-    now = status.to_json
-    monkeypatch.setattr(status, "to_json", lambda: now() | {"now": now()["now"] + 3600.0})
+    status, (port,) = page(), free_ports(1)
+    as_of_now = status.as_of_now
+    monkeypatch.setattr(status, "as_of_now", lambda: replace(as_of_now(), now=as_of_now().now + 3600.0))
     monkeypatch.setattr(clock, "POLL_EVERY_SECS", 0.0)
     serve(status, "127.0.0.1", port)
     told: list[Offset] = []

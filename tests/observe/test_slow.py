@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import pages
 import pytest
 
 from trainer.observe.slow import SlowWorkers, times_as_slow
+from trainer.observe.task_page import TaskPage
 from trainer.plan.strategy import STRATEGIES
 
 
-def page(rate: float, waits: float = 0.0, state: str = "training") -> dict:
-    return {"examples_per_second": rate, "wait_fraction": waits, "state": state}
+def page(rate: float, waits: float = 0.0, state: str = "training") -> TaskPage:
+    return pages.page(state=state, examples_per_second=rate, wait_fraction=waits)
 
 
 SYNC = {"ps:0": page(0.0), "worker:0": page(100.0, 0.9), "worker:1": page(100.0, 0.1), "worker:2": page(100.0, 0.9)}

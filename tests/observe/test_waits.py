@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import pages
 import pytest
 
+from trainer.observe.task_page import TaskPage
 from trainer.observe.waits import MOST_AWAITED, OTHERS, UPDATE, Waits
 
 
-def page(job: str = "worker", wait: float = 0.0, **values: Any) -> dict[str, Any]:
-    usual = {"job": job, "state": "training", "steps": 9, "wait_fraction": wait, "missing": [], "stalled_secs": 0.0}
-    return usual | values
+def page(job: str = "worker", wait: float = 0.0, **told: Any) -> TaskPage:
+    return pages.page(f"{job}:0", wait_fraction=wait, **{"state": "training", "steps": 9, **told})
 
 
-def waited(*pages: dict[str, dict[str, Any]], for_all: bool = True) -> dict[str, dict[str, float]]:
+def waited(*pages: dict[str, TaskPage], for_all: bool = True) -> dict[str, dict[str, float]]:
     """What was added up from pages that came one second after the other."""
     waits = Waits(for_all=for_all)
     waits.poll({}, 0.0)

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from pages import page
 from quick_config import load
 
 from trainer.config.schema import RunConfig
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.launch.processes.ports import HeldPorts
 from trainer.observe.peers import PeerError
-from trainer.observe.status import Status
+from trainer.observe.task_page import TaskPage
 from trainer.plan.layout import Shard
 from trainer.plan.plan import Plan, Task
 from trainer.storage import checkpoint, checkpoint_writer, evaluations
@@ -83,8 +84,8 @@ def new_scorer(directory: RunDirectory, workload: Any, *overrides: str) -> Check
     return CheckpointScorer(chosen, directory, workload, evaluator, status())
 
 
-def status() -> Status:
-    return Status("evaluator", 0, "runs/x", "c0ffee", tensorflow="2.21.0")
+def status() -> TaskPage:
+    return page("evaluator:0", tensorflow="2.21.0")
 
 
 def score_all(scorer: CheckpointScorer, directory: RunDirectory) -> None:
@@ -244,7 +245,7 @@ def chief_at(control: str) -> Task:
     return Task("worker", 0, "", control, (), None, 1, 2)
 
 
-def run(directory: RunDirectory, control: str, stop: Any = None, **overrides: str) -> Status:
+def run(directory: RunDirectory, control: str, stop: Any = None, **overrides: str) -> TaskPage:
     """Runs the task to its end; returns its status page."""
     chief = chief_at(control)
     plan = Plan("local", "local", STEPS, 8, (chief,), SHARDS, 64, ())
@@ -258,9 +259,10 @@ def run(directory: RunDirectory, control: str, stop: Any = None, **overrides: st
 CHIEF = """
 import sys, time
 from trainer.observe import status
+from trainer.observe.task_page import TaskPage, TaskState
 
-page = status.Status("worker", 0, "runs/x", "c0ffee", tensorflow="2.21.0", is_listening=True, step=17)
-page.state = sys.argv[2]
+page = TaskPage("worker", 0, "runs/x", "c0ffee", tensorflow="2.21.0", is_listening=True, step=17)
+page.state = TaskState(sys.argv[2])
 status.serve(page, "127.0.0.1", int(sys.argv[1]))
 print("ready", flush=True)
 time.sleep(60)

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from pages import page
 from quick_config import load
 
 from trainer.engine.step_result import StepResult
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.faults.exit_codes import NotFiniteError
-from trainer.observe.status import Status
 from trainer.plan.description import Description
 from trainer.plan.devices import Machine
 from trainer.plan.layout import Parameter
@@ -223,7 +223,7 @@ def make_chief(folder: Path, engine: Script, *overrides: str) -> Chief:
     config = load([f"run={folder}", "checkpoint.every=1", "train.steps=9", "train.batch_size=2", *overrides])
     model = Description((Parameter("dense/kernel", (2,), True),), 2, 8, 2)
     plan = make_plan(config, model, Machine(cores=1, gpus=0))
-    status, stop = Status("worker", 0, str(folder), ""), SimpleNamespace(requested=False)
+    status, stop = page(run=str(folder)), SimpleNamespace(requested=False)
     context = Context(config, plan, RunDirectory(folder), plan.workers[0], status, stop, Journal(None))
     return actions.assemble(context, engine, SimpleNamespace(size=0, metric_names=tuple), None, InitialState(step=0))
 

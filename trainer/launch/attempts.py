@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from trainer.faults import exit_codes
 from trainer.observe.machine import oom_kills
-from trainer.observe.status import WAITS_FOR_DATA
+from trainer.observe.task_page import TaskPage, TaskState
 from trainer.plan.environment import FINISHED, SUPERVISED
 from trainer.plan.plan import Task
 from trainer.storage import event_log
@@ -21,8 +21,6 @@ from trainer.task.log import STARTED
 
 LOG_LINES = 20
 ENDED_EARLY = "its process ended with exit code 0 before its work was done; user code may have called os._exit"
-# States that end at a step boundary.
-WORKING = ("training", WAITS_FOR_DATA, "saving", "serving", "evaluating", "exporting", "done")
 
 
 class Starter(Protocol):
@@ -45,7 +43,7 @@ class Attempt:
     pid: int | None = None
     code: int | None = None  # once it has ended
     ended_at: float = math.nan  # monotonic; then
-    page: dict[str, Any] | None = None  # the last status page read
+    page: TaskPage | None = None  # the last status page read
     earlier: tuple[int, float] | None = None  # the process that the attempt before it was
     heard_at: float = field(default_factory=lambda: time.monotonic())  # when that was
     was_asked: bool = False  # for its stacks, since then
@@ -56,24 +54,28 @@ class Attempt:
     peak_bytes: int = 0  # most memory that a page showed
 
     @property
-    def state(self) -> str:
+    def state(self) -> TaskState:
         if self.restarts_at is not None:
-            return "restarting"
+            return TaskState.restarting
         if self.code is None:
-            return self.page["state"] if self.page else "starting"
+            return self.page.state if self.page else TaskState.starting
         if self.code == 0:
-            return "done"
+            return TaskState.done
         was_stopped = self.was_given_up and self.code == -signal.SIGKILL
-        return "stopped" if was_stopped or self.code == exit_codes.TERMINATED else f"ended ({self.code})"
+        return TaskState.stopped if was_stopped or self.code == exit_codes.TERMINATED else TaskState.ended
+
+    @property
+    def state_text(self) -> str:
+        return self.state.text(self.code)
 
     @property
     def process(self) -> tuple[int, float] | None:
         """Which process its page is of, by its id and its start; until there is one, that of the attempt before it."""
-        return (self.page["pid"], self.page["started_at"]) if self.page else self.earlier
+        return (self.page.pid, self.page.started_at) if self.page else self.earlier
 
-    def is_mine(self, page: Mapping[str, Any]) -> bool:
+    def is_mine(self, page: TaskPage) -> bool:
         """Whether a page is not the earlier attempt's, which may still run on a host that was out of reach."""
-        return (page["pid"], page["started_at"]) != self.earlier
+        return (page.pid, page.started_at) != self.earlier
 
     @property
     def is_alive(self) -> bool:
@@ -103,12 +105,12 @@ class Attempt:
     @property
     def is_stopping(self) -> bool:
         """Whether somebody asked it to stop."""
-        return self.code == exit_codes.TERMINATED or (self.page is not None and self.page["is_stopping"])
+        return self.code == exit_codes.TERMINATED or (self.page is not None and self.page.is_stopping)
 
     @property
     def can_stop(self) -> bool:
         """Whether it would obey a signal to stop at a step boundary; an evaluator need not."""
-        is_ready = self.code is not None or self.state in WORKING or not self.trains
+        is_ready = self.code is not None or self.state.stops_between_steps or not self.trains
         return self.restarts_at is None and is_ready
 
 

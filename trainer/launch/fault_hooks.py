@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
+from trainer.observe.task_page import TaskPage
 from trainer.plan.plan import Plan
 
 
@@ -12,7 +13,7 @@ class RunView:
     """The tasks at one moment."""
 
     now: float  # seconds, of the monotonic clock
-    pages: Mapping[str, Mapping[str, Any]]  # last status page by task, of its current attempt
+    pages: Mapping[str, TaskPage]  # last status page by task, of its current attempt
     pids: Mapping[str, int]  # of the tasks that are alive
     attempts: Mapping[str, int]  # number of each task's current attempt; 0: the first
     signal: Callable[[str, int], None]  # sends a signal to a task

@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -65,7 +64,7 @@ class MetricsEndpoint:
                     write_atomically(file, json.dumps([{"targets": targets}], indent=1) + "\n")
 
     def _text(self) -> bytes:
-        pages: Sequence[Mapping[str, Any]] = [attempt.page for attempt in self._attempts if attempt.page]
+        pages = [attempt.page for attempt in self._attempts if attempt.page]
         saved = checkpoint.finished(self._directory.checkpoints)
         last = int(saved[-1].name) if saved else None
         run = str(self._directory.path)

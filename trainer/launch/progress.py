@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.launch.signals import discard_output
 from trainer.launch.view import Course, Standing, StepRate, TaskView, line, standing
+from trainer.observe.task_page import TaskState
 from trainer.storage.history import describe as history_line
 from trainer.storage.json_lines import measured
 
@@ -194,7 +195,7 @@ class _TableProgress(Progress):
 
         stands = self._stands(self._tasks, time.monotonic())
         if self._last_step is not None:  # the pages may have been read before it
-            stands = replace(stands, step=self._last_step, left_secs=None, phase="done")
+            stands = replace(stands, step=self._last_step, left_secs=None, phase=TaskState.done)
         return draw(self._tasks, self._course, stands, self._console, is_over=self._is_over)
 
     def finish(self, step: int) -> None:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from trainer.launch import view
 from trainer.launch.view import Course, Standing, TaskView
+from trainer.observe.task_page import TaskState
 
 STYLES = {view.BROKEN: "bold red", view.DELAYED: "yellow", view.BUSY: "cyan", view.WORKING: "green", view.ENDED: "dim"}
 MIN_BAR, MAX_BAR = 10, 40
@@ -23,11 +24,11 @@ def draw(
 ) -> RenderableType:
     """Returns the run, at most as wide and high as the console; of one that is over, only what went wrong."""
     width, height = console.size
-    if is_over and stands.phase == "stopping":
-        stands = replace(stands, phase="stopped")
+    if is_over and stands.phase is TaskState.stopping:
+        stands = replace(stands, phase=TaskState.stopped)
     head = header(tasks, course, stands, width, is_ascii=console.options.ascii_only)
     room = height - len(head) - 2  # the headings, and the line of the cursor
-    rows = view.rows(tasks, room, is_starting=stands.phase == "starting")
+    rows = view.rows(tasks, room, is_starting=stands.phase is TaskState.starting)
     if is_over:
         rows = [row for row in rows if row.meaning in (view.BROKEN, view.DELAYED)]
     return Group(*head[: max(height - 1, 1)], *([table(rows, stands.step, width)] if rows else []))
@@ -37,7 +38,7 @@ def header(
     tasks: Sequence[TaskView], course: Course, stands: Standing, width: int, *, is_ascii: bool = False
 ) -> list[Text]:
     """The line that lives, or two where the terminal is too narrow for one."""
-    if stands.phase == "starting":
+    if stands.phase is TaskState.starting:
         parts = ["starting", view.duration(stands.elapsed_secs), view.awaited(tasks)]
         return [_cut(Text(GAP.join(filter(None, parts)), style="bold"), width)]
     times = view.duration(stands.elapsed_secs)
@@ -49,7 +50,7 @@ def header(
     rest = [*stands.values(), *([f"{rate:,.0f} examples/s"] if rate else [])]
     if course.epoch_steps:
         rest.append(course.epoch(stands.step) or f"epoch {stands.step / course.epoch_steps:.2f}")
-    phase = [] if stands.phase == "training" else [stands.phase]
+    phase = [] if stands.phase is TaskState.training else [stands.phase.value]
     one, two = GAP.join([*first, *phase, *rest]), GAP.join([*first, *phase])
     fits_one = len(one) + len(GAP) + MIN_BAR <= width
     text = one if fits_one else two

@@ -5,14 +5,13 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from signal import SIGUSR1, SIGUSR2
-from typing import Any
 
 from trainer.config.schema import TimeoutsConfig
 from trainer.launch.attempts import Attempt, Attempts
 from trainer.launch.restarts import holds_state
 from trainer.observe.page_server import LAUNCHER
 from trainer.observe.peers import try_status
-from trainer.observe.status import WAITS_FOR_DATA
+from trainer.observe.task_page import TaskPage, TaskState
 from trainer.plan.plan import Plan
 
 FIRST_STEP_TAKES = 10  # times as long as other steps may: it compiles
@@ -20,9 +19,6 @@ SECS_PER_TASK = 0.001  # between two reads of a page, for each task of the run: 
 SILENT_SECS = 2.0  # a shorter silence is no cause for others to leave: far longer than between two pages
 STACKS_SECS = 0.5  # to write stacks
 STUCK_SECS = 3.0  # to write stacks, and for newer pages to arrive
-# States in which a task must answer.
-BEATING = ("waiting", "training", WAITS_FOR_DATA, "saving", "serving", "evaluating")
-BUSY = ("saving", "evaluating", "exporting")  # states in which a step may take any time
 
 
 class PageReader:
@@ -32,7 +28,7 @@ class PageReader:
         self._attempts = attempts
         self._timeout_secs = max(1.0, heartbeat_secs / 2)  # a busy machine answers late
         self._threads = ThreadPoolExecutor(max_workers=16, thread_name_prefix="pages")
-        self._reads: dict[str, tuple[int, Future[dict[str, Any] | None]]] = {}  # an attempt's number and its page
+        self._reads: dict[str, tuple[int, Future[TaskPage | None]]] = {}  # an attempt's number and its page
         self._every_secs = SECS_PER_TASK * len(attempts.current)
         self._asked_at = dict.fromkeys(attempts.current, -math.inf)
 
@@ -45,7 +41,7 @@ class PageReader:
                 page = read.result()
                 if page and number == attempt.number and attempt.code is None and attempt.is_mine(page):
                     attempt.page, attempt.heard_at, attempt.was_asked = page, time.monotonic(), False
-                    attempt.peak_bytes = max(attempt.peak_bytes, page["memory_bytes"])
+                    attempt.peak_bytes = max(attempt.peak_bytes, page.memory_bytes)
             is_due = time.monotonic() - self._asked_at[name] >= self._every_secs
             if name not in self._reads and attempt.code is None and is_due:
                 self._asked_at[name] = time.monotonic()
@@ -74,7 +70,7 @@ class SilenceWatch:
         self._polled_at = now
         alive = self._attempts.alive()
         for name, attempt in alive.items():
-            patience = limit if attempt.state in BEATING else max(limit, self._timeouts.roll_call_secs)
+            patience = limit if attempt.state.must_answer else max(limit, self._timeouts.roll_call_secs)
             silent_secs = now - attempt.heard_at
             if silent_secs > patience + STACKS_SECS:
                 key = "heartbeat_secs" if patience == limit else "roll_call_secs"
@@ -91,20 +87,20 @@ class SilenceWatch:
         """
         now, limit = time.monotonic(), self._timeouts.heartbeat_secs
         hosts = [attempt for name, attempt in self._attempts.current.items() if holds_state(self._plan, name)]
-        silences = [now - host.heard_at for host in hosts if host.code is None and host.state in BEATING]
+        silences = [now - host.heard_at for host in hosts if host.code is None and host.state.must_answer]
         return any(max(SILENT_SECS, limit / 2) < secs < limit + STACKS_SECS + STUCK_SECS for secs in silences)
 
     def _kill_stuck(self, alive: Mapping[str, Attempt], now: float) -> None:
         """Kills tasks that a step waits for too long, if it still does some moments later."""
         pages = [attempt.page for attempt in alive.values() if attempt.page]
-        self._had_no_data_at |= {name: now for name, one in alive.items() if one.state == WAITS_FOR_DATA}
+        self._had_no_data_at |= {name: now for name, one in alive.items() if one.state is TaskState.waiting_for_data}
         had_no_data = {name for name, at in self._had_no_data_at.items() if now - at < self._timeouts.step_secs}
-        names = {name for page in pages for name in page["stuck"] if name in alive and self._is_stuck(alive[name])}
+        names = {name for page in pages for name in page.stuck if name in alive and self._is_stuck(alive[name])}
         names = set() if had_no_data and self._plan.effective_strategy.has_ring else names - had_no_data
         names |= {name for name, one in alive.items() if self._waits_too_long_for_data(one)}
-        if any(page["state"] in BUSY for page in pages):
+        if any(page.state.may_take_long for page in pages):
             names = set()  # the others wait for that task, and will not in a moment
-        stuck = {name: (alive[name].number, (alive[name].page or {})["step"]) for name in names}
+        stuck = {name: (alive[name].number, page.step) for name in names if (page := alive[name].page)}
         if stuck != self._stuck:
             self._stuck, self._stuck_since = stuck, now
             for name in alive if stuck else ():
@@ -119,13 +115,14 @@ class SilenceWatch:
                 self._attempts.kill(name, why)
 
     def _waits_too_long_for_data(self, attempt: Attempt) -> bool:
-        limit = self._timeouts.data_secs
-        return limit is not None and attempt.state == WAITS_FOR_DATA and (attempt.page or {})["data_secs"] > limit
+        limit, page = self._timeouts.data_secs, attempt.page
+        waits = page is not None and attempt.state is TaskState.waiting_for_data
+        return page is not None and waits and limit is not None and page.data_secs > limit
 
     def _is_stuck(self, attempt: Attempt) -> bool:
         """Whether a worker that a step waits for too long is in a state that should not take so long."""
-        if attempt.page is None or attempt.page["state"] != "training":
+        if attempt.page is None or attempt.page.state is not TaskState.training:
             return False
-        has_compiled = attempt.page["first_step_at"] is not None
+        has_compiled = attempt.page.first_step_at is not None
         age_secs = time.monotonic() - attempt.began_at
         return has_compiled or age_secs > FIRST_STEP_TAKES * self._timeouts.step_secs

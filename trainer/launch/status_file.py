@@ -52,8 +52,8 @@ class StatusFile:
         current = attempts.current
         status = self._run | {
             "time": time.time(),
-            "tasks": {name: attempt.page for name, attempt in current.items() if attempt.page},
-            "states": {name: attempt.state for name, attempt in current.items()},
+            "tasks": {name: attempt.page.to_json() for name, attempt in current.items() if attempt.page},
+            "states": {name: attempt.state_text for name, attempt in current.items()},
             "attempts": {
                 name: self._tasks[name] | {"restarts": attempt.number, "pid": attempt.pid, "code": attempt.code}
                 for name, attempt in current.items()

@@ -4,7 +4,6 @@ import math
 import signal
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from trainer.config.schema import RunConfig
 from trainer.launch.attempts import Attempt, Attempts, Failure, RunOutcome, Starter
@@ -18,6 +17,7 @@ from trainer.launch.status_file import StatusFile
 from trainer.launch.view import TaskView
 from trainer.observe.slow import SlowWorkers
 from trainer.observe.stall import describe as describe_stall
+from trainer.observe.task_page import TaskPage
 from trainer.observe.waits import Waits
 from trainer.plan.plan import Plan
 from trainer.storage import event_log, requests
@@ -192,12 +192,12 @@ class Supervisor:
         """Passes the newest pages on: to the progress, to status.json, and to the reports of stalled and slow tasks."""
         current = self.attempts.current
         pages = {name: attempt.page for name, attempt in current.items() if attempt.page}
-        first_steps = [page["first_step_at"] for page in pages.values() if page["first_step_at"]]
+        first_steps = [page.first_step_at for page in pages.values() if page.first_step_at]
         self._first_step_at = self._first_step_at or min(first_steps, default=None)
         now = time.monotonic()
         self._progress.show(
             [
-                TaskView(name, one.state, one.page, now - one.heard_at if one.is_alive else 0.0)
+                TaskView(name, one.state, one.page, now - one.heard_at if one.is_alive else 0.0, one.code)
                 for name, one in current.items()
             ]
         )
@@ -211,15 +211,15 @@ class Supervisor:
         self.attempts.events.write(event_log.MESSAGE, text)
         self._progress.say(text)
 
-    def _say_stalls(self, pages: Mapping[str, Mapping[str, Any]]) -> None:
+    def _say_stalls(self, pages: Mapping[str, TaskPage]) -> None:
         now = time.monotonic()
-        stalled = [page for page in pages.values() if page["missing"] and page["stalled_secs"] >= STALL_EVERY_SECS]
+        stalled = [page for page in pages.values() if page.missing and page.stalled_secs >= STALL_EVERY_SECS]
         if stalled and now - self._stall_said_at >= STALL_EVERY_SECS:
             self._stall_said_at = now
             page = stalled[0]
-            heard = {name: (page["step"], now - self.attempts.current[name].heard_at) for name, page in pages.items()}
+            heard = {name: (page.step, now - self.attempts.current[name].heard_at) for name, page in pages.items()}
             workers = [task.name for task in self._plan.workers]
-            self._say(describe_stall(page["step"], page["stalled_secs"], workers, page["missing"], heard))
+            self._say(describe_stall(page.step, page.stalled_secs, workers, page.missing, heard))
 
     def _view(self) -> RunView:
         alive = self.attempts.alive()

@@ -7,26 +7,26 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
-from typing import Any
 
 from trainer.config.words import some
-from trainer.observe.status import WAITS_FOR_DATA
+from trainer.observe.task_page import TaskPage, TaskState
 
 RATE_WINDOW_SECS = 30.0  # of the steps from which the time left is computed
 SILENT_SECS = 3.0  # a page is read twice a second
 BUSY_SECS = 10.0  # a task that starts answers late
 LATE_SECS = 5.0  # a worker that a step has waited for so long
-STEPPING = ("training", "stopping")  # phases in which the speed of a run is shown
+STEPPING = (TaskState.training, TaskState.stopping)  # phases in which the speed of a run is shown
 MAX_METRICS = 3  # in a line
 MAX_NAMED = 8  # tasks of a line, before they are counted by state
 BROKEN, DELAYED, BUSY, WORKING, ENDED = "broken", "delayed", "busy", "working", "ended"  # what a state means
 MEANINGS = {
-    "restarting": DELAYED,
-    WAITS_FOR_DATA: DELAYED,
-    "done": ENDED,
-    "stopped": ENDED,
-    "training": WORKING,
-    "serving": WORKING,
+    TaskState.restarting: DELAYED,
+    TaskState.waiting_for_data: DELAYED,
+    TaskState.done: ENDED,
+    TaskState.stopped: ENDED,
+    TaskState.training: WORKING,
+    TaskState.serving: WORKING,
+    TaskState.ended: BROKEN,
 }
 
 
@@ -35,9 +35,14 @@ class TaskView:
     """One task, as the launcher knows it."""
 
     name: str
-    state: str
-    page: Mapping[str, Any] | None = None  # its last status page
+    state: TaskState
+    page: TaskPage | None = None  # its last status page
     silent_secs: float = 0.0  # since then
+    code: int | None = None  # of its process, if that has ended
+
+    @property
+    def state_text(self) -> str:
+        return self.state.text(self.code)
 
     @property
     def job(self) -> str:
@@ -71,7 +76,7 @@ class Standing:
     metrics: Mapping[str, float] | None = None
     examples_per_second: float = 0.0
     learning_rate: float | None = None  # where it varies
-    phase: str = "training"  # starting, training, stopping, saving, evaluating, exporting, done
+    phase: TaskState = TaskState.training  # or starting, stopping, saving, evaluating, exporting, done
 
     def values(self) -> list[str]:
         """Loss, metrics and the learning rate."""
@@ -109,26 +114,26 @@ def standing(tasks: Sequence[TaskView], course: Course, *, elapsed_secs: float, 
     workers = [task.page for task in tasks if task.job == "worker" and task.page]
     chief = next((task for task in tasks if task.name == "worker:0"), None)
     page = (chief.page if chief else None) or next(iter(workers), None)
-    step = max((page["step"] for page in workers), default=0) if workers else 0
+    step = max((page.step for page in workers), default=0) if workers else 0
     if page is None or step <= course.start:
-        return Standing(step, elapsed_secs, phase="starting")
-    rate.poll(page["step"], now)
-    phase = chief.state if chief and meaning(chief) in (BUSY, ENDED) else "training"
+        return Standing(step, elapsed_secs, phase=TaskState.starting)
+    rate.poll(page.step, now)
+    phase = chief.state if chief and meaning(chief) in (BUSY, ENDED) else TaskState.training
     return Standing(
-        step if phase == "done" else page["step"],
+        step if phase is TaskState.done else page.step,
         elapsed_secs,
-        rate.left_secs(course.steps, now) if phase == "training" else None,
-        page["loss"],
-        page["metrics"],
-        sum(page["examples_per_second"] for page in workers),
-        page.get("learning_rate"),
-        "stopping" if any(page["is_stopping"] for page in workers) else phase,
+        rate.left_secs(course.steps, now) if phase is TaskState.training else None,
+        page.loss,
+        page.metrics,
+        sum(page.examples_per_second for page in workers),
+        page.learning_rate,
+        TaskState.stopping if any(page.is_stopping for page in workers) else phase,
     )
 
 
 def line(tasks: Sequence[TaskView], course: Course, stands: Standing) -> str:
     """Returns the run on one line."""
-    if stands.phase == "starting":
+    if stands.phase is TaskState.starting:
         return f"starting: {_states(tasks)}"
     workers = [task for task in tasks if task.job == "worker" and task.page]
     steps = [f"step {stands.step}/{course.steps}", *filter(None, [course.epoch(stands.step)])]
@@ -141,48 +146,48 @@ def _doing(workers: Sequence[TaskView], stands: Standing) -> list[str]:
     """Describes how fast a run trains and what it waits for, or what it does instead."""
     if stands.phase not in STEPPING:
         chief = next((task.page for task in workers if task.name == "worker:0"), None)
-        return [_evaluating(chief) if chief and stands.phase == "evaluating" else stands.phase]
+        return [_evaluating(chief) if chief and stands.phase is TaskState.evaluating else stands.phase.value]
     parts = [f"{stands.examples_per_second:,.0f} examples/s"]
-    waiting = [task for task in workers if task.state == WAITS_FOR_DATA and task.page]
+    waiting = [task for task in workers if task.state is TaskState.waiting_for_data and task.page]
     slowest = slowest_of(workers)
     if waiting:
-        secs = max(task.page["data_secs"] for task in waiting if task.page)
-        parts.append(f"{some([task.name for task in waiting], MAX_METRICS)} {WAITS_FOR_DATA} ({duration(secs)})")
+        secs = max(task.page.data_secs for task in waiting if task.page)
+        parts.append(f"{some([task.name for task in waiting], MAX_METRICS)} waiting for data ({duration(secs)})")
     elif slowest and slowest.page:
-        parts.append(f"slowest {slowest.name} (waits {slowest.page['wait_fraction']:.0%})")
+        parts.append(f"slowest {slowest.name} (waits {slowest.page.wait_fraction:.0%})")
     return parts
 
 
-def _evaluator(task: TaskView, page: Mapping[str, Any]) -> str:
-    doing = f", {_evaluating(page)}" if task.state == "evaluating" else ""
-    return f"{task.name} at step {page['step']}{doing}"
+def _evaluator(task: TaskView, page: TaskPage) -> str:
+    doing = f", {_evaluating(page)}" if task.state is TaskState.evaluating else ""
+    return f"{task.name} at step {page.step}{doing}"
 
 
-def _evaluating(page: Mapping[str, Any]) -> str:
-    return f"evaluating ({page['evaluated']:,} examples)"
+def _evaluating(page: TaskPage) -> str:
+    return f"evaluating ({page.evaluated:,} examples)"
 
 
 def _states(tasks: Sequence[TaskView]) -> str:
     if len(tasks) <= MAX_NAMED:
-        return ", ".join(f"{task.name} {task.state}" for task in tasks)
+        return ", ".join(f"{task.name} {task.state_text}" for task in tasks)
     jobs = dict.fromkeys(task.job for task in tasks)
     return "; ".join(f"{job} {summary([task for task in tasks if task.job == job])}" for job in jobs)
 
 
 def summary(tasks: Sequence[TaskView]) -> str:
     """What the tasks of a job do: 15 training, 1 restarting."""
-    return ", ".join(f"{count} {state}" for state, count in Counter(task.state for task in tasks).most_common())
+    return ", ".join(f"{count} {state}" for state, count in Counter(task.state_text for task in tasks).most_common())
 
 
 def slowest_of(workers: Sequence[TaskView]) -> TaskView | None:
     """The worker that waits least, so that the others wait for it; None of fewer than two."""
     stepping = [task for task in workers if task.page]
-    return min(stepping, key=lambda task: (task.page or {})["wait_fraction"]) if len(stepping) > 1 else None
+    return min(stepping, key=lambda task: task.page.wait_fraction if task.page else 0.0) if len(stepping) > 1 else None
 
 
 def awaited(tasks: Sequence[TaskView]) -> str:
     """What a run that starts waits for: the few tasks that have not come up yet, or its first step."""
-    behind = [task.name for task in tasks if task.state == "starting"]
+    behind = [task.name for task in tasks if task.state is TaskState.starting]
     if tasks and all(meaning(task) == WORKING for task in tasks if task.job != "evaluator"):
         return "first step"
     return f"waiting for {some(behind, MAX_METRICS)}" if 0 < len(behind) <= len(tasks) / 2 else ""
@@ -190,21 +195,22 @@ def awaited(tasks: Sequence[TaskView]) -> str:
 
 def meaning(task: TaskView) -> str:
     """Whether a state is of a task that is broken, delayed, busy, working or has ended."""
-    return MEANINGS.get(task.state, BROKEN if task.state.startswith("ended") else BUSY)
+    return MEANINGS.get(task.state, BUSY)
 
 
 def attention(task: TaskView, tasks: Sequence[TaskView], *, is_starting: bool) -> str | None:
     """Why somebody should look at a task; None if nobody need."""
     if meaning(task) in (BROKEN, DELAYED):
-        return task.state
+        return task.state_text
     if meaning(task) == ENDED:
         return None
     if task.page and task.silent_secs >= (BUSY_SECS if is_starting else SILENT_SECS):
         return f"silent {duration(task.silent_secs)}"
-    late = [other.page["stalled_secs"] for other in tasks if other.page and task.name in other.page["missing"]]
+    late = [other.page.stalled_secs for other in tasks if other.page and task.name in other.page.missing]
     if max(late, default=0.0) >= LATE_SECS:
         return f"late {duration(max(late))}"
-    return task.state if not is_starting and task.state in ("starting", "building", "roll call") else None
+    is_late = not is_starting and task.state in (TaskState.starting, TaskState.building, TaskState.roll_call)
+    return task.state_text if is_late else None
 
 
 @dataclass(frozen=True)
@@ -216,7 +222,7 @@ class Row:
     meaning: str
     tasks: Sequence[TaskView] = ()  # whose numbers it shows
 
-    def pages(self) -> list[Mapping[str, Any]]:
+    def pages(self) -> list[TaskPage]:
         return [task.page for task in self.tasks if task.page]
 
 
@@ -244,7 +250,7 @@ def rows(tasks: Sequence[TaskView], room: int, *, is_starting: bool) -> list[Row
 def _row(task: TaskView, tasks: Sequence[TaskView], *, is_starting: bool) -> Row:
     why = attention(task, tasks, is_starting=is_starting)
     kind = meaning(task) if why is None or meaning(task) == BROKEN else DELAYED
-    state = task.state if why in (None, task.state) else f"{task.state}, {why}"
+    state = task.state_text if why in (None, task.state_text) else f"{task.state_text}, {why}"
     return Row(task.name, state, kind, [task])
 
 
@@ -262,14 +268,14 @@ def cells(row: Row, furthest: int) -> dict[str, str]:
     pages = row.pages()
     if not pages:
         return {}
-    steps = sorted({furthest if row.state == "done" else page["step"] for page in pages})
-    jobs = {page["job"] for page in pages}
-    waits = [page["wait_fraction"] for page in pages]
+    steps = sorted({furthest if row.state == TaskState.done.value else page.step for page in pages})
+    jobs = {page.job for page in pages}
+    waits = [page.wait_fraction for page in pages]
     return {
         "step": f"{steps[0]}" if len(steps) == 1 else f"{steps[0]}-{steps[-1]}",
-        "examples/s": f"{sum(page['examples_per_second'] for page in pages):,.0f}" if jobs == {"worker"} else "",
+        "examples/s": f"{sum(page.examples_per_second for page in pages):,.0f}" if jobs == {"worker"} else "",
         "wait": "" if jobs == {"evaluator"} else f"{mean(waits):.0%}",
-        "memory": f"{sum(page['memory_bytes'] for page in pages) / 2**20:,.0f} MiB",
+        "memory": f"{sum(page.memory_bytes for page in pages) / 2**20:,.0f} MiB",
     }
 
 

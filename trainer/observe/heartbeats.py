@@ -2,11 +2,11 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from trainer.faults import exit_codes
 from trainer.observe.peers import try_status
+from trainer.observe.task_page import TaskPage
 from trainer.plan.plan import Task
 
 # A supervisor kills a silent task after one heartbeat timeout; its peers give it time for that.
@@ -25,9 +25,7 @@ class Heartbeats:
         self._heard_at = dict.fromkeys(self.peers, now)
         self._started_at: dict[str, float] = {}
 
-    def hear(
-        self, name: str, page: Mapping[str, Any] | None, now: float, *, loses: bool = True
-    ) -> tuple[int, str] | None:
+    def hear(self, name: str, page: TaskPage | None, now: float, *, loses: bool = True) -> tuple[int, str] | None:
         """Takes in a peer's status page, or None if it did not answer.
 
         Args:
@@ -47,8 +45,8 @@ class Heartbeats:
             )
         self._heard_at[name] = now
         started_at = self._started_at.get(name)
-        self._started_at[name] = page["started_at"]
-        if loses and started_at not in (None, page["started_at"]):
+        self._started_at[name] = page.started_at
+        if loses and started_at not in (None, page.started_at):
             return exit_codes.INCOMPLETE, f"{name} was restarted and has lost its state"
         return None
 

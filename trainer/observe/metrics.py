@@ -5,23 +5,18 @@ Labels are run, role and index: `job` and `instance` are Prometheus's own, and i
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from trainer.observe.task_page import STEP_BUCKETS, TaskPage
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
 LABELS = ("run", "role", "index")
-
-
-def count_step(counts: list[int], secs: float) -> None:
-    """Adds a step to the counts of STEP_BUCKETS, the last of which has the steps that took longer than all of them."""
-    counts[bisect.bisect_left(STEP_BUCKETS, secs)] += 1
 
 
 @dataclass(frozen=True)
@@ -62,7 +57,7 @@ class RunMetrics:
     last_checkpoint: int | None  # its step
 
 
-def text(pages: Iterable[Mapping[str, Any]], of_run: RunMetrics | None = None) -> bytes:
+def text(pages: Iterable[TaskPage], of_run: RunMetrics | None = None) -> bytes:
     """The metrics of some tasks; numbers that are not known yet are left out."""
     from prometheus_client import CollectorRegistry, generate_latest  # here: most tasks are never asked
 
@@ -72,7 +67,7 @@ def text(pages: Iterable[Mapping[str, Any]], of_run: RunMetrics | None = None) -
 
 
 class _Collector:
-    def __init__(self, pages: list[Mapping[str, Any]], of_run: RunMetrics | None) -> None:
+    def __init__(self, pages: list[TaskPage], of_run: RunMetrics | None) -> None:
         self._pages, self._of_run = pages, of_run
 
     def collect(self) -> Iterator[Metric]:
@@ -86,7 +81,7 @@ class _Collector:
             kind = CounterMetricFamily if series.is_counter else GaugeMetricFamily
             family = kind(series.name, series.help, labels=LABELS)
             for page in self._pages:
-                if (value := page[series.field]) is not None:
+                if (value := getattr(page, series.field)) is not None:
                     family.add_metric(_labels(page), float(value))
             yield family
         yield self._metrics()
@@ -101,7 +96,7 @@ class _Collector:
 
         family = GaugeMetricFamily("trainer_state", "What this task is doing.", labels=[*LABELS, "state"])
         for page in self._pages:
-            family.add_metric([*_labels(page), page["state"]], 1)
+            family.add_metric([*_labels(page), page.state.value], 1)
         return family
 
     def _metrics(self) -> Metric:
@@ -111,7 +106,7 @@ class _Collector:
             "trainer_metric", "Training metric, as last reported by the chief.", labels=[*LABELS, "metric"]
         )
         for page in self._pages:
-            for name, value in page["metrics"].items():
+            for name, value in page.metrics.items():
                 family.add_metric([*_labels(page), name], value)
         return family
 
@@ -123,8 +118,8 @@ class _Collector:
         )
         for page in self._stepping():
             for phase in ("wait", "compute"):
-                family.add_metric([*_labels(page), phase], page[f"{phase}_secs"])
-            rest = page["step_secs"] - page["wait_secs"] - page["compute_secs"]
+                family.add_metric([*_labels(page), phase], getattr(page, f"{phase}_secs"))
+            rest = page.step_secs - page.wait_secs - page.compute_secs
             family.add_metric([*_labels(page), "other"], max(0.0, rest))
         return family
 
@@ -133,12 +128,12 @@ class _Collector:
 
         family = HistogramMetricFamily("trainer_step_duration_seconds", "How long steps took.", labels=LABELS)
         for page in self._stepping():
-            counts = zip([*map(str, STEP_BUCKETS), "+Inf"], accumulate(page["step_buckets"]), strict=True)
-            family.add_metric(_labels(page), list(counts), page["step_secs"])
+            counts = zip([*map(str, STEP_BUCKETS), "+Inf"], accumulate(page.step_buckets), strict=True)
+            family.add_metric(_labels(page), list(counts), page.step_secs)
         return family
 
-    def _stepping(self) -> list[Mapping[str, Any]]:
-        return [page for page in self._pages if page["job"] == "worker" and page["steps"]]
+    def _stepping(self) -> list[TaskPage]:
+        return [page for page in self._pages if page.job == "worker" and page.steps]
 
     def _contributions(self) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
@@ -152,14 +147,14 @@ class _Collector:
             "trainer_gradients_dropped", "Gradients of this worker that were dropped.", labels=[*LABELS, "reason"]
         )
         for page in self._pages:
-            for worker, row in page["contributions"].items():
+            for worker, row in page.contributions.items():
                 role, _, index = worker.partition(":")
-                labels, counts = [page["run"], role, index], row["staleness_histogram"]
+                labels, counts = [page.run, role, index], row["staleness_histogram"]
                 edges = [*map(str, range(len(counts))), "+Inf"]
                 buckets = list(zip(edges, [*accumulate(counts), sum(counts)], strict=True))
                 total = round((row["staleness_mean"] or 0.0) * row["applied"])
                 stale.add_metric(labels, buckets, total)
-                dropped.add_metric([*labels, page["dropped_as"]], row["dropped"])
+                dropped.add_metric([*labels, page.dropped_as], row["dropped"])
         yield stale
         yield dropped
 
@@ -183,5 +178,5 @@ def _of_run(of: RunMetrics) -> Iterator[Metric]:
     yield saved
 
 
-def _labels(page: Mapping[str, Any]) -> list[str]:
-    return [page["run"], page["job"], str(page["index"])]
+def _labels(page: TaskPage) -> list[str]:
+    return [page.run, page.job, str(page.index)]

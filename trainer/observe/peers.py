@@ -6,12 +6,11 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from trainer.faults import exit_codes
 from trainer.faults.exit_codes import TrainerError
 from trainer.observe.page_server import short_name
-from trainer.observe.status import Status
+from trainer.observe.task_page import TaskPage
 from trainer.plan.fingerprint import USUAL, OtherDataError
 from trainer.plan.plan import Task
 
@@ -51,7 +50,7 @@ class PeerError(TrainerError):
     exit_code = exit_codes.UNAVAILABLE
 
 
-def read_status(control: str, *, timeout_secs: float, reader: str = "") -> dict[str, Any]:
+def read_status(control: str, *, timeout_secs: float, reader: str = "") -> TaskPage:
     """Reads the status page at "host:port", or at "unix:PATH".
 
     Args:
@@ -64,19 +63,16 @@ def read_status(control: str, *, timeout_secs: float, reader: str = "") -> dict[
     connection = kind(control, timeout=timeout_secs)
     try:
         connection.request("GET", f"/status?{reader}" if reader else "/status")
-        page = json.loads(connection.getresponse().read())
+        return TaskPage.from_json(json.loads(connection.getresponse().read()))
     except http.client.HTTPException as error:
         raise ValueError(f"no status page answers: {error!r}") from error
-    except ValueError:  # no JSON, or no text
-        page = None
+    except (LookupError, TypeError, ValueError) as error:  # no JSON, or of something else
+        raise ValueError("another program answers") from error
     finally:
         connection.close()
-    if not isinstance(page, dict) or "config_hash" not in page:
-        raise ValueError("another program answers")
-    return page
 
 
-def try_status(control: str, timeout_secs: float, reader: str = "") -> dict[str, Any] | None:
+def try_status(control: str, timeout_secs: float, reader: str = "") -> TaskPage | None:
     """Reads a status page; None if it does not answer: the task is not up yet, busy, leaving, or frozen."""
     try:
         return read_status(control, timeout_secs=timeout_secs, reader=reader)
@@ -85,7 +81,7 @@ def try_status(control: str, timeout_secs: float, reader: str = "") -> dict[str,
 
 
 def roll_call(
-    me: Status,
+    me: TaskPage,
     peers: Iterable[Task],
     *,
     until: str,
@@ -125,7 +121,7 @@ def roll_call(
             time.sleep(POLL_SECS)
 
 
-def _why_missing(me: Status, peer: Task, until: str, may_be_silent: bool) -> str | None:
+def _why_missing(me: TaskPage, peer: Task, until: str, may_be_silent: bool) -> str | None:
     """Why a peer is not up; None if it is."""
     try:
         page = read_status(peer.control, timeout_secs=0.5 if may_be_silent else 2.0)
@@ -139,11 +135,11 @@ def _why_missing(me: Status, peer: Task, until: str, may_be_silent: bool) -> str
         return None if may_be_silent else "silent; it may be frozen or behind a firewall"
     except (OSError, ValueError) as error:
         return str(error)
-    if (page["job"], page["index"]) != (peer.job, peer.index):
-        return f"it is still {page['job']}:{page['index']}"
+    if (page.job, page.index) != (peer.job, peer.index):
+        return f"it is still {page.job}:{page.index}"
     for key, what in COMPARED.items():
-        mine, theirs = getattr(me, key), page.get(key, "")
+        mine, theirs = getattr(me, key), getattr(page, key)
         if theirs and mine and theirs != mine:
             text = f"{peer.name} at {peer.control} has a different {what} ({theirs}, here {mine})"
             raise OtherDataError(f"{text}; {USUAL}") if key == "data" else PeerError(text)
-    return None if page[until] else f"starting ({page['state']})"
+    return None if getattr(page, until) else f"starting ({page.state.value})"

@@ -19,6 +19,7 @@ import yaml
 
 from trainer.config.schema import RunState
 from trainer.config.yaml_files import MAX_BYTES
+from trainer.observe.task_page import TaskPage, TaskState
 from trainer.storage import checkpoint, lease
 from trainer.storage.checkpoint import CheckpointError
 from trainer.storage.damage import DAMAGED, read_json
@@ -114,13 +115,13 @@ def _facts(directory: RunDirectory, owner: int | None, files: Mapping[str, Mappi
     launcher = status.get("launcher")
     if launcher is not None and launcher["pid"] != owner:
         status, launcher = {} if owner is not None else status, None  # the status is of an earlier launch
-    pages: Mapping[str, Any] = status.get("tasks", {})
+    pages = pages_of(status)
     steps = _whole(plan.get("steps"))
-    chief = pages.get(CHIEF, {})
-    step = max(_whole(summary.get("steps")), _whole(history.get("step")), _whole(chief.get("step")))
+    chief = pages.get(CHIEF)
+    step = max(_whole(summary.get("steps")), _whole(history.get("step")), _whole(chief.step if chief else None))
     state = _state(summary, step=step, steps=steps, is_owned=owner is not None)
     workers = [page for name, page in pages.items() if name.startswith("worker:")]
-    rate = sum(page["examples_per_second"] for page in workers) if workers else history.get("examples_per_second")
+    rate = sum(page.examples_per_second for page in workers) if workers else history.get("examples_per_second")
     began, now = _time(status.get("started_at")), _time(status.get("time"))
     metrics = {name: value for name, value in history.items() if name not in NOT_METRICS}
     return RunFacts(
@@ -133,8 +134,8 @@ def _facts(directory: RunDirectory, owner: int | None, files: Mapping[str, Mappi
         data=str((config.get("data") or {}).get("name", "")),
         step=step,
         steps=steps,
-        loss=_number(summary.get("final_loss", chief.get("loss") or history.get("loss"))),
-        metrics={name: _known(value) for name, value in (chief.get("metrics") or metrics).items()},
+        loss=_number(summary.get("final_loss", (chief.loss if chief else None) or history.get("loss"))),
+        metrics={name: _known(value) for name, value in ((chief.metrics if chief else None) or metrics).items()},
         evaluation={f"eval_{n}": v for n, v in evaluation.items() if n not in ("step", "seconds")},
         examples_per_second=_number(summary.get("examples_per_second", rate)),
         started_at=began,
@@ -193,10 +194,19 @@ def _state(summary: Mapping[str, Any], *, step: int, steps: int, is_owned: bool)
     return DONE if has_ended and not any(codes) else STOPPED
 
 
-def _phase(pages: Mapping[str, Any], chief: Mapping[str, Any]) -> str:
-    if any(page["is_stopping"] for page in pages.values()):
-        return "stopping"
-    return str(chief.get("state") or "starting")
+def _phase(pages: Mapping[str, TaskPage], chief: TaskPage | None) -> str:
+    if any(page.is_stopping for page in pages.values()):
+        return TaskState.stopping.value
+    return (chief.state if chief else TaskState.starting).value
+
+
+def pages_of(status: Mapping[str, Any]) -> dict[str, TaskPage]:
+    """Returns the last page of each task, by its name, from what the launcher wrote.
+
+    Raises:
+        DAMAGED: if one of them is no page.
+    """
+    return {name: TaskPage.from_json(page) for name, page in status.get("tasks", {}).items()}
 
 
 def disk_nbytes(path: Path) -> int:

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 from statistics import median
-from typing import Any
+
+from trainer.observe.task_page import TaskPage, TaskState
 
 SLOW_TIMES = 3.0  # a slow worker computes at least this many times as long as the others
 SLOW_SECS = 10.0  # it is reported when it has been slow for this long
@@ -16,7 +17,7 @@ class SlowWorkers:
         self._slow_since: dict[str, float] = {}  # by worker
         self._reported: set[str] = set()
 
-    def poll(self, pages: Mapping[str, Mapping[str, Any]], now: float) -> list[str]:
+    def poll(self, pages: Mapping[str, TaskPage], now: float) -> list[str]:
         """Returns a sentence for each worker that has become slow, once until it is as fast as the others again.
 
         Args:
@@ -35,12 +36,12 @@ class SlowWorkers:
         ]
 
 
-def times_as_slow(pages: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+def times_as_slow(pages: Mapping[str, TaskPage]) -> dict[str, float]:
     """By worker that trains, its time to compute an example as a multiple of the others' median."""
     computes = {
-        name: (1 - page["wait_fraction"]) / page["examples_per_second"]
+        name: (1 - page.wait_fraction) / page.examples_per_second
         for name, page in pages.items()
-        if name.startswith("worker") and page["state"] == "training" and page["examples_per_second"] > 0
+        if name.startswith("worker") and page.state is TaskState.training and page.examples_per_second > 0
     }
     times = {}
     for name, own in computes.items():

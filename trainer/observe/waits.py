@@ -5,7 +5,8 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Mapping, Set
-from typing import Any
+
+from trainer.observe.task_page import TaskPage, TaskState
 
 OTHERS = "others"  # workers that little was waited for, together
 MOST_AWAITED = 16  # workers that have a number of their own: a table of all grows with their square
@@ -33,7 +34,7 @@ class Waits:
         self._totals: defaultdict[str, float] = defaultdict(float)  # by worker that waits
         self._awaited: defaultdict[str, float] = defaultdict(float)  # by what was waited for
 
-    def poll(self, pages: Mapping[str, Mapping[str, Any]], now: float) -> None:
+    def poll(self, pages: Mapping[str, TaskPage], now: float) -> None:
         """Adds the time since the last call.
 
         Args:
@@ -43,15 +44,15 @@ class Waits:
         secs = 0.0 if self._polled_at is None else min(now - self._polled_at, AT_MOST_SECS)
         self._polled_at = now
         training = {
-            name: page for name, page in pages.items() if page["job"] == "worker" and page["state"] == "training"
+            name: page for name, page in pages.items() if page.job == "worker" and page.state is TaskState.training
         }
-        missing = {name for page in pages.values() if page["stalled_secs"] > 0 for name in page["missing"]}
+        missing = {name for page in pages.values() if page.stalled_secs > 0 for name in page.missing}
         if missing:
             for name in training.keys() - missing:
                 for other in missing:
                     self._add(name, other, secs / len(missing))
             return
-        shares = {name: page["wait_fraction"] for name, page in training.items() if page["steps"] > 0}
+        shares = {name: page.wait_fraction for name, page in training.items() if page.steps > 0}
         if not shares:
             return
         slowest = min(shares, key=lambda name: shares[name])

@@ -13,7 +13,7 @@ from trainer.observe.peers import roll_call
 from trainer.observe.placement.record import Record
 from trainer.observe.placement.verify import verify
 from trainer.observe.profile.record import Recorder
-from trainer.observe.status import Status
+from trainer.observe.task_page import TaskPage, TaskState
 from trainer.plan.layout import Shard
 from trainer.plan.plan import Plan, Task
 from trainer.storage.journal import Journal
@@ -32,7 +32,7 @@ class Context:
     plan: Plan
     directory: RunDirectory
     task: Task
-    status: Status
+    status: TaskPage
     stop: StopRequest
     journal: Journal
     recorder: Recorder | None = None  # of a profile
@@ -56,7 +56,7 @@ class Context:
 
     def roll_call(self, names: Sequence[str], until: str, *, may_be_silent: bool = False) -> None:
         """Waits until these tasks are up; see `peers.roll_call`."""
-        self.status.state = "roll call"
+        self.status.state = TaskState.roll_call
         roll_call(
             self.status,
             [task for task in self.plan.tasks if task.name in names and task != self.task],

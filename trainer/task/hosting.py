@@ -9,6 +9,7 @@ from functools import partial
 from trainer.engine.sharded.host import ShardHost
 from trainer.observe.placement.record import UPDATE, make_record
 from trainer.observe.profile.record import SHARD
+from trainer.observe.task_page import TaskState
 from trainer.task import watchdogs
 from trainer.task.assemble import make_host
 from trainer.task.context import Context, collect_garbage_from_now_on
@@ -50,7 +51,7 @@ def start(context: Context) -> list[ShardHost]:
     if is_unsupervised(context):
         leave_if_workers_are_replaced(context)
     context.status.is_ready = True
-    context.status.state = "waiting"
+    context.status.state = TaskState.waiting
     first, *others = hosts
     _start_thread("shard host", partial(_serve, context, first, others))
     for number, other in enumerate(others, 2):
@@ -90,7 +91,7 @@ def _serve(context: Context, host: ShardHost, others: Sequence[ShardHost]) -> No
     is_ps = context.task.job == "ps"
     if is_ps:
         status = context.status
-        status.generation, status.step, status.state = updates.generation, step, "serving"
+        status.generation, status.step, status.state = updates.generation, step, TaskState.serving
         context.stop.stay()  # the workers decide when: they need this shard to save it
 
     def missing() -> list[int]:

@@ -18,7 +18,7 @@ from trainer.observe import status as status_page
 from trainer.observe.machine import is_local
 from trainer.observe.peers import UNIX, PeerError
 from trainer.observe.profile.record import Recorder
-from trainer.observe.status import Status
+from trainer.observe.task_page import TaskPage, TaskState
 from trainer.plan import addresses
 from trainer.plan.environment import FINISHED, LAUNCHER, LINKS, SUPERVISED
 from trainer.plan.fingerprint import digest
@@ -78,7 +78,7 @@ def _run(config: RunConfig, plan: Plan, directory: RunDirectory, task: Task) -> 
         if plan.has_shard_hosts and not task.is_chief and not context.status.launch:
             context.roll_call(["worker:0"], until="is_listening")  # without a launcher nobody would miss it
     stopped = ROLES[task.job](context)
-    context.status.state = "done"
+    context.status.state = TaskState.done
     _log.info("done at step %d", context.status.step)
     # Not after a return: it would release the context, and so close its sessions, which can wait for ever for a peer.
     finished = FINISHED if SUPERVISED in os.environ else exit_codes.OK
@@ -87,7 +87,7 @@ def _run(config: RunConfig, plan: Plan, directory: RunDirectory, task: Task) -> 
 
 def _make_context(config: RunConfig, plan: Plan, directory: RunDirectory, task: Task) -> Context:
     run = str(directory.path)
-    status = Status(
+    status = TaskPage(
         task.job,
         task.index,
         run,
@@ -107,7 +107,7 @@ def _make_context(config: RunConfig, plan: Plan, directory: RunDirectory, task: 
         return False
 
     def log_state() -> None:  # follows the stacks that `kill -USR1 PID` writes
-        _log.info("state: %s", json.dumps(status.to_json()))
+        _log.info("state: %s", json.dumps(status.as_of_now().to_json()))
 
     # A task that a scheduler started has no run directory; that of a container may be for reading only.
     may_write = directory.plan.exists() and os.access(directory.path, os.W_OK)

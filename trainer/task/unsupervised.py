@@ -42,7 +42,7 @@ def leave_unless_all_stop(context: Context) -> None:
     _log.info("asked to stop; leaving alone unless worker:0 stops too")
     while time.monotonic() < deadline:
         page = try_status(chief.control, READ_SECS)
-        if page and (page["is_stopping"] or page["ended_early"] is not None):
+        if page and (page.is_stopping or page.ended_early is not None):
             context.stop.stops_all = True  # where nobody waits for the others, each asks for itself
             return
         time.sleep(POLL_SECS)
@@ -58,7 +58,7 @@ def save_before_hosts_leave(context: Context) -> None:
         while context.needs_hosts and not context.stop.requested:
             for host in hosts:
                 page = try_status(host.control, READ_SECS)
-                if page and page["is_stopping"]:
+                if page and page.is_stopping:
                     _log.warning("%s was asked to stop; saving, and stopping the run", host.name)
                     context.stop.request()
                     return
@@ -84,7 +84,7 @@ def leave_if_workers_are_replaced(context: Context) -> None:
                 continue  # so every worker takes part
             for worker in context.plan.workers:
                 page = try_status(worker.control, READ_SECS)
-                if page and page["is_replaced"]:
+                if page and page.is_replaced:
                     _log.error("failed: a shard host is connected to another task instead of %s", worker.name)
                     leave(exit_codes.INCOMPLETE)
 
@@ -118,7 +118,7 @@ class ChiefWatch:
     def _read(self) -> bool:
         with contextlib.suppress(OSError, ValueError):
             page = read_status(self._chief.control, timeout_secs=READ_SECS)
-            self.has_ended_run = self.has_ended_run or page["ended_early"] is not None
+            self.has_ended_run = self.has_ended_run or page.ended_early is not None
             return True
         return False
 

@@ -12,7 +12,7 @@ from trainer.engine.engine import Engine
 from trainer.observe import heartbeats
 from trainer.observe.peers import read_status
 from trainer.observe.stall import STALL_SECS, Stall, describe
-from trainer.observe.status import Status
+from trainer.observe.task_page import TaskPage, TaskState
 from trainer.task.context import Context
 from trainer.task.leave import leave
 
@@ -56,7 +56,7 @@ def watch_steps(context: Context, step_of: Callable[[], int], missing: Callable[
     threading.Thread(target=watch, name="stalls", daemon=True).start()
 
 
-def watch_data(status: Status, engine: Engine) -> None:
+def watch_data(status: TaskPage, engine: Engine) -> None:
     """Reports on the status page how long the current step has been waiting for its batch."""
 
     def watch() -> None:
@@ -73,7 +73,9 @@ def _poll(context: Context, stall: Stall, step_of: Callable[[], int], missing: C
     status, workers = context.status, [task.name for task in context.plan.workers]
     now, step = time.monotonic(), step_of()
     secs = stall.poll(step, now)
-    is_stalled = secs > STALL_SECS and status.state in ("training", "serving") and step < context.plan.steps
+    is_stalled = (
+        secs > STALL_SECS and status.state in (TaskState.training, TaskState.serving) and step < context.plan.steps
+    )
     names = []
     if is_stalled:
         names = [workers[i] for i in missing()] if missing else [context.task.name]
@@ -92,5 +94,5 @@ def _steps_of(context: Context, names: Sequence[str]) -> dict[str, tuple[int, fl
     for task in context.plan.tasks:
         if task.name in names:
             with contextlib.suppress(OSError, ValueError):
-                steps[task.name] = (read_status(task.control, timeout_secs=1.0)["step"], 0.0)
+                steps[task.name] = (read_status(task.control, timeout_secs=1.0).step, 0.0)
     return steps

@@ -10,10 +10,10 @@ from trainer.engine.engine import Engine
 from trainer.engine.step_result import StepResult
 from trainer.faults import failpoints
 from trainer.faults.exit_codes import NotFiniteError, RollbackError
-from trainer.observe.metrics import count_step
 from trainer.observe.peers import read_status
 from trainer.observe.placement.record import STEP, make_record
 from trainer.observe.profile.record import REPLICA
+from trainer.observe.task_page import TaskState
 from trainer.plan.layout import Parameter
 from trainer.plan.plan import Plan
 from trainer.task import hosting, not_finite, watchdogs
@@ -74,7 +74,7 @@ def _wait_for_the_ring(context: Context) -> None:
     for other in context.plan.workers:
         with contextlib.suppress(OSError, ValueError):  # it has left, so it has all that it needs
             while time.monotonic() < deadline:
-                if read_status(other.control, timeout_secs=1.0)["step"] >= context.status.step:
+                if read_status(other.control, timeout_secs=1.0).step >= context.status.step:
                     break
                 time.sleep(0.02)
 
@@ -82,7 +82,7 @@ def _wait_for_the_ring(context: Context) -> None:
 def _train(context: Context, strategy: Any = None) -> bool:
     """Builds the engine, connects it and trains; `strategy` comes from `server.start_strategy`, under all-reduce."""
     config, plan, task = context.config, context.plan, context.task
-    context.status.state = "building"
+    context.status.state = TaskState.building
     # The chief loads the values, and writes the trained model.
     workload = open_workload(config, plan, context.directory.frozen, with_values=task.is_chief)
     context.directory.discard_described()
@@ -122,8 +122,8 @@ def _has_ended_early(context: Context) -> bool:
     while not context.stop.requested and time.monotonic() < deadline:
         with contextlib.suppress(OSError, ValueError):
             page = read_status(context.plan.task("worker", 0).control, timeout_secs=2.0)
-            if page["step"] > 0:  # else it was restarted, and does not know yet
-                return page["ended_early"] is not None
+            if page.step > 0:  # else it was restarted, and does not know yet
+                return page.ended_early is not None
         time.sleep(0.1)
     return False
 
@@ -145,7 +145,7 @@ def _step_to_the_end(context: Context, engine: Engine, pace: Pace, start: int, c
         watchdogs.watch_steps(context, lambda: status.step, None)
     watchdogs.watch_data(status, engine)
     context.stop.let_step_finish()
-    status.generation, status.step, status.state = engine.generation, start, "training"
+    status.generation, status.step, status.state = engine.generation, start, TaskState.training
     collect_garbage_from_now_on()
     pace.began = time.monotonic()
     is_last = plan.effective_strategy.waits_for_all and initial_state.state_of(engine).is_last
@@ -210,7 +210,7 @@ def _make_actions(context: Context, engine: Engine, pace: Pace, start: int, chie
         status.step_secs += pace.step_secs[-1]
         status.wait_secs += result.wait_secs
         status.compute_secs += result.compute_secs
-        count_step(status.step_buckets, pace.step_secs[-1])
+        status.count_step(pace.step_secs[-1])
         status.wait_fraction = pace.wait_fraction(RECENT_STEPS)
         status.examples_per_second = examples * pace.steps_per_second(RECENT_STEPS)
         if result.step > start:

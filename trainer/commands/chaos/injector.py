@@ -3,16 +3,15 @@
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from trainer.commands.chaos.proxy import GOOD, Condition, Link, Links
 from trainer.commands.chaos.schedule import Fault
 from trainer.launch.fault_hooks import RunView
-from trainer.observe.status import WAITS_FOR_DATA
+from trainer.observe.task_page import TaskPage
 from trainer.plan.plan import Plan
 
 SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
-AT_WORK = ("training", WAITS_FOR_DATA, "serving", "evaluating", "done")  # states of a task that is working
 
 Progress = tuple[int, int]  # generation, global step: rises also where the step goes back
 
@@ -63,7 +62,7 @@ class _Open:
     def poll(self, seen: RunView, reached: Progress) -> None:
         self.ended |= {name for name, pid in self.pids.items() if seen.pids.get(name) != pid}
         working = _at_work(seen)
-        later = [page["step"] for page in working.values() if page["generation"] > self.reached[0]]
+        later = [page.step for page in working.values() if page.generation > self.reached[0]]
         self.lowest = min([*later, *([] if self.lowest is None else [self.lowest])], default=None)
         if not self._has_passed(seen.now) or not self.ended <= working.keys():
             self.back_at = None
@@ -84,9 +83,9 @@ class _Open:
         return Recovery(self.fault, self.reached[1], self.recover_secs, lost, self.at)
 
 
-def _at_work(seen: RunView) -> dict[str, Mapping[str, Any]]:
+def _at_work(seen: RunView) -> dict[str, TaskPage]:
     """Pages of the tasks that take part in the training."""
-    return {name: page for name, page in seen.pages.items() if page["state"] in AT_WORK}
+    return {name: page for name, page in seen.pages.items() if page.state.is_at_work}
 
 
 class FaultInjector:
@@ -198,7 +197,7 @@ class FaultInjector:
 def _reached(seen: RunView) -> Progress:
     """How far the workers are; a ps can be a step ahead of what all shards have."""
     pages = [page for name, page in _at_work(seen).items() if name.startswith("worker:")]
-    return max(((page["generation"], page["step"]) for page in pages), default=(0, 0))
+    return max(((page.generation, page.step) for page in pages), default=(0, 0))
 
 
 def _condition(fault: Fault) -> Condition:

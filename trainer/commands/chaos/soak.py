@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from trainer.commands.chaos.injector import AT_WORK
 from trainer.commands.chaos.schedule import Fault
 from trainer.config.words import size
 from trainer.launch.fault_hooks import RunView
@@ -52,8 +51,8 @@ class Resources:
             return
         self._next_at = seen.now + SAMPLE_SECS
         for task, page in seen.pages.items():
-            if page["state"] in AT_WORK and task in seen.pids:
-                sample = page["memory_bytes"], self._count_files(seen.pids[task])
+            if page.state.is_at_work and task in seen.pids:
+                sample = page.memory_bytes, self._count_files(seen.pids[task])
                 self._samples.setdefault((task, seen.pids[task]), []).append(sample)
 
     def growth(self) -> list[str]:

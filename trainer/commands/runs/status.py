@@ -21,6 +21,7 @@ from trainer.launch.ending import shown
 from trainer.launch.view import duration
 from trainer.observe import runs
 from trainer.observe.runs import RunFacts
+from trainer.observe.task_page import TaskPage, TaskState
 from trainer.observe.waits import UPDATE
 from trainer.storage.damage import DAMAGED
 from trainer.storage.run_directory import RunDirectory
@@ -91,21 +92,22 @@ def _tasks(facts: RunFacts, status: Mapping[str, Any]) -> Table:
     for name in ("step", "examples/s", "wait", "memory", "restarts"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("host", overflow="fold")
+    pages = runs.pages_of(status)
     for name, attempt in status["attempts"].items():
-        page = status["tasks"].get(name)
+        page = pages.get(name)
         state = status["states"][name] if facts.is_running or attempt["code"] is not None else "unknown"
-        numbers = _numbers(page, facts.step if state == "done" else page["step"]) if page else [""] * 4
+        numbers = _numbers(page, facts.step if state == TaskState.done.value else page.step) if page else [""] * 4
         table.add_row(name, escape(state), *numbers, str(attempt["restarts"]), escape(attempt["host"]))
     return table
 
 
-def _numbers(page: Mapping[str, Any], step: int) -> list[str]:
-    is_worker = page["job"] == "worker"
+def _numbers(page: TaskPage, step: int) -> list[str]:
+    is_worker = page.job == "worker"
     return [
         str(step),
-        f"{page['examples_per_second']:,.0f}" if is_worker else "",
-        "" if page["job"] == "evaluator" else f"{page['wait_fraction']:.0%}",
-        f"{page['memory_bytes'] / 2**20:,.0f} MiB",
+        f"{page.examples_per_second:,.0f}" if is_worker else "",
+        "" if page.job == "evaluator" else f"{page.wait_fraction:.0%}",
+        f"{page.memory_bytes / 2**20:,.0f} MiB",
     ]
 
 

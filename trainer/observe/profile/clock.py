@@ -47,4 +47,4 @@ def follow(control: str, report: Callable[[Offset], None]) -> None:
 def _poll(control: str) -> Offset | None:
     asked_at = time.time()
     page = try_status(control, timeout_secs=1.0)
-    return None if page is None else estimate(asked_at, page["now"], time.time())
+    return None if page is None else estimate(asked_at, page.now, time.time())

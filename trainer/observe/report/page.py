@@ -208,7 +208,8 @@ def _curves(record: Record, name: str, hue: int, is_one_of_several: bool) -> Ite
 
 
 def _tasks(run: Record) -> list[dict[str, Any]]:
-    attempts, pages, states = (run.status.get(key) or {} for key in ("attempts", "tasks", "states"))
+    attempts, states = (run.status.get(key) or {} for key in ("attempts", "states"))
+    pages = runs.pages_of(run.status)
     ended = run.summary.get("tasks") or {}
     codes = {name: task["code"] for name, task in ended.items()} if isinstance(ended, dict) else {}
     restarts = run.summary.get("restarts_of") or {}

@@ -22,7 +22,7 @@ from trainer.engine.tables.mapping import map_rows
 from trainer.engine.tables.memory import BlockMemory
 from trainer.engine.vectors.snapshot import Snapshot
 from trainer.faults.exit_codes import NotFiniteError
-from trainer.observe.status import Status
+from trainer.observe.task_page import TaskPage, TaskState
 from trainer.plan.environment import REPORTS_PROGRESS
 from trainer.plan.serialize import to_json
 from trainer.storage import checkpoint, checkpoint_writer, evaluations, resume
@@ -141,7 +141,7 @@ class Saver:
         """Begins to save, once the save before is on disk."""
         status = self.context.status
         self.context.journal.write("save", generation=self.generation, step=snapshot.step)
-        before, status.state = status.state, "saving"  # on a slow disk the save before takes long
+        before, status.state = status.state, TaskState.saving  # on a slow disk the save before takes long
         tensors = snapshot.to_tensors()
         self.writer.save(snapshot.step, self.generation, self._facts(snapshot), tensors, on_error=on_error, rows=rows)
         status.state = before
@@ -220,7 +220,7 @@ class ChiefEvaluation:
     evaluator: Evaluator
     events: Events
     lines: History
-    status: Status
+    status: TaskPage
     saver: Saver
     keeps_best: bool
     abandoned: Snapshot | None = None  # not evaluated, because the run is to stop
@@ -231,7 +231,7 @@ class ChiefEvaluation:
         Raises:
             AbandonedError: if the run has to stop before that; it will continue from this state.
         """
-        before, self.status.state, self.status.evaluated = self.status.state, "evaluating", 0
+        before, self.status.state, self.status.evaluated = self.status.state, TaskState.evaluating, 0
         began = time.monotonic()
         try:
             scores = self.evaluator.score(snapshot, self._goes_on)
@@ -390,7 +390,7 @@ def finish(
         path = context.directory.checkpoints / f"{snapshot.step:09d}"
         last_rows = table_files.loaded(path, context.plan.tables, seed=context.config.seed)
     if not stopped:
-        context.status.state = "exporting"
+        context.status.state = TaskState.exporting
         keeps_best = chief.evaluation is not None and chief.evaluation.keeps_best
         best = evaluations.best_result(context.directory) if keeps_best else None
         if best:

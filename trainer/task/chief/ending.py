@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer.config import user_file
 from trainer.engine.step_result import StepResult
-from trainer.observe.status import Status
+from trainer.observe.task_page import TaskPage
 from trainer.workload.data.examples import users_code
 
 STOP = "stop"  # what a hook returns to end the run
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 class Hooks:
     """The functions of the user's file that the chief calls: on_step, on_evaluation, on_end."""
 
-    def __init__(self, user: str | None, status: Status) -> None:
+    def __init__(self, user: str | None, status: TaskPage) -> None:
         functions = user_file.definitions(user) if user else {}
         self._functions: dict[str, Callable[..., Any]] = {
             name: functions[name] for name in user_file.HOOKS if name in functions
@@ -48,7 +48,7 @@ class Hooks:
             end_early(self._status, step, f"{name} of {self._user} returned {STOP!r}")
 
 
-def end_early(status: Status, step: int, why: str) -> None:
+def end_early(status: TaskPage, step: int, why: str) -> None:
     """Has the chief ask all replicas to stop with their next step."""
     if status.ended_early is None:
         status.ended_early = why

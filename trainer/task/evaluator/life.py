@@ -16,7 +16,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from trainer.observe.peers import PeerError, read_status
-from trainer.observe.status import WAITS_FOR_DATA
+from trainer.observe.task_page import TaskState
 from trainer.plan.plan import Task
 from trainer.storage import checkpoint, checkpoint_writer
 from trainer.storage.run_directory import RunDirectory
@@ -29,7 +29,7 @@ POLL_SECS = 0.2
 CHIEF_POLL_SECS = 1.0
 GONE_SECS = 60.0  # without an answer: more than a busy chief needs, or one that a scheduler restarts
 # States of a chief that has already moved away the files that it does not continue.
-BEGUN = ("training", WAITS_FOR_DATA, "evaluating", "done")
+BEGUN = (TaskState.training, TaskState.waiting_for_data, TaskState.evaluating, TaskState.done)
 
 
 def run(context: Context) -> bool:
@@ -60,7 +60,7 @@ def run(context: Context) -> bool:
                 scorer.score(path)
         if scorer.last_step >= steps or stop.requested:
             break
-        context.status.state = "waiting"
+        context.status.state = TaskState.waiting
         if _has_ended_early(directory) and not scorer.unscored(finder.find(chief_has_begun=True)):
             break
         if chief.poll() > GONE_SECS:
@@ -142,7 +142,7 @@ class ChiefWatch:
                 self._silent_since = now if self._silent_since is None else self._silent_since
             else:
                 self._silent_since = None
-                self.step, self.has_begun = page["step"], self.has_begun or page["state"] in BEGUN
+                self.step, self.has_begun = page.step, self.has_begun or page.state in BEGUN
         return 0.0 if self._silent_since is None else now - self._silent_since
 
 

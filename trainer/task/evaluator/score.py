@@ -18,7 +18,7 @@ from trainer.engine.tables.memory import BlockMemory
 from trainer.engine.tables.touches import Touches
 from trainer.engine.tables.worker import Tables, TableWorker
 from trainer.engine.vectors.snapshot import Snapshot
-from trainer.observe.status import Status
+from trainer.observe.task_page import TaskPage, TaskState
 from trainer.plan.plan import Plan
 from trainer.plan.tables import TableLayout, blocks_of
 from trainer.storage import checkpoint, evaluations, table_rows
@@ -152,7 +152,7 @@ class CheckpointScorer:
         directory: RunDirectory,
         workload: Workload,
         evaluator: Evaluator,
-        status: Status,
+        status: TaskPage,
         *,
         frozen: str = "",
         rows: Sequence[BlockMemory] = (),
@@ -193,7 +193,7 @@ class CheckpointScorer:
             AbandonedError: if the task is asked to stop.
             CheckpointError: if it is of another model.
         """
-        self._status.state, self._status.evaluated = "evaluating", 0
+        self._status.state, self._status.evaluated = TaskState.evaluating, 0
         began, identity = time.monotonic(), identity_of(path)
         try:
             source = checkpoint.read_manifest(path)
