@@ -287,6 +287,7 @@ def test_what_is_generated_is_current():
     subprocess.run([sys.executable, "docs/generate.py", "--check"], cwd=ROOT, check=True, timeout=LONGEST_SECS)
 
 
+@pytest.mark.long  # as `make docs` does in CI
 @pytest.mark.slow
 def test_sphinx_builds_the_pages_without_a_warning(tmp_path: Path):
     pytest.importorskip("myst_parser")
