@@ -31,6 +31,7 @@ from bench.facts import cpu_model
 from trainer.commands.plan import make
 from trainer.config.compose import load
 from trainer.launch.attempts import Starter
+from trainer.launch.messages import Exited, Started, TaskEvent
 from trainer.launch.progress import make_progress
 from trainer.launch.signals import Signals
 from trainer.launch.supervisor import Supervisor
@@ -118,30 +119,30 @@ class StandInStarter(Starter):
 
     def __init__(self) -> None:
         self.starts: dict[str, int] = {}  # by task
-        self._events: list[dict[str, Any]] = []
+        self._events: list[TaskEvent] = []
         self._has_events = threading.Event()
         self._pids: dict[str, int] = {}
 
     def start(self, name: str, *, run: str, environment: Mapping[str, str], log: str) -> None:
         self.starts[name] = self.starts.get(name, 0) + 1
         self._pids[name] = 10_000_000 + len(self._pids) + 1000 * self.starts[name]
-        self._add({"event": "started", "name": name, "pid": self._pids[name]})
+        self._add(Started(name, self._pids[name]))
 
     def end(self, name: str, code: int = -9) -> float:
         """Reports the end of a task; returns when."""
-        self._add({"event": "exited", "name": name, "pid": self._pids[name], "code": code})
+        self._add(Exited(name, self._pids[name], code))
         return time.monotonic()
 
     def signal(self, pid: int, number: int) -> None:
         """Nobody is there."""
 
-    def events(self, timeout_secs: float) -> list[dict[str, Any]]:
+    def events(self, timeout_secs: float) -> list[TaskEvent]:
         self._has_events.wait(timeout_secs)
         self._has_events.clear()
         events, self._events = self._events, []
         return events
 
-    def _add(self, event: dict[str, Any]) -> None:
+    def _add(self, event: TaskEvent) -> None:
         self._events.append(event)
         self._has_events.set()
 

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pages import page
 
 from trainer.faults import exit_codes
 from trainer.launch.attempts import Attempts
+from trainer.launch.messages import Exited, Started, TaskEvent
 from trainer.plan.environment import FINISHED
 from trainer.plan.plan import Task
 from trainer.storage.run_directory import RunDirectory
@@ -39,19 +41,19 @@ def test_a_page_of_the_earlier_attempt_is_not_the_new_ones(tmp_path: Path):
     starter: Any = Starter()
     attempts = Attempts([WORKER], RunDirectory(tmp_path), starter)
     first = attempts.current["worker:1"]
-    first.page = {"pid": 7, "started_at": 1.0}
+    first.page = page(pid=7, started_at=1.0)
     attempts.start("worker:1", 1, {})
     attempts.start("worker:1", 2, {})  # the attempt between them never showed a page
     second = attempts.current["worker:1"]
-    assert not second.is_mine({"pid": 7, "started_at": 1.0})
-    assert second.is_mine({"pid": 7, "started_at": 2.0})
+    assert not second.is_mine(page(pid=7, started_at=1.0))
+    assert second.is_mine(page(pid=7, started_at=2.0))
 
 
 @pytest.mark.parametrize(("code", "becomes"), [(FINISHED, 0), (0, exit_codes.BAD_DATA), (3, 3), (-9, -9)])
 def test_a_task_that_leaves_with_0_was_ended_by_the_users_code(tmp_path: Path, code: int, becomes: int):
     class Starter:
-        def events(self, timeout_secs: float) -> list[dict[str, Any]]:
-            return [{"event": kind, "name": "worker:1", "pid": 7, "code": code} for kind in ("started", "exited")]
+        def events(self, timeout_secs: float) -> list[TaskEvent]:
+            return [Started("worker:1", 7), Exited("worker:1", 7, code)]
 
     starter: Any = Starter()
     attempts = Attempts([WORKER], RunDirectory(tmp_path), starter)

@@ -16,6 +16,7 @@ from trainer.faults import exit_codes
 from trainer.launch.containers import on_hosts
 from trainer.launch.containers.docker_errors import DockerError
 from trainer.launch.containers.on_hosts import ContainersOnHosts, Engine, Engines
+from trainer.launch.messages import Started, TaskEvent
 from trainer.plan.checks.containers import check_containers
 from trainer.plan.hosts import host_by_task, resolve_hosts
 
@@ -67,7 +68,7 @@ class FakeTasks:
 
     def start(self, name: str, **options: Any) -> int:
         number = next(self._numbers)
-        self.report({"event": "started", "name": name, "pid": number})
+        self.report(Started(name, number))
         return number
 
     def close(self) -> None: ...
@@ -102,29 +103,29 @@ def test_tasks_of_a_lost_host_have_ended_and_start_when_it_is_reached_again(tmp_
     with ContainersOnHosts(engines, specs, str(tmp_path)) as tasks:
         for name in host_by_task(config.cluster):
             tasks.start(name, run="", environment={}, log="")
-        pids = {event["name"]: event["pid"] for event in events_until(tasks, 4)}
+        pids = {event.name: event.pid for event in events_until(tasks, 4)}
         tasks._tasks["gpu2"].report(DockerError("the Docker engine has stopped"))  # type: ignore[attr-defined]
         ended = events_until(tasks, 2)
-        assert {one["name"]: one["pid"] for one in ended} == {name: pids[name] for name in ("ps:1", "worker:1")}
-        assert {(one["code"], one["why"]) for one in ended} == {(-9, f"gpu2 was lost: {FakeTunnel.last_words}")}
+        assert {one.name: one.pid for one in ended} == {name: pids[name] for name in ("ps:1", "worker:1")}
+        assert {(one.code, one.why) for one in ended} == {(-9, f"gpu2 was lost: {FakeTunnel.last_words}")}
         tasks.start("ps:1", run="", environment={}, log="")
         (unreached,) = events_until(tasks, 1)
-        assert (unreached["name"], unreached["pid"], unreached["code"]) == ("ps:1", None, exit_codes.UNAVAILABLE)
-        assert "Permission denied" in unreached["why"]
+        assert (unreached.name, unreached.pid, unreached.code) == ("ps:1", None, exit_codes.UNAVAILABLE)
+        assert "Permission denied" in unreached.why
         monkeypatch.setattr(engines, "connect", lambda host: FakeEngine(tunnel, client))
         with monkeypatch.context() as lost_again:
             lost_again.setattr(FakeTasks, "start", lose)
             tasks.start("ps:1", run="", environment={}, log="")
             (unreached,) = events_until(tasks, 1)
-            assert (unreached["name"], unreached["code"]) == ("ps:1", exit_codes.UNAVAILABLE)
+            assert (unreached.name, unreached.code) == ("ps:1", exit_codes.UNAVAILABLE)
         tasks.start("ps:1", run="", environment={}, log="")
         (started,) = events_until(tasks, 1)
-        assert started["event"] == "started"
-        assert started["pid"] not in pids.values()
+        assert isinstance(started, Started)
+        assert started.pid not in pids.values()
 
 
-def events_until(tasks: ContainersOnHosts, count: int) -> list[dict[str, Any]]:
-    events: list[dict[str, Any]] = []
+def events_until(tasks: ContainersOnHosts, count: int) -> list[TaskEvent]:
+    events: list[TaskEvent] = []
     for _ in range(100):
         if len(events) < count:
             events += tasks.events(0.1)

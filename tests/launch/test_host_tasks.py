@@ -15,8 +15,9 @@ from trainer.config import versions
 from trainer.launch.hosts import launcher
 from trainer.launch.hosts import tasks as module
 from trainer.launch.hosts.connection import Connection
-from trainer.launch.hosts.order import HostFacts, Order
+from trainer.launch.hosts.order import Order
 from trainer.launch.hosts.tasks import HostTasks
+from trainer.launch.messages import HostFacts, Started, TaskEvent
 from trainer.observe.peers import PeerError
 from trainer.plan.hosts import resolve_hosts
 
@@ -54,18 +55,18 @@ def test_gpus_that_a_host_lacks_are_refused():
 SCRIPTED = """
 import json, sys
 print("Welcome to this host!", flush=True)
-print(json.dumps({{"event": "host", **{facts}}}), flush=True)
+print(json.dumps({{"kind": "HostFacts", **{facts}}}), flush=True)
 for line in sys.stdin:
     request = json.loads(line)
-    if request["do"] == "start":
-        print(json.dumps({{"event": "started", "name": request["name"], "pid": 7}}), flush=True)
-    if request["do"] == "stay":
-        print(json.dumps({{"event": "here"}}), flush=True)
-    if request["do"] == "signal":
+    if request["kind"] == "Start":
+        print(json.dumps({{"kind": "Started", "name": request["name"], "pid": 7}}), flush=True)
+    if request["kind"] == "Stay":
+        print(json.dumps({{"kind": "Here"}}), flush=True)
+    if request["kind"] == "Signal":
         assert request["pid"] == 7
         if request["number"] == 9:
             sys.exit("it lost its power")
-        print(json.dumps({{"event": "exited", "name": "worker:0", "pid": 7, "code": 3}}), flush=True)
+        print(json.dumps({{"kind": "Exited", "name": "worker:0", "pid": 7, "code": 3}}), flush=True)
 """
 
 
@@ -82,8 +83,8 @@ def scripted(*hosts: str) -> HostTasks:
     return HostTasks([Order(host, "/runs/x", "token", 2) for host in hosts], connect)
 
 
-def events_until(tasks: HostTasks, count: int) -> list[dict]:
-    events: list[dict] = []
+def events_until(tasks: HostTasks, count: int) -> list[TaskEvent]:
+    events: list[TaskEvent] = []
     deadline = time.monotonic() + 30
     while len(events) < count and time.monotonic() < deadline:
         events += tasks.events(0.1)
@@ -100,24 +101,25 @@ def start(tasks: HostTasks, **host_of: str) -> None:
 def test_tasks_of_two_hosts_with_equal_process_ids_are_told_apart():
     with scripted("a", "b") as tasks:
         start(tasks, worker_0="a", worker_1="b")
-        pids = {event["name"]: event["pid"] for event in events_until(tasks, 2)}
+        pids = {event.name: event.pid for event in events_until(tasks, 2)}
         assert len(set(pids.values())) == 2
         tasks.signal(pids["worker:0"], 15)
         (ended,) = events_until(tasks, 1)
-        assert (ended["name"], ended["pid"], ended["code"]) == ("worker:0", pids["worker:0"], 3)
+        assert (ended.name, ended.pid, ended.code) == ("worker:0", pids["worker:0"], 3)
 
 
 def test_the_tasks_of_a_lost_host_have_ended_and_it_is_reached_again():
     with scripted("a", "b") as tasks:
         start(tasks, worker_0="a", worker_1="b", worker_2="b")
-        pids = {event["name"]: event["pid"] for event in events_until(tasks, 3)}
+        pids = {event.name: event.pid for event in events_until(tasks, 3)}
         tasks.signal(pids["worker:1"], 9)
         ended = events_until(tasks, 2)
-        assert {event["name"]: event["pid"] for event in ended} == {n: pids[n] for n in ("worker:1", "worker:2")}
-        assert {(event["code"], event["why"]) for event in ended} == {(-9, "b was lost: it lost its power")}
+        assert {event.name: event.pid for event in ended} == {n: pids[n] for n in ("worker:1", "worker:2")}
+        assert {(event.code, event.why) for event in ended} == {(-9, "b was lost: it lost its power")}
         tasks.start("worker:1", run="/runs/x", environment={}, log="log")
         (started,) = events_until(tasks, 1)
-        assert (started["event"], started["name"]) == ("started", "worker:1")
+        assert isinstance(started, Started)
+        assert started.name == "worker:1"
         assert tasks._orders["b"].held == (5, 6)  # the addresses that all others know
 
 
@@ -125,18 +127,14 @@ def test_the_tasks_of_a_lost_host_have_ended_and_it_is_reached_again():
 def test_a_host_whose_nursery_hangs_is_lost(monkeypatch):
     facts = {"version": "1", "code": "2", "cores": 4, "gpus": 0, "sees_run": True, "ports": [5, 6]}
     hangs = SCRIPTED.format(facts=facts).replace(
-        'if request["do"] == "signal":', "import time; time.sleep(60)\n    if 0:"
+        'if request["kind"] == "Signal":', "import time; time.sleep(60)\n    if 0:"
     )
     monkeypatch.setattr(module, "STAY_SECS", 0.1)
     monkeypatch.setattr(module, "HUNG_SECS", 1.0)
     with HostTasks([Order("a", "/runs/x", "token", 2)], partial(ScriptedConnection, hangs)) as tasks:
         start(tasks, worker_0="a")
         started, ended = events_until(tasks, 2)
-        assert (ended["name"], ended["pid"], ended["why"]) == (
-            "worker:0",
-            started["pid"],
-            "a was lost: it does not answer",
-        )
+        assert (ended.name, ended.pid, ended.why) == ("worker:0", started.pid, "a was lost: it does not answer")
 
 
 def test_a_host_that_is_not_there_is_named_with_what_the_command_said(tmp_path: Path):

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 import pytest
@@ -20,6 +20,7 @@ from runs import STALLED_SECS, has_ended, wait_until
 
 from trainer.commands.start import start_early
 from trainer.config.schema import DataConfig, ModelConfig
+from trainer.launch.messages import Exited, Started, TaskEvent
 from trainer.launch.processes.ports import HeldPorts
 from trainer.launch.processes.tasks import ProcessTasks
 from trainer.observe.machine import is_local
@@ -153,19 +154,22 @@ def stand_in(folder: Path, code: str) -> dict[str, str]:
     return {"PYTHONPATH": str(folder), "CODE": code, "PYTHONUNBUFFERED": "1"}
 
 
-def next_event(tasks: ProcessTasks, kind: str) -> dict[str, Any]:
+E = TypeVar("E", Started, Exited)
+
+
+def next_event(tasks: ProcessTasks, kind: type[E]) -> E:
     """The next event of a kind; skips those before it, and leaves those after it for the next call."""
     unread = _unread.setdefault(tasks, deque())
     deadline = time.monotonic() + STALLED_SECS
     while time.monotonic() < deadline:
         while unread:
-            if (event := unread.popleft())["event"] == kind:
+            if isinstance(event := unread.popleft(), kind):
                 return event
         unread.extend(tasks.events(timeout_secs=0.1))
-    pytest.fail(f"no event {kind} within {STALLED_SECS:.0f} s")
+    pytest.fail(f"no event {kind.__name__} within {STALLED_SECS:.0f} s")
 
 
-_unread: WeakKeyDictionary[ProcessTasks, deque[dict[str, Any]]] = WeakKeyDictionary()
+_unread: WeakKeyDictionary[ProcessTasks, deque[TaskEvent]] = WeakKeyDictionary()
 
 
 def wait_for_end(*pids: int) -> None:
@@ -180,26 +184,26 @@ def wait_for_end(*pids: int) -> None:
 
 def test_a_start_and_an_end_are_reported_with_name_process_and_code(tasks, start):
     start("worker:1", "os._exit(7)")
-    started = next_event(tasks, "started")
-    assert started == {"event": "started", "name": "worker:1", "pid": started["pid"]}
-    assert next_event(tasks, "exited") == {"event": "exited", "name": "worker:1", "pid": started["pid"], "code": 7}
+    started = next_event(tasks, Started)
+    assert started.name == "worker:1"
+    assert next_event(tasks, Exited) == Exited("worker:1", started.pid, 7)
 
 
 def test_the_code_of_a_killed_task_is_its_signal(tasks, start):
     start("ps:0", SLEEP)
-    tasks.signal(next_event(tasks, "started")["pid"], signal.SIGKILL)
-    assert next_event(tasks, "exited")["code"] == -9
+    tasks.signal(next_event(tasks, Started).pid, signal.SIGKILL)
+    assert next_event(tasks, Exited).code == -9
 
 
 def test_a_task_writes_into_its_log(tasks, start, tmp_path):
     start("ps:0", "print('hello', flush=True)")
-    next_event(tasks, "exited")
+    next_event(tasks, Exited)
     assert (tmp_path / "task.log").read_text() == "hello\n"
 
 
 def test_a_task_has_its_own_environment(tasks, start, tmp_path):
     start("worker:0", "print(os.environ['CUDA_VISIBLE_DEVICES'], flush=True)", CUDA_VISIBLE_DEVICES="2,3")
-    next_event(tasks, "exited")
+    next_event(tasks, Exited)
     assert (tmp_path / "task.log").read_text() == "2,3\n"
 
 
@@ -207,7 +211,7 @@ def test_only_tasks_are_signalled(tasks, start):
     with subprocess.Popen(["sleep", "60"]) as stranger:
         tasks.signal(stranger.pid, signal.SIGKILL)
         start("worker:0", "os._exit(0)")
-        next_event(tasks, "exited")  # the nursery handles requests in order
+        next_event(tasks, Exited)  # the nursery handles requests in order
         assert stranger.poll() is None
         stranger.kill()
 
@@ -219,7 +223,7 @@ def test_waiting_for_events_has_a_timeout(tasks):
 def test_leaving_the_block_ends_a_running_task(tmp_path):
     with ProcessTasks(fork=False) as tasks:
         tasks.start("ps:0", run="", environment=stand_in(tmp_path, SLEEP), log=str(tmp_path / "task.log"))
-        pid = next_event(tasks, "started")["pid"]
+        pid = next_event(tasks, Started).pid
     wait_for_end(pid)
 
 
@@ -231,7 +235,7 @@ if __name__ == "__main__":
     with ProcessTasks(fork=False) as tasks:
         tasks.start("ps:0", run="", environment=json.loads(sys.argv[1]), log=sys.argv[2])
         (started,) = tasks.events(10)
-        print(tasks._nursery.pid, started["pid"], flush=True)
+        print(tasks._nursery.pid, started.pid, flush=True)
         time.sleep(60)
 """
 
@@ -241,23 +245,23 @@ def test_what_a_task_has_started_ends_with_it(tasks, start, tmp_path):
     apart = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
     code = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {apart!r}], start_new_session=True"
     start("worker:0", f"{code}, env={{}}); print(p.pid, flush=True)")
-    next_event(tasks, "exited")
+    next_event(tasks, Exited)
     wait_for_end(int((tmp_path / "task.log").read_text()))
 
 
 def test_a_daemon_of_a_task_does_not_end_with_another_task(tasks, start, tmp_path):
     daemon = "if os.fork() == 0: print(os.getpid(), flush=True); time.sleep(60)"
     start("worker:0", f"import time\nif os.fork() == 0:\n    {daemon}\n    os._exit(0)\n{SLEEP}")
-    task, log = next_event(tasks, "started")["pid"], tmp_path / "task.log"
+    task, log = next_event(tasks, Started).pid, tmp_path / "task.log"
     wait_until(lambda: log.exists() and log.read_text().endswith("\n"))
     pid = int(log.read_text())
     start("worker:1", "os._exit(0)")
-    next_event(tasks, "exited")
+    next_event(tasks, Exited)
     start("worker:2", "os._exit(0)")  # by now the nursery has killed what the first left behind
-    next_event(tasks, "exited")
+    next_event(tasks, Exited)
     assert not has_ended(pid)
     tasks.signal(task, signal.SIGKILL)
-    next_event(tasks, "exited")
+    next_event(tasks, Exited)
     wait_for_end(pid)
 
 
@@ -276,7 +280,7 @@ def test_killing_the_launcher_ends_nursery_and_tasks(tmp_path):
 def test_a_nursery_that_has_ended_is_an_error_with_its_code(tasks):
     tasks._nursery.kill()
     with pytest.raises(RuntimeError, match="the process that starts tasks ended with code -9"):
-        next_event(tasks, "started")
+        next_event(tasks, Started)
 
 
 def test_a_nursery_that_ends_before_it_has_read_a_request_is_the_same_error(tasks, start):
@@ -284,7 +288,7 @@ def test_a_nursery_that_ends_before_it_has_read_a_request_is_the_same_error(task
     start("ps:0", "os._exit(0)")
     tasks._nursery.kill()
     with pytest.raises(RuntimeError, match="the process that starts tasks ended with code -9"):
-        next_event(tasks, "started")
+        next_event(tasks, Started)
 
 
 def test_a_nursery_that_has_ended_takes_no_request(tasks, start):
@@ -357,7 +361,7 @@ ENDS = {  # what a model's function does -> what the answer must say, where the 
     "sys.exit(0)": "mine.py, line 3, in model: SystemExit",
     "os.fork()": "",
     "multiprocessing.get_context('fork').Process(target=time.sleep, args=(60,)).start()": "",
-    'print(\'{"event": "described", "answer": {}}\', flush=True)': "",
+    'print(\'{"kind": "Described", "name": "describe 1", "answer": {}}\', flush=True)': "",
     "time.sleep(1.5)": "",
 }
 
@@ -381,7 +385,7 @@ def test_a_description_comes_or_is_known_not_to_come_whatever_the_users_code_doe
 def test_a_forked_task_that_cannot_start_logs_why(forking, tmp_path):
     log = tmp_path / "task.log"
     forking.start("worker:0", run=str(tmp_path / "nowhere"), environment={}, log=str(log))
-    pid = next_event(forking, "started")["pid"]
-    while (ended := next_event(forking, "exited"))["pid"] != pid:
+    pid = next_event(forking, Started).pid
+    while (ended := next_event(forking, Exited)).pid != pid:
         pass  # the fork that described a model
-    assert (ended["code"], "nowhere/config.yaml" in log.read_text()) == (70, True)
+    assert (ended.code, "nowhere/config.yaml" in log.read_text()) == (70, True)

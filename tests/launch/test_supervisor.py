@@ -15,6 +15,7 @@ from quick_config import load
 from trainer.faults import exit_codes
 from trainer.launch import attempts, restarts, silence, supervisor
 from trainer.launch.attempts import RunOutcome
+from trainer.launch.messages import Exited, Started, TaskEvent
 from trainer.launch.progress import make_progress
 from trainer.launch.signals import Signals
 from trainer.launch.supervisor import Supervisor
@@ -62,7 +63,7 @@ class Script:
         self._frozen, self._frozen_at, self._exits = frozen, frozen_at, exits
         self._seen: dict[str, float] = {}  # when a task's page was read first
         self._pids: dict[int, str] = {}  # of those that are alive
-        self._events: list[dict[str, Any]] = []
+        self._events: list[TaskEvent] = []
         self.attempts = dict.fromkeys(TASKS, 0)
         self.started: dict[str, float] = {}  # when a task's last attempt was
         self.answers_after: dict[str, float] = {}  # seconds from its start
@@ -76,7 +77,7 @@ class Script:
         pid = 1000 * self.attempts[name] + TASKS.index(name)
         self._pids[pid] = name
         self.started[name] = self.clock.now
-        self._events.append({"event": "started", "name": name, "pid": pid})
+        self._events.append(Started(name, pid))
 
     def signal(self, pid: int, number: int) -> None:
         if number == signal.SIGKILL:
@@ -85,7 +86,7 @@ class Script:
             self.asked.append(pid // 1000)
             self._end(pid, exit_codes.TERMINATED)
 
-    def events(self, timeout_secs: float) -> list[dict[str, Any]]:
+    def events(self, timeout_secs: float) -> list[TaskEvent]:
         self.clock.now += min(timeout_secs, 0.05)
         if self.signals is not None and self._now() > self.stopped_at:
             self.signals.numbers, self.stopped_at = [signal.SIGINT], float("inf")
@@ -114,7 +115,7 @@ class Script:
         if (name := self._pids.pop(pid, None)) is not None:
             self.ended.setdefault(name, self.clock.now)
             code = code or FINISHED
-            self._events.append({"event": "exited", "name": name, "pid": pid, "code": code})
+            self._events.append(Exited(name, pid, code))
 
 
 def supervise(script: Script, path: Path, monkeypatch: pytest.MonkeyPatch, *, delay_secs: float = 0.1) -> RunOutcome:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from runs import wait_until
 
+from trainer.launch.messages import Exited
 from trainer.launch.processes import warm
 from trainer.launch.processes.tasks import ProcessTasks
 
@@ -103,7 +104,7 @@ def test_its_nursery_has_the_directory_and_the_environment_of_the_command(tmp_pa
         assert tasks.is_warm
         tasks.start("worker:0", run="nowhere", environment={"MINE": "1"}, log="task.log")
         events = []
-        while not any(event["event"] == "exited" for event in events):
+        while not any(isinstance(event, Exited) for event in events):
             events += tasks.events(10.0)
     assert "nowhere" in (tmp_path / "task.log").read_text()
     assert len(pids()) == 1

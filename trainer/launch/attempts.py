@@ -6,9 +6,10 @@ import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from trainer.faults import exit_codes
+from trainer.launch.messages import Exited, Started, TaskEvent
 from trainer.observe.machine import oom_kills
 from trainer.observe.task_page import TaskPage, TaskState
 from trainer.plan.environment import FINISHED, SUPERVISED
@@ -31,7 +32,7 @@ class Starter(Protocol):
 
     def start(self, name: str, *, run: str, environment: Mapping[str, str], log: str) -> object: ...
     def signal(self, pid: int, number: int) -> None: ...
-    def events(self, timeout_secs: float) -> list[dict[str, Any]]: ...
+    def events(self, timeout_secs: float) -> list[TaskEvent]: ...
 
 
 @dataclass
@@ -160,12 +161,12 @@ class Attempts:
     def poll(self, timeout_secs: float) -> None:
         """Records starts and ends; waits at most this long for the first."""
         for event in self._starter.events(timeout_secs):
-            attempt = self.current.get(event["name"])
-            if attempt and event["event"] == "started":
-                attempt.pid = event["pid"]
-            elif attempt and event["event"] == "exited" and event["pid"] == attempt.pid:
-                attempt.code, attempt.ended_at = event["code"], time.monotonic()
-                attempt.end_reason = attempt.end_reason or event.get("why")
+            attempt = self.current.get(event.name)
+            if attempt and isinstance(event, Started):
+                attempt.pid = event.pid
+            elif attempt and isinstance(event, Exited) and event.pid == attempt.pid:
+                attempt.code, attempt.ended_at = event.code, time.monotonic()
+                attempt.end_reason = attempt.end_reason or event.why
                 if attempt.code == FINISHED:
                     attempt.code = exit_codes.OK
                 elif attempt.code == exit_codes.OK:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import docker
 
@@ -26,6 +25,7 @@ from trainer.launch.containers.docker_errors import DockerError, explain_errors
 from trainer.launch.containers.spec import ContainerSpec, Mount
 from trainer.launch.containers.tasks import ContainerTasks
 from trainer.launch.containers.tunnel import Tunnel
+from trainer.launch.messages import Exited, TaskEvent
 from trainer.observe.machine import this_machine
 from trainer.plan.devices import Machine
 from trainer.plan.hosts import host_by_task
@@ -140,7 +140,7 @@ class ContainersOnHosts:
         self._alive: dict[str, int] = {}  # number of a task's start, until its end
         self._waiting: dict[str, dict[str, str]] = {}  # log by task to start, by host that is being reached again
         self._threads: list[threading.Thread] = []
-        self._news: queue.SimpleQueue[Callable[[], list[dict[str, Any]]]] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[Callable[[], list[TaskEvent]]] = queue.SimpleQueue()
         for host in engines.by_host:
             self._add(host)
 
@@ -172,13 +172,13 @@ class ContainersOnHosts:
             if started == pid and (tasks := self._tasks.get(self._host_of[name])):
                 tasks.signal(pid, number)
 
-    def events(self, timeout_secs: float) -> list[dict[str, Any]]:
+    def events(self, timeout_secs: float) -> list[TaskEvent]:
         """Returns what happened, as `ContainerTasks.events`.
 
         Raises:
             DockerError: if an engine that answers refuses a request.
         """
-        events: list[dict[str, Any]] = []
+        events: list[TaskEvent] = []
         with contextlib.suppress(queue.Empty):
             events += self._news.get(timeout=timeout_secs)()
             while not self._news.empty():
@@ -188,25 +188,25 @@ class ContainersOnHosts:
     def _add(self, host: str) -> ContainerTasks:
         engine, specs = self._engines.by_host[host], [spec for spec in self._specs if spec.host == host]
 
-        def report(item: dict[str, Any] | Exception) -> None:
+        def report(item: TaskEvent | Exception) -> None:
             self._news.put(partial(self._handle, host, engine, item))
 
         tasks = ContainerTasks(engine.client, specs, self._run, report=report, numbers=self._numbers)
         self._tasks[host] = tasks
         return tasks
 
-    def _handle(self, host: str, engine: Engine, item: dict[str, Any] | Exception) -> list[dict[str, Any]]:
+    def _handle(self, host: str, engine: Engine, item: TaskEvent | Exception) -> list[TaskEvent]:
         if self._engines.by_host.get(host) is not engine:
             return []  # of a connection that was lost since
         if isinstance(item, Exception):
             if engine.answers:
                 raise DockerError(f"{host}: {item}") from item
             return self._lost(host, str(item))
-        if item["event"] == "exited" and self._alive.get(item["name"]) == item["pid"]:
-            del self._alive[item["name"]]
+        if isinstance(item, Exited) and self._alive.get(item.name) == item.pid:
+            del self._alive[item.name]
         return [item]
 
-    def _lost(self, host: str, why: str) -> list[dict[str, Any]]:
+    def _lost(self, host: str, why: str) -> list[TaskEvent]:
         """The ends of a host's tasks; its engine removes their containers when it is reached again."""
         engine = self._engines.by_host.pop(host)
         reason = engine.tunnel.last_words if not engine.tunnel.is_open else why
@@ -215,7 +215,7 @@ class ContainersOnHosts:
         ended = {name: self._alive.pop(name) for name in list(self._alive) if self._host_of[name] == host}
         why = f"{host} was lost: {reason or why}"
         code = -signal.SIGKILL
-        return [{"event": "exited", "name": name, "pid": pid, "code": code, "why": why} for name, pid in ended.items()]
+        return [Exited(name, pid, code, why) for name, pid in ended.items()]
 
     def _reach(self, host: str) -> None:
         try:
@@ -225,7 +225,7 @@ class ContainersOnHosts:
         else:
             self._news.put(partial(self._reached, host, engine))
 
-    def _reached(self, host: str, engine: Engine) -> list[dict[str, Any]]:
+    def _reached(self, host: str, engine: Engine) -> list[TaskEvent]:
         self._engines.by_host[host] = engine
         tasks = self._add(host)
         try:
@@ -239,6 +239,5 @@ class ContainersOnHosts:
         del self._waiting[host]
         return []
 
-    def _not_reached(self, host: str, error: DockerError) -> list[dict[str, Any]]:
-        ended = {"event": "exited", "pid": None, "code": exit_codes.UNAVAILABLE, "why": str(error)}
-        return [ended | {"name": name} for name in self._waiting.pop(host)]
+    def _not_reached(self, host: str, error: DockerError) -> list[TaskEvent]:
+        return [Exited(name, None, exit_codes.UNAVAILABLE, str(error)) for name in self._waiting.pop(host)]

@@ -35,6 +35,7 @@ from trainer.launch.containers.spec import (
     ContainerSpec,
     project_of,
 )
+from trainer.launch.messages import Exited, Started, TaskEvent
 from trainer.observe.peers import UNIX
 from trainer.plan.environment import LAUNCHER, SUPERVISED
 
@@ -54,7 +55,7 @@ class ContainerTasks:
         containers: Sequence[ContainerSpec],
         run: str,
         *,
-        report: Callable[[dict[str, Any] | Exception], None] | None = None,
+        report: Callable[[TaskEvent | Exception], None] | None = None,
         numbers: Iterator[int] | None = None,
     ) -> None:
         """Creates nothing yet.
@@ -70,7 +71,7 @@ class ContainerTasks:
         self._tasks: dict[int, str] = {}  # task by the number of a start, which stands for a process id
         self._logs: dict[int, threading.Thread] = {}
         self._numbers = numbers or count(1)
-        self._news: queue.SimpleQueue[dict[str, Any] | Exception] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[TaskEvent | Exception] = queue.SimpleQueue()
         self._report = report or self._news.put
         # Requests to one container are handled in order; containers do not wait for each other.
         self._executors = {task: ThreadPoolExecutor(1, thread_name_prefix=task) for task in self._specs}
@@ -118,8 +119,8 @@ class ContainerTasks:
         if self._newest[name] == pid:
             self._do(name, lambda: self._signal(name, number))
 
-    def events(self, timeout_secs: float) -> list[dict[str, Any]]:
-        """Returns {"event": "started" | "exited", "name", "pid", "code"} of what happened, waiting at most this long.
+    def events(self, timeout_secs: float) -> list[TaskEvent]:
+        """Returns what happened, waiting at most this long.
 
         Raises:
             DockerError: if Docker refuses a request, or has stopped.
@@ -182,7 +183,7 @@ class ContainerTasks:
         self._containers[name] = container
         self._logs[number] = threading.Thread(target=_write_log, args=(output, log), name=f"log of {name}", daemon=True)
         self._logs[number].start()
-        self._report({"event": "started", "name": name, "pid": number})
+        self._report(Started(name, number))
         container.start()
 
     def _create(self, spec: ContainerSpec) -> DockerContainer:
@@ -244,10 +245,8 @@ class ContainerTasks:
                 name = event["Actor"]["Attributes"][TASK_LABEL]
                 number, code = self._newest[name], int(event["Actor"]["Attributes"]["exitCode"])
                 self._logs[number].join(LOG_SECS)
-                exited = {"event": "exited", "name": name, "pid": number, "code": _as_process(code)}
-                if code == SIGNALLED + signal.SIGKILL and self._is_out_of_memory(name):
-                    exited["why"] = OUT_OF_MEMORY
-                self._report(exited)
+                had_too_little = code == SIGNALLED + signal.SIGKILL and self._is_out_of_memory(name)
+                self._report(Exited(name, number, _as_process(code), OUT_OF_MEMORY if had_too_little else None))
         except Exception as error:  # the stream breaks in many ways
             self._report(DockerError(f"the Docker engine stopped answering ({error})"))
         else:

@@ -11,11 +11,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
-from trainer.launch.hosts.order import HostFacts, Order
+from trainer.launch.hosts.order import Order
+from trainer.launch.messages import HostFacts, Request, TaskEvent, decode, encode
 from trainer.launch.processes.tasks import REUSE_PORT
 from trainer.plan.environment import for_tasks
 
@@ -55,27 +55,27 @@ class Connection:
     def fileno(self) -> int:
         return self._output.fileno()
 
-    def request(self, request: Mapping[str, Any]) -> None:
+    def request(self, request: Request) -> None:
         """Sends a request; one to a nursery that has ended is lost, which `read` reports."""
-        self._unsent += json.dumps(request).encode() + b"\n"
+        self._unsent += encode(request)
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             while self._unsent:
                 self._unsent = self._unsent[os.write(self._input.fileno(), self._unsent) :]
 
-    def read(self) -> list[dict[str, Any]] | None:
+    def read(self) -> list[TaskEvent] | None:
         """The events that have arrived; None if the nursery, or the way to it, has ended."""
         received = os.read(self.fileno(), 1 << 20)
         if not received:
             return None
         self.heard_at = time.monotonic()
         *lines, self._pending = (self._pending + received).split(b"\n")
-        events = [json.loads(line) for line in lines if line.startswith(b"{")]  # a login may print a greeting
-        answers = [event for event in events if event["event"] == "host"]
-        for answer in answers:
-            fields = {name: value for name, value in answer.items() if name != "event"}
-            self.answer = HostFacts(**{**fields, "ports": tuple(fields["ports"])})
-        self.serves = self.serves or len(events) > len(answers)
-        return [event for event in events if event["event"] not in ("host", "here")]
+        events = [decode(line) for line in lines if line.startswith(b"{")]  # a login may print a greeting
+        for event in events:
+            if isinstance(event, HostFacts):
+                self.answer = event
+            else:
+                self.serves = True
+        return [event for event in events if isinstance(event, TaskEvent)]
 
     def why_ended(self) -> str:
         """What the command said, and how it ended."""

@@ -15,11 +15,11 @@ import select
 import signal
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 from trainer.config import versions
-from trainer.launch.hosts.order import TOKEN, HostFacts, Order
+from trainer.launch.hosts.order import TOKEN, Order
+from trainer.launch.messages import HostFacts, encode
 from trainer.launch.processes import nursery
 from trainer.launch.processes.ports import HeldPorts
 from trainer.observe.machine import this_machine
@@ -69,7 +69,7 @@ def main() -> None:
             for port in order.held:
                 _hold(ports, port)
             answer = _describe(order, [*ports.ports, *order.held])
-            pipes.sendall(json.dumps({"event": "host", **asdict(answer)}).encode() + b"\n")
+            pipes.sendall(encode(answer))
             if pipes.has_ended():  # another host cannot be reached
                 return
             allotted, os.environ[VISIBLE] = os.environ.get(VISIBLE, ""), "-1"  # TensorFlow is to touch no GPU here

@@ -17,7 +17,7 @@ from trainer.config.words import count
 from trainer.faults.problems import ConfigError, Problem
 from trainer.launch import ssh
 from trainer.launch.hosts.connection import Connection
-from trainer.launch.hosts.order import TOKEN, HostFacts, Order
+from trainer.launch.hosts.order import TOKEN, Order
 from trainer.launch.hosts.tasks import HostTasks
 from trainer.launch.run import supervise
 from trainer.observe.machine import this_machine

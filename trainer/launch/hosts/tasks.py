@@ -7,11 +7,11 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from trainer.faults import exit_codes
 from trainer.launch.hosts.connection import Connection
-from trainer.launch.hosts.order import HostFacts, Order
+from trainer.launch.hosts.order import Order
+from trainer.launch.messages import Exited, HostFacts, Signal, Start, Started, Stay, TaskEvent
 from trainer.observe.peers import PeerError
 
 STAY_SECS = 5.0  # between two requests that tell a nursery that its launcher lives, and which it answers
@@ -75,20 +75,18 @@ class HostTasks:
         host = self._host_of[name]
         if host not in self._connections:
             self._open(host)
-        job, index = name.split(":")
-        task = {"name": name, "run": run, "job": job, "index": int(index), "log": log}
         self._alive[name] = host, None
-        self._connections[host].request({"do": "start", **task, "environment": dict(environment)})
+        self._connections[host].request(Start(name, run, log, dict(environment)))
 
     def signal(self, pid: int, number: int) -> None:
         """Sends a signal to a task, unless it has ended or its host is lost."""
         host, there = self._places[pid]
         if host in self._connections:
-            self._connections[host].request({"do": "signal", "pid": there, "number": number})
+            self._connections[host].request(Signal(there, number))
 
-    def events(self, timeout_secs: float) -> list[dict[str, Any]]:
+    def events(self, timeout_secs: float) -> list[TaskEvent]:
         """Returns what happened, as `ProcessTasks.events`; the tasks of a host that was lost have ended."""
-        events: list[dict[str, Any]] = []
+        events: list[TaskEvent] = []
         for connection in self._stay():
             connection.kill()
             events += self._lost(connection, "it does not answer")
@@ -120,23 +118,23 @@ class HostTasks:
         for connection in self._connections.values():
             if since > 2 * STAY_SECS:  # this process was frozen itself, and neither asked nor read
                 connection.heard_at = now
-            connection.request({"do": "stay"})
+            connection.request(Stay())
         limits = {True: HUNG_SECS, False: IMPORT_SECS}
         return [one for one in self._connections.values() if now - one.heard_at > limits[one.serves]]
 
-    def _translated(self, host: str, event: dict[str, Any]) -> dict[str, Any]:
+    def _translated(self, host: str, event: TaskEvent) -> TaskEvent:
         """An event with a process id of ours: those of two hosts may be equal."""
-        name, there = event["name"], event["pid"]
-        if event["event"] == "started":
+        name, there = event.name, event.pid
+        if isinstance(event, Started):
             ours = len(self._places) + 1
-            self._places[ours] = host, there
+            self._places[ours] = host, event.pid
             self._alive[name] = host, ours
         else:
             ours = next(ours for ours, place in reversed(self._places.items()) if place == (host, there))
             self._alive.pop(name, None)
-        return event | {"pid": ours}
+        return replace(event, pid=ours)
 
-    def _lost(self, connection: Connection, why: str = "") -> list[dict[str, Any]]:
+    def _lost(self, connection: Connection, why: str = "") -> list[TaskEvent]:
         """The ends of a host's tasks; the reason is what the command said, unless one is given."""
         host = connection.host
         self._selector.unregister(connection)
@@ -148,6 +146,4 @@ class HostTasks:
         ended = {name: ours for name, (place, ours) in self._alive.items() if place == host}
         for name in ended:
             del self._alive[name]
-        return [
-            {"event": "exited", "name": name, "pid": ours, "code": code, "why": why} for name, ours in ended.items()
-        ]
+        return [Exited(name, ours, code, why) for name, ours in ended.items()]

@@ -11,7 +11,6 @@ starts plain processes. When the launcher dies in any way, the nursery ends its 
 import contextlib
 import ctypes
 import gc
-import json
 import math
 import os
 import selectors
@@ -25,6 +24,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+from trainer.launch.messages import (
+    Describe,
+    Event,
+    Exited,
+    Here,
+    Isolate,
+    Isolated,
+    Request,
+    Signal,
+    Start,
+    Started,
+    Stay,
+    decode,
+    encode,
+)
 from trainer.launch.processes import describing, isolation
 from trainer.plan.environment import VISIBLE, allotted_gpus, visible_gpus
 
@@ -49,12 +63,12 @@ class _Nursery:
         self._children: dict[int, str] = {}  # name by pid
         self._config: tuple[Any, Any] = None, None  # the file that was read last, and its config
         self._plain: dict[int, subprocess.Popen[bytes]] = {}  # by pid, where tasks are not forked
-        self._actions: dict[str, Callable[..., None]] = {
-            "start": self._start,
-            "signal": self._signal,
-            "describe": self._describe,
-            "isolate": self._isolate,
-            "stay": lambda: self._report({"event": "here"}),
+        self._actions: dict[type[Request], Callable[[Any], None]] = {
+            Start: self._start,
+            Signal: self._signal,
+            Describe: self._describe,
+            Isolate: lambda _: self._isolate(),
+            Stay: lambda _: self._report(Here()),
         }
         self._wakeup, writer = socket.socketpair()
         self._wakeup.setblocking(False)
@@ -86,15 +100,17 @@ class _Nursery:
                     return
                 *lines, pending = (pending + received).split(b"\n")
                 for line in lines:
-                    request = json.loads(line)
-                    self._actions[request.pop("do")](**request)
+                    request = decode(line)
+                    self._actions[type(request)](request)
 
-    def _signal(self, pid: int, number: int) -> None:
-        if pid in self._children:  # not reaped, so the pid is still the task's
-            os.kill(pid, number)
+    def _signal(self, request: Signal) -> None:
+        if request.pid in self._children:  # not reaped, so the pid is still the task's
+            os.kill(request.pid, request.number)
 
-    def _start(self, name: str, run: str, job: str, index: int, environment: dict[str, str], log: str) -> None:
+    def _start(self, request: Start) -> None:
         self._has_started = True
+        run, log, environment = request.run, request.log, request.environment
+        job, _, index = request.name.partition(":")
         if allotted_gpus(self._allotted):
             numbers = [int(number) for number in environment[VISIBLE].split(",") if number != "-1"]
             environment = environment | {VISIBLE: visible_gpus(numbers, self._allotted)}
@@ -104,7 +120,7 @@ class _Nursery:
 
             os.environ.update(environment)
             _redirect(log)
-            task.main(run, job, index, config)
+            task.main(run, job, int(index), config)
 
         if self._can_fork:
             config = self._read_config(run)
@@ -112,10 +128,10 @@ class _Nursery:
         else:
             with open(log, "ab") as output:
                 pid = self._spawn(
-                    "trainer.task", run, job, str(index), env=os.environ | environment, stdout=output, stderr=output
+                    "trainer.task", run, job, index, env=os.environ | environment, stdout=output, stderr=output
                 )
-        self._children[pid] = name
-        self._report({"event": "started", "name": name, "pid": pid})
+        self._children[pid] = request.name
+        self._report(Started(request.name, pid))
 
     def _read_config(self, run: str) -> Any:
         """Returns the config of a run, read once for all its tasks: reading takes longer than forking."""
@@ -130,18 +146,18 @@ class _Nursery:
         except Exception:  # the task tries again itself, and reports the error
             return None
 
-    def _describe(self, question: dict[str, Any], name: str) -> None:
+    def _describe(self, request: Describe) -> None:
         def work() -> int:
-            describing.answer(question, name, self._report)
+            describing.answer(request, self._report)
             return 0
 
         if self._can_fork:
             pid = self._fork(work)
         else:
             control = self._control.fileno()
-            arguments = json.dumps(question), name, str(control)
+            arguments = encode(request).decode(), str(control)
             pid = self._spawn("trainer.launch.processes.describing", *arguments, pass_fds=[control])
-        self._children[pid] = name
+        self._children[pid] = request.name
 
     def _spawn(self, module: str, *arguments: str, **options: Any) -> int:
         """Starts a process that is not a fork of this one."""
@@ -156,7 +172,7 @@ class _Nursery:
 
     def _isolate(self) -> None:
         isolation.enter()
-        self._report({"event": "isolated", "name": "nursery", "pid": os.getpid()})
+        self._report(Isolated(os.getpid()))
 
     def _fork(self, work: Callable[[], int]) -> int:
         """Runs `work` in a child, which exits with its result and never returns from here."""
@@ -183,7 +199,7 @@ class _Nursery:
             if pid in self._plain:
                 self._plain.pop(pid).returncode = code  # reaped here, not by subprocess
             if (name := self._children.pop(pid, None)) is not None:
-                self._report({"event": "exited", "name": name, "pid": pid, "code": code})
+                self._report(Exited(name, pid, code))
         for pid in _children() - self._children.keys():
             os.kill(pid, signal.SIGKILL)
 
@@ -197,8 +213,8 @@ class _Nursery:
             for pid, _ in _ended_children():
                 self._children.pop(pid, None)
 
-    def _report(self, event: dict[str, Any]) -> None:
-        self._control.sendall(json.dumps(event).encode() + b"\n")
+    def _report(self, event: Event) -> None:
+        self._control.sendall(encode(event))
 
 
 def _ended_children() -> Iterator[tuple[int, int]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import selectors
@@ -17,10 +16,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.faults import exit_codes
+from trainer.launch.messages import (
+    Describe,
+    Described,
+    Describing,
+    Event,
+    Exited,
+    Isolate,
+    Isolated,
+    Request,
+    Signal,
+    Start,
+    TaskEvent,
+    decode,
+    encode,
+)
 from trainer.launch.processes import warm
 from trainer.plan.checks.installed import require_tensorflow
 from trainer.plan.environment import MEMORY, for_tasks
-from trainer.plan.serialize import to_json
 
 if TYPE_CHECKING:
     from trainer.plan.description import Question, Waits
@@ -98,17 +111,16 @@ class ProcessTasks:
         """
         self._questions += 1
         name = f"describe {self._questions}"  # an earlier child or its own processes may still report
-        self._request({"do": "describe", "question": to_json(question), "name": name})
+        self._request(Describe(name, question))
         while True:
             for event in self._receive(None):
-                if event.get("name") != name:
-                    continue
-                if event["event"] == "exited":
-                    return self._failure(question, event["code"])
-                if event["event"] == "described":
-                    answer: dict[str, Any] = event["answer"]
-                    return answer
-                waits(event["line"], event["secs"])
+                match event:
+                    case Exited(of) if of == name:
+                        return self._failure(question, event.code)
+                    case Described(of) if of == name:
+                        return event.answer
+                    case Describing(of) if of == name:
+                        waits(event.line, event.secs)
 
     def _failure(self, question: Question, code: int) -> dict[str, Any]:
         """Returns the answer for a child that ended without giving one."""
@@ -133,7 +145,7 @@ class ProcessTasks:
     def isolate(self) -> None:
         """Gives the tasks that start from now on a network of their own; see `isolation`."""
         if not self._is_isolated:
-            self._request({"do": "isolate"})
+            self._request(Isolate())
             self._is_isolated = True
 
     def isolated_pid(self) -> int:
@@ -144,29 +156,27 @@ class ProcessTasks:
 
     def start(self, name: str, *, run: str, environment: Mapping[str, str], log: str) -> None:
         """Starts a task, e.g. "worker:3"; an event has its process id."""
-        job, index = name.split(":")
-        request = {"name": name, "run": run, "job": job, "index": int(index), "log": log}
-        self._request({"do": "start", **request, "environment": dict(environment)})
+        self._request(Start(name, run, log, dict(environment)))
 
     def signal(self, pid: int, number: int) -> None:
         """Sends a signal to a task, unless it has ended."""
-        self._request({"do": "signal", "pid": pid, "number": number})
+        self._request(Signal(pid, number))
 
-    def events(self, timeout_secs: float) -> list[dict[str, Any]]:
-        """Returns {"event": "started" | "exited", "name", "pid", "code"} of what happened, waiting at most this long.
+    def events(self, timeout_secs: float) -> list[TaskEvent]:
+        """Returns what happened, waiting at most this long.
 
         Raises:
             RuntimeError: if the nursery has ended.
         """
-        return self._receive(timeout_secs)
+        return [event for event in self._receive(timeout_secs) if isinstance(event, TaskEvent)]
 
-    def _request(self, request: Mapping[str, Any]) -> None:
+    def _request(self, request: Request) -> None:
         try:
-            self._control.sendall(json.dumps(request).encode() + b"\n")
+            self._control.sendall(encode(request))
         except BrokenPipeError:
             raise self._ended() from None
 
-    def _receive(self, timeout_secs: float | None) -> list[dict[str, Any]]:
+    def _receive(self, timeout_secs: float | None) -> list[Event]:
         selector = selectors.DefaultSelector()
         selector.register(self._control, selectors.EVENT_READ)
         if not selector.select(timeout_secs):
@@ -178,10 +188,10 @@ class ProcessTasks:
         if not received:
             raise self._ended()
         *lines, self._pending = (self._pending + received).split(b"\n")
-        events = [json.loads(line) for line in lines]
+        events: list[Event] = [decode(line) for line in lines]
         for event in events:
-            if event["event"] == "isolated":
-                self._isolated_pid = event["pid"]
+            if isinstance(event, Isolated):
+                self._isolated_pid = event.pid
         return events
 
     def _ended(self) -> RuntimeError:
