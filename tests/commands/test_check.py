@@ -16,6 +16,7 @@ from runs import Run
 
 from trainer.commands.check import claims as check
 from trainer.commands.check import invariants
+from trainer.storage.journal import Adopt, Entry, Join, Load, Push, Reload, Save, TaskExit, TaskStart, Update
 from trainer.storage.run_directory import RunDirectory
 
 WORKERS = ["worker:0", "worker:1"]
@@ -23,36 +24,36 @@ UNBROKEN = {1: 0}  # reloads: generation -> step
 RELOADED = {1: 0, 2: 4}
 
 
-def reload(generation: int, step: int, checkpoint: str | None = None) -> dict:
-    return {"event": "reload", "generation": generation, "step": step, "checkpoint": checkpoint}
+def reload(generation: int, step: int, checkpoint: str | None = None) -> Entry:
+    return Reload(generation, step, checkpoint)
 
 
-def save(generation: int, step: int) -> dict:
-    return {"event": "save", "generation": generation, "step": step}
+def save(generation: int, step: int) -> Entry:
+    return Save(generation, step)
 
 
-def load(generation: int, step: int) -> dict:
-    return {"event": "load", "generation": generation, "step": step}
+def load(generation: int, step: int) -> Entry:
+    return Load(generation, step)
 
 
-def updates(generation: int, *steps: int) -> list[dict]:
-    return [{"event": "update", "generation": generation, "step": step} for step in steps]
+def updates(generation: int, *steps: int) -> list[Entry]:
+    return [Update(generation, step) for step in steps]
 
 
-def join(step: int, replica: int) -> dict:
-    return {"event": "join", "step": step, "replicas": [replica]}
+def join(step: int, replica: int) -> Entry:
+    return Join(step, [replica])
 
 
-def pushes(generation: int, replica: int, *steps: int) -> list[dict]:
-    return [{"event": "push", "generation": generation, "step": step, "replicas": [replica]} for step in steps]
+def pushes(generation: int, replica: int, *steps: int) -> list[Entry]:
+    return [Push(generation, step, [replica]) for step in steps]
 
 
-def start(task: str, attempt: int = 0) -> dict:
-    return {"event": "start", "task": task, "attempt": attempt}
+def start(task: str, attempt: int = 0) -> Entry:
+    return TaskStart(task, attempt)
 
 
-def ended(task: str, code: int = 0) -> dict:
-    return {"event": "exit", "task": task, "code": code}
+def ended(task: str, code: int = 0) -> Entry:
+    return TaskExit(task, code)
 
 
 # ---- history
@@ -104,7 +105,7 @@ def test_every_replica_in_every_update_is_right():
 
 
 def test_a_worker_pushes_for_all_its_replicas():
-    both = [{"event": "push", "generation": 1, "step": 0, "replicas": [0, 1]}]
+    both = [Push(1, 0, [0, 1])]
     assert invariants.check_pushes([both], UNBROKEN, replicas=2, begin=0, end=1) == []
 
 
@@ -197,7 +198,7 @@ def test_a_host_that_ends_at_another_step_is_named():
 
 def test_a_chief_may_save_reload_and_be_replaced():
     events = [reload(1, 0), save(1, 4), reload(2, 4, "runs/a/checkpoints/000000004"), save(2, 8)]
-    events += [{"event": "adopt", "generation": 2, "step": 9}, save(2, 8), save(2, 12)]
+    events += [Adopt(2, 9), save(2, 8), save(2, 12)]
     assert invariants.check_chief(events) == []
 
 
@@ -214,10 +215,7 @@ def test_a_checkpoint_may_have_a_name_of_the_users_own():
         ([reload(2, 0), reload(1, 0)], "generation 1 was loaded after generation 2"),
         ([reload(1, 0), reload(2, 0), save(1, 8)], "step 8 was saved by generation 1 while generation 2 was the last"),
         ([reload(1, 0), save(1, 8), save(1, 4)], "step 4 of generation 1 was saved after step 8"),
-        (
-            [reload(1, 0), {"event": "adopt", "generation": 2, "step": 3}],
-            "the chief took over generation 2, and generation 1 was the last one loaded",
-        ),
+        ([reload(1, 0), Adopt(2, 3)], "the chief took over generation 2, and generation 1 was the last one loaded"),
     ],
 )
 def test_a_chief_that_breaks_a_promise_is_quoted(events, problem):

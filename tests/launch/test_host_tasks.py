@@ -58,11 +58,11 @@ print("Welcome to this host!", flush=True)
 print(json.dumps({{"kind": "HostFacts", **{facts}}}), flush=True)
 for line in sys.stdin:
     request = json.loads(line)
-    if request["kind"] == "Start":
+    if request["kind"] == "StartTask":
         print(json.dumps({{"kind": "Started", "name": request["name"], "pid": 7}}), flush=True)
     if request["kind"] == "Stay":
         print(json.dumps({{"kind": "Here"}}), flush=True)
-    if request["kind"] == "Signal":
+    if request["kind"] == "SignalTask":
         assert request["pid"] == 7
         if request["number"] == 9:
             sys.exit("it lost its power")
@@ -127,7 +127,7 @@ def test_the_tasks_of_a_lost_host_have_ended_and_it_is_reached_again():
 def test_a_host_whose_nursery_hangs_is_lost(monkeypatch):
     facts = {"version": "1", "code": "2", "cores": 4, "gpus": 0, "sees_run": True, "ports": [5, 6]}
     hangs = SCRIPTED.format(facts=facts).replace(
-        'if request["kind"] == "Signal":', "import time; time.sleep(60)\n    if 0:"
+        'if request["kind"] == "SignalTask":', "import time; time.sleep(60)\n    if 0:"
     )
     monkeypatch.setattr(module, "STAY_SECS", 0.1)
     monkeypatch.setattr(module, "HUNG_SECS", 1.0)

@@ -14,7 +14,7 @@ from trainer.observe.machine import oom_kills
 from trainer.observe.task_page import TaskPage, TaskState
 from trainer.plan.environment import FINISHED, SUPERVISED
 from trainer.plan.plan import Task
-from trainer.storage import event_log
+from trainer.storage import event_log, journal
 from trainer.storage.event_log import EventLog
 from trainer.storage.journal import Journal
 from trainer.storage.run_directory import RunDirectory
@@ -155,7 +155,7 @@ class Attempts:
         log = str(self._directory.path / task.log)
         environment = task.environment(os.environ) | {SUPERVISED: "1"} | dict(environment)
         self._starter.start(name, run=str(self._directory.path), environment=environment, log=log)
-        self.journal.write("start", task=name, attempt=number)
+        self.journal.write(journal.TaskStart(name, number))
         self.events.write(event_log.START, task=name, attempt=number)
 
     def poll(self, timeout_secs: float) -> None:
@@ -171,7 +171,7 @@ class Attempts:
                     attempt.code = exit_codes.OK
                 elif attempt.code == exit_codes.OK:
                     attempt.code, attempt.end_reason = exit_codes.BAD_DATA, ENDED_EARLY
-                self.journal.write("exit", task=attempt.task.name, code=attempt.code)
+                self.journal.write(journal.TaskExit(attempt.task.name, attempt.code))
                 self._explain_oom_kill(attempt)
                 why = attempt.why if attempt.code else ""
                 self.events.write(event_log.EXIT, why, task=attempt.task.name, code=attempt.code)

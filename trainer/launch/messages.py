@@ -75,7 +75,7 @@ class Described:
 
 
 @dataclass(frozen=True)
-class Start:
+class StartTask:
     """Start a task."""
 
     name: str
@@ -85,7 +85,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Signal:
+class SignalTask:
     """Send a signal to a task, unless it has ended."""
 
     pid: int
@@ -93,7 +93,7 @@ class Signal:
 
 
 @dataclass(frozen=True)
-class Describe:
+class DescribeModel:
     """Describe a model, in a process of this name."""
 
     name: str
@@ -101,7 +101,7 @@ class Describe:
 
 
 @dataclass(frozen=True)
-class Isolate:
+class IsolateTasks:
     """Give the tasks that start from now on a network of their own."""
 
 
@@ -112,7 +112,7 @@ class Stay:
 
 TaskEvent = Started | Exited
 Event = HostFacts | Here | Isolated | Started | Exited | Describing | Described
-Request = Start | Signal | Describe | Isolate | Stay
+Request = StartTask | SignalTask | DescribeModel | IsolateTasks | Stay
 
 KINDS: dict[str, Any] = {kind.__name__: kind for kind in (*get_args(Event), *get_args(Request))}
 

@@ -10,6 +10,7 @@ from trainer.faults import exit_codes
 from trainer.launch.attempts import Attempt, Attempts, Failure
 from trainer.plan.plan import Plan
 from trainer.storage import event_log
+from trainer.storage.journal import TaskRestart
 
 LASTING = (
     exit_codes.CONFIG,
@@ -160,7 +161,7 @@ class Restarts:
         name = attempt.task.name
         delay_secs = self.budget.spend(name, time.monotonic())
         if delay_secs is not None:
-            self._attempts.journal.write("restart", scope=scope, cause=name)
+            self._attempts.journal.write(TaskRestart(scope, name))
             self._attempts.events.write(event_log.RESTART, task=name, scope=scope)
             self.reasons[name, _reason(attempt)] += 1
         elif allowed := self.budget.allowed(name):

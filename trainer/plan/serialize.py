@@ -44,7 +44,8 @@ def from_json(kind: Any, value: Any) -> Any:
 
 @cache
 def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in fields(kind)} if is_dataclass(kind) else hints
 
 
 @cache

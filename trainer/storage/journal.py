@@ -1,14 +1,123 @@
-"""Records what a task did, one JSON line per event, in <run>/journal/<task>.jsonl; `mode=check` reads it."""
+"""Records what a task did, one JSON line for each act, in <run>/journal/<task>.jsonl; `mode=check` reads it."""
+
+from __future__ import annotations
 
 import contextlib
 import json
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+from trainer.plan.serialize import from_json
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line."""
+
+    event: ClassVar[str] = ""  # its name in the file
+
+
+@dataclass(frozen=True)
+class Join(Entry):
+    """A worker begins, or begins again, with its gradients of a global step."""
+
+    event = "join"
+    step: int
+    replicas: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Push(Entry):
+    """A worker has pushed its gradients of a global step, which update step + 1 takes in."""
+
+    event = "push"
+    generation: int
+    step: int
+    replicas: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Load(Entry):
+    """A shard has loaded a state."""
+
+    event = "load"
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Update(Entry):
+    """A shard has been updated to a global step."""
+
+    event = "update"
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Reload(Entry):
+    """The chief has all shards load a state."""
+
+    event = "reload"
+    generation: int
+    step: int
+    checkpoint: str | None  # where the state comes from; none: it is a new one
+    at: float = 0.0  # CLOCK_MONOTONIC, seconds, as all entries have
+
+
+@dataclass(frozen=True)
+class Adopt(Entry):
+    """A chief that was started again continues with the state that the shards have."""
+
+    event = "adopt"
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Save(Entry):
+    """The chief has saved the state of a global step."""
+
+    event = "save"
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True)
+class TaskStart(Entry):
+    """The launcher starts an attempt of a task."""
+
+    event = "start"
+    task: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class TaskExit(Entry):
+    """An attempt of a task has ended."""
+
+    event = "exit"
+    task: str
+    code: int
+
+
+@dataclass(frozen=True)
+class TaskRestart(Entry):
+    """The launcher is about to restart a task, or all."""
+
+    event = "restart"
+    scope: str
+    cause: str  # the task that it is needed for
+
+
+KINDS: Mapping[str, type[Entry]] = {kind.event: kind for kind in Entry.__subclasses__()}
 
 
 class Journal:
-    """Appends events; every attempt of a task writes to the same file."""
+    """Appends entries; every attempt of a task writes to the same file."""
 
     def __init__(self, path: Path | None) -> None:
         """Opens the file; without a path, nothing is written."""
@@ -17,8 +126,20 @@ class Journal:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a", buffering=1)
 
-    def write(self, event: str, **values: Any) -> None:
-        """Adds an event with its time: CLOCK_MONOTONIC, seconds, the same clock for all tasks of a machine."""
+    def write(self, entry: Entry) -> None:
+        """Adds an entry with its time: CLOCK_MONOTONIC, seconds, the same clock for all tasks of a machine."""
         if self._file is not None:
+            line = {"event": entry.event, **vars(entry), "at": round(time.monotonic(), 6)}
             with contextlib.suppress(OSError):  # whoever must write reports a full disk
-                self._file.write(json.dumps({"event": event, "at": round(time.monotonic(), 6), **values}) + "\n")
+                self._file.write(json.dumps(line) + "\n")
+
+
+def read(values: Mapping[str, Any]) -> Entry:
+    """Returns the entry that a line has.
+
+    Raises:
+        KeyError, TypeError: if it has none.
+    """
+    kind: Any = KINDS[values["event"]]
+    entry: Entry = from_json(kind, values)
+    return entry

@@ -10,6 +10,7 @@ from trainer.engine.sharded.host import ShardHost
 from trainer.observe.placement.record import UPDATE, make_record
 from trainer.observe.profile.record import SHARD
 from trainer.observe.task_page import TaskState
+from trainer.storage.journal import Load, Update
 from trainer.task import watchdogs
 from trainer.task.assemble import make_host
 from trainer.task.context import Context, collect_garbage_from_now_on
@@ -87,7 +88,7 @@ def _serve(context: Context, host: ShardHost, others: Sequence[ShardHost]) -> No
     step = host.load()
     updates = _Updates(context, host, step, host.read_tag()[0])
     context.holds_state = True
-    context.journal.write("load", generation=updates.generation, step=step)
+    context.journal.write(Load(updates.generation, step))
     is_ps = context.task.job == "ps"
     if is_ps:
         status = context.status
@@ -136,7 +137,7 @@ class _Updates:
             self.host.executed = None
         self.waited_secs += wait_secs
         if context.config.summary.journal:
-            context.journal.write("update", generation=self.generation, step=step)
+            context.journal.write(Update(self.generation, step))
         self.step = step
         if context.task.job == "ps":
             context.status.step = step

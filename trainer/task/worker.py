@@ -16,6 +16,7 @@ from trainer.observe.profile.record import REPLICA
 from trainer.observe.task_page import TaskState
 from trainer.plan.layout import Parameter
 from trainer.plan.plan import Plan
+from trainer.storage import journal
 from trainer.task import hosting, not_finite, watchdogs
 from trainer.task.assemble import compute_device, make_engine, table_reader
 from trainer.task.chief import actions, initial_state
@@ -140,7 +141,7 @@ def _check_planned(plan: Plan, parameters: Sequence[Parameter]) -> None:
 def _step_to_the_end(context: Context, engine: Engine, pace: Pace, start: int, chief: Chief | None = None) -> bool:
     """Takes steps from global step `start` on; returns whether the run was stopped before its last step."""
     config, plan, status = context.config, context.plan, context.status
-    context.journal.write("join", step=start, replicas=plan.replica_numbers(context.task))
+    context.journal.write(journal.Join(start, plan.replica_numbers(context.task)))
     if plan.effective_strategy.waits_for_one or not plan.has_shard_hosts:  # else its hosts know who is missing
         watchdogs.watch_steps(context, lambda: status.step, None)
     watchdogs.watch_data(status, engine)
@@ -189,7 +190,7 @@ def _make_actions(context: Context, engine: Engine, pace: Pace, start: int, chie
 
     def write_journal(result: StepResult) -> None:
         if context.config.summary.journal and result.step < plan.steps:
-            context.journal.write("push", generation=result.generation, step=result.step, replicas=replicas)
+            context.journal.write(journal.Push(result.generation, result.step, replicas))
 
     def write_profile(result: StepResult) -> None:
         if context.recorder and result.stamps:

@@ -13,7 +13,7 @@ from trainer.commands.chaos.schedule import Fault, FaultTargets
 from trainer.config.schema import RunConfig
 from trainer.config.words import count
 from trainer.faults import exit_codes
-from trainer.storage import json_lines
+from trainer.storage import journal, json_lines
 
 # What a recovery may take; see also `allowed_secs`.
 BOOT_SECS = 10.0  # of a task, on a loaded machine
@@ -87,9 +87,9 @@ def judge(
 
 def with_steps_lost(measured: Sequence[Recovery], run: Path) -> list[Recovery]:
     """Adds to each fault how far the chief's journal says that the run went back between it and the next one."""
-    journal = run / "journal" / "worker-0.jsonl"
-    events = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
-    reloads = [(event["at"], event["step"]) for event in events if event["event"] == "reload"]
+    path = run / "journal" / "worker-0.jsonl"
+    entries = [journal.read(json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+    reloads = [(entry.at, entry.step) for entry in entries if isinstance(entry, journal.Reload)]
     ends = [m.at for m in measured[1:]] + [math.inf]
     lost = [
         max((m.step - step for at, step in reloads if m.at <= at < end), default=0)

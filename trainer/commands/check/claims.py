@@ -12,15 +12,15 @@ from typing import Any
 
 from trainer.commands.check import invariants
 from trainer.commands.check.example_counts import check_counts, expected_counts
-from trainer.commands.check.invariants import Event
 from trainer.commands.start import Start
 from trainer.config.schema import OptimizerConfig, OptimizerName, RunConfig, ScheduleName
 from trainer.config.words import count
 from trainer.faults import exit_codes
 from trainer.plan.plan import Plan
-from trainer.storage import checkpoint, json_lines
+from trainer.storage import checkpoint, journal, json_lines
 from trainer.storage.checkpoint import CheckpointError
 from trainer.storage.damage import DAMAGED, RunFileError, read_json
+from trainer.storage.journal import Entry, TaskStart
 from trainer.storage.run_directory import RunDirectory
 
 LAUNCHER = "launcher"
@@ -54,7 +54,7 @@ class RunRecord:
         self.damaged: list[str] = []  # lines that cannot be read
         self.history = self._read_lines(directory.history)
         names = [LAUNCHER, *(task.name for task in self.plan.tasks)]
-        self.journals = {n: self._read_lines(directory.journal / f"{n.replace(':', '-')}.jsonl") for n in names}
+        self.journals = {n: self._read_journal(directory.journal / f"{n.replace(':', '-')}.jsonl") for n in names}
 
     @property
     def end(self) -> int:
@@ -71,7 +71,7 @@ class RunRecord:
         return self.plan.effective_strategy.waits_for_all
 
     @property
-    def chief(self) -> list[Event]:
+    def chief(self) -> list[Entry]:
         return self.journals["worker:0"]
 
     @cached_property
@@ -84,8 +84,11 @@ class RunRecord:
         launched_at = read_json(self.directory.generation).get("launched_at", 0)
         return next((step for generation, step in self.reloads.items() if generation > launched_at), 0)
 
-    def _read_lines(self, path: Path) -> list[Event]:
-        events: list[Event] = []
+    def _read_journal(self, path: Path) -> list[Entry]:
+        return [journal.read(line) for line in self._read_lines(path)]
+
+    def _read_lines(self, path: Path) -> list[Mapping[str, Any]]:
+        events: list[Mapping[str, Any]] = []
         for number, line in enumerate(path.read_bytes().splitlines() if path.is_file() else (), 1):
             if (event := json_lines.parse(line)) is None:
                 self.damaged.append(f"line {number} of {path} is not a JSON object")
@@ -195,7 +198,7 @@ def _chief(run: RunRecord) -> Claim:
 
 def _lives(run: RunRecord) -> Claim:
     launcher = run.journals[LAUNCHER]
-    again = sum(event["event"] == "start" and event["attempt"] > 0 for event in launcher)
+    again = sum(isinstance(entry, TaskStart) and entry.attempt > 0 for entry in launcher)
     text = f"every task ended well, with one process at a time; {count(again, 'task')} started again"
     if not launcher:
         return Claim(text, skipped="no launcher started it")

@@ -1,12 +1,6 @@
-"""What must hold of the events that the tasks of a run wrote down; every breach is a sentence. Pure.
+"""What must hold of the journals of a run; every breach is a sentence. Pure.
 
-Events are the lines of the journals (trainer/storage/journal.py), each task's in the order in which it wrote them:
-
-    a worker      join, push      step: the global step that its gradient is of; update step + 1 takes it in
-    a shard host  load, update    step: the global step after it
-    the chief     reload (checkpoint: where the state comes from, null: a new one), adopt, save
-    the launcher  start (task, attempt), exit (task, code), restart (scope, cause)
-
+The entries are those of the journals (trainer/storage/journal.py), each task's in the order in which it wrote them.
 Which update a step got in the end follows from the reloads: a later generation that was loaded at a lower step replaces
 what an earlier one did after it.
 """
@@ -14,17 +8,16 @@ what an earlier one did after it.
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import PurePath
-from typing import Any
 
 from trainer.config.words import count
+from trainer.storage.journal import Adopt, Entry, Join, Load, Push, Reload, Save, TaskExit, TaskStart, Update
 
-Event = Mapping[str, Any]
 Reloads = Mapping[int, int]  # the step that each generation was loaded at
-Push = tuple[int, int, int]  # generation, step, replica
+Gradient = tuple[int, int, int]  # generation, step, replica
 
 
-def reloads_of(chief: Sequence[Event]) -> dict[int, int]:
-    return {event["generation"]: event["step"] for event in chief if event["event"] == "reload"}
+def reloads_of(chief: Sequence[Entry]) -> dict[int, int]:
+    return {entry.generation: entry.step for entry in chief if isinstance(entry, Reload)}
 
 
 def standing(reloads: Reloads, step: int) -> int | None:
@@ -46,17 +39,17 @@ def check_history(steps: Sequence[int], *, begin: int, end: int, every: int, las
 
 
 def check_pushes(
-    workers: Iterable[Sequence[Event]], reloads: Reloads, *, replicas: int, begin: int, end: int
+    workers: Iterable[Sequence[Entry]], reloads: Reloads, *, replicas: int, begin: int, end: int
 ) -> list[str]:
     """Every update that stands has a gradient of every replica, computed in its own generation.
 
-    `workers` are the events of each. A launch before the last one, which began at `begin`, may not have recorded steps.
+    `workers` are the entries of each. A launch before the last one, which began at `begin`, may have recorded none.
     """
     if not reloads:
         return ["no reload is recorded, so updates that were undone cannot be recognised"]
-    found: set[Push] = set()
-    for events in workers:
-        found |= _pushes(events) | _lost_pushes(events, reloads)
+    found: set[Gradient] = set()
+    for entries in workers:
+        found |= _pushes(entries) | _lost_pushes(entries, reloads)
     recorded = {generation for generation, *_ in found}
     lacking: dict[tuple[int, int], set[int]] = {}
     for step in range(min(reloads.values()) + 1, end + 1):
@@ -72,56 +65,55 @@ def check_pushes(
     ]
 
 
-def _pushes(events: Iterable[Event]) -> set[Push]:
+def _pushes(entries: Iterable[Entry]) -> set[Gradient]:
     return {
-        (event["generation"], event["step"], replica)
-        for event in events
-        if event["event"] == "push"
-        for replica in event["replicas"]
+        (entry.generation, entry.step, replica)
+        for entry in entries
+        if isinstance(entry, Push)
+        for replica in entry.replicas
     }
 
 
-def _lost_pushes(events: Sequence[Event], reloads: Reloads) -> set[Push]:
+def _lost_pushes(entries: Sequence[Entry], reloads: Reloads) -> set[Gradient]:
     """What a worker pushed as its last act before it died: it could not write that down, but the update is there.
 
     Under sync nothing else explains that its next attempt joins one step further: nobody passes a step without it.
     """
-    own = [event for event in events if event["event"] in ("join", "push")]
-    lost: set[Push] = set()
-    for before, event in itertools.pairwise(own):
-        due = before["step"] + (before["event"] == "push")  # the step that its next gradient was to be of
+    own = [entry for entry in entries if isinstance(entry, Join | Push)]
+    lost: set[Gradient] = set()
+    for before, entry in itertools.pairwise(own):
+        due = before.step + isinstance(before, Push)  # the step that its next gradient was to be of
         generation = standing(reloads, due + 1)
-        if event["event"] == "join" and event["step"] == due + 1 and generation is not None:
-            lost |= {(generation, due, replica) for replica in event["replicas"]}
+        if isinstance(entry, Join) and entry.step == due + 1 and generation is not None:
+            lost |= {(generation, due, replica) for replica in entry.replicas}
     return lost
 
 
-def check_host(name: str, events: Iterable[Event], reloads: Reloads) -> list[str]:
+def check_host(name: str, entries: Iterable[Entry], reloads: Reloads) -> list[str]:
     """The steps of a task's shard: one after the other, and back only by a load that a reload announced."""
     problems: list[str] = []
     generation, step = 0, None
-    for event in events:
-        if event["event"] == "load":
-            problems += _check_load(name, event, reloads, above=generation)
-            generation, step = event["generation"], event["step"]
-        elif event["event"] == "update":
-            if step is None or event["generation"] != generation:
-                missing = f"without loading generation {event['generation']}"
-                problems.append(f"{name} made update {event['step']} {missing}")
-            elif event["step"] != step + 1:
-                problems.append(f"{name} went from step {step} to step {event['step']} without loading a checkpoint")
-            generation, step = event["generation"], event["step"]
+    for entry in entries:
+        if isinstance(entry, Load):
+            problems += _check_load(name, entry, reloads, above=generation)
+            generation, step = entry.generation, entry.step
+        elif isinstance(entry, Update):
+            if step is None or entry.generation != generation:
+                problems.append(f"{name} made update {entry.step} without loading generation {entry.generation}")
+            elif entry.step != step + 1:
+                problems.append(f"{name} went from step {step} to step {entry.step} without loading a checkpoint")
+            generation, step = entry.generation, entry.step
     return problems
 
 
-def check_host_end(name: str, events: Sequence[Event], end: int) -> list[str]:
+def check_host_end(name: str, entries: Sequence[Entry], end: int) -> list[str]:
     """The last step of a shard is the run's."""
-    last = next((e["step"] for e in reversed(events) if e["event"] in ("load", "update")), None)
+    last = next((one.step for one in reversed(entries) if isinstance(one, Load | Update)), None)
     return [] if last == end else [f"{name} ended at step {last}, the run at step {end}"]
 
 
-def _check_load(name: str, event: Event, reloads: Reloads, *, above: int) -> list[str]:
-    generation, step = event["generation"], event["step"]
+def _check_load(name: str, load: Load, reloads: Reloads, *, above: int) -> list[str]:
+    generation, step = load.generation, load.step
     problems = [] if generation > above else [f"{name} loaded generation {generation} after generation {above}"]
     if generation not in reloads:
         return [
@@ -134,34 +126,32 @@ def _check_load(name: str, event: Event, reloads: Reloads, *, above: int) -> lis
     return problems
 
 
-def check_chief(events: Iterable[Event]) -> list[str]:
+def check_chief(entries: Iterable[Entry]) -> list[str]:
     """Reloads are of rising generations, each from a checkpoint of its step; the chief saves what was loaded last."""
     problems: list[str] = []
     loaded, saved = 0, 0  # the generation, and the step
-    for event in events:
-        generation, step = event.get("generation", 0), event.get("step", 0)
-        if event["event"] == "reload":
-            problems += _check_source(event)
-            if generation <= loaded:
-                problems.append(f"generation {generation} was loaded after generation {loaded}")
-            loaded, saved = generation, step
-        elif event["event"] == "adopt" and generation != loaded:
-            problems.append(
-                f"the chief took over generation {generation}, and generation {loaded} was the last one loaded"
-            )
-        elif event["event"] == "save":
-            if generation != loaded:
-                problems.append(
-                    f"step {step} was saved by generation {generation} while generation {loaded} was the last"
-                )
-            elif step < saved:
-                problems.append(f"step {step} of generation {generation} was saved after step {saved}")
-            saved = step
+    for entry in entries:
+        match entry:
+            case Reload(generation, step):
+                problems += _check_source(entry)
+                if generation <= loaded:
+                    problems.append(f"generation {generation} was loaded after generation {loaded}")
+                loaded, saved = generation, step
+            case Adopt(generation) if generation != loaded:
+                was_last = f"generation {loaded} was the last one loaded"
+                problems.append(f"the chief took over generation {generation}, and {was_last}")
+            case Save(generation, step):
+                if generation != loaded:
+                    saved_by = f"step {step} was saved by generation {generation}"
+                    problems.append(f"{saved_by} while generation {loaded} was the last")
+                elif step < saved:
+                    problems.append(f"step {step} of generation {generation} was saved after step {saved}")
+                saved = step
     return problems
 
 
-def _check_source(reload: Event) -> list[str]:
-    generation, step, source = reload["generation"], reload["step"], reload["checkpoint"]
+def _check_source(reload: Reload) -> list[str]:
+    generation, step, source = reload.generation, reload.step, reload.checkpoint
     if source is None:
         return [f"generation {generation} began anew, at step {step}"] if step else []
     name = PurePath(source).name
@@ -170,7 +160,7 @@ def _check_source(reload: Event) -> list[str]:
     return []
 
 
-def check_lives(launcher: Iterable[Event], tasks: Collection[str], *, good: Collection[int]) -> list[str]:
+def check_lives(launcher: Iterable[Entry], tasks: Collection[str], *, good: Collection[int]) -> list[str]:
     """No task, so no chief, had two processes at a time; each ended, and the last one with a `good` exit code.
 
     A first attempt begins a new launch, when no process of an earlier one was left.
@@ -178,19 +168,18 @@ def check_lives(launcher: Iterable[Event], tasks: Collection[str], *, good: Coll
     problems: list[str] = []
     alive: dict[str, int] = {}  # each task's current attempt
     codes: dict[str, int] = {}
-    for event in launcher:
-        task = event.get("task", "")
-        if event["event"] == "start":
-            if task in alive and event["attempt"] > 0:
-                problems.append(
-                    f"{task} was started as attempt {event['attempt']} while attempt {alive[task]} was still running"
-                )
-            alive[task] = event["attempt"]
-        elif event["event"] == "exit":
-            if task not in alive:
-                problems.append(f"{task} ended with code {event['code']} and had not been started")
-            alive.pop(task, None)
-            codes[task] = event["code"]
+    for entry in launcher:
+        match entry:
+            case TaskStart(task, attempt):
+                if task in alive and attempt > 0:
+                    running = f"while attempt {alive[task]} was still running"
+                    problems.append(f"{task} was started as attempt {attempt} {running}")
+                alive[task] = attempt
+            case TaskExit(task, code):
+                if task not in alive:
+                    problems.append(f"{task} ended with code {code} and had not been started")
+                alive.pop(task, None)
+                codes[task] = code
     problems += [f"attempt {attempt} of {task} never ended" for task, attempt in alive.items()]
     problems += [f"{task} was never started" for task in tasks if task not in alive and task not in codes]
     ended = {task: code for task, code in codes.items() if task not in alive}

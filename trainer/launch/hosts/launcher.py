@@ -19,6 +19,7 @@ from trainer.launch import ssh
 from trainer.launch.hosts.connection import Connection
 from trainer.launch.hosts.order import TOKEN, Order
 from trainer.launch.hosts.tasks import HostTasks
+from trainer.launch.messages import HostFacts
 from trainer.launch.run import supervise
 from trainer.observe.machine import this_machine
 from trainer.plan import addresses, slurm

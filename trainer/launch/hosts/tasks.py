@@ -11,7 +11,7 @@ from dataclasses import replace
 from trainer.faults import exit_codes
 from trainer.launch.hosts.connection import Connection
 from trainer.launch.hosts.order import Order
-from trainer.launch.messages import Exited, HostFacts, Signal, Start, Started, Stay, TaskEvent
+from trainer.launch.messages import Exited, HostFacts, SignalTask, Started, StartTask, Stay, TaskEvent
 from trainer.observe.peers import PeerError
 
 STAY_SECS = 5.0  # between two requests that tell a nursery that its launcher lives, and which it answers
@@ -76,13 +76,13 @@ class HostTasks:
         if host not in self._connections:
             self._open(host)
         self._alive[name] = host, None
-        self._connections[host].request(Start(name, run, log, dict(environment)))
+        self._connections[host].request(StartTask(name, run, log, dict(environment)))
 
     def signal(self, pid: int, number: int) -> None:
         """Sends a signal to a task, unless it has ended or its host is lost."""
         host, there = self._places[pid]
         if host in self._connections:
-            self._connections[host].request(Signal(there, number))
+            self._connections[host].request(SignalTask(there, number))
 
     def events(self, timeout_secs: float) -> list[TaskEvent]:
         """Returns what happened, as `ProcessTasks.events`; the tasks of a host that was lost have ended."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from trainer.config.running import running_line
-from trainer.launch.messages import Describe, Described, Describing, Event, decode, encode
+from trainer.launch.messages import Described, DescribeModel, Describing, Event, decode, encode
 from trainer.workload import describe
 
 EVERY_SECS = 1.0
@@ -17,7 +17,7 @@ EVERY_SECS = 1.0
 Report = Callable[[Event], None]
 
 
-def answer(request: Describe, report: Report) -> None:
+def answer(request: DescribeModel, report: Report) -> None:
     """Reports `Describing` each second, and finally `Described`."""
     faulthandler.enable()
     question, process, main = request.question, os.getpid(), threading.get_ident()

@@ -25,16 +25,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trainer.launch.messages import (
-    Describe,
+    DescribeModel,
     Event,
     Exited,
     Here,
-    Isolate,
     Isolated,
+    IsolateTasks,
     Request,
-    Signal,
-    Start,
+    SignalTask,
     Started,
+    StartTask,
     Stay,
     decode,
     encode,
@@ -64,10 +64,10 @@ class _Nursery:
         self._config: tuple[Any, Any] = None, None  # the file that was read last, and its config
         self._plain: dict[int, subprocess.Popen[bytes]] = {}  # by pid, where tasks are not forked
         self._actions: dict[type[Request], Callable[[Any], None]] = {
-            Start: self._start,
-            Signal: self._signal,
-            Describe: self._describe,
-            Isolate: lambda _: self._isolate(),
+            StartTask: self._start,
+            SignalTask: self._signal,
+            DescribeModel: self._describe,
+            IsolateTasks: lambda _: self._isolate(),
             Stay: lambda _: self._report(Here()),
         }
         self._wakeup, writer = socket.socketpair()
@@ -103,11 +103,11 @@ class _Nursery:
                     request = decode(line)
                     self._actions[type(request)](request)
 
-    def _signal(self, request: Signal) -> None:
+    def _signal(self, request: SignalTask) -> None:
         if request.pid in self._children:  # not reaped, so the pid is still the task's
             os.kill(request.pid, request.number)
 
-    def _start(self, request: Start) -> None:
+    def _start(self, request: StartTask) -> None:
         self._has_started = True
         run, log, environment = request.run, request.log, request.environment
         job, _, index = request.name.partition(":")
@@ -146,7 +146,7 @@ class _Nursery:
         except Exception:  # the task tries again itself, and reports the error
             return None
 
-    def _describe(self, request: Describe) -> None:
+    def _describe(self, request: DescribeModel) -> None:
         def work() -> int:
             describing.answer(request, self._report)
             return 0

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.faults import exit_codes
 from trainer.launch.messages import (
-    Describe,
     Described,
+    DescribeModel,
     Describing,
     Event,
     Exited,
-    Isolate,
     Isolated,
+    IsolateTasks,
     Request,
-    Signal,
-    Start,
+    SignalTask,
+    StartTask,
     TaskEvent,
     decode,
     encode,
@@ -111,7 +111,7 @@ class ProcessTasks:
         """
         self._questions += 1
         name = f"describe {self._questions}"  # an earlier child or its own processes may still report
-        self._request(Describe(name, question))
+        self._request(DescribeModel(name, question))
         while True:
             for event in self._receive(None):
                 match event:
@@ -145,7 +145,7 @@ class ProcessTasks:
     def isolate(self) -> None:
         """Gives the tasks that start from now on a network of their own; see `isolation`."""
         if not self._is_isolated:
-            self._request(Isolate())
+            self._request(IsolateTasks())
             self._is_isolated = True
 
     def isolated_pid(self) -> int:
@@ -156,11 +156,11 @@ class ProcessTasks:
 
     def start(self, name: str, *, run: str, environment: Mapping[str, str], log: str) -> None:
         """Starts a task, e.g. "worker:3"; an event has its process id."""
-        self._request(Start(name, run, log, dict(environment)))
+        self._request(StartTask(name, run, log, dict(environment)))
 
     def signal(self, pid: int, number: int) -> None:
         """Sends a signal to a task, unless it has ended."""
-        self._request(Signal(pid, number))
+        self._request(SignalTask(pid, number))
 
     def events(self, timeout_secs: float) -> list[TaskEvent]:
         """Returns what happened, waiting at most this long.

@@ -30,6 +30,7 @@ from trainer.storage.atomic import write_atomically
 from trainer.storage.checkpoint import Checkpoint, CheckpointError
 from trainer.storage.evaluations import Evaluation
 from trainer.storage.history import History
+from trainer.storage.journal import Save
 from trainer.storage.rollbacks import record_rollback
 from trainer.storage.run_directory import RunDirectory
 from trainer.storage.table_rows import ChangedRows
@@ -140,7 +141,7 @@ class Saver:
     def _save(self, snapshot: Snapshot, rows: ChangedRows | None, on_error: checkpoint_writer.OnError | None) -> None:
         """Begins to save, once the save before is on disk."""
         status = self.context.status
-        self.context.journal.write("save", generation=self.generation, step=snapshot.step)
+        self.context.journal.write(Save(self.generation, snapshot.step))
         before, status.state = status.state, TaskState.saving  # on a slow disk the save before takes long
         tensors = snapshot.to_tensors()
         self.writer.save(snapshot.step, self.generation, self._facts(snapshot), tensors, on_error=on_error, rows=rows)

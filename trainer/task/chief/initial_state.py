@@ -15,6 +15,7 @@ from trainer.plan.layout import Parameter
 from trainer.plan.plan import Plan
 from trainer.storage import checkpoint, checkpoint_writer, resume, table_rows
 from trainer.storage.checkpoint import Checkpoint
+from trainer.storage.journal import Adopt, Reload
 from trainer.storage.run_directory import RunDirectory
 from trainer.task.context import Context
 from trainer.workload import build
@@ -39,7 +40,7 @@ def start(context: Context, engine: Engine, model: Any) -> InitialState:
     if engine.held() > 0:
         step = engine.start()
         _log.info("continuing from step %d: shard hosts still hold the state", step)
-        context.journal.write("adopt", generation=engine.generation, step=step)
+        context.journal.write(Adopt(engine.generation, step))
         return InitialState(step, is_adopted=True, missed=engine.missed, result=state_of(engine))
     if context.plan.has_shard_hosts:  # else they have seen each other already
         context.roll_call([task.name for task in context.plan.trainers], until="is_listening")
@@ -62,7 +63,7 @@ def _load(context: Context, engine: Engine, model: Any) -> Checkpoint | None:
     generation = context.directory.next_generation()
     failpoints.reach("generation", state.step)
     path = str(source.path) if source else None
-    context.journal.write("reload", generation=generation, step=state.step, checkpoint=path)
+    context.journal.write(Reload(generation, state.step, path))
     engine.load(state, generation=generation)
     if path:
         _log.info("resuming at step %d from %s", state.step, path)
