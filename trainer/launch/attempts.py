@@ -14,8 +14,8 @@ from trainer.observe.machine import oom_kills
 from trainer.observe.task_page import TaskPage, TaskState
 from trainer.plan.environment import FINISHED, SUPERVISED
 from trainer.plan.plan import Task
-from trainer.storage import event_log, journal
-from trainer.storage.event_log import EventLog
+from trainer.storage import journal
+from trainer.storage.event_log import EventKind, EventLog, RunEvent
 from trainer.storage.journal import Journal
 from trainer.storage.run_directory import RunDirectory
 from trainer.task.log import STARTED
@@ -156,7 +156,7 @@ class Attempts:
         environment = task.environment(os.environ) | {SUPERVISED: "1"} | dict(environment)
         self._starter.start(name, run=str(self._directory.path), environment=environment, log=log)
         self.journal.write(journal.TaskStart(name, number))
-        self.events.write(event_log.START, task=name, attempt=number)
+        self.events.write(RunEvent(EventKind.start, task=name, attempt=number))
 
     def poll(self, timeout_secs: float) -> None:
         """Records starts and ends; waits at most this long for the first."""
@@ -173,8 +173,8 @@ class Attempts:
                     attempt.code, attempt.end_reason = exit_codes.BAD_DATA, ENDED_EARLY
                 self.journal.write(journal.TaskExit(attempt.task.name, attempt.code))
                 self._explain_oom_kill(attempt)
-                why = attempt.why if attempt.code else ""
-                self.events.write(event_log.EXIT, why, task=attempt.task.name, code=attempt.code)
+                why = attempt.why if attempt.code else None
+                self.events.write(RunEvent(EventKind.exit, why, task=attempt.task.name, code=attempt.code))
 
     def _explain_oom_kill(self, attempt: Attempt) -> None:
         """Blames the kernel for a kill if its count of out-of-memory kills, of the whole machine, has risen."""

@@ -9,7 +9,7 @@ from trainer.config.schema import RestartConfig
 from trainer.faults import exit_codes
 from trainer.launch.attempts import Attempt, Attempts, Failure
 from trainer.plan.plan import Plan
-from trainer.storage import event_log
+from trainer.storage.event_log import EventKind, RunEvent
 from trainer.storage.journal import TaskRestart
 
 LASTING = (
@@ -162,7 +162,7 @@ class Restarts:
         delay_secs = self.budget.spend(name, time.monotonic())
         if delay_secs is not None:
             self._attempts.journal.write(TaskRestart(scope, name))
-            self._attempts.events.write(event_log.RESTART, task=name, scope=scope)
+            self._attempts.events.write(RunEvent(EventKind.restart, task=name, scope=scope))
             self.reasons[name, _reason(attempt)] += 1
         elif allowed := self.budget.allowed(name):
             self._say(

@@ -22,9 +22,9 @@ from trainer.observe.profile import merge as profile
 from trainer.observe.report import page
 from trainer.observe.waits import Waits
 from trainer.plan.plan import Plan
-from trainer.storage import changes, evaluations, event_log, resume
+from trainer.storage import changes, evaluations, resume
 from trainer.storage.atomic import write_atomically
-from trainer.storage.event_log import EventLog
+from trainer.storage.event_log import EventKind, EventLog, RunEvent
 from trainer.storage.run_directory import RunDirectory
 
 
@@ -68,7 +68,7 @@ def supervise(
         measured = _merge_profile(directory) if config.profile else None
         summary = _complete_summary(directory, attempts, outcome, started_at, measured, supervisor.waits)
         for line in loggers.finish():
-            events.write(event_log.MESSAGE, line)
+            events.write(RunEvent(EventKind.message, line))
             print(line)
     if measured:
         print(profile.describe(measured))
@@ -82,7 +82,7 @@ def supervise(
         longer = resume.twice(config.train, summary["steps"])
         last = ending.done(directory, summary, start=start, longer=longer, has_report=config.report.at_end)
         code = exit_codes.OK
-    events.write(event_log.END, last, code=code)
+    events.write(RunEvent(EventKind.end, last, code=code))
     if config.report.at_end:
         _write_report(directory)
     print(last)
@@ -103,7 +103,8 @@ def _prepare(config: RunConfig, plan: Plan, directory: RunDirectory, events: Eve
     how = f"resumes at step {checkpoint.step}" if checkpoint else ""
     print(", ".join(filter(None, [ending.shown(directory.path), how])), flush=True)
     directory.write_inputs(config, plan)
-    events.write(event_log.LAUNCH, how, cluster=plan.cluster, strategy=plan.strategy, command=status_file.command())
+    command = tuple(status_file.command())
+    events.write(RunEvent(EventKind.launch, how or None, cluster=plan.cluster, strategy=plan.strategy, command=command))
     if config.profile:
         shutil.rmtree(directory.profile, ignore_errors=True)  # an earlier launch's
     return checkpoint.step if checkpoint else 0

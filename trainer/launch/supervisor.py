@@ -20,7 +20,8 @@ from trainer.observe.stall import describe as describe_stall
 from trainer.observe.task_page import TaskPage
 from trainer.observe.waits import Waits
 from trainer.plan.plan import Plan
-from trainer.storage import event_log, requests
+from trainer.storage import requests
+from trainer.storage.event_log import EventKind, RunEvent
 from trainer.storage.requests import Request
 from trainer.storage.run_directory import RunDirectory
 
@@ -208,7 +209,7 @@ class Supervisor:
         self._status.write(self.attempts, self.waits.to_json())
 
     def _say(self, text: str) -> None:
-        self.attempts.events.write(event_log.MESSAGE, text)
+        self.attempts.events.write(RunEvent(EventKind.message, text))
         self._progress.say(text)
 
     def _say_stalls(self, pages: Mapping[str, TaskPage]) -> None:

@@ -6,10 +6,12 @@ import bisect
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
+
+from trainer.plan.serialize import from_json, to_json
 
 STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -121,11 +123,12 @@ class TaskPage:
         Raises:
             KeyError, TypeError, ValueError: if it is no page of a task.
         """
-        known = {one.name: value[one.name] for one in fields(cls) if one.name in value}
-        return cls(**known | {"state": TaskState(value["state"])})
+        page: TaskPage = from_json(cls, value)
+        return page
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"state": self.state.value}
+        page: dict[str, Any] = to_json(self)
+        return page
 
     def as_of_now(self) -> TaskPage:
         """Returns the page of this process with what only a reader asks for: its time, memory and CPU time."""

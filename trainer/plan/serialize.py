@@ -39,7 +39,7 @@ def from_json(kind: Any, value: Any) -> Any:
     if is_dataclass(kind) or hasattr(kind, "_asdict"):
         names = [name for name in _hints(kind) if name in value or name not in _defaulted(kind)]
         return kind(**{name: from_json(_hints(kind)[name], value[name]) for name in names})
-    return value
+    return kind(value) if isinstance(kind, type) and issubclass(kind, Enum) else value
 
 
 @cache

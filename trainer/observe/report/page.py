@@ -27,8 +27,8 @@ from trainer.observe.waits import UPDATE
 from trainer.plan.plan import Plan
 from trainer.storage.atomic import write_atomically
 from trainer.storage.damage import DAMAGED
-from trainer.storage.event_log import END, MESSAGE, RESTART, START
-from trainer.storage.json_lines import lines, measured_lines
+from trainer.storage.event_log import EventKind, EventLog, RunEvent
+from trainer.storage.json_lines import measured_lines
 from trainer.storage.run_directory import RunDirectory
 
 REPORT = "report.html"
@@ -53,7 +53,7 @@ class Record:
     summary: Mapping[str, Any]
     history: Sequence[Mapping[str, Any]]
     evaluations: Sequence[Mapping[str, Any]]
-    events: Sequence[Mapping[str, Any]]
+    events: Sequence[RunEvent]
 
     @property
     def folder(self) -> Path:
@@ -88,7 +88,7 @@ def read(path: Path, name: str, *, is_over: bool = False) -> Record:
         summary=runs.read_summary(directory),
         history=list(measured_lines(directory.history)),
         evaluations=list(measured_lines(directory.evaluations)),
-        events=list(lines(directory.event_log)),
+        events=list(EventLog(directory.event_log).read()),
     )
 
 
@@ -251,10 +251,10 @@ def _events(run: Record) -> list[dict[str, Any]]:
     """The last events as a person reads them."""
     return [
         {
-            "time": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["time"])),
-            "kind": event["event"],
+            "time": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.time)),
+            "kind": event.event.value,
             "text": _describe_event(event),
-            "is_bad": event.get("code") not in NOT_FAILED,
+            "is_bad": event.code not in NOT_FAILED,
         }
         for event in run.events[-MAX_EVENTS:]
     ]
@@ -262,21 +262,21 @@ def _events(run: Record) -> list[dict[str, Any]]:
 
 def _commands(run: Record) -> list[str]:
     """The commands that launched the run, in order, each once."""
-    return list(dict.fromkeys(shell.joined(event["command"]) for event in run.events if "command" in event))
+    return list(dict.fromkeys(shell.joined(event.command) for event in run.events if event.command))
 
 
-def _describe_event(event: Mapping[str, Any]) -> str:
-    text = str(event.get("text", ""))
-    if event["event"] in (MESSAGE, END):
-        return text.split("\n")[0]
-    if event["event"] == START:
-        again = f" again, attempt {event['attempt'] + 1}" if event["attempt"] else ""
-        return f"{event['task']} started{again}"
-    if event["event"] == RESTART:
-        return f"{event['task']} is restarted" if event["scope"] == "task" else "all tasks are restarted"
-    if "task" in event:
-        return f"{event['task']} ended with {event['code']}{f': {text}' if text else ''}"
-    return ", ".join(filter(None, [str(event.get("cluster", "")), str(event.get("strategy", "")), text]))
+def _describe_event(event: RunEvent) -> str:
+    text = event.text or ""
+    match event.event:
+        case EventKind.launch:
+            return ", ".join(filter(None, [event.cluster, event.strategy, text]))
+        case EventKind.start:
+            return f"{event.task} started{f' again, attempt {event.attempt + 1}' if event.attempt else ''}"
+        case EventKind.exit:
+            return f"{event.task} ended with {event.code}{f': {text}' if text else ''}"
+        case EventKind.restart:
+            return f"{event.task} is restarted" if event.scope == "task" else "all tasks are restarted"
+    return text.split("\n")[0]
 
 
 def shards(plan: Plan) -> list[dict[str, Any]]:
