@@ -25,9 +25,9 @@ from trainer.storage import checkpoint
 from trainer.storage.journal import Journal
 from trainer.storage.run_directory import RunDirectory
 from trainer.task import not_finite
-from trainer.task.chief import actions
-from trainer.task.chief.actions import Chief
+from trainer.task.chief.finish import finish
 from trainer.task.chief.initial_state import InitialState
+from trainer.task.chief.wiring import Chief, assemble
 from trainer.task.context import Context
 from trainer.task.loop import train
 from trainer.task.pace import Every, Pace
@@ -225,7 +225,7 @@ def make_chief(folder: Path, engine: Script, *overrides: str) -> Chief:
     plan = make_plan(config, model, Machine(cores=1, gpus=0))
     status, stop = page(run=str(folder)), SimpleNamespace(requested=False)
     context = Context(config, plan, RunDirectory(folder), plan.workers[0], status, stop, Journal(None))
-    return actions.assemble(context, engine, SimpleNamespace(size=0, metric_names=tuple), None, InitialState(step=0))
+    return assemble(context, engine, SimpleNamespace(size=0, metric_names=tuple), None, InitialState(step=0))
 
 
 def train_under(chief: Chief, engine: Script, **options: Any) -> None:
@@ -289,7 +289,7 @@ def test_the_last_save_of_a_run_must_succeed(tmp_path: Path, policy):
     chief = make_chief(tmp_path, engine, f"checkpoint.on_error={policy}", "checkpoint.every=0")
     train_under(chief, engine)
     with pytest.raises(OSError, match="the checkpoint of step 9 was not saved"):
-        actions.finish(chief.saver.context, chief, Pace(), None, stopped=False, resumed_from=None)
+        finish(chief.saver.context, chief, Pace(), None, stopped=False, resumed_from=None)
 
 
 def test_a_rollback_records_its_step_and_its_checkpoint(tmp_path: Path):

@@ -1,4 +1,15 @@
-"""The training loop: takes steps, and runs the actions between and after them."""
+"""The training loop: takes steps, and runs the actions between and after them.
+
+What the chief does, put together in chief/wiring.py, in this order:
+
+    before a step   reports a save that has failed
+                    takes one snapshot if something is due, and with it: saves a checkpoint, answers what commands have
+                    asked (runs save, export), evaluates, writes histograms
+                    decides whether the run ends early and whether the learning rate falls
+    the step
+    after it        handles an update that was skipped because it was not finite
+                    writes histograms of gradients; writes history, events and progress; calls the hook on_step
+"""
 
 from collections.abc import Callable, Sequence
 

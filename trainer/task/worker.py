@@ -19,8 +19,9 @@ from trainer.plan.plan import Plan
 from trainer.storage import journal
 from trainer.task import hosting, not_finite, watchdogs
 from trainer.task.assemble import compute_device, make_engine, table_reader
-from trainer.task.chief import actions, initial_state
-from trainer.task.chief.actions import Chief
+from trainer.task.chief import initial_state
+from trainer.task.chief.finish import finish
+from trainer.task.chief.wiring import Chief, assemble
 from trainer.task.context import Context, collect_garbage_from_now_on
 from trainer.task.evaluator.score import make_evaluator
 from trainer.task.loop import AfterStep, train
@@ -111,10 +112,10 @@ def _train(context: Context, strategy: Any = None) -> bool:
         asks_hosts = bool(plan.tables) and not context.tables
         evaluator.connect(target, context.session_config(plan.hosts if asks_hosts else []))
     start = initial_state.start(context, engine, workload.model)
-    chief = actions.assemble(context, engine, workload.objective, evaluator, start)
+    chief = assemble(context, engine, workload.objective, evaluator, start)
     stopped = _step_to_the_end(context, engine, pace, start.step, chief) and context.status.ended_early is None
     context.needs_hosts = False
-    return actions.finish(context, chief, pace, workload, stopped=stopped, resumed_from=start.checkpoint)
+    return finish(context, chief, pace, workload, stopped=stopped, resumed_from=start.checkpoint)
 
 
 def _has_ended_early(context: Context) -> bool:

@@ -1,0 +1,130 @@
+"""What worker 0 does beside its replica, put together: saves, evaluations, reports and hooks between steps."""
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from trainer.engine.engine import Engine
+from trainer.engine.sharded.worker import ShardedEngine
+from trainer.engine.step_result import StepResult
+from trainer.engine.tables.mapping import map_rows
+from trainer.engine.vectors.snapshot import Snapshot
+from trainer.plan.environment import REPORTS_PROGRESS
+from trainer.storage import checkpoint
+from trainer.storage.history import History
+from trainer.task.chief.asked import Questions, SaveDue
+from trainer.task.chief.ending import Hooks
+from trainer.task.chief.evaluation import ChiefEvaluation, make_evaluation
+from trainer.task.chief.initial_state import InitialState
+from trainer.task.chief.judge import Judge
+from trainer.task.chief.report import Report
+from trainer.task.chief.saver import Saver, make_writer
+from trainer.task.context import Context
+from trainer.task.evaluator.score import Evaluator
+from trainer.task.loop import AfterStep, BetweenSteps
+from trainer.task.metrics import MetricResults
+from trainer.task.pace import Every
+from trainer.task.tensorboard import Events
+from trainer.workload.objective import Objective
+
+OnSnapshot = Callable[[Snapshot], Any]
+
+
+class Due(Protocol):
+    """Says when an action is to be taken."""
+
+    def is_due(self, step: int) -> bool: ...
+
+
+def _on_snapshot(
+    engine: Engine, actions: Sequence[tuple[Due, OnSnapshot]], evaluation: ChiefEvaluation | None
+) -> BetweenSteps:
+    """Runs all actions that are due at a step on one snapshot, up to the state from which the run continues."""
+
+    def run_due(step: int) -> None:
+        if evaluation and evaluation.abandoned:
+            return
+        due = [action for every, action in actions if every.is_due(step)]
+        if due:
+            snapshot = engine.snapshot()
+            for action in due:
+                action(snapshot)
+            engine.release()
+
+    return run_due
+
+
+@dataclass(frozen=True)
+class Chief:
+    """The chief's actions, and the files that they write to."""
+
+    engine: Engine
+    saver: Saver
+    evaluation: ChiefEvaluation | None  # none where an evaluator task scores every checkpoint
+    report: Report
+    between: Sequence[BetweenSteps]  # for the loop
+    after: Sequence[AfterStep]  # for the loop
+    hooks: Hooks
+    judge: Judge
+
+
+def assemble(
+    context: Context, engine: Engine, objective: Objective, evaluator: Evaluator | None, start: InitialState
+) -> Chief:
+    """Opens the run's files, makes the chief's actions and reports what an earlier chief did not."""
+    config, directory = context.config, context.directory
+    has_frozen = bool(context.plan.frozen.sha256)
+    writer = make_writer(config, directory, has_frozen=has_frozen, is_read=evaluator is None)
+    rows_after = engine.changed_rows if isinstance(engine, ShardedEngine) and not context.tables else None
+    saver = Saver(context, writer, engine.generation, start.checkpoint, rows_after)
+    if context.plan.has_shard_hosts and context.tables:  # or the first save, for which all others wait, would do it
+        threading.Thread(target=map_rows, args=[context.tables], daemon=True).start()
+    history, events = History(directory.history, start=start.step), Events(directory.events, start=start.step)
+    report = Report(
+        context,
+        engine,
+        MetricResults(objective),
+        history,
+        events,
+        begun=history.last_step if start.missed else start.step,
+        logs_progress=config.job is not None or REPORTS_PROGRESS in os.environ,
+    )
+    saved = [int(path.name) for path in checkpoint.finished(directory.checkpoints)] if start.is_adopted else []
+    saved_until = max(saved, default=0) if start.is_adopted else start.step
+    evaluation = make_evaluation(context, saver, evaluator, events, start) if evaluator else None
+    hooks = Hooks(config.user, context.status)
+    save_due = SaveDue(Every(config.checkpoint.every, start=saved_until), directory)
+    asked = Questions(directory)
+    actions: list[tuple[Due, OnSnapshot]] = [(save_due, saver.save_if_sound), (asked, asked.answer)]
+    if evaluation:
+        actions.append((Every(config.evaluate.every, start=start.step), evaluation.run_and_log))
+    actions.append((Every(config.summary.histogram_every, start=start.step), report.write_parameters))
+    for result in start.missed:
+        report.update(result)
+    judge = Judge(context, hooks, start, objective.metric_names())
+    hooks.follow(start.result, is_asked=context.stop.requested)
+    if evaluation and start.step < context.plan.steps and evaluation.is_missing(start.step, config.evaluate.every):
+        evaluation.run_and_log(engine.snapshot())
+        engine.release()
+        judge.poll(start.step)
+    if (
+        start.is_adopted
+        and start.step
+        and Every(config.summary.histogram_every, start=start.step - 1).is_due(start.step)
+    ):
+        report.write_parameters(engine.snapshot())  # an earlier chief may not have written them
+        engine.release()
+    between = [lambda _: writer.poll(), _on_snapshot(engine, actions, evaluation)]
+    if judge.is_needed:
+        between.append(judge.poll)
+    after: list[AfterStep] = [report.write_gradients, report.update]
+    if hooks.has("on_step"):
+
+        def call_on_step(result: StepResult) -> None:
+            if result.step > start.step:  # else no update was made
+                hooks.call("on_step", result.step, {"loss": result.loss, **report.values_at(result.step)})
+
+        after.append(call_on_step)
+    return Chief(engine, saver, evaluation, report, between, after, hooks, judge)
